@@ -1,0 +1,695 @@
+"""Records to arrays (paper: data, message trees, token weighting; spec 4, 5, 6.1, 7.1, 9).
+
+    record --size--> (tokens, crops)         from text and image headers: what the packer plans with
+    record --encode--> Encoded               tokens, targets, weights, positions, mask fields, pixels
+
+A record is one visual input (an image here, or nothing) with annotations. Every annotation becomes a short chat, a
+*branch*; all branches share one encoding of the image, the *trunk*, and cannot see each other: the message tree.
+
+    record   {"image": "cat.png", "annotations": [{"type": "caption", ...}, {"type": "point", ...}]}
+    trunk    BOS <low_res_im_start> <im_patch>.. <im_end> <im_start> <im_patch>.. <im_col> .. <im_end>
+    branch   <|im_start|>user\\nlong_caption 4:<|im_end|>\\n<|im_start|>assistant\\n A tabby cat. <|im_end|>
+    branch   <|im_start|>user\\npointing: eye<|im_end|>\\n<|im_start|>assistant\\n <points ...>eye</points> <|im_end|>
+
+All randomness of an example is keyed by (seed, its id, epoch); size makes the same draws as encode, so both agree.
+Left out so far: several images, video, tracks, dialects (a record that has them is refused with file:line).
+"""
+
+import difflib
+import json
+import math
+import re
+import zlib
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+import vision
+from vision import RELEASED, VisionConfig
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    max_tokens: int = 2536           # longest example, and length of a row (Table 12)
+    max_crops: int = 8               # high-resolution crops of one image
+    max_points: int = 60             # of one annotation
+    length_hint: int = 65            # "long_caption 65:" when asking for a caption; 0: no number (spec 4.3)
+    prefix_all: bool = True          # stage 1: every prompt opens with its style; later only benchmark-like ones do
+    separator: str = "\t"            # between groups of points: a tab in stage 1, ";" later (spec 5.1)
+    root_length: bool = False        # token weight 2 / sqrt(loss tokens of the branch): stages 2 and 3 (spec 7.1)
+    root_branches: bool = False      # token weight 1 / sqrt(branches kept)
+    point_weight: float = 1.0        # flat weight of pointing and counting tokens; 0.2 in stages 2 and 3
+    vision: VisionConfig = RELEASED  # geometry of crops: as the model's
+
+
+class DataError(ValueError):
+    """A user's mistake in a data file, told in one sentence that names the place."""
+
+
+class Unreadable(Exception):
+    """A media file that cannot be used; costs the record, never the run (codes S20 to S22)."""
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# tokens
+
+SPECIAL = ("im_start", "im_end", "im_patch", "im_col", "low_res_im_start", "image", "im_low", "frame_start", "frame_end", "video")
+VISUAL = {"im_start", "im_end", "im_patch", "im_col", "low_res_im_start", "im_low", "frame_start", "frame_end"}  # spec 6.3
+
+
+class ByteTokenizer:
+    """Bytes, plus one id for each of a few strings that occur all the time, as any trained tokenizer has.
+
+    ids   0-255 bytes | 256 <|im_start|> | 257 <|im_end|> = EOS = BOS | 258.. words | .. V-1 unused | V.. spec 1.2
+    Text is always literal: "<|im_start|>" typed by a user is twelve bytes.
+    """
+
+    def __init__(self, words=(), n_vocab=384):
+        self.words, self.n_vocab = tuple(words), n_vocab
+        assert 258 + len(self.words) <= n_vocab, f"{len(self.words)} words do not fit {n_vocab} ids"
+        self.chat_start, self.eos = 256, 257
+        self.bos = self.eos                                               # as for Qwen, which has no BOS
+        self.special = {name: n_vocab + i for i, name in enumerate(SPECIAL)}
+        self.ids = {word: 258 + i for i, word in enumerate(self.words)}
+        longest_first = sorted(self.words, key=len, reverse=True)
+        self.pattern = re.compile("|".join(map(re.escape, longest_first))) if self.words else None
+
+    def encode(self, text):
+        ids, start = [], 0
+        for match in self.pattern.finditer(text) if self.pattern else ():
+            ids += text[start : match.start()].encode()
+            ids.append(self.ids[match.group()])
+            start = match.end()
+        return ids + list(text[start:].encode())
+
+    def decode(self, ids):
+        parts = (bytes([i]) if i < 256 else self.words[i - 258].encode() if 258 <= i < 258 + len(self.words) else b"" for i in ids)
+        return b"".join(parts).decode(errors="replace")
+
+    def save(self, folder):
+        state = {"kind": "bytes", "words": self.words, "n_vocab": self.n_vocab}
+        (Path(folder) / "tokenizer.json").write_text(json.dumps(state))
+
+    @classmethod
+    def load(cls, folder):
+        state = json.loads((Path(folder) / "tokenizer.json").read_text())
+        assert state.pop("kind", None) == "bytes", f"{folder}/tokenizer.json is no byte tokenizer"
+        return cls(**state)
+
+
+def chat(turns, tokenizer):
+    """[(question, answer), ..] -> [(ids, learn), ..]: loss on the answers and the EOS that ends each (spec 4.1).
+
+    An answer of None ends the list: the prompt of a generation. In later turns EOS (with loss) is followed by
+    <|im_end|> (without), two equal tokens in Qwen's vocabulary: a quirk of the released models.
+    """
+    start, end, encode = tokenizer.chat_start, tokenizer.eos, tokenizer.encode
+    segments = []
+    for i, (question, answer) in enumerate(turns):
+        again = [end, *encode("\n")] if i else []
+        user = [start, *encode("user\n" + question), end, *encode("\n"), start, *encode("assistant\n")]
+        segments.append((again + user, False))
+        if answer is not None:
+            segments.append((encode(answer) + [end], True))
+    return segments
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# points and tracks as text (spec 5)
+
+
+def thousandth(unit):
+    """A coordinate as text: thousandths of the side, Python's rounding, three digits or more; clipped to the image."""
+    return f"{min(max(round(unit * 1000), 0), 1000):03d}"
+
+
+def _tag(name, groups, label, separator, alt=None):
+    coords = separator.join(f"{frame} " + " ".join(f"{i} {x} {y}" for i, x, y in points) for frame, points in groups)
+    return f"<{name}{f' alt={json.dumps(alt)}' if alt else ''} coords=\"{coords}\">{label}</{name}>"
+
+
+def format_points(groups, label, mode="point", separator=";", alt=None):
+    """Points as the model writes them. groups: [(frame, [(x, y), ..]), ..] with x, y in 0..1 of the image's sides; frame is
+    1 for a single image, the number of the image, or the time in seconds (spec 5.1, 5.2).
+
+    mode: point | point_count | count_point | count. Sorted by the rounded (x, y); ids run on across groups.
+    """
+    groups = [(str(round(frame, 1)), sorted((int(thousandth(x)), int(thousandth(y))) for x, y in points)) for frame, points in groups]
+    total = sum(len(points) for _, points in groups)
+    if total == 0:
+        return "There are none."
+    if mode == "count":
+        return str(total)
+    ids = iter(range(1, total + 1))
+    numbered = [(frame, [(next(ids), f"{x:03d}", f"{y:03d}") for x, y in points]) for frame, points in groups if points]
+    tag = _tag("points", numbered, label, separator, alt)
+    if mode == "point":
+        return tag
+    if mode == "point_count":
+        return f"Counting the {tag} shows a total of {total}."
+    assert mode == "count_point", mode
+    return f"There are {total} {tag}."
+
+
+def format_tracks(frames, label, separator=";"):
+    """frames: [(seconds, {object: (x, y)}), ..], only visible objects, x, y in 0..1 -> text (spec 5.3).
+
+    Objects are numbered in order of first appearance, those of one frame by (x, y); nothing visible gives "".
+    """
+    ids, groups = {}, []
+    for time, objects in sorted(frames, key=lambda f: f[0]):
+        for name in sorted(objects, key=lambda name: objects[name]):
+            ids.setdefault(name, len(ids) + 1)
+        if objects:
+            points = sorted((ids[name], thousandth(x), thousandth(y)) for name, (x, y) in objects.items())
+            groups.append((str(round(float(time), 1)), points))
+    return _tag("tracks", groups, label, separator) if groups else ""
+
+
+_COORDS = re.compile(r'<(?:points|tracks)[^>]*? coords="([0-9\t:;,. ]*)"')
+_GROUP = re.compile(r"(?:^|[\t:;,])\s*([0-9]+(?:\.[0-9]+)?)((?:\s+[0-9]+\s+[0-9]{3,4}\s+[0-9]{3,4})+)")
+_POINT = re.compile(r"([0-9]+)\s+([0-9]{3,4})\s+([0-9]{3,4})")
+
+
+def parse_points(text, w, h):
+    """Text -> [(frame, id, x, y), ..]: frame a float (image number or seconds), x and y in pixels of a w x h image.
+
+    Points outside the image and triples cut short are left out; of an id that comes twice in a frame, the first
+    counts (spec 5.4).
+    """
+    points = {}
+    for coords in _COORDS.findall(text):
+        for frame, triples in _GROUP.findall(coords):
+            for number, x, y in _POINT.findall(triples):
+                if int(x) <= 1000 and int(y) <= 1000:
+                    points.setdefault((float(frame), number), (int(x) / 1000 * w, int(y) / 1000 * h))
+    return [(frame, number, x, y) for (frame, number), (x, y) in points.items()]
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# records: reading and checking (format and codes: formats.md sections 7 and 9, README)
+
+_COMMON = {"type": str, "style": str, "weight": float, "meta": dict}
+_TARGET = {"question": str, "answer": str, "answers": list, "options": list, "answer_idx": int, "shuffle_options": bool,
+           "letters": bool, "explanation": str}
+_RECORD = {"id": str, "image": (str, dict), "annotations": list, "weight": float, "meta": dict}
+_IMAGE = {"path": str, "width": int, "height": int, "url": str, "sha256": str}
+_ANNOTATION = {
+    "caption": {**_COMMON, "text": str},
+    "qa": {**_COMMON, **_TARGET, "turns": list, "system": str},
+    "point": {**_COMMON, "label": str, "question": str, "coords": str, "size": list, "points": list, "count": int, "mode": str},
+    "count": {**_COMMON, "label": str, "question": str, "count": int},
+    "text": {**_COMMON, "text": str, "prompt": str},
+}
+_REQUIRED = {"caption": ["text"], "qa": [], "point": ["coords", "points"], "count": ["count"], "text": ["text"]}
+_LATER = {"images": "several images", "video": "video", "subtitles": "subtitles", "conversations": "the ShareGPT form",
+          "messages": "the HF messages form", "conversation": "the Mantis form", "texts": "the Cauldron form"}
+
+
+def _fields(d, known, required, where, what):
+    """The keys and types of one JSON object, or a DataError that says which is wrong."""
+    if not isinstance(d, dict):
+        raise DataError(f"{where}: E05 {what} must be an object, not {type(d).__name__}")
+    for key, value in d.items():
+        if key not in known:
+            near = difflib.get_close_matches(key, known, 1)
+            raise DataError(f"{where}: E07 unknown field '{key}' in {what}" + (f" - did you mean '{near[0]}'?" if near else ""))
+        types = known[key] if isinstance(known[key], tuple) else (known[key],)
+        types = (int, float) if types == (float,) else types
+        if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+            raise DataError(f"{where}: E07 '{key}' in {what} must be {'/'.join(t.__name__ for t in types)}, not {json.dumps(value)[:40]}")
+        if isinstance(value, str) and key != "id" and not value.strip():
+            raise DataError(f"{where}: E07 '{key}' in {what} is blank")
+    for key in required:
+        if key not in d:
+            raise DataError(f"{where}: E07 '{key}' is missing in {what}")
+
+
+def _check_turn(turn, where, what):
+    kinds = [k for k in ("answer", "answers", "options") if k in turn]
+    if "question" not in turn:
+        raise DataError(f"{where}: E07 'question' is missing in {what}")
+    if len(kinds) != 1:
+        raise DataError(f"{where}: E07 {what} needs exactly one of answer, answers, options; it has {kinds or 'none'}")
+    if "options" in turn:
+        if not 2 <= len(turn["options"]) <= 26 or not all(isinstance(o, str) for o in turn["options"]):
+            raise DataError(f"{where}: E33 options in {what} must be 2 to 26 strings")
+        if not 0 <= turn.get("answer_idx", -1) < len(turn["options"]):
+            raise DataError(f"{where}: E33 answer_idx in {what} must be 0 to {len(turn['options']) - 1}, not {turn.get('answer_idx')}")
+    if "answers" in turn and not (turn["answers"] and all(isinstance(a, str) and a.strip() for a in turn["answers"])):
+        raise DataError(f"{where}: E07 answers in {what} must be strings that are not blank")
+
+
+def _check_points(a, where, what):
+    span = {"unit": (1, 1), "percent": (100, 100), "pixel": tuple(a.get("size", (math.inf, math.inf)))}.get(a["coords"])
+    if span is None or len(span) != 2 or not all(isinstance(s, (int, float)) and s > 0 for s in span):
+        raise DataError(f"{where}: E07 {what} needs coords unit, percent or pixel, and a size of [width, height] in pixels")
+    for p in a["points"]:
+        if isinstance(p, dict) and ("t" in p or "image" in p):
+            raise DataError(f"{where}: {'E60' if 't' in p else 'E61'} a point of a single image has neither t nor image ({what})")
+        _fields(p, {"x": float, "y": float}, ["x", "y"], where, f"a point of {what}")
+        check_inside(p, span, where, a["coords"])
+    if "count" in a and a["count"] != len(a["points"]):
+        raise DataError(f"{where}: S11 {what} has count {a['count']} and {len(a['points'])} points")
+    if a.get("mode", "point") not in ("point", "point_count", "count_point"):
+        raise DataError(f"{where}: E07 mode in {what} must be point, point_count or count_point, not '{a['mode']}'")
+
+
+def check_inside(p, span, where, coords):
+    """Up to 1 % outside is clipped later (W01); more is a mistake of units or of size."""
+    for axis, size in zip("xy", span, strict=True):
+        if not -0.01 * size <= p[axis] <= 1.01 * size:
+            raise DataError(f"{where}: E62 point {axis}={p[axis]} lies outside 0..{size:g} (coords={coords}) - wrong units?")
+
+
+def check(record, where):
+    """Raises DataError unless the record is one that this project can train on; where: 'file:line'."""
+    for key, name in _LATER.items():
+        if isinstance(record, dict) and key in record:
+            raise DataError(f"{where}: E06 {name} ('{key}') cannot be trained on yet: only one image, or text alone")
+    _fields(record, _RECORD, ["annotations"], where, "the record")
+    if not record["annotations"]:
+        raise DataError(f"{where}: E07 annotations is empty")
+    image = record.get("image")
+    if isinstance(image, dict):
+        _fields(image, _IMAGE, ["path"], where, "image")
+    path = image["path"] if isinstance(image, dict) else image
+    if path is not None and (re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", path) or "\0" in path or Path(path).is_absolute() or ".." in Path(path).parts):
+        raise DataError(f"{where}: E10 image path '{path}' must lie below the media folder: no URL, no '..', not absolute")
+    if record.get("weight", 1) <= 0:
+        raise DataError(f"{where}: E07 weight must be above 0, not {record['weight']}")
+    for i, a in enumerate(record["annotations"]):
+        what = f"annotations[{i}]"
+        kind = a.get("type") if isinstance(a, dict) else None
+        if kind == "track":
+            raise DataError(f"{where}: E50 {what} is a track, which needs a video")
+        if kind not in _ANNOTATION:
+            near = difflib.get_close_matches(str(kind), _ANNOTATION, 1)
+            raise DataError(f"{where}: E07 {what} has type '{kind}', not one of {', '.join(_ANNOTATION)}" + (f" - did you mean '{near[0]}'?" if near else ""))
+        if kind == "qa" and isinstance(a.get("question"), list):
+            raise DataError(f"{where}: E07 {what}: a question in parts needs several images, which cannot be trained on yet")
+        _fields(a, _ANNOTATION[kind], _REQUIRED[kind], where, what)
+        if a.get("weight", 1) < 0:
+            raise DataError(f"{where}: E07 weight in {what} is negative")
+        if kind in ("caption", "point", "count") and image is None:
+            raise DataError(f"{where}: E50 {what} is a {kind}, but the record has no image")
+        if kind == "qa":
+            if ("turns" in a) == ("question" in a):
+                raise DataError(f"{where}: E07 {what} needs either turns or a question")
+            for j, turn in enumerate(a.get("turns", [])):
+                _fields(turn, {**_TARGET, "weight": float}, [], where, f"{what}.turns[{j}]")
+            if a.get("turns") == []:
+                raise DataError(f"{where}: E25 turns in {what} is empty")
+            for turn in a.get("turns", [a]):
+                _check_turn(turn, where, what)
+        if kind in ("point", "count") and "label" not in a and "question" not in a:
+            raise DataError(f"{where}: E07 {what} needs a label or a question")
+        if kind == "point":
+            _check_points(a, where, what)
+        if a.get("count", 0) < 0:
+            raise DataError(f"{where}: E07 count in {what} is negative")
+
+
+def parse_line(line, where):
+    """One line of JSON -> dict; refuses what Python's json lets pass (NaN, a key given twice)."""
+
+    def pairs(items):
+        d = dict(items)
+        if len(d) < len(items):
+            keys = [k for k, _ in items]
+            raise DataError(f"{where}: E04 the key '{next(k for k in keys if keys.count(k) > 1)}' is given twice")
+        return d
+
+    def constant(name):
+        raise DataError(f"{where}: E03 {name} is not JSON")
+
+    try:
+        return json.loads(line, object_pairs_hook=pairs, parse_constant=constant)
+    except json.JSONDecodeError as e:
+        hint = " - truncated?" if e.pos >= len(line.rstrip()) else ""
+        raise DataError(f"{where}: E01 not JSON: {e.msg} at column {e.colno}{hint}") from None
+
+
+class Records:
+    """A .jsonl file of native records and the folder of their images. `source[i]` -> record with id and where."""
+
+    def __init__(self, path, media=None):
+        self.path = Path(path)
+        if not self.path.exists():
+            raise DataError(f"{path}: no such file")
+        if self.path.is_dir():
+            raise DataError(f"{path}: a folder; name the .jsonl file in it")
+        beside = self.path.parent / "media"
+        self.media = Path(media) if media else beside if beside.is_dir() else self.path.parent
+        if not self.media.is_dir():
+            raise DataError(f"--media {media}: no such folder")
+        self.name, self.records = self.path.name, []
+        try:
+            lines = self.path.read_text(encoding="utf-8-sig").split("\n")
+        except UnicodeDecodeError as e:
+            raise DataError(f"{path}: E02 not UTF-8 at byte {e.start}") from None
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            where = f"{path}:{number}"
+            record = parse_line(line, where)
+            check(record, where)
+            record = {**record, "id": record.get("id", f"{self.path.name}:{number}"), "where": where, "source": self}
+            self._check_pixels(record)
+            self.records.append(record)
+        if not self.records:
+            raise DataError(f"{path}: E05 the file holds no record")
+
+    def _check_pixels(self, record):
+        """Points in pixels of the file itself: their range is known only from its header."""
+        loose = [a for a in record["annotations"] if a["type"] == "point" and a["coords"] == "pixel" and "size" not in a]
+        if loose:
+            try:
+                span = self.image_size(record)
+            except Unreadable:
+                return                                                    # counted as a skip when its turn comes
+            for p in (p for a in loose for p in a["points"]):
+                check_inside(p, span, record["where"], "pixel")
+
+    def __len__(self):
+        return len(self.records)
+
+    def __getitem__(self, i):
+        return self.records[i]
+
+    def _open(self, record):
+        image = record["image"]
+        path = self.media / (image["path"] if isinstance(image, dict) else image)
+        if not path.is_file():
+            raise Unreadable(f"S20 no file {path}")
+        try:
+            picture = Image.open(path)
+        except (OSError, Image.DecompressionBombError) as e:              # UnidentifiedImageError is an OSError
+            raise Unreadable(f"S21 cannot read {path}: {e}") from None
+        w, h = picture.size
+        if min(w, h) < 2 or max(w, h) > 200 * min(w, h):
+            raise Unreadable(f"S22 {path} is {w} x {h} pixels")
+        return picture
+
+    def image_size(self, record):
+        """(width, height) as displayed, from the file's header."""
+        with self._open(record) as picture:
+            w, h = picture.size
+            return (h, w) if picture.getexif().get(0x0112, 1) >= 5 else (w, h)      # EXIF: turned on its side
+
+    def image(self, record):
+        """(H,W,3) uint8 as displayed; Unreadable if the file is cut short or damaged."""
+        with self._open(record) as picture:
+            try:
+                return vision.to_array(picture)
+            except (OSError, ValueError, SyntaxError) as e:               # what Pillow raises on damaged files
+                raise Unreadable(f"S21 cannot decode {picture.filename}: {e}") from None
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# annotation -> chat turns (spec 4.3)
+
+# styles whose prompt is plain language from stage 2 on; every other style is named in front: "vqa2: What ..."
+DEMO = {"pointing", "point_count", "cosyn_point", "user_qa", "long_caption", "short_caption", "correction_qa", "text_sft", "count"}
+TEMPLATES = {
+    "long_caption": ("Describe this image in detail.", "What does the picture show? Tell me everything.", "Write a long caption for this image."),
+    "short_caption": ("Describe this image briefly.", "Write a short caption for this image."),
+    "pointing": ("Point to {}.", "Where are the {}?", "Show me every {}.", "Find {} in the image."),
+    "point_count": ("How many {} are there? Point to them.", "Count the {} by pointing.", "Point to each {} and count."),
+    "count": ("How many {} are there? Answer with a number.", "Only the number: how many {}?"),
+}
+
+
+def style_of(a, record, config, rng):
+    if "style" in a:
+        return a["style"]
+    if a["type"] == "point":
+        mode = a.get("mode") or ("point", "point_count")[int(rng.integers(2))]
+        return "pointing" if mode == "point" else "point_count"
+    return {"caption": "long_caption", "count": "count", "text": "text"}.get(a["type"]) or ("user_qa" if "image" in record else "text_sft")
+
+
+def prompt(style, text, answer, config, rng=None):
+    """The user's words (spec 4.3). text: label or question, "" for a caption; answer None and rng None when asking.
+
+    Stage 1: `{style} {n}:` with n ~ a fifteenth of the answer's characters, noisy, left out in 10 %; pointing and
+    counting have no n. Stages 2 and 3: natural templates for demo styles, `{style}:` for the rest.
+    """
+    if not config.prefix_all:
+        if style in TEMPLATES:
+            choices = TEMPLATES[style]
+            return choices[int(rng.integers(len(choices))) if rng is not None else 0].format(text)
+        return text if style in DEMO else f"{style}: {text}".rstrip()
+    if style in ("pointing", "point_count", "cosyn_point", "count"):
+        return f"{style}: {text}"
+    if rng is None:
+        hint = f" {config.length_hint}" if config.length_hint else ""
+    else:
+        n = max(len(answer) + int(rng.normal(0, 25)), 0) // 15
+        hint = f" {n}" if rng.random() < 0.9 else ""
+    return f"{style}{hint}: {text}".rstrip()
+
+
+def unit_points(a, size):
+    """Points of an annotation as fractions of the image's sides; size (width, height) in pixels."""
+    sx, sy = {"unit": (1, 1), "percent": (100, 100), "pixel": tuple(a.get("size", size))}[a["coords"]]
+    return [(p["x"] / sx, p["y"] / sy) for p in a["points"]]
+
+
+def answer_of(turn, rng):
+    """(question, answer) of one turn: several people's answers, options and explanations (spec 4.3)."""
+    question = turn["question"]
+    if "options" in turn:
+        order = rng.permutation(len(turn["options"])) if turn.get("shuffle_options") else range(len(turn["options"]))
+        options = [turn["options"][i] for i in order]
+        right = list(order).index(turn["answer_idx"])
+        if turn.get("letters", True):
+            options = [f"{chr(65 + i)}. {option}" for i, option in enumerate(options)]
+        question = "\n".join([question, "Only return the correct answer option.", *options])
+        answer = options[right]
+    elif "answers" in turn:
+        counts = {a: turn["answers"].count(a) for a in turn["answers"]}
+        most = [a for a, n in counts.items() if n == max(counts.values())]
+        answer = most[int(rng.integers(len(most)))]
+    else:
+        answer = turn["answer"]
+    return question, f"{turn['explanation']} Answer: {answer}" if "explanation" in turn else answer
+
+
+def turns_of(a, record, size, config, rng):
+    """One annotation -> [(question, answer), ..]; size: (width, height) of the image, or None."""
+    kind, style = a["type"], style_of(a, record, config, rng)
+    if kind == "text":
+        return [(a.get("prompt", ""), a["text"])]
+    if kind == "caption":
+        return [(prompt(style, "", a["text"], config, rng), a["text"])]
+    if kind == "count":
+        answer = str(a["count"]) if a["count"] else "There are none."
+        return [(a["question"] if "question" in a else prompt(style, a["label"].lower(), answer, config, rng), answer)]
+    if kind == "point":
+        label = a.get("label", a.get("question"))
+        mode = a.get("mode") or ("point_count" if style == "point_count" else "point")
+        answer = format_points([(1, unit_points(a, size))], label.lower() if "label" in a else label, mode, config.separator)
+        return [(a["question"] if "question" in a else prompt(style, label.lower(), answer, config, rng), answer)]
+    turns = [answer_of(turn, rng) for turn in a.get("turns", [a])]
+    if "system" in a:
+        turns[0] = (f"System: {a['system']}\n{turns[0][0]}", turns[0][1])
+    return [(prompt(style, turns[0][0], turns[-1][1], config, rng), turns[0][1]), *turns[1:]]
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# message tree -> arrays (spec 6.1, 7.1)
+
+
+@dataclass(frozen=True)
+class Branch:
+    segments: list                   # [(ids, learn), ..]; the last id is a target only, never an input
+    weight: float = 1.0
+    root_length: bool = False        # times 2 / sqrt(n): n loss tokens, without the final EOS if there are several branches
+    root_branches: bool = False      # times 1 / sqrt(branches kept)
+
+
+@dataclass
+class Encoded:
+    """One example, laid out. Rows of pool_src point into this example's own crops, pool_dst into its own tokens."""
+    tokens: np.ndarray               # (T,) int64, as are targets and pos
+    targets: np.ndarray
+    weights: np.ndarray              # (T,) float32
+    pos: np.ndarray
+    branch: np.ndarray               # (T,) int32, as is bidir
+    bidir: np.ndarray
+    dropped: int = 0                 # branches that did not fit
+    id: str = ""
+    images: np.ndarray = None        # (n,P,F) uint8
+    pool_src: np.ndarray = field(default_factory=lambda: np.zeros((0, 4), np.int64))
+    pool_dst: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    bad: str = ""                    # why its pixels could not be had: then it has no loss
+
+
+def layout(trunk, visual, branches, max_tokens=None):
+    """trunk ids, visual (which of them are visual tokens, bool), branches -> Encoded without pixels.
+
+        tokens   b I I I | Q Q A A | q a a        trunk, then the branches one after another
+        targets  I I I Q | Q A A $ | a a $        next token; the last of a branch aims at EOS ($)
+        loss     . . . . | . # # # | # # #
+        pos      0 1 2 3 | 4 5 6 7 | 4 5 6        every branch restarts at the end of the trunk
+        branch   0 0 0 0 | 1 1 1 1 | 2 2 2        a single branch is no tree: all 0
+
+    The first branch that would run past max_tokens is left out, and all after it.
+    """
+    kept, room = [], math.inf if max_tokens is None else max_tokens - len(trunk)
+    for branch in branches:
+        ids = [i for segment, _ in branch.segments for i in segment]
+        learn = [flag for segment, flag in branch.segments for _ in segment]
+        room -= len(ids) - 1
+        if room < 0:
+            break
+        kept.append((branch, ids, learn))
+    tree = len(kept) > 1
+
+    tokens, targets, weights = list(trunk), list(trunk[1:]), [0.0] * len(trunk)
+    pos, number = list(range(len(trunk))), [0] * len(trunk)
+    for j, (branch, ids, learn) in enumerate(kept, 1):
+        w = branch.weight
+        if branch.root_length:
+            w *= 2 / max(sum(learn[:-1] if tree else learn), 1) ** 0.5
+        if branch.root_branches:
+            w /= len(kept) ** 0.5
+        if j == 1:
+            targets.append(ids[0])                                        # what the trunk's last token aims at
+            weights[-1] = w * learn[0] * (not tree)
+        tokens += ids[:-1]
+        targets += ids[1:]
+        weights += [w * flag for flag in learn[1:]]
+        pos += range(len(trunk), len(trunk) + len(ids) - 1)
+        number += [j if tree else 0] * (len(ids) - 1)
+    if not kept:
+        targets.append(0)
+    bidir = np.zeros(len(tokens), np.int32)
+    bidir[: len(trunk)] = visual
+    return Encoded(np.array(tokens), np.array(targets), np.array(weights, np.float32), np.array(pos),
+                   np.array(number, np.int32), bidir, dropped=len(branches) - len(kept))
+
+
+def image_ids(w, h, tokenizer, config):
+    """The visual tokens of an image (spec 2.3): ids. Low-resolution view first; column ends only in the mosaic."""
+    s = tokenizer.special
+    low, high, _ = vision.pooled_grids(h, w, config.max_crops, config.vision)
+    return ([s["low_res_im_start"]] + [s["im_patch"]] * (low[0] * low[1]) + [s["im_end"]]
+            + [s["im_start"]] + ([s["im_patch"]] * high[1] + [s["im_col"]]) * high[0] + [s["im_end"]])
+
+
+def keyed(seed, *key):
+    """A generator for the seed and anything else (numbers or strings): the same on every machine and in every process."""
+    return np.random.default_rng([seed, *(zlib.crc32(k.encode()) if isinstance(k, str) else k for k in key)])
+
+
+def arrange(record, size, tokenizer, config, seed, epoch):
+    """Everything of an example but its pixels -> Encoded. size: (width, height) of its image, or None."""
+    rng = keyed(seed, record["id"], epoch)
+    visual = image_ids(*size, tokenizer, config) if size else []
+    branches = []
+    for i in rng.permutation(len(record["annotations"])):
+        a = record["annotations"][i]
+        # a text without a prompt is learned as it stands, outside any chat
+        bare = a["type"] == "text" and "prompt" not in a
+        segments = [(tokenizer.encode(a["text"]) + [tokenizer.eos], True)] if bare else chat(turns_of(a, record, size, config, rng), tokenizer)
+        weight = record.get("weight", 1.0) * a.get("weight", 1.0)
+        if a["type"] in ("point", "count") and config.point_weight != 1:
+            branches.append(Branch(segments, weight * config.point_weight))                   # flat: no roots (spec 7.1)
+        else:
+            branches.append(Branch(segments, weight, config.root_length, config.root_branches))
+    example = layout([tokenizer.bos, *visual], [False] + [True] * len(visual), branches, config.max_tokens)
+    example.id = record["id"]
+    return example
+
+
+def size(record, tokenizer, config, seed, epoch):
+    """(tokens, crops) of an example, without decoding. (0, 0) if nothing with loss fits the row (S03, S04).
+
+    record: from a source (Records, or the toy world), which knows where its image is; Unreadable if it cannot be opened.
+    """
+    pixels = record["source"].image_size(record) if "image" in record else None
+    example = arrange(record, pixels, tokenizer, config, seed, epoch)
+    if example.weights.max(initial=0) == 0:
+        return 0, 0
+    return len(example.tokens), vision.pooled_grids(*pixels[::-1], config.max_crops, config.vision)[2] if pixels else 0
+
+
+def encode(record, tokenizer, config, seed, epoch):
+    """A record -> Encoded. An image that turns out bad leaves a blank one in its place and no loss, so that the plan holds."""
+    if "image" not in record:
+        return arrange(record, None, tokenizer, config, seed, epoch)
+    pixels = record["source"].image_size(record)
+    example = arrange(record, pixels, tokenizer, config, seed, epoch)
+    try:
+        image = record["source"].image(record)
+    except Unreadable as e:
+        example.bad, example.weights[:] = str(e), 0
+        image = np.zeros((pixels[1], pixels[0], 3), np.uint8)
+    example.images, example.pool_src = vision.crops(image, config.max_crops, config.vision)
+    example.pool_dst = np.flatnonzero(example.tokens == tokenizer.special["im_patch"])
+    return example
+
+
+def ask(image, turns, tokenizer, config):
+    """A prompt to be continued -> Encoded. image: (H,W,3) uint8 or None; turns: [(question, answer), .., (question, None)]."""
+    h, w = image.shape[:2] if image is not None else (0, 0)
+    visual = image_ids(w, h, tokenizer, config) if image is not None else []
+    segments = chat(turns, tokenizer) + [([0], False)]                    # a target for the last token, never an input
+    example = layout([tokenizer.bos, *visual], [False] + [True] * len(visual), [Branch(segments)])
+    if image is not None:
+        example.images, example.pool_src = vision.crops(image, config.max_crops, config.vision)
+        example.pool_dst = np.flatnonzero(example.tokens == tokenizer.special["im_patch"])
+    return example
+
+
+def question_of(a, record, config):
+    """What the user says to get an annotation's answer: no randomness, the length hint of config (spec 4.3)."""
+    kind = a["type"]
+    style = a.get("style") or {"caption": "long_caption", "point": "pointing", "count": "count"}.get(kind, "user_qa" if "image" in record else "text_sft")
+    if kind == "caption":
+        return prompt(style, "", None, config)
+    if kind in ("point", "count"):
+        style = "point_count" if a.get("mode") == "point_count" and "style" not in a else style
+        return a.get("question") or prompt(style, a["label"].lower(), None, config)
+    first = a.get("turns", [a])[0]
+    return prompt(style, answer_of({**first, "shuffle_options": False}, keyed(0))[0], None, config)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# mixtures
+
+
+@lru_cache(maxsize=64)
+def _permutation(n, *key):
+    return keyed(*key).permutation(n)
+
+
+class Mixture:
+    """Draw i -> (source, index, epoch), a function of (seed, i) alone: no state, any draw at once.
+
+    Shares are exact: of any first n draws (n a multiple of `block`) source k has its rate's share to within one per
+    source before it; inside a block the order is shuffled. Every epoch of a source is a permutation of it (spec 9).
+    """
+
+    def __init__(self, sources, rates, seed, block=1000):
+        assert len(sources) == len(rates) > 0 and min(rates) > 0, rates
+        self.sources, self.seed, self.block = sources, seed, block
+        # the first source takes its share of all draws, the next its share of what is left, and so on
+        left = np.cumsum(np.array(rates, np.float64)[::-1])[::-1]
+        self.shares = (np.array(rates) / left).tolist()
+
+    def __getitem__(self, i):
+        block, r = divmod(i, self.block)
+        n = block * self.block + int(_permutation(self.block, self.seed, "block", block)[r])
+        for k, share in enumerate(self.shares):
+            before, after = math.floor(n * share), math.floor((n + 1) * share)
+            if after > before or k == len(self.shares) - 1:
+                n = before if k < len(self.shares) - 1 else n
+                epoch, j = divmod(n, len(self.sources[k]))
+                return k, int(_permutation(len(self.sources[k]), self.seed, self.sources[k].name, epoch)[j]), epoch
+            n -= before

@@ -1,0 +1,327 @@
+"""Molmo2 (paper: architecture; spec 1): a decoder that reads visual tokens and text, and the loss of every token.
+
+in    a packing.Batch
+out   nll and logsumexp per token (B,T), 0 where there is no loss;  logits(batch) for small inputs
+
+Letters: B rows, T tokens, C width, H query heads, G kv heads, D head dim, V vocabulary, M visual tokens.
+
+Two families, one block (spec 1.5):
+    qwen (4b, 8b)   x + attn(norm(x)),  x + mlp(norm(x));   q and k normalised per head, after the split
+    olmo (o7b)      x + norm(attn(x)),  x + norm(mlp(x));   q and k normalised whole, before the split; YaRN on some layers
+
+Nothing here knows of files, tokenizers, caches or ranks: `attend` and `vision` are the two places to wrap.
+"""
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import attention
+from vision import Vision, VisionConfig, sincos_2d
+
+
+@dataclass(frozen=True)
+class Yarn:
+    layers: tuple = ()               # the blocks that use it; all others have plain RoPE
+    factor: float = 8.0              # context is stretched by this
+    attention_factor: float = 1.2079441541679836     # multiplies cos and sin
+    beta_fast: float = 32.0          # rotations within original_max above which a dimension stays as it is
+    beta_slow: float = 1.0           # ... below which it is stretched wholly
+    original_max: int = 8192         # tokens
+
+
+@dataclass(frozen=True)
+class Config:
+    n_layer: int = 36
+    n_embd: int = 4096               # C
+    n_head: int = 32                 # H
+    n_kv_head: int = 8               # G
+    head_dim: int = 128              # D
+    n_hidden: int = 12288            # inner size of the MLP, and of the projector
+    n_vocab: int = 151936            # V, rows of embedding and head
+    n_extra: int = 128               # further input embeddings for the special tokens: never predicted
+    family: str = "qwen"             # or "olmo", see above
+    tied: bool = False               # head = embedding
+    rope_theta: float = 1e6
+    yarn: Yarn = Yarn()
+    eps: float = 1e-6                # of the RMSNorms
+    init_std: float = 0.02           # of weights that start from nothing; 0: 1/sqrt(fan in), right at any width
+    vision: VisionConfig = VisionConfig()
+
+
+TOY_VISION = VisionConfig(n_layer=4, n_embd=96, n_head=4, n_hidden=384, features=(3, 1), grid=12, patch=6, margin=2, sincos=True)
+PRESETS = {
+    "toy": Config(n_layer=4, n_embd=128, n_head=4, n_kv_head=2, head_dim=32, n_hidden=384, n_vocab=384,
+                  rope_theta=1e4, init_std=0.0, vision=TOY_VISION),
+    "4b": Config(n_embd=2560, n_hidden=9728, rope_theta=5e6, tied=True),
+    "8b": Config(),
+    "o7b": Config(n_layer=32, n_kv_head=32, n_hidden=11008, n_vocab=100278, family="olmo", rope_theta=5e5,
+                  yarn=Yarn(layers=tuple(range(3, 32, 4)))),
+}
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# parts
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, size, eps):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(size))
+
+    def forward(self, x):
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))      # never below float32 inside
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return wide.to(x.dtype) * self.weight
+
+
+def rope_frequencies(config, yarn=False):
+    """(D/2,) float32 radians per position, and the factor on cos and sin (spec 1.5, conformance/rope.json).
+
+    YaRN keeps the fast dimensions, divides the slow ones by `factor`, and blends between the two.
+    """
+    D, theta = config.head_dim, config.rope_theta
+    freq = 1.0 / theta ** (torch.arange(0, D, 2, dtype=torch.float32) / D)
+    if not yarn:
+        return freq, 1.0
+    y = config.yarn
+
+    def dim_of(rotations):           # the dimension that turns so often within the original context
+        return D * math.log(y.original_max / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = max(math.floor(dim_of(y.beta_fast)), 0), min(math.ceil(dim_of(y.beta_slow)), D - 1)
+    stretch = ((torch.arange(D // 2, dtype=torch.float32) - low) / max(high - low, 0.001)).clamp(0, 1)
+    return freq / y.factor * stretch + freq * (1 - stretch), y.attention_factor
+
+
+def rope_table(pos, freq, factor):
+    """pos (B,T) -> cos, sin (B,T,1,D/2), float32."""
+    angle = (pos[..., None].float() * freq.to(pos.device))[:, :, None]
+    return angle.cos() * factor, angle.sin() * factor
+
+
+def rotate(x, cos, sin):
+    """(B,T,H,D): dimension i turns with dimension i + D/2, at least in float32."""
+    a, b = x.to(torch.promote_types(x.dtype, torch.float32)).chunk(2, dim=-1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
+
+
+class Attention(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.H, self.G, self.D = config.n_head, config.n_kv_head, config.head_dim
+        self.per_head = config.family == "qwen"
+        q, kv = self.H * self.D, self.G * self.D
+        self.q, self.k, self.v = (nn.Linear(config.n_embd, n, bias=False) for n in (q, kv, kv))
+        self.q_norm = RMSNorm(self.D if self.per_head else q, config.eps)
+        self.k_norm = RMSNorm(self.D if self.per_head else kv, config.eps)
+        self.out = nn.Linear(q, config.n_embd, bias=False)
+
+    def forward(self, x, rope, mask, attend):            # (B,T,C)
+        B, T, _ = x.shape
+        q, k, v = self.q(x), self.k(x), self.v(x)
+        if not self.per_head:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = q.view(B, T, self.H, self.D), k.view(B, T, self.G, self.D), v.view(B, T, self.G, self.D)
+        if self.per_head:
+            q, k = self.q_norm(q), self.k_norm(k)
+        return self.out(attend(rotate(q, *rope), rotate(k, *rope), v, mask).reshape(B, T, -1))
+
+
+class MLP(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.up, self.gate = (nn.Linear(config.n_embd, config.n_hidden, bias=False) for _ in range(2))
+        self.down = nn.Linear(config.n_hidden, config.n_embd, bias=False)
+
+    def forward(self, x):
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class Block(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.post = config.family == "olmo"
+        self.attn_norm, self.mlp_norm = RMSNorm(config.n_embd, config.eps), RMSNorm(config.n_embd, config.eps)
+        self.attn, self.mlp = Attention(config), MLP(config)
+
+    def forward(self, x, rope, mask, attend, drop):
+        if self.post:
+            x = x + drop(self.attn_norm(self.attn(x, rope, mask, attend)))
+            return x + drop(self.mlp_norm(self.mlp(x)))
+        x = x + drop(self.attn(self.attn_norm(x), rope, mask, attend))
+        return x + drop(self.mlp(self.mlp_norm(x)))
+
+
+def dropout(residual, response, has_loss):
+    """What happens to a sub-layer's output before the residual add (spec 7.4): `residual` at every position (stages 2, 3),
+    or `response` where the target has loss (stage 1). has_loss (B,T) bool."""
+    if residual == response == 0:
+        return lambda x: x
+    rate = torch.where(has_loss, max(residual, response), residual)[..., None]       # (B,T,1)
+    return lambda x: x * (torch.rand_like(x) >= rate) / (1 - rate)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# the model
+
+
+class Molmo2(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        assert config.family in ("qwen", "olmo"), config.family
+        self.config = config
+        self.embedding = nn.Embedding(config.n_vocab, config.n_embd)
+        self.extra = nn.Embedding(config.n_extra, config.n_embd)                 # ids V .. V+127, inputs only
+        self.vision = Vision(config.vision, config.n_hidden, config.n_embd)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.norm = RMSNorm(config.n_embd, config.eps)
+        self.head = None if config.tied else nn.Linear(config.n_embd, config.n_vocab, bias=False)
+        self.attend = attention.attend
+        self.residual_dropout = self.response_dropout = 0.0                      # set by the stage's recipe
+        self.nll_chunk = 2048                                                    # positions whose logits exist at once
+
+    def forward(self, batch):
+        """batch -> nll (B,T), lse (B,T) float32; both 0 where batch.weights is 0."""
+        return self.nll(self.hidden(batch), batch.targets, batch.weights)
+
+    def hidden(self, batch):         # -> (B,T,C)
+        mask = attention.allow(batch.doc, batch.branch, batch.bidir)
+        drop = dropout(self.residual_dropout, self.response_dropout, batch.weights > 0) if self.training else dropout(0, 0, None)
+        return self.trunk(self.embed(batch), batch.pos, mask, drop=drop)
+
+    def embed_tokens(self, tokens):  # (B,T) -> (B,T,C)
+        V = self.config.n_vocab
+        return torch.where((tokens < V)[..., None], self.embedding(tokens.clamp(max=V - 1)), self.extra((tokens - V).clamp(min=0)))
+
+    def embed(self, batch):
+        """Token embeddings (B,T,C), the pooled features added at the places of their patch tokens (spec 1.4)."""
+        x = self.embed_tokens(batch.tokens)
+        seen = self.vision(batch.images, batch.pool_src)                          # (M,C)
+        return x.flatten(0, 1).index_add(0, batch.pool_dst, seen.to(x.dtype)).view_as(x)
+
+    def trunk(self, x, pos, mask, attends=None, drop=lambda x: x):
+        """x (B,T,C), pos (B,T), mask (B,T,S) -> (B,T,C) after the final norm.
+
+        `attends` is one attend function per block, where they differ: a KV cache has one slot per block.
+        """
+        config = self.config
+        plain = rope_table(pos, *rope_frequencies(config))
+        yarn = rope_table(pos, *rope_frequencies(config, yarn=True)) if config.yarn.layers else None
+        for i, block in enumerate(self.blocks):
+            x = block(x, yarn if i in config.yarn.layers else plain, mask, attends[i] if attends else self.attend, drop)
+        return self.norm(x)
+
+    def project(self, x):            # (...,C) -> (...,V)
+        return F.linear(x, self.embedding.weight if self.head is None else self.head.weight)
+
+    def logits(self, batch):
+        """(B,T,V) for every position: small inputs only."""
+        return self.project(self.hidden(batch))
+
+    def nll(self, x, targets, weights):
+        """Only positions with loss meet the head, a chunk at a time, recomputed in backward: never a (T,V) tensor."""
+        at = weights.flatten().nonzero()[:, 0]
+        hidden, wanted = x.flatten(0, 1)[at], targets.flatten()[at]
+
+        def chunk(hidden, wanted):
+            logits = self.project(hidden)
+            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+            lse = logits.logsumexp(-1)
+            return lse - logits.gather(1, wanted[:, None])[:, 0], lse
+
+        parts = [checkpoint(chunk, h, w, use_reentrant=False) for h, w in
+                 zip(hidden.split(self.nll_chunk), wanted.split(self.nll_chunk), strict=True)]
+        out = []
+        for part in zip(*parts, strict=True):
+            flat = torch.cat(part)
+            out.append(flat.new_zeros(weights.numel()).index_put((at,), flat).view_as(weights))
+        return tuple(out)
+
+    def groups(self):
+        """Parameters by learning rate (spec 10): vit, connector (with the extra embeddings), llm."""
+        groups = {"vit": [], "connector": [], "llm": []}
+        for name, p in self.named_parameters():
+            part = "vit" if name.startswith("vision.vit") else "connector" if name.startswith(("vision.", "extra.")) else "llm"
+            groups[part].append(p)
+        return groups
+
+    @torch.no_grad()
+    def init_weights(self):
+        """Weights for a start from nothing: normal matrices, zero biases, unit norms."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=self.config.init_std or module.in_features**-0.5)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight, std=self.config.init_std or 1.0)
+        vit = self.vision.vit
+        if self.config.vision.sincos:
+            vit.pos.copy_(sincos_2d(self.config.vision.grid, self.config.vision.n_embd))
+        else:
+            nn.init.normal_(vit.pos, std=0.02)
+        return self
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# weights on disk
+
+
+def save(model, folder):
+    """config.json, and model.safetensors where safetensors is installed, else model.pt."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(dataclasses.asdict(model.config), indent=1))
+    weights = {name: p.detach().cpu().contiguous() for name, p in model.state_dict().items()}
+    try:
+        from safetensors.torch import save_file
+    except ImportError:
+        torch.save(weights, folder / "model.pt")
+    else:
+        save_file(weights, folder / "model.safetensors")
+
+
+def config_from(d):
+    def tuples(d):
+        return {k: tuple(v) if isinstance(v, list) else v for k, v in d.items()}
+
+    return Config(**{**d, "yarn": Yarn(**tuples(d["yarn"])), "vision": VisionConfig(**tuples(d["vision"]))})
+
+
+def load(folder, dtype=torch.float32, device="cpu"):
+    """A run directory, or its model/ -> Molmo2 in eval mode. FileNotFoundError or ValueError in one sentence if it is none."""
+    folder = Path(folder)
+    if (folder / "model" / "config.json").is_file():
+        folder = folder / "model"
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"{folder}: no model here (config.json is missing); name a run directory, or the model/ in it")
+    try:
+        config = config_from(json.loads((folder / "config.json").read_text()))
+    except (KeyError, TypeError, ValueError) as e:
+        raise ValueError(f"{folder}/config.json does not describe a model of this project: {e!r}") from None
+    if (folder / "model.safetensors").is_file():
+        try:
+            from safetensors.torch import load_file
+        except ImportError:
+            raise ValueError(f"{folder}/model.safetensors needs an extra package: pip install safetensors") from None
+        weights = load_file(folder / "model.safetensors")
+    elif (folder / "model.pt").is_file():
+        weights = torch.load(folder / "model.pt", weights_only=True)
+    else:
+        raise FileNotFoundError(f"{folder}: config.json without weights (model.safetensors or model.pt)")
+    with torch.device("meta"):
+        model = Molmo2(config)
+    try:
+        model.load_state_dict(weights, assign=True)
+    except RuntimeError as e:
+        raise ValueError(f"{folder}: weights do not fit config.json: {str(e).splitlines()[1].strip()}") from None
+    return model.to(device=device, dtype=dtype).eval()

@@ -1,0 +1,129 @@
+"""Which examples share a row, and the rows as one Batch (paper: packing; spec 8).
+
+in    sizes (tokens, crops) of examples, then the encoded examples of the packs that were planned
+out   packs of example numbers; Batch
+
+The planner sees sizes only, so a pool of hundreds costs nothing, its state is a counter and some numbers, and a
+pack can be planned on one machine and decoded on another. An example is never cut.
+
+    row 0   | example 17: trunk, branch, branch | example 4: trunk, branch | example 21 | .....
+    doc       0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0   1 1 1 1 1 1 1 1 1 1 1 1   2 2 2 2 2 2  -1-1-1
+"""
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+
+@dataclass(frozen=True)
+class Batch:
+    tokens: torch.Tensor             # (B,T) int64, 0 where padding
+    targets: torch.Tensor            # (B,T) int64, the next token, already shifted
+    weights: torch.Tensor            # (B,T) float32, loss weight of each target; 0: no loss
+    pos: torch.Tensor                # (B,T) int64, RoPE position; 0 where padding
+    doc: torch.Tensor                # (B,T) int32, packed example; -1 where padding
+    branch: torch.Tensor             # (B,T) int32, 0 trunk, j the j-th annotation
+    bidir: torch.Tensor              # (B,T) int32, equal non-zero ids see each other both ways
+    images: torch.Tensor             # (N,P,F) uint8, crops of the whole batch; at least one
+    pool_src: torch.Tensor           # (M,K) int64, flat patch ids n*P+p of each visual token, -1 none; at least one row
+    pool_dst: torch.Tensor           # (M,) int64, flat token index b*T+t that receives it
+    ids: list                        # of str, record ids
+    unit: torch.Tensor = None        # (N,) int32, which image a crop belongs to
+    route: object = None             # who needs which pooled token, under context parallelism
+
+    def to(self, device):
+        move = {f.name: getattr(self, f.name).to(device, non_blocking=True) for f in dataclasses.fields(self)
+                if torch.is_tensor(getattr(self, f.name))}
+        return dataclasses.replace(self, **move)
+
+
+class Planner:
+    """Iterates over packs: lists of example numbers whose tokens and crops fit a row.
+
+    sizes: a sequence of (tokens, crops), or a function i -> (tokens, crops) without end; None stands for an example
+    to leave out. One pack at a time: the oldest example of the pool, so that nothing waits for ever, then the rest
+    from the largest down, whatever still fits (first fit decreasing). `oversize` lists what no row can hold.
+    """
+
+    def __init__(self, sizes, max_tokens, max_crops, pool=48):
+        self.length = None if callable(sizes) else len(sizes)
+        self.size_of = sizes if callable(sizes) else sizes.__getitem__
+        self.limits, self.depth = (max_tokens, max_crops), pool
+        self.next, self.pool, self.oversize = 0, [], []          # pool: [(i, tokens, crops)], oldest first
+
+    def _fill(self):
+        while len(self.pool) < self.depth and (self.length is None or self.next < self.length):
+            i, size = self.next, self.size_of(self.next)
+            self.next += 1
+            if size is None:
+                continue
+            if size[0] > self.limits[0] or size[1] > self.limits[1]:
+                self.oversize.append(i)
+            else:
+                self.pool.append((i, *size))
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self._fill()
+        if not self.pool:
+            raise StopIteration
+        tokens, crops = self.limits
+        pack = []
+        for i, t, c in [self.pool[0], *sorted(self.pool[1:], key=lambda e: -max(e[1] / self.limits[0], e[2] / max(self.limits[1], 1)))]:
+            if t <= tokens and c <= crops:
+                pack.append(i)
+                tokens, crops = tokens - t, crops - c
+        taken = set(pack)
+        self.pool = [e for e in self.pool if e[0] not in taken]
+        return pack
+
+    def state(self):
+        return {"next": self.next, "pool": [i for i, _, _ in self.pool], "oversize": list(self.oversize)}
+
+    def restore(self, state):
+        self.next, self.oversize = state["next"], list(state["oversize"])
+        self.pool = [(i, *self.size_of(i)) for i in state["pool"]]
+
+
+def build(rows, max_tokens, vision_config, crop_bucket=1):
+    """rows: one list of data.Encoded per row -> Batch of rows x max_tokens, on the CPU.
+
+    Crops are padded with blank ones to a multiple of crop_bucket, so that a compiled model meets few shapes.
+    """
+    B, T, P = len(rows), max_tokens, vision_config.n_patch
+    tokens, targets, pos = (np.zeros((B, T), np.int64) for _ in range(3))
+    weights = np.zeros((B, T), np.float32)
+    doc = np.full((B, T), -1, np.int32)
+    branch, bidir = np.zeros((B, T), np.int32), np.zeros((B, T), np.int32)
+    images, unit, sources, targets_of = [], [], [], []
+    n_crops = n_units = 0
+    for b, row in enumerate(rows):
+        start = 0
+        for e, x in enumerate(row):
+            n = len(x.tokens)
+            assert start + n <= T, f"row {b} overflows at {x.id}: {start} + {n} > {T} tokens"
+            place = np.s_[b, start : start + n]
+            for field in ("tokens", "targets", "weights", "pos", "branch", "bidir"):
+                locals()[field][place] = getattr(x, field)
+            doc[place] = e
+            if x.images is not None:
+                assert len(x.pool_src) == len(x.pool_dst), f"{x.id}: {len(x.pool_src)} windows for {len(x.pool_dst)} patch tokens"
+                images.append(x.images)
+                unit += [n_units] * len(x.images)
+                sources.append(np.where(x.pool_src >= 0, x.pool_src + n_crops * P, -1))
+                targets_of.append(x.pool_dst + b * T + start)
+                n_crops, n_units = n_crops + len(x.images), n_units + 1
+            start += n
+    blank = max(-(-n_crops // crop_bucket) * crop_bucket, 1) - n_crops
+    images.append(np.zeros((blank, P, vision_config.n_pixel), np.uint8))
+    unit += [-1] * blank
+    if not sources:                  # no image at all: one blank crop and one window of nothing, so that shapes and collectives stay
+        sources, targets_of = [np.full((1, 4), -1)], [np.zeros(1, np.int64)]
+    width = max(s.shape[1] for s in sources)
+    sources = [np.pad(s, ((0, 0), (0, width - s.shape[1])), constant_values=-1) for s in sources]
+    arrays = [tokens, targets, weights, pos, doc, branch, bidir, np.concatenate(images), np.concatenate(sources), np.concatenate(targets_of)]
+    return Batch(*(torch.from_numpy(a) for a in arrays), [x.id for row in rows for x in row], torch.tensor(unit, dtype=torch.int32))

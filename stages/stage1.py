@@ -1,0 +1,20 @@
+"""Stage 1: captions and pointing (paper: training, Table 12; spec 9.2, 10).
+
+From a language model and SigLIP2, the connector from nothing. 31,000 steps of 128 rows: 4 M rows of 2,536 tokens.
+The published mixture: 0.6 PixMo-Cap with transcripts; 0.3 shared by PixMo-Points (basic and high frequency),
+PixMo-Count and CoSyn-Point; 0.1 Tulu. Name such files as --data captions.jsonl=0.6 points.jsonl=0.3 text.jsonl=0.1
+"""
+
+RECIPE = {
+    "steps": 31_000,
+    "batch": 128,
+    "micro_batch": 4,
+    "data.max_tokens": 2536,
+    "pack_crops": 16,
+    "data.max_crops": 8,
+    "lr.vit": 6e-6, "lr.connector": 2e-4, "lr.llm": 2e-5,
+    "warmup.vit": 2000, "warmup.connector": 200, "warmup.llm": 2000,       # the new part warms up first
+    "response_dropout": 0.1,         # only where the target has loss: captions are few and seen again
+    "residual_dropout": 0.0,
+    "freeze_embedding": True,        # of the base vocabulary; the 128 extra ones learn with the connector
+}

@@ -1,0 +1,195 @@
+"""The toy world: coloured shapes on textured grounds, with captions, counts and points. No download, no end.
+
+Image i of a split is a function of (seed, split, i). A scene's hash decides its side: every scene whose hash is
+0 modulo 8 is held out, so training and held-out images cannot coincide; and four of the 24 combinations of colour
+and shape exist in the split `unseen` only.
+
+    python -m stages.tiny OUT --n 100 --split test      # the same as files: images, records.jsonl, masks.npz
+"""
+
+import argparse
+import json
+import zlib
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from data import keyed
+
+# what --tiny changes of any stage's recipe
+RECIPE = {
+    "preset": "toy", "steps": 1000, "batch": 12, "micro_batch": 12, "pack_crops": 16, "crop_bucket": 1,
+    "lr.vit": 2e-3, "lr.connector": 2e-3, "lr.llm": 2e-3, "warmup.vit": 60, "warmup.connector": 60, "warmup.llm": 60,
+    "response_dropout": 0.0, "residual_dropout": 0.0, "freeze_embedding": False,
+    "data.max_tokens": 512, "data.max_crops": 1, "data.length_hint": 0,
+}
+RATES = (0.6, 0.3, 0.1)              # captions with everything else, pointing, text: the mixture of stage 1 (spec 9.2)
+
+SIZE = 72                            # pixels: one crop of the toy's ViT, 12 patches of 6
+COLOURS = {"red": (215, 40, 40), "green": (40, 170, 60), "blue": (50, 80, 220), "yellow": (235, 210, 50),
+           "purple": (160, 50, 190), "white": (240, 240, 240)}
+SHAPES = ("circle", "square", "triangle", "cross")
+UNSEEN = {("red", "cross"), ("green", "triangle"), ("blue", "square"), ("yellow", "circle")}
+SEEN = [(c, s) for c in COLOURS for s in SHAPES if (c, s) not in UNSEEN]
+NUMBERS = ("no", "one", "two", "three", "four", "five", "six")
+
+# what the toy's tokenizer spells as one id: the markup of chats and points, and the words of this world
+WORDS = ("user\n", "assistant\n", "pointing: ", "count: ", "long_caption", "text_sft", "There are none.",
+         '<points coords="1', '">', "</points>", ", ", "nothing", "any", " shape", *(n + " " for n in NUMBERS[1:]),
+         *COLOURS, *(f" {s}" for s in SHAPES))
+
+
+def draw_scene(rng, split):
+    """-> dict of plain numbers and words: what is where, and what lies behind it."""
+    objects, n = [], int(rng.integers(0, 7))
+    for _ in range(200):
+        if len(objects) == n:
+            break
+        rare = split == "unseen" and (not objects or rng.random() < 0.5)
+        choices = sorted(UNSEEN) if rare else SEEN
+        colour, shape = choices[int(rng.integers(len(choices)))]
+        r = int(rng.integers(7, 11))
+        x, y = (int(v) for v in rng.integers(r + 1, SIZE - r - 1, 2))
+        if all((x - o["x"]) ** 2 + (y - o["y"]) ** 2 > (r + o["r"] + 2) ** 2 for o in objects):
+            objects.append({"colour": colour, "shape": shape, "x": x, "y": y, "r": r, "light": int(rng.integers(-25, 26))})
+    return {"objects": objects, "ground": [int(v) for v in rng.integers(60, 170, 3)], "slope": [int(v) for v in rng.integers(-30, 31, 2)],
+            "texture": int(rng.integers(4)), "period": int(rng.integers(3, 9)), "noise": int(rng.integers(1 << 30))}
+
+
+_Y, _X = np.mgrid[0:SIZE, 0:SIZE].astype(np.float32)
+
+
+def mask_of(o):
+    """(SIZE,SIZE) bool: the pixels of one object."""
+    x, y, r = _X - o["x"], _Y - o["y"], o["r"]
+    return {"circle": x * x + y * y <= r * r,
+            "square": np.maximum(abs(x), abs(y)) <= 0.85 * r,
+            "triangle": (y <= 0.8 * r) & (y >= 2 * abs(x) - 1.0 * r),
+            "cross": (np.minimum(abs(x), abs(y)) <= 0.34 * r) & (np.maximum(abs(x), abs(y)) <= r)}[o["shape"]]
+
+
+def render(scene):
+    """Scene -> (SIZE,SIZE,3) uint8. The ground has a muted colour of its own, a slope of light and a texture, and
+    objects are shaded: neither a colour nor a brightness alone says what is an object."""
+    rng = np.random.default_rng(scene["noise"])
+    slope = (scene["slope"][0] * _X + scene["slope"][1] * _Y) / SIZE
+    waves = (lambda: 0 * _X, lambda: np.sign(np.sin(_X * np.pi / scene["period"])), lambda: np.sign(np.sin((_X + _Y) * np.pi / scene["period"])),
+             lambda: np.sign(np.sin(_X * np.pi / scene["period"]) * np.sin(_Y * np.pi / scene["period"])))
+    light = slope + 12 * waves[scene["texture"]]() + rng.normal(0, 6, (SIZE, SIZE))
+    ground = np.array(scene["ground"], np.float32)
+    image = 0.45 * ground + 0.55 * ground.mean() + light[..., None]
+    for o in scene["objects"]:
+        shade = o["light"] + 14 * (_X - o["x"] + _Y - o["y"]) / o["r"] + rng.normal(0, 6, (SIZE, SIZE))
+        image = np.where(mask_of(o)[..., None], np.array(COLOURS[o["colour"]], np.float32) + shade[..., None], image)
+    return image.clip(0, 255).astype(np.uint8)
+
+
+def caption_of(objects):
+    """'one red circle, two blue squares': by colour, then shape, so that one scene has one caption."""
+    kinds = [(c, s) for c in COLOURS for s in SHAPES]
+    counts = [(sum((o["colour"], o["shape"]) == kind for o in objects), kind) for kind in kinds]
+    return ", ".join(f"{NUMBERS[n]} {c} {s}{'s' * (n > 1)}" for n, (c, s) in counts if n) or "nothing"
+
+
+def point_at(objects, colour, shape):
+    """A pointing annotation; 'any' and 'shape' stand for every colour and every shape."""
+    hits = [k for k, o in enumerate(objects) if colour in ("any", o["colour"]) and shape in ("shape", o["shape"])]
+    points = [{"x": objects[k]["x"] + 0.5, "y": objects[k]["y"] + 0.5} for k in hits]
+    return {"type": "point", "label": f"{colour} {shape}", "coords": "pixel", "size": [SIZE, SIZE], "mode": "point",
+            "points": points, "meta": {"objects": hits}}
+
+
+class World:
+    """A source without files (see data.Records): split train, test or unseen; what 'all' asks, 'points' only points at.
+
+    An image's annotations: a caption, a count, and points for every kind of object in it, for one whole colour, one
+    whole shape, everything, and one kind that is not there.
+    """
+
+    def __init__(self, split, seed=0, asks="all", n=1_000_000):
+        self.split, self.seed, self.asks, self.n = split, seed, asks, n
+        self.name = f"tiny-{split}-{asks}"
+
+    def __len__(self):
+        return self.n
+
+    @lru_cache(maxsize=4096)                             # noqa: B019  a world lives as long as its run
+    def scene(self, i):
+        for attempt in range(1000):
+            scene = draw_scene(keyed(self.seed, "scene", self.split, self.asks, i, attempt), self.split)
+            if (zlib.crc32(json.dumps(scene).encode()) % 8 == 0) == (self.split != "train"):
+                return scene
+        raise AssertionError(f"no scene for {self.name} {i}")
+
+    def __getitem__(self, i):
+        objects = self.scene(i)["objects"]
+        rng = keyed(self.seed, "questions", self.split, self.asks, i)
+        kinds = sorted({(o["colour"], o["shape"]) for o in objects})
+        pool = SEEN if self.split != "unseen" else [(c, s) for c in COLOURS for s in SHAPES]
+        absent = [kind for kind in pool if kind not in kinds]
+        asked = [*kinds, absent[int(rng.integers(len(absent)))], ("any", "shape")]
+        if objects:
+            asked += [(objects[int(rng.integers(len(objects)))]["colour"], "shape"), ("any", objects[int(rng.integers(len(objects)))]["shape"])]
+        annotations = [point_at(objects, *kind) for kind in asked]
+        if self.asks == "all":
+            annotations += [{"type": "caption", "text": caption_of(objects)}, {"type": "count", "label": "any shape", "count": len(objects)}]
+        name = f"{self.name}-{i}"
+        return {"id": name, "where": name, "source": self, "index": i, "annotations": annotations,
+                "image": {"path": f"{name}.png", "width": SIZE, "height": SIZE}}
+
+    def image_size(self, record):
+        return SIZE, SIZE
+
+    def image(self, record):
+        return render(self.scene(record["index"]))
+
+    def masks(self, record, annotation):
+        """(n,SIZE,SIZE) bool, one for each point of a pointing annotation, in its order."""
+        objects = self.scene(record["index"])["objects"]
+        return np.array([mask_of(objects[k]) for k in annotation["meta"]["objects"]]).reshape(-1, SIZE, SIZE)
+
+
+class Sums:
+    """The tenth of text without pictures: 'two circles and one cross' -> 'three'."""
+    name, n = "tiny-text", 10_000
+
+    def __init__(self, seed=0):
+        self.seed = seed
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, i):
+        rng = keyed(self.seed, "sums", i)
+        a, b = int(rng.integers(1, 4)), int(rng.integers(1, 4))
+        first, second = (SHAPES[int(k)] for k in rng.permutation(4)[:2])
+        question = f"{NUMBERS[a]} {first}{'s' * (a > 1)}, {NUMBERS[b]} {second}{'s' * (b > 1)}"
+        return {"id": f"{self.name}-{i}", "where": f"{self.name}-{i}", "source": self,
+                "annotations": [{"type": "qa", "question": question, "answer": str(a + b)}]}
+
+
+def export(folder, split, n, seed):
+    """The first n images of a split as files: NNN.png, records.jsonl, and masks.npz with an array per record and annotation."""
+    folder, world, masks = Path(folder), World(split, seed), {}
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "records.jsonl", "w") as out:
+        for i in range(n):
+            record = world[i]
+            Image.fromarray(world.image(record)).save(folder / record["image"]["path"])
+            for k, a in enumerate(record["annotations"]):
+                if a["type"] == "point":
+                    masks[f"{record['id']}/{k}"] = world.masks(record, a)
+            out.write(json.dumps({k: record[k] for k in ("id", "image", "annotations")}) + "\n")
+    np.savez_compressed(folder / "masks.npz", **masks)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Write a part of the toy world as files.")
+    parser.add_argument("out")
+    parser.add_argument("--n", type=int, default=100)
+    parser.add_argument("--split", choices=("train", "test", "unseen"), default="test")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    export(args.out, args.split, args.n, args.seed)
