@@ -161,7 +161,7 @@ def format_tracks(frames, label, separator=";"):
     """
     ids, groups = {}, []
     for time, objects in sorted(frames, key=lambda f: f[0]):
-        for name in sorted(objects, key=lambda name: objects[name]):
+        for name in sorted(objects, key=lambda name: [int(thousandth(v)) for v in objects[name]]):
             ids.setdefault(name, len(ids) + 1)
         if objects:
             points = sorted((ids[name], thousandth(x), thousandth(y)) for name, (x, y) in objects.items())

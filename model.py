@@ -56,10 +56,10 @@ class Config:
     vision: VisionConfig = VisionConfig()
 
 
-TOY_VISION = VisionConfig(n_layer=4, n_embd=96, n_head=4, n_hidden=384, features=(3, 1), grid=12, patch=6, margin=2, sincos=True)
+TOY_VISION = VisionConfig(n_layer=3, n_embd=96, n_head=4, n_hidden=384, features=(2, 0), grid=10, patch=10, margin=2, sincos=True)
 PRESETS = {
     "toy": Config(n_layer=4, n_embd=128, n_head=4, n_kv_head=2, head_dim=32, n_hidden=384, n_vocab=384,
-                  rope_theta=1e4, init_std=0.0, vision=TOY_VISION),
+                  rope_theta=1e6, init_std=0.0, vision=TOY_VISION),
     "4b": Config(n_embd=2560, n_hidden=9728, rope_theta=5e6, tied=True),
     "8b": Config(),
     "o7b": Config(n_layer=32, n_kv_head=32, n_hidden=11008, n_vocab=100278, family="olmo", rope_theta=5e5,

@@ -52,7 +52,7 @@ class Parts:
 @dataclass(frozen=True)
 class Config:
     stage: int = 1
-    preset: str = "4b"
+    preset: str = "4b"               # where `model` starts from
     steps: int = 31_000              # the schedule ends there
     batch: int = 128                 # packs per step, over everything
     micro_batch: int = 4             # packs per forward; the rest of the batch is accumulated
@@ -76,6 +76,7 @@ class Config:
     workers: int = 0                 # processes that decode ahead; 0: the training process does it
     eval_images: int = 200           # held-out images asked about at the end of a toy run
     data: DataConfig = DataConfig()
+    model: models.Config = models.PRESETS["4b"]
 
 
 class UserError(Exception):
@@ -144,6 +145,7 @@ def parse(argv):
     for key in ("preset", "steps", "batch", "micro_batch", "train", "seed", "workers", "device", "dtype"):
         if getattr(args, key) is not None:
             config = override(config, key, getattr(args, key), f"--{key.replace('_', '-')}")
+    config = replace(config, model=models.PRESETS[config.preset])
     flags = [option[2:] for action in parser._actions for option in action.option_strings]
     for item in rest:
         key, equals, value = item.partition("=")
@@ -151,11 +153,11 @@ def parse(argv):
             near = difflib.get_close_matches(key.lstrip("-"), flags, 1)
             raise UserError(f"{key}: no such flag" + (f" - did you mean --{near[0]}?" if near else "; config fields are written --a.b=value"))
         config = override(config, key[2:], value, key)
+    config = replace(config, data=replace(config.data, vision=config.model.vision))
     if args.deterministic:
         config = replace(config, residual_dropout=0.0, response_dropout=0.0)
     # the batch of a laptop run may be smaller than the recipe's micro-batch
-    config = replace(config, micro_batch=min(config.micro_batch, config.batch),
-                     data=replace(config.data, vision=models.PRESETS[config.preset].vision))
+    config = replace(config, micro_batch=min(config.micro_batch, config.batch))
     for key in ("steps", "batch", "micro_batch", "pool", "crop_bucket"):
         if getattr(config, key) < 1:
             raise UserError(f"--{key.replace('_', '-')}: must be at least 1, not {getattr(config, key)}")
@@ -189,7 +191,7 @@ def run_directory(args, config):
 
 def open_sources(args, config):
     """-> sources, rates, tokenizer."""
-    tokenizer = data.ByteTokenizer(tiny.WORDS, models.PRESETS[config.preset].n_vocab)
+    tokenizer = data.ByteTokenizer(tiny.WORDS, config.model.n_vocab)
     if args.data:
         sources, rates = [], []
         for item in args.data:
@@ -314,10 +316,10 @@ def open_model(args, config, device):
             model = models.load(args.init)
         except (OSError, ValueError) as e:
             raise UserError(f"--init {args.init}: {e}") from None
-        if model.config != models.PRESETS[config.preset]:
+        if model.config != config.model:
             raise UserError(f"--init {args.init}: its shape is not that of --preset {config.preset}")
     else:
-        model = models.Molmo2(models.PRESETS[config.preset]).init_weights()
+        model = models.Molmo2(config.model).init_weights()
     model.residual_dropout, model.response_dropout = config.residual_dropout, config.response_dropout
     model.embedding.requires_grad_(not config.freeze_embedding)
     for part, parameters in model.groups().items():

@@ -27,7 +27,7 @@ RECIPE = {
 }
 RATES = (0.6, 0.3, 0.1)              # captions with everything else, pointing, text: the mixture of stage 1 (spec 9.2)
 
-SIZE = 72                            # pixels: one crop of the toy's ViT, 12 patches of 6
+SIZE = 100                           # pixels: one crop of the toy's ViT, 10 patches of 10, so that a digit of a coordinate is a patch
 COLOURS = {"red": (215, 40, 40), "green": (40, 170, 60), "blue": (50, 80, 220), "yellow": (235, 210, 50),
            "purple": (160, 50, 190), "white": (240, 240, 240)}
 SHAPES = ("circle", "square", "triangle", "cross")
@@ -50,7 +50,7 @@ def draw_scene(rng, split):
         rare = split == "unseen" and (not objects or rng.random() < 0.5)
         choices = sorted(UNSEEN) if rare else SEEN
         colour, shape = choices[int(rng.integers(len(choices)))]
-        r = int(rng.integers(7, 11))
+        r = int(rng.integers(10, 15))
         x, y = (int(v) for v in rng.integers(r + 1, SIZE - r - 1, 2))
         if all((x - o["x"]) ** 2 + (y - o["y"]) ** 2 > (r + o["r"] + 2) ** 2 for o in objects):
             objects.append({"colour": colour, "shape": shape, "x": x, "y": y, "r": r, "light": int(rng.integers(-25, 26))})

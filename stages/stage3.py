@@ -1,0 +1,14 @@
+"""Stage 3: long context (paper: long-context training, Table 12; spec 10).
+
+From the weights of stage 2, with a fresh optimizer: stage 2's recipe with rows of 36,864 tokens and 384 crops,
+2,000 steps. Rows this long need context parallelism, which this project does not have yet.
+"""
+
+from stages import stage2
+
+RECIPE = stage2.RECIPE | {
+    "steps": 2_000,
+    "micro_batch": 1,
+    "data.max_tokens": 36_864,
+    "pack_crops": 384,
+}

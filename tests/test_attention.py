@@ -1,0 +1,99 @@
+"""The mask rule against the official masks (conformance/attention_mask.json, tiny.npz), and attention under it."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import attention
+
+HERE = Path(__file__).parent / "conformance"
+CASES = json.loads((HERE / "attention_mask.json").read_text())["cases"]
+# "within_image" (an image sees earlier images, not later ones) is left out on purpose: no Molmo2 model uses it
+CASES = [case for case in CASES if case["input"]["bidirectional"] != "within_image"]
+# im_start im_end im_patch im_col low_res_im_start im_low frame_start frame_end, in the ids of the cases
+VISUAL = [512, 513, 514, 515, 516, 518, 519, 520]
+
+
+def fields(tokens, sub, both_ways):
+    """The official ids of a token -> doc, branch, bidir (1,T). sub: 100000 * example + 10000 in a trunk, or + branch from 0."""
+    sub = np.zeros(len(tokens), int) if sub is None else np.array(sub)
+    doc = sub // 100000                                                  # -1 is padding: -1 // 100000 == -1
+    is_tree = np.isin(doc, doc[sub % 100000 == 10000])
+    branch = np.where(is_tree & (sub % 100000 != 10000), 1 + sub % 100000, 0)
+    bidir = np.isin(tokens, VISUAL) * both_ways
+    return [torch.from_numpy(x).int()[None] for x in (doc, branch, bidir)]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['input']['name']}, {case['input']['bidirectional']}")
+def test_mask_equals_the_official_code(case):
+    c = case["input"]
+    doc, branch, bidir = fields(c["input_ids"], c["subsegment_ids"], c["bidirectional"] == "image_tokens")
+    ours = attention.allow(doc, branch, bidir)[0].int().tolist()
+    real = [token != -1 for token in c["input_ids"]]                     # what padding sees, nobody reads
+    expected = case["expected"]["allow_rows_as_strings"]
+    assert ["".join(map(str, row)) for row, keep in zip(ours, real, strict=True) if keep] == \
+        [row for row, keep in zip(expected, real, strict=True) if keep]
+
+
+def test_mask_of_a_packed_row_equals_the_official_code():
+    with np.load(HERE / "tiny.npz") as tiny:
+        tokens, sub, packed = tiny["input_ids"], tiny["subsegment_ids"], tiny["allow_mask"]
+    expected = np.unpackbits(packed, axis=1, count=len(tokens)).astype(bool)
+    ours = attention.allow(*fields(tokens, sub, True))[0].numpy()
+    assert len(tokens) == 963
+    assert (tokens == -1).sum() == 7
+    assert np.array_equal(ours[tokens != -1], expected[tokens != -1])
+
+
+def test_no_row_is_empty_and_padding_sees_padding_only():
+    with np.load(HERE / "tiny.npz") as tiny:
+        tokens, sub = tiny["input_ids"], tiny["subsegment_ids"]
+    mask = attention.allow(*fields(tokens, sub, True))[0].numpy()
+    assert mask.any(1).all()
+    assert not mask[tokens == -1][:, tokens != -1].any()
+
+
+def test_some_rows_of_the_mask_equal_the_same_rows_of_the_whole():
+    with np.load(HERE / "tiny.npz") as tiny:
+        row = fields(tiny["input_ids"], tiny["subsegment_ids"], True)
+    assert torch.equal(attention.allow(*row, rows=slice(400, 500)), attention.allow(*row)[:, 400:500])
+
+
+def picture():
+    """The worked example of attention.py's docstring: labels, the three fields, {label: row as drawn}."""
+    text = attention.__doc__
+    labels = re.search(r"^ +tokens((?: +\S)+)  ", text, re.M)[1].split()
+    numbers = [re.findall(r"-?\d", re.search(rf"^ +{name}(( *-?\d)+)  ", text, re.M)[1]) for name in ("doc", "branch", "bidir")]
+    rows = {label: row.replace(" ", "") for label, row in re.findall(r"^ +(\w) +((?:[#.]  )+)", text, re.M)}
+    return labels, [torch.tensor([int(n) for n in field]) for field in numbers], rows
+
+
+def test_draw_gives_the_picture_in_the_docstring():
+    labels, row, expected = picture()
+    assert list(expected) == ["I", "A", "a", "t"]
+    assert all(len(field) == len(labels) == 15 for field in row)
+    header, *lines = attention.draw(*row, labels="".join(labels)).split("\n")
+    assert header == "  " + "".join(labels)
+    drawn = {}
+    for line in lines:
+        drawn.setdefault(line[0], line[2:])                              # of each label the first row
+    assert {label: drawn[label] for label in expected} == expected
+
+
+def test_attend_equals_a_plain_softmax_with_grouped_heads():
+    torch.manual_seed(0)
+    B, T, S, H, G, D = 2, 5, 7, 6, 2, 4                                  # three query heads read each kv head
+    q, k, v = (torch.randn(B, n, heads, D, dtype=torch.float64) for n, heads in ((T, H), (S, G), (S, G)))
+    mask = torch.rand(B, T, S) < 0.5
+    mask[:, :, 0] = True
+    expected = torch.zeros(B, T, H, D, dtype=torch.float64)
+    for b in range(B):
+        for t in range(T):
+            for h in range(H):
+                keys, values = k[b, mask[b, t], h // (H // G)], v[b, mask[b, t], h // (H // G)]
+                expected[b, t, h] = (keys @ q[b, t, h] / D**0.5).softmax(0) @ values
+    torch.testing.assert_close(attention.attend(q, k, v, mask), expected, rtol=0, atol=1e-12)

@@ -1,0 +1,295 @@
+"""Records: what is read, what is refused and with which words; sizes, prompts, mixtures, the toy world."""
+
+import json
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import data
+import model
+from stages import tiny
+
+MEDIA = Path(__file__).parent / "media"
+CONFIG = data.DataConfig(max_tokens=4096, max_crops=4, vision=model.TOY_VISION)
+TOKENIZER = data.ByteTokenizer(tiny.WORDS)
+CAPTION = {"type": "caption", "text": "x"}
+POINT = {"type": "point", "label": "l", "coords": "percent", "points": [{"x": 4, "y": 2}]}
+
+
+def test_bytes_and_words_come_back_and_markup_in_text_stays_text():
+    for text in ("", "pointing: red circle", "two red circles, naïve 象 \0", "<|im_start|>user\nhi<|im_end|><im_patch>"):
+        ids = TOKENIZER.encode(text)
+        assert TOKENIZER.decode(ids) == text
+        assert not {TOKENIZER.eos, TOKENIZER.chat_start, *TOKENIZER.special.values()} & set(ids)
+    assert len(TOKENIZER.encode("red circle")) == 2
+
+
+REFUSED = [
+    ('{"image":"a.png","annotations":[{"type":"caption","text":"x"}]', "E01", "truncated"),
+    ('{"image":"a.png","weight":NaN,"annotations":[]}', "E03", "NaN"),
+    ('{"a":1,"a":2}', "E04", "'a'"),
+    ("[1,2]", "E05", "list"),
+    ({"instruction": "hi", "output": "yo"}, "E07", "instruction"),
+    ({"image": "a.png", "anotations": [], "annotations": [CAPTION]}, "E07", "did you mean 'annotations'"),
+    ({"image": "a.png"}, "E07", "annotations"),
+    ({"image": "a.png", "annotations": []}, "E07", "empty"),
+    ({"image": "a.png", "annotations": [{"type": "captoin", "text": "x"}]}, "E07", "did you mean 'caption'"),
+    ({"image": "a.png", "annotations": [{"type": "caption", "txt": "x"}]}, "E07", "did you mean 'text'"),
+    ({"image": "a.png", "annotations": [{"type": "caption", "text": "  "}]}, "E07", "blank"),
+    ({"image": "a.png", "weight": 0, "annotations": [CAPTION]}, "E07", "weight"),
+    ({"image": "a.png", "annotations": [{**CAPTION, "weight": -1}]}, "E07", "negative"),
+    ({"image": "https://x/y.png", "annotations": [CAPTION]}, "E10", "https"),
+    ({"image": "../y.png", "annotations": [CAPTION]}, "E10", ".."),
+    ({"images": ["a", "b"], "annotations": [CAPTION]}, "E06", "several images"),
+    ({"video": "a.mp4", "annotations": [CAPTION]}, "E06", "video"),
+    ({"conversations": []}, "E06", "ShareGPT"),
+    ({"annotations": [CAPTION]}, "E50", "no image"),
+    ({"image": "a", "annotations": [{"type": "track", "label": "l", "coords": "percent", "points": []}]}, "E50", "video"),
+    ({"image": "a", "annotations": [{"type": "qa", "question": "q", "options": ["a", "b"], "answer_idx": 2}]}, "E33", "answer_idx"),
+    ({"image": "a", "annotations": [{"type": "qa", "question": "q"}]}, "E07", "exactly one"),
+    ({"image": "a", "annotations": [{"type": "qa", "question": "q", "answer": "a", "answers": ["b"]}]}, "E07", "exactly one"),
+    ({"image": "a", "annotations": [{"type": "qa", "turns": []}]}, "E25", "empty"),
+    ({"image": "a", "annotations": [{"type": "qa", "question": ["q", {"image": 0}], "answer": "a"}]}, "E07", "parts"),
+    ({"image": "a", "annotations": [{**POINT, "points": [{"x": 400, "y": 2}]}]}, "E62", "x=400"),
+    ({"image": "a", "annotations": [{**POINT, "coords": "pixel", "size": [10, 10], "points": [{"x": 4, "y": 11}]}]}, "E62", "y=11"),
+    ({"image": "a", "annotations": [{**POINT, "points": [{"x": 4, "y": 2, "t": 1}]}]}, "E60", "single image"),
+    ({"image": "a", "annotations": [{**POINT, "points": [{"x": "4", "y": 2}]}]}, "E07", "'x'"),
+    ({"image": "a", "annotations": [{k: v for k, v in POINT.items() if k != "coords"}]}, "E07", "coords"),
+    ({"image": "a", "annotations": [{**POINT, "count": 2}]}, "S11", "count 2"),
+]
+
+
+@pytest.mark.parametrize(("line", "code", "words"), REFUSED, ids=[f"{code}-{i}" for i, (_, code, _) in enumerate(REFUSED)])
+def test_a_wrong_record_is_refused_with_its_line_and_the_reason(tmp_path, line, code, words):
+    path = tmp_path / "r.jsonl"
+    good = json.dumps({"annotations": [{"type": "text", "text": "x"}]})
+    path.write_text(f"{good}\n\n{line if isinstance(line, str) else json.dumps(line)}\n")
+    with pytest.raises(data.DataError) as error:
+        data.Records(path)
+    message = str(error.value)
+    assert message.startswith(f"{path}:3: {code} ") and words in message and "\n" not in message
+
+
+@pytest.mark.parametrize(("content", "words"), [(b"", "E05"), (b"\n \n", "E05"), (b"\xff\xfe{}", "E02")])
+def test_a_file_that_holds_nothing_is_refused(tmp_path, content, words):
+    (tmp_path / "r.jsonl").write_bytes(content)
+    with pytest.raises(data.DataError, match=words):
+        data.Records(tmp_path / "r.jsonl")
+    for missing in (tmp_path / "none.jsonl", tmp_path):
+        with pytest.raises(data.DataError, match=str(missing)):
+            data.Records(missing)
+    with pytest.raises(data.DataError, match="--media"):
+        data.Records(MEDIA / "records.jsonl", tmp_path / "none")
+
+
+def test_pixels_without_a_size_are_checked_against_the_file(tmp_path):
+    Image.new("RGB", (40, 30)).save(tmp_path / "a.png")
+    line = {"image": "a.png", "annotations": [{**POINT, "coords": "pixel", "points": [{"x": 39, "y": 31}]}]}
+    (tmp_path / "r.jsonl").write_text(json.dumps(line))
+    with pytest.raises(data.DataError, match="E62 point y=31"):
+        data.Records(tmp_path / "r.jsonl")
+
+
+def test_an_unreadable_image_costs_its_record_only(tmp_path):
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)).save(tmp_path / "cut.png")
+    whole = (tmp_path / "cut.png").read_bytes()
+    (tmp_path / "cut.png").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "page.png").write_text("<html>404</html>")
+    (tmp_path / "thin.png").write_bytes(b"")
+    Image.new("RGB", (1000, 1)).save(tmp_path / "thin.png")
+    names = ("cut.png", "page.png", "thin.png", "gone.png")
+    (tmp_path / "r.jsonl").write_text("\n".join(json.dumps({"image": n, "annotations": [CAPTION]}) for n in names))
+    cut, page, thin, gone = data.Records(tmp_path / "r.jsonl")
+    for record, code in ((page, "S21"), (thin, "S22"), (gone, "S20")):
+        with pytest.raises(data.Unreadable, match=code):
+            data.size(record, TOKENIZER, CONFIG, 0, 0)
+    # the header of a truncated file is sound: it is planned, and then keeps its place without loss
+    size, example = data.size(cut, TOKENIZER, CONFIG, 0, 0), data.encode(cut, TOKENIZER, CONFIG, 0, 0)
+    assert size == (len(example.tokens), len(example.images)) and example.bad.startswith("S21")
+    assert example.weights.sum() == 0 and (example.images == 0).all()
+
+
+@pytest.mark.parametrize("mode", ["P", "L", "LA", "RGBA", "CMYK", "I;16", "1"])
+def test_images_of_every_mode_become_rgb(tmp_path, mode):
+    name = "a.tif" if mode == "CMYK" else "a.png"
+    Image.new(mode, (40, 30)).save(tmp_path / name)
+    (tmp_path / "r.jsonl").write_text(json.dumps({"image": name, "annotations": [CAPTION]}))
+    source = data.Records(tmp_path / "r.jsonl")
+    assert source.image(source[0]).shape == (30, 40, 3) and source.image(source[0]).dtype == np.uint8
+
+
+def test_a_photo_that_exif_turns_is_read_as_displayed(tmp_path):
+    photo, exif = Image.new("RGB", (40, 30)), Image.Exif()
+    exif[0x0112] = 6
+    photo.save(tmp_path / "a.jpg", exif=exif)
+    (tmp_path / "r.jsonl").write_text(json.dumps({"image": "a.jpg", "annotations": [CAPTION]}))
+    source = data.Records(tmp_path / "r.jsonl")
+    assert source.image_size(source[0]) == (30, 40) and source.image(source[0]).shape == (40, 30, 3)
+
+
+def test_the_real_records_pass_and_the_coins_come_back_within_a_pixel():
+    source = data.Records(MEDIA / "records.jsonl")
+    assert [r["id"] for r in source] == ["chelsea", "coffee", "astronaut", "coins", "rocket", "text-only"]
+    coins = source[3]["annotations"][1]
+    text = data.format_points([(1, data.unit_points(coins, (384, 303)))], "coins")
+    back = sorted((x, y) for _, _, x, y in data.parse_points(text, 384, 303))
+    true = sorted((p["x"], p["y"]) for p in coins["points"])
+    assert len(back) == 24
+    assert all(min(max(abs(x - a), abs(y - b)) for x, y in back) < 1 for a, b in true)
+
+
+@pytest.mark.parametrize("limit", [4096, 400, 260, 120])
+@pytest.mark.parametrize("epoch", [0, 5])
+def test_size_equals_what_encode_gives_on_every_record(limit, epoch):
+    """... and no visual token is cut, no branch half kept: tokens in = kept + dropped."""
+    worlds = [tiny.World(split) for split in ("train", "test", "unseen")]
+    records = [*data.Records(MEDIA / "records.jsonl"), *(world[i] for world in worlds for i in range(15)), *(tiny.Sums()[i] for i in range(5))]
+    config = data.DataConfig(max_tokens=limit, max_crops=4, vision=model.TOY_VISION, root_length=True)
+    for record in records:
+        size, example = data.size(record, TOKENIZER, config, 3, epoch), data.encode(record, TOKENIZER, config, 3, epoch)
+        crops = 0 if example.images is None else len(example.images)
+        if size == (0, 0):
+            assert example.weights.sum() == 0
+            continue
+        assert size == (len(example.tokens), crops) and size[0] <= limit
+        assert len(example.pool_src) == len(example.pool_dst) == (example.tokens == TOKENIZER.special["im_patch"]).sum()
+        kept = max(int(example.branch.max()), 1)
+        assert kept + example.dropped == len(record["annotations"])
+        again = data.encode(record, TOKENIZER, config, 3, epoch)
+        assert np.array_equal(again.tokens, example.tokens) and np.array_equal(again.weights, example.weights)
+
+
+def texts(record, config=CONFIG, epoch=0):
+    example = data.encode(record, TOKENIZER, config, 0, epoch)
+    return [TOKENIZER.decode(example.tokens[(example.branch == j) & (example.bidir == 0)]) for j in range(1, example.branch.max() + 1)]
+
+
+def test_prompts_of_stage_1_open_with_their_style():
+    cat = data.Records(MEDIA / "records.jsonl")[0]
+    for epoch in range(5):
+        caption, point, question = sorted(texts(cat, epoch=epoch), key=lambda t: ("point" in t, "What" in t))[0], *sorted(
+            (t for t in texts(cat, epoch=epoch) if "long_caption" not in t), key=lambda t: "What" in t)
+        assert caption.startswith("user\nlong_caption") and caption.split(":")[0].replace("user\nlong_caption", "").strip().isdigit() | (":" in caption[:20])
+        assert point.startswith(("user\npointing: eye\nassistant\n<points", "user\npoint_count: eye\nassistant\nCounting the"))
+        assert question.startswith("user\nuser_qa") and question.endswith("Green.")
+
+
+def test_a_caption_names_its_length_in_nine_of_ten():
+    record = {"id": "a", "annotations": [{"type": "caption", "text": "y" * 150}]}
+    prompts = [data.prompt("long_caption", "", "y" * 150, CONFIG, data.keyed(i)) for i in range(2000)]
+    numbers = [int(p[len("long_caption") : -1]) for p in prompts if p != "long_caption:"]
+    assert 0.88 < len(numbers) / 2000 < 0.92
+    assert abs(np.mean(numbers) - (150 - 7) / 15) < 0.3 and 1.3 < np.std(numbers) < 2.0      # normal(0, 25) // 15
+    assert data.question_of(record["annotations"][0], record, CONFIG) == "long_caption 65:"
+
+
+def test_later_stages_speak_plainly_and_name_benchmarks():
+    config = data.DataConfig(prefix_all=False)
+    qa = {"type": "qa", "question": "What is it?", "answer": "a cat"}
+    assert data.question_of({**qa, "style": "vqa2"}, {"image": "a"}, config) == "vqa2: What is it?"
+    assert data.question_of(qa, {"image": "a"}, config) == "What is it?"
+    assert "pointing" not in data.prompt("pointing", "cats", "", config, data.keyed(1))
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# mixtures
+
+
+class Named:
+    def __init__(self, name, n):
+        self.name, self.n = name, n
+
+    def __len__(self):
+        return self.n
+
+
+def test_a_mixture_keeps_its_rates_and_every_epoch_is_a_permutation():
+    sources = [Named("a", 70), Named("b", 1000), Named("c", 33)]
+    mixture = data.Mixture(sources, [0.6, 0.3, 0.1], seed=4)
+    draws = [mixture[i] for i in range(3000)]
+    for block in range(3):
+        counts = np.bincount([k for k, _, _ in draws[block * 1000 : block * 1000 + 1000]], minlength=3)
+        assert abs(counts - [600, 300, 100]).max() <= 2
+    for k, source in enumerate(sources):
+        mine = sorted((epoch, index) for kk, index, epoch in draws if kk == k)
+        for epoch in range(len(mine) // source.n):
+            assert [i for e, i in mine if e == epoch] == list(range(source.n))
+    assert draws[:1000] != [data.Mixture(sources, [0.6, 0.3, 0.1], seed=5)[i] for i in range(1000)]
+
+
+def test_a_mixture_is_a_function_of_the_draw_alone():
+    make = lambda: data.Mixture([Named("a", 10), Named("b", 1000)], [1, 3], seed=0)      # noqa: E731
+    mixture = make()
+    forward = [mixture[i] for i in range(500)]
+    assert [make()[i] for i in (499, 3, 250)] == [forward[499], forward[3], forward[250]]
+    assert mixture[10**9] == make()[10**9]
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# the toy world
+
+
+def test_the_toy_world_is_a_function_of_seed_and_index():
+    a, b = tiny.World("train", seed=1), tiny.World("train", seed=1)
+    assert np.array_equal(a.image(a[7]), b.image(b[7])) and a[7]["annotations"] == b[7]["annotations"]
+    other = tiny.World("train", seed=2)
+    assert not np.array_equal(a.image(a[7]), other.image(other[7]))
+
+
+def test_training_and_held_out_images_cannot_coincide():
+    side = lambda world, i: zlib.crc32(json.dumps(world.scene(i)).encode()) % 8 == 0     # noqa: E731
+    for asks in ("all", "points"):
+        assert not any(side(tiny.World("train", asks=asks), i) for i in range(300))
+    assert all(side(tiny.World(split), i) for split in ("test", "unseen") for i in range(100))
+
+
+def test_unseen_combinations_are_never_shown_in_training():
+    kinds = {s: [{(o["colour"], o["shape"]) for o in tiny.World(s).scene(i)["objects"]} for i in range(300)] for s in ("train", "test", "unseen")}
+    for split in ("train", "test"):
+        assert not any(k & tiny.UNSEEN for k in kinds[split])
+        assert set().union(*kinds[split]) == set(tiny.SEEN)
+    assert all(k & tiny.UNSEEN for k in kinds["unseen"] if k)
+    for colour, shape in tiny.UNSEEN:            # each colour and each shape of them is seen in other company
+        assert any(c == colour for c, _ in tiny.SEEN) and any(s == shape for _, s in tiny.SEEN)
+
+
+def test_what_the_toy_world_says_of_an_image_is_true_of_its_masks():
+    world = tiny.World("train")
+    seen = set()
+    for i in range(200):
+        record, objects = world[i], world.scene(i)["objects"]
+        seen.add(len(objects))
+        for a in record["annotations"]:
+            if a["type"] == "count":
+                assert a["count"] == len(objects)
+            if a["type"] == "point":
+                masks = world.masks(record, a)
+                assert len(masks) == len(a["points"])
+                for mask, p in zip(masks, a["points"], strict=True):
+                    assert mask[round(p["y"] - 0.5), round(p["x"] - 0.5)] and 60 < mask.sum() < 400
+        every = np.array([tiny.mask_of(o) for o in objects]).reshape(-1, tiny.SIZE, tiny.SIZE)
+        assert every.sum(0).max(initial=0) <= 1                           # objects never overlap
+    assert seen == set(range(7))
+
+
+def test_colour_alone_does_not_find_the_objects():
+    """The share of ground pixels nearer to an object's colour than the object's own median pixel is not zero."""
+    world, hard = tiny.World("train"), 0
+    for i in range(100):
+        image, objects = world.image(world[i]).astype(float), world.scene(i)["objects"]
+        ground = ~np.array([tiny.mask_of(o) for o in objects]).reshape(-1, tiny.SIZE, tiny.SIZE).any(0)
+        hard += image[ground].std(0).mean() > 10
+    assert hard > 80
+
+
+def test_the_toy_world_on_disk_is_the_toy_world(tmp_path):
+    tiny.export(tmp_path, "test", 5, 0)
+    world, source, masks = tiny.World("test"), data.Records(tmp_path / "records.jsonl"), np.load(tmp_path / "masks.npz")
+    for i in range(5):
+        assert np.array_equal(source.image(source[i]), world.image(world[i]))
+        for k, a in enumerate(source[i]["annotations"]):
+            if a["type"] == "point":
+                assert np.array_equal(masks[f"{source[i]['id']}/{k}"], world.masks(world[i], world[i]["annotations"][k]))

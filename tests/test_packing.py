@@ -1,0 +1,198 @@
+"""Packing and message trees change nothing: the claims the whole project stands on."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+import data
+import model
+import packing
+from stages import tiny
+
+CONFIG = dataclasses.replace(
+    model.PRESETS["toy"], n_layer=2, vision=dataclasses.replace(model.TOY_VISION, n_layer=2, features=(1, 0), grid=4))
+DATA = data.DataConfig(max_tokens=2048, max_crops=4, vision=CONFIG.vision)
+TOKENIZER = data.ByteTokenizer(tiny.WORDS)
+
+
+class Photos:
+    """Images of odd sizes made of noise, with captions, questions and points; every third record is text alone."""
+
+    name = "photos"
+
+    def __getitem__(self, i):
+        words = ["a cat", "two dogs on a mat", "rain"]
+        record = {"id": f"photo-{i}", "where": f"photo-{i}", "source": self, "annotations": [
+            {"type": "qa", "turns": [{"question": f"what is {i}?", "answer": words[i % 3]}, {"question": "sure?", "answer": "yes"}]}]}
+        if i % 3 == 2:
+            return record
+        record["annotations"] += [{"type": "caption", "text": words[(i + 1) % 3]},
+                                  {"type": "point", "label": "cat", "coords": "percent", "points": [{"x": 10, "y": 20 + i}, {"x": 30, "y": 40}]}]
+        return {**record, "image": "noise"}
+
+    def image_size(self, record):
+        i = int(record["id"].split("-")[1])
+        return 20 + 13 * i, 30 + 7 * i
+
+    def image(self, record):
+        w, h = self.image_size(record)
+        return np.random.default_rng(w).integers(0, 256, (h, w, 3), dtype=np.uint8)
+
+
+def examples(n=5, **changes):
+    return [data.encode(Photos()[i], TOKENIZER, dataclasses.replace(DATA, **changes), 0, 0) for i in range(n)]
+
+
+def alone(example):
+    """The conversations of a tree, each as a plain sequence of its own: trunk and one branch, with the tree's weights."""
+    trunk = example.branch == 0
+    for j in range(1, example.branch.max(initial=0) + 1) or [0]:
+        keep = trunk | (example.branch == j)
+        cut = {f: getattr(example, f)[keep].copy() for f in ("tokens", "targets", "weights", "pos", "branch", "bidir")}
+        cut["branch"][:] = 0
+        yield keep, dataclasses.replace(example, **cut, pool_dst=np.flatnonzero(cut["tokens"] == TOKENIZER.special["im_patch"]) if example.images is not None else example.pool_dst)
+
+
+def grown(seed=0, **changes):
+    torch.manual_seed(seed)
+    return model.Molmo2(dataclasses.replace(CONFIG, **changes)).init_weights().double()
+
+
+def run(m, rows, T=2048):
+    batch = packing.build(rows, T, CONFIG.vision)
+    nll, lse = m(batch)
+    (batch.weights * (nll + 1e-4 * lse**2)).sum().backward()
+    gradients = {name: p.grad.clone() for name, p in m.named_parameters() if p.grad is not None}
+    m.zero_grad()
+    return nll.detach(), lse.detach(), gradients
+
+
+@pytest.mark.parametrize("family", ["qwen", "olmo"])
+@pytest.mark.parametrize("roots", [False, True])
+def test_packing_changes_nothing(family, roots):
+    """nll of every token with loss, and the gradient of every parameter, equal those of the conversations run alone, in fp64."""
+    m = grown(family=family, n_kv_head=2 if family == "qwen" else 4)
+    packed = examples(root_length=roots, root_branches=roots)
+    assert any(e.branch.max() >= 3 for e in packed) and any(e.images is None for e in packed)
+    T = sum(len(e.tokens) for e in packed) + 37
+    nll, _, gradients = run(m, [packed[:3] + packed[3:]], T)
+    sums, start = {}, 0
+    for e in packed:
+        for keep, conversation in alone(e):
+            single, _, part = run(m, [[conversation]], len(conversation.tokens))
+            at = torch.from_numpy(np.flatnonzero(keep)) + start
+            learned = torch.from_numpy(conversation.weights > 0)
+            assert learned.any()
+            assert (nll[0, at][learned] - single[0][learned]).abs().max() < 1e-12
+            for name, g in part.items():
+                sums[name] = sums.get(name, 0) + g
+        start += len(e.tokens)
+    assert set(sums) == set(gradients) == {name for name, _ in m.named_parameters()}
+    for name, g in gradients.items():
+        assert (g - sums[name]).abs().max() <= 1e-12 * max(1.0, float(g.abs().max())), name
+
+
+def test_branches_cannot_see_each_other():
+    """Changing one branch's tokens changes no bit of the nll of another, in float32."""
+    m, example = grown().float(), examples(1)[0]
+    before = m(packing.build([[example]], 512, CONFIG.vision))[0]
+    changed = dataclasses.replace(example, tokens=example.tokens.copy())
+    second = example.branch == 2
+    changed.tokens[second] = (changed.tokens[second] + 7) % 256
+    after = m(packing.build([[changed]], 512, CONFIG.vision))[0]
+    same = before[0, : len(second)] == after[0, : len(second)]
+    learned = example.weights > 0
+    assert same[torch.from_numpy(learned & ~second)].all()
+    assert not same[torch.from_numpy(learned & second)].any()
+
+
+def test_examples_cannot_see_each_other():
+    """Changing the text and the pixels of one example changes no bit of the nll of its neighbours in the row."""
+    m, packed = grown().float(), examples(3)
+    before = m(packing.build([packed], 1024, CONFIG.vision))[0]
+    noise = np.random.default_rng(1).integers(0, 256, packed[1].images.shape, dtype=np.uint8)
+    swapped = dataclasses.replace(packed[1], images=noise)
+    after = m(packing.build([[packed[0], swapped, packed[2]]], 1024, CONFIG.vision))[0]
+    start, stop = len(packed[0].tokens), len(packed[0].tokens) + len(packed[1].tokens)
+    assert torch.equal(before[0, :start], after[0, :start]) and torch.equal(before[0, stop:], after[0, stop:])
+    assert not torch.equal(before[0, start:stop], after[0, start:stop])
+
+
+def test_padding_changes_no_bit_and_is_never_nan():
+    m, packed = grown().float(), examples(2)
+    n = sum(len(e.tokens) for e in packed)
+    short, long = (packing.build([packed], T, CONFIG.vision) for T in (n, n + 64))
+    nll = [m(batch)[0][0, :n] for batch in (short, long)]
+    assert torch.equal(*nll)
+    nothing = packing.build([[]], 8, CONFIG.vision)                      # a row of padding, no image in the batch
+    nll, lse, gradients = run(m, [[]], 8)
+    assert nothing.images.shape[0] == 1 and (nll == 0).all() and (lse == 0).all()
+    assert all(torch.isfinite(g).all() for g in gradients.values())
+
+
+def test_nll_equals_the_full_logits_and_is_zero_without_loss():
+    m = grown()
+    m.nll_chunk = 7                                                      # several chunks, the last one short
+    batch = packing.build([examples(3)], 1024, CONFIG.vision)
+    nll, lse = m(batch)
+    logits = m.logits(batch)
+    at = batch.weights > 0
+    assert torch.allclose(lse[at], logits.logsumexp(-1)[at], atol=1e-12, rtol=0)
+    expected = torch.nn.functional.cross_entropy(logits[at], batch.targets[at], reduction="none")
+    assert torch.allclose(nll[at], expected, atol=1e-12, rtol=0)
+    assert (nll[~at] == 0).all() and (lse[~at] == 0).all()
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# the planner
+
+
+def sizes_of(seed, n):
+    rng = np.random.default_rng(seed)
+    return [(int(t), int(c)) for t, c in zip(rng.integers(1, 130, n), rng.integers(0, 12, n), strict=True)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_fitting_example_is_packed_once_and_no_pack_is_over_a_limit(seed):
+    sizes = sizes_of(seed, 300)
+    planner = packing.Planner(sizes, 100, 10, pool=1 + seed * 3)
+    packs = list(planner)
+    for pack in packs:
+        assert sum(sizes[i][0] for i in pack) <= 100 and sum(sizes[i][1] for i in pack) <= 10
+    fits = [i for i, (t, c) in enumerate(sizes) if t <= 100 and c <= 10]
+    assert sorted(i for pack in packs for i in pack) == fits
+    assert sorted([*planner.oversize, *fits]) == list(range(300))
+
+
+def test_nothing_waits_longer_than_the_pool_is_deep():
+    endless = lambda i: (100, 1) if i % 50 == 7 else (30, 1)             # noqa: E731  the large ones never fit beside others
+    planner, taken = packing.Planner(endless, 120, 10, pool=16), {}
+    for n in range(400):
+        for i in next(planner):
+            taken[i] = n
+        oldest = min((i for i, _, _ in planner.pool), default=0)
+        assert n - taken.get(oldest - 1, n) <= 16
+    assert set(range(max(taken) - 200)) <= set(taken)
+
+
+def test_a_restored_planner_goes_on_exactly():
+    sizes = sizes_of(3, 500)
+    planner = packing.Planner(sizes, 100, 10)
+    for _ in range(40):
+        next(planner)
+    state, rest = planner.state(), list(planner)
+    again = packing.Planner(sizes, 100, 10)
+    again.restore(state)
+    assert list(again) == rest
+
+
+def test_packs_are_fuller_than_rows_filled_in_order():
+    sizes = [s for s in sizes_of(5, 2000) if s[0] <= 100 and s[1] <= 10]
+    in_order, t, c = 1, 0, 0
+    for size in sizes:
+        if t + size[0] > 100 or c + size[1] > 10:
+            in_order, t, c = in_order + 1, 0, 0
+        t, c = t + size[0], c + size[1]
+    assert len(list(packing.Planner(sizes, 100, 10))) < 0.9 * in_order

@@ -1,0 +1,217 @@
+"""Images to visual tokens against the official code: tiling, pixels, pooling windows; pooling against a plain loop."""
+
+import hashlib
+import json
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import data
+import vision
+
+HERE = Path(__file__).parent / "conformance"
+TILING, POOLING, PIXELS, VIDEO = (json.loads((HERE / f"{name}.json").read_text()) for name in
+                                  ("image_tiling", "token_pooling", "image_pixels", "video_tokens"))
+TOKENIZER = data.ByteTokenizer(n_vocab=151936)                           # the special ids are then those of Qwen
+SMALL = vision.VisionConfig(n_layer=2, n_embd=8, n_head=2, n_hidden=12, features=(1, 0), grid=6, patch=2, margin=1)
+
+
+def name(case):
+    return " ".join(str(value) for value in case["input"].values() if type(value) is int)
+
+
+def sizes(case):
+    return case["input"]["height"], case["input"]["width"], case["input"]["max_crops"]
+
+
+def image_ids(h, w, max_crops):
+    return data.image_ids(w, h, TOKENIZER, data.DataConfig(max_crops=max_crops))
+
+
+def sha256(array, dtype):
+    return hashlib.sha256(np.ascontiguousarray(array, dtype).tobytes()).hexdigest()
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# image -> crops
+
+
+@pytest.mark.parametrize("case", TILING["cases"], ids=name)
+def test_tiling_equals_the_official_code(case):
+    e = case["expected"]
+    low, high, n_crops = vision.pooled_grids(*sizes(case))
+    assert vision.tiling(*sizes(case)) == (e["rows"], e["cols"])
+    assert high == tuple(e["pooled_grid"])
+    assert n_crops == e["n_images_total"] == 1 + e["n_high_res_crops"]
+    assert low[0] * low[1] + high[0] * high[1] == e["pool_rows"]
+    assert len(image_ids(*sizes(case))) == e["n_tokens"]
+
+
+@pytest.mark.parametrize("case", POOLING["token_pooling"], ids=name)
+def test_pooling_windows_and_tokens_equal_the_official_code(case):
+    e = case["expected"]
+    h, w, max_crops = sizes(case)
+    patches, pool_src = vision.crops(np.zeros((h, w, 3), np.uint8), max_crops)
+    assert list(patches.shape) == e["images_shape"]
+    assert list(pool_src.shape) == e["pool_shape"]
+    assert pool_src[:3].tolist() == e["first_rows"]
+    assert pool_src[-3:].tolist() == e["last_rows"]
+    assert pool_src[13].tolist() == e["row13"]
+    assert pool_src[[182, 195, 196, 197]].tolist() == e["rows_182_195_196_197"]
+    assert (pool_src == -1).sum() == e["n_minus_one"]
+    assert pool_src.sum(0).tolist() == e["sum_rows"]
+    assert sha256(pool_src, "<i4") == e["sha256_int32_le"]
+    assert [[token, len(list(run))] for token, run in groupby(image_ids(h, w, max_crops))] == e["tokens_rle"]
+
+
+def test_largest_image_has_the_official_shapes():
+    # one image of every tiling; the cases of several images wait for records that have them
+    e, tokens, pools, counts = POOLING["max_shapes_single"], [], [], []
+    for rows in range(1, 9):
+        for cols in range(1, 8 // rows + 1):
+            h, w = rows * 266 + 112, cols * 266 + 112
+            assert vision.tiling(h, w, 8) == (rows, cols)
+            low, high, n_crops = vision.pooled_grids(h, w, 8)
+            tokens.append(len(image_ids(h, w, 8)))
+            pools.append(low[0] * low[1] + high[0] * high[1])
+            counts.append(n_crops)
+    assert [max(tokens)] == e["tokens"]
+    assert [max(pools), 4] == e["token_pooling"]
+    assert [max(counts), vision.RELEASED.n_patch, vision.RELEASED.n_pixel] == e["images"]
+
+
+def synthetic(h, w):
+    """The picture of the conformance cases: R = 7x + 3y, G = x*x // 11 + 5y, B = 3 (x xor y), all modulo 256."""
+    y, x = np.mgrid[:h, :w]
+    return np.stack([7 * x + 3 * y, x * x // 11 + 5 * y, (x ^ y) * 3], axis=-1).astype(np.uint8)
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request):
+    """Workers decode with one thread, the training process with several: torch picks its kernels by their number."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("case", [c for c in PIXELS["cases"] if "formula" in c["input"]], ids=name)
+def test_pixels_equal_the_official_bytes(case, threads):
+    e = case["expected"]
+    patches, _ = vision.crops(synthetic(case["input"]["height"], case["input"]["width"]))
+    assert list(patches.shape) == e["shape"]
+    assert str(patches.dtype) == e["dtype"]
+    assert patches[0, 0, :12].tolist() == e["patch0_first12"]
+    assert patches[0, 400, :12].tolist() == e["patch400_crop0_first12"]
+    assert patches[-1, -1, -12:].tolist() == e["last_crop_last_patch_last12"]
+    assert patches.sum(dtype=np.int64) == pytest.approx(e["sum"], rel=1e-5)
+    if torch.backends.cpu.get_cpu_capability().startswith("AVX"):       # other processors round some ties otherwise
+        assert patches.sum(dtype=np.int64) == e["sum"]
+        assert sha256(patches, np.uint8) == e["sha256"]
+
+
+def test_pixels_do_not_depend_on_the_number_of_threads():
+    before, seen = torch.get_num_threads(), []
+    try:
+        for n in (1, 2):
+            torch.set_num_threads(n)
+            seen.append(vision.resize(synthetic(96, 96), 72, 72))        # to one crop of the toy
+    finally:
+        torch.set_num_threads(before)
+    assert np.array_equal(*seen)
+
+
+@pytest.mark.parametrize("case", [c for c in PIXELS["cases"] if "normalize_on_gpu" in c["input"]], ids=name)
+def test_normalised_pixels_equal_the_official_floats(case):
+    e = case["expected"]
+    patches, _ = vision.crops(synthetic(case["input"]["height"], case["input"]["width"]))
+    vit = vision.ViT(vision.VisionConfig(n_layer=1, n_embd=4, n_head=1, n_hidden=4, features=(0,)))
+    seen = []
+    vit.patch.register_forward_pre_hook(lambda _, args: seen.append(args[0]))     # what the first layer is given
+    with torch.no_grad():
+        vit(torch.from_numpy(patches))
+    assert str(seen[0].dtype) == "torch." + e["dtype"]
+    assert seen[0][0, 0, :6].tolist() == pytest.approx(e["first6"], abs=1e-7)
+    assert seen[0].double().mean().item() == pytest.approx(e["mean"], abs=1e-6)
+
+
+@pytest.mark.parametrize("case", VIDEO["cases"], ids=lambda case: f"{case['input']['timestamps']}")
+def test_frames_pool_as_in_the_official_code(case):
+    # the windows alone; timestamps and subtitles wait for records of videos
+    e, n = case["expected"], len(case["input"]["timestamps"])
+    patches, window = vision.frame(synthetic(90, 160))
+    assert patches.shape == (1, 729, 588)
+    assert window.shape == (81, 9)
+    assert (window >= 0).all()
+    pool_src = np.concatenate([window + i * vision.RELEASED.n_patch for i in range(n)])
+    assert list(pool_src.shape) == e["pool_shape"]
+    assert pool_src[:2].tolist() == e["pool_first_rows"]
+    assert pool_src[9].tolist() == e["pool_row_9"]
+    assert pool_src[-1].tolist() == e["pool_last_row"]
+    assert sha256(pool_src, "<i4") == e["sha256_int32_le"]
+
+
+def test_a_frame_is_the_low_resolution_view_of_the_same_picture():
+    picture = synthetic(90, 160)
+    assert np.array_equal(vision.frame(picture)[0][0], vision.crops(picture)[0][0])
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# crops -> features
+
+
+def random_windows(M, K):
+    """(M,K) patch ids of two crops of SMALL, some missing: none in the first row, never all."""
+    rng = np.random.default_rng(0)
+    pool_src = rng.integers(2 * SMALL.n_patch, size=(M, K))
+    pool_src[1:, 1:][rng.random((M - 1, K - 1)) < 0.4] = -1
+    return torch.from_numpy(pool_src)
+
+
+@pytest.mark.parametrize("K", [4, 9])
+def test_pooling_equals_a_loop_over_valid_patches(K):
+    torch.manual_seed(0)
+    pool = vision.Pool(SMALL).double()                                   # one set of weights, whatever K is
+    features = torch.randn(2, SMALL.n_patch, 16, dtype=torch.float64)
+    pool_src = random_windows(20, K)
+    assert (pool_src < 0).any()
+    rows = []
+    for ids in pool_src.tolist():
+        window = features.flatten(0, 1)[[i for i in ids if i >= 0]]      # what is missing does not exist here
+        q, k, v = pool.q(window.mean(0)), pool.k(window), pool.v(window)
+        heads = [(k[:, h] @ q[h] / 4**0.5).softmax(0) @ v[:, h] for h in (slice(0, 4), slice(4, 8))]
+        rows.append(pool.out(torch.cat(heads)))
+    torch.testing.assert_close(pool(features, pool_src), torch.stack(rows), rtol=0, atol=1e-12)
+
+
+def test_windows_of_four_give_the_same_when_padded_to_nine():
+    # a batch that holds a video pads its images' windows
+    torch.manual_seed(0)
+    pool = vision.Pool(SMALL).double()
+    features, pool_src = torch.randn(2, SMALL.n_patch, 16, dtype=torch.float64), random_windows(20, 4)
+    wide = torch.nn.functional.pad(pool_src, (0, 5), value=-1)
+    torch.testing.assert_close(pool(features, wide), pool(features, pool_src), rtol=0, atol=1e-12)
+
+
+def test_a_row_without_patches_is_zero_and_leaves_gradients_alone():
+    def gradients(pool_src):
+        torch.manual_seed(0)
+        see = vision.Vision(SMALL, n_hidden=12, n_out=10)
+        images = torch.randint(256, (2, SMALL.n_patch, SMALL.n_pixel), dtype=torch.uint8)
+        for p in see.parameters():
+            torch.nn.init.normal_(p)                                     # biases too: they would make such a row non-zero
+        tokens = see(images, pool_src)
+        (tokens**2).sum().backward()
+        return tokens.detach(), {key: p.grad for key, p in see.named_parameters()}
+
+    pool_src = random_windows(6, 4)
+    tokens, plain = gradients(pool_src)
+    more, padded = gradients(torch.cat([pool_src, torch.full((2, 4), -1)]))
+    assert (more[6:] == 0).all()
+    assert (tokens != 0).all()
+    torch.testing.assert_close(more[:6], tokens)
+    assert all(g.isfinite().all() for g in padded.values())
+    torch.testing.assert_close(padded, plain)
