@@ -277,7 +277,8 @@ def check(record, where):
     if isinstance(image, dict):
         _fields(image, _IMAGE, ["path"], where, "image")
     path = image["path"] if isinstance(image, dict) else image
-    if path is not None and (re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", path) or "\0" in path or Path(path).is_absolute() or ".." in Path(path).parts):
+    if path is not None and (re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", path) or "\0" in path
+                             or Path(path).is_absolute() or ".." in Path(path).parts):
         raise DataError(f"{where}: E10 image path '{path}' must lie below the media folder: no URL, no '..', not absolute")
     if record.get("weight", 1) <= 0:
         raise DataError(f"{where}: E07 weight must be above 0, not {record['weight']}")
@@ -288,7 +289,8 @@ def check(record, where):
             raise DataError(f"{where}: E50 {what} is a track, which needs a video")
         if kind not in _ANNOTATION:
             near = difflib.get_close_matches(str(kind), _ANNOTATION, 1)
-            raise DataError(f"{where}: E07 {what} has type '{kind}', not one of {', '.join(_ANNOTATION)}" + (f" - did you mean '{near[0]}'?" if near else ""))
+            raise DataError(f"{where}: E07 {what} has type '{kind}', not one of {', '.join(_ANNOTATION)}"
+                            + (f" - did you mean '{near[0]}'?" if near else ""))
         if kind == "qa" and isinstance(a.get("question"), list):
             raise DataError(f"{where}: E07 {what}: a question in parts needs several images, which cannot be trained on yet")
         _fields(a, _ANNOTATION[kind], _REQUIRED[kind], where, what)
@@ -398,15 +400,20 @@ class Records:
         """(width, height) as displayed, from the file's header."""
         with self._open(record) as picture:
             w, h = picture.size
-            return (h, w) if picture.getexif().get(0x0112, 1) >= 5 else (w, h)      # EXIF: turned on its side
+            # Pillow decodes a whole PNG to look for EXIF data behind its pixels: take what stands in front
+            exif = picture.getexif() if picture.format != "PNG" or "exif" in picture.info else {}
+            return (h, w) if exif.get(0x0112, 1) >= 5 else (w, h)                   # turned on its side
 
     def image(self, record):
         """(H,W,3) uint8 as displayed; Unreadable if the file is cut short or damaged."""
         with self._open(record) as picture:
             try:
-                return vision.to_array(picture)
+                pixels = vision.to_array(picture)
             except (OSError, ValueError, SyntaxError) as e:               # what Pillow raises on damaged files
                 raise Unreadable(f"S21 cannot decode {picture.filename}: {e}") from None
+        if pixels.shape[1::-1] != self.image_size(record):
+            raise Unreadable(f"S21 {picture.filename} is not of the size that its header says")
+        return pixels
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -415,7 +422,8 @@ class Records:
 # styles whose prompt is plain language from stage 2 on; every other style is named in front: "vqa2: What ..."
 DEMO = {"pointing", "point_count", "cosyn_point", "user_qa", "long_caption", "short_caption", "correction_qa", "text_sft", "count"}
 TEMPLATES = {
-    "long_caption": ("Describe this image in detail.", "What does the picture show? Tell me everything.", "Write a long caption for this image."),
+    "long_caption": ("Describe this image in detail.", "What does the picture show? Tell me everything.",
+                     "Write a long caption for this image."),
     "short_caption": ("Describe this image briefly.", "Write a short caption for this image."),
     "pointing": ("Point to {}.", "Where are the {}?", "Show me every {}.", "Find {} in the image."),
     "point_count": ("How many {} are there? Point to them.", "Count the {} by pointing.", "Point to each {} and count."),
@@ -596,7 +604,10 @@ def arrange(record, size, tokenizer, config, seed, epoch):
         a = record["annotations"][i]
         # a text without a prompt is learned as it stands, outside any chat
         bare = a["type"] == "text" and "prompt" not in a
-        segments = [(tokenizer.encode(a["text"]) + [tokenizer.eos], True)] if bare else chat(turns_of(a, record, size, config, rng), tokenizer)
+        if bare:
+            segments = [(tokenizer.encode(a["text"]) + [tokenizer.eos], True)]
+        else:
+            segments = chat(turns_of(a, record, size, config, rng), tokenizer)
         weight = record.get("weight", 1.0) * a.get("weight", 1.0)
         if a["type"] in ("point", "count") and config.point_weight != 1:
             branches.append(Branch(segments, weight * config.point_weight))                   # flat: no roots (spec 7.1)
@@ -650,7 +661,8 @@ def ask(image, turns, tokenizer, config):
 def question_of(a, record, config):
     """What the user says to get an annotation's answer: no randomness, the length hint of config (spec 4.3)."""
     kind = a["type"]
-    style = a.get("style") or {"caption": "long_caption", "point": "pointing", "count": "count"}.get(kind, "user_qa" if "image" in record else "text_sft")
+    plain = {"caption": "long_caption", "point": "pointing", "count": "count"}
+    style = a.get("style") or plain.get(kind, "user_qa" if "image" in record else "text_sft")
     if kind == "caption":
         return prompt(style, "", None, config)
     if kind in ("point", "count"):
@@ -690,6 +702,8 @@ class Mixture:
             before, after = math.floor(n * share), math.floor((n + 1) * share)
             if after > before or k == len(self.shares) - 1:
                 n = before if k < len(self.shares) - 1 else n
-                epoch, j = divmod(n, len(self.sources[k]))
-                return k, int(_permutation(len(self.sources[k]), self.seed, self.sources[k].name, epoch)[j]), epoch
+                source = self.sources[k]
+                epoch, j = divmod(n, len(source))
+                ordered = getattr(source, "ordered", False)               # an endless source that comes as it is
+                return k, j if ordered else int(_permutation(len(source), self.seed, source.name, epoch)[j]), epoch
             n -= before

@@ -125,5 +125,6 @@ def build(rows, max_tokens, vision_config, crop_bucket=1):
         sources, targets_of = [np.full((1, 4), -1)], [np.zeros(1, np.int64)]
     width = max(s.shape[1] for s in sources)
     sources = [np.pad(s, ((0, 0), (0, width - s.shape[1])), constant_values=-1) for s in sources]
-    arrays = [tokens, targets, weights, pos, doc, branch, bidir, np.concatenate(images), np.concatenate(sources), np.concatenate(targets_of)]
+    joined = [np.concatenate(parts) for parts in (images, sources, targets_of)]
+    arrays = [tokens, targets, weights, pos, doc, branch, bidir, *joined]
     return Batch(*(torch.from_numpy(a) for a in arrays), [x.id for row in rows for x in row], torch.tensor(unit, dtype=torch.int32))

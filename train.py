@@ -93,7 +93,8 @@ def override(config, key, value, where):
     names = [f.name for f in dataclasses.fields(config)]
     if head not in names:
         near = difflib.get_close_matches(head, names, 1)
-        raise UserError(f"{where}: no such field '{head}'" + (f" - did you mean '{near[0]}'?" if near else f"; there are {', '.join(names)}"))
+        hint = f" - did you mean '{near[0]}'?" if near else f"; there are {', '.join(names)}"
+        raise UserError(f"{where}: no such field '{head}'{hint}")
     old = getattr(config, head)
     if dataclasses.is_dataclass(old):
         if not rest:
@@ -116,8 +117,8 @@ def override(config, key, value, where):
 
 def parse(argv):
     """Command line -> arguments, Config: defaults, then the stage's recipe, then --tiny's, then flags in their order."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], formatter_class=argparse.RawDescriptionHelpFormatter,
-                                     allow_abbrev=False, epilog="Any field of the config: --a.b=value, e.g. --lr.vit=1e-4 --data.max_crops=4 --pool=64")
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], allow_abbrev=False,
+                                     epilog="Any field of the config: --a.b=value, e.g. --lr.vit=1e-4 --data.max_crops=4 --pool=64")
     parser.add_argument("--stage", type=int, choices=(1, 2, 3), required=True, help="recipe from stages/")
     parser.add_argument("--tiny", action="store_true", help="toy model and laptop settings; toy world unless --data is given")
     parser.add_argument("--preset", choices=tuple(models.PRESETS), help="model shape (default: 4b, with --tiny toy)")
@@ -151,7 +152,8 @@ def parse(argv):
         key, equals, value = item.partition("=")
         if not key.startswith("--") or not equals:
             near = difflib.get_close_matches(key.lstrip("-"), flags, 1)
-            raise UserError(f"{key}: no such flag" + (f" - did you mean --{near[0]}?" if near else "; config fields are written --a.b=value"))
+            hint = f" - did you mean --{near[0]}?" if near else "; config fields are written --a.b=value"
+            raise UserError(f"{key}: no such flag{hint}")
         config = override(config, key[2:], value, key)
     config = replace(config, data=replace(config.data, vision=config.model.vision))
     if args.deterministic:
@@ -209,7 +211,7 @@ def open_sources(args, config):
         return sources, rates, tokenizer
     if not args.tiny:
         raise UserError("--data: name record files to train on (or --tiny for the toy world, which needs none)")
-    return [tiny.World("train", config.seed), tiny.World("train", config.seed, asks="points"), tiny.Sums(config.seed)], list(tiny.RATES), tokenizer
+    return *tiny.mixture(config.seed), tokenizer
 
 
 class Loader:
@@ -238,7 +240,8 @@ class Loader:
         except data.Unreadable as e:
             size, reason = None, str(e)
         if size and (size[0] > self.config.data.max_tokens or size[1] > self.config.pack_crops):
-            reason = f"S03 {size[0]} tokens and {size[1]} crops do not fit a row of {self.config.data.max_tokens} and {self.config.pack_crops}"
+            limits = f"{self.config.data.max_tokens} and {self.config.pack_crops}"
+            reason = f"S03 {size[0]} tokens and {size[1]} crops do not fit a row of {limits}"
         if not reason:
             self.in_a_row = 0
             return size
@@ -266,7 +269,8 @@ class Loader:
                 yield self.checked(packs, [[self.encode(i) for i in pack] for pack in packs])
             return
         # two steps ahead, in plan order; what a worker decodes is a function of the number it is given
-        with ProcessPoolExecutor(self.config.workers, get_context("spawn"), _start_worker, (self.mixture, self.tokenizer, self.config)) as pool:
+        needs = (self.mixture, self.tokenizer, self.config)
+        with ProcessPoolExecutor(self.config.workers, get_context("spawn"), _start_worker, needs) as pool:
             ahead = deque()
             while True:
                 while len(ahead) < 2:
@@ -340,7 +344,8 @@ def learning_rate(step, base, warmup, total, final=0.1):
 
 def schedule(config, part, step):
     """The part's rate; a run shorter than a few warm-ups warms up over a tenth of itself."""
-    return learning_rate(step, getattr(config.lr, part), min(getattr(config.warmup, part), config.steps // 10), config.steps, config.final_lr)
+    warmup = min(getattr(config.warmup, part), config.steps // 10)
+    return learning_rate(step, getattr(config.lr, part), warmup, config.steps, config.final_lr)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -357,8 +362,9 @@ def train(args, config, out, device, dtype, sources, rates, tokenizer):
     groups = {part: [p for p in ps if p.requires_grad] for part, ps in model.groups().items() if part in config.train}
     optimizer = torch.optim.AdamW([{"params": ps, "name": part} for part, ps in groups.items()], lr=0.0, betas=config.betas,
                                   eps=config.adam_eps, weight_decay=0.0, fused=device.type != "mps")
-    head = {"config": dataclasses.asdict(config), "commit": commit(), "versions": {"python": platform.python_version(), "torch": torch.__version__},
-            "device": str(device), "dtype": str(dtype).split(".")[-1], "params": {part: sum(p.numel() for p in ps) for part, ps in model.groups().items()}}
+    head = {"config": dataclasses.asdict(config), "commit": commit(), "device": str(device), "dtype": str(dtype).split(".")[-1],
+            "versions": {"python": platform.python_version(), "torch": torch.__version__},
+            "params": {part: sum(p.numel() for p in ps) for part, ps in model.groups().items()}}
     (out / "config.json").write_text(json.dumps(head, indent=1))
     log = open(out / "log.jsonl", "w", buffering=1)
     log.write(json.dumps(head) + "\n")
@@ -373,7 +379,8 @@ def train(args, config, out, device, dtype, sources, rates, tokenizer):
         weight = float(sum(e.weights.sum(dtype="float64") for e in examples))
         total = 0.0
         for start in range(0, config.batch, config.micro_batch):
-            batch = packing.build(packs[start : start + config.micro_batch], config.data.max_tokens, config.data.vision, config.crop_bucket).to(device)
+            rows = packs[start : start + config.micro_batch]
+            batch = packing.build(rows, config.data.max_tokens, config.data.vision, config.crop_bucket).to(device)
             with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
                 nll, lse = model(batch)
             loss = (batch.weights * (nll + config.z_loss * lse**2)).sum() / max(weight, 1e-8)
@@ -386,12 +393,14 @@ def train(args, config, out, device, dtype, sources, rates, tokenizer):
         optimizer.step()
         optimizer.zero_grad()
 
-        tokens, crops = sum(len(e.tokens) for e in examples), sum(0 if e.images is None else len(e.images) for e in examples)
-        line = {"step": step, "loss": total, "weight": weight, "tokens": tokens, "loss_tokens": sum(int((e.weights > 0).sum()) for e in examples),
+        tokens = sum(len(e.tokens) for e in examples)
+        crops = sum(0 if e.images is None else len(e.images) for e in examples)
+        line = {"step": step, "loss": total, "weight": weight, "tokens": tokens,
+                "loss_tokens": sum(int((e.weights > 0).sum()) for e in examples),
                 "lr": {g["name"]: g["lr"] for g in optimizer.param_groups}, "grad_norm": norm, "grad_norms": norms,
                 "fill_tokens": tokens / (config.batch * config.data.max_tokens), "fill_crops": crops / (config.batch * config.pack_crops),
-                "examples": len(examples), "branches": sum(max(int(e.branch.max(initial=0)), 1) for e in examples), "dropped": dict(loader.dropped),
-                "branches_dropped": sum(e.dropped for e in examples),
+                "examples": len(examples), "branches": sum(max(int(e.branch.max(initial=0)), 1) for e in examples),
+                "branches_dropped": sum(e.dropped for e in examples), "dropped": dict(loader.dropped),
                 "ids": hashlib.sha256("\n".join(e.id for e in examples).encode()).hexdigest()[:16], "seconds": time.time() - started}
         started = time.time()
         log.write(json.dumps(line) + "\n")
@@ -408,12 +417,14 @@ def train(args, config, out, device, dtype, sources, rates, tokenizer):
 def commit():
     """The commit of the code that runs, with + if files differ from it; 'unknown' outside a checkout."""
     here = Path(__file__).parent
+
+    def git(*words):
+        return subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+
     try:
-        name = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
-        changed = subprocess.run(["git", "status", "--porcelain", "-uno"], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+        return git("rev-parse", "--short", "HEAD") + "+" * bool(git("status", "--porcelain", "-uno"))
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-    return name + "+" * bool(changed)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -422,7 +433,7 @@ def commit():
 
 def finish(args, config, out, model, lines, tokenizer):
     """Weights, curve, evaluation, samples -> the metrics."""
-    from tools import evaluate, view                      # they import what trains; here, so that reading stays one way
+    from tools import evaluate, view  # here, because nobody has to open tools/ to understand the loop
 
     model.eval()
     models.save(model, out / "model")
@@ -441,7 +452,8 @@ def finish(args, config, out, model, lines, tokenizer):
     def held_out(split):
         world = tiny.World(split, config.seed)
         records = [world[i] for i in range(config.eval_images)]
-        metrics, predictions = evaluate.evaluate(model, tokenizer, config.data, records, lambda record, k: world.masks(record, record["annotations"][k]))
+        masks_of = lambda record, k: world.masks(record, record["annotations"][k])       # noqa: E731
+        metrics, predictions = evaluate.evaluate(model, tokenizer, config.data, records, masks_of)
         evaluate.draw(predictions, records, out / "samples" / split)
         return metrics
 

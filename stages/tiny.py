@@ -25,7 +25,7 @@ RECIPE = {
     "response_dropout": 0.0, "residual_dropout": 0.0, "freeze_embedding": False,
     "data.max_tokens": 512, "data.max_crops": 1, "data.length_hint": 0,
 }
-RATES = (0.6, 0.3, 0.1)              # captions with everything else, pointing, text: the mixture of stage 1 (spec 9.2)
+LESSONS = 9000                       # images until the toy world is as hard as its held-out images
 
 SIZE = 100                           # pixels: one crop of the toy's ViT, 10 patches of 10, so that a digit of a coordinate is a patch
 COLOURS = {"red": (215, 40, 40), "green": (40, 170, 60), "blue": (50, 80, 220), "yellow": (235, 210, 50),
@@ -41,21 +41,21 @@ WORDS = ("user\n", "assistant\n", "pointing: ", "count: ", "long_caption", "text
          *COLOURS, *(f" {s}" for s in SHAPES))
 
 
-def draw_scene(rng, split):
+def draw_scene(rng, split, least=0, most=6, contrast=1.0):
     """-> dict of plain numbers and words: what is where, and what lies behind it."""
-    objects, n = [], int(rng.integers(0, 7))
-    for _ in range(200):
+    objects, n = [], int(rng.integers(least, most + 1))
+    for _ in range(300):
         if len(objects) == n:
             break
         rare = split == "unseen" and (not objects or rng.random() < 0.5)
         choices = sorted(UNSEEN) if rare else SEEN
         colour, shape = choices[int(rng.integers(len(choices)))]
-        r = int(rng.integers(10, 15))
+        r = int(rng.integers(9, 14))
         x, y = (int(v) for v in rng.integers(r + 1, SIZE - r - 1, 2))
-        if all((x - o["x"]) ** 2 + (y - o["y"]) ** 2 > (r + o["r"] + 2) ** 2 for o in objects):
+        if all((x - o["x"]) ** 2 + (y - o["y"]) ** 2 > (1.13 * (r + o["r"]) + 2) ** 2 for o in objects):
             objects.append({"colour": colour, "shape": shape, "x": x, "y": y, "r": r, "light": int(rng.integers(-25, 26))})
     return {"objects": objects, "ground": [int(v) for v in rng.integers(60, 170, 3)], "slope": [int(v) for v in rng.integers(-30, 31, 2)],
-            "texture": int(rng.integers(4)), "period": int(rng.integers(3, 9)), "noise": int(rng.integers(1 << 30))}
+            "texture": int(rng.integers(4)), "period": int(rng.integers(3, 9)), "noise": int(rng.integers(1 << 30)), "contrast": contrast}
 
 
 _Y, _X = np.mgrid[0:SIZE, 0:SIZE].astype(np.float32)
@@ -65,8 +65,8 @@ def mask_of(o):
     """(SIZE,SIZE) bool: the pixels of one object."""
     x, y, r = _X - o["x"], _Y - o["y"], o["r"]
     return {"circle": x * x + y * y <= r * r,
-            "square": np.maximum(abs(x), abs(y)) <= 0.85 * r,
-            "triangle": (y <= 0.8 * r) & (y >= 2 * abs(x) - 1.0 * r),
+            "square": np.maximum(abs(x), abs(y)) <= 0.8 * r,
+            "triangle": (y <= 0.7 * r) & (y >= 2 * abs(x) - r),
             "cross": (np.minimum(abs(x), abs(y)) <= 0.34 * r) & (np.maximum(abs(x), abs(y)) <= r)}[o["shape"]]
 
 
@@ -75,11 +75,12 @@ def render(scene):
     objects are shaded: neither a colour nor a brightness alone says what is an object."""
     rng = np.random.default_rng(scene["noise"])
     slope = (scene["slope"][0] * _X + scene["slope"][1] * _Y) / SIZE
-    waves = (lambda: 0 * _X, lambda: np.sign(np.sin(_X * np.pi / scene["period"])), lambda: np.sign(np.sin((_X + _Y) * np.pi / scene["period"])),
-             lambda: np.sign(np.sin(_X * np.pi / scene["period"]) * np.sin(_Y * np.pi / scene["period"])))
-    light = slope + 12 * waves[scene["texture"]]() + rng.normal(0, 6, (SIZE, SIZE))
+    along, down, across = (np.sin(v * np.pi / scene["period"]) for v in (_X, _Y, _X + _Y))
+    texture = np.sign((0 * along, along, across, along * down)[scene["texture"]])          # plain, stripes, stripes aslant, checks
+    light = slope + 12 * texture + rng.normal(0, 6, (SIZE, SIZE))
     ground = np.array(scene["ground"], np.float32)
     image = 0.45 * ground + 0.55 * ground.mean() + light[..., None]
+    image = 30 + scene["contrast"] * (image - 30)
     for o in scene["objects"]:
         shade = o["light"] + 14 * (_X - o["x"] + _Y - o["y"]) / o["r"] + rng.normal(0, 6, (SIZE, SIZE))
         image = np.where(mask_of(o)[..., None], np.array(COLOURS[o["colour"]], np.float32) + shade[..., None], image)
@@ -108,17 +109,23 @@ class World:
     whole shape, everything, and one kind that is not there.
     """
 
-    def __init__(self, split, seed=0, asks="all", n=1_000_000):
-        self.split, self.seed, self.asks, self.n = split, seed, asks, n
-        self.name = f"tiny-{split}-{asks}"
+    def __init__(self, split, seed=0, asks="all", lessons=0):
+        self.split, self.seed, self.asks, self.lessons = split, seed, asks, lessons
+        self.name, self.ordered = f"tiny-{split}-{asks}", True
 
     def __len__(self):
-        return self.n
+        return 1 << 40
+
+    def lesson(self, i):
+        """How many objects image i may have, and how strongly its ground stands out (1: fully)."""
+        grown = min(i / self.lessons, 1.0) if self.lessons else 1.0
+        grown = max(0.0, 1.5 * grown - 0.5)
+        return int(grown < 0.5), min(1 + int(6 * grown), 6), round(grown, 3)
 
     @lru_cache(maxsize=4096)                             # noqa: B019  a world lives as long as its run
     def scene(self, i):
         for attempt in range(1000):
-            scene = draw_scene(keyed(self.seed, "scene", self.split, self.asks, i, attempt), self.split)
+            scene = draw_scene(keyed(self.seed, "scene", self.split, self.asks, i, attempt), self.split, *self.lesson(i))
             if (zlib.crc32(json.dumps(scene).encode()) % 8 == 0) == (self.split != "train"):
                 return scene
         raise AssertionError(f"no scene for {self.name} {i}")
@@ -131,10 +138,12 @@ class World:
         absent = [kind for kind in pool if kind not in kinds]
         asked = [*kinds, absent[int(rng.integers(len(absent)))], ("any", "shape")]
         if objects:
-            asked += [(objects[int(rng.integers(len(objects)))]["colour"], "shape"), ("any", objects[int(rng.integers(len(objects)))]["shape"])]
+            one, other = (objects[int(k)] for k in rng.integers(len(objects), size=2))
+            asked += [(one["colour"], "shape"), ("any", other["shape"])]
         annotations = [point_at(objects, *kind) for kind in asked]
         if self.asks == "all":
-            annotations += [{"type": "caption", "text": caption_of(objects)}, {"type": "count", "label": "any shape", "count": len(objects)}]
+            annotations.append({"type": "caption", "text": caption_of(objects)})
+            annotations.append({"type": "count", "label": "any shape", "count": len(objects)})
         name = f"{self.name}-{i}"
         return {"id": name, "where": name, "source": self, "index": i, "annotations": annotations,
                 "image": {"path": f"{name}.png", "width": SIZE, "height": SIZE}}
@@ -168,6 +177,11 @@ class Sums:
         question = f"{NUMBERS[a]} {first}{'s' * (a > 1)}, {NUMBERS[b]} {second}{'s' * (b > 1)}"
         return {"id": f"{self.name}-{i}", "where": f"{self.name}-{i}", "source": self,
                 "annotations": [{"type": "qa", "question": question, "answer": str(a + b)}]}
+
+
+def mixture(seed):
+    """Sources and rates of the toy's stage 1: captions with everything else, pointing, text (spec 9.2)."""
+    return [World("train", seed, lessons=LESSONS), World("train", seed, asks="points", lessons=LESSONS // 2), Sums(seed)], [0.6, 0.3, 0.1]
 
 
 def export(folder, split, n, seed):

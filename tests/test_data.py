@@ -1,6 +1,7 @@
 """Records: what is read, what is refused and with which words; sizes, prompts, mixtures, the toy world."""
 
 import json
+import re
 import zlib
 from pathlib import Path
 
@@ -146,7 +147,8 @@ def test_the_real_records_pass_and_the_coins_come_back_within_a_pixel():
 def test_size_equals_what_encode_gives_on_every_record(limit, epoch):
     """... and no visual token is cut, no branch half kept: tokens in = kept + dropped."""
     worlds = [tiny.World(split) for split in ("train", "test", "unseen")]
-    records = [*data.Records(MEDIA / "records.jsonl"), *(world[i] for world in worlds for i in range(15)), *(tiny.Sums()[i] for i in range(5))]
+    records = [*data.Records(MEDIA / "records.jsonl"), *(world[i] for world in worlds for i in range(15)),
+               *(tiny.Sums()[i] for i in range(5))]
     config = data.DataConfig(max_tokens=limit, max_crops=4, vision=model.TOY_VISION, root_length=True)
     for record in records:
         size, example = data.size(record, TOKENIZER, config, 3, epoch), data.encode(record, TOKENIZER, config, 3, epoch)
@@ -169,12 +171,14 @@ def texts(record, config=CONFIG, epoch=0):
 
 def test_prompts_of_stage_1_open_with_their_style():
     cat = data.Records(MEDIA / "records.jsonl")[0]
+    caption = r"user\nlong_caption( \d+)?:\nassistant\nA close portrait of a tabby cat"
+    points = r"user\n(pointing: eye\nassistant\n<points |point_count: eye\nassistant\nCounting the <points )"
+    question = r"user\nuser_qa( \d+)?: What colour are the cat's eyes\?\nassistant\nGreen\.$"
     for epoch in range(5):
-        caption, point, question = sorted(texts(cat, epoch=epoch), key=lambda t: ("point" in t, "What" in t))[0], *sorted(
-            (t for t in texts(cat, epoch=epoch) if "long_caption" not in t), key=lambda t: "What" in t)
-        assert caption.startswith("user\nlong_caption") and caption.split(":")[0].replace("user\nlong_caption", "").strip().isdigit() | (":" in caption[:20])
-        assert point.startswith(("user\npointing: eye\nassistant\n<points", "user\npoint_count: eye\nassistant\nCounting the"))
-        assert question.startswith("user\nuser_qa") and question.endswith("Green.")
+        written = texts(cat, epoch=epoch)                                 # in an order of the epoch's own
+        assert len(written) == 3
+        for form in (caption, points, question):
+            assert sum(bool(re.match(form, text)) for text in written) == 1
 
 
 def test_a_caption_names_its_length_in_nine_of_ten():
@@ -247,7 +251,8 @@ def test_training_and_held_out_images_cannot_coincide():
 
 
 def test_unseen_combinations_are_never_shown_in_training():
-    kinds = {s: [{(o["colour"], o["shape"]) for o in tiny.World(s).scene(i)["objects"]} for i in range(300)] for s in ("train", "test", "unseen")}
+    kinds = {s: [{(o["colour"], o["shape"]) for o in tiny.World(s).scene(i)["objects"]} for i in range(300)]
+             for s in ("train", "test", "unseen")}
     for split in ("train", "test"):
         assert not any(k & tiny.UNSEEN for k in kinds[split])
         assert set().union(*kinds[split]) == set(tiny.SEEN)
@@ -269,7 +274,7 @@ def test_what_the_toy_world_says_of_an_image_is_true_of_its_masks():
                 masks = world.masks(record, a)
                 assert len(masks) == len(a["points"])
                 for mask, p in zip(masks, a["points"], strict=True):
-                    assert mask[round(p["y"] - 0.5), round(p["x"] - 0.5)] and 60 < mask.sum() < 400
+                    assert mask[round(p["y"] - 0.5), round(p["x"] - 0.5)] and 60 < mask.sum() < 700
         every = np.array([tiny.mask_of(o) for o in objects]).reshape(-1, tiny.SIZE, tiny.SIZE)
         assert every.sum(0).max(initial=0) <= 1                           # objects never overlap
     assert seen == set(range(7))

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from itertools import groupby
 from pathlib import Path
 
@@ -13,8 +14,8 @@ import data
 import vision
 
 HERE = Path(__file__).parent / "conformance"
-TILING, POOLING, PIXELS, VIDEO = (json.loads((HERE / f"{name}.json").read_text()) for name in
-                                  ("image_tiling", "token_pooling", "image_pixels", "video_tokens"))
+TILING, POOLING, PIXELS, VIDEO, TIMES = (json.loads((HERE / f"{name}.json").read_text()) for name in
+                                         ("image_tiling", "token_pooling", "image_pixels", "video_tokens", "frame_sampling"))
 TOKENIZER = data.ByteTokenizer(n_vocab=151936)                           # the special ids are then those of Qwen
 SMALL = vision.VisionConfig(n_layer=2, n_embd=8, n_head=2, n_hidden=12, features=(1, 0), grid=6, patch=2, margin=1)
 
@@ -152,6 +153,18 @@ def test_frames_pool_as_in_the_official_code(case):
     assert pool_src[9].tolist() == e["pool_row_9"]
     assert pool_src[-1].tolist() == e["pool_last_row"]
     assert sha256(pool_src, "<i4") == e["sha256_int32_le"]
+
+
+# the file's other modes are other rules: "fps" samples the videos of tracks, "uniform" is a rule without the last frame
+@pytest.mark.parametrize("case", [c for c in TIMES["cases"] if c["input"]["mode"] == "uniform_last_frame"],
+                         ids=lambda case: "{duration}s-{max_frames}-{max_fps}".format_map(case["input"]))
+def test_frames_are_taken_when_the_official_code_takes_them(case):
+    # the times alone; how they are written waits for records of videos
+    given, e = case["input"], case["expected"]
+    fps = math.inf if given["max_fps"] is None else given["max_fps"]     # no limit to the rate: spread over all frames allowed
+    times = vision.frame_times(given["duration"], given["max_frames"], fps)
+    assert len(times) == e["n_frames"]
+    assert times == e["timestamps"]
 
 
 def test_a_frame_is_the_low_resolution_view_of_the_same_picture():

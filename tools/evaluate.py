@@ -82,7 +82,8 @@ def count_in(text):
     """The number a text states, else how many points it has, else None."""
     if "there are none" in text.lower():
         return 0
-    stated = re.fullmatch(r"\s*(\d+)\s*\.?\s*", text) or re.search(r"total of (\d+)", text) or re.match(r"\s*There (?:are|is) (\d+)\b", text)
+    stated = (re.fullmatch(r"\s*(\d+)\s*\.?\s*", text) or re.search(r"total of (\d+)", text)
+              or re.match(r"\s*There (?:are|is) (\d+)\b", text))
     if stated:
         return int(stated.group(1))
     return len(data.parse_points(text, 1, 1)) or None
@@ -169,8 +170,7 @@ def main():
         raise SystemExit(2) from None
     for line in skipped:
         print(f"{line}; skipped", file=sys.stderr)
-    metrics, predictions = evaluate(model, tokenizer, config, readable,
-                                    lambda record, k: masks[f"{record['id']}/{k}"] if f"{record['id']}/{k}" in masks else None)
+    metrics, predictions = evaluate(model, tokenizer, config, readable, lambda record, k: masks.get(f"{record['id']}/{k}"))
     if args.draw:
         draw(predictions, readable, args.draw)
     with open(Path(args.out) / "predictions.jsonl", "w") as out:

@@ -133,7 +133,8 @@ def main():
     if args.draw and image is None:
         print("tools.generate: --draw needs --image", file=sys.stderr)
         raise SystemExit(2)
-    ids = generate(model, [data.ask(image, [(args.prompt, None)], tokenizer, config)], tokenizer.eos, args.max_new, args.temperature, args.seed)[0]
+    prompt = data.ask(image, [(args.prompt, None)], tokenizer, config)
+    (ids,) = generate(model, [prompt], tokenizer.eos, args.max_new, args.temperature, args.seed)
     text = tokenizer.decode(ids)
     h, w = image.shape[:2] if image is not None else (0, 0)
     points = data.parse_points(text, w, h)

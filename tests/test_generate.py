@@ -1,0 +1,200 @@
+"""Decoding with a cache, and the scores."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import attention
+import data
+import model
+import packing
+from stages import tiny
+from tools import evaluate, generate
+
+CONFIG = dataclasses.replace(model.PRESETS["toy"], n_layer=2, vision=dataclasses.replace(model.TOY_VISION, n_layer=2, features=(1, 0)))
+DATA = data.DataConfig(max_tokens=512, max_crops=1, length_hint=0, vision=CONFIG.vision)
+TOKENIZER = data.ByteTokenizer(tiny.WORDS)
+
+
+@pytest.fixture(scope="module")
+def grown():
+    torch.manual_seed(0)
+    return model.Molmo2(CONFIG).init_weights().double().eval()
+
+
+def prompts():
+    world = tiny.World("test")
+    asked = ["long_caption:", "pointing: red circle", "a much longer question about what there is to see?", "count: any shape"]
+    return [data.ask(world.image(world[i]) if i != 2 else None, [(question, None)], TOKENIZER, DATA) for i, question in enumerate(asked)]
+
+
+def test_the_cache_gives_what_a_full_forward_gives_for_prompts_of_different_lengths(grown):
+    """... with images and without, one row shorter than the next; 24 tokens, compared by logits at every step."""
+    seen = []
+    grown.project, project = lambda x: seen.append(project(x)) or seen[-1], grown.project
+    try:
+        out = generate.generate(grown, prompts(), eos=-1, max_new=24)
+    finally:
+        del grown.project
+    for row, prompt in enumerate(prompts()):
+        ids = [*prompt.tokens.tolist(), *out[row][:-1]]
+        bidir = np.pad(prompt.bidir, (0, len(ids) - len(prompt.tokens)))
+        whole = dataclasses.replace(prompt, tokens=np.array(ids), targets=np.array(ids), weights=np.zeros(len(ids), np.float32),
+                                    pos=np.arange(len(ids)), branch=np.zeros(len(ids), np.int32), bidir=bidir)
+        full = grown.logits(packing.build([[whole]], len(ids), CONFIG.vision))[0]
+        for step, logits in enumerate(seen):
+            expected = full[len(prompt.tokens) - 1 + step]
+            assert (logits[row] - expected).abs().max() < 1e-10
+            assert out[row][step] == int(expected.argmax())
+
+
+def test_generation_stops_at_eos_and_sampling_follows_its_seed(grown):
+    out = generate.generate(grown, prompts(), TOKENIZER.eos, max_new=40, temperature=1.5, seed=3)
+    assert all(TOKENIZER.eos not in ids for ids in out)
+    assert out == generate.generate(grown, prompts(), TOKENIZER.eos, max_new=40, temperature=1.5, seed=3)
+    assert out != generate.generate(grown, prompts(), TOKENIZER.eos, max_new=40, temperature=1.5, seed=4)
+    first = generate.generate(grown, prompts()[:1], -1, max_new=5)[0]
+    assert generate.generate(grown, prompts()[:1], first[3], max_new=5)[0] == first[: first.index(first[3])]
+
+
+def test_weights_come_back_bit_for_bit(grown, tmp_path):
+    model.save(grown, tmp_path)
+    again = model.load(tmp_path, dtype=torch.float64)
+    assert again.config == grown.config and not again.training
+    for (name, a), (other, b) in zip(grown.state_dict().items(), again.state_dict().items(), strict=True):
+        assert name == other and torch.equal(a, b)
+    (tmp_path / "config.json").write_text(json.dumps({**dataclasses.asdict(CONFIG), "n_embd": 64}))
+    with pytest.raises(ValueError, match="do not fit"):
+        model.load(tmp_path)
+    with pytest.raises(FileNotFoundError, match="no model here"):
+        model.load(tmp_path / "none")
+
+
+def test_a_tied_head_is_saved_once_and_stays_tied(tmp_path):
+    tied = model.Molmo2(dataclasses.replace(CONFIG, tied=True)).init_weights()
+    model.save(tied, tmp_path)
+    again = model.load(tmp_path)
+    assert again.head is None and torch.equal(again.project(torch.eye(CONFIG.n_embd)), tied.embedding.weight.T)
+
+
+@pytest.mark.parametrize(("name", "total"), [("4b", 4_461_913_040), ("8b", 8_661_703_120), ("o7b", 7_760_786_896)])
+def test_presets_have_the_published_number_of_parameters(name, total):
+    with torch.device("meta"):
+        m = model.Molmo2(model.PRESETS[name])
+    assert sum(p.numel() for p in m.parameters()) == total
+
+
+@pytest.mark.parametrize(("residual", "response"), [(0.0, 0.25), (0.25, 0.0)])
+def test_dropout_touches_the_positions_of_its_stage(residual, response):
+    """Stage 1: only positions whose target has loss; stages 2 and 3: all. The mean is kept."""
+    torch.manual_seed(0)
+    has_loss = torch.arange(64) % 2 == 0
+    x = model.dropout(residual, response, has_loss[None])(torch.ones(1, 64, 4096))[0]
+    assert torch.equal(x[~has_loss] == 1, torch.full((32, 4096), residual == 0))
+    assert abs(float((x[has_loss] == 0).float().mean()) - 0.25) < 0.01 and abs(float(x.mean()) - 1) < 0.01
+    assert float(x.max()) == pytest.approx(1 / 0.75)
+
+
+def test_evaluation_has_no_dropout(grown):
+    grown.residual_dropout = 0.5
+    batch = packing.build([[p] for p in prompts()[:1]], 256, CONFIG.vision)
+    assert torch.equal(grown.hidden(batch), grown.hidden(batch))
+    grown.residual_dropout = 0.0
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# scores
+
+CASES = json.loads((Path(__file__).parent / "conformance" / "eval_metrics.json").read_text())["cases"]
+
+
+def boxes(case):
+    masks = np.zeros((len(case["gt_boxes_as_masks_xyxy_inclusive"]), case["h"], case["w"]), bool)
+    for mask, (x0, y0, x1, y1) in zip(masks, case["gt_boxes_as_masks_xyxy_inclusive"], strict=True):
+        mask[y0 : y1 + 1, x0 : x1 + 1] = True
+    return masks
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c["kind"] == "pointing_f1"], ids=lambda c: c["input"]["text"][:40])
+def test_point_scores_equal_the_official_ones(case):
+    given, masks = case["input"], boxes(case["input"])
+    predicted = [(x, y) for _, _, x, y in data.parse_points(given["text"], given["w"], given["h"])]
+    scores = evaluate.score_points(predicted, [tuple(p) for p in given["gt_points"]], evaluate.in_mask(masks))
+    assert scores == pytest.approx([case["expected"][k] for k in ("precision", "recall", "f1")], abs=1e-9)
+
+
+@pytest.mark.parametrize(("text", "count"), [
+    ("5", 5), (" 5. ", 5), ("There are none.", 0), ("Counting the <points coords=\"1 1 100 100\">x</points> shows a total of 3.", 3),
+    ("There are 4 <points coords=\"1 1 100 100\">x</points>.", 4), ("<points coords=\"1 1 100 100 2 200 200\">x</points>", 2),
+    ("many", None), ("", None)])
+def test_counts_are_read_from_every_way_to_state_them(text, count):
+    assert evaluate.count_in(text) == count
+
+
+def test_assignment_is_optimal():
+    """Against every permutation, on square and oblong costs."""
+    from itertools import permutations
+
+    rng = np.random.default_rng(0)
+    for n, m in ((1, 1), (3, 3), (2, 5), (5, 2), (4, 6), (5, 5), (0, 3)):
+        for _ in range(10):
+            cost = rng.random((n, m)).round(1)
+            pairs = evaluate.assign(cost)
+            assert len({r for r, _ in pairs}) == len({c for _, c in pairs}) == len(pairs) == min(n, m)
+            wide = cost if n <= m else cost.T
+            best = min((sum(wide[i, p] for i, p in enumerate(ps)) for ps in permutations(range(wide.shape[1]), wide.shape[0])), default=0)
+            assert sum(cost[r, c] for r, c in pairs) == pytest.approx(best)
+
+
+def test_assignment_equals_scipy():
+    optimize = pytest.importorskip("scipy.optimize")
+    rng = np.random.default_rng(1)
+    for _ in range(50):
+        cost = rng.random(rng.integers(1, 40, 2))
+        rows, columns = optimize.linear_sum_assignment(cost)
+        assert sum(cost[r, c] for r, c in evaluate.assign(cost)) == pytest.approx(cost[rows, columns].sum())
+
+
+def test_without_masks_a_hit_is_within_five_hundredths_of_the_diagonal():
+    hit = evaluate.near([(50, 50)], 300, 400)
+    assert hit(0, (50 + 24.9, 50)) and not hit(0, (50 + 25.1, 50))
+
+
+def test_a_perfect_model_scores_one_and_a_silent_one_what_is_absent(monkeypatch):
+    """evaluate() with the model's answers replaced by the true ones, then by none."""
+    world = tiny.World("test")
+    records = [world[i] for i in range(6)]
+
+    def shown(prompt):                                   # all that a model is given: words and pixels
+        return prompt.tokens.tobytes(), prompt.images.tobytes()
+
+    truth = {}
+    for record in records:
+        for a in record["annotations"]:
+            prompt = data.ask(world.image(record), [(data.question_of(a, record, DATA), None)], TOKENIZER, DATA)
+            ((_, answer),) = data.turns_of(a, record, (tiny.SIZE, tiny.SIZE), DATA, data.keyed(0))
+            truth[shown(prompt)] = TOKENIZER.encode(answer)
+
+    def masks_of(record, k):
+        return world.masks(record, record["annotations"][k])
+
+    def scores(answer):
+        monkeypatch.setattr(evaluate, "generate", lambda model, prompts, eos, max_new: [answer(p) for p in prompts])
+        return evaluate.evaluate(None, TOKENIZER, DATA, records, masks_of, batch=7)[0]     # several batches
+
+    perfect, silent = scores(lambda prompt: truth[shown(prompt)]), scores(lambda prompt: [])
+    assert perfect["point_f1"] == pytest.approx(1, abs=1e-4) and perfect["hits"] == "mask"
+    assert perfect["count_accuracy"] == perfect["caption_exact"] == 1
+    absent = np.mean([not a["points"] for r in records for a in r["annotations"] if a["type"] == "point"])
+    assert silent["point_f1"] == pytest.approx(absent, abs=1e-4) and silent["caption_exact"] == silent["count_accuracy"] == 0
+
+
+def test_a_cache_sees_what_the_rule_says():
+    """Rows of the mask are the rows of the whole mask: prefill and decoding share one rule."""
+    doc, branch, bidir = (torch.randint(0, 3, (2, 12)) for _ in range(3))
+    whole = attention.allow(doc, branch, bidir)
+    assert torch.equal(attention.allow(doc, branch, bidir, slice(5, 9)), whole[:, 5:9])

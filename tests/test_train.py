@@ -1,0 +1,230 @@
+"""The loop and its command line: what a step is, what a run leaves behind, what a user's mistake costs."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+import data
+import model
+import train
+from stages import tiny
+
+ROOT = Path(__file__).parent.parent
+MEDIA = ROOT / "tests" / "media"
+SMALL = ["--stage", "1", "--tiny", "--batch", "4", "--steps", "3", "--eval_images=2", "--model.n_layer=1", "--deterministic",
+         "--device", "cpu"]
+PHOTOS = ["--data", str(MEDIA / "records.jsonl"), "--media", str(MEDIA)]
+
+
+def run(out, *flags):
+    """train.main in this process -> the lines of its log."""
+    train.main([*SMALL, *flags, "--out", str(out)])
+    torch.use_deterministic_algorithms(False)
+    return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+
+
+def steps(lines):
+    return [line for line in lines if "loss" in line]
+
+
+def same(a, b, rel):
+    exact = ("step", "weight", "tokens", "loss_tokens", "ids", "examples", "branches", "dropped", "lr", "fill_tokens", "fill_crops")
+    for x, y in zip(steps(a), steps(b), strict=True):
+        assert [x[k] for k in exact] == [y[k] for k in exact]
+        assert x["loss"] == pytest.approx(y["loss"], rel=rel)
+        assert x["grad_norms"] == pytest.approx(y["grad_norms"], rel=10 * rel)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "plain"
+    return out, run(out)
+
+
+@pytest.mark.parametrize("micro", ["1", "2"])
+def test_accumulation_changes_nothing(plain, tmp_path, micro):
+    same(plain[1], run(tmp_path / "a", "--micro-batch", micro), rel=2e-6)
+
+
+def test_the_same_seed_gives_the_same_run_and_another_gives_another(plain, tmp_path):
+    again, other = run(tmp_path / "a"), run(tmp_path / "b", "--seed", "1")
+    same(plain[1], again, rel=1e-12)
+    assert [line["ids"] for line in steps(plain[1])] != [line["ids"] for line in steps(other)]
+
+
+@pytest.mark.slow
+def test_decoding_in_worker_processes_changes_nothing(plain, tmp_path):
+    same(plain[1], run(tmp_path / "a", "--workers", "2"), rel=1e-12)
+
+
+def test_a_run_leaves_what_the_interface_promises(plain):
+    out, lines = plain
+    assert {"config", "commit", "versions", "params"} <= set(lines[0])
+    assert sum(lines[0]["params"].values()) == sum(p.numel() for p in model.load(out).parameters())
+    wanted = {"step", "loss", "weight", "tokens", "loss_tokens", "lr", "grad_norm", "grad_norms", "fill_tokens", "fill_crops", "examples",
+              "branches", "dropped", "ids", "seconds"}
+    assert all(wanted <= set(line) for line in steps(lines)) and len(steps(lines)) == 3
+    assert {"caption_exact", "point_f1", "count_accuracy", "unseen"} <= set(lines[-1]["eval"])
+    assert (out / "loss.png").exists() and list((out / "samples" / "test").glob("*.png")) and (out / "config.json").exists()
+
+
+def test_the_loss_is_a_weighted_mean_over_the_whole_step(tmp_path):
+    """Two micro-batches of very different weight: their gradients add up to that of one, by torch's own cross entropy."""
+    args, config = train.parse([*SMALL, "--data.root_length=true", "--data.point_weight=0.2"])
+    sources, rates, tokenizer = train.open_sources(args, config)
+    rows = next(iter(train.Loader(sources, rates, tokenizer, config)))
+    torch.manual_seed(0)
+    m = train.open_model(args, config, torch.device("cpu"))
+    weight = sum(float(e.weights.sum()) for row in rows for e in row)
+    batch = train.packing.build(rows, config.data.max_tokens, config.data.vision)
+    logits = m.logits(batch)
+    nll = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten().clamp(max=logits.shape[-1] - 1), reduction="none")
+    expected = float((nll * batch.weights.flatten()).sum() / weight)
+    lines = run(tmp_path / "a", "--micro-batch", "1", "--steps", "1", "--data.root_length=true", "--data.point_weight=0.2")
+    assert len({round(float(w), 4) for w in batch.weights.unique()}) > 3
+    assert steps(lines)[0]["loss"] == pytest.approx(expected, rel=1e-5) and steps(lines)[0]["weight"] == pytest.approx(weight, rel=1e-6)
+
+
+def test_stages_drop_and_freeze_as_published():
+    parse = lambda stage, *flags: train.parse(["--stage", stage, *flags])[1]             # noqa: E731
+    one, two, three = parse("1"), parse("2"), parse("3")
+    assert [(c.response_dropout, c.residual_dropout) for c in (one, two, three)] == [(0.1, 0.0), (0.0, 0.1), (0.0, 0.1)]
+    assert [(c.steps, c.batch, c.data.max_tokens, c.pack_crops) for c in (one, two, three)] == [
+        (31_000, 128, 2536, 16), (30_000, 128, 16_384, 128), (2_000, 128, 36_864, 384)]
+    assert [c.freeze_embedding for c in (one, two, three, parse("1", "--tiny"))] == [True, True, True, False]
+    assert (one.lr, two.lr) == (train.Parts(6e-6, 2e-4, 2e-5), train.Parts(5e-6, 5e-6, 1e-5))
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_frozen_embedding_stays_and_the_extra_ones_learn(tmp_path, frozen):
+    run(tmp_path / "a", f"--freeze_embedding={frozen}", "--steps", "1", "--warmup.llm=0", "--warmup.connector=0")
+    torch.manual_seed(0)
+    before, after = model.Molmo2(train.parse(SMALL)[1].model).init_weights(), model.load(tmp_path / "a")
+    assert torch.equal(before.embedding.weight, after.embedding.weight) == frozen
+    assert not torch.equal(before.extra.weight, after.extra.weight)
+
+
+def test_only_the_named_parts_learn(tmp_path):
+    run(tmp_path / "a", "--train", "connector", "--steps", "1", "--warmup.connector=0")
+    torch.manual_seed(0)
+    before, after = model.Molmo2(train.parse(SMALL)[1].model).init_weights(), model.load(tmp_path / "a")
+    changed = {name for (name, a), (_, b) in zip(before.named_parameters(), after.named_parameters(), strict=True) if not torch.equal(a, b)}
+    assert changed and all(name.startswith(("vision.pool", "vision.projector", "extra")) for name in changed)
+
+
+def test_real_photographs_train_and_are_scored(tmp_path):
+    lines = run(tmp_path / "a", *PHOTOS, "--eval", str(MEDIA / "records.jsonl"), "--data.max_tokens=2048", "--data.max_crops=4")
+    assert all(line["dropped"] == {} and line["examples"] >= 4 for line in steps(lines))
+    assert lines[-1]["eval"]["hits"] == "within 5 % of the diagonal" and lines[-1]["eval"]["n_point"] == 5
+
+
+def test_a_run_goes_on_from_the_weights_of_another(plain, tmp_path):
+    first, second = steps(plain[1]), steps(run(tmp_path / "a", "--init", str(plain[0])))
+    assert second[0]["loss"] < first[0]["loss"] - 0.1
+
+
+def test_bad_images_are_counted_and_the_run_goes_on(tmp_path):
+    whole = (MEDIA / "coffee.png").read_bytes()
+    (tmp_path / "cut.png").write_bytes(whole[:90_000])
+    (tmp_path / "page.png").write_text("<html>")
+    Image.new("RGB", (60, 60)).save(tmp_path / "good.png")
+    caption = [{"type": "caption", "text": "a thing"}]
+    records = [{"image": n, "annotations": caption} for n in ("cut.png", "page.png", "good.png")]
+    (tmp_path / "r.jsonl").write_text("\n".join(map(json.dumps, records)))
+    lines = run(tmp_path / "a", "--data", str(tmp_path / "r.jsonl"), "--data.max_tokens=512")
+    assert steps(lines)[-1]["dropped"]["S21"] >= 2
+    skips = [json.loads(line) for line in (tmp_path / "a" / "skips.jsonl").read_text().splitlines()]
+    assert {s["id"] for s in skips} == {"r.jsonl:1"} and all("S21" in s["reason"] for s in skips)
+
+
+MISTAKES = [
+    (["--stage", "1", "--tiny", "--stpes", "3"], "--steps"),
+    (["--stage", "1", "--tiny", "--lr.vot=1"], "did you mean 'vit'"),
+    (["--stage", "1", "--tiny", "--pool=many"], "'many' is no int"),
+    (["--stage", "1", "--tiny", "--pool=0"], "at least 1"),
+    (["--stage", "1", "--tiny", "--data"], "--data"),
+    (["--stage", "7"], "--stage"),
+    (["--stage", "1"], "--data"),
+    (["--stage", "1", "--tiny", "--batch", "4", "--micro-batch", "3"], "--micro-batch 3"),
+    (["--stage", "1", "--tiny", "--train", "vision"], "vit, connector, llm"),
+    (["--stage", "1", "--tiny", "--data", "none.jsonl"], "none.jsonl: no such file"),
+    (["--stage", "1", "--tiny", "--data", str(MEDIA / "records.jsonl"), "--media", "nowhere"], "--media nowhere"),
+    (["--stage", "1", "--tiny", "--data", "r.jsonl=x"], "'x' is no rate"),
+    (["--stage", "1", "--tiny", "--init", "nowhere"], "--init nowhere"),
+    (["--stage", "1", "--tiny", "--out", "full"], "--out full: not empty"),
+    (["--stage", "1", "--tiny", "--data", "empty.jsonl"], "E05"),
+    (["--stage", "1", "--tiny", "--data", "wrong.jsonl"], "wrong.jsonl:2: E07"),
+    (["--stage", "1", "--tiny", "--data", "outside.jsonl"], "outside.jsonl:1: E62"),
+    (["--stage", "1", "--tiny", "--data", "unreadable.jsonl"], "unreadable.jsonl:1: S21"),
+]
+
+
+@pytest.mark.parametrize(("flags", "words"), MISTAKES, ids=[words for _, words in MISTAKES])
+def test_a_users_mistake_costs_one_sentence(tmp_path, monkeypatch, capsys, flags, words):
+    monkeypatch.chdir(tmp_path)
+    good = {"annotations": [{"type": "text", "text": "x"}]}
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").touch()
+    (tmp_path / "a.png").write_text("no picture")
+    Image.new("RGB", (40, 30)).save(tmp_path / "b.png")
+    point = {"type": "point", "label": "l", "coords": "pixel", "points": [{"x": 41, "y": 3}]}
+    caption = {"type": "caption", "text": "x"}
+    for name, records in {"empty": [], "wrong": [good, {**good, "wieght": 1}], "unreadable": [{"image": "a.png", "annotations": [caption]}],
+                          "outside": [{"image": "b.png", "annotations": [point]}]}.items():
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, records)))
+    with pytest.raises(SystemExit) as end:
+        train.main(flags)
+    error = capsys.readouterr().err.strip()
+    assert end.value.code == 2 and words in error and "Traceback" not in error
+    assert not (tmp_path / "runs").exists() or not list((tmp_path / "runs").glob("*/step-*"))
+
+
+def test_a_run_without_a_name_moves_the_old_one_aside(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    args, config = train.parse(["--stage", "1", "--tiny"])
+    for n in range(3):
+        (train.run_directory(args, config) / "mark").write_text(str(n))
+    marks = [(tmp_path / "runs" / name / "mark").read_text() for name in ("stage1-tiny", "stage1-tiny.old-1", "stage1-tiny.old-2")]
+    assert marks == ["2", "0", "1"]
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_and_names_the_records(tmp_path, capsys, monkeypatch):
+    broken = model.Molmo2.nll
+    monkeypatch.setattr(model.Molmo2, "nll", lambda self, *a: tuple(x * float("nan") for x in broken(self, *a)))
+    with pytest.raises(SystemExit) as end:
+        train.main([*SMALL, "--out", str(tmp_path / "a")])
+    torch.use_deterministic_algorithms(False)
+    assert end.value.code == 1 and "tiny-" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_the_tools_run_from_the_command_line_on_what_a_run_left(plain, tmp_path):
+    toy, drawn, answer = tmp_path / "toy", tmp_path / "drawn", tmp_path / "p.png"
+    tiny.export(toy, "test", 3, 0)
+    call = lambda *words: subprocess.run([sys.executable, "-m", *words], cwd=ROOT, capture_output=True, text=True)   # noqa: E731
+    done = call("tools.evaluate", "--model", str(plain[0]), "--data", str(toy / "records.jsonl"), "--masks", str(toy / "masks.npz"),
+                "--out", str(tmp_path), "--draw", str(drawn))
+    assert done.returncode == 0, done.stderr
+    metrics = json.loads(done.stdout.splitlines()[-1])
+    assert metrics["hits"] == "mask" and metrics["n_caption"] == 3 and list(drawn.glob("*.png"))
+    done = call("tools.generate", "--model", str(plain[0]), "--image", str(next(toy.glob("*.png"))), "--prompt", "pointing: any shape",
+                "--draw", str(answer), "--json", "--max-new", "9")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["tokens"] <= 9 and Image.open(answer).size == (300, 300)
+    for words in (("tools.generate", "--model", "nowhere", "--prompt", "x"),
+                  ("tools.evaluate", "--model", str(plain[0]), "--data", "none.jsonl")):
+        done = call(*words)
+        assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1
+
+
+def test_every_recipe_field_exists():
+    assert train.parse(["--stage", "2", "--tiny"])[1].data.root_length and not train.parse(["--stage", "2", "--tiny"])[1].data.prefix_all
+    with pytest.raises(train.UserError):
+        train.override(train.Config(), "data.vision.grdi", 3, "x")
+    assert train.override(train.Config(), "model.vision.grid", "9", "x").model.vision.grid == 9
+    assert isinstance(data.DataConfig().vision.features, tuple)
