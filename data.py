@@ -19,6 +19,7 @@ import difflib
 import json
 import math
 import re
+import sys
 import zlib
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -35,7 +36,7 @@ from vision import RELEASED, VisionConfig
 class DataConfig:
     max_tokens: int = 2536           # longest example, and length of a row (Table 12)
     max_crops: int = 8               # high-resolution crops of one image
-    max_points: int = 60             # of one annotation
+    max_points: int = 60             # an annotation with more is left out and counted (spec 9.3)
     length_hint: int = 65            # "long_caption 65:" when asking for a caption; 0: no number (spec 4.3)
     prefix_all: bool = True          # stage 1: every prompt opens with its style; later only benchmark-like ones do
     separator: str = "\t"            # between groups of points: a tab in stage 1, ";" later (spec 5.1)
@@ -315,6 +316,15 @@ def check(record, where):
             raise DataError(f"{where}: E07 count in {what} is negative")
 
 
+def _sound(value):
+    """No text in a JSON value holds what no file can: half of a surrogate pair, or a NUL."""
+    if isinstance(value, dict):
+        return all(_sound(k) and _sound(v) for k, v in value.items())
+    if isinstance(value, list):
+        return all(map(_sound, value))
+    return not isinstance(value, str) or not re.search("[\ud800-\udfff\\0]", value)
+
+
 def parse_line(line, where):
     """One line of JSON -> dict; refuses what Python's json lets pass (NaN, a key given twice)."""
 
@@ -325,14 +335,21 @@ def parse_line(line, where):
             raise DataError(f"{where}: E04 the key '{next(k for k in keys if keys.count(k) > 1)}' is given twice")
         return d
 
-    def constant(name):
-        raise DataError(f"{where}: E03 {name} is not JSON")
+    def number(text):
+        if not math.isfinite(float(text)):
+            raise DataError(f"{where}: E03 {text} is no finite number")
+        return float(text)
 
     try:
-        return json.loads(line, object_pairs_hook=pairs, parse_constant=constant)
+        record = json.loads(line, object_pairs_hook=pairs, parse_constant=number, parse_float=number)
     except json.JSONDecodeError as e:
         hint = " - truncated?" if e.pos >= len(line.rstrip()) else ""
         raise DataError(f"{where}: E01 not JSON: {e.msg} at column {e.colno}{hint}") from None
+    except RecursionError:
+        raise DataError(f"{where}: E01 nested too deeply") from None
+    if re.search(r"\\u(d[89ab]|0000)", line, re.IGNORECASE) and not _sound(record):
+        raise DataError(f"{where}: E02 half of a surrogate pair, or a NUL, in a text")
+    return record
 
 
 class Records:
@@ -348,7 +365,7 @@ class Records:
         self.media = Path(media) if media else beside if beside.is_dir() else self.path.parent
         if not self.media.is_dir():
             raise DataError(f"--media {media}: no such folder")
-        self.name, self.records = self.path.name, []
+        self.name, self.records, ids = self.path.name, [], set()
         try:
             lines = self.path.read_text(encoding="utf-8-sig").split("\n")
         except UnicodeDecodeError as e:
@@ -360,6 +377,9 @@ class Records:
             record = parse_line(line, where)
             check(record, where)
             record = {**record, "id": record.get("id", f"{self.path.name}:{number}"), "where": where, "source": self}
+            if record["id"] in ids:
+                print(f"{where}: E08 the id '{record['id']}' was given before", file=sys.stderr)
+            ids.add(record["id"])
             self._check_pixels(record)
             self.records.append(record)
         if not self.records:
@@ -382,38 +402,60 @@ class Records:
     def __getitem__(self, i):
         return self.records[i]
 
-    def _open(self, record):
+    def path_of(self, record):
         image = record["image"]
-        path = self.media / (image["path"] if isinstance(image, dict) else image)
-        if not path.is_file():
-            raise Unreadable(f"S20 no file {path}")
-        try:
-            picture = Image.open(path)
-        except (OSError, Image.DecompressionBombError) as e:              # UnidentifiedImageError is an OSError
-            raise Unreadable(f"S21 cannot read {path}: {e}") from None
-        w, h = picture.size
-        if min(w, h) < 2 or max(w, h) > 200 * min(w, h):
-            raise Unreadable(f"S22 {path} is {w} x {h} pixels")
-        return picture
+        return self.media / (image["path"] if isinstance(image, dict) else image)
 
     def image_size(self, record):
         """(width, height) as displayed, from the file's header."""
-        with self._open(record) as picture:
-            w, h = picture.size
-            # Pillow decodes a whole PNG to look for EXIF data behind its pixels: take what stands in front
-            exif = picture.getexif() if picture.format != "PNG" or "exif" in picture.info else {}
-            return (h, w) if exif.get(0x0112, 1) >= 5 else (w, h)                   # turned on its side
+        return header(self.path_of(record))
 
     def image(self, record):
         """(H,W,3) uint8 as displayed; Unreadable if the file is cut short or damaged."""
-        with self._open(record) as picture:
-            try:
-                pixels = vision.to_array(picture)
-            except (OSError, ValueError, SyntaxError) as e:               # what Pillow raises on damaged files
-                raise Unreadable(f"S21 cannot decode {picture.filename}: {e}") from None
-        if pixels.shape[1::-1] != self.image_size(record):
-            raise Unreadable(f"S21 {picture.filename} is not of the size that its header says")
-        return pixels
+        return read_image(self.path_of(record))
+
+
+# what Pillow raises on files that are not what they seem; UnidentifiedImageError is an OSError
+_DAMAGED = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
+
+
+def _open(path):
+    if not path.is_file():
+        raise Unreadable(f"S20 no file {path}")
+    try:
+        picture = Image.open(path)
+    except _DAMAGED as e:
+        raise Unreadable(f"S21 cannot read {path}: {e}") from None
+    w, h = picture.size
+    if min(w, h) < 2 or max(w, h) > 200 * min(w, h):
+        raise Unreadable(f"S22 {path} is {w} x {h} pixels")
+    return picture
+
+
+def header(path):
+    """(width, height) of an image file as displayed, without decoding it."""
+    with _open(path) as picture:
+        w, h = picture.size
+        # of a PNG, Pillow decodes all to look for EXIF data behind the pixels: take what stands in front
+        known = picture.format != "PNG" or {"exif", "Raw profile type exif", "XML:com.adobe.xmp"} & set(picture.info)
+        try:
+            turned = known and picture.getexif().get(0x0112, 1) >= 5
+        except _DAMAGED as e:
+            raise Unreadable(f"S21 cannot read {path}: {e}") from None
+        return (h, w) if turned else (w, h)
+
+
+def read_image(path):
+    """(H,W,3) uint8 as displayed, of any mode that Pillow knows; Unreadable with the reason otherwise."""
+    path = Path(path)
+    with _open(path) as picture:
+        try:
+            pixels = vision.to_array(picture)
+        except _DAMAGED as e:
+            raise Unreadable(f"S21 cannot decode {path}: {e}") from None
+    if pixels.shape[1::-1] != header(path):
+        raise Unreadable(f"S21 {path} is not of the size that its header says")
+    return pixels
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -599,9 +641,12 @@ def arrange(record, size, tokenizer, config, seed, epoch):
     """Everything of an example but its pixels -> Encoded. size: (width, height) of its image, or None."""
     rng = keyed(seed, record["id"], epoch)
     visual = image_ids(*size, tokenizer, config) if size else []
-    branches = []
+    branches, crowded = [], 0
     for i in rng.permutation(len(record["annotations"])):
         a = record["annotations"][i]
+        if len(a.get("points", ())) > config.max_points:
+            crowded += 1
+            continue
         # a text without a prompt is learned as it stands, outside any chat
         bare = a["type"] == "text" and "prompt" not in a
         if bare:
@@ -614,7 +659,7 @@ def arrange(record, size, tokenizer, config, seed, epoch):
         else:
             branches.append(Branch(segments, weight, config.root_length, config.root_branches))
     example = layout([tokenizer.bos, *visual], [False] + [True] * len(visual), branches, config.max_tokens)
-    example.id = record["id"]
+    example.id, example.dropped = record["id"], example.dropped + crowded
     return example
 
 
@@ -668,8 +713,10 @@ def question_of(a, record, config):
     if kind in ("point", "count"):
         style = "point_count" if a.get("mode") == "point_count" and "style" not in a else style
         return a.get("question") or prompt(style, a["label"].lower(), None, config)
-    first = a.get("turns", [a])[0]
-    return prompt(style, answer_of({**first, "shuffle_options": False}, keyed(0))[0], None, config)
+    if kind == "text":
+        return a.get("prompt", "")
+    question = answer_of({**a.get("turns", [a])[0], "shuffle_options": False}, keyed(0))[0]
+    return prompt(style, f"System: {a['system']}\n{question}" if "system" in a else question, None, config)
 
 
 # ---------------------------------------------------------------------------------------------------------------

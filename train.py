@@ -18,6 +18,7 @@ import hashlib
 import importlib
 import json
 import math
+import os
 import platform
 import subprocess
 import sys
@@ -193,6 +194,8 @@ def run_directory(args, config):
 
 def open_sources(args, config):
     """-> sources, rates, tokenizer."""
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise UserError("torchrun: several processes cannot train one model yet; start train.py by itself")
     tokenizer = data.ByteTokenizer(tiny.WORDS, config.model.n_vocab)
     if args.data:
         sources, rates = [], []
@@ -453,7 +456,7 @@ def finish(args, config, out, model, lines, tokenizer):
         world = tiny.World(split, config.seed)
         records = [world[i] for i in range(config.eval_images)]
         masks_of = lambda record, k: world.masks(record, record["annotations"][k])       # noqa: E731
-        metrics, predictions = evaluate.evaluate(model, tokenizer, config.data, records, masks_of)
+        metrics, predictions = evaluate.evaluate(model, tokenizer, config.data, records, masks_of, max_new=128)
         evaluate.draw(predictions, records, out / "samples" / split)
         return metrics
 

@@ -115,7 +115,7 @@ def patchify(crops, config=RELEASED):
 def to_array(image):
     """PIL image -> (H,W,3) uint8, turned as its EXIF tag says; an array must be that already."""
     if isinstance(image, Image.Image):
-        return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+        return np.array(ImageOps.exif_transpose(image).convert("RGB"))
     assert image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3, (image.dtype, image.shape)
     return image
 

@@ -14,10 +14,10 @@ import argparse
 import json
 import re
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
-import torch
 
 import data
 from tools.generate import draw_points, generate, open_model
@@ -89,46 +89,56 @@ def count_in(text):
     return len(data.parse_points(text, 1, 1)) or None
 
 
-def evaluate(model, tokenizer, config, records, masks_of=None, batch=128, max_new=256):
-    """records: from a source; masks_of(record, k) -> (n,h,w) bool or None for annotation k -> metrics, predictions.
+def evaluate(model, tokenizer, config, records, masks_of=None, batch=128, max_new=512):
+    """records: from a source; masks_of(record, k) -> (n,h,w) bool or None for point annotation k -> metrics, predictions.
 
     Asks every caption, point and count annotation; questions of other kinds have no score here and are left out.
+    A record whose image cannot be read is left out and named on stderr.
     """
-    asked = []
+    questions, skipped = [], 0
     for record in records:
-        image = record["source"].image(record) if "image" in record else None
-        for k, a in enumerate(record["annotations"]):
-            if a["type"] in ("caption", "point", "count"):
-                question = data.question_of(a, record, config)
-                asked.append((record, k, question, data.ask(image, [(question, None)], tokenizer, config), image.shape[:2]))
-    # prompts of a kind together: they end at about the same time
-    asked.sort(key=lambda item: (item[0]["annotations"][item[1]]["type"], len(item[3].tokens)))
-    predictions, sums, kind_of_hit = [], {}, set()
-    for start in range(0, len(asked), batch):
-        group = asked[start : start + batch]
-        answers = generate(model, [prompt for *_, prompt, _ in group], tokenizer.eos, max_new)
-        for (record, k, question, _, (h, w)), ids in zip(group, answers, strict=True):
+        try:
+            if "image" in record:
+                record["source"].image(record)
+        except data.Unreadable as e:
+            print(f"{record['where']}: {e}; skipped", file=sys.stderr)
+            skipped += 1
+            continue
+        questions += [(record, k, data.question_of(a, record, config)) for k, a in enumerate(record["annotations"])
+                      if a["type"] in ("caption", "point", "count")]
+    # answers of a kind and of a length end at about the same time
+    questions.sort(key=lambda q: (q[0]["annotations"][q[1]]["type"], len(q[0]["annotations"][q[1]].get("points", ()))))
+    predictions, kinds_of_hit = [], set()
+    for start in range(0, len(questions), batch):
+        group = questions[start : start + batch]
+        images = [record["source"].image(record) for record, _, _ in group]
+        prompts = [data.ask(image, [(question, None)], tokenizer, config) for image, (_, _, question) in zip(images, group, strict=True)]
+        answers = generate(model, prompts, tokenizer.eos, max_new)
+        for (record, k, question), image, ids in zip(group, images, answers, strict=True):
             a, text = record["annotations"][k], tokenizer.decode(ids)
-            row = {"id": record["id"], "annotation": k, "type": a["type"], "prompt": question, "text": text}
-            if a["type"] == "caption":
-                scores = {"caption_exact": float(text.strip() == a["text"].strip())}
-            elif a["type"] == "count":
-                n = count_in(text)
-                scores = {"count_accuracy": float(n == a["count"]), "count_close": float(n is not None and abs(n - a["count"]) <= 1)}
-            else:
-                truth = [(x * w, y * h) for x, y in data.unit_points(a, (w, h))]
-                predicted = [(x, y) for _, _, x, y in data.parse_points(text, w, h)]
-                masks = masks_of(record, k) if masks_of else None
-                kind_of_hit.add("within 5 % of the diagonal" if masks is None else "mask")
-                scores = dict(zip(("point_precision", "point_recall", "point_f1"),
-                                  score_points(predicted, truth, near(truth, w, h) if masks is None else in_mask(masks)), strict=True))
-                row |= {"predicted": predicted, "true": truth}
-            for name, value in scores.items():
-                sums.setdefault(name, []).append(value)
-            predictions.append(row | scores)
-    metrics = {name: round(float(np.mean(values)), 4) for name, values in sorted(sums.items())}
-    asked_of = {f"n_{kind}": sum(p["type"] == kind for p in predictions) for kind in ("caption", "point", "count")}
-    return {**metrics, **asked_of, "hits": " and ".join(sorted(kind_of_hit)) or "none"}, predictions
+            masks = masks_of(record, k) if masks_of and a["type"] == "point" else None
+            row = {"id": record["id"], "annotation": k, "prompt": question, "text": text}
+            predictions.append(row | score(a, text, image.shape[:2], masks))
+            if a["type"] == "point":
+                kinds_of_hit.add("within 5 % of the diagonal" if masks is None else "mask")
+    names = sorted({name for p in predictions for name in p if name.startswith(("point_", "count_", "caption_"))})
+    metrics = {name: round(float(np.mean([p[name] for p in predictions if name in p])), 4) for name in names}
+    metrics |= {f"n_{kind}": sum(p["type"] == kind for p in predictions) for kind in ("caption", "point", "count")}
+    return {**metrics, "hits": " and ".join(sorted(kinds_of_hit)) or "none", "skipped": skipped}, predictions
+
+
+def score(a, text, shape, masks):
+    """One answer against its annotation -> its scores; shape (h, w) of the image, masks (n,h,w) of its points or None."""
+    (h, w), kind = shape, a["type"]
+    if kind == "caption":
+        return {"type": kind, "caption_exact": float(text.strip() == a["text"].strip())}
+    if kind == "count":
+        n = count_in(text)
+        return {"type": kind, "count_accuracy": float(n == a["count"]), "count_close": float(n is not None and abs(n - a["count"]) <= 1)}
+    truth = [(x * w, y * h) for x, y in data.unit_points(a, (w, h))]
+    predicted = [(x, y) for _, _, x, y in data.parse_points(text, w, h)]
+    precision, recall, f1 = score_points(predicted, truth, near(truth, w, h) if masks is None else in_mask(masks))
+    return {"type": kind, "point_precision": precision, "point_recall": recall, "point_f1": f1, "predicted": predicted, "true": truth}
 
 
 def draw(predictions, records, folder, n=24):
@@ -151,33 +161,26 @@ def main():
     parser.add_argument("--masks", help='.npz with an array (n,h,w) per pointing annotation, named "record id/annotation number"')
     parser.add_argument("--draw", metavar="DIR", help="write pictures with predicted and true points")
     parser.add_argument("--out", default=".", help="folder for predictions.jsonl (default: here)")
+    parser.add_argument("--max-new", type=int, default=512, help="tokens of an answer at most (default 512)")
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
     try:
         model, tokenizer, config = open_model(args.model, args.device)
         source = data.Records(args.data, args.media)
         masks = np.load(args.masks) if args.masks else {}
-        readable, skipped = [], []
-        for i in range(len(source)):
-            try:
-                if "image" in source[i]:
-                    source.image(source[i])
-                readable.append(source[i])
-            except data.Unreadable as e:
-                skipped.append(f"{source[i]['where']}: {e}")
-    except (OSError, ValueError) as e:
+        Path(args.out).mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError, zipfile.BadZipFile) as e:
         print(f"tools.evaluate: {e}", file=sys.stderr)
         raise SystemExit(2) from None
-    for line in skipped:
-        print(f"{line}; skipped", file=sys.stderr)
-    metrics, predictions = evaluate(model, tokenizer, config, readable, lambda record, k: masks.get(f"{record['id']}/{k}"))
+    records = list(source)
+    masks_of = lambda record, k: masks.get(f"{record['id']}/{k}")         # noqa: E731
+    metrics, predictions = evaluate(model, tokenizer, config, records, masks_of, max_new=args.max_new)
     if args.draw:
-        draw(predictions, readable, args.draw)
+        draw(predictions, records, args.draw)
     with open(Path(args.out) / "predictions.jsonl", "w") as out:
         out.writelines(json.dumps(p) + "\n" for p in predictions)
-    print(json.dumps({**metrics, "skipped": len(skipped)}))
+    print(json.dumps(metrics))
 
 
 if __name__ == "__main__":
-    torch.set_grad_enabled(False)
     main()

@@ -24,7 +24,6 @@ import attention
 import data
 import model as models
 import packing
-import vision
 
 
 class Cache:
@@ -126,8 +125,8 @@ def main():
     args = parser.parse_args()
     try:
         model, tokenizer, config = open_model(args.model, args.device)
-        image = vision.to_array(Image.open(args.image)) if args.image else None
-    except (OSError, ValueError) as e:
+        image = data.read_image(args.image) if args.image else None
+    except (OSError, ValueError, data.Unreadable) as e:
         print(f"tools.generate: {e}", file=sys.stderr)
         raise SystemExit(2) from None
     if args.draw and image is None:
