@@ -24,7 +24,7 @@ import torch.nn.functional as F
 def allow(doc, branch, bidir, rows=slice(None)):
     """May query q attend key k? Three (B,T) integers -> (B,T,T) bool; `rows` takes some of the queries only.
 
-    Two ids at one place never hold a fully masked row: every token sees itself, padding sees padding.
+    No row is empty: every token sees itself, padding sees padding.
     """
     order = torch.arange(doc.shape[1], device=doc.device)
     q, k = (slice(None), rows, None), (slice(None), None)

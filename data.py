@@ -97,8 +97,9 @@ class ByteTokenizer:
     @classmethod
     def load(cls, folder):
         state = json.loads((Path(folder) / "tokenizer.json").read_text())
-        assert state.pop("kind", None) == "bytes", f"{folder}/tokenizer.json is no byte tokenizer"
-        return cls(**state)
+        if set(state) != {"kind", "words", "n_vocab"} or state["kind"] != "bytes":
+            raise ValueError(f"{folder}/tokenizer.json is no byte tokenizer of this project")
+        return cls(state["words"], state["n_vocab"])
 
 
 def chat(turns, tokenizer):
@@ -155,7 +156,7 @@ def format_points(groups, label, mode="point", separator=";", alt=None):
     return f"There are {total} {tag}."
 
 
-def format_tracks(frames, label, separator=";"):
+def format_tracks(frames, label, separator=";", alt=None):
     """frames: [(seconds, {object: (x, y)}), ..], only visible objects, x, y in 0..1 -> text (spec 5.3).
 
     Objects are numbered in order of first appearance, those of one frame by (x, y); nothing visible gives "".
@@ -167,7 +168,7 @@ def format_tracks(frames, label, separator=";"):
         if objects:
             points = sorted((ids[name], thousandth(x), thousandth(y)) for name, (x, y) in objects.items())
             groups.append((str(round(float(time), 1)), points))
-    return _tag("tracks", groups, label, separator) if groups else ""
+    return _tag("tracks", groups, label, separator, alt) if groups else ""
 
 
 _COORDS = re.compile(r'<(?:points|tracks)[^>]*? coords="([0-9\t:;,. ]*)"')
@@ -271,12 +272,16 @@ def check(record, where):
     for key, name in _LATER.items():
         if isinstance(record, dict) and key in record:
             raise DataError(f"{where}: E06 {name} ('{key}') cannot be trained on yet: only one image, or text alone")
+    if isinstance(record, dict) and "annotations" not in record and not {"image", "id", "weight"} & set(record):
+        raise DataError(f"{where}: E06 no 'annotations': not a record of a known form; its fields are {', '.join(record) or 'none'}")
     _fields(record, _RECORD, ["annotations"], where, "the record")
     if not record["annotations"]:
         raise DataError(f"{where}: E07 annotations is empty")
     image = record.get("image")
     if isinstance(image, dict):
         _fields(image, _IMAGE, ["path"], where, "image")
+        if min(image.get("width", 1), image.get("height", 1)) < 1:
+            raise DataError(f"{where}: E07 width and height of image must be at least 1 pixel")
     path = image["path"] if isinstance(image, dict) else image
     if path is not None and (re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", path) or "\0" in path
                              or Path(path).is_absolute() or ".." in Path(path).parts):
@@ -303,7 +308,7 @@ def check(record, where):
             if ("turns" in a) == ("question" in a):
                 raise DataError(f"{where}: E07 {what} needs either turns or a question")
             for j, turn in enumerate(a.get("turns", [])):
-                _fields(turn, {**_TARGET, "weight": float}, [], where, f"{what}.turns[{j}]")
+                _fields(turn, _TARGET, [], where, f"{what}.turns[{j}]")
             if a.get("turns") == []:
                 raise DataError(f"{where}: E25 turns in {what} is empty")
             for turn in a.get("turns", [a]):
@@ -337,17 +342,22 @@ def parse_line(line, where):
 
     def number(text):
         if not math.isfinite(float(text)):
-            raise DataError(f"{where}: E03 {text} is no finite number")
+            raise DataError(f"{where}: E03 {text[:20]} is no finite number")
         return float(text)
 
+    def integer(text):
+        if len(text) > 18:
+            raise DataError(f"{where}: E01 an integer of {len(text)} digits")
+        return int(text)
+
     try:
-        record = json.loads(line, object_pairs_hook=pairs, parse_constant=number, parse_float=number)
+        record = json.loads(line, object_pairs_hook=pairs, parse_constant=number, parse_float=number, parse_int=integer)
     except json.JSONDecodeError as e:
         hint = " - truncated?" if e.pos >= len(line.rstrip()) else ""
         raise DataError(f"{where}: E01 not JSON: {e.msg} at column {e.colno}{hint}") from None
     except RecursionError:
         raise DataError(f"{where}: E01 nested too deeply") from None
-    if re.search(r"\\u(d[89ab]|0000)", line, re.IGNORECASE) and not _sound(record):
+    if re.search(r"\\u(d[89a-f]|0000)", line, re.IGNORECASE) and not _sound(record):
         raise DataError(f"{where}: E02 half of a surrogate pair, or a NUL, in a text")
     return record
 
@@ -380,21 +390,29 @@ class Records:
             if record["id"] in ids:
                 print(f"{where}: E08 the id '{record['id']}' was given before", file=sys.stderr)
             ids.add(record["id"])
-            self._check_pixels(record)
+            self._scale_pixels(record)
             self.records.append(record)
         if not self.records:
             raise DataError(f"{path}: E05 the file holds no record")
 
-    def _check_pixels(self, record):
-        """Points in pixels of the file itself: their range is known only from its header."""
+    def _scale_pixels(self, record):
+        """Points in pixels without a size are on the scale that the image entry declares, else the file's own, which
+        only its header tells; then their range is checked (formats 7.3)."""
         loose = [a for a in record["annotations"] if a["type"] == "point" and a["coords"] == "pixel" and "size" not in a]
-        if loose:
+        if not loose:
+            return
+        image = record["image"]
+        if isinstance(image, dict) and {"width", "height"} <= set(image):
+            span = image["width"], image["height"]
+            for a in loose:
+                a["size"] = list(span)
+        else:
             try:
                 span = self.image_size(record)
             except Unreadable:
                 return                                                    # counted as a skip when its turn comes
-            for p in (p for a in loose for p in a["points"]):
-                check_inside(p, span, record["where"], "pixel")
+        for p in (p for a in loose for p in a["points"]):
+            check_inside(p, span, record["where"], "pixel")
 
     def __len__(self):
         return len(self.records)
@@ -654,8 +672,8 @@ def arrange(record, size, tokenizer, config, seed, epoch):
         else:
             segments = chat(turns_of(a, record, size, config, rng), tokenizer)
         weight = record.get("weight", 1.0) * a.get("weight", 1.0)
-        if a["type"] in ("point", "count") and config.point_weight != 1:
-            branches.append(Branch(segments, weight * config.point_weight))                   # flat: no roots (spec 7.1)
+        if a["type"] in ("point", "count"):                                                  # flat: no roots (spec 7.1)
+            branches.append(Branch(segments, weight * config.point_weight))
         else:
             branches.append(Branch(segments, weight, config.root_length, config.root_branches))
     example = layout([tokenizer.bos, *visual], [False] + [True] * len(visual), branches, config.max_tokens)
@@ -711,7 +729,7 @@ def question_of(a, record, config):
     if kind == "caption":
         return prompt(style, "", None, config)
     if kind in ("point", "count"):
-        style = "point_count" if a.get("mode") == "point_count" and "style" not in a else style
+        style = "point_count" if a.get("mode", "point") != "point" and "style" not in a else style
         return a.get("question") or prompt(style, a["label"].lower(), None, config)
     if kind == "text":
         return a.get("prompt", "")

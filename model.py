@@ -9,13 +9,14 @@ Two families, one block (spec 1.5):
     qwen (4b, 8b)   x + attn(norm(x)),  x + mlp(norm(x));   q and k normalised per head, after the split
     olmo (o7b)      x + norm(attn(x)),  x + norm(mlp(x));   q and k normalised whole, before the split; YaRN on some layers
 
-Nothing here knows of files, tokenizers, caches or ranks: `attend` and `vision` are the two places to wrap.
+Nothing here knows of records, tokenizers, caches or ranks: `attend` and `vision` are the two places to wrap.
 """
 
 import dataclasses
 import json
 import math
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -56,7 +57,7 @@ class Config:
     vision: VisionConfig = VisionConfig()
 
 
-TOY_VISION = VisionConfig(n_layer=3, n_embd=96, n_head=4, n_hidden=384, features=(2, 0), grid=10, patch=10, margin=2, sincos=True)
+TOY_VISION = VisionConfig(n_layer=3, n_embd=128, n_head=4, n_hidden=512, features=(2, 0), grid=10, patch=10, margin=2, sincos=True)
 PRESETS = {
     "toy": Config(n_layer=4, n_embd=128, n_head=4, n_kv_head=2, head_dim=32, n_hidden=384, n_vocab=384,
                   rope_theta=1e6, init_std=0.0, vision=TOY_VISION),
@@ -177,7 +178,11 @@ def dropout(residual, response, has_loss):
 class Molmo2(nn.Module):
     def __init__(self, config):
         super().__init__()
-        assert config.family in ("qwen", "olmo"), config.family
+        assert config.family in ("qwen", "olmo"), f"family '{config.family}' is neither qwen nor olmo"
+        assert config.n_head % config.n_kv_head == 0, f"{config.n_head} query heads cannot share {config.n_kv_head} kv heads"
+        assert config.head_dim % 2 == 0, f"RoPE turns pairs: head_dim {config.head_dim} is odd"
+        v = config.vision
+        assert v.n_embd % v.n_head == 0, f"vision width {v.n_embd} is no multiple of its {v.n_head} heads"
         self.config = config
         self.embedding = nn.Embedding(config.n_vocab, config.n_embd)
         self.extra = nn.Embedding(config.n_extra, config.n_embd)                 # ids V .. V+127, inputs only
@@ -290,6 +295,13 @@ def save(model, folder):
         save_file(weights, folder / "model.safetensors")
 
 
+def _read(reader, path):
+    try:
+        return reader(path)
+    except Exception as e:           # each reader has errors of its own for files cut short; none of them is a result
+        raise ValueError(f"{path}: not readable as weights: {str(e).splitlines()[0]}") from None
+
+
 def config_from(d):
     def tuples(d):
         return {k: tuple(v) if isinstance(v, list) else v for k, v in d.items()}
@@ -307,15 +319,15 @@ def load(folder, dtype=torch.float32, device="cpu"):
     try:
         config = config_from(json.loads((folder / "config.json").read_text()))
     except (KeyError, TypeError, ValueError) as e:
-        raise ValueError(f"{folder}/config.json does not describe a model of this project: {e!r}") from None
+        raise ValueError(f"{folder}/config.json describes no model of this project (or its run is not finished): {e!r}") from None
     if (folder / "model.safetensors").is_file():
         try:
             from safetensors.torch import load_file
         except ImportError:
             raise ValueError(f"{folder}/model.safetensors needs an extra package: pip install safetensors") from None
-        weights = load_file(folder / "model.safetensors")
+        weights = _read(load_file, folder / "model.safetensors")
     elif (folder / "model.pt").is_file():
-        weights = torch.load(folder / "model.pt", weights_only=True)
+        weights = _read(partial(torch.load, weights_only=True), folder / "model.pt")
     else:
         raise FileNotFoundError(f"{folder}: config.json without weights (model.safetensors or model.pt)")
     with torch.device("meta"):

@@ -95,10 +95,9 @@ def build(rows, max_tokens, vision_config, crop_bucket=1):
     Crops are padded with blank ones to a multiple of crop_bucket, so that a compiled model meets few shapes.
     """
     B, T, P = len(rows), max_tokens, vision_config.n_patch
-    tokens, targets, pos = (np.zeros((B, T), np.int64) for _ in range(3))
-    weights = np.zeros((B, T), np.float32)
+    kinds = {"tokens": np.int64, "targets": np.int64, "weights": np.float32, "pos": np.int64, "branch": np.int32, "bidir": np.int32}
+    row_of = {field: np.zeros((B, T), kind) for field, kind in kinds.items()}
     doc = np.full((B, T), -1, np.int32)
-    branch, bidir = np.zeros((B, T), np.int32), np.zeros((B, T), np.int32)
     images, unit, sources, targets_of = [], [], [], []
     n_crops = n_units = 0
     for b, row in enumerate(rows):
@@ -107,16 +106,20 @@ def build(rows, max_tokens, vision_config, crop_bucket=1):
             n = len(x.tokens)
             assert start + n <= T, f"row {b} overflows at {x.id}: {start} + {n} > {T} tokens"
             place = np.s_[b, start : start + n]
-            for field in ("tokens", "targets", "weights", "pos", "branch", "bidir"):
-                locals()[field][place] = getattr(x, field)
+            for field, rows_of_field in row_of.items():
+                rows_of_field[place] = getattr(x, field)
             doc[place] = e
             if x.images is not None:
                 assert len(x.pool_src) == len(x.pool_dst), f"{x.id}: {len(x.pool_src)} windows for {len(x.pool_dst)} patch tokens"
-                images.append(x.images)
-                unit += [n_units] * len(x.images)
-                sources.append(np.where(x.pool_src >= 0, x.pool_src + n_crops * P, -1))
+                crops, source = x.images, x.pool_src
+                if len(crops) == 2 and np.array_equal(*crops):
+                    # a mosaic of one crop repeats the view: encode it once, both pool from it; the same numbers for half the work
+                    crops, source = crops[:1], np.where(source >= P, source - P, source)
+                images.append(crops)
+                unit += [n_units] * len(crops)
+                sources.append(np.where(source >= 0, source + n_crops * P, -1))
                 targets_of.append(x.pool_dst + b * T + start)
-                n_crops, n_units = n_crops + len(x.images), n_units + 1
+                n_crops, n_units = n_crops + len(crops), n_units + 1
             start += n
     blank = max(-(-n_crops // crop_bucket) * crop_bucket, 1) - n_crops
     images.append(np.zeros((blank, P, vision_config.n_pixel), np.uint8))
@@ -126,5 +129,6 @@ def build(rows, max_tokens, vision_config, crop_bucket=1):
     width = max(s.shape[1] for s in sources)
     sources = [np.pad(s, ((0, 0), (0, width - s.shape[1])), constant_values=-1) for s in sources]
     joined = [np.concatenate(parts) for parts in (images, sources, targets_of)]
-    arrays = [tokens, targets, weights, pos, doc, branch, bidir, *joined]
-    return Batch(*(torch.from_numpy(a) for a in arrays), [x.id for row in rows for x in row], torch.tensor(unit, dtype=torch.int32))
+    fields = dict(zip(("images", "pool_src", "pool_dst"), joined, strict=True)) | row_of | {"doc": doc}
+    return Batch(**{name: torch.from_numpy(a) for name, a in fields.items()},
+                 ids=[x.id for row in rows for x in row], unit=torch.tensor(unit, dtype=torch.int32))

@@ -88,6 +88,21 @@ class RunError(Exception):
     """Ends the command with status 1 and one sentence: the run itself failed."""
 
 
+class Parser(argparse.ArgumentParser):
+    def error(self, message):        # one sentence instead of the whole usage
+        raise UserError(message)
+
+
+def fields_of(config, prefix=""):
+    """'--a.b=default' of every field, for --help."""
+    for f in dataclasses.fields(config):
+        value = getattr(config, f.name)
+        if dataclasses.is_dataclass(value):
+            yield from fields_of(value, f"{prefix}{f.name}.")
+        else:
+            yield f"--{prefix}{f.name}={','.join(map(str, value)) if isinstance(value, tuple) else value}"
+
+
 def override(config, key, value, where):
     """config with one dotted field replaced; a string is parsed by the type of the field it replaces."""
     head, _, rest = key.partition(".")
@@ -108,9 +123,9 @@ def override(config, key, value, where):
             if isinstance(old, bool):
                 value = {"true": True, "false": False, "1": True, "0": False}[value.lower()]
             elif isinstance(old, tuple):
-                value = tuple(type(old[0])(v) for v in value.split(",") if v)
+                value = tuple((type(old[0]) if old else int)(v) for v in value.split(",") if v)
             else:
-                value = type(old)(float(value)) if isinstance(old, int) and float(value) == int(float(value)) else type(old)(value)
+                value = type(old)(value)
         except (KeyError, ValueError):
             raise UserError(f"{where}: '{value}' is no {type(old).__name__}") from None
     return replace(config, **{head: value})
@@ -118,14 +133,15 @@ def override(config, key, value, where):
 
 def parse(argv):
     """Command line -> arguments, Config: defaults, then the stage's recipe, then --tiny's, then flags in their order."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], allow_abbrev=False,
-                                     epilog="Any field of the config: --a.b=value, e.g. --lr.vit=1e-4 --data.max_crops=4 --pool=64")
+    parser = Parser(description=__doc__.split("\n\n")[0], allow_abbrev=False, epilog=(
+        "Any field of the config can be set, before a recipe changes them these are: " + " ".join(fields_of(Config()))))
     parser.add_argument("--stage", type=int, choices=(1, 2, 3), required=True, help="recipe from stages/")
     parser.add_argument("--tiny", action="store_true", help="toy model and laptop settings; toy world unless --data is given")
     parser.add_argument("--preset", choices=tuple(models.PRESETS), help="model shape (default: 4b, with --tiny toy)")
     parser.add_argument("--data", nargs="+", metavar="FILE[=rate]", help="record files (.jsonl) and their shares, default 1 each")
     parser.add_argument("--media", metavar="DIR", help="where the paths in the records start")
     parser.add_argument("--eval", metavar="FILE", help="records asked about at the end (with --data)")
+    parser.add_argument("--eval-every", type=int, default=0, metavar="N", help="also every N steps (default 0: only at the end)")
     parser.add_argument("--init", metavar="DIR", help="start from the weights of a run directory")
     parser.add_argument("--out", metavar="DIR", help="run directory (default runs/stage1-tiny and so on; an old one is moved aside)")
     parser.add_argument("--steps", type=int, help="optimizer steps; the schedule ends there")
@@ -161,9 +177,23 @@ def parse(argv):
         config = replace(config, residual_dropout=0.0, response_dropout=0.0)
     # the batch of a laptop run may be smaller than the recipe's micro-batch
     config = replace(config, micro_batch=min(config.micro_batch, config.batch))
-    for key in ("steps", "batch", "micro_batch", "pool", "crop_bucket"):
-        if getattr(config, key) < 1:
-            raise UserError(f"--{key.replace('_', '-')}: must be at least 1, not {getattr(config, key)}")
+    for key in ("steps", "batch", "micro_batch", "pool", "crop_bucket", "pack_crops", "eval_images", "data.max_tokens", "data.max_crops"):
+        value = getattr(config.data, key[5:]) if key.startswith("data.") else getattr(config, key)
+        if value < 1:
+            raise UserError(f"--{key.replace('_', '-')}: must be at least 1, not {value}")
+    for key in ("seed", "workers"):
+        if getattr(config, key) < 0:
+            raise UserError(f"--{key}: must be at least 0, not {getattr(config, key)}")
+    if len(config.betas) != 2 or not all(0 <= b < 1 for b in config.betas):
+        raise UserError(f"--betas: two numbers from 0 to below 1, not {config.betas}")
+    if args.eval_every < 0:
+        raise UserError(f"--eval-every: must be at least 0, not {args.eval_every}")
+    for flag in () if args.data else ("media", "eval"):
+        if getattr(args, flag):
+            raise UserError(f"--{flag}: only goes with --data")
+    for item in rest:
+        if item.startswith("--data.vision."):
+            raise UserError(f"{item}: geometry is the model's; set --model.vision.*")
     if config.batch % config.micro_batch:
         raise UserError(f"--micro-batch {config.micro_batch}: --batch {config.batch} is no multiple of it")
     if not config.train or set(config.train) - {"vit", "connector", "llm"}:
@@ -193,28 +223,25 @@ def run_directory(args, config):
 
 
 def open_sources(args, config):
-    """-> sources, rates, tokenizer."""
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        raise UserError("torchrun: several processes cannot train one model yet; start train.py by itself")
-    tokenizer = data.ByteTokenizer(tiny.WORDS, config.model.n_vocab)
-    if args.data:
-        sources, rates = [], []
-        for item in args.data:
-            path, rate = item, 1.0
-            if "=" in item and not Path(item).exists():
-                path, _, text = item.rpartition("=")
-                try:
-                    rate = float(text)
-                except ValueError:
-                    raise UserError(f"--data {item}: '{text}' is no rate") from None
-                if not 0 < rate < math.inf:
-                    raise UserError(f"--data {item}: a rate must be above 0")
-            sources.append(data.Records(path, args.media))
-            rates.append(rate)
-        return sources, rates, tokenizer
-    if not args.tiny:
-        raise UserError("--data: name record files to train on (or --tiny for the toy world, which needs none)")
-    return *tiny.mixture(config.seed), tokenizer
+    """-> sources, rates, records to evaluate on (None for the toy world)."""
+    if not args.data:
+        if not args.tiny:
+            raise UserError("--data: name record files to train on (or --tiny for the toy world, which needs none)")
+        return *tiny.mixture(config.seed), None
+    sources, rates = [], []
+    for item in args.data:
+        path, rate = item, 1.0
+        if "=" in item and not Path(item).exists():
+            path, _, text = item.rpartition("=")
+            try:
+                rate = float(text)
+            except ValueError:
+                raise UserError(f"--data {item}: '{text}' is no rate") from None
+            if not 0 < rate < math.inf:
+                raise UserError(f"--data {item}: a rate must be above 0")
+        sources.append(data.Records(path, args.media))
+        rates.append(rate)
+    return sources, rates, list(data.Records(args.eval, args.media)) if args.eval else []
 
 
 class Loader:
@@ -227,7 +254,8 @@ class Loader:
     def __init__(self, sources, rates, tokenizer, config):
         self.mixture = data.Mixture(sources, rates, config.seed)
         self.tokenizer, self.config = tokenizer, config
-        self.dropped, self.warned, self.in_a_row = Counter(), set(), 0
+        self.setup = (self.mixture, tokenizer, config)
+        self.dropped, self.decoded_bad, self.warned, self.in_a_row = Counter(), Counter(), set(), 0
         self.planner = packing.Planner(self.size, config.data.max_tokens, config.pack_crops, config.pool)
         self.bad = []
 
@@ -236,71 +264,80 @@ class Loader:
         return self.mixture.sources[source][index], epoch
 
     def size(self, i):
+        """(tokens, crops) of draw i, or None with the reason counted."""
         record, epoch = self.record(i)
+        limits, reason = (self.config.data.max_tokens, self.config.pack_crops), ""
         try:
             size = data.size(record, self.tokenizer, self.config.data, self.config.seed, epoch)
-            reason = "" if size[0] else "S03 nothing of it fits a row" if size == (0, 0) else ""
         except data.Unreadable as e:
-            size, reason = None, str(e)
-        if size and (size[0] > self.config.data.max_tokens or size[1] > self.config.pack_crops):
-            limits = f"{self.config.data.max_tokens} and {self.config.pack_crops}"
-            reason = f"S03 {size[0]} tokens and {size[1]} crops do not fit a row of {limits}"
+            reason = str(e)
+        else:
+            if size == (0, 0):
+                loss = any(a.get("weight", 1) for a in record["annotations"])
+                reason = "S03 none of its annotations fits a row" if loss else "S04 none of its annotations has loss"
+            elif size[0] > limits[0] or size[1] > limits[1]:
+                reason = f"S03 {size[0]} tokens and {size[1]} crops do not fit a row of {limits[0]} and {limits[1]}"
         if not reason:
             self.in_a_row = 0
             return size
-        self.drop(record, reason)
+        self.warn(record, reason)
+        self.dropped[reason[:3]] += 1
         self.in_a_row += 1
         if self.in_a_row >= 100:
             raise UserError(f"100 records in a row could not be used; the last: {record['where']}: {reason}")
         return None
 
-    def drop(self, record, reason):
-        self.dropped[reason[:3]] += 1
+    def warn(self, record, reason):
         if record["where"] not in self.warned:
             self.warned.add(record["where"])
             tqdm.write(f"{record['where']}: {reason}; skipped", file=sys.stderr)
 
-    def encode(self, i):
-        record, epoch = self.record(i)
-        return data.encode(record, self.tokenizer, self.config.data, self.config.seed, epoch)
-
     def __iter__(self):
-        """Yields one step at a time: `batch` packs, each a list of data.Encoded."""
-        steps = iter(lambda: [next(self.planner) for _ in range(self.config.batch)], None)
+        """Yields (packs of one step, each a list of data.Encoded; records dropped so far, by reason)."""
         if not self.config.workers:
-            for packs in steps:
-                yield self.checked(packs, [[self.encode(i) for i in pack] for pack in packs])
-            return
+            while True:
+                packs, dropped = self.plan()
+                yield self.checked(packs, dropped, [[encode_draw(self.setup, i) for i in pack] for pack in packs])
         # two steps ahead, in plan order; what a worker decodes is a function of the number it is given
-        needs = (self.mixture, self.tokenizer, self.config)
-        with ProcessPoolExecutor(self.config.workers, get_context("spawn"), _start_worker, needs) as pool:
+        with ProcessPoolExecutor(self.config.workers, get_context("spawn"), _start_worker, (self.setup,)) as pool:
             ahead = deque()
             while True:
                 while len(ahead) < 2:
-                    packs = next(steps)
-                    ahead.append((packs, [[pool.submit(_encode_in_worker, i) for i in pack] for pack in packs]))
-                packs, futures = ahead.popleft()
-                yield self.checked(packs, [[f.result() for f in pack] for pack in futures])
+                    packs, dropped = self.plan()
+                    ahead.append((packs, dropped, [[pool.submit(_encode_in_worker, i) for i in pack] for pack in packs]))
+                packs, dropped, futures = ahead.popleft()
+                yield self.checked(packs, dropped, [[f.result() for f in pack] for pack in futures])
 
-    def checked(self, packs, encoded):
+    def plan(self):
+        return [next(self.planner) for _ in range(self.config.batch)], Counter(self.dropped)
+
+    def checked(self, packs, dropped, encoded):
+        """Notes what turned out bad while decoding; counted with the step it belongs to, however far ahead it was planned."""
         for pack, examples in zip(packs, encoded, strict=True):
             for i, example in zip(pack, examples, strict=True):
                 if example.bad:
                     record, _ = self.record(i)
-                    self.drop(record, example.bad)
+                    self.warn(record, example.bad)
                     self.bad.append({"id": record["id"], "where": record["where"], "draw": i, "reason": example.bad})
-        return encoded
+                    self.decoded_bad[example.bad[:3]] += 1
+        return encoded, dict(dropped + self.decoded_bad)
 
 
-def _start_worker(mixture, tokenizer, config):
-    global _loader
+def encode_draw(setup, i):
+    """Draw i of a run -> data.Encoded; setup: (mixture, tokenizer, config)."""
+    mixture, tokenizer, config = setup
+    source, index, epoch = mixture[i]
+    return data.encode(mixture.sources[source][index], tokenizer, config.data, config.seed, epoch)
+
+
+def _start_worker(setup):
+    global _setup
     torch.set_num_threads(1)
-    _loader = Loader(mixture.sources, [1.0] * len(mixture.sources), tokenizer, config)
-    _loader.mixture = mixture
+    _setup = setup
 
 
 def _encode_in_worker(i):
-    return _loader.encode(i)
+    return encode_draw(_setup, i)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -317,23 +354,31 @@ def pick_device(config):
     return torch.device(name), getattr(torch, dtype)
 
 
-def open_model(args, config, device):
-    if args.init:
+def open_model(args, config):
+    """-> model on the CPU, tokenizer, and config with the model's shape: from --init, or new from --preset."""
+    if args.init is not None:
+        from tools.generate import open_model as open_run
+
         try:
-            model = models.load(args.init)
+            model, tokenizer, _ = open_run(args.init)
         except (OSError, ValueError) as e:
             raise UserError(f"--init {args.init}: {e}") from None
-        if model.config != config.model:
-            raise UserError(f"--init {args.init}: its shape is not that of --preset {config.preset}")
+        if config.model != model.config and (args.preset or config.model != models.PRESETS[config.preset]):
+            raise UserError(f"--init {args.init}: its model has another shape than --preset and --model.* ask for; leave them out")
+        config = replace(config, model=model.config, data=replace(config.data, vision=model.config.vision))
     else:
-        model = models.Molmo2(config.model).init_weights()
+        try:
+            model = models.Molmo2(config.model).init_weights()
+            tokenizer = data.ByteTokenizer(tiny.WORDS, config.model.n_vocab)
+        except (AssertionError, IndexError, RuntimeError, ValueError, ZeroDivisionError) as e:
+            raise UserError(f"--model: no model has this shape: {e}") from None
     model.residual_dropout, model.response_dropout = config.residual_dropout, config.response_dropout
     model.embedding.requires_grad_(not config.freeze_embedding)
     for part, parameters in model.groups().items():
         if part not in config.train:
             for p in parameters:
                 p.requires_grad_(False)
-    return model.to(device).train()
+    return model.train(), tokenizer, config
 
 
 def learning_rate(step, base, warmup, total, final=0.1):
@@ -355,13 +400,10 @@ def schedule(config, part, step):
 # the loop
 
 
-def train(args, config, out, device, dtype, sources, rates, tokenizer):
-    """-> model, last loss, lines of the log."""
-    torch.manual_seed(config.seed)
-    if args.deterministic:
-        torch.use_deterministic_algorithms(True)
+def train(config, out, device, dtype, model, sources, rates, tokenizer, evaluate, every):
+    """-> a line of the log per step; the model has learned when it returns. evaluate() -> metrics, called every so many steps."""
     loader = Loader(sources, rates, tokenizer, config)
-    model = open_model(args, config, device)
+    model.to(device)
     groups = {part: [p for p in ps if p.requires_grad] for part, ps in model.groups().items() if part in config.train}
     optimizer = torch.optim.AdamW([{"params": ps, "name": part} for part, ps in groups.items()], lr=0.0, betas=config.betas,
                                   eps=config.adam_eps, weight_decay=0.0, fused=device.type != "mps")
@@ -375,7 +417,7 @@ def train(args, config, out, device, dtype, sources, rates, tokenizer):
 
     bar = tqdm(islice(loader, config.steps), total=config.steps, unit="step", desc=f"stage {config.stage}", mininterval=1)
     started = time.time()
-    for step, packs in enumerate(bar, 1):
+    for step, (packs, dropped) in enumerate(bar, 1):
         for group in optimizer.param_groups:
             group["lr"] = schedule(config, group["name"], step)
         examples = [e for pack in packs for e in pack]
@@ -403,7 +445,7 @@ def train(args, config, out, device, dtype, sources, rates, tokenizer):
                 "lr": {g["name"]: g["lr"] for g in optimizer.param_groups}, "grad_norm": norm, "grad_norms": norms,
                 "fill_tokens": tokens / (config.batch * config.data.max_tokens), "fill_crops": crops / (config.batch * config.pack_crops),
                 "examples": len(examples), "branches": sum(max(int(e.branch.max(initial=0)), 1) for e in examples),
-                "branches_dropped": sum(e.dropped for e in examples), "dropped": dict(loader.dropped),
+                "branches_dropped": sum(e.dropped for e in examples), "dropped": dropped,
                 "ids": hashlib.sha256("\n".join(e.id for e in examples).encode()).hexdigest()[:16], "seconds": time.time() - started}
         started = time.time()
         log.write(json.dumps(line) + "\n")
@@ -413,8 +455,13 @@ def train(args, config, out, device, dtype, sources, rates, tokenizer):
                 skips.writelines(json.dumps({"step": step, **bad}) + "\n" for bad in loader.bad)
             loader.bad.clear()
         bar.set_postfix(loss=f"{total:.3f}", fill=f"{line['fill_tokens']:.0%}", refresh=False)
+        if every and step % every == 0 and step < config.steps:
+            model.eval()
+            log.write(json.dumps({"step": step, "eval": evaluate()}) + "\n")
+            model.train()
+            started = time.time()
     log.close()
-    return model, lines
+    return lines
 
 
 def commit():
@@ -434,9 +481,37 @@ def commit():
 # what is left behind
 
 
-def finish(args, config, out, model, lines, tokenizer):
-    """Weights, curve, evaluation, samples -> the metrics."""
+def score(config, model, tokenizer, asked, folder=None):
+    """-> metrics: of the records in `asked`, or, where that is None, of both held-out parts of the toy world; folder: samples go there."""
     from tools import evaluate, view  # here, because nobody has to open tools/ to understand the loop
+
+    if asked == []:
+        return {}
+    if asked is not None:
+        metrics, predictions = evaluate.evaluate(model, tokenizer, config.data, asked)
+        if folder:
+            evaluate.draw(predictions, asked, folder)
+        return metrics
+
+    def held_out(split):
+        world = tiny.World(split, config.seed)
+        records = {r["id"]: r for r in (world[i] for i in range(config.eval_images))}
+        masks_of = lambda record, k: world.masks(record, record["annotations"][k])       # noqa: E731
+        metrics, predictions = evaluate.evaluate(model, tokenizer, config.data, list(records.values()), masks_of, max_new=128)
+        if folder:
+            evaluate.draw(predictions, list(records.values()), folder / split, n=100)
+        rare = [p["point_f1"] for p in predictions if tiny.is_rare(records[p["id"]]["annotations"][p["annotation"]])]
+        return metrics | ({"point_f1_of_unseen_kinds": round(sum(rare) / len(rare), 4)} if rare else {})
+
+    metrics = {**held_out("test"), "unseen": held_out("unseen")}
+    if folder:
+        view.sheet(sorted((folder / "test").glob("*any_shape.png"))[:8], folder.parent / "samples.png")
+    return metrics
+
+
+def finish(config, out, model, lines, tokenizer, asked):
+    """Weights, curve, evaluation, samples -> the metrics."""
+    from tools import view
 
     model.eval()
     models.save(model, out / "model")
@@ -444,23 +519,13 @@ def finish(args, config, out, model, lines, tokenizer):
     state = {f.name: getattr(config.data, f.name) for f in dataclasses.fields(config.data) if f.name != "vision"}
     (out / "model" / "data.json").write_text(json.dumps(state))
     view.curve([line["loss"] for line in lines], out / "loss.png")
-    if args.data and not args.eval:
-        return {}
-    if args.data:
-        source = data.Records(args.eval, args.media)
-        metrics, predictions = evaluate.evaluate(model, tokenizer, config.data, list(source))
-        evaluate.draw(predictions, list(source), out / "samples")
-        return metrics
+    return score(config, model, tokenizer, asked, out / "samples")
 
-    def held_out(split):
-        world = tiny.World(split, config.seed)
-        records = [world[i] for i in range(config.eval_images)]
-        masks_of = lambda record, k: world.masks(record, record["annotations"][k])       # noqa: E731
-        metrics, predictions = evaluate.evaluate(model, tokenizer, config.data, records, masks_of, max_new=128)
-        evaluate.draw(predictions, records, out / "samples" / split)
-        return metrics
 
-    return {**held_out("test"), "unseen": held_out("unseen")}
+def draw_progress(out):
+    from tools import view
+
+    view.progress([json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()], out / "eval.png")
 
 
 def main(argv=None):
@@ -468,19 +533,32 @@ def main(argv=None):
     try:
         args, config = parse(argv)
         device, dtype = pick_device(config)
-        sources, rates, tokenizer = open_sources(args, config)
+        if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+            raise UserError("torchrun: several processes cannot train one model yet; start train.py by itself")
+        if args.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True)
+        torch.manual_seed(config.seed)
+        # everything that can be wrong is opened before anything is written
+        sources, rates, asked = open_sources(args, config)
+        model, tokenizer, config = open_model(args, config)
         out = run_directory(args, config)
-        model, lines = train(args, config, out, device, dtype, sources, rates, tokenizer)
-        metrics = finish(args, config, out, model, lines, tokenizer)
+        evaluate = lambda: score(config, model, tokenizer, asked)         # noqa: E731
+        lines = train(config, out, device, dtype, model, sources, rates, tokenizer, evaluate, args.eval_every)
+        metrics = finish(config, out, model, lines, tokenizer, asked)
     except (UserError, data.DataError) as e:
         print(f"train.py: {e}", file=sys.stderr)
         raise SystemExit(2) from None
-    except RunError as e:
+    except (RunError, data.Unreadable, OSError) as e:
         print(f"train.py: {e}", file=sys.stderr)
         raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        print("train.py: interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
     seconds = time.time() - begun
     with open(out / "log.jsonl", "a") as log:
         log.write(json.dumps({"step": config.steps, "eval": metrics, "seconds": seconds}) + "\n")
+    draw_progress(out)
     print(json.dumps({"out": str(out), "steps": config.steps, "loss": lines[-1]["loss"], "seconds": round(seconds, 1), "eval": metrics}))
 
 

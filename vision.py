@@ -115,6 +115,8 @@ def patchify(crops, config=RELEASED):
 def to_array(image):
     """PIL image -> (H,W,3) uint8, turned as its EXIF tag says; an array must be that already."""
     if isinstance(image, Image.Image):
+        if image.mode.startswith("I"):                   # 16 bits in a channel: Pillow would cut off at 255
+            image = Image.fromarray((np.array(image).clip(0, 65535) / 257).round().astype(np.uint8))
         return np.array(ImageOps.exif_transpose(image).convert("RGB"))
     assert image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3, (image.dtype, image.shape)
     return image
@@ -261,8 +263,8 @@ class Vision(nn.Module):
 
 
 def sincos_2d(grid, width):
-    """(grid*grid, width) position table: sines and cosines of the row, then of the column, over four octaves per
-    crop and up, so that a ViT from nothing can read where a patch lies from its first step."""
+    """(grid*grid, width) position table: sines and cosines of the row, then of the column, from a quarter wave per
+    crop to a quarter wave per patch, so that a ViT from nothing can read where a patch lies from its first step."""
     n = width // 4
     freq = torch.pi / 2 / grid * torch.logspace(0, np.log2(grid), n, base=2.0)
     angle = (torch.arange(grid) + 0.5)[:, None] * freq                       # (grid, n)

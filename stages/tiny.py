@@ -20,14 +20,14 @@ from data import keyed
 
 # what --tiny changes of any stage's recipe
 RECIPE = {
-    "preset": "toy", "steps": 1000, "batch": 12, "micro_batch": 12, "pack_crops": 16, "crop_bucket": 1,
-    "lr.vit": 2e-3, "lr.connector": 2e-3, "lr.llm": 2e-3, "warmup.vit": 60, "warmup.connector": 60, "warmup.llm": 60,
+    "preset": "toy", "steps": 1500, "batch": 6, "micro_batch": 6, "pack_crops": 16, "crop_bucket": 1,
+    "lr.vit": 1e-3, "lr.connector": 1e-3, "lr.llm": 1e-3, "warmup.vit": 60, "warmup.connector": 60, "warmup.llm": 60,
     "response_dropout": 0.0, "residual_dropout": 0.0, "freeze_embedding": False,
     "data.max_tokens": 512, "data.max_crops": 1, "data.length_hint": 0,
 }
-LESSONS = int(__import__("os").environ.get("LESSONS", 6000))
+LESSONS = 7000                       # images until the toy world is as hard as its held-out images
 
-SIZE = 100                           # pixels: one crop of the toy's ViT, 10 patches of 10, so that a digit of a coordinate is a patch
+SIZE = 100                           # pixels: one crop of the toy's ViT, 10 patches of 10
 COLOURS = {"red": (215, 40, 40), "green": (40, 170, 60), "blue": (50, 80, 220), "yellow": (235, 210, 50),
            "purple": (160, 50, 190), "white": (240, 240, 240)}
 SHAPES = ("circle", "square", "triangle", "cross")
@@ -41,16 +41,18 @@ WORDS = ("user\n", "assistant\n", "pointing: ", "count: ", "long_caption", "text
          *COLOURS, *(f" {s}" for s in SHAPES))
 
 
-def draw_scene(rng, split, least=0, most=6, smallest=9, largest=14):
-    """-> dict of plain numbers and words: what is where, and what lies behind it."""
+def draw_scene(rng, split, least=0, most=6, extra=0):
+    """-> dict of plain numbers and words: what is where, and what lies behind it. Objects in a crowd are smaller;
+    `extra` pixels are added to every radius."""
     objects, n = [], int(rng.integers(least, most + 1))
+    smallest, largest = ((14, 22), (14, 22), (14, 21), (13, 19), (12, 17), (11, 16), (10, 15))[n]
     for _ in range(300):
         if len(objects) == n:
             break
         rare = split == "unseen" and (not objects or rng.random() < 0.5)
         choices = sorted(UNSEEN) if rare else SEEN
         colour, shape = choices[int(rng.integers(len(choices)))]
-        r = int(rng.integers(smallest, largest + 1))
+        r = int(rng.integers(smallest, largest + 1)) + extra
         x, y = (int(v) for v in rng.integers(r + 1, SIZE - r - 1, 2))
         if all((x - o["x"]) ** 2 + (y - o["y"]) ** 2 > (1.13 * (r + o["r"]) + 2) ** 2 for o in objects):
             objects.append({"colour": colour, "shape": shape, "x": x, "y": y, "r": r, "light": int(rng.integers(-25, 26))})
@@ -65,9 +67,9 @@ def mask_of(o):
     """(SIZE,SIZE) bool: the pixels of one object."""
     x, y, r = _X - o["x"], _Y - o["y"], o["r"]
     return {"circle": x * x + y * y <= r * r,
-            "square": np.maximum(abs(x), abs(y)) <= 0.8 * r,
+            "square": np.maximum(abs(x), abs(y)) <= 0.82 * r,
             "triangle": (y <= 0.7 * r) & (y >= 2 * abs(x) - r),
-            "cross": (np.minimum(abs(x), abs(y)) <= 0.34 * r) & (np.maximum(abs(x), abs(y)) <= r)}[o["shape"]]
+            "cross": (np.minimum(abs(x), abs(y)) <= 0.36 * r) & (np.maximum(abs(x), abs(y)) <= r)}[o["shape"]]
 
 
 def render(scene):
@@ -80,7 +82,7 @@ def render(scene):
     slope = (scene["slope"][0] * (_X - SIZE / 2) + scene["slope"][1] * (_Y - SIZE / 2)) / SIZE
     along, down, across = (np.sin(v * np.pi / scene["period"]) for v in (_X, _Y, _X + _Y))
     texture = np.sign((0 * along, along, across, along * down)[scene["texture"]])          # plain, stripes, stripes aslant, checks
-    light = slope[..., None] * (1 + 0.3 * tints[0]) + 14 * texture[..., None] * tints[1] + rng.normal(0, 6, (SIZE, SIZE, 1))
+    light = slope[..., None] * (1 + 0.3 * tints[0]) + 20 * texture[..., None] * tints[1] + rng.normal(0, 6, (SIZE, SIZE, 1))
     image = 100 + light
     for o in scene["objects"]:
         shade = o["light"] + 14 * (_X - o["x"] + _Y - o["y"]) / o["r"] + rng.normal(0, 6, (SIZE, SIZE))
@@ -95,19 +97,32 @@ def caption_of(objects):
     return ", ".join(f"{NUMBERS[n]} {c} {s}{'s' * (n > 1)}" for n, (c, s) in counts if n) or "nothing"
 
 
+def those(objects, colour, shape):
+    """Which objects a label means; 'any' and 'shape' stand for every colour and every shape."""
+    return [k for k, o in enumerate(objects) if colour in ("any", o["colour"]) and shape in ("shape", o["shape"])]
+
+
+def count_of(objects, colour, shape):
+    return {"type": "count", "label": f"{colour} {shape}", "count": len(those(objects, colour, shape))}
+
+
 def point_at(objects, colour, shape):
-    """A pointing annotation; 'any' and 'shape' stand for every colour and every shape."""
-    hits = [k for k, o in enumerate(objects) if colour in ("any", o["colour"]) and shape in ("shape", o["shape"])]
+    hits = those(objects, colour, shape)
     points = [{"x": objects[k]["x"] + 0.5, "y": objects[k]["y"] + 0.5} for k in hits]
     return {"type": "point", "label": f"{colour} {shape}", "coords": "pixel", "size": [SIZE, SIZE], "mode": "point",
             "points": points, "meta": {"objects": hits}}
 
 
-class World:
-    """A source without files (see data.Records): split train, test or unseen; what 'all' asks, 'points' only points at.
+def is_rare(a):
+    """Does a pointing annotation ask for a combination that only the split `unseen` shows, and is one there?"""
+    return a["type"] == "point" and bool(a["points"]) and tuple(a["label"].split(" ", 1)) in UNSEEN
 
-    An image's annotations: a caption, a count, and points for every kind of object in it, for one whole colour, one
-    whole shape, everything, and one kind that is not there.
+
+class World:
+    """A source without files (see data.Records): split train, test or unseen.
+
+    An image's annotations: points for every kind of object in it, for a kind that is not there, for everything, for
+    one whole colour and for one whole shape; and, unless asks is 'points', a caption and the count of everything.
     """
 
     def __init__(self, split, seed=0, asks="all", lessons=0):
@@ -121,9 +136,10 @@ class World:
         """How many objects image i has at least and at most, and their radii: one large object first, then more and
         smaller ones. A mean over all patches says where a large object is; only then is there something to sharpen."""
         if i >= self.lessons:
-            return 0, 6, 9, 14
+            return int(self.split == "unseen"), 6, 0
         grown = max(0.0, 1.3 * i / self.lessons - 0.3)
-        return 1, 1 + int(6 * grown), round(16 - 7 * grown), round(24 - 10 * grown)
+        most = min(1 + int(6 * grown), 6)
+        return 1, most, round(4 * (1 - grown) / most)
 
     @lru_cache(maxsize=4096)                             # noqa: B019  a world lives as long as its run
     def scene(self, i):
@@ -139,14 +155,14 @@ class World:
         kinds = sorted({(o["colour"], o["shape"]) for o in objects})
         pool = SEEN if self.split != "unseen" else [(c, s) for c in COLOURS for s in SHAPES]
         absent = [kind for kind in pool if kind not in kinds]
-        asked = [*kinds, absent[int(rng.integers(len(absent)))], ("any", "shape")]
+        absent = absent[int(rng.integers(len(absent)))]
+        asked = [*kinds, absent, ("any", "shape")]
         if objects:
             one, other = (objects[int(k)] for k in rng.integers(len(objects), size=2))
             asked += [(one["colour"], "shape"), ("any", other["shape"])]
         annotations = [point_at(objects, *kind) for kind in asked]
         if self.asks == "all":
-            annotations.append({"type": "caption", "text": caption_of(objects)})
-            annotations.append({"type": "count", "label": "any shape", "count": len(objects)})
+            annotations += [{"type": "caption", "text": caption_of(objects)}, count_of(objects, "any", "shape")]
         name = f"{self.name}-{i}"
         return {"id": name, "where": name, "source": self, "index": i, "annotations": annotations,
                 "image": {"path": f"{name}.png", "width": SIZE, "height": SIZE}}

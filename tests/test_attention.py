@@ -12,26 +12,30 @@ import attention
 
 HERE = Path(__file__).parent / "conformance"
 CASES = json.loads((HERE / "attention_mask.json").read_text())["cases"]
-# "within_image" (an image sees earlier images, not later ones) is left out on purpose: no Molmo2 model uses it
-CASES = [case for case in CASES if case["input"]["bidirectional"] != "within_image"]
 # im_start im_end im_patch im_col low_res_im_start im_low frame_start frame_end, in the ids of the cases
 VISUAL = [512, 513, 514, 515, 516, 518, 519, 520]
+STARTS = [516, 519]                                                      # low_res_im_start, frame_start: a new image or frame
 
 
 def fields(tokens, sub, both_ways):
-    """The official ids of a token -> doc, branch, bidir (1,T). sub: 100000 * example + 10000 in a trunk, or + branch from 0."""
+    """The official ids of a token -> doc, branch, bidir (1,T). sub: 100000 * example + 10000 in a trunk, or + branch from 0.
+
+    both_ways: None; "image_tokens", as released: all visual tokens of an example are one group; "within_image": each image or
+    frame is one, and sees those before it as text does.
+    """
     sub = np.zeros(len(tokens), int) if sub is None else np.array(sub)
     doc = sub // 100000                                                  # -1 is padding: -1 // 100000 == -1
     is_tree = np.isin(doc, doc[sub % 100000 == 10000])
     branch = np.where(is_tree & (sub % 100000 != 10000), 1 + sub % 100000, 0)
-    bidir = np.isin(tokens, VISUAL) * both_ways
+    group = {None: 0, "image_tokens": 1, "within_image": 1 + np.cumsum(np.isin(tokens, STARTS))}[both_ways]
+    bidir = np.isin(tokens, VISUAL) * group
     return [torch.from_numpy(x).int()[None] for x in (doc, branch, bidir)]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['input']['name']}, {case['input']['bidirectional']}")
 def test_mask_equals_the_official_code(case):
     c = case["input"]
-    doc, branch, bidir = fields(c["input_ids"], c["subsegment_ids"], c["bidirectional"] == "image_tokens")
+    doc, branch, bidir = fields(c["input_ids"], c["subsegment_ids"], c["bidirectional"])
     ours = attention.allow(doc, branch, bidir)[0].int().tolist()
     real = [token != -1 for token in c["input_ids"]]                     # what padding sees, nobody reads
     expected = case["expected"]["allow_rows_as_strings"]
@@ -43,7 +47,7 @@ def test_mask_of_a_packed_row_equals_the_official_code():
     with np.load(HERE / "tiny.npz") as tiny:
         tokens, sub, packed = tiny["input_ids"], tiny["subsegment_ids"], tiny["allow_mask"]
     expected = np.unpackbits(packed, axis=1, count=len(tokens)).astype(bool)
-    ours = attention.allow(*fields(tokens, sub, True))[0].numpy()
+    ours = attention.allow(*fields(tokens, sub, "image_tokens"))[0].numpy()
     assert len(tokens) == 963
     assert (tokens == -1).sum() == 7
     assert np.array_equal(ours[tokens != -1], expected[tokens != -1])
@@ -52,14 +56,14 @@ def test_mask_of_a_packed_row_equals_the_official_code():
 def test_no_row_is_empty_and_padding_sees_padding_only():
     with np.load(HERE / "tiny.npz") as tiny:
         tokens, sub = tiny["input_ids"], tiny["subsegment_ids"]
-    mask = attention.allow(*fields(tokens, sub, True))[0].numpy()
+    mask = attention.allow(*fields(tokens, sub, "image_tokens"))[0].numpy()
     assert mask.any(1).all()
     assert not mask[tokens == -1][:, tokens != -1].any()
 
 
 def test_some_rows_of_the_mask_equal_the_same_rows_of_the_whole():
     with np.load(HERE / "tiny.npz") as tiny:
-        row = fields(tiny["input_ids"], tiny["subsegment_ids"], True)
+        row = fields(tiny["input_ids"], tiny["subsegment_ids"], "image_tokens")
     assert torch.equal(attention.allow(*row, rows=slice(400, 500)), attention.allow(*row)[:, 400:500])
 
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-import attention
 import data
 import model
 import packing
@@ -193,8 +192,59 @@ def test_a_perfect_model_scores_one_and_a_silent_one_what_is_absent(monkeypatch)
     assert silent["point_f1"] == pytest.approx(absent, abs=1e-4) and silent["caption_exact"] == silent["count_accuracy"] == 0
 
 
-def test_a_cache_sees_what_the_rule_says():
-    """Rows of the mask are the rows of the whole mask: prefill and decoding share one rule."""
-    doc, branch, bidir = (torch.randint(0, 3, (2, 12)) for _ in range(3))
-    whole = attention.allow(doc, branch, bidir)
-    assert torch.equal(attention.allow(doc, branch, bidir, slice(5, 9)), whole[:, 5:9])
+# ---------------------------------------------------------------------------------------------------------------
+# the commands
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def as_pt(run):
+    """The run as it is where safetensors is not installed."""
+    torch.save(model.Molmo2(CONFIG).state_dict(), run / "model.pt")
+    (run / "model.safetensors").unlink(missing_ok=True)
+
+
+def without_last(toy):
+    """Masks that lack those of the last pointing annotation."""
+    masks = dict(np.load(toy / "masks.npz"))
+    masks.popitem()
+    np.savez(toy / "masks.npz", **masks)
+
+
+MISTAKES = {
+    "cut safetensors": ("generate", lambda run, toy: cut(run / "model.safetensors"), [], "model.safetensors"),
+    "cut pt": ("generate", lambda run, toy: as_pt(run) or cut(run / "model.pt"), [], "model.pt"),
+    "no weights": ("generate", lambda run, toy: as_pt(run) or (run / "model.pt").unlink(), [], "without weights"),
+    "another tokenizer": ("generate", lambda run, toy: (run / "tokenizer.json").write_text('{"version": "1.0", "model": {}}'), [],
+                          "tokenizer.json is no byte tokenizer"),
+    "no tokens": ("generate", None, ["--max-new", "0"], "--max-new"),
+    "no such folder": ("generate", None, ["--image", "toy/0.png", "--draw", "gone/a.png"], "--draw gone/a.png"),
+    "no such image": ("generate", None, ["--image", "gone.png"], "S20 no file gone.png"),
+    "a cut mask file": ("evaluate", lambda run, toy: cut(toy / "masks.npz"), ["--masks", "toy/masks.npz"], "--masks toy/masks.npz"),
+    "a mask that lacks": ("evaluate", lambda run, toy: without_last(toy), ["--masks", "toy/masks.npz"], "needs an array"),
+    "no scores": ("evaluate", None, ["--max-new", "0"], "--max-new"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_users_mistake_costs_one_sentence(tmp_path, monkeypatch, capsys, name):
+    tool, damage, flags, words = MISTAKES[name]
+    run, toy = tmp_path / "run", tmp_path / "toy"
+    torch.manual_seed(0)
+    model.save(model.Molmo2(CONFIG).init_weights(), run)
+    if not (run / "model.safetensors").exists() and "safetensors" in name:
+        pytest.skip("safetensors is not installed")
+    TOKENIZER.save(run)
+    (run / "data.json").write_text(json.dumps({"max_tokens": 512, "max_crops": 1}))
+    tiny.export(toy, "test", 2, 0)
+    if damage:
+        damage(run, toy)
+    monkeypatch.chdir(tmp_path)
+    own = ["--prompt", "count: any shape"] if tool == "generate" else ["--data", "toy/records.jsonl"]
+    monkeypatch.setattr("sys.argv", [tool, "--model", "run", *own, *flags])
+    with pytest.raises(SystemExit) as end:
+        {"generate": generate, "evaluate": evaluate}[tool].main()
+    out = capsys.readouterr()
+    assert end.value.code == 2 and not out.out and words in out.err and len(out.err.strip().splitlines()) == 1

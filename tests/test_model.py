@@ -28,6 +28,7 @@ HERE = Path(__file__).parent / "conformance"
 EXPECTED = json.loads((HERE / "tiny_model.json").read_text())
 ROPE = json.loads((HERE / "rope.json").read_text())["values"]
 FAMILIES = ("qwen", "olmo")
+MASKS = {"bidir": "{}.response_logits", "causal": "{}_causal.response_logits"}
 VISUAL = [512, 513, 514, 515, 516, 518, 519, 520]                        # spec 6.3 in the ids of the tiny models
 PATCH, EOS = 514, 501
 
@@ -87,12 +88,12 @@ def model_of(family):
 
 
 @cache
-def batch():
+def batch(mask="bidir"):
     t = tiny()                                                           # padding is -1 in every array of it
     tokens, sub, pool_src = (t[name].long() for name in ("input_ids", "subsegment_ids", "token_pooling"))
     doc = sub.div(100000, rounding_mode="floor")
     branch = torch.where((doc == 0) & (sub < 10000), 1 + sub, 0)         # example 0 alone is a tree
-    bidir = torch.isin(tokens, torch.tensor(VISUAL))
+    bidir = torch.isin(tokens, torch.tensor(VISUAL)) * (mask == "bidir")
     # three rows of pool_src are padding: they are zero, wherever they go
     pool_dst = torch.zeros(len(pool_src), dtype=torch.long)
     pool_dst[(pool_src >= 0).any(1)] = (tokens == PATCH).nonzero()[:, 0]
@@ -103,9 +104,9 @@ def batch():
 
 
 @cache
-def run(family):
+def run(family, mask):
     """-> the sums that make the loss, and the gradient of every parameter."""
-    model, b = model_of(family), batch()
+    model, b = model_of(family), batch(mask)
     nll, lse = model(b)
     total = b.weights.sum()
     ce, z = (b.weights * nll).sum() / total, 1e-4 * (b.weights * lse**2).sum() / total
@@ -113,8 +114,9 @@ def run(family):
     return ce.item(), z.item(), dict(zip((name for name, _ in model.named_parameters()), grads, strict=True))
 
 
-def expected_of(family):
-    return EXPECTED["results"][f"{family}_bidir"]                        # "causal": images without the two-way mask, which no release uses
+def expected_of(family, mask="bidir"):
+    """mask: "bidir", as released; "causal": images without the two-way mask."""
+    return EXPECTED["results"][f"{family}_{mask}"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -128,28 +130,31 @@ def test_visual_features_equal_the_official_code(family):
     torch.testing.assert_close(seen[real], tiny()[f"{family}.image_features"], rtol=0, atol=1e-8)      # they are 1e-4
 
 
+@pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logits_equal_the_official_code(family):
+def test_logits_equal_the_official_code(family, mask):
     with torch.no_grad():
-        logits = model_of(family).logits(batch())
-    ours = logits[batch().weights > 0]
-    assert len(ours) == expected_of(family)["n_loss_tokens"]
-    torch.testing.assert_close(ours, tiny()[f"{family}.response_logits"], rtol=0, atol=1e-5)
-    assert ours[0, :5].tolist() == pytest.approx(expected_of(family)["first_logits"], abs=1e-5)
+        logits = model_of(family).logits(batch(mask))
+    ours = logits[batch(mask).weights > 0]
+    assert len(ours) == expected_of(family, mask)["n_loss_tokens"]
+    torch.testing.assert_close(ours, tiny()[MASKS[mask].format(family)], rtol=0, atol=1e-5)
+    assert ours[0, :5].tolist() == pytest.approx(expected_of(family, mask)["first_logits"], abs=1e-5)
 
 
+@pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_loss_equals_the_official_code(family):
-    e, (ce, z, _) = expected_of(family), run(family)
+def test_loss_equals_the_official_code(family, mask):
+    e, (ce, z, _) = expected_of(family, mask), run(family, mask)
     assert batch().weights.sum().item() == pytest.approx(e["weight_sum"], rel=1e-6)
     assert ce == pytest.approx(e["ce"], abs=1e-5)
     assert z == pytest.approx(e["z"], abs=1e-7)                          # 0.004: the tolerance of ce would hide it
     assert ce + z == pytest.approx(e["loss"], abs=1e-5)
 
 
+@pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_gradient_norm_equals_the_official_code(family):
-    e, (_, _, grads) = expected_of(family)["grad_norms"], run(family)
+def test_every_gradient_norm_equals_the_official_code(family, mask):
+    e, (_, _, grads) = expected_of(family, mask)["grad_norms"], run(family, mask)
     places = {}
     for name in e:
         *path, last, _ = name.split(".") if "." in name else [name]

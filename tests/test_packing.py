@@ -80,7 +80,7 @@ def test_packing_changes_nothing(family, roots):
     packed = examples(root_length=roots, root_branches=roots)
     assert any(e.branch.max() >= 3 for e in packed) and any(e.images is None for e in packed)
     T = sum(len(e.tokens) for e in packed) + 37
-    nll, _, gradients = run(m, [packed[:3] + packed[3:]], T)
+    nll, _, gradients = run(m, [packed], T)
     sums, start = {}, 0
     for e in packed:
         for keep, conversation in alone(e):
@@ -111,14 +111,18 @@ def test_branches_cannot_see_each_other():
     assert not same[torch.from_numpy(learned & second)].any()
 
 
-def test_examples_cannot_see_each_other():
-    """Changing the text and the pixels of one example changes no bit of the nll of its neighbours in the row."""
+@pytest.mark.parametrize("changed", ["pixels", "text"])
+def test_examples_cannot_see_each_other(changed):
+    """Changing the pixels or the text of one example changes no bit of the nll of its neighbours in the row, in float32."""
     m, packed = grown().float(), examples(3)
     before = m(packing.build([packed], 1024, CONFIG.vision))[0]
-    noise = np.random.default_rng(1).integers(0, 256, packed[1].images.shape, dtype=np.uint8)
-    swapped = dataclasses.replace(packed[1], images=noise)
+    middle = packed[1]
+    if changed == "pixels":
+        swapped = dataclasses.replace(middle, images=np.random.default_rng(1).integers(0, 256, middle.images.shape, dtype=np.uint8))
+    else:
+        swapped = dataclasses.replace(middle, tokens=np.where(middle.bidir == 0, (middle.tokens + 7) % 256, middle.tokens))
     after = m(packing.build([[packed[0], swapped, packed[2]]], 1024, CONFIG.vision))[0]
-    start, stop = len(packed[0].tokens), len(packed[0].tokens) + len(packed[1].tokens)
+    start, stop = len(packed[0].tokens), len(packed[0].tokens) + len(middle.tokens)
     assert torch.equal(before[0, :start], after[0, :start]) and torch.equal(before[0, stop:], after[0, stop:])
     assert not torch.equal(before[0, start:stop], after[0, start:stop])
 
@@ -148,6 +152,26 @@ def test_nll_equals_the_full_logits_and_is_zero_without_loss():
     assert (nll[~at] == 0).all() and (lse[~at] == 0).all()
 
 
+def test_a_view_that_the_mosaic_repeats_is_encoded_once_with_the_same_result():
+    """An image of one tile gives two equal crops: Batch has one, and nll and gradients are those of both."""
+    m, example = grown(), data.encode(tiny.World("train")[3], TOKENIZER, dataclasses.replace(DATA, max_crops=1), 0, 0)
+    assert np.array_equal(*example.images)
+    once = packing.build([[example]], 512, CONFIG.vision)
+    assert len(once.images) == 1
+    P = CONFIG.vision.n_patch
+    lower = torch.from_numpy(example.pool_src)
+    twice = dataclasses.replace(once, images=torch.from_numpy(example.images), pool_src=lower)
+    assert int(lower.max()) >= P > int(once.pool_src.max())
+    results = []
+    for batch in (once, twice):
+        nll, _ = m(batch)
+        (nll * batch.weights).sum().backward()
+        results.append((nll.detach(), [p.grad.clone() for p in m.parameters()]))
+        m.zero_grad()
+    assert (results[0][0] - results[1][0]).abs().max() < 1e-12
+    assert all((a - b).abs().max() < 1e-12 * max(1, a.abs().max()) for a, b in zip(results[0][1], results[1][1], strict=True))
+
+
 # ---------------------------------------------------------------------------------------------------------------
 # the planner
 
@@ -170,14 +194,17 @@ def test_every_fitting_example_is_packed_once_and_no_pack_is_over_a_limit(seed):
 
 
 def test_nothing_waits_longer_than_the_pool_is_deep():
-    endless = lambda i: (100, 1) if i % 50 == 7 else (30, 1)             # noqa: E731  the large ones never fit beside others
-    planner, taken = packing.Planner(endless, 120, 10, pool=16), {}
+    """Two of 60 fill a row, so one of 50 would wait until the pool holds nothing else, if the oldest did not go first."""
+    endless = lambda i: (50, 1) if i % 50 == 7 else (60, 1)              # noqa: E731
+    planner, came, waits = packing.Planner(endless, 120, 10, pool=16), {}, []
     for n in range(400):
-        for i in next(planner):
-            taken[i] = n
-        oldest = min((i for i, _, _ in planner.pool), default=0)
-        assert n - taken.get(oldest - 1, n) <= 16
-    assert set(range(max(taken) - 200)) <= set(taken)
+        pack = next(planner)
+        for i in [*pack, *(i for i, _, _ in planner.pool)]:
+            came.setdefault(i, n)
+        waits += [n - came[i] for i in pack]
+        assert all(n - came[i] < 16 for i, _, _ in planner.pool)
+    assert max(waits) < 16
+    assert sum(came) == len(came) * (len(came) - 1) // 2                 # none was left out
 
 
 def test_a_restored_planner_goes_on_exactly():

@@ -111,7 +111,9 @@ def evaluate(model, tokenizer, config, records, masks_of=None, batch=128, max_ne
     predictions, kinds_of_hit = [], set()
     for start in range(0, len(questions), batch):
         group = questions[start : start + batch]
-        images = [record["source"].image(record) for record, _, _ in group]
+        by_id = {record["id"]: record for record, _, _ in group}
+        decoded = {name: record["source"].image(record) for name, record in by_id.items() if "image" in record}
+        images = [decoded.get(record["id"]) for record, _, _ in group]
         prompts = [data.ask(image, [(question, None)], tokenizer, config) for image, (_, _, question) in zip(images, group, strict=True)]
         answers = generate(model, prompts, tokenizer.eos, max_new)
         for (record, k, question), image, ids in zip(group, images, answers, strict=True):
@@ -165,14 +167,16 @@ def main():
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
     try:
+        if args.max_new < 1:
+            raise ValueError("--max-new must be at least 1")
         model, tokenizer, config = open_model(args.model, args.device)
-        source = data.Records(args.data, args.media)
-        masks = np.load(args.masks) if args.masks else {}
-        Path(args.out).mkdir(parents=True, exist_ok=True)
-    except (OSError, ValueError, zipfile.BadZipFile) as e:
+        records = list(data.Records(args.data, args.media))
+        masks = open_masks(args.masks, records) if args.masks else {}
+        for folder in filter(None, (args.out, args.draw)):
+            Path(folder).mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as e:
         print(f"tools.evaluate: {e}", file=sys.stderr)
         raise SystemExit(2) from None
-    records = list(source)
     masks_of = lambda record, k: masks.get(f"{record['id']}/{k}")         # noqa: E731
     metrics, predictions = evaluate(model, tokenizer, config, records, masks_of, max_new=args.max_new)
     if args.draw:
@@ -180,6 +184,22 @@ def main():
     with open(Path(args.out) / "predictions.jsonl", "w") as out:
         out.writelines(json.dumps(p) + "\n" for p in predictions)
     print(json.dumps(metrics))
+
+
+def open_masks(path, records):
+    """An .npz with an array (points, h, w) for every pointing annotation of the records; ValueError if one is not there."""
+    try:
+        masks = dict(np.load(path))
+    except (ValueError, TypeError, EOFError, zipfile.BadZipFile) as e:
+        raise ValueError(f"--masks {path}: no .npz file: {e}") from None
+    for record in records:
+        for k, a in enumerate(record["annotations"]):
+            if a["type"] == "point":
+                name = f"{record['id']}/{k}"
+                if name not in masks or masks[name].ndim != 3 or len(masks[name]) != len(a["points"]):
+                    found = masks[name].shape if name in masks else "none"
+                    raise ValueError(f"--masks {path}: '{name}' needs an array ({len(a['points'])}, h, w); found {found}")
+    return masks
 
 
 if __name__ == "__main__":

@@ -16,9 +16,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageDraw
 
 import attention
 import data
@@ -85,8 +84,6 @@ def generate(model, prompts, eos, max_new=128, temperature=0.0, seed=0):
 
 def draw_points(image, points, colour=(255, 0, 80), truth=()):
     """(H,W,3) uint8 and (x, y) in pixels -> PIL image, at least 288 wide: rings for points, crosses for truth."""
-    from PIL import ImageDraw
-
     scale = max(1, -(-288 // image.shape[1]))
     picture = Image.fromarray(image).resize((image.shape[1] * scale, image.shape[0] * scale), Image.NEAREST)
     pen, r = ImageDraw.Draw(picture), max(picture.size) // 60 + 3
@@ -103,12 +100,19 @@ def draw_points(image, points, colour=(255, 0, 80), truth=()):
 
 
 def open_model(folder, device="cpu"):
-    """Run directory -> model, tokenizer, data config: everything needed to ask."""
-    model = models.load(folder, device=device)
+    """Run directory -> model, tokenizer, data config: everything needed to ask. OSError or ValueError in one sentence."""
+    model = models.load(folder)
     folder = Path(folder) / "model" if (Path(folder) / "model" / "config.json").is_file() else Path(folder)
     tokenizer = data.ByteTokenizer.load(folder)
     state = json.loads((folder / "data.json").read_text())
-    return model, tokenizer, replace(data.DataConfig(**state), vision=model.config.vision)
+    try:
+        config = replace(data.DataConfig(**state), vision=model.config.vision)
+    except TypeError as e:
+        raise ValueError(f"{folder}/data.json: {e}") from None
+    try:
+        return model.to(device), tokenizer, config
+    except (RuntimeError, AssertionError) as e:
+        raise ValueError(f"--device {device}: {str(e).splitlines()[0]}") from None
 
 
 def main():
@@ -118,27 +122,30 @@ def main():
     parser.add_argument("--prompt", required=True, help='as trained, e.g. "long_caption:", "pointing: red circle", "count: any shape"')
     parser.add_argument("--max-new", type=int, default=256, help="tokens at most (default 256)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0: greedy (default)")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of the sampling (default 0)")
     parser.add_argument("--draw", metavar="PNG", help="write the picture with the predicted points")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", default="cpu", help="default cpu")
     args = parser.parse_args()
     try:
+        if args.max_new < 1 or args.temperature < 0:
+            raise ValueError("--max-new must be at least 1 and --temperature at least 0")
+        if args.draw and not args.image:
+            raise ValueError("--draw needs --image")
+        if args.draw and (Path(args.draw).suffix.lower() not in (".png", ".jpg") or not Path(args.draw).parent.is_dir()):
+            raise ValueError(f"--draw {args.draw}: name a .png or .jpg in a folder that exists")
         model, tokenizer, config = open_model(args.model, args.device)
         image = data.read_image(args.image) if args.image else None
     except (OSError, ValueError, data.Unreadable) as e:
         print(f"tools.generate: {e}", file=sys.stderr)
         raise SystemExit(2) from None
-    if args.draw and image is None:
-        print("tools.generate: --draw needs --image", file=sys.stderr)
-        raise SystemExit(2)
     prompt = data.ask(image, [(args.prompt, None)], tokenizer, config)
     (ids,) = generate(model, [prompt], tokenizer.eos, args.max_new, args.temperature, args.seed)
     text = tokenizer.decode(ids)
     h, w = image.shape[:2] if image is not None else (0, 0)
     points = data.parse_points(text, w, h)
     if args.draw:
-        draw_points(np.asarray(image), [(x, y) for _, _, x, y in points]).save(args.draw)
+        draw_points(image, [(x, y) for _, _, x, y in points]).save(args.draw)
     print(json.dumps({"prompt": args.prompt, "text": text, "tokens": len(ids), "points": points}) if args.json else text)
 
 

@@ -1,4 +1,4 @@
-"""Pictures of a run, drawn with Pillow alone: the loss curve so far."""
+"""Pictures of a run, drawn with Pillow alone: the loss curve, scores against minutes, a sheet of samples."""
 
 from PIL import Image, ImageDraw
 
@@ -30,4 +30,47 @@ def curve(values, path, size=(720, 360)):
     for line, colour, width in ((values, FAINT, 1), (smooth, LINE, 2)):
         if n > 1:
             pen.line([place(step, value) for step, value in enumerate(line)], fill=colour, width=width)
+    picture.save(path)
+
+
+def sheet(pictures, path, columns=4):
+    """Picture files, all of a size, side by side in one PNG."""
+    images = [Image.open(p) for p in pictures]
+    if not images:
+        return
+    w, h = images[0].size
+    page = Image.new("RGB", (columns * (w + 4) - 4, -(-len(images) // columns) * (h + 4) - 4), "white")
+    for k, image in enumerate(images):
+        page.paste(image, (k % columns * (w + 4), k // columns * (h + 4)))
+    page.save(path)
+
+
+def progress(log, path, names=("point_f1", "count_accuracy", "caption_exact"), size=(720, 360)):
+    """The lines of a log.jsonl, as dicts -> scores against minutes of the run as a PNG; nothing where fewer than two were taken."""
+    minutes, series = 0.0, {name: [] for name in names}
+    for line in log:
+        minutes += line.get("seconds", 0) / 60 if "loss" in line else 0
+        for name in names:
+            if name in line.get("eval", {}):
+                series[name].append((minutes, line["eval"][name]))
+    series = {name: points for name, points in series.items() if len(points) > 1}
+    if not series:
+        return
+    w, h = size
+    left, top, right, bottom = 56, 16, w - 130, h - 36
+    picture = Image.new("RGB", size, "white")
+    pen = ImageDraw.Draw(picture)
+    longest = max(x for points in series.values() for x, _ in points)
+    for k in range(5):
+        y, x = bottom - (bottom - top) * k / 4, left + (right - left) * k / 4
+        pen.line([(left, y), (right, y)], fill=GRID)
+        pen.text((24, y - 6), f"{k / 4:.2f}", fill=INK)
+        pen.text((x - 8, bottom + 6), f"{longest * k / 4:.1f}", fill=INK)
+    pen.text(((left + right) // 2 - 30, h - 18), "minutes", fill=INK)
+    for colour, (name, points) in zip(((200, 30, 90), (30, 90, 200), (30, 140, 60)), series.items(), strict=False):
+        places = [(left + (right - left) * x / longest, bottom - (bottom - top) * y) for x, y in points]
+        pen.line(places, fill=colour, width=2)
+        for x, y in places:
+            pen.ellipse([x - 3, y - 3, x + 3, y + 3], fill=colour)
+        pen.text((right + 8, places[-1][1] - 6), name, fill=colour)
     picture.save(path)
