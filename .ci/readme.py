@@ -14,8 +14,7 @@ BARS = {"point_f1": 0.40, "count_accuracy": 0.55, "caption_exact": 0.15}
 if sys.argv[1] == "install":
     print(next(line for line in LINES if line.startswith("pip install")).split(" && ")[0])
 elif sys.argv[1] == "commands":
-    commands = [line for line in LINES if line and not line.startswith(("#", "pip", "git"))]
-    commands = [line.split(" && ")[-1] if line.startswith("pip") else line for line in commands]
+    commands = [part for line in LINES for part in line.split(" && ") if part and not part.startswith(("#", "pip", "git"))]
     assert FIRST in commands, f"the README does not show: {FIRST}"
     commands.sort(key=lambda line: not line.startswith("python -m pytest"))            # cheap before dear
     print("\n".join(c + " --steps 3" if "train.py" in c and c != FIRST and "--steps" not in c else c for c in commands))
