@@ -67,10 +67,15 @@ def progress(log, path, names=("point_f1", "count_accuracy", "caption_exact"), s
         pen.text((24, y - 6), f"{k / 4:.2f}", fill=INK)
         pen.text((x - 8, bottom + 6), f"{longest * k / 4:.1f}", fill=INK)
     pen.text(((left + right) // 2 - 30, h - 18), "minutes", fill=INK)
+    labels = []                      # heights taken, so that names of equal scores do not cover each other
     for colour, (name, points) in zip(((200, 30, 90), (30, 90, 200), (30, 140, 60)), series.items(), strict=False):
         places = [(left + (right - left) * x / longest, bottom - (bottom - top) * y) for x, y in points]
         pen.line(places, fill=colour, width=2)
         for x, y in places:
             pen.ellipse([x - 3, y - 3, x + 3, y + 3], fill=colour)
-        pen.text((right + 8, places[-1][1] - 6), name, fill=colour)
+        y = places[-1][1] - 6
+        while any(abs(y - other) < 12 for other in labels):
+            y += 12
+        labels.append(y)
+        pen.text((right + 8, y), name, fill=colour)
     picture.save(path)
