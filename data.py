@@ -12,7 +12,7 @@ A record is one visual input (an image here, or nothing) with annotations. Every
     branch   <|im_start|>user\\npointing: eye<|im_end|>\\n<|im_start|>assistant\\n <points ...>eye</points> <|im_end|>
 
 All randomness of an example is keyed by (seed, its id, epoch); size makes the same draws as encode, so both agree.
-Left out so far: several images, video, tracks, dialects (a record that has them is refused with file:line).
+Left out so far: records of several images, video, tracks, dialects (a record that has them is refused with file:line).
 """
 
 import difflib
@@ -36,6 +36,7 @@ from vision import RELEASED, VisionConfig
 class DataConfig:
     max_tokens: int = 2536           # longest example, and length of a row (Table 12)
     max_crops: int = 8               # high-resolution crops of one image
+    max_images: int = 5              # of one example; what comes after them is left out (spec 2.4)
     max_points: int = 60             # an annotation with more is left out and counted (spec 9.3)
     length_hint: int = 65            # "long_caption 65:" when asking for a caption; 0: no number (spec 4.3)
     prefix_all: bool = True          # stage 1: every prompt opens with its style; later only benchmark-like ones do
@@ -650,6 +651,28 @@ def image_ids(w, h, tokenizer, config):
             + [s["im_start"]] + ([s["im_patch"]] * high[1] + [s["im_col"]]) * high[0] + [s["im_end"]])
 
 
+def visual_ids(sizes, tokenizer, config):
+    """What follows BOS: ids, and which of them are visual tokens. sizes: [(width, height), ..] of the images in their order;
+    where there are several, the text "Image 1" and so on comes before each (spec 2.4)."""
+    ids, visual = [], []
+    for k, (w, h) in enumerate(sizes[: config.max_images], 1):
+        name, image = tokenizer.encode(f"Image {k}") if len(sizes) > 1 else [], image_ids(w, h, tokenizer, config)
+        ids += name + image
+        visual += [False] * len(name) + [True] * len(image)
+    return ids, visual
+
+
+def visual_crops(images, config):
+    """[(H,W,3), ..] -> crops (n,P,F) uint8 of all of them, and pool_src (M,4) into these (spec 2.4)."""
+    parts, sources, shift = [], [], 0
+    for image in images[: config.max_images]:
+        patches, pool_src = vision.crops(image, config.max_crops, config.vision)
+        parts.append(patches)
+        sources.append(np.where(pool_src < 0, -1, pool_src + shift))
+        shift += len(patches) * config.vision.n_patch
+    return np.concatenate(parts), np.concatenate(sources)
+
+
 def keyed(seed, *key):
     """A generator for the seed and anything else (numbers or strings): the same on every machine and in every process."""
     return np.random.default_rng([seed, *(zlib.crc32(k.encode()) if isinstance(k, str) else k for k in key)])
@@ -658,7 +681,7 @@ def keyed(seed, *key):
 def arrange(record, size, tokenizer, config, seed, epoch):
     """Everything of an example but its pixels -> Encoded. size: (width, height) of its image, or None."""
     rng = keyed(seed, record["id"], epoch)
-    visual = image_ids(*size, tokenizer, config) if size else []
+    ids, visual = visual_ids([size] if size else [], tokenizer, config)
     branches, crowded = [], 0
     for i in rng.permutation(len(record["annotations"])):
         a = record["annotations"][i]
@@ -676,7 +699,7 @@ def arrange(record, size, tokenizer, config, seed, epoch):
             branches.append(Branch(segments, weight * config.point_weight))
         else:
             branches.append(Branch(segments, weight, config.root_length, config.root_branches))
-    example = layout([tokenizer.bos, *visual], [False] + [True] * len(visual), branches, config.max_tokens)
+    example = layout([tokenizer.bos, *ids], [False, *visual], branches, config.max_tokens)
     example.id, example.dropped = record["id"], example.dropped + crowded
     return example
 
@@ -704,19 +727,18 @@ def encode(record, tokenizer, config, seed, epoch):
     except Unreadable as e:
         example.bad, example.weights[:] = str(e), 0
         image = np.zeros((pixels[1], pixels[0], 3), np.uint8)
-    example.images, example.pool_src = vision.crops(image, config.max_crops, config.vision)
+    example.images, example.pool_src = visual_crops([image], config)
     example.pool_dst = np.flatnonzero(example.tokens == tokenizer.special["im_patch"])
     return example
 
 
-def ask(image, turns, tokenizer, config):
-    """A prompt to be continued -> Encoded. image: (H,W,3) uint8 or None; turns: [(question, answer), .., (question, None)]."""
-    h, w = image.shape[:2] if image is not None else (0, 0)
-    visual = image_ids(w, h, tokenizer, config) if image is not None else []
+def ask(images, turns, tokenizer, config):
+    """A prompt to be continued -> Encoded. images: [(H,W,3) uint8, ..], may be empty; turns: [(question, answer), .., (question, None)]."""
+    ids, visual = visual_ids([image.shape[1::-1] for image in images], tokenizer, config)
     segments = chat(turns, tokenizer) + [([0], False)]                    # a target for the last token, never an input
-    example = layout([tokenizer.bos, *visual], [False] + [True] * len(visual), [Branch(segments)])
-    if image is not None:
-        example.images, example.pool_src = vision.crops(image, config.max_crops, config.vision)
+    example = layout([tokenizer.bos, *ids], [False, *visual], [Branch(segments)])
+    if images:
+        example.images, example.pool_src = visual_crops(images, config)
         example.pool_dst = np.flatnonzero(example.tokens == tokenizer.special["im_patch"])
     return example
 

@@ -28,7 +28,7 @@ def grown():
 def prompts():
     world = tiny.World("test")
     asked = ["long_caption:", "pointing: red circle", "a much longer question about what there is to see?", "count: any shape"]
-    return [data.ask(world.image(world[i]) if i != 2 else None, [(question, None)], TOKENIZER, DATA) for i, question in enumerate(asked)]
+    return [data.ask([world.image(world[i])] if i != 2 else [], [(question, None)], TOKENIZER, DATA) for i, question in enumerate(asked)]
 
 
 def test_the_cache_gives_what_a_full_forward_gives_for_prompts_of_different_lengths(grown):
@@ -174,7 +174,7 @@ def test_a_perfect_model_scores_one_and_a_silent_one_what_is_absent(monkeypatch)
     truth = {}
     for record in records:
         for a in record["annotations"]:
-            prompt = data.ask(world.image(record), [(data.question_of(a, record, DATA), None)], TOKENIZER, DATA)
+            prompt = data.ask([world.image(record)], [(data.question_of(a, record, DATA), None)], TOKENIZER, DATA)
             ((_, answer),) = data.turns_of(a, record, (tiny.SIZE, tiny.SIZE), DATA, data.keyed(0))
             truth[shown(prompt)] = TOKENIZER.encode(answer)
 

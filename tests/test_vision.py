@@ -68,8 +68,41 @@ def test_pooling_windows_and_tokens_equal_the_official_code(case):
     assert [[token, len(list(run))] for token, run in groupby(image_ids(h, w, max_crops))] == e["tokens_rle"]
 
 
+def squeeze(runs):
+    """Runs of tokens as the conformance file shortens them: the first ten, '...', the last two."""
+    return runs if len(runs) <= 13 else [*runs[:10], ["...", 0], *runs[-2:]]
+
+
+@pytest.mark.parametrize("case", POOLING["multi_image"], ids=lambda case: str(case["input"]))
+def test_several_images_equal_the_official_code(case):
+    e, config, tokenizer = case["expected"], data.DataConfig(), Letters(n_vocab=151936)
+    sizes = [(w, h) for h, w in case["input"]]
+    ids, visual = data.visual_ids(sizes, tokenizer, config)
+    patches, pool_src = data.visual_crops([np.zeros((h, w, 3), np.uint8) for h, w in case["input"]], config)
+    assert len(ids) == len(visual) == sum(e["n_tokens"])
+    assert len(patches) == sum(e["n_images"])
+    done, seen, pooled = 0, 0, 0
+    for k in range(e["n_images_kept"]):
+        part = ids[done : done + e["n_tokens"][k]]
+        assert squeeze([[token, len(list(run))] for token, run in groupby(part)]) == e["tokens_rle"][k]
+        assert visual[done : done + len(part)] == [token >= 151936 for token in part]
+        # the windows of an image lie in its own crops, and are those of the image alone
+        _, alone = vision.crops(np.zeros((*case["input"][k], 3), np.uint8), config.max_crops)
+        expected = np.where(alone < 0, -1, alone + seen * vision.RELEASED.n_patch)
+        assert (pool_src[pooled : pooled + len(alone)] == expected).all()
+        done, seen, pooled = done + len(part), seen + e["n_images"][k], pooled + len(alone)
+    assert pooled == len(pool_src) == ids.count(tokenizer.special["im_patch"])
+
+
+class Letters(data.ByteTokenizer):
+    """The conformance file spells text with one id per character."""
+
+    def encode(self, text):
+        return [ord(c) for c in text]
+
+
 def test_largest_image_has_the_official_shapes():
-    # one image of every tiling; the cases of several images wait for records that have them
+    # one image of every tiling, then five of them
     e, tokens, pools, counts = POOLING["max_shapes_single"], [], [], []
     for rows in range(1, 9):
         for cols in range(1, 8 // rows + 1):
@@ -82,6 +115,10 @@ def test_largest_image_has_the_official_shapes():
     assert [max(tokens)] == e["tokens"]
     assert [max(pools), 4] == e["token_pooling"]
     assert [max(counts), vision.RELEASED.n_patch, vision.RELEASED.n_pixel] == e["images"]
+    e, names = POOLING["max_shapes_multi5"], len("Image 1")
+    assert [5 * (max(tokens) + names)] == e["tokens"]
+    assert [5 * max(pools), 4] == e["token_pooling"]
+    assert [5 * max(counts), vision.RELEASED.n_patch, vision.RELEASED.n_pixel] == e["images"]
 
 
 def synthetic(h, w):

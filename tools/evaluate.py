@@ -114,7 +114,8 @@ def evaluate(model, tokenizer, config, records, masks_of=None, batch=128, max_ne
         by_id = {record["id"]: record for record, _, _ in group}
         decoded = {name: record["source"].image(record) for name, record in by_id.items() if "image" in record}
         images = [decoded.get(record["id"]) for record, _, _ in group]
-        prompts = [data.ask(image, [(question, None)], tokenizer, config) for image, (_, _, question) in zip(images, group, strict=True)]
+        prompts = [data.ask([image] if image is not None else [], [(question, None)], tokenizer, config)
+                   for image, (_, _, question) in zip(images, group, strict=True)]
         answers = generate(model, prompts, tokenizer.eos, max_new)
         for (record, k, question), image, ids in zip(group, images, answers, strict=True):
             a, text = record["annotations"][k], tokenizer.decode(ids)

@@ -139,7 +139,7 @@ def main():
     except (OSError, ValueError, data.Unreadable) as e:
         print(f"tools.generate: {e}", file=sys.stderr)
         raise SystemExit(2) from None
-    prompt = data.ask(image, [(args.prompt, None)], tokenizer, config)
+    prompt = data.ask([image] if args.image else [], [(args.prompt, None)], tokenizer, config)
     (ids,) = generate(model, [prompt], tokenizer.eos, args.max_new, args.temperature, args.seed)
     text = tokenizer.decode(ids)
     h, w = image.shape[:2] if image is not None else (0, 0)
