@@ -25,7 +25,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import attention
-from vision import Vision, VisionConfig, sincos_2d
+from vision import Vision, VisionConfig, start_local
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Config:
     vision: VisionConfig = VisionConfig()
 
 
-TOY_VISION = VisionConfig(n_layer=3, n_embd=128, n_head=4, n_hidden=512, features=(2, 0), grid=10, patch=10, margin=2, sincos=True)
+TOY_VISION = VisionConfig(n_layer=3, n_embd=128, n_head=4, n_hidden=512, features=(2, 0), grid=10, patch=10, margin=2, local=True)
 PRESETS = {
     "toy": Config(n_layer=4, n_embd=128, n_head=4, n_kv_head=2, head_dim=32, n_hidden=384, n_vocab=384,
                   rope_theta=1e6, init_std=0.0, vision=TOY_VISION),
@@ -270,8 +270,8 @@ class Molmo2(nn.Module):
             elif isinstance(module, nn.Embedding):
                 nn.init.normal_(module.weight, std=self.config.init_std or 1.0)
         vit = self.vision.vit
-        if self.config.vision.sincos:
-            vit.pos.copy_(sincos_2d(self.config.vision.grid, self.config.vision.n_embd))
+        if self.config.vision.local:
+            start_local(vit)
         else:
             nn.init.normal_(vit.pos, std=0.02)
         return self

@@ -75,6 +75,7 @@ class Config:
     device: str = "auto"
     dtype: str = "auto"              # of the arithmetic; weights and optimizer are float32 always
     workers: int = 0                 # processes that decode ahead; 0: the training process does it
+    vit_steps: int = 0               # steps of stage 0, at most as many as of this one: a toy ViT that starts from nothing
     eval_images: int = 200           # held-out images asked about at the end of a toy run
     data: DataConfig = DataConfig()
     model: models.Config = models.PRESETS["4b"]
@@ -181,9 +182,9 @@ def parse(argv):
         value = getattr(config.data, key[5:]) if key.startswith("data.") else getattr(config, key)
         if value < 1:
             raise UserError(f"--{key.replace('_', '-')}: must be at least 1, not {value}")
-    for key in ("seed", "workers"):
+    for key in ("seed", "workers", "vit_steps"):
         if getattr(config, key) < 0:
-            raise UserError(f"--{key}: must be at least 0, not {getattr(config, key)}")
+            raise UserError(f"--{key.replace('_', '-')}: must be at least 0, not {getattr(config, key)}")
     if len(config.betas) != 2 or not all(0 <= b < 1 for b in config.betas):
         raise UserError(f"--betas: two numbers from 0 to below 1, not {config.betas}")
     if args.eval_every < 0:
@@ -381,6 +382,16 @@ def open_model(args, config):
     return model.train(), tokenizer, config
 
 
+def teach_to_see(config, out, device, vit):
+    """Stage 0: a released ViT starts from SigLIP2, the toy's from nothing but this. Leaves stage0.jsonl, a line per step."""
+    from stages import stage0
+
+    steps = min(config.vit_steps, config.steps)
+    with open(out / "stage0.jsonl", "w", buffering=1) as log:
+        for line in stage0.pretrain(vit.to(device), config.seed, steps):
+            log.write(json.dumps(line) + "\n")
+
+
 def learning_rate(step, base, warmup, total, final=0.1):
     """Linear from 0 over `warmup` steps, then a cosine that reaches final * base at `total`; the first update is step 1."""
     if step < warmup:
@@ -525,7 +536,11 @@ def finish(config, out, model, lines, tokenizer, asked):
 def draw_progress(out):
     from tools import view
 
-    view.progress([json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()], out / "eval.png")
+    def lines(name):
+        return [json.loads(line) for line in (out / name).read_text().splitlines()] if (out / name).exists() else []
+
+    begun = max((line["seconds"] for line in lines("stage0.jsonl")), default=0.0)
+    view.progress(lines("log.jsonl"), out / "eval.png", begun)
 
 
 def main(argv=None):
@@ -543,6 +558,8 @@ def main(argv=None):
         sources, rates, asked = open_sources(args, config)
         model, tokenizer, config = open_model(args, config)
         out = run_directory(args, config)
+        if config.vit_steps and not args.init and "vit" in config.train:
+            teach_to_see(config, out, device, model.vision.vit)
         evaluate = lambda: score(config, model, tokenizer, asked)         # noqa: E731
         lines = train(config, out, device, dtype, model, sources, rates, tokenizer, evaluate, args.eval_every)
         metrics = finish(config, out, model, lines, tokenizer, asked)

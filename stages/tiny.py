@@ -20,28 +20,30 @@ from data import keyed
 
 # what --tiny changes of any stage's recipe; with it: 7 minutes on 2 cores, scores in RESULTS.md
 RECIPE = {
-    "preset": "toy", "steps": 1500, "batch": 6, "micro_batch": 6, "pack_crops": 16,
+    "preset": "toy", "steps": 2600, "batch": 3, "micro_batch": 6, "vit_steps": 1000, "pack_crops": 16,
     "crop_bucket": 1,                # nothing is compiled here: no need for few shapes
-    "lr.vit": 1e-3, "lr.connector": 1e-3, "lr.llm": 1e-3,                 # everything starts from nothing: one rate
+    "lr.vit": 5e-5, "lr.connector": 1e-3, "lr.llm": 1e-3,                 # the ViT can see already, the rest starts from nothing
     "warmup.vit": 60, "warmup.connector": 60, "warmup.llm": 60,
     "response_dropout": 0.0, "residual_dropout": 0.0,                     # no image comes twice
     "freeze_embedding": False,       # there is no language model to keep
     "data.max_tokens": 512, "data.max_crops": 1, "data.length_hint": 0,
 }
-LESSONS = 7000                       # images until the toy world is as hard as its held-out images
+LESSONS = 4000                       # images of a source until they are as hard as the held-out ones
+SINGLE = 0.2                         # share of the lessons with one object alone
 
 SIZE = 100                           # pixels: one crop of the toy's ViT, 10 patches of 10
-COLOURS = {"red": (215, 40, 40), "green": (40, 170, 60), "blue": (50, 80, 220), "yellow": (235, 210, 50),
-           "purple": (160, 50, 190), "white": (240, 240, 240)}
+LATTICE = 5                          # pixels: centres lie on multiples of it, so that a coordinate is one of 19 words
+COLOURS = {"red": (235, 80, 70), "green": (70, 215, 90), "blue": (80, 130, 255), "yellow": (250, 225, 60),
+           "purple": (200, 90, 235), "white": (245, 245, 245)}
 SHAPES = ("circle", "square", "triangle", "cross")
 UNSEEN = {("red", "cross"), ("green", "triangle"), ("blue", "square"), ("yellow", "circle")}
 SEEN = [(c, s) for c in COLOURS for s in SHAPES if (c, s) not in UNSEEN]
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six")
 
-# what the toy's tokenizer spells as one id: the markup of chats and points, and the words of this world
+# what the toy's tokenizer spells as one id: the markup of chats and points, the words and the coordinates of this world
 WORDS = ("user\n", "assistant\n", "pointing: ", "count: ", "long_caption", "text_sft", "There are none.",
          '<points coords="1', '">', "</points>", ", ", "nothing", "any", " shape", *(n + " " for n in NUMBERS[1:]),
-         *COLOURS, *(f" {s}" for s in SHAPES))
+         *COLOURS, *(f" {s}" for s in SHAPES), *(f" {10 * v:03d}" for v in range(LATTICE, SIZE, LATTICE)))
 
 
 def draw_scene(rng, split, least=0, most=6, extra=0):
@@ -56,14 +58,14 @@ def draw_scene(rng, split, least=0, most=6, extra=0):
         choices = sorted(UNSEEN) if rare else SEEN
         colour, shape = choices[int(rng.integers(len(choices)))]
         r = int(rng.integers(smallest, largest + 1)) + extra
-        x, y = (int(v) for v in rng.integers(r + 1, SIZE - r - 1, 2))
+        x, y = (LATTICE * int(v) for v in rng.integers(-(-r // LATTICE), (SIZE - r) // LATTICE + 1, 2))
         if all((x - o["x"]) ** 2 + (y - o["y"]) ** 2 > (1.13 * (r + o["r"]) + 2) ** 2 for o in objects):
             objects.append({"colour": colour, "shape": shape, "x": x, "y": y, "r": r, "light": int(rng.integers(-25, 26))})
     return {"objects": objects, "slope": [int(v) for v in rng.integers(-40, 41, 2)], "texture": int(rng.integers(4)),
             "period": int(rng.integers(3, 9)), "noise": int(rng.integers(1 << 30))}
 
 
-_Y, _X = np.mgrid[0:SIZE, 0:SIZE].astype(np.float32)
+_Y, _X = np.mgrid[0:SIZE, 0:SIZE].astype(np.float32) + 0.5           # centres of pixels
 
 
 def mask_of(o):
@@ -77,16 +79,16 @@ def mask_of(o):
 
 def render(scene):
     """Scene -> (SIZE,SIZE,3) uint8. The ground is shaded, and stripes or checks of two tints cover it; objects are shaded
-    too: neither a colour nor a brightness alone says what is an object. All grounds have the same mean. Where they do
-    not, the mean over all patches says more of the ground than of the objects, and a ViT from nothing takes several
-    times as long before it sees anything at all (RESULTS.md)."""
+    too: a colour alone does not say what is an object. But every object is brighter than the mean of its ground, and
+    all grounds have the same mean. Both matter to a ViT that starts from nothing: an edge that is brighter inside
+    whatever the colour is one feature and not six, and a ground of any mean would hide its objects (RESULTS.md)."""
     rng = np.random.default_rng(scene["noise"])
     tints = rng.normal(0, 1, (2, 3))
     slope = (scene["slope"][0] * (_X - SIZE / 2) + scene["slope"][1] * (_Y - SIZE / 2)) / SIZE
     along, down, across = (np.sin(v * np.pi / scene["period"]) for v in (_X, _Y, _X + _Y))
     texture = np.sign((0 * along, along, across, along * down)[scene["texture"]])          # plain, stripes, stripes aslant, checks
-    light = slope[..., None] * (1 + 0.3 * tints[0]) + 20 * texture[..., None] * tints[1] + rng.normal(0, 6, (SIZE, SIZE, 1))
-    image = 100 + light
+    light = slope[..., None] * (1 + 0.3 * tints[0]) + 24 * texture[..., None] * tints[1] + rng.normal(0, 6, (SIZE, SIZE, 1))
+    image = 75 + light
     for o in scene["objects"]:
         shade = o["light"] + 14 * (_X - o["x"] + _Y - o["y"]) / o["r"] + rng.normal(0, 6, (SIZE, SIZE))
         image = np.where(mask_of(o)[..., None], np.array(COLOURS[o["colour"]], np.float32) + shade[..., None], image)
@@ -94,10 +96,8 @@ def render(scene):
 
 
 def caption_of(objects):
-    """'one red circle, two blue squares': by colour, then shape, so that one scene has one caption."""
-    kinds = [(c, s) for c in COLOURS for s in SHAPES]
-    counts = [(sum((o["colour"], o["shape"]) == kind for o in objects), kind) for kind in kinds]
-    return ", ".join(f"{NUMBERS[n]} {c} {s}{'s' * (n > 1)}" for n, (c, s) in counts if n) or "nothing"
+    """'red circle, blue square, red circle': from left to right, as points are listed, so that one scene has one caption."""
+    return ", ".join(f"{o['colour']} {o['shape']}" for o in sorted(objects, key=lambda o: (o["x"], o["y"]))) or "nothing"
 
 
 def those(objects, colour, shape):
@@ -111,7 +111,7 @@ def count_of(objects, colour, shape):
 
 def point_at(objects, colour, shape):
     hits = those(objects, colour, shape)
-    points = [{"x": objects[k]["x"] + 0.5, "y": objects[k]["y"] + 0.5} for k in hits]
+    points = [{"x": objects[k]["x"], "y": objects[k]["y"]} for k in hits]
     return {"type": "point", "label": f"{colour} {shape}", "coords": "pixel", "size": [SIZE, SIZE], "mode": "point",
             "points": points, "meta": {"objects": hits}}
 
@@ -125,7 +125,8 @@ class World:
     """A source without files (see data.Records): split train, test or unseen.
 
     An image's annotations: points for every kind of object in it, for a kind that is not there, for everything, for
-    one whole colour and for one whole shape; and, unless asks is 'points', a caption and the count of everything.
+    one whole colour and for one whole shape; and, unless asks is 'points', a caption and the count of everything. In
+    the lessons of one object there are fewer, so that a row holds more images.
     """
 
     def __init__(self, split, seed=0, asks="all", lessons=0):
@@ -136,13 +137,13 @@ class World:
         return 1 << 40
 
     def lesson(self, i):
-        """How many objects image i has at least and at most, and their radii: one large object first, then more and
-        smaller ones. A mean over all patches says where a large object is; only then is there something to sharpen."""
+        """How many objects image i has at least and at most, and how much larger they are: one object first, then more."""
         if i >= self.lessons:
             return int(self.split == "unseen"), 6, 0
-        grown = max(0.0, 1.3 * i / self.lessons - 0.3)
-        most = min(1 + int(6 * grown), 6)
-        return 1, most, round(4 * (1 - grown) / most)
+        part = i / self.lessons
+        if part < SINGLE:
+            return 1, 1, round(4 * (1 - part / SINGLE))
+        return 1, 2 + int(5 * (part - SINGLE) / (1 - SINGLE)), 0
 
     @lru_cache(maxsize=4096)                             # noqa: B019  a world lives as long as its run
     def scene(self, i):
@@ -163,9 +164,14 @@ class World:
         if objects:
             one, other = (objects[int(k)] for k in rng.integers(len(objects), size=2))
             asked += [(one["colour"], "shape"), ("any", other["shape"])]
+        single = i < SINGLE * self.lessons
+        if single:
+            asked = [asked[int(k)] for k in rng.permutation(len(asked))[:1 + (self.asks != "all")]]
         annotations = [point_at(objects, *kind) for kind in asked]
         if self.asks == "all":
-            annotations += [{"type": "caption", "text": caption_of(objects)}, count_of(objects, "any", "shape")]
+            annotations.append({"type": "caption", "text": caption_of(objects)})
+            if not single:
+                annotations.append(count_of(objects, "any", "shape"))
         name = f"{self.name}-{i}"
         return {"id": name, "where": name, "source": self, "index": i, "annotations": annotations,
                 "image": {"path": f"{name}.png", "width": SIZE, "height": SIZE}}
@@ -203,7 +209,7 @@ class Sums:
 
 def mixture(seed):
     """Sources and rates of the toy's stage 1: captions with everything else, pointing, text (spec 9.2)."""
-    return [World("train", seed, lessons=LESSONS), World("train", seed, asks="points", lessons=LESSONS // 2), Sums(seed)], [0.6, 0.3, 0.1]
+    return [World("train", seed, lessons=LESSONS), World("train", seed, asks="points", lessons=LESSONS), Sums(seed)], [0.6, 0.3, 0.1]
 
 
 def export(folder, split, n, seed):

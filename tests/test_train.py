@@ -337,3 +337,11 @@ def test_the_tools_run_from_the_command_line_on_what_a_run_left(plain, tmp_path)
                   ("tools.evaluate", "--model", str(plain[0]), "--data", "none.jsonl")):
         done = call(*words)
         assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1
+
+
+def test_stage_0_teaches_a_vit_that_starts_from_nothing_and_no_other(plain, tmp_path):
+    lines = [json.loads(line) for line in (plain[0] / "stage0.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3] and set(lines[0]["nll"]) == {"colour", "shape", "column", "row"}
+    for name, flags in (("again", ["--init", str(plain[0])]), ("frozen", ["--train", "connector,llm"]), ("without", ["--vit_steps=0"])):
+        run(tmp_path / name, *flags)
+        assert not (tmp_path / name / "stage0.jsonl").exists()

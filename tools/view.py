@@ -45,9 +45,10 @@ def sheet(pictures, path, columns=4):
     page.save(path)
 
 
-def progress(log, path, names=("point_f1", "count_accuracy", "caption_exact"), size=(720, 360)):
-    """The lines of a log.jsonl, as dicts -> scores against minutes of the run as a PNG; nothing where fewer than two were taken."""
-    minutes, series = 0.0, {name: [] for name in names}
+def progress(log, path, begun=0.0, names=("point_f1", "count_accuracy", "caption_exact"), size=(720, 360)):
+    """The lines of a log.jsonl, as dicts -> scores against minutes of training as a PNG; nothing where fewer than two were
+    taken. begun: seconds of training before the first line."""
+    minutes, series = begun / 60, {name: [] for name in names}
     for line in log:
         minutes += line.get("seconds", 0) / 60 if "loss" in line else 0
         for name in names:
