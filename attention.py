@@ -35,13 +35,27 @@ def allow(doc, branch, bidir, rows=slice(None)):
     return same_doc & visible & (causal | both_ways)
 
 
+def allow_by_document(doc, branch, bidir):
+    """The same rule without the blocks in which nothing is allowed: masks (1,t,t) of the runs of one document, row after row."""
+    new = torch.ones_like(doc, dtype=torch.bool)
+    new[:, 1:] = doc[:, 1:] != doc[:, :-1]
+    starts = new.flatten().nonzero()[:, 0].tolist()
+    lengths = [b - a for a, b in zip(starts, [*starts[1:], doc.numel()], strict=True)]
+    return [allow(*(f[None] for f in fields)) for fields in zip(*(f.flatten().split(lengths) for f in (doc, branch, bidir)), strict=True)]
+
+
 def attend(q, k, v, mask):
     """q (B,T,H,D), k and v (B,S,G,D), mask (B,T,S) bool -> (B,T,H,D); query head h reads kv head h // (H/G).
 
-    A seam: a plain function of tensors. The KV cache (tools/generate.py) is a wrapper around it, and so will be
-    anything that exchanges heads between ranks. A mask of four dimensions, because with three SDPA falls to its
-    slow kernel on CPU (2x).
+    Or mask from allow_by_document: most of a packed row's mask is empty, and CPU kernels compute what is empty too
+    (half of the attention of the toy). A seam: a plain function of tensors. The KV cache (tools/generate.py) is a
+    wrapper around it, and so will be anything that exchanges heads between ranks. A mask of four dimensions, because
+    with three SDPA falls to its slow kernel on CPU (2x).
     """
+    if isinstance(mask, list):
+        lengths = [m.shape[1] for m in mask]
+        runs = zip(*(x.flatten(0, 1)[None].split(lengths, dim=1) for x in (q, k, v)), mask, strict=True)
+        return torch.cat([attend(*run) for run in runs], dim=1).view_as(q)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None], enable_gqa=q.shape[1] != k.shape[1])
     return out.transpose(1, 2)

@@ -183,6 +183,7 @@ class Molmo2(nn.Module):
         assert config.head_dim % 2 == 0, f"RoPE turns pairs: head_dim {config.head_dim} is odd"
         v = config.vision
         assert v.n_embd % v.n_head == 0, f"vision width {v.n_embd} is no multiple of its {v.n_head} heads"
+        assert set(v.features) <= set(range(v.n_layer)) and v.features, f"a ViT of {v.n_layer} blocks has no features {v.features}"
         self.config = config
         self.embedding = nn.Embedding(config.n_vocab, config.n_embd)
         self.extra = nn.Embedding(config.n_extra, config.n_embd)                 # ids V .. V+127, inputs only
@@ -199,7 +200,8 @@ class Molmo2(nn.Module):
         return self.nll(self.hidden(batch), batch.targets, batch.weights)
 
     def hidden(self, batch):         # -> (B,T,C)
-        mask = attention.allow(batch.doc, batch.branch, batch.bidir)
+        rule = attention.allow_by_document if batch.doc.device.type == "cpu" else attention.allow
+        mask = rule(batch.doc, batch.branch, batch.bidir)
         drop = dropout(self.residual_dropout, self.response_dropout, batch.weights > 0) if self.training else dropout(0, 0, None)
         return self.trunk(self.embed(batch), batch.pos, mask, drop=drop)
 
@@ -214,7 +216,7 @@ class Molmo2(nn.Module):
         return x.flatten(0, 1).index_add(0, batch.pool_dst, seen.to(x.dtype)).view_as(x)
 
     def trunk(self, x, pos, mask, attends=None, drop=lambda x: x):
-        """x (B,T,C), pos (B,T), mask (B,T,S) -> (B,T,C) after the final norm.
+        """x (B,T,C), pos (B,T), mask as `attend` takes it -> (B,T,C) after the final norm.
 
         `attends` is one attend function per block, where they differ: a KV cache has one slot per block.
         """

@@ -75,7 +75,7 @@ class Config:
     device: str = "auto"
     dtype: str = "auto"              # of the arithmetic; weights and optimizer are float32 always
     workers: int = 0                 # processes that decode ahead; 0: the training process does it
-    vit_steps: int = 0               # steps of stage 0, at most as many as of this one: a toy ViT that starts from nothing
+    vit_steps: int = 0               # steps of stage 0, at most `steps`: for a toy ViT that starts from nothing
     eval_images: int = 200           # held-out images asked about at the end of a toy run
     data: DataConfig = DataConfig()
     model: models.Config = models.PRESETS["4b"]
@@ -176,15 +176,16 @@ def parse(argv):
     config = replace(config, data=replace(config.data, vision=config.model.vision))
     if args.deterministic:
         config = replace(config, residual_dropout=0.0, response_dropout=0.0)
-    # the batch of a laptop run may be smaller than the recipe's micro-batch
-    config = replace(config, micro_batch=min(config.micro_batch, config.batch))
-    for key in ("steps", "batch", "micro_batch", "pool", "crop_bucket", "pack_crops", "eval_images", "data.max_tokens", "data.max_crops"):
+    # the batch of a laptop run may be smaller than the recipe's micro-batch, a short run shorter than its stage 0
+    config = replace(config, micro_batch=min(config.micro_batch, config.batch), vit_steps=min(config.vit_steps, config.steps))
+    for key in ("steps", "batch", "micro_batch", "pool", "crop_bucket", "pack_crops", "eval_images", "data.max_tokens", "data.max_crops",
+                "data.max_images"):
         value = getattr(config.data, key[5:]) if key.startswith("data.") else getattr(config, key)
         if value < 1:
             raise UserError(f"--{key.replace('_', '-')}: must be at least 1, not {value}")
     for key in ("seed", "workers", "vit_steps"):
         if getattr(config, key) < 0:
-            raise UserError(f"--{key.replace('_', '-')}: must be at least 0, not {getattr(config, key)}")
+            raise UserError(f"--{key}: must be at least 0, not {getattr(config, key)}")
     if len(config.betas) != 2 or not all(0 <= b < 1 for b in config.betas):
         raise UserError(f"--betas: two numbers from 0 to below 1, not {config.betas}")
     if args.eval_every < 0:
@@ -258,7 +259,7 @@ class Loader:
         self.setup = (self.mixture, tokenizer, config)
         self.dropped, self.decoded_bad, self.warned, self.in_a_row = Counter(), Counter(), set(), 0
         self.planner = packing.Planner(self.size, config.data.max_tokens, config.pack_crops, config.pool)
-        self.bad = []
+        self.bad, self.first = [], None
 
     def record(self, i):
         source, index, epoch = self.mixture[i]
@@ -309,7 +310,15 @@ class Loader:
                 packs, dropped, futures = ahead.popleft()
                 yield self.checked(packs, dropped, [[f.result() for f in pack] for pack in futures])
 
+    def begin(self):
+        """Plans the first step now: that nothing can be used is found before anything takes its time."""
+        self.first = self.plan()
+        return self
+
     def plan(self):
+        if self.first:
+            first, self.first = self.first, None
+            return first
         return [next(self.planner) for _ in range(self.config.batch)], Counter(self.dropped)
 
     def checked(self, packs, dropped, encoded):
@@ -382,14 +391,15 @@ def open_model(args, config):
     return model.train(), tokenizer, config
 
 
-def teach_to_see(config, out, device, vit):
+def teach_to_see(config, out, vit):
     """Stage 0: a released ViT starts from SigLIP2, the toy's from nothing but this. Leaves stage0.jsonl, a line per step."""
     from stages import stage0
 
-    steps = min(config.vit_steps, config.steps)
+    vit.requires_grad_(True)
     with open(out / "stage0.jsonl", "w", buffering=1) as log:
-        for line in stage0.pretrain(vit.to(device), config.seed, steps):
+        for line in stage0.pretrain(vit, config.seed, config.vit_steps):
             log.write(json.dumps(line) + "\n")
+    vit.requires_grad_("vit" in config.train)
 
 
 def learning_rate(step, base, warmup, total, final=0.1):
@@ -411,9 +421,8 @@ def schedule(config, part, step):
 # the loop
 
 
-def train(config, out, device, dtype, model, sources, rates, tokenizer, evaluate, every):
+def train(config, out, device, dtype, model, loader, evaluate, every):
     """-> a line of the log per step; the model has learned when it returns. evaluate() -> metrics, called every so many steps."""
-    loader = Loader(sources, rates, tokenizer, config)
     model.to(device)
     groups = {part: [p for p in ps if p.requires_grad] for part, ps in model.groups().items() if part in config.train}
     optimizer = torch.optim.AdamW([{"params": ps, "name": part} for part, ps in groups.items()], lr=0.0, betas=config.betas,
@@ -539,7 +548,7 @@ def draw_progress(out):
     def lines(name):
         return [json.loads(line) for line in (out / name).read_text().splitlines()] if (out / name).exists() else []
 
-    begun = max((line["seconds"] for line in lines("stage0.jsonl")), default=0.0)
+    begun = sum(line["seconds"] for line in lines("stage0.jsonl"))
     view.progress(lines("log.jsonl"), out / "eval.png", begun)
 
 
@@ -557,11 +566,12 @@ def main(argv=None):
         # everything that can be wrong is opened before anything is written
         sources, rates, asked = open_sources(args, config)
         model, tokenizer, config = open_model(args, config)
+        loader = Loader(sources, rates, tokenizer, config).begin()
         out = run_directory(args, config)
-        if config.vit_steps and not args.init and "vit" in config.train:
-            teach_to_see(config, out, device, model.vision.vit)
+        if config.vit_steps and not args.init:
+            teach_to_see(config, out, model.vision.vit.to(device))
         evaluate = lambda: score(config, model, tokenizer, asked)         # noqa: E731
-        lines = train(config, out, device, dtype, model, sources, rates, tokenizer, evaluate, args.eval_every)
+        lines = train(config, out, device, dtype, model, loader, evaluate, args.eval_every)
         metrics = finish(config, out, model, lines, tokenizer, asked)
     except (UserError, data.DataError) as e:
         print(f"train.py: {e}", file=sys.stderr)

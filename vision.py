@@ -271,12 +271,13 @@ def start_local(vit, sharpness=2.0):
 
     The first D of the E dimensions hold sines and cosines of row and column, and no pixels. Keys read them as they are,
     queries read them turned by the offset to the neighbour, so that the score is highest there: sum of
-    cos(freq * distance). Blocks take the neighbours at 1, at 1 aslant and at 2 in turn, a plus-shaped convolution
-    each. All of it is free to change. Needs heads of a multiple of 4 dimensions (RESULTS.md says what it gains).
+    cos(freq * distance). Blocks take the nearest, the diagonal and the next but one neighbours in turn. All of it is
+    free to change, and later blocks also read what earlier ones left there. RESULTS.md says what it gains.
     """
     grid, E, D = vit.config.grid, vit.config.n_embd, vit.config.n_embd // vit.config.n_head
-    assert D % 4 == 0, f"heads of {D} dimensions hold no sines and cosines of two axes"
-    # from half a turn per crop to a quarter turn per patch
+    assert D % 4 == 0 and D < E, (f"{vit.config.n_head} heads of {D} dimensions cannot start at neighbours (several heads, "
+                                  "of a multiple of 4); --model.vision.local=false starts them anywhere")
+    # from a quarter turn per crop to a quarter turn per patch
     freq = torch.pi / 2 * torch.logspace(-np.log2(grid), 0, D // 4, base=2.0)
     angle = (torch.arange(grid) + 0.5)[:, None] * freq
     wave = torch.cat([angle.sin(), angle.cos()], dim=1)                      # (grid, D/2)

@@ -289,13 +289,13 @@ def test_the_toy_world_is_a_function_of_seed_and_index():
     assert not np.array_equal(a.image(a[7]), other.image(other[7]))
 
 
-TRAINING = [source for source in tiny.mixture(0)[0] if isinstance(source, tiny.World)]
-SOME = [*range(200), *range(tiny.LESSONS, tiny.LESSONS + 200)]           # of the lessons, and after them
+TRAINING = [*(source for source in tiny.mixture(0)[0] if isinstance(source, tiny.World)), tiny.World("train", asks="patches")]
+SOME = [*range(0, tiny.LESSONS, 20), *range(tiny.LESSONS, tiny.LESSONS + 200)]       # of the lessons, and after them
 
 
 def test_training_and_held_out_images_cannot_coincide():
     side = lambda world, i: zlib.crc32(json.dumps(world.scene(i)).encode()) % 8 == 0     # noqa: E731
-    assert len(TRAINING) == 2 and not any(side(world, i) for world in TRAINING for i in SOME)
+    assert len(TRAINING) == 3 and not any(side(world, i) for world in TRAINING for i in SOME)
     assert all(side(tiny.World(split), i) for split in ("test", "unseen") for i in range(100))
 
 
@@ -332,6 +332,31 @@ def test_what_the_toy_world_says_of_an_image_is_true_of_its_masks():
         every = np.array([tiny.mask_of(o) for o in objects]).reshape(-1, tiny.SIZE, tiny.SIZE)
         assert every.sum(0).max(initial=0) <= 1                           # objects never overlap
     assert seen == set(range(7)) and types == {"caption", "count", "point"}
+
+
+def test_points_and_captions_walk_from_left_to_right_and_a_coordinate_is_one_id():
+    world = tiny.World("test")
+    for i in range(40):
+        record = world[i]
+        by_type = {a["type"]: a for a in record["annotations"] if a.get("label") in (None, "any shape")}
+        objects = world.scene(i)["objects"]
+        assert all(o[axis] % tiny.LATTICE == 0 for o in objects for axis in "xy")
+        text = data.format_points([(1, data.unit_points(by_type["point"], (tiny.SIZE, tiny.SIZE)))], "any shape")
+        at = {(o["x"], o["y"]): f"{o['colour']} {o['shape']}" for o in objects}
+        walked = [at[round(x), round(y)] for _, _, x, y in data.parse_points(text, tiny.SIZE, tiny.SIZE)]
+        assert by_type["caption"]["text"] == (", ".join(walked) or "nothing")
+        assert all(len(TOKENIZER.encode(f" {10 * o[axis]:03d}")) == 1 for o in objects for axis in "xy")
+
+
+def test_objects_are_brighter_than_the_mean_of_any_ground():
+    world, brightness = tiny.World("test"), {True: [], False: []}
+    for i in range(60):
+        image = world.image(world[i]).sum(-1)
+        inside = np.array([tiny.mask_of(o) for o in world.scene(i)["objects"]]).reshape(-1, tiny.SIZE, tiny.SIZE).any(0)
+        for side in brightness:
+            if (inside == side).any():
+                brightness[side].append(image[inside == side].mean())
+    assert min(brightness[True]) > max(brightness[False]) and np.std(brightness[False]) < 0.1 * np.mean(brightness[False])
 
 
 def test_colour_alone_does_not_tell_objects_from_the_ground():

@@ -37,7 +37,7 @@ def toy_vit(seed=0):
 
 
 def test_a_vit_from_nothing_looks_at_neighbours():
-    """Given a grey image, the patch that a head attends most is the neighbour that it was turned to, wherever there is one."""
+    """Of the position table alone, the patch that a head attends most is the neighbour that it was turned to, where there is one."""
     vit = toy_vit()
     grid, heads = vit.config.grid, vit.config.n_head
     looked = set()
@@ -63,12 +63,24 @@ def test_a_released_vit_does_not_start_that_way():
 
 
 def test_patches_learn_what_lies_on_them_and_the_seed_says_how():
-    def taught(seed):
+    def taught(seed, steps=60):
         vit = toy_vit()
-        return list(stage0.pretrain(vit, seed, 30, images=4)), vit.patch.weight.detach()
+        return list(stage0.pretrain(vit, seed, steps, images=4)), vit.patch.weight.detach()
 
     (lines, weight), (again, same), (_, other) = taught(0), taught(0), taught(1)
     first, last = ({name: np.mean([line["nll"][name] for line in part]) for name in lines[0]["nll"]} for part in (lines[:3], lines[-3:]))
-    assert last["colour"] < 0.6 * first["colour"] and last["column"] < first["column"] - 0.3 and last["row"] < first["row"] - 0.3
+    assert all(last[name] < 0.8 * first[name] for name in first), (first, last)
     assert [line["nll"] for line in lines] == [line["nll"] for line in again] and torch.equal(weight, same)
     assert not torch.equal(weight, other)
+    lines, _ = taught(0, 250)        # beyond telling objects from the ground (0.9) and from places of any object (2.9)
+    last = {name: np.mean([line["nll"][name] for line in lines[-20:]]) for name in first}
+    assert last["colour"] < 0.3 and last["column"] < 2.5 and last["row"] < 2.5, last
+
+
+def test_steps_without_an_object_or_few_of_them_do_no_harm(monkeypatch):
+    for steps in (1, 9, 10):
+        assert len(list(stage0.pretrain(toy_vit(), 0, steps, images=1))) == steps
+    monkeypatch.setattr(tiny.World, "scene", lambda self, i: {**tiny.draw_scene(np.random.default_rng(0), "train", 0, 0)})
+    vit = toy_vit()
+    (line,) = stage0.pretrain(vit, 0, 1, images=2)
+    assert line["nll"]["column"] == line["nll"]["row"] == 0 and torch.isfinite(vit.patch.weight).all()

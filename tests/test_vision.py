@@ -115,8 +115,10 @@ def test_largest_image_has_the_official_shapes():
     assert [max(tokens)] == e["tokens"]
     assert [max(pools), 4] == e["token_pooling"]
     assert [max(counts), vision.RELEASED.n_patch, vision.RELEASED.n_pixel] == e["images"]
-    e, names = POOLING["max_shapes_multi5"], len("Image 1")
-    assert [5 * (max(tokens) + names)] == e["tokens"]
+    e = POOLING["max_shapes_multi5"]
+    largest = [(w, h) for h, w in ((r * 266 + 112, c * 266 + 112) for r in range(1, 9) for c in range(1, 8 // r + 1))
+               if len(image_ids(h, w, 8)) == max(tokens)][:1]
+    assert [len(data.visual_ids(5 * largest, Letters(n_vocab=151936), data.DataConfig())[0])] == e["tokens"]
     assert [5 * max(pools), 4] == e["token_pooling"]
     assert [5 * max(counts), vision.RELEASED.n_patch, vision.RELEASED.n_pixel] == e["images"]
 
