@@ -256,7 +256,6 @@ class Loader:
     def __init__(self, sources, rates, tokenizer, config):
         self.mixture = data.Mixture(sources, rates, config.seed)
         self.tokenizer, self.config = tokenizer, config
-        self.setup = (self.mixture, tokenizer, config)
         self.dropped, self.decoded_bad, self.warned, self.in_a_row = Counter(), Counter(), set(), 0
         self.planner = packing.Planner(self.size, config.data.max_tokens, config.pack_crops, config.pool)
         self.bad, self.first = [], None
@@ -296,12 +295,13 @@ class Loader:
 
     def __iter__(self):
         """Yields (packs of one step, each a list of data.Encoded; records dropped so far, by reason)."""
+        setup = self.mixture, self.tokenizer, self.config
         if not self.config.workers:
             while True:
                 packs, dropped = self.plan()
-                yield self.checked(packs, dropped, [[encode_draw(self.setup, i) for i in pack] for pack in packs])
+                yield self.checked(packs, dropped, [[encode_draw(setup, i) for i in pack] for pack in packs])
         # two steps ahead, in plan order; what a worker decodes is a function of the number it is given
-        with ProcessPoolExecutor(self.config.workers, get_context("spawn"), _start_worker, (self.setup,)) as pool:
+        with ProcessPoolExecutor(self.config.workers, get_context("spawn"), _start_worker, (setup,)) as pool:
             ahead = deque()
             while True:
                 while len(ahead) < 2:

@@ -105,12 +105,12 @@ def test_attend_equals_a_plain_softmax_with_grouped_heads():
 
 def test_attention_by_document_is_attention_under_the_whole_mask():
     torch.manual_seed(0)
-    doc = torch.tensor([[0, 0, 0, 1, 1, -1], [2, 3, 3, 3, 3, 3]], dtype=torch.int32)
-    branch = torch.tensor([[0, 1, 2, 0, 0, 0], [0, 0, 0, 1, 1, 2]], dtype=torch.int32)
-    bidir = torch.tensor([[0, 0, 0, 1, 1, 0], [0, 1, 1, 0, 0, 0]], dtype=torch.int32)
+    doc = torch.tensor([[0, 0, 0, 1, 1, -1], [2, 3, 3, 3, 3, 3], [3, 3, 4, 4, 4, 4]], dtype=torch.int32)     # 3: another row's
+    branch = torch.tensor([[0, 1, 2, 0, 0, 0], [0, 0, 0, 1, 1, 2], [0, 1, 0, 0, 1, 2]], dtype=torch.int32)
+    bidir = torch.tensor([[0, 0, 0, 1, 1, 0], [0, 1, 1, 0, 0, 0], [0, 0, 1, 1, 0, 0]], dtype=torch.int32)
     parts, whole = attention.allow_by_document(doc, branch, bidir), attention.allow(doc, branch, bidir)
-    assert [m.shape[1] for m in parts] == [3, 2, 1, 1, 5] and sum(int(m.sum()) for m in parts) == int(whole.sum())
-    inputs = [torch.randn(2, 6, heads, 4, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2)]
+    assert [m.shape[1] for m in parts] == [3, 2, 1, 1, 5, 2, 4] and sum(int(m.sum()) for m in parts) == int(whole.sum())
+    inputs = [torch.randn(3, 6, heads, 4, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2)]
     out, grads = [], []
     for mask in (parts, whole):
         out.append(attention.attend(*inputs, mask))

@@ -1,6 +1,8 @@
 """Stage 0 and the start of a ViT from nothing: what patches are taught, and where heads look before they are taught anything."""
 
 import dataclasses
+import json
+import zlib
 
 import numpy as np
 import torch
@@ -75,6 +77,15 @@ def test_patches_learn_what_lies_on_them_and_the_seed_says_how():
     lines, _ = taught(0, 250)        # beyond telling objects from the ground (0.9) and from places of any object (2.9)
     last = {name: np.mean([line["nll"][name] for line in lines[-20:]]) for name in first}
     assert last["colour"] < 0.3 and last["column"] < 2.5 and last["row"] < 2.5, last
+
+
+def test_stage_0_sees_no_held_out_scene_and_no_unseen_combination(monkeypatch):
+    drawn, render = [], tiny.render
+    monkeypatch.setattr(tiny, "render", lambda scene: drawn.append(scene) or render(scene))
+    for _ in stage0.pretrain(toy_vit(), 0, 10):
+        pass
+    assert len(drawn) == 80 and not any(zlib.crc32(json.dumps(scene).encode()) % 8 == 0 for scene in drawn)
+    assert not {(o["colour"], o["shape"]) for scene in drawn for o in scene["objects"]} & tiny.UNSEEN
 
 
 def test_steps_without_an_object_or_few_of_them_do_no_harm(monkeypatch):

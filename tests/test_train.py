@@ -348,3 +348,4 @@ def test_stage_0_teaches_a_vit_that_starts_from_nothing_and_no_other(plain, tmp_
     assert steps(without)[0]["loss"] != steps(plain[1])[0]["loss"] and steps(without)[0]["ids"] == steps(plain[1])[0]["ids"]
     frozen = run(tmp_path / "frozen", "--train", "connector,llm")        # taught, then left alone
     assert steps(frozen)[0]["loss"] == steps(plain[1])[0]["loss"] and "vit" not in steps(frozen)[0]["grad_norms"]
+    assert all(line["grad_norms"]["vit"] > 0 for line in steps(plain[1]))
