@@ -26,9 +26,12 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 import vision
+from media import Unreadable, header, read_image
+from points import format_points, format_tracks, parse_points, unit_points  # noqa: F401 - readers look for them here
+from prompts import question_of, turns_of  # noqa: F401
+from text import SPECIAL, ByteTokenizer, chat  # noqa: F401
 from vision import RELEASED, VisionConfig
 
 
@@ -49,147 +52,6 @@ class DataConfig:
 
 class DataError(ValueError):
     """A user's mistake in a data file, told in one sentence that names the place."""
-
-
-class Unreadable(Exception):
-    """A media file that cannot be used; costs the record, never the run (codes S20 to S22)."""
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# tokens
-
-SPECIAL = ("im_start", "im_end", "im_patch", "im_col", "low_res_im_start", "image", "im_low", "frame_start", "frame_end", "video")
-VISUAL = {"im_start", "im_end", "im_patch", "im_col", "low_res_im_start", "im_low", "frame_start", "frame_end"}  # spec 6.3
-
-
-class ByteTokenizer:
-    """Bytes, plus one id for each of a few strings that occur all the time, as any trained tokenizer has.
-
-    ids   0-255 bytes | 256 <|im_start|> | 257 <|im_end|> = EOS = BOS | 258.. words | .. V-1 unused | V.. spec 1.2
-    Text is always literal: "<|im_start|>" typed by a user is twelve bytes.
-    """
-
-    def __init__(self, words=(), n_vocab=384):
-        self.words, self.n_vocab = tuple(words), n_vocab
-        assert 258 + len(self.words) <= n_vocab, f"{len(self.words)} words do not fit {n_vocab} ids"
-        self.chat_start, self.eos = 256, 257
-        self.bos = self.eos                                               # as for Qwen, which has no BOS
-        self.special = {name: n_vocab + i for i, name in enumerate(SPECIAL)}
-        self.ids = {word: 258 + i for i, word in enumerate(self.words)}
-        longest_first = sorted(self.words, key=len, reverse=True)
-        self.pattern = re.compile("|".join(map(re.escape, longest_first))) if self.words else None
-
-    def encode(self, text):
-        ids, start = [], 0
-        for match in self.pattern.finditer(text) if self.pattern else ():
-            ids += text[start : match.start()].encode()
-            ids.append(self.ids[match.group()])
-            start = match.end()
-        return ids + list(text[start:].encode())
-
-    def decode(self, ids):
-        parts = (bytes([i]) if i < 256 else self.words[i - 258].encode() if 258 <= i < 258 + len(self.words) else b"" for i in ids)
-        return b"".join(parts).decode(errors="replace")
-
-    def save(self, folder):
-        state = {"kind": "bytes", "words": self.words, "n_vocab": self.n_vocab}
-        (Path(folder) / "tokenizer.json").write_text(json.dumps(state))
-
-    @classmethod
-    def load(cls, folder):
-        state = json.loads((Path(folder) / "tokenizer.json").read_text())
-        if set(state) != {"kind", "words", "n_vocab"} or state["kind"] != "bytes":
-            raise ValueError(f"{folder}/tokenizer.json is no byte tokenizer of this project")
-        return cls(state["words"], state["n_vocab"])
-
-
-def chat(turns, tokenizer):
-    """[(question, answer), ..] -> [(ids, learn), ..]: loss on the answers and the EOS that ends each (spec 4.1).
-
-    An answer of None ends the list: the prompt of a generation. In later turns EOS (with loss) is followed by
-    <|im_end|> (without), two equal tokens in Qwen's vocabulary: a quirk of the released models.
-    """
-    start, end, encode = tokenizer.chat_start, tokenizer.eos, tokenizer.encode
-    segments = []
-    for i, (question, answer) in enumerate(turns):
-        again = [end, *encode("\n")] if i else []
-        user = [start, *encode("user\n" + question), end, *encode("\n"), start, *encode("assistant\n")]
-        segments.append((again + user, False))
-        if answer is not None:
-            segments.append((encode(answer) + [end], True))
-    return segments
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# points and tracks as text (spec 5)
-
-
-def thousandth(unit):
-    """A coordinate as text: thousandths of the side, Python's rounding, three digits or more; clipped to the image."""
-    return f"{min(max(round(unit * 1000), 0), 1000):03d}"
-
-
-def _tag(name, groups, label, separator, alt=None):
-    coords = separator.join(f"{frame} " + " ".join(f"{i} {x} {y}" for i, x, y in points) for frame, points in groups)
-    return f"<{name}{f' alt={json.dumps(alt)}' if alt else ''} coords=\"{coords}\">{label}</{name}>"
-
-
-def format_points(groups, label, mode="point", separator=";", alt=None):
-    """Points as the model writes them. groups: [(frame, [(x, y), ..]), ..] with x, y in 0..1 of the image's sides; frame is
-    1 for a single image, the number of the image, or the time in seconds (spec 5.1, 5.2).
-
-    mode: point | point_count | count_point | count. Sorted by the rounded (x, y); ids run on across groups.
-    """
-    groups = [(str(round(frame, 1)), sorted((int(thousandth(x)), int(thousandth(y))) for x, y in points)) for frame, points in groups]
-    total = sum(len(points) for _, points in groups)
-    if total == 0:
-        return "There are none."
-    if mode == "count":
-        return str(total)
-    ids = iter(range(1, total + 1))
-    numbered = [(frame, [(next(ids), f"{x:03d}", f"{y:03d}") for x, y in points]) for frame, points in groups if points]
-    tag = _tag("points", numbered, label, separator, alt)
-    if mode == "point":
-        return tag
-    if mode == "point_count":
-        return f"Counting the {tag} shows a total of {total}."
-    assert mode == "count_point", mode
-    return f"There are {total} {tag}."
-
-
-def format_tracks(frames, label, separator=";", alt=None):
-    """frames: [(seconds, {object: (x, y)}), ..], only visible objects, x, y in 0..1 -> text (spec 5.3).
-
-    Objects are numbered in order of first appearance, those of one frame by (x, y); nothing visible gives "".
-    """
-    ids, groups = {}, []
-    for time, objects in sorted(frames, key=lambda f: f[0]):
-        for name in sorted(objects, key=lambda name: [int(thousandth(v)) for v in objects[name]]):
-            ids.setdefault(name, len(ids) + 1)
-        if objects:
-            points = sorted((ids[name], thousandth(x), thousandth(y)) for name, (x, y) in objects.items())
-            groups.append((str(round(float(time), 1)), points))
-    return _tag("tracks", groups, label, separator, alt) if groups else ""
-
-
-_COORDS = re.compile(r'<(?:points|tracks)[^>]*? coords="([0-9\t:;,. ]*)"')
-_GROUP = re.compile(r"(?:^|[\t:;,])\s*([0-9]+(?:\.[0-9]+)?)((?:\s+[0-9]+\s+[0-9]{3,4}\s+[0-9]{3,4})+)")
-_POINT = re.compile(r"([0-9]+)\s+([0-9]{3,4})\s+([0-9]{3,4})")
-
-
-def parse_points(text, w, h):
-    """Text -> [(frame, id, x, y), ..]: frame a float (image number or seconds), x and y in pixels of a w x h image.
-
-    Points outside the image and triples cut short are left out; of an id that comes twice in a frame, the first
-    counts (spec 5.4).
-    """
-    points = {}
-    for coords in _COORDS.findall(text):
-        for frame, triples in _GROUP.findall(coords):
-            for number, x, y in _POINT.findall(triples):
-                if int(x) <= 1000 and int(y) <= 1000:
-                    points.setdefault((float(frame), number), (int(x) / 1000 * w, int(y) / 1000 * h))
-    return [(frame, number, x, y) for (frame, number), (x, y) in points.items()]
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -434,141 +296,6 @@ class Records:
         return read_image(self.path_of(record))
 
 
-# what Pillow raises on files that are not what they seem; UnidentifiedImageError is an OSError
-_DAMAGED = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
-
-
-def _open(path):
-    if not path.is_file():
-        raise Unreadable(f"S20 no file {path}")
-    try:
-        picture = Image.open(path)
-    except _DAMAGED as e:
-        raise Unreadable(f"S21 cannot read {path}: {e}") from None
-    w, h = picture.size
-    if min(w, h) < 2 or max(w, h) > 200 * min(w, h):
-        raise Unreadable(f"S22 {path} is {w} x {h} pixels")
-    return picture
-
-
-def header(path):
-    """(width, height) of an image file as displayed, without decoding it."""
-    with _open(path) as picture:
-        w, h = picture.size
-        # of a PNG, Pillow decodes all to look for EXIF data behind the pixels: take what stands in front
-        known = picture.format != "PNG" or {"exif", "Raw profile type exif", "XML:com.adobe.xmp"} & set(picture.info)
-        try:
-            turned = known and picture.getexif().get(0x0112, 1) >= 5
-        except _DAMAGED as e:
-            raise Unreadable(f"S21 cannot read {path}: {e}") from None
-        return (h, w) if turned else (w, h)
-
-
-def read_image(path):
-    """(H,W,3) uint8 as displayed, of any mode that Pillow knows; Unreadable with the reason otherwise."""
-    path = Path(path)
-    with _open(path) as picture:
-        try:
-            pixels = vision.to_array(picture)
-        except _DAMAGED as e:
-            raise Unreadable(f"S21 cannot decode {path}: {e}") from None
-    if pixels.shape[1::-1] != header(path):
-        raise Unreadable(f"S21 {path} is not of the size that its header says")
-    return pixels
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# annotation -> chat turns (spec 4.3)
-
-# styles whose prompt is plain language from stage 2 on; every other style is named in front: "vqa2: What ..."
-DEMO = {"pointing", "point_count", "cosyn_point", "user_qa", "long_caption", "short_caption", "correction_qa", "text_sft", "count"}
-TEMPLATES = {
-    "long_caption": ("Describe this image in detail.", "What does the picture show? Tell me everything.",
-                     "Write a long caption for this image."),
-    "short_caption": ("Describe this image briefly.", "Write a short caption for this image."),
-    "pointing": ("Point to {}.", "Where are the {}?", "Show me every {}.", "Find {} in the image."),
-    "point_count": ("How many {} are there? Point to them.", "Count the {} by pointing.", "Point to each {} and count."),
-    "count": ("How many {} are there? Answer with a number.", "Only the number: how many {}?"),
-}
-
-
-def style_of(a, record, config, rng):
-    if "style" in a:
-        return a["style"]
-    if a["type"] == "point":
-        mode = a.get("mode") or ("point", "point_count")[int(rng.integers(2))]
-        return "pointing" if mode == "point" else "point_count"
-    return {"caption": "long_caption", "count": "count", "text": "text"}.get(a["type"]) or ("user_qa" if "image" in record else "text_sft")
-
-
-def prompt(style, text, answer, config, rng=None):
-    """The user's words (spec 4.3). text: label or question, "" for a caption; answer None and rng None when asking.
-
-    Stage 1: `{style} {n}:` with n ~ a fifteenth of the answer's characters, noisy, left out in 10 %; pointing and
-    counting have no n. Stages 2 and 3: natural templates for demo styles, `{style}:` for the rest.
-    """
-    if not config.prefix_all:
-        if style in TEMPLATES:
-            choices = TEMPLATES[style]
-            return choices[int(rng.integers(len(choices))) if rng is not None else 0].format(text)
-        return text if style in DEMO else f"{style}: {text}".rstrip()
-    if style in ("pointing", "point_count", "cosyn_point", "count"):
-        return f"{style}: {text}"
-    if rng is None:
-        hint = f" {config.length_hint}" if config.length_hint else ""
-    else:
-        n = max(len(answer) + int(rng.normal(0, 25)), 0) // 15
-        hint = f" {n}" if rng.random() < 0.9 else ""
-    return f"{style}{hint}: {text}".rstrip()
-
-
-def unit_points(a, size):
-    """Points of an annotation as fractions of the image's sides; size (width, height) in pixels."""
-    sx, sy = {"unit": (1, 1), "percent": (100, 100), "pixel": tuple(a.get("size", size))}[a["coords"]]
-    return [(p["x"] / sx, p["y"] / sy) for p in a["points"]]
-
-
-def answer_of(turn, rng):
-    """(question, answer) of one turn: several people's answers, options and explanations (spec 4.3)."""
-    question = turn["question"]
-    if "options" in turn:
-        order = rng.permutation(len(turn["options"])) if turn.get("shuffle_options") else range(len(turn["options"]))
-        options = [turn["options"][i] for i in order]
-        right = list(order).index(turn["answer_idx"])
-        if turn.get("letters", True):
-            options = [f"{chr(65 + i)}. {option}" for i, option in enumerate(options)]
-        question = "\n".join([question, "Only return the correct answer option.", *options])
-        answer = options[right]
-    elif "answers" in turn:
-        counts = {a: turn["answers"].count(a) for a in turn["answers"]}
-        most = [a for a, n in counts.items() if n == max(counts.values())]
-        answer = most[int(rng.integers(len(most)))]
-    else:
-        answer = turn["answer"]
-    return question, f"{turn['explanation']} Answer: {answer}" if "explanation" in turn else answer
-
-
-def turns_of(a, record, size, config, rng):
-    """One annotation -> [(question, answer), ..]; size: (width, height) of the image, or None."""
-    kind, style = a["type"], style_of(a, record, config, rng)
-    if kind == "text":
-        return [(a.get("prompt", ""), a["text"])]
-    if kind == "caption":
-        return [(prompt(style, "", a["text"], config, rng), a["text"])]
-    if kind == "count":
-        answer = str(a["count"]) if a["count"] else "There are none."
-        return [(a["question"] if "question" in a else prompt(style, a["label"].lower(), answer, config, rng), answer)]
-    if kind == "point":
-        label = a.get("label", a.get("question"))
-        mode = a.get("mode") or ("point_count" if style == "point_count" else "point")
-        answer = format_points([(1, unit_points(a, size))], label.lower() if "label" in a else label, mode, config.separator)
-        return [(a["question"] if "question" in a else prompt(style, label.lower(), answer, config, rng), answer)]
-    turns = [answer_of(turn, rng) for turn in a.get("turns", [a])]
-    if "system" in a:
-        turns[0] = (f"System: {a['system']}\n{turns[0][0]}", turns[0][1])
-    return [(prompt(style, turns[0][0], turns[-1][1], config, rng), turns[0][1]), *turns[1:]]
-
-
 # ---------------------------------------------------------------------------------------------------------------
 # message tree -> arrays (spec 6.1, 7.1)
 
@@ -741,22 +468,6 @@ def ask(images, turns, tokenizer, config):
         example.images, example.pool_src = visual_crops(images, config)
         example.pool_dst = np.flatnonzero(example.tokens == tokenizer.special["im_patch"])
     return example
-
-
-def question_of(a, record, config):
-    """What the user says to get an annotation's answer: no randomness, the length hint of config (spec 4.3)."""
-    kind = a["type"]
-    plain = {"caption": "long_caption", "point": "pointing", "count": "count"}
-    style = a.get("style") or plain.get(kind, "user_qa" if "image" in record else "text_sft")
-    if kind == "caption":
-        return prompt(style, "", None, config)
-    if kind in ("point", "count"):
-        style = "point_count" if a.get("mode", "point") != "point" and "style" not in a else style
-        return a.get("question") or prompt(style, a["label"].lower(), None, config)
-    if kind == "text":
-        return a.get("prompt", "")
-    question = answer_of({**a.get("turns", [a])[0], "shuffle_options": False}, keyed(0))[0]
-    return prompt(style, f"System: {a['system']}\n{question}" if "system" in a else question, None, config)
 
 
 # ---------------------------------------------------------------------------------------------------------------

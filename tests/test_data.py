@@ -11,6 +11,7 @@ from PIL import Image
 
 import data
 import model
+import prompts
 from stages import tiny
 
 MEDIA = Path(__file__).parent / "media"
@@ -221,8 +222,8 @@ def test_prompts_of_stage_1_open_with_their_style():
 
 def test_a_caption_names_its_length_in_nine_of_ten():
     record = {"id": "a", "annotations": [{"type": "caption", "text": "y" * 150}]}
-    prompts = [data.prompt("long_caption", "", "y" * 150, CONFIG, data.keyed(i)) for i in range(2000)]
-    numbers = [int(p[len("long_caption") : -1]) for p in prompts if p != "long_caption:"]
+    said = [prompts.prompt("long_caption", "", "y" * 150, CONFIG, data.keyed(i)) for i in range(2000)]
+    numbers = [int(p[len("long_caption") : -1]) for p in said if p != "long_caption:"]
     assert 0.88 < len(numbers) / 2000 < 0.92
     assert abs(np.mean(numbers) - (150 - 7) / 15) < 0.3 and 1.3 < np.std(numbers) < 2.0      # normal(0, 25) // 15
     assert data.question_of(record["annotations"][0], record, CONFIG) == "long_caption 65:"
@@ -241,7 +242,7 @@ def test_later_stages_speak_plainly_and_name_benchmarks():
     qa = {"type": "qa", "question": "What is it?", "answer": "a cat"}
     assert data.question_of({**qa, "style": "vqa2"}, {"image": "a"}, config) == "vqa2: What is it?"
     assert data.question_of(qa, {"image": "a"}, config) == "What is it?"
-    assert "pointing" not in data.prompt("pointing", "cats", "", config, data.keyed(1))
+    assert "pointing" not in prompts.prompt("pointing", "cats", "", config, data.keyed(1))
 
 
 # ---------------------------------------------------------------------------------------------------------------
