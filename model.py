@@ -15,8 +15,9 @@ Nothing here knows of records, tokenizers, caches or ranks: `attend` and `vision
 import dataclasses
 import json
 import math
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -297,13 +298,6 @@ def save(model, folder):
         save_file(weights, folder / "model.safetensors")
 
 
-def _read(reader, path):
-    try:
-        return reader(path)
-    except Exception as e:           # each reader has errors of its own for files cut short; none of them is a result
-        raise ValueError(f"{path}: not readable as weights: {str(e).splitlines()[0]}") from None
-
-
 def config_from(d):
     def tuples(d):
         return {k: tuple(v) if isinstance(v, list) else v for k, v in d.items()}
@@ -311,31 +305,128 @@ def config_from(d):
     return Config(**{**d, "yarn": Yarn(**tuples(d["yarn"])), "vision": VisionConfig(**tuples(d["vision"]))})
 
 
+def opened(reader, path, *args, **options):
+    """reader(path, ..), and one sentence where the file cannot be read: each reader has errors of its own for files cut short."""
+    try:
+        return reader(path, *args, **options)
+    except Exception as e:
+        raise ValueError(f"{path}: not readable as weights: {str(e).splitlines()[0]}") from None
+
+
+def shards(folder):
+    """{tensor name: its safetensors file} of a folder: model.safetensors, or the files that an index names."""
+    folder, single = Path(folder), Path(folder) / "model.safetensors"
+    try:
+        from safetensors import safe_open
+    except ImportError:
+        raise ValueError(f"{folder}: safetensors files need an extra package: pip install safetensors") from None
+    index = folder / "model.safetensors.index.json"
+    if single.is_file():
+        with opened(safe_open, single, "pt") as file:
+            return dict.fromkeys(file.keys(), single)
+    if not index.is_file():
+        raise FileNotFoundError(f"{folder}: config.json without weights (no model.safetensors and no index of several)")
+    try:
+        where = json.loads(index.read_text())["weight_map"]
+        files = {file: folder / Path(file).name for file in set(where.values())}          # nothing outside the folder
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ValueError(f"{index}: not an index of safetensors files") from None
+    for file, path in files.items():
+        if str(file) != path.name or not path.is_file():
+            raise FileNotFoundError(f"{folder}: the shard '{file}' that the index names is missing")
+    for path in files.values():
+        with opened(safe_open, path, "pt") as file:
+            absent = {name for name, at in where.items() if files[at] == path} - set(file.keys())
+        if absent:
+            raise ValueError(f"{path}: the tensor {min(absent)} that the index promises is missing")
+    return {name: files[file] for name, file in where.items()}
+
+
+class Rows:
+    """Tensors on disk, one under the other, read by rows: `rows[a:b]`. Use as a context: it closes the files behind it."""
+
+    def __init__(self, names, where):
+        from safetensors import safe_open
+
+        self.files = ExitStack()
+        self.parts = [self.files.enter_context(opened(safe_open, where[name], "pt")).get_slice(name) for name in names]
+        shapes = [part.get_shape() for part in self.parts]
+        self.starts = [0, *accumulate(shape[0] if shape else 0 for shape in shapes)]
+        self.shape = [self.starts[-1], *shapes[0][1:]] if all(shape[1:] == shapes[0][1:] for shape in shapes) else shapes
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.files.close()
+
+    def __getitem__(self, rows):
+        first, last, _ = rows.indices(self.starts[-1])
+        spans = zip(self.parts, self.starts, self.starts[1:], strict=False)
+        cuts = [part[max(first - at, 0) : min(last, end) - at] for part, at, end in spans if max(first, at) < min(last, end)]
+        return cuts[0] if len(cuts) == 1 else torch.cat(cuts)
+
+
+def read(where, table, like, dtype=None, device="cpu", prepare=None):
+    """Weights on disk -> {our name: tensor}, holding one tensor more than the result at any time.
+
+    where: {name on disk: file}; table: {names on disk: our names}: the rows of these, one under the other, are the rows of those
+    (no names of ours: not wanted); like: {our name: something of its shape}; prepare: {name on disk: what to do with the tensor
+    first}; dtype None: as stored. ValueError names what is unknown, missing or of another shape, before the first tensor is read.
+    """
+    prepare, known, found = prepare or {}, {name for names in table for name in names}, {}
+    for what, names in (("unknown to this project", set(where) - known), ("missing", known - set(where))):
+        if names:
+            first = sorted(names)[0]
+            raise ValueError(f"{where.get(first, 'weights')}: {len(names)} tensors {what}, first {first}")
+    wanted = {theirs: [sum(like[x].shape[0] for x in ours), *like[ours[0]].shape[1:]] for theirs, ours in table.items() if ours}
+    for theirs, shape in wanted.items():
+        with Rows(theirs, where) as rows:
+            if theirs[0] not in prepare and rows.shape != shape:
+                raise ValueError(f"{where[theirs[0]]}: {' and '.join(theirs)} has shape {rows.shape}, config.json asks for {shape}")
+    for theirs, shape in wanted.items():
+        with Rows(theirs, where) as rows:
+            start = 0
+            if theirs[0] in prepare:
+                rows = prepare[theirs[0]](rows[:])
+                assert list(rows.shape) == shape, f"{theirs[0]}: {list(rows.shape)}, not {shape}"
+            for ours in table[theirs]:
+                end = start + like[ours].shape[0]
+                found[ours] = rows[start:end].to(device=device, dtype=dtype, copy=True)
+                start = end
+    return found
+
+
 def load(folder, dtype=torch.float32, device="cpu"):
-    """A run directory, or its model/ -> Molmo2 in eval mode. FileNotFoundError or ValueError in one sentence if it is none."""
+    """A run directory, its model/, or a released checkpoint's folder -> Molmo2 in eval mode; dtype None: as stored.
+
+    Reads one tensor at a time, so that memory holds the model once. FileNotFoundError or ValueError in one sentence if it is none.
+    """
     folder = Path(folder)
     if (folder / "model" / "config.json").is_file():
         folder = folder / "model"
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{folder}: no model here (config.json is missing); name a run directory, or the model/ in it")
     try:
-        config = config_from(json.loads((folder / "config.json").read_text()))
+        raw = json.loads((folder / "config.json").read_text())
+        released = "model_type" in raw
+        config = None if released else config_from(raw)
     except (KeyError, TypeError, ValueError) as e:
         raise ValueError(f"{folder}/config.json describes no model of this project (or its run is not finished): {e!r}") from None
-    if (folder / "model.safetensors").is_file():
-        try:
-            from safetensors.torch import load_file
-        except ImportError:
-            raise ValueError(f"{folder}/model.safetensors needs an extra package: pip install safetensors") from None
-        weights = _read(load_file, folder / "model.safetensors")
-    elif (folder / "model.pt").is_file():
-        weights = _read(partial(torch.load, weights_only=True), folder / "model.pt")
-    else:
-        raise FileNotFoundError(f"{folder}: config.json without weights (model.safetensors or model.pt)")
+    if released:
+        from tools import hf  # nobody has to open tools/ to understand the model
+
+        return hf.load(folder, raw, dtype, device)
     with torch.device("meta"):
         model = Molmo2(config)
+    like = model.state_dict()
+    if (folder / "model.pt").is_file() and not (folder / "model.safetensors").is_file():
+        stored = opened(torch.load, folder / "model.pt", weights_only=True, mmap=True)
+        weights = {name: w.to(device=device, dtype=dtype, copy=True) for name, w in stored.items()}
+    else:
+        weights = read(shards(folder), {(name,): [name] for name in like}, like, dtype, device)
     try:
         model.load_state_dict(weights, assign=True)
     except RuntimeError as e:
         raise ValueError(f"{folder}: weights do not fit config.json: {str(e).splitlines()[1].strip()}") from None
-    return model.to(device=device, dtype=dtype).eval()
+    return model.eval()

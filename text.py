@@ -1,9 +1,16 @@
-"""Text to token ids and back: tokenizers, and the chat they are arranged in (spec 1.2, 4.1)."""
+"""Text to token ids and back (spec 1.2, 4.1): two tokenizers behind the same few methods, and the chat on top of them.
+
+    encode(text) -> ids        always literal: "<|im_start|>" typed by a user is text, never the token
+    decode(ids) -> text        special tokens leave nothing
+    bos eos chat_start chat_end special        ids; special: name -> id, V + its place in SPECIAL; stops: what ends an answer
+    save(folder)               the files that `load` reads
+"""
 
 import json
 import re
 from pathlib import Path
 
+# id = V + index: input embeddings that the head can never predict; what follows in the table of spec 1.2 is MolmoPoint's
 SPECIAL = ("im_start", "im_end", "im_patch", "im_col", "low_res_im_start", "image", "im_low", "frame_start", "frame_end", "video")
 VISUAL = {"im_start", "im_end", "im_patch", "im_col", "low_res_im_start", "im_low", "frame_start", "frame_end"}  # spec 6.3
 
@@ -18,8 +25,9 @@ class ByteTokenizer:
     def __init__(self, words=(), n_vocab=384):
         self.words, self.n_vocab = tuple(words), n_vocab
         assert 258 + len(self.words) <= n_vocab, f"{len(self.words)} words do not fit {n_vocab} ids"
-        self.chat_start, self.eos = 256, 257
-        self.bos = self.eos                                               # as for Qwen, which has no BOS
+        self.chat_start, self.chat_end = 256, 257
+        self.bos = self.eos = self.chat_end                               # as for Qwen, which has no BOS
+        self.stops = {self.eos}
         self.special = {name: n_vocab + i for i, name in enumerate(SPECIAL)}
         self.ids = {word: 258 + i for i, word in enumerate(self.words)}
         longest_first = sorted(self.words, key=len, reverse=True)
@@ -41,12 +49,76 @@ class ByteTokenizer:
         state = {"kind": "bytes", "words": self.words, "n_vocab": self.n_vocab}
         (Path(folder) / "tokenizer.json").write_text(json.dumps(state))
 
-    @classmethod
-    def load(cls, folder):
-        state = json.loads((Path(folder) / "tokenizer.json").read_text())
-        if set(state) != {"kind", "words", "n_vocab"} or state["kind"] != "bytes":
-            raise ValueError(f"{folder}/tokenizer.json is no byte tokenizer of this project")
-        return cls(state["words"], state["n_vocab"])
+
+def marked(name):
+    """The text of a special token: "<im_patch>", but "<|image|>" and "<|video|>" (spec 1.2)."""
+    return f"<|{name}|>" if name in ("image", "video") else f"<{name}>"
+
+
+class PretrainedTokenizer:
+    """The tokenizer.json of a released checkpoint, through the `tokenizers` package.
+
+    BOS is the tokenizer's own, or EOS where it has none (Qwen). ValueError names the first special token that is not
+    where the model expects it. The other files that came with it (chat template, vocabulary) are kept for `save`.
+    """
+
+    FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json", "added_tokens.json",
+             "vocab.json", "merges.txt", "generation_config.json")
+
+    def __init__(self, folder, n_vocab):
+        try:
+            from tokenizers import Tokenizer
+        except ImportError:
+            raise ValueError(f"{folder}/tokenizer.json needs an extra package: pip install tokenizers") from None
+        self.n_vocab, folder = n_vocab, Path(folder)
+        self.files = {name: (folder / name).read_bytes() for name in self.FILES if (folder / name).is_file()}
+        try:
+            self.inner = Tokenizer.from_buffer(self.files["tokenizer.json"])
+            settings = json.loads(self.files.get("tokenizer_config.json", b"{}"))
+        except Exception as e:           # the package raises bare Exceptions
+            raise ValueError(f"{folder}: not readable as a tokenizer: {str(e).splitlines()[0]}") from None
+        self.inner.encode_special_tokens = True                           # what a user types stays text
+        self.chat_start, self.chat_end = self._id("<|im_start|>", folder), self._id("<|im_end|>", folder)
+        names = {key: value["content"] if isinstance(value, dict) else value for key, value in settings.items()
+                 if key in ("bos_token", "eos_token") and value}
+        self.eos = self._id(names.get("eos_token", "<|im_end|>"), folder)
+        self.bos = self._id(names["bos_token"], folder) if "bos_token" in names else self.eos
+        self.stops = {self.eos, self.chat_end}
+        self.special = {name: n_vocab + i for i, name in enumerate(SPECIAL)}
+        for name, wanted in self.special.items():
+            found = self._id(marked(name), folder)
+            if found != wanted:
+                raise ValueError(f"{folder}: {marked(name)} is id {found} of the tokenizer and {wanted} of the model")
+
+    def _id(self, token, folder):
+        found = self.inner.token_to_id(token)
+        if found is None:
+            raise ValueError(f"{folder}: the tokenizer lacks the special token {token}: not a tokenizer of Molmo2")
+        return found
+
+    def encode(self, text):
+        return self.inner.encode(text, add_special_tokens=False).ids
+
+    def decode(self, ids):
+        return self.inner.decode(list(ids), skip_special_tokens=True)
+
+    def save(self, folder):
+        for name, content in self.files.items():
+            (Path(folder) / name).write_bytes(content)
+
+
+def load(folder, n_vocab):
+    """The tokenizer in a model's folder; n_vocab: V of the model. OSError or ValueError in one sentence."""
+    path = Path(folder) / "tokenizer.json"
+    try:
+        state = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as e:
+        raise ValueError(f"{path}: not JSON: {e}") from None
+    if not isinstance(state, dict) or state.get("kind") != "bytes":
+        return PretrainedTokenizer(folder, n_vocab)
+    if set(state) != {"kind", "words", "n_vocab"} or state["n_vocab"] != n_vocab:
+        raise ValueError(f"{path} is no byte tokenizer for a model of {n_vocab} ids")
+    return ByteTokenizer(state["words"], state["n_vocab"])
 
 
 def chat(turns, tokenizer):
@@ -55,12 +127,12 @@ def chat(turns, tokenizer):
     An answer of None ends the list: the prompt of a generation. In later turns EOS (with loss) is followed by
     <|im_end|> (without), two equal tokens in Qwen's vocabulary: a quirk of the released models.
     """
-    start, end, encode = tokenizer.chat_start, tokenizer.eos, tokenizer.encode
+    start, end, encode = tokenizer.chat_start, tokenizer.chat_end, tokenizer.encode
     segments = []
     for i, (question, answer) in enumerate(turns):
         again = [end, *encode("\n")] if i else []
         user = [start, *encode("user\n" + question), end, *encode("\n"), start, *encode("assistant\n")]
         segments.append((again + user, False))
         if answer is not None:
-            segments.append((encode(answer) + [end], True))
+            segments.append((encode(answer) + [tokenizer.eos], True))
     return segments

@@ -12,6 +12,7 @@ RECIPE = {
     "data.max_tokens": 2536,
     "pack_crops": 16,
     "data.max_crops": 8,
+    "data.max_frames": 16,
     "lr.vit": 6e-6, "lr.connector": 2e-4, "lr.llm": 2e-5,
     "warmup.vit": 2000, "warmup.connector": 200, "warmup.llm": 2000,       # the new part warms up first
     "response_dropout": 0.1,         # only where the target has loss: captions are few and seen again

@@ -11,6 +11,7 @@ RECIPE = {
     "data.max_tokens": 16_384,
     "pack_crops": 128,
     "data.max_crops": 8,
+    "data.max_frames": 128,
     "lr.vit": 5e-6, "lr.connector": 5e-6, "lr.llm": 1e-5,
     "warmup.vit": 200, "warmup.connector": 200, "warmup.llm": 200,
     "response_dropout": 0.0,

@@ -11,4 +11,5 @@ RECIPE = stage2.RECIPE | {
     "micro_batch": 1,
     "data.max_tokens": 36_864,
     "pack_crops": 384,
+    "data.max_frames": 384,
 }

@@ -116,7 +116,7 @@ def evaluate(model, tokenizer, config, records, masks_of=None, batch=128, max_ne
         images = [decoded.get(record["id"]) for record, _, _ in group]
         prompts = [data.ask([image] if image is not None else [], [(question, None)], tokenizer, config)
                    for image, (_, _, question) in zip(images, group, strict=True)]
-        answers = generate(model, prompts, tokenizer.eos, max_new)
+        answers = generate(model, prompts, tokenizer.stops, max_new)
         for (record, k, question), image, ids in zip(group, images, answers, strict=True):
             a, text = record["annotations"][k], tokenizer.decode(ids)
             masks = masks_of(record, k) if masks_of and a["type"] == "point" else None

@@ -1,6 +1,9 @@
-"""Ask a trained model about an image: prefill, then decoding with a KV cache, through the same mask rule.
+"""Ask a model about images or a video, once or in a conversation: prefill, then decoding with a KV cache, under the same mask rule.
 
     python -m tools.generate --model runs/stage1-tiny --image cat.png --prompt "pointing: red circle" --draw out.png
+    python -m tools.generate --model Molmo2-4B --images a.jpg b.jpg --prompt "What has changed?" --dtype bfloat16
+    python -m tools.generate --model Molmo2-4B --video match.mp4 --subtitles match.srt --prompt "Point to every goal." --draw goals.png
+    python -m tools.generate --model Molmo2-4B --image cat.png --chat
 
 The cache is one wrapper per block around `attend`; the model knows nothing of it. Prompts of different lengths make
 one batch: what pads a short one is a document of its own, so nothing can see it.
@@ -8,10 +11,14 @@ one batch: what pads a short one is a document of its own, so nothing can see it
     slot       0 1 2 3 4 5 | 6 7 ..                 prompts of 6 and 4 tokens, then what is generated
     row 0 doc  0 0 0 0 0 0 | 0 0                    pos 0 1 2 3 4 5 | 6 7
     row 1 doc  0 0 0 0-1-1 | 0 0                    pos 0 1 2 3 . . | 4 5
+
+At the released settings (spec 14): 24 crops, 20 images, 384 frames, greedy. Models trained with fewer crops (the toy) keep theirs.
 """
 
 import argparse
 import json
+import math
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -21,17 +28,28 @@ from PIL import Image, ImageDraw
 
 import attention
 import data
+import media
 import model as models
 import packing
+import text
+import vision
+from stages import stage2
+
+# how a released checkpoint is asked and fine-tuned, unless a run directory says otherwise
+RELEASED = {key.removeprefix("data."): value for key, value in stage2.RECIPE.items() if key.startswith("data.")}
+
+# ---------------------------------------------------------------------------------------------------------------
+# decoding
 
 
 class Cache:
-    """Keys and values of every block, (B,S,G,D) each, written at slots start..stop of this call."""
+    """Keys and values of every block, (B,S,G,D) each, allocated once; slots start..stop belong to the present call."""
 
     def __init__(self, model, B, S):
         c, p = model.config, model.norm.weight
         self.kv = torch.zeros(c.n_layer, 2, B, S, c.n_kv_head, c.head_dim, device=p.device, dtype=p.dtype)
         self.start = self.stop = 0
+        self.tokens = []                 # of a single row: what the slots hold, for the next turn of a conversation
 
     def attends(self, attend):
         """One attend per block that reads and writes its own slot of the cache."""
@@ -45,45 +63,75 @@ class Cache:
 
         return [block(kv) for kv in self.kv]
 
+    def continued(self, model, prompt, S):
+        """This cache with S slots, holding as much of `prompt` as it held of the conversation before: all visual tokens, or nothing."""
+        same = next((i for i, (a, b) in enumerate(zip(self.tokens, prompt.tokens.tolist(), strict=False)) if a != b),
+                    min(len(self.tokens), len(prompt.tokens)))
+        same = min(same, len(prompt.tokens) - 1)         # the last token is computed anew: its logits begin the answer
+        if same <= max(prompt.bidir.nonzero()[0], default=-1):
+            same = 0
+        longer = Cache(model, 1, S)
+        longer.kv[:, :, :, :same] = self.kv[:, :, :, :same]
+        longer.stop, longer.tokens = same, self.tokens[:same]
+        return longer
+
 
 @torch.no_grad()
-def generate(model, prompts, eos, max_new=128, temperature=0.0, seed=0):
-    """prompts: data.Encoded from data.ask -> one list of new ids per prompt, without EOS. temperature 0: greedy.
+def generate(model, prompts, stops, max_new=128, temperature=0.0, seed=0, told=None, cache=None):
+    """prompts: data.Encoded from data.ask -> one list of new ids per prompt, up to the first of `stops` (an id, or several).
 
-    Sampling draws from a generator of its own, keyed by seed.
+    temperature 0: greedy; sampling draws from a generator of its own, keyed by seed. told(ids): called after every token with
+    all of the first row so far. cache: of the last turn of the same conversation (a single prompt), replaced in place.
     """
     device = model.norm.weight.device
     lengths = torch.tensor([len(p.tokens) for p in prompts], device=device)
+    stops = torch.tensor(sorted({stops} if isinstance(stops, int) else stops), device=device)
     B, T = len(prompts), int(lengths.max())
     batch = packing.build([[p] for p in prompts], T, model.config.vision).to(device)
     doc, branch, bidir = (torch.nn.functional.pad(f, (0, max_new)) for f in (batch.doc, batch.branch, batch.bidir))
-    cache = Cache(model, B, T + max_new)
-    attends = cache.attends(model.attend)
+    memory = cache.continued(model, prompts[0], T + max_new) if cache is not None else Cache(model, B, T + max_new)
+    attends, known = memory.attends(model.attend), memory.stop
     rng = torch.Generator(device).manual_seed(seed)
 
-    x, pos, last = model.embed(batch), batch.pos, lengths - 1
+    x = model.embed_tokens(batch.tokens[:, known:]) if known else model.embed(batch)
+    pos, last = batch.pos[:, known:], lengths - 1 - known
     done, out = torch.zeros(B, dtype=torch.bool, device=device), []
     while True:
-        cache.start, cache.stop = cache.stop, cache.stop + x.shape[1]
-        rows = slice(cache.start, cache.stop)
-        mask = attention.allow(doc[:, : cache.stop], branch[:, : cache.stop], bidir[:, : cache.stop], rows)
+        memory.start, memory.stop = memory.stop, memory.stop + x.shape[1]
+        rows = slice(memory.start, memory.stop)
+        mask = attention.allow(doc[:, : memory.stop], branch[:, : memory.stop], bidir[:, : memory.stop], rows)
         x = model.trunk(x, pos, mask, attends)
         logits = model.project(x[torch.arange(B, device=device), last]).float()             # (B,V)
         if temperature:
             token = torch.multinomial((logits / temperature).softmax(-1), 1, generator=rng)[:, 0]
         else:
             token = logits.argmax(-1)
-        done = done | (token == eos)
-        out.append(torch.where(done, eos, token))
+        done = done | torch.isin(token, stops)
+        out.append(torch.where(done, stops[0], token))
+        if told and not bool(done[0]):
+            told([int(step[0]) for step in out])
         if len(out) == max_new or bool(done.all()):
             break
         x, pos, last = model.embed_tokens(out[-1][:, None]), (lengths + len(out) - 1)[:, None], torch.zeros_like(lengths)
-    rows = torch.stack(out, dim=1).tolist()
-    return [row[: row.index(eos)] if eos in row else row for row in rows]
+    if cache is not None:
+        memory.tokens = [*prompts[0].tokens.tolist(), *(int(step[0]) for step in out)][: memory.stop]
+        cache.__dict__.update(memory.__dict__)
+    rows, ends = torch.stack(out, dim=1).tolist(), set(stops.tolist())
+    return [row[: next((i for i, token in enumerate(row) if token in ends), len(row))] for row in rows]
 
 
-def draw_points(image, points, colour=(255, 0, 80), truth=()):
-    """(H,W,3) uint8 and (x, y) in pixels -> PIL image, at least 288 wide: rings for points, crosses for truth."""
+# ---------------------------------------------------------------------------------------------------------------
+# pictures
+
+
+COLOURS = ((255, 0, 80), (0, 150, 255), (255, 170, 0), (0, 200, 90), (170, 80, 255), (0, 200, 200), (255, 90, 220), (150, 110, 60))
+
+
+def draw_points(image, points, colour=COLOURS[0], truth=(), numbers=None):
+    """(H,W,3) uint8 and (x, y) in pixels -> PIL image, at least 288 wide: rings for points, crosses for truth.
+
+    numbers: what stands beside the rings, 1, 2, .. unless given; given ones (of tracks) also choose the colour.
+    """
     scale = max(1, -(-288 // image.shape[1]))
     picture = Image.fromarray(image).resize((image.shape[1] * scale, image.shape[0] * scale), Image.NEAREST)
     pen, r = ImageDraw.Draw(picture), max(picture.size) // 60 + 3
@@ -91,62 +139,188 @@ def draw_points(image, points, colour=(255, 0, 80), truth=()):
         x, y = x * scale, y * scale
         pen.line([(x - r, y), (x + r, y)], fill=(0, 0, 0), width=3)
         pen.line([(x, y - r), (x, y + r)], fill=(0, 0, 0), width=3)
-    for number, (x, y) in enumerate(points, 1):
+    for k, (x, y) in enumerate(points):
         x, y = x * scale, y * scale
+        ring = COLOURS[(int(numbers[k]) - 1) % len(COLOURS)] if numbers else colour
         pen.ellipse([x - r, y - r, x + r, y + r], outline=(255, 255, 255), width=4)
-        pen.ellipse([x - r, y - r, x + r, y + r], outline=colour, width=2)
-        pen.text((x + r + 2, y - r - 2), str(number), fill=(255, 255, 255), stroke_width=2, stroke_fill=(0, 0, 0))
+        pen.ellipse([x - r, y - r, x + r, y + r], outline=ring, width=2)
+        pen.text((x + r + 2, y - r - 2), str(numbers[k] if numbers else k + 1), fill=(255, 255, 255), stroke_width=2, stroke_fill=(0, 0, 0))
     return picture
 
 
-def open_model(folder, device="cpu"):
-    """Run directory -> model, tokenizer, data config: everything needed to ask. OSError or ValueError in one sentence."""
-    model = models.load(folder)
-    folder = Path(folder) / "model" if (Path(folder) / "model" / "config.json").is_file() else Path(folder)
-    tokenizer = data.ByteTokenizer.load(folder)
-    state = json.loads((folder / "data.json").read_text())
+def strip(pictures, labels, height=360, columns=4):
+    """Pictures of any sizes, scaled to one height, in rows of `columns`, each with its label -> PIL image."""
+    scaled = [p.resize((max(1, round(p.width * height / p.height)), height)) for p in pictures]
+    width = max(p.width for p in scaled)
+    page = Image.new("RGB", (width * min(columns, len(scaled)), height * -(-len(scaled) // columns)), "white")
+    for k, (picture, label) in enumerate(zip(scaled, labels, strict=True)):
+        corner = k % columns * width, k // columns * height
+        page.paste(picture, corner)
+        ImageDraw.Draw(page).text((corner[0] + 6, corner[1] + 4), label, fill=(255, 255, 255), stroke_width=2, stroke_fill=(0, 0, 0))
+    return page
+
+
+def draw_answer(points, images, video, start, n=24):
+    """points: [(frame, id, x, y), ..] of an answer, on its images, or on the frames of a video that they name (n at most)."""
+    if video is None:
+        shown = [draw_points(image, [(x, y) for frame, _, x, y in points if frame == k or len(images) == 1])
+                 for k, image in enumerate(images, 1)]
+        return shown[0] if len(shown) == 1 else strip(shown, [f"image {k}" for k in range(1, len(shown) + 1)])
+    times = sorted({frame for frame, *_ in points})[:n] or [0.0]
+    frames = media.frames(video, [start + t for t in times])
+    return strip([draw_points(frame, [(x, y) for at, _, x, y in points if at == t], numbers=[i for at, i, *_ in points if at == t])
+                  for t, frame in zip(times, frames, strict=True)], [f"{t:.1f} s" for t in times])
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# the command
+
+
+def open_model(folder, device="cpu", dtype=torch.float32):
+    """Run directory or released folder -> model, tokenizer, data config: all that asking needs. OSError or ValueError in one sentence."""
     try:
-        config = replace(data.DataConfig(**state), vision=model.config.vision)
-    except TypeError as e:
-        raise ValueError(f"{folder}/data.json: {e}") from None
-    try:
-        return model.to(device), tokenizer, config
+        model = models.load(folder, dtype, device)
     except (RuntimeError, AssertionError) as e:
         raise ValueError(f"--device {device}: {str(e).splitlines()[0]}") from None
+    folder = Path(folder) / "model" if (Path(folder) / "model" / "config.json").is_file() else Path(folder)
+    tokenizer = text.load(folder, model.config.n_vocab)
+    settings = folder / "data.json"
+    try:
+        state = json.loads(settings.read_text()) if settings.is_file() else RELEASED
+        return model, tokenizer, replace(data.DataConfig(**state), vision=model.config.vision)
+    except (TypeError, ValueError) as e:
+        raise ValueError(f"{settings}: {e}") from None
 
 
-def main():
-    parser = argparse.ArgumentParser(description="Ask a model about an image.")
-    parser.add_argument("--model", required=True, help="run directory")
-    parser.add_argument("--image", help="a picture; without one the prompt is text alone")
-    parser.add_argument("--prompt", required=True, help='as trained, e.g. "long_caption:", "pointing: red circle", "count: any shape"')
-    parser.add_argument("--max-new", type=int, default=256, help="tokens at most (default 256)")
+def asking(config, crops=None, frames=None):
+    """The data config a model was trained with -> the one it is asked with (spec 2.4, 14)."""
+    crops = crops or (max(config.max_crops, 24) if config.max_crops >= 8 else config.max_crops)
+    return replace(config, max_crops=crops, max_images=max(config.max_images, 20), max_frames=frames or max(config.max_frames, 384))
+
+
+def read_subtitles(path):
+    """An .srt or .vtt file, or .json with [{"start": s, "end": s, "text": ..}, ..] -> [(start, end, text), ..] in seconds."""
+    content = Path(path).read_text(encoding="utf-8-sig")
+    if Path(path).suffix.lower() == ".json":
+        try:
+            return [(float(entry["start"]), float(entry["end"]), str(entry["text"])) for entry in json.loads(content)]
+        except (ValueError, KeyError, TypeError) as e:
+            raise ValueError(f"--subtitles {path}: no list of objects with start, end and text: {e!r}") from None
+    clock = r"(?:(\d+):)?(\d+):(\d+)[.,](\d{3})"
+    entries = []
+    for block in re.split(r"\n\s*\n", content.replace("\r\n", "\n")):
+        timing = re.search(rf"{clock} *--> *{clock}[^\n]*\n(.*)", block, re.S)
+        if timing:
+            h, m, s, ms, h2, m2, s2, ms2 = (int(x or 0) for x in timing.groups()[:8])
+            words = re.sub(r"<[^>]*>", "", timing.group(9))
+            entries.append((h * 3600 + m * 60 + s + ms / 1000, h2 * 3600 + m2 * 60 + s2 + ms2 / 1000, " ".join(words.split())))
+    if not entries:
+        raise ValueError(f"--subtitles {path}: no subtitle in it (.srt, .vtt or .json)")
+    return entries
+
+
+class Teller:
+    """Writes an answer to the terminal as it grows; a character whose bytes are not all there yet waits."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer, self.said = tokenizer, ""
+
+    def __call__(self, ids):
+        words = self.tokenizer.decode(ids).rstrip("\ufffd")
+        if words.startswith(self.said):
+            print(words[len(self.said) :], end="", flush=True)
+            self.said = words
+
+    def end(self, answer):
+        print(answer[len(self.said) :] if answer.startswith(self.said) else f"\n{answer}", flush=True)
+        self.said = ""
+
+
+def converse(model, tokenizer, config, images, clip, args):
+    """--chat: a question per line of standard input, until an empty one; the cache keeps what was said."""
+    cache, turns, teller = Cache(model, 1, 0), [], Teller(tokenizer)
+    while True:
+        print("> ", end="", flush=True, file=sys.stderr)
+        question = sys.stdin.readline().strip()
+        if not question:
+            return
+        prompt = data.ask(images, [*turns, (question, None)], tokenizer, config, clip)
+        (ids,) = generate(model, [prompt], tokenizer.stops, args.max_new, args.temperature, args.seed, teller, cache)
+        teller.end(tokenizer.decode(ids))
+        turns.append((question, tokenizer.decode(ids)))
+
+
+def arguments(argv):
+    parser = argparse.ArgumentParser(description="Ask a model about images or a video.")
+    parser.add_argument("--model", required=True, help="run directory, or a folder with a released checkpoint")
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--image", help="a picture; with neither image nor video the prompt is text alone")
+    source.add_argument("--images", nargs="+", metavar="F", help="several pictures, at most 20")
+    source.add_argument("--video", help="a video file")
+    talk = parser.add_mutually_exclusive_group(required=True)
+    talk.add_argument("--prompt", help='as trained; of the toy "long_caption:", "pointing: red circle", "count: any shape"')
+    talk.add_argument("--chat", action="store_true", help="a conversation: a question per line, an empty line ends it")
+    parser.add_argument("--frames", type=int, metavar="N", help="frames of the video at most (default 384), two in a second at most")
+    parser.add_argument("--start", type=float, default=0.0, help="second of the video to begin at (default 0)")
+    parser.add_argument("--end", type=float, default=math.inf, help="second of the video to end at (default: its end)")
+    parser.add_argument("--subtitles", metavar="F", help=".srt, .vtt or .json, in the video's own seconds")
+    parser.add_argument("--max-crops", type=int, metavar="N", help="crops of an image at most (default 24, the toy as it was trained)")
+    parser.add_argument("--max-new", type=int, default=256, help="tokens of an answer at most (default 256)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0: greedy (default)")
     parser.add_argument("--seed", type=int, default=0, help="of the sampling (default 0)")
-    parser.add_argument("--draw", metavar="PNG", help="write the picture with the predicted points")
+    parser.add_argument("--draw", metavar="PNG", help="write the picture, or a strip of frames, with the predicted points")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument("--device", default="cpu", help="default cpu")
-    args = parser.parse_args()
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the weights (default float32)")
+    args = parser.parse_args(argv)
+    for flag, value, least in (("--max-new", args.max_new, 1), ("--temperature", args.temperature, 0), ("--frames", args.frames, 2),
+                               ("--max-crops", args.max_crops, 1)):
+        if value is not None and value < least:
+            raise ValueError(f"{flag} must be at least {least}")
+    for flag in ("frames", "subtitles", "start"):
+        if getattr(args, flag) and not args.video:
+            raise ValueError(f"--{flag} needs --video")
+    if args.draw and not (args.image or args.images or args.video):
+        raise ValueError("--draw needs --image, --images or --video")
+    if args.chat and (args.draw or args.json):
+        raise ValueError("--draw and --json go with --prompt")
+    if args.draw and (Path(args.draw).suffix.lower() not in (".png", ".jpg") or not Path(args.draw).parent.is_dir()):
+        raise ValueError(f"--draw {args.draw}: name a .png or .jpg in a folder that exists")
+    return args
+
+
+def main(argv=None):
     try:
-        if args.max_new < 1 or args.temperature < 0:
-            raise ValueError("--max-new must be at least 1 and --temperature at least 0")
-        if args.draw and not args.image:
-            raise ValueError("--draw needs --image")
-        if args.draw and (Path(args.draw).suffix.lower() not in (".png", ".jpg") or not Path(args.draw).parent.is_dir()):
-            raise ValueError(f"--draw {args.draw}: name a .png or .jpg in a folder that exists")
-        model, tokenizer, config = open_model(args.model, args.device)
-        image = data.read_image(args.image) if args.image else None
+        args = arguments(argv)
+        model, tokenizer, config = open_model(args.model, args.device, getattr(torch, args.dtype))
+        config = asking(config, args.max_crops, args.frames)
+        files = [args.image] if args.image else args.images or []
+        if len(files) > config.max_images:
+            raise ValueError(f"--images: {len(files)} pictures; Molmo2 is asked about {config.max_images} at most")
+        images, clip, video = [data.read_image(file) for file in files], None, None
+        if args.video:
+            words = read_subtitles(args.subtitles) if args.subtitles else None
+            clip, video = data.open_clip(args.video, config, words, args.start, args.end)
+            clip.frames = [vision.resize(frame, config.vision.crop, config.vision.crop) for frame in clip.frames]
     except (OSError, ValueError, data.Unreadable) as e:
         print(f"tools.generate: {e}", file=sys.stderr)
         raise SystemExit(2) from None
-    prompt = data.ask([image] if args.image else [], [(args.prompt, None)], tokenizer, config)
-    (ids,) = generate(model, [prompt], tokenizer.eos, args.max_new, args.temperature, args.seed)
-    text = tokenizer.decode(ids)
-    h, w = image.shape[:2] if image is not None else (0, 0)
-    points = data.parse_points(text, w, h)
+    if args.chat:
+        return converse(model, tokenizer, config, images, clip, args)
+    prompt = data.ask(images, [(args.prompt, None)], tokenizer, config, clip)
+    teller = None if args.json else Teller(tokenizer)
+    (ids,) = generate(model, [prompt], tokenizer.stops, args.max_new, args.temperature, args.seed, teller)
+    answer = tokenizer.decode(ids)
+    if teller:
+        teller.end(answer)
+    # a point's pixels are those of the picture it lies on
+    sizes = [(video.width, video.height)] if video else [image.shape[1::-1] for image in images]
+    points = [(frame, i, x * w, y * h) for frame, i, x, y in data.parse_points(answer, 1, 1)
+              for w, h in [sizes[int(frame) - 1 if len(sizes) > 1 else 0] if 1 <= frame <= len(sizes) or len(sizes) == 1 else (0, 0)] if w]
     if args.draw:
-        draw_points(image, [(x, y) for _, _, x, y in points]).save(args.draw)
-    print(json.dumps({"prompt": args.prompt, "text": text, "tokens": len(ids), "points": points}) if args.json else text)
+        draw_answer(points, images, video, args.start).save(args.draw)
+    if args.json:
+        print(json.dumps({"prompt": args.prompt, "text": answer, "tokens": len(ids), "points": points}))
 
 
 if __name__ == "__main__":
