@@ -27,6 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
+import media
 import vision
 from media import Unreadable, header, read_image
 from points import format_points, format_tracks, parse_points, unit_points  # noqa: F401 - readers look for them here
@@ -40,6 +41,9 @@ class DataConfig:
     max_tokens: int = 2536           # longest example, and length of a row (Table 12)
     max_crops: int = 8               # high-resolution crops of one image
     max_images: int = 5              # of one example; what comes after them is left out (spec 2.4)
+    max_frames: int = 128            # of one video: 16 in stage 1, 128 in stage 2, 384 in stage 3 (spec 3.1)
+    fps: float = 2.0                 # frames per second of a video at most
+    frame_markers: bool = True       # <frame_start> and <frame_end> around every frame, as released; False: around the video (spec 0.2)
     max_points: int = 60             # an annotation with more is left out and counted (spec 9.3)
     length_hint: int = 65            # "long_caption 65:" when asking for a caption; 0: no number (spec 4.3)
     prefix_all: bool = True          # stage 1: every prompt opens with its style; later only benchmark-like ones do
@@ -391,13 +395,63 @@ def visual_ids(sizes, tokenizer, config):
 
 def visual_crops(images, config):
     """[(H,W,3), ..] -> crops (n,P,F) uint8 of all of them, and pool_src (M,4) into these (spec 2.4)."""
-    parts, sources, shift = [], [], 0
-    for image in images[: config.max_images]:
-        patches, pool_src = vision.crops(image, config.max_crops, config.vision)
-        parts.append(patches)
+    return _joined((vision.crops(image, config.max_crops, config.vision) for image in images[: config.max_images]), config)
+
+
+def _joined(parts, config):
+    crops, sources, shift = [], [], 0
+    for patches, pool_src in parts:
+        crops.append(patches)
         sources.append(np.where(pool_src < 0, -1, pool_src + shift))
         shift += len(patches) * config.vision.n_patch
-    return np.concatenate(parts), np.concatenate(sources)
+    return np.concatenate(crops), np.concatenate(sources)
+
+
+@dataclass
+class Clip:
+    """A video as it is looked at: when, and what is shown then."""
+    times: list                      # seconds from its start (vision.frame_times)
+    frames: object                   # (H,W,3) uint8 for each time; may decode as it goes
+    subtitles: object = None         # [(start, end, text), ..] in the same seconds, or one text that is shown always
+
+
+def subtitle_text(subtitles, times):
+    """What of the subtitles is read: entries that touch a second before or after a frame that is seen (spec 3.2)."""
+    if not subtitles or isinstance(subtitles, str):
+        return f"subtitle\n{subtitles}" if subtitles else ""
+    near = [(a, b, words) for a, b, words in subtitles if any(a <= t + 1 and b >= t - 1 for t in times)]
+    return "subtitle\n" + "".join(f"{a:.1f} - {b:.1f} {words}\n" for a, b, words in near) if near else ""
+
+
+def video_ids(times, subtitles, tokenizer, config):
+    """The tokens of a video: ids, and which of them are visual (spec 3.2). 0.0 and 0.5 are text, and so are subtitles.
+
+    0.0 <frame_start> 81 x <im_patch> <frame_end> 0.5 <frame_start> .. <frame_end> subtitle
+    """
+    first, last = [tokenizer.special["frame_start"]], [tokenizer.special["frame_end"]]
+    patches = [tokenizer.special["im_patch"]] * (-(-config.vision.grid // 3)) ** 2
+    parts = [] if config.frame_markers else [(first, True)]
+    for k, t in enumerate(times):
+        parts.append((tokenizer.encode(f"{' ' if k else ''}{t:.1f} "), False))
+        parts.append((first + patches + last if config.frame_markers else patches, True))
+    parts += [] if config.frame_markers else [(last, True)]
+    parts.append((tokenizer.encode(subtitle_text(subtitles, times)), False))
+    return [i for ids, _ in parts for i in ids], [visual for ids, visual in parts for _ in ids]
+
+
+def open_clip(path, config, subtitles=None, start=0.0, end=math.inf):
+    """A video file -> (Clip, what media.probe tells of it), its frames decoded as they are asked for; Unreadable if it is none.
+
+    start, end and the subtitles in seconds of the file; the clip's own time starts at 0 (spec 3.1, formats 7.2).
+    """
+    video = media.probe(path)
+    end = min(end, video.duration)
+    if not 0 <= start < end:
+        raise Unreadable(f"S22 {path}: from {start:g} to {end:g} s there is nothing of its {video.duration:g} s")
+    times = vision.frame_times(end - start, config.max_frames, config.fps)
+    if subtitles and not isinstance(subtitles, str):
+        subtitles = [(a - start, b - start, words) for a, b, words in subtitles]
+    return Clip(times, media.frames(video, [start + t for t in times]), subtitles), video
 
 
 def keyed(seed, *key):
@@ -420,7 +474,7 @@ def arrange(record, size, tokenizer, config, seed, epoch):
         if bare:
             segments = [(tokenizer.encode(a["text"]) + [tokenizer.eos], True)]
         else:
-            segments = chat(turns_of(a, record, size, config, rng), tokenizer)
+            segments = chat(turns_of(a, record, [size] if size else [], config, rng), tokenizer)
         weight = record.get("weight", 1.0) * a.get("weight", 1.0)
         if a["type"] in ("point", "count"):                                                  # flat: no roots (spec 7.1)
             branches.append(Branch(segments, weight * config.point_weight))
@@ -459,13 +513,21 @@ def encode(record, tokenizer, config, seed, epoch):
     return example
 
 
-def ask(images, turns, tokenizer, config):
-    """A prompt to be continued -> Encoded. images: [(H,W,3) uint8, ..], may be empty; turns: [(question, answer), .., (question, None)]."""
-    ids, visual = visual_ids([image.shape[1::-1] for image in images], tokenizer, config)
+def ask(images, turns, tokenizer, config, clip=None):
+    """A prompt to be continued -> Encoded. images: [(H,W,3) uint8, ..], may be empty; clip: a Clip instead of images;
+    turns: [(question, answer), .., (question, None)]."""
+    assert not (images and clip), "images and a video at once are no input of Molmo2"
+    if clip:
+        ids, visual = video_ids(clip.times, clip.subtitles, tokenizer, config)
+    else:
+        ids, visual = visual_ids([image.shape[1::-1] for image in images], tokenizer, config)
     segments = chat(turns, tokenizer) + [([0], False)]                    # a target for the last token, never an input
     example = layout([tokenizer.bos, *ids], [False, *visual], [Branch(segments)])
-    if images:
+    if clip:
+        example.images, example.pool_src = _joined((vision.frame(frame, config.vision) for frame in clip.frames), config)
+    elif images:
         example.images, example.pool_src = visual_crops(images, config)
+    if clip or images:
         example.pool_dst = np.flatnonzero(example.tokens == tokenizer.special["im_patch"])
     return example
 

@@ -1,21 +1,44 @@
-"""Files to pixels (spec 2.1, 3.1): images of any kind that Pillow knows.
+"""Files to pixels (spec 2.1, 3.1): images of any kind that Pillow knows, videos of the common containers by ffmpeg.
 
 in    a path
-out   (width, height) from the header alone; pixels (H,W,3) uint8 as displayed
+out   an image's (width, height) from the header alone; pixels (H,W,3) uint8 as displayed
+      a video's size and the second at which each of its frames appears, without decoding; the frames displayed at given seconds
 
-Whatever a file holds, it costs its record and never the run: Unreadable, with a code (S20 to S22) and the reason.
+A frame is known by its timestamp, an integer in the stream's own unit, never by counting or by a rate. probe() lists the
+timestamps of all packets; frames() looks up which frame is on display and has ffmpeg select exactly that one:
+
+    packets as stored        0  40  10  30  90  60                 B-frames: not in the order of display
+    sorted: frames appear    0  10  30  40  60  90                 here in 1/100 s
+    asked for               .15  .30  .45  9.0  seconds
+    on display               10   30   40   90
+
+Whatever a file holds, it costs its record and never the run: Unreadable, with a code (S20 to S23) and the reason.
 """
 
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 
+import imageio_ffmpeg
+import numpy as np
 from PIL import Image
 
 import vision
 
 
 class Unreadable(Exception):
-    """A media file that cannot be used; costs the record, never the run (codes S20 to S22)."""
+    """A media file that cannot be used; costs the record, never the run (codes S20 to S23)."""
 
+
+# ---------------------------------------------------------------------------------------------------------------
+# images
 
 # what Pillow raises on files that are not what they seem; UnidentifiedImageError is an OSError
 _DAMAGED = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
@@ -58,3 +81,164 @@ def read_image(path):
     if pixels.shape[1::-1] != header(path):
         raise Unreadable(f"S21 {path} is not of the size that its header says")
     return pixels
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# videos
+
+# Demuxers that read one file and nothing else: not hls, dash, concat or image2, which follow what a file refers to.
+CONTAINERS = "mov,matroska,avi,mpegts,mpeg,flv,asf,ogg,gif"
+MAX_PIXELS = 40_000_000              # of a frame; 8K has 33 million
+MAX_PACKETS = 1_000_000              # of a video; nine hours at 30 frames a second
+MAX_FRAMES = 2048                    # of one call: their timestamps stand in ffmpeg's command line, of which Linux takes 128 KiB
+MAX_MEMORY = 4 << 30                 # bytes of address space for ffmpeg; 8K H.264 takes 1.4 GiB
+MAX_LOG = 16 << 20                   # bytes of complaints
+RUN_UP = 10                          # seconds decoded ahead of a clip: pictures refreshed bit by bit have no single clean start
+DEADLINE = 300                       # seconds
+
+
+@dataclass(frozen=True, eq=False)
+class Video:
+    path: Path
+    width: int                       # pixels as displayed: turned as the file says
+    height: int
+    times: np.ndarray                # (n,) float64 seconds at which the frames appear, ascending, the first at 0
+    duration: float                  # seconds from the first frame's appearance to the last one's end
+    pts: np.ndarray = field(repr=False)      # (n,) int64: the times as they stand in the file, in units of
+    unit: Fraction = field(repr=False)       # so many seconds
+    indexed: bool = field(repr=False)        # decoding may start at any key frame
+
+
+@contextmanager
+def _ffmpeg(path, before, after, level):
+    """(child, its log): ffmpeg on a file's first video stream; killed and waited for when the block ends, however it ends."""
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-nostdin", "-hide_banner", "-nostats", "-loglevel", f"level+{level}", "-xerror"]
+    command += ["-protocol_whitelist", "file", "-format_whitelist", CONTAINERS]
+    # copyts: timestamps as they stand in the file; V: a video stream that is no cover picture
+    command += ["-copyts", *before, "-i", f"file:{path.absolute()}", "-map", "0:V:0", *after, "pipe:1"]
+    with (tempfile.TemporaryFile() as log,
+          subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log) as child):
+        try:
+            # Linux limits a process from outside, with no Python between fork and exec, which is unsafe beside threads;
+            # elsewhere there are no limits (macOS would ignore the one on memory)
+            if sys.platform == "linux":
+                import resource
+                for kind, limit in ((resource.RLIMIT_AS, MAX_MEMORY), (resource.RLIMIT_FSIZE, MAX_LOG)):
+                    hard = resource.getrlimit(kind)[1]
+                    resource.prlimit(child.pid, kind, (limit if hard < 0 else min(limit, hard), hard))
+            yield child, log
+        finally:
+            child.kill()
+
+
+@contextmanager
+def _within(seconds, child, path):
+    """Kills the child if the block takes longer, and says so after it."""
+    timer = threading.Timer(seconds, child.kill)
+    timer.start()
+    try:
+        yield
+        late = not timer.is_alive()
+    finally:
+        timer.cancel()
+    if late:
+        raise Unreadable(f"S23 {path} takes ffmpeg too long")
+
+
+def _failed(path, what, log):
+    log.seek(0)
+    cause = re.search(r"\[(?:error|fatal)\] (.+)", log.read().decode(errors="replace"))     # the first: others follow from it
+    return Unreadable(f"S23 {path} {what}" + (f" (ffmpeg: {cause[1]})" if cause else ""))
+
+
+def probe(path, deadline=DEADLINE):
+    """Path -> Video, by reading every packet and decoding none, for at most `deadline` seconds; Unreadable with the reason otherwise.
+
+    The duration is that of the packets, as in torchcodec: what a header claims does not count, and a last frame whose length
+    the file leaves open has none.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise Unreadable(f"S20 no file {path}")
+    # genpts: timestamps that AVI and MPEG-PS leave out, from the order of decoding; setts: ffmpeg balks at, or mends, packets
+    # that are not in that order by their decoding timestamps, of no interest here
+    after = ["-c", "copy", "-bsf:v", "setts=pts=PTS:dts=N-1e12", "-frames:v", str(MAX_PACKETS + 1), "-f", "framecrc"]
+    with _ffmpeg(path, ["-fflags", "+genpts"], after, "info") as (child, log):
+        with _within(deadline, child, path):
+            listed = child.stdout.read().decode()
+            child.wait()
+        log.seek(0)
+        said = log.read().decode(errors="replace")
+        # of Matroska that is cut off, ffmpeg says so but fails not
+        if child.returncode or "File ended prematurely" in said:
+            raise _failed(path, "cannot be read as a video", log)
+
+    # stream, dts, pts, duration, size, checksum, and F=flags unless it is a plain key frame (1)
+    packet = re.compile(r"^0,[^,]+, *(-?\d+), *(\d+),[^,]+,[^,\n]+(?:, *F=0x(\w+))?", re.M)
+    packets = [(int(pts), int(length), int(flags or "1", 16)) for pts, length, flags in packet.findall(listed)]
+    if len(packets) > MAX_PACKETS:
+        raise Unreadable(f"S22 {path} has more than {MAX_PACKETS} frames")
+    # Never on display: what an edit list hides (flag 4); what stands before the first key frame, since it needs what was cut off
+    shown = [(pts, length) for pts, length, flags in packets if not flags & 4 and pts >= packets[0][0]]
+    if not shown:
+        raise Unreadable(f"S23 {path} has no frames")
+
+    w, h = map(int, re.search(r"#dimensions 0: (\d+)x(\d+)", listed).groups())
+    turn = re.search(r"(?i)display ?matrix: rotation of (\S+) degrees", said.partition("Output #0")[2])
+    if turn and abs(abs(float(turn[1])) - 90) < 1:                   # ffmpeg's own tolerance
+        w, h = h, w
+    if min(w, h) < 2 or max(w, h) > 200 * min(w, h) or w * h > MAX_PIXELS:
+        raise Unreadable(f"S22 {path} is {w} x {h} pixels")
+
+    pts = np.unique([pts for pts, _ in shown])
+    unit = Fraction(re.search(r"#tb 0: (\S+)", listed)[1])
+    times = (pts - pts[0]) * unit.numerator / unit.denominator
+    duration = float((max(map(sum, shown)) - int(pts[0])) * unit)
+    # MPEG streams are searched, not indexed: decoding would start anywhere
+    return Video(path, w, h, times, duration, pts, unit, indexed="Input #0, mov" in said or "Input #0, matroska" in said)
+
+
+def _nth(values, first=0):
+    """Expression for ffmpeg: values[number of frames selected so far], by halving."""
+    half = len(values) // 2
+    if not half:
+        return str(values[0])
+    return f"if(lt(selected_n,{first + half}),{_nth(values[:half], first)},{_nth(values[half:], first + half)})"
+
+
+def frames(video, times, deadline=DEADLINE):
+    """Yields the frame on display at each of the ascending seconds, (H,W,3) uint8: the last that appeared by then (spec 3.1).
+
+    Before 0 that is the first frame, past the end the last. One frame is held at a time; a repeated one is the same
+    array. Where a wanted frame does not come out, or `deadline` seconds of waiting are over: Unreadable, never another frame.
+    """
+    times = np.asarray(times, dtype=np.float64)
+    assert (np.diff(times) >= 0).all(), f"times must ascend: {times}"
+    # a nanosecond more, or 0.7 + 0.1 misses the frame that appears at 0.8
+    shown = np.searchsorted(video.times, times + 1e-9, side="right").clip(1) - 1
+    wanted, repeats = np.unique(shown, return_counts=True)
+    assert len(wanted) <= MAX_FRAMES, f"{len(wanted)} frames of {video.path} in one call, more than {MAX_FRAMES}"
+    if not len(wanted):
+        return
+
+    # The next wanted timestamp or nothing: after one that does not come, no other is taken for it.
+    # In the unit of the timestamps (settb); unscaled, since ffmpeg's scaling differs from spec 2.1; PPM, since its frames say their size.
+    select = f"settb={video.unit},select='eq(pts,{_nth(video.pts[wanted].tolist())})',format=rgb24"
+    head = f"P6\n{video.width} {video.height}\n255\n".encode()
+    before = ["-threads", "1", "-max_pixels", str(MAX_PIXELS)]
+    start = float(video.pts[wanted[0]] * video.unit) - RUN_UP
+    if video.indexed and start > 0:
+        before += ["-noaccurate_seek", "-seek_timestamp", "1", "-ss", f"{start:.6f}"]
+    # autoscale would hide it when a film changes its size midway
+    after = ["-vf", select, "-noautoscale", "-fps_mode", "passthrough", "-c:v", "ppm", "-f", "image2pipe"]
+    with _ffmpeg(video.path, before, after, "error") as (child, log):
+        for n, count in zip(wanted, repeats, strict=True):
+            pixels = np.empty((video.height, video.width, 3), np.uint8)
+            began = time.monotonic()
+            with _within(deadline, child, video.path):
+                complete = child.stdout.read(len(head)) == head and child.stdout.readinto(pixels) == pixels.nbytes
+            deadline -= time.monotonic() - began
+            if not complete:
+                raise _failed(video.path, f"gives no frame of {video.width} x {video.height} pixels at {video.times[n]:.3f} s", log)
+            for _ in range(count):
+                yield pixels

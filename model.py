@@ -195,6 +195,7 @@ class Molmo2(nn.Module):
         self.attend = attention.attend
         self.residual_dropout = self.response_dropout = 0.0                      # set by the stage's recipe
         self.nll_chunk = 2048                                                    # positions whose logits exist at once
+        self.recompute = False                                                   # activation checkpointing: set by the recipe
 
     def forward(self, batch):
         """batch -> nll (B,T), lse (B,T) float32; both 0 where batch.weights is 0."""
@@ -213,7 +214,7 @@ class Molmo2(nn.Module):
     def embed(self, batch):
         """Token embeddings (B,T,C), the pooled features added at the places of their patch tokens (spec 1.4)."""
         x = self.embed_tokens(batch.tokens)
-        seen = self.vision(batch.images, batch.pool_src)                          # (M,C)
+        seen = self.vision(batch.images, batch.pool_src, self.recompute and self.training)           # (M,C)
         return x.flatten(0, 1).index_add(0, batch.pool_dst, seen.to(x.dtype)).view_as(x)
 
     def trunk(self, x, pos, mask, attends=None, drop=lambda x: x):
@@ -225,7 +226,8 @@ class Molmo2(nn.Module):
         plain = rope_table(pos, *rope_frequencies(config))
         yarn = rope_table(pos, *rope_frequencies(config, yarn=True)) if config.yarn.layers else None
         for i, block in enumerate(self.blocks):
-            x = block(x, yarn if i in config.yarn.layers else plain, mask, attends[i] if attends else self.attend, drop)
+            inputs = x, yarn if i in config.yarn.layers else plain, mask, attends[i] if attends else self.attend, drop
+            x = checkpoint(block, *inputs, use_reentrant=False) if self.recompute and self.training else block(*inputs)
         return self.norm(x)
 
     def project(self, x):            # (...,C) -> (...,V)

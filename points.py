@@ -60,10 +60,17 @@ def format_tracks(frames, label, separator=";", alt=None):
     return _tag("tracks", groups, label, separator, alt) if groups else ""
 
 
+def unit(p, a, size):
+    """A point of an annotation as fractions of the image's sides. size: (width, height) in pixels of the image or the video, the scale
+    of coords "pixel" unless the annotation has a size of its own (formats.md 7.3)."""
+    assert a["coords"] != "pixel" or "size" in a or size, f"points in pixels, but of which size? {a}"
+    sx, sy = {"unit": (1, 1), "percent": (100, 100), "pixel": a.get("size", size)}[a["coords"]]
+    return p["x"] / sx, p["y"] / sy
+
+
 def unit_points(a, size):
-    """Points of an annotation as fractions of the image's sides; size (width, height) in pixels."""
-    sx, sy = {"unit": (1, 1), "percent": (100, 100), "pixel": tuple(a.get("size", size))}[a["coords"]]
-    return [(p["x"] / sx, p["y"] / sy) for p in a["points"]]
+    """All points of an annotation of one image, see unit."""
+    return [unit(p, a, size) for p in a["points"]]
 
 
 _COORDS = re.compile(r'<(?:points|tracks)[^>]*? coords="([0-9\t:;,. ]*)"')

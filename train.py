@@ -70,6 +70,7 @@ class Config:
     response_dropout: float = 0.1    # only where the target has loss
     freeze_embedding: bool = True    # the base embedding, and with it a tied head (spec 10)
     train: tuple = ("vit", "connector", "llm")
+    recompute: bool = True           # activation checkpointing: blocks keep their inputs only and run again in backward (spec 10)
     crop_bucket: int = 8             # crops of a batch are padded to a multiple of this
     seed: int = 0
     device: str = "auto"
@@ -383,6 +384,7 @@ def open_model(args, config):
         except (AssertionError, IndexError, RuntimeError, ValueError, ZeroDivisionError) as e:
             raise UserError(f"--model: no model has this shape: {e}") from None
     model.residual_dropout, model.response_dropout = config.residual_dropout, config.response_dropout
+    model.recompute = config.recompute
     model.embedding.requires_grad_(not config.freeze_embedding)
     for part, parameters in model.groups().items():
         if part not in config.train:

@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image, ImageOps
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 
 @dataclass(frozen=True)
@@ -157,11 +158,26 @@ def frame(image, config=RELEASED):
     return patchify(pixels[None], config), windows(view, 3)
 
 
-def frame_times(duration, max_frames, fps=2):
-    """Seconds at which a clip is looked at: every 1/fps, the last instant always, evenly spread if too many (spec 3.1)."""
+def frame_times(duration, max_frames, fps=2, last=True):
+    """Seconds at which a clip is looked at: every 1/fps, the last instant always, evenly spread if too many (spec 3.1).
+
+    last=False is an older rule of the official code, which stops short of the last instant.
+    """
     if (max_frames - 1) / fps < duration:
-        return np.linspace(0, duration, max_frames).tolist()
-    return np.arange(0, duration, 1 / fps).tolist() + [float(duration)]
+        return np.linspace(0, duration, max_frames, endpoint=last).tolist()
+    return np.arange(0, duration, 1 / fps).tolist() + [float(duration)] * last
+
+
+def track_times(duration, max_frames, rates):
+    """Seconds at which a video with tracks is looked at: a grid of the highest of `rates` (rising, per second) that max_frames
+    reach the end with, the lowest if none do; the last instant only where it lies on the grid (spec 3.1)."""
+    fps = rates[0]
+    for rate in rates[1:]:
+        if max_frames / rate < duration:
+            break
+        fps = rate
+    times = np.arange(max_frames) / fps
+    return times[times < duration].tolist()
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -198,12 +214,12 @@ class ViT(nn.Module):
         self.pos = nn.Parameter(torch.zeros(config.n_patch, config.n_embd))
         self.blocks = nn.ModuleList(ViTBlock(config) for _ in range(config.n_layer))
 
-    def forward(self, images):
+    def forward(self, images, recompute=False):
         x = images.to(self.patch.weight.dtype) / 127.5 - 1              # SigLIP's normalisation, on the device
         x = self.patch(x) + self.pos
         seen = []
         for block in self.blocks:
-            x = block(x)
+            x = checkpoint(block, x, use_reentrant=False) if recompute else block(x)
             seen.append(x)
         return torch.cat([seen[i] for i in self.config.features], dim=-1)
 
@@ -247,6 +263,7 @@ class Projector(nn.Module):
 class Vision(nn.Module):
     """See: images (N,P,F) uint8, pool_src (M,K) -> (M,C), zero where a row of pool_src is all -1.
 
+    recompute: keep the inputs of ViT blocks and of the pooling for backward, not what they compute (activation checkpointing).
     A seam: a plain function of two tensors, so that sharing it out over ranks is a wrapper put on from outside.
     """
 
@@ -256,10 +273,14 @@ class Vision(nn.Module):
         self.pool = Pool(config)
         self.projector = Projector(config.n_embd, n_hidden, n_out)
 
-    def forward(self, images, pool_src):
-        tokens = self.projector(self.pool(self.vit(images), pool_src))
+    def forward(self, images, pool_src, recompute=False):
+        features = self.vit(images, recompute)
+        tokens = checkpoint(self.connect, features, pool_src, use_reentrant=False) if recompute else self.connect(features, pool_src)
         # biases make the rows of padding non-zero: multiply, because dropping rows would change the shape
         return tokens * (pool_src >= 0).any(1, keepdim=True)
+
+    def connect(self, features, pool_src):               # (N,P,2E), (M,K) -> (M,C)
+        return self.projector(self.pool(features, pool_src))
 
 
 NEIGHBOURS = (((0, 1), (0, -1), (1, 0), (-1, 0)), ((1, 1), (1, -1), (-1, 1), (-1, -1)), ((0, 2), (0, -2), (2, 0), (-2, 0)))

@@ -23,6 +23,7 @@ RECIPE = {
     "preset": "toy", "steps": 3200, "vit_steps": 1000,
     "batch": 3, "micro_batch": 6,    # a larger batch learns less in the same time
     "pack_crops": 16,
+    "recompute": False,              # everything fits
     "crop_bucket": 1,                # nothing is compiled here: no need for few shapes
     "lr.vit": 5e-5, "lr.connector": 1e-3, "lr.llm": 1e-3,                 # the ViT can see already, the rest starts from nothing
     "warmup.vit": 60, "warmup.connector": 60, "warmup.llm": 60,

@@ -11,7 +11,6 @@ from PIL import Image
 
 import data
 import model
-import prompts
 from stages import tiny
 
 MEDIA = Path(__file__).parent / "media"
@@ -218,31 +217,6 @@ def test_prompts_of_stage_1_open_with_their_style():
         assert len(written) == 3
         for form in (caption, points, question):
             assert sum(bool(re.match(form, text)) for text in written) == 1
-
-
-def test_a_caption_names_its_length_in_nine_of_ten():
-    record = {"id": "a", "annotations": [{"type": "caption", "text": "y" * 150}]}
-    said = [prompts.prompt("long_caption", "", "y" * 150, CONFIG, data.keyed(i)) for i in range(2000)]
-    numbers = [int(p[len("long_caption") : -1]) for p in said if p != "long_caption:"]
-    assert 0.88 < len(numbers) / 2000 < 0.92
-    assert abs(np.mean(numbers) - (150 - 7) / 15) < 0.3 and 1.3 < np.std(numbers) < 2.0      # normal(0, 25) // 15
-    assert data.question_of(record["annotations"][0], record, CONFIG) == "long_caption 65:"
-
-
-@pytest.mark.parametrize("mode", ["point_count", "count_point"])
-def test_counting_by_pointing_is_asked_for_in_one_style(mode):
-    a, record = {**POINT, "mode": mode}, {"image": "a.png"}
-    ((question, answer),) = data.turns_of(a, record, (10, 10), CONFIG, data.keyed(0))
-    assert data.question_of(a, record, CONFIG) == question == "point_count: l"
-    assert answer.startswith("Counting the <points " if mode == "point_count" else "There are 1 <points ")
-
-
-def test_later_stages_speak_plainly_and_name_benchmarks():
-    config = data.DataConfig(prefix_all=False)
-    qa = {"type": "qa", "question": "What is it?", "answer": "a cat"}
-    assert data.question_of({**qa, "style": "vqa2"}, {"image": "a"}, config) == "vqa2: What is it?"
-    assert data.question_of(qa, {"image": "a"}, config) == "What is it?"
-    assert "pointing" not in prompts.prompt("pointing", "cats", "", config, data.keyed(1))
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -1,14 +1,17 @@
 """Decoding with a cache, and the scores."""
 
 import dataclasses
+import io
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import data
+import media
 import model
 import packing
 from stages import tiny
@@ -196,6 +199,141 @@ def test_a_perfect_model_scores_one_and_a_silent_one_what_is_absent(monkeypatch)
 # the commands
 
 
+def saved_run(folder):
+    torch.manual_seed(0)
+    model.save(model.Molmo2(CONFIG).init_weights(), folder)
+    TOKENIZER.save(folder)
+    (folder / "data.json").write_text(json.dumps({"max_tokens": 512, "max_crops": 1, "length_hint": 0}))
+    return folder
+
+
+FILM = str(Path(__file__).parent / "media" / "bigbuckbunny.mp4")
+PHOTOS = [str(Path(__file__).parent / "media" / name) for name in ("coins.png", "chelsea.png", "rocket.jpg")]
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What generate.main hands to the decoder, and what the decoder answers: [prompts], {"answer": text}."""
+    prompts, says = [], {"answer": "fine"}
+
+    def answer(model, given, stops, max_new, temperature, seed, told=None, cache=None):
+        prompts.extend(given)
+        ids = TOKENIZER.encode(says["answer"])
+        for n in range(1, len(ids) + 1):
+            if told:
+                told(ids[:n])
+        return [ids]
+
+    monkeypatch.setattr(generate, "generate", answer)
+    return prompts, says
+
+
+def text_of(prompt):
+    names = {i: "" if name == "im_patch" else f"<{name}>" for name, i in TOKENIZER.special.items()}
+    marks = {TOKENIZER.chat_start: "[", TOKENIZER.chat_end: "]"}
+    parts = [names.get(i) if i in names else marks.get(i) or TOKENIZER.decode([i]) for i in prompt.tokens.tolist()]
+    return "".join(parts)
+
+
+def test_a_video_with_subtitles_is_asked_about_at_its_times(tmp_path, asked, capsys):
+    subtitles = "1\n00:00:00,000 --> 00:00:01,200\nTwo <i>lines</i>\nof it\n\n2\n00:00:04,500 --> 00:00:05,000\nlate\n"
+    (tmp_path / "film.srt").write_text(subtitles)
+    run, (prompts, says) = saved_run(tmp_path / "run"), asked
+    says["answer"] = '<points coords="0.0 1 500 500;1.0 2 250 750">rabbit</points>'
+    generate.main(["--model", str(run), "--video", FILM, "--frames", "5", "--end", "2", "--subtitles", str(tmp_path / "film.srt"),
+                   "--prompt", "Where?", "--draw", str(tmp_path / "strip.png"), "--json"])
+    said = json.loads(capsys.readouterr().out)
+    frame = "<frame_start><frame_end>"
+    assert text_of(prompts[0]) == (f"]0.0 {frame} 0.5 {frame} 1.0 {frame} 1.5 {frame} 2.0 {frame}subtitle\n0.0 - 1.2 Two lines of it\n"
+                                   "[user\nWhere?]\n[assistant\n")
+    video = media.probe(FILM)
+    shown = list(media.frames(video, [0, 0.5, 1, 1.5, 2]))
+    assert np.array_equal(prompts[0].images[2], data.vision.frame(shown[2], CONFIG.vision)[0][0]) and prompts[0].pool_src.shape[1] == 9
+    assert said["points"] == [[0.0, "1", 0.5 * video.width, 0.5 * video.height], [1.0, "2", 0.25 * video.width, 0.75 * video.height]]
+    strip = Image.open(tmp_path / "strip.png")
+    assert strip.width == 2 * round(video.width * 360 / video.height) and strip.height == 360
+
+
+def test_a_clip_of_a_video_has_a_time_of_its_own(tmp_path, asked, capsys):
+    run, (prompts, _) = saved_run(tmp_path / "run"), asked
+    generate.main(["--model", str(run), "--video", FILM, "--start", "2", "--end", "3.2", "--prompt", "What?"])
+    assert [t for t in text_of(prompts[0]).split() if t.replace(".", "").isdigit()] == ["0.5", "1.0", "1.2"]
+    late = list(media.frames(media.probe(FILM), [2, 2.5, 3, 3.2]))
+    assert np.array_equal(prompts[0].images, np.concatenate([data.vision.frame(frame, CONFIG.vision)[0] for frame in late]))
+    assert capsys.readouterr().out == "fine\n"
+
+
+def test_several_images_are_numbered_and_each_has_its_own_points(tmp_path, asked, capsys):
+    run, (prompts, says) = saved_run(tmp_path / "run"), asked
+    says["answer"] = '<points coords="1 1 500 500;3 2 1000 000;4 3 100 100">x</points>'
+    generate.main(["--model", str(run), "--images", *PHOTOS, "--prompt", "pointing: x", "--json", "--draw", str(tmp_path / "a.png")])
+    assert [f"Image {k}<low_res_im_start>" in text_of(prompts[0]) for k in (1, 2, 3, 4)] == [True, True, True, False]
+    sizes = [Image.open(p).size for p in PHOTOS]
+    points = json.loads(capsys.readouterr().out)["points"]               # of a fourth image there is none
+    assert points == [[1.0, "1", sizes[0][0] / 2, sizes[0][1] / 2], [3.0, "2", sizes[2][0], 0.0]]
+    assert Image.open(tmp_path / "a.png").height == 360
+
+
+def test_an_answer_is_told_as_it_grows_and_never_half_a_character(tmp_path, asked, capsys):
+    run, (_, says) = saved_run(tmp_path / "run"), asked
+    said = []
+    says["answer"] = "zwölf Äpfel 🍎 im Korb"
+    teller = generate.Teller(TOKENIZER)
+    ids = TOKENIZER.encode(says["answer"])
+    for n in range(1, len(ids) + 1):
+        teller(ids[:n])
+        said.append(capsys.readouterr().out)
+    assert "".join(said) == says["answer"] and "\ufffd" not in "".join(said) and len([s for s in said if s]) == len(says["answer"])
+    generate.main(["--model", str(run), "--prompt", "What?"])
+    assert capsys.readouterr().out == says["answer"] + "\n"
+
+
+def test_a_conversation_goes_on_from_what_the_cache_holds(grown):
+    """Three turns through one cache give what each whole conversation gives from nothing, and only new tokens are computed."""
+    world, turns, cache, computed = tiny.World("test"), [], generate.Cache(grown, 1, 0), []
+    grown.trunk, trunk = lambda x, *rest: computed.append(x.shape[1]) or trunk(x, *rest), grown.trunk
+    try:
+        for question in ("pointing: red circle", "And why?", "count: any shape"):
+            prompt = data.ask([world.image(world[0])], [*turns, (question, None)], TOKENIZER, DATA)
+            computed.clear()
+            (answer,) = generate.generate(grown, [prompt], TOKENIZER.stops, 12, cache=cache)
+            first = computed[0]
+            assert answer == generate.generate(grown, [prompt], TOKENIZER.stops, 12)[0]
+            assert first == len(prompt.tokens) if not turns else first < 60 < len(prompt.tokens)
+            turns.append((question, TOKENIZER.decode(answer)))
+    finally:
+        del grown.trunk
+
+
+def test_a_conversation_is_held_over_standard_input(tmp_path, asked, capsys, monkeypatch):
+    run, (prompts, _) = saved_run(tmp_path / "run"), asked
+    monkeypatch.setattr("sys.stdin", io.StringIO("One?\nTwo?\n\nnever asked\n"))
+    generate.main(["--model", str(run), "--image", PHOTOS[0], "--chat"])
+    assert capsys.readouterr().out == "fine\nfine\n" and len(prompts) == 2
+    assert text_of(prompts[1]).endswith("[user\nOne?]\n[assistant\nfine]]\n[user\nTwo?]\n[assistant\n")
+    assert np.array_equal(prompts[0].images, prompts[1].images)
+
+
+def test_subtitles_are_read_from_three_kinds_of_files(tmp_path):
+    expected = [(1.5, 3.25, "a b"), (3600.0, 3601.0, "c")]
+    lines = ["1", "00:00:01,500 --> 00:00:03,250", "a", "b", "", "2", "01:00:00,000 --> 01:00:01,000", "c", ""]
+    (tmp_path / "a.srt").write_text("\r\n".join(lines))
+    (tmp_path / "a.vtt").write_text("WEBVTT\n\n00:01.500 --> 00:03.250 align:start\n<v Ann>a b\n\nNOTE x\n\n01:00:00.000 --> 01:00:01.000\nc")
+    (tmp_path / "a.json").write_text(json.dumps([{"start": 1.5, "end": 3.25, "text": "a b"}, {"start": 3600, "end": 3601, "text": "c"}]))
+    for kind in ("srt", "vtt", "json"):
+        assert generate.read_subtitles(tmp_path / f"a.{kind}") == expected
+    (tmp_path / "b.srt").write_text("nothing")
+    with pytest.raises(ValueError, match="no subtitle in it"):
+        generate.read_subtitles(tmp_path / "b.srt")
+
+
+def test_a_released_model_is_asked_at_the_released_settings():
+    trained = data.DataConfig(**generate.RELEASED)
+    asked = generate.asking(trained)
+    assert (trained.max_crops, asked.max_crops, asked.max_images, asked.max_frames) == (8, 24, 20, 384)
+    assert generate.asking(DATA).max_crops == 1 and generate.asking(trained, 12, 64).max_frames == 64
+
+
 def cut(path):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
@@ -224,6 +362,11 @@ MISTAKES = {
     "no such image": ("generate", None, ["--image", "gone.png"], "S20 no file gone.png"),
     "a cut mask file": ("evaluate", lambda run, toy: cut(toy / "masks.npz"), ["--masks", "toy/masks.npz"], "--masks toy/masks.npz"),
     "a mask that lacks": ("evaluate", lambda run, toy: without_last(toy), ["--masks", "toy/masks.npz"], "needs an array"),
+    "frames of nothing": ("generate", None, ["--frames", "5"], "--frames needs --video"),
+    "no video": ("generate", None, ["--video", "toy/records.jsonl"], "S23 toy/records.jsonl"),
+    "an empty clip": ("generate", None, ["--video", FILM, "--start", "9"], "there is nothing"),
+    "no subtitles": ("generate", None, ["--video", FILM, "--subtitles", "toy/records.jsonl"], "no subtitle in it"),
+    "too many pictures": ("generate", None, ["--images", *["toy/x.png"] * 21], "20 at most"),
     "no scores": ("evaluate", None, ["--max-new", "0"], "--max-new"),
 }
 

@@ -5,6 +5,7 @@ some layers; crops of the released size behind a narrow ViT. The tokenizer is tr
 """
 
 import dataclasses
+import importlib.util
 import json
 import shutil
 import subprocess
@@ -20,20 +21,15 @@ import data
 import model as models
 import packing
 import text
+import train
 import vision
-from tools import generate, hf
+from tools import bench, generate, hf
 
-transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
-safetensors = pytest.importorskip("safetensors")
-try:
-    import torchvision  # noqa: F401
-except RuntimeError:                     # a build for another torch: its compiled operators do not load, and nobody here calls them
-    OPERATORS = torch.library.Library("torchvision", "DEF")
-    for _name in ("nms", "qnms"):
-        OPERATORS.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-except ImportError:
-    pytest.skip("transformers' processors need torchvision", allow_module_level=True)
+for _extra in ("safetensors", "transformers", "torchvision"):
+    if importlib.util.find_spec(_extra) is None:
+        pytest.skip(f"{_extra} is not installed (pip install -r requirements-extras.txt)", allow_module_level=True)
+transformers = bench.peer()
 
 ROOT = Path(__file__).parent.parent
 V = 700
@@ -293,6 +289,25 @@ def test_a_toy_run_is_served_by_transformers(tmp_path):
     assert generate.generate(toy, [got], -1, 40)[0] == expected.tolist()
     marks = processor.tokenizer("<|im_end|><im_patch>")["input_ids"]
     assert marks == [own.eos, own.special["im_patch"]] and not set(marks) & set(own.encode(question))
+
+
+def test_a_released_checkpoint_is_fine_tuned_and_served(saved, tokenizer, tmp_path, capsys):
+    """train.py --init on the folder of transformers, the ViT at rest; the run exported, loaded there, and asked: the same answer."""
+    folder = saved("tied")[1]
+    train.main(["--stage", "2", "--init", str(folder), "--data", str(ROOT / "tests/media/records.jsonl"), "--steps", "2", "--batch", "2",
+                "--train", "connector,llm", "--data.max_tokens=4096", "--pack_crops=24", "--device", "cpu", "--out", str(tmp_path / "run")])
+    hf.main(["export", str(tmp_path / "run"), str(tmp_path / "served")])
+    capsys.readouterr()
+    ours, own, config = generate.open_model(tmp_path / "run")
+    peer = transformers.Molmo2ForConditionalGeneration.from_pretrained(tmp_path / "served").eval()
+    processor = transformers.AutoProcessor.from_pretrained(tmp_path / "served")
+    before, after = saved("tied")[2].state_dict(), ours.state_dict()
+    moved = {name.split(".")[1] if "vision" in name else name.split(".")[0] for name in after if not torch.equal(before[name], after[name])}
+    assert moved == {"pool", "projector", "extra", "blocks", "norm"}     # not the ViT, nor the frozen embedding and with it the head
+    want, got = check_inputs(processor, own, [picture(200, 300)])
+    expected = peer.generate(**want, max_new_tokens=20, do_sample=False, eos_token_id=None, pad_token_id=0)[0, len(got.tokens) :]
+    assert generate.generate(ours, [got], -1, 20)[0] == expected.tolist()
+    assert config.separator == ";" and not config.prefix_all
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -97,6 +97,26 @@ def test_packing_changes_nothing(family, roots):
         assert (g - sums[name]).abs().max() <= 1e-12 * max(1.0, float(g.abs().max())), name
 
 
+def test_recomputing_changes_no_bit_and_keeps_less():
+    """Activation checkpointing, dropout drawn again alike: nll and gradients of every parameter; bytes that wait for backward."""
+    m, packed, kept, seen = grown().train(), examples(), [], {}
+    m.residual_dropout = 0.1
+    for m.recompute in (False, True):
+        kept.append(0)
+
+        def keep(x):
+            kept[-1] += x.nbytes
+            return x
+
+        torch.manual_seed(0)
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+            seen[m.recompute] = run(m, [packed])
+    assert kept[1] < 0.3 * kept[0], kept
+    assert torch.equal(seen[False][0], seen[True][0]) and set(seen[False][2]) == set(seen[True][2])
+    for name, g in seen[False][2].items():
+        assert torch.equal(g, seen[True][2][name]), name
+
+
 def test_branches_cannot_see_each_other():
     """Changing one branch's tokens changes no bit of the nll of another, in float32."""
     m, example = grown().float(), examples(1)[0]

@@ -178,9 +178,30 @@ def test_normalised_pixels_equal_the_official_floats(case):
     assert seen[0].double().mean().item() == pytest.approx(e["mean"], abs=1e-6)
 
 
+class Characters:
+    """The toy tokenizer of the conformance files: one id per character."""
+    special = TOKENIZER.special
+
+    def encode(self, text):
+        return [ord(c) for c in text]
+
+
+@pytest.mark.parametrize("case", VIDEO["cases"], ids=lambda case: f"{case['input']['timestamps']}")
+def test_the_tokens_of_a_video_equal_the_official_ones(case):
+    given, e = case["input"], case["expected"]
+    subtitles = given["subtitle"]
+    if isinstance(subtitles, list):
+        subtitles = [(start, end, words) for (start, end), words in subtitles]
+    config = data.DataConfig(frame_markers=given["per_frame_special_token"])
+    ids, visual = data.video_ids(given["timestamps"], subtitles, Characters(), config)
+    names = {i: f"<{name}>" for name, i in TOKENIZER.special.items()}
+    spelt = "".join(names.get(i) or chr(i) for i in ids).replace("<im_patch>" * 81, "{81*<im_patch>}")
+    assert spelt == e["tokens_text"] and len(ids) == e["n_tokens"]
+    assert visual == [i in names for i in ids]
+
+
 @pytest.mark.parametrize("case", VIDEO["cases"], ids=lambda case: f"{case['input']['timestamps']}")
 def test_frames_pool_as_in_the_official_code(case):
-    # the windows alone; timestamps and subtitles wait for records of videos
     e, n = case["expected"], len(case["input"]["timestamps"])
     patches, window = vision.frame(synthetic(90, 160))
     assert patches.shape == (1, 729, 588)
@@ -194,16 +215,16 @@ def test_frames_pool_as_in_the_official_code(case):
     assert sha256(pool_src, "<i4") == e["sha256_int32_le"]
 
 
-# the file's other modes are other rules: "fps" samples the videos of tracks, "uniform" is a rule without the last frame
-@pytest.mark.parametrize("case", [c for c in TIMES["cases"] if c["input"]["mode"] == "uniform_last_frame"],
-                         ids=lambda case: "{duration}s-{max_frames}-{max_fps}".format_map(case["input"]))
+@pytest.mark.parametrize("case", TIMES["cases"], ids=lambda case: "{mode}-{duration}s-{max_frames}-{max_fps}".format_map(case["input"]))
 def test_frames_are_taken_when_the_official_code_takes_them(case):
-    # the times alone; how they are written waits for records of videos
     given, e = case["input"], case["expected"]
     fps = math.inf if given["max_fps"] is None else given["max_fps"]     # no limit to the rate: spread over all frames allowed
-    times = vision.frame_times(given["duration"], given["max_frames"], fps)
-    assert len(times) == e["n_frames"]
-    assert times == e["timestamps"]
+    if given["mode"] == "fps":
+        times = vision.track_times(given["duration"], given["max_frames"], given["candidate_sampling_fps"])
+    else:
+        times = vision.frame_times(given["duration"], given["max_frames"], fps, last=given["mode"] == "uniform_last_frame")
+    assert times == e["timestamps"] and len(times) == e["n_frames"]
+    assert [f"{t:.1f}" for t in times] == e["timestamp_text"]
 
 
 def test_a_frame_is_the_low_resolution_view_of_the_same_picture():

@@ -1,0 +1,172 @@
+"""Measured side by side in one run: this project and transformers' Molmo2, same weights, same inputs, turn by turn.
+
+    python -m tools.bench generate                          # a small random model on this machine's CPU
+    python -m tools.bench generate --preset 4b --device cuda --dtype bfloat16
+
+Prints a table, then one JSON line. A ratio above 1 says that this project is faster. Ours and theirs take turns, so that
+what else the machine does meets both; the ratio is the median over the rounds, with the smallest and the largest beside it.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+import data
+import model as models
+from tools import hf
+from tools.generate import generate
+from vision import VisionConfig
+
+# the shape that the training step of the peers was measured with: a decoder of 8 x 512 and a ViT of 6 x 384 on crops of 378 pixels
+SMALL = models.Config(n_layer=8, n_embd=512, n_head=8, n_kv_head=2, head_dim=64, n_hidden=1536, n_vocab=32000,
+                      vision=VisionConfig(n_layer=6, n_embd=384, n_head=6, n_hidden=1536, features=(5, 2)))
+
+
+class Numbers:
+    """Text made of ids: the cost does not depend on which."""
+    chat_start, chat_end, eos, bos = 1, 2, 2, 2
+
+    def __init__(self, n_vocab):
+        self.special = data.ByteTokenizer(n_vocab=n_vocab).special
+
+    def encode(self, text):
+        return [3 + ord(c) for c in text]
+
+
+def inputs_of(prompt, model, device):
+    """One data.Encoded as the keyword arguments of transformers' Molmo2."""
+    out = {"input_ids": torch.from_numpy(prompt.tokens)[None], "attention_mask": torch.ones(1, len(prompt.tokens), dtype=torch.long),
+           "mm_token_type_ids": torch.from_numpy((prompt.bidir > 0).astype(np.int64))[None]}
+    if prompt.images is not None:
+        pixels, windows = (torch.from_numpy(prompt.images) / 127.5 - 1).to(model.norm.weight.dtype), torch.from_numpy(prompt.pool_src)
+        side = -(-model.config.vision.grid // 3)
+        if windows.shape[1] == 9:
+            grids = torch.tensor([[len(pixels), side, side]])
+            out |= {"pixel_values_videos": pixels, "video_token_pooling": windows, "video_grids": grids}
+        else:                            # only the number of windows matters to it: one grid that holds them all
+            grids = torch.tensor([[1, len(windows), 0, 0]])
+            out |= {"pixel_values": pixels, "image_token_pooling": windows, "image_grids": grids}
+    return {name: value.to(device) for name, value in out.items()}
+
+
+def ticks(run):
+    """run(told), told called after every token -> its result, seconds to the first token, median seconds from one to the next."""
+    times = [time.perf_counter()]
+    result = run(lambda *_: times.append(time.perf_counter()))
+    gaps = [b - a for a, b in pairwise(times)]
+    return result, gaps[0], statistics.median(gaps[1:])
+
+
+def peer():
+    """transformers, with or without torchvision; beside one that was built for another torch, whose compiled operators do not load,
+    it would refuse: they are declared here, and nobody calls them. ValueError names the package if it is missing."""
+    try:
+        import torchvision  # noqa: F401
+    except ImportError:
+        pass                             # only its processors need torchvision
+    except RuntimeError:
+        for name in ("nms", "qnms"):
+            _OPERATORS.append(torch.library.Library("torchvision", "FRAGMENT"))
+            _OPERATORS[-1].define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    try:
+        import transformers
+    except ImportError:
+        raise ValueError("the other side of the comparison needs an extra package: pip install transformers") from None
+    return transformers
+
+
+_OPERATORS = []                          # they last as long as these
+
+
+def peers(config, device, dtype):
+    """-> ours and transformers' model with the same random weights."""
+    transformers = peer()
+    transformers.utils.logging.disable_progress_bar()
+    torch.manual_seed(0)
+    ours = models.Molmo2(replace(config, init_std=0.02)).init_weights().to(device=device, dtype=dtype).eval()
+    with tempfile.TemporaryDirectory() as folder:
+        hf.export(ours, data.ByteTokenizer(n_vocab=config.n_vocab), folder)
+        theirs = transformers.Molmo2ForConditionalGeneration.from_pretrained(folder, dtype=dtype).to(device).eval()
+    return ours, theirs
+
+
+def bench_generate(args):
+    """Prefill (vision included) and decoding, greedy; the answers must be the same."""
+    config = SMALL if args.preset == "small" else models.PRESETS[args.preset]
+    device, dtype = args.device, getattr(torch, args.dtype)
+    ours, theirs = peers(config, device, dtype)
+    rng, numbers, settings = np.random.default_rng(0), Numbers(config.n_vocab), data.DataConfig(vision=config.vision)
+    picture = rng.integers(0, 256, (1000, 1800, 3), np.uint8)
+    frames = [rng.integers(0, 256, (90, 160, 3), np.uint8) for _ in range(16)]
+    clip = data.Clip([k / 2 for k in range(16)], frames)
+    cases = {"text": ([], None), "image of 9 crops": ([picture], None), "video of 16 frames": ([], clip)}
+    results, n = {}, args.tokens
+
+    def pair(prompt):
+        """Two functions of `told` -> an answer of n tokens."""
+        given, length = inputs_of(prompt, ours, device), len(prompt.tokens)
+
+        def their_answer(told):
+            def never(ids, scores):      # looks at the token, as a streamer would: on a GPU this waits for it
+                told(ids[0, -1].item())
+                return torch.zeros(1, dtype=torch.bool, device=device)
+
+            fixed = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0, "stopping_criteria": [never]}
+            return theirs.generate(**given, max_new_tokens=n, **fixed)[0, length:].tolist()
+
+        return {"ours": lambda told: generate(ours, [prompt], -1, n, told=told)[0], "theirs": their_answer}
+
+    print("case                  tokens |  prefill: ours    theirs  ratio |  a token: ours     theirs  ratio")
+    for name, (images, clip) in cases.items():
+        prompt = data.ask(images, [("x" * 280, None)], numbers, settings, clip)
+        sides, rounds = pair(prompt), []
+        answers = {side: ticks(run)[0] for side, run in sides.items()}       # also warms both up
+        # of a random model in half precision, rounding decides between words that are as likely
+        same = next((i for i, (a, b) in enumerate(zip(*answers.values(), strict=True)) if a != b), n)
+        if dtype == torch.float32 and same < n:
+            raise RuntimeError(f"{name}: the answers part at token {same}")
+        for k in range(args.rounds):
+            rounds.append({side: ticks(sides[side])[1:] for side in list(sides)[:: 1 if k % 2 else -1]})
+        case = {"tokens": len(prompt.tokens), "crops": 0 if prompt.images is None else len(prompt.images), "same_tokens": same}
+        for i, part in enumerate(("prefill", "decode")):
+            ratios = [line["theirs"][i] / line["ours"][i] for line in rounds]
+            case[part] = {side: statistics.median(line[side][i] for line in rounds) for side in sides}
+            case[part] |= {"ratio": statistics.median(ratios), "ratio_min": min(ratios), "ratio_max": max(ratios)}
+        results[name], p, d = case, case["prefill"], case["decode"]
+        print(f"{name:20s} {case['tokens']:7d} | {p['ours']:12.3f} s {p['theirs']:7.3f} s {p['ratio']:6.2f} | "
+              f"{d['ours'] * 1000:11.2f} ms {d['theirs'] * 1000:7.2f} ms {d['ratio']:6.2f}")
+    return results
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    add = commands.add_parser("generate", help="prefill and decoding beside transformers")
+    add.add_argument("--preset", choices=("small", *models.PRESETS), default="small")
+    add.add_argument("--device", default="cpu")
+    add.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    add.add_argument("--tokens", type=int, default=64, help="of an answer (default 64)")
+    add.add_argument("--rounds", type=int, default=7, help="default 7")
+    args = parser.parse_args()
+    try:
+        if args.tokens < 2 or args.rounds < 1:
+            raise ValueError("--tokens must be at least 2 and --rounds at least 1")
+        results = bench_generate(args)
+    except ValueError as e:
+        print(f"tools.bench: {e}", file=sys.stderr)
+        raise SystemExit(2) from None
+    machine = {"torch": torch.__version__, "machine": platform.machine(), "threads": torch.get_num_threads()}
+    print(json.dumps({"bench": args.command, **vars(args), **machine, "cases": results}))
+
+
+if __name__ == "__main__":
+    main()
