@@ -44,8 +44,21 @@ def allow_by_document(doc, branch, bidir):
     return [allow(*(f[None] for f in fields)) for fields in zip(*(f.flatten().split(lengths) for f in (doc, branch, bidir)), strict=True)]
 
 
+def allow_by_rows(doc, branch, bidir, rows, size=512):
+    """The same rule for the queries `rows` (a slice), a block of them at a time: [(queries of the block, counted from the first, number
+    of keys up to the last that any of them may attend, mask (B,t,keys), or None where all of it is allowed), ..]."""
+    parts = []
+    for start in range(rows.start, rows.stop, size):
+        block = slice(start, min(start + size, rows.stop))
+        mask = allow(doc, branch, bidir, block)
+        keys = int(mask.any(1).any(0).nonzero()[-1]) + 1
+        mask = mask[:, :, :keys]
+        parts.append((slice(block.start - rows.start, block.stop - rows.start), keys, None if bool(mask.all()) else mask))
+    return parts
+
+
 def attend(q, k, v, mask):
-    """q (B,T,H,D), k and v (B,S,G,D), mask (B,T,S) bool -> (B,T,H,D); query head h reads kv head h // (H/G).
+    """q (B,T,H,D), k and v (B,S,G,D), mask (B,T,S) bool or None -> (B,T,H,D); query head h reads kv head h // (H/G).
 
     Or mask from allow_by_document: most of a packed row's mask is empty, and CPU kernels compute what is empty too
     (half of the attention of the toy). A seam: a plain function of tensors. The KV cache (tools/generate.py) is a
@@ -57,7 +70,8 @@ def attend(q, k, v, mask):
         runs = zip(*(x.flatten(0, 1)[None].split(lengths, dim=1) for x in (q, k, v)), mask, strict=True)
         return torch.cat([attend(*run) for run in runs], dim=1).view_as(q)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None], enable_gqa=q.shape[1] != k.shape[1])
+    mask = None if mask is None else mask[:, None]
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
     return out.transpose(1, 2)
 
 

@@ -118,3 +118,20 @@ def test_attention_by_document_is_attention_under_the_whole_mask():
     torch.testing.assert_close(out[0], out[1], rtol=0, atol=1e-12)
     for a, b in zip(*grads, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+def test_attention_by_rows_is_attention_under_the_whole_mask():
+    """Packed rows, a prompt with padding, and some queries of a cache: every block of queries, with only the keys it is given."""
+    torch.manual_seed(0)
+    doc = torch.tensor([[0] * 9 + [1] * 6 + [-1], [0] * 16], dtype=torch.int32)
+    branch = torch.tensor([[0] * 5 + [1, 1, 2, 2] + [0] * 7, [0] * 16], dtype=torch.int32)
+    bidir = torch.tensor([[0, 1, 1, 1, 0] + [0] * 11, [0, *[1] * 10, *[0] * 5]], dtype=torch.int32)
+    whole = attention.allow(doc, branch, bidir)
+    q, k, v = (torch.randn(2, 16, heads, 4, dtype=torch.float64) for heads in (4, 2, 2))
+    expected = attention.attend(q, k, v, whole)
+    for rows, size in ((slice(0, 16), 4), (slice(0, 16), 512), (slice(5, 16), 3), (slice(15, 16), 4)):
+        parts = attention.allow_by_rows(doc, branch, bidir, rows, size)
+        got = torch.cat([attention.attend(q[:, rows][:, block], k[:, :keys], v[:, :keys], mask) for block, keys, mask in parts], dim=1)
+        assert (got - expected[:, rows]).abs().max() < 1e-12
+    alone = attention.allow_by_rows(doc[1:], branch[1:], bidir[1:], slice(0, 16), 4)
+    assert [keys for _, keys, _ in alone] == [11, 11, 12, 16] and [mask is None for *_, mask in alone] == [False, True, False, False]

@@ -318,7 +318,8 @@ def test_subtitles_are_read_from_three_kinds_of_files(tmp_path):
     expected = [(1.5, 3.25, "a b"), (3600.0, 3601.0, "c")]
     lines = ["1", "00:00:01,500 --> 00:00:03,250", "a", "b", "", "2", "01:00:00,000 --> 01:00:01,000", "c", ""]
     (tmp_path / "a.srt").write_text("\r\n".join(lines))
-    (tmp_path / "a.vtt").write_text("WEBVTT\n\n00:01.500 --> 00:03.250 align:start\n<v Ann>a b\n\nNOTE x\n\n01:00:00.000 --> 01:00:01.000\nc")
+    lines = ["WEBVTT", "", "00:01.500 --> 00:03.250 align:start", "<v Ann>a b", "", "NOTE x", "", "01:00:00.000 --> 01:00:01.000", "c"]
+    (tmp_path / "a.vtt").write_text("\n".join(lines))
     (tmp_path / "a.json").write_text(json.dumps([{"start": 1.5, "end": 3.25, "text": "a b"}, {"start": 3600, "end": 3601, "text": "c"}]))
     for kind in ("srt", "vtt", "json"):
         assert generate.read_subtitles(tmp_path / f"a.{kind}") == expected

@@ -52,12 +52,13 @@ class Cache:
         self.tokens = []                 # of a single row: what the slots hold, for the next turn of a conversation
 
     def attends(self, attend):
-        """One attend per block that reads and writes its own slot of the cache."""
+        """One attend per block that reads and writes its own slot of the cache; masks from attention.allow_by_rows."""
 
         def block(kv):
-            def cached(q, k, v, mask):
+            def cached(q, k, v, masks):
                 kv[0, :, self.start : self.stop], kv[1, :, self.start : self.stop] = k, v
-                return attend(q, kv[0, :, : self.stop], kv[1, :, : self.stop], mask)
+                parts = [attend(q[:, rows], kv[0, :, :keys], kv[1, :, :keys], mask) for rows, keys, mask in masks]
+                return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
 
             return cached
 
@@ -93,14 +94,15 @@ def generate(model, prompts, stops, max_new=128, temperature=0.0, seed=0, told=N
     attends, known = memory.attends(model.attend), memory.stop
     rng = torch.Generator(device).manual_seed(seed)
 
-    x = model.embed_tokens(batch.tokens[:, known:]) if known else model.embed(batch)
+    blind = known or all(p.images is None for p in prompts)              # the ViT has nothing to see, or has seen it
+    x = model.embed_tokens(batch.tokens[:, known:]) if blind else model.embed(batch)
     pos, last = batch.pos[:, known:], lengths - 1 - known
     done, out = torch.zeros(B, dtype=torch.bool, device=device), []
     while True:
         memory.start, memory.stop = memory.stop, memory.stop + x.shape[1]
         rows = slice(memory.start, memory.stop)
-        mask = attention.allow(doc[:, : memory.stop], branch[:, : memory.stop], bidir[:, : memory.stop], rows)
-        x = model.trunk(x, pos, mask, attends)
+        masks = attention.allow_by_rows(doc[:, : memory.stop], branch[:, : memory.stop], bidir[:, : memory.stop], rows)
+        x = model.trunk(x, pos, masks, attends)
         logits = model.project(x[torch.arange(B, device=device), last]).float()             # (B,V)
         if temperature:
             token = torch.multinomial((logits / temperature).softmax(-1), 1, generator=rng)[:, 0]
