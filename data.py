@@ -446,7 +446,7 @@ def open_clip(path, config, subtitles=None, start=0.0, end=math.inf):
     """
     video = media.probe(path)
     end = min(end, video.duration)
-    if not 0 <= start < end:
+    if not 0 <= start < end and (start or video.duration):                # a single picture lasts no time
         raise Unreadable(f"S22 {path}: from {start:g} to {end:g} s there is nothing of its {video.duration:g} s")
     times = vision.frame_times(end - start, config.max_frames, config.fps)
     if subtitles and not isinstance(subtitles, str):

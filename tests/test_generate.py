@@ -263,6 +263,17 @@ def test_a_clip_of_a_video_has_a_time_of_its_own(tmp_path, asked, capsys):
     assert capsys.readouterr().out == "fine\n"
 
 
+def test_a_film_of_a_single_picture_can_be_asked_about(tmp_path, monkeypatch):
+    """... also where its only frame lasts no time, as some files leave it open."""
+    Image.fromarray(np.full((40, 60, 3), 7, np.uint8)).save(tmp_path / "one.gif")
+    video = media.probe(tmp_path / "one.gif")
+    for duration, times in ((video.duration, [0.0, video.duration]), (0.0, [0.0])):
+        monkeypatch.setattr(media, "probe", lambda path, d=duration: dataclasses.replace(video, duration=d))
+        clip, _ = data.open_clip(tmp_path / "one.gif", DATA)
+        frames = list(clip.frames)
+        assert clip.times == times and len(frames) == len(times) and all(f.shape == (40, 60, 3) and abs(int(f.mean()) - 7) < 2 for f in frames)
+
+
 def test_several_images_are_numbered_and_each_has_its_own_points(tmp_path, asked, capsys):
     run, (prompts, says) = saved_run(tmp_path / "run"), asked
     says["answer"] = '<points coords="1 1 500 500;3 2 1000 000;4 3 100 100">x</points>'

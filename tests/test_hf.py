@@ -42,6 +42,15 @@ ASKED = dataclasses.replace(data.DataConfig(), max_images=20, vision=SEE)
 QUESTION = "Where are the cats? (two of them, I think)"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def two_threads():
+    """With one thread torch resizes three channels by another kernel, and transformers' pixels differ by a level here and there."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(before, 2))
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def base_tokenizer(tmp_path_factory):
     """The tokenizer of a base model: byte-level BPE with the chat's marks, not yet those of Molmo2."""

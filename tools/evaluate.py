@@ -18,9 +18,10 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
+import torch
 
 import data
-from tools.generate import draw_points, generate, open_model
+from tools.generate import asking, draw_points, generate, open_model
 
 
 def assign(cost):
@@ -107,6 +108,7 @@ def evaluate(model, tokenizer, config, records, masks_of=None, batch=128, max_ne
         questions += [(record, k, data.question_of(a, record, config)) for k, a in enumerate(record["annotations"])
                       if a["type"] in ("caption", "point", "count")]
     # answers of a kind and of a length end at about the same time
+    batch = max(1, min(batch, 256 // (1 + config.max_crops)))            # crops of a batch, all of which are encoded at once
     questions.sort(key=lambda q: (q[0]["annotations"][q[1]]["type"], len(q[0]["annotations"][q[1]].get("points", ()))))
     predictions, kinds_of_hit = [], set()
     for start in range(0, len(questions), batch):
@@ -158,19 +160,21 @@ def draw(predictions, records, folder, n=24):
 
 def main():
     parser = argparse.ArgumentParser(description="Score a model on records.")
-    parser.add_argument("--model", required=True, help="run directory")
+    parser.add_argument("--model", required=True, help="run directory, or a folder with a released checkpoint")
     parser.add_argument("--data", required=True, help="records (.jsonl)")
     parser.add_argument("--media", help="folder of their images")
     parser.add_argument("--masks", help='.npz with an array (n,h,w) per pointing annotation, named "record id/annotation number"')
     parser.add_argument("--draw", metavar="DIR", help="write pictures with predicted and true points")
     parser.add_argument("--out", default=".", help="folder for predictions.jsonl (default: here)")
     parser.add_argument("--max-new", type=int, default=512, help="tokens of an answer at most (default 512)")
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", default="cpu", help="default cpu")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the weights (default float32)")
     args = parser.parse_args()
     try:
         if args.max_new < 1:
             raise ValueError("--max-new must be at least 1")
-        model, tokenizer, config = open_model(args.model, args.device)
+        model, tokenizer, config = open_model(args.model, args.device, getattr(torch, args.dtype))
+        config = asking(config)
         records = list(data.Records(args.data, args.media))
         masks = open_masks(args.masks, records) if args.masks else {}
         for folder in filter(None, (args.out, args.draw)):

@@ -97,7 +97,7 @@ def generate(model, prompts, stops, max_new=128, temperature=0.0, seed=0, told=N
     blind = known or all(p.images is None for p in prompts)              # the ViT has nothing to see, or has seen it
     x = model.embed_tokens(batch.tokens[:, known:]) if blind else model.embed(batch)
     pos, last = batch.pos[:, known:], lengths - 1 - known
-    done, out = torch.zeros(B, dtype=torch.bool, device=device), []
+    done, out, said = torch.zeros(B, dtype=torch.bool, device=device), [], []
     while True:
         memory.start, memory.stop = memory.stop, memory.stop + x.shape[1]
         rows = slice(memory.start, memory.stop)
@@ -111,7 +111,8 @@ def generate(model, prompts, stops, max_new=128, temperature=0.0, seed=0, told=N
         done = done | torch.isin(token, stops)
         out.append(torch.where(done, stops[0], token))
         if told and not bool(done[0]):
-            told([int(step[0]) for step in out])
+            said.append(int(token[0]))
+            told(said)
         if len(out) == max_new or bool(done.all()):
             break
         x, pos, last = model.embed_tokens(out[-1][:, None]), (lengths + len(out) - 1)[:, None], torch.zeros_like(lengths)
@@ -275,12 +276,12 @@ def arguments(argv):
     parser.add_argument("--device", default="cpu", help="default cpu")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the weights (default float32)")
     args = parser.parse_args(argv)
-    for flag, value, least in (("--max-new", args.max_new, 1), ("--temperature", args.temperature, 0), ("--frames", args.frames, 2),
+    for flag, value, least in (("--max-new", args.max_new, 1), ("--temperature", args.temperature, 0), ("--frames", args.frames, 1),
                                ("--max-crops", args.max_crops, 1)):
         if value is not None and value < least:
             raise ValueError(f"{flag} must be at least {least}")
-    for flag in ("frames", "subtitles", "start"):
-        if getattr(args, flag) and not args.video:
+    for flag in ("frames", "subtitles", "start", "end"):
+        if getattr(args, flag) != parser.get_default(flag) and not args.video:
             raise ValueError(f"--{flag} needs --video")
     if args.draw and not (args.image or args.images or args.video):
         raise ValueError("--draw needs --image, --images or --video")
