@@ -271,7 +271,8 @@ def test_a_film_of_a_single_picture_can_be_asked_about(tmp_path, monkeypatch):
         monkeypatch.setattr(media, "probe", lambda path, d=duration: dataclasses.replace(video, duration=d))
         clip, _ = data.open_clip(tmp_path / "one.gif", DATA)
         frames = list(clip.frames)
-        assert clip.times == times and len(frames) == len(times) and all(f.shape == (40, 60, 3) and abs(int(f.mean()) - 7) < 2 for f in frames)
+        assert clip.times == times and len(frames) == len(times)
+        assert all(f.shape == (40, 60, 3) and abs(int(f.mean()) - 7) < 2 for f in frames)
 
 
 def test_several_images_are_numbered_and_each_has_its_own_points(tmp_path, asked, capsys):
