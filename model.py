@@ -194,7 +194,7 @@ class Molmo2(nn.Module):
         self.head = None if config.tied else nn.Linear(config.n_embd, config.n_vocab, bias=False)
         self.attend = attention.attend
         self.residual_dropout = self.response_dropout = 0.0                      # set by the stage's recipe
-        self.nll_chunk = 2048                                                    # positions whose logits exist at once
+        self.nll_chunk = 1024                                                    # positions whose logits exist at once
         self.recompute = False                                                   # activation checkpointing: set by the recipe
 
     def forward(self, batch):

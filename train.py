@@ -448,7 +448,8 @@ def train(config, out, device, dtype, model, loader, evaluate, every):
         for start in range(0, config.batch, config.micro_batch):
             rows = packs[start : start + config.micro_batch]
             batch = packing.build(rows, config.data.max_tokens, config.data.vision, config.crop_bucket).to(device)
-            with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+            # its cache would keep bfloat16 copies of all that learns until the forward ends, which is what recompute saves
+            with torch.autocast(device.type, dtype, enabled=dtype != torch.float32, cache_enabled=not config.recompute):
                 nll, lse = model(batch)
             loss = (batch.weights * (nll + config.z_loss * lse**2)).sum() / max(weight, 1e-8)
             loss.backward()

@@ -217,10 +217,11 @@ class ViT(nn.Module):
     def forward(self, images, recompute=False):
         x = images.to(self.patch.weight.dtype) / 127.5 - 1              # SigLIP's normalisation, on the device
         x = self.patch(x) + self.pos
-        seen = []
-        for block in self.blocks:
+        seen = {}
+        for i, block in enumerate(self.blocks):
             x = checkpoint(block, x, use_reentrant=False) if recompute else block(x)
-            seen.append(x)
+            if i in self.config.features:
+                seen[i] = x
         return torch.cat([seen[i] for i in self.config.features], dim=-1)
 
 
