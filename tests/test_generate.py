@@ -63,6 +63,22 @@ def test_generation_stops_at_eos_and_sampling_follows_its_seed(grown):
     assert generate.generate(grown, prompts()[:1], first[3], max_new=5)[0] == first[: first.index(first[3])]
 
 
+def test_sampling_gets_greedy_as_it_cools_and_nothing_is_told_after_the_end(grown):
+    greedy = generate.generate(grown, prompts(), -1, max_new=12)
+    assert generate.generate(grown, prompts(), -1, max_new=12, temperature=1e-4, seed=5) == greedy
+    told = []
+    generate.generate(grown, prompts()[:1], greedy[0][5], max_new=12, told=lambda ids: told.append(list(ids)))
+    end = greedy[0].index(greedy[0][5])
+    assert told == [greedy[0][:n] for n in range(1, end + 1)]
+
+
+def test_a_prompt_without_images_wakes_no_vit(grown, monkeypatch):
+    monkeypatch.setattr(grown.vision, "forward", lambda *args: 1 / 0)
+    generate.generate(grown, prompts()[2:3], -1, max_new=3)
+    with pytest.raises(ZeroDivisionError):
+        generate.generate(grown, prompts()[1:3], -1, max_new=3)
+
+
 def test_weights_come_back_bit_for_bit(grown, tmp_path):
     model.save(grown, tmp_path)
     again = model.load(tmp_path, dtype=torch.float64)
@@ -218,6 +234,7 @@ def asked(monkeypatch):
 
     def answer(model, given, stops, max_new, temperature, seed, told=None, cache=None):
         prompts.extend(given)
+        says["asked of"] = (model.norm.weight.dtype, temperature, seed, cache)
         ids = TOKENIZER.encode(says["answer"])
         for n in range(1, len(ids) + 1):
             if told:
@@ -251,6 +268,9 @@ def test_a_video_with_subtitles_is_asked_about_at_its_times(tmp_path, asked, cap
     assert np.array_equal(prompts[0].images[2], data.vision.frame(shown[2], CONFIG.vision)[0][0]) and prompts[0].pool_src.shape[1] == 9
     assert said["points"] == [[0.0, "1", 0.5 * video.width, 0.5 * video.height], [1.0, "2", 0.25 * video.width, 0.75 * video.height]]
     strip = Image.open(tmp_path / "strip.png")
+    points = [(0.5 * video.width, 0.5 * video.height)]
+    cell = generate.draw_points(shown[0], points, numbers=["1"]).resize((strip.width // 2, 360))
+    assert np.array_equal(np.array(strip)[60:, : strip.width // 2], np.array(cell)[60:])                 # its time is written above
     assert strip.width == 2 * round(video.width * 360 / video.height) and strip.height == 360
 
 
@@ -261,6 +281,23 @@ def test_a_clip_of_a_video_has_a_time_of_its_own(tmp_path, asked, capsys):
     late = list(media.frames(media.probe(FILM), [2, 2.5, 3, 3.2]))
     assert np.array_equal(prompts[0].images, np.concatenate([data.vision.frame(frame, CONFIG.vision)[0] for frame in late]))
     assert capsys.readouterr().out == "fine\n"
+    late = data.open_clip(FILM, dataclasses.replace(DATA, fps=1.0), [(2.0, 2.5, "first"), (3.9, 4.0, "second")], start=2, end=4)[0]
+    assert late.times == [0.0, 1.0, 2.0] and late.subtitles == [(0.0, 0.5, "first"), (pytest.approx(1.9), 2.0, "second")]
+    assert data.open_clip(FILM, DATA, start=4)[0].times[-1] == pytest.approx(media.probe(FILM).duration - 4)
+
+
+def test_what_is_drawn_on_a_clip_is_what_was_shown_then():
+    video, points = media.probe(FILM), [(0.5, "1", 100, 100), (0.5, "2", 300, 200), (1.0, "2", 320, 200)]
+    strip = generate.draw_answer(points, [], video, start=2.0)
+    frames = list(media.frames(video, [2.5, 3.0]))
+    cells = [generate.draw_points(frames[0], [(100, 100), (300, 200)], numbers=["1", "2"]),
+             generate.draw_points(frames[1], [(320, 200)], numbers=["2"])]
+    w = strip.width // 2
+    for k, cell in enumerate(cells):
+        assert np.array_equal(np.array(strip)[60:, k * w : (k + 1) * w], np.array(cell.resize((w, 360)))[60:])
+    assert generate.COLOURS[1] in {tuple(p) for p in np.array(cells[1]).reshape(-1, 3).tolist()}          # a track keeps its colour
+    many = [(k / 10, "1", 5, 5) for k in range(30)]
+    assert generate.draw_answer(many, [], video, 0.0).height == 6 * 360                                  # 24 frames, four in a row
 
 
 def test_a_film_of_a_single_picture_can_be_asked_about(tmp_path, monkeypatch):
@@ -283,7 +320,10 @@ def test_several_images_are_numbered_and_each_has_its_own_points(tmp_path, asked
     sizes = [Image.open(p).size for p in PHOTOS]
     points = json.loads(capsys.readouterr().out)["points"]               # of a fourth image there is none
     assert points == [[1.0, "1", sizes[0][0] / 2, sizes[0][1] / 2], [3.0, "2", sizes[2][0], 0.0]]
-    assert Image.open(tmp_path / "a.png").height == 360
+    drawn, photo = np.array(Image.open(tmp_path / "a.png")), Image.open(PHOTOS[1]).convert("RGB")
+    width = drawn.shape[1] // 3
+    clean = np.array(photo.resize((round(photo.width * 360 / photo.height), 360)))
+    assert drawn.shape[0] == 360 and np.array_equal(drawn[60:, width : width + clean.shape[1]], clean[60:])      # no point is on the second
 
 
 def test_an_answer_is_told_as_it_grows_and_never_half_a_character(tmp_path, asked, capsys):
@@ -317,10 +357,24 @@ def test_a_conversation_goes_on_from_what_the_cache_holds(grown):
         del grown.trunk
 
 
+def test_a_cache_gives_nothing_of_what_has_changed(grown):
+    """The same prompt again, one that goes on behind a cut answer, and one of the same words about another picture."""
+    world, cache = tiny.World("test"), generate.Cache(grown, 1, 0)
+    first, other = (data.ask([world.image(world[i])], [("long_caption:", None)], TOKENIZER, DATA) for i in (0, 1))
+    assert first.tokens.tolist() == other.tokens.tolist() and not np.array_equal(first.images, other.images)
+    (answer,) = generate.generate(grown, [first], -1, 7, cache=cache)
+    longer = [*first.tokens.tolist(), *answer, 40, 41]
+    grows = {"tokens": np.array(longer), "targets": np.array(longer), "weights": np.zeros(len(longer), np.float32),
+             "pos": np.arange(len(longer)), "branch": np.zeros(len(longer), np.int32), "bidir": np.pad(first.bidir, (0, 9))}
+    for prompt in (first, dataclasses.replace(first, **grows), other):
+        assert generate.generate(grown, [prompt], -1, 7, cache=cache) == generate.generate(grown, [prompt], -1, 7)
+
+
 def test_a_conversation_is_held_over_standard_input(tmp_path, asked, capsys, monkeypatch):
-    run, (prompts, _) = saved_run(tmp_path / "run"), asked
+    run, (prompts, says) = saved_run(tmp_path / "run"), asked
     monkeypatch.setattr("sys.stdin", io.StringIO("One?\nTwo?\n\nnever asked\n"))
-    generate.main(["--model", str(run), "--image", PHOTOS[0], "--chat"])
+    generate.main(["--model", str(run), "--image", PHOTOS[0], "--chat", "--temperature", "0.5", "--seed", "4", "--dtype", "bfloat16"])
+    assert says["asked of"][:3] == (torch.bfloat16, 0.5, 4) and isinstance(says["asked of"][3], generate.Cache)
     assert capsys.readouterr().out == "fine\nfine\n" and len(prompts) == 2
     assert text_of(prompts[1]).endswith("[user\nOne?]\n[assistant\nfine]]\n[user\nTwo?]\n[assistant\n")
     assert np.array_equal(prompts[0].images, prompts[1].images)

@@ -225,6 +225,62 @@ def test_the_hubs_form_of_the_config_gives_the_same_model(saved, tmp_path, kind)
         assert torch.equal(a, b), name
 
 
+UNUSUAL = models.Config(n_layer=2, n_embd=48, n_head=6, n_kv_head=3, head_dim=10, n_hidden=40, n_vocab=333, n_extra=64, rope_theta=12345.0,
+                        eps=1e-5, family="olmo", yarn=models.Yarn((1,), 4.0, 1.1, 16.0, 2.0, 128), vision=vision.VisionConfig(
+                            n_layer=5, n_embd=24, n_head=3, n_hidden=20, features=(4, 1), grid=7, patch=6, margin=1, eps=1e-4))
+
+
+def test_every_field_of_the_config_comes_back(tmp_path):
+    hf.export(models.Molmo2(UNUSUAL).init_weights().bfloat16(), data.ByteTokenizer(n_vocab=333), tmp_path)
+    assert models.load(tmp_path).config == UNUSUAL
+    assert transformers.Molmo2ForConditionalGeneration.from_pretrained(tmp_path).dtype == torch.bfloat16      # as config.json says
+    ids = {"image_start_token_id": "<im_start>", "image_end_token_id": "<im_end>", "image_patch_id": "<im_patch>",
+           "image_col_id": "<im_col>", "low_res_image_start_token_id": "<low_res_im_start>", "image_low_res_id": "<im_low>",
+           "image_high_res_id": "<im_patch>", "frame_start_token_id": "<frame_start>", "frame_end_token_id": "<frame_end>"}
+    raw, tokenizer = json.loads((tmp_path / "config.json").read_text()), tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert {key: raw[key] for key in ids} == {key: tokenizer.token_to_id(token) for key, token in ids.items()}
+    read = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in ("generation_config", "video_preprocessor_config")}
+    assert read["generation_config"]["eos_token_id"] == 257 and read["video_preprocessor_config"]["num_frames"] == 384
+
+
+@pytest.mark.parametrize("given", [{"attention_factor": 1.3}, {}, {"beta_fast": 16.0, "beta_slow": 2.0}, {"factor": 4.0}])
+def test_yarn_is_read_as_transformers_reads_it(given):
+    rope = {"rope_type": "yarn", "rope_theta": 5e5, "factor": 8.0, "original_max_position_embeddings": 512, **given}
+    text_config = transformers.Molmo2Config(text_config={"head_dim": 16, "rope_parameters": dict(rope)}).text_config
+    expected, factor = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS["yarn"](text_config, "cpu")
+    theta, yarn = hf.yarn_of("here", rope, [1], 2)
+    got, own = models.rope_frequencies(dataclasses.replace(OLMO, rope_theta=theta, yarn=yarn), yarn=True)
+    assert torch.allclose(got, expected, rtol=1e-6, atol=0) and own == pytest.approx(factor, rel=1e-6) and yarn.layers == (1,)
+
+
+def test_a_head_is_tied_only_if_all_of_it_is_a_copy(tmp_path):
+    wide = models.Molmo2(dataclasses.replace(QWEN, n_vocab=1500)).init_weights()
+    wide.head.weight.data.copy_(wide.embedding.weight)
+    wide.head.weight.data[1400, 3] += 1                                      # far behind the first rows that are compared
+    hf.export(wide, data.ByteTokenizer(n_vocab=1500), tmp_path)
+    again = models.load(tmp_path)
+    assert not again.config.tied and torch.equal(again.head.weight, wide.head.weight)
+
+
+@pytest.mark.parametrize("where", ["the whole", "the text"])
+def test_a_tied_folder_may_leave_out_the_head(saved, tmp_path, where):
+    shutil.copytree(saved("tied")[1], tmp_path / "hf")
+    edit(tmp_path / "hf" / "config.json", lambda c: (c if where == "the whole" else c["text_config"]).update(tie_word_embeddings=True))
+    edit(tmp_path / "hf" / "model.safetensors.index.json", lambda i: i["weight_map"].pop("lm_head.weight"))
+    again = models.load(tmp_path / "hf")
+    assert again.head is None and torch.equal(again.embedding.weight, saved("tied")[2].embedding.weight)
+
+
+def test_one_file_goes_before_an_index(saved, tmp_path):
+    """What is left of an older save in several files does not count."""
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(saved("untied")[1], tmp_path / "hf")
+    weights = {k: v for f in (tmp_path / "hf").glob("*.safetensors") for k, v in load_file(f).items()}
+    save_file({**weights, "model.transformer.ln_f.weight": torch.full((64,), 7.0)}, tmp_path / "hf" / "model.safetensors")
+    assert (models.load(tmp_path / "hf").norm.weight == 7).all()
+
+
 SPEC = {"4b": "qwen3_4b_instruct", "8b": "qwen3_8b", "o7b": "olmo3_7b_instruct"}
 
 
@@ -289,6 +345,7 @@ def test_a_toy_run_is_served_by_transformers(tmp_path):
     peer = transformers.Molmo2ForConditionalGeneration.from_pretrained(tmp_path / "toy")
     processor = transformers.AutoProcessor.from_pretrained(tmp_path / "toy")
     question, image = "pointing: any shape, ünïcode <|im_end|> <im_patch>", tiny.World("test").image(tiny.World("test")[0])
+    assert dataclasses.replace(models.load(tmp_path / "toy").config.vision, local=True) == toy.config.vision
     config = data.DataConfig(vision=toy.config.vision)
     safe = question.replace("<", "(")    # transformers reads marks in a user's text as tokens; here they stay text
     want = processor(images=[image], text=f"<|image|><|im_start|>user\n{safe}<|im_end|>\n<|im_start|>assistant\n", return_tensors="pt")
@@ -369,6 +426,27 @@ def test_what_a_user_types_is_never_a_mark(tokenizer):
     assert tokenizer.bos == tokenizer.eos == tokenizer.chat_end          # as for Qwen, which has no BOS
 
 
+def test_a_tokenizer_adds_nothing_says_no_marks_and_keeps_its_files(tokenizer, tmp_path):
+    tokenizer.save(tmp_path)
+    inner = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    inner.post_processor = tokenizers.processors.TemplateProcessing(single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)])
+    inner.save(str(tmp_path / "tokenizer.json"))
+    for name in ("chat_template.jinja", "merges.txt", "vocab.json"):
+        (tmp_path / name).write_text(name)
+    eager = text.load(tmp_path, V)
+    assert eager.encode("a cat") == tokenizer.encode("a cat")
+    assert eager.decode([eager.chat_start, *eager.encode("a cat"), eager.special["im_patch"], eager.eos]) == "a cat"
+    (tmp_path / "again").mkdir()
+    eager.save(tmp_path / "again")
+    assert {f.name for f in (tmp_path / "again").iterdir()} == {f.name for f in tmp_path.iterdir() if f.is_file()}
+    (tmp_path / "out").mkdir()
+    hf.write_processors(QWEN, eager, tmp_path / "out")
+    assert (tmp_path / "out" / "chat_template.jinja").read_text() == "chat_template.jinja"               # its own, not ours
+    data.ByteTokenizer(n_vocab=384).save(tmp_path)
+    with pytest.raises(ValueError, match="no byte tokenizer for a model of 700 ids"):
+        text.load(tmp_path, V)
+
+
 def test_an_own_bos_and_eos_are_used(tokenizer, tmp_path):
     tokenizer.save(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": {"content": "<|endoftext|>"}, "eos_token": "<|endoftext|>"}))
@@ -393,9 +471,9 @@ def siglip(out):
     return peer
 
 
-def language_model(kind, out):
+def language_model(kind, out, rows=V):
     torch.manual_seed(3)
-    common = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96, "vocab_size": V, "num_hidden_layers": 4}
+    common = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96, "vocab_size": rows, "num_hidden_layers": 4}
     if kind == "olmo3":
         rope = {"rope_type": "yarn", "rope_theta": 5e5, "factor": 8.0, "attention_factor": 1.2, "beta_fast": 32.0, "beta_slow": 1.0,
                 "original_max_position_embeddings": 64}
@@ -430,9 +508,38 @@ def test_a_start_from_base_models_is_these_models(tmp_path, base_tokenizer, caps
         hidden = see.vision_model(torch.from_numpy(pixels).permute(0, 3, 1, 2) / 127.5 - 1, output_hidden_states=True).hidden_states
         features = ours.vision.vit(torch.from_numpy(vision.patchify(pixels, ours.config.vision)))
         assert float((torch.cat([hidden[9], hidden[3]], -1) - features).abs().max()) < 1e-5
+    other = hf.start(tmp_path / "llm", tmp_path / "vit", seed=1)
+    assert torch.equal(other.embedding.weight, ours.embedding.weight)
+    assert not torch.equal(other.vision.pool.q.weight, ours.vision.pool.q.weight)
     new = [ours.extra.weight, ours.vision.pool.q.weight, ours.vision.projector.up.weight]
     assert all(0.015 < float(w.std()) < 0.025 for w in map(torch.detach, new)) and not ours.vision.pool.q.bias.any()
     assert tokenizer.special["im_patch"] == V + 2
+
+
+@pytest.mark.parametrize("rows", [V - 10, V + 10])
+def test_the_embedding_of_a_base_model_is_cut_or_filled_to_its_vocabulary(tmp_path, rows):
+    siglip(tmp_path / "vit")
+    peer = language_model("qwen3", tmp_path / "llm", rows)
+    edit(tmp_path / "llm" / "config.json", lambda c: c.update(vocab_size=V))
+    ours, n = hf.start(tmp_path / "llm", tmp_path / "vit"), min(rows, V)
+    for mine, its in ((ours.embedding, peer.model.embed_tokens), (ours.head, peer.lm_head)):
+        assert mine.weight.shape == (V, 64) and torch.equal(mine.weight[:n], its.weight[:n]) and not mine.weight[n:].any()
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    (lambda c: c.update(model_type="llama"), "neither qwen3 nor olmo3"), (lambda c: c.update(attention_bias=True), "attention_bias = True"),
+    (lambda c: c["rope_parameters"]["sliding_attention"].update(rope_theta=1.0), "rope_theta = 1.0"),
+    (lambda c: c.pop("hidden_size"), "hidden_size"), (lambda c: c.update(vocab_size=500), "600 ids, the model rows for 500")])
+def test_a_wrong_base_model_is_refused_in_one_sentence(tmp_path, base_tokenizer, capsys, change, words):
+    language_model("olmo3", tmp_path / "llm")
+    siglip(tmp_path / "vit")
+    shutil.copytree(base_tokenizer, tmp_path / "llm", dirs_exist_ok=True)
+    edit(tmp_path / "llm" / "config.json", change)
+    with pytest.raises(SystemExit) as end:
+        hf.main(["base", str(tmp_path / "llm"), str(tmp_path / "vit"), str(tmp_path / "out")])
+    said = capsys.readouterr()
+    assert end.value.code == 2 and not said.out and words in said.err.splitlines()[-1] and "Traceback" not in said.err
+    assert not (tmp_path / "out").exists()
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -463,11 +570,12 @@ MISTAKES = {
     "another model": (lambda d: edit(d / "config.json", lambda c: c.update(model_type="llava")), "model_type = 'llava'"),
     "another rope": (lambda d: edit(d / "config.json", lambda c: c["text_config"]["rope_parameters"].update(rope_type="llama3")),
                      "rope_type"),
+    "another GELU": (lambda d: edit(d / "config.json", lambda c: c["vision_config"].update(hidden_act="gelu")), "hidden_act = 'gelu'"),
     "biases": (lambda d: edit(d / "config.json", lambda c: c["text_config"].update(attention_bias=True)), "attention_bias = True"),
     "no config of it": (lambda d: edit(d / "config.json", lambda c: c.pop("text_config")), "config.json is not the config"),
     "a missing shard": (lambda d: sorted(d.glob("*.safetensors"))[1].unlink(), "that the index names is missing"),
-    "a shard elsewhere": (lambda d: edit(d / "model.safetensors.index.json", lambda i: i["weight_map"].update({"lm_head.weight": "../x"})),
-                          "'../x' that the index names is missing"),
+    "a shard elsewhere": (lambda d: edit(d / "model.safetensors.index.json", lambda i: i["weight_map"].update(
+        {"lm_head.weight": f"../{i['weight_map']['lm_head.weight']}"})), "'../model-00001-of-00011.safetensors' that the index names"),
     "no index": (lambda d: (d / "model.safetensors.index.json").write_text("{}"), "not an index"),
     "a truncated shard": (lambda d: cut(sorted(d.glob("*.safetensors"))[1]), "not readable as weights"),
     "a huge header": (lambda d: sorted(d.glob("*.safetensors"))[1].write_bytes((2**60).to_bytes(8, "little") + b"{}"),

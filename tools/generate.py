@@ -16,6 +16,7 @@ At the released settings (spec 14): 24 crops, 20 images, 384 frames, greedy. Mod
 """
 
 import argparse
+import itertools
 import json
 import math
 import re
@@ -23,6 +24,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from PIL import Image, ImageDraw
 
@@ -49,7 +51,7 @@ class Cache:
         c, p = model.config, model.norm.weight
         self.kv = torch.zeros(c.n_layer, 2, B, S, c.n_kv_head, c.head_dim, device=p.device, dtype=p.dtype)
         self.start = self.stop = 0
-        self.tokens = []                 # of a single row: what the slots hold, for the next turn of a conversation
+        self.tokens, self.images = [], None          # of a single row: what the slots hold, for the next turn of a conversation
 
     def attends(self, attend):
         """One attend per block that reads and writes its own slot of the cache; masks from attention.allow_by_rows."""
@@ -65,15 +67,15 @@ class Cache:
         return [block(kv) for kv in self.kv]
 
     def continued(self, model, prompt, S):
-        """This cache with S slots, holding as much of `prompt` as it held of the conversation before: all visual tokens, or nothing."""
-        same = next((i for i, (a, b) in enumerate(zip(self.tokens, prompt.tokens.tolist(), strict=False)) if a != b),
-                    min(len(self.tokens), len(prompt.tokens)))
-        same = min(same, len(prompt.tokens) - 1)         # the last token is computed anew: its logits begin the answer
-        if same <= max(prompt.bidir.nonzero()[0], default=-1):
+        """This cache with S slots, holding what of `prompt` it held already: the tokens up to the first that differs, if the images
+        are the same, and never the last one, whose logits begin the answer."""
+        pairs = zip(self.tokens, prompt.tokens[:-1].tolist(), strict=False)
+        same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        if not np.array_equal(self.images, prompt.images):
             same = 0
         longer = Cache(model, 1, S)
         longer.kv[:, :, :, :same] = self.kv[:, :, :, :same]
-        longer.stop, longer.tokens = same, self.tokens[:same]
+        longer.stop = same
         return longer
 
 
@@ -117,7 +119,7 @@ def generate(model, prompts, stops, max_new=128, temperature=0.0, seed=0, told=N
             break
         x, pos, last = model.embed_tokens(out[-1][:, None]), (lengths + len(out) - 1)[:, None], torch.zeros_like(lengths)
     if cache is not None:
-        memory.tokens = [*prompts[0].tokens.tolist(), *(int(step[0]) for step in out)][: memory.stop]
+        memory.tokens, memory.images = [*prompts[0].tokens.tolist(), *(int(step[0]) for step in out)][: memory.stop], prompts[0].images
         cache.__dict__.update(memory.__dict__)
     rows, ends = torch.stack(out, dim=1).tolist(), set(stops.tolist())
     return [row[: next((i for i, token in enumerate(row) if token in ends), len(row))] for row in rows]

@@ -22,7 +22,7 @@ import torch
 
 import model as models
 import text
-from tools.generate import RELEASED, open_model
+from tools.generate import open_model
 from vision import VisionConfig
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -373,10 +373,9 @@ def export(model, tokenizer, out, shard_bytes=5 * 10**9):
 # the command
 
 def keep(model, tokenizer, out):
-    """A folder of this project: weights, tokenizer, how it is asked."""
+    """A folder of this project: weights and tokenizer; it is asked as released checkpoints are."""
     models.save(model, out)
     tokenizer.save(out)
-    (Path(out) / "data.json").write_text(json.dumps(RELEASED))
 
 
 def main(argv=None):
