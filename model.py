@@ -307,6 +307,16 @@ def config_from(d):
     return Config(**{**d, "yarn": Yarn(**tuples(d["yarn"])), "vision": VisionConfig(**tuples(d["vision"]))})
 
 
+# what a config that somebody else wrote can raise on its way to a model
+WRONG = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, AssertionError, RuntimeError)
+
+
+def empty(config):
+    """A model of this shape without memory: its weights come from a file."""
+    with torch.device("meta"):
+        return Molmo2(config)
+
+
 def opened(reader, path, *args, **options):
     """reader(path, ..), and one sentence where the file cannot be read: each reader has errors of its own for files cut short."""
     try:
@@ -338,9 +348,11 @@ def shards(folder):
             raise FileNotFoundError(f"{folder}: the shard '{file}' that the index names is missing")
     for path in files.values():
         with opened(safe_open, path, "pt") as file:
-            absent = {name for name, at in where.items() if files[at] == path} - set(file.keys())
-        if absent:
-            raise ValueError(f"{path}: the tensor {min(absent)} that the index promises is missing")
+            promised, there = {name for name, at in where.items() if files[at] == path}, set(file.keys())
+        if promised - there:
+            raise ValueError(f"{path}: the tensor {min(promised - there)} that the index promises is missing")
+        if there - promised:
+            raise ValueError(f"{path}: the tensor {min(there - promised)} is not in the index")
     return {name: files[file] for name, file in where.items()}
 
 
@@ -374,24 +386,28 @@ def read(where, table, like, dtype=None, device="cpu", prepare=None):
 
     where: {name on disk: file}; table: {names on disk: our names}: the rows of these, one under the other, are the rows of those
     (no names of ours: not wanted); like: {our name: something of its shape}; prepare: {name on disk: what to do with the tensor
-    first}; dtype None: as stored. ValueError names what is unknown, missing or of another shape, before the first tensor is read.
+    first}; dtype None: as stored. ValueError names what is unknown, missing, of another shape or of no float type, before a tensor is read.
     """
     prepare, known, found = prepare or {}, {name for names in table for name in names}, {}
     for what, names in (("unknown to this project", set(where) - known), ("missing", known - set(where))):
         if names:
-            first = sorted(names)[0]
-            raise ValueError(f"{where.get(first, 'weights')}: {len(names)} tensors {what}, first {first}")
+            first, folder = min(names), next(iter(where.values())).parent
+            raise ValueError(f"{where.get(first, folder)}: {len(names)} tensors {what}, first {first}")
     wanted = {theirs: [sum(like[x].shape[0] for x in ours), *like[ours[0]].shape[1:]] for theirs, ours in table.items() if ours}
     for theirs, shape in wanted.items():
         with Rows(theirs, where) as rows:
             if theirs[0] not in prepare and rows.shape != shape:
                 raise ValueError(f"{where[theirs[0]]}: {' and '.join(theirs)} has shape {rows.shape}, config.json asks for {shape}")
+            odd = {part.get_dtype() for part in rows.parts} - {"F64", "F32", "F16", "BF16"}
+            if odd:
+                raise ValueError(f"{where[theirs[0]]}: {theirs[0]} is stored as {min(odd)}, not as floats")
     for theirs, shape in wanted.items():
         with Rows(theirs, where) as rows:
             start = 0
             if theirs[0] in prepare:
                 rows = prepare[theirs[0]](rows[:])
-                assert list(rows.shape) == shape, f"{theirs[0]}: {list(rows.shape)}, not {shape}"
+                if list(rows.shape) != shape:
+                    raise ValueError(f"{where[theirs[0]]}: {theirs[0]} becomes {list(rows.shape)}, config.json asks for {shape}")
             for ours in table[theirs]:
                 end = start + like[ours].shape[0]
                 found[ours] = rows[start:end].to(device=device, dtype=dtype, copy=True)
@@ -411,19 +427,19 @@ def load(folder, dtype=torch.float32, device="cpu"):
         raise FileNotFoundError(f"{folder}: no model here (config.json is missing); name a run directory, or the model/ in it")
     try:
         raw = json.loads((folder / "config.json").read_text())
-        released = "model_type" in raw
-        config = None if released else config_from(raw)
-    except (KeyError, TypeError, ValueError) as e:
+        if "model_type" not in raw:
+            model = empty(config_from(raw))
+    except WRONG as e:
         raise ValueError(f"{folder}/config.json describes no model of this project (or its run is not finished): {e!r}") from None
-    if released:
+    if "model_type" in raw:
         from tools import hf  # nobody has to open tools/ to understand the model
 
         return hf.load(folder, raw, dtype, device)
-    with torch.device("meta"):
-        model = Molmo2(config)
     like = model.state_dict()
     if (folder / "model.pt").is_file() and not (folder / "model.safetensors").is_file():
         stored = opened(torch.load, folder / "model.pt", weights_only=True, mmap=True)
+        if not isinstance(stored, dict) or not all(map(torch.is_tensor, stored.values())):
+            raise ValueError(f"{folder}/model.pt: holds something else than weights by name")
         weights = {name: w.to(device=device, dtype=dtype, copy=True) for name, w in stored.items()}
     else:
         weights = read(shards(folder), {(name,): [name] for name in like}, like, dtype, device)

@@ -55,6 +55,10 @@ def marked(name):
     return f"<|{name}|>" if name in ("image", "video") else f"<{name}>"
 
 
+class Lacking(ValueError):
+    """A tokenizer without a token that the model needs."""
+
+
 class PretrainedTokenizer:
     """The tokenizer.json of a released checkpoint, through the `tokenizers` package.
 
@@ -63,7 +67,7 @@ class PretrainedTokenizer:
     """
 
     FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json", "added_tokens.json",
-             "vocab.json", "merges.txt", "generation_config.json")
+             "vocab.json", "merges.txt")
 
     def __init__(self, folder, n_vocab):
         try:
@@ -72,17 +76,23 @@ class PretrainedTokenizer:
             raise ValueError(f"{folder}/tokenizer.json needs an extra package: pip install tokenizers") from None
         self.n_vocab, folder = n_vocab, Path(folder)
         self.files = {name: (folder / name).read_bytes() for name in self.FILES if (folder / name).is_file()}
+        marks = {"<|im_start|>", "<|im_end|>", *map(marked, SPECIAL)}
         try:
-            self.inner = Tokenizer.from_buffer(self.files["tokenizer.json"])
+            state = json.loads(self.files["tokenizer.json"])
+            for token in state["added_tokens"]:          # a mark that is not declared special would be read out of a user's text
+                token["special"] = token["special"] or token["content"] in marks
+            self.inner = Tokenizer.from_str(json.dumps(state))
             settings = json.loads(self.files.get("tokenizer_config.json", b"{}"))
+            names = {key: settings.get(key) for key in ("bos_token", "eos_token")}
+            names = {key: name["content"] if isinstance(name, dict) else name for key, name in names.items() if name}
+            self.inner.encode_special_tokens = True                       # what a user types stays text
+            self.eos = self._id(names.get("eos_token", "<|im_end|>"), folder)
+            self.bos = self._id(names["bos_token"], folder) if "bos_token" in names else self.eos
+        except Lacking:
+            raise
         except Exception as e:           # the package raises bare Exceptions
             raise ValueError(f"{folder}: not readable as a tokenizer: {str(e).splitlines()[0]}") from None
-        self.inner.encode_special_tokens = True                           # what a user types stays text
         self.chat_start, self.chat_end = self._id("<|im_start|>", folder), self._id("<|im_end|>", folder)
-        names = {key: value["content"] if isinstance(value, dict) else value for key, value in settings.items()
-                 if key in ("bos_token", "eos_token") and value}
-        self.eos = self._id(names.get("eos_token", "<|im_end|>"), folder)
-        self.bos = self._id(names["bos_token"], folder) if "bos_token" in names else self.eos
         self.stops = {self.eos, self.chat_end}
         self.special = {name: n_vocab + i for i, name in enumerate(SPECIAL)}
         for name, wanted in self.special.items():
@@ -93,7 +103,7 @@ class PretrainedTokenizer:
     def _id(self, token, folder):
         found = self.inner.token_to_id(token)
         if found is None:
-            raise ValueError(f"{folder}: the tokenizer lacks the special token {token}: not a tokenizer of Molmo2")
+            raise Lacking(f"{folder}: the tokenizer lacks the special token {token}: not a tokenizer of Molmo2")
         return found
 
     def encode(self, text):
@@ -110,6 +120,8 @@ class PretrainedTokenizer:
 def load(folder, n_vocab):
     """The tokenizer in a model's folder; n_vocab: V of the model. OSError or ValueError in one sentence."""
     path = Path(folder) / "tokenizer.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file, so nothing to read text with")
     try:
         state = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as e:
@@ -118,7 +130,10 @@ def load(folder, n_vocab):
         return PretrainedTokenizer(folder, n_vocab)
     if set(state) != {"kind", "words", "n_vocab"} or state["n_vocab"] != n_vocab:
         raise ValueError(f"{path} is no byte tokenizer for a model of {n_vocab} ids")
-    return ByteTokenizer(state["words"], state["n_vocab"])
+    try:
+        return ByteTokenizer(state["words"], state["n_vocab"])
+    except (TypeError, AssertionError) as e:
+        raise ValueError(f"{path}: {e}") from None
 
 
 def chat(turns, tokenizer):

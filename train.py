@@ -374,7 +374,8 @@ def open_model(args, config):
             model, tokenizer, _ = open_run(args.init)
         except (OSError, ValueError) as e:
             raise UserError(f"--init {args.init}: {e}") from None
-        if config.model != model.config and (args.preset or config.model != models.PRESETS[config.preset]):
+        shape, wanted = (replace(c, init_std=0.0, vision=replace(c.vision, local=False)) for c in (model.config, config.model))
+        if wanted != shape and (args.preset or config.model != models.PRESETS[config.preset]):
             raise UserError(f"--init {args.init}: its model has another shape than --preset and --model.* ask for; leave them out")
         config = replace(config, model=model.config, data=replace(config.data, vision=model.config.vision))
     else:

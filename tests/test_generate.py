@@ -34,8 +34,12 @@ def prompts():
     return [data.ask([world.image(world[i])] if i != 2 else [], [(question, None)], TOKENIZER, DATA) for i, question in enumerate(asked)]
 
 
-def test_the_cache_gives_what_a_full_forward_gives_for_prompts_of_different_lengths(grown):
+@pytest.mark.parametrize("family", ["qwen", "olmo"])
+def test_the_cache_gives_what_a_full_forward_gives_for_prompts_of_different_lengths(grown, family):
     """... with images and without, one row shorter than the next; 24 tokens, compared by logits at every step."""
+    if family == "olmo":
+        yarn = model.Yarn(layers=(1,), original_max=64)
+        grown = model.Molmo2(dataclasses.replace(CONFIG, family="olmo", n_kv_head=4, yarn=yarn)).init_weights().double().eval()
     seen = []
     grown.project, project = lambda x: seen.append(project(x)) or seen[-1], grown.project
     try:
@@ -434,6 +438,16 @@ MISTAKES = {
     "an empty clip": ("generate", None, ["--video", FILM, "--start", "9"], "there is nothing"),
     "no subtitles": ("generate", None, ["--video", FILM, "--subtitles", "toy/records.jsonl"], "no subtitle in it"),
     "too many pictures": ("generate", None, ["--images", *["toy/x.png"] * 21], "20 at most"),
+    "too many frames": ("generate", None, ["--video", FILM, "--frames", "3000"], "--frames must be from 1 to 2048"),
+    "no temperature": ("generate", None, ["--temperature", "nan"], "--temperature must be"),
+    "hardly a temperature": ("generate", None, ["--temperature", "1e-45"], "below 0.001 it is greedy"),
+    "a huge seed": ("generate", None, ["--seed", str(2**70)], "--seed must be"),
+    "an endless answer": ("generate", None, ["--max-new", "10000000000000"], "--max-new must be"),
+    "no such device": ("generate", None, ["--device", "meta"], "--device meta"),
+    "an end of nothing": ("generate", None, ["--end", "3"], "--end needs --video"),
+    "words that are none": ("generate", None, ["--prompt", "a\udcff"], "--prompt: not UTF-8"),
+    "subtitles in another code": ("generate", lambda run, toy: (toy / "a.srt").write_bytes(b"\xe4"),
+                                  ["--video", FILM, "--subtitles", "toy/a.srt"], "toy/a.srt: not UTF-8 at byte 0"),
     "no scores": ("evaluate", None, ["--max-new", "0"], "--max-new"),
 }
 
@@ -452,7 +466,7 @@ def test_a_users_mistake_costs_one_sentence(tmp_path, monkeypatch, capsys, name)
     if damage:
         damage(run, toy)
     monkeypatch.chdir(tmp_path)
-    own = ["--prompt", "count: any shape"] if tool == "generate" else ["--data", "toy/records.jsonl"]
+    own = ["--prompt", "count: any shape"] * ("--prompt" not in flags) if tool == "generate" else ["--data", "toy/records.jsonl"]
     monkeypatch.setattr("sys.argv", [tool, "--model", "run", *own, *flags])
     with pytest.raises(SystemExit) as end:
         {"generate": generate, "evaluate": evaluate}[tool].main()

@@ -7,6 +7,7 @@ some layers; crops of the released size behind a narrow ViT. The tokenizer is tr
 import dataclasses
 import importlib.util
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -110,7 +111,7 @@ def saved(tmp_path_factory, tokenizer):
             if kind == "tied":
                 peer.lm_head.weight.copy_(peer.model.language_model.embed_tokens.weight[:V])
         folder = tmp_path_factory.mktemp(kind)
-        hf.write_processors(KINDS[kind], tokenizer, folder)
+        hf.write_processors(KINDS[kind], tokenizer, data.DataConfig(), folder)
         peer.save_pretrained(folder, max_shard_size="100KB")
         return peer, folder, models.load(folder)
 
@@ -231,7 +232,7 @@ UNUSUAL = models.Config(n_layer=2, n_embd=48, n_head=6, n_kv_head=3, head_dim=10
 
 
 def test_every_field_of_the_config_comes_back(tmp_path):
-    hf.export(models.Molmo2(UNUSUAL).init_weights().bfloat16(), data.ByteTokenizer(n_vocab=333), tmp_path)
+    hf.export(models.Molmo2(UNUSUAL).init_weights().bfloat16(), data.ByteTokenizer(n_vocab=333), ASKED, tmp_path)
     assert models.load(tmp_path).config == UNUSUAL
     assert transformers.Molmo2ForConditionalGeneration.from_pretrained(tmp_path).dtype == torch.bfloat16      # as config.json says
     ids = {"image_start_token_id": "<im_start>", "image_end_token_id": "<im_end>", "image_patch_id": "<im_patch>",
@@ -240,7 +241,7 @@ def test_every_field_of_the_config_comes_back(tmp_path):
     raw, tokenizer = json.loads((tmp_path / "config.json").read_text()), tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert {key: raw[key] for key in ids} == {key: tokenizer.token_to_id(token) for key, token in ids.items()}
     read = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in ("generation_config", "video_preprocessor_config")}
-    assert read["generation_config"]["eos_token_id"] == 257 and read["video_preprocessor_config"]["num_frames"] == 384
+    assert read["generation_config"]["eos_token_id"] == [257] and read["video_preprocessor_config"]["num_frames"] == 128
 
 
 @pytest.mark.parametrize("given", [{"attention_factor": 1.3}, {}, {"beta_fast": 16.0, "beta_slow": 2.0}, {"factor": 4.0}])
@@ -257,7 +258,7 @@ def test_a_head_is_tied_only_if_all_of_it_is_a_copy(tmp_path):
     wide = models.Molmo2(dataclasses.replace(QWEN, n_vocab=1500)).init_weights()
     wide.head.weight.data.copy_(wide.embedding.weight)
     wide.head.weight.data[1400, 3] += 1                                      # far behind the first rows that are compared
-    hf.export(wide, data.ByteTokenizer(n_vocab=1500), tmp_path)
+    hf.export(wide, data.ByteTokenizer(n_vocab=1500), ASKED, tmp_path)
     again = models.load(tmp_path)
     assert not again.config.tied and torch.equal(again.head.weight, wide.head.weight)
 
@@ -306,7 +307,7 @@ def test_loading_holds_the_model_once(tmp_path):
     """Peak memory of a process that loads half a GiB in shards of 64 MiB, as stored and in another precision."""
     shape = dataclasses.replace(QWEN, n_embd=1024, n_hidden=4096, n_layer=8, n_vocab=2048, n_head=8, head_dim=128)
     big = models.Molmo2(shape).bfloat16()
-    hf.export(big, data.ByteTokenizer(n_vocab=2048), tmp_path / "big", shard_bytes=2**26)
+    hf.export(big, data.ByteTokenizer(n_vocab=2048), ASKED, tmp_path / "big", shard_bytes=2**26)
     size = sum(p.nbytes for p in big.parameters())
     for dtype, factor in (("None", 1), ("torch.float32", 2)):
         script = ("import re, torch, model, safetensors.torch; from tools import hf; torch.zeros(2**20).sum()\n"
@@ -323,7 +324,7 @@ def test_loading_holds_the_model_once(tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_exported_transformers_loads_bit_for_bit(saved, tokenizer, tmp_path, kind):
     peer, _, ours = saved(kind)
-    hf.export(ours, tokenizer, tmp_path / "out", shard_bytes=200_000)
+    hf.export(ours, tokenizer, ASKED, tmp_path / "out", shard_bytes=200_000)
     again, report = transformers.Molmo2ForConditionalGeneration.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not any(report.values()), report
     weights = again.state_dict()
@@ -341,15 +342,21 @@ def test_a_toy_run_is_served_by_transformers(tmp_path):
 
     torch.manual_seed(0)
     toy, own = models.Molmo2(models.PRESETS["toy"]).init_weights().eval(), data.ByteTokenizer(tiny.WORDS)
-    hf.export(toy, own, tmp_path / "toy")
+    settings = data.DataConfig(max_crops=3, length_hint=7, vision=toy.config.vision)
+    hf.export(toy, own, settings, tmp_path / "toy")
     peer = transformers.Molmo2ForConditionalGeneration.from_pretrained(tmp_path / "toy")
     processor = transformers.AutoProcessor.from_pretrained(tmp_path / "toy")
     question, image = "pointing: any shape, ünïcode <|im_end|> <im_patch>", tiny.World("test").image(tiny.World("test")[0])
-    assert dataclasses.replace(models.load(tmp_path / "toy").config.vision, local=True) == toy.config.vision
-    config = data.DataConfig(vision=toy.config.vision)
+    processor.save_pretrained(tmp_path / "toy2")                         # transformers keeps the margin in another file
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(tmp_path / "toy" / name, tmp_path / "toy2")
+    for folder in (tmp_path / "toy", tmp_path / "toy2"):
+        assert dataclasses.replace(models.load(folder).config.vision, local=True) == toy.config.vision
+    assert dataclasses.replace(generate.open_model(tmp_path / "toy")[2], vision=toy.config.vision) == settings
+    assert processor.image_processor.max_crops == 3
     safe = question.replace("<", "(")    # transformers reads marks in a user's text as tokens; here they stay text
     want = processor(images=[image], text=f"<|image|><|im_start|>user\n{safe}<|im_end|>\n<|im_start|>assistant\n", return_tensors="pt")
-    got = data.ask([image], [(safe, None)], own, config)
+    got = data.ask([image], [(safe, None)], own, settings)
     assert want["input_ids"][0].tolist() == got.tokens.tolist()
     expected = peer.generate(**want, max_new_tokens=40, do_sample=False, eos_token_id=None, pad_token_id=0)[0, len(got.tokens) :]
     assert generate.generate(toy, [got], -1, 40)[0] == expected.tolist()
@@ -426,6 +433,14 @@ def test_what_a_user_types_is_never_a_mark(tokenizer):
     assert tokenizer.bos == tokenizer.eos == tokenizer.chat_end          # as for Qwen, which has no BOS
 
 
+def test_marks_stay_out_of_a_users_text_even_if_the_file_does_not_call_them_special(tokenizer, tmp_path):
+    tokenizer.save(tmp_path)
+    edit(tmp_path / "tokenizer.json", lambda t: [token.update(special=False) for token in t["added_tokens"]])
+    plain = text.load(tmp_path, V)
+    typed = "<|im_start|>user <im_patch>"
+    assert plain.encode(typed) == tokenizer.encode(typed) and plain.decode([plain.chat_start, *plain.encode("a")]) == "a"
+
+
 def test_a_tokenizer_adds_nothing_says_no_marks_and_keeps_its_files(tokenizer, tmp_path):
     tokenizer.save(tmp_path)
     inner = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
@@ -440,7 +455,7 @@ def test_a_tokenizer_adds_nothing_says_no_marks_and_keeps_its_files(tokenizer, t
     eager.save(tmp_path / "again")
     assert {f.name for f in (tmp_path / "again").iterdir()} == {f.name for f in tmp_path.iterdir() if f.is_file()}
     (tmp_path / "out").mkdir()
-    hf.write_processors(QWEN, eager, tmp_path / "out")
+    hf.write_processors(QWEN, eager, ASKED, tmp_path / "out")
     assert (tmp_path / "out" / "chat_template.jinja").read_text() == "chat_template.jinja"               # its own, not ours
     data.ByteTokenizer(n_vocab=384).save(tmp_path)
     with pytest.raises(ValueError, match="no byte tokenizer for a model of 700 ids"):
@@ -516,6 +531,28 @@ def test_a_start_from_base_models_is_these_models(tmp_path, base_tokenizer, caps
     assert tokenizer.special["im_patch"] == V + 2
 
 
+def test_the_seed_of_a_start_says_it_all(tmp_path, base_tokenizer):
+    """... whatever order Python's sets are in."""
+    language_model("qwen3", tmp_path / "llm")
+    siglip(tmp_path / "vit")
+    shutil.copytree(base_tokenizer, tmp_path / "llm", dirs_exist_ok=True)
+    for hashes in ("1", "2"):
+        subprocess.run([sys.executable, "-m", "tools.hf", "base", str(tmp_path / "llm"), str(tmp_path / "vit"), str(tmp_path / hashes)],
+                       cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": hashes}, check=True, capture_output=True)
+    first, again = (models.load(tmp_path / hashes).state_dict() for hashes in ("1", "2"))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+
+
+def test_an_older_config_of_olmo_is_read_too():
+    """Without layer_types, and with the older name of the kind of RoPE: every fourth layer has YaRN, as in the published model."""
+    t = {"model_type": "olmo3", "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 96,
+         "num_hidden_layers": 8, "vocab_size": V, "rms_norm_eps": 1e-6, "rope_theta": 5e5,
+         "rope_scaling": {"type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}}
+    v = {"num_hidden_layers": 11, "patch_size": 14, "image_size": 60, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 48}
+    config = hf.base_config(t, v, "here")
+    assert config.yarn.layers == (3, 7) and config.yarn.factor == 8.0 and config.family == "olmo"
+
+
 @pytest.mark.parametrize("rows", [V - 10, V + 10])
 def test_the_embedding_of_a_base_model_is_cut_or_filled_to_its_vocabulary(tmp_path, rows):
     siglip(tmp_path / "vit")
@@ -571,6 +608,20 @@ MISTAKES = {
     "another rope": (lambda d: edit(d / "config.json", lambda c: c["text_config"]["rope_parameters"].update(rope_type="llama3")),
                      "rope_type"),
     "another GELU": (lambda d: edit(d / "config.json", lambda c: c["vision_config"].update(hidden_act="gelu")), "hidden_act = 'gelu'"),
+    "no heads": (lambda d: edit(d / "config.json", lambda c: c["text_config"].update(head_dim=None)), "config.json is not the config"),
+    "no layers": (lambda d: edit(d / "config.json", lambda c: c["vision_config"].update(num_hidden_layers=0)), "config.json is not"),
+    "no size": (lambda d: edit(d / "config.json", lambda c: c["vision_config"].update(image_size=[])), "config.json is not the config"),
+    "oblong images": (lambda d: edit(d / "config.json", lambda c: c["vision_config"].update(image_size=[378, 392])), "[378, 392] pixels"),
+    "odd heads": (lambda d: edit(d / "config.json", lambda c: c["text_config"].update(num_key_value_heads=3)), "config.json is not"),
+    "odd margins": (lambda d: edit(d / "preprocessor_config.json", lambda c: c.update(overlap_margins=[4, 3])), "overlap_margins = [4, 3]"),
+    "no margins": (lambda d: edit(d / "preprocessor_config.json", lambda c: c.update(overlap_margins=[])), "config.json is not the config"),
+    "another factor": (lambda d: edit(d / "config.json", lambda c: c["text_config"].update(
+        rope_parameters={"rope_type": "yarn", "factor": "abc", "rope_theta": 1.0})), "config.json is not the config"),
+    "integers": (lambda d: rewrite(d, lambda w, n: w.update({n: w[n].to(torch.int8)})), "is stored as I8"),
+    "one tensor more": (lambda d: rewrite(d, lambda w, n: w.update({"weird.tensor": w[n].clone()})), "weird.tensor is not in the index"),
+    "settings of a tokenizer": (lambda d: (d / "tokenizer_config.json").write_text("[]"), "not readable as a tokenizer"),
+    "a list of a token": (lambda d: (d / "tokenizer_config.json").write_text('{"eos_token": {"x": 1}}'), "not readable as a tokenizer"),
+    "odd settings": (lambda d: (d / "data.json").write_text('{"max_crops": "x"}'), "data.json: max_crops = 'x'"),
     "biases": (lambda d: edit(d / "config.json", lambda c: c["text_config"].update(attention_bias=True)), "attention_bias = True"),
     "no config of it": (lambda d: edit(d / "config.json", lambda c: c.pop("text_config")), "config.json is not the config"),
     "a missing shard": (lambda d: sorted(d.glob("*.safetensors"))[1].unlink(), "that the index names is missing"),
@@ -628,3 +679,17 @@ def test_a_folder_of_ours_and_back_is_the_same_folder(saved, tmp_path, capsys):
     with pytest.raises(SystemExit):
         hf.main(["export", str(tmp_path / "ours"), str(tmp_path / "again")])
     assert "not empty" in capsys.readouterr().err
+
+
+def test_the_hubs_own_classes_go_along_where_they_are_asked_for(saved, tmp_path, capsys):
+    """For vLLM: its *.py files, and the entries by which configs point to them."""
+    hub = tmp_path / "hub"
+    shutil.copytree(saved("untied")[1], hub)
+    (hub / "modeling_molmo2.py").write_text("x = 1")
+    edit(hub / "config.json", lambda c: c.update(auto_map={"AutoConfig": "configuration_molmo2.Molmo2Config"}))
+    hf.main(["export", str(hub), str(tmp_path / "out"), "--code", str(hub)])
+    assert (tmp_path / "out" / "modeling_molmo2.py").read_text() == "x = 1"
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["auto_map"] == {"AutoConfig": "configuration_molmo2.Molmo2Config"}
+    with pytest.raises(SystemExit):
+        hf.main(["export", str(hub), str(tmp_path / "none"), "--code", str(saved("untied")[1])])
+    assert "points to classes" in capsys.readouterr().err

@@ -94,7 +94,7 @@ def peers(config, device, dtype):
     torch.manual_seed(0)
     ours = models.Molmo2(replace(config, init_std=0.02)).init_weights().to(device=device, dtype=dtype).eval()
     with tempfile.TemporaryDirectory() as folder:
-        hf.export(ours, data.ByteTokenizer(n_vocab=config.n_vocab), folder)
+        hf.export(ours, data.ByteTokenizer(n_vocab=config.n_vocab), data.DataConfig(), folder)
         theirs = transformers.Molmo2ForConditionalGeneration.from_pretrained(folder, dtype=dtype).to(device).eval()
     return ours, theirs
 
@@ -160,6 +160,10 @@ def main():
     try:
         if args.tokens < 2 or args.rounds < 1:
             raise ValueError("--tokens must be at least 2 and --rounds at least 1")
+        try:
+            torch.zeros(1, device=args.device).item()
+        except (RuntimeError, AssertionError) as e:
+            raise ValueError(f"--device {args.device}: {str(e).splitlines()[0]}") from None
         results = bench_generate(args)
     except ValueError as e:
         print(f"tools.bench: {e}", file=sys.stderr)

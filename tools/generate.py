@@ -35,10 +35,10 @@ import model as models
 import packing
 import text
 import vision
-from stages import stage2
+from stages import stage3
 
 # how a released checkpoint is asked and fine-tuned, unless a run directory says otherwise
-RELEASED = {key.removeprefix("data."): value for key, value in stage2.RECIPE.items() if key.startswith("data.")}
+RELEASED = {key.removeprefix("data."): value for key, value in stage3.RECIPE.items() if key.startswith("data.")}
 
 # ---------------------------------------------------------------------------------------------------------------
 # decoding
@@ -118,9 +118,9 @@ def generate(model, prompts, stops, max_new=128, temperature=0.0, seed=0, told=N
         if len(out) == max_new or bool(done.all()):
             break
         x, pos, last = model.embed_tokens(out[-1][:, None]), (lengths + len(out) - 1)[:, None], torch.zeros_like(lengths)
-    if cache is not None:
-        memory.tokens, memory.images = [*prompts[0].tokens.tolist(), *(int(step[0]) for step in out)][: memory.stop], prompts[0].images
-        cache.__dict__.update(memory.__dict__)
+    if cache is not None:                # the tokens whose keys and values are there: not the last one
+        cache.kv, cache.stop, cache.images = memory.kv, memory.stop, prompts[0].images
+        cache.tokens = [*prompts[0].tokens.tolist(), *(int(step[0]) for step in out)][: memory.stop]
     rows, ends = torch.stack(out, dim=1).tolist(), set(stops.tolist())
     return [row[: next((i for i, token in enumerate(row) if token in ends), len(row))] for row in rows]
 
@@ -184,16 +184,20 @@ def draw_answer(points, images, video, start, n=24):
 def open_model(folder, device="cpu", dtype=torch.float32):
     """Run directory or released folder -> model, tokenizer, data config: all that asking needs. OSError or ValueError in one sentence."""
     try:
-        model = models.load(folder, dtype, device)
-    except (RuntimeError, AssertionError) as e:
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as e:
         raise ValueError(f"--device {device}: {str(e).splitlines()[0]}") from None
+    model = models.load(folder, dtype, device)
     folder = Path(folder) / "model" if (Path(folder) / "model" / "config.json").is_file() else Path(folder)
     tokenizer = text.load(folder, model.config.n_vocab)
     settings = folder / "data.json"
     try:
         state = json.loads(settings.read_text()) if settings.is_file() else RELEASED
+        for name, value in state.items():
+            if type(value) is not type(getattr(data.DataConfig(), name)):
+                raise ValueError(f"{name} = {value!r}")
         return model, tokenizer, replace(data.DataConfig(**state), vision=model.config.vision)
-    except (TypeError, ValueError) as e:
+    except (TypeError, ValueError, AttributeError) as e:
         raise ValueError(f"{settings}: {e}") from None
 
 
@@ -205,10 +209,13 @@ def asking(config, crops=None, frames=None):
 
 def read_subtitles(path):
     """An .srt or .vtt file, or .json with [{"start": s, "end": s, "text": ..}, ..] -> [(start, end, text), ..] in seconds."""
-    content = Path(path).read_text(encoding="utf-8-sig")
+    try:
+        content = Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as e:
+        raise ValueError(f"--subtitles {path}: not UTF-8 at byte {e.start}") from None
     if Path(path).suffix.lower() == ".json":
         try:
-            return [(float(entry["start"]), float(entry["end"]), str(entry["text"])) for entry in json.loads(content)]
+            return [(float(entry["start"]), float(entry["end"]), sound(str(entry["text"]), path)) for entry in json.loads(content)]
         except (ValueError, KeyError, TypeError) as e:
             raise ValueError(f"--subtitles {path}: no list of objects with start, end and text: {e!r}") from None
     clock = r"(?:(\d+):)?(\d+):(\d+)[.,](\d{3})"
@@ -222,6 +229,15 @@ def read_subtitles(path):
     if not entries:
         raise ValueError(f"--subtitles {path}: no subtitle in it (.srt, .vtt or .json)")
     return entries
+
+
+def sound(words, where):
+    """The words, if they can be written as UTF-8; ValueError otherwise: no tokenizer takes half a surrogate pair."""
+    try:
+        words.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{where}: not UTF-8") from None
+    return words
 
 
 class Teller:
@@ -246,7 +262,7 @@ def converse(model, tokenizer, config, images, clip, args):
     cache, turns, teller = Cache(model, 1, 0), [], Teller(tokenizer)
     while True:
         print("> ", end="", flush=True, file=sys.stderr)
-        question = sys.stdin.readline().strip()
+        question = sound(sys.stdin.readline().strip(), "standard input")
         if not question:
             return
         prompt = data.ask(images, [*turns, (question, None)], tokenizer, config, clip)
@@ -278,10 +294,16 @@ def arguments(argv):
     parser.add_argument("--device", default="cpu", help="default cpu")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the weights (default float32)")
     args = parser.parse_args(argv)
-    for flag, value, least in (("--max-new", args.max_new, 1), ("--temperature", args.temperature, 0), ("--frames", args.frames, 1),
-                               ("--max-crops", args.max_crops, 1)):
-        if value is not None and value < least:
-            raise ValueError(f"{flag} must be at least {least}")
+    limits = {"max_new": (1, 65536), "temperature": (0, 100), "frames": (1, media.MAX_FRAMES), "max_crops": (1, 1000),
+              "seed": (0, 2**63 - 1)}
+    for name, (least, most) in limits.items():
+        value = getattr(args, name)
+        if value is not None and not least <= value <= most:
+            raise ValueError(f"--{name.replace('_', '-')} must be from {least} to {most}, not {value}")
+    if 0 < args.temperature < 0.001:
+        raise ValueError(f"--temperature {args.temperature}: below 0.001 it is greedy; say 0")
+    if args.prompt:
+        sound(args.prompt, "--prompt")
     for flag in ("frames", "subtitles", "start", "end"):
         if getattr(args, flag) != parser.get_default(flag) and not args.video:
             raise ValueError(f"--{flag} needs --video")
@@ -289,7 +311,8 @@ def arguments(argv):
         raise ValueError("--draw needs --image, --images or --video")
     if args.chat and (args.draw or args.json):
         raise ValueError("--draw and --json go with --prompt")
-    if args.draw and (Path(args.draw).suffix.lower() not in (".png", ".jpg") or not Path(args.draw).parent.is_dir()):
+    drawn = Path(args.draw or "x.png")
+    if drawn.suffix.lower() not in (".png", ".jpg") or not drawn.parent.is_dir() or drawn.is_dir():
         raise ValueError(f"--draw {args.draw}: name a .png or .jpg in a folder that exists")
     return args
 
@@ -297,19 +320,25 @@ def arguments(argv):
 def main(argv=None):
     try:
         args = arguments(argv)
-        model, tokenizer, config = open_model(args.model, args.device, getattr(torch, args.dtype))
-        config = asking(config, args.max_crops, args.frames)
-        files = [args.image] if args.image else args.images or []
-        if len(files) > config.max_images:
-            raise ValueError(f"--images: {len(files)} pictures; Molmo2 is asked about {config.max_images} at most")
-        images, clip, video = [data.read_image(file) for file in files], None, None
-        if args.video:
-            words = read_subtitles(args.subtitles) if args.subtitles else None
-            clip, video = data.open_clip(args.video, config, words, args.start, args.end)
-            clip.frames = [vision.resize(frame, config.vision.crop, config.vision.crop) for frame in clip.frames]
+        answer_to(args)
     except (OSError, ValueError, data.Unreadable) as e:
         print(f"tools.generate: {e}", file=sys.stderr)
         raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+def answer_to(args):
+    model, tokenizer, config = open_model(args.model, args.device, getattr(torch, args.dtype))
+    config = asking(config, args.max_crops, args.frames)
+    files = [args.image] if args.image else args.images or []
+    if len(files) > config.max_images:
+        raise ValueError(f"--images: {len(files)} pictures; Molmo2 is asked about {config.max_images} at most")
+    images, clip, video = [data.read_image(file) for file in files], None, None
+    if args.video:
+        words = read_subtitles(args.subtitles) if args.subtitles else None
+        clip, video = data.open_clip(args.video, config, words, args.start, args.end)
+        clip.frames = [vision.resize(frame, config.vision.crop, config.vision.crop) for frame in clip.frames]
     if args.chat:
         return converse(model, tokenizer, config, images, clip, args)
     prompt = data.ask(images, [(args.prompt, None)], tokenizer, config, clip)

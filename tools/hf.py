@@ -5,7 +5,7 @@
     python -m tools.hf export runs/mine mine-hf                         # for transformers, vLLM and the official code
 
 `released` is the one table of names, read both ways: {tensors on disk: our tensors}, the same rows one under the other.
-A name or a shape that the table does not know is refused before the first tensor is read.
+A name or a shape that the table does not know is refused before anything is loaded.
 `model.load`, `train.py --init` and the tools take a released folder as it is; `import` only makes one of ours of it.
 
 What export corrects (spec 0): config.json asks for frame tokens, and for the 25 ViT blocks that there are weights for.
@@ -13,16 +13,17 @@ What export corrects (spec 0): config.json asks for frame tokens, and for the 25
 
 import argparse
 import json
+import math
 import sys
 import tempfile
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import torch
 
 import model as models
 import text
-from tools.generate import open_model
+from data import DataConfig
 from vision import VisionConfig
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -83,24 +84,41 @@ def base_vit(config):
 # shapes
 
 
+class Refused(ValueError):
+    """A checkpoint that is sound, but not one that this project can be."""
+
+
 def demand(where, d, **wanted):
     """What this project builds in: a config that asks for something else is refused, not approximated."""
     for key, value in wanted.items():
         if d.get(key, value) not in (value, None):
-            raise ValueError(f"{where}: {key} = {d[key]!r} is not supported, only {value!r}")
+            raise Refused(f"{where}: {key} = {d[key]!r} is not supported, only {value!r}")
 
 
 def yarn_of(where, rope, layers, n_layer):
     """RoPE settings of a text config -> theta, Yarn; layers None: all of them are scaled."""
-    kind = rope.get("rope_type") or "default"
+    kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":
         return float(rope["rope_theta"]), models.Yarn()
-    demand(where, rope, rope_type="yarn", truncate=True, mscale=None, mscale_all_dim=None)
+    demand(where, {**rope, "rope_type": kind}, rope_type="yarn", truncate=True, mscale=None, mscale_all_dim=None)
     yarn = models.Yarn(tuple(range(n_layer)) if layers is None else tuple(layers), float(rope["factor"]),
                        original_max=int(rope["original_max_position_embeddings"]))
     given = {key: float(rope[key]) for key in ("attention_factor", "beta_fast", "beta_slow") if rope.get(key) is not None}
-    given.setdefault("attention_factor", 0.1 * float(torch.tensor(yarn.factor).log()) + 1)
+    given.setdefault("attention_factor", 0.1 * math.log(yarn.factor) + 1)
     return float(rope["rope_theta"]), replace(yarn, **given)
+
+
+def margin_of(folder):
+    """Patches that crops share on each side: in the file of the image processor, or inside that of the processor; 4 if there is none."""
+    for name, inside in (("preprocessor_config.json", None), ("processor_config.json", "image_processor")):
+        path = Path(folder) / name
+        if path.is_file():
+            settings = json.loads(path.read_text())
+            settings = settings.get(inside, {}) if inside else settings
+            if "overlap_margins" in settings:
+                demand(path, {"overlap_margins": settings["overlap_margins"]}, overlap_margins=[settings["overlap_margins"][0]] * 2)
+                return settings["overlap_margins"][0]
+    return 4
 
 
 def config_from(folder, raw):
@@ -114,18 +132,17 @@ def config_from(folder, raw):
     demand(where, a, hidden_act="silu", attention_bias=True, mlp_bias=False, pooling_attention_mask=True, hidden_size=v["hidden_size"],
            num_attention_heads=v["num_attention_heads"], intermediate_size=t["intermediate_size"], text_hidden_size=t["hidden_size"])
     if (t["norm_after"], t["qk_norm_type"]) not in ((False, "qwen3"), (True, "olmo")):
-        raise ValueError(f"{where}: norm_after {t['norm_after']} with {t['qk_norm_type']} QK-norm is neither Qwen nor OLMo")
+        raise Refused(f"{where}: norm_after {t['norm_after']} with {t['qk_norm_type']} QK-norm is neither Qwen nor OLMo")
     rope = t.get("rope_parameters") or {"rope_theta": t["rope_theta"], **(t.get("rope_scaling") or {})}
     theta, yarn = yarn_of(where, rope, t.get("rope_scaling_layers"), t["num_hidden_layers"])
     features = tuple(i % v["num_hidden_layers"] for i in a.get("vit_layers", a.get("vision_feature_layer", (24, 18))))
     size, patch = v.get("image_default_input_size", v.get("image_size")), v.get("image_patch_size", v.get("patch_size"))
-    demand(where, {"image size": list(size)}, **{"image size": [size[0]] * 2})
-    margins, images = 4, folder / "preprocessor_config.json"
-    if images.is_file():
-        margins = json.loads(images.read_text()).get("overlap_margins", [4, 4])[0]
+    if size[0] != size[1] or size[0] % patch:
+        raise Refused(f"{where}: images of {size} pixels in patches of {patch} are not supported, only squares of whole patches")
     see = VisionConfig(  # the Hub's config says 27 blocks, its weights stop at the last one that is read
         n_layer=max(features) + 1 if hub else v["num_hidden_layers"], n_embd=v["hidden_size"], n_head=v["num_attention_heads"],
-        n_hidden=v["intermediate_size"], features=features, grid=size[0] // patch, patch=patch, margin=margins, eps=v["layer_norm_eps"])
+        n_hidden=v["intermediate_size"], features=features, grid=size[0] // patch, patch=patch, margin=margin_of(folder),
+        eps=v["layer_norm_eps"])
     return models.Config(
         n_layer=t["num_hidden_layers"], n_embd=t["hidden_size"], n_head=t["num_attention_heads"], n_kv_head=t["num_key_value_heads"],
         head_dim=t["head_dim"], n_hidden=t["intermediate_size"], n_vocab=t["vocab_size"], n_extra=t["additional_vocab_size"],
@@ -182,7 +199,10 @@ def load(folder, raw, dtype, device):
     """A released folder -> Molmo2 in eval mode; raw: its config.json. ValueError in one sentence if it is not one."""
     try:
         config = config_from(folder, raw)
-    except (KeyError, TypeError, AttributeError) as e:
+        models.empty(config)
+    except Refused:
+        raise
+    except models.WRONG as e:
         raise ValueError(f"{folder}/config.json is not the config of a Molmo2 checkpoint: {e!r}") from None
     where, head = models.shards(folder), "lm_head.weight"
     embeddings = next(theirs for theirs, ours in released(config).items() if "embedding.weight" in ours)
@@ -193,10 +213,34 @@ def load(folder, raw, dtype, device):
     table = released(config)
     if config.tied and head not in where:
         del table[(head,)]
-    with torch.device("meta"):
-        model = models.Molmo2(config)
+    model = models.empty(config)
     model.load_state_dict(models.read(where, table, model.state_dict(), dtype, device), assign=True)
     return model.eval()
+
+
+def base_config(t, v, where):
+    """config.json of a base language model and of SigLIP 2 -> Config."""
+    if t.get("model_type") not in ("qwen3", "olmo3"):
+        raise Refused(f"{where}: model_type {t.get('model_type')!r} is neither qwen3 nor olmo3")
+    demand(where, t, hidden_act="silu", attention_bias=False)
+    v = v.get("vision_config", v)
+    demand("the config.json of SigLIP", v, hidden_act="gelu_pytorch_tanh")
+    n, patch = v["num_hidden_layers"], v["patch_size"]
+    see = VisionConfig(n_layer=n - 2, n_embd=v["hidden_size"], n_head=v["num_attention_heads"], n_hidden=v["intermediate_size"],
+                       features=(n - 3, n - 9), grid=v["image_size"] // patch, patch=patch, eps=v.get("layer_norm_eps", 1e-6))
+    # OLMo-3 slides its window on all layers but every fourth; Molmo2 does not, and only those have YaRN (spec 1.1)
+    kinds = t.get("layer_types") or ["sliding_attention"] * 3 + ["full_attention"]
+    whole = [i for i in range(t["num_hidden_layers"]) if kinds[i % len(kinds)] == "full_attention"]
+    rope = t.get("rope_parameters") or {"rope_theta": t["rope_theta"], **(t.get("rope_scaling") or {})}
+    if "full_attention" in rope:         # transformers writes the two kinds of layers apart
+        rope, sliding = rope["full_attention"], rope["sliding_attention"]
+        demand(where, sliding, rope_type="default", rope_theta=rope["rope_theta"])
+    theta, yarn = yarn_of(where, rope, whole, t["num_hidden_layers"])
+    return models.Config(
+        n_layer=t["num_hidden_layers"], n_embd=t["hidden_size"], n_head=t["num_attention_heads"], n_kv_head=t["num_key_value_heads"],
+        head_dim=t.get("head_dim") or t["hidden_size"] // t["num_attention_heads"], n_hidden=t["intermediate_size"],
+        n_vocab=t["vocab_size"], family="olmo" if t["model_type"] == "olmo3" else "qwen", tied=bool(t.get("tie_word_embeddings")),
+        rope_theta=theta, yarn=yarn, eps=t["rms_norm_eps"], vision=see)
 
 
 def start(llm_folder, vit_folder, seed=0):
@@ -205,30 +249,15 @@ def start(llm_folder, vit_folder, seed=0):
     Blocks of the ViT above its third layer from the end are left out, for nothing reads them; every tensor as stored.
     """
     llm_folder, vit_folder = Path(llm_folder), Path(vit_folder)
-    t, v = (json.loads((folder / "config.json").read_text()) for folder in (llm_folder, vit_folder))
-    where = f"{llm_folder}/config.json"
-    if t.get("model_type") not in ("qwen3", "olmo3"):
-        raise ValueError(f"{where}: model_type {t.get('model_type')!r} is neither qwen3 nor olmo3")
-    demand(where, t, hidden_act="silu", attention_bias=False)
-    v = v.get("vision_config", v)
-    demand(f"{vit_folder}/config.json", v, hidden_act="gelu_pytorch_tanh")
-    n, patch = v["num_hidden_layers"], v["patch_size"]
-    see = VisionConfig(n_layer=n - 2, n_embd=v["hidden_size"], n_head=v["num_attention_heads"], n_hidden=v["intermediate_size"],
-                       features=(n - 3, n - 9), grid=v["image_size"] // patch, patch=patch, eps=v.get("layer_norm_eps", 1e-6))
-    # OLMo-3 slides its window on all layers but every fourth; Molmo2 does not, and only those have YaRN (spec 1.1)
-    whole = [i for i, kind in enumerate(t.get("layer_types") or []) if kind == "full_attention"]
-    rope = t.get("rope_parameters") or {"rope_theta": t["rope_theta"], **(t.get("rope_scaling") or {})}
-    if "full_attention" in rope:         # transformers writes the two kinds of layers apart
-        rope, sliding = rope["full_attention"], rope["sliding_attention"]
-        demand(where, sliding, rope_type="default", rope_theta=rope["rope_theta"])
-    theta, yarn = yarn_of(where, rope, whole or None, t["num_hidden_layers"])
-    config = models.Config(
-        n_layer=t["num_hidden_layers"], n_embd=t["hidden_size"], n_head=t["num_attention_heads"], n_kv_head=t["num_key_value_heads"],
-        head_dim=t.get("head_dim") or t["hidden_size"] // t["num_attention_heads"], n_hidden=t["intermediate_size"],
-        n_vocab=t["vocab_size"], family="olmo" if t["model_type"] == "olmo3" else "qwen", tied=bool(t.get("tie_word_embeddings")),
-        rope_theta=theta, yarn=yarn, eps=t["rms_norm_eps"], vision=see)
-    with torch.device("meta"):
-        model = models.Molmo2(config)
+    both = f"{llm_folder}/config.json and {vit_folder}/config.json"
+    try:
+        t, v = (json.loads((folder / "config.json").read_text()) for folder in (llm_folder, vit_folder))
+        config = base_config(t, v, f"{llm_folder}/config.json")
+        model = models.empty(config)
+    except Refused:
+        raise
+    except models.WRONG as e:
+        raise ValueError(f"{both}: not those of a base language model and of SigLIP 2: {e!r}") from None
     like, vocab = model.state_dict(), config.n_vocab
 
     def fit(table):                      # cut, or filled with zeros, to the vocabulary that config.json declares
@@ -240,10 +269,10 @@ def start(llm_folder, vit_folder, seed=0):
     names = base_vit(config)
     kept = {name: file for name, file in models.shards(vit_folder).items() if (name,) in names}
     # a convolution over (channel, row, column) as a matrix over our patches, which lie as (row, column, channel)
-    flat = {"vision_model.embeddings.patch_embedding.weight": lambda w: w.permute(0, 2, 3, 1).flatten(1)}
+    flat = {"vision_model.embeddings.patch_embedding.weight": lambda w: w.permute(0, 2, 3, 1).flatten(1) if w.ndim == 4 else w[:0]}
     weights |= models.read(kept, names, like, prepare=flat)
     rng = torch.Generator().manual_seed(seed)
-    for name in like.keys() - weights.keys():
+    for name in (name for name in like if name not in weights):           # in the model's order: the seed says it all
         new = torch.zeros(like[name].shape)
         weights[name] = new if name.endswith("bias") else new.normal_(std=0.02, generator=rng)
     model.load_state_dict(weights, assign=True)
@@ -256,15 +285,22 @@ def extended_tokenizer(folder, n_vocab):
         from tokenizers import AddedToken, Tokenizer
     except ImportError:
         raise ValueError("the tokenizer of a base model needs an extra package: pip install tokenizers") from None
-    inner = models.opened(Tokenizer.from_file, str(Path(folder) / "tokenizer.json"))
+    path = Path(folder) / "tokenizer.json"
+    try:
+        inner = Tokenizer.from_file(str(path))
+        settings = Path(folder) / "tokenizer_config.json"
+        settings = json.loads(settings.read_text()) if settings.is_file() else {}
+        settings = {key: settings[key] for key in ("bos_token", "eos_token", "pad_token") if settings.get(key)}
+    except Exception as e:               # the package raises bare Exceptions
+        raise ValueError(f"{path}: not readable as a tokenizer: {str(e).splitlines()[0]}") from None
+    for token in ("<|im_start|>", "<|im_end|>"):
+        if inner.token_to_id(token) is None:
+            raise ValueError(f"{path}: the tokenizer lacks the special token {token}: not one of a model that chats so")
     size = inner.get_vocab_size()
     if size > n_vocab:
         raise ValueError(f"{folder}: the tokenizer has {size} ids, the model rows for {n_vocab}")
     names = [f"|<EXTRA_TOKENS_{i}>|" for i in range(n_vocab - size)] + [text.marked(name) for name in text.SPECIAL]
     inner.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
-    settings = Path(folder) / "tokenizer_config.json"
-    settings = json.loads(settings.read_text()) if settings.is_file() else {}
-    settings = {key: settings[key] for key in ("bos_token", "eos_token", "pad_token") if settings.get(key)}
     with tempfile.TemporaryDirectory() as out:
         inner.save(f"{out}/tokenizer.json")
         (Path(out) / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **settings}, indent=1))
@@ -313,18 +349,18 @@ def byte_tokenizer(tokenizer):
                       "fuse_unk": False, "byte_fallback": False, "ignore_merges": False, "vocab": vocab, "merges": []}}
 
 
-def write_processors(config, tokenizer, out):
+def write_processors(config, tokenizer, settings, out):
     """What transformers reads beside the weights: tokenizer, chat template, image and video processors, generation."""
     v, norm = config.vision, {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "do_rescale": True, "do_normalize": True, "resample": 2}
     size = {"size": {"height": v.crop, "width": v.crop}, "patch_size": v.patch, "do_convert_rgb": True, **norm}
     files = {
-        "preprocessor_config.json": {"image_processor_type": "Molmo2ImageProcessor", "max_crops": 8, "overlap_margins": [v.margin] * 2,
-                                     "pooling_size": [2, 2], **size},
-        "video_preprocessor_config.json": {"video_processor_type": "Molmo2VideoProcessor", "pooling_size": [3, 3], "num_frames": 384,
-                                           "max_fps": 2, "do_sample_frames": True, **size},
+        "preprocessor_config.json": {"image_processor_type": "Molmo2ImageProcessor", "max_crops": settings.max_crops,
+                                     "overlap_margins": [v.margin] * 2, "pooling_size": [2, 2], **size},
+        "video_preprocessor_config.json": {"video_processor_type": "Molmo2VideoProcessor", "pooling_size": [3, 3],
+                                           "num_frames": settings.max_frames, "max_fps": settings.fps, "do_sample_frames": True, **size},
         "processor_config.json": {"processor_class": "Molmo2Processor", "image_use_col_tokens": True, "use_single_crop_col_tokens": False,
                                   "use_single_crop_start_token": True, "video_use_col_tokens": False, "use_frame_special_tokens": True},
-        "generation_config.json": {"bos_token_id": tokenizer.bos, "eos_token_id": tokenizer.eos, "pad_token_id": tokenizer.eos}}
+        "generation_config.json": {"bos_token_id": tokenizer.bos, "eos_token_id": sorted(tokenizer.stops), "pad_token_id": tokenizer.eos}}
     if isinstance(tokenizer, text.ByteTokenizer):
         files["tokenizer.json"] = byte_tokenizer(tokenizer)
         files["tokenizer_config.json"] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False,
@@ -337,8 +373,11 @@ def write_processors(config, tokenizer, out):
         (out / "chat_template.jinja").write_text(CHAT)
 
 
-def export(model, tokenizer, out, shard_bytes=5 * 10**9):
-    """Molmo2 -> a released folder; memory: the model and one shard. Every tensor in its own precision, bit for bit."""
+def export(model, tokenizer, settings, out, shard_bytes=5 * 10**9):
+    """Molmo2 -> a released folder; memory: the model and one shard. Every tensor in its own precision, bit for bit.
+
+    settings: the data.DataConfig it was trained with; crops and frames of the processors, and data.json, which this project reads.
+    """
     try:
         from safetensors.torch import save_file
     except ImportError:
@@ -366,16 +405,37 @@ def export(model, tokenizer, out, shard_bytes=5 * 10**9):
         (out / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
     dtype = str(model.embedding.weight.dtype).split(".")[-1]
     (out / "config.json").write_text(json.dumps(config_to(model.config, dtype), indent=1))
-    write_processors(model.config, tokenizer, out)
+    write_processors(model.config, tokenizer, settings, out)
+    write_settings(settings, out)
+
+
+def add_code(hub, out):
+    """The Hub's own classes for who needs them (vLLM, older transformers): its *.py files, and where its configs point to them."""
+    for path in sorted(Path(hub).glob("*.py")):
+        (out / path.name).write_bytes(path.read_bytes())
+    pointed = 0
+    for name in ("config.json", "preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json"):
+        theirs = json.loads((Path(hub) / name).read_text()).get("auto_map") if (Path(hub) / name).is_file() else None
+        if theirs:
+            (out / name).write_text(json.dumps(json.loads((out / name).read_text()) | {"auto_map": theirs}, indent=1))
+            pointed += 1
+    if not pointed:
+        raise ValueError(f"--code {hub}: no config there points to classes of its own (auto_map)")
 
 
 # ---------------------------------------------------------------------------------------------------------------
 # the command
 
-def keep(model, tokenizer, out):
-    """A folder of this project: weights and tokenizer; it is asked as released checkpoints are."""
+def write_settings(settings, out):
+    state = {f.name: getattr(settings, f.name) for f in fields(settings) if f.name != "vision"}
+    (Path(out) / "data.json").write_text(json.dumps(state))
+
+
+def keep(model, tokenizer, settings, out):
+    """A folder of this project: weights, tokenizer, and how it is asked."""
     models.save(model, out)
     tokenizer.save(out)
+    write_settings(settings, out)
 
 
 def main(argv=None):
@@ -393,24 +453,29 @@ def main(argv=None):
     add.add_argument("source", metavar="MODEL")
     add.add_argument("out", metavar="HF_DIR")
     add.add_argument("--shard-gb", type=float, default=5, help="size of a file of weights at most (default 5)")
+    add.add_argument("--code", metavar="HUB_DIR", help="also the Hub's own classes from a downloaded checkpoint, for vLLM")
     args = parser.parse_args(argv)
+    from tools.generate import RELEASED, open_model  # not at the top: model.load comes here too, and needs none of it
+
     try:
         out = Path(args.out)
+        if args.command == "export" and not 0 < args.shard_gb < 1e6:
+            raise ValueError("--shard-gb must be above 0")
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise ValueError(f"{out}: not empty; name another folder")
         if args.command == "base":
             model = start(args.source, args.vit, args.seed)
-            keep(model, extended_tokenizer(args.source, model.config.n_vocab), out)
+            keep(model, extended_tokenizer(args.source, model.config.n_vocab), DataConfig(**RELEASED), out)
         else:
-            model, tokenizer, _ = open_model(args.source, dtype=None)
+            model, tokenizer, settings = open_model(args.source, dtype=None)
             if args.command == "import":
-                keep(model, tokenizer, out)
+                keep(model, tokenizer, settings, out)
             else:
-                if args.shard_gb <= 0:
-                    raise ValueError("--shard-gb must be above 0")
-                export(model, tokenizer, out, int(args.shard_gb * 1e9))
-    except (OSError, ValueError, KeyError) as e:
-        print(f"tools.hf: {e if not isinstance(e, KeyError) else f'config.json lacks {e}'}", file=sys.stderr)
+                export(model, tokenizer, settings, out, int(args.shard_gb * 1e9))
+                if args.code:
+                    add_code(args.code, out)
+    except (OSError, ValueError) as e:
+        print(f"tools.hf: {e}", file=sys.stderr)
         raise SystemExit(2) from None
     parts = {part: sum(p.numel() for p in ps) for part, ps in model.groups().items()}
     print(json.dumps({"out": str(out), "tensors": len(model.state_dict()), "params": sum(parts.values()), **parts}))
