@@ -1,7 +1,7 @@
 """Against transformers' own Molmo2 (an extra): weights in and out, logits, greedy tokens, and the inputs its processor makes.
 
 Random models of three kinds: untied, tied (as the released 4B: the head a copy of the embedding) and OLMo with YaRN on
-some layers; crops of the released size behind a narrow ViT. The tokenizer is trained here, on this project's own text.
+some layers; crops of the released size behind a narrow ViT. The tokenizer is trained here, on the licence.
 """
 
 import dataclasses
@@ -60,7 +60,7 @@ def base_tokenizer(tmp_path_factory):
     bpe.pre_tokenizer, bpe.decoder = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False), tokenizers.decoders.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(vocab_size=600, initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
                                              special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"], show_progress=False)
-    bpe.train([str(ROOT / "README.md"), str(ROOT / "data.py")], trainer)
+    bpe.train([str(ROOT / "LICENSE")], trainer)          # a text that never changes
     bpe.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}))
     return folder
@@ -95,7 +95,7 @@ def peers_config(config):
 def saved(tmp_path_factory, tokenizer):
     """kind -> a random model of transformers, the folder that it saved (several shards) with its processor, and ours from there.
 
-    sharp: attention so sharp that what is generated depends on all that went before; rounding grows in it by a hundred.
+    sharp: attention sharp enough that what is generated does not repeat itself; more, and rounding decides (it grows tenfold at 2).
     """
 
     @cache
@@ -186,7 +186,7 @@ def test_logits_equal_those_of_transformers(saved, processor, tokenizer, kind, i
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_hundred_greedy_tokens_equal_those_of_transformers(saved, processor, tokenizer, kind):
-    peer, _, ours = saved(kind, sharp=3)
+    peer, _, ours = saved(kind, sharp=1)
     for inputs in ("one image", "a video"):
         want, got = check_inputs(processor, tokenizer, **INPUTS[inputs])
         expected = peer.generate(**want, max_new_tokens=200, do_sample=False, eos_token_id=None, pad_token_id=0)[0, len(got.tokens) :]
