@@ -39,19 +39,25 @@ class Batch:
         return dataclasses.replace(self, **move)
 
 
+GRID = 256                               # steps of tokens in a row, for the search; twice as many cost twice the time and gain nothing
+AGE = 64                                 # packs after which an example is packed next, whatever else would be fuller
+
+
 class Planner:
     """Iterates over packs: lists of example numbers whose tokens and crops fit a row.
 
     sizes: a sequence of (tokens, crops), or a function i -> (tokens, crops) without end; None stands for an example
-    to leave out. One pack at a time: the oldest example of the pool, so that nothing waits for ever, then the rest
-    from the largest down, whatever still fits (first fit decreasing). `oversize` lists what no row can hold.
+    to leave out. One pack at a time, from a pool: an anchor, the largest example, or the oldest once it has seen AGE
+    packs go by, so that nothing starves; and the others that fill the row best beside it (`fullest`). `oversize`
+    lists what no row can hold; it never enters the pool.
     """
 
     def __init__(self, sizes, max_tokens, max_crops, pool=48):
         self.length = None if callable(sizes) else len(sizes)
         self.size_of = sizes if callable(sizes) else sizes.__getitem__
         self.limits, self.depth = (max_tokens, max_crops), pool
-        self.next, self.pool, self.oversize = 0, [], []          # pool: [(i, tokens, crops)], oldest first
+        self.next = self.packs = 0
+        self.pool, self.oversize = [], []                    # pool: [(i, tokens, crops, packs made before it came)], oldest first
 
     def _fill(self):
         while len(self.pool) < self.depth and (self.length is None or self.next < self.length):
@@ -62,7 +68,7 @@ class Planner:
             if size[0] > self.limits[0] or size[1] > self.limits[1]:
                 self.oversize.append(i)
             else:
-                self.pool.append((i, *size))
+                self.pool.append((i, *size, self.packs))
 
     def __iter__(self):
         return self
@@ -71,22 +77,80 @@ class Planner:
         self._fill()
         if not self.pool:
             raise StopIteration
-        tokens, crops = self.limits
-        pack = []
-        for i, t, c in [self.pool[0], *sorted(self.pool[1:], key=lambda e: -max(e[1] / self.limits[0], e[2] / max(self.limits[1], 1)))]:
-            if t <= tokens and c <= crops:
-                pack.append(i)
-                tokens, crops = tokens - t, crops - c
-        taken = set(pack)
+        T, C = self.limits[0], max(self.limits[1], 1)
+        rest = sorted(self.pool, key=lambda e: (-max(e[1] / T, e[2] / C), e[0]))
+        anchor = self.pool[0] if self.packs - self.pool[0][3] >= AGE else rest[0]
+        rest.remove(anchor)
+        # a row runs out of what the pool asks for most: weigh the fill of crops against that of tokens by a steep function of both
+        tokens, crops = sum(e[1] for e in self.pool) / T, sum(e[2] for e in self.pool) / C
+        weight = crops**16 / (tokens**16 + crops**16)
+        pack = [anchor, *fullest(rest, T - anchor[1], self.limits[1] - anchor[2], -(-T // GRID), (1 - weight) / T, weight / C)]
+        taken = {e[0] for e in pack}
         self.pool = [e for e in self.pool if e[0] not in taken]
-        return pack
+        self.packs += 1
+        return [e[0] for e in pack]
 
     def state(self):
-        return {"next": self.next, "pool": [i for i, _, _ in self.pool], "oversize": list(self.oversize)}
+        return {"next": self.next, "packs": self.packs, "pool": [[i, came] for i, _, _, came in self.pool], "oversize": list(self.oversize)}
 
     def restore(self, state):
-        self.next, self.oversize = state["next"], list(state["oversize"])
-        self.pool = [(i, *self.size_of(i)) for i in state["pool"]]
+        self.next, self.packs, self.oversize = state["next"], state["packs"], list(state["oversize"])
+        self.pool = [(i, *self.size_of(i), came) for i, came in state["pool"]]
+
+
+def fullest(examples, tokens, crops, step, per_token, per_crop):
+    """The examples (i, tokens, crops, ..) that fill `tokens` and `crops` best, worth per_token and per_crop each: exact subset-sum.
+
+    Every sum that some subset reaches is a bit of one integer, a line of bits per number of crops, a bit per `step` of
+    tokens (rounded up, so that what is reached fits). One more example is one shift, since lines and bits move alike:
+
+        2 crops   . . . .              . . . #
+        1 crop    . . # .      ->      . . # .           an example of one crop and one step, beside the sums so far
+        0 crops   # . . .              # # . .           (0, 0) and (1, 2): it adds (1, 1) and (2, 3)
+
+    Larger examples come first and are taken where sums are equal, so that small ones stay to fill gaps.
+    """
+    examples = [e for e in examples if e[1] <= tokens and e[2] <= crops]
+    cells = tokens // step + 1                           # of a line
+    line = -(-cells // 8) * 8                            # bits: whole bytes
+    whole = (1 << line * (crops + 1)) - 1
+    starts = whole // ((1 << line) - 1)                  # the first bit of every line
+    sums = [1]
+    for _, t, c, *_ in examples:
+        n = -(-t // step)
+        from_here = starts * ((1 << max(cells - n, 0)) - 1)                  # sums with room for it in their line
+        sums.append(sums[-1] | (sums[-1] & from_here) << (c * line + n) & whole)
+
+    best, at, table = -1.0, 0, sums[-1].to_bytes(line // 8 * (crops + 1), "little")
+    for c in range(crops + 1):
+        n = int.from_bytes(table[c * line // 8 : (c + 1) * line // 8], "little").bit_length() - 1
+        if n >= 0 and c * per_crop + n * step * per_token > best:
+            best, at = c * per_crop + n * step * per_token, c * line + n
+    chosen, left = [], []
+    for k in range(len(examples) - 1, -1, -1):           # from the smallest: is the sum reached without it?
+        e = examples[k]
+        if sums[k] >> at & 1:
+            left.append(e)
+        else:
+            chosen.append(e)
+            at -= e[2] * line - (-e[1] // step)
+    return mended(chosen, left, tokens, crops, per_token, per_crop)
+
+
+def mended(chosen, left, tokens, crops, per_token, per_crop):
+    """What rounding left free, used: the chosen with all else that fits, then with the one swap that gains most."""
+    worth = lambda e: e[1] * per_token + e[2] * per_crop                     # noqa: E731
+    tokens, crops = tokens - sum(e[1] for e in chosen), crops - sum(e[2] for e in chosen)
+    for e in sorted(left, key=worth, reverse=True):
+        if e[1] <= tokens and e[2] <= crops:
+            chosen, tokens, crops = [*chosen, e], tokens - e[1], crops - e[2]
+            left.remove(e)
+    gain, out, into = 1e-12, None, None
+    for a in chosen:
+        for b in left:
+            if b[1] - a[1] <= tokens and b[2] - a[2] <= crops and worth(b) - worth(a) > gain:
+                gain, out, into = worth(b) - worth(a), a, b
+    return [e for e in chosen if e is not out] + ([into] if out else [])
 
 
 def build(rows, max_tokens, vision_config, crop_bucket=1):

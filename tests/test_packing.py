@@ -1,6 +1,7 @@
 """Packing and message trees change nothing: the claims the whole project stands on."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -213,29 +214,63 @@ def test_every_fitting_example_is_packed_once_and_no_pack_is_over_a_limit(seed):
     assert sorted([*planner.oversize, *fits]) == list(range(300))
 
 
-def test_nothing_waits_longer_than_the_pool_is_deep():
-    """Two of 60 fill a row, so one of 50 would wait until the pool holds nothing else, if the oldest did not go first."""
+def test_nothing_waits_much_longer_than_its_age_allows():
+    """Two of 60 fill a row and are the largest, so those of 50 would wait until the pool holds nothing else, if age did not count."""
     endless = lambda i: (50, 1) if i % 50 == 7 else (60, 1)              # noqa: E731
-    planner, came, waits = packing.Planner(endless, 120, 10, pool=16), {}, []
-    for n in range(400):
-        pack = next(planner)
-        for i in [*pack, *(i for i, _, _ in planner.pool)]:
-            came.setdefault(i, n)
-        waits += [n - came[i] for i in pack]
-        assert all(n - came[i] < 16 for i, _, _ in planner.pool)
-    assert max(waits) < 16
-    assert sum(came) == len(came) * (len(came) - 1) // 2                 # none was left out
+    planner, waits = packing.Planner(endless, 120, 10, pool=16), []
+    for n in range(4000):
+        came = {e[0]: e[3] for e in planner.pool}
+        waits += [n - came.get(i, n) for i in next(planner)]
+    assert packing.AGE <= max(waits) < packing.AGE + 16                  # several may come of age at once: one a pack
+    assert min(e[0] for e in planner.pool) > 8000 - 2 * (packing.AGE + 16) - 16
 
 
-def test_a_restored_planner_goes_on_exactly():
-    sizes = sizes_of(3, 500)
-    planner = packing.Planner(sizes, 100, 10)
-    for _ in range(40):
+@pytest.mark.parametrize("seed", range(5))
+def test_a_planner_restored_after_any_pack_goes_on_exactly(seed):
+    """... from its state as JSON, so that it can stand in a file."""
+    sizes = sizes_of(seed, 400)
+    planner, states, packs = packing.Planner(sizes, 100, 10), [], []
+    while True:
+        states.append(json.dumps(planner.state()))
+        pack = next(planner, None)
+        if pack is None:
+            break
+        packs.append(pack)
+    for n in range(0, len(states), 7):
+        again = packing.Planner(sizes, 100, 10)
+        again.restore(json.loads(states[n]))
+        assert list(again) == packs[n:]
+
+
+def test_an_endless_stream_is_planned_in_constant_memory():
+    """What a planner holds after 3,000 packs is what it held after 300."""
+    sizes = [size if size[0] <= 100 and size[1] <= 10 else None for size in sizes_of(1, 5000)]
+    planner, held = packing.Planner(lambda i: sizes[i % 5000], 100, 10), []
+    for n in range(1, 3001):
         next(planner)
-    state, rest = planner.state(), list(planner)
-    again = packing.Planner(sizes, 100, 10)
-    again.restore(state)
-    assert list(again) == rest
+        if n in (300, 3000):
+            held.append(len(planner.state()["pool"]) + len(planner.oversize))
+    assert all(40 <= n < 48 for n in held) and planner.next > 5000
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_search_finds_the_fullest_row(seed):
+    """Against all subsets of ten examples, in steps of one token, weighed as a random pair of prices says."""
+    rng = np.random.default_rng(seed)
+    examples = [(i, int(t), int(c)) for i, (t, c) in enumerate(zip(rng.integers(1, 60, 10), rng.integers(0, 8, 10), strict=True))]
+    tokens, crops, per_token, per_crop = 100, 12, *rng.random(2)
+    found = packing.fullest(examples, tokens, crops, 1, per_token, per_crop)
+    worth = lambda es: sum(e[1] for e in es) * per_token + sum(e[2] for e in es) * per_crop              # noqa: E731
+    subsets = ([e for k, e in enumerate(examples) if bits >> k & 1] for bits in range(1 << 10))
+    fitting = (es for es in subsets if sum(e[1] for e in es) <= tokens and sum(e[2] for e in es) <= crops)
+    assert len({e[0] for e in found}) == len(found) and sum(e[1] for e in found) <= tokens and sum(e[2] for e in found) <= crops
+    assert worth(found) == pytest.approx(max(map(worth, fitting)))
+
+
+def test_what_rounding_loses_is_looked_for_once_more():
+    """In steps of 10, 41 + 41 + 18 are 12 steps of 10; exactly they fill the row."""
+    examples = [(0, 41, 0), (1, 41, 0), (2, 18, 0), (3, 55, 0)]
+    assert sum(e[1] for e in packing.fullest(examples, 100, 0, 10, 1.0, 1.0)) == 100
 
 
 def test_packs_are_fuller_than_rows_filled_in_order():

@@ -1,10 +1,12 @@
-"""Measured side by side in one run: this project and transformers' Molmo2, same weights, same inputs, turn by turn.
+"""Measured side by side in one run: this project and others at the same work.
 
-    python -m tools.bench generate                          # a small random model on this machine's CPU
+    python -m tools.bench pack                              # packers, on a stream like stage 1, 2 and 3 (tools/pack_bench.py)
+    python -m tools.bench generate                          # transformers' Molmo2: a small random model on this machine's CPU
     python -m tools.bench generate --preset 4b --device cuda --dtype bfloat16
 
-Prints a table, then one JSON line. A ratio above 1 says that this project is faster. Ours and theirs take turns, so that
-what else the machine does meets both; the ratio is the median over the rounds, with the smallest and the largest beside it.
+Prints a table, then one JSON line. `generate`: same weights, same inputs; a ratio above 1 says that this project is faster. Ours
+and theirs take turns, so that what else the machine does meets both; the ratio is the median over the rounds, with the smallest and
+the largest beside it.
 """
 
 import argparse
@@ -22,7 +24,7 @@ import torch
 
 import data
 import model as models
-from tools import hf
+from tools import hf, pack_bench
 from tools.generate import generate
 from vision import VisionConfig
 
@@ -101,6 +103,12 @@ def peers(config, device, dtype):
 
 def bench_generate(args):
     """Prefill (vision included) and decoding, greedy; the answers must be the same."""
+    if args.tokens < 2 or args.rounds < 1:
+        raise ValueError("--tokens must be at least 2 and --rounds at least 1")
+    try:
+        torch.zeros(1, device=args.device).item()
+    except (RuntimeError, AssertionError) as e:
+        raise ValueError(f"--device {args.device}: {str(e).splitlines()[0]}") from None
     config = SMALL if args.preset == "small" else models.PRESETS[args.preset]
     device, dtype = args.device, getattr(torch, args.dtype)
     ours, theirs = peers(config, device, dtype)
@@ -156,15 +164,10 @@ def main():
     add.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     add.add_argument("--tokens", type=int, default=64, help="of an answer (default 64)")
     add.add_argument("--rounds", type=int, default=7, help="default 7")
+    pack_bench.add_arguments(commands.add_parser("pack", help="packers beside each other, and what message trees and packing save"))
     args = parser.parse_args()
     try:
-        if args.tokens < 2 or args.rounds < 1:
-            raise ValueError("--tokens must be at least 2 and --rounds at least 1")
-        try:
-            torch.zeros(1, device=args.device).item()
-        except (RuntimeError, AssertionError) as e:
-            raise ValueError(f"--device {args.device}: {str(e).splitlines()[0]}") from None
-        results = bench_generate(args)
+        results = pack_bench.run(args) if args.command == "pack" else bench_generate(args)
     except ValueError as e:
         print(f"tools.bench: {e}", file=sys.stderr)
         raise SystemExit(2) from None
