@@ -507,7 +507,7 @@ def commit():
 
 def score(config, model, tokenizer, asked, folder=None):
     """-> metrics: of the records in `asked`, or, where that is None, of both held-out parts of the toy world; folder: samples go there."""
-    from tools import evaluate, view  # here, because nobody has to open tools/ to understand the loop
+    from tools import charts, evaluate  # here, because nobody has to open tools/ to understand the loop
 
     if asked == []:
         return {}
@@ -529,31 +529,31 @@ def score(config, model, tokenizer, asked, folder=None):
 
     metrics = {**held_out("test"), "unseen": held_out("unseen")}
     if folder:
-        view.sheet(sorted((folder / "test").glob("*any_shape.png"))[:8], folder.parent / "samples.png")
+        charts.sheet(sorted((folder / "test").glob("*any_shape.png"))[:8], folder.parent / "samples.png")
     return metrics
 
 
 def finish(config, out, model, lines, tokenizer, asked):
     """Weights, curve, evaluation, samples -> the metrics."""
-    from tools import view
+    from tools import charts
 
     model.eval()
     models.save(model, out / "model")
     tokenizer.save(out / "model")
     state = {f.name: getattr(config.data, f.name) for f in dataclasses.fields(config.data) if f.name != "vision"}
     (out / "model" / "data.json").write_text(json.dumps(state))
-    view.curve([line["loss"] for line in lines], out / "loss.png")
+    charts.curve([line["loss"] for line in lines], out / "loss.png")
     return score(config, model, tokenizer, asked, out / "samples")
 
 
 def draw_progress(out):
-    from tools import view
+    from tools import charts
 
     def lines(name):
         return [json.loads(line) for line in (out / name).read_text().splitlines()] if (out / name).exists() else []
 
     begun = sum(line["seconds"] for line in lines("stage0.jsonl"))
-    view.progress(lines("log.jsonl"), out / "eval.png", begun)
+    charts.progress(lines("log.jsonl"), out / "eval.png", begun)
 
 
 def main(argv=None):
