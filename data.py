@@ -16,6 +16,7 @@ Left out so far: records of several images, video, tracks, dialects (a record th
 """
 
 import difflib
+import hashlib
 import json
 import math
 import re
@@ -287,6 +288,11 @@ class Records:
     def __getitem__(self, i):
         return self.records[i]
 
+    @property
+    def fingerprint(self):
+        """Of all that the file says: ties a plan made ahead to it."""
+        return hashlib.sha256(self.path.read_bytes()).hexdigest()
+
     def path_of(self, record):
         image = record["image"]
         return self.media / (image["path"] if isinstance(image, dict) else image)
@@ -322,11 +328,12 @@ class Encoded:
     branch: np.ndarray               # (T,) int32, as is bidir
     bidir: np.ndarray
     dropped: int = 0                 # branches that did not fit
+    dropped_tokens: int = 0          # and their tokens
     id: str = ""
     images: np.ndarray = None        # (n,P,F) uint8
     pool_src: np.ndarray = field(default_factory=lambda: np.zeros((0, 4), np.int64))
     pool_dst: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    bad: str = ""                    # why its pixels could not be had: then it has no loss
+    bad: str = ""                    # why its pixels could not be had: then it is `blank`
 
 
 def layout(trunk, visual, branches, max_tokens=None):
@@ -340,14 +347,15 @@ def layout(trunk, visual, branches, max_tokens=None):
 
     The first branch that would run past max_tokens is left out, and all after it.
     """
-    kept, room = [], math.inf if max_tokens is None else max_tokens - len(trunk)
+    kept, room, dropped_tokens = [], math.inf if max_tokens is None else max_tokens - len(trunk), 0
     for branch in branches:
         ids = [i for segment, _ in branch.segments for i in segment]
         learn = [flag for segment, flag in branch.segments for _ in segment]
-        room -= len(ids) - 1
-        if room < 0:
-            break
-        kept.append((branch, ids, learn))
+        room = room - (len(ids) - 1) if room >= 0 else room
+        if room >= 0:
+            kept.append((branch, ids, learn))
+        else:
+            dropped_tokens += len(ids) - 1
     tree = len(kept) > 1
 
     tokens, targets, weights = list(trunk), list(trunk[1:]), [0.0] * len(trunk)
@@ -371,7 +379,7 @@ def layout(trunk, visual, branches, max_tokens=None):
     bidir = np.zeros(len(tokens), np.int32)
     bidir[: len(trunk)] = visual
     return Encoded(np.array(tokens), np.array(targets), np.array(weights, np.float32), np.array(pos),
-                   np.array(number, np.int32), bidir, dropped=len(branches) - len(kept))
+                   np.array(number, np.int32), bidir, dropped=len(branches) - len(kept), dropped_tokens=dropped_tokens)
 
 
 def image_ids(w, h, tokenizer, config):
@@ -498,19 +506,20 @@ def size(record, tokenizer, config, seed, epoch):
 
 
 def encode(record, tokenizer, config, seed, epoch):
-    """A record -> Encoded. An image that turns out bad leaves a blank one in its place and no loss, so that the plan holds."""
+    """A record -> Encoded; Unreadable if its image cannot be decoded."""
     if "image" not in record:
         return arrange(record, None, tokenizer, config, seed, epoch)
-    pixels = record["source"].image_size(record)
-    example = arrange(record, pixels, tokenizer, config, seed, epoch)
-    try:
-        image = record["source"].image(record)
-    except Unreadable as e:
-        example.bad, example.weights[:] = str(e), 0
-        image = np.zeros((pixels[1], pixels[0], 3), np.uint8)
-    example.images, example.pool_src = visual_crops([image], config)
+    example = arrange(record, record["source"].image_size(record), tokenizer, config, seed, epoch)
+    example.images, example.pool_src = visual_crops([record["source"].image(record)], config)
     example.pool_dst = np.flatnonzero(example.tokens == tokenizer.special["im_patch"])
     return example
+
+
+def blank(name, tokens, crops, config, reason):
+    """What stands in a row for a record that turned out bad while decoding -> Encoded of the size that was planned, without loss."""
+    zeros = [np.zeros(tokens, kind) for kind in (np.int64, np.int64, np.float32, np.int64, np.int32, np.int32)]
+    pixels = np.zeros((crops, config.vision.n_patch, config.vision.n_pixel), np.uint8) if crops else None
+    return Encoded(*zeros, id=name, images=pixels, bad=reason)
 
 
 def ask(images, turns, tokenizer, config, clip=None):
@@ -537,8 +546,31 @@ def ask(images, turns, tokenizer, config, clip=None):
 
 
 @lru_cache(maxsize=64)
-def _permutation(n, *key):
+def _shuffled(n, *key):
     return keyed(*key).permutation(n)
+
+
+@lru_cache(maxsize=1024)
+def _round_keys(*key):
+    return keyed(*key).integers(1 << 32, size=4, dtype=np.uint64).tolist()
+
+
+def permuted(i, n, *key):
+    """Where the keyed permutation of 0..n-1 sends i, without holding the permutation: a Feistel network of four rounds.
+
+    It shuffles the numbers of an even number of bits, of which n may not be one: what lands at n or above goes round again.
+    """
+    half = max((n - 1).bit_length() + 1, 2) // 2
+    mask = (1 << half) - 1
+    while True:
+        left, right = i >> half, i & mask
+        for k in _round_keys(*key):
+            mixed = (right + k) * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF           # multiply and fold: every bit reaches every other
+            mixed = (mixed ^ mixed >> 29) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
+            left, right = right, left ^ (mixed ^ mixed >> 32) & mask
+        i = left << half | right
+        if i < n:
+            return i
 
 
 class Mixture:
@@ -557,7 +589,7 @@ class Mixture:
 
     def __getitem__(self, i):
         block, r = divmod(i, self.block)
-        n = block * self.block + int(_permutation(self.block, self.seed, "block", block)[r])
+        n = block * self.block + int(_shuffled(self.block, self.seed, "block", block)[r])
         for k, share in enumerate(self.shares):
             before, after = math.floor(n * share), math.floor((n + 1) * share)
             if after > before or k == len(self.shares) - 1:
@@ -565,5 +597,5 @@ class Mixture:
                 source = self.sources[k]
                 epoch, j = divmod(n, len(source))
                 ordered = getattr(source, "ordered", False)               # an endless source that comes as it is
-                return k, j if ordered else int(_permutation(len(source), self.seed, source.name, epoch)[j]), epoch
+                return k, j if ordered else permuted(j, len(source), self.seed, source.name, epoch), epoch
             n -= before

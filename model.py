@@ -415,10 +415,10 @@ def read(where, table, like, dtype=None, device="cpu", prepare=None):
     return found
 
 
-def load(folder, dtype=torch.float32, device="cpu"):
-    """A run directory, its model/, or a released checkpoint's folder -> Molmo2 in eval mode; dtype None: as stored.
+def describe(folder):
+    """A run directory, its model/, or a released checkpoint's folder -> the folder with config.json, Config, config.json as it stands.
 
-    Reads one tensor at a time, so that memory holds the model once. FileNotFoundError or ValueError in one sentence if it is none.
+    FileNotFoundError or ValueError in one sentence if there is no model; no weights are read.
     """
     folder = Path(folder)
     if (folder / "model" / "config.json").is_file():
@@ -428,13 +428,28 @@ def load(folder, dtype=torch.float32, device="cpu"):
     try:
         raw = json.loads((folder / "config.json").read_text())
         if "model_type" not in raw:
-            model = empty(config_from(raw))
+            config = config_from(raw)
+            empty(config)
     except WRONG as e:
         raise ValueError(f"{folder}/config.json describes no model of this project (or its run is not finished): {e!r}") from None
     if "model_type" in raw:
         from tools import hf  # nobody has to open tools/ to understand the model
 
-        return hf.load(folder, raw, dtype, device)
+        config = hf.describe(folder, raw)
+    return folder, config, raw
+
+
+def load(folder, dtype=torch.float32, device="cpu"):
+    """What `describe` takes -> Molmo2 in eval mode; dtype None: as stored. Errors as there.
+
+    Reads one tensor at a time, so that memory holds the model once.
+    """
+    folder, config, raw = describe(folder)
+    if "model_type" in raw:
+        from tools import hf
+
+        return hf.load(folder, config, raw, dtype, device)
+    model = empty(config)
     like = model.state_dict()
     if (folder / "model.pt").is_file() and not (folder / "model.safetensors").is_file():
         stored = opened(torch.load, folder / "model.pt", weights_only=True, mmap=True)

@@ -11,6 +11,7 @@ pack can be planned on one machine and decoded on another. An example is never c
 """
 
 import dataclasses
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,6 +59,7 @@ class Planner:
         self.limits, self.depth = (max_tokens, max_crops), pool
         self.next = self.packs = 0
         self.pool, self.oversize = [], []                    # pool: [(i, tokens, crops, packs made before it came)], oldest first
+        self.last = []                                       # the pack made last, of such entries
 
     def _fill(self):
         while len(self.pool) < self.depth and (self.length is None or self.next < self.length):
@@ -84,18 +86,18 @@ class Planner:
         # a row runs out of what the pool asks for most: weigh the fill of crops against that of tokens by a steep function of both
         tokens, crops = sum(e[1] for e in self.pool) / T, sum(e[2] for e in self.pool) / C
         weight = crops**16 / (tokens**16 + crops**16)
-        pack = [anchor, *fullest(rest, T - anchor[1], self.limits[1] - anchor[2], -(-T // GRID), (1 - weight) / T, weight / C)]
-        taken = {e[0] for e in pack}
+        self.last = [anchor, *fullest(rest, T - anchor[1], self.limits[1] - anchor[2], -(-T // GRID), (1 - weight) / T, weight / C)]
+        taken = {e[0] for e in self.last}
         self.pool = [e for e in self.pool if e[0] not in taken]
         self.packs += 1
-        return [e[0] for e in pack]
+        return [e[0] for e in self.last]
 
     def state(self):
-        return {"next": self.next, "packs": self.packs, "pool": [[i, came] for i, _, _, came in self.pool], "oversize": list(self.oversize)}
+        return {"next": self.next, "packs": self.packs, "pool": [list(e) for e in self.pool], "oversize": list(self.oversize)}
 
     def restore(self, state):
         self.next, self.packs, self.oversize = state["next"], state["packs"], list(state["oversize"])
-        self.pool = [(i, *self.size_of(i), came) for i, came in state["pool"]]
+        self.pool = [tuple(e) for e in state["pool"]]
 
 
 def fullest(examples, tokens, crops, step, per_token, per_crop):
@@ -196,3 +198,9 @@ def build(rows, max_tokens, vision_config, crop_bucket=1):
     fields = dict(zip(("images", "pool_src", "pool_dst"), joined, strict=True)) | row_of | {"doc": doc}
     return Batch(**{name: torch.from_numpy(a) for name, a in fields.items()},
                  ids=[x.id for row in rows for x in row], unit=torch.tensor(unit, dtype=torch.int32))
+
+
+if __name__ == "__main__":
+    import plans  # `python packing.py plan`: packs planned ahead
+
+    plans.command(sys.argv[1:])

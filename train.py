@@ -6,9 +6,9 @@
 
 Order of this file: config, command line, data, model, optimizer, loop, what is left behind. A step:
 
-    packs -> Batch -> nll, lse per token -> sum(w * (nll + z * lse^2)) / (sum of w over the whole step) -> backward -> clip -> AdamW
+    packs -> Batch -> nll, lse per token -> sum(w * (nll + z * lse^2)) -> backward, over all micro-batches -> / sum of w -> clip -> AdamW
 
-The division by the weight of the whole step, never of a micro-batch, makes packing and accumulation invisible.
+The one division, by the weight of the whole step and never of a micro-batch, makes packing and accumulation invisible.
 """
 
 import argparse
@@ -23,11 +23,9 @@ import platform
 import subprocess
 import sys
 import time
-from collections import Counter, deque
-from concurrent.futures import ProcessPoolExecutor
+from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import islice
-from multiprocessing import get_context
 from pathlib import Path
 
 import torch
@@ -36,7 +34,9 @@ from tqdm import tqdm
 import data
 import model as models
 import packing
+import text
 from data import DataConfig
+from loader import Loader, RunError
 from stages import tiny
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -84,10 +84,6 @@ class Config:
 
 class UserError(Exception):
     """Ends the command with status 2 and one sentence."""
-
-
-class RunError(Exception):
-    """Ends the command with status 1 and one sentence: the run itself failed."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -141,6 +137,8 @@ def parse(argv):
     parser.add_argument("--tiny", action="store_true", help="toy model and laptop settings; toy world unless --data is given")
     parser.add_argument("--preset", choices=tuple(models.PRESETS), help="model shape (default: 4b, with --tiny toy)")
     parser.add_argument("--data", nargs="+", metavar="FILE[=rate]", help="record files (.jsonl) and their shares, default 1 each")
+    parser.add_argument("--plan", metavar="FILE", help="packs planned ahead by packing.py plan")
+    parser.add_argument("--cache", metavar="DIR", help="examples encoded ahead by packing.py plan")
     parser.add_argument("--media", metavar="DIR", help="where the paths in the records start")
     parser.add_argument("--eval", metavar="FILE", help="records asked about at the end (with --data)")
     parser.add_argument("--eval-every", type=int, default=0, metavar="N", help="also every N steps (default 0: only at the end)")
@@ -247,110 +245,6 @@ def open_sources(args, config):
     return sources, rates, list(data.Records(args.eval, args.media)) if args.eval else []
 
 
-class Loader:
-    """Steps of packs, in an order that depends on the seed alone.
-
-    A record whose image cannot be opened, or of which nothing fits, is left out while planning; one that turns out
-    bad while decoding keeps its place without loss. Both are counted in `dropped`; `bad` holds the latter.
-    """
-
-    def __init__(self, sources, rates, tokenizer, config):
-        self.mixture = data.Mixture(sources, rates, config.seed)
-        self.tokenizer, self.config = tokenizer, config
-        self.dropped, self.decoded_bad, self.warned, self.in_a_row = Counter(), Counter(), set(), 0
-        self.planner = packing.Planner(self.size, config.data.max_tokens, config.pack_crops, config.pool)
-        self.bad, self.first = [], None
-
-    def record(self, i):
-        source, index, epoch = self.mixture[i]
-        return self.mixture.sources[source][index], epoch
-
-    def size(self, i):
-        """(tokens, crops) of draw i, or None with the reason counted."""
-        record, epoch = self.record(i)
-        limits, reason = (self.config.data.max_tokens, self.config.pack_crops), ""
-        try:
-            size = data.size(record, self.tokenizer, self.config.data, self.config.seed, epoch)
-        except data.Unreadable as e:
-            reason = str(e)
-        else:
-            if size == (0, 0):
-                loss = any(a.get("weight", 1) for a in record["annotations"])
-                reason = "S03 none of its annotations fits a row" if loss else "S04 none of its annotations has loss"
-            elif size[0] > limits[0] or size[1] > limits[1]:
-                reason = f"S03 {size[0]} tokens and {size[1]} crops do not fit a row of {limits[0]} and {limits[1]}"
-        if not reason:
-            self.in_a_row = 0
-            return size
-        self.warn(record, reason)
-        self.dropped[reason[:3]] += 1
-        self.in_a_row += 1
-        if self.in_a_row >= 100:
-            raise UserError(f"100 records in a row could not be used; the last: {record['where']}: {reason}")
-        return None
-
-    def warn(self, record, reason):
-        if record["where"] not in self.warned:
-            self.warned.add(record["where"])
-            tqdm.write(f"{record['where']}: {reason}; skipped", file=sys.stderr)
-
-    def __iter__(self):
-        """Yields (packs of one step, each a list of data.Encoded; records dropped so far, by reason)."""
-        setup = self.mixture, self.tokenizer, self.config
-        if not self.config.workers:
-            while True:
-                packs, dropped = self.plan()
-                yield self.checked(packs, dropped, [[encode_draw(setup, i) for i in pack] for pack in packs])
-        # two steps ahead, in plan order; what a worker decodes is a function of the number it is given
-        with ProcessPoolExecutor(self.config.workers, get_context("spawn"), _start_worker, (setup,)) as pool:
-            ahead = deque()
-            while True:
-                while len(ahead) < 2:
-                    packs, dropped = self.plan()
-                    ahead.append((packs, dropped, [[pool.submit(_encode_in_worker, i) for i in pack] for pack in packs]))
-                packs, dropped, futures = ahead.popleft()
-                yield self.checked(packs, dropped, [[f.result() for f in pack] for pack in futures])
-
-    def begin(self):
-        """Plans the first step now: that nothing can be used is found before anything takes its time."""
-        self.first = self.plan()
-        return self
-
-    def plan(self):
-        if self.first:
-            first, self.first = self.first, None
-            return first
-        return [next(self.planner) for _ in range(self.config.batch)], Counter(self.dropped)
-
-    def checked(self, packs, dropped, encoded):
-        """Notes what turned out bad while decoding; counted with the step it belongs to, however far ahead it was planned."""
-        for pack, examples in zip(packs, encoded, strict=True):
-            for i, example in zip(pack, examples, strict=True):
-                if example.bad:
-                    record, _ = self.record(i)
-                    self.warn(record, example.bad)
-                    self.bad.append({"id": record["id"], "where": record["where"], "draw": i, "reason": example.bad})
-                    self.decoded_bad[example.bad[:3]] += 1
-        return encoded, dict(dropped + self.decoded_bad)
-
-
-def encode_draw(setup, i):
-    """Draw i of a run -> data.Encoded; setup: (mixture, tokenizer, config)."""
-    mixture, tokenizer, config = setup
-    source, index, epoch = mixture[i]
-    return data.encode(mixture.sources[source][index], tokenizer, config.data, config.seed, epoch)
-
-
-def _start_worker(setup):
-    global _setup
-    torch.set_num_threads(1)
-    _setup = setup
-
-
-def _encode_in_worker(i):
-    return encode_draw(_setup, i)
-
-
 # ---------------------------------------------------------------------------------------------------------------
 # model and optimizer
 
@@ -363,6 +257,18 @@ def pick_device(config):
         raise UserError(f"--device {name}: this machine or this torch has none")
     dtype = config.dtype if config.dtype != "auto" else "bfloat16" if name == "cuda" else "float32"
     return torch.device(name), getattr(torch, dtype)
+
+
+def open_tokenizer(args, config):
+    """-> tokenizer, and config with the geometry of its model, as open_model finds them, without reading weights."""
+    if args.init is None:
+        return data.ByteTokenizer(tiny.WORDS, config.model.n_vocab), config
+    try:
+        folder, shape, _ = models.describe(args.init)
+        tokenizer = text.load(folder, shape.n_vocab)
+    except (OSError, ValueError) as e:
+        raise UserError(f"--init {args.init}: {e}") from None
+    return tokenizer, replace(config, model=shape, data=replace(config.data, vision=shape.vision))
 
 
 def open_model(args, config):
@@ -424,14 +330,14 @@ def schedule(config, part, step):
 # the loop
 
 
-def train(config, out, device, dtype, model, loader, evaluate, every):
-    """-> a line of the log per step; the model has learned when it returns. evaluate() -> metrics, called every so many steps."""
+def train(config, out, device, dtype, model, loader, evaluate, args):
+    """-> a line of the log per step; the model has learned when it returns. evaluate() -> metrics, called every args.eval_every steps."""
     model.to(device)
     groups = {part: [p for p in ps if p.requires_grad] for part, ps in model.groups().items() if part in config.train}
     optimizer = torch.optim.AdamW([{"params": ps, "name": part} for part, ps in groups.items()], lr=0.0, betas=config.betas,
                                   eps=config.adam_eps, weight_decay=0.0, fused=device.type != "mps")
-    head = {"config": dataclasses.asdict(config), "commit": commit(), "device": str(device), "dtype": str(dtype).split(".")[-1],
-            "versions": {"python": platform.python_version(), "torch": torch.__version__},
+    head = {"config": dataclasses.asdict(config), "command": vars(args), "commit": commit(), "device": str(device),
+            "dtype": str(dtype).split(".")[-1], "versions": {"python": platform.python_version(), "torch": torch.__version__},
             "params": {part: sum(p.numel() for p in ps) for part, ps in model.groups().items()}}
     (out / "config.json").write_text(json.dumps(head, indent=1))
     log = open(out / "log.jsonl", "w", buffering=1)
@@ -440,52 +346,59 @@ def train(config, out, device, dtype, model, loader, evaluate, every):
 
     bar = tqdm(islice(loader, config.steps), total=config.steps, unit="step", desc=f"stage {config.stage}", mininterval=1)
     started = time.time()
-    for step, (packs, dropped) in enumerate(bar, 1):
+    for number, (step, micro_batches) in enumerate(bar, 1):
         for group in optimizer.param_groups:
-            group["lr"] = schedule(config, group["name"], step)
-        examples = [e for pack in packs for e in pack]
-        weight = float(sum(e.weights.sum(dtype="float64") for e in examples))
-        total = 0.0
-        for start in range(0, config.batch, config.micro_batch):
-            rows = packs[start : start + config.micro_batch]
+            group["lr"] = schedule(config, group["name"], number)
+        total, seen = 0.0, Counter()
+        for rows in micro_batches:
             batch = packing.build(rows, config.data.max_tokens, config.data.vision, config.crop_bucket).to(device)
             # its cache would keep bfloat16 copies of all that learns until the forward ends, which is what recompute saves
             with torch.autocast(device.type, dtype, enabled=dtype != torch.float32, cache_enabled=not config.recompute):
                 nll, lse = model(batch)
-            loss = (batch.weights * (nll + config.z_loss * lse**2)).sum() / max(weight, 1e-8)
-            loss.backward()
-            total += float((batch.weights * nll.detach()).sum()) / max(weight, 1e-8)
+            (batch.weights * (nll + config.z_loss * lse**2)).sum().backward()
+            total += float((batch.weights * nll.detach()).sum())
+            seen.update(census(rows))
+        weight = max(seen["weight"], 1e-8)
+        torch._foreach_div_([p.grad for ps in groups.values() for p in ps if p.grad is not None], weight)
+        total /= weight
         norms = {part: float(torch.nn.utils.clip_grad_norm_(ps, config.clip)) for part, ps in groups.items()}
         norm = math.hypot(*norms.values())
         if not math.isfinite(total) or not math.isfinite(norm):
-            raise RunError(f"step {step}: loss {total}, gradient norm {norm}; records: {', '.join(e.id for e in examples[:20])}")
+            raise RunError(f"step {number}: loss {total}, gradient norm {norm}; records: {', '.join(step.ids[:20])}")
         optimizer.step()
         optimizer.zero_grad()
 
-        tokens = sum(len(e.tokens) for e in examples)
-        crops = sum(0 if e.images is None else len(e.images) for e in examples)
-        line = {"step": step, "loss": total, "weight": weight, "tokens": tokens,
-                "loss_tokens": sum(int((e.weights > 0).sum()) for e in examples),
-                "lr": {g["name"]: g["lr"] for g in optimizer.param_groups}, "grad_norm": norm, "grad_norms": norms,
-                "fill_tokens": tokens / (config.batch * config.data.max_tokens), "fill_crops": crops / (config.batch * config.pack_crops),
-                "examples": len(examples), "branches": sum(max(int(e.branch.max(initial=0)), 1) for e in examples),
-                "branches_dropped": sum(e.dropped for e in examples), "dropped": dropped,
-                "ids": hashlib.sha256("\n".join(e.id for e in examples).encode()).hexdigest()[:16], "seconds": time.time() - started}
+        line = {"step": number, "loss": total, **seen, "lr": {g["name"]: g["lr"] for g in optimizer.param_groups},
+                "grad_norm": norm, "grad_norms": norms, "fill_tokens": seen["tokens"] / (config.batch * config.data.max_tokens),
+                "fill_crops": seen["crops"] / (config.batch * config.pack_crops), "longest_wait": step.waited,
+                "dropped": dict(Counter(step.dropped) + loader.masked),
+                "ids": hashlib.sha256("\n".join(step.ids).encode()).hexdigest()[:16], "seconds": time.time() - started}
         started = time.time()
         log.write(json.dumps(line) + "\n")
         lines.append(line)
         if loader.bad:
             with open(out / "skips.jsonl", "a") as skips:
-                skips.writelines(json.dumps({"step": step, **bad}) + "\n" for bad in loader.bad)
+                skips.writelines(json.dumps({"step": number, **bad}) + "\n" for bad in loader.bad)
             loader.bad.clear()
         bar.set_postfix(loss=f"{total:.3f}", fill=f"{line['fill_tokens']:.0%}", refresh=False)
-        if every and step % every == 0 and step < config.steps:
+        if args.eval_every and number % args.eval_every == 0 and number < config.steps:
             model.eval()
-            log.write(json.dumps({"step": step, "eval": evaluate()}) + "\n")
+            log.write(json.dumps({"step": number, "eval": evaluate()}) + "\n")
             model.train()
             started = time.time()
     log.close()
     return lines
+
+
+def census(rows):
+    """What is in these rows, to be added up over the micro-batches of a step; weight is the sum of the loss weights."""
+    examples = [e for row in rows for e in row]
+    return {"weight": float(sum(e.weights.sum(dtype="float64") for e in examples)),
+            "packs": len(rows), "examples": len(examples), "branches": sum(max(int(e.branch.max(initial=0)), 1) for e in examples),
+            "tokens": sum(len(e.tokens) for e in examples), "crops": sum(0 if e.images is None else len(e.images) for e in examples),
+            "loss_tokens": sum(int((e.weights > 0).sum()) for e in examples),
+            "masked_tokens": sum(len(e.tokens) for e in examples if e.bad),              # of records found bad while decoding
+            "branches_dropped": sum(e.dropped for e in examples), "tokens_dropped": sum(e.dropped_tokens for e in examples)}
 
 
 def commit():
@@ -570,12 +483,12 @@ def main(argv=None):
         # everything that can be wrong is opened before anything is written
         sources, rates, asked = open_sources(args, config)
         model, tokenizer, config = open_model(args, config)
-        loader = Loader(sources, rates, tokenizer, config).begin()
+        loader = Loader(sources, rates, tokenizer, config, plan=args.plan, cache=args.cache).begin()
         out = run_directory(args, config)
         if config.vit_steps and not args.init:
             teach_to_see(config, out, model.vision.vit.to(device))
         evaluate = lambda: score(config, model, tokenizer, asked)         # noqa: E731
-        lines = train(config, out, device, dtype, model, loader, evaluate, args.eval_every)
+        lines = train(config, out, device, dtype, model, loader, evaluate, args)
         metrics = finish(config, out, model, lines, tokenizer, asked)
     except (UserError, data.DataError) as e:
         print(f"train.py: {e}", file=sys.stderr)

@@ -135,6 +135,7 @@ class World:
     def __init__(self, split, seed=0, asks="all", lessons=0):
         self.split, self.seed, self.asks, self.lessons = split, seed, asks, lessons
         self.name, self.ordered = f"tiny-{split}-{asks}", True
+        self.fingerprint = f"{self.name} seed {seed} lessons {lessons}"
 
     def __len__(self):
         return 1 << 40
@@ -196,7 +197,7 @@ class Sums:
     name, n = "tiny-text", 10_000
 
     def __init__(self, seed=0):
-        self.seed = seed
+        self.seed, self.fingerprint = seed, f"{self.name} seed {seed}"
 
     def __len__(self):
         return self.n

@@ -2,6 +2,7 @@
 
 import json
 import re
+import tracemalloc
 import zlib
 from pathlib import Path
 
@@ -137,10 +138,24 @@ def test_an_unreadable_image_costs_its_record_only(tmp_path):
     for record, code in ((page, "S21"), (thin, "S22"), (gone, "S20")):
         with pytest.raises(data.Unreadable, match=code):
             data.size(record, TOKENIZER, CONFIG, 0, 0)
-    # the header of a truncated file is sound: it is planned, and then keeps its place without loss
-    size, example = data.size(cut, TOKENIZER, CONFIG, 0, 0), data.encode(cut, TOKENIZER, CONFIG, 0, 0)
-    assert size == (len(example.tokens), len(example.images)) and example.bad.startswith("S21")
+    # the header of a truncated file is sound: it is planned, and found out while decoding; a blank one keeps its place
+    size = data.size(cut, TOKENIZER, CONFIG, 0, 0)
+    with pytest.raises(data.Unreadable, match="S21"):
+        data.encode(cut, TOKENIZER, CONFIG, 0, 0)
+    example = data.blank("cut", *size, CONFIG, "S21 cut short")
+    assert size == (len(example.tokens), len(example.images)) and example.bad == "S21 cut short"
     assert example.weights.sum() == 0 and (example.images == 0).all()
+
+
+def test_the_tokens_of_branches_that_do_not_fit_are_reported():
+    """Tokens laid out and tokens reported as dropped are those of the whole tree, whatever the limit."""
+    branches = [data.Branch([([7] * n, False), ([8] * 3, True)]) for n in (5, 9, 2, 30)]
+    whole = data.layout([1, 2, 3], [False, True, True], branches)
+    assert whole.dropped_tokens == 0
+    for limit in range(3, len(whole.tokens) + 2):
+        part = data.layout([1, 2, 3], [False, True, True], branches, limit)
+        assert len(part.tokens) + part.dropped_tokens == len(whole.tokens) and len(part.tokens) <= limit
+        assert (part.dropped_tokens == 0) == (part.dropped == 0)
 
 
 @pytest.mark.parametrize("mode", ["P", "L", "LA", "RGBA", "CMYK", "I;16", "1"])
@@ -229,6 +244,25 @@ class Named:
 
     def __len__(self):
         return self.n
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 7, 64, 1000, 4097])
+def test_epoch_is_a_permutation(n):
+    """... of every source, another one in every epoch, of every seed; and neighbours do not stay neighbours."""
+    orders = [[data.permuted(i, n, seed, "name", epoch) for i in range(n)] for seed in (0, 1) for epoch in range(4)]
+    assert all(sorted(order) == list(range(n)) for order in orders)
+    if n >= 64:
+        assert len(set(map(tuple, orders))) == 8
+        for order in orders:
+            steps = np.diff(order)
+            assert (abs(steps) == 1).mean() < 4 / n + 0.05 and abs(np.corrcoef(order, range(n))[0, 1]) < 4 / n**0.5
+
+
+def test_a_permutation_of_ten_million_takes_no_memory():
+    tracemalloc.start()
+    seen = {data.permuted(i, 10_000_000, 0, "name", 3) for i in range(1000)}
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20 and len(seen) == 1000 and max(seen) > 9_000_000
+    tracemalloc.stop()
 
 
 def test_a_mixture_keeps_its_rates_and_every_epoch_is_a_permutation():

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 import data
+import loader
 import model
 import text
 import train
@@ -94,19 +95,20 @@ def test_a_run_leaves_what_the_interface_promises(plain):
 
 
 def opened(*flags):
-    """What a run with these flags starts from: model, config, an iterator over its steps."""
+    """What a run with these flags starts from: model, config, an iterator over the rows of its steps."""
     args, config = train.parse([*SMALL, *flags])
     torch.manual_seed(config.seed)
     m, tokenizer, config = train.open_model(args, config)
     sources, rates, _ = train.open_sources(args, config)
-    return m, config, iter(train.Loader(sources, rates, tokenizer, config))
+    stream = loader.Loader(sources, rates, tokenizer, config)
+    return m, config, ([row for rows in micro_batches for row in rows] for _, micro_batches in stream)
 
 
 def test_the_loss_is_a_weighted_mean_over_the_whole_step(tmp_path):
     """Micro-batches of very different weight: what is logged is the mean over all of them, by torch's own cross entropy."""
     flags = ["--data.root_length=true", "--data.point_weight=0.2", "--vit_steps=0"]
-    m, config, loader = opened(*flags)
-    rows, _ = next(loader)
+    m, config, steps_of_rows = opened(*flags)
+    rows = next(steps_of_rows)
     weight = sum(float(e.weights.sum()) for row in rows for e in row)
     batch = train.packing.build(rows, config.data.max_tokens, config.data.vision)
     logits = m.logits(batch)
@@ -124,12 +126,12 @@ def test_three_steps_equal_three_written_by_hand(tmp_path):
     the gradients.
     """
     flags = ["--lr.vit=1e-3", "--lr.connector=2e-3", "--lr.llm=5e-4", "--adam_eps=0.01", "--data.point_weight=0.2", "--vit_steps=0"]
-    m, config, loader = opened(*flags)
+    m, config, steps_of_rows = opened(*flags)
     before = {name: p.detach().clone() for name, p in m.named_parameters()}
     groups = m.groups()
     optimizer = torch.optim.AdamW([{"params": ps} for ps in groups.values()], betas=(0.9, 0.95), eps=0.01, weight_decay=0)
     lines = steps(run(tmp_path / "a", *flags, "--micro-batch", "2"))
-    for step, (rows, _) in zip((1, 2, 3), loader, strict=False):
+    for step, rows in zip((1, 2, 3), steps_of_rows, strict=False):
         batch = train.packing.build(rows, config.data.max_tokens, config.data.vision)
         w, logits = batch.weights.flatten(), m.logits(batch).flatten(0, 1)
         targets = batch.targets.flatten().clamp(max=logits.shape[-1] - 1)

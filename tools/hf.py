@@ -195,8 +195,8 @@ def is_copy(where, head, table):
                                                                        for i in range(0, n, 1000))
 
 
-def load(folder, raw, dtype, device):
-    """A released folder -> Molmo2 in eval mode; raw: its config.json. ValueError in one sentence if it is not one."""
+def describe(folder, raw):
+    """A released folder -> Config; raw: its config.json. ValueError in one sentence if it is not one."""
     try:
         config = config_from(folder, raw)
         models.empty(config)
@@ -204,6 +204,11 @@ def load(folder, raw, dtype, device):
         raise
     except models.WRONG as e:
         raise ValueError(f"{folder}/config.json is not the config of a Molmo2 checkpoint: {e!r}") from None
+    return config
+
+
+def load(folder, config, raw, dtype, device):
+    """A released folder -> Molmo2 in eval mode; config and raw: from model.describe. ValueError in one sentence if weights do not fit."""
     where, head = models.shards(folder), "lm_head.weight"
     embeddings = next(theirs for theirs, ours in released(config).items() if "embedding.weight" in ours)
     if {head, *embeddings} <= set(where):

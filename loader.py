@@ -1,0 +1,244 @@
+"""Which packs form a step, decoded ahead and dealt to ranks (paper: packing; spec 8).
+
+in    sources and rates, tokenizer, config; a plan or a cache made ahead
+out   Steps, and for each the micro-batches of one rank: rows of data.Encoded
+
+    draw 0, 1, 2 ..  --size-->  Planner  --packs-->  Step  --deal-->  ranks  --encode, ahead-->  micro-batches
+
+A step is a function of the seed and its number alone: every rank plans every pack, which costs no pixel, and then
+decodes only those dealt to it. What is bad is found in one of two places: while planning, then the draw is left out;
+or while decoding, then the example keeps its place without loss, so that the packs stay as they were planned.
+"""
+
+import sys
+from collections import Counter, deque
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import chain
+from multiprocessing import get_context
+
+import numpy as np
+from tqdm import tqdm
+
+import data
+import packing
+import plans
+
+
+class RunError(Exception):
+    """Ends the command with status 1 and one sentence: the run itself failed."""
+
+
+@dataclass(frozen=True)
+class Step:
+    packs: list                      # in plan order, each [(draw, tokens, crops), ..]
+    ids: list                        # of str, the records in the same order
+    waited: int                      # packs that the one of them that waited longest saw go by
+    dropped: dict                    # draws left out while planning so far, by reason
+    state: dict                      # of the planning after this step: where a resume goes on
+
+
+class Loader:
+    """The steps of a run as one rank sees them. rank, ranks: among those that hold different packs (data-parallel).
+
+    `bad` collects what turned out bad while decoding, until the caller takes it; `known_bad` {draw: reason} is masked
+    unseen, so that a resumed run masks what the first one did. config: train.Config.
+    """
+
+    def __init__(self, sources, rates, tokenizer, config, rank=0, ranks=1, plan=None, cache=None, measured=None):
+        self.config, self.rank, self.ranks = config, rank, ranks
+        self.setup = data.Mixture(sources, rates, config.seed), tokenizer, config
+        self.measured = measured or (lambda draw: measure(self.setup, draw))
+        self.dropped, self.masked, self.in_a_row = Counter(), Counter(), 0
+        self.ids, self.warned, self.bad, self.known_bad, self.first = {}, set(), [], {}, None
+        made_for = plans.purpose(sources, rates, tokenizer, config) if plan or cache else None
+        self.cache = plans.Cache(cache, made_for, config.steps * config.batch) if cache else None
+        if plan:
+            self.planner = plans.Plan(plan, made_for, config.steps * config.batch, self.ids, self.dropped)
+        else:
+            self.planner = packing.Planner(self.size, config.data.max_tokens, config.pack_crops, config.pool)
+
+    # planning
+
+    def size(self, draw):
+        """(tokens, crops) of a draw, or None with the reason counted."""
+        name, where, size, reason = self.measured(draw)
+        if not reason:
+            self.ids[draw], self.in_a_row = name, 0
+            return size
+        self.warn(where, reason)
+        self.dropped[reason[:3]] += 1
+        self.in_a_row += 1
+        if self.in_a_row >= 100:
+            raise data.DataError(f"100 records in a row could not be used; the last: {where}: {reason}")
+        return None
+
+    def warn(self, where, reason):
+        if where not in self.warned and self.rank == 0:
+            tqdm.write(f"{where}: {reason}; skipped", file=sys.stderr)
+        self.warned.add(where)
+
+    def begin(self):
+        """Plans the first step now: that nothing can be used is found before anything takes its time."""
+        self.first = self.next_step()
+        return self
+
+    def next_step(self):
+        if self.first:
+            first, self.first = self.first, None
+            return first
+        packs, waited = [], 0
+        for _ in range(self.config.batch):
+            next(self.planner)
+            packs.append([e[:3] for e in self.planner.last])
+            waited = max(waited, *(self.planner.packs - 1 - came for *_, came in self.planner.last))
+        ids, dropped = [self.ids.pop(e[0]) for pack in packs for e in pack], dict(self.dropped)
+        state = {"planner": self.planner.state(), "ids": list(self.ids.items()), "dropped": dropped, "in_a_row": self.in_a_row}
+        return Step(packs, ids, waited, dropped, state)
+
+    def restore(self, state):
+        """Goes on after the step whose `state` this is; it costs the same after ten steps and after a million."""
+        self.first = None
+        self.planner.restore(state["planner"])
+        self.in_a_row = state["in_a_row"]
+        for held, found in ((self.ids, state["ids"]), (self.dropped, state["dropped"])):
+            held.clear()                                     # in place: a plan made ahead counts in them too
+            held.update(found)
+
+    # decoding
+
+    def __iter__(self):
+        """Yields (Step, an iterator over its micro-batches on this rank: lists of rows, each a list of data.Encoded)."""
+        size, count = self.config.micro_batch, self.config.batch // self.ranks // self.config.micro_batch
+        rows = self._rows()
+
+        def micro_batch():
+            return [next(rows)[1] for _ in range(size)]
+
+        while True:
+            step, row = next(rows)
+            first = [row, *(next(rows)[1] for _ in range(size - 1))]
+            yield step, chain([first], (micro_batch() for _ in range(count - 1)))
+
+    def _rows(self):
+        """Yields (step, row) in the order of training, decoded in worker processes two micro-batches ahead.
+
+        What a worker decodes is a function of the draw alone, so any number of workers gives the same rows; what waits in memory is
+        bounded by packs, whatever the batch.
+        """
+        workers = 0 if self.cache else self.config.workers
+        pool = ProcessPoolExecutor(workers, get_context("spawn"), _start_worker, (self.setup,)) if workers else nullcontext()
+        room, ahead = 2 * self.config.micro_batch + workers if workers else 1, deque()
+        with pool:
+            while True:
+                step = self.next_step()
+                for k in deal([work_of(pack) for pack in step.packs], self.ranks)[self.rank]:
+                    asked = [(e, self.known_bad.get(e[0], "")) for e in step.packs[k]]
+                    if workers:
+                        asked = [pool.submit(_encode_in_worker, *a) for a in asked]
+                    ahead.append((step, step.packs[k], asked))
+                    if len(ahead) >= room:
+                        yield self._finished(*ahead.popleft())
+
+    def _finished(self, step, pack, asked):
+        try:
+            row = [a.result() if hasattr(a, "result") else self.cache[a[0][0]] if self.cache else encode(self.setup, *a) for a in asked]
+        except BrokenProcessPool:
+            ids = ", ".join(record_of(self.setup, e[0])[0]["id"] for e in pack)
+            raise RunError(f"a decoding worker died, of too little memory perhaps; it was at one of {ids} or at what follows") from None
+        for (draw, *_), example in zip(pack, row, strict=True):
+            if example.bad:
+                where = record_of(self.setup, draw)[0]["where"]
+                self.warn(where, example.bad)
+                self.bad.append({"id": example.id, "where": where, "draw": draw, "reason": example.bad})
+                self.masked[example.bad[:3]] += 1
+        return step, row
+
+
+def record_of(setup, draw):
+    """-> the record of a draw and its epoch. setup: (mixture, tokenizer, config), here and below."""
+    source, index, epoch = setup[0][draw]
+    return setup[0].sources[source][index], epoch
+
+
+def measure(setup, draw):
+    """A draw -> record id, where it stands, (tokens, crops) or None, and the reason why none."""
+    (record, epoch), (_, tokenizer, config) = record_of(setup, draw), setup
+    limits, size, reason = (config.data.max_tokens, config.pack_crops), None, ""
+    try:
+        size = data.size(record, tokenizer, config.data, config.seed, epoch)
+    except data.Unreadable as e:
+        reason = str(e)
+    else:
+        if size == (0, 0):
+            loss = any(a.get("weight", 1) for a in record["annotations"])
+            reason = "S03 none of its annotations fits a row" if loss else "S04 none of its annotations has loss"
+        elif size[0] > limits[0] or size[1] > limits[1]:
+            reason = f"S03 {size[0]} tokens and {size[1]} crops do not fit a row of {limits[0]} and {limits[1]}"
+    return record["id"], record["where"], None if reason else size, reason
+
+
+def encode(setup, planned, bad=""):
+    """planned: (draw, tokens, crops) -> data.Encoded of that size.
+
+    Where its pixels cannot be had, or are no longer what was planned (or bad says so already), a blank one of that size without loss.
+    """
+    (record, epoch), (_, tokenizer, config) = record_of(setup, planned[0]), setup
+    try:
+        if bad:
+            raise data.Unreadable(bad)
+        example = data.encode(record, tokenizer, config.data, config.seed, epoch)
+        size = len(example.tokens), 0 if example.images is None else len(example.images)
+        if size != tuple(planned[1:]):
+            raise data.Unreadable(f"S21 {record['where']}: {size[0]} tokens and {size[1]} crops; planned: {planned[1]} and {planned[2]}")
+    except data.Unreadable as e:
+        return data.blank(record["id"], *planned[1:], config.data, str(e))
+    return example
+
+
+def _start_worker(setup):
+    global _setup
+    import torch
+
+    torch.set_num_threads(1)
+    _setup = setup
+
+
+def _encode_in_worker(planned, bad):
+    return encode(_setup, planned, bad)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# dealing the packs of a step to ranks
+
+
+def work_of(pack):
+    """(crops, attention) of a pack: what differs between rows of one length. Attention within examples, in pairs of tokens."""
+    return sum(e[2] for e in pack), sum(e[1] ** 2 for e in pack)
+
+
+def deal(work, ranks):
+    """Packs to ranks -> a list of pack numbers for each rank, equally many, heaviest first. work: (crops, attention) of each pack.
+
+    Ranks wait for each other, so the slowest one counts: two packs change places as long as that evens out the sums of
+    squares of the ranks' loads, crops and attention alike; the best exchange first. Within a rank heavy packs come first, so
+    that those of different ranks run side by side.
+    """
+    n = len(work)
+    assert n % ranks == 0, f"{n} packs do not go evenly to {ranks} ranks"
+    share = np.array(work, np.float64) / np.maximum(np.sum(work, axis=0), 1)         # (n,2)
+    order = np.argsort(-share.sum(1), kind="stable")
+    at = np.empty(n, np.int64)
+    turns = np.arange(n) // ranks % 2 == 1
+    at[order] = np.where(turns, ranks - 1 - np.arange(n) % ranks, np.arange(n) % ranks)       # 0 1 2 2 1 0 0 1 2 ..
+    more = share[None] - share[:, None]                                              # (n,n,2): what the rank of a gains from b for a
+    for _ in range(10 * n):
+        loads = np.stack([np.bincount(at, share[:, k], ranks) for k in (0, 1)], 1)
+        gain = (more * (loads[at][:, None] - loads[at][None] + more)).sum(2)         # half the change of the sum of squares
+        a, b = divmod(int(gain.argmin()), n)
+        if gain[a, b] > -1e-12:
+            break
+        at[a], at[b] = at[b], at[a]
+    return [[int(k) for k in order if at[k] == rank] for rank in range(ranks)]
