@@ -493,16 +493,21 @@ def arrange(record, size, tokenizer, config, seed, epoch):
     return example
 
 
+def measured(record, tokenizer, config, seed, epoch):
+    """-> (tokens, crops) and the Encoded without pixels that they were counted from. (0, 0) if nothing with loss fits the row."""
+    pixels = record["source"].image_size(record) if "image" in record else None
+    example = arrange(record, pixels, tokenizer, config, seed, epoch)
+    if example.weights.max(initial=0) == 0:
+        return (0, 0), example
+    return (len(example.tokens), vision.pooled_grids(*pixels[::-1], config.max_crops, config.vision)[2] if pixels else 0), example
+
+
 def size(record, tokenizer, config, seed, epoch):
     """(tokens, crops) of an example, without decoding. (0, 0) if nothing with loss fits the row (S03, S04).
 
     record: from a source (Records, or the toy world), which knows where its image is; Unreadable if it cannot be opened.
     """
-    pixels = record["source"].image_size(record) if "image" in record else None
-    example = arrange(record, pixels, tokenizer, config, seed, epoch)
-    if example.weights.max(initial=0) == 0:
-        return 0, 0
-    return len(example.tokens), vision.pooled_grids(*pixels[::-1], config.max_crops, config.vision)[2] if pixels else 0
+    return measured(record, tokenizer, config, seed, epoch)[0]
 
 
 def encode(record, tokenizer, config, seed, epoch):
@@ -599,3 +604,9 @@ class Mixture:
                 ordered = getattr(source, "ordered", False)               # an endless source that comes as it is
                 return k, j if ordered else permuted(j, len(source), self.seed, source.name, epoch), epoch
             n -= before
+
+
+if __name__ == "__main__":
+    from tools import stats  # `python data.py stats FILE`
+
+    stats.main(sys.argv[1:])

@@ -129,6 +129,13 @@ def override(config, key, value, where):
     return replace(config, **{head: value})
 
 
+def config_from(d, like=None):
+    """A Config as it stands in a run's config.json -> Config."""
+    like = Config() if like is None else like
+    return replace(like, **{name: config_from(value, getattr(like, name)) if isinstance(value, dict) else tuple(value)
+                            if isinstance(value, list) else value for name, value in d.items()})
+
+
 def parse(argv):
     """Command line -> arguments, Config: defaults, then the stage's recipe, then --tiny's, then flags in their order."""
     parser = Parser(description=__doc__.split("\n\n")[0], allow_abbrev=False, epilog=(

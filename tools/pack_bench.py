@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+import loader
 import packing
 import vision
 
@@ -296,6 +297,19 @@ def savings(examples, limits):
             "both": count(packed(trees))}
 
 
+def balance(sizes, limits, ranks, batch=128):
+    """How much more than an even share the slowest rank has in a step of `batch` packs, on average over the steps -> {way: (crops,
+    attention)}, 1 where all have the same. In turn: pack k goes to rank k modulo ranks; dealt: loader.deal."""
+    work = [loader.work_of([(i, *sizes[i]) for i in pack]) for pack in packing.Planner(sizes, *limits)]
+    found = {"in turn": [], "dealt": []}
+    for k in range(0, len(work) - batch + 1, batch):
+        step = np.array(work[k : k + batch], float)
+        for way, shares in (("in turn", [range(r, batch, ranks) for r in range(ranks)]), ("dealt", loader.deal(step, ranks))):
+            loads = np.array([step[list(share)].sum(0) for share in shares])
+            found[way].append(loads.max(0) / loads.mean(0))
+    return {way: np.mean(ratios, axis=0).tolist() for way, ratios in found.items() if ratios}
+
+
 def bench_stage(stage, n, seeds):
     limits, streams = recipe(stage)[0], [stream(stage, n, seed) for seed in range(seeds)]
     sizes, mean = [[e[:2] for e in examples] for examples in streams], statistics.fmean
@@ -322,8 +336,12 @@ def bench_stage(stage, n, seeds):
     for name, row in saved.items():
         ratios = {k: saved["one annotation per sequence"][k] / max(row[k], 1) for k in row}
         print(f"{name:27s}" + "".join(f"{row[k]:12d} {ratios[k]:6.2f}x" for k in row))
-    return {"limits": limits, "mean_tokens": tokens, "mean_crops": crops, "mean_annotations": annotations, "bound_volume": volume,
-            "bound_dual": dual, "packers": table, "savings": saved}
+    slowest = {f"{ranks} ranks": balance(sizes[0], limits, ranks) for ranks in (8, 32)}
+    for ranks, ways in slowest.items():
+        for way, (in_crops, in_attention) in ways.items():
+            print(f"slowest of {ranks:9s} {way:8s} {in_crops:8.3f} of an even share in crops, {in_attention:.3f} in attention")
+    return {"limits": limits, "slowest_rank": slowest, "mean_tokens": tokens, "mean_crops": crops, "mean_annotations": annotations,
+            "bound_volume": volume, "bound_dual": dual, "packers": table, "savings": saved}
 
 
 def add_arguments(parser):
