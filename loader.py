@@ -165,7 +165,13 @@ def record_of(setup, draw):
 
 def measure(setup, draw):
     """A draw -> record id, where it stands, (tokens, crops) or None, and the reason why none."""
-    (record, epoch), (_, tokenizer, config) = record_of(setup, draw), setup
+    mixture, tokenizer, config = setup
+    source, index, _ = mixture[draw]
+    try:
+        record, epoch = record_of(setup, draw)
+    except data.Unreadable as e:                             # it has been found wrong when the file was opened
+        where = mixture.sources[source].where(index)
+        return where, where, None, str(e)
     limits, size, reason = (config.data.max_tokens, config.pack_crops), None, ""
     try:
         size = data.size(record, tokenizer, config.data, config.seed, epoch)

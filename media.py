@@ -15,15 +15,17 @@ timestamps of all packets; frames() looks up which frame is on display and has f
 Whatever a file holds, it costs its record and never the run: Unreadable, with a code (S20 to S23) and the reason.
 """
 
+import json
 import re
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import repeat
 from pathlib import Path
 
 import imageio_ffmpeg
@@ -151,13 +153,13 @@ def _failed(path, what, log):
     return Unreadable(f"S23 {path} {what}" + (f" (ffmpeg: {cause[1]})" if cause else ""))
 
 
-def probe(path, deadline=DEADLINE):
-    """Path -> Video, by reading every packet and decoding none, for at most `deadline` seconds; Unreadable with the reason otherwise.
+def probe(path, deadline=None):
+    """Path -> Video, by reading every packet and decoding none, within `deadline` seconds; Unreadable with the reason otherwise.
 
     The duration is that of the packets, as in torchcodec: what a header claims does not count, and a last frame whose length
     the file leaves open has none.
     """
-    path = Path(path)
+    path, deadline = Path(path), deadline or DEADLINE
     if not path.is_file():
         raise Unreadable(f"S20 no file {path}")
     # genpts: timestamps that AVI and MPEG-PS leave out, from the order of decoding; setts: ffmpeg balks at, or mends, packets
@@ -206,17 +208,81 @@ def _nth(values, first=0):
     return f"if(lt(selected_n,{first + half}),{_nth(values[:half], first)},{_nth(values[half:], first + half)})"
 
 
-def frames(video, times, deadline=DEADLINE):
+@dataclass(frozen=True, eq=False)
+class Stills:
+    """A video that is given as pictures: frame k appears at k / fps seconds and stays as long (formats.md 7.2)."""
+    paths: list
+    fps: float
+    width: int
+    height: int
+
+    @property
+    def path(self):                  # for messages
+        return self.paths[0].parent
+
+    @property
+    def duration(self):
+        return len(self.paths) / self.fps
+
+    @property
+    def times(self):
+        return np.arange(len(self.paths)) / self.fps
+
+
+def stills(paths, fps):
+    """Paths of pictures -> Stills, by the header of the first; Unreadable S24 if one is not there."""
+    for path in paths:
+        if not Path(path).is_file():
+            raise Unreadable(f"S24 no frame {path}")
+    return Stills(list(map(Path, paths)), fps, *header(Path(paths[0])))
+
+
+class Probes:
+    """What `probe` said of videos, kept in a file: planning asks for sizes and lengths again and again, and reads every packet for it.
+
+    A line per video, with its size in bytes and its time of change, so that another file of the same name is probed anew. Several
+    processes may add to the file; where it cannot be written, memory keeps what was asked.
+    """
+
+    def __init__(self, path):
+        self.path, self.known = Path(path), None
+
+    def __call__(self, video):
+        """Path -> (width, height, seconds, seconds that a frame is shown on average); Unreadable as `probe`."""
+        if self.known is None:
+            self.known = {}
+            for line in self.path.read_text(encoding="utf-8").splitlines() if self.path.is_file() else ():
+                with suppress(ValueError):                   # a line that was cut off by a kill: that video is probed again
+                    key, found = json.loads(line)
+                    self.known[tuple(key)] = tuple(found)
+        try:
+            status = Path(video).stat()
+        except OSError:
+            raise Unreadable(f"S20 no file {video}") from None
+        key = str(video), status.st_size, status.st_mtime_ns
+        if key not in self.known:
+            film = probe(video)
+            self.known[key] = film.width, film.height, film.duration, film.duration / len(film.times)
+            with suppress(OSError), open(self.path, "a", encoding="utf-8") as file:
+                file.write(json.dumps([key, self.known[key]]) + "\n")
+        return self.known[key]
+
+
+def frames(video, times, deadline=None):
     """Yields the frame on display at each of the ascending seconds, (H,W,3) uint8: the last that appeared by then (spec 3.1).
 
     Before 0 that is the first frame, past the end the last. One frame is held at a time; a repeated one is the same
     array. Where a wanted frame does not come out, or `deadline` seconds of waiting are over: Unreadable, never another frame.
     """
-    times = np.asarray(times, dtype=np.float64)
+    times, deadline = np.asarray(times, dtype=np.float64), deadline or DEADLINE
     assert (np.diff(times) >= 0).all(), f"times must ascend: {times}"
     # a nanosecond more, or 0.7 + 0.1 misses the frame that appears at 0.8
     shown = np.searchsorted(video.times, times + 1e-9, side="right").clip(1) - 1
     wanted, repeats = np.unique(shown, return_counts=True)
+    if isinstance(video, Stills):
+        for n, count in zip(wanted, repeats, strict=True):
+            yield from repeat(read_image(video.paths[n]), count)
+        return
     assert len(wanted) <= MAX_FRAMES, f"{len(wanted)} frames of {video.path} in one call, more than {MAX_FRAMES}"
     if not len(wanted):
         return

@@ -32,6 +32,7 @@ import torch
 from tqdm import tqdm
 
 import data
+import mixture
 import model as models
 import packing
 import text
@@ -143,7 +144,9 @@ def parse(argv):
     parser.add_argument("--stage", type=int, choices=(1, 2, 3), required=True, help="recipe from stages/")
     parser.add_argument("--tiny", action="store_true", help="toy model and laptop settings; toy world unless --data is given")
     parser.add_argument("--preset", choices=tuple(models.PRESETS), help="model shape (default: 4b, with --tiny toy)")
-    parser.add_argument("--data", nargs="+", metavar="FILE[=rate]", help="record files (.jsonl) and their shares, default 1 each")
+    parser.add_argument("--data", nargs="+", metavar="FILE[=rate]", help="record files (.jsonl, .json) and their shares, default 1 each;"
+                        " a mix.json; or the folder of the recipe's published sets")
+    parser.add_argument("--skip-missing", action="store_true", help="train without those files of a mixture that are not there")
     parser.add_argument("--plan", metavar="FILE", help="packs planned ahead by packing.py plan")
     parser.add_argument("--cache", metavar="DIR", help="examples encoded ahead by packing.py plan")
     parser.add_argument("--media", metavar="DIR", help="where the paths in the records start")
@@ -196,9 +199,9 @@ def parse(argv):
         raise UserError(f"--betas: two numbers from 0 to below 1, not {config.betas}")
     if args.eval_every < 0:
         raise UserError(f"--eval-every: must be at least 0, not {args.eval_every}")
-    for flag in () if args.data else ("media", "eval"):
+    for flag in () if args.data else ("media", "eval", "skip_missing"):
         if getattr(args, flag):
-            raise UserError(f"--{flag}: only goes with --data")
+            raise UserError(f"--{flag.replace('_', '-')}: only goes with --data")
     for item in rest:
         if item.startswith("--data.vision."):
             raise UserError(f"{item}: geometry is the model's; set --model.vision.*")
@@ -236,7 +239,7 @@ def open_sources(args, config):
         if not args.tiny:
             raise UserError("--data: name record files to train on (or --tiny for the toy world, which needs none)")
         return *tiny.mixture(config.seed), None
-    sources, rates = [], []
+    groups = []                      # (rate, entries): a file with a rate of its own is a group of one
     for item in args.data:
         path, rate = item, 1.0
         if "=" in item and not Path(item).exists():
@@ -247,8 +250,29 @@ def open_sources(args, config):
                 raise UserError(f"--data {item}: '{text}' is no rate") from None
             if not 0 < rate < math.inf:
                 raise UserError(f"--data {item}: a rate must be above 0")
-        sources.append(data.Records(path, args.media))
-        rates.append(rate)
+        entries = [{"path": path}]
+        if Path(path).is_dir():
+            entries = mixture.published(importlib.import_module(f"stages.stage{config.stage}").MIXTURE, path)
+        elif Path(path).name.endswith("mix.json"):
+            try:
+                entries = mixture.read_mix(path)
+            except (OSError, ValueError) as e:
+                raise UserError(f"--data {path}: {e}") from None
+        total = sum(e.get("rate", 1) for e in entries)
+        groups += [(rate * e.get("rate", 1) / total, e.get("data", [e])) for e in entries]
+    missing = [e["path"] for _, members in groups for e in members if not Path(e["path"]).exists()]
+    if missing and len(args.data) == len(missing) == sum(len(members) for _, members in groups):
+        raise UserError(f"--data {missing[0]}: no such file")
+    if missing:
+        print(*(f"{path}: no such file" for path in missing), sep="\n", file=sys.stderr)
+        if not args.skip_missing:
+            raise UserError(f"--data: {len(missing)} files of the mixture are missing; --skip-missing trains without them")
+    options = [f.name for f in dataclasses.fields(data.Options)]
+    opened = [(rate, [(e, data.Records(e["path"], e.get("media", args.media), **{k: e[k] for k in options if k in e}))
+                      for e in members if Path(e["path"]).exists()]) for rate, members in groups]
+    opened = [(rate, members) for rate, members in opened if members]
+    shares = [(rate, [mixture.share(len(s), e.get("size"), e.get("sampling_rate")) for e, s in members]) for rate, members in opened]
+    sources, rates = [s for _, members in opened for _, s in members], [r for group in mixture.rates_of(shares) for r in group]
     return sources, rates, list(data.Records(args.eval, args.media)) if args.eval else []
 
 

@@ -1,9 +1,16 @@
 """Stage 1: captions and pointing (paper: training, Table 12; spec 9.2, 10).
 
 From a language model and SigLIP2, the connector from nothing. 31,000 steps of 128 rows: 4 M rows of 2,536 tokens.
-The published mixture: 0.6 PixMo-Cap with transcripts; 0.3 shared by PixMo-Points (basic and high frequency),
-PixMo-Count and CoSyn-Point; 0.1 Tulu. Name such files as --data captions.jsonl=0.6 points.jsonl=0.3 text.jsonl=0.1
+The published mixture is used by --data FOLDER, with FOLDER/pixmo-cap/records.jsonl and so on (tools.prepare writes them, DATA.md
+says from what); other data as --data captions.jsonl=0.6 points.jsonl=0.3 text.jsonl=0.1
 """
+
+# group, rate, members as (rate of their own, names); within a group shares go by the square root of the sizes
+MIXTURE = [
+    ("captions", 0.6, [(1, "pixmo-cap")]),               # with one transcript each
+    ("pointing", 0.3, [(1, "pixmo-points-basic pixmo-points-high-frequency pixmo-count cosyn-point")]),
+    ("text", 0.1, [(1, "tulu")]),
+]
 
 RECIPE = {
     "steps": 31_000,

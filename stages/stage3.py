@@ -6,6 +6,7 @@ From the weights of stage 2, with a fresh optimizer: stage 2's recipe with rows 
 
 from stages import stage2
 
+MIXTURE = stage2.MIXTURE
 RECIPE = stage2.RECIPE | {
     "steps": 2_000,
     "micro_batch": 1,

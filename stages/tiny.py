@@ -180,8 +180,11 @@ class World:
         return {"id": name, "where": name, "source": self, "index": i, "annotations": annotations,
                 "image": {"path": f"{name}.png", "width": SIZE, "height": SIZE}}
 
-    def image_size(self, record):
-        return SIZE, SIZE
+    def image_sizes(self, record):
+        return [(SIZE, SIZE)]
+
+    def images(self, record):
+        return [self.image(record)]
 
     def image(self, record):
         return render(self.scene(record["index"]))

@@ -15,6 +15,7 @@ from PIL import Image
 
 import data
 import loader
+import media
 import packing
 import plans
 import train
@@ -356,3 +357,46 @@ def test_encoded_arrays_come_back_as_they_were(tmp_path):
                 found.dtype == value.dtype and np.array_equal(found, value)), name
     a, b = (packing.build([[wanted[40], wanted[7]]], 64, config.vision), packing.build([[cache[40], cache[7]]], 64, config.vision))
     assert all(np.array_equal(getattr(a, name), getattr(b, name)) for name in ("tokens", "images", "pool_src", "pool_dst", "weights"))
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# decoders that go wrong
+
+STUBS = {                            # what ffmpeg does when it is to decode; probing works
+    "hangs": "import time; time.sleep(600)",
+    "crashes": "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
+    "eats memory": "hoard = []\nwhile True: hoard.append(bytes(1 << 26))",
+    "says nothing": "pass",
+    "babbles": "import sys\nwhile True: sys.stdout.buffer.write(b'P7' * 99999)",
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of memory are set on Linux only")
+@pytest.mark.parametrize("what", STUBS)
+def test_a_decoder_that_goes_wrong_costs_its_record_and_no_more(files, tmp_path, monkeypatch, what):
+    """The step goes on within the deadline, the record is counted, the order of the rest is that of a run without trouble."""
+    import imageio_ffmpeg
+
+    film = ROOT / "tests" / "media" / "bigbuckbunny.mp4"
+    real = imageio_ffmpeg.get_ffmpeg_exe()
+    lines = [{"id": f"film {k}", "video": {"path": "film.mp4", "start": k, "end": k + 1}, "annotations": [{"type": "caption", "text": "x"}]}
+             for k in range(3)]
+    lines += [{"id": f"text {k}", "annotations": [{"type": "qa", "question": "?", "answer": "x" * (100 * k + 1)}]} for k in range(5)]
+    (tmp_path / "v.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (tmp_path / "film.mp4").write_bytes(film.read_bytes())
+    config = replace(CONFIG, batch=3, micro_batch=3, data=replace(CONFIG.data, max_frames=2))
+    make = lambda: loader.Loader([data.Records(tmp_path / "v.jsonl")], [1], TOKENIZER, config)           # noqa: E731
+    sound = taken(make(), 2)
+    (tmp_path / "stub.py").write_text(f"#!{sys.executable}\nimport os, sys\n"
+                                      f"if 'framecrc' in sys.argv: os.execv({real!r}, [{real!r}, *sys.argv[1:]])\n{STUBS[what]}\n")
+    (tmp_path / "stub.py").chmod(0o755)
+    monkeypatch.setattr(imageio_ffmpeg, "get_ffmpeg_exe", lambda: str(tmp_path / "stub.py"))
+    monkeypatch.setattr(media, "DEADLINE", 1)
+    monkeypatch.setattr(media, "MAX_MEMORY", 1 << 30)
+    of = make()
+    for (step, rows), (wanted, others) in zip(taken(of, 2), sound, strict=True):
+        assert (step.ids, step.packs) == (wanted.ids, wanted.packs)
+        for x, y in zip((x for row in rows for x in row), (y for row in others for y in row), strict=True):
+            assert x.id == y.id and len(x.tokens) == len(y.tokens)
+            assert x.bad.startswith("S23") if "film" in x.id else np.array_equal(x.weights, y.weights)
+    assert of.masked["S23"] == len(of.bad) > 0 and all("film" in bad["id"] for bad in of.bad)

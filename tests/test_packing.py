@@ -34,13 +34,12 @@ class Photos:
                                   {"type": "point", "label": "cat", "coords": "percent", "points": points}]
         return {**record, "image": "noise"}
 
-    def image_size(self, record):
+    def image_sizes(self, record):
         i = int(record["id"].split("-")[1])
-        return 20 + 13 * i, 30 + 7 * i
+        return [(20 + 13 * i, 30 + 7 * i)] * ("image" in record)
 
-    def image(self, record):
-        w, h = self.image_size(record)
-        return np.random.default_rng(w).integers(0, 256, (h, w, 3), dtype=np.uint8)
+    def images(self, record):
+        return [np.random.default_rng(w).integers(0, 256, (h, w, 3), dtype=np.uint8) for w, h in self.image_sizes(record)]
 
 
 def examples(n=5, **changes):

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 import data
+from prompts import medium
 from tools.generate import asking, draw_points, generate, open_model
 
 
@@ -93,14 +94,17 @@ def count_in(text):
 def evaluate(model, tokenizer, config, records, masks_of=None, batch=128, max_new=512):
     """records: from a source; masks_of(record, k) -> (n,h,w) bool or None for point annotation k -> metrics, predictions.
 
-    Asks every caption, point and count annotation; questions of other kinds have no score here and are left out.
-    A record whose image cannot be read is left out and named on stderr.
+    Asks every caption, point and count annotation of a single image or of none; other questions, several images and videos have
+    no score here and are left out, the latter two counted as not_scored. A record whose image cannot be read is named on stderr.
     """
-    questions, skipped = [], 0
+    questions, skipped, not_scored = [], 0, 0
     for record in records:
+        if medium(record) in ("images", "video"):
+            not_scored += 1
+            continue
         try:
-            if "image" in record:
-                record["source"].image(record)
+            if medium(record) == "image":
+                record["source"].images(record)
         except data.Unreadable as e:
             print(f"{record['where']}: {e}; skipped", file=sys.stderr)
             skipped += 1
@@ -114,22 +118,21 @@ def evaluate(model, tokenizer, config, records, masks_of=None, batch=128, max_ne
     for start in range(0, len(questions), batch):
         group = questions[start : start + batch]
         by_id = {record["id"]: record for record, _, _ in group}
-        decoded = {name: record["source"].image(record) for name, record in by_id.items() if "image" in record}
-        images = [decoded.get(record["id"]) for record, _, _ in group]
-        prompts = [data.ask([image] if image is not None else [], [(question, None)], tokenizer, config)
-                   for image, (_, _, question) in zip(images, group, strict=True)]
+        decoded = {name: record["source"].images(record) if medium(record) == "image" else [] for name, record in by_id.items()}
+        images = [decoded[record["id"]] for record, _, _ in group]
+        prompts = [data.ask(shown, [(question, None)], tokenizer, config) for shown, (_, _, question) in zip(images, group, strict=True)]
         answers = generate(model, prompts, tokenizer.stops, max_new)
-        for (record, k, question), image, ids in zip(group, images, answers, strict=True):
+        for (record, k, question), shown, ids in zip(group, images, answers, strict=True):
             a, text = record["annotations"][k], tokenizer.decode(ids)
             masks = masks_of(record, k) if masks_of and a["type"] == "point" else None
             row = {"id": record["id"], "annotation": k, "prompt": question, "text": text}
-            predictions.append(row | score(a, text, image.shape[:2], masks))
+            predictions.append(row | score(a, text, shown[0].shape[:2] if shown else (1, 1), masks))
             if a["type"] == "point":
                 kinds_of_hit.add("within 5 % of the diagonal" if masks is None else "mask")
     names = sorted({name for p in predictions for name in p if name.startswith(("point_", "count_", "caption_"))})
     metrics = {name: round(float(np.mean([p[name] for p in predictions if name in p])), 4) for name in names}
     metrics |= {f"n_{kind}": sum(p["type"] == kind for p in predictions) for kind in ("caption", "point", "count")}
-    return {**metrics, "hits": " and ".join(sorted(kinds_of_hit)) or "none", "skipped": skipped}, predictions
+    return {**metrics, "hits": " and ".join(sorted(kinds_of_hit)) or "none", "skipped": skipped, "not_scored": not_scored}, predictions
 
 
 def score(a, text, shape, masks):
@@ -153,7 +156,7 @@ def draw(predictions, records, folder, n=24):
     pointing = sorted((p for p in predictions if p["type"] == "point"), key=lambda p: (p["id"], p["annotation"]))
     for p in pointing[:n]:
         record = by_id[p["id"]]
-        image = record["source"].image(record)
+        image = record["source"].images(record)[0]
         name = re.sub(r"[^A-Za-z0-9_.-]+", "_", f"{p['id']}-{p['annotation']}-{p['prompt'].split(': ')[-1]}")
         draw_points(image, p["predicted"], truth=p["true"]).save(folder / f"{name}.png")
 

@@ -46,7 +46,7 @@ def stats(source, tokenizer, config):
 
 def main(argv):
     parser = train.Parser(prog="data.py", allow_abbrev=False, epilog="All other flags are train.py's: --init, --a.b=value.")
-    parser.add_argument("command", choices=("stats",))
+    parser.add_argument("command", choices=("check", "stats"))
     parser.add_argument("file", metavar="FILE")
     parser.add_argument("--stage", default="1", help="whose row length and prompts (default 1)")
     parser.add_argument("--media", metavar="DIR", help="where the paths in the records start")

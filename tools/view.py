@@ -198,6 +198,14 @@ def png(pixels, side):
     return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
 
 
+def sizes_of(record):
+    """The scale of points in pixels, for each image or for the video: what the record declares, else the files' own (formats.md 7.3)."""
+    source = record["source"]
+    found = [source.video_size(record)[:2]] if "video" in record else source.image_sizes(record)
+    files = record["images"] if "images" in record else [record.get("image", record.get("video"))]
+    return [(f["width"], f["height"]) if isinstance(f, dict) and "width" in f else size for f, size in zip(files, found, strict=True)]
+
+
 def pointed(record, kind, number, words):
     """[(label, number of the annotation, [(x, y), ..] as fractions of the sides)] of what the record points at in one view or frame."""
     out, here = [], None
@@ -209,8 +217,9 @@ def pointed(record, kind, number, words):
         else:
             points = [p for p in a["points"] if p.get("image", 0) == number]
         if a["coords"] == "pixel" and "size" not in a:
-            here = here or record["source"].image_size(record)
-        out.append((a.get("label", a.get("question", "")), k, [unit(p, a, here) for p in points]))
+            here = here or sizes_of(record)
+        out.append((a.get("label", a.get("question", "")), k, [unit(p, a, here[min(number, len(here) - 1)] if here else None)
+                                                               for p in points]))
     return out
 
 

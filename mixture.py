@@ -1,0 +1,151 @@
+"""Which record comes next: rates of sources, and draws (paper: data mixture; spec 9).
+
+in    sources and what is said of their shares: fixed rates, or groups whose members share by the square root of their sizes
+out   draw i -> (source, index, epoch), for any i at once
+
+    --data a.jsonl=0.6 b.jsonl=0.4        fixed rates
+    --data mix.json                       a list of entries; see `read_mix`
+    --data published                      a folder with NAME/records.jsonl of the recipe's mixture (stages/stage1.py, stage2.py)
+"""
+
+import json
+import math
+import zlib
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+
+def keyed(seed, *key):
+    """A generator for the seed and anything else (numbers or strings): the same on every machine and in every process."""
+    return np.random.default_rng([seed, *(zlib.crc32(k.encode()) if isinstance(k, str) else k for k in key)])
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# rates
+
+
+def share(n, size=None, rate=None):
+    """What a source of n records weighs in its group (spec 9.1): the square root of its size, times a rate of its own.
+
+    size None: n. Below 1: that part of n. From 1 on: as if it had so many. 0: as if it had one.
+    """
+    counted = n if size is None else 1 if size == 0 else n * size if size < 1 else size
+    return math.sqrt(counted) * (1 if rate is None else rate)
+
+
+def rates_of(groups):
+    """groups: [(rate, [share, ..]), ..] -> a list of rates per group, all together 1: a group's rate is divided by its members' shares."""
+    total = sum(rate for rate, _ in groups)
+    return [[rate / total * s / sum(shares) for s in shares] for rate, shares in groups]
+
+
+def published(mixture, folder):
+    """A recipe's MIXTURE and the folder of its sets -> entries as `read_mix` gives them."""
+    return [{"group": name, "rate": rate, "data": [{"path": str(Path(folder) / label.split(":")[0] / "records.jsonl"), "sampling_rate": own,
+             **({"size": float(label.split(":")[1])} if ":" in label else {})} for own, labels in members for label in labels.split()]}
+            for name, rate, members in mixture]
+
+
+ENTRY = {"path": str, "media": str, "rate": float, "size": float, "sampling_rate": float, "split_turns": bool, "group_by_media": bool,
+         "path_prefix_field": str, "style": str, "weight": float, "lenient": bool, "strict": bool}
+
+
+def read_mix(path):
+    """A mix.json -> its entries; ValueError in one sentence if it is none.
+
+    A list of {"path": .., "rate": 1, "media": .., "style": .., ..} with fixed rates, and of groups {"group": name, "rate": 1,
+    "data": [entries]}, whose members share the group's rate by the square root of their sizes ("size" and "sampling_rate": see
+    `share`). Paths are relative to the file's folder.
+    """
+    folder = Path(path).parent
+
+    def entry(e, inside):
+        if not isinstance(e, dict):
+            raise ValueError(f"{path}: an entry is {json.dumps(e)[:40]}, not an object")
+        known = {"group": str, "rate": float, "data": list} if "group" in e and not inside else ENTRY
+        for key, value in e.items():
+            kind = (int, float) if known.get(key) is float else known.get(key)
+            if kind is None or not isinstance(value, kind) or (isinstance(value, bool) and known[key] is not bool):
+                raise ValueError(f"{path}: '{key}': {json.dumps(value)[:40]} in an entry; there are {', '.join(known)}")
+            if known[key] is float and not (0 < value < math.inf or (key == "size" and value == 0)):
+                raise ValueError(f"{path}: '{key}' must be above 0, not {value}")
+        if "group" in known:
+            if not e.get("data"):
+                raise ValueError(f"{path}: the group '{e['group']}' has no data")
+            return {**e, "data": [entry(member, True) for member in e["data"]]}
+        if "path" not in e:
+            raise ValueError(f"{path}: an entry without a path")
+        misplaced = ({"rate"} if inside else {"size", "sampling_rate"}) & set(e)
+        if misplaced:
+            raise ValueError(f"{path}: '{min(misplaced)}' of {e['path']} means something only {'outside' if inside else 'in'} a group")
+        return {**e, **{key: str(folder / e[key]) for key in ("path", "media") if key in e}}
+
+    try:
+        entries = json.loads(Path(path).read_text(encoding="utf-8-sig"))
+    except ValueError as e:
+        raise ValueError(f"{path}: not JSON: {e}") from None
+    if not isinstance(entries, list) or not entries:
+        raise ValueError(f"{path}: a mix is a list of entries")
+    return [entry(e, False) for e in entries]
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# draws
+
+
+@lru_cache(maxsize=64)
+def _shuffled(n, *key):
+    return keyed(*key).permutation(n)
+
+
+@lru_cache(maxsize=1024)
+def _round_keys(*key):
+    return keyed(*key).integers(1 << 32, size=4, dtype=np.uint64).tolist()
+
+
+def permuted(i, n, *key):
+    """Where the keyed permutation of 0..n-1 sends i, without holding the permutation: a Feistel network of four rounds.
+
+    It shuffles the numbers of an even number of bits, of which n may not be one: what lands at n or above goes round again.
+    """
+    half = max((n - 1).bit_length() + 1, 2) // 2
+    mask = (1 << half) - 1
+    while True:
+        left, right = i >> half, i & mask
+        for k in _round_keys(*key):
+            mixed = (right + k) * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF           # multiply and fold: every bit reaches every other
+            mixed = (mixed ^ mixed >> 29) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
+            left, right = right, left ^ (mixed ^ mixed >> 32) & mask
+        i = left << half | right
+        if i < n:
+            return i
+
+
+class Mixture:
+    """Draw i -> (source, index, epoch), a function of (seed, i) alone: no state, any draw at once.
+
+    Shares are exact: of any first n draws (n a multiple of `block`) source k has its rate's share to within one per
+    source before it; inside a block the order is shuffled. Every epoch of a source is a permutation of it (spec 9).
+    """
+
+    def __init__(self, sources, rates, seed, block=1000):
+        assert len(sources) == len(rates) > 0 and min(rates) > 0, rates
+        self.sources, self.seed, self.block = sources, seed, block
+        # the first source takes its share of all draws, the next its share of what is left, and so on
+        left = np.cumsum(np.array(rates, np.float64)[::-1])[::-1]
+        self.shares = (np.array(rates) / left).tolist()
+
+    def __getitem__(self, i):
+        block, r = divmod(i, self.block)
+        n = block * self.block + int(_shuffled(self.block, self.seed, "block", block)[r])
+        for k, share in enumerate(self.shares):
+            before, after = math.floor(n * share), math.floor((n + 1) * share)
+            if after > before or k == len(self.shares) - 1:
+                n = before if k < len(self.shares) - 1 else n
+                source = self.sources[k]
+                epoch, j = divmod(n, len(source))
+                ordered = getattr(source, "ordered", False)               # an endless source that comes as it is
+                return k, j if ordered else permuted(j, len(source), self.seed, source.name, epoch), epoch
+            n -= before

@@ -1,0 +1,183 @@
+"""Records of every kind - an image, several, a film, pictures of a film, text - from their headers to what the model reads."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import data
+import media
+import model
+import vision
+
+MEDIA = Path(__file__).parent / "media"
+TOKENIZER = data.ByteTokenizer()
+CONFIG = data.DataConfig(max_tokens=4096, max_crops=2, max_frames=8, vision=model.TOY_VISION)
+FILM, POINT = "bigbuckbunny.mp4", {"type": "point", "label": "l"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder, rng = tmp_path_factory.mktemp("media"), np.random.default_rng(0)
+    for k in range(12):
+        w, h = rng.integers(12, 70, 2)
+        Image.fromarray(rng.integers(0, 255, (h, w, 3), np.uint8)).save(folder / f"{k}.png")
+    for k in range(6):
+        Image.fromarray(np.full((24, 32, 3), 40 * k, np.uint8)).save(folder / f"still{k}.png")
+    shutil.copy(MEDIA / FILM, folder / FILM)
+    return folder
+
+
+def source(folder, *records, name="r.jsonl"):
+    (folder / name).write_text("\n".join(map(json.dumps, records)))
+    return data.Records(folder / name, folder)
+
+
+def annotation(rng, kind, n, span):
+    """A random annotation that such a record may have. n: images; span: first and last second of the clip."""
+    words = lambda: " ".join(rng.choice(["cat", "dog", "red", "runs", "ünï", "<|im_end|>"], int(rng.integers(1, 9))))        # noqa: E731
+    times = [round(float(t), 2) for t in rng.uniform(*span, 3)] if span else []
+    types = {"text": ["qa", "text"], "video": ["caption", "qa", "point", "count", "track"]}.get(kind, ["caption", "qa", "point", "count"])
+    a = {"type": str(rng.choice(types)), "weight": float(rng.choice([0, 0.5, 1], p=[0.1, 0.2, 0.7]))}
+    points = [{"x": float(rng.uniform(0, 100)), "y": float(rng.uniform(0, 100))} for _ in range(3)]
+    if a["type"] == "caption":
+        a |= {"text": words()} | ({"start": min(times), "end": max(times)} if times and rng.random() < 0.4 else {})
+    elif a["type"] == "text":
+        a |= {"text": words()}
+    elif a["type"] == "count":
+        a |= {"label": words(), "count": int(rng.integers(0, 9))}
+    elif a["type"] == "qa":
+        turns = [{"question": words(), "answer": words(), "weight": int(rng.integers(0, 2))} for _ in range(int(rng.integers(1, 4)))]
+        options = {"question": words(), "options": ["a", "b", words()], "answer_idx": 1, "shuffle_options": True}
+        a |= {"turns": turns} if rng.random() < 0.5 else options
+    elif a["type"] == "point":
+        where = [{"image": int(rng.integers(n))} if kind == "images" else {"t": t} if span else {} for t in times or [0] * 3]
+        a |= {"label": words(), "coords": "percent", "points": [p | w for p, w in zip(points, where, strict=True)]}
+    else:
+        points = [{**p, "t": t, "id": k} for k, (p, t) in enumerate(zip(points, times, strict=True))]
+        a |= {"label": words(), "coords": "percent", "points": points}
+    return a
+
+
+def record(rng):
+    kind = str(rng.choice(["image", "images", "stills", "film", "text"], p=[0.3, 0.25, 0.2, 0.02, 0.23]))
+    n, span, r = int(rng.integers(2, 6)), None, {}
+    if kind == "image":
+        r["image"] = f"{rng.integers(12)}.png"
+    elif kind == "images":
+        r["images"] = [f"{k}.png" for k in rng.integers(0, 12, n)]
+    elif kind == "stills":
+        r["video"], span = {"frames": [f"still{k}.png" for k in range(6)], "fps": 2.0}, (0, 3)
+        if rng.random() < 0.5:
+            r["video"] |= {"start": 0.5, "end": 2.4}
+            span = (0.5, 2.4)
+    elif kind == "film":
+        r["video"], span = {"path": FILM, "start": 1.0, "end": 3.0}, (1, 3)
+    if span and rng.random() < 0.5:
+        r["subtitles"] = [{"start": 0.2, "end": 1.5, "text": "hello"}, {"start": 2.0, "end": 2.2, "text": "there"}]
+    shown = "video" if span else kind
+    return r | {"annotations": [annotation(rng, shown, n, span) for _ in range(int(rng.integers(1, 6)))]}
+
+
+def test_size_equals_what_encode_gives_on_a_thousand_records_of_all_kinds(folder):
+    """... with random limits; no visual token is cut, and tokens in are those laid out and those reported as dropped."""
+    rng = np.random.default_rng(1)
+    records, kinds, cut = source(folder, *(record(rng) for _ in range(1000))), set(), 0
+    assert len(list(records)) == 1000
+    for i in range(1000):
+        r = records[i]
+        config = replace(CONFIG, max_tokens=int(rng.integers(40, 1500)), max_frames=int(rng.integers(1, 9)),
+                         max_crops=int(rng.integers(1, 4)), root_length=bool(i % 2), prefix_all=bool(i % 3), fps=float(rng.choice([1, 2])))
+        size, example = data.size(r, TOKENIZER, config, 0, i % 4), data.encode(r, TOKENIZER, config, 0, i % 4)
+        kinds.add("video" if "video" in r else "images" if "images" in r else "image" if "image" in r else "text")
+        if size == (0, 0):
+            assert not example.weights.any()
+        else:
+            assert size == (len(example.tokens), 0 if example.images is None else len(example.images)) and size[0] <= config.max_tokens
+        whole = data.arrange(r, data.look(r, config), TOKENIZER, replace(config, max_tokens=10**6), 0, i % 4)
+        assert len(example.tokens) + example.dropped_tokens == len(whole.tokens)
+        assert (example.tokens == whole.tokens[: len(example.tokens)]).all()
+        seen = np.isin(example.tokens, [TOKENIZER.special["im_patch"]])
+        assert seen.sum() == np.isin(whole.tokens, [TOKENIZER.special["im_patch"]]).sum() == len(example.pool_dst) == len(example.pool_src)
+        cut += example.dropped
+    assert kinds == {"video", "images", "image", "text"} and cut > 100
+
+
+def test_a_film_is_what_asking_about_it_shows(folder):
+    """The same tokens before the question, the same pixels and windows as data.ask makes of the clip."""
+    (r,) = source(folder, {"video": {"path": FILM, "start": 1.0, "end": 4.0}, "subtitles": [{"start": 2.0, "end": 2.5, "text": "hm"}],
+                           "annotations": [{"type": "caption", "text": "a rabbit", "style": "video_long_caption"}]}, name="film.jsonl")
+    example = data.encode(r, TOKENIZER, CONFIG, 0, 0)
+    clip, film = data.open_clip(MEDIA / FILM, CONFIG, [(2.0, 2.5, "hm")], 1.0, 4.0)
+    prompt = data.ask([], [("?", None)], TOKENIZER, CONFIG, clip)
+    n = int(np.flatnonzero(prompt.tokens == TOKENIZER.chat_start)[0])
+    assert np.array_equal(example.tokens[:n], prompt.tokens[:n]) and np.array_equal(example.bidir[:n], prompt.bidir[:n])
+    assert np.array_equal(example.images, prompt.images) and np.array_equal(example.pool_src, prompt.pool_src)
+    assert example.pool_src.shape[1] == 9 and len(example.images) == len(clip.times) == 7
+    assert "1.0 - 1.5 hm" in TOKENIZER.decode(example.tokens) and film.width > film.height
+
+
+def test_images_come_in_their_order_and_points_say_which_one(folder):
+    r = source(folder, {"images": ["1.png", "0.png"], "annotations": [
+        {"type": "point", "label": "dot", "coords": "percent", "mode": "point", "style": "pointing", "points": [
+            {"image": 1, "x": 50, "y": 50}, {"image": 0, "x": 10, "y": 20}]}]}, name="two.jsonl")[0]
+    example = data.encode(r, TOKENIZER, CONFIG, 0, 0)
+    one, zero = (media.read_image(folder / name) for name in ("1.png", "0.png"))
+    crops = [vision.crops(image, CONFIG.max_crops, CONFIG.vision)[0] for image in (one, zero)]
+    assert np.array_equal(example.images, np.concatenate(crops))
+    text = TOKENIZER.decode(example.tokens)
+    assert "Image 1" in text and "Image 2" in text and text.index("Image 1") < text.index("Image 2")
+    assert '1 1 100 200' in text and '2 2 500 500' in text
+
+
+def test_a_turn_of_weight_0_is_context(folder):
+    turns = [{"question": "a?", "answer": "no", "weight": 0}, {"question": "b?", "answer": "yes"}]
+    plain, muted = (data.encode(source(folder, {"annotations": [{"type": "qa", "turns": t}]}, name="t.jsonl")[0], TOKENIZER, CONFIG, 0, 0)
+                    for t in ([{**turns[0], "weight": 1}, turns[1]], turns))
+    learned = lambda e: TOKENIZER.decode(e.targets[e.weights > 0])        # noqa: E731
+    assert np.array_equal(plain.tokens, muted.tokens) and learned(plain) == "noyes" and learned(muted) == "yes"
+
+
+def test_captions_of_videos_and_tracks_have_their_flat_weights(folder):
+    """0.1 and 0.2 in stages 2 and 3, whatever their length; a question about the same video goes by the roots (spec 7.1)."""
+    config = replace(CONFIG, root_length=True, root_branches=True, point_weight=0.2, video_caption_weight=0.1)
+    video = {"video": {"frames": ["still0.png", "still1.png"], "fps": 2.0}}
+    kinds = [{"type": "caption", "text": "grey"}, {"type": "qa", "question": "?", "answer": "grey"},
+             {"type": "track", "label": "x", "coords": "percent", "points": [{"t": 0.0, "id": 1, "x": 5, "y": 5}]}]
+    weights = [data.encode(source(folder, video | {"annotations": [a]}, name="w.jsonl")[0], TOKENIZER, config, 0, 0).weights for a in kinds]
+    n = 5                                                                # g r e y and EOS
+    assert [set(w[w > 0].round(6).tolist()) for w in weights] == [{np.float32(0.1).round(6)}, {np.float32(2 / n**0.5).round(6)},
+                                                                   {np.float32(0.2).round(6)}]
+
+
+@pytest.mark.parametrize(("changes", "code"), [
+    ({"images": ["0.png"] * 6}, "S03"), ({"images": ["0.png", "gone.png"]}, "S20"),
+    ({"video": "gone.mp4"}, "S20"), ({"video": "0.png"}, "S23"), ({"video": {"path": FILM, "start": 1000.0, "end": 1001.0}}, "S23"),
+    ({"video": {"frames": ["still0.png", "gone.png"], "fps": 2.0}}, "S24"),
+    ({"video": FILM, "annotations": [{"type": "caption", "text": "x", "start": 1.0, "end": 5000.0}]}, "S10"),
+    ({"video": FILM, "annotations": [{**POINT, "coords": "percent", "points": [{"x": 1, "y": 1, "t": 999.0}]}]}, "S10"),
+    ({"video": FILM, "annotations": [{**POINT, "coords": "pixel", "points": [{"x": 9999, "y": 1, "t": 0.0}]}]}, "E62"),
+])
+def test_media_that_are_no_good_cost_their_record_while_planning(folder, changes, code):
+    r = source(folder, {"annotations": [{"type": "qa", "question": "?", "answer": "x"}]} | changes, name="bad.jsonl")[0]
+    with pytest.raises(data.Unreadable, match=code):
+        data.size(r, TOKENIZER, CONFIG, 0, 0)
+
+
+def test_a_video_is_probed_once_until_its_file_changes(folder, monkeypatch):
+    asked = []
+    monkeypatch.setattr(media, "probe", lambda path, probe=media.probe: (asked.append(path), probe(path))[1])
+    line = {"video": "own.mp4", "annotations": [{"type": "caption", "text": "x"}]}
+    shutil.copy(MEDIA / FILM, folder / "own.mp4")
+    found = [source(folder, line, name="probe.jsonl")[0] for _ in range(3)]
+    sizes = [data.size(r, TOKENIZER, CONFIG, 0, 0) for r in found]
+    assert len(asked) == 1 and sizes[0] == sizes[1] == sizes[2]
+    notes = folder / ".probe.jsonl.probes.jsonl"
+    notes.write_text(notes.read_text() + '[["cut')                       # a line that a kill cut off
+    (folder / "own.mp4").touch()
+    data.size(source(folder, line, name="probe.jsonl")[0], TOKENIZER, CONFIG, 0, 0)
+    assert len(asked) == 2
