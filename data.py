@@ -40,6 +40,7 @@ class DataConfig:
     fps: float = 2.0                 # frames per second of a video at most
     frame_markers: bool = True       # <frame_start> and <frame_end> around every frame, as released; False: around the video (spec 0.2)
     max_points: int = 60             # an annotation with more is left out and counted (spec 9.3)
+    transcripts: int = 1             # of the spoken descriptions of an image, so many are read per epoch; 0 in stages 2 and 3 (spec 9.3)
     length_hint: int = 65            # "long_caption 65:" when asking for a caption; 0: no number (spec 4.3)
     prefix_all: bool = True          # stage 1: every prompt opens with its style; later only benchmark-like ones do
     separator: str = "\t"            # between groups of points: a tab in stage 1, ";" later (spec 5.1)
@@ -264,9 +265,12 @@ def arrange(record, sight, tokenizer, config, seed, epoch):
         ids, visual = video_ids(sight.times, sight.subtitles, tokenizer, config)
     else:
         ids, visual = visual_ids(sight.sizes, tokenizer, config)
-    branches, crowded = [], 0
+    branches, crowded, spoken = [], 0, 0
     for i in rng.permutation(len(record["annotations"])):
         a = record["annotations"][i]
+        spoken += a.get("style") == "transcript"
+        if a.get("style") == "transcript" and spoken > config.transcripts:
+            continue                                                      # its turn comes in another epoch
         if a["type"] != "track" and len(a.get("points", ())) > config.max_points:
             crowded += 1
             continue

@@ -36,7 +36,7 @@ class Step:
     packs: list                      # in plan order, each [(draw, tokens, crops), ..]
     ids: list                        # of str, the records in the same order
     waited: int                      # packs that the one of them that waited longest saw go by
-    dropped: dict                    # draws left out while planning so far, by reason
+    dropped: dict                    # draws left out while planning so far, by "source: reason"
     state: dict                      # of the planning after this step: where a resume goes on
 
 
@@ -51,7 +51,7 @@ class Loader:
         self.config, self.rank, self.ranks = config, rank, ranks
         self.setup = data.Mixture(sources, rates, config.seed), tokenizer, config
         self.measured = measured or (lambda draw: measure(self.setup, draw))
-        self.dropped, self.masked, self.in_a_row = Counter(), Counter(), 0
+        self.dropped, self.masked, self.drawn, self.in_a_row = Counter(), Counter(), Counter(), 0
         self.ids, self.warned, self.bad, self.known_bad, self.first = {}, set(), [], {}, None
         made_for = plans.purpose(sources, rates, tokenizer, config) if plan or cache else None
         self.cache = plans.Cache(cache, made_for, config.steps * config.batch) if cache else None
@@ -65,15 +65,24 @@ class Loader:
     def size(self, draw):
         """(tokens, crops) of a draw, or None with the reason counted."""
         name, where, size, reason = self.measured(draw)
+        source = self.source_of(draw)
+        self.drawn[source] += 1
         if not reason:
             self.ids[draw], self.in_a_row = name, 0
             return size
         self.warn(where, reason)
-        self.dropped[reason[:3]] += 1
+        self.dropped[f"{source}: {reason[:3]}"] += 1
         self.in_a_row += 1
         if self.in_a_row >= 100:
             raise data.DataError(f"100 records in a row could not be used; the last: {where}: {reason}")
+        lost = sum(n for key, n in self.dropped.items() if key.startswith(f"{source}: "))
+        if self.drawn[source] >= 1000 and lost > self.config.max_skip * self.drawn[source]:
+            raise data.DataError(f"{lost} of {self.drawn[source]} records of {source} could not be used, more than "
+                                 f"--max_skip={self.config.max_skip}; the last: {where}: {reason}")
         return None
+
+    def source_of(self, draw):
+        return self.setup[0].sources[self.setup[0][draw][0]].name
 
     def warn(self, where, reason):
         if where not in self.warned and self.rank == 0:
@@ -95,7 +104,8 @@ class Loader:
             packs.append([e[:3] for e in self.planner.last])
             waited = max(waited, *(self.planner.packs - 1 - came for *_, came in self.planner.last))
         ids, dropped = [self.ids.pop(e[0]) for pack in packs for e in pack], dict(self.dropped)
-        state = {"planner": self.planner.state(), "ids": list(self.ids.items()), "dropped": dropped, "in_a_row": self.in_a_row}
+        state = {"planner": self.planner.state(), "ids": list(self.ids.items()), "dropped": dropped, "drawn": dict(self.drawn),
+                 "in_a_row": self.in_a_row}
         return Step(packs, ids, waited, dropped, state)
 
     def restore(self, state):
@@ -103,7 +113,7 @@ class Loader:
         self.first = None
         self.planner.restore(state["planner"])
         self.in_a_row = state["in_a_row"]
-        for held, found in ((self.ids, state["ids"]), (self.dropped, state["dropped"])):
+        for held, found in ((self.ids, state["ids"]), (self.dropped, state["dropped"]), (self.drawn, state["drawn"])):
             held.clear()                                     # in place: a plan made ahead counts in them too
             held.update(found)
 
@@ -153,7 +163,7 @@ class Loader:
                 where = record_of(self.setup, draw)[0]["where"]
                 self.warn(where, example.bad)
                 self.bad.append({"id": example.id, "where": where, "draw": draw, "reason": example.bad})
-                self.masked[example.bad[:3]] += 1
+                self.masked[f"{self.source_of(draw)}: {example.bad[:3]}"] += 1
         return step, row
 
 

@@ -75,8 +75,8 @@ class Plan:
         start, end = int(of["ends"][n - 1]) if n else 0, int(of["ends"][n])
         self.last = list(zip(*(of[name][start:end].tolist() for name in ("draws", "tokens", "crops", "came")), strict=True))
         self.ids.update(zip(of["draws"][start:end].tolist(), self.names[start:end], strict=True))
-        for code in of["left_why"][slice(*np.searchsorted(of["left_at"], [n, n + 1]))]:
-            self.dropped[str(code)] += 1
+        for why in of["left_why"][slice(*np.searchsorted(of["left_at"], [n, n + 1]))]:
+            self.dropped[str(why)] += 1
         self.packs += 1
         return [e[0] for e in self.last]
 
@@ -219,7 +219,7 @@ def write_plan(args, sources, rates, tokenizer, config, packs, rank, ranks):
     def noted(draw):
         found = measured(draw)
         if found[3]:
-            left.append((stream.planner.packs, found[3][:3]))
+            left.append((stream.planner.packs, f"{stream.source_of(draw)}: {found[3][:3]}"))
         return found
 
     stream = loader.Loader(sources, rates, tokenizer, config, rank, measured=noted)
@@ -243,7 +243,7 @@ def write_plan(args, sources, rates, tokenizer, config, packs, rank, ranks):
         with open(aside, "wb") as file:
             np.savez_compressed(file, made_for=text(json.dumps(about)), ids=text("\0".join(ids)), ends=np.array(ends), draws=columns[:, 0],
                                 tokens=columns[:, 1], crops=columns[:, 2], came=columns[:, 3],
-                                left_at=np.array([at for at, _ in left], np.int64), left_why=np.array([why for _, why in left], "U3"))
+                                left_at=np.array([at for at, _ in left], np.int64), left_why=np.array([why for _, why in left], str))
         os.replace(aside, args.out)
     if args.cache:
         write_cache(args, stream.setup, planned, ends, about, rank, ranks)

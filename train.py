@@ -76,6 +76,7 @@ class Config:
     seed: int = 0
     device: str = "auto"
     dtype: str = "auto"              # of the arithmetic; weights and optimizer are float32 always
+    max_skip: float = 0.01           # share of a source's records that may be unusable, once 1,000 of it were drawn
     workers: int = 0                 # processes that decode ahead; 0: the training process does it
     vit_steps: int = 0               # steps of stage 0, at most `steps`: for a toy ViT that starts from nothing
     eval_images: int = 200           # held-out images asked about at the end of a toy run
@@ -402,7 +403,7 @@ def train(config, out, device, dtype, model, loader, evaluate, args):
         line = {"step": number, "loss": total, **seen, "lr": {g["name"]: g["lr"] for g in optimizer.param_groups},
                 "grad_norm": norm, "grad_norms": norms, "fill_tokens": seen["tokens"] / (config.batch * config.data.max_tokens),
                 "fill_crops": seen["crops"] / (config.batch * config.pack_crops), "longest_wait": step.waited,
-                "dropped": dict(Counter(step.dropped) + loader.masked),
+                **dropped_by(Counter(step.dropped) + loader.masked),
                 "ids": hashlib.sha256("\n".join(step.ids).encode()).hexdigest()[:16], "seconds": time.time() - started}
         started = time.time()
         log.write(json.dumps(line) + "\n")
@@ -430,6 +431,16 @@ def census(rows):
             "loss_tokens": sum(int((e.weights > 0).sum()) for e in examples),
             "masked_tokens": sum(len(e.tokens) for e in examples if e.bad),              # of records found bad while decoding
             "branches_dropped": sum(e.dropped for e in examples), "tokens_dropped": sum(e.dropped_tokens for e in examples)}
+
+
+def dropped_by(counted):
+    """{"source: reason": n} -> the fields of the log: by reason, and by source and reason."""
+    by_reason, by_source = Counter(), {}
+    for key, n in counted.items():
+        source, _, reason = key.rpartition(": ")
+        by_reason[reason] += n
+        by_source.setdefault(source, {})[reason] = n
+    return {"dropped": dict(by_reason), "dropped_by_source": by_source}
 
 
 def commit():

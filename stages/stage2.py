@@ -59,4 +59,5 @@ RECIPE = {
     "data.prefix_all": False,        # plain prompts for what people ask, "style:" for benchmarks
     "data.separator": ";",
     "data.root_length": True, "data.root_branches": True, "data.point_weight": 0.2, "data.video_caption_weight": 0.1,
+    "data.transcripts": 0,
 }

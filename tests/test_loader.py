@@ -104,7 +104,7 @@ def test_data_order_is_the_same_on_1_2_and_4_ranks(files, tmp_path):
 
 def test_a_step_is_resumed_exactly_and_its_skips_with_it(files):
     whole = taken(stream(files), 6)
-    assert any(e.bad for _, rows in whole for row in rows for e in row) and whole[-1][0].dropped["S20"] >= 1
+    assert any(e.bad for _, rows in whole for row in rows for e in row) and whole[-1][0].dropped["a.jsonl: S20"] >= 1
     for n in (1, 4):
         again = stream(files)
         again.restore(json.loads(json.dumps(whole[n - 1][0].state)))
@@ -187,6 +187,26 @@ def test_an_image_that_changes_between_plan_and_step_costs_itself_only(files):
         picture.write_bytes(before)
     changed = [e for row in rows for e in row if e.id == name]
     assert changed and all("planned" in e.bad and not e.weights.any() for e in changed)
+
+
+def test_a_source_of_which_too_much_is_bad_stops_the_run(tmp_path):
+    """More than 1 %, once 1,000 of its records were drawn, and not because of another source; told with the last one's place."""
+    good, bad = ({"annotations": [{"type": "text", "text": t}]} for t in ("a", "b" * 5000))
+    for name, n in (("few.jsonl", 4), ("many.jsonl", 40)):
+        (tmp_path / name).write_text("\n".join(json.dumps(bad if k < n else good) for k in range(1000)))
+
+    def planned(name, **changes):
+        sources = [data.Records(tmp_path / name), data.Records(tmp_path / "few.jsonl")]
+        of = loader.Loader(sources, [1, 1], TOKENIZER, replace(CONFIG, **changes))
+        while of.planner.next < 2500:
+            next(of.planner)
+        return of
+
+    assert planned("few.jsonl").drawn["few.jsonl"] >= 2500
+    said = r"records of many.jsonl could not be used, more than --max_skip=0.01; the last: .*many.jsonl:\d+: S03"
+    with pytest.raises(data.DataError, match=said):
+        planned("many.jsonl")
+    assert planned("many.jsonl", max_skip=0.08).dropped["many.jsonl: S03"] > 10
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -399,4 +419,4 @@ def test_a_decoder_that_goes_wrong_costs_its_record_and_no_more(files, tmp_path,
         for x, y in zip((x for row in rows for x in row), (y for row in others for y in row), strict=True):
             assert x.id == y.id and len(x.tokens) == len(y.tokens)
             assert x.bad.startswith("S23") if "film" in x.id else np.array_equal(x.weights, y.weights)
-    assert of.masked["S23"] == len(of.bad) > 0 and all("film" in bad["id"] for bad in of.bad)
+    assert of.masked["v.jsonl: S23"] == len(of.bad) > 0 and all("film" in bad["id"] for bad in of.bad)

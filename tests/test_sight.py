@@ -181,3 +181,17 @@ def test_a_video_is_probed_once_until_its_file_changes(folder, monkeypatch):
     (folder / "own.mp4").touch()
     data.size(source(folder, line, name="probe.jsonl")[0], TOKENIZER, CONFIG, 0, 0)
     assert len(asked) == 2
+
+
+def test_an_image_is_described_aloud_once_an_epoch_and_by_another_voice_in_the_next(folder):
+    """Stage 1 reads the caption and one transcript, drawn anew in every epoch; later stages read none (spec 9.3)."""
+    spoken = [{"type": "caption", "style": "transcript", "text": f"voice {k}"} for k in range(4)]
+    r = source(folder, {"image": "0.png", "annotations": [{"type": "caption", "text": "all of it"}, *spoken]}, name="s.jsonl")[0]
+    heard = set()
+    for epoch in range(30):
+        example = data.encode(r, TOKENIZER, CONFIG, 0, epoch)
+        text = TOKENIZER.decode(example.tokens)
+        assert "all of it" in text and text.count("voice ") == 1 and example.branch.max() == 2 and example.dropped == 0
+        heard.add(text[text.index("voice ") + 6])
+    assert heard == set("0123")
+    assert "voice" not in TOKENIZER.decode(data.encode(r, TOKENIZER, replace(CONFIG, transcripts=0), 0, 0).tokens)
