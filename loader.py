@@ -10,14 +10,17 @@ decodes only those dealt to it. What is bad is found in one of two places: while
 or while decoding, then the example keeps its place without loss, so that the packs stay as they were planned.
 """
 
+import os
+import signal
 import sys
+import threading
 from collections import Counter, deque
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import wait
 
 import numpy as np
 from tqdm import tqdm
@@ -48,10 +51,12 @@ class Loader:
     """
 
     def __init__(self, sources, rates, tokenizer, config, rank=0, ranks=1, plan=None, cache=None, measured=None):
+        if config.batch % (ranks * config.micro_batch):
+            raise data.DataError(f"--batch {config.batch}: no multiple of {ranks} ranks times --micro-batch {config.micro_batch}")
         self.config, self.rank, self.ranks = config, rank, ranks
         self.setup = data.Mixture(sources, rates, config.seed), tokenizer, config
         self.measured = measured or (lambda draw: measure(self.setup, draw))
-        self.dropped, self.masked, self.drawn, self.in_a_row = Counter(), Counter(), Counter(), 0
+        self.dropped, self.masked, self.drawn, self.in_a_row, self.bad_in_a_row = Counter(), Counter(), Counter(), 0, 0
         self.ids, self.warned, self.bad, self.known_bad, self.first = {}, set(), [], {}, None
         made_for = plans.purpose(sources, rates, tokenizer, config) if plan or cache else None
         self.cache = plans.Cache(cache, made_for, config.steps * config.batch) if cache else None
@@ -70,7 +75,7 @@ class Loader:
         if not reason:
             self.ids[draw], self.in_a_row = name, 0
             return size
-        self.warn(where, reason)
+        self.warn(where, reason, "skipped", self.rank == 0)  # every rank finds it
         self.dropped[f"{source}: {reason[:3]}"] += 1
         self.in_a_row += 1
         if self.in_a_row >= 100:
@@ -84,9 +89,9 @@ class Loader:
     def source_of(self, draw):
         return self.setup[0].sources[self.setup[0][draw][0]].name
 
-    def warn(self, where, reason):
-        if where not in self.warned and self.rank == 0:
-            tqdm.write(f"{where}: {reason}; skipped", file=sys.stderr)
+    def warn(self, where, reason, what, aloud=True):
+        if where not in self.warned and aloud:
+            tqdm.write(f"{where}: {reason}; {what}", file=sys.stderr)
         self.warned.add(where)
 
     def begin(self):
@@ -108,12 +113,19 @@ class Loader:
                  "in_a_row": self.in_a_row}
         return Step(packs, ids, waited, dropped, state)
 
+    def state(self, step):
+        """Where a run goes on after a step, once that step was taken: fit for JSON."""
+        return {**step.state, "masked": dict(self.masked)}
+
     def restore(self, state):
         """Goes on after the step whose `state` this is; it costs the same after ten steps and after a million."""
+        if set(state["planner"]) != set(self.planner.state()):
+            raise data.DataError("--plan: a run that began with a plan goes on with it, and one without goes on without")
         self.first = None
         self.planner.restore(state["planner"])
         self.in_a_row = state["in_a_row"]
-        for held, found in ((self.ids, state["ids"]), (self.dropped, state["dropped"]), (self.drawn, state["drawn"])):
+        for held, found in ((self.ids, state["ids"]), (self.dropped, state["dropped"]), (self.drawn, state["drawn"]),
+                            (self.masked, state.get("masked", {}))):
             held.clear()                                     # in place: a plan made ahead counts in them too
             held.update(found)
 
@@ -127,8 +139,7 @@ class Loader:
         def micro_batch():
             return [next(rows)[1] for _ in range(size)]
 
-        while True:
-            step, row = next(rows)
+        for step, row in rows:
             first = [row, *(next(rows)[1] for _ in range(size - 1))]
             yield step, chain([first], (micro_batch() for _ in range(count - 1)))
 
@@ -139,31 +150,44 @@ class Loader:
         bounded by packs, whatever the batch.
         """
         workers = 0 if self.cache else self.config.workers
-        pool = ProcessPoolExecutor(workers, get_context("spawn"), _start_worker, (self.setup,)) if workers else nullcontext()
         room, ahead = 2 * self.config.micro_batch + workers if workers else 1, deque()
-        with pool:
-            while True:
+        pool = ProcessPoolExecutor(workers, get_context("spawn"), _start_worker, (self.setup,)) if workers else None
+        try:
+            for step, pack in self._packs():
+                asked = [(e, self.known_bad.get(e[0], "")) for e in pack]
+                ahead.append((step, pack, [pool.submit(_encode_in_worker, *a) for a in asked] if workers else asked))
+                if len(ahead) == room:
+                    yield self._finished(*ahead.popleft())
+            while ahead:
+                yield self._finished(*ahead.popleft())
+        except BrokenProcessPool:
+            ids = ", ".join(record_of(self.setup, e[0])[0]["id"] for _, pack, _ in ahead for e in pack)
+            raise RunError(f"a decoding worker died, of too little memory perhaps; the next records are {ids[:400]}") from None
+        finally:
+            if pool:
+                pool.shutdown(cancel_futures=True)
+
+    def _packs(self):
+        """Yields (step, pack) of this rank in the order of training, until a plan made ahead ends."""
+        while True:
+            try:
                 step = self.next_step()
-                for k in deal([work_of(pack) for pack in step.packs], self.ranks)[self.rank]:
-                    asked = [(e, self.known_bad.get(e[0], "")) for e in step.packs[k]]
-                    if workers:
-                        asked = [pool.submit(_encode_in_worker, *a) for a in asked]
-                    ahead.append((step, step.packs[k], asked))
-                    if len(ahead) >= room:
-                        yield self._finished(*ahead.popleft())
+            except StopIteration:
+                return
+            for k in deal([work_of(pack) for pack in step.packs], self.ranks)[self.rank]:
+                yield step, step.packs[k]
 
     def _finished(self, step, pack, asked):
-        try:
-            row = [a.result() if hasattr(a, "result") else self.cache[a[0][0]] if self.cache else encode(self.setup, *a) for a in asked]
-        except BrokenProcessPool:
-            ids = ", ".join(record_of(self.setup, e[0])[0]["id"] for e in pack)
-            raise RunError(f"a decoding worker died, of too little memory perhaps; it was at one of {ids} or at what follows") from None
+        row = [a.result() if hasattr(a, "result") else self.cache[a[0][0]] if self.cache else encode(self.setup, *a) for a in asked]
         for (draw, *_), example in zip(pack, row, strict=True):
             if example.bad:
                 where = record_of(self.setup, draw)[0]["where"]
-                self.warn(where, example.bad)
+                self.warn(where, example.bad, "masked")
                 self.bad.append({"id": example.id, "where": where, "draw": draw, "reason": example.bad})
                 self.masked[f"{self.source_of(draw)}: {example.bad[:3]}"] += 1
+            self.bad_in_a_row = self.bad_in_a_row + 1 if example.bad else 0
+            if self.bad_in_a_row >= 100:
+                raise RunError(f"100 records in a row could not be decoded; the last: {where}: {example.bad}")
         return step, row
 
 
@@ -182,18 +206,23 @@ def measure(setup, draw):
     except data.Unreadable as e:                             # it has been found wrong when the file was opened
         where = mixture.sources[source].where(index)
         return where, where, None, str(e)
-    limits, size, reason = (config.data.max_tokens, config.pack_crops), None, ""
+    size = None
     try:
         size = data.size(record, tokenizer, config.data, config.seed, epoch)
+        reason = misfit(record, size, config)
     except data.Unreadable as e:
         reason = str(e)
-    else:
-        if size == (0, 0):
-            loss = any(a.get("weight", 1) for a in record["annotations"])
-            reason = "S03 none of its annotations fits a row" if loss else "S04 none of its annotations has loss"
-        elif size[0] > limits[0] or size[1] > limits[1]:
-            reason = f"S03 {size[0]} tokens and {size[1]} crops do not fit a row of {limits[0]} and {limits[1]}"
     return record["id"], record["where"], None if reason else size, reason
+
+
+def misfit(record, size, config):
+    """Why a record of (tokens, crops) is left out, with its code; "" if it is not."""
+    limits = config.data.max_tokens, config.pack_crops
+    if size == (0, 0):
+        loss = any(a.get("weight", 1) for a in record["annotations"])
+        return "S03 none of its annotations fits a row" if loss else "S04 none of its annotations has loss"
+    fits = size[0] <= limits[0] and size[1] <= limits[1]
+    return "" if fits else f"S03 {size[0]} tokens and {size[1]} crops do not fit a row of {limits[0]} and {limits[1]}"
 
 
 def encode(setup, planned, bad=""):
@@ -220,6 +249,14 @@ def _start_worker(setup):
 
     torch.set_num_threads(1)
     _setup = setup
+    signal.signal(signal.SIGINT, signal.SIG_IGN)             # an interrupt is the trainer's to tell
+    threading.Thread(target=_end_with, args=(parent_process(),), daemon=True).start()
+
+
+def _end_with(trainer):
+    """A trainer that is killed cannot end its workers: they look after it."""
+    wait([trainer.sentinel])
+    os._exit(1)
 
 
 def _encode_in_worker(planned, bad):
@@ -238,9 +275,9 @@ def work_of(pack):
 def deal(work, ranks):
     """Packs to ranks -> a list of pack numbers for each rank, equally many, heaviest first. work: (crops, attention) of each pack.
 
-    Ranks wait for each other, so the slowest one counts: two packs change places as long as that evens out the sums of
-    squares of the ranks' loads, crops and attention alike; the best exchange first. Within a rank heavy packs come first, so
-    that those of different ranks run side by side.
+    Ranks wait for each other, so the slowest one counts: a pack of a slowest rank and another change places as long as that
+    lessens the sum of squares of the ranks' loads, crops and attention alike; the best exchange first. Within a rank heavy
+    packs come first, so that those of different ranks run side by side.
     """
     n = len(work)
     assert n % ranks == 0, f"{n} packs do not go evenly to {ranks} ranks"
@@ -249,12 +286,14 @@ def deal(work, ranks):
     at = np.empty(n, np.int64)
     turns = np.arange(n) // ranks % 2 == 1
     at[order] = np.where(turns, ranks - 1 - np.arange(n) % ranks, np.arange(n) % ranks)       # 0 1 2 2 1 0 0 1 2 ..
-    more = share[None] - share[:, None]                                              # (n,n,2): what the rank of a gains from b for a
+    loads = np.stack([np.bincount(at, share[:, k], ranks) for k in (0, 1)], 1)
     for _ in range(10 * n):
-        loads = np.stack([np.bincount(at, share[:, k], ranks) for k in (0, 1)], 1)
-        gain = (more * (loads[at][:, None] - loads[at][None] + more)).sum(2)         # half the change of the sum of squares
+        mine = np.flatnonzero(np.isin(at, loads.argmax(0)))                          # packs of the slowest ranks
+        more = share[None] - share[mine, None]                                       # (m,n,2): what the rank of a gains from b for a
+        gain = (more * (loads[at[mine]][:, None] - loads[at][None] + more)).sum(2)   # half the change of the sum of squares
         a, b = divmod(int(gain.argmin()), n)
         if gain[a, b] > -1e-12:
             break
-        at[a], at[b] = at[b], at[a]
+        at[mine[a]], at[b] = at[b], at[mine[a]]
+        loads = np.stack([np.bincount(at, share[:, k], ranks) for k in (0, 1)], 1)
     return [[int(k) for k in order if at[k] == rank] for rank in range(ranks)]

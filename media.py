@@ -46,8 +46,15 @@ class Unreadable(Exception):
 _DAMAGED = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
 
 
+def _there(path):
+    try:
+        return path.is_file()
+    except OSError:                      # a name too long for the system, for one
+        return False
+
+
 def _open(path):
-    if not path.is_file():
+    if not _there(path):
         raise Unreadable(f"S20 no file {path}")
     try:
         picture = Image.open(path)

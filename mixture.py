@@ -102,11 +102,11 @@ def _shuffled(n, *key):
 
 @lru_cache(maxsize=1024)
 def _round_keys(*key):
-    return keyed(*key).integers(1 << 32, size=4, dtype=np.uint64).tolist()
+    return keyed(*key).integers(1 << 32, size=6, dtype=np.uint64).tolist()
 
 
 def permuted(i, n, *key):
-    """Where the keyed permutation of 0..n-1 sends i, without holding the permutation: a Feistel network of four rounds.
+    """Where the keyed permutation of 0..n-1 sends i, without holding the permutation: a Feistel network of six rounds.
 
     It shuffles the numbers of an even number of bits, of which n may not be one: what lands at n or above goes round again.
     """

@@ -56,6 +56,7 @@ class Planner:
     def __init__(self, sizes, max_tokens, max_crops, pool=48):
         self.length = None if callable(sizes) else len(sizes)
         self.size_of = sizes if callable(sizes) else sizes.__getitem__
+        assert pool > 0, pool
         self.limits, self.depth = (max_tokens, max_crops), pool
         self.next = self.packs = 0
         self.pool, self.oversize = [], []                    # pool: [(i, tokens, crops, packs made before it came)], oldest first
@@ -67,10 +68,11 @@ class Planner:
             self.next += 1
             if size is None:
                 continue
-            if size[0] > self.limits[0] or size[1] > self.limits[1]:
+            tokens, crops = map(int, size)                   # plain integers: the search makes long ones of them
+            if tokens > self.limits[0] or crops > self.limits[1]:
                 self.oversize.append(i)
             else:
-                self.pool.append((i, *size, self.packs))
+                self.pool.append((i, tokens, crops, self.packs))
 
     def __iter__(self):
         return self
@@ -85,7 +87,7 @@ class Planner:
         rest.remove(anchor)
         # a row runs out of what the pool asks for most: weigh the fill of crops against that of tokens by a steep function of both
         tokens, crops = sum(e[1] for e in self.pool) / T, sum(e[2] for e in self.pool) / C
-        weight = crops**16 / (tokens**16 + crops**16)
+        weight = crops**16 / (tokens**16 + crops**16 + 1e-300)
         self.last = [anchor, *fullest(rest, T - anchor[1], self.limits[1] - anchor[2], -(-T // GRID), (1 - weight) / T, weight / C)]
         taken = {e[0] for e in self.last}
         self.pool = [e for e in self.pool if e[0] not in taken]
@@ -190,7 +192,7 @@ def build(rows, max_tokens, vision_config, crop_bucket=1):
     blank = max(-(-n_crops // crop_bucket) * crop_bucket, 1) - n_crops
     images.append(np.zeros((blank, P, vision_config.n_pixel), np.uint8))
     unit += [-1] * blank
-    if not sources:                  # no image at all: one blank crop and one window of nothing, so that shapes and collectives stay
+    if not any(map(len, sources)):   # nothing to pool: one blank crop and one window of nothing, so that shapes and collectives stay
         sources, targets_of = [np.full((1, 4), -1)], [np.zeros(1, np.int64)]
     width = max(s.shape[1] for s in sources)
     sources = [np.pad(s, ((0, 0), (0, width - s.shape[1])), constant_values=-1) for s in sources]

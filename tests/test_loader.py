@@ -2,9 +2,12 @@
 
 import itertools
 import json
+import multiprocessing
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +32,7 @@ CONFIG = train.parse(["--stage", "2", "--tiny", "--batch", "8", "--micro-batch",
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """Two record files, of pictures and of text; of the pictures one is cut short, three are missing."""
+    """Two record files, of pictures and of text; of the pictures four are cut short, three missing."""
     folder = tmp_path_factory.mktemp("data")
     rng = np.random.default_rng(0)
     for name, n in (("a", 30), ("b", 17)):
@@ -42,7 +45,8 @@ def files(tmp_path_factory):
                 Image.fromarray(rng.integers(0, 255, (40, 60, 3), np.uint8)).save(folder / f"{i}.png")
             lines.append(json.dumps(record))
         (folder / f"{name}.jsonl").write_text("\n".join(lines))
-    (folder / "3.png").write_bytes((folder / "3.png").read_bytes()[:3000])
+    for n in (3, 8, 17, 26):
+        (folder / f"{n}.png").write_bytes((folder / f"{n}.png").read_bytes()[:3000])
     for n in (5, 14, 23):
         (folder / f"{n}.png").unlink()
     return [str(folder / "a.jsonl"), str(folder / "b.jsonl")]
@@ -106,7 +110,8 @@ def test_a_step_is_resumed_exactly_and_its_skips_with_it(files):
     whole = taken(stream(files), 6)
     assert any(e.bad for _, rows in whole for row in rows for e in row) and whole[-1][0].dropped["a.jsonl: S20"] >= 1
     for n in (1, 4):
-        again = stream(files)
+        again = stream(files).begin()
+        taken(again, 2)                                                  # what it did before is forgotten
         again.restore(json.loads(json.dumps(whole[n - 1][0].state)))
         for (a, rows_a), (b, rows_b) in zip(whole[n:], taken(again, 6 - n), strict=True):
             assert a == replace(b, packs=a.packs) and json.dumps(a.packs) == json.dumps(b.packs)
@@ -114,22 +119,26 @@ def test_a_step_is_resumed_exactly_and_its_skips_with_it(files):
                        for row, other in zip(rows_a, rows_b, strict=True) for x, y in zip(row, other, strict=True))
 
 
+@pytest.mark.slow
 def test_what_the_first_run_masked_the_second_masks_unseen(files, tmp_path):
     """A file that was repaired meanwhile makes no difference to a resumed run."""
     first = stream(files)
     whole = taken(first, 6)
     assert first.bad
-    picture = Path(files[0]).parent / "3.png"
-    cut = picture.read_bytes()
+    pictures = [Path(files[0]).parent / f"{n}.png" for n in (3, 8, 17, 26)]
+    cut = [picture.read_bytes() for picture in pictures]
     try:
-        Image.new("RGB", (60, 40)).save(picture)
-        again = stream(files)
-        again.known_bad = {bad["draw"]: bad["reason"] for bad in first.bad}
-        for (_, rows), (_, others) in zip(whole, taken(again, 6), strict=True):
-            assert [e.bad for row in rows for e in row] == [e.bad for row in others for e in row]
-        assert again.bad == first.bad
+        for picture in pictures:
+            Image.new("RGB", (60, 40)).save(picture)
+        for workers in (0, 2):
+            again = stream(files, replace(CONFIG, workers=workers))
+            again.known_bad = {bad["draw"]: bad["reason"] for bad in first.bad}
+            for (_, rows), (_, others) in zip(whole, taken(again, 6), strict=True):
+                assert [e.bad for row in rows for e in row] == [e.bad for row in others for e in row]
+            assert again.bad == first.bad and again.masked == first.masked
     finally:
-        picture.write_bytes(cut)
+        for picture, content in zip(pictures, cut, strict=True):
+            picture.write_bytes(content)
 
 
 def test_resuming_at_step_1000000_costs_what_it_costs_at_step_10(files):
@@ -257,6 +266,13 @@ def plan(*flags, ranks=1):
     return done
 
 
+def stream_of(files, *flags, **made):
+    """The loader of a run with FLAGS."""
+    args, config = train.parse([*FLAGS, *mixed(files), *flags])
+    sources, rates, _ = train.open_sources(args, config)
+    return loader.Loader(sources, rates, train.open_tokenizer(args, config)[0], config, **made)
+
+
 def log_of(out, *flags):
     train.main([*FLAGS, *map(str, flags), "--out", str(out)])
     train.torch.use_deterministic_algorithms(False)
@@ -278,7 +294,8 @@ def test_a_run_from_a_plan_or_a_cache_is_the_run_without(files, ahead, tmp_path)
     with_data = mixed(files)
     folder, _ = ahead
     plain = log_of(tmp_path / "a", *with_data)
-    assert plain == log_of(tmp_path / "b", *with_data, "--plan", folder / "plan.npz")
+    assert plan(*with_data, "--out", tmp_path / "exact.npz").returncode == 0         # as many packs as the run takes
+    assert plain == log_of(tmp_path / "b", *with_data, "--plan", tmp_path / "exact.npz", "--workers", "2")
     assert plain == log_of(tmp_path / "c", *with_data, "--cache", folder / "cache")
     assert plain == log_of(tmp_path / "d", *with_data, "--plan", folder / "plan.npz", "--cache", folder / "cache")
     skips = {(tmp_path / name / "skips.jsonl").read_text() for name in "abcd"}
@@ -313,11 +330,16 @@ def test_a_plan_holds_record_ids_and_no_pixels(files, ahead):
     (["--seed", "1"], "seed was 0 and is 1"),
     (["--pool=10"], "pool was 9 and is 10"),
     (["--data.max_crops=2"], "data.max_crops"),
-    (["--steps", "5"], "holds 14 packs and the run asks for 20"),
+    (["--pack_crops=9"], "pack_crops was 16 and is 9"), (["--data", "RATES"], "the data changed"),
+    (["--model.vision.patch=9"], "data.vision"), (["--model.n_vocab=512"], "tokenizer"),
+    (["--steps", "5"], "14 packs"),
 ])
-def test_a_plan_of_another_run_is_refused(files, ahead, tmp_path, flags, message, capsys):
+@pytest.mark.parametrize("what", ["--plan", "--cache"])
+def test_a_plan_of_another_run_is_refused(files, ahead, tmp_path, flags, message, what, capsys):
+    path = ahead[0] / ("plan.npz" if what == "--plan" else "cache")
+    flags = [*flags[:-1], f"{files[0]}=0.5", f"{files[1]}=0.5"] if flags[-1] == "RATES" else [*mixed(files), *flags]
     with pytest.raises(SystemExit) as refused:
-        log_of(tmp_path / "a", *mixed(files), "--plan", ahead[0] / "plan.npz", *flags)
+        log_of(tmp_path / "a", what, path, *flags)
     assert refused.value.code == 2 and message in capsys.readouterr().err and not (tmp_path / "a").exists()
 
 
@@ -335,22 +357,48 @@ def test_a_plan_is_refused_when_the_data_changed(files, ahead, tmp_path, what, c
 
 
 def test_what_is_no_plan_is_refused(files, ahead, tmp_path, capsys):
+    whole = (ahead[0] / "plan.npz").read_bytes()
     (tmp_path / "x.npz").write_bytes(b"PK\x03\x04 no")
     np.savez(tmp_path / "y.npz", a=np.array([{}], object))
-    (tmp_path / "c").mkdir()
-    for flag, name in (("--plan", "x.npz"), ("--plan", "y.npz"), ("--plan", "none.npz"), ("--cache", "c")):
+    np.save(tmp_path / "z.npy", np.zeros(3))
+    (tmp_path / "short.npz").write_bytes(whole[: len(whole) // 2])
+    names = ["x.npz", "y.npz", "z.npy", "none.npz", "short.npz"]
+    for k in range(30, len(whole) - 30, len(whole) // 12):               # a byte of the content turned round
+        names.append(f"flip{k}.npz")
+        (tmp_path / names[-1]).write_bytes(whole[:k] + bytes([whole[k] ^ 0xFF]) + whole[k + 1 :])
+    flags = [("--plan", name) for name in names]
+    for n, head in enumerate(("[]", "{}", '{"made_for": null, "packs": 1, "shard": 1}', "[")):
+        (tmp_path / f"c{n}").mkdir()
+        (tmp_path / f"c{n}" / "cache.json").write_text(head)
+        flags.append(("--cache", f"c{n}"))
+    refusals = 0
+    for flag, name in flags:
+        try:
+            args, config = train.parse([*FLAGS, *mixed(files), flag, str(tmp_path / name)])
+            sources, rates, _ = train.open_sources(args, config)
+            loader.Loader(sources, rates, train.open_tokenizer(args, config)[0], config, plan=args.plan, cache=args.cache)
+        except data.DataError as e:
+            refusals += name in str(e)
+    assert refusals >= len(flags) - 2                                    # a byte between the parts of a zip file may mean nothing
+    for flag, name in (("--plan", "x.npz"), ("--cache", "c0")):
         with pytest.raises(SystemExit) as refused:
             log_of(tmp_path / "a", "--data", *files, flag, tmp_path / name)
         assert refused.value.code == 2 and name in capsys.readouterr().err
 
 
-def test_a_cache_goes_on_where_it_stopped(files, ahead, tmp_path):
-    """A shard that was being written counts for nothing; those that are whole are not written again."""
+@pytest.mark.parametrize("damage", ["missing", "cut short", "index cut short"])
+def test_a_cache_goes_on_where_it_stopped(files, ahead, tmp_path, damage):
+    """A shard that is not whole is refused, and written anew by the same command; those that are whole stay."""
     folder, copy = ahead[0] / "cache", tmp_path / "cache"
     subprocess.run(["cp", "-r", folder, copy], check=True)
-    (copy / "000002").rename(copy / "000002.tmp")
-    (copy / "000002.tmp" / "images").write_bytes(b"half")
-    (copy / "cache.json").unlink()
+    if damage == "missing":
+        (copy / "000002").rename(copy / "000002.tmp")
+        (copy / "000002.tmp" / "images").write_bytes(b"half")
+    else:
+        part = copy / "000002" / ("images" if damage == "cut short" else "index.json")
+        part.write_bytes(part.read_bytes()[:-5])
+    with pytest.raises(data.DataError, match="000002 are not whole"):
+        stream_of(files, cache=copy)
     kept = (copy / "000001" / "images").stat().st_mtime_ns
     done = plan(*mixed(files), "--packs", 14, "--out", tmp_path / "p.npz", "--cache", copy, "--shard", 4)
     assert done.returncode == 0, done.stderr
@@ -420,3 +468,185 @@ def test_a_decoder_that_goes_wrong_costs_its_record_and_no_more(files, tmp_path,
             assert x.id == y.id and len(x.tokens) == len(y.tokens)
             assert x.bad.startswith("S23") if "film" in x.id else np.array_equal(x.weights, y.weights)
     assert of.masked["v.jsonl: S23"] == len(of.bad) > 0 and all("film" in bad["id"] for bad in of.bad)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# what goes wrong on the way
+
+
+def test_a_batch_of_masked_pictures_alone_is_trained_through(files):
+    """... with nothing to learn from, and not a NaN."""
+    import torch
+
+    import model
+
+    torch.manual_seed(0)
+    m = model.Molmo2(replace(CONFIG.model, n_layer=1)).init_weights()
+    text = data.layout([TOKENIZER.bos], [False], [data.Branch([([5] * 9, True)])])
+    for row in ([data.blank("a", 30, 2, CONFIG.data, "S21")], [data.blank("a", 30, 2, CONFIG.data, "S21"), text]):
+        batch = packing.build([row], 64, CONFIG.data.vision)
+        assert len(batch.pool_src) == len(batch.pool_dst) == 1 and (batch.pool_src == -1).all()
+        nll, _ = m(batch)
+        (nll * batch.weights).sum().backward()
+        assert torch.isfinite(nll).all() and all(torch.isfinite(p.grad).all() for p in m.parameters() if p.grad is not None)
+
+
+@pytest.mark.parametrize(("batch", "ranks", "micro"), [(8, 4, 4), (12, 2, 4), (8, 2, 3), (6, 4, 1)])
+def test_a_batch_that_does_not_go_evenly_is_refused(files, batch, ranks, micro):
+    with pytest.raises(data.DataError, match=rf"{batch}: no multiple of {ranks} ranks"):
+        stream(files, replace(CONFIG, batch=batch, micro_batch=micro), ranks=ranks)
+
+
+def test_a_hundred_unusable_records_in_a_row_stop_planning_after_a_resume_too(tmp_path):
+    good, bad = ({"annotations": [{"type": "text", "text": t}]} for t in ("a" * 650, "b" * 5000))
+    (tmp_path / "r.jsonl").write_text("\n".join(json.dumps(good if k < 4 else bad) for k in range(400)))
+
+    class Ordered(data.Records):
+        ordered = True                                                   # as they stand: first four that fit
+
+    def make():
+        return loader.Loader([Ordered(tmp_path / "r.jsonl")], [1], TOKENIZER, replace(CONFIG, batch=1, micro_batch=1))
+
+    first, seen = make(), []
+    first.setup[0].block = 1
+    first.measured = lambda draw: (seen.append(draw), loader.measure(first.setup, draw))[1]
+    with pytest.raises(data.DataError, match="100 records in a row could not be used; the last: .*S03"):
+        next(iter(first))
+    assert len(seen) == 104
+    again = make()
+    again.setup[0].block = 1
+    state = {"planner": {**again.planner.state(), "next": 64}, "ids": [], "dropped": {}, "drawn": {}, "in_a_row": 60}
+    again.restore(state)
+    with pytest.raises(data.DataError, match="100 records in a row"):
+        next(iter(again))
+    assert again.planner.next == 103                                     # the draw that broke off
+
+
+def test_a_hundred_undecodable_records_in_a_row_stop_the_run(tmp_path):
+    Image.effect_noise((60, 40), 90).convert("RGB").save(tmp_path / "a.png")
+    (tmp_path / "a.png").write_bytes((tmp_path / "a.png").read_bytes()[:3000])
+    line = {"image": "a.png", "annotations": [{"type": "caption", "text": "x"}]}
+    (tmp_path / "r.jsonl").write_text("\n".join([json.dumps(line)] * 20))
+    of = loader.Loader([data.Records(tmp_path / "r.jsonl")], [1], TOKENIZER, CONFIG)
+    with pytest.raises(loader.RunError, match="100 records in a row could not be decoded; the last: .*S21"):
+        taken(of, 20)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_a_worker_that_dies_ends_the_run_with_one_sentence_and_a_trainer_that_dies_leaves_none(files, tmp_path):
+    of = iter(stream(files, replace(CONFIG, workers=2)))
+    next(of)
+    children = [p.pid for p in multiprocessing.active_children()]
+    assert len(children) == 2
+    os.kill(children[0], signal.SIGKILL)
+    with pytest.raises(loader.RunError, match="a decoding worker died"):
+        while True:
+            list(next(of)[1])
+    program = f"""
+import os, sys, time
+sys.path.insert(0, {str(ROOT)!r})
+from tests.test_loader import CONFIG, stream, replace
+import multiprocessing
+if __name__ == "__main__":
+    of = iter(stream({files!r}, replace(CONFIG, workers=2)))
+    next(of)
+    print(*(p.pid for p in multiprocessing.active_children()), flush=True)
+    time.sleep(600)
+"""
+    (tmp_path / "program.py").write_text(program)
+    trainer = subprocess.Popen([sys.executable, str(tmp_path / "program.py")], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    workers = [int(pid) for pid in trainer.stdout.readline().split()]
+    trainer.kill()
+    trainer.wait()
+    assert len(workers) == 2
+    for _ in range(200):
+        if not any(Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2] for pid in workers):
+            break
+        time.sleep(0.1)
+    else:
+        raise AssertionError("workers live on without their trainer")
+
+
+def test_workers_hold_a_bounded_number_of_rows(files, monkeypatch):
+    """Two micro-batches and one row per worker, whatever the batch."""
+    class Here:                                                          # a pool that notes what it is given
+        def __init__(self, *args):
+            self.asked = 0
+            pools.append(self)
+
+        def submit(self, function, *args):
+            self.asked += 1
+            example = loader.encode(of.setup, *args)
+            return type("Done", (), {"result": lambda self: example})()
+
+        def shutdown(self, **options):
+            pass
+
+    pools = []
+    monkeypatch.setattr(loader, "ProcessPoolExecutor", Here)
+    longest = max(len(pack) for step, _ in taken(stream(files), 6) for pack in step.packs)
+    of = stream(files, replace(CONFIG, workers=3))
+    rows, given = of._rows(), 0
+    for n in range(1, 30):
+        given += len(next(rows)[1])
+        assert pools[0].asked - given <= (2 * CONFIG.micro_batch + 3 - 1) * longest
+    assert n == 29 and len(pools) == 1 and pools[0].asked > given
+
+
+def test_ranks_other_than_the_first_keep_quiet_about_what_all_find(files, capsys):
+    for rank in (0, 1):
+        of = stream(files, rank=rank, ranks=2).begin()
+        of.next_step(), of.next_step()
+        assert of.dropped and ("S20" in capsys.readouterr().err) == (rank == 0)
+
+
+def test_the_longest_wait_is_that_of_the_planner(files):
+    of = stream(files)
+    for _ in range(5):
+        held = {e[0]: e[3] for e in of.planner.pool}
+        begun = of.planner.packs
+        step = of.next_step()
+        waits = [begun + n - held[e[0]] for n, pack in enumerate(step.packs) for e in pack if e[0] in held]
+        assert step.waited >= max(waits, default=0) > 0 or not waits
+
+
+def test_files_of_one_name_are_told_apart(tmp_path):
+    for folder in ("s1", "s2"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "r.jsonl").write_text("\n".join(json.dumps({"annotations": [{"type": "text", "text": f"{folder} {i}"}]})
+                                                             for i in range(20)))
+    args, config = train.parse(["--stage", "1", "--tiny", "--data", *(str(tmp_path / f / "r.jsonl") for f in ("s1", "s2"))])
+    sources, rates, _ = train.open_sources(args, config)
+    assert [s.name for s in sources] == ["s1/r.jsonl", "s2/r.jsonl"] and sources[1][3]["id"] == "s2/r.jsonl:4"
+    mixture = data.Mixture(sources, rates, 0)
+    orders = [[index for source, index, _ in (mixture[i] for i in range(1000)) if source == k] for k in (0, 1)]
+    assert orders[0][:20] != orders[1][:20]
+    again, config = train.parse(["--stage", "1", "--tiny", "--data", *[str(tmp_path / "s1" / "r.jsonl")] * 2])
+    with pytest.raises(train.UserError, match="named twice"):
+        train.open_sources(again, config)
+
+
+def test_a_resume_with_a_plan_is_not_one_without(files, ahead):
+    state = next(iter(stream_of(files)))[0].state
+    with pytest.raises(data.DataError, match="--plan"):
+        stream_of(files, plan=ahead[0] / "plan.npz").restore(state)
+
+
+def test_a_planned_run_is_resumed_exactly(files, ahead):
+    whole = taken(stream_of(files, plan=ahead[0] / "plan.npz"), 3)
+    again = stream_of(files, plan=ahead[0] / "plan.npz")
+    again.restore(json.loads(json.dumps(whole[0][0].state)))
+    assert [step.ids for step, _ in taken(again, 2)] == [step.ids for step, _ in whole[1:]]
+    assert whole[2][0].dropped == again.dropped
+
+
+@pytest.mark.parametrize(("flags", "message"), [
+    (["--out", "nowhere/plan.npz"], "name a file in a folder"), (["--out", "."], "name a file in a folder"),
+    (["--packs", "0"], "at least 1"), (["--cache", "CACHE", "--shard", "3"], "not --shard 3"),
+    (["--cache", "CACHE", "--seed", "1"], "seed was 0 and is 1"), (["--cache", "."], "not empty, and no cache"),
+])
+def test_a_mistake_is_told_before_anything_is_planned(files, ahead, tmp_path, flags, message):
+    flags = [str(ahead[0] / "cache") if word == "CACHE" else word for word in flags]
+    done = plan(*mixed(files), *(["--out", tmp_path / "p.npz"] if "--out" not in flags else []), *flags)
+    assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr and "pack/s" not in done.stderr

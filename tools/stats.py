@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 
 import data
+import loader
 import packing
 import train
 
@@ -19,14 +20,14 @@ def stats(source, tokenizer, config):
     """-> dict of numbers about all records of a source under a train.Config."""
     sizes, branches, skipped, dropped, longest = [], 0, Counter(), 0, (0, "")
     for i in range(len(source)):
-        record = source[i]
         try:
+            record = source[i]
             size, example = data.measured(record, tokenizer, config.data, config.seed, 0)
         except data.Unreadable as e:
             skipped[str(e)[:3]] += 1
             continue
-        if size == (0, 0) or size[0] > config.data.max_tokens or size[1] > config.pack_crops:
-            skipped["S03" if any(a.get("weight", 1) for a in record["annotations"]) else "S04"] += 1
+        if reason := loader.misfit(record, size, config):
+            skipped[reason[:3]] += 1
             continue
         sizes.append(size)
         branches += max(int(example.branch.max(initial=0)), 1)
@@ -57,7 +58,7 @@ def main(argv):
         sources, _, _ = train.open_sources(run, config)
         tokenizer, config = train.open_tokenizer(run, config)
         found = stats(sources[0], tokenizer, config)
-    except (train.UserError, data.DataError) as e:
+    except (train.UserError, data.DataError, OSError) as e:
         print(f"data.py: {e}", file=sys.stderr)
         raise SystemExit(2) from None
     for name, value in found.items():

@@ -305,7 +305,7 @@ def taken(loader, skipped, row):
 def plan(args, config, tokenizer, number):
     """The row of that number as training plans it, steps of one row -> its data.Encoded and their records."""
     sources, rates, _ = train.open_sources(args, config)
-    config = replace(config, batch=1, micro_batch=1)
+    config = replace(config, batch=1, micro_batch=1, steps=number + 1)
     return taken(loaders.Loader(sources, rates, tokenizer, config, plan=args.plan), number, 0)
 
 
