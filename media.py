@@ -79,6 +79,14 @@ def header(path):
         return (h, w) if turned else (w, h)
 
 
+def converted(path):
+    """What is changed when an image is read as 8-bit RGB, in words (W06); "" for one that is as it is."""
+    with _open(Path(path)) as picture:
+        frames, turned = getattr(picture, "n_frames", 1), picture.getexif().get(0x0112, 1)
+        return ", ".join([*([f"mode {picture.mode}"] if picture.mode not in ("RGB", "L") else []),
+                          *([f"the first of {frames} pictures"] if frames > 1 else []), *(["turned as EXIF says"] if turned > 1 else [])])
+
+
 def read_image(path):
     """(H,W,3) uint8 as displayed, of any mode that Pillow knows; Unreadable with the reason otherwise."""
     path = Path(path)

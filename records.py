@@ -513,6 +513,7 @@ def look(record, folder, decode):
             with open(path, "rb") as file:
                 if hashlib.sha256(file.read()).hexdigest() != entry["sha256"]:
                     found.append(f"S21 {path} has not the sha256 that is declared")
+    found += [f"W06 {path} is converted: {how}" for path in paths if (video is None or frames) and (how := media.converted(path))]
     if video is not None and not frames:
         declared, seconds = video if isinstance(video, dict) else {"path": video}, seen[0][1]
         if abs(declared.get("duration", seconds) - seconds) > 0.5:

@@ -673,6 +673,11 @@ def test_check_opens_the_files_only_when_told_to(tmp_path, capsys, decode):
     (tmp_path / "cut.png").write_bytes(whole[:9000])
     (tmp_path / "cut.mp4").write_bytes((tmp_path / "bigbuckbunny.mp4").read_bytes()[:9000])
     (tmp_path / "folder.png").mkdir()
+    Image.new("CMYK", (40, 30)).save(tmp_path / "inks.tif")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (40, 30)).save(tmp_path / "turned.jpg", exif=exif)
+    Image.new("RGB", (40, 30)).save(tmp_path / "moving.gif", save_all=True, append_images=[Image.new("RGB", (40, 30), "red")])
     digest, bunny = hashlib.sha256(whole).hexdigest(), {"path": "bigbuckbunny.mp4"}
     lines = {
         "": image(CAPTION, image={"path": "coins.png", "width": 384, "height": 303, "sha256": digest}),
@@ -683,6 +688,7 @@ def test_check_opens_the_files_only_when_told_to(tmp_path, capsys, decode):
         "S23": film(CAPTION, video="cut.mp4"), "S23 ": film(CAPTION, video={**bunny, "start": 60, "end": 70}),
         "W02": image(CAPTION, image={"path": "coins.png", "width": 38, "height": 30}),
         "W02 ": film(CAPTION, video={**bunny, "duration": 9}),
+        "W06": image(CAPTION, image="inks.tif"), "W06 ": image(CAPTION, image="turned.jpg"), "W06  ": image(CAPTION, image="moving.gif"),
         "S10": film({**FILM_POINT, "points": [{"x": 4, "y": 2, "t": 8}]}, video=bunny),
         "E62": film({**FILM_POINT, "coords": "pixel", "points": [{"x": 4, "y": 730, "t": 1}]}, video=bunny),
         "  ": film({**FILM_POINT, "coords": "pixel", "points": [{"x": 4, "y": 715, "t": 1}]}, video=bunny),
