@@ -76,6 +76,7 @@ class Encoded:
     dropped_tokens: int = 0          # and their tokens
     id: str = ""
     images: np.ndarray = None        # (n,P,F) uint8
+    unit: np.ndarray = None          # (n,) int32, which image or frame a crop belongs to
     pool_src: np.ndarray = field(default_factory=lambda: np.zeros((0, 4), np.int64))
     pool_dst: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     bad: str = ""                    # why its pixels could not be had: then it is `blank`
@@ -319,8 +320,11 @@ def encode(record, tokenizer, config, seed, epoch):
         path, start, end = record["source"].video_of(record)
         clip, _ = open_clip(path, config, None, start, end)
         example.images, example.pool_src = _joined((vision.frame(frame, config.vision) for frame in clip.frames), config)
+        example.unit = np.arange(len(example.images), dtype=np.int32)
     elif sight.sizes:
         example.images, example.pool_src = visual_crops(record["source"].images(record), config)
+        each = [crops_of(Sight([size]), config) for size in sight.sizes]
+        example.unit = np.repeat(np.arange(len(each), dtype=np.int32), each)
     if sight.sizes:
         example.pool_dst = np.flatnonzero(example.tokens == tokenizer.special["im_patch"])
     return example

@@ -193,6 +193,7 @@ class Molmo2(nn.Module):
         self.norm = RMSNorm(config.n_embd, config.eps)
         self.head = None if config.tied else nn.Linear(config.n_embd, config.n_vocab, bias=False)
         self.attend = attention.attend
+        self.route = lambda seen, batch: seen                                    # pooled tokens to the places that want them
         self.residual_dropout = self.response_dropout = 0.0                      # set by the stage's recipe
         self.nll_chunk = 1024                                                    # positions whose logits exist at once
         self.recompute = False                                                   # activation checkpointing: set by the recipe
@@ -215,7 +216,7 @@ class Molmo2(nn.Module):
         """Token embeddings (B,T,C), the pooled features added at the places of their patch tokens (spec 1.4)."""
         x = self.embed_tokens(batch.tokens)
         seen = self.vision(batch.images, batch.pool_src, self.recompute and self.training)           # (M,C)
-        return x.flatten(0, 1).index_add(0, batch.pool_dst, seen.to(x.dtype)).view_as(x)
+        return x.flatten(0, 1).index_add(0, batch.pool_dst, self.route(seen, batch).to(x.dtype)).view_as(x)
 
     def trunk(self, x, pos, mask, attends=None, drop=lambda x: x):
         """x (B,T,C), pos (B,T), mask as `attend` takes it -> (B,T,C) after the final norm.
@@ -239,8 +240,8 @@ class Molmo2(nn.Module):
 
     def nll(self, x, targets, weights):
         """Only positions with loss meet the head, a chunk at a time, recomputed in backward: never a (T,V) tensor."""
-        at = weights.flatten().nonzero()[:, 0]
-        hidden, wanted = x.flatten(0, 1)[at], targets.flatten()[at]
+        at = weights.nonzero(as_tuple=True)
+        hidden, wanted = x[at], targets[at]
 
         def chunk(hidden, wanted):
             logits = self.project(hidden)
@@ -253,7 +254,7 @@ class Molmo2(nn.Module):
         out = []
         for part in zip(*parts, strict=True):
             flat = torch.cat(part)
-            out.append(flat.new_zeros(weights.numel()).index_put((at,), flat).view_as(weights))
+            out.append(flat.new_zeros(weights.shape).index_put(at, flat))
         return tuple(out)
 
     def groups(self):

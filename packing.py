@@ -31,7 +31,7 @@ class Batch:
     pool_src: torch.Tensor           # (M,K) int64, flat patch ids n*P+p of each visual token, -1 none; at least one row
     pool_dst: torch.Tensor           # (M,) int64, flat token index b*T+t that receives it
     ids: list                        # of str, record ids
-    unit: torch.Tensor = None        # (N,) int32, which image a crop belongs to
+    unit: torch.Tensor = None        # (N,) int32, which image or frame a crop belongs to; -1 blank
     route: object = None             # who needs which pooled token, under context parallelism
 
     def to(self, device):
@@ -180,14 +180,15 @@ def build(rows, max_tokens, vision_config, crop_bucket=1):
             if x.images is not None:
                 assert len(x.pool_src) == len(x.pool_dst), f"{x.id}: {len(x.pool_src)} windows for {len(x.pool_dst)} patch tokens"
                 crops, source = x.images, x.pool_src
+                of_unit = np.zeros(len(crops), np.int32) if x.unit is None else x.unit
                 if len(crops) == 2 and np.array_equal(*crops):
                     # a mosaic of one crop repeats the view: encode it once, both pool from it; the same numbers for half the work
-                    crops, source = crops[:1], np.where(source >= P, source - P, source)
+                    crops, source, of_unit = crops[:1], np.where(source >= P, source - P, source), of_unit[:1]
                 images.append(crops)
-                unit += [n_units] * len(crops)
+                unit += (n_units + of_unit).tolist()
                 sources.append(np.where(source >= 0, source + n_crops * P, -1))
                 targets_of.append(x.pool_dst + b * T + start)
-                n_crops, n_units = n_crops + len(crops), n_units + 1
+                n_crops, n_units = n_crops + len(crops), unit[-1] + 1
             start += n
     blank = max(-(-n_crops // crop_bucket) * crop_bucket, 1) - n_crops
     images.append(np.zeros((blank, P, vision_config.n_pixel), np.uint8))

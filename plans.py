@@ -37,7 +37,7 @@ def purpose(sources, rates, tokenizer, config):
         words = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(Path(folder).iterdir()))).hexdigest()
     limits = {f.name: getattr(config.data, f.name) for f in dataclasses.fields(config.data)}
     limits["vision"] = dataclasses.asdict(config.data.vision)
-    found = {"format": 1, "data": [[s.name, rate, s.fingerprint] for s, rate in zip(sources, rates, strict=True)], "tokenizer": words,
+    found = {"format": 2, "data": [[s.name, rate, s.fingerprint] for s, rate in zip(sources, rates, strict=True)], "tokenizer": words,
              "seed": config.seed, "pool": config.pool, "pack_crops": config.pack_crops,
              **{f"data.{name}": value for name, value in limits.items()}}
     return json.loads(json.dumps(found))
@@ -98,7 +98,7 @@ class Plan:
 
 
 FIELDS = {"tokens": np.int32, "targets": np.int32, "weights": np.float32, "pos": np.int32, "branch": np.int32, "bidir": np.int32,
-          "images": np.uint8, "pool_src": np.int32, "pool_dst": np.int32}          # of data.Encoded, as they lie in a shard
+          "images": np.uint8, "unit": np.int32, "pool_src": np.int32, "pool_dst": np.int32}          # of data.Encoded, as they lie in a shard
 
 
 def write_shard(folder, examples):

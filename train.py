@@ -25,16 +25,19 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from itertools import islice
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from tqdm import tqdm
 
 import data
 import mixture
 import model as models
 import packing
+import parallel
 import text
 from data import DataConfig
 from loader import Loader, RunError
@@ -57,7 +60,8 @@ class Config:
     preset: str = "4b"               # where `model` starts from
     steps: int = 31_000              # the schedule ends there
     batch: int = 128                 # packs per step, over everything
-    micro_batch: int = 4             # packs per forward; the rest of the batch is accumulated
+    micro_batch: int = 4             # packs per forward on one rank; the rest of the batch is accumulated
+    cp: int = 1                      # context-parallel degree: ranks that share a row
     pack_crops: int = 16             # crops of one pack
     pool: int = 48                   # examples the packer chooses from
     lr: Parts = Parts(6e-6, 2e-4, 2e-5)
@@ -157,7 +161,8 @@ def parse(argv):
     parser.add_argument("--out", metavar="DIR", help="run directory (default runs/stage1-tiny and so on; an old one is moved aside)")
     parser.add_argument("--steps", type=int, help="optimizer steps; the schedule ends there")
     parser.add_argument("--batch", type=int, help="packs per step, over everything")
-    parser.add_argument("--micro-batch", type=int, help="packs per forward")
+    parser.add_argument("--micro-batch", type=int, help="packs per forward on one rank")
+    parser.add_argument("--cp", type=int, help="context-parallel degree: processes that share a row (default 1)")
     parser.add_argument("--train", metavar="PARTS", help="which parts learn: vit,connector,llm (default all)")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--workers", type=int, help="processes that decode ahead (default 0: none)")
@@ -171,7 +176,7 @@ def parse(argv):
     for recipe in recipes:
         for key, value in recipe.items():
             config = override(config, key, value, "recipe")
-    for key in ("preset", "steps", "batch", "micro_batch", "train", "seed", "workers", "device", "dtype"):
+    for key in ("preset", "steps", "batch", "micro_batch", "cp", "train", "seed", "workers", "device", "dtype"):
         if getattr(args, key) is not None:
             config = override(config, key, getattr(args, key), f"--{key.replace('_', '-')}")
     config = replace(config, model=models.PRESETS[config.preset])
@@ -188,8 +193,8 @@ def parse(argv):
         config = replace(config, residual_dropout=0.0, response_dropout=0.0)
     # the batch of a laptop run may be smaller than the recipe's micro-batch, a short run shorter than its stage 0
     config = replace(config, micro_batch=min(config.micro_batch, config.batch), vit_steps=min(config.vit_steps, config.steps))
-    for key in ("steps", "batch", "micro_batch", "pool", "crop_bucket", "pack_crops", "eval_images", "data.max_tokens", "data.max_crops",
-                "data.max_images"):
+    for key in ("steps", "batch", "micro_batch", "cp", "pool", "crop_bucket", "pack_crops", "eval_images", "data.max_tokens",
+                "data.max_crops", "data.max_images"):
         value = getattr(config.data, key[5:]) if key.startswith("data.") else getattr(config, key)
         if value < 1:
             raise UserError(f"--{key.replace('_', '-')}: must be at least 1, not {value}")
@@ -293,6 +298,36 @@ def open_sources(args, config):
 # model and optimizer
 
 
+@dataclass
+class Ranks:
+    """This process among those that train the model; alone, it is the first of one."""
+    rank: int = 0
+    world: int = 1
+    mesh: object = None
+    dp: int = 1
+    dp_rank: int = 0
+    cp_rank: int = 0
+
+    @property
+    def first(self):
+        return self.rank == 0
+
+
+def join(config, shape, device):
+    """Under torchrun: the process group and the mesh -> Ranks, and config with a micro-batch that a rank has. UserError if so many cannot
+    share the work of a model of this shape."""
+    world = int(os.environ.get("WORLD_SIZE", 1))
+    config = replace(config, micro_batch=max(min(config.micro_batch, config.batch * config.cp // world), 1))
+    why = parallel.misfit(world, config.cp, shape.n_head, shape.n_kv_head, config.batch, config.micro_batch, config.data.max_tokens)
+    if why:
+        raise UserError(why)
+    if world == 1:
+        return Ranks(), config
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(hours=2))         # the first rank evaluates
+    mesh = parallel.mesh(config.cp, device.type)
+    return Ranks(dist.get_rank(), world, mesh, world // config.cp, mesh["dp"].get_local_rank(), mesh["cp"].get_local_rank()), config
+
+
 def pick_device(config):
     name = config.device
     if name == "auto":
@@ -300,6 +335,9 @@ def pick_device(config):
     if (name == "cuda" and not torch.cuda.is_available()) or (name == "mps" and not torch.backends.mps.is_available()):
         raise UserError(f"--device {name}: this machine or this torch has none")
     dtype = config.dtype if config.dtype != "auto" else "bfloat16" if name == "cuda" else "float32"
+    if name == "cuda" and "LOCAL_RANK" in os.environ:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        name = f"cuda:{os.environ['LOCAL_RANK']}"
     return torch.device(name), getattr(torch, dtype)
 
 
@@ -345,11 +383,11 @@ def open_model(args, config):
 
 
 def teach_to_see(config, out, vit):
-    """Stage 0: a released ViT starts from SigLIP2, the toy's from nothing but this. Leaves stage0.jsonl, a line per step."""
+    """Stage 0: a released ViT starts from SigLIP2, the toy's from nothing but this. Leaves stage0.jsonl, a line per step, in out."""
     from stages import stage0
 
     vit.requires_grad_(True)
-    with open(out / "stage0.jsonl", "w", buffering=1) as log:
+    with open(out / "stage0.jsonl" if out else os.devnull, "w", buffering=1) as log:
         for line in stage0.pretrain(vit, config.seed, config.vit_steps):
             log.write(json.dumps(line) + "\n")
     vit.requires_grad_("vit" in config.train)
@@ -374,64 +412,97 @@ def schedule(config, part, step):
 # the loop
 
 
-def train(config, out, device, dtype, model, loader, evaluate, args):
+def train(config, out, device, dtype, model, loader, evaluate, args, ranks):
     """-> a line of the log per step; the model has learned when it returns. evaluate() -> metrics, called every args.eval_every steps."""
+    params = {part: sum(p.numel() for p in ps) for part, ps in model.groups().items()}
     model.to(device)
+    if ranks.mesh:
+        parallel.parallelize(model, ranks.mesh)
     groups = {part: [p for p in ps if p.requires_grad] for part, ps in model.groups().items() if part in config.train}
     optimizer = torch.optim.AdamW([{"params": ps, "name": part} for part, ps in groups.items()], lr=0.0, betas=config.betas,
                                   eps=config.adam_eps, weight_decay=0.0, fused=device.type != "mps")
     head = {"config": dataclasses.asdict(config), "command": vars(args), "commit": commit(), "device": str(device),
             "dtype": str(dtype).split(".")[-1], "versions": {"python": platform.python_version(), "torch": torch.__version__},
-            "params": {part: sum(p.numel() for p in ps) for part, ps in model.groups().items()}}
-    (out / "config.json").write_text(json.dumps(head, indent=1))
-    log = open(out / "log.jsonl", "w", buffering=1)
+            "params": params}
+    if ranks.first:
+        (out / "config.json").write_text(json.dumps(head, indent=1))
+    log = open(out / "log.jsonl" if ranks.first else os.devnull, "w", buffering=1)
     log.write(json.dumps(head) + "\n")
     lines = []
 
-    bar = tqdm(islice(loader, config.steps), total=config.steps, unit="step", desc=f"stage {config.stage}", mininterval=1)
+    bar = tqdm(islice(loader, config.steps), total=config.steps, unit="step", desc=f"stage {config.stage}", mininterval=1,
+               disable=not ranks.first)
     started = time.time()
     for number, (step, micro_batches) in enumerate(bar, 1):
         for group in optimizer.param_groups:
             group["lr"] = schedule(config, group["name"], number)
         total, seen = 0.0, Counter()
         for rows in micro_batches:
-            batch = packing.build(rows, config.data.max_tokens, config.data.vision, config.crop_bucket).to(device)
+            batch = packing.build(rows, config.data.max_tokens, config.data.vision, config.crop_bucket)
+            batch = parallel.shard(batch, ranks.cp_rank, config.cp).to(device)
             # its cache would keep bfloat16 copies of all that learns until the forward ends, which is what recompute saves
             with torch.autocast(device.type, dtype, enabled=dtype != torch.float32, cache_enabled=not config.recompute):
                 nll, lse = model(batch)
             (batch.weights * (nll + config.z_loss * lse**2)).sum().backward()
             total += float((batch.weights * nll.detach()).sum())
             seen.update(census(rows))
+        seen = {name: value if name == "weight" else round(value) for name, value in
+                parallel.total({name: value / config.cp for name, value in seen.items()}).items()}       # all cp ranks saw the same
         weight = max(seen["weight"], 1e-8)
-        torch._foreach_div_([p.grad for ps in groups.values() for p in ps if p.grad is not None], weight)
-        total /= weight
-        norms = {part: float(torch.nn.utils.clip_grad_norm_(ps, config.clip)) for part, ps in groups.items()}
+        total = parallel.total({"loss": total})["loss"] / weight
+        norms = {part: divide_and_clip(ps, weight, config.clip) for part, ps in groups.items()}
         norm = math.hypot(*norms.values())
         if not math.isfinite(total) or not math.isfinite(norm):
             raise RunError(f"step {number}: loss {total}, gradient norm {norm}; records: {', '.join(step.ids[:20])}")
         optimizer.step()
         optimizer.zero_grad()
 
+        bad, masked = [], Counter()
+        for found, counted in parallel.gathered((loader.bad, loader.masked) if ranks.cp_rank == 0 else ([], {})):
+            bad, masked = bad + found, masked + Counter(counted)
+        loader.bad = []
         line = {"step": number, "loss": total, **seen, "lr": {g["name"]: g["lr"] for g in optimizer.param_groups},
                 "grad_norm": norm, "grad_norms": norms, "fill_tokens": seen["tokens"] / (config.batch * config.data.max_tokens),
                 "fill_crops": seen["crops"] / (config.batch * config.pack_crops), "longest_wait": step.waited,
-                **dropped_by(Counter(step.dropped) + loader.masked),
+                **dropped_by(Counter(step.dropped) + masked),
                 "ids": hashlib.sha256("\n".join(step.ids).encode()).hexdigest()[:16], "seconds": time.time() - started}
         started = time.time()
         log.write(json.dumps(line) + "\n")
         lines.append(line)
-        if loader.bad:
+        if bad and ranks.first:
             with open(out / "skips.jsonl", "a") as skips:
-                skips.writelines(json.dumps({"step": number, **bad}) + "\n" for bad in loader.bad)
-            loader.bad.clear()
+                skips.writelines(json.dumps({"step": number, **b}) + "\n" for b in sorted(bad, key=lambda b: b["draw"]))
         bar.set_postfix(loss=f"{total:.3f}", fill=f"{line['fill_tokens']:.0%}", refresh=False)
         if args.eval_every and number % args.eval_every == 0 and number < config.steps:
             model.eval()
-            log.write(json.dumps({"step": number, "eval": evaluate()}) + "\n")
+            scores = evaluate(plain(model, ranks))
+            log.write(json.dumps({"step": number, "eval": scores}) + "\n")
             model.train()
             started = time.time()
     log.close()
     return lines
+
+
+def divide_and_clip(parameters, weight, limit):
+    """Sums of gradients -> the gradient of the mean, not longer than `limit`; returns its norm before that, over all ranks."""
+    gradients = [parallel.local(p.grad) for p in parameters if p.grad is not None]
+    square = sum(float(g.double().square().sum()) if g.device.type != "mps" else float(g.square().sum()) for g in gradients)
+    norm = math.sqrt(parallel.total({"square": square})["square"]) / weight
+    if gradients:
+        torch._foreach_mul_(gradients, min(limit / (norm + 1e-6), 1) / weight)
+    return norm
+
+
+def plain(model, ranks):
+    """The model as one process knows it; of a sharded one, a copy on the CPU of the first rank, None on the others."""
+    if not ranks.mesh:
+        return model
+    weights = parallel.whole(model)
+    if not ranks.first:
+        return None
+    copy = models.empty(model.config)
+    copy.load_state_dict(weights, assign=True)
+    return copy.eval()
 
 
 def census(rows):
@@ -529,8 +600,7 @@ def main(argv=None):
     try:
         args, config = parse(argv)
         device, dtype = pick_device(config)
-        if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-            raise UserError("torchrun: several processes cannot train one model yet; start train.py by itself")
+        ranks, config = join(config, open_tokenizer(args, config)[1].model, device)
         if args.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
@@ -538,13 +608,15 @@ def main(argv=None):
         # everything that can be wrong is opened before anything is written
         sources, rates, asked = open_sources(args, config)
         model, tokenizer, config = open_model(args, config)
-        loader = Loader(sources, rates, tokenizer, config, plan=args.plan, cache=args.cache).begin()
-        out = run_directory(args, config)
+        loader = Loader(sources, rates, tokenizer, config, ranks.dp_rank, ranks.dp, args.plan, args.cache).begin()
+        out = parallel.gathered(run_directory(args, config) if ranks.first else None)[0]
         if config.vit_steps and not args.init:
-            teach_to_see(config, out, model.vision.vit.to(device))
-        evaluate = lambda: score(config, model, tokenizer, asked)         # noqa: E731
-        lines = train(config, out, device, dtype, model, loader, evaluate, args)
-        metrics = finish(config, out, model, lines, tokenizer, asked)
+            teach_to_see(config, out if ranks.first else None, model.vision.vit.to(device))
+        torch.manual_seed(config.seed + ranks.rank)      # for dropout: of every rank its own
+        evaluate = lambda model: score(config, model, tokenizer, asked) if ranks.first else None             # noqa: E731
+        lines = train(config, out, device, dtype, model, loader, evaluate, args, ranks)
+        model = plain(model, ranks)
+        metrics = finish(config, out, model, lines, tokenizer, asked) if ranks.first else None
     except (UserError, data.DataError) as e:
         print(f"train.py: {e}", file=sys.stderr)
         raise SystemExit(2) from None
@@ -554,6 +626,11 @@ def main(argv=None):
     except KeyboardInterrupt:
         print("train.py: interrupted", file=sys.stderr)
         raise SystemExit(130) from None
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    if not ranks.first:
+        return
     seconds = time.time() - begun
     with open(out / "log.jsonl", "a") as log:
         log.write(json.dumps({"step": config.steps, "eval": metrics, "seconds": seconds}) + "\n")

@@ -1,7 +1,7 @@
 """Stage 3: long context (paper: long-context training, Table 12; spec 10).
 
 From the weights of stage 2, with a fresh optimizer: stage 2's recipe with rows of 36,864 tokens and 384 crops,
-2,000 steps. Rows this long need context parallelism, which this project does not have yet.
+2,000 steps. Groups of 8 GPUs share a row (--cp 8), as in the paper.
 """
 
 from stages import stage2

@@ -311,7 +311,7 @@ def test_a_plan_and_a_cache_made_by_three_processes_are_those_made_by_one(files,
     one, three = np.load(folder / "plan.npz"), np.load(tmp_path / "plan.npz")
     assert one.files == three.files and all(np.array_equal(one[name], three[name]) for name in one.files)
     shards = sorted(p.relative_to(folder) for p in (folder / "cache").rglob("*") if p.is_file())
-    assert len(shards) == 1 + 4 * 10 and all((folder / p).read_bytes() == (tmp_path / p).read_bytes() for p in shards)
+    assert len(shards) == 1 + 4 * 11 and all((folder / p).read_bytes() == (tmp_path / p).read_bytes() for p in shards)
 
 
 def test_a_plan_holds_record_ids_and_no_pixels(files, ahead):

@@ -1,0 +1,242 @@
+"""One step over many GPUs (paper: long-context training; spec 11).
+
+in    a Molmo2, a Batch of the whole row on every rank of a context-parallel group
+out   the same model put together anew: Ulysses attention, vision shared out, weights sharded; the rank's part of the Batch
+
+World of dp x cp ranks. The cp ranks of a group hold the same rows, cut along the tokens; dp groups hold different rows.
+
+    rank      0           1           2           3           cp = 4, a row of 16 tokens, 8 heads
+    tokens    0..3        4..7        8..11       12..15      everywhere but inside attention, each token with all heads
+    heads     all         all         all         all
+              ------------- all-to-all of q, k, v -------------
+    tokens    0..15       0..15       0..15       0..15       inside attention, each head with all tokens: the plain
+    heads     0 1         2 3         4 5         6 7         `attend` and the plain mask, from doc, branch, bidir
+
+Nothing in model.py, vision.py or attention.py knows of it: `parallelize` puts it on from outside, at two seams, `attend` and
+`route`. Losses are sums divided by the weight of the whole step, so no rank's mean is ever taken.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+# ---------------------------------------------------------------------------------------------------------------
+# the mesh
+
+
+def legal(n_head, n_kv_head):
+    """Context-parallel degrees that these heads allow: query heads go evenly, and kv heads, or as many copies of each as ranks need."""
+    return [cp for cp in range(1, n_head + 1) if n_head % cp == 0 and (n_kv_head % cp == 0 or cp % n_kv_head == 0)]
+
+
+def misfit(world, cp, n_head, n_kv_head, batch, micro_batch, tokens):
+    """Why `world` ranks cannot train so, in one sentence; "" if they can. Asked before any model is built."""
+    if cp not in legal(n_head, n_kv_head):
+        return f"--cp {cp}: {n_head} query and {n_kv_head} kv heads allow {', '.join(map(str, legal(n_head, n_kv_head)))}"
+    if world % cp:
+        return f"--cp {cp}: {world} processes are no multiple of it"
+    if batch % (world // cp * micro_batch):
+        return f"--batch {batch}: no multiple of {world // cp} data-parallel ranks times --micro-batch {micro_batch}"
+    if tokens % cp:
+        return f"--data.max_tokens={tokens}: no multiple of --cp {cp}"
+    return ""
+
+
+def mesh(cp, device="cpu"):
+    """The ranks of this world as (dp, cp), cp varying fastest, so that a group lies within a node."""
+    return init_device_mesh(device, (dist.get_world_size() // cp, cp), mesh_dim_names=("dp", "cp"))
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Ulysses: heads for tokens
+
+
+class Exchange(torch.autograd.Function):
+    """x (cp, ...): part j goes to rank j, and part j of the result came from rank j. Its own mirror image, so backward is the same."""
+
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group, x = group, x.contiguous()
+        out = torch.empty_like(x)
+        dist.all_to_all_single(out, x, group=group)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        return Exchange.apply(grad, ctx.group), None
+
+
+def ulysses(attend, group):
+    """attend(q, k, v, mask) on whole rows -> the same on a rank's slice (B,T/cp,H,D), with the mask of the whole row.
+
+    One exchange carries q, k and v together, one brings the result back. Grouped kv heads are repeated only where there are fewer
+    of them than ranks.
+    """
+    cp = dist.get_world_size(group)
+
+    def exchanged(q, k, v, mask):
+        (B, t, H, D), G = q.shape, k.shape[2]
+        if cp > G:
+            k, v = (x.repeat_interleave(cp // G, dim=2) for x in (k, v))
+        parts = [x.view(B, t, cp, -1, D) for x in (q, k, v)]                         # heads by the rank that will hold them
+        h, g = (x.shape[3] for x in parts[:2])
+        whole = Exchange.apply(torch.cat(parts, 3).permute(2, 0, 1, 3, 4), group)    # (cp,B,t,h+2g,D), now by slice of tokens
+        whole = whole.permute(1, 0, 2, 3, 4).reshape(B, cp * t, h + 2 * g, D)
+        out = attend(*whole.split((h, g, g), 2), mask)                               # (B,T,h,D)
+        out = Exchange.apply(out.reshape(B, cp, t, h, D).permute(1, 0, 2, 3, 4), group)
+        return out.permute(1, 2, 0, 3, 4).reshape(B, t, H, D)
+
+    return exchanged
+
+
+def bytes_sent(config, tokens, cp, width=2):
+    """By one rank in one layer, forward: of q, k, v and of the result, all but the part that stays. width: bytes of a number."""
+    h, g = config.n_head, max(config.n_kv_head, cp)
+    return tokens // cp * (2 * h + 2 * g) * config.head_dim * width * (cp - 1) // cp
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# vision shared out by units
+
+
+@dataclass(frozen=True)
+class Route:
+    """Who needs which pooled token: known to every rank from the plan, so that none has to ask."""
+    order: torch.Tensor              # (M',) own rows, sorted by the rank that needs them
+    sent: list                       # how many go to each rank
+    received: list                   # how many come from each
+
+    def to(self, device):
+        return dataclasses.replace(self, order=self.order.to(device))
+
+
+class Deliver(torch.autograd.Function):
+    """Rows (M',C), sorted by destination, to their ranks; gradients the same way back."""
+
+    @staticmethod
+    def forward(ctx, rows, sent, received, group):
+        ctx.back = received, sent, group
+        out = rows.new_empty(sum(received), rows.shape[1])
+        dist.all_to_all_single(out, rows.contiguous(), received, sent, group=group)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        return Deliver.apply(grad, *ctx.back), None, None, None
+
+
+def routed(group):
+    """-> the seam `model.route`: pooled tokens of the rank's own units -> those of its slice of the row."""
+    def route(seen, batch):
+        return Deliver.apply(seen[batch.route.order], batch.route.sent, batch.route.received, group)
+
+    return route
+
+
+def shares(units, cp):
+    """units: which unit each crop belongs to, ascending, -1 blank -> the rank that encodes each crop; blank ones -1.
+
+    Consecutive units to consecutive ranks, cut where a unit's middle passes the next share: no rank is further from an even share
+    than one unit.
+    """
+    units = np.asarray(units)
+    _, start, n = np.unique(units[units >= 0], return_index=True, return_counts=True)
+    of_unit = ((start + n / 2) * cp / max(n.sum(), 1)).astype(int).clip(0, cp - 1)
+    owner = np.full(len(units), -1)
+    owner[units >= 0] = np.repeat(of_unit, n)
+    return owner
+
+
+def shard(batch, rank, cp):
+    """The whole Batch -> what rank `rank` of its context-parallel group works on (DESIGN 3): tokens cut, mask fields whole, own units.
+
+    A rank without units has one blank crop and one window of nothing, so that every rank runs the same collectives.
+    """
+    if cp == 1:
+        return batch
+    T = batch.tokens.shape[1]
+    assert T % cp == 0, f"{T} tokens do not go evenly to {cp} ranks"
+    t, P = T // cp, batch.images.shape[1]
+    owner = shares(batch.unit, cp)                                                   # of crops
+    real = (batch.pool_src >= 0).any(1).numpy()
+    seen_by = np.where(real, owner[batch.pool_src.max(1).values.clamp(min=0).numpy() // P], -1)      # of visual tokens
+    row, place = np.divmod(batch.pool_dst.numpy(), T)
+    needed_by = np.where(real, place // t, -1)
+    from_to = [[np.flatnonzero((seen_by == a) & (needed_by == b)) for b in range(cp)] for a in range(cp)]
+
+    mine, number = np.flatnonzero(owner == rank), np.full(len(owner), -1)
+    number[mine] = np.arange(len(mine))
+    own = np.concatenate(from_to[rank])                                              # its windows, by destination
+    source = batch.pool_src.numpy()[own]
+    source = np.where(source >= 0, number[source // P] * P + source % P, -1)
+    images = batch.images[torch.from_numpy(mine)]
+    if not len(mine):
+        images, source = batch.images.new_zeros(1, *batch.images.shape[1:]), np.full((1, batch.pool_src.shape[1]), -1)
+    route = Route(torch.arange(len(own)), [len(from_to[rank][b]) for b in range(cp)], [len(from_to[a][rank]) for a in range(cp)])
+    arriving = np.concatenate([from_to[a][rank] for a in range(cp)])
+    cut = slice(rank * t, (rank + 1) * t)
+    return dataclasses.replace(
+        batch, **{name: getattr(batch, name)[:, cut].contiguous() for name in ("tokens", "targets", "weights", "pos")}, images=images,
+        pool_src=torch.from_numpy(source), pool_dst=torch.from_numpy(row[arriving] * t + place[arriving] - rank * t),
+        unit=batch.unit[torch.from_numpy(mine)], route=route)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# put on from outside
+
+
+def parallelize(model, mesh):
+    """The model on this mesh, in the order in which it is read: attention, vision, then the weights in shards over all ranks.
+
+    Weights, gradients and their sums are float32, as in one process; autocast lets blocks compute in bfloat16. Gradients are sums:
+    nothing is divided by the number of ranks.
+    """
+    if mesh["cp"].size() > 1:
+        model.attend = ulysses(model.attend, mesh["cp"].get_group())
+        model.route = routed(mesh["cp"].get_group())
+    everyone = mesh._flatten("dp_cp")
+    for module in (*model.vision.vit.blocks, model.vision, *model.blocks, model):
+        fully_shard(module, mesh=everyone, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False))
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)   # gloo knows no reduction that scales
+    return model
+
+
+def whole(model):
+    """A sharded model -> {name: tensor on the CPU} on the first rank, {} on the others; all ranks must call it."""
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    return get_model_state_dict(model, options=options)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# sums over ranks; of one process, they are its own
+
+
+def total(numbers):
+    """{name: number} of this rank -> {name: sum over all ranks}, each of the type it had."""
+    if not dist.is_initialized():
+        return dict(numbers)
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    values = torch.tensor([float(v) for v in numbers.values()], dtype=torch.float64, device=device)
+    dist.all_reduce(values)
+    return {name: type(old)(v) for (name, old), v in zip(numbers.items(), values.tolist(), strict=True)}
+
+
+def gathered(mine):
+    """What each rank brought, in their order, for all of them."""
+    if not dist.is_initialized():
+        return [mine]
+    parts = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, mine)
+    return parts
+
+
+def local(tensor):
+    """This rank's shard of a gradient; of one that is not sharded, all of it."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor

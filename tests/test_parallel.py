@@ -1,0 +1,259 @@
+"""Many processes against one: the same loss and the same gradients, for any layout and whatever the rows hold."""
+
+import functools
+import itertools
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+import attention
+import data
+import model
+import packing
+import parallel
+import train
+
+ROOT = Path(__file__).parent.parent
+TOY = model.PRESETS["toy"]
+CONFIG = replace(TOY, n_layer=2, n_head=8, n_kv_head=2, vision=replace(TOY.vision, n_layer=3, features=(2, 1), local=False))
+DATA = data.DataConfig(max_tokens=512, max_crops=2, vision=CONFIG.vision)
+TOKENIZER, T, PACKS = data.ByteTokenizer(), 512, 8
+
+
+def example(rng, kind):
+    """One example of a kind, random: text, image, images, video."""
+    ids = lambda n: rng.integers(0, 250, n).tolist()                      # noqa: E731
+    branches = [data.Branch([(ids(int(rng.integers(3, 15))), False), (ids(int(rng.integers(2, 12))), True)], float(rng.choice([0.2, 1])))
+                for _ in range(int(rng.integers(1, 4)))]
+    picture = lambda: rng.integers(0, 256, (int(rng.integers(20, 60)), int(rng.integers(20, 60)), 3), np.uint8)          # noqa: E731
+    if kind == "text":
+        return data.layout([TOKENIZER.bos], [False], branches)
+    if kind == "video":
+        times = [0.5 * k for k in range(int(rng.integers(2, 6)))]
+        seen, visual = data.video_ids(times, None, TOKENIZER, DATA)
+        crops, source = data._joined((data.vision.frame(picture(), DATA.vision) for _ in times), DATA)
+        unit = np.arange(len(times), dtype=np.int32)
+    else:
+        pictures = [picture() for _ in range(1 if kind == "image" else 3)]
+        seen, visual = data.visual_ids([p.shape[1::-1] for p in pictures], TOKENIZER, DATA)
+        crops, source = data.visual_crops(pictures, DATA)
+        each = [data.crops_of(data.Sight([p.shape[1::-1]]), DATA) for p in pictures]
+        unit = np.repeat(np.arange(len(each), dtype=np.int32), each)
+    x = data.layout([TOKENIZER.bos, *seen], [False, *visual], branches)
+    x.images, x.pool_src, x.unit = crops, source, unit
+    x.pool_dst = np.flatnonzero(x.tokens == TOKENIZER.special["im_patch"])
+    return x
+
+
+KINDS = {                            # of the examples of each of eight packs
+    "text only": [["text"] * 3] * PACKS,
+    "images": [["image", "image"]] * PACKS,
+    "video": [["video"]] * PACKS,
+    "mixed": [["image", "text"], ["video"], ["images"], ["text"] * 4, ["video", "image"], ["text", "images"], ["image"], ["video"]],
+    "some ranks without images": [["image"], ["text"], ["text"], ["text"]] * 2,
+    "a rank without loss": [["image", "text"]] * PACKS,
+}
+
+
+def packs_of(kind):
+    rng = np.random.default_rng(list(KINDS).index(kind))
+    rows = []
+    for names in KINDS[kind]:
+        row, room = [], T
+        for name in names:
+            x = example(rng, name)
+            if len(x.tokens) <= room:
+                row.append(x)
+                room -= len(x.tokens)
+        rows.append(row)
+    if kind == "a rank without loss":
+        for x in (x for row in rows[::2] for x in row):
+            x.weights[:] = 0
+    return rows
+
+
+def fresh():
+    torch.manual_seed(3)
+    m = model.Molmo2(CONFIG).init_weights().train()
+    with torch.no_grad():
+        for p in m.parameters():
+            if p.dim() == 1:
+                p.add_(0.1 * torch.randn_like(p))                        # biases and norms that matter
+    return m
+
+
+def passed(m, batch, weight):
+    nll, lse = m(batch)
+    (((nll + 1e-4 * lse**2) * batch.weights).sum() / weight).backward()
+    return float((nll.detach() * batch.weights).sum()) / weight
+
+
+@functools.cache
+def reference(kind):
+    """Loss and gradients of one process, a row at a time."""
+    m, rows = fresh(), packs_of(kind)
+    weight, loss = sum(float(x.weights.sum()) for row in rows for x in row), 0.0
+    for row in rows:
+        loss += passed(m, packing.build([row], T, CONFIG.vision), weight)
+    return loss, {name: p.grad.clone() for name, p in m.named_parameters()}
+
+
+def worker(rank, world, cp, accumulation, kinds, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{folder}/rendezvous", rank=rank, world_size=world)
+    mesh = parallel.mesh(cp)
+    found, crops = {}, 0
+    for kind in kinds:
+        m = parallel.parallelize(fresh(), mesh)
+        dp, size = world // cp, PACKS // (world // cp) // accumulation
+        mine, loss = packs_of(kind)[mesh["dp"].get_local_rank()::dp], 0.0
+        weight = parallel.total({"w": sum(float(x.weights.sum()) for x in itertools.chain(*mine))})["w"] / cp
+        for start in range(0, len(mine), size):
+            whole = packing.build(mine[start : start + size], T, CONFIG.vision)
+            batch = parallel.shard(whole, mesh["cp"].get_local_rank(), cp)
+            crops += len(batch.images)
+            loss += passed(m, batch, weight)
+        gradients = {name: p.grad.full_tensor() for name, p in m.named_parameters() if p.grad is not None}
+        found[kind] = parallel.total({"loss": loss})["loss"], gradients
+    if rank == 0:
+        torch.save(found, f"{folder}/found.pt")
+    dist.destroy_process_group()
+
+
+LAYOUTS = [(1, 1, 1), (2, 1, 1), (2, 2, 1), (4, 2, 1), (4, 4, 1), (2, 1, 2), (8, 8, 1)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("world", "cp", "accumulation"), LAYOUTS)
+def test_any_layout_gives_the_loss_and_the_gradients_of_one_process(tmp_path, world, cp, accumulation):
+    """Loss within 1e-6, the gradient of every parameter within 1e-5 of its norm; the worst of every part is printed."""
+    mp.spawn(worker, (world, cp, accumulation, list(KINDS), str(tmp_path)), nprocs=world)
+    found, worst = torch.load(tmp_path / "found.pt"), {}
+    for kind in KINDS:
+        loss, gradients = reference(kind)
+        assert found[kind][0] == pytest.approx(loss, rel=1e-6), kind
+        for name, expected in gradients.items():
+            got = found[kind][1].get(name, torch.zeros_like(expected))
+            off = float((got - expected).norm() / expected.norm().clamp(min=1e-3))
+            part = name.split(".")[0] if not name.startswith("vision") else ".".join(name.split(".")[:2])
+            worst[part] = max(worst.get(part, (0, "")), (off, kind))
+            assert off < 1e-5, (kind, name, off)
+    print(world, cp, accumulation, {part: f"{off:.1e}" for part, (off, _) in worst.items()})
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# without processes
+
+
+def test_legal_degrees_divide_heads_or_copy_them():
+    assert parallel.legal(8, 2) == [1, 2, 4, 8] and parallel.legal(32, 8) == parallel.legal(32, 32) == [1, 2, 4, 8, 16, 32]
+    assert parallel.legal(6, 4) == [1, 2]
+    ok = {"world": 8, "cp": 4, "n_head": 8, "n_kv_head": 2, "batch": 4, "micro_batch": 2, "tokens": 64}
+    assert parallel.misfit(**ok) == ""
+    for change, said in (({"cp": 3}, "allow 1, 2, 4, 8"), ({"world": 6}, "no multiple"), ({"batch": 6}, "--batch 6"),
+                         ({"tokens": 62}, "--cp 4")):
+        assert said in parallel.misfit(**{**ok, **change})
+
+
+@pytest.mark.parametrize("cp", [1, 2, 3, 4, 8])
+def test_units_are_shared_out_within_one_unit_of_even(cp):
+    rng = np.random.default_rng(cp)
+    for _ in range(200):
+        n = rng.integers(1, 9, int(rng.integers(0, 20)))
+        unit = np.concatenate([np.repeat(np.arange(len(n)), n), [-1] * int(rng.integers(0, 3))]).astype(int)
+        owner = parallel.shares(unit, cp)
+        assert (owner[unit < 0] == -1).all() and (np.diff(owner[unit >= 0]) >= 0).all()
+        loads = np.bincount(owner[unit >= 0], minlength=cp)
+        assert loads.sum() == n.sum() and all(len(set(owner[unit == u])) == 1 for u in range(len(n)))
+        if len(n):
+            assert abs(loads - n.sum() / cp).max() <= n.max()
+
+
+@pytest.mark.parametrize("cp", [2, 4, 8])
+@pytest.mark.parametrize("kind", ["mixed", "text only", "video"])
+def test_the_parts_of_a_batch_are_the_batch(kind, cp):
+    """Tokens side by side are the row; every crop is encoded once; every visual token arrives where it belongs."""
+    whole = packing.build(packs_of(kind)[:2], T, CONFIG.vision, crop_bucket=4)
+    parts = [parallel.shard(whole, rank, cp) for rank in range(cp)]
+    for name in ("tokens", "targets", "weights", "pos"):
+        assert torch.equal(torch.cat([getattr(p, name) for p in parts], 1), getattr(whole, name))
+    assert all(torch.equal(p.doc, whole.doc) for p in parts) and all(len(p.images) and len(p.pool_src) for p in parts)
+    assert sum(len(p.unit) for p in parts) == int((whole.unit >= 0).sum())
+    # what each window holds, as pixels: at the places of the row, and as it arrives
+    pixels = lambda b: b.images.flatten(0, 1).float().mean(-1)            # noqa: E731
+    value = lambda b, rows: (pixels(b)[b.pool_src[rows].clamp(min=0)] * (b.pool_src[rows] >= 0)).sum(1)                 # noqa: E731
+    wanted = torch.zeros(whole.tokens.numel()).index_add(0, whole.pool_dst, value(whole, slice(None)))
+    got = torch.zeros(whole.tokens.shape[0], cp, T // cp)
+    for rank, part in enumerate(parts):
+        arriving = [value(p, p.route.order).split(p.route.sent)[rank] for p in parts]
+        assert [len(a) for a in arriving] == part.route.received
+        got[:, rank] = torch.zeros(got[:, rank].numel()).index_add(0, part.pool_dst, torch.cat(arriving)).view(got[:, rank].shape)
+    assert torch.equal(got.flatten(), wanted)
+
+
+def test_bytes_sent_are_those_of_the_exchanges(monkeypatch):
+    """Counted where they are sent, one rank of four standing for all."""
+    sent = []
+    monkeypatch.setattr(dist, "get_world_size", lambda group=None: 4)
+    monkeypatch.setattr(dist, "all_to_all_single", lambda out, x, group=None: (sent.append(x.numel() * 3 // 4), out.copy_(x)))
+    q, k = torch.randn(1, 16, 8, 4), torch.randn(1, 16, 2, 4)
+    parallel.ulysses(lambda q, k, v, mask: q, None)(q, k, k, None)
+    config = replace(CONFIG, n_head=8, n_kv_head=2, head_dim=4)
+    assert len(sent) == 2 and sum(sent) * 2 == parallel.bytes_sent(config, 64, 4)
+
+
+def test_one_process_needs_no_exchange():
+    batch = packing.build(packs_of("mixed")[:1], T, CONFIG.vision)
+    assert parallel.shard(batch, 0, 1) is batch and attention.attend is fresh().attend
+
+
+@pytest.mark.slow
+def test_a_run_logs_the_same_numbers_on_any_layout(tmp_path):
+    """Through the command line: ids, counts, weight exactly, loss and norms to rounding; skips and scores as well."""
+    flags = ["--stage", "3", "--tiny", "--steps", "3", "--batch", "4", "--vit_steps=0", "--deterministic", "--device", "cpu",
+             "--eval_images=2", "--model.n_layer=1", "--pool=8", "--eval-every", "2"]
+    logs = {}
+    for ranks, cp, micro in ((1, 1, 2), (2, 2, 1), (2, 1, 1), (4, 2, 2)):
+        out = tmp_path / f"{ranks}-{cp}-{micro}"
+        many = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
+        done = subprocess.run([sys.executable, *many, "train.py", *flags, "--cp", str(cp), "--micro-batch", str(micro), "--out", str(out)], cwd=ROOT,
+                              capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        assert done.returncode == 0, done.stderr
+        assert "view tensor" not in done.stderr and json.loads(done.stdout.splitlines()[-1])["steps"] == 3
+        logs[ranks, cp, micro] = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+        assert model.load(out).config.n_layer == 1
+    first = logs[1, 1, 2]
+    for lines in logs.values():
+        assert len(lines) == len(first) and lines[0]["params"] == first[0]["params"]
+        for a, b in zip(first[1:], lines[1:], strict=True):
+            for key, value in a.items():
+                if key in ("loss", "grad_norm", "grad_norms"):
+                    assert b[key] == pytest.approx(value, rel=2e-5), key
+                elif key == "eval":
+                    assert b[key] == value
+                elif key != "seconds":
+                    assert b[key] == (pytest.approx(value) if key == "weight" else value), key
+
+
+@pytest.mark.parametrize(("flags", "world", "words"), [
+    (["--cp", "3"], 3, "--cp 3: 8 query and 8 kv heads allow 1, 2, 4, 8"), (["--cp", "2"], 3, "3 processes are no multiple"),
+    (["--batch", "3"], 2, "--batch 3: no multiple of 2 data-parallel ranks"), (["--cp", "2"], 1, "1 processes are no multiple"),
+    (["--cp", "2", "--data.max_tokens=511"], 2, "--data.max_tokens=511"),
+])
+def test_a_layout_that_cannot_be_is_refused_before_any_model_is_built(monkeypatch, capsys, tmp_path, flags, world, words):
+    monkeypatch.setenv("WORLD_SIZE", str(world))
+    monkeypatch.setattr(model.Molmo2, "init_weights", lambda self: pytest.fail("a model was built"))
+    with pytest.raises(SystemExit) as refused:
+        train.main(["--stage", "1", "--tiny", "--device", "cpu", "--model.n_head=8", "--model.n_kv_head=8", "--model.head_dim=8", *flags,
+                    "--out", str(tmp_path / "out")])
+    said = capsys.readouterr().err
+    assert refused.value.code == 2 and words in said and len(said.strip().splitlines()) == 1 and not (tmp_path / "out").exists()
