@@ -64,6 +64,10 @@ KINDS = {                            # of the examples of each of eight packs
 }
 
 
+PATTERNS = {f"pattern {bits:04b}": [["image" if bits >> k % 4 & 1 else "text"] for k in range(PACKS)] for bits in range(16)}
+KINDS |= PATTERNS                    # who of four ranks has an image
+
+
 def packs_of(kind):
     rng = np.random.default_rng(list(KINDS).index(kind))
     rows = []
@@ -136,9 +140,10 @@ LAYOUTS = [(1, 1, 1), (2, 1, 1), (2, 2, 1), (4, 2, 1), (4, 4, 1), (2, 1, 2), (8,
 @pytest.mark.parametrize(("world", "cp", "accumulation"), LAYOUTS)
 def test_any_layout_gives_the_loss_and_the_gradients_of_one_process(tmp_path, world, cp, accumulation):
     """Loss within 1e-6, the gradient of every parameter within 1e-5 of its norm; the worst of every part is printed."""
-    mp.spawn(worker, (world, cp, accumulation, list(KINDS), str(tmp_path)), nprocs=world)
+    kinds = [kind for kind in KINDS if kind not in PATTERNS]
+    mp.spawn(worker, (world, cp, accumulation, kinds, str(tmp_path)), nprocs=world)
     found, worst = torch.load(tmp_path / "found.pt"), {}
-    for kind in KINDS:
+    for kind in kinds:
         loss, gradients = reference(kind)
         assert found[kind][0] == pytest.approx(loss, rel=1e-6), kind
         for name, expected in gradients.items():
@@ -148,6 +153,20 @@ def test_any_layout_gives_the_loss_and_the_gradients_of_one_process(tmp_path, wo
             worst[part] = max(worst.get(part, (0, "")), (off, kind))
             assert off < 1e-5, (kind, name, off)
     print(world, cp, accumulation, {part: f"{off:.1e}" for part, (off, _) in worst.items()})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cp", [1, 2])
+def test_whichever_of_four_ranks_have_images_none_waits_for_another(tmp_path, cp):
+    """All 16 patterns, with the loss and the norm of the gradient of one process."""
+    mp.spawn(worker, (4, cp, 1, list(PATTERNS), str(tmp_path)), nprocs=4)
+    found = torch.load(tmp_path / "found.pt")
+    for kind in PATTERNS:
+        loss, gradients = reference(kind)
+        assert found[kind][0] == pytest.approx(loss, rel=1e-6)
+        for name, expected in gradients.items():
+            got = found[kind][1].get(name, torch.zeros_like(expected))
+            assert float((got - expected).norm()) <= 1e-5 * max(float(expected.norm()), 1e-3), (kind, name)
 
 
 # ---------------------------------------------------------------------------------------------------------------
