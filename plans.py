@@ -98,7 +98,7 @@ class Plan:
 
 
 FIELDS = {"tokens": np.int32, "targets": np.int32, "weights": np.float32, "pos": np.int32, "branch": np.int32, "bidir": np.int32,
-          "images": np.uint8, "unit": np.int32, "pool_src": np.int32, "pool_dst": np.int32}          # of data.Encoded, as they lie in a shard
+          "images": np.uint8, "unit": np.int32, "pool_src": np.int32, "pool_dst": np.int32}          # as they lie in a shard
 
 
 def write_shard(folder, examples):

@@ -244,8 +244,9 @@ def test_a_run_logs_the_same_numbers_on_any_layout(tmp_path):
     for ranks, cp, micro in ((1, 1, 2), (2, 2, 1), (2, 1, 1), (4, 2, 2)):
         out = tmp_path / f"{ranks}-{cp}-{micro}"
         many = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
-        done = subprocess.run([sys.executable, *many, "train.py", *flags, "--cp", str(cp), "--micro-batch", str(micro), "--out", str(out)], cwd=ROOT,
-                              capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        layout = ["--cp", str(cp), "--micro-batch", str(micro), "--out", str(out)]
+        done = subprocess.run([sys.executable, *many, "train.py", *flags, *layout], cwd=ROOT, capture_output=True, text=True,
+                              env={**os.environ, "OMP_NUM_THREADS": "1"})
         assert done.returncode == 0, done.stderr
         assert "view tensor" not in done.stderr and json.loads(done.stdout.splitlines()[-1])["steps"] == 3
         logs[ranks, cp, micro] = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]

@@ -168,7 +168,7 @@ class Media:
 
     def path(self, path, url=None):
         """Notes down that a record names this path, which must stay below the folder."""
-        if not text(path) or re.match(r"[A-Za-z][A-Za-z0-9+.-]+:|/", path) or ".." in Path(path).parts:
+        if not text(path) or len(path) > 1000 or re.match(r"[A-Za-z][A-Za-z0-9+.-]*:|[/\\]|.*/$", path) or ".." in Path(path).parts:
             raise Bad("path that leaves the media folder")
         self.named[path] = url
         return path
@@ -285,10 +285,12 @@ def collect(path, layout, columns, s, media, exclude, db):
     size = PICTURES if {"image", "images"} & {*columns} else BATCH
     start = (db.execute("select rows from done where file = ?", [str(path)]).fetchone() or [0])[0]
     for at, rows in batches(path, columns, size, start):
-        heads, notes, skipped, media.named = [], [], Counter(), {}
+        heads, notes, skipped, named = [], [], Counter(), {}
         for i, row in enumerate(rows, at):
+            media.named = {}
             if made := convert(row, layout, s, media, exclude, skipped):
                 head, known, lines = made
+                named |= media.named                         # of a row that is left out, nothing is to be fetched
                 image = head.get("image")
                 visual = image["path"] if isinstance(image, dict) else image or head.get("images") or head.get("video")
                 key = json.dumps(visual) if s.get("group", True) else f"{path}:{i}"
@@ -298,7 +300,7 @@ def collect(path, layout, columns, s, media, exclude, db):
         db.execute("begin")
         db.executemany("insert or ignore into heads(key, head) values (?, ?)", heads)
         db.executemany("insert into notes(annotations, head) select ?, n from heads where key = ?", notes)
-        db.executemany("insert or ignore into media(path, url) values (?, ?)", media.named.items())
+        db.executemany("insert or ignore into media(path, url) values (?, ?)", named.items())
         db.executemany("insert into skipped values (?, ?) on conflict do update set n = n + excluded.n", skipped.items())
         db.execute("insert or replace into done values (?, ?)", [str(path), at + len(rows)])
         db.execute("commit")
