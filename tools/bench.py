@@ -1,6 +1,7 @@
 """Measured side by side in one run: this project and others at the same work.
 
     python -m tools.bench pack                              # packers, on a stream like stage 1, 2 and 3 (tools/pack_bench.py)
+    python -m tools.bench load                              # decoders, from a video to model input (tools/load_bench.py)
     python -m tools.bench generate                          # transformers' Molmo2: a small random model on this machine's CPU
     python -m tools.bench generate --preset 4b --device cuda --dtype bfloat16
 
@@ -24,7 +25,7 @@ import torch
 
 import data
 import model as models
-from tools import hf, pack_bench
+from tools import hf, load_bench, pack_bench
 from tools.generate import generate
 from vision import VisionConfig
 
@@ -165,9 +166,10 @@ def main():
     add.add_argument("--tokens", type=int, default=64, help="of an answer (default 64)")
     add.add_argument("--rounds", type=int, default=7, help="default 7")
     pack_bench.add_arguments(commands.add_parser("pack", help="packers beside each other, and what message trees and packing save"))
+    load_bench.add_arguments(commands.add_parser("load", help="a video to model input: time and memory beside other decoders"))
     args = parser.parse_args()
     try:
-        results = pack_bench.run(args) if args.command == "pack" else bench_generate(args)
+        results = {"pack": pack_bench.run, "load": load_bench.run, "generate": bench_generate}[args.command](args)
     except ValueError as e:
         print(f"tools.bench: {e}", file=sys.stderr)
         raise SystemExit(2) from None
