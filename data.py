@@ -91,17 +91,19 @@ def layout(trunk, visual, branches, max_tokens=None):
         pos      0 1 2 3 | 4 5 6 7 | 4 5 6        every branch restarts at the end of the trunk
         branch   0 0 0 0 | 1 1 1 1 | 2 2 2        a single branch is no tree: all 0
 
-    The first branch that would run past max_tokens is left out, and all after it.
+    The first branch that would run past max_tokens is left out, and all after it; but one that is too long by itself, before any
+    was kept, is left out alone: whether an example can be used does not hang on the order of its branches.
     """
-    kept, room, dropped_tokens = [], math.inf if max_tokens is None else max_tokens - len(trunk), 0
+    kept, room, full, dropped_tokens = [], math.inf if max_tokens is None else max_tokens - len(trunk), False, 0
     for branch in branches:
         ids = [i for segment, _ in branch.segments for i in segment]
         learn = [flag for segment, flag in branch.segments for _ in segment]
-        room = room - (len(ids) - 1) if room >= 0 else room
-        if room >= 0:
-            kept.append((branch, ids, learn))
-        else:
+        full = full or (len(ids) - 1 > room and bool(kept))
+        if full or len(ids) - 1 > room:
             dropped_tokens += len(ids) - 1
+        else:
+            kept.append((branch, ids, learn))
+            room -= len(ids) - 1
     tree = len(kept) > 1
 
     tokens, targets, weights = list(trunk), list(trunk[1:]), [0.0] * len(trunk)
@@ -149,16 +151,29 @@ def visual_ids(sizes, tokenizer, config):
 
 def visual_crops(images, config):
     """[(H,W,3), ..] -> crops (n,P,F) uint8 of all of them, and pool_src (M,4) into these (spec 2.4)."""
-    return _joined((vision.crops(image, config.max_crops, config.vision) for image in images[: config.max_images]), config)
-
-
-def _joined(parts, config):
     crops, sources, shift = [], [], 0
-    for patches, pool_src in parts:
+    for image in images[: config.max_images]:
+        patches, pool_src = vision.crops(image, config.max_crops, config.vision)
         crops.append(patches)
         sources.append(np.where(pool_src < 0, -1, pool_src + shift))
         shift += len(patches) * config.vision.n_patch
     return np.concatenate(crops), np.concatenate(sources)
+
+
+def frame_crops(frames, n, config):
+    """n frames (H,W,3), one at a time -> crops (n,P,F) uint8, and pool_src (M,9) into these (spec 3.2).
+
+    Into an array of its full size from the start: small pieces kept between frames of 11 MB tear the memory of a process apart (384
+    frames of 720p: 1.2 GiB instead of 0.5).
+    """
+    P, crops, sources = config.vision.n_patch, np.empty((n, config.vision.n_patch, config.vision.n_pixel), np.uint8), []
+    k = -1
+    for k, frame in enumerate(frames):
+        patches, pool_src = vision.frame(frame, config.vision)
+        crops[k] = patches[0]
+        sources.append(np.where(pool_src < 0, -1, pool_src + k * P))
+    assert k == n - 1, f"{k + 1} frames came, not {n}"
+    return crops, np.concatenate(sources)
 
 
 @dataclass
@@ -199,6 +214,8 @@ def clip_times(duration, config, start=0.0, end=math.inf):
     Unreadable where the clip lies outside what the file holds.
     """
     end = min(end, duration)
+    if not math.isfinite(end):
+        raise Unreadable(f"S23 it lasts {end} s")
     if not 0 <= start < end and (start or duration):                      # a single picture lasts no time
         raise Unreadable(f"S23 from {start:g} to {end:g} s there is nothing of its {duration:g} s")
     return vision.frame_times(end - start, config.max_frames, config.fps), end
@@ -208,7 +225,7 @@ def since(subtitles, start):
     """Subtitles in seconds of the file -> in seconds of a clip that starts there."""
     if not subtitles or isinstance(subtitles, str):
         return subtitles
-    return [(a - start, b - start, words) for a, b, words in subtitles]
+    return [(max(a - start, 0.0), b - start, words) for a, b, words in subtitles if b >= start]
 
 
 def open_clip(path, config, subtitles=None, start=0.0, end=math.inf):
@@ -241,8 +258,13 @@ def look(record, config):
     w, h, duration, shown = source.video_size(record)
     _, start, end = source.video_of(record)
     times, end = clip_times(duration, config, start, end)
+    tracks = [a.get("fps", 2) for a in record["annotations"] if a["type"] == "track"]
+    if tracks:                       # frames where the tracks have points: multiples of their rate that divide the film's (spec 3.1)
+        own, film = int(min(tracks)), round(0.5 / shown)
+        times = vision.track_times(end - start, config.max_frames, [r for r in range(own, 11, own) if film % r == 0] or [own]) or [0.0]
     for i, a in enumerate(record["annotations"]):
-        said = [p["t"] for p in a.get("points", ())] + [a[key] for key in ("start", "end", "at") if key in a]
+        said = [p["t"] for p in a.get("points", ())] + [a[key] for key in ("start", "end", "at") if key in a] + a.get("times", [])
+        said += [a["query"]["t"]] if "query" in a else []
         for t in said:
             if not start - shown <= t <= end + shown:                     # half a frame is allowed
                 raise Unreadable(f"S10 annotations[{i}] is at {t:g} s; the clip is {start:g} to {end:g} s")
@@ -317,9 +339,9 @@ def encode(record, tokenizer, config, seed, epoch):
     sight = look(record, config)
     example = arrange(record, sight, tokenizer, config, seed, epoch)
     if sight.times is not None:
-        path, start, end = record["source"].video_of(record)
-        clip, _ = open_clip(path, config, None, start, end)
-        example.images, example.pool_src = _joined((vision.frame(frame, config.vision) for frame in clip.frames), config)
+        path, start, _ = record["source"].video_of(record)
+        video = path if isinstance(path, media.Stills) else media.probe(path)
+        example.images, example.pool_src = frame_crops(media.frames(video, [start + t for t in sight.times]), len(sight.times), config)
         example.unit = np.arange(len(example.images), dtype=np.int32)
     elif sight.sizes:
         example.images, example.pool_src = visual_crops(record["source"].images(record), config)
@@ -348,7 +370,7 @@ def ask(images, turns, tokenizer, config, clip=None):
     segments = chat(turns, tokenizer) + [([0], False)]                    # a target for the last token, never an input
     example = layout([tokenizer.bos, *ids], [False, *visual], [Branch(segments)])
     if clip:
-        example.images, example.pool_src = _joined((vision.frame(frame, config.vision) for frame in clip.frames), config)
+        example.images, example.pool_src = frame_crops(clip.frames, len(clip.times), config)
     elif images:
         example.images, example.pool_src = visual_crops(images, config)
     if clip or images:

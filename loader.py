@@ -219,8 +219,11 @@ def misfit(record, size, config):
     """Why a record of (tokens, crops) is left out, with its code; "" if it is not."""
     limits = config.data.max_tokens, config.pack_crops
     if size == (0, 0):
-        loss = any(a.get("weight", 1) for a in record["annotations"])
-        return "S03 none of its annotations fits a row" if loss else "S04 none of its annotations has loss"
+        taught = [a for a in record["annotations"] if a.get("weight", 1) and any(turn.get("weight", 1) for turn in a.get("turns", [a]))
+                  and not (a.get("style") == "transcript" and not config.data.transcripts)]
+        if taught and all(a["type"] != "track" and len(a.get("points", ())) > config.data.max_points for a in taught):
+            return f"S12 more than {config.data.max_points} points"
+        return "S03 none of its annotations fits a row" if taught else "S04 none of its annotations has loss"
     fits = size[0] <= limits[0] and size[1] <= limits[1]
     return "" if fits else f"S03 {size[0]} tokens and {size[1]} crops do not fit a row of {limits[0]} and {limits[1]}"
 

@@ -112,6 +112,7 @@ MAX_MEMORY = 4 << 30                 # bytes of address space for ffmpeg; 8K H.2
 MAX_LOG = 16 << 20                   # bytes of complaints
 RUN_UP = 10                          # seconds decoded ahead of a clip: pictures refreshed bit by bit have no single clean start
 DEADLINE = 300                       # seconds
+PROBE = 1                            # of the rules of `probe`: what others found out is asked anew
 
 
 @dataclass(frozen=True, eq=False)
@@ -265,21 +266,29 @@ class Probes:
     def __call__(self, video):
         """Path -> (width, height, seconds, seconds that a frame is shown on average); Unreadable as `probe`."""
         if self.known is None:
-            self.known = {}
-            for line in self.path.read_text(encoding="utf-8").splitlines() if self.path.is_file() else ():
-                with suppress(ValueError):                   # a line that was cut off by a kill: that video is probed again
-                    key, found = json.loads(line)
-                    self.known[tuple(key)] = tuple(found)
+            self.known, notes = {}, b""
+            with suppress(OSError):
+                notes = self.path.read_bytes()
+            for line in notes.splitlines():
+                with suppress(ValueError, TypeError, RecursionError):        # cut off by a kill, or damaged: that video is probed again
+                    (name, size, changed, version), (w, h, seconds, shown) = json.loads(line)
+                    if version == PROBE:
+                        self.known[name, size, changed] = int(w), int(h), float(seconds), float(shown)
         try:
             status = Path(video).stat()
         except OSError:
             raise Unreadable(f"S20 no file {video}") from None
         key = str(video), status.st_size, status.st_mtime_ns
         if key not in self.known:
-            film = probe(video)
-            self.known[key] = film.width, film.height, film.duration, film.duration / len(film.times)
-            with suppress(OSError), open(self.path, "a", encoding="utf-8") as file:
-                file.write(json.dumps([key, self.known[key]]) + "\n")
+            try:
+                film = probe(video)
+                self.known[key] = film.width, film.height, film.duration, film.duration / len(film.times)
+                with suppress(OSError), open(self.path, "a", encoding="utf-8") as file:
+                    file.write(json.dumps([[*key, PROBE], self.known[key]]) + "\n")
+            except Unreadable as e:
+                self.known[key] = str(e)                     # one that hangs costs its deadline once a run, not once a draw
+        if isinstance(self.known[key], str):
+            raise Unreadable(self.known[key])
         return self.known[key]
 
 

@@ -405,7 +405,9 @@ class Records:
             self._file = open(self.path, "rb", buffering=0)
         offset, length, line, skip = (int(self._index[column][row]) for column in ("offset", "length", "line", "skip"))
         self._file.seek(offset)
-        where, data = f"{self.path}:{line}", self._file.read(length)
+        where, data, status = f"{self.path}:{line}", self._file.read(length), os.fstat(self._file.fileno())
+        if json.loads(self.stamp)[1:3] != [status.st_size, status.st_mtime_ns]:
+            raise DataError(f"{self.path}: has changed since it was opened")
         if skip:
             raise Unreadable(" ".join(read(data, where, self.options)[1][-1]))
         record = parse_line(data, where)

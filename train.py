@@ -34,6 +34,7 @@ import torch.distributed as dist
 from tqdm import tqdm
 
 import data
+import media
 import mixture
 import model as models
 import packing
@@ -194,13 +195,19 @@ def parse(argv):
     # the batch of a laptop run may be smaller than the recipe's micro-batch, a short run shorter than its stage 0
     config = replace(config, micro_batch=min(config.micro_batch, config.batch), vit_steps=min(config.vit_steps, config.steps))
     for key in ("steps", "batch", "micro_batch", "cp", "pool", "crop_bucket", "pack_crops", "eval_images", "data.max_tokens",
-                "data.max_crops", "data.max_images"):
+                "data.max_crops", "data.max_images", "data.max_frames"):
         value = getattr(config.data, key[5:]) if key.startswith("data.") else getattr(config, key)
         if value < 1:
             raise UserError(f"--{key.replace('_', '-')}: must be at least 1, not {value}")
-    for key in ("seed", "workers", "vit_steps"):
+    for key in ("seed", "workers", "vit_steps", "max_skip"):
         if getattr(config, key) < 0:
             raise UserError(f"--{key}: must be at least 0, not {getattr(config, key)}")
+    for key in ("max_points", "transcripts", "length_hint"):
+        if getattr(config.data, key) < 0:
+            raise UserError(f"--data.{key}: must be at least 0, not {getattr(config.data, key)}")
+    if not 0 < config.data.fps < math.inf or config.data.max_frames > media.MAX_FRAMES:
+        raise UserError(f"--data.fps={config.data.fps} --data.max_frames={config.data.max_frames}: frames per second above 0, and at most "
+                        f"{media.MAX_FRAMES} of a video")
     if len(config.betas) != 2 or not all(0 <= b < 1 for b in config.betas):
         raise UserError(f"--betas: two numbers from 0 to below 1, not {config.betas}")
     if args.eval_every < 0:
@@ -245,9 +252,12 @@ def name_apart(sources):
         again = {name for name, n in Counter(s.name for s in sources).items() if n > 1}
         for s in sources:
             if s.name in again:
-                s.name = "/".join(s.path.absolute().parts[-parts:])
-    if len({s.name for s in sources}) < len(sources):
-        raise UserError(f"--data: {next(n for n, k in Counter(s.name for s in sources).items() if k > 1)} is named twice")
+                s.name = "/".join(s.path.absolute().parts[-parts:]).replace("//", "/")
+    for k, s in enumerate(sources):
+        again = [other for other in sources[:k] if other.path == s.path]
+        if any(other.options == s.options for other in again):
+            raise UserError(f"--data: {s.path} is named twice")
+        s.name += f"#{len(again) + 1}" * bool(again)         # read in another way: records of their own
 
 
 def open_sources(args, config):
@@ -288,6 +298,8 @@ def open_sources(args, config):
     opened = [(rate, [(e, data.Records(e["path"], e.get("media", args.media), **{k: e[k] for k in options if k in e}))
                       for e in members if Path(e["path"]).exists()]) for rate, members in groups]
     opened = [(rate, members) for rate, members in opened if members]
+    if not opened:
+        raise UserError(f"--data: none of the {len(missing)} files of the mixture is there")
     shares = [(rate, [mixture.share(len(s), e.get("size"), e.get("sampling_rate")) for e, s in members]) for rate, members in opened]
     sources, rates = [s for _, members in opened for _, s in members], [r for group in mixture.rates_of(shares) for r in group]
     name_apart(sources)

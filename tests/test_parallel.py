@@ -40,7 +40,7 @@ def example(rng, kind):
     if kind == "video":
         times = [0.5 * k for k in range(int(rng.integers(2, 6)))]
         seen, visual = data.video_ids(times, None, TOKENIZER, DATA)
-        crops, source = data._joined((data.vision.frame(picture(), DATA.vision) for _ in times), DATA)
+        crops, source = data.frame_crops((picture() for _ in times), len(times), DATA)
         unit = np.arange(len(times), dtype=np.int32)
     else:
         pictures = [picture() for _ in range(1 if kind == "image" else 3)]

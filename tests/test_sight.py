@@ -100,7 +100,9 @@ def test_size_equals_what_encode_gives_on_a_thousand_records_of_all_kinds(folder
             assert size == (len(example.tokens), 0 if example.images is None else len(example.images)) and size[0] <= config.max_tokens
         whole = data.arrange(r, data.look(r, config), TOKENIZER, replace(config, max_tokens=10**6), 0, i % 4)
         assert len(example.tokens) + example.dropped_tokens == len(whole.tokens)
-        assert (example.tokens == whole.tokens[: len(example.tokens)]).all()
+        parts = lambda e: [e.tokens[e.branch == j].tolist() for j in range(e.branch.max() + 1)]              # noqa: E731
+        if example.branch.max() > 0:                                     # the trunk whole, and of the branches some, each of them whole
+            assert parts(example)[0] == parts(whole)[0] and all(part in parts(whole)[1:] for part in parts(example)[1:])
         seen = np.isin(example.tokens, [TOKENIZER.special["im_patch"]])
         assert seen.sum() == np.isin(whole.tokens, [TOKENIZER.special["im_patch"]]).sum() == len(example.pool_dst) == len(example.pool_src)
         cut += example.dropped
@@ -195,3 +197,99 @@ def test_an_image_is_described_aloud_once_an_epoch_and_by_another_voice_in_the_n
         heard.add(text[text.index("voice ") + 6])
     assert heard == set("0123")
     assert "voice" not in TOKENIZER.decode(data.encode(r, TOKENIZER, replace(CONFIG, transcripts=0), 0, 0).tokens)
+
+
+def clip_of_stills(folder, *annotations, fps=2.5, **more):
+    """Six pictures at fps, from 0.4 s on, as one record; the pictures are grey of 0, 40, .. 200."""
+    video = {"frames": [f"still{k}.png" for k in range(6)], "fps": fps, "start": 0.4, "end": 2.2}
+    return source(folder, {"video": video, "annotations": list(annotations), **more}, name="c.jsonl")[0]
+
+
+def test_a_clip_of_stills_word_by_word_and_pixel_by_pixel(folder):
+    """Times, the picture on display at each, points in pixels of the file, captions of a part: against what stands here."""
+    config = replace(CONFIG, max_frames=5, prefix_all=False, separator=";", video_caption_weight=0.1, point_weight=0.2, root_length=True)
+    point = {"type": "point", "label": "Dot", "coords": "pixel", "mode": "point", "question": "Where?",
+             "points": [{"t": 1.4, "x": 16, "y": 6}]}                    # of 32 x 24
+    r = clip_of_stills(folder, point, subtitles=[{"start": 0.1, "end": 0.3, "text": "gone"}, {"start": 0.2, "end": 0.9, "text": "here"}])
+    example = data.encode(r, TOKENIZER, config, 0, 0)
+    text = TOKENIZER.decode(example.tokens)
+    assert text.startswith("0.0  0.5  1.0  1.5  1.8 ")
+    assert "0.0 - 0.5 here" in text and "gone" not in text and '<points coords="1.0 1 500 250">' in text
+    grey = [int(crop.astype(int).mean().round()) for crop in example.images]
+    assert grey == [40, 80, 120, 160, 200]                               # at 0.4, 0.9, 1.4, 1.9, 2.2 s of the file
+    assert set(example.weights[example.weights > 0].round(6).tolist()) == {np.float32(0.2).round(6)}
+
+
+def test_weights_of_every_level_multiply(folder):
+    """Of the record, of the annotation, of the turn; the roots count tokens and not weights (spec 7.1)."""
+    turns = [{"question": "?", "answer": "abc", "weight": 0.5}, {"question": "?", "answer": "d"}]
+    config = replace(CONFIG, root_length=True, prefix_all=False)
+    r = source(folder, {"weight": 2.0, "annotations": [{"type": "qa", "weight": 3.0, "turns": turns}]}, name="w2.jsonl")[0]
+    weights = data.encode(r, TOKENIZER, config, 0, 0).weights
+    n = 3 + 1 + 1 + 1                                                    # two answers, each with its EOS
+    assert weights[weights > 0] == pytest.approx([6 * 0.5 * 2 / n**0.5] * 4 + [6 * 2 / n**0.5] * 2)
+    count = {"type": "count", "label": "dots", "count": 3}
+    of = lambda a, **seen: data.encode(source(folder, {"annotations": [a], **seen}, name="w3.jsonl")[0], TOKENIZER,     # noqa: E731
+                                       replace(config, point_weight=0.2, video_caption_weight=0.1), 0, 0).weights.max()
+    assert of(count, image="0.png") == pytest.approx(0.2) and of({"type": "caption", "text": "abc"}, image="0.png") == pytest.approx(1.0)
+
+
+def test_too_many_points_cost_their_annotation_and_tracks_have_no_such_limit(folder):
+    points = [{"x": k, "y": k} for k in range(61)]
+    crowd, caption = {"type": "point", "label": "dots", "coords": "percent", "points": points}, {"type": "caption", "text": "dots"}
+    example = data.encode(source(folder, {"image": "0.png", "annotations": [crowd, caption]}, name="m.jsonl")[0], TOKENIZER, CONFIG, 0, 0)
+    assert example.dropped == 1 and "caption" in TOKENIZER.decode(example.tokens)
+    track = {"type": "track", "label": "dot", "coords": "percent", "points": [{"t": 0.5, "id": k, "x": k, "y": k} for k in range(61)]}
+    video = {"frames": ["still0.png", "still1.png", "still2.png"], "fps": 2.0}
+    r = source(folder, {"video": video, "annotations": [track]}, name="n.jsonl")[0]
+    assert " 61 600 600" in TOKENIZER.decode(data.encode(r, TOKENIZER, CONFIG, 0, 0).tokens)
+
+
+def test_films_with_tracks_are_looked_at_where_the_tracks_have_points(folder):
+    """On a grid of their rate and not spread over the film, so that no point is lost that a frame could show (spec 3.1)."""
+    track = {"type": "track", "label": "dot", "coords": "percent", "fps": 1,
+             "points": [{"t": float(t), "id": 1, "x": 10 * t + 5, "y": 50} for t in range(6)]}
+    for max_frames, seen in ((6, 6), (4, 4), (384, 6)):
+        r = source(folder, {"video": FILM, "annotations": [track]}, name="t.jsonl")[0]
+        config = replace(CONFIG, max_frames=max_frames)
+        sight, text = data.look(r, config), TOKENIZER.decode(data.encode(r, TOKENIZER, config, 0, 0).tokens)
+        assert [t for t in sight.times if t == int(t)] == list(range(seen)) and len(sight.times) <= max_frames
+        assert all(f"{10 * 10 * t + 50:03d} 500" in text for t in range(seen)) and f"{100 * seen + 50:03d} 500" not in text
+    both = source(folder, {"video": FILM, "annotations": [track, {"type": "caption", "text": "x"}]}, name="t.jsonl")[0]
+    frames = len(data.look(both, CONFIG).times)
+    assert data.size(both, TOKENIZER, CONFIG, 0, 0)[1] == len(data.encode(both, TOKENIZER, CONFIG, 0, 0).images) == frames
+
+
+@pytest.mark.parametrize("notes", [b"\xff\xfe", b"5", b"null", b"[1,2]", b'[["a",[1],2,1],[1,2,3,4]]', b'[["a",1,2,1],["x"]]', b"[" * 9000])
+def test_damaged_notes_of_probes_cost_nothing(folder, notes):
+    (folder / ".d.jsonl.probes.jsonl").write_bytes(notes + b"\n")
+    r = source(folder, {"video": FILM, "annotations": [{"type": "caption", "text": "x"}]}, name="d.jsonl")[0]
+    assert data.size(r, TOKENIZER, CONFIG, 0, 0)[1] == len(data.look(r, CONFIG).times)
+
+
+def test_probes_of_two_processes_stand_together_and_a_bad_film_is_asked_once(folder, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(media, "probe", lambda path, probe=media.probe: (asked.append(path.name), probe(path))[1])
+    for name in ("x.mp4", "y.mp4"):
+        shutil.copy(MEDIA / FILM, tmp_path / name)
+    (tmp_path / "bad.mp4").write_bytes(b"no film")
+    one, two = media.Probes(tmp_path / "notes"), media.Probes(tmp_path / "notes")
+    one(tmp_path / "x.mp4")
+    two(tmp_path / "y.mp4")
+    third = media.Probes(tmp_path / "notes")
+    assert third(tmp_path / "x.mp4") == third(tmp_path / "y.mp4") == (1280, 720, pytest.approx(5.28), pytest.approx(0.04))
+    assert asked.count("y.mp4") == 1 and asked.count("x.mp4") <= 2
+    for _ in range(3):
+        with pytest.raises(media.Unreadable, match="S23"):
+            third(tmp_path / "bad.mp4")
+    assert asked.count("bad.mp4") == 1
+    (tmp_path / "folder").mkdir()
+    assert media.Probes(tmp_path / "folder")(tmp_path / "x.mp4")[0] == 1280          # cannot be written: does without
+
+
+def test_a_file_that_changes_while_it_is_read_is_told(folder):
+    r = source(folder, *[{"annotations": [{"type": "text", "text": f"number {k}"}]} for k in range(5)], name="live.jsonl")[0]
+    records = r["source"]
+    (folder / "live.jsonl").write_text((folder / "live.jsonl").read_text().replace("number 3", "no. three"))
+    with pytest.raises(data.DataError, match="has changed since it was opened"):
+        records[3]

@@ -84,7 +84,7 @@ def branch(first, n):
     return data.Branch([([first], False), ([*range(first + 1, first + n), EOS], True)])
 
 
-@pytest.mark.parametrize(("max_tokens", "kept"), [(7, 0), (8, 1), (11, 1), (12, 2), (21, 2), (22, 3), (None, 3)])
+@pytest.mark.parametrize(("max_tokens", "kept"), [(6, 0), (8, 1), (11, 1), (12, 2), (21, 2), (22, 3), (None, 3)])
 def test_branches_past_max_tokens_are_dropped_and_counted_never_cut(max_tokens, kept):
     # a trunk of 3 and branches of 5, 4 and 10 inputs; sums 8, 12, 22
     branches = [branch(100, 5), branch(200, 4), branch(300, 10)]
@@ -109,3 +109,13 @@ def test_weight_by_branches_counts_those_kept():
              for branches in ([branch(100, 5), branch(200, 4)], [branch(100, 5), branch(200, 4), branch(300, 50)])]
     assert trees[0].weights.tolist() == trees[1].weights.tolist()
     assert trees[0].weights.max() == pytest.approx(0.5**0.5)
+
+
+def test_a_branch_too_long_by_itself_does_not_take_the_others_with_it():
+    """Whether an example can be used does not hang on the order that its branches were drawn in."""
+    short, long = data.Branch([([5] * 3, False), ([6] * 3, True)]), data.Branch([([7] * 90, True)])
+    for branches in ([long, short], [short, long]):
+        x = data.layout([1, 2], [False, True], branches, 40)
+        assert x.dropped == 1 and x.dropped_tokens == 89 and x.weights.sum() == 3 and len(x.tokens) == 7
+    x = data.layout([1, 2], [False, True], [short, long, short], 40)     # after one that fits, the first that does not ends the tree
+    assert x.dropped == 2 and len(x.tokens) == 7

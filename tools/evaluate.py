@@ -104,6 +104,7 @@ def evaluate(model, tokenizer, config, records, masks_of=None, batch=128, max_ne
             continue
         try:
             if medium(record) == "image":
+                record["source"].image_sizes(record)         # and whether its points lie on it
                 record["source"].images(record)
         except data.Unreadable as e:
             print(f"{record['where']}: {e}; skipped", file=sys.stderr)
@@ -117,9 +118,9 @@ def evaluate(model, tokenizer, config, records, masks_of=None, batch=128, max_ne
     predictions, kinds_of_hit = [], set()
     for start in range(0, len(questions), batch):
         group = questions[start : start + batch]
-        by_id = {record["id"]: record for record, _, _ in group}
-        decoded = {name: record["source"].images(record) if medium(record) == "image" else [] for name, record in by_id.items()}
-        images = [decoded[record["id"]] for record, _, _ in group]
+        by_place = {record["where"]: record for record, _, _ in group}   # ids may repeat
+        decoded = {where: record["source"].images(record) if medium(record) == "image" else [] for where, record in by_place.items()}
+        images = [decoded[record["where"]] for record, _, _ in group]
         prompts = [data.ask(shown, [(question, None)], tokenizer, config) for shown, (_, _, question) in zip(images, group, strict=True)]
         answers = generate(model, prompts, tokenizer.stops, max_new)
         for (record, k, question), shown, ids in zip(group, images, answers, strict=True):

@@ -334,7 +334,7 @@ def answer_to(args):
     files = [args.image] if args.image else args.images or []
     if len(files) > config.max_images:
         raise ValueError(f"--images: {len(files)} pictures; Molmo2 is asked about {config.max_images} at most")
-    images, clip, video = [data.read_image(file) for file in files], None, None
+    images, clip, video = [media.read_image(file) for file in files], None, None
     if args.video:
         words = read_subtitles(args.subtitles) if args.subtitles else None
         clip, video = data.open_clip(args.video, config, words, args.start, args.end)

@@ -1,7 +1,7 @@
 """Videos to model input beside other decoders: seconds, frames per second, peak memory.
 
-    python -m tools.bench load                              # 384 and 128 frames of three minutes at 720p: twelve minutes
-    python -m tools.bench load --seconds 6 --rounds 1 --frames 32           # a quarter of a minute, most of it the start of processes
+    python -m tools.bench load                              # 384 and 128 frames of three minutes at 720p: a quarter of an hour
+    python -m tools.bench load --seconds 6 --rounds 1 --frames 32           # under half a minute, most of it the start of processes
     python -m tools.bench load --video FILE --frames 128
 
 Every contender turns the same times into the same array, by one decoding thread and the same resize: `frames` evenly spread over the
