@@ -255,7 +255,7 @@ def test_an_answer_takes_what_is_counted(moment, model, tokens, crops, dtype):
     n, shown = tokens - 8, batch.pool_dst < tokens - 8                       # the last 8 are generated
     row = {f: getattr(batch, f)[0, :n].numpy() for f in ("tokens", "targets", "weights", "pos", "branch", "bidir")}
     prompt = SimpleNamespace(id="worst", images=batch.images.numpy(), pool_src=batch.pool_src[shown].numpy(),
-                             pool_dst=batch.pool_dst[shown].numpy(), bad=None, **row)
+                             pool_dst=batch.pool_dst[shown].numpy(), unit=None, bad=None, **row)
     live = Live(*model.parameters())
     with live:
         generate(model, [prompt], -1, 8)
