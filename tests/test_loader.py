@@ -649,3 +649,18 @@ def test_a_mistake_is_told_before_anything_is_planned(files, ahead, tmp_path, fl
     flags = [str(ahead[0] / "cache") if word == "CACHE" else word for word in flags]
     done = plan(*mixed(files), *(["--out", tmp_path / "p.npz"] if "--out" not in flags else []), *flags)
     assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr and "pack/s" not in done.stderr
+
+
+@pytest.mark.parametrize(("annotation", "code"), [
+    ({"type": "text", "text": "x" * 5000}, "S03"),
+    ({"type": "qa", "weight": 0, "question": "?", "answer": "x"}, "S04"),
+    ({"type": "qa", "turns": [{"question": "?", "answer": "x", "weight": 0}]}, "S04"),
+    ({"type": "caption", "style": "transcript", "text": "so um"}, "S04"),                # stage 2 reads none
+    ({"type": "point", "label": "dots", "coords": "percent", "points": [{"x": k, "y": k} for k in range(61)]}, "S12"),
+])
+def test_what_is_left_out_is_left_out_for_the_right_reason(files, annotation, code):
+    seen = {} if annotation["type"] in ("text", "qa") else {"image": "0.png"}
+    path = Path(files[0]).parent / "why.jsonl"
+    path.write_text(json.dumps({**seen, "annotations": [annotation]}))
+    of = loader.Loader([data.Records(path)], [1], TOKENIZER, CONFIG)
+    assert of.measured(0)[2] is None and of.measured(0)[3].startswith(code)
