@@ -23,6 +23,8 @@ import re
 KEYS = ("annotations", "conversations", "messages", "conversation", "texts")       # native, ShareGPT / LLaVA, HF, Mantis, Cauldron
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "model": "assistant", "bot": "assistant",
          "system": "system"}
+MEANT = {"img": "image", "imgs": "images", "image_path": "image", "image_file": "image", "image_paths": "images", "picture": "image",
+         "pictures": "images", "photo": "image", "vid": "video", "video_path": "video", "video_file": "video", "clip_path": "video"}
 UNSUPPORTED = ("audio", "audios", "sound", "sounds", "speech", "point_cloud", "point_clouds", "depth", "depths", "pdf", "pdfs")
 ENTRY = ("path", "width", "height", "url", "sha256")                               # of an image or a video, as in native records
 PLACEHOLDER = re.compile("(<image>|<video>|<audio>)")
@@ -99,6 +101,9 @@ def convert(record, split_turns=False, path_prefix_field=None):
 
 
 def _unsupported(row):
+    for key, name in MEANT.items():      # other fields of a row may be anything, but a misspelled picture would be trained on blindly
+        if isinstance(row.get(key), (str, list)) and row[key] and not any(row.get(n) for n in ("image", "images", "video", "videos")):
+            raise Refused("E16", f"'{key}' is not read", "", f"did you mean '{name}'?")
     for key in UNSUPPORTED:
         if _entries(row.get(key)):
             raise Refused("E16", f"'{key}' is no input of Molmo2", "", "only images, or one video, and text")

@@ -82,8 +82,9 @@ class Loader:
             raise data.DataError(f"100 records in a row could not be used; the last: {where}: {reason}")
         lost = sum(n for key, n in self.dropped.items() if key.startswith(f"{source}: "))
         if self.drawn[source] >= 1000 and lost > self.config.max_skip * self.drawn[source]:
-            raise data.DataError(f"{lost} of {self.drawn[source]} records of {source} could not be used, more than "
-                                 f"--max_skip={self.config.max_skip}; the last: {where}: {reason}")
+            raise data.DataError(f"{lost} of {self.drawn[source]} draws of {source} could not be used, more than --max_skip="
+                                 f"{self.config.max_skip}; the last: {where}: {reason}; 'python data.py check FILE --decode' lists what "
+                                 "to repair or to take out, or allow more")
         return None
 
     def source_of(self, draw):

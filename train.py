@@ -187,6 +187,8 @@ def parse(argv):
         if not key.startswith("--") or not equals:
             near = difflib.get_close_matches(key.lstrip("-"), flags, 1)
             hint = f" - did you mean --{near[0]}?" if near else "; config fields are written --a.b=value"
+            if any(field.startswith(f"{key}=") for field in fields_of(Config())):
+                hint = f"; a field of the config is written {key}=value"
             raise UserError(f"{key}: no such flag{hint}")
         config = override(config, key[2:], value, key)
     config = replace(config, data=replace(config.data, vision=config.model.vision))

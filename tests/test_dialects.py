@@ -280,3 +280,12 @@ def test_rows_of_one_video_become_one_record_whose_questions_do_not_see_each_oth
     assert seen == [("1", "s/v", 3), ("r.json:1", None, 1), ("3", "other/v", 1)]
     assert [a["turns"][0]["question"] for a in source[0]["annotations"]] == ["q", "r", "t"]
     assert {a["style"] for r in source for a in r["annotations"]} == {"video_short_answer"}
+
+
+@pytest.mark.parametrize(("key", "meant"), [("img", "image"), ("image_path", "image"), ("imgs", "images"), ("video_path", "video")])
+def test_a_misspelled_picture_is_not_trained_on_blindly(key, meant):
+    row = {key: "a.png", "conversations": [{"from": "human", "value": "What is it?"}, {"from": "gpt", "value": "A cat."}]}
+    with pytest.raises(Refused, match="is not read") as refused:
+        convert(row)
+    assert refused.value.code == "E16" and meant in str(refused.value)
+    assert convert({**row, "image": "a.png"})[0]["image"] == "a.png"     # beside a picture that is named rightly it may say anything

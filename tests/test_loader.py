@@ -212,7 +212,7 @@ def test_a_source_of_which_too_much_is_bad_stops_the_run(tmp_path):
         return of
 
     assert planned("few.jsonl").drawn["few.jsonl"] >= 2500
-    said = r"records of many.jsonl could not be used, more than --max_skip=0.01; the last: .*many.jsonl:\d+: S03"
+    said = r"draws of many.jsonl could not be used, more than --max_skip=0.01; the last: .*many.jsonl:\d+: S03"
     with pytest.raises(data.DataError, match=said):
         planned("many.jsonl")
     assert planned("many.jsonl", max_skip=0.08).dropped["many.jsonl: S03"] > 10

@@ -250,6 +250,7 @@ def test_bad_images_are_counted_and_the_run_goes_on(tmp_path):
 MISTAKES = [
     (["--stage", "1", "--tiny", "--stpes", "3"], "--steps"),
     (["--stage", "1", "--tiny", "--lr.vot=1"], "did you mean 'vit'"),
+    (["--stage", "1", "--tiny", "--max_skip", "0.5"], "written --max_skip=value"),
     (["--stage", "1", "--tiny", "--pool=many"], "'many' is no int"),
     (["--stage", "1", "--tiny", "--pool=0"], "at least 1"),
     (["--stage", "1", "--tiny", "--data"], "--data"),
