@@ -229,13 +229,12 @@ def since(subtitles, start):
 
 
 def open_clip(path, config, subtitles=None, start=0.0, end=math.inf):
-    """A video file, or a list of frames (media.stills) -> (Clip, what media.probe tells of it), its frames decoded as they are asked
-    for; Unreadable if it is none. start, end and the subtitles in seconds of the file; the clip's own time starts at 0."""
-    video = path if isinstance(path, media.Stills) else media.probe(path)
-    try:
-        times, _ = clip_times(video.duration, config, start, end)
-    except Unreadable as e:
-        raise Unreadable(f"{str(e)[:3]} {video.path}: {str(e)[4:]}") from None
+    """A video file -> (Clip, what media.probe tells of it), its frames decoded as they are asked for; Unreadable if it is none.
+
+    start, end and the subtitles in seconds of the file; the clip's own time starts at 0 (spec 3.1, formats 7.2).
+    """
+    video = media.probe(path)
+    times, _ = clip_times(video.duration, config, start, end)
     return Clip(times, media.frames(video, [start + t for t in times]), since(subtitles, start)), video
 
 

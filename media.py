@@ -58,6 +58,8 @@ def _open(path):
         raise Unreadable(f"S20 no file {path}")
     try:
         picture = Image.open(path)
+    except Image.DecompressionBombError as e:
+        raise Unreadable(f"S22 {path}: {e}") from None
     except _DAMAGED as e:
         raise Unreadable(f"S21 cannot read {path}: {e}") from None
     w, h = picture.size

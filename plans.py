@@ -28,6 +28,7 @@ import numpy as np
 from tqdm import tqdm
 
 import data
+from parallel import gathered
 
 
 def purpose(sources, rates, tokenizer, config):
@@ -181,16 +182,6 @@ class Cache:
 # the command
 
 
-def gathered(mine, ranks):
-    """What each process brought, in their order, for all of them."""
-    import torch.distributed as dist
-
-    parts = [mine] * ranks
-    if ranks > 1:
-        dist.all_gather_object(parts, mine)
-    return parts
-
-
 def in_turns(setup, rank, ranks):
     """-> a function like loader.measure for draws 0, 1, 2 .. in their order; the processes share the work out, all know the results."""
     import loader
@@ -201,7 +192,7 @@ def in_turns(setup, rank, ranks):
                 mine = [loader.measure(setup, draw) for draw in range(start + rank, start + chunk * ranks, ranks)]
             except (data.DataError, OSError) as e:           # told to all, or the others would wait for this one
                 mine = str(e)
-            parts = gathered(mine, ranks)
+            parts = gathered(mine)
             if wrong := [part for part in parts if isinstance(part, str)]:
                 raise data.DataError(wrong[0])
             yield from (found for turn in zip(*parts, strict=True) for found in turn)
@@ -259,7 +250,7 @@ def write_plan(args, sources, rates, tokenizer, config, packs, rank, ranks):
     import loader
 
     about = purpose(sources, rates, tokenizer, config)
-    if len({json.dumps(other) for other in gathered(about, ranks)}) > 1:
+    if len({json.dumps(other) for other in gathered(about)}) > 1:
         raise data.DataError("the processes do not see the same record files, tokenizer and config")
     if args.cache and (Path(args.cache) / "cache.json").exists():
         theirs, _, shard = read_head(Path(args.cache))
@@ -268,7 +259,7 @@ def write_plan(args, sources, rates, tokenizer, config, packs, rank, ranks):
             raise data.DataError(f"--cache {args.cache}: its shards hold {shard} packs, not --shard {args.shard}")
     elif args.cache and Path(args.cache).exists() and (not Path(args.cache).is_dir() or any(Path(args.cache).iterdir())):
         raise data.DataError(f"--cache {args.cache}: not empty, and no cache; name another folder")
-    gathered(None, ranks)                                    # all have looked before the first writes
+    gathered(None)                                    # all have looked before the first writes
     left = []
 
     def noted(draw):
@@ -296,7 +287,7 @@ def write_plan(args, sources, rates, tokenizer, config, packs, rank, ranks):
         os.replace(aside, args.out)
     if args.cache:
         write_cache(args, stream.setup, planned, ends, about, rank, ranks)
-    gathered(None, ranks)                                    # none leaves while another may still write
+    gathered(None)                                    # none leaves while another may still write
     tokens, crops = (sum(e[k] for e in planned) / packs / limit for k, limit in ((1, config.data.max_tokens), (2, config.pack_crops)))
     return {"out": args.out, "packs": packs, "examples": len(planned), "fill_tokens": round(tokens, 4), "fill_crops": round(crops, 4),
             "longest_wait": max(n - came for n, came in waits(planned, ends)), "dropped": dict(stream.dropped)}
@@ -317,7 +308,7 @@ def write_cache(args, setup, planned, ends, about, rank, ranks):
         aside = folder / "cache.json.tmp"
         aside.write_text(json.dumps({"made_for": about, "packs": len(ends), "shard": args.shard}))
         os.replace(aside, folder / "cache.json")
-    gathered(None, ranks)
+    gathered(None)
     for n in tqdm(range(0, len(ends), args.shard)[rank::ranks], unit="shard", desc="cache", disable=rank > 0, mininterval=1):
         to = folder / f"{n // args.shard:06d}"
         part = planned[ends[n - 1] if n else 0 : ends[min(n + args.shard, len(ends)) - 1]]

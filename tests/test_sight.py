@@ -293,3 +293,16 @@ def test_a_file_that_changes_while_it_is_read_is_told(folder):
     (folder / "live.jsonl").write_text((folder / "live.jsonl").read_text().replace("number 3", "no. three"))
     with pytest.raises(data.DataError, match="has changed since it was opened"):
         records[3]
+
+
+def test_a_picture_that_would_fill_the_memory_is_not_opened(folder):
+    """A file of a few bytes whose header claims 2.5 thousand million pixels: Pillow's limit stays on."""
+    import struct
+    import zlib
+
+    head = struct.pack(">IIBBBBB", 50_000, 50_000, 8, 2, 0, 0, 0)
+    chunk = lambda kind, body: struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))   # noqa: E731
+    (folder / "bomb.png").write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(bytes(9))))
+    r = source(folder, {"image": "bomb.png", "annotations": [{"type": "caption", "text": "x"}]}, name="bomb.jsonl")[0]
+    with pytest.raises(data.Unreadable, match="S22"):
+        data.size(r, TOKENIZER, CONFIG, 0, 0)
