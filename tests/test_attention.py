@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import attention
 
@@ -135,3 +136,52 @@ def test_attention_by_rows_is_attention_under_the_whole_mask():
         assert (got - expected[:, rows]).abs().max() < 1e-12
     alone = attention.allow_by_rows(doc[1:], branch[1:], bidir[1:], slice(0, 16), 4)
     assert [keys for _, keys, _ in alone] == [11, 11, 12, 16] and [mask is None for *_, mask in alone] == [False, True, False, False]
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_a_long_document_in_blocks_is_attention_under_the_whole_mask(size):
+    """Forward and backward, in float64; a block of one branch gets no key of the others."""
+    rng = torch.Generator().manual_seed(size)
+    for _ in range(20):
+        trunk, n = int(torch.randint(1, 9, (1,), generator=rng)), int(torch.randint(0, 4, (1,), generator=rng))
+        branch = torch.tensor([0] * trunk + [j for j in range(1, n + 1) for _ in range(6)], dtype=torch.int32)[None]
+        bidir = torch.randint(0, 3, branch.shape, generator=rng, dtype=torch.int32) * (branch == 0)
+        doc = torch.zeros_like(branch)
+        whole, parts = attention.allow(doc, branch, bidir), attention.allow_by_document(doc, branch, bidir, size)
+        assert isinstance(parts[0], attention.Long) == (branch.shape[1] > 2 * size)
+        inputs = [torch.randn(1, branch.shape[1], heads, 4, dtype=torch.float64, generator=rng).requires_grad_() for heads in (4, 2, 2)]
+        found = []
+        for mask in (parts, whole):
+            out = attention.attend(*inputs, mask)
+            found.append([out, *torch.autograd.grad((out**2).sum(), inputs)])
+        for a, b in zip(*found, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+        for rows, keys in getattr(parts[0], "blocks", ()):
+            assert set(branch[0, keys].tolist()) <= {0, *branch[0, rows].tolist()}
+
+
+class Allocated(TorchDispatchMode):
+    """The largest tensor that is made, in bytes."""
+    largest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for x in out if isinstance(out, tuple | list) else [out]:
+            if torch.is_tensor(x):
+                self.largest = max(self.largest, x.numel() * x.element_size())
+        return out
+
+
+def test_attention_over_36864_tokens_makes_no_square_of_them():
+    """A row of stage 3 that is one video, forward and backward: no tensor is larger than a block of queries against all keys."""
+    T = 36_864
+    bidir = torch.zeros(1, T, dtype=torch.int32)
+    bidir[:, 1 : T - 600] = (torch.arange(T - 601) % 86 < 81).int() * (torch.arange(T - 601) // 86 + 1)              # 428 frames
+    branch = torch.zeros(1, T, dtype=torch.int32)
+    branch[:, T - 600 : T - 300], branch[:, T - 300 :] = 1, 2
+    inputs = [torch.randn(1, T, 1, 8, requires_grad=True) for _ in range(3)]
+    with Allocated() as made:
+        mask = attention.allow_by_document(torch.zeros(1, T, dtype=torch.int32), branch, bidir)
+        attention.attend(*inputs, mask).sum().backward()
+    assert made.largest <= 4 * attention.BLOCK * T < T * T // 8
+    assert all(x.grad.abs().sum() > 0 for x in inputs)
