@@ -16,7 +16,7 @@ All randomness of an example is keyed by (seed, its id, epoch); size makes the s
 
 import math
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -75,8 +75,9 @@ class Encoded:
     dropped: int = 0                 # branches that did not fit
     dropped_tokens: int = 0          # and their tokens
     id: str = ""
-    images: np.ndarray = None        # (n,P,F) uint8
+    images: np.ndarray = None        # (n,P,F) uint8; of a Share, its crops only
     unit: np.ndarray = None          # (n,) int32, which image or frame a crop belongs to
+    owner: np.ndarray = None         # (n,) int32, of a Share: the rank that has each crop
     pool_src: np.ndarray = field(default_factory=lambda: np.zeros((0, 4), np.int64))
     pool_dst: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     bad: str = ""                    # why its pixels could not be had: then it is `blank`
@@ -150,30 +151,33 @@ def visual_ids(sizes, tokenizer, config):
 
 
 def visual_crops(images, config):
-    """[(H,W,3), ..] -> crops (n,P,F) uint8 of all of them, and pool_src (M,4) into these (spec 2.4)."""
-    crops, sources, shift = [], [], 0
-    for image in images[: config.max_images]:
-        patches, pool_src = vision.crops(image, config.max_crops, config.vision)
-        crops.append(patches)
-        sources.append(np.where(pool_src < 0, -1, pool_src + shift))
-        shift += len(patches) * config.vision.n_patch
-    return np.concatenate(crops), np.concatenate(sources)
+    """[(H,W,3), ..] -> crops (n,P,F) uint8 of all of them (spec 2.4)."""
+    none = np.zeros((0, config.vision.n_patch, config.vision.n_pixel), np.uint8)
+    return np.concatenate([none, *(vision.crops(image, config.max_crops, config.vision)[0] for image in images[: config.max_images])])
 
 
 def frame_crops(frames, n, config):
-    """n frames (H,W,3), one at a time -> crops (n,P,F) uint8, and pool_src (M,9) into these (spec 3.2).
+    """n frames (H,W,3), one at a time -> crops (n,P,F) uint8 (spec 3.2).
 
     Into an array of its full size from the start: small pieces kept between frames of 11 MB tear the memory of a process apart (384
     frames of 720p: 1.2 GiB instead of 0.5).
     """
-    P, crops, sources = config.vision.n_patch, np.empty((n, config.vision.n_patch, config.vision.n_pixel), np.uint8), []
-    k = -1
+    crops, k = np.empty((n, config.vision.n_patch, config.vision.n_pixel), np.uint8), -1
     for k, frame in enumerate(frames):
-        patches, pool_src = vision.frame(frame, config.vision)
-        crops[k] = patches[0]
-        sources.append(np.where(pool_src < 0, -1, pool_src + k * P))
+        crops[k] = vision.frame(frame, config.vision)[0][0]
     assert k == n - 1, f"{k + 1} frames came, not {n}"
-    return crops, np.concatenate(sources)
+    return crops
+
+
+def windows_of(sight, config):
+    """pool_src (M,4) of images or (M,9) of frames, into the crops of all of them, one after the other (spec 2.3, 3.2)."""
+    if sight.times is not None:
+        each = [vision.frame_windows(config.vision)] * len(sight.times)
+    else:
+        grids = [vision.tiling(h, w, config.max_crops, config.vision) for w, h in sight.sizes[: config.max_images]]
+        each = [vision.image_windows(*grid, config.vision) for grid in grids]
+    starts = np.cumsum([0, *units_of(sight, config)]) * config.vision.n_patch
+    return np.concatenate([np.where(source < 0, -1, source + start) for source, start in zip(each, starts[:-1], strict=True)])
 
 
 @dataclass
@@ -273,11 +277,35 @@ def look(record, config):
     return Sight([(w, h)], times, since(entries, start))
 
 
-def crops_of(sight, config):
-    """How many crops, or frames, a Sight will be."""
+def units_of(sight, config):
+    """How many crops each unit of a Sight has: an image all of its own, a frame one."""
     if sight.times is not None:
-        return len(sight.times)
-    return sum(vision.pooled_grids(h, w, config.max_crops, config.vision)[2] for w, h in sight.sizes)
+        return [1] * len(sight.times)
+    return [vision.pooled_grids(h, w, config.max_crops, config.vision)[2] for w, h in sight.sizes[: config.max_images]]
+
+
+@dataclass(frozen=True)
+class Share:
+    """What of a row one of `cp` ranks decodes and encodes: the units whose middle lies in its part of the row's crops. No rank is
+    further from an even share than one unit."""
+    rank: int
+    cp: int
+    before: int                      # crops in the row before this example
+    total: int                       # in all of the row
+
+    def owners(self, units):
+        """Crops of each unit -> (n,) the rank whose each of them is."""
+        units = np.asarray(units, np.int64)
+        return ((self.before + units.cumsum() - units / 2) * self.cp / max(self.total, 1)).astype(np.int32).clip(0, self.cp - 1)
+
+
+def narrowed(example, share):
+    """An Encoded with all of its crops -> with those of one rank only."""
+    if example.unit is None:
+        return example
+    units, of_crop = np.unique(example.unit, return_inverse=True)
+    owner = share.owners(np.bincount(of_crop, minlength=len(units)))[of_crop]
+    return replace(example, images=example.images[owner == share.rank], owner=owner)
 
 
 def arrange(record, sight, tokenizer, config, seed, epoch):
@@ -322,7 +350,7 @@ def measured(record, tokenizer, config, seed, epoch):
     example = arrange(record, sight, tokenizer, config, seed, epoch)
     if example.weights.max(initial=0) == 0:
         return (0, 0), example
-    return (len(example.tokens), crops_of(sight, config)), example
+    return (len(example.tokens), sum(units_of(sight, config))), example
 
 
 def size(record, tokenizer, config, seed, epoch):
@@ -333,47 +361,57 @@ def size(record, tokenizer, config, seed, epoch):
     return measured(record, tokenizer, config, seed, epoch)[0]
 
 
-def encode(record, tokenizer, config, seed, epoch):
-    """A record -> Encoded; Unreadable if its media cannot be decoded."""
+def encode(record, tokenizer, config, seed, epoch, share=None):
+    """A record -> Encoded; Unreadable if its media cannot be decoded. share: decode the units of this Share only."""
     sight = look(record, config)
     example = arrange(record, sight, tokenizer, config, seed, epoch)
+    if not sight.sizes:
+        return example
+    units = np.array(units_of(sight, config))
+    owner = share.owners(units) if share else np.zeros(len(units), np.int32)
+    mine = np.flatnonzero(owner == share.rank) if share else np.arange(len(units))
     if sight.times is not None:
         path, start, _ = record["source"].video_of(record)
         video = path if isinstance(path, media.Stills) else media.probe(path)
-        example.images, example.pool_src = frame_crops(media.frames(video, [start + t for t in sight.times]), len(sight.times), config)
-        example.unit = np.arange(len(example.images), dtype=np.int32)
-    elif sight.sizes:
-        example.images, example.pool_src = visual_crops(record["source"].images(record), config)
-        each = [crops_of(Sight([size]), config) for size in sight.sizes]
-        example.unit = np.repeat(np.arange(len(each), dtype=np.int32), each)
-    if sight.sizes:
-        example.pool_dst = np.flatnonzero(example.tokens == tokenizer.special["im_patch"])
+        example.images = frame_crops(media.frames(video, [start + sight.times[k] for k in mine]), len(mine), config)
+    else:
+        example.images = visual_crops(record["source"].images(record, mine), config)
+        if len(example.images) != units[mine].sum():
+            raise Unreadable(f"S21 {record['where']}: its images have other sizes than their headers say")
+    place_pixels(example, sight, tokenizer, config)
+    example.owner = owner[example.unit] if share else None
     return example
+
+
+def place_pixels(example, sight, tokenizer, config):
+    """Adds to an Encoded which crops its visual tokens pool, and where these stand."""
+    units = units_of(sight, config)
+    example.unit = np.repeat(np.arange(len(units), dtype=np.int32), units)
+    example.pool_src = windows_of(sight, config)
+    example.pool_dst = np.flatnonzero(example.tokens == tokenizer.special["im_patch"])
 
 
 def blank(name, tokens, crops, config, reason):
     """What stands in a row for a record that turned out bad while decoding -> Encoded of the size that was planned, without loss."""
     zeros = [np.zeros(tokens, kind) for kind in (np.int64, np.int64, np.float32, np.int64, np.int32, np.int32)]
     pixels = np.zeros((crops, config.vision.n_patch, config.vision.n_pixel), np.uint8) if crops else None
-    return Encoded(*zeros, id=name, images=pixels, bad=reason)
+    return Encoded(*zeros, id=name, images=pixels, unit=np.arange(crops, dtype=np.int32) if crops else None, bad=reason)
 
 
 def ask(images, turns, tokenizer, config, clip=None):
     """A prompt to be continued -> Encoded. images: [(H,W,3) uint8, ..], may be empty; clip: a Clip instead of images;
     turns: [(question, answer), .., (question, None)]."""
     assert not (images and clip), "images and a video at once are no input of Molmo2"
+    sizes = [image.shape[1::-1] for image in images]
     if clip:
         ids, visual = video_ids(clip.times, clip.subtitles, tokenizer, config)
     else:
-        ids, visual = visual_ids([image.shape[1::-1] for image in images], tokenizer, config)
+        ids, visual = visual_ids(sizes, tokenizer, config)
     segments = chat(turns, tokenizer) + [([0], False)]                    # a target for the last token, never an input
     example = layout([tokenizer.bos, *ids], [False, *visual], [Branch(segments)])
-    if clip:
-        example.images, example.pool_src = frame_crops(clip.frames, len(clip.times), config)
-    elif images:
-        example.images, example.pool_src = visual_crops(images, config)
     if clip or images:
-        example.pool_dst = np.flatnonzero(example.tokens == tokenizer.special["im_patch"])
+        example.images = frame_crops(clip.frames, len(clip.times), config) if clip else visual_crops(images, config)
+        place_pixels(example, Sight(sizes, clip.times if clip else None), tokenizer, config)
     return example
 
 

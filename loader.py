@@ -48,12 +48,16 @@ class Loader:
 
     `bad` collects what turned out bad while decoding, until the caller takes it; `known_bad` {draw: reason} is masked
     unseen, so that a resumed run masks what the first one did. config: train.Config.
+
+    part: (number, degree) of this rank among those that share each row (context-parallel): it decodes its share of the row's
+    images and frames. What one of them found bad, all must mask: agree(reasons of a row) -> the reasons of all of them.
     """
 
-    def __init__(self, sources, rates, tokenizer, config, rank=0, ranks=1, plan=None, cache=None, measured=None):
+    def __init__(self, sources, rates, tokenizer, config, rank=0, ranks=1, plan=None, cache=None, measured=None, part=(0, 1),
+                 agree=lambda reasons: reasons):
         if config.batch % (ranks * config.micro_batch):
             raise data.DataError(f"--batch {config.batch}: no multiple of {ranks} ranks times --micro-batch {config.micro_batch}")
-        self.config, self.rank, self.ranks = config, rank, ranks
+        self.config, self.rank, self.ranks, self.part, self.agree = config, rank, ranks, part, agree
         self.setup = data.Mixture(sources, rates, config.seed), tokenizer, config
         self.measured = measured or (lambda draw: measure(self.setup, draw))
         self.dropped, self.masked, self.drawn, self.in_a_row, self.bad_in_a_row = Counter(), Counter(), Counter(), 0, 0
@@ -75,7 +79,7 @@ class Loader:
         if not reason:
             self.ids[draw], self.in_a_row = name, 0
             return size
-        self.warn(where, reason, "skipped", self.rank == 0)  # every rank finds it
+        self.warn(where, reason, "skipped", self.rank == self.part[0] == 0)      # every rank finds it
         self.dropped[f"{source}: {reason[:3]}"] += 1
         self.in_a_row += 1
         if self.in_a_row >= 100:
@@ -155,7 +159,7 @@ class Loader:
         pool = ProcessPoolExecutor(workers, get_context("spawn"), _start_worker, (self.setup,)) if workers else None
         try:
             for step, pack in self._packs():
-                asked = [(e, self.known_bad.get(e[0], "")) for e in pack]
+                asked = [(e, share, self.known_bad.get(e[0], "")) for e, share in zip(pack, self.shares(pack), strict=True)]
                 ahead.append((step, pack, [pool.submit(_encode_in_worker, *a) for a in asked] if workers else asked))
                 if len(ahead) == room:
                     yield self._finished(*ahead.popleft())
@@ -168,6 +172,10 @@ class Loader:
             if pool:
                 pool.shutdown(cancel_futures=True)
 
+    def _cached(self, planned, share, bad):
+        example = self.cache[planned[0]]
+        return data.narrowed(example, share) if share else example
+
     def _packs(self):
         """Yields (step, pack) of this rank in the order of training, until a plan made ahead ends."""
         while True:
@@ -178,12 +186,22 @@ class Loader:
             for k in deal([work_of(pack) for pack in step.packs], self.ranks)[self.rank]:
                 yield step, step.packs[k]
 
+    def shares(self, pack):
+        """What of each example of a pack is this rank's to decode; None: all of it."""
+        crops = [e[2] for e in pack]
+        if self.part[1] == 1:
+            return [None] * len(pack)
+        return [data.Share(*self.part, sum(crops[:k]), sum(crops)) for k in range(len(pack))]
+
     def _finished(self, step, pack, asked):
-        row = [a.result() if hasattr(a, "result") else self.cache[a[0][0]] if self.cache else encode(self.setup, *a) for a in asked]
+        row = [a.result() if hasattr(a, "result") else self._cached(*a) if self.cache else encode(self.setup, *a) for a in asked]
+        reasons = self.agree([example.bad for example in row])
+        row = [blank(self.setup, e, share, example.id, reason) if reason and not example.bad else example
+               for example, e, share, reason in zip(row, pack, self.shares(pack), reasons, strict=True)]
         for (draw, *_), example in zip(pack, row, strict=True):
             if example.bad:
                 where = record_of(self.setup, draw)[0]["where"]
-                self.warn(where, example.bad, "masked")
+                self.warn(where, example.bad, "masked", self.part[0] == 0)
                 self.bad.append({"id": example.id, "where": where, "draw": draw, "reason": example.bad})
                 self.masked[f"{self.source_of(draw)}: {example.bad[:3]}"] += 1
             self.bad_in_a_row = self.bad_in_a_row + 1 if example.bad else 0
@@ -229,8 +247,8 @@ def misfit(record, size, config):
     return "" if fits else f"S03 {size[0]} tokens and {size[1]} crops do not fit a row of {limits[0]} and {limits[1]}"
 
 
-def encode(setup, planned, bad=""):
-    """planned: (draw, tokens, crops) -> data.Encoded of that size.
+def encode(setup, planned, share=None, bad=""):
+    """planned: (draw, tokens, crops) -> data.Encoded of that size, with the crops of a data.Share, or all.
 
     Where its pixels cannot be had, or are no longer what was planned (or bad says so already), a blank one of that size without loss.
     """
@@ -238,13 +256,18 @@ def encode(setup, planned, bad=""):
     try:
         if bad:
             raise data.Unreadable(bad)
-        example = data.encode(record, tokenizer, config.data, config.seed, epoch)
-        size = len(example.tokens), 0 if example.images is None else len(example.images)
+        example = data.encode(record, tokenizer, config.data, config.seed, epoch, share)
+        size = len(example.tokens), 0 if example.unit is None else len(example.unit)
         if size != tuple(planned[1:]):
             raise data.Unreadable(f"S21 {record['where']}: {size[0]} tokens and {size[1]} crops; planned: {planned[1]} and {planned[2]}")
     except data.Unreadable as e:
-        return data.blank(record["id"], *planned[1:], config.data, str(e))
+        return blank(setup, planned, share, record["id"], str(e))
     return example
+
+
+def blank(setup, planned, share, name, reason):
+    example = data.blank(name, *planned[1:], setup[2].data, reason)
+    return data.narrowed(example, share) if share else example
 
 
 def _start_worker(setup):
@@ -263,8 +286,8 @@ def _end_with(trainer):
     os._exit(1)
 
 
-def _encode_in_worker(planned, bad):
-    return encode(_setup, planned, bad)
+def _encode_in_worker(*asked):
+    return encode(_setup, *asked)
 
 
 # ---------------------------------------------------------------------------------------------------------------

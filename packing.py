@@ -27,12 +27,13 @@ class Batch:
     doc: torch.Tensor                # (B,T) int32, packed example; -1 where padding
     branch: torch.Tensor             # (B,T) int32, 0 trunk, j the j-th annotation
     bidir: torch.Tensor              # (B,T) int32, equal non-zero ids see each other both ways
-    images: torch.Tensor             # (N,P,F) uint8, crops of the whole batch; at least one
+    images: torch.Tensor             # (N,P,F) uint8, crops of the whole batch; at least one, blank ones last
     pool_src: torch.Tensor           # (M,K) int64, flat patch ids n*P+p of each visual token, -1 none; at least one row
     pool_dst: torch.Tensor           # (M,) int64, flat token index b*T+t that receives it
     ids: list                        # of str, record ids
-    unit: torch.Tensor = None        # (N,) int32, which image or frame a crop belongs to; -1 blank
-    route: object = None             # who needs which pooled token, under context parallelism
+    unit: torch.Tensor = None        # (n,) int32, which image or frame each crop belongs to that is not blank
+    owner: torch.Tensor = None       # (n,) int32, whose it is under context parallelism: then images hold those of one rank
+    route: object = None             # ... and who needs which pooled token
 
     def to(self, device):
         move = {f.name: getattr(self, f.name).to(device, non_blocking=True) for f in dataclasses.fields(self)
@@ -166,7 +167,7 @@ def build(rows, max_tokens, vision_config, crop_bucket=1):
     kinds = {"tokens": np.int64, "targets": np.int64, "weights": np.float32, "pos": np.int64, "branch": np.int32, "bidir": np.int32}
     row_of = {field: np.zeros((B, T), kind) for field, kind in kinds.items()}
     doc = np.full((B, T), -1, np.int32)
-    images, unit, sources, targets_of = [], [], [], []
+    images, unit, owner, sources, targets_of = [], [], [], [], []
     n_crops = n_units = 0
     for b, row in enumerate(rows):
         start = 0
@@ -179,20 +180,20 @@ def build(rows, max_tokens, vision_config, crop_bucket=1):
             doc[place] = e
             if x.images is not None:
                 assert len(x.pool_src) == len(x.pool_dst), f"{x.id}: {len(x.pool_src)} windows for {len(x.pool_dst)} patch tokens"
-                crops, source = x.images, x.pool_src
-                of_unit = np.zeros(len(crops), np.int32) if x.unit is None else x.unit
-                if len(crops) == 2 and np.array_equal(*crops):
+                crops, source, of_unit, of_rank = x.images, x.pool_src, x.unit, x.owner
+                if len(of_unit) == 2 and of_unit[0] == of_unit[1]:
                     # a mosaic of one crop repeats the view: encode it once, both pool from it; the same numbers for half the work
                     crops, source, of_unit = crops[:1], np.where(source >= P, source - P, source), of_unit[:1]
+                    of_rank = None if of_rank is None else of_rank[:1]
                 images.append(crops)
                 unit += (n_units + of_unit).tolist()
+                owner += [] if of_rank is None else of_rank.tolist()
                 sources.append(np.where(source >= 0, source + n_crops * P, -1))
                 targets_of.append(x.pool_dst + b * T + start)
-                n_crops, n_units = n_crops + len(crops), unit[-1] + 1
+                n_crops, n_units = n_crops + len(of_unit), unit[-1] + 1
             start += n
-    blank = max(-(-n_crops // crop_bucket) * crop_bucket, 1) - n_crops
-    images.append(np.zeros((blank, P, vision_config.n_pixel), np.uint8))
-    unit += [-1] * blank
+    held = sum(map(len, images))     # by this rank, where the crops of a row are shared out
+    images.append(np.zeros((max(-(-held // crop_bucket) * crop_bucket, 1) - held, P, vision_config.n_pixel), np.uint8))
     if not any(map(len, sources)):   # nothing to pool: one blank crop and one window of nothing, so that shapes and collectives stay
         sources, targets_of = [np.full((1, 4), -1)], [np.zeros(1, np.int64)]
     width = max(s.shape[1] for s in sources)
@@ -200,7 +201,8 @@ def build(rows, max_tokens, vision_config, crop_bucket=1):
     joined = [np.concatenate(parts) for parts in (images, sources, targets_of)]
     fields = dict(zip(("images", "pool_src", "pool_dst"), joined, strict=True)) | row_of | {"doc": doc}
     return Batch(**{name: torch.from_numpy(a) for name, a in fields.items()},
-                 ids=[x.id for row in rows for x in row], unit=torch.tensor(unit, dtype=torch.int32))
+                 ids=[x.id for row in rows for x in row], unit=torch.tensor(unit, dtype=torch.int32),
+                 owner=torch.tensor(owner, dtype=torch.int32))
 
 
 if __name__ == "__main__":

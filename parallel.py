@@ -107,13 +107,9 @@ def bytes_sent(config, tokens, cp, width=2):
 
 @dataclass(frozen=True)
 class Route:
-    """Who needs which pooled token: known to every rank from the plan, so that none has to ask."""
-    order: torch.Tensor              # (M',) own rows, sorted by the rank that needs them
+    """How many of its pooled tokens a rank sends, in the order of the ranks that need them: known from the row, so that none has to ask."""
     sent: list                       # how many go to each rank
     received: list                   # how many come from each
-
-    def to(self, device):
-        return dataclasses.replace(self, order=self.order.to(device))
 
 
 class Deliver(torch.autograd.Function):
@@ -134,27 +130,14 @@ class Deliver(torch.autograd.Function):
 def routed(group):
     """-> the seam `model.route`: pooled tokens of the rank's own units -> those of its slice of the row."""
     def route(seen, batch):
-        return Deliver.apply(seen[batch.route.order], batch.route.sent, batch.route.received, group)
+        return Deliver.apply(seen[: sum(batch.route.sent)], batch.route.sent, batch.route.received, group)
 
     return route
 
 
-def shares(units, cp):
-    """units: which unit each crop belongs to, ascending, -1 blank -> the rank that encodes each crop; blank ones -1.
-
-    Consecutive units to consecutive ranks, cut where a unit's middle passes the next share: no rank is further from an even share
-    than one unit.
-    """
-    units = np.asarray(units)
-    _, start, n = np.unique(units[units >= 0], return_index=True, return_counts=True)
-    of_unit = ((start + n / 2) * cp / max(n.sum(), 1)).astype(int).clip(0, cp - 1)
-    owner = np.full(len(units), -1)
-    owner[units >= 0] = np.repeat(of_unit, n)
-    return owner
-
-
 def shard(batch, rank, cp):
-    """The whole Batch -> what rank `rank` of its context-parallel group works on (DESIGN 3): tokens cut, mask fields whole, own units.
+    """The Batch of a row, with the crops of one rank -> what rank `rank` of its context-parallel group works on (DESIGN 3): tokens
+    cut, mask fields whole, windows of its own crops (data.Share).
 
     A rank without units has one blank crop and one window of nothing, so that every rank runs the same collectives.
     """
@@ -163,9 +146,9 @@ def shard(batch, rank, cp):
     T = batch.tokens.shape[1]
     assert T % cp == 0, f"{T} tokens do not go evenly to {cp} ranks"
     t, P = T // cp, batch.images.shape[1]
-    owner = shares(batch.unit, cp)                                                   # of crops
+    owner = np.append(batch.owner.numpy(), -1)                                       # of crops; the last for windows of nothing
     real = (batch.pool_src >= 0).any(1).numpy()
-    seen_by = np.where(real, owner[batch.pool_src.max(1).values.clamp(min=0).numpy() // P], -1)      # of visual tokens
+    seen_by = owner[np.where(real, batch.pool_src.max(1).values.numpy() // P, -1)]   # of visual tokens
     row, place = np.divmod(batch.pool_dst.numpy(), T)
     needed_by = np.where(real, place // t, -1)
     from_to = [[np.flatnonzero((seen_by == a) & (needed_by == b)) for b in range(cp)] for a in range(cp)]
@@ -175,14 +158,13 @@ def shard(batch, rank, cp):
     own = np.concatenate(from_to[rank])                                              # its windows, by destination
     source = batch.pool_src.numpy()[own]
     source = np.where(source >= 0, number[source // P] * P + source % P, -1)
-    images = batch.images[torch.from_numpy(mine)]
-    if not len(mine):
-        images, source = batch.images.new_zeros(1, *batch.images.shape[1:]), np.full((1, batch.pool_src.shape[1]), -1)
-    route = Route(torch.arange(len(own)), [len(from_to[rank][b]) for b in range(cp)], [len(from_to[a][rank]) for a in range(cp)])
+    if not len(own):
+        source = np.full((1, batch.pool_src.shape[1]), -1)
+    route = Route([len(from_to[rank][b]) for b in range(cp)], [len(from_to[a][rank]) for a in range(cp)])
     arriving = np.concatenate([from_to[a][rank] for a in range(cp)])
     cut = slice(rank * t, (rank + 1) * t)
     return dataclasses.replace(
-        batch, **{name: getattr(batch, name)[:, cut].contiguous() for name in ("tokens", "targets", "weights", "pos")}, images=images,
+        batch, **{name: getattr(batch, name)[:, cut].contiguous() for name in ("tokens", "targets", "weights", "pos")},
         pool_src=torch.from_numpy(source), pool_dst=torch.from_numpy(row[arriving] * t + place[arriving] - rank * t),
         unit=batch.unit[torch.from_numpy(mine)], route=route)
 
@@ -235,6 +217,15 @@ def gathered(mine):
     parts = [None] * dist.get_world_size()
     dist.all_gather_object(parts, mine)
     return parts
+
+
+def agreed(reasons, mesh):
+    """[reason or "", ..] of this rank -> those of its context-parallel group: the first that any of them has."""
+    if mesh is None or mesh["cp"].size() == 1 or not reasons:
+        return reasons
+    found = [None] * mesh["cp"].size()
+    dist.all_gather_object(found, reasons, mesh["cp"].get_group())
+    return [next(filter(None, each), "") for each in zip(*found, strict=True)]
 
 
 def local(tensor):

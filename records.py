@@ -438,9 +438,10 @@ class Records:
             check_pixels(record, sizes)
         return sizes
 
-    def images(self, record):
-        """[(H,W,3) uint8, ..] of its images as displayed; Unreadable if one is cut short or damaged."""
-        return [media.read_image(path) for path in self.paths_of(record)] if "video" not in record else []
+    def images(self, record, only=None):
+        """[(H,W,3) uint8, ..] of its images as displayed, or of those whose numbers are in `only`; Unreadable if one is damaged."""
+        paths = self.paths_of(record) if "video" not in record else []
+        return [media.read_image(path) for k, path in enumerate(paths) if only is None or k in only]
 
     def video_size(self, record):
         """(width, height, seconds, half of the seconds that a frame is shown) of its video as displayed; Unreadable if it is bad."""

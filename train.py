@@ -26,6 +26,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -472,7 +473,7 @@ def train(config, out, device, dtype, model, loader, evaluate, args, ranks):
         optimizer.zero_grad()
 
         bad, masked = [], Counter()
-        for found, counted in parallel.gathered((loader.bad, loader.masked) if ranks.cp_rank == 0 else ([], {})):
+        for found, counted in parallel.gathered((loader.bad, loader.masked) if ranks.cp_rank == 0 else ([], {})):       # the group agrees
             bad, masked = bad + found, masked + Counter(counted)
         loader.bad = []
         line = {"step": number, "loss": total, **seen, "lr": {g["name"]: g["lr"] for g in optimizer.param_groups},
@@ -525,7 +526,7 @@ def census(rows):
     return {"weight": float(sum(e.weights.sum(dtype="float64") for e in examples)),
             "packs": len(rows), "examples": len(examples),
             "branches": sum(max(int(e.branch.max(initial=0)), 1) for e in examples if not e.bad),
-            "tokens": sum(len(e.tokens) for e in examples), "crops": sum(0 if e.images is None else len(e.images) for e in examples),
+            "tokens": sum(len(e.tokens) for e in examples), "crops": sum(0 if e.unit is None else len(e.unit) for e in examples),
             "loss_tokens": sum(int((e.weights > 0).sum()) for e in examples),
             "masked_tokens": sum(len(e.tokens) for e in examples if e.bad),              # of records found bad while decoding
             "branches_dropped": sum(e.dropped for e in examples), "tokens_dropped": sum(e.dropped_tokens for e in examples)}
@@ -622,7 +623,8 @@ def main(argv=None):
         # everything that can be wrong is opened before anything is written
         sources, rates, asked = open_sources(args, config)
         model, tokenizer, config = open_model(args, config)
-        loader = Loader(sources, rates, tokenizer, config, ranks.dp_rank, ranks.dp, args.plan, args.cache).begin()
+        loader = Loader(sources, rates, tokenizer, config, ranks.dp_rank, ranks.dp, args.plan, args.cache,
+                        part=(ranks.cp_rank, config.cp), agree=partial(parallel.agreed, mesh=ranks.mesh)).begin()
         out = parallel.gathered(run_directory(args, config) if ranks.first else None)[0]
         if config.vit_steps and not args.init:
             teach_to_see(config, out if ranks.first else None, model.vision.vit.to(device))

@@ -131,31 +131,35 @@ def crops(image, max_crops=8, config=RELEASED):
     """
     image = to_array(image)
     rows, cols = tiling(*image.shape[:2], max_crops, config)
-    g, m, inner = config.grid, config.margin, config.grid - 2 * config.margin
-
-    mosaic = resize(image, rows * config.window + 2 * m * config.patch, cols * config.window + 2 * m * config.patch)
+    overlap = 2 * config.margin * config.patch
+    mosaic = resize(image, rows * config.window + overlap, cols * config.window + overlap)
     pixels = [resize(image, config.crop, config.crop)]
-    used = np.empty((rows * inner + 2 * m, cols * inner + 2 * m), dtype=np.int64)
-    for r in range(rows):
-        for c in range(cols):
-            y, x = r * config.window, c * config.window
-            pixels.append(mosaic[y : y + config.crop, x : x + config.crop])
-            ids = len(pixels[1:]) * g * g + np.arange(g * g).reshape(g, g)       # the view is crop 0
-            # a crop keeps its margin only on the outer edges of the mosaic
-            top, left = m * (r > 0), m * (c > 0)
-            bottom, right = g - m * (r < rows - 1), g - m * (c < cols - 1)
-            used[r * inner + top : r * inner + bottom, c * inner + left : c * inner + right] = ids[top:bottom, left:right]
+    for r, c in np.ndindex(rows, cols):
+        y, x = r * config.window, c * config.window
+        pixels.append(mosaic[y : y + config.crop, x : x + config.crop])
+    return patchify(np.stack(pixels), config), image_windows(rows, cols, config)
 
-    view = np.arange(g * g).reshape(g, g)
-    pool_src = np.concatenate([windows(view, 2), windows(used, 2)])
-    return patchify(np.stack(pixels), config), pool_src
+
+def image_windows(rows, cols, config=RELEASED):
+    """pool_src (M,4) of an image with rows x cols high-resolution crops, as `crops` gives it: geometry alone."""
+    g, m, inner = config.grid, config.margin, config.grid - 2 * config.margin
+    view = np.arange(g * g).reshape(g, g)                                        # crop 0
+    used = np.empty((rows * inner + 2 * m, cols * inner + 2 * m), dtype=np.int64)
+    for n, (r, c) in enumerate(np.ndindex(rows, cols), 1):
+        # a crop keeps its margin only on the outer edges of the mosaic
+        top, left = m * (r > 0), m * (c > 0)
+        bottom, right = g - m * (r < rows - 1), g - m * (c < cols - 1)
+        used[r * inner + top : r * inner + bottom, c * inner + left : c * inner + right] = (n * g * g + view)[top:bottom, left:right]
+    return np.concatenate([windows(view, 2), windows(used, 2)])
 
 
 def frame(image, config=RELEASED):
     """One video frame -> (1,P,F) uint8 and pool_src (M,9): one crop, 3x3 windows, 81 tokens as released (spec 3.2)."""
-    pixels = resize(to_array(image), config.crop, config.crop)
-    view = np.arange(config.n_patch).reshape(config.grid, config.grid)
-    return patchify(pixels[None], config), windows(view, 3)
+    return patchify(resize(to_array(image), config.crop, config.crop)[None], config), frame_windows(config)
+
+
+def frame_windows(config=RELEASED):
+    return windows(np.arange(config.n_patch).reshape(config.grid, config.grid), 3)
 
 
 def frame_times(duration, max_frames, fps=2, last=True):

@@ -183,8 +183,8 @@ class World:
     def image_sizes(self, record):
         return [(SIZE, SIZE)]
 
-    def images(self, record):
-        return [self.image(record)]
+    def images(self, record, only=(0,)):
+        return [self.image(record)] * len(only)
 
     def image(self, record):
         return render(self.scene(record["index"]))

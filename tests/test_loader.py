@@ -7,9 +7,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter, deque
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -413,6 +416,7 @@ def test_encoded_arrays_come_back_as_they_were(tmp_path):
     picture = data.layout([1] * 12, [False] + [True] * 11, [data.Branch([([5] * 9, True)])])
     picture.images = rng.integers(0, 255, (3, config.vision.n_patch, config.vision.n_pixel), np.uint8)
     picture.pool_src = rng.integers(-1, 90, (6, 9))
+    picture.unit = np.zeros(3, np.int32)
     picture.pool_dst, picture.id, picture.dropped, picture.dropped_tokens = rng.integers(0, 9, 6), "pic\"ture\n", 2, 17
     wanted = {40: text, 7: picture, 9: data.blank("b", 30, 2, config, "S21 why")}
     plans.write_shard(tmp_path / "000000", wanted.items())
@@ -670,3 +674,52 @@ def test_what_is_left_out_is_left_out_for_the_right_reason(files, annotation, co
     path.write_text(json.dumps({**seen, "annotations": [annotation]}))
     of = loader.Loader([data.Records(path)], [1], TOKENIZER, CONFIG)
     assert of.measured(0)[2] is None and of.measured(0)[3].startswith(code)
+
+
+def test_what_one_rank_of_a_group_finds_bad_all_of_it_mask(tmp_path):
+    """The third picture of a record is damaged: the rank that decodes it says so, the other masks the record as well; and unseen later."""
+    rng = np.random.default_rng(0)
+    for k in range(3):
+        Image.fromarray(rng.integers(0, 255, (40, 60, 3), np.uint8)).save(tmp_path / f"{k}.png")
+    (tmp_path / "2.png").write_bytes((tmp_path / "2.png").read_bytes()[:3000])
+    qa = {"annotations": [{"type": "qa", "question": "?", "answer": "!"}]}
+    (tmp_path / "r.jsonl").write_text(json.dumps({"images": ["0.png", "1.png", "2.png"], **qa}) + "\n" + json.dumps(qa))
+    said, together = {}, threading.Barrier(2)
+
+    def agree(rank, reasons):
+        said[rank] = reasons
+        together.wait(60)
+        merged = [a or b for a, b in zip(said[0], said[1], strict=True)]
+        together.wait(60)
+        return merged
+
+    def run(rank, known={}):                                              # noqa: B006
+        of = loader.Loader([data.Records(tmp_path / "r.jsonl")], [1.0], TOKENIZER, config, part=(rank, 2), agree=partial(agree, rank))
+        of.known_bad = known
+        return of, taken(of, 2)
+
+    config = replace(CONFIG, batch=2, micro_batch=1)
+    with ThreadPoolExecutor(2) as ranks:
+        (first, a), (second, b) = ranks.map(run, (0, 1))
+        bad = {x["draw"]: x["reason"] for x in first.bad}
+        (_, again), _ = ranks.map(partial(run, known=bad), (0, 1))
+    assert len(first.bad) > 0 and first.bad == second.bad and first.masked == second.masked == {"r.jsonl: S21": len(first.bad)}
+    for (_, rows), (_, others), (_, later) in zip(a, b, again, strict=True):
+        for x, y, z in zip(*(itertools.chain(*r) for r in (rows, others, later)), strict=True):
+            assert x.id == y.id and np.array_equal(x.weights, y.weights) and bool(x.bad) == bool(y.bad) == x.id.endswith(":1")
+            assert np.array_equal(x.weights, z.weights) and (x.images is None or np.array_equal(x.images, z.images))
+            if x.bad:
+                assert len(x.images) + len(y.images) == len(x.unit) and np.array_equal(x.owner, y.owner) and not x.weights.any()
+
+
+def test_a_cache_made_ahead_gives_each_rank_of_a_group_its_part(files, ahead):
+    plain, cached = (stream_of(files, part=(1, 2), cache=cache) for cache in (None, str(ahead[0] / "cache")))
+    compared = 0
+    for (_, a), (_, b) in zip(taken(plain, 3), taken(cached, 3), strict=True):
+        for x, y in zip(itertools.chain(*a), itertools.chain(*b), strict=True):
+            if x.bad != y.bad:                                            # the rank that has the picture found it, and would tell
+                assert y.bad and not x.bad and not len(x.images)
+            elif x.images is not None:
+                assert np.array_equal(x.images, y.images) and np.array_equal(x.owner, y.owner)
+                compared += len(x.images)
+    assert compared > 0

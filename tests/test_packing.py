@@ -38,7 +38,7 @@ class Photos:
         i = int(record["id"].split("-")[1])
         return [(20 + 13 * i, 30 + 7 * i)] * ("image" in record)
 
-    def images(self, record):
+    def images(self, record, only=None):
         return [np.random.default_rng(w).integers(0, 256, (h, w, 3), dtype=np.uint8) for w, h in self.image_sizes(record)]
 
 

@@ -40,17 +40,14 @@ def example(rng, kind):
     if kind == "video":
         times = [0.5 * k for k in range(int(rng.integers(2, 6)))]
         seen, visual = data.video_ids(times, None, TOKENIZER, DATA)
-        crops, source = data.frame_crops((picture() for _ in times), len(times), DATA)
-        unit = np.arange(len(times), dtype=np.int32)
+        crops, sight = data.frame_crops((picture() for _ in times), len(times), DATA), data.Sight([(9, 9)], times)
     else:
         pictures = [picture() for _ in range(1 if kind == "image" else 3)]
         seen, visual = data.visual_ids([p.shape[1::-1] for p in pictures], TOKENIZER, DATA)
-        crops, source = data.visual_crops(pictures, DATA)
-        each = [data.crops_of(data.Sight([p.shape[1::-1]]), DATA) for p in pictures]
-        unit = np.repeat(np.arange(len(each), dtype=np.int32), each)
+        crops, sight = data.visual_crops(pictures, DATA), data.Sight([p.shape[1::-1] for p in pictures])
     x = data.layout([TOKENIZER.bos, *seen], [False, *visual], branches)
-    x.images, x.pool_src, x.unit = crops, source, unit
-    x.pool_dst = np.flatnonzero(x.tokens == TOKENIZER.special["im_patch"])
+    x.images = crops
+    data.place_pixels(x, sight, TOKENIZER, DATA)
     return x
 
 
@@ -85,6 +82,12 @@ def packs_of(kind):
     return rows
 
 
+def part(row, rank, cp):
+    """A row as one rank of a context-parallel group has it."""
+    crops = [0 if x.unit is None else len(x.unit) for x in row]
+    return [data.narrowed(x, data.Share(rank, cp, sum(crops[:k]), sum(crops))) for k, x in enumerate(row)] if cp > 1 else row
+
+
 def fresh():
     torch.manual_seed(3)
     m = model.Molmo2(CONFIG).init_weights().train()
@@ -115,16 +118,16 @@ def worker(rank, world, cp, accumulation, kinds, folder):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/rendezvous", rank=rank, world_size=world)
     mesh = parallel.mesh(cp)
-    found, crops = {}, 0
+    found = {}
     for kind in kinds:
         m = parallel.parallelize(fresh(), mesh)
         dp, size = world // cp, PACKS // (world // cp) // accumulation
         mine, loss = packs_of(kind)[mesh["dp"].get_local_rank()::dp], 0.0
         weight = parallel.total({"w": sum(float(x.weights.sum()) for x in itertools.chain(*mine))})["w"] / cp
         for start in range(0, len(mine), size):
-            whole = packing.build(mine[start : start + size], T, CONFIG.vision)
-            batch = parallel.shard(whole, mesh["cp"].get_local_rank(), cp)
-            crops += len(batch.images)
+            cp_rank = mesh["cp"].get_local_rank()
+            batch = packing.build([part(row, cp_rank, cp) for row in mine[start : start + size]], T, CONFIG.vision)
+            batch = parallel.shard(batch, cp_rank, cp)
             loss += passed(m, batch, weight)
         gradients = {name: p.grad.full_tensor() for name, p in m.named_parameters() if p.grad is not None}
         found[kind] = parallel.total({"loss": loss})["loss"], gradients
@@ -187,35 +190,36 @@ def test_legal_degrees_divide_heads_or_copy_them():
 def test_units_are_shared_out_within_one_unit_of_even(cp):
     rng = np.random.default_rng(cp)
     for _ in range(200):
-        n = rng.integers(1, 9, int(rng.integers(0, 20)))
-        unit = np.concatenate([np.repeat(np.arange(len(n)), n), [-1] * int(rng.integers(0, 3))]).astype(int)
-        owner = parallel.shares(unit, cp)
-        assert (owner[unit < 0] == -1).all() and (np.diff(owner[unit >= 0]) >= 0).all()
-        loads = np.bincount(owner[unit >= 0], minlength=cp)
-        assert loads.sum() == n.sum() and all(len(set(owner[unit == u])) == 1 for u in range(len(n)))
-        if len(n):
-            assert abs(loads - n.sum() / cp).max() <= n.max()
+        n = rng.integers(1, 9, int(rng.integers(1, 20)))
+        cut = int(rng.integers(0, len(n)))                               # a row of two examples
+        of = lambda units, before: data.Share(0, cp, before, int(n.sum())).owners(units)        # noqa: E731, B023
+        owner = np.concatenate([of(n[:cut], 0), of(n[cut:], int(n[:cut].sum()))])
+        assert np.array_equal(owner, of(n, 0)) and (np.diff(owner) >= 0).all()
+        loads = np.bincount(owner, n, minlength=cp)
+        assert loads.sum() == n.sum() and abs(loads - n.sum() / cp).max() <= n.max()
 
 
 @pytest.mark.parametrize("cp", [2, 4, 8])
 @pytest.mark.parametrize("kind", ["mixed", "text only", "video"])
 def test_the_parts_of_a_batch_are_the_batch(kind, cp):
     """Tokens side by side are the row; every crop is encoded once; every visual token arrives where it belongs."""
-    whole = packing.build(packs_of(kind)[:2], T, CONFIG.vision, crop_bucket=4)
-    parts = [parallel.shard(whole, rank, cp) for rank in range(cp)]
+    rows = packs_of(kind)[:2]
+    whole = packing.build(rows, T, CONFIG.vision, crop_bucket=4)
+    parts = [parallel.shard(packing.build([part(row, rank, cp) for row in rows], T, CONFIG.vision, crop_bucket=4), rank, cp)
+             for rank in range(cp)]
     for name in ("tokens", "targets", "weights", "pos"):
         assert torch.equal(torch.cat([getattr(p, name) for p in parts], 1), getattr(whole, name))
     assert all(torch.equal(p.doc, whole.doc) for p in parts) and all(len(p.images) and len(p.pool_src) for p in parts)
-    assert sum(len(p.unit) for p in parts) == int((whole.unit >= 0).sum())
+    assert sum(len(p.unit) for p in parts) == len(whole.unit) and all(len(p.images) == 1 or len(p.images) % 4 == 0 for p in parts)
     # what each window holds, as pixels: at the places of the row, and as it arrives
     pixels = lambda b: b.images.flatten(0, 1).float().mean(-1)            # noqa: E731
     value = lambda b, rows: (pixels(b)[b.pool_src[rows].clamp(min=0)] * (b.pool_src[rows] >= 0)).sum(1)                 # noqa: E731
     wanted = torch.zeros(whole.tokens.numel()).index_add(0, whole.pool_dst, value(whole, slice(None)))
     got = torch.zeros(whole.tokens.shape[0], cp, T // cp)
-    for rank, part in enumerate(parts):
-        arriving = [value(p, p.route.order).split(p.route.sent)[rank] for p in parts]
-        assert [len(a) for a in arriving] == part.route.received
-        got[:, rank] = torch.zeros(got[:, rank].numel()).index_add(0, part.pool_dst, torch.cat(arriving)).view(got[:, rank].shape)
+    for rank, mine in enumerate(parts):
+        arriving = [value(p, slice(sum(p.route.sent))).split(p.route.sent)[rank] for p in parts]
+        assert [len(a) for a in arriving] == mine.route.received
+        got[:, rank] = torch.zeros(got[:, rank].numel()).index_add(0, mine.pool_dst, torch.cat(arriving)).view(got[:, rank].shape)
     assert torch.equal(got.flatten(), wanted)
 
 

@@ -306,3 +306,31 @@ def test_a_picture_that_would_fill_the_memory_is_not_opened(folder):
     r = source(folder, {"image": "bomb.png", "annotations": [{"type": "caption", "text": "x"}]}, name="bomb.jsonl")[0]
     with pytest.raises(data.Unreadable, match="S22"):
         data.size(r, TOKENIZER, CONFIG, 0, 0)
+
+
+@pytest.mark.parametrize("cp", [1, 2, 3, 5])
+def test_what_the_ranks_of_a_group_decode_is_the_whole_once(folder, cp, monkeypatch):
+    """A film, its pictures, an image, several: each rank decodes its own units only, and together they have every crop."""
+    read, filmed = [], []
+    records = source(folder, *(seen | {"annotations": [{"type": "qa", "question": "?", "answer": "!"}]} for seen in (
+        {"video": {"path": FILM, "start": 1.0, "end": 4.0}}, {"video": {"frames": [f"still{k}.png" for k in range(6)], "fps": 2}},
+        {"image": "0.png"}, {"images": ["1.png", "0.png", "2.png"]}, {})), name="shared.jsonl")
+    sizes = [data.size(r, TOKENIZER, CONFIG, 0, 0)[1] for r in records]
+    whole = [data.encode(r, TOKENIZER, CONFIG, 0, 0) for r in records]
+    open_image, open_film = media.read_image, media.frames
+    monkeypatch.setattr(media, "read_image", lambda path: (read.append(path), open_image(path))[1])
+    monkeypatch.setattr(media, "frames", lambda video, times: (filmed.append(len(times)), open_film(video, times))[1])
+    loads, ranks = [], []
+    for rank in range(cp):
+        shares = [data.Share(rank, cp, sum(sizes[:k]), sum(sizes)) for k in range(len(sizes))]
+        mine = [data.encode(r, TOKENIZER, CONFIG, 0, 0, share) for r, share in zip(records, shares, strict=True)]
+        for x, of_all, share in zip(mine, whole, shares, strict=True):
+            cut = data.narrowed(of_all, share)
+            for name in ("tokens", "weights", "images", "unit", "owner", "pool_src", "pool_dst"):
+                assert np.array_equal(getattr(x, name), getattr(cut, name)), name
+        ranks.append([x.images for x in mine[:-1]])
+        loads.append(sum(len(x.images) for x in mine[:-1]))
+    for k, x in enumerate(whole[:-1]):
+        assert np.array_equal(np.concatenate([images[k] for images in ranks]), x.images)
+    assert sum(loads) == sum(sizes) and max(abs(n - sum(sizes) / cp) for n in loads) <= 3      # crops of the largest image
+    assert sum(filmed) == 7 + 7 and sum("still" not in path.name for path in read) == 1 + 3

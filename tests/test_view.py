@@ -159,7 +159,7 @@ def test_the_windows_of_the_page_are_those_of_the_batch(flags):
 def test_the_pictures_are_the_crops_and_the_rings_the_points(flags):
     page, batch, _, records, _, config = row_of(*flags)
     figures = Reader(page).figures
-    assert sorted(int(f["data-crop"]) for f in figures) == list(range(int((batch.unit >= 0).sum())))
+    assert sorted(int(f["data-crop"]) for f in figures) == list(range(len(batch.unit)))
     for f in figures:
         pixels = np.array(Image.open(io.BytesIO(base64.b64decode(f["src"].partition(",")[2]))))
         assert np.array_equal(vision.patchify(pixels[None], config.data.vision)[0], batch.images[int(f["data-crop"])].numpy())

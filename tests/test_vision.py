@@ -78,7 +78,8 @@ def test_several_images_equal_the_official_code(case):
     e, config, tokenizer = case["expected"], data.DataConfig(), Letters(n_vocab=151936)
     sizes = [(w, h) for h, w in case["input"]]
     ids, visual = data.visual_ids(sizes, tokenizer, config)
-    patches, pool_src = data.visual_crops([np.zeros((h, w, 3), np.uint8) for h, w in case["input"]], config)
+    patches = data.visual_crops([np.zeros((h, w, 3), np.uint8) for h, w in case["input"]], config)
+    pool_src = data.windows_of(data.Sight([(w, h) for h, w in case["input"]]), config)
     assert len(ids) == len(visual) == sum(e["n_tokens"])
     assert len(patches) == sum(e["n_images"])
     done, seen, pooled = 0, 0, 0

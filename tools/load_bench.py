@@ -114,7 +114,7 @@ def work(name, path, times, first, looks):
     linux = sys.platform == "linux"
     before, used, began = memory("self", "VmRSS") if linux else None, os.times(), time.perf_counter()
     frames = contender(Path(path), times, first)
-    images = data.frame_crops(frames, len(times), config)[0] if name != FFMPEG else None
+    images = data.frame_crops(frames, len(times), config) if name != FFMPEG else None
     seconds, now = time.perf_counter() - began, os.times()
     took = {"seconds": seconds, "cpu": sum(now[:4]) - sum(used[:4]), "mib_before": before}
     took["mib_own"] = memory("self", "VmHWM") if linux else None

@@ -272,7 +272,7 @@ def page(rows, batch, records, tokenizer, config):
                         f'<span>{", ".join(about)}</span></summary>'
                         f'<div class="body"><div>{tree}</div>{beside}</div></details>')
     tokens, total = int((row["doc"] >= 0).sum()), float(row["weights"].sum(dtype="float64"))
-    encoded = int((batch.unit >= 0).sum())
+    encoded = len(batch.unit)
     encoded = f", {encoded} encoded: a mosaic that repeats its view is read once" if encoded < planned else ""
     numbers = [("tokens", f"{tokens} of {T}", f"{tokens / T:.1%} of the row is full"),
                ("crops", f"{planned} of {config.pack_crops}", f"{planned / config.pack_crops:.1%} full{encoded}"),
@@ -298,7 +298,7 @@ def taken(loader, skipped, row):
     planned = loader.next_step().packs
     if row >= len(planned):
         raise train.UserError(f"--row {row}: the step has rows 0 to {len(planned) - 1}")
-    return ([loaders.encode(loader.setup, e, loader.known_bad.get(e[0], "")) for e in planned[row]],
+    return ([loaders.encode(loader.setup, e, None, loader.known_bad.get(e[0], "")) for e in planned[row]],
             [loaders.record_of(loader.setup, e[0])[0] for e in planned[row]])
 
 
