@@ -52,15 +52,22 @@ class Long:
         return self.fields[0].shape
 
 
+@dataclass(frozen=True)
+class Documents:
+    """The mask of packed rows without what lies between documents. Not a plain list: a compiled block would be compiled anew for each
+    length of it."""
+    parts: list                          # one of each document of the rows, in their order: (1,t,t) bool, or Long
+
+
 def allow_by_document(doc, branch, bidir, size=BLOCK):
     """The same rule without the blocks in which nothing is allowed, for the runs of one document, row after row: masks (1,t,t), or a
-    Long where t is more than two blocks of `size`. All of it takes O(T) memory times `size`."""
+    Long where t is more than two blocks of `size`. All of it takes O(T) memory times `size`. -> Documents"""
     new = torch.ones_like(doc, dtype=torch.bool)
     new[:, 1:] = doc[:, 1:] != doc[:, :-1]
     starts = new.flatten().nonzero()[:, 0].tolist()
     lengths = [b - a for a, b in zip(starts, [*starts[1:], doc.numel()], strict=True)]
     runs = zip(*(f.flatten()[None].split(lengths, dim=1) for f in (doc, branch, bidir)), strict=True)
-    return [allow(*fields) if fields[0].shape[1] <= 2 * size else long(fields, size) for fields in runs]
+    return Documents([allow(*fields) if fields[0].shape[1] <= 2 * size else long(fields, size) for fields in runs])
 
 
 def long(fields, size=BLOCK):
@@ -97,9 +104,9 @@ def attend(q, k, v, mask):
     heads between ranks (parallel.py) are wrappers around it. A mask of four dimensions, because with three SDPA falls to
     its slow kernel on CPU (2x).
     """
-    if isinstance(mask, list):
-        lengths = [m.shape[1] for m in mask]
-        runs = zip(*(x.flatten(0, 1)[None].split(lengths, dim=1) for x in (q, k, v)), mask, strict=True)
+    if isinstance(mask, Documents):
+        lengths = [m.shape[1] for m in mask.parts]
+        runs = zip(*(x.flatten(0, 1)[None].split(lengths, dim=1) for x in (q, k, v)), mask.parts, strict=True)
         return torch.cat([attend(*run) for run in runs], dim=1).view_as(q)
     if isinstance(mask, Long):
         return attend_long(q, k, v, mask)

@@ -31,7 +31,11 @@ import plans
 
 
 class RunError(Exception):
-    """Ends the command with status 1 and one sentence: the run itself failed."""
+    """Ends the command with status 1 and one sentence: the run itself failed. everywhere: all ranks found it, one may say so."""
+
+    def __init__(self, sentence, everywhere=False):
+        super().__init__(sentence)
+        self.everywhere = everywhere
 
 
 @dataclass(frozen=True)

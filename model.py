@@ -256,6 +256,14 @@ class Molmo2(nn.Module):
             out.append(flat.new_zeros(weights.shape).index_put(at, flat))
         return tuple(out)
 
+    def compile_blocks(self):
+        """Blocks run compiled in training, each by itself: one compilation serves all of them, and every step. Attention stays outside,
+        since documents differ from row to row; of crops there may be any number."""
+        self.attend = torch.compiler.disable(self.attend)
+        for block, dynamic in [(b, None) for b in self.blocks] + [(b, True) for b in self.vision.vit.blocks]:
+            plain, fast = block.forward, torch.compile(block.forward, dynamic=dynamic)
+            block.forward = lambda *x, block=block, plain=plain, fast=fast: (fast if block.training else plain)(*x)
+
     def groups(self):
         """Parameters by learning rate (spec 10): vit, connector (with the extra embeddings), llm."""
         groups = {"vit": [], "connector": [], "llm": []}
@@ -301,20 +309,34 @@ def save(model, folder):
 
 
 def config_from(d):
-    def tuples(d):
-        return {k: tuple(v) if isinstance(v, list) else v for k, v in d.items()}
+    """config.json as `save` writes it -> Config; one of the errors in WRONG for a field that is unknown or of another type."""
+    def filled(kind, d):
+        d = {k: tuple(v) if isinstance(v, list) else v for k, v in d.items()}
+        for name, usual in ((f.name, type(f.default)) for f in dataclasses.fields(kind) if f.name in d):
+            if type(d[name]) not in ((int, float) if usual is float else (usual,)):
+                raise TypeError(f"{name} = {d[name]!r:.60} is not of type {usual.__name__}")
+        return kind(**d)
 
-    return Config(**{**d, "yarn": Yarn(**tuples(d["yarn"])), "vision": VisionConfig(**tuples(d["vision"]))})
+    return filled(Config, {**d, "yarn": filled(Yarn, d["yarn"]), "vision": filled(VisionConfig, d["vision"])})
 
 
 # what a config that somebody else wrote can raise on its way to a model
 WRONG = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, AssertionError, RuntimeError)
 
 
+MAX_LAYERS, MAX_PARAMETERS = 1000, 10**11                                # a config that asks for more is no model, or nobody's friend
+
+
 def empty(config):
-    """A model of this shape without memory: its weights come from a file."""
+    """A model of this shape without memory: its weights come from a file. ValueError if the shape is absurd."""
+    layers = config.n_layer + config.vision.n_layer
+    if layers > MAX_LAYERS:
+        raise ValueError(f"{layers:,} layers, more than {MAX_LAYERS:,}")
     with torch.device("meta"):
-        return Molmo2(config)
+        model = Molmo2(config)
+    if (n := sum(p.numel() for p in model.parameters())) > MAX_PARAMETERS:
+        raise ValueError(f"{n:,} parameters, more than {MAX_PARAMETERS:,}")
+    return model
 
 
 def opened(reader, path, *args, **options):
@@ -322,7 +344,7 @@ def opened(reader, path, *args, **options):
     try:
         return reader(path, *args, **options)
     except Exception as e:
-        raise ValueError(f"{path}: not readable as weights: {str(e).splitlines()[0]}") from None
+        raise ValueError(f"{path}: not readable as weights: {(str(e).splitlines() or [type(e).__name__])[0]}") from None
 
 
 def shards(folder):
@@ -341,7 +363,7 @@ def shards(folder):
     try:
         where = json.loads(index.read_text())["weight_map"]
         files = {file: folder / Path(file).name for file in set(where.values())}          # nothing outside the folder
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ValueError(f"{index}: not an index of safetensors files") from None
     for file, path in files.items():
         if str(file) != path.name or not path.is_file():
@@ -431,7 +453,7 @@ def describe(folder):
             config = config_from(raw)
             empty(config)
     except WRONG as e:
-        raise ValueError(f"{folder}/config.json describes no model of this project (or its run is not finished): {e!r}") from None
+        raise ValueError(f"{folder}/config.json describes no model of this project (or its run is not finished): {e!r:.300}") from None
     if "model_type" in raw:
         from tools import hf  # nobody has to open tools/ to understand the model
 

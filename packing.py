@@ -193,7 +193,8 @@ def build(rows, max_tokens, vision_config, crop_bucket=1):
                 n_crops, n_units = n_crops + len(of_unit), unit[-1] + 1
             start += n
     held = sum(map(len, images))     # by this rank, where the crops of a row are shared out
-    images.append(np.zeros((max(-(-held // crop_bucket) * crop_bucket, 1) - held, P, vision_config.n_pixel), np.uint8))
+    filled = max(-(-held // crop_bucket) * crop_bucket, min(crop_bucket, 2))         # of one crop, a compiler makes a case of its own
+    images.append(np.zeros((filled - held, P, vision_config.n_pixel), np.uint8))
     if not any(map(len, sources)):   # nothing to pool: one blank crop and one window of nothing, so that shapes and collectives stay
         sources, targets_of = [np.full((1, 4), -1)], [np.zeros(1, np.int64)]
     width = max(s.shape[1] for s in sources)

@@ -17,7 +17,11 @@ Nothing in model.py, vision.py or attention.py knows of it: `parallelize` puts i
 """
 
 import dataclasses
+import os
+import re
+import time
 from dataclasses import dataclass
+from datetime import timedelta
 
 import numpy as np
 import torch
@@ -25,6 +29,8 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from model import Block
 
 # ---------------------------------------------------------------------------------------------------------------
 # the mesh
@@ -35,7 +41,7 @@ def legal(n_head, n_kv_head):
     return [cp for cp in range(1, n_head + 1) if n_head % cp == 0 and (n_kv_head % cp == 0 or cp % n_kv_head == 0)]
 
 
-def misfit(world, cp, n_head, n_kv_head, batch, micro_batch, tokens):
+def misfit(world, cp, n_head, n_kv_head, batch, micro_batch, tokens, shard=0):
     """Why `world` ranks cannot train so, in one sentence; "" if they can. Asked before any model is built."""
     if cp not in legal(n_head, n_kv_head):
         return f"--cp {cp}: {n_head} query and {n_kv_head} kv heads allow {', '.join(map(str, legal(n_head, n_kv_head)))}"
@@ -43,9 +49,43 @@ def misfit(world, cp, n_head, n_kv_head, batch, micro_batch, tokens):
         return f"--cp {cp}: {world} processes are no multiple of it"
     if batch % (world // cp * micro_batch):
         return f"--batch {batch}: no multiple of {world // cp} data-parallel ranks times --micro-batch {micro_batch}"
+    if shard and world % shard:
+        return f"--shard {shard}: {world} processes are no multiple of it"
     if tokens % cp:
         return f"--data.max_tokens={tokens}: no multiple of --cp {cp}"
     return ""
+
+
+def join(cp, device, patience=600):
+    """-> the mesh, and a group to wait in for whatever one rank does alone (evaluate, save). In all other exchanges a rank that does not
+    answer for `patience` seconds ends the run. Numbers that steer the run travel over gloo: they keep no GPU waiting."""
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=patience))
+    return mesh(cp, device.type), dist.new_group(backend="gloo", timeout=timedelta(days=7))
+
+
+def is_of_others(error):
+    """Does this RuntimeError tell that another rank does not answer any more?"""
+    said = r"[Cc]onnection (closed|reset|refused)|[Bb]roken pipe|[Tt]imed? ?out|NCCL|gloo"
+    return dist.is_initialized() and (isinstance(error, dist.DistError) or bool(re.search(said, str(error))))
+
+
+def roll_call(seconds=5):
+    """The ranks that do not answer within so many seconds: asked over the store of the launcher, which outlives them."""
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=timedelta(seconds=seconds))
+    store.set(f"still here/{rank}", "yes")
+    missing, until = set(range(world)), time.monotonic() + seconds
+    while missing and time.monotonic() < until:
+        missing = {r for r in missing if not store.check([f"still here/{r}"])}
+        time.sleep(0.1)
+    return sorted(missing)
+
+
+def obituary(gone, error):
+    """One sentence about these ranks, and what one of the others met with."""
+    who = f"rank {', '.join(map(str, gone))} of {os.environ['WORLD_SIZE']} has ended or hangs" if gone else "the ranks have lost each other"
+    where = re.compile(r"^\[\S+] ")     # the line of gloo's source
+    return f"{who}; all end ({where.sub('', str(error).splitlines()[0])[:100]})"
 
 
 def mesh(cp, device="cpu"):
@@ -173,18 +213,23 @@ def shard(batch, rank, cp):
 # put on from outside
 
 
-def parallelize(model, mesh):
-    """The model on this mesh, in the order in which it is read: attention, vision, then the weights in shards over all ranks.
+def parallelize(model, mesh, shard=0, dtype=torch.float32):
+    """The model on this mesh, in the order in which it is read: attention, vision, then the weights in shards over all ranks (FSDP2),
+    or over groups of `shard` neighbours that each hold all of them (HSDP): within a node, where it is fast, instead of across nodes.
 
-    Weights, gradients and their sums are float32, as in one process; autocast lets blocks compute in bfloat16. Gradients are sums:
-    nothing is divided by the number of ranks.
+    Weights, gradients and their sums are float32, as in one process. The decoder's blocks are gathered in dtype, in which autocast
+    computes them anyway; of them only norms are rounded by that. Gradients are sums: nothing is divided by the number of ranks.
     """
     if mesh["cp"].size() > 1:
         model.attend = ulysses(model.attend, mesh["cp"].get_group())
         model.route = routed(mesh["cp"].get_group())
-    everyone = mesh._flatten("dp_cp")
+    world = mesh.size()
+    over = mesh._flatten("dp_cp")
+    if shard not in (0, world):
+        over = init_device_mesh(mesh.device_type, (world // shard, shard), mesh_dim_names=("replicate", "shard"))
     for module in (*model.vision.vit.blocks, model.vision, *model.blocks, model):
-        fully_shard(module, mesh=everyone, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False))
+        as_they_are = dtype == torch.float32 or not isinstance(module, Block)
+        fully_shard(module, mesh=over, mp_policy=MixedPrecisionPolicy(None if as_they_are else dtype, torch.float32, None, False))
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)   # gloo knows no reduction that scales
     return model
@@ -204,8 +249,7 @@ def total(numbers):
     """{name: number} of this rank -> {name: sum over all ranks}, each of the type it had."""
     if not dist.is_initialized():
         return dict(numbers)
-    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-    values = torch.tensor([float(v) for v in numbers.values()], dtype=torch.float64, device=device)
+    values = torch.tensor([float(v) for v in numbers.values()], dtype=torch.float64)
     dist.all_reduce(values)
     return {name: type(old)(v) for (name, old), v in zip(numbers.items(), values.tolist(), strict=True)}
 

@@ -4,28 +4,26 @@
     python train.py --stage 1 --tiny --data my.jsonl --media photos    # laptop, own records
     python train.py --stage 1 --data captions.jsonl=0.6 points.jsonl=0.3 text.jsonl=0.1 --preset 4b --device cuda
 
-Order of this file: config, command line, data, model, optimizer, loop, what is left behind. A step:
+Config and command line: config.py. Order of this file: data, model, optimizer, loop, what is left behind. A step:
 
     packs -> Batch -> nll, lse per token -> sum(w * (nll + z * lse^2)) -> backward, over all micro-batches -> / sum of w -> clip -> AdamW
 
 The one division, by the weight of the whole step and never of a micro-batch, makes packing and accumulation invisible.
 """
 
-import argparse
 import dataclasses
-import difflib
 import hashlib
 import importlib
 import json
 import math
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -35,197 +33,17 @@ import torch.distributed as dist
 from tqdm import tqdm
 
 import data
-import media
 import mixture
 import model as models
 import packing
 import parallel
 import text
-from data import DataConfig
+from config import Config, Parser, UserError, config_from, fields_of, override, parse  # noqa: F401 - tools ask for them here
 from loader import Loader, RunError
 from stages import tiny
 
 # ---------------------------------------------------------------------------------------------------------------
-# config
-
-
-@dataclass(frozen=True)
-class Parts:
-    vit: float
-    connector: float                 # with the 128 extra embeddings
-    llm: float
-
-
-@dataclass(frozen=True)
-class Config:
-    stage: int = 1
-    preset: str = "4b"               # where `model` starts from
-    steps: int = 31_000              # the schedule ends there
-    batch: int = 128                 # packs per step, over everything
-    micro_batch: int = 4             # packs per forward on one rank; the rest of the batch is accumulated
-    cp: int = 1                      # context-parallel degree: ranks that share a row
-    pack_crops: int = 16             # crops of one pack
-    pool: int = 48                   # examples the packer chooses from
-    lr: Parts = Parts(6e-6, 2e-4, 2e-5)
-    warmup: Parts = Parts(2000, 200, 2000)           # steps, linear from 0
-    final_lr: float = 0.1            # the cosine ends at this share of the base rate
-    betas: tuple = (0.9, 0.95)
-    adam_eps: float = 1e-6
-    clip: float = 1.0                # gradient norm, of each group by itself
-    z_loss: float = 1e-4
-    residual_dropout: float = 0.0    # at every position
-    response_dropout: float = 0.1    # only where the target has loss
-    freeze_embedding: bool = True    # the base embedding, and with it a tied head (spec 10)
-    train: tuple = ("vit", "connector", "llm")
-    recompute: bool = True           # activation checkpointing: blocks keep their inputs only and run again in backward (spec 10)
-    crop_bucket: int = 8             # crops of a batch are padded to a multiple of this
-    seed: int = 0
-    device: str = "auto"
-    dtype: str = "auto"              # of the arithmetic; weights and optimizer are float32 always
-    max_skip: float = 0.01           # share of a source's records that may be unusable, once 1,000 of it were drawn
-    workers: int = 0                 # processes that decode ahead; 0: the training process does it
-    vit_steps: int = 0               # steps of stage 0, at most `steps`: for a toy ViT that starts from nothing
-    eval_images: int = 200           # held-out images asked about at the end of a toy run
-    data: DataConfig = DataConfig()
-    model: models.Config = models.PRESETS["4b"]
-
-
-class UserError(Exception):
-    """Ends the command with status 2 and one sentence."""
-
-
-class Parser(argparse.ArgumentParser):
-    def error(self, message):        # one sentence instead of the whole usage
-        raise UserError(message)
-
-
-def fields_of(config, prefix=""):
-    """'--a.b=default' of every field, for --help."""
-    for f in dataclasses.fields(config):
-        value = getattr(config, f.name)
-        if dataclasses.is_dataclass(value):
-            yield from fields_of(value, f"{prefix}{f.name}.")
-        else:
-            yield f"--{prefix}{f.name}={','.join(map(str, value)) if isinstance(value, tuple) else value}"
-
-
-def override(config, key, value, where):
-    """config with one dotted field replaced; a string is parsed by the type of the field it replaces."""
-    head, _, rest = key.partition(".")
-    names = [f.name for f in dataclasses.fields(config)]
-    if head not in names:
-        near = difflib.get_close_matches(head, names, 1)
-        hint = f" - did you mean '{near[0]}'?" if near else f"; there are {', '.join(names)}"
-        raise UserError(f"{where}: no such field '{head}'{hint}")
-    old = getattr(config, head)
-    if dataclasses.is_dataclass(old):
-        if not rest:
-            raise UserError(f"{where}: '{head}' has fields of its own: {', '.join(f.name for f in dataclasses.fields(old))}")
-        return replace(config, **{head: override(old, rest, value, where)})
-    if rest:
-        raise UserError(f"{where}: '{head}' has no field '{rest}'")
-    if isinstance(value, str) and not isinstance(old, str):
-        try:
-            if isinstance(old, bool):
-                value = {"true": True, "false": False, "1": True, "0": False}[value.lower()]
-            elif isinstance(old, tuple):
-                value = tuple((type(old[0]) if old else int)(v) for v in value.split(",") if v)
-            else:
-                value = type(old)(value)
-        except (KeyError, ValueError):
-            raise UserError(f"{where}: '{value}' is no {type(old).__name__}") from None
-    return replace(config, **{head: value})
-
-
-def config_from(d, like=None):
-    """A Config as it stands in a run's config.json -> Config."""
-    like = Config() if like is None else like
-    return replace(like, **{name: config_from(value, getattr(like, name)) if isinstance(value, dict) else tuple(value)
-                            if isinstance(value, list) else value for name, value in d.items()})
-
-
-def parse(argv):
-    """Command line -> arguments, Config: defaults, then the stage's recipe, then --tiny's, then flags in their order."""
-    parser = Parser(description=__doc__.split("\n\n")[0], allow_abbrev=False, epilog=(
-        "Any field of the config can be set, before a recipe changes them these are: " + " ".join(fields_of(Config()))))
-    parser.add_argument("--stage", type=int, choices=(1, 2, 3), required=True, help="recipe from stages/")
-    parser.add_argument("--tiny", action="store_true", help="toy model and laptop settings; toy world unless --data is given")
-    parser.add_argument("--preset", choices=tuple(models.PRESETS), help="model shape (default: 4b, with --tiny toy)")
-    parser.add_argument("--data", nargs="+", metavar="FILE[=rate]", help="record files (.jsonl, .json) and their shares, default 1 each;"
-                        " a mix.json; or the folder of the recipe's published sets")
-    parser.add_argument("--skip-missing", action="store_true", help="train without those files of a mixture that are not there")
-    parser.add_argument("--plan", metavar="FILE", help="packs planned ahead by packing.py plan")
-    parser.add_argument("--cache", metavar="DIR", help="examples encoded ahead by packing.py plan")
-    parser.add_argument("--media", metavar="DIR", help="where the paths in the records start")
-    parser.add_argument("--eval", metavar="FILE", help="records asked about at the end (with --data)")
-    parser.add_argument("--eval-every", type=int, default=0, metavar="N", help="also every N steps (default 0: only at the end)")
-    parser.add_argument("--init", metavar="DIR", help="start from the weights of a run directory")
-    parser.add_argument("--out", metavar="DIR", help="run directory (default runs/stage1-tiny and so on; an old one is moved aside)")
-    parser.add_argument("--steps", type=int, help="optimizer steps; the schedule ends there")
-    parser.add_argument("--batch", type=int, help="packs per step, over everything")
-    parser.add_argument("--micro-batch", type=int, help="packs per forward on one rank")
-    parser.add_argument("--cp", type=int, help="context-parallel degree: processes that share a row (default 1)")
-    parser.add_argument("--train", metavar="PARTS", help="which parts learn: vit,connector,llm (default all)")
-    parser.add_argument("--seed", type=int)
-    parser.add_argument("--workers", type=int, help="processes that decode ahead (default 0: none)")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda", "mps"))
-    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), help="arithmetic (auto: bfloat16 on a GPU, else float32)")
-    parser.add_argument("--deterministic", action="store_true", help="dropout off, deterministic kernels")
-    args, rest = parser.parse_known_args(argv)
-
-    config = override(Config(), "stage", args.stage, "--stage")
-    recipes = [importlib.import_module(f"stages.stage{args.stage}").RECIPE] + [tiny.RECIPE] * args.tiny
-    for recipe in recipes:
-        for key, value in recipe.items():
-            config = override(config, key, value, "recipe")
-    for key in ("preset", "steps", "batch", "micro_batch", "cp", "train", "seed", "workers", "device", "dtype"):
-        if getattr(args, key) is not None:
-            config = override(config, key, getattr(args, key), f"--{key.replace('_', '-')}")
-    config = replace(config, model=models.PRESETS[config.preset])
-    flags = [option[2:] for action in parser._actions for option in action.option_strings]
-    for item in rest:
-        key, equals, value = item.partition("=")
-        if not key.startswith("--") or not equals:
-            near = difflib.get_close_matches(key.lstrip("-"), flags, 1)
-            hint = f" - did you mean --{near[0]}?" if near else "; config fields are written --a.b=value"
-            if any(field.startswith(f"{key}=") for field in fields_of(Config())):
-                hint = f"; a field of the config is written {key}=value"
-            raise UserError(f"{key}: no such flag{hint}")
-        config = override(config, key[2:], value, key)
-    config = replace(config, data=replace(config.data, vision=config.model.vision))
-    if args.deterministic:
-        config = replace(config, residual_dropout=0.0, response_dropout=0.0)
-    # the batch of a laptop run may be smaller than the recipe's micro-batch, a short run shorter than its stage 0
-    config = replace(config, micro_batch=min(config.micro_batch, config.batch), vit_steps=min(config.vit_steps, config.steps))
-    for key in ("steps", "batch", "micro_batch", "cp", "pool", "crop_bucket", "pack_crops", "eval_images", "data.max_tokens",
-                "data.max_crops", "data.max_images", "data.max_frames"):
-        value = getattr(config.data, key[5:]) if key.startswith("data.") else getattr(config, key)
-        if value < 1:
-            raise UserError(f"--{key.replace('_', '-')}: must be at least 1, not {value}")
-    for key in ("seed", "workers", "vit_steps", "max_skip"):
-        if getattr(config, key) < 0:
-            raise UserError(f"--{key}: must be at least 0, not {getattr(config, key)}")
-    for key in ("max_points", "transcripts", "length_hint"):
-        if getattr(config.data, key) < 0:
-            raise UserError(f"--data.{key}: must be at least 0, not {getattr(config.data, key)}")
-    if not 0 < config.data.fps < math.inf or config.data.max_frames > media.MAX_FRAMES:
-        raise UserError(f"--data.fps={config.data.fps} --data.max_frames={config.data.max_frames}: frames per second above 0, and at most "
-                        f"{media.MAX_FRAMES} of a video")
-    if len(config.betas) != 2 or not all(0 <= b < 1 for b in config.betas):
-        raise UserError(f"--betas: two numbers from 0 to below 1, not {config.betas}")
-    if args.eval_every < 0:
-        raise UserError(f"--eval-every: must be at least 0, not {args.eval_every}")
-    for flag in () if args.data else ("media", "eval", "skip_missing"):
-        if getattr(args, flag):
-            raise UserError(f"--{flag.replace('_', '-')}: only goes with --data")
-    for item in rest:
-        if item.startswith("--data.vision."):
-            raise UserError(f"{item}: geometry is the model's; set --model.vision.*")
-    if config.batch % config.micro_batch:
-        raise UserError(f"--micro-batch {config.micro_batch}: --batch {config.batch} is no multiple of it")
-    if not config.train or set(config.train) - {"vit", "connector", "llm"}:
-        raise UserError(f"--train {','.join(config.train)}: choose among vit, connector, llm")
-    return args, config
+# data
 
 
 def run_directory(args, config):
@@ -243,10 +61,6 @@ def run_directory(args, config):
     except OSError as e:
         raise UserError(f"--out {out}: {e.strerror}") from None
     return out
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# data
 
 
 def name_apart(sources):
@@ -322,10 +136,18 @@ class Ranks:
     dp: int = 1
     dp_rank: int = 0
     cp_rank: int = 0
+    copies: int = 1                  # of the weights, where they are sharded over fewer ranks than there are
+
+    meeting: object = None           # a group in which ranks wait however long it takes
 
     @property
     def first(self):
         return self.rank == 0
+
+    def meet(self):
+        """Waits for what another does alone."""
+        if self.meeting:
+            dist.barrier(self.meeting)
 
 
 def join(config, shape, device):
@@ -333,14 +155,16 @@ def join(config, shape, device):
     share the work of a model of this shape."""
     world = int(os.environ.get("WORLD_SIZE", 1))
     config = replace(config, micro_batch=max(min(config.micro_batch, config.batch * config.cp // world), 1))
-    why = parallel.misfit(world, config.cp, shape.n_head, shape.n_kv_head, config.batch, config.micro_batch, config.data.max_tokens)
+    why = parallel.misfit(world, config.cp, shape.n_head, shape.n_kv_head, config.batch, config.micro_batch, config.data.max_tokens,
+                          config.shard)
     if why:
         raise UserError(why)
     if world == 1:
         return Ranks(), config
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(hours=2))         # the first rank evaluates
-    mesh = parallel.mesh(config.cp, device.type)
-    return Ranks(dist.get_rank(), world, mesh, world // config.cp, mesh["dp"].get_local_rank(), mesh["cp"].get_local_rank()), config
+    mesh, meeting = parallel.join(config.cp, device)
+    copies = world // config.shard if config.shard else 1
+    return Ranks(dist.get_rank(), world, mesh, world // config.cp, mesh["dp"].get_local_rank(), mesh["cp"].get_local_rank(), copies,
+                 meeting), config
 
 
 def pick_device(config):
@@ -432,7 +256,9 @@ def train(config, out, device, dtype, model, loader, evaluate, args, ranks):
     params = {part: sum(p.numel() for p in ps) for part, ps in model.groups().items()}
     model.to(device)
     if ranks.mesh:
-        parallel.parallelize(model, ranks.mesh)
+        parallel.parallelize(model, ranks.mesh, config.shard, dtype)
+    if config.compile:
+        model.compile_blocks()
     groups = {part: [p for p in ps if p.requires_grad] for part, ps in model.groups().items() if part in config.train}
     optimizer = torch.optim.AdamW([{"params": ps, "name": part} for part, ps in groups.items()], lr=0.0, betas=config.betas,
                                   eps=config.adam_eps, weight_decay=0.0, fused=device.type != "mps")
@@ -443,7 +269,8 @@ def train(config, out, device, dtype, model, loader, evaluate, args, ranks):
         (out / "config.json").write_text(json.dumps(head, indent=1))
     log = open(out / "log.jsonl" if ranks.first else os.devnull, "w", buffering=1)
     log.write(json.dumps(head) + "\n")
-    lines = []
+    lines, asked = [], []
+    signal.signal(signal.SIGTERM, lambda *_: asked.append("to end"))     # once the step is done; one that never ends is another's to tell
 
     bar = tqdm(islice(loader, config.steps), total=config.steps, unit="step", desc=f"stage {config.stage}", mininterval=1,
                disable=not ranks.first)
@@ -451,7 +278,7 @@ def train(config, out, device, dtype, model, loader, evaluate, args, ranks):
     for number, (step, micro_batches) in enumerate(bar, 1):
         for group in optimizer.param_groups:
             group["lr"] = schedule(config, group["name"], number)
-        total, seen = 0.0, Counter()
+        total, seen, suspects = 0.0, Counter(), []
         for rows in micro_batches:
             batch = packing.build(rows, config.data.max_tokens, config.data.vision, config.crop_bucket)
             batch = parallel.shard(batch, ranks.cp_rank, config.cp).to(device)
@@ -459,28 +286,36 @@ def train(config, out, device, dtype, model, loader, evaluate, args, ranks):
             with torch.autocast(device.type, dtype, enabled=dtype != torch.float32, cache_enabled=not config.recompute):
                 nll, lse = model(batch)
             (batch.weights * (nll + config.z_loss * lse**2)).sum().backward()
-            total += float((batch.weights * nll.detach()).sum())
+            loss = float((batch.weights * nll.detach()).sum())
+            total += loss
+            suspects += [] if math.isfinite(loss) else batch.ids
             seen.update(census(rows))
         seen = {name: value if name == "weight" else round(value) for name, value in
                 parallel.total({name: value / config.cp for name, value in seen.items()}).items()}       # all cp ranks saw the same
         weight = max(seen["weight"], 1e-8)
         total = parallel.total({"loss": total})["loss"] / weight
-        norms = {part: divide_and_clip(ps, weight, config.clip) for part, ps in groups.items()}
+        norms = {part: divide_and_clip(ps, weight, config.clip, ranks.copies) for part, ps in groups.items()}
         norm = math.hypot(*norms.values())
-        if not math.isfinite(total) or not math.isfinite(norm):
-            raise RunError(f"step {number}: loss {total}, gradient norm {norm}; records: {', '.join(step.ids[:20])}")
+        if not math.isfinite(total) or not math.isfinite(norm):          # sums over all ranks: all of them come here
+            found = list(dict.fromkeys(i for ids in parallel.gathered(suspects) for i in ids)) or step.ids
+            raise RunError(f"step {number}: loss {total}, gradient norm {norm}; records: {', '.join(found[:20])}", everywhere=True)
         optimizer.step()
         optimizer.zero_grad()
 
-        bad, masked = [], Counter()
-        for found, counted in parallel.gathered((loader.bad, loader.masked) if ranks.cp_rank == 0 else ([], {})):       # the group agrees
+        bad, masked, ids = [], Counter(), hashlib.sha256("\n".join(step.ids).encode()).hexdigest()[:16]
+        mine = (loader.bad, loader.masked) if ranks.cp_rank == 0 else ([], {})                       # a group has agreed on them
+        everyone = parallel.gathered((ids, bool(asked), *mine))
+        if {of_rank for of_rank, *_ in everyone} != {ids}:
+            raise RunError(f"step {number}: the ranks have planned different records ({', '.join(e[0] for e in everyone)}); do all of them "
+                           "see the same files?", everywhere=True)
+        for _, _, found, counted in everyone:
             bad, masked = bad + found, masked + Counter(counted)
         loader.bad = []
         line = {"step": number, "loss": total, **seen, "lr": {g["name"]: g["lr"] for g in optimizer.param_groups},
                 "grad_norm": norm, "grad_norms": norms, "fill_tokens": seen["tokens"] / (config.batch * config.data.max_tokens),
                 "fill_crops": seen["crops"] / (config.batch * config.pack_crops), "longest_wait": step.waited,
                 **dropped_by(Counter(step.dropped) + masked),
-                "ids": hashlib.sha256("\n".join(step.ids).encode()).hexdigest()[:16], "seconds": time.time() - started}
+                "ids": ids, "seconds": time.time() - started}
         started = time.time()
         log.write(json.dumps(line) + "\n")
         lines.append(line)
@@ -488,21 +323,30 @@ def train(config, out, device, dtype, model, loader, evaluate, args, ranks):
             with open(out / "skips.jsonl", "a") as skips:
                 skips.writelines(json.dumps({"step": number, **b}) + "\n" for b in sorted(bad, key=lambda b: b["draw"]))
         bar.set_postfix(loss=f"{total:.3f}", fill=f"{line['fill_tokens']:.0%}", refresh=False)
+        if any(ended for _, ended, *_ in everyone):
+            raise Terminated(f"ended after step {number}, as SIGTERM asks")
         if args.eval_every and number % args.eval_every == 0 and number < config.steps:
             model.eval()
             scores = evaluate(plain(model, ranks))
+            ranks.meet()
             log.write(json.dumps({"step": number, "eval": scores}) + "\n")
             model.train()
             started = time.time()
     log.close()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     return lines
 
 
-def divide_and_clip(parameters, weight, limit):
-    """Sums of gradients -> the gradient of the mean, not longer than `limit`; returns its norm before that, over all ranks."""
+class Terminated(Exception):
+    """Ends the command with status 143 and one sentence."""
+
+
+def divide_and_clip(parameters, weight, limit, copies=1):
+    """Sums of gradients -> the gradient of the mean, not longer than `limit`; returns its norm before that, over all ranks, which hold
+    `copies` of it."""
     gradients = [parallel.local(p.grad) for p in parameters if p.grad is not None]
     square = sum(float(g.double().square().sum()) if g.device.type != "mps" else float(g.square().sum()) for g in gradients)
-    norm = math.sqrt(parallel.total({"square": square})["square"]) / weight
+    norm = math.sqrt(parallel.total({"square": square})["square"] / copies) / weight
     if gradients:
         torch._foreach_mul_(gradients, min(limit / (norm + 1e-6), 1) / weight)
     return norm
@@ -611,7 +455,13 @@ def draw_progress(out):
 
 
 def main(argv=None):
-    begun = time.time()
+    begun, rank, world = time.time(), int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+
+    def end(error, code, aloud=True):
+        if aloud:
+            print(f"train.py: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(code) from None
+
     try:
         args, config = parse(argv)
         device, dtype = pick_device(config)
@@ -633,15 +483,22 @@ def main(argv=None):
         lines = train(config, out, device, dtype, model, loader, evaluate, args, ranks)
         model = plain(model, ranks)
         metrics = finish(config, out, model, lines, tokenizer, asked) if ranks.first else None
-    except (UserError, data.DataError) as e:
-        print(f"train.py: {e}", file=sys.stderr)
-        raise SystemExit(2) from None
+        ranks.meet()
+    except (UserError, data.DataError) as e:             # every process finds it: one of each machine says so
+        end(e, 2, os.environ.get("LOCAL_RANK", "0") == "0")
     except (RunError, data.Unreadable, OSError) as e:
-        print(f"train.py: {e}", file=sys.stderr)
-        raise SystemExit(1) from None
+        end(e, 1, rank == 0 or not getattr(e, "everywhere", False))
+    except Terminated as e:
+        end(e, 143, rank == 0)
     except KeyboardInterrupt:
-        print("train.py: interrupted", file=sys.stderr)
-        raise SystemExit(130) from None
+        end("interrupted", 130, rank == 0)
+    except RuntimeError as e:
+        if not parallel.is_of_others(e):
+            raise
+        gone = parallel.roll_call()
+        if rank == min({*range(world)} - {*gone}):
+            print(f"train.py: {parallel.obituary(gone, e)}", file=sys.stderr, flush=True)
+        os._exit(1)                                      # leaving the group in good order would wait for who is gone
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -110,7 +110,7 @@ def test_attention_by_document_is_attention_under_the_whole_mask():
     branch = torch.tensor([[0, 1, 2, 0, 0, 0], [0, 0, 0, 1, 1, 2], [0, 1, 0, 0, 1, 2]], dtype=torch.int32)
     bidir = torch.tensor([[0, 0, 0, 1, 1, 0], [0, 1, 1, 0, 0, 0], [0, 0, 1, 1, 0, 0]], dtype=torch.int32)
     parts, whole = attention.allow_by_document(doc, branch, bidir), attention.allow(doc, branch, bidir)
-    assert [m.shape[1] for m in parts] == [3, 2, 1, 1, 5, 2, 4] and sum(int(m.sum()) for m in parts) == int(whole.sum())
+    assert [m.shape[1] for m in parts.parts] == [3, 2, 1, 1, 5, 2, 4] and sum(int(m.sum()) for m in parts.parts) == int(whole.sum())
     inputs = [torch.randn(3, 6, heads, 4, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2)]
     out, grads = [], []
     for mask in (parts, whole):
@@ -148,7 +148,7 @@ def test_a_long_document_in_blocks_is_attention_under_the_whole_mask(size):
         bidir = torch.randint(0, 3, branch.shape, generator=rng, dtype=torch.int32) * (branch == 0)
         doc = torch.zeros_like(branch)
         whole, parts = attention.allow(doc, branch, bidir), attention.allow_by_document(doc, branch, bidir, size)
-        assert isinstance(parts[0], attention.Long) == (branch.shape[1] > 2 * size)
+        assert isinstance(parts.parts[0], attention.Long) == (branch.shape[1] > 2 * size)
         inputs = [torch.randn(1, branch.shape[1], heads, 4, dtype=torch.float64, generator=rng).requires_grad_() for heads in (4, 2, 2)]
         found = []
         for mask in (parts, whole):
@@ -156,7 +156,7 @@ def test_a_long_document_in_blocks_is_attention_under_the_whole_mask(size):
             found.append([out, *torch.autograd.grad((out**2).sum(), inputs)])
         for a, b in zip(*found, strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
-        for rows, keys in getattr(parts[0], "blocks", ()):
+        for rows, keys in getattr(parts.parts[0], "blocks", ()):
             assert set(branch[0, keys].tolist()) <= {0, *branch[0, rows].tolist()}
 
 

@@ -4,8 +4,10 @@ import functools
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +19,7 @@ import torch.multiprocessing as mp
 
 import attention
 import data
+import loader
 import model
 import packing
 import parallel
@@ -114,21 +117,30 @@ def reference(kind):
     return loss, {name: p.grad.clone() for name, p in m.named_parameters()}
 
 
-def worker(rank, world, cp, accumulation, kinds, folder):
+def worker(rank, world, cp, accumulation, kinds, folder, shard=0, dtype=torch.float32, compiled=False):
+    """Leaves {kind: (loss, gradients)} in the folder. compiled: from the third pack on nothing may be compiled any more."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/rendezvous", rank=rank, world_size=world)
     mesh = parallel.mesh(cp)
-    found = {}
+    found, done, m = {}, 0, None
     for kind in kinds:
-        m = parallel.parallelize(fresh(), mesh)
+        if m is None or not compiled:
+            m = parallel.parallelize(fresh(), mesh, shard, dtype)
+            if compiled:
+                m.recompute = True
+                m.compile_blocks()
+        m.zero_grad()
         dp, size = world // cp, PACKS // (world // cp) // accumulation
         mine, loss = packs_of(kind)[mesh["dp"].get_local_rank()::dp], 0.0
         weight = parallel.total({"w": sum(float(x.weights.sum()) for x in itertools.chain(*mine))})["w"] / cp
         for start in range(0, len(mine), size):
             cp_rank = mesh["cp"].get_local_rank()
-            batch = packing.build([part(row, cp_rank, cp) for row in mine[start : start + size]], T, CONFIG.vision)
+            batch = packing.build([part(row, cp_rank, cp) for row in mine[start : start + size]], T, CONFIG.vision, 1 + compiled)
             batch = parallel.shard(batch, cp_rank, cp)
-            loss += passed(m, batch, weight)
+            torch.compiler.set_stance("fail_on_recompile" if compiled and done >= 2 else "default")
+            with torch.autocast("cpu", dtype, enabled=dtype != torch.float32, cache_enabled=False):
+                loss += passed(m, batch, weight)
+            done += 1
         gradients = {name: p.grad.full_tensor() for name, p in m.named_parameters() if p.grad is not None}
         found[kind] = parallel.total({"loss": loss})["loss"], gradients
     if rank == 0:
@@ -156,6 +168,47 @@ def test_any_layout_gives_the_loss_and_the_gradients_of_one_process(tmp_path, wo
             worst[part] = max(worst.get(part, (0, "")), (off, kind))
             assert off < 1e-5, (kind, name, off)
     print(world, cp, accumulation, {part: f"{off:.1e}" for part, (off, _) in worst.items()})
+
+
+@pytest.mark.slow
+def test_weights_sharded_within_groups_of_two_give_the_same(tmp_path):
+    """Hybrid sharding: each pair of the four ranks holds all weights."""
+    mp.spawn(worker, (4, 2, 1, ["mixed"], str(tmp_path), 2), nprocs=4)
+    (loss, gradients), (expected, wanted) = torch.load(tmp_path / "found.pt")["mixed"], reference("mixed")
+    assert loss == pytest.approx(expected, rel=1e-6)
+    for name, g in wanted.items():
+        assert float((gradients[name] - g).norm()) <= 1e-5 * max(float(g.norm()), 1e-3), name
+
+
+@pytest.mark.slow
+def test_compiled_blocks_with_shared_rows_equal_one_process_and_are_compiled_once(tmp_path):
+    """cp 2, activation checkpointing, 24 packs of four kinds in turn; from the third on, compiling is an error."""
+    kinds = ["mixed", "video", "text only"]
+    mp.spawn(worker, (2, 2, PACKS, kinds, str(tmp_path), 0, torch.float32, True), nprocs=2)
+    found = torch.load(tmp_path / "found.pt")
+    for kind in kinds:
+        loss, gradients = reference(kind)
+        assert found[kind][0] == pytest.approx(loss, rel=1e-6), kind
+        for name, g in gradients.items():
+            got = found[kind][1].get(name, torch.zeros_like(g))
+            assert float((got - g).norm()) <= 1e-5 * max(float(g.norm()), 1e-3), (kind, name)
+
+
+@pytest.mark.slow
+def test_blocks_gathered_in_bfloat16_are_one_process_under_autocast(tmp_path):
+    """But for the rounding of norms and biases: loss within 1e-3, each gradient nearer to float32's than twice that of one process."""
+    mp.spawn(worker, (2, 2, 1, ["mixed"], str(tmp_path), 0, torch.bfloat16), nprocs=2)
+    (loss, gradients), (expected, wanted) = torch.load(tmp_path / "found.pt")["mixed"], reference("mixed")
+    m, rows = fresh(), packs_of("mixed")
+    weight = sum(float(x.weights.sum()) for row in rows for x in row)
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        alone = sum(passed(m, packing.build([row], T, CONFIG.vision), weight) for row in rows)
+    assert loss == pytest.approx(alone, rel=1e-3) and loss == pytest.approx(expected, rel=1e-2)
+    off = {name: [float((g - wanted[name]).norm() / wanted[name].norm()) for g in (gradients[name], p.grad)]
+           for name, p in m.named_parameters() if wanted[name].norm() > 1e-3}
+    assert all(gradients[name].dtype == torch.float32 for name in off) and len(off) > 40
+    assert all(many < 2 * one + 0.01 for many, one in off.values()), {k: v for k, v in off.items() if v[0] >= 2 * v[1] + 0.01}
+    assert max(many for many, _ in off.values()) > 1e-4                   # it was bfloat16
 
 
 @pytest.mark.slow
@@ -281,3 +334,76 @@ def test_a_layout_that_cannot_be_is_refused_before_any_model_is_built(monkeypatc
                     "--out", str(tmp_path / "out")])
     said = capsys.readouterr().err
     assert refused.value.code == 2 and words in said and len(said.strip().splitlines()) == 1 and not (tmp_path / "out").exists()
+
+
+RUN = ["--stage", "1", "--tiny", "--batch", "2", "--vit_steps=0", "--device", "cpu", "--model.n_layer=1", "--pool=8", "--eval_images=2"]
+
+
+def launched(flags, out, ranks=2, program="train.py"):
+    return subprocess.Popen([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), program, *RUN,
+                             *flags, "--out", str(out)], cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_dies_ends_the_others_and_is_named(tmp_path, victim):
+    run = launched(["--steps", "4000"], tmp_path / "out")
+    log = tmp_path / "out" / "log.jsonl"
+    while not log.exists() or len(log.read_bytes().splitlines()) < 4:
+        assert run.poll() is None, run.stderr.read()
+        time.sleep(0.2)
+    pids = [int(pid) for pid in subprocess.run(["pgrep", "-P", str(run.pid)], capture_output=True, text=True, check=True).stdout.split()]
+    ranks = {dict(line.split("=", 1) for line in Path(f"/proc/{pid}/environ").read_text().split("\0") if "=" in line).get("RANK"): pid
+             for pid in pids}
+    began = time.monotonic()
+    os.kill(ranks[str(victim)], signal.SIGKILL)
+    _, said = run.communicate(timeout=60)                                 # or the test fails
+    assert run.returncode == 1 and time.monotonic() - began < 60
+    assert [line.split(";")[0] for line in said.splitlines() if line.startswith("train.py:")] == [
+        f"train.py: rank {victim} of 2 has ended or hangs"]
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+@pytest.mark.slow
+def test_a_loss_that_is_not_finite_on_one_rank_stops_all_before_the_weights_move(tmp_path):
+    """... naming the records of that rank, once. The optimizer of step 2 is never called."""
+    (tmp_path / "program.py").write_text("""
+import torch, model, train
+plain, steps, rank = model.Molmo2.nll, [], int(train.os.environ["RANK"])
+def nll(self, x, targets, weights):
+    nll, lse = plain(self, x, targets, weights)
+    return (nll * float("nan"), lse) if rank == 1 and len(steps) == 1 else (nll, lse)
+model.Molmo2.nll = nll
+adamw = torch.optim.AdamW.step
+torch.optim.AdamW.step = lambda self: (steps.append(1), adamw(self))
+try:
+    train.main()
+finally:
+    print("steps taken", len(steps), flush=True)
+""")
+    run = launched(["--steps", "9"], tmp_path / "out", program=str(tmp_path / "program.py"))
+    out, said = run.communicate(timeout=300)
+    assert run.returncode == 1 and out.count("steps taken 1") == 2, said
+    lines = [line for line in said.splitlines() if line.startswith("train.py:")]
+    assert len(lines) == 1 and "step 2: loss nan" in lines[0]
+    args, config = train.parse([*RUN, "--steps", "9"])
+    sources, rates, _ = train.open_sources(args, config)
+    of = loader.Loader(sources, rates, train.open_tokenizer(args, config)[0], replace(config, micro_batch=1), 1, 2)
+    steps = [[example.id for rows in micro for row in rows for example in row] for _, micro in itertools.islice(of, 2)]
+    assert lines[0].partition("records: ")[2].split(", ") == steps[1][:20]
+
+
+@pytest.mark.slow
+def test_ranks_that_plan_different_records_stop(tmp_path):
+    """As they do where a file differs from machine to machine."""
+    (tmp_path / "program.py").write_text("""
+import os, train
+parse = train.parse
+train.parse = lambda argv: (lambda args, config: (args, train.replace(config, seed=int(os.environ["RANK"]))))(*parse(argv))
+train.main()
+""")
+    run = launched(["--steps", "3"], tmp_path / "out", program=str(tmp_path / "program.py"))
+    said = run.communicate(timeout=300)[1]
+    lines = [line for line in said.splitlines() if line.startswith("train.py:")]
+    assert run.returncode == 1 and len(lines) == 1 and "step 1: the ranks have planned different records" in lines[0], said
