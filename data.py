@@ -263,7 +263,7 @@ def look(record, config):
     times, end = clip_times(duration, config, start, end)
     tracks = [a.get("fps", 2) for a in record["annotations"] if a["type"] == "track"]
     if tracks:                       # frames where the tracks have points: multiples of their rate that divide the film's (spec 3.1)
-        own, film = int(min(tracks)), round(0.5 / shown)
+        own, film = max(int(min(tracks)), 1), round(0.5 / shown) if shown else 0     # a film of one frame may last no time
         times = vision.track_times(end - start, config.max_frames, [r for r in range(own, 11, own) if film % r == 0] or [own]) or [0.0]
     for i, a in enumerate(record["annotations"]):
         said = [p["t"] for p in a.get("points", ())] + [a[key] for key in ("start", "end", "at") if key in a] + a.get("times", [])

@@ -44,7 +44,7 @@ class Refused(ValueError):
 
 def shown(value):
     """A value of a record as it may stand in a message: short, on one line."""
-    text = ascii(value)
+    text = ascii(value[:60] if isinstance(value, str) else value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

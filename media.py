@@ -1,4 +1,4 @@
-"""Files to pixels (spec 2.1, 3.1): images of any kind that Pillow knows, videos of the common containers by ffmpeg.
+"""Files to pixels (spec 2.1, 3.1): images of the common formats by Pillow, videos of the common containers by ffmpeg.
 
 in    a path
 out   an image's (width, height) from the header alone; pixels (H,W,3) uint8 as displayed
@@ -42,8 +42,11 @@ class Unreadable(Exception):
 # ---------------------------------------------------------------------------------------------------------------
 # images
 
-# what Pillow raises on files that are not what they seem; UnidentifiedImageError is an OSError
-_DAMAGED = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
+# What Pillow may read: not all that it knows. EPS would start Ghostscript, and parsers that nobody uses are those nobody has tested.
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
+MAX_PICTURE = 89_478_485             # pixels of an image: where Pillow begins to warn; decoding one takes up to 1.3 GB
+MAX_SCANS = 100                      # of a JPEG: each passes over all pixels again, and usual are 10
+Image.init()
 
 
 def _there(path):
@@ -53,19 +56,28 @@ def _there(path):
         return False
 
 
+@contextmanager
+def _parsing(path, what):
+    """Whatever a damaged file leads Pillow's parsers to, KeyError and struct.error among it, is Unreadable in one line."""
+    try:
+        yield
+    except Unreadable:
+        raise
+    except Image.DecompressionBombError as e:
+        raise Unreadable(f"S22 {path}: {e}") from None
+    except Exception as e:
+        raise Unreadable(f"S21 cannot {what} {path}: {' '.join(str(e).split())[:200] or type(e).__name__}") from None
+
+
+@contextmanager
 def _open(path):
     if not _there(path):
         raise Unreadable(f"S20 no file {path}")
-    try:
-        picture = Image.open(path)
-    except Image.DecompressionBombError as e:
-        raise Unreadable(f"S22 {path}: {e}") from None
-    except _DAMAGED as e:
-        raise Unreadable(f"S21 cannot read {path}: {e}") from None
-    w, h = picture.size
-    if min(w, h) < 2 or max(w, h) > 200 * min(w, h):
-        raise Unreadable(f"S22 {path} is {w} x {h} pixels")
-    return picture
+    with _parsing(path, "read"), Image.open(path, formats=[name for name in FORMATS if name in Image.OPEN]) as picture:
+        w, h = picture.size
+        if min(w, h) < 2 or max(w, h) > 200 * min(w, h) or w * h > MAX_PICTURE:
+            raise Unreadable(f"S22 {path} is {w} x {h} pixels")
+        yield picture
 
 
 def header(path):
@@ -74,29 +86,30 @@ def header(path):
         w, h = picture.size
         # of a PNG, Pillow decodes all to look for EXIF data behind the pixels: take what stands in front
         known = picture.format != "PNG" or {"exif", "Raw profile type exif", "XML:com.adobe.xmp"} & set(picture.info)
-        try:
-            turned = known and picture.getexif().get(0x0112, 1) >= 5
-        except _DAMAGED as e:
-            raise Unreadable(f"S21 cannot read {path}: {e}") from None
-        return (h, w) if turned else (w, h)
+        return (h, w) if known and picture.getexif().get(0x0112, 1) >= 5 else (w, h)
 
 
 def converted(path):
     """What is changed when an image is read as 8-bit RGB, in words (W06); "" for one that is as it is."""
     with _open(Path(path)) as picture:
-        frames, turned = getattr(picture, "n_frames", 1), picture.getexif().get(0x0112, 1)
-        return ", ".join([*([f"mode {picture.mode}"] if picture.mode not in ("RGB", "L") else []),
-                          *([f"the first of {frames} pictures"] if frames > 1 else []), *(["turned as EXIF says"] if turned > 1 else [])])
+        found = [f"mode {picture.mode}"] if picture.mode not in ("RGB", "L") else []
+        found += ["turned as EXIF says"] if picture.getexif().get(0x0112, 1) > 1 else []
+        try:
+            with _parsing(path, "count"):
+                frames = getattr(picture, "n_frames", 1)
+        except Unreadable:               # no harm: only the first is read
+            frames = "damaged"
+        return ", ".join([*found, f"the first of {frames} pictures"] if frames != 1 else found)
 
 
 def read_image(path):
     """(H,W,3) uint8 as displayed, of any mode that Pillow knows; Unreadable with the reason otherwise."""
     path = Path(path)
-    with _open(path) as picture:
-        try:
-            pixels = vision.to_array(picture)
-        except _DAMAGED as e:
-            raise Unreadable(f"S21 cannot decode {path}: {e}") from None
+    with _open(path) as picture, _parsing(path, "decode"):
+        # in the data of a JPEG itself ff is followed by 00 or d0 to d7
+        if picture.info.get("progressive") and (scans := path.read_bytes().count(b"\xff\xda")) > MAX_SCANS:
+            raise Unreadable(f"S22 {path} has {scans} scans")
+        pixels = vision.to_array(picture)
     if pixels.shape[1::-1] != header(path):
         raise Unreadable(f"S21 {path} is not of the size that its header says")
     return pixels
@@ -109,6 +122,7 @@ def read_image(path):
 CONTAINERS = "mov,matroska,avi,mpegts,mpeg,flv,asf,ogg,gif"
 MAX_PIXELS = 40_000_000              # of a frame; 8K has 33 million
 MAX_PACKETS = 1_000_000              # of a video; nine hours at 30 frames a second
+MAX_SECONDS = 1_000_000              # of a video; eleven days
 MAX_FRAMES = 2048                    # of one call: their timestamps stand in ffmpeg's command line, of which Linux takes 128 KiB
 MAX_MEMORY = 4 << 30                 # bytes of address space for ffmpeg; 8K H.264 takes 1.4 GiB
 MAX_LOG = 16 << 20                   # bytes of complaints
@@ -178,7 +192,7 @@ def probe(path, deadline=None):
     the file leaves open has none.
     """
     path, deadline = Path(path), deadline or DEADLINE
-    if not path.is_file():
+    if not _there(path):
         raise Unreadable(f"S20 no file {path}")
     # genpts: timestamps that AVI and MPEG-PS leave out, from the order of decoding; setts: ffmpeg balks at, or mends, packets
     # that are not in that order by their decoding timestamps, of no interest here
@@ -210,10 +224,12 @@ def probe(path, deadline=None):
     if min(w, h) < 2 or max(w, h) > 200 * min(w, h) or w * h > MAX_PIXELS:
         raise Unreadable(f"S22 {path} is {w} x {h} pixels")
 
-    pts = np.unique([pts for pts, _ in shown])
     unit = Fraction(re.search(r"#tb 0: (\S+)", listed)[1])
+    duration = float((max(map(sum, shown)) - min(shown)[0]) * unit)
+    if duration > MAX_SECONDS:                                           # before numpy's 64 bits run over
+        raise Unreadable(f"S22 {path} claims to last {duration:.0f} s")
+    pts = np.unique([pts for pts, _ in shown])
     times = (pts - pts[0]) * unit.numerator / unit.denominator
-    duration = float((max(map(sum, shown)) - int(pts[0])) * unit)
     # MPEG streams are searched, not indexed: decoding would start anywhere
     return Video(path, w, h, times, duration, pts, unit, indexed="Input #0, mov" in said or "Input #0, matroska" in said)
 
@@ -250,7 +266,7 @@ class Stills:
 def stills(paths, fps):
     """Paths of pictures -> Stills, by the header of the first; Unreadable S24 if one is not there."""
     for path in paths:
-        if not Path(path).is_file():
+        if not _there(Path(path)):
             raise Unreadable(f"S24 no frame {path}")
     return Stills(list(map(Path, paths)), fps, *header(Path(paths[0])))
 
@@ -269,12 +285,14 @@ class Probes:
         """Path -> (width, height, seconds, seconds that a frame is shown on average); Unreadable as `probe`."""
         if self.known is None:
             self.known, notes = {}, b""
-            with suppress(OSError):
-                notes = self.path.read_bytes()
+            if _there(self.path):
+                with suppress(OSError):
+                    notes = self.path.read_bytes()
             for line in notes.splitlines():
-                with suppress(ValueError, TypeError, RecursionError):        # cut off by a kill, or damaged: that video is probed again
+                # cut off by a kill, damaged, or what no film can be: that video is probed again
+                with suppress(ValueError, TypeError, RecursionError, OverflowError):
                     (name, size, changed, version), (w, h, seconds, shown) = json.loads(line)
-                    if version == PROBE:
+                    if version == PROBE and 0 <= shown <= seconds <= MAX_SECONDS and min(w, h) >= 2 and w * h <= MAX_PIXELS:
                         self.known[name, size, changed] = int(w), int(h), float(seconds), float(shown)
         try:
             status = Path(video).stat()

@@ -180,7 +180,8 @@ def build(rows, max_tokens, vision_config, crop_bucket=1):
             doc[place] = e
             if x.images is not None:
                 assert len(x.pool_src) == len(x.pool_dst), f"{x.id}: {len(x.pool_src)} windows for {len(x.pool_dst)} patch tokens"
-                crops, source, of_unit, of_rank = x.images, x.pool_src, x.unit, x.owner
+                crops, source, of_rank = x.images, x.pool_src, x.owner
+                of_unit = np.arange(len(crops)) if x.unit is None else x.unit
                 if len(of_unit) == 2 and of_unit[0] == of_unit[1]:
                     # a mosaic of one crop repeats the view: encode it once, both pool from it; the same numbers for half the work
                     crops, source, of_unit = crops[:1], np.where(source >= P, source - P, source), of_unit[:1]

@@ -19,7 +19,6 @@ import os
 import re
 import sys
 import time
-import zipfile
 from array import array
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -33,8 +32,9 @@ from dialects import Refused, convert, form_of, shown
 from media import Probes, Unreadable
 from rules import _KINDS, MODES, TABLES, TYPES, DataError, _check, _declared, check, check_pixels  # noqa: F401 - readers look for them here
 
-VERSION = 1                          # of the rules below: an index made under others is made anew
-LONGEST = 64 << 20                   # bytes of one record
+VERSION = 2                          # of the rules below: an index made under others is made anew
+LONGEST = 16 << 20                   # bytes of one record; parsed, they may take 30 times as much
+DEEPEST = 100                        # lists and objects inside one another: where Python itself gives up hangs on who calls
 CHUNK = 1 << 20                      # bytes of a .json file looked at together
 WORTH = 1 << 20                      # bytes of a file whose index is worth keeping on disk; smaller ones are read in no time
 
@@ -85,6 +85,14 @@ def _sound(value):
     return not isinstance(value, str) or not re.search("[\ud800-\udfff\\0]", value)
 
 
+def _deep(value):
+    """Is a JSON value nested deeper than DEEPEST? Level by level, so that no depth is too much for this."""
+    level = [value]
+    for _ in range(DEEPEST):
+        level = [part for v in level if isinstance(v, (dict, list)) for part in (v.values() if isinstance(v, dict) else v)]
+    return any(isinstance(v, (dict, list)) for v in level)
+
+
 def parse_line(line, where):
     """A record's text, str or bytes -> its JSON value; DataError E01 to E04. Refuses what Python's json lets pass: NaN, a key twice."""
     try:
@@ -95,6 +103,8 @@ def parse_line(line, where):
         record = _DECODER.decode(line)
         if "\\u" in line and re.search(r"\\u(d[89a-f]|0000)", line, re.IGNORECASE) and not _sound(record):
             raise Refused("E02", "half of a surrogate pair, or a NUL, in a text")
+        if line.count("[") + line.count("{") > DEEPEST and _deep(record):
+            raise Refused("E01", f"nested deeper than {DEEPEST} levels")
         return record
     except UnicodeDecodeError as e:
         raise DataError(f"{where}: E02 not UTF-8 at byte {e.start} of the record") from None
@@ -250,6 +260,15 @@ def _key(value):
     return int.from_bytes(hashlib.blake2b(value.encode(), digest_size=8).digest(), "little")
 
 
+def digest(path, first=b""):
+    """sha256 of `first` and the bytes of a file, a chunk at a time: it may be a film of many GB."""
+    sha = hashlib.sha256(first)
+    with open(path, "rb") as file:
+        while data := file.read(CHUNK):
+            sha.update(data)
+    return sha
+
+
 def repeated(keys):
     """Places of values that stood before, ascending; 0 does not count."""
     keys = np.asarray(keys, np.uint64)
@@ -279,8 +298,8 @@ class Records:
                 raise DataError(f"{path}: the option {key} must be {_KINDS[kind][0]}, not {shown(value)}")
         if not self.path.exists():
             raise DataError(f"{path}: no such file")
-        if self.path.is_dir():
-            raise DataError(f"{path}: a folder; name the .jsonl file in it")
+        if not self.path.is_file():                                       # to open a pipe would wait for ever
+            raise DataError(f"{path}: a folder; name the .jsonl file in it" if self.path.is_dir() else f"{path}: no plain file")
         beside = self.path.parent / "media"
         self.media = Path(media) if media else beside if beside.is_dir() else self.path.parent
         if not self.media.is_dir():
@@ -314,8 +333,8 @@ class Records:
             with np.load(self._saved, allow_pickle=False) as saved:
                 self._on_disk = str(saved["stamp"]) == self.stamp
                 return dict(saved) if self._on_disk else None
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-            return None                                                   # none there, or of no use: it is made anew
+        except Exception:                # none there, or of no use, of which numpy and zipfile say it in many ways: it is made anew
+            return None
 
     def _scan(self):
         began, columns = time.monotonic(), {name: array(kind) for name, kind in
@@ -403,28 +422,21 @@ class Records:
             if self._stamp() != self.stamp:
                 raise DataError(f"{self.path}: has changed since it was opened")
             self._file = open(self.path, "rb", buffering=0)
-        offset, length, line, skip = (int(self._index[column][row]) for column in ("offset", "length", "line", "skip"))
+        offset, length, line = (int(self._index[column][row]) for column in ("offset", "length", "line"))
         self._file.seek(offset)
         where, data, status = f"{self.path}:{line}", self._file.read(length), os.fstat(self._file.fileno())
         if json.loads(self.stamp)[1:3] != [status.st_size, status.st_mtime_ns]:
             raise DataError(f"{self.path}: has changed since it was opened")
-        if skip:
-            raise Unreadable(" ".join(read(data, where, self.options)[1][-1]))
-        record = parse_line(data, where)
-        if form_of(record) != "annotations":
-            record, _ = convert(record, self.options.split_turns, self.options.path_prefix_field)
-        record = finished(record, self.options)
+        record, findings = read(data, where, self.options)                # checked again: the index may be somebody else's
+        if record is None:
+            raise Unreadable(" ".join(findings[-1]))
         return {**record, "id": record.get("id", f"{self.name}:{line}"), "where": where, "source": self}
 
     @property
     def fingerprint(self):
         """Hex sha256 of the file's bytes and the options: what a plan made ahead, or a resumed run, depends on."""
         if self._fingerprint is None:
-            digest = hashlib.sha256(json.dumps([VERSION, asdict(self.options)]).encode())
-            with open(self.path, "rb") as file:
-                while data := file.read(CHUNK):
-                    digest.update(data)
-            self._fingerprint = digest.hexdigest()
+            self._fingerprint = digest(self.path, json.dumps([VERSION, asdict(self.options)]).encode()).hexdigest()
         return self._fingerprint
 
     def paths_of(self, record):
@@ -483,12 +495,12 @@ def paths_of(record, folder):
 
 @lru_cache(maxsize=1000)
 def _decoded(path, film):
-    """-> (width, height), seconds of an image or a film that was read to see whether it can be; or the reason, a str."""
+    """-> (width, height), seconds, what is converted of an image or a film that was read to see whether it can be; or the reason, a str."""
     try:
         if film:
             video = media.probe(path)
-            return (video.width, video.height), video.duration
-        return media.read_image(path).shape[1::-1], None
+            return (video.width, video.height), video.duration, ""
+        return media.read_image(path).shape[1::-1], None, media.converted(path)
     except Unreadable as e:
         return str(e)
 
@@ -507,16 +519,14 @@ def look(record, folder, decode):
     seen = [_decoded(path, video is not None and not frames) for path in paths]
     if bad := [why for why in seen if isinstance(why, str)]:
         return bad
-    found, sizes = [], [size for size, _ in seen][: 1 if frames else None]
+    found, sizes = [], [size for size, *_ in seen][: 1 if frames else None]
     for entry, path, (w, h) in zip(entries_of(record), paths, sizes, strict=not frames):
         declared = _declared(entry)
         if declared and declared != (w, h):
             found.append(f"W02 {path} is {w} x {h} pixels, not {declared[0]} x {declared[1]} as declared")
-        if isinstance(entry, dict) and "sha256" in entry and not frames:
-            with open(path, "rb") as file:
-                if hashlib.sha256(file.read()).hexdigest() != entry["sha256"]:
-                    found.append(f"S21 {path} has not the sha256 that is declared")
-    found += [f"W06 {path} is converted: {how}" for path in paths if (video is None or frames) and (how := media.converted(path))]
+        if isinstance(entry, dict) and "sha256" in entry and not frames and digest(path).hexdigest() != entry["sha256"]:
+            found.append(f"S21 {path} has not the sha256 that is declared")
+    found += [f"W06 {path} is converted: {how}" for path, (*_, how) in zip(paths, seen, strict=True) if how]
     if video is not None and not frames:
         declared, seconds = video if isinstance(video, dict) else {"path": video}, seen[0][1]
         if abs(declared.get("duration", seconds) - seconds) > 0.5:

@@ -34,7 +34,7 @@ TABLES = {
     "record": {"id": "name", "image": "any", "images": "list", "video": "any", "subtitles": "any", "annotations": "list!",
                "weight": "positive", "meta": "object"},
     "image": {"path": "any!", **_FILE},
-    "video": {"path": "any", "frames": "list", "fps": "positive", "start": "seconds", "end": "seconds", "duration": "positive", **_FILE},
+    "video": {"path": "any", "frames": "list", "fps": "rate", "start": "seconds", "end": "seconds", "duration": "positive", **_FILE},
     "subtitle": {"start": "seconds!", "end": "seconds!", "text": "string!"},
     "turn": {"question": "any!", **_ANSWER, "weight": "weight"},
     "point of a point": {"x": "number!", "y": "number!", "image": "index", "t": "seconds"},
@@ -43,7 +43,7 @@ TABLES = {
     "qa": {**_COMMON, "system": "text", "turns": "list", "question": "any", **_ANSWER},
     "point": {**_COMMON, **_ASKED, **_PLACES, "count": "index", "mode": "point mode"},
     "count": {**_COMMON, **_ASKED, "count": "index!"},
-    "track": {**_COMMON, **_ASKED, **_PLACES, "label": "text!", "mode": "track mode", "fps": "positive", "times": "list", "query": "any"},
+    "track": {**_COMMON, **_ASKED, **_PLACES, "label": "text!", "mode": "track mode", "fps": "rate", "times": "list", "query": "any"},
     "text": {**_COMMON, "prompt": "text", "text": "text!"},
 }
 TYPES = ("caption", "qa", "point", "count", "track", "text")
@@ -71,8 +71,10 @@ _KINDS = {                           # kind of value: what it must be in words, 
     "style": ("a name of letters, digits, '_', '.' and '-'", lambda v: isinstance(v, str) and re.fullmatch(r"[A-Za-z0-9_.-]+", v)),
     "sha256": ("64 hexadecimal digits in lower case", lambda v: isinstance(v, str) and re.fullmatch(r"[0-9a-f]{64}", v)),
     "number": ("a number", _is_number),
-    "positive": ("a number above 0", lambda v: _is_number(v) and v > 0),
-    "weight": ("a number that is not negative", lambda v: _is_number(v) and v >= 0),
+    # so that products of three weights are finite in float32, and a film's seconds, which are frames by rate
+    "positive": ("a number above 0, at most a million", lambda v: _is_number(v) and 0 < v <= 1e6),
+    "weight": ("a number that is not negative, at most a million", lambda v: _is_number(v) and 0 <= v <= 1e6),
+    "rate": ("a number of frames per second, 0.0001 to 10000", lambda v: _is_number(v) and 1e-4 <= v <= 1e4),
     "seconds": ("seconds, a number that is not negative", lambda v: _is_number(v) and v >= 0),
     "pixels": ("a whole number of at least 1 pixel", lambda v: _is_whole(v, 1)),
     "size": ("[width, height] in pixels", lambda v: isinstance(v, list) and len(v) == 2 and all(_is_whole(s, 1) for s in v)),
@@ -100,7 +102,7 @@ class _Seen(NamedTuple):
 
 
 def _near(word, words):
-    near = difflib.get_close_matches(str(word), words, 1)
+    near = difflib.get_close_matches(shown(word).strip("'"), words, 1)     # cut short: it may have millions of letters
     return f"did you mean '{near[0]}'?" if near else ""
 
 
@@ -144,7 +146,8 @@ def _path(path, place):
         raise Refused("E07", f"a path must be a text, not {shown(path)}", place)
     depth = np.cumsum([-1 if part == ".." else part not in ("", ".") for part in path.split("/")]) if ".." in path else [0]
     wrong = ("holds a URL" if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", path) else "is absolute" if re.match(r"/|\\|[A-Za-z]:[/\\]", path) else
-             "leaves the media folder by '..'" if min(depth) < 0 else "holds a NUL" if "\0" in path else
+             "leaves the media folder by '..'" if min(depth) < 0 else
+             "holds a control character" if re.search(r"[\0-\x1f\x7f-\x9f]", path) else
              "is a folder" if re.search(r"(^|/)\.{0,2}$", path) else
              "is longer than file systems take" if len(path) > 1000 or any(len(part.encode()) > 255 for part in path.split("/")) else "")
     if wrong:

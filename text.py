@@ -24,6 +24,7 @@ class ByteTokenizer:
 
     def __init__(self, words=(), n_vocab=384):
         self.words, self.n_vocab = tuple(words), n_vocab
+        assert all(self.words) and len(set(self.words)) == len(self.words), "a word is empty or given twice"
         assert 258 + len(self.words) <= n_vocab, f"{len(self.words)} words do not fit {n_vocab} ids"
         self.chat_start, self.chat_end = 256, 257
         self.bos = self.eos = self.chat_end                               # as for Qwen, which has no BOS
@@ -90,8 +91,10 @@ class PretrainedTokenizer:
             self.bos = self._id(names["bos_token"], folder) if "bos_token" in names else self.eos
         except Lacking:
             raise
-        except Exception as e:           # the package raises bare Exceptions
-            raise ValueError(f"{folder}: not readable as a tokenizer: {str(e).splitlines()[0]}") from None
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as e:       # the package raises bare Exceptions, and its panics are not even those
+            raise ValueError(f"{folder}: not readable as a tokenizer: {(str(e).splitlines() or [type(e).__name__])[0]}") from None
         self.chat_start, self.chat_end = self._id("<|im_start|>", folder), self._id("<|im_end|>", folder)
         self.stops = {self.eos, self.chat_end}
         self.special = {name: n_vocab + i for i, name in enumerate(SPECIAL)}
@@ -124,7 +127,7 @@ def load(folder, n_vocab):
         raise FileNotFoundError(f"{path}: no such file, so nothing to read text with")
     try:
         state = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise ValueError(f"{path}: not JSON: {e}") from None
     if not isinstance(state, dict) or state.get("kind") != "bytes":
         return PretrainedTokenizer(folder, n_vocab)

@@ -263,7 +263,7 @@ def test_the_parts_of_a_batch_are_the_batch(kind, cp):
     for name in ("tokens", "targets", "weights", "pos"):
         assert torch.equal(torch.cat([getattr(p, name) for p in parts], 1), getattr(whole, name))
     assert all(torch.equal(p.doc, whole.doc) for p in parts) and all(len(p.images) and len(p.pool_src) for p in parts)
-    assert sum(len(p.unit) for p in parts) == len(whole.unit) and all(len(p.images) == 1 or len(p.images) % 4 == 0 for p in parts)
+    assert sum(len(p.unit) for p in parts) == len(whole.unit) and all(len(p.images) == 2 or len(p.images) % 4 == 0 for p in parts)
     # what each window holds, as pixels: at the places of the row, and as it arrives
     pixels = lambda b: b.images.flatten(0, 1).float().mean(-1)            # noqa: E731
     value = lambda b, rows: (pixels(b)[b.pool_src[rows].clamp(min=0)] * (b.pool_src[rows] >= 0)).sum(1)                 # noqa: E731

@@ -101,7 +101,7 @@ def yarn_of(where, rope, layers, n_layer):
     if kind == "default":
         return float(rope["rope_theta"]), models.Yarn()
     demand(where, {**rope, "rope_type": kind}, rope_type="yarn", truncate=True, mscale=None, mscale_all_dim=None)
-    yarn = models.Yarn(tuple(range(n_layer)) if layers is None else tuple(layers), float(rope["factor"]),
+    yarn = models.Yarn(tuple(range(min(n_layer, models.MAX_LAYERS + 1))) if layers is None else tuple(layers), float(rope["factor"]),
                        original_max=int(rope["original_max_position_embeddings"]))
     given = {key: float(rope[key]) for key in ("attention_factor", "beta_fast", "beta_slow") if rope.get(key) is not None}
     given.setdefault("attention_factor", 0.1 * math.log(yarn.factor) + 1)
@@ -203,7 +203,7 @@ def describe(folder, raw):
     except Refused:
         raise
     except models.WRONG as e:
-        raise ValueError(f"{folder}/config.json is not the config of a Molmo2 checkpoint: {e!r}") from None
+        raise ValueError(f"{folder}/config.json is not the config of a Molmo2 checkpoint: {e!r:.300}") from None
     return config
 
 
@@ -235,7 +235,7 @@ def base_config(t, v, where):
                        features=(n - 3, n - 9), grid=v["image_size"] // patch, patch=patch, eps=v.get("layer_norm_eps", 1e-6))
     # OLMo-3 slides its window on all layers but every fourth; Molmo2 does not, and only those have YaRN (spec 1.1)
     kinds = t.get("layer_types") or ["sliding_attention"] * 3 + ["full_attention"]
-    whole = [i for i in range(t["num_hidden_layers"]) if kinds[i % len(kinds)] == "full_attention"]
+    whole = [i for i in range(min(t["num_hidden_layers"], models.MAX_LAYERS + 1)) if kinds[i % len(kinds)] == "full_attention"]
     rope = t.get("rope_parameters") or {"rope_theta": t["rope_theta"], **(t.get("rope_scaling") or {})}
     if "full_attention" in rope:         # transformers writes the two kinds of layers apart
         rope, sliding = rope["full_attention"], rope["sliding_attention"]
