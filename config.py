@@ -51,6 +51,9 @@ class Config:
     recompute: bool = True           # activation checkpointing: blocks keep their inputs only and run again in backward (spec 10)
     compile: bool = False            # torch.compile, block by block
     crop_bucket: int = 8             # crops of a batch are padded to a multiple of this
+    save_every: int = 500            # steps between checkpoints; 0: none
+    keep: int = 2                    # checkpoints, the newest; 0: all
+    on_nonfinite: str = "stop"       # NaN or Inf in loss or gradient: stop, or skip the step and count it
     seed: int = 0
     device: str = "auto"
     dtype: str = "auto"              # of the arithmetic; weights and optimizer are float32 always
@@ -136,6 +139,11 @@ def parse(argv):
     parser.add_argument("--eval", metavar="FILE", help="records asked about at the end (with --data)")
     parser.add_argument("--eval-every", type=int, default=0, metavar="N", help="also every N steps (default 0: only at the end)")
     parser.add_argument("--init", metavar="DIR", help="start from the weights of a run directory")
+    parser.add_argument("--resume", action="store_true", help="go on from the newest complete checkpoint in --out, exactly; none: start")
+    parser.add_argument("--resume-anyway", action="store_true", help="... even if the recipe or the data are others now")
+    parser.add_argument("--save-every", type=int, metavar="N", help="a checkpoint every N steps, and at the end (default 500; 0: none)")
+    parser.add_argument("--keep", type=int, metavar="N", help="keep the newest N checkpoints (default 2; 0: all)")
+    parser.add_argument("--on-nonfinite", choices=("stop", "skip"), help="NaN or Inf in loss or gradient: stop (default) or skip the step")
     parser.add_argument("--out", metavar="DIR", help="run directory (default runs/stage1-tiny and so on; an old one is moved aside)")
     parser.add_argument("--steps", type=int, help="optimizer steps; the schedule ends there")
     parser.add_argument("--batch", type=int, help="packs per step, over everything")
@@ -154,7 +162,8 @@ def parse(argv):
     for recipe in recipes:
         for key, value in recipe.items():
             config = override(config, key, value, "recipe")
-    for key in ("preset", "steps", "batch", "micro_batch", "cp", "train", "seed", "workers", "device", "dtype"):
+    for key in ("preset", "steps", "batch", "micro_batch", "cp", "train", "seed", "workers", "device", "dtype", "save_every", "keep",
+                "on_nonfinite"):
         if getattr(args, key) is not None:
             config = override(config, key, getattr(args, key), f"--{key.replace('_', '-')}")
     config = replace(config, model=models.PRESETS[config.preset])
@@ -178,9 +187,9 @@ def parse(argv):
         value = getattr(config.data, key[5:]) if key.startswith("data.") else getattr(config, key)
         if value < 1:
             raise UserError(f"--{key.replace('_', '-')}: must be at least 1, not {value}")
-    for key in ("seed", "workers", "vit_steps", "max_skip", "shard"):
+    for key in ("seed", "workers", "vit_steps", "max_skip", "shard", "save_every", "keep"):
         if getattr(config, key) < 0:
-            raise UserError(f"--{key}: must be at least 0, not {getattr(config, key)}")
+            raise UserError(f"--{key.replace('_', '-')}: must be at least 0, not {getattr(config, key)}")
     for key in ("max_points", "transcripts", "length_hint"):
         if getattr(config.data, key) < 0:
             raise UserError(f"--data.{key}: must be at least 0, not {getattr(config.data, key)}")
@@ -189,6 +198,11 @@ def parse(argv):
                         f"{media.MAX_FRAMES} of a video")
     if len(config.betas) != 2 or not all(0 <= b < 1 for b in config.betas):
         raise UserError(f"--betas: two numbers from 0 to below 1, not {config.betas}")
+    args.resume |= args.resume_anyway
+    if args.resume and args.init:
+        raise UserError("--init: starts from weights, --resume goes on with a run; leave one out")
+    if config.on_nonfinite not in ("stop", "skip"):
+        raise UserError(f"--on_nonfinite={config.on_nonfinite}: stop or skip")
     if args.eval_every < 0:
         raise UserError(f"--eval-every: must be at least 0, not {args.eval_every}")
     for flag in () if args.data else ("media", "eval", "skip_missing"):

@@ -57,10 +57,18 @@ def misfit(world, cp, n_head, n_kv_head, batch, micro_batch, tokens, shard=0):
 
 
 def join(cp, device, patience=600):
-    """-> the mesh, and a group to wait in for whatever one rank does alone (evaluate, save). In all other exchanges a rank that does not
-    answer for `patience` seconds ends the run. Numbers that steer the run travel over gloo: they keep no GPU waiting."""
+    """-> the mesh, a group to wait in for whatever one rank does alone (evaluate), and one for the threads that write checkpoints.
+
+    In all other exchanges a rank that does not answer for `patience` seconds ends the run. Numbers that steer the run travel over
+    gloo: they keep no GPU waiting.
+    """
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=patience))
-    return mesh(cp, device.type), dist.new_group(backend="gloo", timeout=timedelta(days=7))
+    return mesh(cp, device.type), *(dist.new_group(backend="gloo", timeout=timedelta(days=7)) for _ in range(2))
+
+
+def is_first():
+    """Is this the first process of a launch, whether or not it has joined the others yet?"""
+    return int(os.environ.get("RANK", 0)) == 0
 
 
 def is_of_others(error):

@@ -3,6 +3,7 @@
     python train.py --stage 1 --tiny                                   # laptop: the toy world, no download
     python train.py --stage 1 --tiny --data my.jsonl --media photos    # laptop, own records
     python train.py --stage 1 --data captions.jsonl=0.6 points.jsonl=0.3 text.jsonl=0.1 --preset 4b --device cuda
+    python train.py --stage 1 --tiny --resume                          # go on where a run was stopped or killed
 
 Config and command line: config.py. Order of this file: data, model, optimizer, loop, what is left behind. A step:
 
@@ -28,15 +29,18 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
+import checkpoint
 import data
 import mixture
 import model as models
 import packing
 import parallel
+import plans
 import text
 from config import Config, Parser, UserError, config_from, fields_of, override, parse  # noqa: F401 - tools ask for them here
 from loader import Loader, RunError
@@ -46,12 +50,16 @@ from stages import tiny
 # data
 
 
+def directory_of(args, config):
+    return Path(args.out or f"runs/stage{config.stage}{'-tiny' if args.tiny else ''}")
+
+
 def run_directory(args, config):
-    default = Path("runs") / f"stage{config.stage}{'-tiny' if args.tiny else ''}"
-    out = Path(args.out) if args.out else default
-    if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
+    """Makes the directory of a new run, and an old one of a name that nobody gave move aside."""
+    out = directory_of(args, config)
+    if not args.resume and out.exists() and any(out.iterdir() if out.is_dir() else [out]):
         if args.out:
-            raise UserError(f"--out {out}: not empty; name another directory")
+            raise UserError(f"--out {out}: not empty; name another directory, or go on with that run: --resume")
         n = 1
         while (aside := out.with_name(f"{out.name}.old-{n}")).exists():
             n += 1
@@ -61,6 +69,61 @@ def run_directory(args, config):
     except OSError as e:
         raise UserError(f"--out {out}: {e.strerror}") from None
     return out
+
+
+# what may be another on the way: where and how fast it is computed, not what
+LAYOUT = {"device", "cp", "shard", "micro_batch", "workers", "recompute", "compile", "crop_bucket", "save_every", "keep", "eval_images",
+          "max_skip", "on_nonfinite", "preset", "model"}
+
+
+def plain_config(config):
+    """{dotted field: value}, as JSON would hold it."""
+    return dict(line[2:].split("=", 1) for line in fields_of(config))
+
+
+def find_checkpoint(args, config):
+    """-> the folder to go on from and its state, or None and {}; and config with the model of that run. UserError if the recipe differs."""
+    if not args.resume:
+        return None, {}, config
+    out = directory_of(args, config)
+    found = checkpoint.steps(out)
+    if not found:
+        if parallel.is_first():
+            print(f"train.py: no complete checkpoint in {out}: the run starts afresh", file=sys.stderr)
+        return None, {}, config
+    folder = out / f"step-{found[0]}"
+    state = checkpoint.state_of(folder)
+    shape = models.config_from(state["model"])
+    if config.model != shape and (args.preset or config.model != models.PRESETS[config.preset]):
+        raise UserError(f"--resume: {folder} has another model than --preset and --model.* ask for; leave them out")
+    config = replace(config, model=shape, data=replace(config.data, vision=shape.vision))
+    theirs, ours = state["config"], plain_config(config)
+    differ = [f"{key} was {theirs.get(key)} and is {ours.get(key)}" for key in sorted({*theirs, *ours})
+              if key.split(".")[0] not in LAYOUT and theirs.get(key) != ours.get(key)]
+    if differ and not args.resume_anyway:
+        raise UserError(f"--resume: {folder} is of another recipe: {'; '.join(differ)}. --resume-anyway goes on with it all the same")
+    return folder, state, config
+
+
+def same_data(args, folder, state, purpose):
+    """UserError if the run so far was with other data than `purpose` (plans.purpose) tells."""
+    differ = [key for key in purpose if state["data"].get(key) != purpose[key]]
+    if differ and not args.resume_anyway:
+        raise UserError(f"--resume: {folder} is of other data ({', '.join(differ)} changed). --resume-anyway goes on with it all the same")
+
+
+def log_so_far(path, step):
+    """The lines of a log up to a step, a later one of a step before an earlier; cuts off a last line that a kill left unfinished."""
+    lines, whole = {}, b""
+    for row in path.read_bytes().splitlines(keepends=True):
+        if not row.endswith(b"\n"):
+            break
+        whole += row
+        line = json.loads(row)
+        if "lr" in line and line["step"] <= step:
+            lines[line["step"]] = line
+    path.write_bytes(whole)
+    return [lines[k] for k in sorted(lines)]
 
 
 def name_apart(sources):
@@ -139,6 +202,7 @@ class Ranks:
     copies: int = 1                  # of the weights, where they are sharded over fewer ranks than there are
 
     meeting: object = None           # a group in which ranks wait however long it takes
+    saving: object = None            # and one for the threads that write checkpoints
 
     @property
     def first(self):
@@ -161,10 +225,10 @@ def join(config, shape, device):
         raise UserError(why)
     if world == 1:
         return Ranks(), config
-    mesh, meeting = parallel.join(config.cp, device)
+    mesh, *groups = parallel.join(config.cp, device)
     copies = world // config.shard if config.shard else 1
     return Ranks(dist.get_rank(), world, mesh, world // config.cp, mesh["dp"].get_local_rank(), mesh["cp"].get_local_rank(), copies,
-                 meeting), config
+                 *groups), config
 
 
 def pick_device(config):
@@ -180,8 +244,10 @@ def pick_device(config):
     return torch.device(name), getattr(torch, dtype)
 
 
-def open_tokenizer(args, config):
-    """-> tokenizer, and config with the geometry of its model, as open_model finds them, without reading weights."""
+def open_tokenizer(args, config, folder=None):
+    """-> tokenizer, and config with the geometry of its model, as open_model finds them, without reading weights; folder: a checkpoint."""
+    if folder:
+        return text.load(folder, config.model.n_vocab), config
     if args.init is None:
         return data.ByteTokenizer(tiny.WORDS, config.model.n_vocab), config
     try:
@@ -192,8 +258,8 @@ def open_tokenizer(args, config):
     return tokenizer, replace(config, model=shape, data=replace(config.data, vision=shape.vision))
 
 
-def open_model(args, config):
-    """-> model on the CPU, tokenizer, and config with the model's shape: from --init, or new from --preset."""
+def open_model(args, config, folder=None):
+    """-> model on the CPU, tokenizer, and config with the model's shape: from --init, or new from --preset (a checkpoint will fill it)."""
     if args.init is not None:
         from tools.generate import open_model as open_run
 
@@ -208,7 +274,7 @@ def open_model(args, config):
     else:
         try:
             model = models.Molmo2(config.model).init_weights()
-            tokenizer = data.ByteTokenizer(tiny.WORDS, config.model.n_vocab)
+            tokenizer = open_tokenizer(args, config, folder)[0]
         except (AssertionError, IndexError, RuntimeError, ValueError, ZeroDivisionError) as e:
             raise UserError(f"--model: no model has this shape: {e}") from None
     model.residual_dropout, model.response_dropout = config.residual_dropout, config.response_dropout
@@ -251,8 +317,11 @@ def schedule(config, part, step):
 # the loop
 
 
-def train(config, out, device, dtype, model, loader, evaluate, args, ranks):
-    """-> a line of the log per step; the model has learned when it returns. evaluate() -> metrics, called every args.eval_every steps."""
+def train(config, out, device, dtype, model, loader, evaluate, args, ranks, tokenizer, purpose, folder=None, state=None):
+    """-> a line of the log per step; the model has learned when it returns. evaluate() -> metrics, called every args.eval_every steps.
+
+    folder, state: of the checkpoint to go on from. purpose: what the data are, for those who go on from the checkpoints of this run.
+    """
     params = {part: sum(p.numel() for p in ps) for part, ps in model.groups().items()}
     model.to(device)
     if ranks.mesh:
@@ -265,17 +334,25 @@ def train(config, out, device, dtype, model, loader, evaluate, args, ranks):
     head = {"config": dataclasses.asdict(config), "command": vars(args), "commit": commit(), "device": str(device),
             "dtype": str(dtype).split(".")[-1], "versions": {"python": platform.python_version(), "torch": torch.__version__},
             "params": params}
-    if ranks.first:
+    start, skipped, lines, asked = 0, 0, [], []
+    if folder:
+        checkpoint.restore(folder, model, optimizer)
+        start, skipped = state["step"], state["skipped"]
+    log = open(out / "log.jsonl" if ranks.first else os.devnull, "a" if folder else "w", buffering=1)
+    if ranks.first and folder:
+        lines = log_so_far(out / "log.jsonl", start)
+    elif ranks.first:
         (out / "config.json").write_text(json.dumps(head, indent=1))
-    log = open(out / "log.jsonl" if ranks.first else os.devnull, "w", buffering=1)
-    log.write(json.dumps(head) + "\n")
-    lines, asked = [], []
+        log.write(json.dumps(head) + "\n")
+    saver = checkpoint.Saver(out, config.keep, ranks.first, ranks.saving)
+    told = {b["draw"] for b in bad_so_far(out)}
     signal.signal(signal.SIGTERM, lambda *_: asked.append("to end"))     # once the step is done; one that never ends is another's to tell
 
-    bar = tqdm(islice(loader, config.steps), total=config.steps, unit="step", desc=f"stage {config.stage}", mininterval=1,
-               disable=not ranks.first)
+    bar = tqdm(islice(loader, config.steps - start), total=config.steps, initial=start, unit="step", desc=f"stage {config.stage}",
+               mininterval=1, disable=not ranks.first)
     started = time.time()
-    for number, (step, micro_batches) in enumerate(bar, 1):
+    for number, (step, micro_batches) in enumerate(bar, start + 1):
+        torch.manual_seed(seed_of(config.seed, number, ranks.rank))      # dropout: the same after a resume
         for group in optimizer.param_groups:
             group["lr"] = schedule(config, group["name"], number)
         total, seen, suspects = 0.0, Counter(), []
@@ -288,7 +365,7 @@ def train(config, out, device, dtype, model, loader, evaluate, args, ranks):
             (batch.weights * (nll + config.z_loss * lse**2)).sum().backward()
             loss = float((batch.weights * nll.detach()).sum())
             total += loss
-            suspects += [] if math.isfinite(loss) else batch.ids
+            suspects += [] if math.isfinite(loss) else [batch]
             seen.update(census(rows))
         seen = {name: value if name == "weight" else round(value) for name, value in
                 parallel.total({name: value / config.cp for name, value in seen.items()}).items()}       # all cp ranks saw the same
@@ -296,23 +373,32 @@ def train(config, out, device, dtype, model, loader, evaluate, args, ranks):
         total = parallel.total({"loss": total})["loss"] / weight
         norms = {part: divide_and_clip(ps, weight, config.clip, ranks.copies) for part, ps in groups.items()}
         norm = math.hypot(*norms.values())
-        if not math.isfinite(total) or not math.isfinite(norm):          # sums over all ranks: all of them come here
-            found = list(dict.fromkeys(i for ids in parallel.gathered(suspects) for i in ids)) or step.ids
-            raise RunError(f"step {number}: loss {total}, gradient norm {norm}; records: {', '.join(found[:20])}", everywhere=True)
-        optimizer.step()
+        finite = math.isfinite(total) and math.isfinite(norm)            # of sums over all ranks: all of them find the same
+        if not finite:
+            inspect = keep_for_inspection(out, number, suspects, ranks.rank)
+            found = list(dict.fromkeys(i for ids in parallel.gathered([i for b in suspects for i in b.ids]) for i in ids)) or step.ids
+            said = f"step {number}: loss {total}, gradient norm {norm}; records: {', '.join(found[:20])}{inspect}"
+            if config.on_nonfinite == "stop":
+                raise RunError(said, everywhere=True)
+            if ranks.first:
+                tqdm.write(f"{said}; skipped", file=sys.stderr)
+            skipped += 1
+        else:
+            optimizer.step()
         optimizer.zero_grad()
 
         bad, masked, ids = [], Counter(), hashlib.sha256("\n".join(step.ids).encode()).hexdigest()[:16]
         mine = (loader.bad, loader.masked) if ranks.cp_rank == 0 else ([], {})                       # a group has agreed on them
-        everyone = parallel.gathered((ids, bool(asked), *mine))
+        everyone = parallel.gathered((ids, bool(asked), failed_save(saver), *mine))
         if {of_rank for of_rank, *_ in everyone} != {ids}:
             raise RunError(f"step {number}: the ranks have planned different records ({', '.join(e[0] for e in everyone)}); do all of them "
                            "see the same files?", everywhere=True)
-        for _, _, found, counted in everyone:
+        for *_, found, counted in everyone:
             bad, masked = bad + found, masked + Counter(counted)
         loader.bad = []
-        line = {"step": number, "loss": total, **seen, "lr": {g["name"]: g["lr"] for g in optimizer.param_groups},
-                "grad_norm": norm, "grad_norms": norms, "fill_tokens": seen["tokens"] / (config.batch * config.data.max_tokens),
+        line = {"step": number, "loss": total if finite else None, **seen, "lr": {g["name"]: g["lr"] for g in optimizer.param_groups},
+                "grad_norm": norm if finite else None, "grad_norms": norms if finite else None, "skipped_steps": skipped,
+                "fill_tokens": seen["tokens"] / (config.batch * config.data.max_tokens),
                 "fill_crops": seen["crops"] / (config.batch * config.pack_crops), "longest_wait": step.waited,
                 **dropped_by(Counter(step.dropped) + masked),
                 "ids": ids, "seconds": time.time() - started}
@@ -321,10 +407,20 @@ def train(config, out, device, dtype, model, loader, evaluate, args, ranks):
         lines.append(line)
         if bad and ranks.first:
             with open(out / "skips.jsonl", "a") as skips:
-                skips.writelines(json.dumps({"step": number, **b}) + "\n" for b in sorted(bad, key=lambda b: b["draw"]))
+                skips.writelines(json.dumps({"step": number, **b}) + "\n" for b in sorted(bad, key=lambda b: b["draw"])
+                                 if b["draw"] not in told)
+        failed = next(filter(None, (why for _, _, why, *_ in everyone)), None)
+        if failed:
+            raise RunError(f"step {number}: {failed}", everywhere=True)
+        ended = any(end for _, end, *_ in everyone)
+        if ended or (config.save_every and (number % config.save_every == 0 or number == config.steps)):
+            now = {"step": number, "config": plain_config(config), "model": dataclasses.asdict(config.model), "data": purpose,
+                   "skipped": skipped, "loader": {**loader.state(step), "masked": dict(masked)}}
+            saver.save(number, model, optimizer, now, tokenizer)
         bar.set_postfix(loss=f"{total:.3f}", fill=f"{line['fill_tokens']:.0%}", refresh=False)
-        if any(ended for _, ended, *_ in everyone):
-            raise Terminated(f"ended after step {number}, as SIGTERM asks")
+        if ended:
+            saver.wait()
+            raise Terminated(f"SIGTERM: ended after step {number}, which --resume goes on from")
         if args.eval_every and number % args.eval_every == 0 and number < config.steps:
             model.eval()
             scores = evaluate(plain(model, ranks))
@@ -333,8 +429,43 @@ def train(config, out, device, dtype, model, loader, evaluate, args, ranks):
             model.train()
             started = time.time()
     log.close()
+    saver.wait()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     return lines
+
+
+def seed_of(seed, step, rank):
+    return int.from_bytes(hashlib.sha256(f"{seed} {step} {rank}".encode()).digest()[:7], "big")
+
+
+def failed_save(saver):
+    """Why the checkpoint that was being written cannot be; "" if it can, or goes on."""
+    try:
+        saver.done()
+    except checkpoint.SaveError as e:
+        return str(e)
+    return ""
+
+
+def keep_for_inspection(out, number, batches, rank):
+    """Leaves batches whose loss is not finite in out, as arrays; returns where, for the message."""
+    for k, batch in enumerate(batches):
+        arrays = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch) if torch.is_tensor(getattr(batch, f.name))}
+        np.savez(out / f"nonfinite-step-{number}-rank-{rank}-{k}.npz", ids=np.array(batch.ids), **{n: a.cpu() for n, a in arrays.items()})
+    return f"; the batch is in {out}/nonfinite-step-{number}-*.npz" if batches else f"; tools.view --run {out} --step {number} shows them"
+
+
+def bad_so_far(out):
+    """What earlier parts of the run found bad while decoding: [{"draw":, "reason":, ..}, ..]"""
+    path, found = out / "skips.jsonl", []
+    if not path.exists():
+        return found
+    for line in path.read_text().splitlines():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue                     # the last, cut off by a kill: it will be found bad again
+    return found
 
 
 class Terminated(Exception):
@@ -440,7 +571,7 @@ def finish(config, out, model, lines, tokenizer, asked):
     tokenizer.save(out / "model")
     state = {f.name: getattr(config.data, f.name) for f in dataclasses.fields(config.data) if f.name != "vision"}
     (out / "model" / "data.json").write_text(json.dumps(state))
-    charts.curve([line["loss"] for line in lines], out / "loss.png")
+    charts.curve([line["loss"] for line in lines if line["loss"] is not None], out / "loss.png")
     return score(config, model, tokenizer, asked, out / "samples")
 
 
@@ -465,28 +596,35 @@ def main(argv=None):
     try:
         args, config = parse(argv)
         device, dtype = pick_device(config)
-        ranks, config = join(config, open_tokenizer(args, config)[1].model, device)
+        folder, state, config = find_checkpoint(args, config)
+        ranks, config = join(config, open_tokenizer(args, config, folder)[1].model, device)
         if args.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
         torch.manual_seed(config.seed)
         # everything that can be wrong is opened before anything is written
         sources, rates, asked = open_sources(args, config)
-        model, tokenizer, config = open_model(args, config)
+        model, tokenizer, config = open_model(args, config, folder)
+        purpose = plans.purpose(sources, rates, tokenizer, config)
         loader = Loader(sources, rates, tokenizer, config, ranks.dp_rank, ranks.dp, args.plan, args.cache,
-                        part=(ranks.cp_rank, config.cp), agree=partial(parallel.agreed, mesh=ranks.mesh)).begin()
+                        part=(ranks.cp_rank, config.cp), agree=partial(parallel.agreed, mesh=ranks.mesh))
+        if folder:
+            same_data(args, folder, state, purpose)
+            loader.restore({**state["loader"], "masked": state["loader"]["masked"] if ranks.first else {}})
+            loader.known_bad = {b["draw"]: b["reason"] for b in bad_so_far(directory_of(args, config))}
+        else:
+            loader.begin()
         out = parallel.gathered(run_directory(args, config) if ranks.first else None)[0]
-        if config.vit_steps and not args.init:
+        if config.vit_steps and not args.init and not folder:
             teach_to_see(config, out if ranks.first else None, model.vision.vit.to(device))
-        torch.manual_seed(config.seed + ranks.rank)      # for dropout: of every rank its own
         evaluate = lambda model: score(config, model, tokenizer, asked) if ranks.first else None             # noqa: E731
-        lines = train(config, out, device, dtype, model, loader, evaluate, args, ranks)
+        lines = train(config, out, device, dtype, model, loader, evaluate, args, ranks, tokenizer, purpose, folder, state)
         model = plain(model, ranks)
         metrics = finish(config, out, model, lines, tokenizer, asked) if ranks.first else None
         ranks.meet()
     except (UserError, data.DataError) as e:             # every process finds it: one of each machine says so
         end(e, 2, os.environ.get("LOCAL_RANK", "0") == "0")
-    except (RunError, data.Unreadable, OSError) as e:
+    except (RunError, data.Unreadable, checkpoint.SaveError, OSError) as e:
         end(e, 1, rank == 0 or not getattr(e, "everywhere", False))
     except Terminated as e:
         end(e, 143, rank == 0)
