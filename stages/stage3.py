@@ -1,7 +1,8 @@
 """Stage 3: long context (paper: long-context training, Table 12; spec 10).
 
 From the weights of stage 2, with a fresh optimizer: stage 2's recipe with rows of 36,864 tokens and 384 crops,
-2,000 steps. Groups of 8 GPUs share a row (--cp 8), as in the paper.
+2,000 steps. Groups of 8 GPUs share a row (--cp 8), as in the paper; stages/cluster.sh starts them. How many frames are looked at
+when the model is asked is another choice, made then (tools.generate --frames, paper: Table 13).
 """
 
 from stages import stage2
