@@ -53,6 +53,7 @@ class Config:
     crop_bucket: int = 8             # crops of a batch are padded to a multiple of this
     save_every: int = 500            # steps between checkpoints; 0: none
     keep: int = 2                    # checkpoints, the newest; 0: all
+    rehearse: str = "auto"           # the fullest batch there can be, before the first step: auto (on a GPU), true, false
     on_nonfinite: str = "stop"       # NaN or Inf in loss or gradient: stop, or skip the step and count it
     seed: int = 0
     device: str = "auto"
@@ -201,6 +202,8 @@ def parse(argv):
     args.resume |= args.resume_anyway
     if args.resume and args.init:
         raise UserError("--init: starts from weights, --resume goes on with a run; leave one out")
+    if config.rehearse not in ("auto", "true", "false"):
+        raise UserError(f"--rehearse={config.rehearse}: auto, true or false")
     if config.on_nonfinite not in ("stop", "skip"):
         raise UserError(f"--on_nonfinite={config.on_nonfinite}: stop or skip")
     if args.eval_every < 0:

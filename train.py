@@ -42,7 +42,7 @@ import packing
 import parallel
 import plans
 import text
-from config import Config, Parser, UserError, config_from, fields_of, override, parse  # noqa: F401 - tools ask for them here
+from config import Config, Parser, Parts, UserError, config_from, fields_of, override, parse  # noqa: F401 - tools ask for them here
 from loader import Loader, RunError
 from stages import tiny
 
@@ -72,8 +72,8 @@ def run_directory(args, config):
 
 
 # what may be another on the way: where and how fast it is computed, not what
-LAYOUT = {"device", "cp", "shard", "micro_batch", "workers", "recompute", "compile", "crop_bucket", "save_every", "keep", "eval_images",
-          "max_skip", "on_nonfinite", "preset", "model"}
+LAYOUT = {"device", "cp", "shard", "micro_batch", "workers", "recompute", "compile", "crop_bucket", "rehearse", "save_every", "keep",
+          "eval_images", "max_skip", "on_nonfinite", "preset", "model"}
 
 
 def plain_config(config):
@@ -348,6 +348,8 @@ def train(config, out, device, dtype, model, loader, evaluate, args, ranks, toke
     told = {b["draw"] for b in bad_so_far(out)}
     signal.signal(signal.SIGTERM, lambda *_: asked.append("to end"))     # once the step is done; one that never ends is another's to tell
 
+    if config.rehearse == "true" or (config.rehearse == "auto" and device.type == "cuda"):
+        rehearse(config, device, dtype, model, groups, ranks)
     bar = tqdm(islice(loader, config.steps - start), total=config.steps, initial=start, unit="step", desc=f"stage {config.stage}",
                mininterval=1, disable=not ranks.first)
     started = time.time()
@@ -357,13 +359,7 @@ def train(config, out, device, dtype, model, loader, evaluate, args, ranks, toke
             group["lr"] = schedule(config, group["name"], number)
         total, seen, suspects = 0.0, Counter(), []
         for rows in micro_batches:
-            batch = packing.build(rows, config.data.max_tokens, config.data.vision, config.crop_bucket)
-            batch = parallel.shard(batch, ranks.cp_rank, config.cp).to(device)
-            # its cache would keep bfloat16 copies of all that learns until the forward ends, which is what recompute saves
-            with torch.autocast(device.type, dtype, enabled=dtype != torch.float32, cache_enabled=not config.recompute):
-                nll, lse = model(batch)
-            (batch.weights * (nll + config.z_loss * lse**2)).sum().backward()
-            loss = float((batch.weights * nll.detach()).sum())
+            batch, loss = passed(config, device, dtype, model, rows, ranks)
             total += loss
             suspects += [] if math.isfinite(loss) else [batch]
             seen.update(census(rows))
@@ -432,6 +428,37 @@ def train(config, out, device, dtype, model, loader, evaluate, args, ranks, toke
     saver.wait()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     return lines
+
+
+def passed(config, device, dtype, model, rows, ranks):
+    """Forward and backward of a micro-batch -> the Batch of this rank and its summed loss; the gradients are added to those there are."""
+    batch = packing.build(rows, config.data.max_tokens, config.data.vision, config.crop_bucket)
+    batch = parallel.shard(batch, ranks.cp_rank, config.cp).to(device)
+    # its cache would keep bfloat16 copies of all that learns until the forward ends, which is what recompute saves
+    with torch.autocast(device.type, dtype, enabled=dtype != torch.float32, cache_enabled=not config.recompute):
+        nll, lse = model(batch)
+    (batch.weights * (nll + config.z_loss * lse**2)).sum().backward()
+    return batch, float((batch.weights * nll.detach()).sum())
+
+
+def rehearse(config, device, dtype, model, groups, ranks):
+    """Two micro-batches as full as any can be, beside what the optimizer will hold, and forgotten: what does not fit is known before the
+    first step. RunError with what to change."""
+    held = [torch.empty_like(parallel.local(p)) for ps in groups.values() for p in ps for _ in range(2)]
+    share = data.Share(ranks.cp_rank, config.cp, 0, config.pack_crops) if config.cp > 1 else None
+    row = packing.fullest_row(config.data.max_tokens, config.pack_crops, config.data.vision, config.model.n_vocab, share)
+    try:
+        for _ in range(2):               # the second beside the gradients of the first
+            passed(config, device, dtype, model, [row] * config.micro_batch, ranks)
+    except torch.OutOfMemoryError as e:
+        raise RunError(f"the fullest batch does not fit: {str(e).split('.')[0]}; a smaller --micro-batch or --data.max_tokens, a larger "
+                       "--cp or more GPUs; python -m tools.memory counts it") from None
+    for ps in groups.values():
+        for p in ps:
+            p.grad = None
+    if device.type == "cuda" and ranks.first:
+        tqdm.write(f"rehearsal: at most {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB of a GPU", file=sys.stderr)
+    del held
 
 
 def seed_of(seed, step, rank):
@@ -630,6 +657,8 @@ def main(argv=None):
         end(e, 143, rank == 0)
     except KeyboardInterrupt:
         end("interrupted", 130, rank == 0)
+    except torch.OutOfMemoryError as e:
+        end(f"rank {rank}: {str(e).split('.')[0]}; python -m tools.memory counts what a step takes", 1)
     except RuntimeError as e:
         if not parallel.is_of_others(e):
             raise

@@ -14,6 +14,7 @@ from PIL import Image
 import data
 import loader
 import model
+import packing
 import text
 import train
 from stages import tiny
@@ -354,3 +355,31 @@ def test_stage_0_teaches_a_vit_that_starts_from_nothing_and_no_other(plain, tmp_
     frozen = run(tmp_path / "frozen", "--train", "connector,llm")        # taught, then left alone
     assert steps(frozen)[0]["loss"] == steps(plain[1])[0]["loss"] and "vit" not in steps(frozen)[0]["grad_norms"]
     assert all(line["grad_norms"]["vit"] > 0 for line in steps(plain[1]))
+
+
+def test_a_rehearsal_has_the_fullest_shapes_and_changes_nothing(tmp_path, monkeypatch):
+    """Full rows, all crops, loss everywhere; the log of the run is the one without, bit for bit."""
+    seen, build = [], packing.build
+    monkeypatch.setattr(packing, "build", lambda *args: (seen.append(build(*args)), seen[-1])[1])
+    flags = ["--steps", "2", "--stage", "2"]
+    logs = [steps(run(tmp_path / name, *flags, f"--rehearse={name}")) for name in ("false", "true")]
+    assert [line["loss"] for line in logs[0]] == [line["loss"] for line in logs[1]]
+    full = [batch for batch in seen if batch.ids[0] == "rehearsal"]
+    assert len(full) == 2
+    for batch in full:
+        limits = json.loads((tmp_path / "true" / "config.json").read_text())["config"]
+        assert batch.weights.bool().all() and batch.tokens.shape == (limits["micro_batch"], limits["data"]["max_tokens"])
+        assert len(batch.unit) == limits["micro_batch"] * limits["pack_crops"]
+        others = [b for b in seen if b.ids != batch.ids]
+        assert all(len(batch.images) >= len(b.images) and len(batch.pool_src) >= len(b.pool_src) for b in others)
+
+
+def test_what_does_not_fit_in_the_rehearsal_is_one_sentence(tmp_path, capsys, monkeypatch):
+    def full(*args):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate much.")
+
+    monkeypatch.setattr(train, "passed", full)
+    with pytest.raises(SystemExit) as ended:
+        train.main([*SMALL, "--vit_steps=0", "--rehearse=true", "--out", str(tmp_path / "out")])
+    said = capsys.readouterr().err.strip().splitlines()
+    assert ended.value.code == 1 and "the fullest batch does not fit: CUDA out of memory" in said[-1] and "Traceback" not in str(said)
