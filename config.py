@@ -150,6 +150,7 @@ def parse(argv):
     parser.add_argument("--batch", type=int, help="packs per step, over everything")
     parser.add_argument("--micro-batch", type=int, help="packs per forward on one rank")
     parser.add_argument("--cp", type=int, help="context-parallel degree: processes that share a row (default 1)")
+    parser.add_argument("--shard", type=int, help="processes that hold the weights together: those of a node (default 0: all)")
     parser.add_argument("--train", metavar="PARTS", help="which parts learn: vit,connector,llm (default all)")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--workers", type=int, help="processes that decode ahead (default 0: none)")
@@ -163,8 +164,8 @@ def parse(argv):
     for recipe in recipes:
         for key, value in recipe.items():
             config = override(config, key, value, "recipe")
-    for key in ("preset", "steps", "batch", "micro_batch", "cp", "train", "seed", "workers", "device", "dtype", "save_every", "keep",
-                "on_nonfinite"):
+    for key in ("preset", "steps", "batch", "micro_batch", "cp", "shard", "train", "seed", "workers", "device", "dtype", "save_every",
+                "keep", "on_nonfinite"):
         if getattr(args, key) is not None:
             config = override(config, key, getattr(args, key), f"--{key.replace('_', '-')}")
     config = replace(config, model=models.PRESETS[config.preset])

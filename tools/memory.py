@@ -1,15 +1,20 @@
-"""Where the memory of a GPU goes: bytes by part, of one training step or of one answer. Counted, not measured.
+"""Where the memory of a GPU goes, and what leaves it: bytes by part, of one training step or of one answer. Counted, not measured.
 
     python -m tools.memory --stage 1 --preset 4b --train connector,llm --micro-batch 1
-    python -m tools.memory --stage 3 --preset 8b --gpus 8 --cp 8                     # a plan: train.py has one process today
+    python -m tools.memory --stage 3 --preset 8b --gpus 8 --cp 8
+    python -m tools.memory --stage 3 --preset 8b --gpus 128 --cp 8 --shard=8         # weights sharded within each node
     python -m tools.memory --stage 3 --preset 4b --generate                          # a prompt and its answer, --data.max_tokens long
 
-Takes the flags of train.py; prints parts, moments (the largest is the peak), then one JSON line. One rule is behind all activations:
-autograd keeps what the backward of an operation reads. y = x W needs x for the gradient of W, and W for that of x; a product needs
-both factors; a sum needs nothing. Autocast hands matrices bfloat16 copies of float32 tensors, and then it is the copies that stay.
+Takes the flags of train.py; prints parts, moments (the largest is the peak), what is sent, then one JSON line. One rule is behind all
+activations: autograd keeps what the backward of an operation reads. y = x W needs x for the gradient of W, and W for that of x; a product
+needs both factors; a sum needs nothing. Autocast hands matrices bfloat16 copies of float32 tensors, and then it is the copies that stay.
 
-The worst case is counted: full rows, all crops, loss at every token, one document. Left out: integers per token beside the batch,
-work space inside kernels, the CUDA context (half a GiB), and what the allocator loses between blocks: leave a tenth for these.
+The worst case is counted: full rows, all crops, loss at every token, one document in a row or as many of 2 * BLOCK tokens, whichever
+takes more. Left out: integers per token beside the batch, work space inside kernels, the CUDA context (half a GiB), what torch.compile
+saves, and what the allocator loses between blocks: leave a tenth for these.
+
+Sent is what leaves one rank for one micro-batch. Of R ranks that gather n bytes, or sum them up and keep a shard each, one sends
+n (R-1)/R; where each keeps the whole sum, twice that, as in a ring. Numbers that steer the run (losses, norms) are left out.
 
 B rows, T tokens of a row, V vocabulary, K patches per window; widths: C decoder, h its MLPs, Q all queries, KV all keys, E ViT,
 e its MLPs, F the features that are pooled (two blocks side by side); s bytes of a number in matrix products, 2 under autocast or 4.
@@ -20,27 +25,35 @@ import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
+import attention
+import parallel
 import train
 
 GB, SIZES = 2**30, (24, 48, 80, 141)     # what "80 GB" means on a GPU
 NLL_CHUNK = 1024                         # Molmo2.nll_chunk
 
 
-def letters(config, s, cp=1):
-    """What one rank computes in one forward, at most; cp ranks share tokens and crops.
+def letters(config, s, gpus=1, t=0):
+    """What one of `gpus` ranks computes in one forward, at most, where documents have t tokens (0: as many as a row).
 
     An image has up to 196 visual tokens per crop (a view and a mosaic of one crop each), a frame only 81; but a frame's windows pool
     9 patches and not 4, and a single frame widens all windows of its batch. Stage 1 has no frames.
     """
-    m, v, B, T = config.model, config.model.vision, config.micro_batch, config.data.max_tokens
-    crops = -(-B * config.pack_crops // config.crop_bucket) * config.crop_bucket             # padding is encoded too
-    visual = B * min(config.pack_crops * (-(-v.grid // 2)) ** 2, T)
+    m, v, B, T, cp = config.model, config.model.vision, config.micro_batch, config.data.max_tokens, config.cp
+    own = -(-config.pack_crops // cp) + (cp > 1) * config.data.max_crops       # of a row: its share, and what else its images have
+    crops, per_crop = B * min(own, config.pack_crops), (-(-v.grid // 2)) ** 2
+    t = t or T
     return SimpleNamespace(
         m=m, v=v, s=s, B=B, T=T, V=m.n_vocab, K=4 if config.stage == 1 else 9, C=m.n_embd, h=m.n_hidden, Q=m.n_head * m.head_dim,
-        KV=m.n_kv_head * m.head_dim, E=v.n_embd, e=v.n_hidden, F=len(v.features) * v.n_embd, tokens=B * -(-T // cp),
-        patches=-(-crops // cp) * v.n_patch, visual=-(-visual // cp), again=config.recompute, qwen=m.family == "qwen",
-        dropout=config.residual_dropout + config.response_dropout > 0,
-        vit="vit" in config.train, connector="connector" in config.train, llm="llm" in config.train)
+        KV=m.n_kv_head * m.head_dim, E=v.n_embd, e=v.n_hidden, F=len(v.features) * v.n_embd, tokens=B * T // cp,
+        patches=-(-crops // config.crop_bucket) * config.crop_bucket * v.n_patch,              # padding is encoded too
+        visual=min(crops * per_crop, B * T), arriving=min(B * config.pack_crops * per_crop, B * T // cp),          # pooled here; used here
+        cp=cp, gpus=gpus, ranks=config.shard or gpus,                                          # ranks: that hold the weights together
+        kv=max(m.n_kv_head, cp) * m.head_dim,                                                  # copied where ranks outnumber kv heads
+        wide=4 if gpus == 1 else s,      # of q and k after their norms, whose weights FSDP gathers in the arithmetic's dtype
+        t=t, long=t > 2 * attention.BLOCK, squares=(t <= 2 * attention.BLOCK) * B * (T // t * t**2 + (T % t) ** 2),
+        again=config.recompute, qwen=m.family == "qwen", dropout=config.residual_dropout + config.response_dropout > 0,
+        vit="vit" in config.train, connector="connector" in config.train, llm="llm" in config.train, frozen=config.freeze_embedding)
 
 
 # ---- numbers in the model, as (in matrices, in everything else): autocast copies matrices, with their biases
@@ -61,6 +74,17 @@ def parameters(x):
     return {"vit": (x.v.n_pixel * x.E + x.E + x.v.n_layer * vit, x.v.n_patch * x.E + x.v.n_layer * vit_norms),  # patches; positions
             "connector": (pool + projector, x.m.n_extra * x.C),                              # extra embeddings
             "llm": (x.m.n_layer * llm + (0 if x.m.tied else table), table + x.m.n_layer * norms + x.C)}         # head; embedding, norm
+
+
+def units(x):
+    """{part: (numbers that FSDP gathers at once, how often, how many of them learn)}, as parallel.parallelize wraps them."""
+    sizes, table = {part: sum(n) for part, n in parameters(x).items()}, x.V * x.C
+    vit, llm, extra = sum(vit_block_size(x)), sum(block_size(x)), x.m.n_extra * x.C
+    patches, connector, head = sizes["vit"] - x.v.n_layer * vit, sizes["connector"] - extra, sizes["llm"] - x.m.n_layer * llm
+    return {"ViT block": (vit, x.v.n_layer, x.vit * vit),
+            "vision": (patches + connector, 1, x.vit * patches + x.connector * connector),
+            "decoder block": (llm, x.m.n_layer, x.llm * llm),
+            "model": (head + extra, 1, x.connector * extra + x.llm * (head - x.frozen * table))}
 
 
 # ---- what backward needs, in bytes
@@ -85,9 +109,16 @@ def decoder_block(x):
     norms = 2 * ((4 + x.llm * (4 if x.qwen else x.s)) * x.C + 4)
     norms += (4 + x.llm * x.s) * (x.Q + x.KV) + 4 * (x.m.n_head + x.m.n_kv_head if x.qwen else 2)
     inputs = x.llm * (read_by(x, 3) + read_by(x, 2)) * x.C                    # of q k v, of up and gate
-    attend = x.s * (x.Q + 2 * x.KV + x.Q) + 4 * x.m.n_head                    # q, k, v, what comes out; logsumexp per head
-    mlp = x.s * x.h * (3 + x.llm)                                             # gate, silu(gate), up; their product, for down
-    return norms + inputs + attend + mlp + x.dropout * 2 * x.C                # which numbers stay: a byte each, after attn and mlp
+    # of a long document what its blocks begin with; of others q (after an exchange a view of all three), k and v repeated for each
+    # query head, what comes out, logsumexp
+    short = x.s * (4 * x.Q + (x.cp > 1) * 2 * x.kv) + 4 * x.m.n_head
+    attend = x.wide * (x.Q + x.kv) + x.s * x.kv if x.long else short
+    joined = x.llm * x.s * x.Q                                                # documents side by side, for `out`
+    return norms + inputs + attend + joined + mlp(x) + x.dropout * 2 * x.C    # which numbers stay: a byte each, after attn and mlp
+
+
+def mlp(x):
+    return x.s * x.h * (3 + x.llm)                                            # gate, silu(gate), up; their product, for down
 
 
 def connector(x):
@@ -102,12 +133,13 @@ def kept(x):
     """{part: bytes} of all that lives from the forward to the backward, copies of weights apart."""
     if x.again:                          # inputs of blocks, float32, and the features, which are the input of the pooling
         vit, pooled, llm = x.v.n_layer * 4 * x.E * x.patches, 4 * x.F * x.patches, x.m.n_layer * 4 * x.C * x.tokens
-    else:                                # SDPA turns the mask into numbers to add, anew in every block
+    else:                                # SDPA turns masks into numbers to add, anew in every block; a long document's are made again
         vit, pooled = x.v.n_layer * vit_block(x) * x.patches, connector(x) * x.visual
-        llm = x.m.n_layer * (decoder_block(x) * x.tokens + x.s * x.B * x.T * x.T)
+        llm = x.m.n_layer * (decoder_block(x) * x.tokens + x.s * x.squares)
     rope = (2 if x.m.yarn.layers else 1) * 2 * 4 * (x.m.head_dim // 2) * x.tokens            # cos and sin
     return {"ViT": x.vit * (vit + x.s * x.v.n_pixel * x.patches),                            # pixels: what its first matrix reads
-            "connector": (x.vit or x.connector) * (pooled + 4 * x.C * x.visual),             # index_add keeps the tokens it adds
+            "connector": (x.vit or x.connector) * pooled,
+            "pooled tokens": (x.vit or x.connector) * 4 * x.C * x.arriving,                  # index_add keeps what it adds
             "decoder": llm + rope,
             "loss": (4 + x.llm * 4 + 4) * x.C * x.tokens}                                    # final norm; what the head reads
 
@@ -115,65 +147,96 @@ def kept(x):
 # ---- one step, one answer
 
 def batch(x):                            # tokens, targets, pos, weights; doc, branch, bidir; images; pool_src, pool_dst
-    return (3 * 8 + 4) * x.tokens + 3 * 4 * x.B * x.T + x.v.n_pixel * x.patches + 8 * (x.K + 1) * x.visual
+    return (3 * 8 + 4) * x.tokens + 3 * 4 * x.B * x.T + x.v.n_pixel * x.patches + 8 * (x.K * x.visual + x.arriving)
 
 
-def training(config, s, gpus=1, cp=1):
+def training(x):
     """-> {part: bytes}, {moment: bytes}: the largest moment is the peak.
 
-    gpus > 1 is a plan: FSDP2 shards float32 weights, gradients and optimizer over all ranks, gathers the block at work and the
-    next one in the arithmetic's dtype, and reduces gradients in float32. Ulysses divides tokens and crops by cp, never the mask.
+    FSDP2 shards float32 weights, gradients and optimizer. It gathers the block at work and the next one, decoder blocks in the
+    arithmetic's dtype, all else in float32; embedding, last norm and head stay whole from the forward to the end of the backward.
     """
-    x = letters(config, s, cp)
-    sizes, table, frozen = parameters(x), x.V * x.C, config.freeze_embedding and x.llm
-    trained = sum(sum(sizes[part]) for part in config.train) - table * frozen
-    head_learns = x.llm and not (x.m.tied and frozen)
-    copy = s if s < 4 or gpus > 1 else 0                 # bytes of a number of a weight's copy, where there is one
-    graded = s + 4 * (s < 4)                             # ... of its gradient, until that has been added as float32
+    s, sizes, unit, table, fsdp = x.s, parameters(x), units(x), x.V * x.C, x.gpus > 1
+    head_learns = x.llm and not (x.m.tied and x.frozen)
+    copy = s if s < 4 else 0                             # bytes of a number of a weight's copy, where there is one
+    graded = s + copy * 2                                # ... of its gradient, until that has been added as float32
+    trained = sum(times * learn for _, times, learn in unit.values())
 
     # autograd keeps the copies that gradients pass through; where blocks run again, train.py has autocast copy at every use
     held = {"vit": x.vit, "connector": x.connector or x.vit, "llm": True}
-    copies = 0 if x.again else copy * (sum(sizes[part][0] for part in sizes if held[part]) + table * (x.m.tied and head_learns))
+    copied = sum(sizes[part][0] for part in sizes if held[part]) - fsdp * x.m.n_layer * block_size(x)[0]
+    copies = 0 if x.again else copy * (copied + table * (x.m.tied and head_learns))
     head = 0 if head_learns and not x.again else copy * table
-    if gpus > 1:
-        copies, head = 2 * copy * block_size(x)[0], copy * table
-    keep, n = kept(x), min(NLL_CHUNK, x.tokens)
+    block = 0 if fsdp else copy * block_size(x)[0]
+    keep, n, stream = kept(x), min(NLL_CHUNK, x.tokens), (4 + s) * x.C * x.tokens           # gradients: of the stream, of a product
+    qkv, row, square = (x.wide * (x.Q + x.kv) + s * x.kv) * x.tokens, x.tokens // x.B, attention.BLOCK * x.T
+    # of a block of queries: steps of its mask, bool; or keys and values, repeated, and it as numbers; or these and their gradients
+    of_block = max((x.wide + s) * x.kv * row + 7 * square, (x.wide + s) * (x.kv + x.Q) * row + (1 + s) * square,
+                   4 * s * x.Q * row + s * square) if x.long else 3 * s * x.Q * x.t // x.cp
     work = {
         # the features so far and the stream, beside what is kept; in a block: its norm, q, k, v, and both sides of GELU
         "ViT forward": (4 * x.F + (4 + 4 + 3 * s) * x.E + 2 * s * x.e) * x.patches + copy * vit_block_size(x)[0],
         # a chunk of logits, float32, and logsumexp's copy of them
-        "loss forward": 2 * 4 * n * x.V + head,
+        "logits forward": 2 * 4 * n * x.V + head,
         # logits, the gradient of gather, three steps of logsumexp's; or then the gradient of the head
-        "loss": max(5 * 4 * n * x.V, (s * n + head_learns * graded * x.C) * x.V) + copy * table,
-        # all that it keeps (its input once more) with copies of its weights; gradients of the stream, of what a product gave, and
-        # either of gate, silu and up, when only the product has been freed, or of a matrix
-        "decoder block": x.again * (decoder_block(x) * x.tokens + s * x.B * x.T * x.T + copy * block_size(x)[0])
-        + (4 + s) * x.C * x.tokens + max(2 * s * x.h * x.tokens, x.llm * graded * x.C * x.h),
+        "logits": max(5 * 4 * n * x.V, (s * n + head_learns * graded * x.C) * x.V) + copy * table,
+        # all that it keeps (its input once more) with copies of its weights; either gradients of gate, silu and up, when only the
+        # product has been freed, or of a matrix
+        "decoder block": x.again * (decoder_block(x) * x.tokens + s * x.squares + block)
+        + stream + max(2 * s * x.h * x.tokens, x.llm * graded * x.C * x.h),
+        # the same without the MLP; gradients of q, k, v, of which there are two where ranks exchange them or documents are joined
+        "attention": x.again * ((decoder_block(x) - mlp(x)) * x.tokens + s * x.squares + block) + stream + qkv + max(qkv, of_block),
         # the windows beside all that it keeps; their gradient, through k and through v, comes when most of that has gone
         "connector": (x.again * connector(x) + 4 * x.K * x.F) * x.visual + x.again * copy * sizes["connector"][0],
         # as the decoder's, with its input once; and the gradient of the features
         "ViT block": x.vit * (x.again * ((vit_block(x) - 4 * x.E) * x.patches + copy * vit_block_size(x)[0])
                               + ((4 + s) * x.E + s * x.e + 4 * x.F) * x.patches)}
-    if gpus > 1:                         # the next block's weights, and this one's gradient until it is reduced
-        work["decoder block"] += (copy + 4 * x.llm) * block_size(x)[0]
-    if cp > 1:                           # q, k, v leave and arrive; kv heads are repeated where ranks outnumber them
-        work["decoder block"] += 2 * s * (x.m.n_head + 2 * max(x.m.n_kv_head, cp)) * x.m.head_dim * x.tokens
 
-    fixed = {"weights": 4 * sum(map(sum, sizes.values())) // gpus,
-             "gradients": 4 * trained // gpus,           # from the second micro-batch of a step on
-             "optimizer": 2 * 4 * trained // gpus,       # AdamW's two means
+    fixed = {"weights": 4 * sum(map(sum, sizes.values())) // x.ranks,
+             "gradients": 4 * trained // x.ranks,        # from the second micro-batch of a step on
+             "optimizer": 2 * 4 * trained // x.ranks,    # AdamW's two means
              "batch": batch(x),
-             "mask": x.B * x.T * x.T}                    # dense, as attention.allow makes it; a CPU has a square per document
-    still, later = sum(fixed.values()), 0 if x.again or gpus > 1 else copies
-    below = still + later + keep["ViT"]
-    moments = {"forward of the ViT": still + keep["ViT"] + work["ViT forward"],
-               "end of the forward": still + sum(keep.values()) + copies + work["loss forward"],
-               "backward of the loss": still + later + sum(keep.values()) + work["loss"],
-               "backward of a decoder block": below + keep["connector"] + keep["decoder"] + work["decoder block"],
-               "backward of the connector": below + keep["connector"] + work["connector"],
-               "backward of a ViT block": below + work["ViT block"]}
-    parts = fixed | {f"kept: {k}": n for k, n in keep.items()} | {"copies of weights": copies}
-    return parts | {f"work: {k}": n for k, n in work.items()}, moments
+             # of documents, a square each; of a long one, the keys of each of its blocks of queries, all of them if need be
+             "mask": 8 * x.B * -(-x.T // attention.BLOCK) * x.T if x.long else x.squares,
+             "gathered: embedding and head": fsdp * 4 * unit["model"][0]}
+    blocks, seeing = fsdp * 2 * s * unit["decoder block"][0], fsdp * 4 * (unit["vision"][0] + 2 * unit["ViT block"][0])
+    # gradients that are whole until they have been summed up: of a block and, in float32, of the one before; of the rest, at the end
+    summed = {"decoder block": fsdp * (4 + s) * unit["decoder block"][2], "ViT block": fsdp * 2 * 4 * unit["ViT block"][2],
+              "vision": fsdp * 4 * unit["vision"][2], "model": fsdp * 4 * unit["model"][2]}
+    still = sum(fixed.values())
+    below = still + copies + keep["ViT"] + summed["model"]
+    above = below + keep["connector"] + keep["pooled tokens"] + keep["decoder"] + blocks
+    moments = {"forward of the ViT": still + keep["ViT"] + work["ViT forward"] + seeing,
+               "end of the forward": still + sum(keep.values()) + copies + work["logits forward"] + blocks,
+               "backward of the loss": above + keep["loss"] + work["logits"],
+               "backward of a decoder block": above + work["decoder block"] + summed["decoder block"],
+               "backward of attention": above + work["attention"] + summed["decoder block"] - (not x.again) * mlp(x) * x.tokens,
+               "backward of the connector": below + keep["connector"] + work["connector"] + seeing + summed["vision"],
+               "backward of a ViT block": below + work["ViT block"] + seeing + summed["vision"] + summed["ViT block"],
+               "end of the backward": still + copies + seeing + 2 * (summed["vision"] + summed["model"])}
+    parts = fixed | {"gathered: decoder blocks": blocks, "gathered: vision": seeing} | {f"kept: {k}": n for k, n in keep.items()}
+    return parts | {"copies of weights": copies} | {f"work: {k}": n for k, n in work.items()}, moments
+
+
+def worst(config, s, gpus=1):
+    """-> letters of the rows that take most: of documents as long as have a mask of their own, or of one."""
+    rows = [letters(config, s, gpus, t) for t in (min(config.data.max_tokens, 2 * attention.BLOCK), 0)]
+    return max(rows, key=lambda x: max(training(x)[1].values()))
+
+
+def sent(x):
+    """-> {what: bytes} that leave one rank for one micro-batch, at most (the convention is above)."""
+    unit, R, copies, seen = units(x), x.ranks, x.gpus // x.ranks, x.vit or x.connector
+    whole = {part: (x.s if part == "decoder block" else 4) * n * times for part, (n, times, _) in unit.items()}
+    # all but what stays whole; FSDP is one unit ahead of the backward, and so gathers the first of those that learn nothing
+    back = whole["decoder block"] + whole["vision"] + (whole["ViT block"] if x.vit else seen * 4 * unit["ViT block"][0])
+    learned, layer = 4 * sum(times * n for _, times, n in unit.values()), parallel.bytes_sent(x.m, x.B * x.T, x.cp, x.s)
+    return {"Ulysses, forward of a layer": layer,
+            "Ulysses": x.m.n_layer * (2 + x.again) * layer,                   # forward, again, backward
+            "pooled tokens, forward": (x.cp > 1) * x.s * x.C * x.visual,      # should all of them belong elsewhere
+            "pooled tokens, backward": (x.cp > 1) * seen * x.s * x.C * x.arriving,
+            "weights, forward": sum(whole.values()) * (R - 1) // R, "weights, backward": back * (R - 1) // R,
+            "gradients, to their shards": learned * (R - 1) // R, "gradients, between copies": 2 * learned // R * (copies - 1) // copies}
 
 
 def answering(config, s):
@@ -193,48 +256,48 @@ def answering(config, s):
 def main(argv=None):
     parser = train.Parser(prog="python -m tools.memory", description=__doc__.split("\n\n")[0], allow_abbrev=False,
                           epilog="All flags of train.py are taken too (python train.py --help), --stage is required.")
-    parser.add_argument("--gpus", type=int, default=1, help="shard weights, gradients and optimizer over this many (default 1)")
-    parser.add_argument("--cp", type=int, default=1, help="ranks that share the tokens of a row (default 1)")
+    parser.add_argument("--gpus", type=int, default=1, help="processes that train together; --cp and --shard are train.py's (default 1)")
     parser.add_argument("--generate", action="store_true", help="inference: one prompt, or --micro-batch of them")
     try:
         own, rest = parser.parse_known_args(argv)
         args, config = train.parse(rest)
-        heads = config.model.n_head
+        shape, gpus = config.model, own.gpus
         if args.init:
             raise train.UserError("--init: only shapes are looked at; name one with --preset and --model.*")
-        if own.cp < 1 or heads % own.cp:
-            legal = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
-            raise train.UserError(f"--cp {own.cp}: ranks share the {heads} query heads evenly; legal are {legal}")
-        if own.gpus < 1 or own.gpus % own.cp or (own.generate and own.gpus > 1):
-            raise train.UserError(f"--gpus {own.gpus}: must be a multiple of --cp {own.cp}, and 1 with --generate")
+        if gpus < 1 or (own.generate and gpus > 1):
+            raise train.UserError(f"--gpus {gpus}: must be at least 1, and 1 with --generate")
+        micro = args.micro_batch or 1 if own.generate else max(min(config.micro_batch, config.batch * config.cp // gpus), 1)
+        config = replace(config, micro_batch=micro)      # in training, what train.join leaves of it
+        why = parallel.misfit(gpus, config.cp, shape.n_head, shape.n_kv_head, config.batch, micro, config.data.max_tokens, config.shard)
+        if why:
+            raise train.UserError(why)
     except train.UserError as e:
         print(f"tools.memory: {e}", file=sys.stderr)
         raise SystemExit(2) from None
-    dtype = "float32" if config.dtype == "float32" or (config.dtype, config.device) == ("auto", "cpu") else "bfloat16"
-    s = 4 if dtype == "float32" else 2
-    if own.generate:
-        config = replace(config, micro_batch=args.micro_batch or 1)
-    parts, moments = answering(config, s) if own.generate else training(config, s, own.gpus, own.cp)
-    x, peak = letters(config, s, own.cp), max(moments, key=moments.get)
+    s = 4 if config.dtype == "float32" or (config.dtype, config.device) == ("auto", "cpu") else 2
+    dtype = {2: "bfloat16", 4: "float32"}[s]
+    x = letters(config, s) if own.generate else worst(config, s, gpus)
+    parts, moments = answering(config, s) if own.generate else training(x)
+    peak = max(moments, key=moments.get)
     fits = {size: moments[peak] / (size * GB) for size in SIZES}
+    both = {f"blocks run again: {again}": sum(kept(SimpleNamespace(**{**vars(x), "again": again})).values()) for again in (True, False)}
+    tables = {"GiB on one GPU, by part": parts, "GiB on one GPU, at one moment": moments}
+    if not own.generate:
+        tables |= {f"GiB kept for the backward, in all (in force: {x.again})": both, "GiB that leave one GPU for a micro-batch": sent(x)}
 
     print(f"stage {config.stage}, {config.preset}, {dtype}: {x.B} x {x.T} tokens, on a GPU {x.patches // x.v.n_patch} crops, {x.visual} "
-          f"visual tokens of {x.K} patches" + ("" if own.generate else f"; {', '.join(config.train)} learn"))
-    for title, rows in ("by part", parts), ("at one moment", moments):
-        print(f"\nGiB on one GPU, {title}")
+          f"visual tokens of {x.K} patches" + ("" if own.generate else f", documents of {x.t}; {', '.join(config.train)} learn"))
+    for title, rows in tables.items():
+        print(f"\n{title}")
         for name, n in rows.items():
             print(f"{name:30s}{n / GB:9.3f}{'  <- the peak' if name == peak else ''}")
     print(f"\n{'total':30s}{moments[peak] / GB:9.3f}")
     for size, share in fits.items():
         print(f"{size:4d} GB: {'fits' if share <= 0.9 else 'fits only just' if share <= 1 else 'does not fit'}, {share:.0%} of it")
-    if x.Q != x.KV and not own.generate:
-        # float32: the softmax of every block that does not run again, its gradient, that of the scores
-        scores = ((1 if x.again else x.m.n_layer) + 2) * 4 * x.B * heads // own.cp * x.T * x.T
-        print("Counted with a fused attention kernel. For grouped heads under a mask torch 2.13 has, by its source, one alone: cuDNN's,\n"
-              f"in bfloat16, on H100 and B200. Elsewhere, and with --deterministic, its plain one adds some {scores / GB:.1f} GiB.")
     print(json.dumps({"memory": "generate" if own.generate else "train", "preset": config.preset, "stage": config.stage, "dtype": dtype,
-                      "train": config.train, "micro_batch": x.B, "max_tokens": x.T, "gpus": own.gpus, "cp": own.cp, "parts": parts,
-                      "moments": moments, "peak": peak, "total": moments[peak], "share_of_gb": fits}))
+                      "train": config.train, "micro_batch": x.B, "max_tokens": x.T, "document": x.t, "gpus": gpus, "cp": x.cp,
+                      "shard": x.ranks, "recompute": x.again, "parts": parts, "moments": moments, "peak": peak,
+                      "total": moments[peak], "share_of_gb": fits} | ({} if own.generate else {"kept": both, "sent": sent(x)})))
 
 
 if __name__ == "__main__":
