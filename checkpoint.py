@@ -34,8 +34,19 @@ warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\.distribu
 MEANS = ("step", "exp_avg", "exp_avg_sq")                    # what AdamW remembers of a parameter
 
 
+FAILED = Exception, dcp.api.CheckpointException              # what torch.distributed.checkpoint makes of an Exception is none
+
+
 class SaveError(Exception):
     """A checkpoint could not be written: one sentence."""
+
+
+class LoadError(Exception):
+    """A checkpoint cannot be read: one sentence."""
+
+    def __init__(self, folder, error):
+        super().__init__(f"{folder}: not readable as a checkpoint: {first_line(error)}; without that folder, --resume goes on from the one "
+                         "before it")
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -66,6 +77,17 @@ def remember(model, optimizer, known):
 # writing
 
 
+class Writer(dcp.FileSystemWriter):
+    def write_data(self, *args):
+        try:
+            return super().write_data(*args)
+        except RuntimeError as e:                            # torch.save tells what it met with after the disk was full
+            full = e
+            while full and not isinstance(full, OSError):
+                full = full.__context__
+            raise full or e from None
+
+
 class Saver:
     """Writes checkpoints of a run into `out`, one at a time, and keeps the newest `keep` (0: all).
 
@@ -82,13 +104,14 @@ class Saver:
         try:
             if self.first:
                 shutil.rmtree(part, ignore_errors=True)
-                part.mkdir(parents=True)
+                part.mkdir(parents=True, exist_ok=True)      # another rank may have been the first
                 tokenizer.save(part)
         except OSError as e:
+            shutil.rmtree(part, ignore_errors=True)          # on a full disk it is in the way
             raise SaveError(self.sentence(step, e)) from None
-        writer = dcp.FileSystemWriter(part, single_file_per_rank=True, sync_files=True)
-        copies = {name: t.clone() if t.device.type == "cpu" else t for name, t in tensors(model, optimizer).items()}
-        future = dcp.async_save(copies, storage_writer=writer, process_group=self.group, no_dist=not dist.is_initialized())
+        writer = Writer(part, single_file_per_rank=True, sync_files=True)
+        future = dcp.async_save(tensors(model, optimizer), storage_writer=writer, process_group=self.group,      # copies them first
+                                no_dist=not dist.is_initialized())
         self.running = step, part, future, json.dumps(state)
 
     def done(self):
@@ -106,21 +129,27 @@ class Saver:
             future.result()
             if self.first:
                 self.complete(step, part, state)
-        except Exception as e:                               # whatever the writing thread, or that of another rank, met with
+        except FAILED as e:                                  # whatever the writing thread, or that of another rank, met with
             if self.first:
-                shutil.rmtree(part, ignore_errors=True)      # on a full disk it is in the way
+                shutil.rmtree(part, ignore_errors=True)
             raise SaveError(self.sentence(step, e)) from None
 
     def complete(self, step, part, state):
         write(part / "state.json", state)
         sizes = {path.name: path.stat().st_size for path in sorted(part.iterdir())}
+        for name in sizes:
+            sync(part / name)                                # the tokenizer's are not there yet
         write(part / "complete", json.dumps(sizes))
+        sync(part)
         whole = self.out / f"step-{step}"
         shutil.rmtree(whole, ignore_errors=True)             # of a run that went this way before
         part.rename(whole)
         sync(self.out)
-        for old in steps(self.out)[self.keep :] if self.keep else ():
-            shutil.rmtree(self.out / f"step-{old}", ignore_errors=True)
+        kept = [f"step-{n}" for n in steps(self.out)[: self.keep or None]]
+        for path in self.out.glob("step-*"):                 # the older, and what kills left half written or half removed
+            name = re.fullmatch(r"step-(\d+)(\.part)?", path.name)
+            if name and int(name[1]) <= step and path.name not in kept:
+                shutil.rmtree(path, ignore_errors=True)
 
     def sentence(self, step, error):
         left = steps(self.out)
@@ -142,9 +171,9 @@ def write(path, text):
         os.fsync(file.fileno())
 
 
-def sync(folder):
-    """The names in a folder are on the disk when this returns."""
-    handle = os.open(folder, os.O_RDONLY)
+def sync(path):
+    """A file, or the names in a folder, are on the disk when this returns."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
@@ -163,14 +192,24 @@ def steps(out):
             sizes = json.loads((path / "complete").read_text())
             if re.fullmatch(r"step-\d+", path.name) and all((path / name).stat().st_size == n for name, n in sizes.items()):
                 found.append(int(path.name[5:]))
-        except (OSError, ValueError, AttributeError, TypeError):
+        except (OSError, ValueError, AttributeError, TypeError, RecursionError):
             continue                                         # not complete: as if it were not there
     return sorted(found, reverse=True)
 
 
+KEYS = {"step": int, "config": dict, "model": dict, "data": dict, "skipped": int, "loader": dict}
+
+
 def state_of(folder):
-    """What `save` was given as state."""
-    return json.loads((Path(folder) / "state.json").read_text())
+    """What `save` was given as state, with these keys; LoadError if it is not."""
+    try:
+        state = json.loads((Path(folder) / "state.json").read_text())
+        wrong = [key for key, kind in KEYS.items() if type(state[key]) is not kind]
+        if wrong or f"step-{state['step']}" != Path(folder).name:
+            raise ValueError(f"state.json has another {(wrong or ['step'])[0]}")
+    except (OSError, KeyError, TypeError, ValueError, RecursionError) as e:
+        raise LoadError(folder, e) from None
+    return state
 
 
 class Names(pickle.Unpickler):
@@ -195,13 +234,13 @@ class Reader(dcp.FileSystemReader):
         if metadata.storage_meta is not None:
             metadata.storage_meta.load_id = self.load_id
         for info in metadata.storage_data.values():
-            if Path(info.relative_path).name != info.relative_path:
+            if not re.fullmatch(r"__\d+_\d+\.distcp", info.relative_path):
                 raise pickle.UnpicklingError(f"a file outside the folder: {info.relative_path}")
         return metadata
 
 
 def restore(folder, model, optimizer):
-    """Weights and AdamW's memories from a checkpoint of any number of ranks, in place; ValueError in one sentence if they cannot be read.
+    """Weights and AdamW's memories from a checkpoint of any number of ranks, in place; LoadError if they cannot be read.
 
     Parameters that have no memory there (their gradients have been None so far) have none afterwards.
     """
@@ -209,5 +248,5 @@ def restore(folder, model, optimizer):
         reader = Reader(folder)
         remember(model, optimizer, reader.read_metadata().state_dict_metadata)
         dcp.load(tensors(model, optimizer), storage_reader=reader, no_dist=not dist.is_initialized())
-    except Exception as e:                                   # a reader of files that may be damaged has errors of its own
-        raise ValueError(f"{folder}: not readable as a checkpoint: {first_line(e)}") from None
+    except FAILED as e:                                      # a reader of files that may be damaged has errors of its own
+        raise LoadError(folder, e) from None

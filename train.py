@@ -20,7 +20,6 @@ import math
 import os
 import platform
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -29,7 +28,6 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from tqdm import tqdm
@@ -43,6 +41,7 @@ import parallel
 import plans
 import text
 from config import Config, Parser, Parts, UserError, config_from, fields_of, override, parse  # noqa: F401 - tools ask for them here
+from journal import Journal, bad_so_far, commit, dropped_by, keep_for_inspection
 from loader import Loader, RunError
 from stages import tiny
 
@@ -93,7 +92,11 @@ def find_checkpoint(args, config):
         return None, {}, config
     folder = out / f"step-{found[0]}"
     state = checkpoint.state_of(folder)
-    shape = models.config_from(state["model"])
+    try:
+        shape = models.config_from(state["model"])
+        text.load(folder, shape.n_vocab)
+    except models.WRONG as e:
+        raise checkpoint.LoadError(folder, e) from None
     if config.model != shape and (args.preset or config.model != models.PRESETS[config.preset]):
         raise UserError(f"--resume: {folder} has another model than --preset and --model.* ask for; leave them out")
     config = replace(config, model=shape, data=replace(config.data, vision=shape.vision))
@@ -112,18 +115,15 @@ def same_data(args, folder, state, purpose):
         raise UserError(f"--resume: {folder} is of other data ({', '.join(differ)} changed). --resume-anyway goes on with it all the same")
 
 
-def log_so_far(path, step):
-    """The lines of a log up to a step, a later one of a step before an earlier; cuts off a last line that a kill left unfinished."""
-    lines, whole = {}, b""
-    for row in path.read_bytes().splitlines(keepends=True):
-        if not row.endswith(b"\n"):
-            break
-        whole += row
-        line = json.loads(row)
-        if "lr" in line and line["step"] <= step:
-            lines[line["step"]] = line
-    path.write_bytes(whole)
-    return [lines[k] for k in sorted(lines)]
+def seek(loader, folder, state, ranks):
+    """The loader goes on where a checkpoint says, and masks unseen what the run found bad until it was interrupted."""
+    try:
+        loader.restore({**state["loader"], "masked": state["loader"]["masked"] if ranks.first else {}})
+    except data.DataError:
+        raise
+    except (KeyError, TypeError, ValueError) as e:
+        raise checkpoint.LoadError(folder, e) from None
+    loader.known_bad = {b["draw"]: b["reason"] for b in bad_so_far(folder.parent)}
 
 
 def name_apart(sources):
@@ -317,152 +317,183 @@ def schedule(config, part, step):
 # the loop
 
 
-def train(config, out, device, dtype, model, loader, evaluate, args, ranks, tokenizer, purpose, folder=None, state=None):
-    """-> a line of the log per step; the model has learned when it returns. evaluate() -> metrics, called every args.eval_every steps.
+@dataclass(frozen=True)
+class Run:
+    """What stays the same from the first step to the last."""
+    config: Config
+    ranks: Ranks
+    device: torch.device
+    dtype: torch.dtype
+    out: Path
+    tokenizer: object
+    always: dict                     # what every checkpoint says: config, model, data
 
-    folder, state: of the checkpoint to go on from. purpose: what the data are, for those who go on from the checkpoints of this run.
-    """
-    params = {part: sum(p.numel() for p in ps) for part, ps in model.groups().items()}
-    model.to(device)
-    if ranks.mesh:
-        parallel.parallelize(model, ranks.mesh, config.shard, dtype)
+
+def equip(run, model):
+    """The model where it is trained, and shared out -> its parameters by learning rate, and their optimizer."""
+    config = run.config
+    model.to(run.device)
+    if run.ranks.mesh:
+        parallel.parallelize(model, run.ranks.mesh, config.shard, run.dtype)
     if config.compile:
         model.compile_blocks()
     groups = {part: [p for p in ps if p.requires_grad] for part, ps in model.groups().items() if part in config.train}
     optimizer = torch.optim.AdamW([{"params": ps, "name": part} for part, ps in groups.items()], lr=0.0, betas=config.betas,
-                                  eps=config.adam_eps, weight_decay=0.0, fused=device.type != "mps")
-    head = {"config": dataclasses.asdict(config), "command": vars(args), "commit": commit(), "device": str(device),
-            "dtype": str(dtype).split(".")[-1], "versions": {"python": platform.python_version(), "torch": torch.__version__},
-            "params": params}
-    start, skipped, lines, asked = 0, 0, [], []
-    if folder:
-        checkpoint.restore(folder, model, optimizer)
-        start, skipped = state["step"], state["skipped"]
-    log = open(out / "log.jsonl" if ranks.first else os.devnull, "a" if folder else "w", buffering=1)
-    if ranks.first and folder:
-        lines = log_so_far(out / "log.jsonl", start)
-    elif ranks.first:
-        (out / "config.json").write_text(json.dumps(head, indent=1))
-        log.write(json.dumps(head) + "\n")
-    saver = checkpoint.Saver(out, config.keep, ranks.first, ranks.saving)
-    told = {b["draw"] for b in bad_so_far(out)}
-    signal.signal(signal.SIGTERM, lambda *_: asked.append("to end"))     # once the step is done; one that never ends is another's to tell
+                                  eps=config.adam_eps, weight_decay=0.0, fused=run.device.type != "mps")
+    return groups, optimizer
 
-    if config.rehearse == "true" or (config.rehearse == "auto" and device.type == "cuda"):
-        rehearse(config, device, dtype, model, groups, ranks)
+
+def train(run, model, groups, optimizer, loader, journal, evaluate, every=0, start=0, skipped=0):
+    """The steps after `start`, of which `skipped` were not finite; the model has learned when it returns.
+
+    evaluate() -> metrics, called every `every` steps.
+    """
+    config, ranks, asked = run.config, run.ranks, []
+    saver = checkpoint.Saver(run.out, config.keep, ranks.first, ranks.saving)
+    signal.signal(signal.SIGTERM, lambda *_: asked.append("to end"))     # once the step is done; one that never ends is another's to tell
+    if config.rehearse == "true" or (config.rehearse == "auto" and run.device.type == "cuda"):
+        rehearse(run, model, groups)
+
     bar = tqdm(islice(loader, config.steps - start), total=config.steps, initial=start, unit="step", desc=f"stage {config.stage}",
                mininterval=1, disable=not ranks.first)
-    started = time.time()
+    began = time.time()
     for number, (step, micro_batches) in enumerate(bar, start + 1):
         torch.manual_seed(seed_of(config.seed, number, ranks.rank))      # dropout: the same after a resume
         for group in optimizer.param_groups:
             group["lr"] = schedule(config, group["name"], number)
-        total, seen, suspects = 0.0, Counter(), []
+        loss, seen, suspects = 0.0, Counter(), []
         for rows in micro_batches:
-            batch, loss = passed(config, device, dtype, model, rows, ranks)
-            total += loss
-            suspects += [] if math.isfinite(loss) else [batch]
+            batch, part = passed(run, model, rows)
+            loss += part
+            suspects += [] if math.isfinite(part) else [batch]
             seen.update(census(rows))
-        seen = {name: value if name == "weight" else round(value) for name, value in
-                parallel.total({name: value / config.cp for name, value in seen.items()}).items()}       # all cp ranks saw the same
+        seen = counted(seen, config.cp)
         weight = max(seen["weight"], 1e-8)
-        total = parallel.total({"loss": total})["loss"] / weight
+        loss = parallel.total({"loss": loss})["loss"] / weight
         norms = {part: divide_and_clip(ps, weight, config.clip, ranks.copies) for part, ps in groups.items()}
-        norm = math.hypot(*norms.values())
-        finite = math.isfinite(total) and math.isfinite(norm)            # of sums over all ranks: all of them find the same
-        if not finite:
-            inspect = keep_for_inspection(out, number, suspects, ranks.rank)
-            found = list(dict.fromkeys(i for ids in parallel.gathered([i for b in suspects for i in b.ids]) for i in ids)) or step.ids
-            said = f"step {number}: loss {total}, gradient norm {norm}; records: {', '.join(found[:20])}{inspect}"
-            if config.on_nonfinite == "stop":
-                raise RunError(said, everywhere=True)
-            if ranks.first:
-                tqdm.write(f"{said}; skipped", file=sys.stderr)
-            skipped += 1
-        else:
+        finite = math.isfinite(loss) and all(map(math.isfinite, norms.values()))     # sums over ranks: all of them find the same
+        if finite:
             optimizer.step()
+        else:
+            skipped += 1
+            tell_nonfinite(run, number, step, loss, norms, suspects)
         optimizer.zero_grad()
 
-        bad, masked, ids = [], Counter(), hashlib.sha256("\n".join(step.ids).encode()).hexdigest()[:16]
-        mine = (loader.bad, loader.masked) if ranks.cp_rank == 0 else ([], {})                       # a group has agreed on them
-        everyone = parallel.gathered((ids, bool(asked), failed_save(saver), *mine))
-        if {of_rank for of_rank, *_ in everyone} != {ids}:
-            raise RunError(f"step {number}: the ranks have planned different records ({', '.join(e[0] for e in everyone)}); do all of them "
-                           "see the same files?", everywhere=True)
-        for *_, found, counted in everyone:
-            bad, masked = bad + found, masked + Counter(counted)
-        loader.bad = []
-        line = {"step": number, "loss": total if finite else None, **seen, "lr": {g["name"]: g["lr"] for g in optimizer.param_groups},
-                "grad_norm": norm if finite else None, "grad_norms": norms if finite else None, "skipped_steps": skipped,
-                "fill_tokens": seen["tokens"] / (config.batch * config.data.max_tokens),
+        bad, masked, ended = compare(number, step, loader, saver, asked, ranks)
+        line = {"step": number, "loss": loss if finite else None, **seen, "lr": {g["name"]: g["lr"] for g in optimizer.param_groups},
+                "grad_norm": math.hypot(*norms.values()) if finite else None, "grad_norms": norms if finite else None,
+                "skipped_steps": skipped, "fill_tokens": seen["tokens"] / (config.batch * config.data.max_tokens),
                 "fill_crops": seen["crops"] / (config.batch * config.pack_crops), "longest_wait": step.waited,
-                **dropped_by(Counter(step.dropped) + masked),
-                "ids": ids, "seconds": time.time() - started}
-        started = time.time()
-        log.write(json.dumps(line) + "\n")
-        lines.append(line)
-        if bad and ranks.first:
-            with open(out / "skips.jsonl", "a") as skips:
-                skips.writelines(json.dumps({"step": number, **b}) + "\n" for b in sorted(bad, key=lambda b: b["draw"])
-                                 if b["draw"] not in told)
-        failed = next(filter(None, (why for _, _, why, *_ in everyone)), None)
-        if failed:
-            raise RunError(f"step {number}: {failed}", everywhere=True)
-        ended = any(end for _, end, *_ in everyone)
+                **dropped_by(Counter(step.dropped) + masked), "ids": digest(step), "seconds": time.time() - began}
+        began = time.time()
+        journal.step(line, bad)
+        bar.set_postfix(loss=f"{loss:.3f}", fill=f"{line['fill_tokens']:.0%}", refresh=False)
         if ended or (config.save_every and (number % config.save_every == 0 or number == config.steps)):
-            now = {"step": number, "config": plain_config(config), "model": dataclasses.asdict(config.model), "data": purpose,
-                   "skipped": skipped, "loader": {**loader.state(step), "masked": dict(masked)}}
-            saver.save(number, model, optimizer, now, tokenizer)
-        bar.set_postfix(loss=f"{total:.3f}", fill=f"{line['fill_tokens']:.0%}", refresh=False)
+            now = {**run.always, "step": number, "skipped": skipped, "loader": {**loader.state(step), "masked": dict(masked)}}
+            together(partial(saver.save, number, model, optimizer, now, run.tokenizer))
         if ended:
-            saver.wait()
+            together(saver.wait)
             raise Terminated(f"SIGTERM: ended after step {number}, which --resume goes on from")
-        if args.eval_every and number % args.eval_every == 0 and number < config.steps:
+        if every and number % every == 0 and number < config.steps:
             model.eval()
             scores = evaluate(plain(model, ranks))
             ranks.meet()
-            log.write(json.dumps({"step": number, "eval": scores}) + "\n")
+            journal.scores(number, scores)
             model.train()
-            started = time.time()
-    log.close()
-    saver.wait()
+            began = time.time()
+    together(saver.wait)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    return lines
 
 
-def passed(config, device, dtype, model, rows, ranks):
+def passed(run, model, rows):
     """Forward and backward of a micro-batch -> the Batch of this rank and its summed loss; the gradients are added to those there are."""
+    config, dtype = run.config, run.dtype
     batch = packing.build(rows, config.data.max_tokens, config.data.vision, config.crop_bucket)
-    batch = parallel.shard(batch, ranks.cp_rank, config.cp).to(device)
+    batch = parallel.shard(batch, run.ranks.cp_rank, config.cp).to(run.device)
     # its cache would keep bfloat16 copies of all that learns until the forward ends, which is what recompute saves
-    with torch.autocast(device.type, dtype, enabled=dtype != torch.float32, cache_enabled=not config.recompute):
+    with torch.autocast(run.device.type, dtype, enabled=dtype != torch.float32, cache_enabled=not config.recompute):
         nll, lse = model(batch)
     (batch.weights * (nll + config.z_loss * lse**2)).sum().backward()
     return batch, float((batch.weights * nll.detach()).sum())
 
 
-def rehearse(config, device, dtype, model, groups, ranks):
+def rehearse(run, model, groups):
     """Two micro-batches as full as any can be, beside what the optimizer will hold, and forgotten: what does not fit is known before the
     first step. RunError with what to change."""
+    config, ranks = run.config, run.ranks
     held = [torch.empty_like(parallel.local(p)) for ps in groups.values() for p in ps for _ in range(2)]
     share = data.Share(ranks.cp_rank, config.cp, 0, config.pack_crops) if config.cp > 1 else None
     row = packing.fullest_row(config.data.max_tokens, config.pack_crops, config.data.vision, config.model.n_vocab, share)
     try:
         for _ in range(2):               # the second beside the gradients of the first
-            passed(config, device, dtype, model, [row] * config.micro_batch, ranks)
+            passed(run, model, [row] * config.micro_batch)
     except torch.OutOfMemoryError as e:
         raise RunError(f"the fullest batch does not fit: {str(e).split('.')[0]}; a smaller --micro-batch or --data.max_tokens, a larger "
                        "--cp or more GPUs; python -m tools.memory counts it") from None
     for ps in groups.values():
         for p in ps:
             p.grad = None
-    if device.type == "cuda" and ranks.first:
+    if run.device.type == "cuda" and ranks.first:
         tqdm.write(f"rehearsal: at most {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB of a GPU", file=sys.stderr)
     del held
 
 
+def counted(seen, cp):
+    """The census of this rank -> of all; those that share a row have all counted it."""
+    sums = parallel.total({name: value / cp for name, value in seen.items()})
+    return {name: value if name == "weight" else round(value) for name, value in sums.items()}
+
+
+def digest(step):
+    return hashlib.sha256("\n".join(step.ids).encode()).hexdigest()[:16]
+
+
+def compare(number, step, loader, saver, asked, ranks):
+    """What the ranks tell each other after a step -> records found bad in it, counts of all masked so far, is any of them asked to end?
+
+    RunError, on all of them, if they planned different records or if the checkpoint that is being written fails.
+    """
+    mine = (loader.bad, loader.masked) if ranks.cp_rank == 0 else ([], {})           # a group has agreed on them
+    everyone = parallel.gathered((digest(step), failed_save(saver), bool(asked), *mine))
+    loader.bad = []
+    if len(planned := {ids for ids, *_ in everyone}) > 1:
+        raise RunError(f"step {number}: the ranks have planned different records ({', '.join(sorted(planned))}); do all of them see the "
+                       "same files?", everywhere=True)
+    if failed := next((why for _, why, *_ in everyone if why), ""):
+        raise RunError(f"step {number}: {failed}", everywhere=True)
+    bad, masked = [], Counter()
+    for *_, found, so_far in everyone:
+        bad, masked = bad + found, masked + Counter(so_far)
+    return bad, masked, any(end for _, _, end, *_ in everyone)
+
+
+def tell_nonfinite(run, number, step, loss, norms, suspects):
+    """Names the records of a step whose loss or gradient is not finite and keeps the batch; RunError unless such steps are skipped."""
+    keep_for_inspection(run.out, number, suspects, run.ranks.rank)
+    ids = [i for of_rank in parallel.gathered([i for batch in suspects for i in batch.ids]) for i in of_rank]
+    named = ", ".join([*dict.fromkeys(ids or step.ids)][:20])
+    where = f"the batch is in {run.out}/nonfinite-step-{number}-*" if ids else f"tools.view --run {run.out} --step {number} shows them"
+    said = f"step {number}: loss {loss}, gradient norm {math.hypot(*norms.values())}; records: {named}; {where}"
+    if run.config.on_nonfinite == "stop":
+        raise RunError(said, everywhere=True)
+    if run.ranks.first:
+        tqdm.write(f"{said}; skipped", file=sys.stderr)
+
+
 def seed_of(seed, step, rank):
     return int.from_bytes(hashlib.sha256(f"{seed} {step} {rank}".encode()).digest()[:7], "big")
+
+
+def together(act):
+    """Does what every rank must be able to do; if one of them cannot, all of them end."""
+    try:
+        act()
+        why = ""
+    except checkpoint.SaveError as e:
+        why = str(e)
+    why = next(filter(None, parallel.gathered(why)), "")
+    if why:
+        raise RunError(why, everywhere=True)
 
 
 def failed_save(saver):
@@ -472,27 +503,6 @@ def failed_save(saver):
     except checkpoint.SaveError as e:
         return str(e)
     return ""
-
-
-def keep_for_inspection(out, number, batches, rank):
-    """Leaves batches whose loss is not finite in out, as arrays; returns where, for the message."""
-    for k, batch in enumerate(batches):
-        arrays = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch) if torch.is_tensor(getattr(batch, f.name))}
-        np.savez(out / f"nonfinite-step-{number}-rank-{rank}-{k}.npz", ids=np.array(batch.ids), **{n: a.cpu() for n, a in arrays.items()})
-    return f"; the batch is in {out}/nonfinite-step-{number}-*.npz" if batches else f"; tools.view --run {out} --step {number} shows them"
-
-
-def bad_so_far(out):
-    """What earlier parts of the run found bad while decoding: [{"draw":, "reason":, ..}, ..]"""
-    path, found = out / "skips.jsonl", []
-    if not path.exists():
-        return found
-    for line in path.read_text().splitlines():
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            continue                     # the last, cut off by a kill: it will be found bad again
-    return found
 
 
 class Terminated(Exception):
@@ -534,29 +544,6 @@ def census(rows):
             "branches_dropped": sum(e.dropped for e in examples), "tokens_dropped": sum(e.dropped_tokens for e in examples)}
 
 
-def dropped_by(counted):
-    """{"source: reason": n} -> the fields of the log: by reason, and by source and reason."""
-    by_reason, by_source = Counter(), {}
-    for key, n in counted.items():
-        source, _, reason = key.rpartition(": ")
-        by_reason[reason] += n
-        by_source.setdefault(source, {})[reason] = n
-    return {"dropped": dict(by_reason), "dropped_by_source": by_source}
-
-
-def commit():
-    """The commit of the code that runs, with + if files differ from it; 'unknown' outside a checkout."""
-    here = Path(__file__).parent
-
-    def git(*words):
-        return subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
-
-    try:
-        return git("rev-parse", "--short", "HEAD") + "+" * bool(git("status", "--porcelain", "-uno"))
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-
-
 # ---------------------------------------------------------------------------------------------------------------
 # what is left behind
 
@@ -587,6 +574,13 @@ def score(config, model, tokenizer, asked, folder=None):
     if folder:
         charts.sheet(sorted((folder / "test").glob("*any_shape.png"))[:8], folder.parent / "samples.png")
     return metrics
+
+
+def first_line(run, args, params):
+    """Of the log: what was asked for, and of which program and machine."""
+    return {"config": dataclasses.asdict(run.config), "command": vars(args), "commit": commit(), "device": str(run.device),
+            "dtype": str(run.dtype).split(".")[-1], "versions": {"python": platform.python_version(), "torch": torch.__version__},
+            "params": params}
 
 
 def finish(config, out, model, lines, tokenizer, asked):
@@ -637,19 +631,25 @@ def main(argv=None):
                         part=(ranks.cp_rank, config.cp), agree=partial(parallel.agreed, mesh=ranks.mesh))
         if folder:
             same_data(args, folder, state, purpose)
-            loader.restore({**state["loader"], "masked": state["loader"]["masked"] if ranks.first else {}})
-            loader.known_bad = {b["draw"]: b["reason"] for b in bad_so_far(directory_of(args, config))}
+            seek(loader, folder, state, ranks)
         else:
             loader.begin()
         out = parallel.gathered(run_directory(args, config) if ranks.first else None)[0]
         if config.vit_steps and not args.init and not folder:
             teach_to_see(config, out if ranks.first else None, model.vision.vit.to(device))
+        params = {part: sum(p.numel() for p in ps) for part, ps in model.groups().items()}
+        run = Run(config, ranks, device, dtype, out, tokenizer,
+                  {"config": plain_config(config), "model": dataclasses.asdict(config.model), "data": purpose})
+        groups, optimizer = equip(run, model)
+        if folder:
+            checkpoint.restore(folder, model, optimizer)
+        journal = Journal(out, ranks.first, first_line(run, args, params), state.get("step"))
         evaluate = lambda model: score(config, model, tokenizer, asked) if ranks.first else None             # noqa: E731
-        lines = train(config, out, device, dtype, model, loader, evaluate, args, ranks, tokenizer, purpose, folder, state)
+        train(run, model, groups, optimizer, loader, journal, evaluate, args.eval_every, state.get("step", 0), state.get("skipped", 0))
         model = plain(model, ranks)
-        metrics = finish(config, out, model, lines, tokenizer, asked) if ranks.first else None
+        metrics = finish(config, out, model, journal.lines, tokenizer, asked) if ranks.first else None
         ranks.meet()
-    except (UserError, data.DataError) as e:             # every process finds it: one of each machine says so
+    except (UserError, data.DataError, checkpoint.LoadError) as e:       # every process finds it: one of each machine says so
         end(e, 2, os.environ.get("LOCAL_RANK", "0") == "0")
     except (RunError, data.Unreadable, checkpoint.SaveError, OSError) as e:
         end(e, 1, rank == 0 or not getattr(e, "everywhere", False))
@@ -672,10 +672,10 @@ def main(argv=None):
     if not ranks.first:
         return
     seconds = time.time() - begun
-    with open(out / "log.jsonl", "a") as log:
-        log.write(json.dumps({"step": config.steps, "eval": metrics, "seconds": seconds}) + "\n")
+    journal.scores(config.steps, metrics, seconds=seconds)
     draw_progress(out)
-    print(json.dumps({"out": str(out), "steps": config.steps, "loss": lines[-1]["loss"], "seconds": round(seconds, 1), "eval": metrics}))
+    print(json.dumps({"out": str(out), "steps": config.steps, "loss": journal.lines[-1]["loss"], "seconds": round(seconds, 1),
+                      "eval": metrics}))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,108 @@
+"""What a run writes about itself as it goes: log.jsonl, skips.jsonl, batches that were not finite.
+
+in    the numbers of a step, the records that were found bad in it
+out   files that readers, tools.view and the rest of an interrupted run go by
+"""
+
+import dataclasses
+import json
+import os
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import torch
+
+
+class Journal:
+    """log.jsonl, a line per step after one with the config, and skips.jsonl; the first rank writes, the others do not.
+
+    head: that first line, of a run that begins; goes_on: the step after which an interrupted one goes on. What a kill left unfinished
+    is cut off, and of a step that the log then has twice, the later line counts.
+    """
+
+    def __init__(self, out, writes, head, goes_on=None):
+        self.out, self.lines, self.told = out, [], {b["draw"] for b in bad_so_far(out)} if goes_on is not None else set()
+        if writes and goes_on is None:
+            (out / "config.json").write_text(json.dumps(head, indent=1))
+            (out / "skips.jsonl").unlink(missing_ok=True)
+        elif writes:
+            cut_torn(out / "log.jsonl")
+            cut_torn(out / "skips.jsonl")
+            self.lines = log_so_far(out / "log.jsonl", goes_on)
+        self.log = open(out / "log.jsonl" if writes else os.devnull, "w" if goes_on is None else "a", buffering=1)
+        self.skips = out / "skips.jsonl" if writes else Path(os.devnull)
+        if goes_on is None:
+            self.log.write(json.dumps(head) + "\n")
+
+    def step(self, line, bad):
+        """A step's line, and what was found bad in it: [{"draw":, "id":, "where":, "reason":}, ..]; of a draw once, whoever resumes."""
+        self.log.write(json.dumps(line) + "\n")
+        self.lines.append(line)
+        new = [b for b in sorted(bad, key=lambda b: b["draw"]) if b["draw"] not in self.told]
+        if new:
+            with open(self.skips, "a") as skips:
+                skips.writelines(json.dumps({"step": line["step"], **b}) + "\n" for b in new)
+
+    def scores(self, number, scores, **more):
+        self.log.write(json.dumps({"step": number, "eval": scores, **more}) + "\n")
+
+
+def cut_torn(path):
+    """Cuts off a last line that a kill left unfinished: what is appended stands on lines of its own."""
+    if path.exists():
+        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
+
+
+def log_so_far(path, step):
+    """The lines of a log up to a step, a later one of a step before an earlier."""
+    lines = {}
+    for row in path.read_bytes().splitlines():
+        line = json.loads(row)
+        if "lr" in line and line["step"] <= step:
+            lines[line["step"]] = line
+    return [lines[k] for k in sorted(lines)]
+
+
+def bad_so_far(out):
+    """What earlier parts of the run found bad while decoding: [{"draw":, "reason":, ..}, ..]"""
+    path, found = out / "skips.jsonl", []
+    if not path.exists():
+        return found
+    for line in path.read_text().splitlines():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue                     # the last, cut off by a kill: it will be found bad again
+    return found
+
+
+def keep_for_inspection(out, number, batches, rank):
+    """Leaves batches whose loss is not finite in out, as arrays."""
+    for k, batch in enumerate(batches):
+        arrays = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch) if torch.is_tensor(getattr(batch, f.name))}
+        np.savez(out / f"nonfinite-step-{number}-rank-{rank}-{k}.npz", ids=np.array(batch.ids), **{n: a.cpu() for n, a in arrays.items()})
+
+
+def dropped_by(counted):
+    """{"source: reason": n} -> the fields of the log: by reason, and by source and reason."""
+    by_reason, by_source = Counter(), {}
+    for key, n in counted.items():
+        source, _, reason = key.rpartition(": ")
+        by_reason[reason] += n
+        by_source.setdefault(source, {})[reason] = n
+    return {"dropped": dict(by_reason), "dropped_by_source": by_source}
+
+
+def commit():
+    """The commit of the code that runs, with + if files differ from it; 'unknown' outside a checkout."""
+    here = Path(__file__).parent
+
+    def git(*words):
+        return subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return git("rev-parse", "--short", "HEAD") + "+" * bool(git("status", "--porcelain", "-uno"))
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
