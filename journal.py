@@ -23,14 +23,14 @@ class Journal:
     """
 
     def __init__(self, out, writes, head, goes_on=None):
-        self.out, self.lines, self.told = out, [], {b["draw"] for b in bad_so_far(out)} if goes_on is not None else set()
+        self.losses, self.told = [], {b["draw"] for b in bad_so_far(out)} if goes_on is not None else set()
         if writes and goes_on is None:
             (out / "config.json").write_text(json.dumps(head, indent=1))
             (out / "skips.jsonl").unlink(missing_ok=True)
         elif writes:
             cut_torn(out / "log.jsonl")
             cut_torn(out / "skips.jsonl")
-            self.lines = log_so_far(out / "log.jsonl", goes_on)
+            self.losses = losses_so_far(out / "log.jsonl", goes_on)
         self.log = open(out / "log.jsonl" if writes else os.devnull, "w" if goes_on is None else "a", buffering=1)
         self.skips = out / "skips.jsonl" if writes else Path(os.devnull)
         if goes_on is None:
@@ -39,7 +39,7 @@ class Journal:
     def step(self, line, bad):
         """A step's line, and what was found bad in it: [{"draw":, "id":, "where":, "reason":}, ..]; of a draw once, whoever resumes."""
         self.log.write(json.dumps(line) + "\n")
-        self.lines.append(line)
+        self.losses.append(line["loss"])
         new = [b for b in sorted(bad, key=lambda b: b["draw"]) if b["draw"] not in self.told]
         if new:
             with open(self.skips, "a") as skips:
@@ -55,14 +55,14 @@ def cut_torn(path):
         os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
 
-def log_so_far(path, step):
-    """The lines of a log up to a step, a later one of a step before an earlier."""
-    lines = {}
+def losses_so_far(path, step):
+    """Of a log, the losses of the steps up to one; of a step that stands there twice, the later. None: it was not finite."""
+    losses = {}
     for row in path.read_bytes().splitlines():
         line = json.loads(row)
         if "lr" in line and line["step"] <= step:
-            lines[line["step"]] = line
-    return [lines[k] for k in sorted(lines)]
+            losses[line["step"]] = line["loss"]
+    return [losses[k] for k in sorted(losses)]
 
 
 def bad_so_far(out):

@@ -19,7 +19,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from itertools import chain
-from multiprocessing import get_context, parent_process
+from multiprocessing import active_children, get_context, parent_process
 from multiprocessing.connection import wait
 
 import numpy as np
@@ -170,6 +170,8 @@ class Loader:
             while ahead:
                 yield self._finished(*ahead.popleft())
         except BrokenProcessPool:
+            for worker in active_children():
+                worker.kill()                                # the pool would ask them in vain
             ids = ", ".join(record_of(self.setup, e[0])[0]["id"] for _, pack, _ in ahead for e in pack)
             raise RunError(f"a decoding worker died, of too little memory perhaps; the next records are {ids[:400]}") from None
         finally:
@@ -280,7 +282,8 @@ def _start_worker(setup):
 
     torch.set_num_threads(1)
     _setup = setup
-    signal.signal(signal.SIGINT, signal.SIG_IGN)             # an interrupt is the trainer's to tell
+    for sent in (signal.SIGINT, signal.SIGTERM):             # to all processes of a run: the trainer's to answer
+        signal.signal(sent, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(parent_process(),), daemon=True).start()
 
 

@@ -583,7 +583,7 @@ def first_line(run, args, params):
             "params": params}
 
 
-def finish(config, out, model, lines, tokenizer, asked):
+def finish(config, out, model, losses, tokenizer, asked):
     """Weights, curve, evaluation, samples -> the metrics."""
     from tools import charts
 
@@ -592,7 +592,7 @@ def finish(config, out, model, lines, tokenizer, asked):
     tokenizer.save(out / "model")
     state = {f.name: getattr(config.data, f.name) for f in dataclasses.fields(config.data) if f.name != "vision"}
     (out / "model" / "data.json").write_text(json.dumps(state))
-    charts.curve([line["loss"] for line in lines if line["loss"] is not None], out / "loss.png")
+    charts.curve([loss for loss in losses if loss is not None], out / "loss.png")
     return score(config, model, tokenizer, asked, out / "samples")
 
 
@@ -647,7 +647,7 @@ def main(argv=None):
         evaluate = lambda model: score(config, model, tokenizer, asked) if ranks.first else None             # noqa: E731
         train(run, model, groups, optimizer, loader, journal, evaluate, args.eval_every, state.get("step", 0), state.get("skipped", 0))
         model = plain(model, ranks)
-        metrics = finish(config, out, model, journal.lines, tokenizer, asked) if ranks.first else None
+        metrics = finish(config, out, model, journal.losses, tokenizer, asked) if ranks.first else None
         ranks.meet()
     except (UserError, data.DataError, checkpoint.LoadError) as e:       # every process finds it: one of each machine says so
         end(e, 2, os.environ.get("LOCAL_RANK", "0") == "0")
@@ -674,7 +674,7 @@ def main(argv=None):
     seconds = time.time() - begun
     journal.scores(config.steps, metrics, seconds=seconds)
     draw_progress(out)
-    print(json.dumps({"out": str(out), "steps": config.steps, "loss": journal.lines[-1]["loss"], "seconds": round(seconds, 1),
+    print(json.dumps({"out": str(out), "steps": config.steps, "loss": journal.losses[-1], "seconds": round(seconds, 1),
                       "eval": metrics}))
 
 
