@@ -142,6 +142,7 @@ def parse(argv):
     parser.add_argument("--init", metavar="DIR", help="start from the weights of a run directory")
     parser.add_argument("--resume", action="store_true", help="go on from the newest complete checkpoint in --out, exactly; none: start")
     parser.add_argument("--resume-anyway", action="store_true", help="... even if the recipe or the data are others now")
+    parser.add_argument("--else-init", metavar="DIR", help="with --resume: --init, as long as there is no checkpoint")
     parser.add_argument("--save-every", type=int, metavar="N", help="a checkpoint every N steps, and at the end (default 500; 0: none)")
     parser.add_argument("--keep", type=int, metavar="N", help="keep the newest N checkpoints (default 2; 0: all)")
     parser.add_argument("--on-nonfinite", choices=("stop", "skip"), help="NaN or Inf in loss or gradient: stop (default) or skip the step")
@@ -202,7 +203,9 @@ def parse(argv):
         raise UserError(f"--betas: two numbers from 0 to below 1, not {config.betas}")
     args.resume |= args.resume_anyway
     if args.resume and args.init:
-        raise UserError("--init: starts from weights, --resume goes on with a run; leave one out")
+        raise UserError("--init: starts from weights, --resume goes on with a run; leave one out (or --resume --else-init DIR)")
+    if args.else_init and not args.resume:
+        raise UserError("--else-init: only goes with --resume; without it, --init")
     if config.rehearse not in ("auto", "true", "false"):
         raise UserError(f"--rehearse={config.rehearse}: auto, true or false")
     if config.on_nonfinite not in ("stop", "skip"):

@@ -59,7 +59,10 @@ def losses_so_far(path, step):
     """Of a log, the losses of the steps up to one; of a step that stands there twice, the later. None: it was not finite."""
     losses = {}
     for row in path.read_bytes().splitlines():
-        line = json.loads(row)
+        try:
+            line = json.loads(row)
+        except ValueError:
+            continue                     # damaged: one point less in the curve
         if "lr" in line and line["step"] <= step:
             losses[line["step"]] = line["loss"]
     return [losses[k] for k in sorted(losses)]
@@ -70,7 +73,7 @@ def bad_so_far(out):
     path, found = out / "skips.jsonl", []
     if not path.exists():
         return found
-    for line in path.read_text().splitlines():
+    for line in path.read_bytes().splitlines():
         try:
             found.append(json.loads(line))
         except ValueError:

@@ -51,7 +51,7 @@ class Loader:
     """The steps of a run as one rank sees them. rank, ranks: among those that hold different packs (data-parallel).
 
     `bad` collects what turned out bad while decoding, until the caller takes it; `known_bad` {draw: reason} is masked
-    unseen, so that a resumed run masks what the first one did. config: train.Config.
+    unseen, so that a resumed run masks what the first one did. config: config.Config.
 
     part: (number, degree) of this rank among those that share each row (context-parallel): it decodes its share of the row's
     images and frames. What one of them found bad, all must mask: agree(reasons of a row) -> the reasons of all of them.
@@ -180,6 +180,8 @@ class Loader:
 
     def _cached(self, planned, share, bad):
         example = self.cache[planned[0]]
+        if bad and not example.bad:
+            return blank(self.setup, planned, share, example.id, bad)
         return data.narrowed(example, share) if share else example
 
     def _packs(self):

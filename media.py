@@ -150,8 +150,9 @@ def _ffmpeg(path, before, after, level):
     command += ["-protocol_whitelist", "file", "-format_whitelist", CONTAINERS]
     # copyts: timestamps as they stand in the file; V: a video stream that is no cover picture
     command += ["-copyts", *before, "-i", f"file:{path.absolute()}", "-map", "0:V:0", *after, "pipe:1"]
+    # a session of its own: a signal to all processes of a run is the trainer's to answer, or a sound film would seem damaged
     with (tempfile.TemporaryFile() as log,
-          subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log) as child):
+          subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, start_new_session=True) as child):
         try:
             # Linux limits a process from outside, with no Python between fork and exec, which is unsafe beside threads;
             # elsewhere there are no limits (macOS would ignore the one on memory)

@@ -1,6 +1,6 @@
 """One step over many GPUs (paper: long-context training; spec 11).
 
-in    a Molmo2, a Batch of the whole row on every rank of a context-parallel group
+in    a Molmo2; on every rank of a context-parallel group a Batch with the tokens of the whole row and its own crops (data.Share)
 out   the same model put together anew: Ulysses attention, vision shared out, weights sharded; the rank's part of the Batch
 
 World of dp x cp ranks. The cp ranks of a group hold the same rows, cut along the tokens; dp groups hold different rows.
@@ -18,8 +18,6 @@ Nothing in model.py, vision.py or attention.py knows of it: `parallelize` puts i
 
 import dataclasses
 import os
-import re
-import time
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -46,13 +44,17 @@ def misfit(world, cp, n_head, n_kv_head, batch, micro_batch, tokens, shard=0):
     if cp not in legal(n_head, n_kv_head):
         return f"--cp {cp}: {n_head} query and {n_kv_head} kv heads allow {', '.join(map(str, legal(n_head, n_kv_head)))}"
     if world % cp:
-        return f"--cp {cp}: {world} processes are no multiple of it"
-    if batch % (world // cp * micro_batch):
-        return f"--batch {batch}: no multiple of {world // cp} data-parallel ranks times --micro-batch {micro_batch}"
+        fit = [c for c in legal(n_head, n_kv_head) if world % c == 0]
+        return f"--cp {cp}: {world} processes are no multiple of it; {', '.join(map(str, fit))} would do"
+    if batch % (size := world // cp * micro_batch):
+        near = ", ".join(str(n) for n in (batch // size * size, -(-batch // size) * size) if n)
+        return (f"--batch {batch}: no multiple of {world // cp} data-parallel ranks times --micro-batch {micro_batch}; "
+                f"{near} would do")
     if shard and world % shard:
-        return f"--shard {shard}: {world} processes are no multiple of it"
+        fit = [n for n in range(1, world + 1) if world % n == 0]
+        return f"--shard {shard}: {world} processes are no multiple of it; {', '.join(map(str, fit))} would do"
     if tokens % cp:
-        return f"--data.max_tokens={tokens}: no multiple of --cp {cp}"
+        return f"--data.max_tokens={tokens}: no multiple of --cp {cp}; {tokens // cp * cp} would do"
     return ""
 
 
@@ -69,31 +71,6 @@ def join(cp, device, patience=600):
 def is_first():
     """Is this the first process of a launch, whether or not it has joined the others yet?"""
     return int(os.environ.get("RANK", 0)) == 0
-
-
-def is_of_others(error):
-    """Does this RuntimeError tell that another rank does not answer any more?"""
-    said = r"[Cc]onnection (closed|reset|refused)|[Bb]roken pipe|[Tt]imed? ?out|NCCL|gloo"
-    return dist.is_initialized() and (isinstance(error, dist.DistError) or bool(re.search(said, str(error))))
-
-
-def roll_call(seconds=5):
-    """The ranks that do not answer within so many seconds: asked over the store of the launcher, which outlives them."""
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=timedelta(seconds=seconds))
-    store.set(f"still here/{rank}", "yes")
-    missing, until = set(range(world)), time.monotonic() + seconds
-    while missing and time.monotonic() < until:
-        missing = {r for r in missing if not store.check([f"still here/{r}"])}
-        time.sleep(0.1)
-    return sorted(missing)
-
-
-def obituary(gone, error):
-    """One sentence about these ranks, and what one of the others met with."""
-    who = f"rank {', '.join(map(str, gone))} of {os.environ['WORLD_SIZE']} has ended or hangs" if gone else "the ranks have lost each other"
-    where = re.compile(r"^\[\S+] ")     # the line of gloo's source
-    return f"{who}; all end ({where.sub('', str(error).splitlines()[0])[:100]})"
 
 
 def mesh(cp, device="cpu"):

@@ -32,6 +32,7 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
+import alive
 import checkpoint
 import data
 import mixture
@@ -53,12 +54,14 @@ def directory_of(args, config):
     return Path(args.out or f"runs/stage{config.stage}{'-tiny' if args.tiny else ''}")
 
 
-def run_directory(args, config):
-    """Makes the directory of a new run, and an old one of a name that nobody gave move aside."""
+def occupied(out):
+    return out.exists() and any(out.iterdir() if out.is_dir() else [out])
+
+
+def run_directory(args, config, folder):
+    """Makes the directory of a run that begins; what is there already, an old run or one without a checkpoint, is moved aside."""
     out = directory_of(args, config)
-    if not args.resume and out.exists() and any(out.iterdir() if out.is_dir() else [out]):
-        if args.out:
-            raise UserError(f"--out {out}: not empty; name another directory, or go on with that run: --resume")
+    if not folder and occupied(out):
         n = 1
         while (aside := out.with_name(f"{out.name}.old-{n}")).exists():
             n += 1
@@ -82,13 +85,16 @@ def plain_config(config):
 
 def find_checkpoint(args, config):
     """-> the folder to go on from and its state, or None and {}; and config with the model of that run. UserError if the recipe differs."""
-    if not args.resume:
-        return None, {}, config
     out = directory_of(args, config)
+    if not args.resume:
+        if args.out and occupied(out):
+            raise UserError(f"--out {out}: not empty; name another directory, or go on with that run: --resume")
+        return None, {}, config
     found = checkpoint.steps(out)
     if not found:
         if parallel.is_first():
             print(f"train.py: no complete checkpoint in {out}: the run starts afresh", file=sys.stderr)
+        args.init = args.else_init
         return None, {}, config
     folder = out / f"step-{found[0]}"
     state = checkpoint.state_of(folder)
@@ -203,6 +209,7 @@ class Ranks:
 
     meeting: object = None           # a group in which ranks wait however long it takes
     saving: object = None            # and one for the threads that write checkpoints
+    pulse: object = None             # tells the others that this rank lives, and it when another does not
 
     @property
     def first(self):
@@ -226,9 +233,11 @@ def join(config, shape, device):
     if world == 1:
         return Ranks(), config
     mesh, *groups = parallel.join(config.cp, device)
+    pulse = alive.Pulse()
+    pulse.start()
     copies = world // config.shard if config.shard else 1
     return Ranks(dist.get_rank(), world, mesh, world // config.cp, mesh["dp"].get_local_rank(), mesh["cp"].get_local_rank(), copies,
-                 *groups), config
+                 *groups, pulse), config
 
 
 def pick_device(config):
@@ -332,9 +341,10 @@ class Run:
 def equip(run, model):
     """The model where it is trained, and shared out -> its parameters by learning rate, and their optimizer."""
     config = run.config
-    model.to(run.device)
     if run.ranks.mesh:
-        parallel.parallelize(model, run.ranks.mesh, config.shard, run.dtype)
+        parallel.parallelize(model, run.ranks.mesh, config.shard, run.dtype)         # moves the shards alone
+    else:
+        model.to(run.device)
     if config.compile:
         model.compile_blocks()
     groups = {part: [p for p in ps if p.requires_grad] for part, ps in model.groups().items() if part in config.train}
@@ -423,7 +433,8 @@ def rehearse(run, model, groups):
     config, ranks = run.config, run.ranks
     held = [torch.empty_like(parallel.local(p)) for ps in groups.values() for p in ps for _ in range(2)]
     share = data.Share(ranks.cp_rank, config.cp, 0, config.pack_crops) if config.cp > 1 else None
-    row = packing.fullest_row(config.data.max_tokens, config.pack_crops, config.data.vision, config.model.n_vocab, share)
+    row = packing.fullest_row(config.data.max_tokens, config.pack_crops, config.data.vision, config.model.n_vocab,
+                              1 + config.data.max_crops, share)
     try:
         for _ in range(2):               # the second beside the gradients of the first
             passed(run, model, [row] * config.micro_batch)
@@ -506,7 +517,8 @@ def failed_save(saver):
 
 
 class Terminated(Exception):
-    """Ends the command with status 143 and one sentence."""
+    """Ends the command with status 143 and one sentence, that of every rank."""
+    everywhere = True
 
 
 def divide_and_clip(parameters, weight, limit, copies=1):
@@ -606,19 +618,25 @@ def draw_progress(out):
     charts.progress(lines("log.jsonl"), out / "eval.png", begun)
 
 
+def end(ranks, error, status):
+    """Ends the command with one sentence: of the ranks of a run the first that has one, of those not joined yet one on each machine."""
+    if ranks.pulse:
+        alone = status == 1 and isinstance(error, Exception) and not getattr(error, "everywhere", False)
+        ranks.pulse.end(f"rank {ranks.rank}: {error}" if alone else str(error), status)
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        print(f"train.py: {error}", file=sys.stderr, flush=True)
+    raise SystemExit(status) from None
+
+
 def main(argv=None):
-    begun, rank, world = time.time(), int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-
-    def end(error, code, aloud=True):
-        if aloud:
-            print(f"train.py: {error}", file=sys.stderr, flush=True)
-        raise SystemExit(code) from None
-
+    begun, ranks = time.time(), Ranks()              # alone, until it has joined the others
     try:
         args, config = parse(argv)
         device, dtype = pick_device(config)
         folder, state, config = find_checkpoint(args, config)
         ranks, config = join(config, open_tokenizer(args, config, folder)[1].model, device)
+        if len(folders := set(parallel.gathered(str(folder)))) > 1:
+            raise RunError(f"--resume: the ranks see different checkpoints ({', '.join(sorted(folders))})", everywhere=True)
         if args.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
@@ -634,7 +652,7 @@ def main(argv=None):
             seek(loader, folder, state, ranks)
         else:
             loader.begin()
-        out = parallel.gathered(run_directory(args, config) if ranks.first else None)[0]
+        out = parallel.gathered(run_directory(args, config, folder) if ranks.first else None)[0]
         if config.vit_steps and not args.init and not folder:
             teach_to_see(config, out if ranks.first else None, model.vision.vit.to(device))
         params = {part: sum(p.numel() for p in ps) for part, ps in model.groups().items()}
@@ -649,32 +667,29 @@ def main(argv=None):
         model = plain(model, ranks)
         metrics = finish(config, out, model, journal.losses, tokenizer, asked) if ranks.first else None
         ranks.meet()
-    except (UserError, data.DataError, checkpoint.LoadError) as e:       # every process finds it: one of each machine says so
-        end(e, 2, os.environ.get("LOCAL_RANK", "0") == "0")
+    except (UserError, data.DataError, checkpoint.LoadError) as e:
+        end(ranks, e, 2)
     except (RunError, data.Unreadable, checkpoint.SaveError, OSError) as e:
-        end(e, 1, rank == 0 or not getattr(e, "everywhere", False))
+        end(ranks, e, 1)
     except Terminated as e:
-        end(e, 143, rank == 0)
+        end(ranks, e, 143)
     except KeyboardInterrupt:
-        end("interrupted", 130, rank == 0)
+        end(ranks, "interrupted", 130)
     except torch.OutOfMemoryError as e:
-        end(f"rank {rank}: {str(e).split('.')[0]}; python -m tools.memory counts what a step takes", 1)
+        end(ranks, f"rank {ranks.rank}: {str(e).split('.')[0]}; python -m tools.memory counts what a step takes", 1)
     except RuntimeError as e:
-        if not parallel.is_of_others(e):
+        if not (ranks.pulse and alive.is_of_others(e)):
             raise
-        gone = parallel.roll_call()
-        if rank == min({*range(world)} - {*gone}):
-            print(f"train.py: {parallel.obituary(gone, e)}", file=sys.stderr, flush=True)
-        os._exit(1)                                      # leaving the group in good order would wait for who is gone
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        end(ranks, alive.obituary(ranks.pulse.silent(), ranks.world, e), 1)
+    if ranks.pulse:
+        ranks.pulse.leave()
+        dist.destroy_process_group()
     if not ranks.first:
         return
     seconds = time.time() - begun
     journal.scores(config.steps, metrics, seconds=seconds)
     draw_progress(out)
-    print(json.dumps({"out": str(out), "steps": config.steps, "loss": journal.losses[-1], "seconds": round(seconds, 1),
+    print(json.dumps({"out": str(out), "steps": config.steps, "loss": next(reversed(journal.losses), None), "seconds": round(seconds, 1),
                       "eval": metrics}))
 
 

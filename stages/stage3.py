@@ -10,6 +10,7 @@ from stages import stage2
 MIXTURE = stage2.MIXTURE
 RECIPE = stage2.RECIPE | {
     "steps": 2_000,
+    "save_every": 50,                # a step takes minutes
     "micro_batch": 1,
     "data.max_tokens": 36_864,
     "pack_crops": 384,

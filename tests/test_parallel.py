@@ -345,6 +345,13 @@ def launched(flags, out, ranks=2, program="train.py"):
                             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)})
 
 
+def ranks_of(run):
+    """{rank: process id} of what torchrun has started."""
+    pids = subprocess.run(["pgrep", "-P", str(run.pid)], capture_output=True, text=True, check=True).stdout.split()
+    environments = {int(pid): Path(f"/proc/{pid}/environ").read_text().split("\0") for pid in pids}
+    return {line[5:]: pid for pid, lines in environments.items() for line in lines if line.startswith("RANK=")}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_that_dies_ends_the_others_and_is_named(tmp_path, victim):
@@ -353,16 +360,13 @@ def test_a_rank_that_dies_ends_the_others_and_is_named(tmp_path, victim):
     while not log.exists() or len(log.read_bytes().splitlines()) < 4:
         assert run.poll() is None, run.stderr.read()
         time.sleep(0.2)
-    pids = [int(pid) for pid in subprocess.run(["pgrep", "-P", str(run.pid)], capture_output=True, text=True, check=True).stdout.split()]
-    ranks = {dict(line.split("=", 1) for line in Path(f"/proc/{pid}/environ").read_text().split("\0") if "=" in line).get("RANK"): pid
-             for pid in pids}
-    began = time.monotonic()
+    ranks, began = ranks_of(run), time.monotonic()
     os.kill(ranks[str(victim)], signal.SIGKILL)
     _, said = run.communicate(timeout=60)                                 # or the test fails
     assert run.returncode == 1 and time.monotonic() - began < 60
     assert [line.split(";")[0] for line in said.splitlines() if line.startswith("train.py:")] == [
         f"train.py: rank {victim} of 2 has ended or hangs"]
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert len(ranks) == 2 and not any(Path(f"/proc/{pid}").exists() for pid in ranks.values())
 
 
 @pytest.mark.slow
@@ -376,15 +380,12 @@ def nll(self, x, targets, weights):
     return (nll * float("nan"), lse) if rank == 1 and len(steps) == 1 else (nll, lse)
 model.Molmo2.nll = nll
 adamw = torch.optim.AdamW.step
-torch.optim.AdamW.step = lambda self: (steps.append(1), adamw(self))
-try:
-    train.main()
-finally:
-    print("steps taken", len(steps), flush=True)
+torch.optim.AdamW.step = lambda self: (steps.append(1), print("weights move", flush=True), adamw(self))
+train.main()
 """)
     run = launched(["--steps", "9"], tmp_path / "out", program=str(tmp_path / "program.py"))
     out, said = run.communicate(timeout=300)
-    assert run.returncode == 1 and out.count("steps taken 1") == 2, said
+    assert run.returncode == 1 and out.count("weights move") == 2, said          # of step 1, on both
     lines = [line for line in said.splitlines() if line.startswith("train.py:")]
     assert len(lines) == 1 and "step 2: loss nan" in lines[0]
     args, config = train.parse([*RUN, "--steps", "9"])
@@ -408,3 +409,38 @@ train.main()
     said = run.communicate(timeout=300)[1]
     lines = [line for line in said.splitlines() if line.startswith("train.py:")]
     assert run.returncode == 1 and len(lines) == 1 and "step 1: the ranks have planned different records" in lines[0], said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_who_is_busy_is_not_taken_for_dead_and_who_hangs_is(tmp_path, how):
+    """Rank 1 of 3 works at a step for long; rank 2 is killed, or stopped, which no exchange notices."""
+    (tmp_path / "program.py").write_text("""
+import os, time, alive, train
+passed, steps = train.passed, []
+alive.PATIENCE = 6
+def slow(*args):
+    steps.append(1)
+    if len(steps) == 3 and os.environ["RANK"] == "1":
+        open(os.environ["MARK"], "w").close()
+        time.sleep(25)
+    return passed(*args)
+train.passed = slow
+train.main()
+""")
+    mark = tmp_path / "busy"
+    os.environ |= {"MARK": str(mark), "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "10"}
+    try:
+        run = launched(["--batch", "3", "--steps", "4000"], tmp_path / "out", 3, str(tmp_path / "program.py"))
+    finally:
+        del os.environ["MARK"], os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]
+    while not mark.exists():
+        assert run.poll() is None, run.stderr.read()
+        time.sleep(0.2)
+    time.sleep(1)
+    os.kill(ranks_of(run)["2"], how)
+    began = time.monotonic()
+    said = run.communicate(timeout=60)[1]
+    assert run.returncode == 1 and time.monotonic() - began < 60
+    assert [line.split(";")[0] for line in said.splitlines() if line.startswith("train.py:")] == [
+        "train.py: rank 2 of 3 has ended or hangs"], said

@@ -311,7 +311,7 @@ def test_a_run_without_a_name_moves_the_old_one_aside(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     args, config = train.parse(["--stage", "1", "--tiny"])
     for n in range(3):
-        (train.run_directory(args, config) / "mark").write_text(str(n))
+        (train.run_directory(args, config, None) / "mark").write_text(str(n))
     marks = [(tmp_path / "runs" / name / "mark").read_text() for name in ("stage1-tiny", "stage1-tiny.old-1", "stage1-tiny.old-2")]
     assert marks == ["2", "0", "1"]
 
