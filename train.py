@@ -358,9 +358,9 @@ def train(run, model, groups, optimizer, loader, journal, evaluate, every=0, sta
 
     evaluate() -> metrics, called every `every` steps.
     """
-    config, ranks, asked = run.config, run.ranks, []
+    config, ranks, told_to_end = run.config, run.ranks, []
     saver = checkpoint.Saver(run.out, config.keep, ranks.first, ranks.saving)
-    signal.signal(signal.SIGTERM, lambda *_: asked.append("to end"))     # once the step is done; one that never ends is another's to tell
+    signal.signal(signal.SIGTERM, lambda *_: told_to_end.append(True))     # once the step is done; one that never ends is another's to tell
     if config.rehearse == "true" or (config.rehearse == "auto" and run.device.type == "cuda"):
         rehearse(run, model, groups)
 
@@ -389,7 +389,7 @@ def train(run, model, groups, optimizer, loader, journal, evaluate, every=0, sta
             tell_nonfinite(run, number, step, loss, norms, suspects)
         optimizer.zero_grad()
 
-        bad, masked, ended = compare(number, step, loader, saver, asked, ranks)
+        bad, masked, ended = compare(number, step, loader, saver, told_to_end, ranks)
         line = {"step": number, "loss": loss if finite else None, **seen, "lr": {g["name"]: g["lr"] for g in optimizer.param_groups},
                 "grad_norm": math.hypot(*norms.values()) if finite else None, "grad_norms": norms if finite else None,
                 "skipped_steps": skipped, "fill_tokens": seen["tokens"] / (config.batch * config.data.max_tokens),
@@ -459,13 +459,13 @@ def digest(step):
     return hashlib.sha256("\n".join(step.ids).encode()).hexdigest()[:16]
 
 
-def compare(number, step, loader, saver, asked, ranks):
-    """What the ranks tell each other after a step -> records found bad in it, counts of all masked so far, is any of them asked to end?
+def compare(number, step, loader, saver, told_to_end, ranks):
+    """What the ranks tell each other after a step -> records found bad in it, counts of all masked so far, is any of them told to end?
 
     RunError, on all of them, if they planned different records or if the checkpoint that is being written fails.
     """
     mine = (loader.bad, loader.masked) if ranks.cp_rank == 0 else ([], {})           # a group has agreed on them
-    everyone = parallel.gathered((digest(step), failed_save(saver), bool(asked), *mine))
+    everyone = parallel.gathered((digest(step), failed_save(saver), bool(told_to_end), *mine))
     loader.bad = []
     if len(planned := {ids for ids, *_ in everyone}) > 1:
         raise RunError(f"step {number}: the ranks have planned different records ({', '.join(sorted(planned))}); do all of them see the "
