@@ -4,6 +4,7 @@ import functools
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -444,3 +445,37 @@ train.main()
     assert run.returncode == 1 and time.monotonic() - began < 60
     assert [line.split(";")[0] for line in said.splitlines() if line.startswith("train.py:")] == [
         "train.py: rank 2 of 3 has ended or hangs"], said
+
+
+@pytest.mark.slow
+def test_films_several_images_and_a_bad_record_log_the_same_on_shared_rows(tmp_path):
+    """Real pictures and a film, one picture cut short, which one rank of the group alone finds: masked by both, listed once."""
+    media = ROOT / "tests" / "media"
+    (tmp_path / "media").mkdir()
+    for path in media.iterdir():
+        shutil.copy(path, tmp_path / "media")
+    (tmp_path / "media" / "cut.png").write_bytes((media / "coffee.png").read_bytes()[:90_000])
+    qa = [{"type": "qa", "question": "What?", "answer": "That."}]
+    lines = [{"images": ["chelsea.png", "coins.png", "cut.png"], "annotations": qa}, {"image": "rocket.jpg", "annotations": qa}]
+    lines += [json.loads(line) for name in ("films", "records") for line in (media / f"{name}.jsonl").read_text().splitlines()]
+    lines = [line for line in lines if all((media / name).exists() or name == "cut.png" for name in line.get("images", []))]
+    (tmp_path / "mixed.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    logs = []
+    for ranks in (1, 2):
+        out = tmp_path / str(ranks)
+        many = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"] if ranks > 1 else []
+        done = subprocess.run([
+            sys.executable, *many, "train.py", "--stage", "3", "--tiny", "--data", str(tmp_path / "mixed.jsonl"), "--media",
+            str(tmp_path / "media"), "--data.max_tokens=1024", "--data.max_frames=8", "--steps", "3", "--batch", "2", "--vit_steps=0",
+            "--deterministic", "--device", "cpu", "--model.n_layer=1", "--pool=6", "--cp", str(ranks), "--max_skip=1",
+            "--workers", "1", "--out", str(out)], cwd=ROOT, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        assert done.returncode == 0, done.stderr
+        steps = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()[1:-1]]
+        bad = [json.loads(line) for line in (out / "skips.jsonl").read_text().splitlines()]
+        logs.append((steps, [(b["draw"], b["id"], b["reason"][:3]) for b in bad]))
+    (one, bad), (two, same) = logs
+    assert bad == same and len(bad) > 0 and len(one) == len(two) == 3
+    for a, b in zip(one, two, strict=True):
+        assert b["loss"] == pytest.approx(a["loss"], rel=1e-6) and b["grad_norm"] == pytest.approx(a["grad_norm"], rel=2e-5)
+        for key in ("ids", "weight", "tokens", "crops", "loss_tokens", "masked_tokens", "dropped", "dropped_by_source", "examples"):
+            assert b[key] == pytest.approx(a[key]) if key == "weight" else b[key] == a[key], key
