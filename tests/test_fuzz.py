@@ -27,7 +27,9 @@ def sample(**counts):
     result = json.loads(child.stdout.splitlines()[-1])
     assert {f"{kind}s": sum(result[kind].values()) for kind in ("record", "image", "video")} == counts and result["finds"] == 0
     assert all(result[kind]["sound"] > 0 and len(result[kind]) > 1 for kind in ("record", "image", "video"))
-    assert max(result["MiB"]["at most"], result["MiB"]["children at most"]) < 1024 and result["slowest"][0] < fuzz.SECONDS
+    # a process that is started inherits the peak of the one that starts it, the whole test run here
+    assert max(result["MiB"]["at most"], result["MiB"]["children at most"]) < max(1024, result["MiB"]["at first"] + 300)
+    assert result["slowest"][0] < fuzz.SECONDS
     return result
 
 
