@@ -36,7 +36,10 @@ class Pulse(threading.Thread):
                 self.store.set(f"{self.place}/{self.rank}", str(beats))
                 ended, beat = self.store.check([f"{self.place}/ended"]), self.beat_of((self.rank + 1) % self.world)
             except RuntimeError as e:
-                self.say(f"the launcher does not answer any more ({first_sentence(e)})")
+                if self.left.is_set():
+                    return
+                if os.environ["LOCAL_RANK"] == "0":      # nobody can be asked who says it: one on each machine
+                    self.say(f"the launcher does not answer any more; all end ({first_sentence(e)})")
                 os._exit(1)
             if ended:
                 os._exit(1)              # another has said why

@@ -15,7 +15,6 @@ before a save begins, and a thread writes them: the step does not wait for the d
 function of seed, step and rank.
 """
 
-import builtins
 import json
 import os
 import pickle
@@ -32,9 +31,7 @@ import torch.distributed.checkpoint as dcp
 warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\.distributed\.checkpoint")
 
 MEANS = ("step", "exp_avg", "exp_avg_sq")                    # what AdamW remembers of a parameter
-
-
-FAILED = Exception, dcp.api.CheckpointException              # what torch.distributed.checkpoint makes of an Exception is none
+FAILED = Exception, dcp.api.CheckpointException              # the latter is no Exception, only a BaseException
 
 
 class SaveError(Exception):
@@ -165,7 +162,7 @@ def first_line(error):
 
 def write(path, text):
     """A small file, on the disk when this returns."""
-    with builtins.open(path, "w") as file:
+    with open(path, "w") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
@@ -229,7 +226,7 @@ class Names(pickle.Unpickler):
 
 class Reader(dcp.FileSystemReader):
     def read_metadata(self, *args, **kwargs):
-        with builtins.open(Path(self.path) / ".metadata", "rb") as file:
+        with open(Path(self.path) / ".metadata", "rb") as file:
             metadata = Names(file).load()
         if metadata.storage_meta is not None:
             metadata.storage_meta.load_id = self.load_id

@@ -398,6 +398,21 @@ def blank(name, tokens, crops, config, reason):
     return Encoded(*zeros, id=name, images=pixels, unit=np.arange(crops, dtype=np.int32) if crops else None, bad=reason)
 
 
+def fullest(config, crops, n_vocab, share=None):
+    """An example that costs all that a row can: every token with loss, all crops, as many visual tokens as they can have, in windows of 9.
+
+    For a rehearsal. share: of a Share, its crops only, dealt out as large images are.
+    """
+    P, T, zeros = config.vision.n_patch, config.max_tokens, np.zeros(config.max_tokens, np.int32)
+    view = vision.windows(np.arange(P).reshape(config.vision.grid, -1), 2)
+    source = np.concatenate([np.where(view < 0, -1, view + k * P) for k in range(crops)])[: T - 1]
+    example = Encoded(np.arange(T) % n_vocab, np.arange(T) % n_vocab, np.ones(T, np.float32), np.arange(T), zeros, zeros, id="rehearsal")
+    example.images = np.zeros((crops, P, config.vision.n_pixel), np.uint8)
+    example.unit = np.arange(crops, dtype=np.int32) // (1 + config.max_crops)
+    example.pool_src, example.pool_dst = np.pad(source, ((0, 0), (0, 5)), constant_values=-1), np.arange(1, 1 + len(source))
+    return narrowed(example, share) if share else example
+
+
 def ask(images, turns, tokenizer, config, clip=None):
     """A prompt to be continued -> Encoded. images: [(H,W,3) uint8, ..], may be empty; clip: a Clip instead of images;
     turns: [(question, answer), .., (question, None)]."""

@@ -207,25 +207,6 @@ def build(rows, max_tokens, vision_config, crop_bucket=1):
                  owner=torch.tensor(owner, dtype=torch.int32))
 
 
-def fullest_row(max_tokens, crops, vision_config, n_vocab, of_image=1, share=None):
-    """A row that costs all that a row can: every token with loss, all crops, and as many visual tokens as they can have, in windows of 9.
-
-    -> [data.Encoded], for a rehearsal. share: of a data.Share, its crops only, of_image of them at a time, as an image has them.
-    """
-    import data
-    import vision
-
-    view = vision.windows(np.arange(vision_config.n_patch).reshape(vision_config.grid, -1), 2)
-    source = np.concatenate([np.full((0, 4), -1), *(view + (view >= 0) * k * vision_config.n_patch for k in range(crops))])
-    source = np.pad(source[: max_tokens - 1], ((0, 0), (0, 5)), constant_values=-1).astype(np.int64)
-    tokens, zeros = np.arange(max_tokens) % n_vocab, np.zeros(max_tokens, np.int32)
-    row = data.Encoded(tokens, tokens, np.ones(max_tokens, np.float32), np.arange(max_tokens), zeros, zeros, id="rehearsal")
-    row.images = np.zeros((crops, vision_config.n_patch, vision_config.n_pixel), np.uint8)
-    row.unit = np.arange(crops, dtype=np.int32) // of_image
-    row.pool_src, row.pool_dst = source, np.arange(1, 1 + len(source))
-    return [data.narrowed(row, share) if share else row]
-
-
 if __name__ == "__main__":
     import plans  # `python packing.py plan`: packs planned ahead
 

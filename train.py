@@ -433,8 +433,7 @@ def rehearse(run, model, groups):
     config, ranks = run.config, run.ranks
     held = [torch.empty_like(parallel.local(p)) for ps in groups.values() for p in ps for _ in range(2)]
     share = data.Share(ranks.cp_rank, config.cp, 0, config.pack_crops) if config.cp > 1 else None
-    row = packing.fullest_row(config.data.max_tokens, config.pack_crops, config.data.vision, config.model.n_vocab,
-                              1 + config.data.max_crops, share)
+    row = [data.fullest(config.data, config.pack_crops, config.model.n_vocab, share)]
     try:
         for _ in range(2):               # the second beside the gradients of the first
             passed(run, model, [row] * config.micro_batch)

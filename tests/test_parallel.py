@@ -299,10 +299,10 @@ def test_a_run_logs_the_same_numbers_on_any_layout(tmp_path):
     flags = ["--stage", "3", "--tiny", "--steps", "3", "--batch", "4", "--vit_steps=0", "--deterministic", "--device", "cpu",
              "--eval_images=2", "--model.n_layer=1", "--pool=8", "--eval-every", "2"]
     logs = {}
-    for ranks, cp, micro in ((1, 1, 2), (2, 2, 1), (2, 1, 1), (4, 2, 2)):
+    for ranks, cp, micro, shard in ((1, 1, 2, 0), (2, 2, 1, 0), (2, 1, 1, 1), (4, 2, 2, 2)):
         out = tmp_path / f"{ranks}-{cp}-{micro}"
         many = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
-        layout = ["--cp", str(cp), "--micro-batch", str(micro), "--out", str(out)]
+        layout = ["--cp", str(cp), "--micro-batch", str(micro), "--shard", str(shard), "--out", str(out)]
         done = subprocess.run([sys.executable, *many, "train.py", *flags, *layout], cwd=ROOT, capture_output=True, text=True,
                               env={**os.environ, "OMP_NUM_THREADS": "1"})
         assert done.returncode == 0, done.stderr
@@ -346,6 +346,14 @@ def launched(flags, out, ranks=2, program="train.py"):
                             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)})
 
 
+def lives(pid):
+    """A process that has ended may still be listed, as a zombie, until whoever inherited it asks for its status."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 def ranks_of(run):
     """{rank: process id} of what torchrun has started."""
     pids = subprocess.run(["pgrep", "-P", str(run.pid)], capture_output=True, text=True, check=True).stdout.split()
@@ -367,7 +375,7 @@ def test_a_rank_that_dies_ends_the_others_and_is_named(tmp_path, victim):
     assert run.returncode == 1 and time.monotonic() - began < 60
     assert [line.split(";")[0] for line in said.splitlines() if line.startswith("train.py:")] == [
         f"train.py: rank {victim} of 2 has ended or hangs"]
-    assert len(ranks) == 2 and not any(Path(f"/proc/{pid}").exists() for pid in ranks.values())
+    assert len(ranks) == 2 and not any(lives(pid) for pid in ranks.values())
 
 
 @pytest.mark.slow
@@ -479,3 +487,19 @@ def test_films_several_images_and_a_bad_record_log_the_same_on_shared_rows(tmp_p
         assert b["loss"] == pytest.approx(a["loss"], rel=1e-6) and b["grad_norm"] == pytest.approx(a["grad_norm"], rel=2e-5)
         for key in ("ids", "weight", "tokens", "crops", "loss_tokens", "masked_tokens", "dropped", "dropped_by_source", "examples"):
             assert b[key] == pytest.approx(a[key]) if key == "weight" else b[key] == a[key], key
+
+
+@pytest.mark.slow
+def test_ranks_end_by_themselves_when_their_launcher_is_killed(tmp_path):
+    """Nobody would end them, and nobody could: they would train on, unseen."""
+    run = launched(["--steps", "4000"], tmp_path / "out")
+    log = tmp_path / "out" / "log.jsonl"
+    while not log.exists() or len(log.read_bytes().splitlines()) < 4:
+        assert run.poll() is None, run.stderr.read()
+        time.sleep(0.2)
+    ranks = ranks_of(run)
+    os.kill(run.pid, signal.SIGKILL)
+    said = run.communicate(timeout=60)[1]                                 # ends when the last of them has closed its stderr
+    assert [line.split(";")[0] for line in said.splitlines() if line.startswith("train.py:")] == [
+        "train.py: the launcher does not answer any more"]
+    assert len(ranks) == 2 and not any(lives(pid) for pid in ranks.values())
