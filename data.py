@@ -371,9 +371,7 @@ def encode(record, tokenizer, config, seed, epoch, share=None):
     owner = share.owners(units) if share else np.zeros(len(units), np.int32)
     mine = np.flatnonzero(owner == share.rank) if share else np.arange(len(units))
     if sight.times is not None:
-        path, start, _ = record["source"].video_of(record)
-        video = path if isinstance(path, media.Stills) else media.probe(path)
-        example.images = frame_crops(media.frames(video, [start + sight.times[k] for k in mine]), len(mine), config)
+        example.images = frame_crops(record["source"].frames(record, [sight.times[k] for k in mine]), len(mine), config)
     else:
         example.images = visual_crops(record["source"].images(record, mine), config)
         if len(example.images) != units[mine].sum():

@@ -465,6 +465,11 @@ class Records:
         check_pixels(record, [(w, h)])
         return w, h, seconds, shown / 2
 
+    def frames(self, record, times):
+        """The frames (H,W,3) uint8 of its video shown at `times`, in seconds of the clip, decoded one after the other; Unreadable."""
+        path, start, _ = self.video_of(record)
+        return media.frames(path if isinstance(path, media.Stills) else media.probe(path), [start + t for t in times])
+
     def video_of(self, record):
         """Its video, (path or media.Stills, start, end) in seconds of the file; end is inf where no clip is named."""
         video, paths = record["video"], self.paths_of(record)
