@@ -161,7 +161,7 @@ def parse(argv):
     args, rest = parser.parse_known_args(argv)
 
     config = override(Config(), "stage", args.stage, "--stage")
-    recipes = [importlib.import_module(f"stages.stage{args.stage}").RECIPE] + [tiny.RECIPE] * args.tiny
+    recipes = [importlib.import_module(f"stages.stage{args.stage}").RECIPE] + [tiny.RECIPE, tiny.STAGES[args.stage]] * args.tiny
     for recipe in recipes:
         for key, value in recipe.items():
             config = override(config, key, value, "recipe")

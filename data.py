@@ -80,6 +80,7 @@ class Encoded:
     owner: np.ndarray = None         # (n,) int32, of a Share: the rank that has each crop
     pool_src: np.ndarray = field(default_factory=lambda: np.zeros((0, 4), np.int64))
     pool_dst: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    source: str = ""                 # the name of the source it was drawn from
     bad: str = ""                    # why its pixels could not be had: then it is `blank`
 
 

@@ -95,6 +95,10 @@ class Loader:
                                  "to repair or to take out, or allow more")
         return None
 
+    def names(self):
+        """Of all sources."""
+        return [source.name for source in self.setup[0].sources]
+
     def source_of(self, draw):
         return self.setup[0].sources[self.setup[0][draw][0]].name
 
@@ -207,6 +211,7 @@ class Loader:
         row = [blank(self.setup, e, share, example.id, reason) if reason and not example.bad else example
                for example, e, share, reason in zip(row, pack, self.shares(pack), reasons, strict=True)]
         for (draw, *_), example in zip(pack, row, strict=True):
+            example.source = self.source_of(draw)
             if example.bad:
                 where = record_of(self.setup, draw)[0]["where"]
                 self.warn(where, example.bad, "masked", self.part[0] == 0)

@@ -25,7 +25,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 
 import torch
@@ -151,7 +151,7 @@ def open_sources(args, config):
     if not args.data:
         if not args.tiny:
             raise UserError("--data: name record files to train on (or --tiny for the toy world, which needs none)")
-        return *tiny.mixture(config.seed), None
+        return *tiny.mixture(config.seed, config.stage), None
     groups = []                      # (rate, entries): a file with a rate of its own is a group of one
     for item in args.data:
         path, rate = item, 1.0
@@ -371,15 +371,18 @@ def train(run, model, groups, optimizer, loader, journal, evaluate, every=0, sta
         torch.manual_seed(seed_of(config.seed, number, ranks.rank))      # dropout: the same after a resume
         for group in optimizer.param_groups:
             group["lr"] = schedule(config, group["name"], number)
-        loss, seen, suspects = 0.0, Counter(), []
+        nll, weights, seen, suspects = Counter(), Counter(), Counter(), []       # the former two by source
         for rows in micro_batches:
-            batch, part = passed(run, model, rows)
-            loss += part
-            suspects += [] if math.isfinite(part) else [batch]
+            batch, sums = passed(run, model, rows)
+            nll.update(sums)
+            suspects += [] if math.isfinite(sum(sums.values())) else [batch]
             seen.update(census(rows))
+            for example in (e for row in rows for e in row):
+                weights[example.source] += float(example.weights.sum(dtype="float64")) / config.cp
         seen = counted(seen, config.cp)
+        nll, weights = (parallel.total({name: sums[name] for name in loader.names()}) for sums in (nll, weights))
         weight = max(seen["weight"], 1e-8)
-        loss = parallel.total({"loss": loss})["loss"] / weight
+        loss = sum(nll.values()) / weight
         norms = {part: divide_and_clip(ps, weight, config.clip, ranks.copies) for part, ps in groups.items()}
         finite = math.isfinite(loss) and all(map(math.isfinite, norms.values()))     # sums over ranks: all of them find the same
         if finite:
@@ -390,7 +393,9 @@ def train(run, model, groups, optimizer, loader, journal, evaluate, every=0, sta
         optimizer.zero_grad()
 
         bad, masked, ended = compare(number, step, loader, saver, told_to_end, ranks)
-        line = {"step": number, "loss": loss if finite else None, **seen, "lr": {g["name"]: g["lr"] for g in optimizer.param_groups},
+        by_source = {name: nll[name] / weights[name] for name in nll if weights[name] > 0}
+        line = {"step": number, "loss": loss if finite else None, **seen, "nll_by_source": by_source if finite else None,
+                "lr": {g["name"]: g["lr"] for g in optimizer.param_groups},
                 "grad_norm": math.hypot(*norms.values()) if finite else None, "grad_norms": norms if finite else None,
                 "skipped_steps": skipped, "fill_tokens": seen["tokens"] / (config.batch * config.data.max_tokens),
                 "fill_crops": seen["crops"] / (config.batch * config.pack_crops), "longest_wait": step.waited,
@@ -416,7 +421,7 @@ def train(run, model, groups, optimizer, loader, journal, evaluate, every=0, sta
 
 
 def passed(run, model, rows):
-    """Forward and backward of a micro-batch -> the Batch of this rank and its summed loss; the gradients are added to those there are."""
+    """Forward and backward of a micro-batch -> the Batch of this rank, {source: summed weighted nll}; gradients add to those there are."""
     config, dtype = run.config, run.dtype
     batch = packing.build(rows, config.data.max_tokens, config.data.vision, config.crop_bucket)
     batch = parallel.shard(batch, run.ranks.cp_rank, config.cp).to(run.device)
@@ -424,7 +429,14 @@ def passed(run, model, rows):
     with torch.autocast(run.device.type, dtype, enabled=dtype != torch.float32, cache_enabled=not config.recompute):
         nll, lse = model(batch)
     (batch.weights * (nll + config.z_loss * lse**2)).sum().backward()
-    return batch, float((batch.weights * nll.detach()).sum())
+    names = [e.source for row in rows for e in row]
+    first = torch.tensor([0, *accumulate(map(len, rows[:-1]))], device=run.device)
+    example = torch.where(batch.doc < 0, len(names), batch.doc + first[:, None])          # of each token; the last is padding
+    sums = torch.zeros(len(names) + 1, device=run.device).index_add_(0, example.flatten(), (batch.weights * nll.detach()).flatten())
+    by_source = Counter()
+    for name, part in zip(names, sums.tolist(), strict=False):
+        by_source[name] += part
+    return batch, by_source
 
 
 def rehearse(run, model, groups):

@@ -31,6 +31,16 @@ RECIPE = {
     "freeze_embedding": False,       # there is no language model to keep
     "data.max_tokens": 512, "data.max_crops": 1, "data.length_hint": 0,
 }
+# and what it changes of stages 2 and 3 alone: they begin where the stage before ended (--init)
+LATER = {
+    "data.prefix_all": True,         # the toy knows its styles, not the many ways to ask
+    "lr.vit": 5e-5, "lr.connector": 5e-4, "lr.llm": 5e-4,
+}
+STAGES = {
+    1: {},
+    2: {**LATER, "steps": 2400, "batch": 2, "data.max_tokens": 1024, "pack_crops": 32, "data.max_frames": 8},
+    3: {**LATER, "steps": 600, "batch": 1, "data.max_tokens": 2048, "pack_crops": 64, "data.max_frames": 24},
+}
 LESSONS = 4000                       # images of a source until they are as hard as the held-out ones
 SINGLE = 0.2                         # share of the lessons with one object alone
 
@@ -46,7 +56,13 @@ NUMBERS = ("one", "two", "three")
 # what the toy's tokenizer spells as one id: the markup of chats and points, the words and the coordinates of this world
 WORDS = ("user\n", "assistant\n", "pointing: ", "count: ", "long_caption", "text_sft", "There are none.",
          '<points coords="1', '">', "</points>", ", ", "nothing", "any", " shape", *(n + " " for n in NUMBERS),
-         *COLOURS, *(f" {s}" for s in SHAPES), *(f" {10 * v:03d}" for v in range(LATTICE, SIZE, LATTICE)))
+         *COLOURS, *(f" {s}" for s in SHAPES), *(f" {10 * v:03d}" for v in range(LATTICE, SIZE, LATTICE)),
+         # and of films and series of pictures (stages/films.py)
+         "video_point: ", "video_count: ", "video_point_track_per_frame: ", "multi_image_pointing: ", "multi_image_count: ", "user_qa",
+         "video_long_caption", "video_multiple_choice", '<points coords="', '<tracks coords="', "</tracks>", "No tracks available.",
+         "Image ", "subtitle\n", "Only return the correct answer option.\n", *(f"\n{letter}. " for letter in "ABC"), "which", " comes",
+         " leaves", " becomes", " moves", " first", "the named", " there at the end", " image shows ", " at ", "left", "right", "up",
+         "down", "nowhere", *(f" {k}" for k in range(1, 7)), *(f"{k / 2:.1f}" for k in range(24)))
 
 
 def draw_scene(rng, split, least=0, most=6, extra=0):
@@ -71,9 +87,9 @@ def draw_scene(rng, split, least=0, most=6, extra=0):
 _Y, _X = np.mgrid[0:SIZE, 0:SIZE].astype(np.float32) + 0.5           # centres of pixels
 
 
-def mask_of(o):
-    """(SIZE,SIZE) bool: the pixels of one object."""
-    x, y, r = _X - o["x"], _Y - o["y"], o["r"]
+def mask_of(o, box=...):
+    """(SIZE,SIZE) bool: the pixels of one object; or that of it which lies in a box (two slices)."""
+    x, y, r = _X[box] - o["x"], _Y[box] - o["y"], o["r"]
     return {"circle": x * x + y * y <= r * r,
             "square": np.maximum(abs(x), abs(y)) <= 0.82 * r,
             "triangle": (y <= 0.7 * r) & (y >= 2 * abs(x) - r),
@@ -214,8 +230,12 @@ class Sums:
                 "annotations": [{"type": "qa", "question": question, "answer": str(a + b)}]}
 
 
-def mixture(seed):
-    """Sources and rates of the toy's stage 1: captions with everything else, pointing, text (spec 9.2)."""
+def mixture(seed, stage=1):
+    """Sources and rates of the toy's stages; of stage 1: captions with everything else, pointing, text (spec 9.2)."""
+    if stage > 1:
+        from stages import films
+
+        return films.mixture(seed, stage)
     return [World("train", seed, lessons=LESSONS), World("train", seed, asks="points", lessons=LESSONS), Sums(seed)], [0.6, 0.3, 0.1]
 
 

@@ -333,7 +333,7 @@ def test_a_plan_holds_record_ids_and_no_pixels(files, ahead):
     (["--seed", "1"], "seed was 0 and is 1"),
     (["--pool=10"], "pool was 9 and is 10"),
     (["--data.max_crops=2"], "data.max_crops"),
-    (["--pack_crops=9"], "pack_crops was 16 and is 9"), (["--data", "RATES"], "the data changed"),
+    (["--pack_crops=9"], "pack_crops was 32 and is 9"), (["--data", "RATES"], "the data changed"),
     (["--model.vision.patch=9"], "data.vision"), (["--model.n_vocab=512"], "tokenizer"),
     (["--steps", "5"], "14 packs"),
 ])

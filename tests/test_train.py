@@ -118,6 +118,14 @@ def test_the_loss_is_a_weighted_mean_over_the_whole_step(tmp_path):
     lines = run(tmp_path / "a", "--micro-batch", "1", "--steps", "1", *flags)
     assert len({round(float(w), 4) for w in batch.weights.unique()}) >= 3
     assert steps(lines)[0]["loss"] == pytest.approx(expected, rel=1e-5) and steps(lines)[0]["weight"] == pytest.approx(weight, rel=1e-6)
+    # ... and of each source, which the ids of the toy begin with
+    sums, nll = {}, (nll.detach() * batch.weights.flatten()).view(batch.tokens.shape)
+    for b, row in enumerate(rows):
+        for k, e in enumerate(row):
+            name, here = e.id.rpartition("-")[0], batch.doc[b] == k
+            sums[name] = sums.get(name, 0) + torch.stack([nll[b][here].sum(), batch.weights[b][here].sum()])
+    assert len(sums) > 1
+    assert steps(lines)[0]["nll_by_source"] == pytest.approx({name: float(a / w) for name, (a, w) in sums.items()}, rel=1e-5)
 
 
 def test_three_steps_equal_three_written_by_hand(tmp_path):
@@ -169,8 +177,8 @@ def test_stages_drop_and_freeze_as_published():
     assert all((c.betas, c.adam_eps, c.clip, c.z_loss, c.final_lr) == ((0.9, 0.95), 1e-6, 1.0, 1e-4, 0.1) for c in (one, two, three))
     of_data = [(d.root_length, d.root_branches, d.point_weight, d.prefix_all, d.separator) for d in (one.data, two.data, three.data)]
     assert of_data == [(False, False, 1.0, True, "\t"), *[(True, True, 0.2, False, ";")] * 2]
-    tiny_two = parse("2", "--tiny")                                      # the toy's recipe changes sizes, not what a stage is
-    assert tiny_two.data.root_length and not tiny_two.data.prefix_all and tiny_two.preset == "toy"
+    tiny_two = parse("2", "--tiny")              # the toy's recipe changes sizes and how one asks, not what a stage is
+    assert (tiny_two.data.root_length, tiny_two.data.point_weight, tiny_two.data.prefix_all, tiny_two.preset) == (True, 0.2, True, "toy")
 
 
 def test_a_field_is_parsed_by_its_type_and_one_that_does_not_exist_is_refused():
