@@ -203,7 +203,7 @@ def video_ids(times, subtitles, tokenizer, config):
     0.0 <frame_start> 81 x <im_patch> <frame_end> 0.5 <frame_start> .. <frame_end> subtitle
     """
     first, last = [tokenizer.special["frame_start"]], [tokenizer.special["frame_end"]]
-    patches = [tokenizer.special["im_patch"]] * (-(-config.vision.grid // 3)) ** 2
+    patches = [tokenizer.special["im_patch"]] * len(vision.frame_windows(config.vision))
     parts = [] if config.frame_markers else [(first, True)]
     for k, t in enumerate(times):
         parts.append((tokenizer.encode(f"{' ' if k else ''}{t:.1f} "), False))

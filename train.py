@@ -606,15 +606,20 @@ def first_line(run, args, params):
             "params": params}
 
 
+def leave(config, out, model, tokenizer):
+    """Weights, tokenizer and what is needed to ask as in training, in out/model."""
+    models.save(model, out / "model")
+    tokenizer.save(out / "model")
+    state = {f.name: getattr(config.data, f.name) for f in dataclasses.fields(config.data) if f.name != "vision"}
+    (out / "model" / "data.json").write_text(json.dumps(state))
+
+
 def finish(config, out, model, losses, tokenizer, asked):
     """Weights, curve, evaluation, samples -> the metrics."""
     from tools import charts
 
     model.eval()
-    models.save(model, out / "model")
-    tokenizer.save(out / "model")
-    state = {f.name: getattr(config.data, f.name) for f in dataclasses.fields(config.data) if f.name != "vision"}
-    (out / "model" / "data.json").write_text(json.dumps(state))
+    leave(config, out, model, tokenizer)
     charts.curve([loss for loss in losses if loss is not None], out / "loss.png")
     return score(config, model, tokenizer, asked, out / "samples")
 

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from data import keyed
+import mixture as mix
 from stages import tiny
 from stages.tiny import COLOURS, LATTICE, SEEN, SHAPES, SIZE
 
@@ -129,7 +129,7 @@ class Films:
     def film(self, i):
         most = 1 if self.lessons and i < FEW else min(self.most, 2) if self.lessons and i < MANY else self.most
         for attempt in range(1000):
-            rng = keyed(self.seed, "film", self.split, self.asks, self.steps[1], i, attempt)
+            rng = mix.keyed(self.seed, "film", self.split, self.asks, self.steps[1], i, attempt)
             film = draw_film(rng, int(rng.integers(self.steps[0], self.steps[1] + 1)), (1, most))
             if (zlib.crc32(json.dumps(film).encode()) % 8 == 0) != (self.split != "train"):
                 continue
@@ -144,7 +144,7 @@ class Films:
 
     def __getitem__(self, i):
         film, name = self.film(i), f"{self.name}-{i}"
-        rng = keyed(self.seed, "questions", self.split, self.asks, self.steps[1], i)
+        rng = mix.keyed(self.seed, "questions", self.split, self.asks, self.steps[1], i)
         if self.asks == "tracks":
             asked = sorted({kind(o) for o in film["objects"]})
             asked = [asked[int(k)] for k in rng.permutation(len(asked))[:2]]
@@ -215,13 +215,17 @@ class Films:
     def video_of(self, record):
         return record["video"]["path"], 0.0, self.duration(record["index"])
 
+    def steps_of(self, record):
+        """The seconds of its steps."""
+        return [step * STEP for step in range(self.film(record["index"])["steps"])]
+
     def frames(self, record, times):
         return shown(self.film(record["index"]), times)
 
     def masks(self, record, annotation):
         """{"times": (t,), "masks": (n,t,SIZE,SIZE) bool}: of each point's, or each track's, object at every step."""
         film = self.film(record["index"])
-        times = np.arange(film["steps"]) * STEP
+        times = np.array(self.steps_of(record))
         masks = np.array([visible(film, t) for t in times])[:, annotation["meta"]["objects"]]
         return {"times": times, "masks": masks.swapaxes(0, 1)}
 
@@ -259,7 +263,7 @@ class Series:
         return [self.world.scene(3 * i + k)["objects"] for k in range(2 + i % 2)]
 
     def __getitem__(self, i):
-        name, scenes, rng = f"{self.name}-{i}", self.scenes(i), keyed(self.seed, "series", self.split, i)
+        name, scenes, rng = f"{self.name}-{i}", self.scenes(i), mix.keyed(self.seed, "series", self.split, i)
         where = {}
         for k, objects in enumerate(scenes):
             for o in objects:
@@ -293,12 +297,21 @@ class Series:
         return np.array([tiny.mask_of(scenes[k][j]) for k, j in annotation["meta"]["objects"]]).reshape(-1, SIZE, SIZE)
 
 
+# short ones, which stage 2 sees whole, and long ones, of which it sees every third frame
+KINDS = {"films": lambda split, seed=0, lessons=False: Films(split, seed, lessons=lessons),
+         "tracks": lambda split, seed=0, lessons=False: Films(split, seed, "tracks", lessons=lessons),
+         "long-films": lambda split, seed=0: Films(split, seed, steps=(9, 24), most=5),
+         "long-tracks": lambda split, seed=0: Films(split, seed, "tracks", steps=(9, 24), most=4)}
+
+
 def mixture(seed, stage):
-    """Sources and rates of the toy's stages 2 and 3; stage 3 has long films besides."""
+    """Sources and rates of the toy's stages 2 and 3: groups as in stages/stage2.py, whose members share by the square root of sizes that
+    the toy, which has no end, only pretends to have. Stage 3 has long films besides."""
     lessons = stage == 2
-    short = [Films("train", seed, lessons=lessons), Films("train", seed, "tracks", lessons=lessons)]
-    still = [tiny.World("train", seed), Series("train", seed), tiny.Sums(seed)]
-    if stage == 2:
-        return [*short, *still], [0.45, 0.25, 0.15, 0.1, 0.05]
-    long = [Films("train", seed, steps=(9, 24), most=5), Films("train", seed, "tracks", steps=(9, 24), most=4)]
-    return [*long, *short, *still], [0.4, 0.2, 0.12, 0.12, 0.08, 0.05, 0.03]
+    films = [(KINDS["films"]("train", seed, lessons), 30_000), (KINDS["tracks"]("train", seed, lessons), 10_000)]
+    if stage == 3:
+        films += [(KINDS["long-films"]("train", seed), 120_000), (KINDS["long-tracks"]("train", seed), 40_000)]
+    stills = [(tiny.World("train", seed), 9_000), (Series("train", seed), 4_000), (tiny.Sums(seed), 1_000)]
+    groups = [(0.7, films), (0.3, stills)] if stage == 2 else [(0.85, films), (0.15, stills)]
+    rates = mix.rates_of([(rate, [mix.share(size) for _, size in members]) for rate, members in groups])
+    return [source for _, members in groups for source, _ in members], [r for group in rates for r in group]

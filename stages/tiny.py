@@ -5,6 +5,7 @@ Image i of a split is a function of (seed, split, i). A scene's hash decides its
 and shape exist in the split `unseen` only.
 
     python -m stages.tiny OUT --n 100 --split test      # the same as files: images, records.jsonl, masks.npz
+    python -m stages.tiny OUT --n 100 --what films      # ... of the world over time (stages/films.py)
 """
 
 import argparse
@@ -239,26 +240,48 @@ def mixture(seed, stage=1):
     return [World("train", seed, lessons=LESSONS), World("train", seed, asks="points", lessons=LESSONS), Sums(seed)], [0.6, 0.3, 0.1]
 
 
-def export(folder, split, n, seed):
-    """The first n images of a split as files: NNN.png, records.jsonl, and masks.npz with an array per record and annotation."""
-    folder, world, masks = Path(folder), World(split, seed), {}
+def export(folder, source, n):
+    """The first n records of a source of this world as files: pictures, or the frames of films; records.jsonl; and masks.npz with an array
+    for every annotation with points, as tools.evaluate reads them."""
+    folder, masks = Path(folder), {}
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "records.jsonl", "w") as out:
         for i in range(n):
-            record = world[i]
-            Image.fromarray(world.image(record)).save(folder / record["image"]["path"])
+            record = source[i]
+            shown = {key: value for key, value in record.items() if key not in ("where", "source", "index")}
+            if "video" in record:
+                _, _, end = source.video_of(record)
+                times = source.steps_of(record)
+                shown["video"] = {"frames": [f"{record['id']}-{k}.png" for k in range(len(times))], "fps": 2, "start": 0, "end": end}
+                pictures, names = source.frames(record, times), shown["video"]["frames"]
+            else:
+                pictures = source.images(record)
+                names = [entry["path"] for entry in record.get("images", [record.get("image")])]
+            for name, picture in zip(names, pictures, strict=True):
+                Image.fromarray(picture).save(folder / name)
             for k, a in enumerate(record["annotations"]):
-                if a["type"] == "point":
-                    masks[f"{record['id']}/{k}"] = world.masks(record, a)
-            out.write(json.dumps({k: record[k] for k in ("id", "image", "annotations")}) + "\n")
+                if a["type"] in ("point", "track"):
+                    found, name = source.masks(record, a), f"{record['id']}/{k}"
+                    masks |= {name: found["masks"], f"{name}/times": found["times"]} if "video" in record else {name: found}
+            out.write(json.dumps(shown) + "\n")
     np.savez_compressed(folder / "masks.npz", **masks)
 
 
-if __name__ == "__main__":
+def main():
+    from stages import films
+
     parser = argparse.ArgumentParser(description="Write a part of the toy world as files.")
     parser.add_argument("out")
     parser.add_argument("--n", type=int, default=100)
-    parser.add_argument("--split", choices=("train", "test", "unseen"), default="test")
+    parser.add_argument("--what", choices=("pictures", "series", *films.KINDS), default="pictures")
+    parser.add_argument("--split", choices=("train", "test", "unseen"), default="test", help="unseen: of pictures only")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    export(args.out, args.split, args.n, args.seed)
+    if args.split == "unseen" and args.what != "pictures":
+        parser.error("--split unseen: there are pictures only")
+    of = {"pictures": World, "series": films.Series}.get(args.what) or films.KINDS[args.what]
+    export(args.out, of(args.split, args.seed), args.n)
+
+
+if __name__ == "__main__":
+    main()

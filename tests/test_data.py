@@ -314,7 +314,7 @@ def test_colour_alone_does_not_tell_objects_from_the_ground():
 
 
 def test_the_toy_world_on_disk_is_the_toy_world(tmp_path):
-    tiny.export(tmp_path, "test", 5, 0)
+    tiny.export(tmp_path, tiny.World("test"), 5)
     world, source, masks = tiny.World("test"), data.Records(tmp_path / "records.jsonl"), np.load(tmp_path / "masks.npz")
     for i in range(5):
         assert np.array_equal(source.images(source[i])[0], world.image(world[i]))

@@ -13,8 +13,7 @@ from stages import films, tiny
 
 TOKENIZER = data.ByteTokenizer(tiny.WORDS)
 CONFIG = {stage: train.parse(["--stage", str(stage), "--tiny"])[1].data for stage in (2, 3)}
-SHORT, LONG = films.Films("test"), films.Films("test", steps=(9, 24), most=5)
-TRACKS, LONG_TRACKS = films.Films("test", asks="tracks"), films.Films("test", asks="tracks", steps=(9, 24), most=4)
+SHORT, TRACKS, LONG, LONG_TRACKS = (films.KINDS[name]("test") for name in ("films", "tracks", "long-films", "long-tracks"))
 SERIES = films.Series("test")
 
 
@@ -196,3 +195,21 @@ def test_hidden_means_more_than_half_hidden():
     front = {**o, "x": 60, "colour": "blue"}                             # covers less than half of what is behind it
     assert films.visible({**film, "objects": [o, front]}, 0.0).any((1, 2)).tolist() == [False, True]
     assert films.visible({**film, "objects": [o, {**front, "x": 75}]}, 0.0).any((1, 2)).tolist() == [True, True]
+
+
+@pytest.mark.parametrize("source", [SHORT, LONG_TRACKS, SERIES], ids=lambda s: s.name)
+def test_on_disk_it_is_the_same_world(source, tmp_path):
+    """Tokens and pixels, to the bit, and the masks."""
+    tiny.export(tmp_path, source, 4)
+    records, masks = data.Records(tmp_path / "records.jsonl"), np.load(tmp_path / "masks.npz")
+    assert [(r["id"], len(r["annotations"])) for r in records] == [(source[i]["id"], len(source[i]["annotations"])) for i in range(4)]
+    for i in range(4):
+        here, there = (data.encode(s[i], TOKENIZER, CONFIG[3], 0, 0) for s in (source, records))
+        for name in ("tokens", "targets", "weights", "images", "pool_src"):
+            assert np.array_equal(getattr(here, name), getattr(there, name)), name
+        for k, a in enumerate(source[i]["annotations"]):
+            if a["type"] in ("point", "track"):
+                found = source.masks(source[i], a)
+                found = found if isinstance(found, dict) else {"masks": found}
+                assert np.array_equal(masks[f"{source[i]['id']}/{k}"], found["masks"])
+                assert "times" not in found or np.array_equal(masks[f"{source[i]['id']}/{k}/times"], found["times"])

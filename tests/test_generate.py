@@ -462,7 +462,7 @@ def test_a_users_mistake_costs_one_sentence(tmp_path, monkeypatch, capsys, name)
         pytest.skip("safetensors is not installed")
     TOKENIZER.save(run)
     (run / "data.json").write_text(json.dumps({"max_tokens": 512, "max_crops": 1}))
-    tiny.export(toy, "test", 2, 0)
+    tiny.export(toy, tiny.World("test"), 2)
     if damage:
         damage(run, toy)
     monkeypatch.chdir(tmp_path)
