@@ -158,16 +158,17 @@ def mended(chosen, left, tokens, crops, per_token, per_crop):
     return [e for e in chosen if e is not out] + ([into] if out else [])
 
 
-def build(rows, max_tokens, vision_config, crop_bucket=1):
+def build(rows, max_tokens, vision_config, crop_bucket=1, shared=False):
     """rows: one list of data.Encoded per row -> Batch of rows x max_tokens, on the CPU.
 
-    Crops are padded with blank ones to a multiple of crop_bucket, so that a compiled model meets few shapes.
+    Crops are padded with blank ones to a multiple of crop_bucket, so that a compiled model meets few shapes. shared: examples that
+    hold the same array of crops, several questions about one film, pool from one copy, which is encoded once.
     """
     B, T, P = len(rows), max_tokens, vision_config.n_patch
     kinds = {"tokens": np.int64, "targets": np.int64, "weights": np.float32, "pos": np.int64, "branch": np.int32, "bidir": np.int32}
     row_of = {field: np.zeros((B, T), kind) for field, kind in kinds.items()}
     doc = np.full((B, T), -1, np.int32)
-    images, unit, owner, sources, targets_of = [], [], [], [], []
+    images, unit, owner, sources, targets_of, first = [], [], [], [], [], {}
     n_crops = n_units = 0
     for b, row in enumerate(rows):
         start = 0
@@ -186,12 +187,14 @@ def build(rows, max_tokens, vision_config, crop_bucket=1):
                     # a mosaic of one crop repeats the view: encode it once, both pool from it; the same numbers for half the work
                     crops, source, of_unit = crops[:1], np.where(source >= P, source - P, source), of_unit[:1]
                     of_rank = None if of_rank is None else of_rank[:1]
-                images.append(crops)
-                unit += (n_units + of_unit).tolist()
-                owner += [] if of_rank is None else of_rank.tolist()
-                sources.append(np.where(source >= 0, source + n_crops * P, -1))
+                known = first.setdefault(id(x.images), n_crops) if shared else n_crops
+                sources.append(np.where(source >= 0, source + known * P, -1))
                 targets_of.append(x.pool_dst + b * T + start)
-                n_crops, n_units = n_crops + len(of_unit), unit[-1] + 1
+                if known == n_crops:
+                    images.append(crops)
+                    unit += (n_units + of_unit).tolist()
+                    owner += [] if of_rank is None else of_rank.tolist()
+                    n_crops, n_units = n_crops + len(of_unit), unit[-1] + 1
             start += n
     held = sum(map(len, images))     # by this rank, where the crops of a row are shared out
     filled = max(-(-held // crop_bucket) * crop_bucket, min(crop_bucket, 2))         # of one crop, a compiler makes a case of its own

@@ -155,13 +155,17 @@ def turns_of(a, record, sizes, config, rng, times=None):
         return qa_turns(a, record, config, rng)
     if a["type"] == "caption":
         return [caption_turn(a, record, config, rng)]
-    # the scale of points in pixels is what the record declares, else the file's own (formats.md 7.3)
-    files = record["images"] if "images" in record else [record.get("image", record.get("video"))]
-    declared = [(f["width"], f["height"]) if isinstance(f, dict) and "width" in f else None for f in files]
-    sizes = [mine or size for mine, size in zip_longest(declared, sizes)]
+    sizes = scales(record, sizes)
     if a["type"] == "track":
         return [track_turn(a, record, sizes, config, rng, times)]
     return [point_turn(a, record, sizes, config, rng)]
+
+
+def scales(record, sizes):
+    """[(width, height), ..] that points in pixels are on: what the record declares, else the file's own sizes (formats.md 7.3)."""
+    files = record["images"] if "images" in record else [record.get("image", record.get("video"))]
+    declared = [(f["width"], f["height"]) if isinstance(f, dict) and "width" in f else None for f in files]
+    return [mine or size for mine, size in zip_longest(declared, sizes)]
 
 
 def question_of(a, record, config, sizes=()):
@@ -300,18 +304,15 @@ def track_turn(a, record, sizes, config, rng, times):
     but its last. Annotated more often than twice a second, it is asked for at 2 fps, or at 1 if 2 do not divide its rate."""
     style = style_of(a, record, rng)
     task = TASK.get(style) if TASK.get(style) in TRACKS else None
-    mode, label, query = a.get("mode") or task or "per_frame", a["label"], None
-    seen = [p for p in sorted(a["points"], key=lambda p: p["t"]) if not p.get("occluded")]
-    text = a.get("question", label)
+    mode, label, query, text = track_mode(a, record), a["label"], None, a.get("question", a["label"])
     if mode == "from_point":
         query = a["query"]
-        seen = [p for p in seen if p["id"] == query["id"]]
+        seen = [p for p in visible(a) if p["id"] == query["id"]]
         if chance(rng, 0.2) and len(seen) > 1:
             query = pick(rng, seen[:-1])
         tag = format_points([(seconds(query["t"], record), [unit(query, a, sizes[0])])], label, separator=config.separator)
         text = f"{a['question']} {tag}" if "question" in a else tag
-        seen = [p for p in seen if p["t"] > query["t"]]
-    rate = next((r for r in (2, 1) if "fps" in a and a["fps"] % r == 0), None)
+    rate = track_rate(a)
     if task and not config.prefix_all and "question" not in a:
         said = rate == 1 or (rate == 2 and not chance(rng, 0.5))
         suffix = pick(rng, RATES).format(fps=rate) if said else ""
@@ -319,6 +320,31 @@ def track_turn(a, record, sizes, config, rng, times):
     question = prompt(style, text, config, rng)
     if not a["points"]:
         return question, "There are none."
+    frames = track_frames(a, record, sizes[0], times, query)
+    return question, format_tracks(frames.items(), label, config.separator) or "No tracks available."
+
+
+def track_mode(a, record):
+    """per_frame | start_end | from_point: as the annotation says, or its style"""
+    task = TASK.get(style_of(a, record, None))
+    return a.get("mode") or (task if task in TRACKS else "per_frame")
+
+
+def track_rate(a):
+    return next((r for r in (2, 1) if "fps" in a and a["fps"] % r == 0), None)
+
+
+def visible(a):
+    """The points of a track annotation that can be seen, by time."""
+    return [p for p in sorted(a["points"], key=lambda p: p["t"]) if not p.get("occluded")]
+
+
+def track_frames(a, record, size, times, query=None):
+    """What of a track annotation is asked for -> {seconds of the clip, to a tenth: {id: (x, y) in 0..1}}. size: (width, height), the scale
+    of pixels; times: of the frames shown (None: all that are annotated); query: the point it starts from, behind which all lies."""
+    seen, rate, mode = visible(a), track_rate(a), track_mode(a, record)
+    if query:
+        seen = [p for p in seen if p["id"] == query["id"] and p["t"] > query["t"]]
 
     def shown(t):
         """Is a second of the clip on the grid of the rate asked for, and of a frame that is shown? To 0.01 s, as in Molmo2."""
@@ -331,5 +357,5 @@ def track_turn(a, record, sizes, config, rng, times):
         seen = [p for p in seen if p["t"] in (first[p["id"]], last[p["id"]])]
     frames = {}
     for p in seen:                                                        # two frames within a tenth of a second read as one: the first
-        frames.setdefault(seconds(p["t"], record), {}).setdefault(p["id"], unit(p, a, sizes[0]))
-    return question, format_tracks(frames.items(), label, config.separator) or "No tracks available."
+        frames.setdefault(seconds(p["t"], record), {}).setdefault(p["id"], unit(p, a, size))
+    return frames

@@ -572,28 +572,26 @@ def census(rows):
 
 
 def score(config, model, tokenizer, asked, folder=None):
-    """-> metrics: of the records in `asked`, or, where that is None, of both held-out parts of the toy world; folder: samples go there."""
+    """-> metrics: of the records in `asked`, or, where that is None, of the held-out parts of the toy world; folder: samples go there."""
     from tools import charts, evaluate  # here, because nobody has to open tools/ to understand the loop
 
-    if asked == []:
-        return {}
     if asked is not None:
-        metrics, predictions = evaluate.evaluate(model, tokenizer, config.data, asked)
+        metrics, predictions = evaluate.evaluate(model, tokenizer, config.data, asked, max_new=512) if asked else ({}, [])
         if folder:
             evaluate.draw(predictions, asked, folder)
         return metrics
 
-    def held_out(split):
-        world = tiny.World(split, config.seed)
-        records = {r["id"]: r for r in (world[i] for i in range(config.eval_images))}
-        masks_of = lambda record, k: world.masks(record, record["annotations"][k])       # noqa: E731
-        metrics, predictions = evaluate.evaluate(model, tokenizer, config.data, list(records.values()), masks_of, max_new=128)
+    metrics = {}
+    for part, records in tiny.held_out(config.stage, config.seed, config.eval_images).items():
+        masks_of = lambda record, k: record["source"].masks(record, record["annotations"][k])      # noqa: E731
+        found, predictions = evaluate.evaluate(model, tokenizer, config.data, records, masks_of, max_new=128 if config.stage == 1 else 384)
         if folder:
-            evaluate.draw(predictions, list(records.values()), folder / split, n=100)
-        rare = [p["point_f1"] for p in predictions if tiny.is_rare(records[p["id"]]["annotations"][p["annotation"]])]
-        return metrics | ({"point_f1_of_unseen_kinds": round(sum(rare) / len(rare), 4)} if rare else {})
-
-    metrics = {**held_out("test"), "unseen": held_out("unseen")}
+            evaluate.draw(predictions, records, folder / part, n=100)
+        if part == "unseen":
+            annotations = {r["id"]: r["annotations"] for r in records}
+            rare = [p["point_f1"] for p in predictions if tiny.is_rare(annotations[p["id"]][p["annotation"]])]
+            found |= {"point_f1_of_unseen_kinds": round(sum(rare) / len(rare), 4)} if rare else {}
+        metrics |= found if part == "test" else {part: found}
     if folder:
         charts.sheet(sorted((folder / "test").glob("*any_shape.png"))[:8], folder.parent / "samples.png")
     return metrics

@@ -240,6 +240,20 @@ def mixture(seed, stage=1):
     return [World("train", seed, lessons=LESSONS), World("train", seed, asks="points", lessons=LESSONS), Sums(seed)], [0.6, 0.3, 0.1]
 
 
+def held_out(stage, seed, n):
+    """{part: records} to be scored on, n of each kind of a part or fewer: pictures; of stages 2 and 3 also series and films, and long films
+    as a part of their own; pictures with combinations that were never seen."""
+    first = lambda source, n: [source[i] for i in range(max(n, 1))]      # noqa: E731
+    parts = {"test": first(World("test", seed), n)}
+    if stage > 1:
+        from stages.films import KINDS, Series
+
+        parts["test"] += first(Series("test", seed), n // 4)
+        parts["test"] += [record for kind in ("films", "tracks") for record in first(KINDS[kind]("test", seed), n // 2)]
+        parts["long"] = [record for kind in ("long-films", "long-tracks") for record in first(KINDS[kind]("test", seed), n // 2)]
+    return parts | {"unseen": first(World("unseen", seed), n)}
+
+
 def export(folder, source, n):
     """The first n records of a source of this world as files: pictures, or the frames of films; records.jsonl; and masks.npz with an array
     for every annotation with points, as tools.evaluate reads them."""

@@ -1,4 +1,4 @@
-"""Decoding with a cache, and the scores."""
+"""Decoding with a cache, and the two commands that ask a model."""
 
 import dataclasses
 import io
@@ -126,93 +126,6 @@ def test_evaluation_has_no_dropout(grown):
     batch = packing.build([[p] for p in prompts()[:1]], 256, CONFIG.vision)
     assert torch.equal(grown.hidden(batch), grown.hidden(batch))
     grown.residual_dropout = 0.0
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# scores
-
-CASES = json.loads((Path(__file__).parent / "conformance" / "eval_metrics.json").read_text())["cases"]
-
-
-def boxes(case):
-    masks = np.zeros((len(case["gt_boxes_as_masks_xyxy_inclusive"]), case["h"], case["w"]), bool)
-    for mask, (x0, y0, x1, y1) in zip(masks, case["gt_boxes_as_masks_xyxy_inclusive"], strict=True):
-        mask[y0 : y1 + 1, x0 : x1 + 1] = True
-    return masks
-
-
-@pytest.mark.parametrize("case", [c for c in CASES if c["kind"] == "pointing_f1"], ids=lambda c: c["input"]["text"][:40])
-def test_point_scores_equal_the_official_ones(case):
-    given, masks = case["input"], boxes(case["input"])
-    predicted = [(x, y) for _, _, x, y in data.parse_points(given["text"], given["w"], given["h"])]
-    scores = evaluate.score_points(predicted, [tuple(p) for p in given["gt_points"]], evaluate.in_mask(masks))
-    assert scores == pytest.approx([case["expected"][k] for k in ("precision", "recall", "f1")], abs=1e-9)
-
-
-@pytest.mark.parametrize(("text", "count"), [
-    ("5", 5), (" 5. ", 5), ("There are none.", 0), ("Counting the <points coords=\"1 1 100 100\">x</points> shows a total of 3.", 3),
-    ("There are 4 <points coords=\"1 1 100 100\">x</points>.", 4), ("<points coords=\"1 1 100 100 2 200 200\">x</points>", 2),
-    ("many", None), ("", None)])
-def test_counts_are_read_from_every_way_to_state_them(text, count):
-    assert evaluate.count_in(text) == count
-
-
-def test_assignment_is_optimal():
-    """Against every permutation, on square and oblong costs."""
-    from itertools import permutations
-
-    rng = np.random.default_rng(0)
-    for n, m in ((1, 1), (3, 3), (2, 5), (5, 2), (4, 6), (5, 5), (0, 3)):
-        for _ in range(10):
-            cost = rng.random((n, m)).round(1)
-            pairs = evaluate.assign(cost)
-            assert len({r for r, _ in pairs}) == len({c for _, c in pairs}) == len(pairs) == min(n, m)
-            wide = cost if n <= m else cost.T
-            best = min((sum(wide[i, p] for i, p in enumerate(ps)) for ps in permutations(range(wide.shape[1]), wide.shape[0])), default=0)
-            assert sum(cost[r, c] for r, c in pairs) == pytest.approx(best)
-
-
-def test_assignment_equals_scipy():
-    optimize = pytest.importorskip("scipy.optimize")
-    rng = np.random.default_rng(1)
-    for _ in range(50):
-        cost = rng.random(rng.integers(1, 40, 2))
-        rows, columns = optimize.linear_sum_assignment(cost)
-        assert sum(cost[r, c] for r, c in evaluate.assign(cost)) == pytest.approx(cost[rows, columns].sum())
-
-
-def test_without_masks_a_hit_is_within_five_hundredths_of_the_diagonal():
-    hit = evaluate.near([(50, 50)], 300, 400)
-    assert hit(0, (50 + 24.9, 50)) and not hit(0, (50 + 25.1, 50))
-
-
-def test_a_perfect_model_scores_one_and_a_silent_one_what_is_absent(monkeypatch):
-    """evaluate() with the model's answers replaced by the true ones, then by none."""
-    world = tiny.World("test")
-    records = [world[i] for i in range(6)]
-
-    def shown(prompt):                                   # all that a model is given: words and pixels
-        return prompt.tokens.tobytes(), prompt.images.tobytes()
-
-    truth = {}
-    for record in records:
-        for a in record["annotations"]:
-            prompt = data.ask([world.image(record)], [(data.question_of(a, record, DATA), None)], TOKENIZER, DATA)
-            ((_, answer),) = data.turns_of(a, record, [(tiny.SIZE, tiny.SIZE)], DATA, data.keyed(0))
-            truth[shown(prompt)] = TOKENIZER.encode(answer)
-
-    def masks_of(record, k):
-        return world.masks(record, record["annotations"][k])
-
-    def scores(answer):
-        monkeypatch.setattr(evaluate, "generate", lambda model, prompts, eos, max_new: [answer(p) for p in prompts])
-        return evaluate.evaluate(None, TOKENIZER, DATA, records, masks_of, batch=7)[0]     # several batches
-
-    perfect, silent = scores(lambda prompt: truth[shown(prompt)]), scores(lambda prompt: [])
-    assert perfect["point_f1"] == pytest.approx(1, abs=1e-4) and perfect["hits"] == "mask"
-    assert perfect["count_accuracy"] == perfect["caption_exact"] == 1
-    absent = np.mean([not a["points"] for r in records for a in r["annotations"] if a["type"] == "point"])
-    assert silent["point_f1"] == pytest.approx(absent, abs=1e-4) and silent["caption_exact"] == silent["count_accuracy"] == 0
 
 
 # ---------------------------------------------------------------------------------------------------------------
