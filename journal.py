@@ -23,14 +23,15 @@ class Journal:
     """
 
     def __init__(self, out, writes, head, goes_on=None):
-        self.losses, self.told = [], {b["draw"] for b in bad_so_far(out)} if goes_on is not None else set()
+        self.loss, self.told = None, {b["draw"] for b in bad_so_far(out)} if goes_on is not None else set()
         if writes and goes_on is None:
             (out / "config.json").write_text(json.dumps(head, indent=1))
             (out / "skips.jsonl").unlink(missing_ok=True)
         elif writes:
             cut_torn(out / "log.jsonl")
             cut_torn(out / "skips.jsonl")
-            self.losses = losses_so_far(out / "log.jsonl", goes_on)
+            before = [line for line in lines_of(out / "log.jsonl") if "lr" in line and line["step"] == goes_on]
+            self.loss = before[-1]["loss"] if before else None
         self.log = open(out / "log.jsonl" if writes else os.devnull, "w" if goes_on is None else "a", buffering=1)
         self.skips = out / "skips.jsonl" if writes else Path(os.devnull)
         if goes_on is None:
@@ -39,7 +40,7 @@ class Journal:
     def step(self, line, bad):
         """A step's line, and what was found bad in it: [{"draw":, "id":, "where":, "reason":}, ..]; of a draw once, whoever resumes."""
         self.log.write(json.dumps(line) + "\n")
-        self.losses.append(line["loss"])
+        self.loss = line["loss"]
         new = [b for b in sorted(bad, key=lambda b: b["draw"]) if b["draw"] not in self.told]
         if new:
             with open(self.skips, "a") as skips:
@@ -55,30 +56,20 @@ def cut_torn(path):
         os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
 
-def losses_so_far(path, step):
-    """Of a log, the losses of the steps up to one; of a step that stands there twice, the later. None: it was not finite."""
-    losses = {}
-    for row in path.read_bytes().splitlines():
+def lines_of(path):
+    """The lines of a file of the run as dicts, none where there is no file; what a kill cut off, or a disk damaged, is passed over."""
+    found = []
+    for row in path.read_bytes().splitlines() if path.exists() else []:
         try:
-            line = json.loads(row)
+            found.append(json.loads(row))
         except ValueError:
-            continue                     # damaged: one point less in the curve
-        if "lr" in line and line["step"] <= step:
-            losses[line["step"]] = line["loss"]
-    return [losses[k] for k in sorted(losses)]
+            continue
+    return found
 
 
 def bad_so_far(out):
-    """What earlier parts of the run found bad while decoding: [{"draw":, "reason":, ..}, ..]"""
-    path, found = out / "skips.jsonl", []
-    if not path.exists():
-        return found
-    for line in path.read_bytes().splitlines():
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            continue                     # the last, cut off by a kill: it will be found bad again
-    return found
+    """What earlier parts of the run found bad while decoding: [{"draw":, "reason":, ..}, ..]; of a cut last line it is found again."""
+    return lines_of(out / "skips.jsonl")
 
 
 def keep_for_inspection(out, number, batches, rank):

@@ -42,7 +42,7 @@ import parallel
 import plans
 import text
 from config import Config, Parser, Parts, UserError, config_from, fields_of, override, parse  # noqa: F401 - tools ask for them here
-from journal import Journal, bad_so_far, commit, dropped_by, keep_for_inspection
+from journal import Journal, bad_so_far, commit, dropped_by, keep_for_inspection, lines_of
 from loader import Loader, RunError
 from stages import tiny
 
@@ -573,12 +573,12 @@ def census(rows):
 
 def score(config, model, tokenizer, asked, folder=None):
     """-> metrics: of the records in `asked`, or, where that is None, of the held-out parts of the toy world; folder: samples go there."""
-    from tools import charts, evaluate  # here, because nobody has to open tools/ to understand the loop
+    from tools import charts, evaluate, pictures  # here, because nobody has to open tools/ to understand the loop
 
     if asked is not None:
         metrics, predictions = evaluate.evaluate(model, tokenizer, config.data, asked, max_new=512) if asked else ({}, [])
         if folder:
-            evaluate.draw(predictions, asked, folder)
+            pictures.draw(predictions, asked, folder)
         return metrics
 
     metrics = {}
@@ -586,7 +586,7 @@ def score(config, model, tokenizer, asked, folder=None):
         masks_of = lambda record, k: record["source"].masks(record, record["annotations"][k])      # noqa: E731
         found, predictions = evaluate.evaluate(model, tokenizer, config.data, records, masks_of, max_new=128 if config.stage == 1 else 384)
         if folder:
-            evaluate.draw(predictions, records, folder / part, n=100)
+            pictures.draw(predictions, records, folder / part, n=100)
         if part == "unseen":
             annotations = {r["id"]: r["annotations"] for r in records}
             rare = [p["point_f1"] for p in predictions if tiny.is_rare(annotations[p["id"]][p["annotation"]])]
@@ -612,24 +612,22 @@ def leave(config, out, model, tokenizer):
     (out / "model" / "data.json").write_text(json.dumps(state))
 
 
-def finish(config, out, model, losses, tokenizer, asked):
-    """Weights, curve, evaluation, samples -> the metrics."""
+def finish(config, out, model, tokenizer, asked):
+    """Weights, curves, evaluation, samples -> the metrics."""
     from tools import charts
 
     model.eval()
     leave(config, out, model, tokenizer)
-    charts.curve([loss for loss in losses if loss is not None], out / "loss.png")
+    charts.losses(lines_of(out / "log.jsonl"), out / "loss.png")
+    charts.rates(lines_of(out / "log.jsonl"), out / "lr.png")
     return score(config, model, tokenizer, asked, out / "samples")
 
 
 def draw_progress(out):
     from tools import charts
 
-    def lines(name):
-        return [json.loads(line) for line in (out / name).read_text().splitlines()] if (out / name).exists() else []
-
-    begun = sum(line["seconds"] for line in lines("stage0.jsonl"))
-    charts.progress(lines("log.jsonl"), out / "eval.png", begun)
+    begun = sum(line["seconds"] for line in lines_of(out / "stage0.jsonl"))
+    charts.progress(lines_of(out / "log.jsonl"), out / "eval.png", begun)
 
 
 def end(ranks, error, status):
@@ -679,7 +677,7 @@ def main(argv=None):
         evaluate = lambda model: score(config, model, tokenizer, asked) if ranks.first else None             # noqa: E731
         train(run, model, groups, optimizer, loader, journal, evaluate, args.eval_every, state.get("step", 0), state.get("skipped", 0))
         model = plain(model, ranks)
-        metrics = finish(config, out, model, journal.losses, tokenizer, asked) if ranks.first else None
+        metrics = finish(config, out, model, tokenizer, asked) if ranks.first else None
         ranks.meet()
     except (UserError, data.DataError, checkpoint.LoadError) as e:
         end(ranks, e, 2)
@@ -703,7 +701,7 @@ def main(argv=None):
     seconds = time.time() - begun
     journal.scores(config.steps, metrics, seconds=seconds)
     draw_progress(out)
-    print(json.dumps({"out": str(out), "steps": config.steps, "loss": next(reversed(journal.losses), None), "seconds": round(seconds, 1),
+    print(json.dumps({"out": str(out), "steps": config.steps, "loss": journal.loss, "seconds": round(seconds, 1),
                       "eval": metrics}))
 
 

@@ -23,7 +23,7 @@ LOW, HIGH = 15, 85                   # pixels: where centres may be
 WAYS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1), "nowhere": (0, 0)}
 DARK = 12                            # grey value of the pole
 HALF = 7                             # of its width, in pixels
-FEW, MANY = 2400, 4800               # films of a source with one object alone, and until there are as many as in those held out
+FEW, MANY = 600, 1800                # films of a source with one object alone, and until there are as many as in those held out
 
 
 def bounced(v):
@@ -149,6 +149,7 @@ class Films:
             asked = sorted({kind(o) for o in film["objects"]})
             asked = [asked[int(k)] for k in rng.permutation(len(asked))[:2]]
             annotations = [self.track(film, label) for label in asked + ["any shape"] * (len(film["objects"]) < 4)]
+            annotations += [{"type": "qa", "question": q, "answer": a} for q, a in deeds(film["objects"])]
         else:
             annotations = self.questions(film, rng)
         said = {}
@@ -163,21 +164,18 @@ class Films:
         kinds = sorted({kind(o) for o in objects})
         absent = [f"{c} {s}" for c, s in SEEN if f"{c} {s}" not in kinds]
         absent = absent[int(rng.integers(len(absent)))]
-        out = [self.point(film, label) for label in kinds[:2] + [("any shape", absent)[int(rng.random() < 0.3)]]]
+        out = [self.point(film, label) for label in kinds[:3] + [("any shape", absent)[int(rng.random() < 0.3)]]]
         out.append({"type": "count", "label": "any shape", "count": len(objects)})
         if rng.random() < 0.5:
             out.append({"type": "caption", "text": story(film)})
-        alone = [o for o in objects if [kind(p) for p in objects].count(kind(o)) == 1]
-        qa = []
+        alone = only_ones(objects)
+        qa = deeds(objects)
         if len(objects) == 1 or objects[0]["come"] < objects[1]["come"]:
             qa.append(("which comes first", kind(objects[0])))
         late = [o for o in alone if o["come"] and [p["come"] for p in objects].count(o["come"]) == 1]
-        qa += [(f"which comes at {o['come'] * STEP:.1f}", kind(o)) for o in late[:1]]
-        qa += [(f"{kind(o)} becomes", o["becomes"]) for o in alone if o["becomes"]][:1]
-        straight = [o for o in alone if went_straight(o)]
-        qa += [(f"{kind(o)} moves", o["way"]) for o in straight[:1]]
+        qa += [(f"which comes at {o['come'] * STEP:.1f}", kind(o)) for o in late]
         out += [{"type": "qa", "question": q, "answer": a} for q, a in qa]
-        if straight:                                                      # the subtitle alone says which is meant
+        if straight := [o for o in alone if went_straight(o)]:            # the subtitle alone says which is meant
             named = straight[int(rng.integers(len(straight)))]
             out.append({"type": "qa", "question": "the named moves", "answer": named["way"], "says": kind(named)})
         there = [o for o in objects if o["gone"] >= steps]
@@ -228,6 +226,18 @@ class Films:
         times = np.array(self.steps_of(record))
         masks = np.array([visible(film, t) for t in times])[:, annotation["meta"]["objects"]]
         return {"times": times, "masks": masks.swapaxes(0, 1)}
+
+
+def only_ones(objects):
+    """Those that share their name with no other."""
+    return [o for o in objects if [kind(p) for p in objects].count(kind(o)) == 1]
+
+
+def deeds(objects):
+    """Questions about what single objects do, and their answers."""
+    alone = only_ones(objects)
+    return ([(f"{kind(o)} becomes", o["becomes"]) for o in alone if o["becomes"]]
+            + [(f"{kind(o)} moves", o["way"]) for o in alone if went_straight(o)])
 
 
 def went_straight(o):
@@ -311,7 +321,7 @@ def mixture(seed, stage):
     films = [(KINDS["films"]("train", seed, lessons), 30_000), (KINDS["tracks"]("train", seed, lessons), 10_000)]
     if stage == 3:
         films += [(KINDS["long-films"]("train", seed), 120_000), (KINDS["long-tracks"]("train", seed), 40_000)]
-    stills = [(tiny.World("train", seed), 9_000), (Series("train", seed), 4_000), (tiny.Sums(seed), 1_000)]
+    stills = [(tiny.World("train", seed), 5_000), (Series("train", seed), 6_000), (tiny.Sums(seed), 400)]
     groups = [(0.7, films), (0.3, stills)] if stage == 2 else [(0.85, films), (0.15, stills)]
     rates = mix.rates_of([(rate, [mix.share(size) for _, size in members]) for rate, members in groups])
     return [source for _, members in groups for source, _ in members], [r for group in rates for r in group]

@@ -35,7 +35,7 @@ RECIPE = {
 # and what it changes of stages 2 and 3 alone: they begin where the stage before ended (--init)
 LATER = {
     "data.prefix_all": True,         # the toy knows its styles, not the many ways to ask
-    "lr.vit": 5e-5, "lr.connector": 5e-4, "lr.llm": 5e-4,
+    "lr.vit": 5e-5, "lr.connector": 7e-4, "lr.llm": 7e-4,
 }
 STAGES = {
     1: {},

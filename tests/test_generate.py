@@ -15,7 +15,7 @@ import media
 import model
 import packing
 from stages import tiny
-from tools import evaluate, generate
+from tools import evaluate, generate, pictures
 
 CONFIG = dataclasses.replace(model.PRESETS["toy"], n_layer=2, vision=dataclasses.replace(model.TOY_VISION, n_layer=2, features=(1, 0)))
 DATA = data.DataConfig(max_tokens=512, max_crops=1, length_hint=0, vision=CONFIG.vision)
@@ -186,9 +186,10 @@ def test_a_video_with_subtitles_is_asked_about_at_its_times(tmp_path, asked, cap
     assert said["points"] == [[0.0, "1", 0.5 * video.width, 0.5 * video.height], [1.0, "2", 0.25 * video.width, 0.75 * video.height]]
     strip = Image.open(tmp_path / "strip.png")
     points = [(0.5 * video.width, 0.5 * video.height)]
-    cell = generate.draw_points(shown[0], points, numbers=["1"]).resize((strip.width // 2, 360))
-    assert np.array_equal(np.array(strip)[60:, : strip.width // 2], np.array(cell)[60:])                 # its time is written above
-    assert strip.width == 2 * round(video.width * 360 / video.height) and strip.height == 360
+    w = round(video.width * 360 / video.height)
+    cell = pictures.draw_points(shown[0], points, numbers=["1"]).resize((w, 360), Image.LANCZOS)
+    assert np.array_equal(np.array(strip)[:360, :w], np.array(cell))
+    assert strip.size == (2 * w + 4, 396)                                                                # the times are written below
 
 
 def test_a_clip_of_a_video_has_a_time_of_its_own(tmp_path, asked, capsys):
@@ -207,14 +208,14 @@ def test_what_is_drawn_on_a_clip_is_what_was_shown_then():
     video, points = media.probe(FILM), [(0.5, "1", 100, 100), (0.5, "2", 300, 200), (1.0, "2", 320, 200)]
     strip = generate.draw_answer(points, [], video, start=2.0)
     frames = list(media.frames(video, [2.5, 3.0]))
-    cells = [generate.draw_points(frames[0], [(100, 100), (300, 200)], numbers=["1", "2"]),
-             generate.draw_points(frames[1], [(320, 200)], numbers=["2"])]
-    w = strip.width // 2
+    cells = [pictures.draw_points(frames[0], [(100, 100), (300, 200)], numbers=["1", "2"]),
+             pictures.draw_points(frames[1], [(320, 200)], numbers=["2"])]
+    w = strip.width // 2 - 2
     for k, cell in enumerate(cells):
-        assert np.array_equal(np.array(strip)[60:, k * w : (k + 1) * w], np.array(cell.resize((w, 360)))[60:])
-    assert generate.COLOURS[1] in {tuple(p) for p in np.array(cells[1]).reshape(-1, 3).tolist()}          # a track keeps its colour
+        assert np.array_equal(np.array(strip)[:360, k * (w + 4) :][:, :w], np.array(cell.resize((w, 360), Image.LANCZOS)))
+    assert pictures.COLOURS[1] in {tuple(p) for p in np.array(cells[1]).reshape(-1, 3).tolist()}          # a track keeps its colour
     many = [(k / 10, "1", 5, 5) for k in range(30)]
-    assert generate.draw_answer(many, [], video, 0.0).height == 6 * 360                                  # 24 frames, four in a row
+    assert generate.draw_answer(many, [], video, 0.0).height == 6 * 396                                  # 24 frames, four in a row
 
 
 def test_a_film_of_a_single_picture_can_be_asked_about(tmp_path, monkeypatch):
@@ -238,9 +239,9 @@ def test_several_images_are_numbered_and_each_has_its_own_points(tmp_path, asked
     points = json.loads(capsys.readouterr().out)["points"]               # of a fourth image there is none
     assert points == [[1.0, "1", sizes[0][0] / 2, sizes[0][1] / 2], [3.0, "2", sizes[2][0], 0.0]]
     drawn, photo = np.array(Image.open(tmp_path / "a.png")), Image.open(PHOTOS[1]).convert("RGB")
-    width = drawn.shape[1] // 3
-    clean = np.array(photo.resize((round(photo.width * 360 / photo.height), 360)))
-    assert drawn.shape[0] == 360 and np.array_equal(drawn[60:, width : width + clean.shape[1]], clean[60:])      # no point is on the second
+    width = (drawn.shape[1] - 8) // 3 + 4
+    clean = np.array(photo.resize((round(photo.width * 360 / photo.height), 360), Image.LANCZOS))
+    assert drawn.shape[0] == 396 and np.array_equal(drawn[:360, width : width + clean.shape[1]], clean)          # no point is on the second
 
 
 def test_an_answer_is_told_as_it_grows_and_never_half_a_character(tmp_path, asked, capsys):

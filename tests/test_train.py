@@ -92,7 +92,7 @@ def test_a_run_leaves_what_the_interface_promises(plain):
               "branches", "dropped", "ids", "seconds"}
     assert all(wanted <= set(line) for line in steps(lines)) and len(steps(lines)) == 3
     assert {"caption_exact", "point_f1", "count_accuracy", "unseen"} <= set(lines[-1]["eval"])
-    assert (out / "loss.png").exists() and list((out / "samples" / "test").glob("*.png")) and (out / "config.json").exists()
+    assert all((out / name).exists() for name in ("loss.png", "lr.png", "config.json")) and list((out / "samples" / "test").glob("*.png"))
 
 
 def opened(*flags):

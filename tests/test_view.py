@@ -134,6 +134,88 @@ def test_the_pages_own_script_allows_what_attention_allows(tmp_path):
         assert row["pool_src"] == batch.pool_src.tolist() and row["pool_dst"] == batch.pool_dst.tolist()
 
 
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+# What a reader does, done by a script: goes through the row with arrow keys, points at runs of text, and notes what the page shows.
+VISITOR = """
+    const row = unpack(JSON.parse(document.getElementById("data").textContent)), n = Math.ceil(row.T / row.block);
+    const press = (id, key) => document.getElementById(id).dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+    const words = () => document.getElementById("words").textContent;
+    const pack = (n, bit) => {
+        const bytes = new Uint8Array(Math.ceil(n / 8));
+        for (let i = 0; i < n; i++) if (bit(i)) bytes[i >> 3] |= 1 << (i & 7);
+        return btoa(Array.from(bytes, b => String.fromCharCode(b)).join(""));
+    };
+    const told = { walked: [], runs: [] };
+    const canvas = document.getElementById("mask"), edge = canvas.width - n;
+    const ink = canvas.getContext("2d").getImageData(edge, edge, n, n).data;
+    told.blocks = pack(n * n, i => ink[4 * i + 3] > 0);
+    const mine = pack(row.T * row.T, i => allow(row, Math.floor(i / row.T), i % row.T));
+    const reached = Array.from({ length: row.T }, (_, q) => reach(row, q));
+    told.mine = pack(row.T * row.T, i => reached[Math.floor(i / row.T)].mine[i % row.T]);
+    told.theirs = pack(row.T * row.T, i => reached[Math.floor(i / row.T)].theirs[i % row.T]);
+    told.same = mine === told.mine;
+    press("ribbon", "Home");
+    for (let q = 0; q < row.T; q++) { told.walked.push(words()); press("ribbon", "ArrowRight"); }
+    press("ribbon", "Escape");
+    const runs = [...document.querySelectorAll(".run")];
+    for (const run of runs) {
+        const box = run.getBoundingClientRect();
+        run.dispatchEvent(new PointerEvent("pointermove", { clientX: box.x + 1, clientY: box.y + 1, pointerType: "mouse", bubbles: true }));
+        told.runs.push(runs.map(({ classList: c }) => c.contains("to") + 2 * c.contains("by") + 4 * c.contains("away")));
+    }
+    press("mask", "ArrowDown");
+    told.block = words();
+    document.body.innerHTML = "<pre id=told></pre>";
+    document.getElementById("told").textContent = JSON.stringify(told);"""
+
+
+def browsed(page, folder):
+    """What the document is after a browser has run the page's scripts, as HTML."""
+    (folder / "page.html").write_text(page, encoding="utf-8")
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'browser'}", "--window-size=1280,900", "--dump-dom"]
+    ran = subprocess.run([BROWSER, *flags, (folder / "page.html").as_uri()], capture_output=True, text=True, timeout=120, check=True)
+    return ran.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not BROWSER, reason="a browser shows the page; none is installed (chromium, google-chrome)")
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_browser_shows_what_attention_allows(number, tmp_path):
+    """Both ways round, for every token, walked to by keys; on the runs of text, pointed at; and in the pixels of the mask."""
+    page, batch, *_ = row_of(*ROWS[number])
+    free = re.sub(r'<meta http-equiv="Content-Security-Policy".*?>', "", page)                   # or the reader's script may not run
+    dom = browsed(free.replace("</body>", f"<script>{VISITOR}</script></body>"), tmp_path)
+    told = json.loads(html.unescape(re.search(r'<pre id="told">(.*?)</pre>', dom, re.DOTALL)[1]))
+    whole = attention.allow(batch.doc, batch.branch, batch.bidir)[0].numpy()
+    T, size = len(whole), facts_of(page)["block"]
+    n = -(-T // size)
+    bits = lambda name, n: np.unpackbits(np.frombuffer(base64.b64decode(told[name]), np.uint8), bitorder="little")[: n * n].reshape(n, n)  # noqa: E731
+    assert told["same"] and np.array_equal(bits("mine", T), whole) and np.array_equal(bits("theirs", T), whole.T)
+    padded = np.zeros((n * size, n * size), bool)
+    padded[:T, :T] = whole
+    blocks = padded.reshape(n, size, n, size).sum((1, 3))
+    assert np.array_equal(bits("blocks", n), blocks > 0)
+    assert f"{100 * blocks[0, 0] / size**2:.1f} % allowed" in told["block"]
+    for q, said in enumerate(told["walked"]):
+        assert said.startswith(f"token {q} ")
+        if batch.doc[0, q] >= 0:
+            assert f"may attend to {whole[q].sum()} of {T} tokens" in said and f" {whole[:, q].sum()} may attend to it" in said
+    runs = [(int(run["data-a"]), int(run["data-a"]) + int(run["data-n"])) for _, runs in Reader(page).nodes for run in runs]
+    for (_, end), shown in zip(runs, told["runs"], strict=True):
+        to, by = ([bool(row[a:b].any()) for a, b in runs] for row in (whole[end - 1], whole[:, end - 1]))
+        assert shown == [t + 2 * b + 4 * (not t and not b) for t, b in zip(to, by, strict=True)]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not BROWSER, reason="a browser obeys the page's policy; none is installed (chromium, google-chrome)")
+def test_no_script_runs_but_the_pages_own(tmp_path):
+    """Were a record's text to leave its place after all, its script would still do nothing."""
+    taken = "document.title = 'taken'"
+    page = row_of(*ROWS[1])[0].replace("<h1>", f'<script>{taken}</script><img src=x onerror="{taken}"><h1>')
+    dom = browsed(page, tmp_path)
+    assert "<title>A packed row of stage 1</title>" in dom and re.search(r'<p id="about">\d+ x \d+ blocks', dom)
+
+
 @pytest.mark.parametrize("flags", ROWS)
 def test_the_blocks_of_the_mask_count_what_attention_allows(flags):
     page, batch, *_ = row_of(*flags)

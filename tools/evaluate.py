@@ -27,7 +27,6 @@ Without them a hit is within 5 % of the image's diagonal of the matched point, a
 
 import argparse
 import json
-import re
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,8 +39,8 @@ import packing
 import vision
 from points import parse_points, unit
 from prompts import medium, scales, seconds, style_of, track_frames, track_mode
-from tools import charts, metrics
-from tools.generate import asking, draw_points, generate, open_model
+from tools import charts, metrics, pictures
+from tools.generate import asking, generate, open_model
 
 TYPES = ("caption", "point", "count", "qa", "track")
 SCORES = ("caption_exact", "caption_recall", "caption_precision",
@@ -351,19 +350,6 @@ def open_masks(path, records):
 # the command
 
 
-def draw(predictions, records, folder, n=24):
-    """Pictures with predicted points (rings) beside true ones (crosses), for the first n pointing questions about one image, by id."""
-    folder, by_id = Path(folder), {r["id"]: r for r in records}
-    folder.mkdir(parents=True, exist_ok=True)
-    pointing = [p for p in predictions if p["type"] == "point" and p["medium"] == "image"]
-    for p in sorted(pointing, key=lambda p: (p["id"], p["annotation"]))[:n]:
-        record = by_id[p["id"]]
-        image = record["source"].images(record)[0]
-        name = re.sub(r"[^A-Za-z0-9_.-]+", "_", f"{p['id']}-{p['annotation']}-{p['prompt'].split(': ')[-1]}")
-        predicted, truth = ([(x, y) for _, _, x, y in p[side]] for side in ("predicted", "true"))
-        draw_points(image, predicted, truth=truth).save(folder / f"{name}.png")
-
-
 def table(by_frames):
     """{frames: metrics} -> text: a line per score, a column per number of frames."""
     names = [name for name in SCORES if any(name in scores for scores in by_frames.values())]
@@ -412,7 +398,7 @@ def main():
     with open(Path(args.out) / "predictions.jsonl", "w") as out:
         out.writelines(json.dumps(p) + "\n" for p in kept)
     if args.draw:
-        draw(predictions, records, args.draw)
+        pictures.draw(predictions, records, args.draw)
     if len(numbers) > 1:
         print(table(by_frames))
         if args.draw:

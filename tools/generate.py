@@ -26,7 +26,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw
 
 import attention
 import data
@@ -36,6 +35,7 @@ import packing
 import text
 import vision
 from stages import stage3
+from tools.pictures import draw_points, strip
 
 # how a released checkpoint is asked and fine-tuned, unless a run directory says otherwise
 RELEASED = {key.removeprefix("data."): value for key, value in stage3.RECIPE.items() if key.startswith("data.")}
@@ -129,52 +129,16 @@ def generate(model, prompts, stops, max_new=128, temperature=0.0, seed=0, told=N
 # pictures
 
 
-COLOURS = ((255, 0, 80), (0, 150, 255), (255, 170, 0), (0, 200, 90), (170, 80, 255), (0, 200, 200), (255, 90, 220), (150, 110, 60))
-
-
-def draw_points(image, points, colour=COLOURS[0], truth=(), numbers=None):
-    """(H,W,3) uint8 and (x, y) in pixels -> PIL image, at least 288 wide: rings for points, crosses for truth.
-
-    numbers: what stands beside the rings, 1, 2, .. unless given; given ones (of tracks) also choose the colour.
-    """
-    scale = max(1, -(-288 // image.shape[1]))
-    picture = Image.fromarray(image).resize((image.shape[1] * scale, image.shape[0] * scale), Image.NEAREST)
-    pen, r = ImageDraw.Draw(picture), max(picture.size) // 60 + 3
-    for x, y in truth:
-        x, y = x * scale, y * scale
-        pen.line([(x - r, y), (x + r, y)], fill=(0, 0, 0), width=3)
-        pen.line([(x, y - r), (x, y + r)], fill=(0, 0, 0), width=3)
-    for k, (x, y) in enumerate(points):
-        x, y = x * scale, y * scale
-        ring = COLOURS[(int(numbers[k]) - 1) % len(COLOURS)] if numbers else colour
-        pen.ellipse([x - r, y - r, x + r, y + r], outline=(255, 255, 255), width=4)
-        pen.ellipse([x - r, y - r, x + r, y + r], outline=ring, width=2)
-        pen.text((x + r + 2, y - r - 2), str(numbers[k] if numbers else k + 1), fill=(255, 255, 255), stroke_width=2, stroke_fill=(0, 0, 0))
-    return picture
-
-
-def strip(pictures, labels, height=360, columns=4):
-    """Pictures of any sizes, scaled to one height, in rows of `columns`, each with its label -> PIL image."""
-    scaled = [p.resize((max(1, round(p.width * height / p.height)), height)) for p in pictures]
-    width = max(p.width for p in scaled)
-    page = Image.new("RGB", (width * min(columns, len(scaled)), height * -(-len(scaled) // columns)), "white")
-    for k, (picture, label) in enumerate(zip(scaled, labels, strict=True)):
-        corner = k % columns * width, k // columns * height
-        page.paste(picture, corner)
-        ImageDraw.Draw(page).text((corner[0] + 6, corner[1] + 4), label, fill=(255, 255, 255), stroke_width=2, stroke_fill=(0, 0, 0))
-    return page
-
-
 def draw_answer(points, images, video, start, n=24):
     """points: [(frame, id, x, y), ..] of an answer, on its images, or on the frames of a video that they name (n at most)."""
     if video is None:
         shown = [draw_points(image, [(x, y) for frame, _, x, y in points if frame == k or len(images) == 1])
                  for k, image in enumerate(images, 1)]
-        return shown[0] if len(shown) == 1 else strip(shown, [f"image {k}" for k in range(1, len(shown) + 1)])
+        return shown[0] if len(shown) == 1 else strip(shown, [f"image {k}" for k in range(1, len(shown) + 1)], 360)
     times = sorted({frame for frame, *_ in points})[:n] or [0.0]
     frames = media.frames(video, [start + t for t in times])
     return strip([draw_points(frame, [(x, y) for at, _, x, y in points if at == t], numbers=[i for at, i, *_ in points if at == t])
-                  for t, frame in zip(times, frames, strict=True)], [f"{t:.1f} s" for t in times])
+                  for t, frame in zip(times, frames, strict=True)], [f"{t:.1f} s" for t in times], 360)
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -9,13 +9,15 @@ out   the row as a ribbon of tokens, the mask in blocks, and for each example it
       windows that visual tokens pool and the points of its record
 
 The page holds doc, branch and bidir of every token, run-length encoded, and asks the one rule itself to show what a
-token attends to; the blocks of the mask are counted from attention.allow. The text shows what is learned where it is
-predicted: a tinted run is the targets of the positions that it names. Style and script stand in view.html beside this file.
+token may attend to and what may attend to it; the blocks of the mask are counted from attention.allow. The text shows
+what is learned where it is predicted: a tinted run is the targets of the positions that it names. Style and script stand
+in view.html beside this file.
 Left out: what a model makes of the row.
 """
 
 import argparse
 import base64
+import hashlib
 import html
 import io
 import json
@@ -234,6 +236,8 @@ def figure(n, source, place, record, config):
         for x, y in points:
             radius = g * (0.02 + 0.008 * (k % 4))    # of several annotations on one place, all can be seen
             marks += f'<circle class="p{k % 6}" cx="{x * g:.3f}" cy="{y * g:.3f}" r="{radius:.3f}"><title>{label}</title></circle>'
+        if kind == "frame" and not points:               # of a video's many frames only those are worth saying
+            continue
         legend += f' <span class="p{k % 6}">{label} ({len(points)})</span>'
     name = {"view": "view of all of it", "mosaic": "a crop of the mosaic", "frame": "frame"}[kind]
     return (f'<figure data-crop="{n}"><div><img alt="crop {n}" src="{source}"><svg viewBox="0 0 {g} {g}" preserveAspectRatio="none">'
@@ -280,10 +284,13 @@ def page(rows, batch, records, tokenizer, config):
                ("with loss", int((row["weights"] > 0).sum()), "tokens that are learned"),
                ("weight", f"{total:.6g}", "sum of the loss weights"),
                ("mask", f"{counts.sum() / T**2:.2%}", f"of {T} x {T} pairs is allowed; a causal triangle has {(T + 1) / (2 * T):.0%}")]
-    parts = {"TITLE": f"A packed row of stage {config.stage}", "EXAMPLES": "\n".join(examples),
+    template = (Path(__file__).parent / "view.html").read_text(encoding="utf-8")
+    # of all that the page holds, the browser runs this one script: text of a record that got out of its place would still do nothing
+    code = re.search(r'<script id="code">(.*?)</script>', template, re.DOTALL)[1]
+    digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
+    parts = {"HASH": f"sha256-{digest}", "TITLE": f"A packed row of stage {config.stage}", "EXAMPLES": "\n".join(examples),
              "NUMBERS": "".join(f"<div><dt>{name}</dt><dd>{value}</dd><dd>{note}</dd></div>" for name, value, note in numbers),
              "DATA": json.dumps(facts(row, batch, tokenizer, config, counts, size), separators=(",", ":")).replace("<", "\\u003c")}
-    template = (Path(__file__).parent / "view.html").read_text(encoding="utf-8")
     return re.sub(r"<!--([A-Z]+)-->", lambda m: parts[m[1]], template)       # once: what was put in is not read again
 
 

@@ -1,0 +1,127 @@
+"""What tools.ablate takes away is gone, and nothing else; its table says what the runs' logs say."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import data
+import mixture
+import train
+import vision
+from stages import films, tiny
+from tools import ablate
+
+TOKENIZER = data.ByteTokenizer(tiny.WORDS)
+CONFIG = train.parse(["--stage", "2", "--tiny"])[1].data
+
+
+@pytest.fixture
+def without(monkeypatch):
+    """take_away, undone at the end of the test."""
+    for module, name in ((data, "arrange"), (data, "layout"), (vision.Pool, "forward"), (vision, "frame_windows"), (mixture, "share")):
+        monkeypatch.setattr(module, name, getattr(module, name))
+    return ablate.take_away
+
+
+def encoded(i=5000, epoch=0):
+    return data.encode(films.Films("train")[i], TOKENIZER, CONFIG, 0, epoch)
+
+
+def test_without_trees_a_draw_shows_one_annotation_and_in_time_all(without):
+    with_trees, branches = encoded(), len(films.Films("train")[5000]["annotations"])
+    assert with_trees.branch.max() == branches > 3
+    without("trees")
+    draws = [encoded(epoch=epoch) for epoch in range(60)]
+    assert all(e.branch.max() == 0 and (e.weights > 0).any() for e in draws)
+    answer = lambda e, branch: tuple(e.targets[(e.weights > 0) & (e.branch == branch)])       # noqa: E731
+    assert {answer(e, 0) for e in draws} == {answer(with_trees, j + 1) for j in range(branches)}
+    assert data.size(films.Films("train")[5000], TOKENIZER, CONFIG, 0, 3) == (len(draws[3].tokens), len(with_trees.images))
+
+
+def test_without_bidirectional_attention_all_else_stays(without):
+    before = encoded()
+    without("bidirectional")
+    after = encoded()
+    assert before.bidir.any() and not after.bidir.any()
+    for name in ("tokens", "targets", "weights", "pos", "branch", "pool_src"):
+        assert np.array_equal(getattr(before, name), getattr(after, name))
+    prompt = data.ask([np.zeros((100, 100, 3), np.uint8)], [("count: any shape", None)], TOKENIZER, CONFIG)
+    assert not prompt.bidir.any()        # nor when it is asked
+
+
+def test_windows_of_4x4_pool_more_patches_into_fewer_tokens(without):
+    before = encoded()
+    without("3x3 windows")
+    after, frames = encoded(), len(before.images)
+    patch = TOKENIZER.special["im_patch"]
+    assert [(e.tokens == patch).sum() for e in (before, after)] == [16 * frames, 9 * frames] == [len(e.pool_dst) for e in (before, after)]
+    assert after.pool_src.shape[1] == 16
+    for e in (before, after):            # every patch of every frame once
+        assert sorted(e.pool_src[e.pool_src >= 0]) == list(range(100 * frames))
+
+
+def test_the_mean_of_a_window_does_not_look_where_it_pools(without):
+    torch.manual_seed(0)
+    pool = vision.Pool(tiny_vision := train.parse(["--stage", "1", "--tiny"])[1].model.vision)
+    features = torch.randn(1, tiny_vision.n_patch, 2 * tiny_vision.n_embd)
+    source = torch.tensor([[0, 1, 2, 3], [4, 5, -1, -1]])
+    attentional = pool(features, source)
+    without("attentional pooling")
+    mean = pool(features, source)
+    assert torch.allclose(mean[1], pool.out(pool.v(features[0, 4:6].mean(0))), atol=1e-6)
+    assert not torch.allclose(mean, attentional, atol=1e-3)
+
+
+def test_a_linear_mixture_gives_shares_by_size(without):
+    before = tiny.mixture(0, 2)[1]
+    without("square-root mixture")
+    after = tiny.mixture(0, 2)[1]
+    assert before[0] / before[1] == pytest.approx(3**0.5) and after[0] / after[1] == pytest.approx(3)
+    assert sum(after) == pytest.approx(1) and sum(after[:2]) == pytest.approx(sum(before[:2]))
+
+
+def test_choices_that_are_flags_are_flags_of_train_and_others_are_taken_away(without):
+    for choice in ablate.CHOICES:
+        stage, _ = ablate.FAMILIES[choice.family]
+        _, config = train.parse(["--stage", stage, "--tiny"])
+        _, other = train.parse(["--stage", stage, "--tiny", *choice.flags])
+        assert (config != other) == bool(choice.flags)
+        without(choice.name)
+    with pytest.raises(ValueError, match="there are packing, trees"):
+        without("colours")
+
+
+def test_the_table_is_of_pairs_of_one_seed(tmp_path):
+    choice = ablate.CHOICES[0]
+    for seed, (everything, less) in enumerate(((0.8, 0.5), (0.9, 0.7), (0.7, 0.45))):
+        for c, score in ((None, everything), (choice, less)):
+            out = tmp_path / ablate.directory("pictures", c, seed)
+            out.mkdir()
+            ended = {"step": 3, "seconds": 1, "eval": {"point_f1": score, "unseen": {"point_f1": 0}}}
+            (out / "log.jsonl").write_text(json.dumps(ended) + "\n")
+    (row,) = ablate.compare(choice, 3, tmp_path)
+    assert row["difference"] == pytest.approx(0.25) and row["error"] == pytest.approx(0.05 / 3**0.5) and row["seeds"] == 3
+    assert ablate.verdict(row) == "agrees" and ablate.verdict(row | {"difference": -0.25}) == "disagrees"
+    assert ablate.verdict(row | {"error": 0.13}) == ablate.verdict(row | {"error": None}) == "cannot tell"
+    (row,) = ablate.compare(choice, 1, tmp_path)
+    assert row["error"] is None
+
+
+@pytest.mark.slow
+def test_it_runs_goes_on_where_it_was_stopped_and_tells(tmp_path):
+    command = [sys.executable, "-m", "tools.ablate", "--only", "trees,long-context", "--seeds", "1", "--steps", "2", "--images", "2",
+               "--out", str(tmp_path / "out")]
+    done = [subprocess.run(command, cwd=Path(__file__).parent.parent, capture_output=True, text=True) for _ in range(2)]
+    assert [d.returncode for d in done] == [0, 0], done[0].stderr
+    names = [line for line in done[0].stderr.splitlines() if line.endswith("-0")]
+    assert names == ["pictures-all-0", "pictures-without-trees-0", "films-all-0", "long-all-0", "long-without-long-context-0"]
+    assert not [line for line in done[1].stderr.splitlines() if line.endswith("-0")]
+    rows = json.loads(done[1].stdout.splitlines()[-1])["rows"]
+    assert {row["choice"] for row in rows} == {"trees", "long context"} and all(row["verdict"] == "cannot tell" for row in rows)
+    config = json.loads((tmp_path / "out" / "long-all-0" / "log.jsonl").read_text().splitlines()[0])["config"]
+    assert config["stage"] == 3

@@ -1,0 +1,218 @@
+"""The paper's choices, taken away one at a time from the toy, with several seeds (paper: ablations, Table 11).
+
+    python -m tools.ablate --out runs/ablate                            # all of them: hours; goes on where it was stopped
+    python -m tools.ablate --only trees,packing --steps 400 --seeds 2 --out runs/ablate
+    python -m tools.ablate --only long-context --init films=runs/stage2-tiny --out runs/ablate
+
+Three families: pictures (stage 1 from a ViT that can see), films (stage 2 from that) and long films (stage 3 from that). Every run is
+train.py itself, in a process of its own, with a few flags or with one function replaced (`take_away`): what is compared is the code that
+trains. All runs of a family have the same number of steps of the same size, and cost the same; what a choice makes of them differs.
+"""
+
+import argparse
+import json
+import math
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import data
+import mixture
+import train
+import vision
+from tools import charts
+from tools.runs import result
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the paper chose, and how the toy does without."""
+    name: str
+    says: str                        # the paper's claim, in a few words
+    family: str                      # pictures | films
+    metrics: tuple                   # what it should help, first the one that decides
+    flags: tuple = ()                # of a run without it, where flags do
+
+
+CHOICES = (
+    Choice("packing", "examples share a row: more of them in the same time", "pictures", ("point_f1", "count_accuracy"), ("--pool=1",)),
+    Choice("trees", "annotations share what they are about: more of them in the same time", "pictures", ("point_f1", "count_accuracy")),
+    Choice("bidirectional", "visual tokens see each other both ways", "pictures", ("point_f1", "count_accuracy")),
+    Choice("attentional pooling", "better than the mean of a window", "pictures", ("point_f1", "count_accuracy")),
+    Choice("token weights", "short answers keep their say beside long ones", "films", ("qa_accuracy", "video_point_f1", "track_f1"),
+           ("--data.root_length=false", "--data.root_branches=false", "--data.point_weight=1", "--data.video_caption_weight=1")),
+    Choice("3x3 windows", "better than 4x4 on frames", "films", ("video_point_f1", "track_f1", "qa_accuracy")),
+    Choice("square-root mixture", "better than shares by size", "films", ("qa_accuracy", "track_f1", "video_point_f1")),
+    Choice("long context", "a last stage with more frames helps on long films", "long",
+           ("long.qa_accuracy", "long.video_point_f1", "long.track_f1", "qa_accuracy"), ("--stage", "2")),
+)
+# stage of each family, and where its runs start from: a ViT that can see, or what the family before learned with all choices
+FAMILIES = {"pictures": ("1", "sighted"), "films": ("2", "pictures"), "long": ("3", "films")}
+
+
+def take_away(name):
+    """Replaces, in this process, what a choice consists in. Those that are flags need nothing."""
+    if name == "trees":
+        arrange = data.arrange
+
+        def alone(record, sight, tokenizer, config, seed, epoch):
+            """One annotation of a record, drawn anew each time."""
+            some = record["annotations"]
+            one = some[int(data.keyed(seed, record["id"], epoch, "alone").integers(len(some)))]
+            return arrange({**record, "annotations": [one]}, sight, tokenizer, config, seed, epoch)
+
+        data.arrange = alone
+    elif name == "bidirectional":
+        layout = data.layout
+
+        def causal(trunk, visual, branches, max_tokens=None):
+            return layout(trunk, [False] * len(trunk), branches, max_tokens)
+
+        data.layout = causal
+    elif name == "attentional pooling":
+
+        def mean(self, features, pool_src):
+            valid = (pool_src >= 0)[..., None]
+            window = features.flatten(0, 1)[pool_src.clamp(min=0)] * valid
+            return self.out(self.v(window.sum(1) / valid.sum(1).clamp(min=1)))
+
+        vision.Pool.forward = mean
+    elif name == "3x3 windows":
+        vision.frame_windows = lambda config: vision.windows(np.arange(config.n_patch).reshape(config.grid, config.grid), 4)
+    elif name == "square-root mixture":
+        mixture.share = lambda n, size=None, rate=None: float(n)
+    elif not any(c.name == name and c.flags for c in CHOICES):
+        raise ValueError(f"nothing known of '{name}'; there are {', '.join(c.name for c in CHOICES)}")
+
+
+
+
+def one(name, flags):
+    """One run without a choice ("" : with all of them), in this process; train.py prints its result."""
+    if name:
+        take_away(name)
+    train.main(flags)
+
+
+def sighted(out, seed):
+    """A model that has had stage 0 alone, from which the runs on pictures start -> its directory."""
+    if not (out / "model" / "data.json").exists():
+        _, config = train.parse(["--stage", "1", "--tiny", "--seed", str(seed)])
+        torch.manual_seed(seed)
+        model, tokenizer, config = train.open_model(argparse.Namespace(init=None), config)
+        (out / "model").mkdir(parents=True, exist_ok=True)
+        train.teach_to_see(config, out, model.vision.vit)
+        train.leave(config, out, model, tokenizer)
+    return out
+
+
+def runs_of(args):
+    """-> [(name, directory, start, words after `ablate one`), ..] in an order in which every start is there when it is needed."""
+    wanted, runs = [c for c in CHOICES if not args.only or c.name.replace(" ", "-") in args.only.split(",")], []
+    given = dict(item.split("=", 1) for item in args.init)
+    families = list(FAMILIES)
+    last = max((families.index(c.family) for c in wanted), default=-1)
+    for seed in range(args.seeds):
+        for family in families[: last + 1]:
+            stage, before = FAMILIES[family]
+            if family in given:
+                continue
+            chosen = [c for c in wanted if c.family == family]
+            needed = any(families.index(c.family) > families.index(family) for c in wanted)
+            for c in [None, *chosen] if chosen or needed else []:
+                start = given.get(before) or args.out / (f"sighted-{seed}" if before == "sighted" else directory(before, None, seed))
+                flags = ["--stage", stage, "--tiny", "--seed", str(seed), "--steps", str(args.steps), "--save-every", "0",
+                         f"--eval_images={args.images}", "--device", args.device, "--init", str(start), *(c.flags if c else ())]
+                runs.append((directory(family, c, seed), start, [c.name if c else "", *flags]))
+    return runs
+
+
+def directory(family, choice, seed):
+    return f"{family}-{f'without-{choice.name}' if choice else 'all'}-{seed}".replace(" ", "-")
+
+
+def compare(choice, seeds, out):
+    """-> [{"choice", "metric", "with", "without", "difference", "error"}, ..]: means over seeds, pairs of one seed, standard error."""
+    rows = []
+    for metric in choice.metrics:
+        pairs = [[result(out / directory(choice.family, c, seed)) for c in (choice, None)] for seed in range(seeds)]
+        pairs = [(a[metric], b[metric]) for a, b in pairs if a and b and metric in a and metric in b]
+        if not pairs:
+            continue
+        gains = [b - a for a, b in pairs]
+        error = statistics.stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else None
+        rows.append({"choice": choice.name, "metric": metric, "seeds": len(gains), "with": statistics.mean(b for _, b in pairs),
+                     "without": statistics.mean(a for a, _ in pairs), "difference": statistics.mean(gains), "error": error})
+    return rows
+
+
+def verdict(row):
+    """Two standard errors tell; less does not, nor does a single seed."""
+    if row["error"] is None or abs(row["difference"]) <= 2 * row["error"]:
+        return "cannot tell"
+    return "agrees" if row["difference"] > 0 else "disagrees"
+
+
+def main(argv=None):
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["one"]:
+        return one(argv[1], argv[2:])
+    parser = argparse.ArgumentParser(description="Take the paper's choices away from the toy, one at a time.")
+    parser.add_argument("--only", help="some of: " + ", ".join(c.name.replace(" ", "-") for c in CHOICES))
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each kind (default 3)")
+    parser.add_argument("--steps", type=int, default=800, help="of each run (default 800)")
+    parser.add_argument("--images", type=int, default=100, help="held-out examples of each kind that are asked about (default 100)")
+    parser.add_argument("--init", nargs="*", default=[], metavar="FAMILY=DIR", help="a run that stands for pictures, or for films")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time (default 1)")
+    parser.add_argument("--device", default="cpu", help="default cpu")
+    parser.add_argument("--out", type=Path, default=Path("runs/ablate"), help="a directory per run; what is there is not run again")
+    args = parser.parse_args(argv)
+    names = [c.name.replace(" ", "-") for c in CHOICES]
+    if unknown := {*(args.only or names[0]).split(",")} - {*names}:
+        parser.error(f"--only {','.join(unknown)}: there are {', '.join(names)}")
+    args.out.mkdir(parents=True, exist_ok=True)
+    for seed in range(args.seeds):
+        sighted(args.out / f"sighted-{seed}", seed)
+    perform([run for run in runs_of(args) if result(args.out / run[0]) is None], args)
+    rows = [row for choice in CHOICES for row in compare(choice, args.seeds, args.out)]
+    for row in rows:
+        row["verdict"] = verdict(row)
+        print(f"{row['choice']:20} {row['metric']:20} with {row['with']:.3f}  without {row['without']:.3f}  "
+              f"gain {row['difference']:+.3f} +- {row['error'] or math.nan:.3f}  ({row['seeds']} seeds)  {row['verdict']}")
+    first = {(c.name, c.metrics[0]) for c in CHOICES}
+    deciding = [row for row in rows if row["error"] is not None and (row["choice"], row["metric"]) in first]
+    charts.bars([(f"{r['choice']} ({r['metric']})", r["difference"], r["difference"] - r["error"], r["difference"] + r["error"])
+                 for r in deciding], args.out / "ablate.png")
+    print(json.dumps({"steps": args.steps, "rows": rows}))
+
+
+def perform(runs, args):
+    """Runs them, some at a time, each once what it starts from is there."""
+    waiting, going = list(runs), []
+    while waiting or going:
+        unfinished = {args.out / run[0] for run in [*waiting, *(run for run, _ in going)]}
+        ready = [run for run in waiting if Path(run[1]) not in unfinished]
+        while ready and len(going) < args.jobs:
+            run = ready.pop(0)
+            waiting.remove(run)
+            name, _, words = run
+            shutil.rmtree(args.out / name, ignore_errors=True)           # of a run that was stopped
+            print(name, file=sys.stderr)
+            command = [sys.executable, "-m", "tools.ablate", "one", *words, "--out", str(args.out / name)]
+            going.append((run, subprocess.Popen(command, stdout=subprocess.DEVNULL)))
+        time.sleep(1)
+        for run, process in [g for g in going if g[1].poll() is not None]:
+            going.remove((run, process))
+            if process.returncode:
+                raise SystemExit(f"tools.ablate: {run[0]} ended with {process.returncode}")
+
+
+if __name__ == "__main__":
+    main()
