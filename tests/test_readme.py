@@ -1,0 +1,37 @@
+"""What the README names is there: functions, tests, files. (Its commands are run by CI.)"""
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def defined(path):
+    """Names of the functions, classes, methods ("Class.method") and constants of a file."""
+    names, tree = set(), ast.parse(path.read_text())
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+            names |= {f"{node.name}.{part.name}" for part in getattr(node, "body", ()) if isinstance(part, ast.FunctionDef)}
+        elif isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return names
+
+
+def test_every_function_that_the_tour_names_is_where_it_says():
+    named = re.findall(r"`([\w/]+\.py)`: ((?:`[\w.]+`(?:, )?)+)", README)
+    assert len(named) > 30
+    for path, names in named:
+        missing = set(re.findall(r"`([\w.]+)`", names)) - defined(ROOT / path)
+        assert not missing, f"{path} has no {missing}"
+
+
+def test_every_test_and_file_that_is_named_is_there():
+    tests = {name for path in (ROOT / "tests").glob("test_*.py") for name in defined(path) if name.startswith("test_")}
+    named = set(re.findall(r"`(test_\w+)`", README))
+    assert len(named) > 35 and not named - tests
+    files = set(re.findall(r"`((?:tests|tools|stages)/[\w/]+\.\w+|[a-z_]+\.py)`", README)) | set(re.findall(r"\]\(([\w./-]+)\)", README))
+    missing = {name for name in files if not (ROOT / name).exists()}
+    assert len(files) > 25 and not missing
