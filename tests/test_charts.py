@@ -125,7 +125,7 @@ LOG = [{"config": {}}, {"step": 1, "loss": 3.0, "lr": {"vit": 1e-6, "llm": 1e-5}
        {"step": 2, "loss": 9.0, "lr": {"vit": 2e-6, "llm": 2e-5}, "seconds": 30, "nll_by_source": {"b": 9.0}},
        {"step": 2, "eval": {"point_f1": 0.25, "count_accuracy": 0.5}},
        {"step": 2, "loss": 2.0, "lr": {"vit": 3e-6, "llm": 3e-5}, "seconds": 30, "nll_by_source": {"b": 2.5}},    # after a resume
-       {"step": 3, "loss": None, "lr": {"vit": 4e-6, "llm": 4e-5}, "seconds": 60, "nll_by_source": {"b": None}},      # not finite
+       {"step": 3, "loss": None, "lr": {"vit": 4e-6, "llm": 4e-5}, "seconds": 60, "nll_by_source": None},             # not finite
        {"step": 3, "eval": {"point_f1": 0.75, "caption_exact": 0.5}}]
 
 

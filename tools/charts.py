@@ -190,7 +190,7 @@ def losses(log, path):
     Sources that are in most steps come first; where there are more than the chart has colours, the others are grey."""
     steps, by_source = steps_of(log), {}
     for line in steps:
-        for source, value in line.get("nll_by_source", {}).items():
+        for source, value in (line.get("nll_by_source") or {}).items():
             by_source.setdefault(source, []).append((line["step"], value))
     every = [(line["step"], line["loss"]) for line in steps]
     order = [("loss", every), *sorted(by_source.items(), key=lambda item: (-len(item[1]), item[0]))]
