@@ -35,12 +35,13 @@ RECIPE = {
 # and what it changes of stages 2 and 3 alone: they begin where the stage before ended (--init)
 LATER = {
     "data.prefix_all": True,         # the toy knows its styles, not the many ways to ask
-    "lr.vit": 5e-5, "lr.connector": 7e-4, "lr.llm": 7e-4,
+    "train": "connector,llm",        # the ViT can see: it rests, for a third of the time
+    "lr.connector": 1e-3, "lr.llm": 1e-3,
 }
 STAGES = {
     1: {},
-    2: {**LATER, "steps": 2400, "batch": 2, "data.max_tokens": 1024, "pack_crops": 32, "data.max_frames": 8},
-    3: {**LATER, "steps": 600, "batch": 1, "data.max_tokens": 2048, "pack_crops": 64, "data.max_frames": 24},
+    2: {**LATER, "steps": 2000, "batch": 2, "data.max_tokens": 1024, "pack_crops": 32, "data.max_frames": 6},
+    3: {**LATER, "steps": 600, "batch": 1, "data.max_tokens": 2048, "pack_crops": 64, "data.max_frames": 18},
 }
 LESSONS = 4000                       # images of a source until they are as hard as the held-out ones
 SINGLE = 0.2                         # share of the lessons with one object alone
@@ -62,8 +63,8 @@ WORDS = ("user\n", "assistant\n", "pointing: ", "count: ", "long_caption", "text
          "video_point: ", "video_count: ", "video_point_track_per_frame: ", "multi_image_pointing: ", "multi_image_count: ", "user_qa",
          "video_long_caption", "video_multiple_choice", '<points coords="', '<tracks coords="', "</tracks>", "No tracks available.",
          "Image ", "subtitle\n", "Only return the correct answer option.\n", *(f"\n{letter}. " for letter in "ABC"), "which", " comes",
-         " leaves", " becomes", " moves", " first", "the named", " there at the end", " image shows ", " at ", "left", "right", "up",
-         "down", "nowhere", *(f" {k}" for k in range(1, 7)), *(f"{k / 2:.1f}" for k in range(24)))
+         " leaves", " becomes", " moves", " first", "the named", " there at the end", " image shows ", " at ", "from", " to", " Answer: ",
+         "left", "right", "up", "down", "nowhere", *(f" {k}" for k in range(1, 7)), *(f"{k / 2:.1f}" for k in range(18)))
 
 
 def draw_scene(rng, split, least=0, most=6, extra=0):

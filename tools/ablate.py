@@ -101,16 +101,15 @@ def one(name, flags):
     train.main(flags)
 
 
-def sighted(out, seed):
-    """A model that has had stage 0 alone, from which the runs on pictures start -> its directory."""
+def sighted(out, seed, steps):
+    """Leaves a model that has had stage 0 alone, from which the runs on pictures start; of short runs a short one."""
     if not (out / "model" / "data.json").exists():
-        _, config = train.parse(["--stage", "1", "--tiny", "--seed", str(seed)])
+        _, config = train.parse(["--stage", "1", "--tiny", "--seed", str(seed), "--steps", str(steps)])
         torch.manual_seed(seed)
         model, tokenizer, config = train.open_model(argparse.Namespace(init=None), config)
         (out / "model").mkdir(parents=True, exist_ok=True)
         train.teach_to_see(config, out, model.vision.vit)
         train.leave(config, out, model, tokenizer)
-    return out
 
 
 def runs_of(args):
@@ -124,8 +123,9 @@ def runs_of(args):
             stage, before = FAMILIES[family]
             if family in given:
                 continue
-            chosen = [c for c in wanted if c.family == family]
-            needed = any(families.index(c.family) > families.index(family) for c in wanted)
+            chosen, here = [c for c in wanted if c.family == family], families.index(family)
+            # a later one starts from it, directly or by way of those between
+            needed = any(not {*families[here + 1 : families.index(c.family)]} & {*given} for c in wanted if families.index(c.family) > here)
             for c in [None, *chosen] if chosen or needed else []:
                 start = given.get(before) or args.out / (f"sighted-{seed}" if before == "sighted" else directory(before, None, seed))
                 flags = ["--stage", stage, "--tiny", "--seed", str(seed), "--steps", str(args.steps), "--save-every", "0",
@@ -178,9 +178,11 @@ def main(argv=None):
     if unknown := {*(args.only or names[0]).split(",")} - {*names}:
         parser.error(f"--only {','.join(unknown)}: there are {', '.join(names)}")
     args.out.mkdir(parents=True, exist_ok=True)
+    runs = [run for run in runs_of(args) if result(args.out / run[0]) is None]
     for seed in range(args.seeds):
-        sighted(args.out / f"sighted-{seed}", seed)
-    perform([run for run in runs_of(args) if result(args.out / run[0]) is None], args)
+        if any(start == (out := args.out / f"sighted-{seed}") for _, start, _ in runs):
+            sighted(out, seed, args.steps)
+    perform(runs, args)
     rows = [row for choice in CHOICES for row in compare(choice, args.seeds, args.out)]
     for row in rows:
         row["verdict"] = verdict(row)
