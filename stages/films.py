@@ -19,7 +19,7 @@ from stages import tiny
 from stages.tiny import COLOURS, LATTICE, SEEN, SHAPES, SIZE
 
 STEP = 0.5                           # seconds, as far apart as frames are at most (data.fps)
-LOW, HIGH = 15, 85                   # pixels: where centres may be
+LOW, HIGH = 20, 80                   # pixels: where centres may be
 WAYS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1), "nowhere": (0, 0)}
 DARK = 12                            # grey value of the pole
 HALF = 7                             # of its width, in pixels
@@ -55,10 +55,11 @@ def draw_film(rng, steps, objects):
         way = list(WAYS)[int(rng.integers(5))]
         others = [c for c in COLOURS if (c, shape) in SEEN and c != colour]
         change = stay > 3 and rng.random() < 0.35
-        actors.append({"colour": colour, "shape": shape, "r": int(rng.integers(14, 21 - n)), "light": int(rng.integers(-25, 26)),
+        actors.append({"colour": colour, "shape": shape, "r": int(rng.integers(17, 24 - n)) if n < 4 else 16,
+                       "light": int(rng.integers(-25, 26)),
                        "x": LATTICE * int(rng.integers(LOW // LATTICE, HIGH // LATTICE + 1)),
                        "y": LATTICE * int(rng.integers(LOW // LATTICE, HIGH // LATTICE + 1)),
-                       "way": way, "speed": int(rng.integers(1, 3)), "come": come, "gone": come + stay,
+                       "way": way, "speed": int(rng.integers(2, 4)), "come": come, "gone": come + stay,
                        "becomes": others[int(rng.integers(len(others)))] if change else "",
                        "change": come + 1 + int(rng.integers(1, stay - 1)) if change else 0})
     actors.sort(key=lambda o: o["come"])
@@ -185,7 +186,7 @@ class Films:
             wrong = list(dict.fromkeys([*gone, absent, *(f"{c} {s}" for c, s in SEEN if f"{c} {s}" not in kinds)]))[:2]
             options = [kind(there[0]), *wrong]
             order = [int(k) for k in rng.permutation(3)]
-            out.append({"type": "qa", "style": "video_multiple_choice", "question": "which there at the end",
+            out.append({"type": "qa", "style": "video_multiple_choice", "question": "which there at the end", "letters": False,
                         "options": [options[k] for k in order], "answer_idx": order.index(0)})
         return out
 
@@ -256,7 +257,7 @@ def went_straight(o):
 
 
 def story(film):
-    """'0.5 red circle comes, 2.0 red circle becomes blue, 3.0 red circle leaves': what happens, in the order of time."""
+    """What happens, in the order of time: '0.5 red circle comes, 2.0 red circle becomes blue, 3.0 red circle leaves'."""
     told = []
     for o in film["objects"]:
         told.append((o["come"], f"{kind(o)} comes"))
@@ -268,10 +269,10 @@ def story(film):
 
 
 class Series:
-    """Two or three pictures of the toy world at once: points on all of them, counts, and which of them shows something."""
+    """Two or three pictures at once, of at most three objects each: points on all of them, counts, and which of them shows something."""
 
     def __init__(self, split, seed=0):
-        self.world, self.split, self.seed = tiny.World(split, seed, asks="series"), split, seed
+        self.world, self.split, self.seed = tiny.World(split, seed, asks="series", most=3), split, seed
         self.name, self.ordered = f"series-{split}", True
         self.fingerprint = f"{self.name} seed {seed}"
 
@@ -330,7 +331,7 @@ def mixture(seed, stage):
     films = [(KINDS["films"]("train", seed, lessons), 30_000), (KINDS["tracks"]("train", seed, lessons), 10_000)]
     if stage == 3:
         films += [(KINDS["long-films"]("train", seed), 120_000), (KINDS["long-tracks"]("train", seed), 40_000)]
-    stills = [(tiny.World("train", seed), 5_000), (Series("train", seed), 6_000), (tiny.Sums(seed), 400)]
+    stills = [(tiny.World("train", seed), 5_000), (Series("train", seed), 9_000), (tiny.Sums(seed), 400)]
     groups = [(0.7, films), (0.3, stills)] if stage == 2 else [(0.85, films), (0.15, stills)]
     rates = mix.rates_of([(rate, [mix.share(size) for _, size in members]) for rate, members in groups])
     return [source for _, members in groups for source, _ in members], [r for group in rates for r in group]

@@ -150,8 +150,8 @@ class World:
     the lessons of one object there are fewer, so that a row holds more images.
     """
 
-    def __init__(self, split, seed=0, asks="all", lessons=0):
-        self.split, self.seed, self.asks, self.lessons = split, seed, asks, lessons
+    def __init__(self, split, seed=0, asks="all", lessons=0, most=6):
+        self.split, self.seed, self.asks, self.lessons, self.most = split, seed, asks, lessons, most
         self.name, self.ordered = f"tiny-{split}-{asks}", True
         self.fingerprint = f"{self.name} seed {seed} lessons {lessons}"
 
@@ -161,7 +161,7 @@ class World:
     def lesson(self, i):
         """How many objects image i has at least and at most, and how much larger they are: one object first, then more."""
         if i >= self.lessons:
-            return int(self.split == "unseen"), 6, 0
+            return int(self.split == "unseen"), self.most, 0
         part = i / self.lessons
         if part < SINGLE:
             return 1, 1, round(4 * (1 - part / SINGLE))
