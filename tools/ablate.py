@@ -190,8 +190,9 @@ def main(argv=None):
               f"gain {row['difference']:+.3f} +- {row['error'] or math.nan:.3f}  ({row['seeds']} seeds)  {row['verdict']}")
     first = {(c.name, c.metrics[0]) for c in CHOICES}
     deciding = [row for row in rows if row["error"] is not None and (row["choice"], row["metric"]) in first]
-    charts.bars([(f"{r['choice']} ({r['metric']})", r["difference"], r["difference"] - r["error"], r["difference"] + r["error"])
-                 for r in deciding], args.out / "ablate.png")
+    if deciding:                         # a single seed has no error bars
+        charts.bars([(f"{r['choice']} ({r['metric']})", r["difference"], r["difference"] - r["error"], r["difference"] + r["error"])
+                     for r in deciding], args.out / "ablate.png")
     print(json.dumps({"steps": args.steps, "rows": rows}))
 
 
