@@ -380,7 +380,7 @@ def train(run, model, groups, optimizer, loader, journal, evaluate, every=0, sta
             for example in (e for row in rows for e in row):
                 weights[example.source] += float(example.weights.sum(dtype="float64")) / config.cp
         seen = counted(seen, config.cp)
-        nll, weights = (parallel.total({name: sums[name] for name in loader.names()}) for sums in (nll, weights))
+        nll, weights = (parallel.total({name: float(sums[name]) for name in loader.names()}) for sums in (nll, weights))
         weight = max(seen["weight"], 1e-8)
         loss = sum(nll.values()) / weight
         norms = {part: divide_and_clip(ps, weight, config.clip, ranks.copies) for part, ps in groups.items()}
@@ -431,7 +431,8 @@ def passed(run, model, rows):
     (batch.weights * (nll + config.z_loss * lse**2)).sum().backward()
     names = [e.source for row in rows for e in row]
     first = torch.tensor([0, *accumulate(map(len, rows[:-1]))], device=run.device)
-    example = torch.where(batch.doc < 0, len(names), batch.doc + first[:, None])          # of each token; the last is padding
+    here = batch.doc.unflatten(1, (config.cp, -1))[:, run.ranks.cp_rank]                  # of this rank's tokens; the mask wants all
+    example = torch.where(here < 0, len(names), here + first[:, None])                    # of each token; the last is padding
     sums = torch.zeros(len(names) + 1, device=run.device).index_add_(0, example.flatten(), (batch.weights * nll.detach()).flatten())
     by_source = Counter()
     for name, part in zip(names, sums.tolist(), strict=False):
