@@ -336,7 +336,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_names_the_records(tmp_path, 
 @pytest.mark.slow
 def test_the_tools_run_from_the_command_line_on_what_a_run_left(plain, tmp_path):
     toy, drawn, answer = tmp_path / "toy", tmp_path / "drawn", tmp_path / "p.png"
-    tiny.export(toy, tiny.World("test"), 2)
+    tiny.export(toy, tiny.World("test"), 3)
     call = lambda *words: subprocess.run([sys.executable, "-m", *words], cwd=ROOT, capture_output=True, text=True)   # noqa: E731
     done = call("tools.evaluate", "--model", str(plain[0]), "--data", str(toy / "records.jsonl"), "--masks", str(toy / "masks.npz"),
                 "--out", str(tmp_path), "--draw", str(drawn))
