@@ -8,13 +8,19 @@ out   draw i -> (source, index, epoch), for any i at once
     --data published                      a folder with NAME/records.jsonl of the recipe's mixture (stages/stage1.py, stage2.py)
 """
 
+import dataclasses
+import importlib
 import json
 import math
+import sys
 import zlib
+from collections import Counter
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+
+from records import DataError, Options, Records
 
 
 def keyed(seed, *key):
@@ -89,6 +95,72 @@ def read_mix(path):
     if not isinstance(entries, list) or not entries:
         raise ValueError(f"{path}: a mix is a list of entries")
     return [entry(e, False) for e in entries]
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# sources
+
+
+def name_apart(sources):
+    """Files of one name get their folders in front: names stand in ids, in draws and in the log."""
+    for parts in (2, 3, 4, 99):
+        again = {name for name, n in Counter(s.name for s in sources).items() if n > 1}
+        for s in sources:
+            if s.name in again:
+                s.name = "/".join(s.path.absolute().parts[-parts:]).replace("//", "/")
+    for k, s in enumerate(sources):
+        again = [other for other in sources[:k] if other.path == s.path]
+        if any(other.options == s.options for other in again):
+            raise DataError(f"--data: {s.path} is named twice")
+        s.name += f"#{len(again) + 1}" * bool(again)         # read in another way: records of their own
+
+
+def open_sources(args, config):
+    """What --data names -> sources, rates, records to evaluate on (None for the toy world); DataError in a sentence."""
+    if not args.data:
+        if not args.tiny:
+            raise DataError("--data: name record files to train on (or --tiny for the toy world, which needs none)")
+        from stages import tiny
+
+        return *tiny.mixture(config.seed, config.stage), None
+    groups = []                      # (rate, entries): a file with a rate of its own is a group of one
+    for item in args.data:
+        path, rate = item, 1.0
+        if "=" in item and not Path(item).exists():
+            path, _, text = item.rpartition("=")
+            try:
+                rate = float(text)
+            except ValueError:
+                raise DataError(f"--data {item}: '{text}' is no rate") from None
+            if not 0 < rate < math.inf:
+                raise DataError(f"--data {item}: a rate must be above 0")
+        entries = [{"path": path}]
+        if Path(path).is_dir():
+            entries = published(importlib.import_module(f"stages.stage{config.stage}").MIXTURE, path)
+        elif Path(path).name.endswith("mix.json"):
+            try:
+                entries = read_mix(path)
+            except (OSError, ValueError) as e:
+                raise DataError(f"--data {path}: {e}") from None
+        total = sum(e.get("rate", 1) for e in entries)
+        groups += [(rate * e.get("rate", 1) / total, e.get("data", [e])) for e in entries]
+    missing = [e["path"] for _, members in groups for e in members if not Path(e["path"]).exists()]
+    if missing and len(args.data) == len(missing) == sum(len(members) for _, members in groups):
+        raise DataError(f"--data {missing[0]}: no such file")
+    if missing:
+        print(*(f"{path}: no such file" for path in missing), sep="\n", file=sys.stderr)
+        if not args.skip_missing:
+            raise DataError(f"--data: {len(missing)} files of the mixture are missing; --skip-missing trains without them")
+    options = [f.name for f in dataclasses.fields(Options)]
+    opened = [(rate, [(e, Records(e["path"], e.get("media", args.media), **{k: e[k] for k in options if k in e}))
+                      for e in members if Path(e["path"]).exists()]) for rate, members in groups]
+    opened = [(rate, members) for rate, members in opened if members]
+    if not opened:
+        raise DataError(f"--data: none of the {len(missing)} files of the mixture is there")
+    shares = [(rate, [share(len(s), e.get("size"), e.get("sampling_rate")) for e, s in members]) for rate, members in opened]
+    sources, rates = [s for _, members in opened for _, s in members], [r for group in rates_of(shares) for r in group]
+    name_apart(sources)
+    return sources, rates, list(Records(args.eval, args.media)) if args.eval else []
 
 
 # ---------------------------------------------------------------------------------------------------------------

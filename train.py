@@ -14,7 +14,6 @@ The one division, by the weight of the whole step and never of a micro-batch, ma
 
 import dataclasses
 import hashlib
-import importlib
 import json
 import math
 import os
@@ -35,7 +34,6 @@ from tqdm import tqdm
 import alive
 import checkpoint
 import data
-import mixture
 import model as models
 import packing
 import parallel
@@ -44,6 +42,7 @@ import text
 from config import Config, Parser, Parts, UserError, config_from, fields_of, override, parse  # noqa: F401 - tools ask for them here
 from journal import Journal, bad_so_far, commit, dropped_by, keep_for_inspection, lines_of
 from loader import Loader, RunError
+from mixture import open_sources
 from stages import tiny
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -130,66 +129,6 @@ def seek(loader, folder, state, ranks):
     except (KeyError, TypeError, ValueError) as e:
         raise checkpoint.LoadError(folder, e) from None
     loader.known_bad = {b["draw"]: b["reason"] for b in bad_so_far(folder.parent)}
-
-
-def name_apart(sources):
-    """Files of one name get their folders in front: names stand in ids, in draws and in the log."""
-    for parts in (2, 3, 4, 99):
-        again = {name for name, n in Counter(s.name for s in sources).items() if n > 1}
-        for s in sources:
-            if s.name in again:
-                s.name = "/".join(s.path.absolute().parts[-parts:]).replace("//", "/")
-    for k, s in enumerate(sources):
-        again = [other for other in sources[:k] if other.path == s.path]
-        if any(other.options == s.options for other in again):
-            raise UserError(f"--data: {s.path} is named twice")
-        s.name += f"#{len(again) + 1}" * bool(again)         # read in another way: records of their own
-
-
-def open_sources(args, config):
-    """-> sources, rates, records to evaluate on (None for the toy world)."""
-    if not args.data:
-        if not args.tiny:
-            raise UserError("--data: name record files to train on (or --tiny for the toy world, which needs none)")
-        return *tiny.mixture(config.seed, config.stage), None
-    groups = []                      # (rate, entries): a file with a rate of its own is a group of one
-    for item in args.data:
-        path, rate = item, 1.0
-        if "=" in item and not Path(item).exists():
-            path, _, text = item.rpartition("=")
-            try:
-                rate = float(text)
-            except ValueError:
-                raise UserError(f"--data {item}: '{text}' is no rate") from None
-            if not 0 < rate < math.inf:
-                raise UserError(f"--data {item}: a rate must be above 0")
-        entries = [{"path": path}]
-        if Path(path).is_dir():
-            entries = mixture.published(importlib.import_module(f"stages.stage{config.stage}").MIXTURE, path)
-        elif Path(path).name.endswith("mix.json"):
-            try:
-                entries = mixture.read_mix(path)
-            except (OSError, ValueError) as e:
-                raise UserError(f"--data {path}: {e}") from None
-        total = sum(e.get("rate", 1) for e in entries)
-        groups += [(rate * e.get("rate", 1) / total, e.get("data", [e])) for e in entries]
-    missing = [e["path"] for _, members in groups for e in members if not Path(e["path"]).exists()]
-    if missing and len(args.data) == len(missing) == sum(len(members) for _, members in groups):
-        raise UserError(f"--data {missing[0]}: no such file")
-    if missing:
-        print(*(f"{path}: no such file" for path in missing), sep="\n", file=sys.stderr)
-        if not args.skip_missing:
-            raise UserError(f"--data: {len(missing)} files of the mixture are missing; --skip-missing trains without them")
-    options = [f.name for f in dataclasses.fields(data.Options)]
-    opened = [(rate, [(e, data.Records(e["path"], e.get("media", args.media), **{k: e[k] for k in options if k in e}))
-                      for e in members if Path(e["path"]).exists()]) for rate, members in groups]
-    opened = [(rate, members) for rate, members in opened if members]
-    if not opened:
-        raise UserError(f"--data: none of the {len(missing)} files of the mixture is there")
-    shares = [(rate, [mixture.share(len(s), e.get("size"), e.get("sampling_rate")) for e, s in members]) for rate, members in opened]
-    sources, rates = [s for _, members in opened for _, s in members], [r for group in mixture.rates_of(shares) for r in group]
-    name_apart(sources)
-    return sources, rates, list(data.Records(args.eval, args.media)) if args.eval else []
 
 
 # ---------------------------------------------------------------------------------------------------------------

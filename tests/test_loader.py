@@ -632,7 +632,7 @@ def test_files_of_one_name_are_told_apart(tmp_path):
     orders = [[index for source, index, _ in (mixture[i] for i in range(1000)) if source == k] for k in (0, 1)]
     assert orders[0][:20] != orders[1][:20]
     again, config = train.parse(["--stage", "1", "--tiny", "--data", *[str(tmp_path / "s1" / "r.jsonl")] * 2])
-    with pytest.raises(train.UserError, match="named twice"):
+    with pytest.raises(data.DataError, match="named twice"):
         train.open_sources(again, config)
 
 
