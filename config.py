@@ -152,7 +152,8 @@ def parse(argv):
     parser.add_argument("--micro-batch", type=int, help="packs per forward on one rank")
     parser.add_argument("--cp", type=int, help="context-parallel degree: processes that share a row (default 1)")
     parser.add_argument("--shard", type=int, help="processes that hold the weights together: those of a node (default 0: all)")
-    parser.add_argument("--train", metavar="PARTS", help="which parts learn: vit,connector,llm (default all)")
+    parser.add_argument("--train", metavar="PARTS", help="which parts learn: vit,connector,llm (default all; with --tiny, of stages 2 and 3"
+                        " connector,llm)")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--workers", type=int, help="processes that decode ahead (default 0: none)")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda", "mps"))

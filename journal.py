@@ -61,9 +61,10 @@ def lines_of(path):
     found = []
     for row in path.read_bytes().splitlines() if path.exists() else []:
         try:
-            found.append(json.loads(row))
+            line = json.loads(row)
         except ValueError:
             continue
+        found += [line] if isinstance(line, dict) else []
     return found
 
 

@@ -516,6 +516,7 @@ def score(config, model, tokenizer, asked, folder=None):
     from tools import charts, evaluate, pictures  # here, because nobody has to open tools/ to understand the loop
 
     if asked is not None:
+        # one limit for all answers: those by kind are for released tokenizers, and in bytes an answer is four times as long
         metrics, predictions = evaluate.evaluate(model, tokenizer, config.data, asked, max_new=512) if asked else ({}, [])
         if folder:
             pictures.draw(predictions, asked, folder)

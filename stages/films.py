@@ -54,8 +54,8 @@ def draw_film(rng, steps, objects):
         stay = int(rng.integers(min(3, steps), min(steps, 8) + 1))       # steps it is there: brief ones are missed by few frames
         come = int(rng.integers(0, steps - stay + 1)) if rng.random() < 0.7 else 0
         way = list(WAYS)[int(rng.integers(5))]
-        others = [c for c in COLOURS if (c, shape) in SEEN and c != colour]
-        change = stay > 3 and rng.random() < 0.35
+        others = [c for c in COLOURS if (c, shape) in SEEN and (c, shape) not in kinds]         # or a name would mean two things
+        change = stay > 3 and others and rng.random() < 0.35
         actors.append({"colour": colour, "shape": shape, "r": int(rng.integers(*RADII[n - 1])),
                        "light": int(rng.integers(-25, 26)),
                        "x": LATTICE * int(rng.integers(LOW // LATTICE, HIGH // LATTICE + 1)),
@@ -127,7 +127,7 @@ class Films:
     def __init__(self, split, seed=0, asks="all", steps=(4, 6), most=3, lessons=False):
         self.split, self.seed, self.asks, self.steps, self.most, self.lessons = split, seed, asks, steps, most, lessons
         self.name, self.ordered = f"films-{split}-{asks}-{steps[1]}", True
-        self.fingerprint = f"{self.name} seed {seed} steps {steps} most {most} lessons {lessons}"
+        self.fingerprint = f"{self.name} seed {seed} steps {steps} most {most} lessons {lessons and (FEW, MANY)} version {tiny.VERSION}"
 
     def __len__(self):
         return 1 << 40
@@ -169,9 +169,10 @@ class Films:
     def questions(self, film, rng):
         objects, steps = film["objects"], film["steps"]
         kinds = sorted({kind(o) for o in objects})
-        absent = [f"{c} {s}" for c, s in SEEN if f"{c} {s}" not in kinds]
-        absent = absent[int(rng.integers(len(absent)))]
-        out = [self.point(film, label) for label in kinds[:3] + [("any shape", absent)[int(rng.random() < 0.3)]]]
+        become = {f"{o['becomes']} {o['shape']}" for o in objects if o["becomes"]}
+        absent = [f"{c} {s}" for c, s in SEEN if f"{c} {s}" not in {*kinds, *become}]
+        absent = [absent[int(k)] for k in rng.permutation(len(absent))]
+        out = [self.point(film, label) for label in kinds[:3] + [("any shape", absent[0])[int(rng.random() < 0.3)]]]
         out.append({"type": "count", "label": "any shape", "count": len(objects)})
         if rng.random() < 0.5:
             out.append({"type": "caption", "text": story(film)})
@@ -189,7 +190,7 @@ class Films:
         there = [o for o in objects if o["gone"] >= steps]
         gone = [kind(o) for o in objects if o["gone"] < steps and kind(o) not in {kind(p) for p in there} and not o["becomes"]]
         if len(there) == 1 and not there[0]["becomes"]:
-            wrong = list(dict.fromkeys([*gone, absent, *(f"{c} {s}" for c, s in SEEN if f"{c} {s}" not in kinds)]))[:2]
+            wrong = list(dict.fromkeys([*gone, *absent]))[:2]
             options = [kind(there[0]), *wrong]
             order = [int(k) for k in rng.permutation(3)]
             out.append({"type": "qa", "style": "video_multiple_choice", "question": "which there at the end", "letters": False,
@@ -280,7 +281,7 @@ class Series:
     def __init__(self, split, seed=0):
         self.world, self.split, self.seed = tiny.World(split, seed, asks="series", most=3), split, seed
         self.name, self.ordered = f"series-{split}", True
-        self.fingerprint = f"{self.name} seed {seed}"
+        self.fingerprint = f"{self.name} seed {seed} version {tiny.VERSION}"
 
     def __len__(self):
         return 1 << 38
@@ -330,10 +331,10 @@ KINDS = {"films": lambda split, seed=0, lessons=False: Films(split, seed, lesson
          "long-tracks": lambda split, seed=0: Films(split, seed, "tracks", steps=(7, 18), most=4)}
 
 
-def mixture(seed, stage):
+def mixture(seed, stage, lessons=True):
     """Sources and rates of the toy's stages 2 and 3: groups as in stages/stage2.py, whose members share by the square root of sizes that
     the toy, which has no end, only pretends to have. Stage 3 has long films besides."""
-    lessons = stage == 2
+    lessons = lessons and stage == 2
     films = [(KINDS["films"]("train", seed, lessons), 30_000), (KINDS["tracks"]("train", seed, lessons), 10_000)]
     if stage == 3:
         films += [(KINDS["long-films"]("train", seed), 120_000), (KINDS["long-tracks"]("train", seed), 40_000)]

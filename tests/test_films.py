@@ -219,3 +219,18 @@ def test_on_disk_it_is_the_same_world(source, tmp_path):
                 found = found if isinstance(found, dict) else {"masks": found}
                 assert np.array_equal(masks[f"{source[i]['id']}/{k}"], found["masks"])
                 assert "times" not in found or np.array_equal(masks[f"{source[i]['id']}/{k}/times"], found["times"])
+
+
+@pytest.mark.parametrize("source", [SHORT, LONG, TRACKS, LONG_TRACKS], ids=lambda s: s.name)
+def test_no_name_means_two_things(source):
+    """Whatever has the colour and shape that a label names, at any time, is what the label means."""
+    asked = 0
+    for i in range(150):
+        film = source.film(i)
+        for a in source[i]["annotations"]:
+            if a["type"] in ("point", "track") and a["label"] != "any shape":
+                now = {k for k, o in enumerate(film["objects"]) for step in range(film["steps"])
+                       if (shown := films.at(o, step * films.STEP)) and f"{shown['colour']} {shown['shape']}" == a["label"]}
+                assert now == set(a["meta"]["objects"])
+                asked += not now
+    assert asked > 5 or source.asks == "tracks"

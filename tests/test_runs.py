@@ -22,14 +22,24 @@ def ended(folder, eval, seconds=61.0):
 
 
 def test_scores_stand_side_by_side(tmp_path, capsys, monkeypatch):
-    one = ended(tmp_path / "stage1", {"point_f1": 0.9, "n_point": 12})
+    one = ended(tmp_path / "stage1", {"point_f1": 0.9, "n_point": 12, "nll": {"all": 1.49}})
     two = ended(tmp_path / "stage2", {"point_f1": 0.8, "long": {"track_f1": 0.7}})
     monkeypatch.setattr(sys, "argv", ["runs", str(one), str(two)])
     runs.main()
     *table, last = capsys.readouterr().out.splitlines()
     assert [line.split() for line in table] == [["stage1", "stage2"], ["point_f1", "0.900", "0.800"], ["n_point", "12", "-"],
-                                                ["seconds", "61", "61"], ["long.track_f1", "-", "0.700"]]
+                                                ["nll.all", "1.490", "-"], ["seconds", "61", "61"], ["long.track_f1", "-", "0.700"]]
     assert json.loads(last)["stage2"] == {"point_f1": 0.8, "long.track_f1": 0.7, "seconds": 61.0}
+
+
+def test_runs_of_one_name_are_told_apart_and_a_line_cut_short_is_no_end(tmp_path, capsys, monkeypatch):
+    runs_ = [ended(tmp_path / where / "stage2", {"point_f1": score}) for where, score in (("a", 0.25), ("b", 0.75))]
+    monkeypatch.setattr(sys, "argv", ["runs", *map(str, runs_)])
+    runs.main()
+    assert [c["point_f1"] for c in json.loads(capsys.readouterr().out.splitlines()[-1]).values()] == [0.25, 0.75]
+    log = runs_[0] / "log.jsonl"
+    log.write_text(log.read_text()[:-9])
+    assert runs.result(runs_[0]) is None
 
 
 def test_a_run_that_has_not_ended_is_named(tmp_path, monkeypatch):

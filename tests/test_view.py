@@ -384,3 +384,20 @@ def test_a_step_of_a_run_is_shown_as_it_was_trained_on(tmp_path):
         with pytest.raises(SystemExit) as refused:
             view.main(["--run", str(tmp_path / "run"), *wrong, "--out", str(tmp_path / "page.html")])
         assert refused.value.code == 2
+
+
+def test_a_run_whose_data_have_changed_since_is_not_shown_as_it_was_not(tmp_path, capsys):
+    """The log has a hash of the ids of every step."""
+    out = tmp_path / "run"
+    train.main(["--stage", "1", "--tiny", "--steps", "2", "--batch", "2", "--vit_steps=0", "--eval_images=1", "--model.n_layer=1",
+                "--device", "cpu", "--out", str(out)])
+    view.main(["--run", str(out), "--step", "2", "--out", str(tmp_path / "page.html")])
+    with open(out / "skips.jsonl", "w") as skips:
+        skips.write('{"draw": 99999, "reason": "S21"}\n{"dra')            # of a run that was killed
+    view.main(["--run", str(out), "--step", "2", "--out", str(tmp_path / "again.html")])
+    log = (out / "log.jsonl").read_text()
+    ids = [json.loads(line)["ids"] for line in log.splitlines()[1:3]]
+    (out / "log.jsonl").write_text(log.replace(ids[1], "0" * 16))
+    with pytest.raises(SystemExit):
+        view.main(["--run", str(out), "--step", "2", "--out", str(tmp_path / "page.html")])
+    assert "step 2 had other records" in capsys.readouterr().err

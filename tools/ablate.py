@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,8 @@ import data
 import mixture
 import train
 import vision
+from journal import lines_of
+from stages import films, tiny
 from tools import charts
 from tools.runs import result
 
@@ -36,7 +39,7 @@ class Choice:
     """What the paper chose, and how the toy does without."""
     name: str
     says: str                        # the paper's claim, in a few words
-    family: str                      # pictures | films
+    family: str                      # pictures | films | long
     metrics: tuple                   # what it should help, first the one that decides
     flags: tuple = ()                # of a run without it, where flags do
 
@@ -88,10 +91,10 @@ def take_away(name):
         vision.frame_windows = lambda config: vision.windows(np.arange(config.n_patch).reshape(config.grid, config.grid), 4)
     elif name == "square-root mixture":
         mixture.share = lambda n, size=None, rate=None: float(n)
+    elif name == "long context":         # nor does stage 2 go through its lessons again: what differs is how long films and rows are
+        films.mixture = partial(films.mixture, lessons=False)
     elif not any(c.name == name and c.flags for c in CHOICES):
         raise ValueError(f"nothing known of '{name}'; there are {', '.join(c.name for c in CHOICES)}")
-
-
 
 
 def one(name, flags):
@@ -103,7 +106,8 @@ def one(name, flags):
 
 def sighted(out, seed, steps):
     """Leaves a model that has had stage 0 alone, from which the runs on pictures start; of short runs a short one."""
-    if not (out / "model" / "data.json").exists():
+    seen = len(lines_of(out / "stage0.jsonl"))
+    if not (out / "model" / "data.json").exists() or seen != min(steps, tiny.RECIPE["vit_steps"]):
         _, config = train.parse(["--stage", "1", "--tiny", "--seed", str(seed), "--steps", str(steps)])
         torch.manual_seed(seed)
         model, tokenizer, config = train.open_model(argparse.Namespace(init=None), config)
@@ -112,10 +116,19 @@ def sighted(out, seed, steps):
         train.leave(config, out, model, tokenizer)
 
 
-def runs_of(args):
+def settings_of(out, words):
+    """What differs between a run that is there and the words of one to be made; "" if nothing does, or none is there."""
+    first = (lines_of(out / "log.jsonl") or [{}])[0]
+    if "command" not in first:
+        return ""
+    _, config = train.parse(words[1:])
+    wanted = {"steps": config.steps, "eval_images": config.eval_images}
+    return ", ".join(f"{key} {first['config'][key]}, not {value}" for key, value in wanted.items() if first["config"][key] != value)
+
+
+def runs_of(args, given):
     """-> [(name, directory, start, words after `ablate one`), ..] in an order in which every start is there when it is needed."""
     wanted, runs = [c for c in CHOICES if not args.only or c.name.replace(" ", "-") in args.only.split(",")], []
-    given = dict(item.split("=", 1) for item in args.init)
     families = list(FAMILIES)
     last = max((families.index(c.family) for c in wanted), default=-1)
     for seed in range(args.seeds):
@@ -153,9 +166,12 @@ def compare(choice, seeds, out):
     return rows
 
 
+# what a mean of 2, 3, .. pairs must exceed, in standard errors, to differ from 0 with 95 % (Student's t)
+CERTAIN = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
+
+
 def verdict(row):
-    """Two standard errors tell; less does not, nor does a single seed."""
-    if row["error"] is None or abs(row["difference"]) <= 2 * row["error"]:
+    if row["error"] is None or abs(row["difference"]) <= CERTAIN[min(row["seeds"] - 2, len(CERTAIN) - 1)] * row["error"]:
         return "cannot tell"
     return "agrees" if row["difference"] > 0 else "disagrees"
 
@@ -178,7 +194,15 @@ def main(argv=None):
     if unknown := {*(args.only or names[0]).split(",")} - {*names}:
         parser.error(f"--only {','.join(unknown)}: there are {', '.join(names)}")
     args.out.mkdir(parents=True, exist_ok=True)
-    runs = [run for run in runs_of(args) if result(args.out / run[0]) is None]
+    given = dict(item.partition("=")[::2] for item in args.init)
+    for family, folder in given.items():
+        if family not in list(FAMILIES)[:-1] or not (Path(folder) / "model").is_dir():
+            parser.error(f"--init {family}={folder}: a family (pictures, films) and the directory of a run")
+    runs = runs_of(args, given)
+    for name, _, words in runs:
+        if other := settings_of(args.out / name, words):
+            parser.error(f"{args.out / name} was made with other settings ({other}); name another --out")
+    runs = [run for run in runs if result(args.out / run[0]) is None]
     for seed in range(args.seeds):
         if any(start == (out := args.out / f"sighted-{seed}") for _, start, _ in runs):
             sighted(out, seed, args.steps)
@@ -186,8 +210,9 @@ def main(argv=None):
     rows = [row for choice in CHOICES for row in compare(choice, args.seeds, args.out)]
     for row in rows:
         row["verdict"] = verdict(row)
+        error = math.nan if row["error"] is None else row["error"]
         print(f"{row['choice']:20} {row['metric']:20} with {row['with']:.3f}  without {row['without']:.3f}  "
-              f"gain {row['difference']:+.3f} +- {row['error'] or math.nan:.3f}  ({row['seeds']} seeds)  {row['verdict']}")
+              f"gain {row['difference']:+.3f} +- {error:.3f}  ({row['seeds']} seeds)  {row['verdict']}")
     first = {(c.name, c.metrics[0]) for c in CHOICES}
     deciding = [row for row in rows if row["error"] is not None and (row["choice"], row["metric"]) in first]
     if deciding:                         # a single seed has no error bars
@@ -214,6 +239,9 @@ def perform(runs, args):
         for run, process in [g for g in going if g[1].poll() is not None]:
             going.remove((run, process))
             if process.returncode:
+                for _, other in going:
+                    other.terminate()
+                    other.wait()
                 raise SystemExit(f"tools.ablate: {run[0]} ended with {process.returncode}")
 
 

@@ -209,7 +209,10 @@ def rates(log, path):
           ylabel="learning rate")
 
 
-def progress(log, path, begun=0.0, names=("point_f1", "count_accuracy", "caption_exact")):
+PROGRESS = ("point_f1", "count_accuracy", "caption_exact", "video_point_f1", "track_f1", "qa_accuracy")
+
+
+def progress(log, path, begun=0.0, names=PROGRESS):
     """The lines of a log.jsonl -> scores against minutes of training; no file where fewer than two were taken. begun: seconds of
     training before the first line."""
     minutes, series = begun / 60, {name: [] for name in names}

@@ -127,8 +127,8 @@ def prompted(questions, tokenizer, config, batch, bad):
 def evaluate(model, tokenizer, config, records, masks_of=None, batch=128, max_new=None):
     """records: from a source; masks_of(record, k) -> masks of annotation k (see above) or None -> metrics, predictions.
 
-    max_new: tokens of every answer at most, instead of those of limit_of. A record whose media cannot be read is named on stderr and
-    counted as skipped, a text, which has no score but its nll, as not_scored. ValueError if masks do not fit their annotation.
+    max_new: tokens of every answer at most, instead of those of limit_of. A record whose media cannot be read is named on stderr
+    and counted as skipped, a text, which has no score but its nll, as not_scored. ValueError if masks do not fit their annotation.
     """
     questions, good, bad, not_scored, records = [], [], {}, 0, list(records)
     for record in records:
@@ -377,7 +377,7 @@ def main():
     try:
         if args.max_new is not None and args.max_new < 1:
             raise ValueError("--max-new must be at least 1")
-        numbers = args.frames or [None]
+        numbers = list(dict.fromkeys(args.frames or [None]))
         if args.frames and not all(1 <= n <= data.media.MAX_FRAMES for n in numbers):
             raise ValueError(f"--frames must be from 1 to {data.media.MAX_FRAMES}, not {' '.join(map(str, numbers))}")
         model, tokenizer, config = open_model(args.model, args.device, getattr(torch, args.dtype))

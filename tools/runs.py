@@ -7,6 +7,8 @@ import json
 import sys
 from pathlib import Path
 
+from journal import lines_of
+
 
 def flat(metrics, prefix=""):
     """Nested scores -> {"long.qa_accuracy": .., ..}"""
@@ -18,27 +20,32 @@ def flat(metrics, prefix=""):
 
 def result(run):
     """The scores and seconds that a run ended with, from its log, flat; None if it has not ended."""
-    log = Path(run) / "log.jsonl"
-    last = json.loads(lines[-1]) if log.exists() and (lines := log.read_text().splitlines()) else {}
+    last = (lines_of(Path(run) / "log.jsonl") or [{}])[-1]
     return flat({**last["eval"], "seconds": last["seconds"]}) if "eval" in last and "seconds" in last else None
 
 
 def table(columns):
     """{name: {metric: number}} -> lines of text: a row per metric that any of them has, a column each; "-" where one has none."""
     metrics = list(dict.fromkeys(key for scores in columns.values() for key, value in scores.items() if isinstance(value, int | float)))
-    width = max(map(len, metrics), default=0)
-    cell = lambda v: "-" if v is None else str(v) if isinstance(v, int) else f"{v:.0f}" if v > 1 else f"{v:.3f}"       # noqa: E731
-    lines = [" " * width + "".join(f"{name:>14}" for name in columns)]
-    return lines + [f"{key:{width}}" + "".join(f"{cell(scores.get(key)):>14}" for scores in columns.values()) for key in metrics]
+    first, width = max(map(len, metrics), default=0), max(13, *map(len, columns)) + 1
+
+    def cell(key, v):
+        return "-" if v is None else f"{v:.0f}" if key == "seconds" or isinstance(v, int) else f"{v:.3f}"
+
+    lines = [" " * first + "".join(f"{name:>{width}}" for name in columns)]
+    return lines + [f"{key:{first}}" + "".join(f"{cell(key, scores.get(key)):>{width}}" for scores in columns.values()) for key in metrics]
 
 
 def main():
-    if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
+    given = list(dict.fromkeys(sys.argv[1:]))
+    if not given or given[0].startswith("-"):
         raise SystemExit(__doc__)
-    columns = {Path(run).name[-13:]: result(run) for run in sys.argv[1:]}
-    missing = [run for run in sys.argv[1:] if result(run) is None]
-    if missing:
-        raise SystemExit(f"tools.runs: {missing[0]}: no log of a run that has ended")
+    for run in given:
+        if result(run) is None:
+            raise SystemExit(f"tools.runs: {run}: no log of a run that has ended")
+    short = {run: Path(run).name for run in given}
+    names = short if len({*short.values()}) == len(given) else {run: run for run in given}
+    columns = {names[run]: result(run) for run in given}
     print(*table(columns), sep="\n")
     print(json.dumps(columns))
 

@@ -36,8 +36,9 @@ import loader as loaders
 import packing
 import text
 import train
+from journal import bad_so_far, lines_of
 from points import unit
-from prompts import since_start
+from prompts import scales, since_start
 
 BLOCKS = 256                             # blocks along a side of the mask, at most
 PIXELS = 6_000_000                       # of all crops of a page; more are shrunk, so that a row of 384 crops stays near 12 MB
@@ -201,11 +202,9 @@ def png(pixels, side):
 
 
 def sizes_of(record):
-    """The scale of points in pixels, for each image or for the video: what the record declares, else the files' own (formats.md 7.3)."""
+    """The scale of points in pixels, for each image or for the video."""
     source = record["source"]
-    found = [source.video_size(record)[:2]] if "video" in record else source.image_sizes(record)
-    files = record["images"] if "images" in record else [record.get("image", record.get("video"))]
-    return [(f["width"], f["height"]) if isinstance(f, dict) and "width" in f else size for f, size in zip(files, found, strict=True)]
+    return scales(record, [source.video_size(record)[:2]] if "video" in record else source.image_sizes(record))
 
 
 def pointed(record, kind, number, words):
@@ -298,11 +297,16 @@ def page(rows, batch, records, tokenizer, config):
 # the command
 
 
-def taken(loader, skipped, row):
-    """Row number `row`, in plan order, of the step after `skipped` others, as it is trained on -> its data.Encoded and their records."""
+def step_after(loader, skipped):
+    """The step that a loader plans after `skipped` others."""
     for _ in range(skipped):
         loader.next_step()
-    planned = loader.next_step().packs
+    return loader.next_step()
+
+
+def taken(loader, step, row):
+    """Row number `row`, in plan order, of a step, as it is trained on -> its data.Encoded and their records."""
+    planned = step.packs
     if row >= len(planned):
         raise train.UserError(f"--row {row}: the step has rows 0 to {len(planned) - 1}")
     return ([loaders.encode(loader.setup, e, None, loader.known_bad.get(e[0], "")) for e in planned[row]],
@@ -313,7 +317,8 @@ def plan(args, config, tokenizer, number):
     """The row of that number as training plans it, steps of one row -> its data.Encoded and their records."""
     sources, rates, _ = train.open_sources(args, config)
     config = replace(config, batch=1, micro_batch=1, steps=number + 1)
-    return taken(loaders.Loader(sources, rates, tokenizer, config, plan=args.plan), number, 0)
+    loader = loaders.Loader(sources, rates, tokenizer, config, plan=args.plan)
+    return taken(loader, step_after(loader, number), 0)
 
 
 def replay(run, step, row):
@@ -332,9 +337,12 @@ def replay(run, step, row):
         tokenizer, _ = train.open_tokenizer(args, config)
     sources, rates, _ = train.open_sources(args, config)
     loader = loaders.Loader(sources, rates, tokenizer, config, plan=args.plan)
-    if (run / "skips.jsonl").exists():
-        loader.known_bad = {bad["draw"]: bad["reason"] for bad in map(json.loads, (run / "skips.jsonl").read_text().splitlines())}
-    return *taken(loader, step - 1, row), tokenizer, config
+    loader.known_bad = {bad["draw"]: bad["reason"] for bad in bad_so_far(run)}
+    planned = step_after(loader, step - 1)
+    told = [line["ids"] for line in lines_of(run / "log.jsonl") if line.get("step") == step and "ids" in line]
+    if told and told[-1] != train.digest(planned):
+        raise train.UserError(f"--run {run}: step {step} had other records; the data, or the code that draws them, has changed since")
+    return *taken(loader, planned, row), tokenizer, config
 
 
 def main(argv=None):
