@@ -94,18 +94,23 @@ class Saver:
     def __init__(self, out, keep=2, first=True, group=None):
         self.out, self.keep, self.first, self.group, self.running = Path(out), keep, first, group, None
 
-    def save(self, step, model, optimizer, state, tokenizer):
-        """Begins to write step-N; SaveError if an earlier save failed. The model may change as soon as this returns."""
+    def begin(self, step, tokenizer):
+        """Makes step-N.part; SaveError if that, or an earlier save, failed. No rank saves before all have returned from here: it would
+        make the folder again that the first could not."""
         self.wait()
         part = self.out / f"step-{step}.part"
         try:
             if self.first:
                 shutil.rmtree(part, ignore_errors=True)
-                part.mkdir(parents=True, exist_ok=True)      # another rank may have been the first
+                part.mkdir(parents=True)
                 tokenizer.save(part)
         except OSError as e:
             shutil.rmtree(part, ignore_errors=True)          # on a full disk it is in the way
             raise SaveError(self.sentence(step, e)) from None
+
+    def save(self, step, model, optimizer, state):
+        """Begins to write step-N, once begun. The model may change as soon as this returns."""
+        part = self.out / f"step-{step}.part"
         writer = Writer(part, single_file_per_rank=True, sync_files=True)
         future = dcp.async_save(tensors(model, optimizer), storage_writer=writer, process_group=self.group,      # copies them first
                                 no_dist=not dist.is_initialized())

@@ -320,6 +320,7 @@ def train(run, model, groups, optimizer, loader, journal, evaluate, every=0, sta
                 weights[example.source] += float(example.weights.sum(dtype="float64")) / config.cp
         seen = counted(seen, config.cp)
         nll, weights = (parallel.total({name: float(sums[name]) for name in loader.names()}) for sums in (nll, weights))
+        seen["weight"] = sum(weights.values())
         weight = max(seen["weight"], 1e-8)
         loss = sum(nll.values()) / weight
         norms = {part: divide_and_clip(ps, weight, config.clip, ranks.copies) for part, ps in groups.items()}
@@ -344,7 +345,8 @@ def train(run, model, groups, optimizer, loader, journal, evaluate, every=0, sta
         bar.set_postfix(loss=f"{loss:.3f}", fill=f"{line['fill_tokens']:.0%}", refresh=False)
         if ended or (config.save_every and (number % config.save_every == 0 or number == config.steps)):
             now = {**run.always, "step": number, "skipped": skipped, "loader": {**loader.state(step), "masked": dict(masked)}}
-            together(partial(saver.save, number, model, optimizer, now, run.tokenizer))
+            together(partial(saver.begin, number, run.tokenizer))
+            saver.save(number, model, optimizer, now)
         if ended:
             together(saver.wait)
             raise Terminated(f"SIGTERM: ended after step {number}, which --resume goes on from")
@@ -402,8 +404,7 @@ def rehearse(run, model, groups):
 
 def counted(seen, cp):
     """The census of this rank -> of all; those that share a row have all counted it."""
-    sums = parallel.total({name: value / cp for name, value in seen.items()})
-    return {name: value if name == "weight" else round(value) for name, value in sums.items()}
+    return {name: round(value) for name, value in parallel.total({name: value / cp for name, value in seen.items()}).items()}
 
 
 def digest(step):
@@ -496,10 +497,9 @@ def plain(model, ranks):
 
 
 def census(rows):
-    """What is in these rows, to be added up over the micro-batches of a step; weight is the sum of the loss weights."""
+    """What is in these rows, to be added up over the micro-batches of a step."""
     examples = [e for row in rows for e in row]
-    return {"weight": float(sum(e.weights.sum(dtype="float64") for e in examples)),
-            "packs": len(rows), "examples": len(examples),
+    return {"packs": len(rows), "examples": len(examples),
             "branches": sum(max(int(e.branch.max(initial=0)), 1) for e in examples if not e.bad),
             "tokens": sum(len(e.tokens) for e in examples), "crops": sum(0 if e.unit is None else len(e.unit) for e in examples),
             "loss_tokens": sum(int((e.weights > 0).sum()) for e in examples),

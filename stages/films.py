@@ -43,9 +43,9 @@ def at(o, t):
     return {**o, "colour": colour, "x": bounced(o["x"] + dx * steps), "y": bounced(o["y"] + dy * steps)}
 
 
-def draw_film(rng, steps, objects):
+def draw_film(rng, steps, most):
     """-> dict of plain numbers and words, as tiny.draw_scene: what comes, moves, changes and leaves within so many steps."""
-    n = objects[0] + int(rng.integers(objects[1] - objects[0] + 1))
+    n = 1 + int(rng.integers(most))
     kinds = [SEEN[int(k)] for k in rng.permutation(len(SEEN))[:n]]
     if n > 1 and rng.random() < 0.3:
         kinds[1] = kinds[0]                                               # two of a kind
@@ -76,10 +76,10 @@ def visible(film, t):
         free[:, film["pole"] - HALF : film["pole"] + HALF] = False
     for k in reversed(range(len(masks))):
         if now := at(film["objects"][k], t):
-            whole = tiny.mask_of(now)
-            masks[k] = whole & free
-            free &= ~whole
-            if 2 * masks[k].sum() < whole.sum():         # more than half of it is hidden: it cannot be seen
+            mask = tiny.mask_of(now)
+            masks[k] = mask & free
+            free &= ~mask
+            if 2 * masks[k].sum() < mask.sum():          # more than half of it is hidden: it cannot be seen
                 masks[k] = False
     return masks
 
@@ -94,7 +94,7 @@ def shown(film, times):
         for o in filter(None, (at(o, t) for o in film["objects"])):
             (top, bottom), (left, right) = ((max(int(v - o["r"]) - 1, 0), int(v + o["r"]) + 2) for v in (o["y"], o["x"]))
             box = slice(top, bottom), slice(left, right)
-            light = o["light"] + 14 * (tiny._X[box] - o["x"] + tiny._Y[box] - o["y"]) / o["r"] + grain[box]
+            light = o["light"] + 14 * (tiny.X[box] - o["x"] + tiny.Y[box] - o["y"]) / o["r"] + grain[box]
             paint = (light[..., None] + np.array(COLOURS[o["colour"]], np.float32)).clip(0, 255).astype(np.uint8)
             np.copyto(image[box], paint, where=tiny.mask_of(o, box)[..., None])
         if film["pole"]:
@@ -105,11 +105,6 @@ def shown(film, times):
 def whole(film, k, t):
     """Is nearly nothing of an object hidden at a time?"""
     return visible(film, t)[k].sum() > 0.9 * tiny.mask_of(at(film["objects"][k], t)).sum()
-
-
-def sights(film):
-    """[(n,) bool, ..]: which objects can be seen at each step."""
-    return [visible(film, step * STEP).any((1, 2)) for step in range(film["steps"])]
 
 
 def kind(o):
@@ -137,10 +132,11 @@ class Films:
         most = 1 if self.lessons and i < FEW else min(self.most, 2) if self.lessons and i < MANY else self.most
         for attempt in range(1000):
             rng = mix.keyed(self.seed, "film", self.split, self.asks, self.steps[1], i, attempt)
-            film = draw_film(rng, int(rng.integers(self.steps[0], self.steps[1] + 1)), (1, most))
+            film = draw_film(rng, int(rng.integers(self.steps[0], self.steps[1] + 1)), most)
             if (zlib.crc32(json.dumps(film).encode()) % 8 == 0) != (self.split != "train"):
                 continue
-            for o, seen in zip(film["objects"], np.transpose(sights(film)), strict=True):
+            sights = np.array([visible(film, step * STEP).any((1, 2)) for step in range(film["steps"])])         # (steps, n)
+            for o, seen in zip(film["objects"], sights.T, strict=True):
                 o["seen"] = np.flatnonzero(seen).tolist()
             # what is asked can be answered: every object is there as a whole when it comes, and seen when it changes and before it goes
             fair = all(len(o["seen"]) > 1 and o["gone"] - 1 in o["seen"] and (not o["becomes"] or o["change"] in o["seen"])
@@ -259,8 +255,8 @@ def way_of(o, name):
 
 def went_straight(o):
     """Does it move in one direction all the time, and for long enough to tell?"""
-    (dx, dy), way = WAYS[o["way"]], (o["gone"] - 1 - o["come"]) * o["speed"] * LATTICE
-    return all(LOW <= v + d * way <= HIGH for v, d in ((o["x"], dx), (o["y"], dy))) and len(o["seen"]) > 2
+    (dx, dy), far = WAYS[o["way"]], (o["gone"] - 1 - o["come"]) * o["speed"] * LATTICE
+    return all(LOW <= v + d * far <= HIGH for v, d in ((o["x"], dx), (o["y"], dy))) and len(o["seen"]) > 2
 
 
 def story(film):

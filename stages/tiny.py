@@ -87,12 +87,12 @@ def draw_scene(rng, split, least=0, most=6, extra=0):
             "period": int(rng.integers(3, 9)), "noise": int(rng.integers(1 << 30))}
 
 
-_Y, _X = np.mgrid[0:SIZE, 0:SIZE].astype(np.float32) + 0.5           # centres of pixels
+Y, X = np.mgrid[0:SIZE, 0:SIZE].astype(np.float32) + 0.5           # centres of pixels
 
 
 def mask_of(o, box=...):
     """(SIZE,SIZE) bool: the pixels of one object; or that of it which lies in a box (two slices)."""
-    x, y, r = _X[box] - o["x"], _Y[box] - o["y"], o["r"]
+    x, y, r = X[box] - o["x"], Y[box] - o["y"], o["r"]
     return {"circle": x * x + y * y <= r * r,
             "square": np.maximum(abs(x), abs(y)) <= 0.82 * r,
             "triangle": (y <= 0.7 * r) & (y >= 2 * abs(x) - r),
@@ -106,13 +106,13 @@ def render(scene):
     the light on one side is one feature and not six, and a ground of any mean would hide its objects (RESULTS.md)."""
     rng = np.random.default_rng(scene["noise"])
     tints = rng.normal(0, 1, (2, 3))
-    slope = (scene["slope"][0] * (_X - SIZE / 2) + scene["slope"][1] * (_Y - SIZE / 2)) / SIZE
-    along, down, across = (np.sin(v * np.pi / scene["period"]) for v in (_X, _Y, _X + _Y))
+    slope = (scene["slope"][0] * (X - SIZE / 2) + scene["slope"][1] * (Y - SIZE / 2)) / SIZE
+    along, down, across = (np.sin(v * np.pi / scene["period"]) for v in (X, Y, X + Y))
     texture = np.sign((0 * along, along, across, along * down)[scene["texture"]])          # plain, stripes, stripes aslant, checks
     light = slope[..., None] * (1 + 0.3 * tints[0]) + 24 * texture[..., None] * tints[1] + rng.normal(0, 6, (SIZE, SIZE, 1))
     image = 75 + light
     for o in scene["objects"]:
-        shade = o["light"] + 14 * (_X - o["x"] + _Y - o["y"]) / o["r"] + rng.normal(0, 6, (SIZE, SIZE))
+        shade = o["light"] + 14 * (X - o["x"] + Y - o["y"]) / o["r"] + rng.normal(0, 6, (SIZE, SIZE))
         image = np.where(mask_of(o)[..., None], np.array(COLOURS[o["colour"]], np.float32) + shade[..., None], image)
     return image.clip(0, 255).astype(np.uint8)
 

@@ -160,6 +160,27 @@ def test_a_family_starts_from_what_the_one_before_learned_with_all_choices(tmp_p
     assert [name for name, *_ in ablate.runs_of(options("long-context"), {"films": "x"})] == names[3:]
 
 
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_runs_wait_for_their_start_and_one_that_fails_ends_all(tmp_path, monkeypatch, jobs, capfd):
+    begun, ended = [], []
+
+    def pretend(command, **how):
+        begun.append(name := Path(command[-1]).name)
+        assert how["check"] and (name != "b" or "a" in ended)            # b starts from a
+        if name == "c":
+            raise subprocess.CalledProcessError(7, command)
+        ended.append(name)
+
+    monkeypatch.setattr(subprocess, "run", pretend)
+    runs = [("a", tmp_path / "elsewhere", ["", "x"]), ("b", tmp_path / "a", ["", "y"])]
+    ablate.perform(runs, argparse.Namespace(out=tmp_path, jobs=jobs))
+    assert begun == ended == ["a", "b"]
+    begun.clear()
+    with pytest.raises(SystemExit, match="c ended with 7"):
+        ablate.perform([("c", tmp_path, ["", "x"]), ("d", tmp_path / "c", ["", "y"])], argparse.Namespace(out=tmp_path, jobs=jobs))
+    assert begun == ["c"]                # what would have started from it did not
+
+
 @pytest.mark.slow
 def test_it_runs_goes_on_where_it_was_stopped_and_tells(tmp_path):
     command = [sys.executable, "-m", "tools.ablate", "--only", "trees", "--seeds", "1", "--steps", "2", "--images", "1",

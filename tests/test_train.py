@@ -368,7 +368,7 @@ def test_stage_0_teaches_a_vit_that_starts_from_nothing_and_no_other(plain, tmp_
 def test_a_rehearsal_has_the_fullest_shapes_and_changes_nothing(tmp_path, monkeypatch):
     """Full rows, all crops, loss everywhere; the log of the run is the one without, bit for bit."""
     seen, build = [], packing.build
-    monkeypatch.setattr(packing, "build", lambda *args: (seen.append(build(*args)), seen[-1])[1])
+    monkeypatch.setattr(packing, "build", lambda *args, **how: (seen.append(build(*args, **how)), seen[-1])[1])
     flags = ["--steps", "2", "--stage", "2"]
     logs = [steps(run(tmp_path / name, *flags, f"--rehearse={name}")) for name in ("false", "true")]
     assert [line["loss"] for line in logs[0]] == [line["loss"] for line in logs[1]]

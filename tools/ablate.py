@@ -16,7 +16,7 @@ import shutil
 import statistics
 import subprocess
 import sys
-import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -223,26 +223,25 @@ def main(argv=None):
 
 def perform(runs, args):
     """Runs them, some at a time, each once what it starts from is there."""
-    waiting, going = list(runs), []
-    while waiting or going:
-        unfinished = {args.out / run[0] for run in [*waiting, *(run for run, _ in going)]}
-        ready = [run for run in waiting if Path(run[1]) not in unfinished]
-        while ready and len(going) < args.jobs:
-            run = ready.pop(0)
-            waiting.remove(run)
-            name, _, words = run
-            shutil.rmtree(args.out / name, ignore_errors=True)           # of a run that was stopped
-            print(name, file=sys.stderr)
-            command = [sys.executable, "-m", "tools.ablate", "one", *words, "--out", str(args.out / name)]
-            going.append((run, subprocess.Popen(command, stdout=subprocess.DEVNULL)))
-        time.sleep(1)
-        for run, process in [g for g in going if g[1].poll() is not None]:
-            going.remove((run, process))
-            if process.returncode:
-                for _, other in going:
-                    other.terminate()
-                    other.wait()
-                raise SystemExit(f"tools.ablate: {run[0]} ended with {process.returncode}")
+
+    def run(name, before, words):
+        if before:
+            before.result()              # it was begun earlier, so this cannot wait for ever
+        shutil.rmtree(args.out / name, ignore_errors=True)               # of a run that was stopped
+        print(name, file=sys.stderr)
+        command = [sys.executable, "-m", "tools.ablate", "one", *words, "--out", str(args.out / name)]
+        subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+
+    made = {}
+    with ThreadPoolExecutor(args.jobs) as pool:
+        for name, start, words in runs:
+            made[args.out / name] = pool.submit(run, name, made.get(Path(start)), words)
+        for out, future in made.items():
+            try:
+                future.result()
+            except subprocess.CalledProcessError as e:
+                pool.shutdown(cancel_futures=True)       # those that go on end by themselves
+                raise SystemExit(f"tools.ablate: {out.name} ended with {e.returncode}") from None
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ def generate(model, prompts, stops, max_new=128, temperature=0.0, seed=0, told=N
     lengths = torch.tensor([len(p.tokens) for p in prompts], device=device)
     stops = torch.tensor(sorted({stops} if isinstance(stops, int) else stops), device=device)
     B, T = len(prompts), int(lengths.max())
-    batch = packing.build([[p] for p in prompts], T, model.config.vision, 1, True).to(device)          # what prompts share, once
+    batch = packing.build([[p] for p in prompts], T, model.config.vision, shared=True).to(device)          # what prompts share, once
     doc, branch, bidir = (torch.nn.functional.pad(f, (0, max_new)) for f in (batch.doc, batch.branch, batch.bidir))
     memory = cache.continued(model, prompts[0], T + max_new) if cache is not None else Cache(model, B, T + max_new)
     attends, known = memory.attends(model.attend), memory.stop
