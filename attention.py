@@ -18,24 +18,67 @@ with two magic numbers and an inequality (spec 6.3); conformance/attention_mask.
 """
 
 from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
 
 import torch
 import torch.nn.functional as F
-from torch.utils.checkpoint import checkpoint
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+
+def may_attend(query, key):
+    """The rule. A query and a key, each (place in the row, doc, branch, bidir), numbers or tensors of them -> bool."""
+    (at, doc, branch, bidir), (key_at, key_doc, key_branch, key_bidir) = query, key
+    visible = (key_branch == 0) | (key_branch == branch)
+    both_ways = (bidir > 0) & (bidir == key_bidir)
+    return (doc == key_doc) & visible & ((at >= key_at) | both_ways)
 
 
 def allow(doc, branch, bidir, rows=slice(None), keys=slice(None)):
-    """May query q attend key k? Three (B,T) integers -> (B,T,T) bool; `rows` takes some of the queries only, `keys` of the keys.
+    """The rule for all pairs: three (B,T) integers -> (B,T,T) bool; `rows` takes some of the queries only, `keys` of the keys.
 
     No row is empty: every token sees itself, padding sees padding.
     """
-    order = torch.arange(doc.shape[1], device=doc.device)
-    q, k = (slice(None), rows, None), (slice(None), None, keys)
-    same_doc = doc[q] == doc[k]
-    visible = (branch[k] == 0) | (branch[k] == branch[q])
-    causal = order[rows, None] >= order[keys]
-    both_ways = (bidir[q] > 0) & (bidir[q] == bidir[k])
-    return same_doc & visible & (causal | both_ways)
+    fields = torch.arange(doc.shape[1], device=doc.device)[None], doc, branch, bidir
+    return may_attend([f[:, rows, None] for f in fields], [f[:, None, keys] for f in fields])
+
+
+def packed_mask(doc, branch, bidir):
+    """The mask of packed rows as this machine attends fastest: blocks for FlexAttention where it can be compiled, else documents."""
+    flex = doc.is_cuda and find_spec("triton") is not None               # there is none on Windows
+    return (allow_by_blocks if flex else allow_by_document)(doc, branch, bidir)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# masks of packed rows without most of what is empty
+
+
+def allow_by_blocks(doc, branch, bidir, size=128, strip=2**24):
+    """The same rule for FlexAttention: which blocks of size x size pairs are allowed, which in part, and the rule for these. -> BlockMask
+
+    A strip of `strip` pairs is looked at at a time: no (T,T) tensor. Once per batch, for all layers.
+    """
+    B, T = doc.shape
+    n, fields, partly, wholly = -(-T // size), [], [], []
+    for f, beyond in ((doc, -2), (branch, 0), (bidir, 0)):               # what fills the last block is a document of its own
+        fields.append(F.pad(f, (0, n * size - T), value=beyond))
+    high = max(strip // (B * n * size * size), 1) * size
+    for start in range(0, n * size, high):
+        pairs = allow(*fields, slice(start, start + high)).unflatten(2, (n, size)).unflatten(1, (-1, size))          # (B,r,size,n,size)
+        some, every = pairs.any(4).any(2), pairs.all(4).all(2)
+        partly.append(some & ~every)
+        wholly.append(every)
+
+    def listed(blocks):                  # (B,n,n) bool -> how many of each row (B,1,n), and which come first (B,1,n,n)
+        order = blocks.int().argsort(dim=-1, descending=True, stable=True)
+        return blocks.sum(-1, dtype=torch.int32)[:, None], order.int()[:, None]
+
+    def rule(b, h, q, k):
+        return may_attend((q, *(f[b, q] for f in fields)), (k, *(f[b, k] for f in fields)))
+
+    blocks = [part for parts in (partly, wholly) for part in listed(torch.cat(parts, dim=1))]
+    return BlockMask.from_kv_blocks(*blocks, BLOCK_SIZE=size, mask_mod=rule, seq_lengths=(T, T))
 
 
 BLOCK = 1024                             # queries of a long document that are worked on at once
@@ -43,13 +86,9 @@ BLOCK = 1024                             # queries of a long document that are w
 
 @dataclass(frozen=True)
 class Long:
-    """A document with too many tokens t for a mask (1,t,t): its fields, and blocks of queries with the keys that they may need."""
-    fields: tuple                        # doc, branch, bidir, (1,t) each
-    blocks: list                         # [(queries, a slice; keys, (n,) int64), ..]
-
-    @property
-    def shape(self):
-        return self.fields[0].shape
+    """The mask of a document with too many tokens t for one of (1,t,t): blocks of queries, each with the keys that it may need."""
+    shape: tuple                         # (1,t)
+    blocks: list                         # [(queries, a slice; keys (n,) int64; mask (1,queries,n) bool), ..]
 
 
 @dataclass(frozen=True)
@@ -61,7 +100,7 @@ class Documents:
 
 def allow_by_document(doc, branch, bidir, size=BLOCK):
     """The same rule without the blocks in which nothing is allowed, for the runs of one document, row after row: masks (1,t,t), or a
-    Long where t is more than two blocks of `size`. All of it takes O(T) memory times `size`. -> Documents"""
+    Long where t is more than two blocks of `size`. Once per batch, for all layers. -> Documents"""
     new = torch.ones_like(doc, dtype=torch.bool)
     new[:, 1:] = doc[:, 1:] != doc[:, :-1]
     starts = new.flatten().nonzero()[:, 0].tolist()
@@ -79,8 +118,9 @@ def long(fields, size=BLOCK):
         rows = slice(start, min(start + size, len(branch)))
         both_ways = torch.isin(bidir, bidir[rows]) & (bidir > 0)
         keys = ((branch == 0) | torch.isin(branch, branch[rows])) & ((order < rows.stop) | both_ways)
-        blocks.append((rows, keys.nonzero()[:, 0]))
-    return Long(fields, blocks)
+        keys = keys.nonzero()[:, 0]
+        blocks.append((rows, keys, allow(*fields, rows, keys)))
+    return Long(branch[None].shape, blocks)
 
 
 def allow_by_rows(doc, branch, bidir, rows, size=512):
@@ -99,11 +139,13 @@ def allow_by_rows(doc, branch, bidir, rows, size=512):
 def attend(q, k, v, mask):
     """q (B,T,H,D), k and v (B,S,G,D), mask (B,T,S) bool or None -> (B,T,H,D); query head h reads kv head h // (H/G).
 
-    Or mask from allow_by_document: most of a packed row's mask is empty, and kernels compute what is empty too (half of
-    the attention of the toy). A seam: a plain function of tensors. The KV cache (tools/generate.py) and the exchange of
+    Or mask from packed_mask: most of a packed row's mask is empty, and SDPA computes what is empty too (half of the
+    attention of the toy). A seam: a plain function of tensors. The KV cache (tools/generate.py) and the exchange of
     heads between ranks (parallel.py) are wrappers around it. A mask of four dimensions, because with three SDPA falls to
     its slow kernel on CPU (2x).
     """
+    if isinstance(mask, BlockMask):
+        return attend_flex(q, k, v, mask)
     if isinstance(mask, Documents):
         lengths = [m.shape[1] for m in mask.parts]
         runs = zip(*(x.flatten(0, 1)[None].split(lengths, dim=1) for x in (q, k, v)), mask.parts, strict=True)
@@ -118,14 +160,31 @@ def attend(q, k, v, mask):
     return out.transpose(1, 2)
 
 
+compiled_flex = torch.compile(flex_attention)           # once, when it is first called; a second length makes it one for any length
+
+
+def attend_flex(q, k, v, mask):
+    """`attend` under a BlockMask, in the dtype of autocast, which reaches q and k only behind their norms and not in all versions."""
+    device = q.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else v.dtype
+    q, k, v = (x.transpose(1, 2).to(dtype) for x in (q, k, v))
+    return compiled_flex(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1]).transpose(1, 2)
+
+
+# what backward does not compute again: the result of SDPA and its logsumexp, by whatever kernel
+kept = partial(create_selective_checkpoint_contexts, [torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+                                                      torch.ops.aten._scaled_dot_product_efficient_attention.default])
+
+
 def attend_long(q, k, v, mask):
-    """`attend` for a Long, a block of queries after the other, each run again in backward, so that no block's mask outlives it."""
+    """`attend` for a Long, a block of queries after the other. Backward picks each block's keys again, and turns its mask into numbers
+    again, as SDPA does in every layer, so that neither outlives the block."""
 
-    def block(q, k, v, rows, keys):
-        return attend(q[:, rows], k[:, keys], v[:, keys], allow(*mask.fields, rows, keys))
+    def block(q, k, v, rows, keys, mask):
+        return attend(q[:, rows], k.index_select(1, keys), v.index_select(1, keys), mask)
 
-    parts = [checkpoint(block, q, k, v, *at, use_reentrant=False, preserve_rng_state=False) for at in mask.blocks]
-    return torch.cat(parts, dim=1)
+    how = {"use_reentrant": False, "preserve_rng_state": False, "context_fn": kept}
+    return torch.cat([checkpoint(block, q, k, v, *at, **how) for at in mask.blocks], dim=1)
 
 
 def draw(doc, branch, bidir, labels=None):

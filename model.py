@@ -203,7 +203,7 @@ class Molmo2(nn.Module):
         return self.nll(self.hidden(batch), batch.targets, batch.weights)
 
     def hidden(self, batch):         # -> (B,T,C)
-        mask = attention.allow_by_document(batch.doc, batch.branch, batch.bidir)
+        mask = attention.packed_mask(batch.doc, batch.branch, batch.bidir)
         drop = dropout(self.residual_dropout, self.response_dropout, batch.weights > 0) if self.training else dropout(0, 0, None)
         return self.trunk(self.embed(batch), batch.pos, mask, drop=drop)
 

@@ -311,10 +311,11 @@ def train(run, model, groups, optimizer, loader, journal, evaluate, every=0, sta
         for group in optimizer.param_groups:
             group["lr"] = schedule(config, group["name"], number)
         nll, weights, seen, suspects = Counter(), Counter(), Counter(), []       # the former two by source
-        for rows in micro_batches:
-            batch, sums = passed(run, model, rows)
-            nll.update(sums)
-            suspects += [] if math.isfinite(sum(sums.values())) else [batch]
+        for rows, sums in behind(passed(run, model, rows) for rows in micro_batches):
+            sums = sums.tolist()
+            suspects += [] if math.isfinite(sum(sums)) else [rows]
+            for source, part in zip((e.source for row in rows for e in row), sums, strict=False):
+                nll[source] += part
             seen.update(census(rows))
             for example in (e for row in rows for e in row):
                 weights[example.source] += float(example.weights.sum(dtype="float64")) / config.cp
@@ -361,24 +362,36 @@ def train(run, model, groups, optimizer, loader, journal, evaluate, every=0, sta
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def passed(run, model, rows):
-    """Forward and backward of a micro-batch -> the Batch of this rank, {source: summed weighted nll}; gradients add to those there are."""
-    config, dtype = run.config, run.dtype
+def behind(items):
+    """The same, each only once the next has begun: while a GPU works on that, its results of this one are read without waiting."""
+    items = iter(items)
+    last = next(items)
+    for item in items:
+        yield last
+        last = item
+    yield last
+
+
+def batch_of(run, rows):
+    """What this rank works on of a micro-batch, on the CPU."""
+    config = run.config
     batch = packing.build(rows, config.data.max_tokens, config.data.vision, config.crop_bucket)
-    batch = parallel.shard(batch, run.ranks.cp_rank, config.cp).to(run.device)
+    return parallel.shard(batch, run.ranks.cp_rank, config.cp)
+
+
+def passed(run, model, rows):
+    """Forward and backward of a micro-batch -> it, and the summed weighted nll of each example and of padding, on the device, which may
+    still be at work; gradients add to those there are."""
+    config, dtype = run.config, run.dtype
+    batch = batch_of(run, rows).to(run.device)
     # its cache would keep bfloat16 copies of all that learns until the forward ends, which is what recompute saves
     with torch.autocast(run.device.type, dtype, enabled=dtype != torch.float32, cache_enabled=not config.recompute):
         nll, lse = model(batch)
     (batch.weights * (nll + config.z_loss * lse**2)).sum().backward()
-    names = [e.source for row in rows for e in row]
-    first = torch.tensor([0, *accumulate(map(len, rows[:-1]))], device=run.device)
+    first, n = torch.tensor([0, *accumulate(map(len, rows[:-1]))], device=run.device), sum(map(len, rows))
     here = batch.doc.unflatten(1, (config.cp, -1))[:, run.ranks.cp_rank]                  # of this rank's tokens; the mask wants all
-    example = torch.where(here < 0, len(names), here + first[:, None])                    # of each token; the last is padding
-    sums = torch.zeros(len(names) + 1, device=run.device).index_add_(0, example.flatten(), (batch.weights * nll.detach()).flatten())
-    by_source = Counter()
-    for name, part in zip(names, sums.tolist(), strict=False):
-        by_source[name] += part
-    return batch, by_source
+    example = torch.where(here < 0, n, here + first[:, None])                             # of each token; the last is padding
+    return rows, torch.zeros(n + 1, device=run.device).index_add_(0, example.flatten(), (batch.weights * nll.detach()).flatten())
 
 
 def rehearse(run, model, groups):
@@ -432,8 +445,9 @@ def compare(number, step, loader, saver, told_to_end, ranks):
 
 def tell_nonfinite(run, number, step, loss, norms, suspects):
     """Names the records of a step whose loss or gradient is not finite and keeps the batch; RunError unless such steps are skipped."""
-    keep_for_inspection(run.out, number, suspects, run.ranks.rank)
-    ids = [i for of_rank in parallel.gathered([i for batch in suspects for i in batch.ids]) for i in of_rank]
+    batches = [batch_of(run, rows) for rows in suspects]
+    keep_for_inspection(run.out, number, batches, run.ranks.rank)
+    ids = [i for of_rank in parallel.gathered([i for batch in batches for i in batch.ids]) for i in of_rank]
     named = ", ".join([*dict.fromkeys(ids or step.ids)][:20])
     where = f"the batch is in {run.out}/nonfinite-step-{number}-*" if ids else f"tools.view --run {run.out} --step {number} shows them"
     said = f"step {number}: loss {loss}, gradient norm {math.hypot(*norms.values())}; records: {named}; {where}"

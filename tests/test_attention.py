@@ -156,7 +156,7 @@ def test_a_long_document_in_blocks_is_attention_under_the_whole_mask(size):
             found.append([out, *torch.autograd.grad((out**2).sum(), inputs)])
         for a, b in zip(*found, strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
-        for rows, keys in getattr(parts.parts[0], "blocks", ()):
+        for rows, keys, _ in getattr(parts.parts[0], "blocks", ()):
             assert set(branch[0, keys].tolist()) <= {0, *branch[0, rows].tolist()}
 
 

@@ -2,6 +2,7 @@
 
     python -m tools.bench pack                              # packers, on a stream like stage 1, 2 and 3 (tools/pack_bench.py)
     python -m tools.bench load                              # decoders, from a video to model input (tools/load_bench.py)
+    python -m tools.bench attend                            # attention in packed rows (tools/attend_bench.py)
     python -m tools.bench generate                          # transformers' Molmo2: a small random model on this machine's CPU
     python -m tools.bench generate --preset 4b --device cuda --dtype bfloat16
 
@@ -25,7 +26,7 @@ import torch
 
 import data
 import model as models
-from tools import hf, load_bench, pack_bench
+from tools import attend_bench, hf, load_bench, pack_bench
 from tools.generate import generate
 from vision import VisionConfig
 
@@ -167,9 +168,11 @@ def main():
     add.add_argument("--rounds", type=int, default=7, help="default 7")
     pack_bench.add_arguments(commands.add_parser("pack", help="packers beside each other, and what message trees and packing save"))
     load_bench.add_arguments(commands.add_parser("load", help="a video to model input: time and memory beside other decoders"))
+    attend_bench.add_arguments(commands.add_parser("attend", help="attention in packed rows beside a dense mask and a loop over examples"))
     args = parser.parse_args()
     try:
-        results = {"pack": pack_bench.run, "load": load_bench.run, "generate": bench_generate}[args.command](args)
+        run = {"pack": pack_bench.run, "attend": attend_bench.run, "load": load_bench.run, "generate": bench_generate}[args.command]
+        results = run(args)
     except ValueError as e:
         print(f"tools.bench: {e}", file=sys.stderr)
         raise SystemExit(2) from None

@@ -9,9 +9,9 @@ Takes the flags of train.py; prints parts, moments (the largest is the peak), wh
 activations: autograd keeps what the backward of an operation reads. y = x W needs x for the gradient of W, and W for that of x; a product
 needs both factors; a sum needs nothing. Autocast hands matrices bfloat16 copies of float32 tensors, and then it is the copies that stay.
 
-The worst case is counted: full rows, all crops, loss at every token, one document in a row or as many of 2 * BLOCK tokens, whichever
-takes more. Left out: integers per token beside the batch, work space inside kernels, the CUDA context (half a GiB), what torch.compile
-saves, and what the allocator loses between blocks: leave a tenth for these.
+The worst case is counted: full rows, all crops, loss at every token. Attention of the decoder is FlexAttention, as on a GPU. Left out:
+integers per token beside the batch, work space inside kernels, the CUDA context (half a GiB), what torch.compile saves, and what the
+allocator loses between blocks: leave a tenth for these.
 
 Sent is what leaves one rank for one micro-batch. Of R ranks that gather n bytes, or sum them up and keep a shard each, one sends
 n (R-1)/R; where each keeps the whole sum, twice that, as in a ring. Numbers that steer the run (losses, norms) are left out.
@@ -25,16 +25,15 @@ import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
-import attention
 import parallel
 import train
 
 GB, SIZES = 2**30, (24, 48, 80, 141)     # what "80 GB" means on a GPU
-NLL_CHUNK = 1024                         # Molmo2.nll_chunk
+NLL_CHUNK, BLOCK = 1024, 128             # Molmo2.nll_chunk; pairs of attention.allow_by_blocks are BLOCK x BLOCK
 
 
-def letters(config, s, gpus=1, t=0):
-    """What one of `gpus` ranks computes in one forward, at most, where documents have t tokens (0: as many as a row).
+def letters(config, s, gpus=1):
+    """What one of `gpus` ranks computes in one forward, at most.
 
     An image has up to 196 visual tokens per crop (a view and a mosaic of one crop each), a frame only 81; but a frame's windows pool
     9 patches and not 4, and a single frame widens all windows of its batch. Stage 1 has no frames.
@@ -42,7 +41,6 @@ def letters(config, s, gpus=1, t=0):
     m, v, B, T, cp = config.model, config.model.vision, config.micro_batch, config.data.max_tokens, config.cp
     own = -(-config.pack_crops // cp) + (cp > 1) * config.data.max_crops       # of a row: its share, and what else its images have
     crops, per_crop = B * min(own, config.pack_crops), (-(-v.grid // 2)) ** 2
-    t = t or T
     return SimpleNamespace(
         m=m, v=v, s=s, B=B, T=T, V=m.n_vocab, K=4 if config.stage == 1 else 9, C=m.n_embd, h=m.n_hidden, Q=m.n_head * m.head_dim,
         KV=m.n_kv_head * m.head_dim, E=v.n_embd, e=v.n_hidden, F=len(v.features) * v.n_embd, tokens=B * T // cp,
@@ -51,9 +49,12 @@ def letters(config, s, gpus=1, t=0):
         cp=cp, gpus=gpus, ranks=config.shard or gpus,                                          # ranks: that hold the weights together
         kv=max(m.n_kv_head, cp) * m.head_dim,                                                  # copied where ranks outnumber kv heads
         wide=4 if gpus == 1 else s,      # of q and k after their norms, whose weights FSDP gathers in the arithmetic's dtype
-        t=t, long=t > 2 * attention.BLOCK, squares=(t <= 2 * attention.BLOCK) * B * (T // t * t**2 + (T % t) ** 2),
         again=config.recompute, qwen=m.family == "qwen", dropout=config.residual_dropout + config.response_dropout > 0,
         vit="vit" in config.train, connector="connector" in config.train, llm="llm" in config.train, frozen=config.freeze_embedding)
+
+
+def blocks_of(tokens):
+    return -(-tokens // BLOCK)
 
 
 # ---- numbers in the model, as (in matrices, in everything else): autocast copies matrices, with their biases
@@ -102,23 +103,28 @@ def vit_block(x):
     return norms + inputs + attend + x.s * 2 * x.e       # around GELU: before it, and after it for down
 
 
-def decoder_block(x):
-    """Of a token, without the mask. A frozen decoder lets gradients pass: its matrices need no inputs, all else stays."""
-    # an RMSNorm keeps its input as float32, 1/rms of every row, and for the gradient of its scale the normalised input, in the
-    # input's dtype: float32 where qwen's norms read the residual stream, s where olmo's, and all norms of q and k, read a product
-    norms = 2 * ((4 + x.llm * (4 if x.qwen else x.s)) * x.C + 4)
-    norms += (4 + x.llm * x.s) * (x.Q + x.KV) + 4 * (x.m.n_head + x.m.n_kv_head if x.qwen else 2)
-    inputs = x.llm * (read_by(x, 3) + read_by(x, 2)) * x.C                    # of q k v, of up and gate
-    # of a long document what its blocks begin with; of others q (after an exchange a view of all three), k and v repeated for each
-    # query head, what comes out, logsumexp
-    short = x.s * (4 * x.Q + (x.cp > 1) * 2 * x.kv) + 4 * x.m.n_head
-    attend = x.wide * (x.Q + x.kv) + x.s * x.kv if x.long else short
-    joined = x.llm * x.s * x.Q                                                # documents side by side, for `out`
-    return norms + inputs + attend + joined + mlp(x) + x.dropout * 2 * x.C    # which numbers stay: a byte each, after attn and mlp
+def attention(x):
+    """Of a token, in one block: norm, attention, dropout. A frozen decoder lets gradients pass: its matrices need no inputs, all else
+    stays."""
+    of_heads = (4 + x.llm * x.s) * (x.Q + x.KV) + 4 * (x.m.n_head + x.m.n_kv_head if x.qwen else 2)           # norms of q and k
+    return norm(x) + x.llm * read_by(x, 3) * x.C + of_heads + flex(x) + x.dropout * x.C
+
+
+def flex(x):
+    """q, k, v (after an exchange views of one tensor), what comes out, logsumexp; `out` reads that, or its copy that was exchanged."""
+    return x.s * (2 * x.Q + 2 * x.kv + (x.cp > 1) * x.llm * x.Q) + 4 * x.m.n_head
+
+
+def norm(x):
+    """An RMSNorm keeps its input as float32, 1/rms of every row, and for the gradient of its scale the normalised input, in the input's
+    dtype: float32 where qwen's norms read the residual stream, s where olmo's, and all norms of q and k, read a product."""
+    return (4 + x.llm * (4 if x.qwen else x.s)) * x.C + 4
 
 
 def mlp(x):
-    return x.s * x.h * (3 + x.llm)                                            # gate, silu(gate), up; their product, for down
+    """Of a token, in one block: norm, MLP, dropout, of which a byte says which numbers stay."""
+    inner = x.s * x.h * (3 + x.llm)                                           # gate, silu(gate), up; their product, for down
+    return norm(x) + x.llm * read_by(x, 2) * x.C + inner + x.dropout * x.C
 
 
 def connector(x):
@@ -133,9 +139,9 @@ def kept(x):
     """{part: bytes} of all that lives from the forward to the backward, copies of weights apart."""
     if x.again:                          # inputs of blocks, float32, and the features, which are the input of the pooling
         vit, pooled, llm = x.v.n_layer * 4 * x.E * x.patches, 4 * x.F * x.patches, x.m.n_layer * 4 * x.C * x.tokens
-    else:                                # SDPA turns masks into numbers to add, anew in every block; a long document's are made again
+    else:
         vit, pooled = x.v.n_layer * vit_block(x) * x.patches, connector(x) * x.visual
-        llm = x.m.n_layer * (decoder_block(x) * x.tokens + x.s * x.squares)
+        llm = x.m.n_layer * (attention(x) + mlp(x)) * x.tokens
     rope = (2 if x.m.yarn.layers else 1) * 2 * 4 * (x.m.head_dim // 2) * x.tokens            # cos and sin
     return {"ViT": x.vit * (vit + x.s * x.v.n_pixel * x.patches),                            # pixels: what its first matrix reads
             "connector": (x.vit or x.connector) * pooled,
@@ -169,10 +175,7 @@ def training(x):
     head = 0 if head_learns and not x.again else copy * table
     block = 0 if fsdp else copy * block_size(x)[0]
     keep, n, stream = kept(x), min(NLL_CHUNK, x.tokens), (4 + s) * x.C * x.tokens           # gradients: of the stream, of a product
-    qkv, row, square = (x.wide * (x.Q + x.kv) + s * x.kv) * x.tokens, x.tokens // x.B, attention.BLOCK * x.T
-    # of a block of queries: steps of its mask, bool; or keys and values, repeated, and it as numbers; or these and their gradients
-    of_block = max((x.wide + s) * x.kv * row + 7 * square, (x.wide + s) * (x.kv + x.Q) * row + (1 + s) * square,
-                   4 * s * x.Q * row + s * square) if x.long else 3 * s * x.Q * x.t // x.cp
+    qkv = s * (x.Q + 2 * x.kv)
     work = {
         # the features so far and the stream, beside what is kept; in a block: its norm, q, k, v, and both sides of GELU
         "ViT forward": (4 * x.F + (4 + 4 + 3 * s) * x.E + 2 * s * x.e) * x.patches + copy * vit_block_size(x)[0],
@@ -182,10 +185,14 @@ def training(x):
         "logits": max(5 * 4 * n * x.V, (s * n + head_learns * graded * x.C) * x.V) + copy * table,
         # all that it keeps (its input once more) with copies of its weights; either gradients of gate, silu and up, when only the
         # product has been freed, or of a matrix
-        "decoder block": x.again * (decoder_block(x) * x.tokens + s * x.squares + block)
+        "decoder block": x.again * ((attention(x) + mlp(x)) * x.tokens + block)
         + stream + max(2 * s * x.h * x.tokens, x.llm * graded * x.C * x.h),
-        # the same without the MLP; gradients of q, k, v, of which there are two where ranks exchange them or documents are joined
-        "attention": x.again * ((decoder_block(x) - mlp(x)) * x.tokens + s * x.squares + block) + stream + qkv + max(qkv, of_block),
+        # the MLP has gone. Gradients of q, k, v beside that of the result and its product with the result, one number per head; or those
+        # of q as float32 too; or where ranks exchange them, two of each. Or when all that and k's norm have gone, five steps of q's,
+        # float32, beside the gradient of v
+        "attention": x.again * (attention(x) * x.tokens + block) + stream
+        + max(qkv + max(s * x.Q + 4 * x.m.n_head, (x.wide > s) * x.wide * x.Q, (x.cp > 1) * qkv),
+              5 * 4 * x.Q + s * x.kv - flex(x) - x.llm * s * x.Q - (4 + x.llm * s) * x.KV) * x.tokens,
         # the windows beside all that it keeps; their gradient, through k and through v, comes when most of that has gone
         "connector": (x.again * connector(x) + 4 * x.K * x.F) * x.visual + x.again * copy * sizes["connector"][0],
         # as the decoder's, with its input once; and the gradient of the features
@@ -196,8 +203,8 @@ def training(x):
              "gradients": 4 * trained // x.ranks,        # from the second micro-batch of a step on
              "optimizer": 2 * 4 * trained // x.ranks,    # AdamW's two means
              "batch": batch(x),
-             # of documents, a square each; of a long one, the keys of each of its blocks of queries, all of them if need be
-             "mask": 8 * x.B * -(-x.T // attention.BLOCK) * x.T if x.long else x.squares,
+             # for the forward and for the backward, blocks allowed in part and as a whole: which, and how many; three integers per token
+             "mask": x.B * (4 * 4 * blocks_of(x.T) * (blocks_of(x.T) + 1) + 3 * 4 * BLOCK * blocks_of(x.T)),
              "gathered: embedding and head": fsdp * 4 * unit["model"][0]}
     blocks, seeing = fsdp * 2 * s * unit["decoder block"][0], fsdp * 4 * (unit["vision"][0] + 2 * unit["ViT block"][0])
     # gradients that are whole until they have been summed up: of a block and, in float32, of the one before; of the rest, at the end
@@ -216,12 +223,6 @@ def training(x):
                "end of the backward": still + copies + seeing + 2 * (summed["vision"] + summed["model"])}
     parts = fixed | {"gathered: decoder blocks": blocks, "gathered: vision": seeing} | {f"kept: {k}": n for k, n in keep.items()}
     return parts | {"copies of weights": copies} | {f"work: {k}": n for k, n in work.items()}, moments
-
-
-def worst(config, s, gpus=1):
-    """-> letters of the rows that take most: of documents as long as have a mask of their own, or of one."""
-    rows = [letters(config, s, gpus, t) for t in (min(config.data.max_tokens, 2 * attention.BLOCK), 0)]
-    return max(rows, key=lambda x: max(training(x)[1].values()))
 
 
 def sent(x):
@@ -276,7 +277,7 @@ def main(argv=None):
         raise SystemExit(2) from None
     s = 4 if config.dtype == "float32" or (config.dtype, config.device) == ("auto", "cpu") else 2
     dtype = {2: "bfloat16", 4: "float32"}[s]
-    x = letters(config, s) if own.generate else worst(config, s, gpus)
+    x = letters(config, s, gpus)
     parts, moments = answering(config, s) if own.generate else training(x)
     peak = max(moments, key=moments.get)
     fits = {size: moments[peak] / (size * GB) for size in SIZES}
@@ -286,7 +287,7 @@ def main(argv=None):
         tables |= {f"GiB kept for the backward, in all (in force: {x.again})": both, "GiB that leave one GPU for a micro-batch": sent(x)}
 
     print(f"stage {config.stage}, {config.preset}, {dtype}: {x.B} x {x.T} tokens, on a GPU {x.patches // x.v.n_patch} crops, {x.visual} "
-          f"visual tokens of {x.K} patches" + ("" if own.generate else f", documents of {x.t}; {', '.join(config.train)} learn"))
+          f"visual tokens of {x.K} patches" + ("" if own.generate else f"; {', '.join(config.train)} learn"))
     for title, rows in tables.items():
         print(f"\n{title}")
         for name, n in rows.items():
@@ -295,7 +296,7 @@ def main(argv=None):
     for size, share in fits.items():
         print(f"{size:4d} GB: {'fits' if share <= 0.9 else 'fits only just' if share <= 1 else 'does not fit'}, {share:.0%} of it")
     print(json.dumps({"memory": "generate" if own.generate else "train", "preset": config.preset, "stage": config.stage, "dtype": dtype,
-                      "train": config.train, "micro_batch": x.B, "max_tokens": x.T, "document": x.t, "gpus": gpus, "cp": x.cp,
+                      "train": config.train, "micro_batch": x.B, "max_tokens": x.T, "gpus": gpus, "cp": x.cp,
                       "shard": x.ranks, "recompute": x.again, "parts": parts, "moments": moments, "peak": peak,
                       "total": moments[peak], "share_of_gb": fits} | ({} if own.generate else {"kept": both, "sent": sent(x)})))
 

@@ -1,0 +1,55 @@
+"""tools.bench attend: rows like the stream's, ways that compute the same, a table and one JSON line."""
+
+import json
+import sys
+
+import pytest
+import torch
+
+import attention
+from tools import attend_bench, bench, pack_bench
+
+
+@pytest.mark.parametrize("tokens", [700, 4096])
+def test_a_row_is_a_pack_of_the_stream(tokens):
+    rows = attend_bench.rows(tokens, 4)
+    known = {(e.tokens, e.trunk, *e.branches) for e in pack_bench.stream(2, 400, 0)}
+    for doc, branch, bidir in rows:
+        assert doc.shape == branch.shape == bidir.shape == (1, tokens) and (doc >= 0).sum() >= 0.8 * tokens
+        for number in range(int(doc.max()) + 1):
+            of = branch[doc == number]
+            assert (len(of), *(int((of == j).sum()) for j in range(int(of.max()) + 1))) in known
+        assert not bidir[branch > 0].any()
+    docs, branches, images = map(torch.cat, zip(*rows, strict=True))
+    assert images.any() and branches.max() > 1 and docs.max() > 0 and len(docs) == 4
+
+
+def test_ways_agree_and_one_that_does_not_ends_the_run(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["bench", "attend", "--tokens=700", "--rows=2", "--heads=4", "--dim=8", "--rounds=2"])
+    bench.main()
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    case = result["cases"]["700"]
+    assert case["area"] == pytest.approx(sum(float(attention.allow(*row).float().mean()) for row in attend_bench.rows(700, 2)) / 2)
+    assert set(case["ways"]) == {"dense", "loop", "ours"} and case["ways"]["dense"]["dense_over"]["median"] == 1
+    assert all(way["both"] > way["forward"] > 0 and way["off"] < 1e-4 for way in case["ways"].values())
+    monkeypatch.setitem(attend_bench.WAYS, "ours", (attention.packed_mask, lambda q, k, v, mask: attention.attend(q, k, 2 * v, mask)))
+    with pytest.raises(RuntimeError, match="ours differs from dense"):
+        bench.main()
+
+
+@pytest.mark.parametrize(("flags", "said"), [("--tokens 0", "at least 1"), ("--rows 0", "at least 1"), ("--heads 3", "multiple of --kv"),
+                                             ("--tokens 3", "fill 0"), ("--device nowhere", "--device nowhere")])
+def test_mistakes_end_in_one_sentence(flags, said, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["bench", "attend", *flags.split()])
+    with pytest.raises(SystemExit) as end:
+        bench.main()
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and error.count("\n") == 1 and said in error
+
+
+def test_what_is_timed_includes_the_gradients():
+    fields, = attend_bench.rows(700, 1)
+    given = [torch.randn(1, 700, heads, 8).requires_grad_() for heads in (4, 2, 2)]
+    times, found = attend_bench.measure(attend_bench.WAYS["loop"], fields, given, "cpu")
+    assert [x.shape for x in found[1:]] == [x.shape for x in given] and all(x.abs().sum() > 0 for x in found)
+    assert 0 < times["forward"] < times["both"] and times["bytes"] is None

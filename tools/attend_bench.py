@@ -1,0 +1,157 @@
+"""Attention in packed rows side by side: under one dense mask, in a loop over examples, and as this project does it.
+
+    python -m tools.bench attend                            # rows of 4,096 and 16,384 tokens on the CPU: minutes
+    python -m tools.bench attend --tokens 2048 --rounds 2
+    python -m tools.bench attend --device cuda --dtype bfloat16 --heads 32 --kv-heads 8 --dim 128 --tokens 16384 36864
+
+Rows are packs of tools.bench pack's stream (stage 3's from 36,864 tokens on, else stage 2's, with crops in proportion): their trunks,
+visual tokens that see each other, annotations as branches. Every way computes the same, forward and backward, which is checked first;
+they take turns, and a ratio is the median over the rounds. dense: SDPA with a mask (1,1,T,T). loop: SDPA for each example with a mask of
+its own, all kept. ours: attention.attend under attention.packed_mask, FlexAttention on a GPU and documents elsewhere; on a GPU the
+latter too.
+"""
+
+import statistics
+import time
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+
+import attention
+import packing
+from tools import pack_bench
+
+FRAME, TIME = 83, 5                      # tokens of a frame with its markers, and of the time before it
+
+
+def rows(tokens, count, seed=0):
+    """The first packs of the stream that fill at least 0.8 of a row -> [(doc, branch, bidir), ..], (1,T) each."""
+    stage = 3 if tokens >= pack_bench.recipe(3)[0][0] else 2
+    limit, crops = pack_bench.recipe(stage)[0]
+    examples = pack_bench.stream(stage, 400, seed)
+    packs = packing.Planner([e[:2] for e in examples], tokens, max(crops * tokens // limit, 1))
+    full = [[examples[i] for i in pack] for pack in packs if sum(examples[i].tokens for i in pack) >= 0.8 * tokens][:count]
+    if len(full) < count:
+        raise ValueError(f"--tokens {tokens}: 400 examples fill {len(full)} such rows, not {count}")
+    return [fields_of(pack, tokens) for pack in full]
+
+
+def fields_of(pack, tokens):
+    doc, branch, bidir = torch.full((tokens,), -1, dtype=torch.int32), *torch.zeros(2, tokens, dtype=torch.int32)
+    start = 0
+    for number, e in enumerate(pack):
+        order = torch.arange(e.trunk, dtype=torch.int32)
+        doc[start : start + e.tokens] = number
+        seen = (order > 0) & (order % (FRAME + TIME) < FRAME) & (e.crops > 0)
+        bidir[start : start + e.trunk] = seen.int()
+        at = start + e.trunk
+        for j, n in enumerate(e.branches, 1):
+            branch[at : at + n] = j
+            at += n
+        start += e.tokens
+    return doc[None], branch[None], bidir[None]
+
+
+def sdpa(q, k, v, mask):
+    """(1,T,H,D), mask (1,T,T) -> (1,T,H,D)"""
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None], enable_gqa=q.shape[1] != k.shape[1]).transpose(1, 2)
+
+
+def masks_of_examples(doc, branch, bidir):
+    ends = [0, *(doc[0].diff().nonzero()[:, 0] + 1).tolist(), doc.shape[1]]
+    return [(slice(a, b), attention.allow(*(f[:, a:b] for f in (doc, branch, bidir)))) for a, b in pairwise(ends)]
+
+
+def loop(q, k, v, masks):
+    return torch.cat([sdpa(q[:, at], k[:, at], v[:, at], mask) for at, mask in masks], dim=1)
+
+
+# how each way makes its mask, and what it does with it
+WAYS = {"dense": (attention.allow, sdpa), "loop": (masks_of_examples, loop), "ours": (attention.packed_mask, attention.attend)}
+ON_GPU = WAYS | {"documents": (attention.allow_by_document, attention.attend)}
+
+
+def clock(device):
+    if device != "cpu":
+        torch.accelerator.synchronize()
+    return time.perf_counter()
+
+
+def measure(way, fields, given, device):
+    """-> {"mask", "forward", "both" in seconds, "bytes" at most beside what was there, None on a CPU}, what it computed."""
+    make, attend = way
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    before, start = torch.cuda.memory_allocated() if device == "cuda" else 0, clock(device)
+    mask = make(*fields)
+    made = clock(device)
+    out = attend(*given, mask)
+    ahead = clock(device)
+    grads = torch.autograd.grad(out, given, torch.ones_like(out))
+    end = clock(device)
+    peak = torch.cuda.max_memory_allocated() - before if device == "cuda" else None
+    return {"mask": made - start, "forward": ahead - made, "both": end - made, "bytes": peak}, [out.detach(), *grads]
+
+
+def bench_row(tokens, args):
+    generator = torch.Generator().manual_seed(0)
+    several = [[f.to(args.device) for f in row] for row in rows(tokens, args.rows)]
+    given = [torch.randn(1, tokens, heads, args.dim, generator=generator).to(args.device, getattr(torch, args.dtype)).requires_grad_()
+             for heads in (args.heads, args.kv_heads, args.kv_heads)]
+    ways, rounds = ON_GPU if args.device == "cuda" else WAYS, []
+    off = dict.fromkeys(ways, 0.0)
+    for fields in several:               # also warms up, and compiles
+        expected = measure(ways["dense"], fields, given, args.device)[1]
+        for name, way in ways.items():
+            found = measure(way, fields, given, args.device)[1]
+            off[name] = max(off[name], *(float((a - b).abs().max() / b.abs().max()) for a, b in zip(found, expected, strict=True)))
+            del found
+            if off[name] > (1e-4 if args.dtype == "float32" and args.device == "cpu" else 0.05):
+                raise RuntimeError(f"{name} differs from dense by {off[name]:.1e} of the largest value")
+    for k in range(args.rounds):
+        line = {}
+        for name in list(ways)[:: 1 if k % 2 else -1]:
+            each = [measure(ways[name], fields, given, args.device)[0] for fields in several]
+            line[name] = {part: statistics.fmean(m[part] for m in each) for part in ("mask", "forward", "both")}
+            line[name]["bytes"] = max(m["bytes"] for m in each) if args.device == "cuda" else None
+        rounds.append(line)
+    # the true area, a block of queries at a time: no square of a long row
+    allowed = sum(int(attention.allow(*f, slice(at, at + 512)).sum()) for f in several for at in range(0, tokens, 512))
+    case = {"rows": args.rows, "examples": sum(int(f[0].max()) + 1 for f in several), "area": allowed / tokens**2 / args.rows, "ways": {}}
+    print(f"\n{args.rows} rows of {tokens} tokens, {case['examples']} examples, {case['area']:.1%} of all pairs allowed; times of one row\n"
+          "way             mask ms  forward ms  with backward ms   MiB   dense / it (range)   loop / it (range)   off")
+    for name in ways:
+        r = {part: statistics.median(line[name][part] for line in rounds) for part in ("mask", "forward", "both")}
+        r["bytes"] = max(line[name]["bytes"] for line in rounds) if args.device == "cuda" else None
+        for other in ("dense", "loop"):
+            ratios = [line[other]["both"] / line[name]["both"] for line in rounds]
+            r[f"{other}_over"] = {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
+        case["ways"][name] = r | {"off": off[name]}
+        shown = ["{median:8.2f} ({min:.2f}-{max:.2f})".format(**r[f"{other}_over"]) for other in ("dense", "loop")]
+        print(f"{name:12s} {r['mask'] * 1e3:10.1f} {r['forward'] * 1e3:11.1f} {r['both'] * 1e3:17.1f} "
+              f"{'-' if r['bytes'] is None else r['bytes'] // 2**20:>5} {shown[0]:>20} {shown[1]:>19}   {off[name]:.0e}", flush=True)
+    return case
+
+
+def add_arguments(parser):
+    parser.add_argument("--tokens", type=int, nargs="+", default=[4096, 16384], help="of a row (default 4096 16384)")
+    parser.add_argument("--rows", type=int, default=3, help="of each length, one after the other (default 3)")
+    parser.add_argument("--heads", type=int, default=8, help="of queries (default 8)")
+    parser.add_argument("--kv-heads", type=int, default=2, help="default 2")
+    parser.add_argument("--dim", type=int, default=64, help="of a head (default 64)")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--rounds", type=int, default=5, help="default 5")
+
+
+def run(args):
+    """Prints a table per length -> {"4096": what it shows, ..}. ValueError for what cannot be measured."""
+    if min(*args.tokens, args.rows, args.rounds, args.kv_heads) < 1 or args.heads % args.kv_heads:
+        raise ValueError("--tokens, --rows and --rounds must be at least 1, --heads a multiple of --kv-heads")
+    try:
+        torch.zeros(1, device=args.device).item()
+    except (RuntimeError, AssertionError) as e:
+        raise ValueError(f"--device {args.device}: {str(e).splitlines()[0]}") from None
+    return {str(tokens): bench_row(tokens, args) for tokens in args.tokens}
