@@ -365,6 +365,19 @@ def test_stage_0_teaches_a_vit_that_starts_from_nothing_and_no_other(plain, tmp_
     assert all(line["grad_norms"]["vit"] > 0 for line in steps(plain[1]))
 
 
+def test_results_of_a_micro_batch_are_read_once_the_next_has_begun():
+    events = []
+
+    def passes():
+        for k in range(3):
+            events.append(f"begin {k}")
+            yield k
+
+    for k in train.behind(passes()):
+        events.append(f"read {k}")
+    assert events == ["begin 0", "begin 1", "read 0", "begin 2", "read 1", "read 2"] and list(train.behind([7])) == [7]
+
+
 def test_a_rehearsal_has_the_fullest_shapes_and_changes_nothing(tmp_path, monkeypatch):
     """Full rows, all crops, loss everywhere; the log of the run is the one without, bit for bit."""
     seen, build = [], packing.build
