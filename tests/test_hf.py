@@ -24,13 +24,13 @@ import packing
 import text
 import train
 import vision
-from tools import bench, generate, hf
+from tools import generate, hf, peers
 
 tokenizers = pytest.importorskip("tokenizers")
 for _extra in ("safetensors", "transformers", "torchvision"):
     if importlib.util.find_spec(_extra) is None:
         pytest.skip(f"{_extra} is not installed (pip install -r requirements-extras.txt)", allow_module_level=True)
-transformers = bench.peer()
+transformers = peers.peer()
 
 ROOT = Path(__file__).parent.parent
 V = 700

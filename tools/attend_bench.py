@@ -21,6 +21,7 @@ import torch.nn.functional as F
 import attention
 import packing
 from tools import pack_bench
+from tools.peers import reach
 
 FRAME, TIME = 83, 5                      # tokens of a frame with its markers, and of the time before it
 
@@ -150,8 +151,5 @@ def run(args):
     """Prints a table per length -> {"4096": what it shows, ..}. ValueError for what cannot be measured."""
     if min(*args.tokens, args.rows, args.rounds, args.kv_heads) < 1 or args.heads % args.kv_heads:
         raise ValueError("--tokens, --rows and --rounds must be at least 1, --heads a multiple of --kv-heads")
-    try:
-        torch.zeros(1, device=args.device).item()
-    except (RuntimeError, AssertionError) as e:
-        raise ValueError(f"--device {args.device}: {str(e).splitlines()[0]}") from None
+    reach(args.device)
     return {str(tokens): bench_row(tokens, args) for tokens in args.tokens}

@@ -3,6 +3,7 @@
     python -m tools.bench pack                              # packers, on a stream like stage 1, 2 and 3 (tools/pack_bench.py)
     python -m tools.bench load                              # decoders, from a video to model input (tools/load_bench.py)
     python -m tools.bench attend                            # attention in packed rows (tools/attend_bench.py)
+    python -m tools.bench step                              # a training step beside transformers' Molmo2 (tools/step_bench.py)
     python -m tools.bench generate                          # transformers' Molmo2: a small random model on this machine's CPU
     python -m tools.bench generate --preset 4b --device cuda --dtype bfloat16
 
@@ -16,9 +17,7 @@ import json
 import platform
 import statistics
 import sys
-import tempfile
 import time
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -26,40 +25,9 @@ import torch
 
 import data
 import model as models
-from tools import attend_bench, hf, load_bench, pack_bench
+from tools import attend_bench, load_bench, pack_bench, step_bench
 from tools.generate import generate
-from vision import VisionConfig
-
-# the shape that the training step of the peers was measured with: a decoder of 8 x 512 and a ViT of 6 x 384 on crops of 378 pixels
-SMALL = models.Config(n_layer=8, n_embd=512, n_head=8, n_kv_head=2, head_dim=64, n_hidden=1536, n_vocab=32000,
-                      vision=VisionConfig(n_layer=6, n_embd=384, n_head=6, n_hidden=1536, features=(5, 2)))
-
-
-class Numbers:
-    """Text made of ids: the cost does not depend on which."""
-    chat_start, chat_end, eos, bos = 1, 2, 2, 2
-
-    def __init__(self, n_vocab):
-        self.special = data.ByteTokenizer(n_vocab=n_vocab).special
-
-    def encode(self, text):
-        return [3 + ord(c) for c in text]
-
-
-def inputs_of(prompt, model, device):
-    """One data.Encoded as the keyword arguments of transformers' Molmo2."""
-    out = {"input_ids": torch.from_numpy(prompt.tokens)[None], "attention_mask": torch.ones(1, len(prompt.tokens), dtype=torch.long),
-           "mm_token_type_ids": torch.from_numpy((prompt.bidir > 0).astype(np.int64))[None]}
-    if prompt.images is not None:
-        pixels, windows = (torch.from_numpy(prompt.images) / 127.5 - 1).to(model.norm.weight.dtype), torch.from_numpy(prompt.pool_src)
-        side = -(-model.config.vision.grid // 3)
-        if windows.shape[1] == 9:
-            grids = torch.tensor([[len(pixels), side, side]])
-            out |= {"pixel_values_videos": pixels, "video_token_pooling": windows, "video_grids": grids}
-        else:                            # only the number of windows matters to it: one grid that holds them all
-            grids = torch.tensor([[1, len(windows), 0, 0]])
-            out |= {"pixel_values": pixels, "image_token_pooling": windows, "image_grids": grids}
-    return {name: value.to(device) for name, value in out.items()}
+from tools.peers import SMALL, Numbers, inputs_of, peers, reach
 
 
 def ticks(run):
@@ -70,47 +38,11 @@ def ticks(run):
     return result, gaps[0], statistics.median(gaps[1:])
 
 
-def peer():
-    """transformers, with or without torchvision; beside one that was built for another torch, whose compiled operators do not load,
-    it would refuse: they are declared here, and nobody calls them. ValueError names the package if it is missing."""
-    try:
-        import torchvision  # noqa: F401
-    except ImportError:
-        pass                             # only its processors need torchvision
-    except RuntimeError:
-        for name in ("nms", "qnms"):
-            _OPERATORS.append(torch.library.Library("torchvision", "FRAGMENT"))
-            _OPERATORS[-1].define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    try:
-        import transformers
-    except ImportError:
-        raise ValueError("the other side of the comparison needs an extra package: pip install transformers") from None
-    return transformers
-
-
-_OPERATORS = []                          # they last as long as these
-
-
-def peers(config, device, dtype):
-    """-> ours and transformers' model with the same random weights."""
-    transformers = peer()
-    transformers.utils.logging.disable_progress_bar()
-    torch.manual_seed(0)
-    ours = models.Molmo2(replace(config, init_std=0.02)).init_weights().to(device=device, dtype=dtype).eval()
-    with tempfile.TemporaryDirectory() as folder:
-        hf.export(ours, data.ByteTokenizer(n_vocab=config.n_vocab), data.DataConfig(), folder)
-        theirs = transformers.Molmo2ForConditionalGeneration.from_pretrained(folder, dtype=dtype).to(device).eval()
-    return ours, theirs
-
-
 def bench_generate(args):
     """Prefill (vision included) and decoding, greedy; the answers must be the same."""
     if args.tokens < 2 or args.rounds < 1:
         raise ValueError("--tokens must be at least 2 and --rounds at least 1")
-    try:
-        torch.zeros(1, device=args.device).item()
-    except (RuntimeError, AssertionError) as e:
-        raise ValueError(f"--device {args.device}: {str(e).splitlines()[0]}") from None
+    reach(args.device)
     config = SMALL if args.preset == "small" else models.PRESETS[args.preset]
     device, dtype = args.device, getattr(torch, args.dtype)
     ours, theirs = peers(config, device, dtype)
@@ -123,7 +55,7 @@ def bench_generate(args):
 
     def pair(prompt):
         """Two functions of `told` -> an answer of n tokens."""
-        given, length = inputs_of(prompt, ours, device), len(prompt.tokens)
+        given, length = inputs_of(prompt, config.vision, device, dtype), len(prompt.tokens)
 
         def their_answer(told):
             def never(ids, scores):      # looks at the token, as a streamer would: on a GPU this waits for it
@@ -169,10 +101,11 @@ def main():
     pack_bench.add_arguments(commands.add_parser("pack", help="packers beside each other, and what message trees and packing save"))
     load_bench.add_arguments(commands.add_parser("load", help="a video to model input: time and memory beside other decoders"))
     attend_bench.add_arguments(commands.add_parser("attend", help="attention in packed rows beside a dense mask and a loop over examples"))
+    step_bench.add_arguments(commands.add_parser("step", help="a training step beside transformers: time, memory, useful FLOPs"))
     args = parser.parse_args()
+    runs = {"pack": pack_bench.run, "load": load_bench.run, "attend": attend_bench.run, "step": step_bench.run, "generate": bench_generate}
     try:
-        run = {"pack": pack_bench.run, "attend": attend_bench.run, "load": load_bench.run, "generate": bench_generate}[args.command]
-        results = run(args)
+        results = runs[args.command](args)
     except ValueError as e:
         print(f"tools.bench: {e}", file=sys.stderr)
         raise SystemExit(2) from None
