@@ -146,7 +146,8 @@ def parse(argv):
     parser.add_argument("--save-every", type=int, metavar="N", help="a checkpoint every N steps, and at the end (default 500; 0: none)")
     parser.add_argument("--keep", type=int, metavar="N", help="keep the newest N checkpoints (default 2; 0: all)")
     parser.add_argument("--on-nonfinite", choices=("stop", "skip"), help="NaN or Inf in loss or gradient: stop (default) or skip the step")
-    parser.add_argument("--out", metavar="DIR", help="run directory (default runs/stage1-tiny and so on; an old one is moved aside)")
+    parser.add_argument("--out", metavar="DIR",
+                        help="run directory, empty if it is there (default runs/stage1-tiny and so on, an old one moved aside)")
     parser.add_argument("--steps", type=int, help="optimizer steps; the schedule ends there")
     parser.add_argument("--batch", type=int, help="packs per step, over everything")
     parser.add_argument("--micro-batch", type=int, help="packs per forward on one rank")

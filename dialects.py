@@ -18,6 +18,7 @@ Only the shape of the chat is judged here; paths, times, weights and blank texts
 Left out: audio, boxes and masks, tools, pairs of a better and a worse answer. They are refused, not guessed at.
 """
 
+import difflib
 import re
 
 KEYS = ("annotations", "conversations", "messages", "conversation", "texts")       # native, ShareGPT / LLaVA, HF, Mantis, Cauldron
@@ -55,8 +56,9 @@ def form_of(record):
         raise Refused("E06", f"both '{found[0]}' and '{found[1]}': a record has one of {', '.join(KEYS)}")
     if not found:
         keys = ", ".join(shown(k)[1:-1] for k in list(record)[:12]) or "none"
+        near = next((name for key in record for name in difflib.get_close_matches(shown(key)[1:-1], KEYS, 1, 0.8)), None)
         raise Refused("E06", f"no 'annotations': not a record of a known form; its fields are {keys}", "",
-                      f"a known form has one of {', '.join(KEYS)}")
+                      f"did you mean '{near}'?" if near else f"a known form has one of {', '.join(KEYS)}")
     return found[0]
 
 

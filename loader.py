@@ -87,7 +87,7 @@ class Loader:
         self.dropped[f"{source}: {reason[:3]}"] += 1
         self.in_a_row += 1
         if self.in_a_row >= 100:
-            raise data.DataError(f"100 records in a row could not be used; the last: {where}: {reason}")
+            raise data.DataError(f"of the last 100 draws no record could be used; the last: {where}: {reason}")
         lost = sum(n for key, n in self.dropped.items() if key.startswith(f"{source}: "))
         if self.drawn[source] >= 1000 and lost > self.config.max_skip * self.drawn[source]:
             raise data.DataError(f"{lost} of {self.drawn[source]} draws of {source} could not be used, more than --max_skip="
@@ -219,7 +219,7 @@ class Loader:
                 self.masked[f"{self.source_of(draw)}: {example.bad[:3]}"] += 1
             self.bad_in_a_row = self.bad_in_a_row + 1 if example.bad else 0
             if self.bad_in_a_row >= 100:
-                raise RunError(f"100 records in a row could not be decoded; the last: {where}: {example.bad}")
+                raise RunError(f"of the last 100 draws no record could be decoded; the last: {where}: {example.bad}")
         return step, row
 
 

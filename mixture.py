@@ -150,7 +150,9 @@ def open_sources(args, config):
     if missing:
         print(*(f"{path}: no such file" for path in missing), sep="\n", file=sys.stderr)
         if not args.skip_missing:
-            raise DataError(f"--data: {len(missing)} files of the mixture are missing; --skip-missing trains without them")
+            own = [path for path in args.data if Path(path).is_dir() and any(f.suffix in (".jsonl", ".json") for f in Path(path).iterdir())]
+            hint = f"; {own[0]} is a folder, for the published sets; of records of your own name the file" if own else ""
+            raise DataError(f"--data: {len(missing)} files of the mixture are missing; --skip-missing trains without them{hint}")
     options = [f.name for f in dataclasses.fields(Options)]
     opened = [(rate, [(e, Records(e["path"], e.get("media", args.media), **{k: e[k] for k in options if k in e}))
                       for e in members if Path(e["path"]).exists()]) for rate, members in groups]

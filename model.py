@@ -446,7 +446,8 @@ def describe(folder):
     if (folder / "model" / "config.json").is_file():
         folder = folder / "model"
     if not (folder / "config.json").is_file():
-        raise FileNotFoundError(f"{folder}: no model here (config.json is missing); name a run directory, or the model/ in it")
+        what = "config.json is missing" if folder.is_dir() else f"nothing is downloaded: hf download {folder} --local-dir .."
+        raise FileNotFoundError(f"{folder}: no model here ({what}); name a run directory, or the model/ in it")
     try:
         raw = json.loads((folder / "config.json").read_text())
         if "model_type" not in raw:

@@ -553,13 +553,17 @@ def check_command(argv):
     parser.add_argument("--media", type=Path, help="where the paths in it start; default: media/ beside the file, else its folder")
     parser.add_argument("--decode", action="store_true", help="read every image and every video's packets, not only whether they exist")
     parser.add_argument("--all", action="store_true", help="print everything, not only 20 lines and the first of each warning")
-    for name in ("split_turns", "group_by_media", "lenient", "strict"):
-        parser.add_argument(f"--{name.replace('_', '-')}", action="store_true", default=getattr(Options, name))
-    parser.add_argument("--path-prefix-field", metavar="FIELD")
+    for name, what in (("split_turns", "each question of a conversation becomes a branch of its own"),
+                       ("group_by_media", "rows about the same image or video become one record"),
+                       ("lenient", "a wrong record is left out and named, as in files of other forms"),
+                       ("strict", "a wrong record ends a run, in files of other forms too")):
+        parser.add_argument(f"--{name.replace('_', '-')}", action="store_true", default=getattr(Options, name), help=what)
+    parser.add_argument("--path-prefix-field", metavar="FIELD", help="of a row of another form: what its paths start with")
     args = parser.parse_args(argv)
     beside = args.file.parent / "media"
     folder = args.media or (beside if beside.is_dir() else args.file.parent)
-    for wrong, why in ((not args.file.is_file(), f"{args.file}: no such file"), (not folder.is_dir(), f"--media {folder}: no such folder")):
+    for wrong, why in ((args.file.is_dir(), f"{args.file}: is a folder; name the file of records in it"),
+                       (not args.file.is_file(), f"{args.file}: no such file"), (not folder.is_dir(), f"--media {folder}: no such folder")):
         if wrong:
             print(why, file=sys.stderr)
             return 2

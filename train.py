@@ -596,7 +596,7 @@ def end(ranks, error, status):
 
 
 def main(argv=None):
-    begun, ranks = time.time(), Ranks()              # alone, until it has joined the others
+    begun, ranks, out = time.time(), Ranks(), None   # alone, until it has joined the others
     try:
         args, config = parse(argv)
         device, dtype = pick_device(config)
@@ -641,7 +641,8 @@ def main(argv=None):
     except Terminated as e:
         end(ranks, e, 143)
     except KeyboardInterrupt:
-        end(ranks, "interrupted", 130)
+        saved = checkpoint.steps(out) if out else []
+        end(ranks, f"interrupted{f'; --resume goes on from step {saved[0]}' if saved else ''}", 130)
     except torch.OutOfMemoryError as e:
         end(ranks, f"rank {ranks.rank}: {str(e).split('.')[0]}; python -m tools.memory counts what a step takes", 1)
     except RuntimeError as e:

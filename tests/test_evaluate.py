@@ -444,7 +444,7 @@ def command(grown, tmp_path, monkeypatch, capsys):
 def test_scores_by_frames_are_a_table_a_curve_and_part_of_the_json(command, tmp_path, monkeypatch):
     """The curve itself is drawn by charts.lines; here: what it is given."""
     drawn = []
-    monkeypatch.setattr(evaluate.charts, "lines", lambda *args: drawn.append(args), raising=False)
+    monkeypatch.setattr(evaluate.charts, "lines", lambda *args, **how: drawn.append(args), raising=False)
     records, masks = film_with_masks(tmp_path)
     status, out, _, rows = command("--data", records.path, "--media", MEDIA, "--masks", masks, "--frames", 2, 3, "--max-new", 3,
                                    "--draw", tmp_path / "drawn")
@@ -471,13 +471,13 @@ def test_one_number_of_frames_replaces_that_of_training(command, tmp_path):
 @pytest.mark.parametrize(("flags", "words"), [
     (["--frames", "0"], "--frames must be from 1 to"), (["--frames", "8", "4096"], "--frames must be from 1 to"),
     (["--frames", "8", "--data", MEDIA / "records.jsonl"], "--frames: no video in"), (["--max-new", "0"], "--max-new"),
-    (["--masks", "half.npz"], "the masks of clip/0 are")])
+    (["--masks", "half.npz"], "the masks of clip/0 are"), (["--media", "."], "none of its 1 records could be used")])
 def test_a_mistake_costs_one_sentence(command, tmp_path, monkeypatch, flags, words):
     records, path = film_with_masks(tmp_path)
     np.savez(tmp_path / "half.npz", **{k: v[:, :, ::2] if v.ndim == 4 else v for k, v in np.load(path).items()})
     monkeypatch.chdir(tmp_path)
     status, out, err, _ = command("--data", records.path, "--media", MEDIA, *flags)
-    assert status == 2 and not out and len(err) == 1 and words in err[0]
+    assert status == 2 and not out and words in err[-1] and len(err) == 1 + ("none of its" in words)           # and what is skipped
 
 
 def test_pictures_are_drawn_of_single_images(command, tmp_path):

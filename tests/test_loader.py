@@ -514,14 +514,14 @@ def test_a_hundred_unusable_records_in_a_row_stop_planning_after_a_resume_too(tm
     first, seen = make(), []
     first.setup[0].block = 1
     first.measured = lambda draw: (seen.append(draw), loader.measure(first.setup, draw))[1]
-    with pytest.raises(data.DataError, match=r"100 records in a row could not be used; the last: .*S03"):
+    with pytest.raises(data.DataError, match=r"of the last 100 draws no record could be used; the last: .*S03"):
         next(iter(first))
     assert len(seen) == 104
     again = make()
     again.setup[0].block = 1
     state = {"planner": {**again.planner.state(), "next": 64}, "ids": [], "dropped": {}, "drawn": {}, "in_a_row": 60}
     again.restore(state)
-    with pytest.raises(data.DataError, match="100 records in a row"):
+    with pytest.raises(data.DataError, match="of the last 100 draws"):
         next(iter(again))
     assert again.planner.next == 103                                     # the draw that broke off
 
@@ -532,7 +532,7 @@ def test_a_hundred_undecodable_records_in_a_row_stop_the_run(tmp_path):
     line = {"image": "a.png", "annotations": [{"type": "caption", "text": "x"}]}
     (tmp_path / "r.jsonl").write_text("\n".join([json.dumps(line)] * 20))
     of = loader.Loader([data.Records(tmp_path / "r.jsonl")], [1], TOKENIZER, CONFIG)
-    with pytest.raises(loader.RunError, match=r"100 records in a row could not be decoded; the last: .*S21"):
+    with pytest.raises(loader.RunError, match=r"of the last 100 draws no record could be decoded; the last: .*S21"):
         taken(of, 20)
 
 

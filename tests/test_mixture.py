@@ -84,7 +84,11 @@ def test_the_published_mixture_is_read_from_a_folder_and_says_what_is_missing(tm
         train.main(["--stage", "1", "--tiny", "--data", str(tmp_path), "--out", str(tmp_path / "out")])
     said = capsys.readouterr().err
     assert refused.value.code == 2 and all(said.count(name) == 1 for name in ("pixmo-points-basic", "pixmo-points-high-frequency", "tulu"))
-    assert "--skip-missing" in said
+    assert "--skip-missing" in said and "of records of your own" not in said
+    records(tmp_path, "mine.jsonl", 3)
+    with pytest.raises(SystemExit):
+        train.main(["--stage", "1", "--tiny", "--data", str(tmp_path), "--out", str(tmp_path / "out")])
+    assert f"{tmp_path} is a folder, for the published sets; of records of your own name the file" in capsys.readouterr().err
     found = opened("--data", tmp_path, "--skip-missing")
     path = lambda name: str(tmp_path / name / "records.jsonl")            # noqa: E731
     assert found == pytest.approx({path("pixmo-cap"): 2 / 3, path("pixmo-count"): 1 / 9, path("cosyn-point"): 2 / 9})

@@ -120,6 +120,7 @@ PLANTED = [
     ('"text"', "E05", "object"),
     ({}, "E06", "none"),
     ({"image": "a.png"}, "E06", "its fields are image"),
+    ({"image": "a.png", "annotation": [CAPTION]}, "E06", "did you mean 'annotations'?"),
     ({"annotations": [CAPTION], "messages": []}, "E06", "one of"),
     (image(), "E07", "empty"),
     (image({"type": "captoin", "text": "x"}), "E07", "did you mean 'caption'"),

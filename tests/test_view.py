@@ -346,7 +346,7 @@ def test_the_command_writes_a_page_that_needs_nothing_else(tmp_path):
     (["--stage", "7", "--tiny"], "--stage"),
     (["--stage", "1", "--tiny", "--init", "nowhere"], "nowhere"),
     (["--stage", "1", "--tiny", "--out", "no/such/folder.html"], "no/such/folder.html"),
-    (["--stage", "1", *PHOTOS[1:], "--tiny", "--data.max_tokens=20"], "100 records in a row"),
+    (["--stage", "1", *PHOTOS[1:], "--tiny", "--data.max_tokens=20"], "of the last 100 draws"),
 ])
 def test_a_mistake_is_told_in_one_sentence(flags, told, tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:

@@ -390,6 +390,8 @@ def main():
         by_frames, kept = {}, []
         for n in numbers:
             result, predictions = evaluate(model, tokenizer, asking(config, frames=n), records, masks_of, max_new=args.max_new)
+            if result["skipped"] == len(records):
+                raise ValueError(f"{args.data}: none of its {len(records)} records could be used")
             by_frames[str(n)] = result
             kept += [p | ({"frames": n} if args.frames else {}) for p in predictions]
     except (OSError, ValueError) as e:
@@ -403,7 +405,8 @@ def main():
         print(table(by_frames))
         if args.draw:
             series = {name: [(int(n), scores[name]) for n, scores in by_frames.items() if name in scores] for name in CURVES}
-            charts.lines({name: points for name, points in series.items() if points}, Path(args.draw) / "frames.png", "frames")
+            series = {name: points for name, points in series.items() if points}
+            charts.lines(series, Path(args.draw) / "frames.png", "frames", y=(0, 1), dots=True)
         result = {**result, "by_frames": by_frames}
     print(json.dumps(result))
 

@@ -316,6 +316,8 @@ def answer_to(args):
     points = [(frame, i, x * w, y * h) for frame, i, x, y in data.parse_points(answer, 1, 1)
               for w, h in [sizes[int(frame) - 1 if len(sizes) > 1 else 0] if 1 <= frame <= len(sizes) or len(sizes) == 1 else (0, 0)] if w]
     if args.draw:
+        if not points:
+            print("tools.generate: no points in the answer: the picture is drawn without", file=sys.stderr)
         draw_answer(points, images, video, args.start).save(args.draw)
     if args.json:
         print(json.dumps({"prompt": args.prompt, "text": answer, "tokens": len(ids), "points": points}))
