@@ -18,7 +18,7 @@ with two magic numbers and an inequality (spec 6.3); conformance/attention_mask.
 """
 
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 
 import torch
@@ -86,7 +86,8 @@ BLOCK = 1024                             # queries of a long document that are w
 
 @dataclass(frozen=True)
 class Long:
-    """The mask of a document with too many tokens t for one of (1,t,t): blocks of queries, each with the keys that it may need."""
+    """The mask of a document with too many tokens t for one of (1,t,t): blocks of queries, each with the keys that it may need. A byte
+    for each such pair: at 36,864 tokens that all see each other 1.4 GB, in pieces of 38 MB."""
     shape: tuple                         # (1,t)
     blocks: list                         # [(queries, a slice; keys (n,) int64; mask (1,queries,n) bool), ..]
 
@@ -160,7 +161,11 @@ def attend(q, k, v, mask):
     return out.transpose(1, 2)
 
 
-compiled_flex = torch.compile(flex_attention)           # once, when it is first called; a second length makes it one for any length
+@cache
+def compiled_flex():
+    """Compiled when it is first called: to import a compiler costs seconds. Once for the length of a run's rows, anew for other shapes; and
+    where those are too many an error, since without fullgraph it would silently run as written, with all T x T scores."""
+    return torch.compile(flex_attention, fullgraph=True)
 
 
 def attend_flex(q, k, v, mask):
@@ -168,10 +173,10 @@ def attend_flex(q, k, v, mask):
     device = q.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else v.dtype
     q, k, v = (x.transpose(1, 2).to(dtype) for x in (q, k, v))
-    return compiled_flex(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1]).transpose(1, 2)
+    return compiled_flex()(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1]).transpose(1, 2)
 
 
-# what backward does not compute again: the result of SDPA and its logsumexp, by whatever kernel
+# what backward does not compute again (unless the whole block runs again): the result of SDPA and its logsumexp, of these two kernels
 kept = partial(create_selective_checkpoint_contexts, [torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
                                                       torch.ops.aten._scaled_dot_product_efficient_attention.default])
 

@@ -56,9 +56,9 @@ def form_of(record):
         raise Refused("E06", f"both '{found[0]}' and '{found[1]}': a record has one of {', '.join(KEYS)}")
     if not found:
         keys = ", ".join(shown(k)[1:-1] for k in list(record)[:12]) or "none"
-        near = next((name for key in record for name in difflib.get_close_matches(shown(key)[1:-1], KEYS, 1, 0.8)), None)
+        near = difflib.get_close_matches("annotations", [shown(k)[1:-1] for k in list(record)[:12]], 1, 0.8)
         raise Refused("E06", f"no 'annotations': not a record of a known form; its fields are {keys}", "",
-                      f"did you mean '{near}'?" if near else f"a known form has one of {', '.join(KEYS)}")
+                      f"did you mean 'annotations' by '{near[0]}'?" if near else f"a known form has one of {', '.join(KEYS)}")
     return found[0]
 
 

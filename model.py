@@ -17,6 +17,7 @@ import json
 import math
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate
 from pathlib import Path
 
@@ -85,7 +86,8 @@ class RMSNorm(nn.Module):
         return wide.to(x.dtype) * self.weight
 
 
-def rope_frequencies(config, yarn=False):
+@cache                               # copied to a device once: a copy makes a GPU's queue wait
+def rope_frequencies(config, yarn=False, device="cpu"):
     """(D/2,) float32 radians per position, and the factor on cos and sin (spec 1.5, conformance/rope.json).
 
     YaRN keeps the fast dimensions, divides the slow ones by `factor`, and blends between the two.
@@ -93,7 +95,7 @@ def rope_frequencies(config, yarn=False):
     D, theta = config.head_dim, config.rope_theta
     freq = 1.0 / theta ** (torch.arange(0, D, 2, dtype=torch.float32) / D)
     if not yarn:
-        return freq, 1.0
+        return freq.to(device), 1.0
     y = config.yarn
 
     def dim_of(rotations):           # the dimension that turns so often within the original context
@@ -101,12 +103,12 @@ def rope_frequencies(config, yarn=False):
 
     low, high = max(math.floor(dim_of(y.beta_fast)), 0), min(math.ceil(dim_of(y.beta_slow)), D - 1)
     stretch = ((torch.arange(D // 2, dtype=torch.float32) - low) / max(high - low, 0.001)).clamp(0, 1)
-    return freq / y.factor * stretch + freq * (1 - stretch), y.attention_factor
+    return (freq / y.factor * stretch + freq * (1 - stretch)).to(device), y.attention_factor
 
 
 def rope_table(pos, freq, factor):
     """pos (B,T) -> cos, sin (B,T,1,D/2), float32."""
-    angle = (pos[..., None].float() * freq.to(pos.device))[:, :, None]
+    angle = (pos[..., None].float() * freq)[:, :, None]
     return angle.cos() * factor, angle.sin() * factor
 
 
@@ -223,8 +225,8 @@ class Molmo2(nn.Module):
         `attends` is one attend function per block, where they differ: a KV cache has one slot per block.
         """
         config = self.config
-        plain = rope_table(pos, *rope_frequencies(config))
-        yarn = rope_table(pos, *rope_frequencies(config, yarn=True)) if config.yarn.layers else None
+        plain = rope_table(pos, *rope_frequencies(config, device=pos.device))
+        yarn = rope_table(pos, *rope_frequencies(config, True, pos.device)) if config.yarn.layers else None
         for i, block in enumerate(self.blocks):
             inputs = x, yarn if i in config.yarn.layers else plain, mask, attends[i] if attends else self.attend, drop
             x = checkpoint(block, *inputs, use_reentrant=False) if self.recompute and self.training else block(*inputs)
@@ -446,8 +448,10 @@ def describe(folder):
     if (folder / "model" / "config.json").is_file():
         folder = folder / "model"
     if not (folder / "config.json").is_file():
-        what = "config.json is missing" if folder.is_dir() else f"nothing is downloaded: hf download {folder} --local-dir .."
-        raise FileNotFoundError(f"{folder}: no model here ({what}); name a run directory, or the model/ in it")
+        if not folder.exists():
+            raise FileNotFoundError(f"{folder}: no such folder, so no model here; released ones come by hf download allenai/Molmo2-4B "
+                                    "--local-dir Molmo2-4B")
+        raise FileNotFoundError(f"{folder}: no model here (config.json is missing); name a run directory, or the model/ in it")
     try:
         raw = json.loads((folder / "config.json").read_text())
         if "model_type" not in raw:

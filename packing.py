@@ -36,11 +36,15 @@ class Batch:
     route: object = None             # ... and who needs which pooled token
 
     def to(self, device):
-        """To a GPU from pinned memory: the copy goes on beside what it computes, and nobody waits for it."""
-        tensors = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if torch.is_tensor(getattr(self, f.name))}
-        if torch.device(device).type == "cuda":
-            tensors = {name: x.pin_memory() for name, x in tensors.items()}
-        return dataclasses.replace(self, **{name: x.to(device, non_blocking=True) for name, x in tensors.items()})
+        move = {f.name: sent(getattr(self, f.name), device) for f in dataclasses.fields(self) if torch.is_tensor(getattr(self, f.name))}
+        return dataclasses.replace(self, **move)
+
+
+def sent(x, device):
+    """x on a device; to a GPU from pinned memory, so that the copy goes on beside what it computes, and nobody waits for it."""
+    if torch.device(device).type == "cuda" and not x.is_cuda:
+        x = x.pin_memory()
+    return x.to(device, non_blocking=True)
 
 
 GRID = 256                               # steps of tokens in a row, for the search; twice as many cost twice the time and gain nothing

@@ -383,14 +383,15 @@ def passed(run, model, rows):
     """Forward and backward of a micro-batch -> it, and the summed weighted nll of each example and of padding, on the device, which may
     still be at work; gradients add to those there are."""
     config, dtype = run.config, run.dtype
-    batch = batch_of(run, rows).to(run.device)
+    batch, n = batch_of(run, rows), sum(map(len, rows))
+    first = torch.tensor([0, *accumulate(map(len, rows[:-1]))])
+    here = batch.doc.unflatten(1, (config.cp, -1))[:, run.ranks.cp_rank]                  # of this rank's tokens; the mask wants all
+    example = torch.where(here < 0, n, here + first[:, None])                             # of each token; the last is padding
+    batch, example = batch.to(run.device), packing.sent(example, run.device)
     # its cache would keep bfloat16 copies of all that learns until the forward ends, which is what recompute saves
     with torch.autocast(run.device.type, dtype, enabled=dtype != torch.float32, cache_enabled=not config.recompute):
         nll, lse = model(batch)
     (batch.weights * (nll + config.z_loss * lse**2)).sum().backward()
-    first, n = torch.tensor([0, *accumulate(map(len, rows[:-1]))], device=run.device), sum(map(len, rows))
-    here = batch.doc.unflatten(1, (config.cp, -1))[:, run.ranks.cp_rank]                  # of this rank's tokens; the mask wants all
-    example = torch.where(here < 0, n, here + first[:, None])                             # of each token; the last is padding
     return rows, torch.zeros(n + 1, device=run.device).index_add_(0, example.flatten(), (batch.weights * nll.detach()).flatten())
 
 

@@ -4,6 +4,7 @@ import argparse
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -179,6 +180,25 @@ def test_runs_wait_for_their_start_and_one_that_fails_ends_all(tmp_path, monkeyp
     with pytest.raises(SystemExit, match="c ended with 7"):
         ablate.perform([("c", tmp_path, ["", "x"]), ("d", tmp_path / "c", ["", "y"])], argparse.Namespace(out=tmp_path, jobs=jobs))
     assert begun == ["c"]                # what would have started from it did not
+
+
+@pytest.mark.parametrize(("wrong", "ends"), [(subprocess.CalledProcessError(7, ["x", "bad"]), SystemExit),
+                                             (KeyboardInterrupt(), KeyboardInterrupt)])
+def test_a_failure_or_ctrl_c_is_noticed_at_once_and_begins_nothing_more(tmp_path, monkeypatch, wrong, ends):
+    """One that takes long is ahead of it, others that do not need it behind it."""
+    begun, go_on = [], threading.Event()
+
+    def pretend(command, **how):
+        begun.append(name := Path(command[-1]).name)
+        if name == "bad":
+            raise wrong
+        assert go_on.wait(60)
+
+    monkeypatch.setattr(subprocess, "run", pretend)
+    threading.Timer(1, go_on.set).start()
+    with pytest.raises(ends):
+        ablate.perform([(name, tmp_path, ["", name]) for name in ("long", "bad", "d", "e")], argparse.Namespace(out=tmp_path, jobs=2))
+    assert {"long", "bad"} <= {*begun} <= {"long", "bad", "d"}
 
 
 @pytest.mark.slow

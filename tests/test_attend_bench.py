@@ -50,6 +50,6 @@ def test_mistakes_end_in_one_sentence(flags, said, monkeypatch, capsys):
 def test_what_is_timed_includes_the_gradients():
     fields, = attend_bench.rows(700, 1)
     given = [torch.randn(1, 700, heads, 8).requires_grad_() for heads in (4, 2, 2)]
-    times, found = attend_bench.measure(attend_bench.WAYS["loop"], fields, given, "cpu")
+    times, found = attend_bench.measure(attend_bench.WAYS["loop"], fields, given, torch.device("cpu"))
     assert [x.shape for x in found[1:]] == [x.shape for x in given] and all(x.abs().sum() > 0 for x in found)
     assert 0 < times["forward"] < times["both"] and times["bytes"] is None

@@ -184,4 +184,5 @@ def test_attention_over_36864_tokens_makes_no_square_of_them():
         mask = attention.allow_by_document(torch.zeros(1, T, dtype=torch.int32), branch, bidir)
         attention.attend(*inputs, mask).sum().backward()
     assert made.largest <= 4 * attention.BLOCK * T < T * T // 8
+    assert sum(mask.nbytes for part in mask.parts for *_, mask in part.blocks) < 0.6 * T * T      # a byte for a pair
     assert all(x.grad.abs().sum() > 0 for x in inputs)

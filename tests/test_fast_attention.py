@@ -1,13 +1,17 @@
 """Every fast way to attend in packed rows against the formula in float64, on random packs of message trees."""
 
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
 from torch._dynamo.utils import counters
+from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import attention
 from tests.test_attention import Allocated
+from tests.test_memory import SMALL, batch_of, config_of, model_of
 
 PACKS = 200
 
@@ -125,7 +129,7 @@ def test_flex_attention_equals_the_formula_in_200_packs_and_is_compiled_once(dev
 def test_autocast_reaches_what_flex_attention_is_given(monkeypatch):
     """q and k come from norms in float32, v from a product in bfloat16."""
     given = []
-    monkeypatch.setattr(attention, "compiled_flex", lambda *x, **how: (given.extend(y.dtype for y in x), x[0])[1])
+    monkeypatch.setattr(attention, "compiled_flex", lambda: lambda *x, **how: (given.extend(y.dtype for y in x), x[0])[1])
     q, k, v = inputs(torch.Generator(), 1, 16, torch.float32)
     mask = attention.allow_by_blocks(*torch.zeros(3, 1, 16, dtype=torch.int32))
     with torch.autocast("cpu", torch.bfloat16):
@@ -144,6 +148,50 @@ def test_blocks_of_a_row_of_stage_3_are_found_without_its_square():
     assert made.largest <= 2**24 < T * T / 80
     n = T // 128
     assert 0 < mask.full_kv_num_blocks.sum() < mask.full_kv_num_blocks.sum() + mask.kv_num_blocks.sum() < n * n / 6
+
+
+def test_backward_of_a_long_document_runs_no_attention_again():
+    """Its result is kept; only masks are turned into numbers again."""
+
+    class Count(TorchDispatchMode):
+        n = 0
+
+        def __torch_dispatch__(self, f, types, args=(), kwargs=None):
+            self.n += "scaled_dot_product" in str(f) and "backward" not in str(f)
+            return f(*args, **(kwargs or {}))
+
+    given = inputs(torch.Generator().manual_seed(0), 1, 64, torch.float32)
+    mask = attention.allow_by_document(*torch.zeros(3, 1, 64, dtype=torch.int32), size=16)
+    with Count() as counted:
+        out = attention.attend(*given, mask)
+        assert counted.n == 4
+        out.sum().backward()
+    assert counted.n == 4 and len(mask.parts[0].blocks) == 4
+
+
+@pytest.mark.slow
+def test_compiled_blocks_that_run_again_take_a_new_block_mask_every_step(monkeypatch):
+    """As on CUDA, with SDPA under what the BlockMask says in place of its kernel: the gradients are those of plain blocks and documents."""
+    def by_sdpa(q, k, v, block_mask, enable_gqa):
+        B, T = q.shape[0], q.shape[2]
+        allowed = block_mask.mask_mod(torch.arange(B)[:, None, None], 0, torch.arange(T)[:, None], torch.arange(T))
+        return scaled_dot_product_attention(q, k, v, attn_mask=allowed[:, None], enable_gqa=enable_gqa)
+
+    config, found = config_of(SMALL, recompute=True, response_dropout=0.0), []
+    for blocks in (False, True):
+        torch.manual_seed(0)
+        model, batch = model_of(config).train(), batch_of(config)
+        if blocks:
+            monkeypatch.setattr(attention, "packed_mask", attention.allow_by_blocks)
+            monkeypatch.setattr(attention, "compiled_flex", lambda: by_sdpa)
+            model.compile_blocks()
+        for t in (48, 32, 96):
+            model.zero_grad()
+            model(replace(batch, doc=(torch.arange(96) // t).int().repeat(2, 1)))[0].sum().backward()
+            found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    for plain, compiled in zip(found[:3], found[3:], strict=True):
+        for a, b in zip(plain, compiled, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-5 * float(a.abs().max() + 1))
 
 
 def test_packed_rows_go_to_flex_attention_where_it_can_be_compiled(monkeypatch):

@@ -99,7 +99,7 @@ def attend_as_on_a_gpu(q, k, v, mask):
 def as_on_a_gpu(put=setattr):
     put(attention, "attend", attend_as_on_a_gpu)
     put(attention, "packed_mask", partial(attention.allow_by_blocks, strip=2**18))           # beside small models, small strips
-    put(attention, "compiled_flex", lambda q, k, v, **how: Flex.apply(q, k, v))
+    put(attention, "compiled_flex", lambda: lambda q, k, v, **how: Flex.apply(q, k, v))
 
 
 @pytest.fixture(autouse=True)

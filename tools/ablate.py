@@ -16,7 +16,7 @@ import shutil
 import statistics
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -232,16 +232,16 @@ def perform(runs, args):
         command = [sys.executable, "-m", "tools.ablate", "one", *words, "--out", str(args.out / name)]
         subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
 
-    made = {}
-    with ThreadPoolExecutor(args.jobs) as pool:
-        for name, start, words in runs:
-            made[args.out / name] = pool.submit(run, name, made.get(Path(start)), words)
-        for out, future in made.items():
-            try:
-                future.result()
-            except subprocess.CalledProcessError as e:
-                pool.shutdown(cancel_futures=True)       # those that go on end by themselves
-                raise SystemExit(f"tools.ablate: {out.name} ended with {e.returncode}") from None
+    made, pool = {}, ThreadPoolExecutor(args.jobs)
+    for name, start, words in runs:
+        made[args.out / name] = pool.submit(run, name, made.get(Path(start)), words)
+    try:
+        for future in as_completed(made.values()):
+            future.result()
+    except subprocess.CalledProcessError as e:
+        raise SystemExit(f"tools.ablate: {Path(e.cmd[-1]).name} ended with {e.returncode}") from None
+    finally:
+        pool.shutdown(cancel_futures=True)               # what has begun ends by itself, no other begins
 
 
 if __name__ == "__main__":

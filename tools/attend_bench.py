@@ -12,16 +12,14 @@ latter too.
 """
 
 import statistics
-import time
 from itertools import pairwise
 
 import torch
-import torch.nn.functional as F
 
 import attention
 import packing
 from tools import pack_bench
-from tools.peers import reach
+from tools.peers import clock, reach
 
 FRAME, TIME = 83, 5                      # tokens of a frame with its markers, and of the time before it
 
@@ -54,59 +52,49 @@ def fields_of(pack, tokens):
     return doc[None], branch[None], bidir[None]
 
 
-def sdpa(q, k, v, mask):
-    """(1,T,H,D), mask (1,T,T) -> (1,T,H,D)"""
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None], enable_gqa=q.shape[1] != k.shape[1]).transpose(1, 2)
-
-
 def masks_of_examples(doc, branch, bidir):
     ends = [0, *(doc[0].diff().nonzero()[:, 0] + 1).tolist(), doc.shape[1]]
     return [(slice(a, b), attention.allow(*(f[:, a:b] for f in (doc, branch, bidir)))) for a, b in pairwise(ends)]
 
 
 def loop(q, k, v, masks):
-    return torch.cat([sdpa(q[:, at], k[:, at], v[:, at], mask) for at, mask in masks], dim=1)
+    return torch.cat([attention.attend(q[:, at], k[:, at], v[:, at], mask) for at, mask in masks], dim=1)
 
 
 # how each way makes its mask, and what it does with it
-WAYS = {"dense": (attention.allow, sdpa), "loop": (masks_of_examples, loop), "ours": (attention.packed_mask, attention.attend)}
+WAYS = {"dense": (attention.allow, attention.attend), "loop": (masks_of_examples, loop), "ours": (attention.packed_mask, attention.attend)}
 ON_GPU = WAYS | {"documents": (attention.allow_by_document, attention.attend)}
-
-
-def clock(device):
-    if device != "cpu":
-        torch.accelerator.synchronize()
-    return time.perf_counter()
 
 
 def measure(way, fields, given, device):
     """-> {"mask", "forward", "both" in seconds, "bytes" at most beside what was there, None on a CPU}, what it computed."""
     make, attend = way
-    if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    before, start = torch.cuda.memory_allocated() if device == "cuda" else 0, clock(device)
+    cuda = device.type == "cuda"
+    if cuda:
+        torch.cuda.reset_peak_memory_stats(device)
+    before, start = torch.cuda.memory_allocated(device) if cuda else 0, clock(device)
     mask = make(*fields)
     made = clock(device)
     out = attend(*given, mask)
     ahead = clock(device)
     grads = torch.autograd.grad(out, given, torch.ones_like(out))
     end = clock(device)
-    peak = torch.cuda.max_memory_allocated() - before if device == "cuda" else None
+    peak = torch.cuda.max_memory_allocated(device) - before if cuda else None
     return {"mask": made - start, "forward": ahead - made, "both": end - made, "bytes": peak}, [out.detach(), *grads]
 
 
 def bench_row(tokens, args):
-    generator = torch.Generator().manual_seed(0)
-    several = [[f.to(args.device) for f in row] for row in rows(tokens, args.rows)]
-    given = [torch.randn(1, tokens, heads, args.dim, generator=generator).to(args.device, getattr(torch, args.dtype)).requires_grad_()
+    device, generator = torch.device(args.device), torch.Generator().manual_seed(0)
+    cuda = device.type == "cuda"
+    several = [[f.to(device) for f in row] for row in rows(tokens, args.rows)]
+    given = [torch.randn(1, tokens, heads, args.dim, generator=generator).to(device, getattr(torch, args.dtype)).requires_grad_()
              for heads in (args.heads, args.kv_heads, args.kv_heads)]
-    ways, rounds = ON_GPU if args.device == "cuda" else WAYS, []
+    ways, rounds = ON_GPU if cuda else WAYS, []
     off = dict.fromkeys(ways, 0.0)
     for fields in several:               # also warms up, and compiles
-        expected = measure(ways["dense"], fields, given, args.device)[1]
+        expected = measure(ways["dense"], fields, given, device)[1]
         for name, way in ways.items():
-            found = measure(way, fields, given, args.device)[1]
+            found = measure(way, fields, given, device)[1]
             off[name] = max(off[name], *(float((a - b).abs().max() / b.abs().max()) for a, b in zip(found, expected, strict=True)))
             del found
             if off[name] > (1e-4 if args.dtype == "float32" and args.device == "cpu" else 0.05):
@@ -114,9 +102,9 @@ def bench_row(tokens, args):
     for k in range(args.rounds):
         line = {}
         for name in list(ways)[:: 1 if k % 2 else -1]:
-            each = [measure(ways[name], fields, given, args.device)[0] for fields in several]
+            each = [measure(ways[name], fields, given, device)[0] for fields in several]
             line[name] = {part: statistics.fmean(m[part] for m in each) for part in ("mask", "forward", "both")}
-            line[name]["bytes"] = max(m["bytes"] for m in each) if args.device == "cuda" else None
+            line[name]["bytes"] = max(m["bytes"] for m in each) if cuda else None
         rounds.append(line)
     # the true area, a block of queries at a time: no square of a long row
     allowed = sum(int(attention.allow(*f, slice(at, at + 512)).sum()) for f in several for at in range(0, tokens, 512))
@@ -125,7 +113,7 @@ def bench_row(tokens, args):
           "way             mask ms  forward ms  with backward ms   MiB   dense / it (range)   loop / it (range)   off")
     for name in ways:
         r = {part: statistics.median(line[name][part] for line in rounds) for part in ("mask", "forward", "both")}
-        r["bytes"] = max(line[name]["bytes"] for line in rounds) if args.device == "cuda" else None
+        r["bytes"] = max(line[name]["bytes"] for line in rounds) if cuda else None
         for other in ("dense", "loop"):
             ratios = [line[other]["both"] / line[name]["both"] for line in rounds]
             r[f"{other}_over"] = {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)}

@@ -1,6 +1,7 @@
 """The other side of a comparison: transformers' Molmo2 with our random weights, and our examples as its inputs."""
 
 import tempfile
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -78,6 +79,13 @@ def peers(config, device, dtype):
         hf.export(ours, data.ByteTokenizer(n_vocab=config.n_vocab), data.DataConfig(), folder)
         theirs = transformers.Molmo2ForConditionalGeneration.from_pretrained(folder, dtype=dtype).to(device).eval()
     return ours, theirs
+
+
+def clock(device):
+    """Seconds, once the device has done all that it was given."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+    return time.perf_counter()
 
 
 def reach(device):

@@ -25,7 +25,6 @@ import os
 import statistics
 import subprocess
 import sys
-import time
 from argparse import Namespace
 from dataclasses import replace
 from functools import partial
@@ -39,6 +38,7 @@ import attention
 import model as models
 import packing
 from tools import load_bench, pack_bench, peers
+from tools.peers import clock
 from tools.step_cases import PLAIN, Case, case_of, collate, example, plain
 
 WATCHED = {"blocks.0.attn.q.weight": "model.language_model.layers.0.self_attn.q_proj.weight",    # a gradient reaches these last
@@ -46,12 +46,6 @@ WATCHED = {"blocks.0.attn.q.weight": "model.language_model.layers.0.self_attn.q_
 
 
 # ---- one step
-
-def clock(device):
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
-
 
 def step(side, model, config, case, dtype, args):
     """-> seconds, loss (mean over all labelled tokens), [gradients of WATCHED]. Inputs are on the device before the clock starts."""
