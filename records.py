@@ -112,7 +112,7 @@ def parse_line(line, where):
         end = line.rstrip()
         hint = ("one record per line, nothing after it" if e.msg == "Extra data"
                 else "a record over several lines? Put it on one" if end.endswith(("{", "[", ","))
-                else "a comma too many?" if re.match(r"\s*,?\s*[}\]]", line[e.pos :]) and "," in line[e.pos - 2 : e.pos + 1]
+                else "a comma too many?" if re.search(r",\s*[}\]]", line[max(e.pos - 2, 0) : e.pos + 3])
                 else "truncated?" if e.pos >= len(end) or not end.endswith("}") else "")
         raise DataError(f"{where}: E01 not JSON: {e.msg} at column {e.pos + 1}" + (f" - {hint}" if hint else "")) from None
     except RecursionError:

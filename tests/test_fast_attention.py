@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._dynamo.utils import counters
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -124,6 +125,10 @@ def test_flex_attention_equals_the_formula_in_200_packs_and_is_compiled_once(dev
             for a, b in zip(with_gradients(out, moved)[1:], with_gradients(expected, given)[1:], strict=True):
                 torch.testing.assert_close(a.cpu().double(), b.double(), rtol=0, atol=5e-2)
     assert counters["stats"]["unique_graphs"] == before + 1
+    # of another length, where no more may be compiled: an error, and not all T x T scores
+    mask = attention.allow_by_blocks(*(f[:, :200].to(device) for f in row))
+    with torch._dynamo.config.patch(recompile_limit=1), pytest.raises(FailOnRecompileLimitHit):
+        attend(*(x[:, :200] for x in moved), mask)
 
 
 def test_autocast_reaches_what_flex_attention_is_given(monkeypatch):
