@@ -608,6 +608,8 @@ def main(argv=None):
         if args.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
+        # what softmax gives far patches becomes denormal in backward, and a CPU multiplies such numbers eight times slower
+        torch.set_flush_denormal(True)
         torch.manual_seed(config.seed)
         # everything that can be wrong is opened before anything is written
         sources, rates, asked = open_sources(args, config)

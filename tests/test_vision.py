@@ -165,6 +165,13 @@ def test_pixels_do_not_depend_on_the_number_of_threads():
     assert np.array_equal(*seen)
 
 
+def test_an_image_of_the_right_size_is_what_interpolation_would_make_of_it():
+    image = synthetic(96, 72)
+    x = torch.from_numpy(image).permute(2, 0, 1)[None].float()
+    x = torch.nn.functional.interpolate(x, (96, 72), mode="bilinear", align_corners=False)
+    assert np.array_equal(vision.resize(image, 96, 72), x[0].round().permute(1, 2, 0).numpy())
+
+
 @pytest.mark.parametrize("case", [c for c in PIXELS["cases"] if "normalize_on_gpu" in c["input"]], ids=name)
 def test_normalised_pixels_equal_the_official_floats(case):
     e = case["expected"]
