@@ -202,7 +202,7 @@ class Molmo2(nn.Module):
 
     def forward(self, batch):
         """batch -> nll (B,T), lse (B,T) float32; both 0 where batch.weights is 0."""
-        return self.nll(self.hidden(batch), batch.targets, batch.weights)
+        return self.nll(self.hidden(batch), batch.targets, batch.labelled)
 
     def hidden(self, batch):         # -> (B,T,C)
         mask = attention.packed_mask(batch.doc, batch.branch, batch.bidir)
@@ -239,10 +239,9 @@ class Molmo2(nn.Module):
         """(B,T,V) for every position: small inputs only."""
         return self.project(self.hidden(batch))
 
-    def nll(self, x, targets, weights):
+    def nll(self, x, targets, labelled):
         """Only positions with loss meet the head, a chunk at a time, recomputed in backward: never a (T,V) tensor."""
-        at = weights.nonzero(as_tuple=True)
-        hidden, wanted = x[at], targets[at]
+        hidden, wanted = x.flatten(0, 1).index_select(0, labelled), targets.flatten()[labelled]
 
         def chunk(hidden, wanted):
             logits = self.project(hidden)
@@ -255,7 +254,7 @@ class Molmo2(nn.Module):
         out = []
         for part in zip(*parts, strict=True):
             flat = torch.cat(part)
-            out.append(flat.new_zeros(weights.shape).index_put(at, flat))
+            out.append(flat.new_zeros(targets.numel()).index_copy(0, labelled, flat).view_as(targets))
         return tuple(out)
 
     def compile_blocks(self):

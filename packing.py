@@ -34,6 +34,11 @@ class Batch:
     unit: torch.Tensor = None        # (n,) int32, which image or frame each crop belongs to that is not blank
     owner: torch.Tensor = None       # (n,) int32, whose it is under context parallelism: then images hold those of one rank
     route: object = None             # ... and who needs which pooled token
+    labelled: torch.Tensor = None    # (L,) int64, flat token indices b*T+t with loss: looked up here, where no GPU has to be waited for
+
+    def __post_init__(self):
+        if self.labelled is None:
+            object.__setattr__(self, "labelled", self.weights.flatten().nonzero()[:, 0])
 
     def to(self, device):
         move = {f.name: sent(getattr(self, f.name), device) for f in dataclasses.fields(self) if torch.is_tensor(getattr(self, f.name))}

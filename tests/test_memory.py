@@ -491,3 +491,35 @@ def test_mistakes_end_in_one_sentence(flags, said, capsys):
         memory.main(["--stage", "3", *flags.split()])
     error = capsys.readouterr().err
     assert end.value.code == 2 and error.count("\n") == 1 and said in error
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# what would make a GPU wait
+
+
+class Waits(TorchDispatchMode):
+    """Names of the operations whose result, or its shape, the host has to know."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        picked = [i for i in args[1] if i is not None and i.dtype == torch.bool] if name in ("index", "index_put") else []
+        if picked or name in ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "equal"):
+            self.found.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_no_step_waits_for_its_own_numbers(recompute):
+    config = config_of(models.PRESETS["toy"], recompute=recompute, residual_dropout=0.1)
+    model, batch = model_of(config).train(), batch_of(config)
+    with Waits() as waits:
+        nll, lse = forward(model, batch, torch.bfloat16)
+        (batch.weights * (nll + 1e-4 * lse**2)).sum().backward()
+    assert waits.found == []
+    with Waits() as waits:
+        batch.weights[batch.weights > 0].sum().item()
+    assert waits.found == ["index", "_local_scalar_dense"]

@@ -152,8 +152,8 @@ def kept(x):
 
 # ---- one step, one answer
 
-def batch(x):                            # tokens, targets, pos, weights; doc, branch, bidir; images; pool_src, pool_dst
-    return (3 * 8 + 4) * x.tokens + 3 * 4 * x.B * x.T + x.v.n_pixel * x.patches + 8 * (x.K * x.visual + x.arriving)
+def batch(x):                            # tokens, targets, pos, labelled, weights; doc, branch, bidir; images; pool_src, pool_dst
+    return (4 * 8 + 4) * x.tokens + 3 * 4 * x.B * x.T + x.v.n_pixel * x.patches + 8 * (x.K * x.visual + x.arriving)
 
 
 def training(x):
