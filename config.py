@@ -49,6 +49,7 @@ class Config:
     freeze_embedding: bool = True    # the base embedding, and with it a tied head (spec 10)
     train: tuple = ("vit", "connector", "llm")
     recompute: bool = True           # activation checkpointing: blocks keep their inputs only and run again in backward (spec 10)
+    keep_blocks: int = 0             # of the decoder, the last ones, that keep all the same and do not run again: as many as memory allows
     compile: bool = False            # torch.compile, block by block
     crop_bucket: int = 8             # crops of a batch are padded to a multiple of this
     save_every: int = 500            # steps between checkpoints; 0: none
@@ -192,7 +193,7 @@ def parse(argv):
         value = getattr(config.data, key[5:]) if key.startswith("data.") else getattr(config, key)
         if value < 1:
             raise UserError(f"--{key.replace('_', '-')}: must be at least 1, not {value}")
-    for key in ("seed", "workers", "vit_steps", "max_skip", "shard", "save_every", "keep"):
+    for key in ("seed", "workers", "vit_steps", "max_skip", "shard", "save_every", "keep", "keep_blocks"):
         if getattr(config, key) < 0:
             raise UserError(f"--{key.replace('_', '-')}: must be at least 0, not {getattr(config, key)}")
     for key in ("max_points", "transcripts", "length_hint"):

@@ -198,7 +198,7 @@ class Molmo2(nn.Module):
         self.route = lambda seen, batch: seen                                    # pooled tokens to the places that want them
         self.residual_dropout = self.response_dropout = 0.0                      # set by the stage's recipe
         self.nll_chunk = 1024                                                    # positions whose logits exist at once
-        self.recompute = False                                                   # activation checkpointing: set by the recipe
+        self.recompute, self.keep_blocks = False, 0                              # activation checkpointing: set by the recipe
 
     def forward(self, batch):
         """batch -> nll (B,T), lse (B,T) float32; both 0 where batch.weights is 0."""
@@ -227,9 +227,10 @@ class Molmo2(nn.Module):
         config = self.config
         plain = rope_table(pos, *rope_frequencies(config, device=pos.device))
         yarn = rope_table(pos, *rope_frequencies(config, True, pos.device)) if config.yarn.layers else None
+        again = len(self.blocks) - self.keep_blocks if self.recompute and self.training else 0       # backward comes to the first ones last
         for i, block in enumerate(self.blocks):
             inputs = x, yarn if i in config.yarn.layers else plain, mask, attends[i] if attends else self.attend, drop
-            x = checkpoint(block, *inputs, use_reentrant=False) if self.recompute and self.training else block(*inputs)
+            x = checkpoint(block, *inputs, use_reentrant=False) if i < again else block(*inputs)
         return self.norm(x)
 
     def project(self, x):            # (...,C) -> (...,V)
@@ -241,7 +242,8 @@ class Molmo2(nn.Module):
 
     def nll(self, x, targets, labelled):
         """Only positions with loss meet the head, a chunk at a time, recomputed in backward: never a (T,V) tensor."""
-        hidden, wanted = x.flatten(0, 1).index_select(0, labelled), targets.flatten()[labelled]
+        at = labelled // targets.shape[1], labelled % targets.shape[1]
+        hidden, wanted = x[at], targets[at]
 
         def chunk(hidden, wanted):
             logits = self.project(hidden)
@@ -254,7 +256,7 @@ class Molmo2(nn.Module):
         out = []
         for part in zip(*parts, strict=True):
             flat = torch.cat(part)
-            out.append(flat.new_zeros(targets.numel()).index_copy(0, labelled, flat).view_as(targets))
+            out.append(flat.new_zeros(targets.shape).index_put(at, flat))
         return tuple(out)
 
     def compile_blocks(self):

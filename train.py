@@ -73,8 +73,8 @@ def run_directory(args, config, folder):
 
 
 # what may be another on the way: where and how fast it is computed, not what
-LAYOUT = {"device", "cp", "shard", "micro_batch", "workers", "recompute", "compile", "crop_bucket", "rehearse", "save_every", "keep",
-          "eval_images", "max_skip", "on_nonfinite", "preset", "model"}
+LAYOUT = {"device", "cp", "shard", "micro_batch", "workers", "recompute", "keep_blocks", "compile", "crop_bucket", "rehearse", "save_every",
+          "keep", "eval_images", "max_skip", "on_nonfinite", "preset", "model"}
 
 
 def plain_config(config):
@@ -226,7 +226,7 @@ def open_model(args, config, folder=None):
         except (AssertionError, IndexError, RuntimeError, ValueError, ZeroDivisionError) as e:
             raise UserError(f"--model: no model has this shape: {e}") from None
     model.residual_dropout, model.response_dropout = config.residual_dropout, config.response_dropout
-    model.recompute = config.recompute
+    model.recompute, model.keep_blocks = config.recompute, config.keep_blocks
     model.embedding.requires_grad_(not config.freeze_embedding)
     for part, parameters in model.groups().items():
         if part not in config.train:

@@ -98,10 +98,11 @@ def test_packing_changes_nothing(family, roots):
 
 
 def test_recomputing_changes_no_bit_and_keeps_less():
-    """Activation checkpointing, dropout drawn again alike: nll and gradients of every parameter; bytes that wait for backward."""
+    """Activation checkpointing, of all blocks or of all but the last, dropout drawn again alike: nll and gradients of every parameter;
+    bytes that wait for backward."""
     m, packed, kept, seen = grown().train(), examples(), [], {}
     m.residual_dropout = 0.1
-    for m.recompute in (False, True):
+    for m.recompute, m.keep_blocks in ((False, 0), (True, 0), (True, 1)):
         kept.append(0)
 
         def keep(x):
@@ -110,11 +111,12 @@ def test_recomputing_changes_no_bit_and_keeps_less():
 
         torch.manual_seed(0)
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-            seen[m.recompute] = run(m, [packed])
-    assert kept[1] < 0.3 * kept[0], kept
-    assert torch.equal(seen[False][0], seen[True][0]) and set(seen[False][2]) == set(seen[True][2])
-    for name, g in seen[False][2].items():
-        assert torch.equal(g, seen[True][2][name]), name
+            seen[len(kept)] = run(m, [packed])
+    assert kept[1] < 0.3 * kept[0] and kept[1] < kept[2] < 0.8 * kept[0], kept
+    for again in (seen[2], seen[3]):
+        assert torch.equal(seen[1][0], again[0]) and set(seen[1][2]) == set(again[2])
+        for name, g in seen[1][2].items():
+            assert torch.equal(g, again[2][name]), name
 
 
 def test_branches_cannot_see_each_other():

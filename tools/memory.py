@@ -49,7 +49,8 @@ def letters(config, s, gpus=1):
         cp=cp, gpus=gpus, ranks=config.shard or gpus,                                          # ranks: that hold the weights together
         kv=max(m.n_kv_head, cp) * m.head_dim,                                                  # copied where ranks outnumber kv heads
         wide=4 if gpus == 1 else s,      # of q and k after their norms, whose weights FSDP gathers in the arithmetic's dtype
-        again=config.recompute, qwen=m.family == "qwen", dropout=config.residual_dropout + config.response_dropout > 0,
+        again=config.recompute, keep=min(config.keep_blocks, m.n_layer), qwen=m.family == "qwen",
+        dropout=config.residual_dropout + config.response_dropout > 0,
         vit="vit" in config.train, connector="connector" in config.train, llm="llm" in config.train, frozen=config.freeze_embedding)
 
 
@@ -135,13 +136,21 @@ def connector(x):
     return inputs + pool + outputs + x.s * x.h * (3 + x.connector)            # gate, silu(gate), up; their product, for down
 
 
+def whole_blocks(x):
+    """Bytes of what decoder blocks keep that do not run again, and how many these are."""
+    copies = x.again * (x.s < 4 and x.gpus == 1) * x.s * block_size(x)[0]     # of its weights; without recompute counted apart
+    n = x.keep if x.again else x.m.n_layer
+    return n * ((attention(x) + mlp(x)) * x.tokens + copies), n
+
+
 def kept(x):
     """{part: bytes} of all that lives from the forward to the backward, copies of weights apart."""
     if x.again:                          # inputs of blocks, float32, and the features, which are the input of the pooling
-        vit, pooled, llm = x.v.n_layer * 4 * x.E * x.patches, 4 * x.F * x.patches, x.m.n_layer * 4 * x.C * x.tokens
+        vit, pooled = x.v.n_layer * 4 * x.E * x.patches, 4 * x.F * x.patches
     else:
         vit, pooled = x.v.n_layer * vit_block(x) * x.patches, connector(x) * x.visual
-        llm = x.m.n_layer * (attention(x) + mlp(x)) * x.tokens
+    whole, n = whole_blocks(x)
+    llm = whole + (x.m.n_layer - n) * 4 * x.C * x.tokens
     rope = (2 if x.m.yarn.layers else 1) * 2 * 4 * (x.m.head_dim // 2) * x.tokens            # cos and sin
     return {"ViT": x.vit * (vit + x.s * x.v.n_pixel * x.patches),                            # pixels: what its first matrix reads
             "connector": (x.vit or x.connector) * pooled,
@@ -174,6 +183,9 @@ def training(x):
     copies = 0 if x.again else copy * (copied + table * (x.m.tied and head_learns))
     head = 0 if head_learns and not x.again else copy * table
     block = 0 if fsdp else copy * block_size(x)[0]
+    whole, n_whole = whole_blocks(x)
+    # of decoder blocks that keep all, the first that backward comes to; of those that run again, all that one keeps, when those have gone
+    cases = [(0, 0)] * (n_whole > 0) + [(1, block - whole)] * (n_whole < x.m.n_layer)
     keep, n, stream = kept(x), min(NLL_CHUNK, x.tokens), (4 + s) * x.C * x.tokens           # gradients: of the stream, of a product
     qkv = s * (x.Q + 2 * x.kv)
     work = {
@@ -185,12 +197,12 @@ def training(x):
         "logits": max(5 * 4 * n * x.V, (s * n + head_learns * graded * x.C) * x.V) + copy * table,
         # all that it keeps (its input once more) with copies of its weights; either gradients of gate, silu and up, when only the
         # product has been freed, or of a matrix
-        "decoder block": x.again * ((attention(x) + mlp(x)) * x.tokens + block)
+        "decoder block": max(again * (attention(x) + mlp(x)) * x.tokens + more for again, more in cases)
         + stream + max(2 * s * x.h * x.tokens, x.llm * graded * x.C * x.h),
         # the MLP has gone. Gradients of q, k, v beside that of the result and its product with the result, one number per head; or those
         # of q as float32 too; or where ranks exchange them, two of each. Or when all that and k's norm have gone, five steps of q's,
         # float32, beside the gradient of v
-        "attention": x.again * (attention(x) * x.tokens + block) + stream
+        "attention": max(again * attention(x) * x.tokens - (not again) * mlp(x) * x.tokens + more for again, more in cases) + stream
         + max(qkv + max(s * x.Q + 4 * x.m.n_head, (x.wide > s) * x.wide * x.Q, (x.cp > 1) * qkv),
               5 * 4 * x.Q + s * x.kv - flex(x) - x.llm * s * x.Q - (4 + x.llm * s) * x.KV) * x.tokens,
         # the windows beside all that it keeps; their gradient, through k and through v, comes when most of that has gone
@@ -217,12 +229,18 @@ def training(x):
                "end of the forward": still + sum(keep.values()) + copies + work["logits forward"] + blocks,
                "backward of the loss": above + keep["loss"] + work["logits"],
                "backward of a decoder block": above + work["decoder block"] + summed["decoder block"],
-               "backward of attention": above + work["attention"] + summed["decoder block"] - (not x.again) * mlp(x) * x.tokens,
+               "backward of attention": above + work["attention"] + summed["decoder block"],
                "backward of the connector": below + keep["connector"] + work["connector"] + seeing + summed["vision"],
                "backward of a ViT block": below + work["ViT block"] + seeing + summed["vision"] + summed["ViT block"],
                "end of the backward": still + copies + seeing + 2 * (summed["vision"] + summed["model"])}
     parts = fixed | {"gathered: decoder blocks": blocks, "gathered: vision": seeing} | {f"kept: {k}": n for k, n in keep.items()}
     return parts | {"copies of weights": copies} | {f"work: {k}": n for k, n in work.items()}, moments
+
+
+def room_for(x, size):
+    """The most decoder blocks of which a step in `size` bytes can keep all; 0 where it does not fit without any."""
+    fits = lambda n: max(training(SimpleNamespace(**{**vars(x), "keep": n}))[1].values()) <= size        # noqa: E731
+    return max(filter(fits, range(1, x.m.n_layer + 1)), default=0)
 
 
 def sent(x):
@@ -233,7 +251,7 @@ def sent(x):
     back = whole["decoder block"] + whole["vision"] + (whole["ViT block"] if x.vit else seen * 4 * unit["ViT block"][0])
     learned, layer = 4 * sum(times * n for _, times, n in unit.values()), parallel.bytes_sent(x.m, x.B * x.T, x.cp, x.s)
     return {"Ulysses, forward of a layer": layer,
-            "Ulysses": x.m.n_layer * (2 + x.again) * layer,                   # forward, again, backward
+            "Ulysses": (3 * x.m.n_layer - whole_blocks(x)[1]) * layer,        # forward, again, backward
             "pooled tokens, forward": (x.cp > 1) * x.s * x.C * x.visual,      # should all of them belong elsewhere
             "pooled tokens, backward": (x.cp > 1) * seen * x.s * x.C * x.arriving,
             "weights, forward": sum(whole.values()) * (R - 1) // R, "weights, backward": back * (R - 1) // R,
@@ -281,6 +299,7 @@ def main(argv=None):
     parts, moments = answering(config, s) if own.generate else training(x)
     peak = max(moments, key=moments.get)
     fits = {size: moments[peak] / (size * GB) for size in SIZES}
+    spare = {} if own.generate or not x.again else {size: room_for(x, 0.9 * size * GB) for size in SIZES}
     both = {f"blocks run again: {again}": sum(kept(SimpleNamespace(**{**vars(x), "again": again})).values()) for again in (True, False)}
     tables = {"GiB on one GPU, by part": parts, "GiB on one GPU, at one moment": moments}
     if not own.generate:
@@ -294,10 +313,11 @@ def main(argv=None):
             print(f"{name:30s}{n / GB:9.3f}{'  <- the peak' if name == peak else ''}")
     print(f"\n{'total':30s}{moments[peak] / GB:9.3f}")
     for size, share in fits.items():
-        print(f"{size:4d} GB: {'fits' if share <= 0.9 else 'fits only just' if share <= 1 else 'does not fit'}, {share:.0%} of it")
+        print(f"{size:4d} GB: {'fits' if share <= 0.9 else 'fits only just' if share <= 1 else 'does not fit'}, {share:.0%} of it"
+              + (f"; 90 % with --keep_blocks={spare[size]}" if spare.get(size) else ""))
     print(json.dumps({"memory": "generate" if own.generate else "train", "preset": config.preset, "stage": config.stage, "dtype": dtype,
                       "train": config.train, "micro_batch": x.B, "max_tokens": x.T, "gpus": gpus, "cp": x.cp,
-                      "shard": x.ranks, "recompute": x.again, "parts": parts, "moments": moments, "peak": peak,
+                      "shard": x.ranks, "recompute": x.again, "keep_blocks": x.keep, "parts": parts, "moments": moments, "peak": peak,
                       "total": moments[peak], "share_of_gb": fits} | ({} if own.generate else {"kept": both, "sent": sent(x)})))
 
 

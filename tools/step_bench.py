@@ -87,7 +87,7 @@ def contenders(config, args, sides):
             found["theirs"].gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     else:
         found = {"ours": peers.random_model(config, args.device, torch.float32)}
-    found["ours"].recompute = args.recompute
+    found["ours"].recompute, found["ours"].keep_blocks = args.recompute, args.keep_blocks
     if args.compile:
         found["ours"].compile_blocks()
     return {side: found[side].train() for side in sides}
@@ -269,6 +269,7 @@ def add_arguments(parser):
     parser.add_argument("--peak", type=float, nargs="+", help="TFLOP/s of the machine, one for each of --dtypes (default: measured)")
     parser.add_argument("--compile", action="store_true", help="ours: blocks run compiled")
     parser.add_argument("--recompute", action="store_true", help="both: activation checkpointing")
+    parser.add_argument("--keep-blocks", type=int, default=0, help="ours: so many of the decoder's blocks keep all the same (default 0)")
     parser.add_argument("--no-theirs", dest="theirs", action="store_false", help="ours alone")
     parser.add_argument("--no-memory", dest="memory", action="store_false", help="on a CPU it takes a process for every number")
 
