@@ -10,6 +10,7 @@ pack can be planned on one machine and decoded on another. An example is never c
     doc       0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0   1 1 1 1 1 1 1 1 1 1 1 1   2 2 2 2 2 2  -1-1-1
 """
 
+import copy
 import dataclasses
 import sys
 from dataclasses import dataclass
@@ -34,15 +35,18 @@ class Batch:
     unit: torch.Tensor = None        # (n,) int32, which image or frame each crop belongs to that is not blank
     owner: torch.Tensor = None       # (n,) int32, whose it is under context parallelism: then images hold those of one rank
     route: object = None             # ... and who needs which pooled token
-    labelled: torch.Tensor = None    # (L,) int64, flat token indices b*T+t with loss: looked up here, where no GPU has to be waited for
+    # (L,) int64, flat token indices b*T+t with loss: looked up where the batch is made, so that no GPU has to be waited for
+    labelled: torch.Tensor = dataclasses.field(init=False)
 
     def __post_init__(self):
-        if self.labelled is None:
-            object.__setattr__(self, "labelled", self.weights.flatten().nonzero()[:, 0])
+        object.__setattr__(self, "labelled", self.weights.flatten().nonzero()[:, 0])
 
     def to(self, device):
-        move = {f.name: sent(getattr(self, f.name), device) for f in dataclasses.fields(self) if torch.is_tensor(getattr(self, f.name))}
-        return dataclasses.replace(self, **move)
+        moved = copy.copy(self)
+        for name, value in vars(self).items():
+            if torch.is_tensor(value):
+                object.__setattr__(moved, name, sent(value, device))
+        return moved
 
 
 def sent(x, device):

@@ -191,7 +191,7 @@ def shard(batch, rank, cp):
     return dataclasses.replace(
         batch, **{name: getattr(batch, name)[:, cut].contiguous() for name in ("tokens", "targets", "weights", "pos")},
         pool_src=torch.from_numpy(source), pool_dst=torch.from_numpy(row[arriving] * t + place[arriving] - rank * t),
-        unit=batch.unit[torch.from_numpy(mine)], route=route, labelled=None)
+        unit=batch.unit[torch.from_numpy(mine)], route=route)
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -492,7 +492,9 @@ def divide_and_clip(parameters, weight, limit, copies=1):
     """Sums of gradients -> the gradient of the mean, not longer than `limit`; returns its norm before that, over all ranks, which hold
     `copies` of it."""
     gradients = [parallel.local(p.grad) for p in parameters if p.grad is not None]
-    square = sum(float(g.double().square().sum()) if g.device.type != "mps" else float(g.square().sum()) for g in gradients)
+    # on a GPU in float32, where sums are trees and no copy in float64 fits; read once for all of them
+    norms = [torch.linalg.vector_norm(g, dtype=torch.float64 if g.is_cpu else None) for g in gradients]
+    square = sum(n * n for n in torch.stack(norms).tolist()) if norms else 0.0
     norm = math.sqrt(parallel.total({"square": square})["square"] / copies) / weight
     if gradients:
         torch._foreach_mul_(gradients, min(limit / (norm + 1e-6), 1) / weight)

@@ -327,14 +327,15 @@ KINDS = {"films": lambda split, seed=0, lessons=False: Films(split, seed, lesson
          "long-tracks": lambda split, seed=0: Films(split, seed, "tracks", steps=(7, 18), most=4)}
 
 
-def mixture(seed, stage, lessons=True):
+def mixture(seed, stage, lessons=True, moving=None):
     """Sources and rates of the toy's stages 2 and 3: groups as in stages/stage2.py, whose members share by the square root of sizes that
-    the toy, which has no end, only pretends to have. Stage 3 has long films besides."""
+    the toy, which has no end, only pretends to have. Stage 3 has long films besides, and more films for a picture; moving: their share."""
     lessons = lessons and stage == 2
     films = [(KINDS["films"]("train", seed, lessons), 30_000), (KINDS["tracks"]("train", seed, lessons), 10_000)]
     if stage == 3:
         films += [(KINDS["long-films"]("train", seed), 120_000), (KINDS["long-tracks"]("train", seed), 40_000)]
     stills = [(tiny.World("train", seed), 5_000), (Series("train", seed), 9_000), (tiny.Sums(seed), 400)]
-    groups = [(0.7, films), (0.3, stills)] if stage == 2 else [(0.85, films), (0.15, stills)]
+    moving = moving or {2: 0.7, 3: 0.85}[stage]
+    groups = [(moving, films), (round(1 - moving, 2), stills)]
     rates = mix.rates_of([(rate, [mix.share(size) for _, size in members]) for rate, members in groups])
     return [source for _, members in groups for source, _ in members], [r for group in rates for r in group]

@@ -107,16 +107,34 @@ def test_the_control_of_the_long_stage_sees_films_as_hard(without):
     control = in_stage(2)
     assert {*control} == {*two} and len(easy["objects"]) == 1
     assert all(control[name].fingerprint == three[name].fingerprint for name in control)
+    moving = lambda stage: sum(r for s, r in zip(*tiny.mixture(0, stage), strict=True) if s.name.startswith(("films", "tracks", "long")))     # noqa: E731
+    assert moving(2) == pytest.approx(moving(3))
+
+
+def test_the_control_of_the_long_stage_differs_in_the_length_of_rows_and_films_alone():
+    (choice,) = [c for c in ablate.CHOICES if c.name == "long context"]
+    three, two = (train.plain_config(train.parse(["--stage", "3", "--tiny", "--steps", "200", "--save-every", "0", *flags])[1])
+                  for flags in ((), choice.flags))
+    assert {key for key in three if three[key] != two[key]} == {
+        "stage", "batch", "micro_batch", "pack_crops", "data.max_tokens", "data.max_frames"}
+    assert all(int(c["batch"]) * int(c["data.max_tokens"]) == 2048 for c in (two, three))
 
 
 def test_runs_made_with_other_settings_are_not_taken_for_these(tmp_path, capsys):
     out = tmp_path / "pictures-all-0"
     out.mkdir()
-    head = {"command": {}, "config": {"steps": 3, "eval_images": 100}}
+    head = {"command": {"init": "elsewhere"}, "config": {"steps": 3, "eval_images": 100, "lr": {"vit": 5e-5, "connector": 9.0, "llm": 1e-3},
+            "data": {"max_tokens": 512, "point_weight": 0.5}}}
     (out / "log.jsonl").write_text(json.dumps(head) + "\n")
     with pytest.raises(SystemExit):
         ablate.main(["--only", "trees", "--seeds", "1", "--out", str(tmp_path)])
-    assert "pictures-all-0 was made with other settings (steps 3, not 800)" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "pictures-all-0 was made with other settings (steps 3, not 800, lr {" in said and "point_weight 0.5, not " in said
+    assert f"init elsewhere, not {tmp_path / 'sighted-0'}" in said and "max_tokens" not in said and "eval_images" not in said
+    for flag in ("--steps", "--seeds", "--images", "--jobs"):
+        with pytest.raises(SystemExit) as e:
+            ablate.main([flag, "0", "--out", str(tmp_path)])
+        assert e.value.code == 2 and f"{flag}: must be at least 1, not 0" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         ablate.main(["--init", "movies=x", "--out", str(tmp_path)])
     assert "--init movies=x: a family" in capsys.readouterr().err
@@ -140,8 +158,11 @@ def test_the_table_is_of_pairs_of_one_seed(tmp_path):
             out = tmp_path / ablate.directory("pictures", c, seed)
             out.mkdir()
             ended = {"step": 3, "seconds": 1, "eval": {"point_f1": score, "unseen": {"point_f1": 0}}}
-            (out / "log.jsonl").write_text(json.dumps(ended) + "\n")
+            steps = [{"step": k, "examples": 12 if c is None else k, "tokens": 90, "crops": 7, "seconds": k} for k in (1, 2, 9)]
+            (out / "log.jsonl").write_text("\n".join(map(json.dumps, [{"commit": f"abc{seed}"}, *steps, ended])) + "\n")
     (row,) = ablate.compare(choice, 3, tmp_path)
+    assert row["commits"] == ["abc0", "abc1", "abc2"] and len(row["costs"]) == 3
+    assert row["costs"][0] == [{"examples": n, "tokens": 90, "crops": 7, "seconds": 2} for n in (12, 4)]
     assert row["difference"] == pytest.approx(0.25) and row["error"] == pytest.approx(0.05 / 3**0.5) and row["seeds"] == 3
     assert ablate.verdict(row) == "agrees" and ablate.verdict(row | {"difference": -0.25}) == "disagrees"
     assert ablate.verdict(row | {"error": 0.06}) == ablate.verdict(row | {"error": None}) == "cannot tell"

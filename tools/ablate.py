@@ -6,10 +6,12 @@
 
 Three families: pictures (stage 1 from a ViT that can see), films (stage 2 from that) and long films (stage 3 from that). Every run is
 train.py itself, in a process of its own, with a few flags or with one function replaced (`take_away`): what is compared is the code that
-trains. All runs of a family have the same number of steps of the same size, and cost the same; what a choice makes of them differs.
+trains. All runs of a family have the same number of steps, of rows of the same size. What a step sees and takes may differ by the choice,
+and is told beside the scores. Seeds of stage 1 differ in everything; later families may start from one model (--init).
 """
 
 import argparse
+import dataclasses
 import json
 import math
 import shutil
@@ -54,7 +56,8 @@ CHOICES = (
     Choice("3x3 windows", "better than 4x4 on frames", "films", ("video_point_f1", "track_f1", "qa_accuracy")),
     Choice("square-root mixture", "better than shares by size", "films", ("qa_accuracy", "track_f1", "video_point_f1")),
     Choice("long context", "a last stage with more frames helps on long films", "long",
-           ("long.qa_accuracy", "long.video_point_f1", "long.track_f1", "qa_accuracy"), ("--stage", "2")),
+           ("long.qa_accuracy", "long.video_point_f1", "long.track_f1", "qa_accuracy"),
+           ("--stage", "2", "--lr.connector=5e-4", "--lr.llm=5e-4")),
 )
 # stage of each family, and where its runs start from: a ViT that can see, or what the family before learned with all choices
 FAMILIES = {"pictures": ("1", "sighted"), "films": ("2", "pictures"), "long": ("3", "films")}
@@ -91,8 +94,8 @@ def take_away(name):
         vision.frame_windows = lambda config: vision.windows(np.arange(config.n_patch).reshape(config.grid, config.grid), 4)
     elif name == "square-root mixture":
         mixture.share = lambda n, size=None, rate=None: float(n)
-    elif name == "long context":         # nor does stage 2 go through its lessons again: what differs is how long films and rows are
-        films.mixture = partial(films.mixture, lessons=False)
+    elif name == "long context":         # at stage 3's rates, of learning and of films, no lessons: what differs is how long films are
+        films.mixture = partial(films.mixture, lessons=False, moving=0.85)
     elif not any(c.name == name and c.flags for c in CHOICES):
         raise ValueError(f"nothing known of '{name}'; there are {', '.join(c.name for c in CHOICES)}")
 
@@ -121,9 +124,19 @@ def settings_of(out, words):
     first = (lines_of(out / "log.jsonl") or [{}])[0]
     if "command" not in first:
         return ""
-    _, config = train.parse(words[1:])
-    wanted = {"steps": config.steps, "eval_images": config.eval_images}
-    return ", ".join(f"{key} {first['config'][key]}, not {value}" for key, value in wanted.items() if first["config"][key] != value)
+    args, config = train.parse(words[1:])
+    wanted = json.loads(json.dumps({**dataclasses.asdict(config), "init": args.init}))
+    made = {**first["config"], "init": first["command"].get("init")}
+    fields = [(key, made[key], wanted.get(key)) for key in made if key not in ("model", "data")]         # models come with --init
+    fields += [(f"data.{key}", value, wanted["data"].get(key)) for key, value in made.get("data", {}).items() if key != "vision"]
+    return ", ".join(f"{key} {value}, not {other}" for key, value, other in fields if value != other)
+
+
+def cost(run):
+    """{"examples", "tokens", "crops": mean of a step, "seconds": median of one}: what a run's steps held, and how long they took."""
+    steps = [line for line in lines_of(run / "log.jsonl") if "examples" in line]
+    return {key: of(line[key] for line in steps) for key, of in (("examples", statistics.mean), ("tokens", statistics.mean),
+            ("crops", statistics.mean), ("seconds", statistics.median))} if steps else {}
 
 
 def runs_of(args, given):
@@ -152,7 +165,8 @@ def directory(family, choice, seed):
 
 
 def compare(choice, seeds, out):
-    """-> [{"choice", "metric", "with", "without", "difference", "error"}, ..]: means over seeds, pairs of one seed, standard error."""
+    """-> [{"choice", "metric", "with", "without", "difference", "error", "costs", "commits"}, ..]: means over seeds, pairs of one seed,
+    standard error; what a step of each pair saw and took, and of which programs the runs are."""
     rows = []
     for metric in choice.metrics:
         pairs = [[result(out / directory(choice.family, c, seed)) for c in (choice, None)] for seed in range(seeds)]
@@ -161,8 +175,12 @@ def compare(choice, seeds, out):
             continue
         gains = [b - a for a, b in pairs]
         error = statistics.stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else None
+        made = [[out / directory(choice.family, c, seed) for c in (None, choice)] for seed in range(seeds)]
+        costs = [[cost(run) for run in pair] for pair in made if all(map(cost, pair))]
+        commits = {lines_of(run / "log.jsonl")[0].get("commit") for pair in made for run in pair if lines_of(run / "log.jsonl")}
         rows.append({"choice": choice.name, "metric": metric, "seeds": len(gains), "with": statistics.mean(b for _, b in pairs),
-                     "without": statistics.mean(a for a, _ in pairs), "difference": statistics.mean(gains), "error": error})
+                     "without": statistics.mean(a for a, _ in pairs), "difference": statistics.mean(gains), "error": error,
+                     "costs": costs, "commits": sorted(map(str, commits))})
     return rows
 
 
@@ -190,6 +208,9 @@ def main(argv=None):
     parser.add_argument("--device", default="cpu", help="default cpu")
     parser.add_argument("--out", type=Path, default=Path("runs/ablate"), help="a directory per run; what is there is not run again")
     args = parser.parse_args(argv)
+    for key in ("seeds", "steps", "images", "jobs"):
+        if getattr(args, key) < 1:
+            parser.error(f"--{key}: must be at least 1, not {getattr(args, key)}")
     names = [c.name.replace(" ", "-") for c in CHOICES]
     if unknown := {*(args.only or names[0]).split(",")} - {*names}:
         parser.error(f"--only {','.join(unknown)}: there are {', '.join(names)}")
@@ -213,6 +234,14 @@ def main(argv=None):
         error = math.nan if row["error"] is None else row["error"]
         print(f"{row['choice']:20} {row['metric']:20} with {row['with']:.3f}  without {row['without']:.3f}  "
               f"gain {row['difference']:+.3f} +- {error:.3f}  ({row['seeds']} seeds)  {row['verdict']}")
+    for row in {row["choice"]: row for row in rows}.values():
+        for k, side in enumerate(("with", "without")):
+            if row["costs"]:
+                mean = {key: statistics.mean(pair[k][key] for pair in row["costs"]) for key in row["costs"][0][k]}
+                print("a step {:7} {:20} {examples:.1f} examples, {tokens:.0f} tokens, {crops:.1f} crops, {seconds:.3f} s".format(
+                    side, row["choice"], **mean))
+        if len(row["commits"]) > 1:
+            print(f"{row['choice']}: of different programs, {', '.join(row['commits'])}", file=sys.stderr)
     first = {(c.name, c.metrics[0]) for c in CHOICES}
     deciding = [row for row in rows if row["error"] is not None and (row["choice"], row["metric"]) in first]
     if deciding:                         # a single seed has no error bars

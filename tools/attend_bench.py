@@ -2,6 +2,7 @@
 
     python -m tools.bench attend                            # rows of 4,096 and 16,384 tokens on the CPU: minutes
     python -m tools.bench attend --tokens 2048 --rounds 2
+    python -m tools.bench attend --tokens 4096 --branches 12              # of one film with twelve annotations, most of the row
     python -m tools.bench attend --device cuda --dtype bfloat16 --heads 32 --kv-heads 8 --dim 128 --tokens 16384 36864
 
 Rows are packs of tools.bench pack's stream (stage 3's from 36,864 tokens on, else stage 2's, with crops in proportion): their trunks,
@@ -13,6 +14,7 @@ latter too.
 
 import statistics
 from itertools import pairwise
+from types import SimpleNamespace
 
 import torch
 
@@ -24,8 +26,13 @@ from tools.peers import clock, reach
 FRAME, TIME = 83, 5                      # tokens of a frame with its markers, and of the time before it
 
 
-def rows(tokens, count, seed=0):
-    """The first packs of the stream that fill at least 0.8 of a row -> [(doc, branch, bidir), ..], (1,T) each."""
+def rows(tokens, count, seed=0, branches=0):
+    """The first packs of the stream that fill at least 0.8 of a row -> [(doc, branch, bidir), ..], (1,T) each. Or, where the number of
+    branches is given, one example in each: a quarter of the row a film, the rest its annotations."""
+    if branches:
+        film = SimpleNamespace(trunk=tokens // 4, branches=[(tokens - tokens // 4) // branches] * branches, crops=1)
+        film.tokens = film.trunk + sum(film.branches)
+        return [fields_of([film], tokens)] * count
     stage = 3 if tokens >= pack_bench.recipe(3)[0][0] else 2
     limit, crops = pack_bench.recipe(stage)[0]
     examples = pack_bench.stream(stage, 400, seed)
@@ -86,7 +93,7 @@ def measure(way, fields, given, device):
 def bench_row(tokens, args):
     device, generator = torch.device(args.device), torch.Generator().manual_seed(0)
     cuda = device.type == "cuda"
-    several = [[f.to(device) for f in row] for row in rows(tokens, args.rows)]
+    several = [[f.to(device) for f in row] for row in rows(tokens, args.rows, branches=args.branches)]
     given = [torch.randn(1, tokens, heads, args.dim, generator=generator).to(device, getattr(torch, args.dtype)).requires_grad_()
              for heads in (args.heads, args.kv_heads, args.kv_heads)]
     ways, rounds = ON_GPU if cuda else WAYS, []
@@ -127,6 +134,7 @@ def bench_row(tokens, args):
 def add_arguments(parser):
     parser.add_argument("--tokens", type=int, nargs="+", default=[4096, 16384], help="of a row (default 4096 16384)")
     parser.add_argument("--rows", type=int, default=3, help="of each length, one after the other (default 3)")
+    parser.add_argument("--branches", type=int, default=0, help="rows of one film with so many annotations, none from the stream")
     parser.add_argument("--heads", type=int, default=8, help="of queries (default 8)")
     parser.add_argument("--kv-heads", type=int, default=2, help="default 2")
     parser.add_argument("--dim", type=int, default=64, help="of a head (default 64)")
@@ -137,7 +145,9 @@ def add_arguments(parser):
 
 def run(args):
     """Prints a table per length -> {"4096": what it shows, ..}. ValueError for what cannot be measured."""
-    if min(*args.tokens, args.rows, args.rounds, args.kv_heads) < 1 or args.heads % args.kv_heads:
-        raise ValueError("--tokens, --rows and --rounds must be at least 1, --heads a multiple of --kv-heads")
+    if min(*args.tokens, args.rows, args.rounds, args.kv_heads, args.heads, args.dim) < 1 or args.heads % args.kv_heads:
+        raise ValueError("--tokens, --rows, --rounds and --dim must be at least 1, --heads a multiple of --kv-heads")
+    if not 0 <= args.branches <= min(args.tokens) // 2:
+        raise ValueError(f"--branches {args.branches}: from 0 to half of a row's tokens")
     reach(args.device)
     return {str(tokens): bench_row(tokens, args) for tokens in args.tokens}

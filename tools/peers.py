@@ -93,4 +93,4 @@ def reach(device):
     try:
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError) as e:
-        raise ValueError(f"--device {device}: {str(e).splitlines()[0]}") from None
+        raise ValueError(f"--device {device}: {str(e).splitlines()[0].split('. ')[0]}") from None

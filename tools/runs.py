@@ -36,13 +36,18 @@ def table(columns):
     return lines + [f"{key:{first}}" + "".join(f"{cell(key, scores.get(key)):>{width}}" for scores in columns.values()) for key in metrics]
 
 
+def end(said):
+    print(said, file=sys.stderr)
+    raise SystemExit(2)
+
+
 def main():
     given = list(dict.fromkeys(sys.argv[1:]))
     if not given or given[0].startswith("-"):
-        raise SystemExit(__doc__)
+        return end(__doc__)
     for run in given:
         if result(run) is None:
-            raise SystemExit(f"tools.runs: {run}: no log of a run that has ended")
+            return end(f"tools.runs: {run}: no log of a run that has ended")
     short = {run: Path(run).name for run in given}
     names = short if len({*short.values()}) == len(given) else {run: run for run in given}
     columns = {names[run]: result(run) for run in given}
