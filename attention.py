@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
@@ -42,6 +43,14 @@ def allow(doc, branch, bidir, rows=slice(None), keys=slice(None)):
     """
     fields = torch.arange(doc.shape[1], device=doc.device)[None], doc, branch, bidir
     return may_attend([f[:, rows, None] for f in fields], [f[:, None, keys] for f in fields])
+
+
+def area(branch, bidir):
+    """How many pairs of one example the rule allows: its (t,) numpy integers, trunk first -> int, without looking at the pairs."""
+    _, of_branch = np.unique(branch[branch > 0], return_counts=True)
+    _, both_ways = np.unique(np.stack([branch, bidir])[:, bidir > 0], axis=1, return_counts=True)
+    earlier = np.cumsum(branch == 0).sum() + (of_branch * (of_branch + 1) // 2).sum()    # in the trunk; in the own branch; each sees itself
+    return int(earlier + (both_ways * (both_ways - 1) // 2).sum())                       # and what comes later
 
 
 def packed_mask(doc, branch, bidir):

@@ -32,6 +32,7 @@ import torch.distributed as dist
 from tqdm import tqdm
 
 import alive
+import attention
 import checkpoint
 import data
 import model as models
@@ -519,6 +520,7 @@ def census(rows):
     return {"packs": len(rows), "examples": len(examples),
             "branches": sum(max(int(e.branch.max(initial=0)), 1) for e in examples if not e.bad),
             "tokens": sum(len(e.tokens) for e in examples), "crops": sum(0 if e.unit is None else len(e.unit) for e in examples),
+            "visual_tokens": sum(len(e.pool_dst) for e in examples), "pairs": sum(attention.area(e.branch, e.bidir) for e in examples),
             "loss_tokens": sum(int((e.weights > 0).sum()) for e in examples),
             "masked_tokens": sum(len(e.tokens) for e in examples if e.bad),              # of records found bad while decoding
             "branches_dropped": sum(e.dropped for e in examples), "tokens_dropped": sum(e.dropped_tokens for e in examples)}

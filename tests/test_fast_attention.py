@@ -3,6 +3,7 @@
 import shutil
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch._dynamo.exc import FailOnRecompileLimitHit
@@ -51,6 +52,17 @@ def formula(q, k, v, allowed):
 
 def with_gradients(out, given):
     return [out, *torch.autograd.grad((out.double() ** 2).sum(), given)]
+
+
+def test_the_area_is_the_number_of_pairs_allowed():
+    rng = torch.Generator().manual_seed(0)
+    for _ in range(PACKS):
+        for fields in zip(*pack(rng, 2, 60), strict=True):
+            doc, branch, bidir = (f.numpy() for f in fields)
+            for d in range(doc.max() + 1):
+                one = [f[fields[0] == d][None] for f in fields]
+                assert attention.area(branch[doc == d], bidir[doc == d]) == attention.allow(*one).sum()
+    assert attention.area(np.zeros(0, np.int32), np.zeros(0, np.int32)) == 0
 
 
 def test_a_pack_is_what_it_says():

@@ -131,10 +131,27 @@ def test_useful_flops_are_those_of_the_matrices_and_of_what_attends():
     assert bench.useful(model, batch) == counted + 12 * attend
 
 
+@pytest.mark.parametrize("learn", [("connector",), ("llm",), ("connector", "llm"), ("vit", "connector", "llm")])
+def test_parts_that_do_not_learn_cost_less(learn):
+    """Of the decoder's matrices, by torch's counter: forward, what is passed on, what is learned."""
+    model = peers.random_model(TINY, "cpu", torch.float32).train()
+    for part, parameters in model.groups().items():
+        for p in parameters:
+            p.requires_grad_(part in learn)
+    batch = packing.build([[step_cases.plain(TINY, np.random.default_rng(0), 20, (2, 1))]], 256, TINY.vision)
+    x = torch.randn(1, 256, TINY.n_embd, requires_grad=True)
+    with FlopCounterMode(display=False) as counter:
+        model.trunk(x, batch.pos, attention.packed_mask(batch.doc, batch.branch, batch.bidir)).sum().backward()
+    counted = sum(n for op, n in counter.get_flop_counts()["Global"].items() if "mm" in str(op))
+    assert bench.flops(model, 0, 0, 0, 256, 0, 0, learn) == counted
+    alone = bench.flops(model, 36, 0, 0, 0, 0, 0, learn) / bench.flops(model, 36, 0, 0, 0, 0, 0)
+    assert alone == pytest.approx(1 if "vit" in learn else 1 / 3)
+
+
 def test_the_area_of_a_mask_by_hand():
-    """Five tokens with two branches of one, of which three of the trunk see each other; padding counts for nothing; blocks or not."""
+    """Five tokens with two branches of one, of which three of the trunk see each other; padding counts for nothing."""
     doc, branch, bidir = (torch.tensor([x]) for x in ([0] * 5 + [-1] * 2, [0, 0, 0, 1, 2, 0, 0], [1, 1, 1, 0, 0, 0, 0]))
-    assert bench.area(doc, branch, bidir) == 9 + 4 + 4 == bench.area(doc, branch, bidir, size=2)
+    assert bench.area(doc, branch, bidir) == 9 + 4 + 4
     assert attention.allow(doc, branch, bidir).sum() == 17 + 3
 
 

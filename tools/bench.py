@@ -4,6 +4,7 @@
     python -m tools.bench load                              # decoders, from a video to model input (tools/load_bench.py)
     python -m tools.bench attend                            # attention in packed rows (tools/attend_bench.py)
     python -m tools.bench step                              # a training step beside transformers' Molmo2 (tools/step_bench.py)
+    python -m tools.bench run runs/x --peak 989             # MFU of a run of train.py, its loader and all (tools/run_bench.py)
     python -m tools.bench generate                          # transformers' Molmo2: a small random model on this machine's CPU
     python -m tools.bench generate --preset 4b --device cuda --dtype bfloat16
 
@@ -25,7 +26,7 @@ import torch
 
 import data
 import model as models
-from tools import attend_bench, load_bench, pack_bench, step_bench
+from tools import attend_bench, load_bench, pack_bench, run_bench, step_bench
 from tools.generate import generate
 from tools.peers import SMALL, Numbers, inputs_of, peers, reach
 
@@ -102,8 +103,10 @@ def main():
     load_bench.add_arguments(commands.add_parser("load", help="a video to model input: time and memory beside other decoders"))
     attend_bench.add_arguments(commands.add_parser("attend", help="attention in packed rows beside a dense mask and a loop over examples"))
     step_bench.add_arguments(commands.add_parser("step", help="a training step beside transformers: time, memory, useful FLOPs"))
+    run_bench.add_arguments(commands.add_parser("run", help="a run of train.py, from its log: tokens per second and MFU of whole steps"))
     args = parser.parse_args()
-    runs = {"pack": pack_bench.run, "load": load_bench.run, "attend": attend_bench.run, "step": step_bench.run, "generate": bench_generate}
+    runs = {"generate": bench_generate, "pack": pack_bench.run, "load": load_bench.run, "attend": attend_bench.run,
+            "step": step_bench.run, "run": run_bench.run}
     try:
         results = runs[args.command](args)
     except ValueError as e:

@@ -124,22 +124,34 @@ def added_alone(name, side, dtype, args):
 
 # ---- what there is to do, and how fast it could be done
 
-def area(doc, branch, bidir, size=1024):
-    """Pairs of tokens that may attend, padding left out; `size` queries at a time."""
-    rows = [slice(start, start + size) for start in range(0, doc.shape[1], size)]
-    return sum(int((attention.allow(doc, branch, bidir, r) & (doc[:, r, None] >= 0)).sum()) for r in rows)
+def area(doc, branch, bidir):
+    """Pairs of tokens of packed rows that may attend, padding left out."""
+    rows = zip(*(f.cpu().numpy() for f in (doc, branch, bidir)), strict=True)
+    return sum(attention.area(b[d == n], v[d == n]) for d, b, v in rows for n in range(d.max() + 1))
+
+
+def flops(model, patches, pooled, visual, tokens, labelled, pairs, learn=("vit", "connector", "llm")):
+    """FLOPs of forward and backward of so many patches, of patches in windows, visual tokens, tokens, tokens with loss and pairs that
+    attend: 2 for each weight of a matrix and each vector that meets it, 4 for each pair and each number of a query, all heads together
+    (products with keys and with values). Backward takes as many for what lies below and, of weights, as many again for those that learn."""
+    c, v, see = model.config, model.config.vision, model.vision
+    size = lambda *parts: sum(m.weight.numel() for part in parts for m in part.modules() if isinstance(m, nn.Linear))     # noqa: E731
+    vit, connector, llm = (part in learn for part in ("vit", "connector", "llm"))
+    below = {"vit": vit, "connector": vit or connector, "llm": vit or connector or llm}  # is there a gradient to pass on?
+    cost = lambda part, own: 2 * (1 + below[part] + own)                     # noqa: E731
+    of_pairs = lambda part, own: 4 * (1 + 2 * (below[part] or own))          # noqa: E731
+    total = cost("vit", vit) * size(see.vit) * patches + of_pairs("vit", vit) * v.n_layer * patches * v.n_patch * v.n_embd
+    met = size(see.pool.k, see.pool.v) * pooled + size(see.pool.q, see.pool.out, see.projector) * visual
+    total += cost("connector", connector) * met + of_pairs("connector", connector) * pooled * v.n_embd
+    met = size(*model.blocks) * tokens + c.n_vocab * c.n_embd * labelled
+    return total + cost("llm", llm) * met + of_pairs("llm", llm) * c.n_layer * pairs * c.n_head * c.head_dim
 
 
 def useful(model, batch):
-    """FLOPs of forward and backward that a Batch asks for: 6 for each weight of a matrix and each vector that meets it; 12 for each
-    pair that attends and each number of a query, all heads together (products with keys and with values)."""
-    c, v, see, valid = model.config, model.config.vision, model.vision, batch.pool_src >= 0
-    size = lambda *parts: sum(m.weight.numel() for part in parts for m in part.modules() if isinstance(m, nn.Linear))     # noqa: E731
-    patches, pooled, visual = len(batch.unit) * v.n_patch, int(valid.sum()), int(valid.any(1).sum())
-    met = size(see.vit) * patches + size(see.pool.k, see.pool.v) * pooled + size(see.pool.q, see.pool.out, see.projector) * visual
-    met += size(*model.blocks) * int((batch.doc >= 0).sum()) + c.n_vocab * c.n_embd * int((batch.weights > 0).sum())
-    pairs = (v.n_layer * patches * v.n_patch + pooled) * v.n_embd
-    return 6 * met + 12 * (pairs + c.n_layer * area(batch.doc, batch.branch, batch.bidir) * c.n_head * c.head_dim)
+    """`flops` of a Batch."""
+    valid = batch.pool_src >= 0
+    return flops(model, len(batch.unit) * model.config.vision.n_patch, int(valid.sum()), int(valid.any(1).sum()),
+                 int((batch.doc >= 0).sum()), int((batch.weights > 0).sum()), area(batch.doc, batch.branch, batch.bidir))
 
 
 def median_of(run, device, n):

@@ -1,0 +1,61 @@
+"""MFU of a run from its log: what steps say of themselves, and what their batches ask for."""
+
+import json
+import sys
+
+import pytest
+
+import packing
+import train
+from loader import Loader
+from tools import bench, run_bench, step_bench
+
+
+def ran(monkeypatch, capsys, *flags):
+    monkeypatch.setattr(sys, "argv", ["bench", "run", *map(str, flags)])
+    bench.main()
+    return json.loads(capsys.readouterr().out.splitlines()[-1])["cases"]
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    """Three steps of stage 2, of films, pictures and text, by train.py itself."""
+    out = tmp_path_factory.mktemp("run") / "out"
+    train.main(["--stage", "2", "--tiny", "--steps", "3", "--vit_steps=0", "--save-every", "0", "--eval_images=1", "--out", str(out)])
+    return out
+
+
+def test_flops_of_a_step_are_those_of_its_batches(out, monkeypatch, capsys):
+    """Windows that hang over an edge, and mosaics that repeat their view, make it less: of films there are none."""
+    args, config = train.parse(["--stage", "2", "--tiny", "--steps", "3", "--vit_steps=0"])
+    sources, rates, _ = train.open_sources(args, config)
+    model, tokenizer, config = train.open_model(args, config)
+    loader = Loader(sources, rates, tokenizer, config)
+    loader.begin()
+    _, steps = run_bench.of_run(out)
+    for (_, micro_batches), line in zip(loader, steps, strict=False):
+        batches = [packing.build(rows, config.data.max_tokens, config.data.vision) for rows in micro_batches]
+        valid = [b.pool_src >= 0 for b in batches]
+        pairs, visual = sum(step_bench.area(b.doc, b.branch, b.bidir) for b in batches), sum(int(v.any(1).sum()) for v in valid)
+        assert line["pairs"] == pairs and line["visual_tokens"] == visual
+    patches, labelled = sum(len(b.unit) for b in batches) * config.data.vision.n_patch, sum(len(b.labelled) for b in batches)
+    wanted = step_bench.flops(model, patches, sum(int(v.sum()) for v in valid), visual, line["tokens"], labelled, pairs, config.train)
+    found = ran(monkeypatch, capsys, out, "--peak", 0.1, "--skip", 2)                    # of the last step
+    assert wanted <= found["flops"] <= 1.2 * wanted
+    assert found["mfu"] == pytest.approx(found["flops"] / found["seconds"] / 1e11)
+    assert found["tokens_per_second"] == pytest.approx(line["tokens"] / line["seconds"])
+    assert ran(monkeypatch, capsys, out, "--peak", 0.1, "--skip", 2, "--gpus", 4)["mfu"] == pytest.approx(found["mfu"] / 4)
+
+
+@pytest.mark.parametrize(("flags", "said"), [(["--peak", "0"], "--peak more than 0"), (["--peak", "1", "--skip", "3"], "3 steps, of which"),
+                                             (["--peak", "1", "--gpus", "0"], "--gpus must be at least 1")])
+def test_mistakes_end_in_one_sentence(out, flags, said, monkeypatch, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        ran(monkeypatch, capsys, out, *flags)
+    assert said in capsys.readouterr().err
+
+
+def test_a_folder_without_a_run_is_named(tmp_path, monkeypatch, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        ran(monkeypatch, capsys, tmp_path / "none", "--peak", "1")
+    assert "none: no log of a run" in capsys.readouterr().err
