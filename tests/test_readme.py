@@ -1,8 +1,13 @@
 """What the README names is there: functions, tests, files. (Its commands are run by CI.)"""
 
 import ast
+import json
 import re
 from pathlib import Path
+
+from PIL import Image
+
+import records
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -26,6 +31,19 @@ def test_every_function_that_the_tour_names_is_where_it_says():
     for path, names in named:
         missing = set(re.findall(r"`([\w.]+)`", names)) - defined(ROOT / path)
         assert not missing, f"{path} has no {missing}"
+
+
+def test_the_five_lines_make_a_training_set_of_a_folder(tmp_path, monkeypatch, capsys):
+    (lines,) = re.findall(r"```python\n(import json, pathlib.*?)```", README, re.S)
+    (tmp_path / "photos").mkdir()
+    for name in ("cat.jpg", "dog.PNG", "notes.pdf"):
+        Image.new("RGB", (60, 40)).save(tmp_path / "photos" / name)
+        (tmp_path / "photos" / name).with_suffix(".txt").write_text(f"A {name[:3]}.\n")
+    monkeypatch.chdir(tmp_path)
+    exec(lines, {})
+    assert len(lines.splitlines()) == 5 and records.check_command(["photos/my.jsonl", "--decode"]) == 0, capsys.readouterr().out
+    assert [(r["image"], r["annotations"][0]["text"]) for r in map(json.loads, open("photos/my.jsonl"))] == [
+        ("cat.jpg", "A cat."), ("dog.PNG", "A dog.")]
 
 
 def test_every_test_and_file_that_is_named_is_there():
