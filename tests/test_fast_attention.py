@@ -1,7 +1,9 @@
 """Every fast way to attend in packed rows against the formula in float64, on random packs of message trees."""
 
+import copy
 import shutil
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -12,6 +14,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import attention
+import packing
+import train
 from tests.test_attention import Allocated
 from tests.test_memory import SMALL, batch_of, config_of, model_of
 
@@ -223,3 +227,29 @@ def test_packed_rows_go_to_flex_attention_where_it_can_be_compiled(monkeypatch):
     assert isinstance(attention.packed_mask(*row), attention.BlockMask)
     monkeypatch.setattr(attention, "find_spec", lambda name: None)
     assert isinstance(attention.packed_mask(*row), attention.Documents)
+
+
+@pytest.mark.slow
+def test_fifty_different_packs_of_films_and_pictures_are_compiled_once():
+    """Forward and backward with blocks that run again; after the second pack compiling is an error. Losses are those of plain blocks."""
+    args, config = train.parse(["--stage", "2", "--tiny", "--batch", "1", "--data.max_tokens=512", "--pack_crops=16", "--crop_bucket=8"])
+    sources, rates, _ = train.open_sources(args, config)
+    plain, tokenizer, config = train.open_model(args, config)
+    compiled = copy.deepcopy(plain)
+    compiled.compile_blocks()
+    plain.recompute = compiled.recompute = True
+    loader, shapes = train.Loader(sources, rates, tokenizer, config), set()
+    loader.begin()
+    try:
+        for number, (_, micro_batches) in enumerate(islice(loader, 50)):
+            batch = packing.build(*micro_batches, 512, config.data.vision, config.crop_bucket)
+            torch.compiler.set_stance("fail_on_recompile" if number > 1 else "default")
+            found = compiled(batch)[0]
+            (batch.weights * found).sum().backward()
+            shapes.add((len(batch.images), tuple(batch.pool_src.shape), len(batch.labelled), int(batch.doc.max())))
+            if number % 10 == 9:
+                assert torch.allclose(found, plain(batch)[0], atol=1e-4)
+    finally:
+        torch.compiler.set_stance("default")
+        torch._dynamo.reset()
+    assert len(shapes) > 40
