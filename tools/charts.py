@@ -185,7 +185,8 @@ def running_mean(points):
 
 
 def losses(log, path):
-    """Loss against steps: every step pale, over it the running mean, and that of each source where steps have nll_by_source.
+    """Loss against steps, on a log axis, since most of a run is spent on its last tenth: every step pale, over it the running mean, and
+    that of each source where steps have nll_by_source.
 
     Sources that are in most steps come first; where there are more than the chart has colours, the others are grey."""
     steps, by_source = steps_of(log), {}
@@ -197,7 +198,7 @@ def losses(log, path):
     finite = [(name, kept) for name, points in order if (kept := [p for p in points if p[1] is not None and math.isfinite(p[1])])]
     means = {f"{name} {mean[-1][1]:.3f}": mean for name, mean in ((name, running_mean(points)) for name, points in finite)}
     palette = [INK, *COLOURS] + [OTHERS] * len(means)
-    lines({**means, "": every}, path, "step", ylabel="loss: pale every step, dark the running mean", faint=("",),
+    lines({**means, "": every}, path, "step", log=True, ylabel="loss: pale every step, dark the running mean", faint=("",),
           colours=dict(zip(means, palette, strict=False)) | {"": INK})
 
 
