@@ -134,7 +134,8 @@ def test_losses_are_read_by_source_and_the_later_line_counts(drawn):
     (series, xlabel, how), = drawn
     every = [(1, 3.0), (2, 2.0)]
     assert series == {"loss 2.000": every, "b 2.500": [(1, 2.0), (2, 2.5)], "a 4.000": [(1, 4.0)], "": [*every, (3, None)]}, xlabel
-    assert how["log"] and how["faint"] == ("",) and how["colours"]["loss 2.000"] == charts.INK and how["colours"]["b 2.500"] == charts.COLOURS[0]
+    assert how["log"] and how["faint"] == ("",)
+    assert how["colours"]["loss 2.000"] == charts.INK and how["colours"]["b 2.500"] == charts.COLOURS[0]
 
 
 def test_rates_are_read_by_group(drawn):
