@@ -60,7 +60,7 @@ class Config:
     device: str = "auto"
     dtype: str = "auto"              # of the arithmetic; weights and optimizer are float32 always
     max_skip: float = 0.01           # share of a source's records that may be unusable, once 1,000 of it were drawn
-    workers: int = 0                 # processes that decode ahead; 0: the training process does it
+    workers: int = -1                # processes that decode ahead; 0: the training process does it; -1: some on a GPU, none elsewhere
     vit_steps: int = 0               # steps of stage 0, at most `steps`: for a toy ViT that starts from nothing
     eval_images: int = 200           # held-out images asked about at the end of a toy run
     data: DataConfig = DataConfig()
@@ -157,7 +157,8 @@ def parse(argv):
     parser.add_argument("--train", metavar="PARTS", help="which parts learn: vit,connector,llm (default all; with --tiny, of stages 2 and 3"
                         " connector,llm)")
     parser.add_argument("--seed", type=int)
-    parser.add_argument("--workers", type=int, help="processes that decode ahead (default 0: none)")
+    parser.add_argument("--workers", type=int, help="processes that decode ahead, 0 for none (default: on a GPU the cores that "
+                        "each of its machine's processes has, less one, at most 8; elsewhere none, for torch uses them all)")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda", "mps"))
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), help="arithmetic (auto: bfloat16 on a GPU, else float32)")
     parser.add_argument("--deterministic", action="store_true", help="dropout off, deterministic kernels")
@@ -193,9 +194,11 @@ def parse(argv):
         value = getattr(config.data, key[5:]) if key.startswith("data.") else getattr(config, key)
         if value < 1:
             raise UserError(f"--{key.replace('_', '-')}: must be at least 1, not {value}")
-    for key in ("seed", "workers", "vit_steps", "max_skip", "shard", "save_every", "keep", "keep_blocks"):
+    for key in ("seed", "vit_steps", "max_skip", "shard", "save_every", "keep", "keep_blocks"):
         if getattr(config, key) < 0:
             raise UserError(f"--{key.replace('_', '-')}: must be at least 0, not {getattr(config, key)}")
+    if (args.workers or 0) < 0:
+        raise UserError(f"--workers: must be at least 0, not {args.workers}")
     for key in ("max_points", "transcripts", "length_hint"):
         if getattr(config.data, key) < 0:
             raise UserError(f"--data.{key}: must be at least 0, not {getattr(config.data, key)}")

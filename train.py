@@ -162,10 +162,11 @@ class Ranks:
 
 
 def join(config, shape, device):
-    """Under torchrun: the process group and the mesh -> Ranks, and config with a micro-batch that a rank has. UserError if so many cannot
-    share the work of a model of this shape."""
+    """Under torchrun: the process group and the mesh -> Ranks, and config with a micro-batch and workers that a rank has. UserError if so
+    many cannot share the work of a model of this shape."""
     world = int(os.environ.get("WORLD_SIZE", 1))
-    config = replace(config, micro_batch=max(min(config.micro_batch, config.batch * config.cp // world), 1))
+    config = replace(config, micro_batch=max(min(config.micro_batch, config.batch * config.cp // world), 1),
+                     workers=config.workers if config.workers >= 0 else workers_for(device))
     why = parallel.misfit(world, config.cp, shape.n_head, shape.n_kv_head, config.batch, config.micro_batch, config.data.max_tokens,
                           config.shard)
     if why:
@@ -178,6 +179,12 @@ def join(config, shape, device):
     copies = world // config.shard if config.shard else 1
     return Ranks(dist.get_rank(), world, mesh, world // config.cp, mesh["dp"].get_local_rank(), mesh["cp"].get_local_rank(), copies,
                  *groups, pulse), config
+
+
+def workers_for(device):
+    """How many processes decode ahead for one that trains: on a GPU, which would wait for films, the cores that it has, less its own."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(max(cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)) - 1, 0), 8) if device.type == "cuda" else 0
 
 
 def pick_device(config):

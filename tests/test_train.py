@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -71,6 +72,16 @@ def with_bad_images(folder):
     (folder / "r.jsonl").write_text("\n".join(json.dumps({"image": n, "annotations": caption}) for n in ("cut.png", "page.png", "good.png",
                                                                                                         "gone.png")))
     return ["--data", str(folder / "r.jsonl"), "--data.max_tokens=512"]
+
+
+def test_on_a_gpu_the_cores_of_a_process_decode_ahead(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(32)), raising=False)
+    of = lambda device, flags=(): train.join(train.parse(["--stage", "1", *flags])[1], train.models.PRESETS["toy"], torch.device(device))     # noqa: E731
+    assert [of(d)[1].workers for d in ("cpu", "mps", "cuda")] == [0, 0, 8] and of("cuda", ["--workers", "3"])[1].workers == 3
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert of("cuda")[1].workers == 3 and of("cuda", ["--workers", "0"])[1].workers == 0
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "64")
+    assert of("cuda")[1].workers == 0
 
 
 @pytest.mark.slow
