@@ -47,8 +47,9 @@ def allow(doc, branch, bidir, rows=slice(None), keys=slice(None)):
 
 def area(branch, bidir):
     """How many pairs of one example the rule allows: its (t,) numpy integers, trunk first -> int, without looking at the pairs."""
-    _, of_branch = np.unique(branch[branch > 0], return_counts=True)
-    _, both_ways = np.unique(np.stack([branch, bidir])[:, bidir > 0], axis=1, return_counts=True)
+    of_branch = np.bincount(branch)[1:]
+    key = branch.astype(np.int64) * (bidir.max(initial=0) + 1) + bidir
+    _, both_ways = np.unique(key[bidir > 0], return_counts=True)
     earlier = np.cumsum(branch == 0).sum() + (of_branch * (of_branch + 1) // 2).sum()    # in the trunk; in the own branch; each sees itself
     return int(earlier + (both_ways * (both_ways - 1) // 2).sum())                       # and what comes later
 

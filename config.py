@@ -49,7 +49,7 @@ class Config:
     freeze_embedding: bool = True    # the base embedding, and with it a tied head (spec 10)
     train: tuple = ("vit", "connector", "llm")
     recompute: bool = True           # activation checkpointing: blocks keep their inputs only and run again in backward (spec 10)
-    keep_blocks: int = 0             # of the decoder, the last ones, that keep all the same and do not run again: as many as memory allows
+    keep_blocks: int = 0             # of the decoder, the last ones, that keep all and do not run again; tools.memory says how many fit
     compile: bool = False            # torch.compile, block by block
     crop_bucket: int = 8             # crops of a batch are padded to a multiple of this
     save_every: int = 500            # steps between checkpoints; 0: none
@@ -197,6 +197,8 @@ def parse(argv):
     for key in ("seed", "vit_steps", "max_skip", "shard", "save_every", "keep", "keep_blocks"):
         if getattr(config, key) < 0:
             raise UserError(f"--{key.replace('_', '-')}: must be at least 0, not {getattr(config, key)}")
+    if config.keep_blocks and not config.recompute:
+        raise UserError(f"--keep_blocks={config.keep_blocks}: without recompute no block runs again, and all keep what they compute")
     if (args.workers or 0) < 0:
         raise UserError(f"--workers: must be at least 0, not {args.workers}")
     for key in ("max_points", "transcripts", "length_hint"):

@@ -35,7 +35,7 @@ class Batch:
     unit: torch.Tensor = None        # (n,) int32, which image or frame each crop belongs to that is not blank
     owner: torch.Tensor = None       # (n,) int32, whose it is under context parallelism: then images hold those of one rank
     route: object = None             # ... and who needs which pooled token
-    # (L,) int64, flat token indices b*T+t with loss: looked up where the batch is made, so that no GPU has to be waited for
+    # (L,) int64, flat indices b*T+t of the tokens here with loss: looked up where the batch is made, so that no GPU has to be waited for
     labelled: torch.Tensor = dataclasses.field(init=False)
 
     def __post_init__(self):

@@ -568,7 +568,7 @@ def first_line(run, args, params):
     """Of the log: what was asked for, and of which program and machine."""
     return {"config": dataclasses.asdict(run.config), "command": vars(args), "commit": commit(), "device": str(run.device),
             "dtype": str(run.dtype).split(".")[-1], "versions": {"python": platform.python_version(), "torch": torch.__version__},
-            "params": params}
+            "world": run.ranks.world, "params": params}
 
 
 def leave(config, out, model, tokenizer):
@@ -608,6 +608,9 @@ def end(ranks, error, status):
 
 
 def main(argv=None):
+    # what softmax gives far patches becomes denormal in backward, and a CPU multiplies such numbers eight times slower. A setting of this
+    # thread and of those that it starts, so before the first work
+    torch.set_flush_denormal(True)
     begun, ranks, out = time.time(), Ranks(), None   # alone, until it has joined the others
     try:
         args, config = parse(argv)
@@ -619,8 +622,6 @@ def main(argv=None):
         if args.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
-        # what softmax gives far patches becomes denormal in backward, and a CPU multiplies such numbers eight times slower
-        torch.set_flush_denormal(True)
         torch.manual_seed(config.seed)
         # everything that can be wrong is opened before anything is written
         sources, rates, asked = open_sources(args, config)

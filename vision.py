@@ -99,8 +99,8 @@ def windows(grid, k):
 def resize(image, h, w):
     """(H,W,3) uint8 -> (h,w,3) uint8, bilinear without antialiasing (spec 2.1).
 
-    Interpolates floats and then rounds: on uint8 torch is off by one level in a fifth of the values. Channels stand
-    where the batch does, because with three channels torch picks its kernel by the number of threads.
+    An image of that size is returned as it is. Interpolates floats and then rounds: on uint8 torch is off by one level in a fifth of
+    the values. Channels stand where the batch does, because with three channels torch picks its kernel by the number of threads.
     """
     if image.shape[:2] == (h, w):
         return image

@@ -1,6 +1,7 @@
 """What tools.ablate takes away is gone, and nothing else; its table says what the runs' logs say."""
 
 import argparse
+import dataclasses
 import json
 import subprocess
 import sys
@@ -131,6 +132,16 @@ def test_runs_made_with_other_settings_are_not_taken_for_these(tmp_path, capsys)
     said = capsys.readouterr().err
     assert "pictures-all-0 was made with other settings (steps 3, not 800, lr {" in said and "point_weight 0.5, not " in said
     assert f"init elsewhere, not {tmp_path / 'sighted-0'}" in said and "max_tokens" not in said and "eval_images" not in said
+    # a run as train.py left it is taken for itself
+    args = argparse.Namespace(only="long-context", seeds=1, steps=3, images=2, device="cpu", out=tmp_path)
+    for name, _, words in ablate.runs_of(args, {}):
+        assert words[words.index("--workers") + 1] == "0"
+        given, config = train.parse(words[1:])
+        config = train.join(config, config.model, torch.device("cpu"))[1]
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / "log.jsonl").write_text(json.dumps({"config": dataclasses.asdict(config), "command": vars(given)}) + "\n")
+        assert ablate.settings_of(tmp_path / name, words) == ""
+        assert "lr {" in ablate.settings_of(tmp_path / name, [*words, "--lr.llm=9"])
     for flag in ("--steps", "--seeds", "--images", "--jobs"):
         with pytest.raises(SystemExit) as e:
             ablate.main([flag, "0", "--out", str(tmp_path)])

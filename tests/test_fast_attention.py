@@ -238,6 +238,7 @@ def test_fifty_different_packs_of_films_and_pictures_are_compiled_once():
     compiled = copy.deepcopy(plain)
     compiled.compile_blocks()
     plain.recompute = compiled.recompute = True
+    compiled.keep_blocks = 1
     loader, shapes = train.Loader(sources, rates, tokenizer, config), set()
     loader.begin()
     try:

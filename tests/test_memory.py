@@ -515,7 +515,7 @@ def test_mistakes_end_in_one_sentence(flags, said, capsys):
 
 
 class Waits(TorchDispatchMode):
-    """Names of the operations whose result, or its shape, the host has to know."""
+    """Names of the operations whose result, or its shape, the host has to know; but for tolist, numpy and cpu, which on a CPU are none."""
 
     def __init__(self):
         super().__init__()

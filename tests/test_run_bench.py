@@ -35,20 +35,26 @@ def test_flops_of_a_step_are_those_of_its_batches(out, monkeypatch, capsys):
     _, steps = run_bench.of_run(out)
     for (_, micro_batches), line in zip(loader, steps, strict=False):
         batches = [packing.build(rows, config.data.max_tokens, config.data.vision) for rows in micro_batches]
-        valid = [b.pool_src >= 0 for b in batches]
-        pairs, visual = sum(step_bench.area(b.doc, b.branch, b.bidir) for b in batches), sum(int(v.any(1).sum()) for v in valid)
-        assert line["pairs"] == pairs and line["visual_tokens"] == visual
-    patches, labelled = sum(len(b.unit) for b in batches) * config.data.vision.n_patch, sum(len(b.labelled) for b in batches)
-    wanted = step_bench.flops(model, patches, sum(int(v.sum()) for v in valid), visual, line["tokens"], labelled, pairs, config.train)
+        assert line["pairs"] == sum(step_bench.area(b.doc, b.branch, b.bidir) for b in batches)
+        assert line["visual_tokens"] == sum(int((b.pool_src >= 0).any(1).sum()) for b in batches)
+    wanted = sum(step_bench.useful(model, b, config.train) for b in batches)
     found = ran(monkeypatch, capsys, out, "--peak", 0.1, "--skip", 2)                    # of the last step
     assert wanted <= found["flops"] <= 1.2 * wanted
-    assert found["mfu"] == pytest.approx(found["flops"] / found["seconds"] / 1e11)
+    assert found["mfu"] == pytest.approx(found["flops"] / found["seconds"] / 1e11) and found["gpus"] == 1
     assert found["tokens_per_second"] == pytest.approx(line["tokens"] / line["seconds"])
-    assert ran(monkeypatch, capsys, out, "--peak", 0.1, "--skip", 2, "--gpus", 4)["mfu"] == pytest.approx(found["mfu"] / 4)
+    log = (out / "log.jsonl").read_text().replace('"world": 1', '"world": 4')
+    for again in (log, log.replace('"pairs"', '"pears"'), log.replace('"world": 4, ', "")):
+        (out.parent / "log.jsonl").write_text(again)
+        if again == log:
+            assert ran(monkeypatch, capsys, out.parent, "--peak", 0.1, "--skip", 2)["mfu"] == pytest.approx(found["mfu"] / 4)
+        else:
+            with pytest.raises(SystemExit, match="2"):
+                ran(monkeypatch, capsys, out.parent, "--peak", 0.1)
+            assert "a log of an earlier version" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("flags", "said"), [(["--peak", "0"], "--peak more than 0"), (["--peak", "1", "--skip", "3"], "3 steps, of which"),
-                                             (["--peak", "1", "--gpus", "0"], "--gpus must be at least 1")])
+@pytest.mark.parametrize(("flags", "said"), [(["--peak", "0"], "--peak must be more than 0"),
+                                             (["--peak", "1", "--skip", "3"], "3 steps, of which")])
 def test_mistakes_end_in_one_sentence(out, flags, said, monkeypatch, capsys):
     with pytest.raises(SystemExit, match="2"):
         ran(monkeypatch, capsys, out, *flags)

@@ -131,15 +131,28 @@ def test_useful_flops_are_those_of_the_matrices_and_of_what_attends():
     assert bench.useful(model, batch) == counted + 12 * attend
 
 
+@pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("learn", [("connector",), ("llm",), ("connector", "llm"), ("vit", "connector", "llm")])
-def test_parts_that_do_not_learn_cost_less(learn):
-    """Of the decoder's matrices, by torch's counter: forward, what is passed on, what is learned."""
-    model = peers.random_model(TINY, "cpu", torch.float32).train()
+def test_parts_that_do_not_learn_cost_less(learn, tied):
+    """By torch's counter: of a whole step, within the first matrices of parts below which nothing learns; of the decoder's, exactly."""
+    config = replace(TINY, vision=replace(TINY.vision, grid=6), tied=tied)
+    model = peers.random_model(config, "cpu", torch.float32).train()
     for part, parameters in model.groups().items():
         for p in parameters:
             p.requires_grad_(part in learn)
-    batch = packing.build([[step_cases.plain(TINY, np.random.default_rng(0), 20, (2, 1))]], 256, TINY.vision)
-    x = torch.randn(1, 256, TINY.n_embd, requires_grad=True)
+    model.embedding.requires_grad_(False)
+    batch = packing.build([[step_cases.plain(config, np.random.default_rng(0), 20, (2, 1))]], 256, config.vision)
+    with FlopCounterMode(display=False) as counter:
+        model(batch)[0].sum().backward()
+    counted = sum(n for op, n in counter.get_flop_counts()["Global"].items() if "mm" in str(op))
+    counted -= 2 * config.n_vocab * config.n_embd * len(batch.labelled)                  # the head's second forward
+    matrices = bench.flops(model, 3 * 36, int((batch.pool_src >= 0).sum()), len(batch.pool_dst), 256, len(batch.labelled), 0, learn, True)
+    few = bench.flops(model, 3 * 36, 0, 0, 0, 0, 0, learn)               # of the ViT, whose attention is not among torch's "mm"
+    size = sum(m.weight.numel() for m in model.vision.vit.modules() if isinstance(m, torch.nn.Linear)) * 3 * 36
+    vit = (6 if "vit" in learn else 2) * size
+    attending = 4 * (3 if {"vit", "connector"} & {*learn} else 1) * int((batch.pool_src >= 0).sum()) * config.vision.n_embd
+    assert matrices - few + vit - attending == pytest.approx(counted, rel=0.05)
+    x = torch.randn(1, 256, config.n_embd, requires_grad=True)
     with FlopCounterMode(display=False) as counter:
         model.trunk(x, batch.pos, attention.packed_mask(batch.doc, batch.branch, batch.bidir)).sum().backward()
     counted = sum(n for op, n in counter.get_flop_counts()["Global"].items() if "mm" in str(op))

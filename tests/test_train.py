@@ -74,6 +74,15 @@ def with_bad_images(folder):
     return ["--data", str(folder / "r.jsonl"), "--data.max_tokens=512"]
 
 
+def test_denormal_numbers_are_zero_on_all_threads(tmp_path):
+    code = ("import torch, train; torch.set_num_threads(2); "
+            "train.main(['--stage', '1', '--tiny', '--steps', '1', '--vit_steps=0', '--eval_images=1', '--out', "
+            f"{str(tmp_path / 'out')!r}]); "
+            "print(int((torch.full((4_000_000,), 1e-40) * 1).count_nonzero()))")
+    ran = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent.parent, capture_output=True, text=True)
+    assert ran.returncode == 0 and ran.stdout.splitlines()[-1] == "0", ran.stderr[-500:]
+
+
 def test_on_a_gpu_the_cores_of_a_process_decode_ahead(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(32)), raising=False)
     of = lambda device, flags=(): train.join(train.parse(["--stage", "1", *flags])[1], train.models.PRESETS["toy"], torch.device(device))     # noqa: E731

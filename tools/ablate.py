@@ -112,6 +112,7 @@ def sighted(out, seed, steps):
     seen = len(lines_of(out / "stage0.jsonl"))
     if not (out / "model" / "data.json").exists() or seen != min(steps, tiny.RECIPE["vit_steps"]):
         _, config = train.parse(["--stage", "1", "--tiny", "--seed", str(seed), "--steps", str(steps)])
+        torch.set_flush_denormal(True)                   # as train.py
         torch.manual_seed(seed)
         model, tokenizer, config = train.open_model(argparse.Namespace(init=None), config)
         (out / "model").mkdir(parents=True, exist_ok=True)
@@ -127,14 +128,14 @@ def settings_of(out, words):
     args, config = train.parse(words[1:])
     wanted = json.loads(json.dumps({**dataclasses.asdict(config), "init": args.init}))
     made = {**first["config"], "init": first["command"].get("init")}
-    fields = [(key, made[key], wanted.get(key)) for key in made if key not in ("model", "data")]         # models come with --init
+    fields = [(key, made[key], wanted.get(key)) for key in made if key not in train.LAYOUT - {"eval_images"} | {"data"}]
     fields += [(f"data.{key}", value, wanted["data"].get(key)) for key, value in made.get("data", {}).items() if key != "vision"]
     return ", ".join(f"{key} {value}, not {other}" for key, value, other in fields if value != other)
 
 
 def cost(run):
     """{"examples", "tokens", "crops": mean of a step, "seconds": median of one}: what a run's steps held, and how long they took."""
-    steps = [line for line in lines_of(run / "log.jsonl") if "examples" in line]
+    steps = charts.steps_of(lines_of(run / "log.jsonl"))
     return {key: of(line[key] for line in steps) for key, of in (("examples", statistics.mean), ("tokens", statistics.mean),
             ("crops", statistics.mean), ("seconds", statistics.median))} if steps else {}
 
@@ -155,6 +156,7 @@ def runs_of(args, given):
             for c in [None, *chosen] if chosen or needed else []:
                 start = given.get(before) or args.out / (f"sighted-{seed}" if before == "sighted" else directory(before, None, seed))
                 flags = ["--stage", stage, "--tiny", "--seed", str(seed), "--steps", str(args.steps), "--save-every", "0",
+                         "--workers", "0",       # they would not know what was taken away
                          f"--eval_images={args.images}", "--device", args.device, "--init", str(start), *(c.flags if c else ())]
                 runs.append((directory(family, c, seed), start, [c.name if c else "", *flags]))
     return runs

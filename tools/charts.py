@@ -185,8 +185,8 @@ def running_mean(points):
 
 
 def losses(log, path):
-    """Loss against steps, on a log axis, since most of a run is spent on its last tenth: every step pale, over it the running mean, and
-    that of each source where steps have nll_by_source.
+    """Loss against steps, on a log axis (so 0 is left out): every step pale, over it the running mean, and that of each source where
+    steps have nll_by_source.
 
     Sources that are in most steps come first; where there are more than the chart has colours, the others are grey."""
     steps, by_source = steps_of(log), {}

@@ -12,29 +12,33 @@ from pathlib import Path
 
 import model as models
 from journal import lines_of
+from tools.charts import steps_of
 from tools.step_bench import flops
 
 
 def of_run(folder):
-    """A run directory -> its config as the log has it, its steps. ValueError where there is none."""
+    """A run directory -> the first line of its log, its steps. ValueError where there is none."""
     lines = lines_of(Path(folder) / "log.jsonl")
     if not lines or "config" not in lines[0]:
         raise ValueError(f"{folder}: no log of a run")
-    return lines[0]["config"], [line for line in lines if "pairs" in line]
+    steps = steps_of(lines)
+    if any("pairs" not in line for line in steps) or "world" not in lines[0]:
+        raise ValueError(f"{folder}: a log of an earlier version, whose steps do not say what they held")
+    return lines[0], steps
 
 
 def add_arguments(parser):
     parser.add_argument("run", help="a run directory")
-    parser.add_argument("--gpus", type=int, default=1, help="processes that it ran on (default 1)")
-    parser.add_argument("--peak", type=float, required=True, help="TFLOP/s of one of them in the run's arithmetic")
+    parser.add_argument("--peak", type=float, required=True, help="TFLOP/s of one GPU in the run's arithmetic")
     parser.add_argument("--skip", type=int, default=5, help="steps at its beginning that do not count: compilers, caches (default 5)")
 
 
 def run(args):
     """-> {"steps", "seconds", "tokens_per_second", "flops", "mfu", ..}: medians over steps. ValueError where there is nothing to count."""
-    config, steps = of_run(args.run)
-    if args.gpus < 1 or args.peak <= 0 or args.skip < 0:
-        raise ValueError("--gpus must be at least 1, --peak more than 0, --skip not less than 0")
+    first, steps = of_run(args.run)
+    config, gpus = first["config"], first["world"]
+    if args.peak <= 0 or args.skip < 0:
+        raise ValueError("--peak must be more than 0, --skip not less than 0")
     if len(steps) <= args.skip:
         raise ValueError(f"{args.run}: {len(steps)} steps, of which --skip {args.skip} do not count")
     model, steps = models.empty(models.config_from(config["model"])), steps[args.skip :]
@@ -43,15 +47,15 @@ def run(args):
     def work(s):
         patches = s["crops"] * model.config.vision.n_patch
         return flops(model, patches, window * s["visual_tokens"], s["visual_tokens"], s["tokens"], s["loss_tokens"], s["pairs"],
-                     config["train"])
+                     config["train"], config["freeze_embedding"])
 
     median = lambda of: statistics.median(map(of, steps))                    # noqa: E731
     found = {"steps": len(steps), "seconds": median(lambda s: s["seconds"]), "flops": median(work),
              "tokens_per_second": median(lambda s: s["tokens"] / s["seconds"]), "fill": median(lambda s: s["fill_tokens"]),
              "crops_per_second": median(lambda s: s["crops"] / s["seconds"]),
              "pairs_per_token": median(lambda s: s["pairs"] / max(s["tokens"], 1)),
-             "mfu": median(lambda s: work(s) / s["seconds"]) / (args.gpus * args.peak * 1e12)}
+             "mfu": median(lambda s: work(s) / s["seconds"]) / (gpus * args.peak * 1e12), "gpus": gpus}
     print(f"{args.run}: {found['steps']} steps of {found['seconds']:.3f} s, {found['tokens_per_second']:.0f} tokens and "
           f"{found['crops_per_second']:.1f} crops in a second, rows {found['fill']:.0%} full\n{found['flops'] / 1e12:.3g} TFLOP a step, "
-          f"{found['mfu']:.1%} of {args.gpus} x {args.peak:g} TFLOP/s")
+          f"{found['mfu']:.1%} of {gpus} x {args.peak:g} TFLOP/s")
     return found

@@ -130,10 +130,11 @@ def area(doc, branch, bidir):
     return sum(attention.area(b[d == n], v[d == n]) for d, b, v in rows for n in range(d.max() + 1))
 
 
-def flops(model, patches, pooled, visual, tokens, labelled, pairs, learn=("vit", "connector", "llm")):
+def flops(model, patches, pooled, visual, tokens, labelled, pairs, learn=("vit", "connector", "llm"), frozen=False):
     """FLOPs of forward and backward of so many patches, of patches in windows, visual tokens, tokens, tokens with loss and pairs that
     attend: 2 for each weight of a matrix and each vector that meets it, 4 for each pair and each number of a query, all heads together
-    (products with keys and with values). Backward takes as many for what lies below and, of weights, as many again for those that learn."""
+    (products with keys and with values). Backward takes as many for what lies below and, of weights, as many again for those that learn;
+    frozen: the embedding does not, nor a head that is tied to it."""
     c, v, see = model.config, model.config.vision, model.vision
     size = lambda *parts: sum(m.weight.numel() for part in parts for m in part.modules() if isinstance(m, nn.Linear))     # noqa: E731
     vit, connector, llm = (part in learn for part in ("vit", "connector", "llm"))
@@ -143,15 +144,16 @@ def flops(model, patches, pooled, visual, tokens, labelled, pairs, learn=("vit",
     total = cost("vit", vit) * size(see.vit) * patches + of_pairs("vit", vit) * v.n_layer * patches * v.n_patch * v.n_embd
     met = size(see.pool.k, see.pool.v) * pooled + size(see.pool.q, see.pool.out, see.projector) * visual
     total += cost("connector", connector) * met + of_pairs("connector", connector) * pooled * v.n_embd
-    met = size(*model.blocks) * tokens + c.n_vocab * c.n_embd * labelled
-    return total + cost("llm", llm) * met + of_pairs("llm", llm) * c.n_layer * pairs * c.n_head * c.head_dim
+    total += cost("llm", llm) * size(*model.blocks) * tokens
+    total += cost("llm", llm and not (c.tied and frozen)) * c.n_vocab * c.n_embd * labelled
+    return total + of_pairs("llm", llm) * c.n_layer * pairs * c.n_head * c.head_dim
 
 
-def useful(model, batch):
+def useful(model, batch, *how):
     """`flops` of a Batch."""
     valid = batch.pool_src >= 0
     return flops(model, len(batch.unit) * model.config.vision.n_patch, int(valid.sum()), int(valid.any(1).sum()),
-                 int((batch.doc >= 0).sum()), int((batch.weights > 0).sum()), area(batch.doc, batch.branch, batch.bidir))
+                 int((batch.doc >= 0).sum()), int((batch.weights > 0).sum()), area(batch.doc, batch.branch, batch.bidir), *how)
 
 
 def median_of(run, device, n):
@@ -294,6 +296,8 @@ def run(args):
         setattr(args, name, usual if getattr(args, name) is None else getattr(args, name))
     if min(args.rounds, args.n, args.tokens, args.crops, args.frames, args.batch, args.crop_bucket, *args.lengths) < 1:
         raise ValueError("--rounds, --n, --tokens, --crops, --frames, --batch, --crop-bucket and --lengths must be at least 1")
+    if args.keep_blocks < 0 or (args.keep_blocks and not args.recompute):
+        raise ValueError("--keep-blocks: not less than 0, and only with --recompute, which runs the others again")
     if args.peak and len(args.peak) != len(args.dtypes):
         raise ValueError(f"--peak wants a number for each of --dtypes {' '.join(args.dtypes)}")
     peers.reach(args.device)
