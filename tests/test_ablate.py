@@ -169,7 +169,7 @@ def test_the_table_is_of_pairs_of_one_seed(tmp_path):
             out = tmp_path / ablate.directory("pictures", c, seed)
             out.mkdir()
             ended = {"step": 3, "seconds": 1, "eval": {"point_f1": score, "unseen": {"point_f1": 0}}}
-            steps = [{"step": k, "examples": 12 if c is None else k, "tokens": 90, "crops": 7, "seconds": k} for k in (1, 2, 9)]
+            steps = [{"step": k, "lr": {}, "examples": 12 if c is None else k, "tokens": 90, "crops": 7, "seconds": k} for k in (1, 2, 9)]
             (out / "log.jsonl").write_text("\n".join(map(json.dumps, [{"commit": f"abc{seed}"}, *steps, ended])) + "\n")
     (row,) = ablate.compare(choice, 3, tmp_path)
     assert row["commits"] == ["abc0", "abc1", "abc2"] and len(row["costs"]) == 3

@@ -56,7 +56,7 @@ CHOICES = (
     Choice("3x3 windows", "better than 4x4 on frames", "films", ("video_point_f1", "track_f1", "qa_accuracy")),
     Choice("square-root mixture", "better than shares by size", "films", ("qa_accuracy", "track_f1", "video_point_f1")),
     Choice("long context", "a last stage with more frames helps on long films", "long",
-           ("long.qa_accuracy", "long.video_point_f1", "long.track_f1", "qa_accuracy"),
+           ("long.qa_accuracy", "long.count_accuracy", "long.caption_recall", "long.video_point_f1", "qa_accuracy"),
            ("--stage", "2", "--lr.connector=5e-4", "--lr.llm=5e-4")),
 )
 # stage of each family, and where its runs start from: a ViT that can see, or what the family before learned with all choices
