@@ -333,7 +333,7 @@ def mixture(seed, stage, lessons=True, moving=None):
     lessons = lessons and stage == 2
     films = [(KINDS["films"]("train", seed, lessons), 30_000), (KINDS["tracks"]("train", seed, lessons), 10_000)]
     if stage == 3:
-        films += [(KINDS["long-films"]("train", seed), 120_000), (KINDS["long-tracks"]("train", seed), 40_000)]
+        films += [(KINDS["long-films"]("train", seed), 60_000), (KINDS["long-tracks"]("train", seed), 20_000)]
     stills = [(tiny.World("train", seed), 5_000), (Series("train", seed), 9_000), (tiny.Sums(seed), 400)]
     moving = moving or {2: 0.7, 3: 0.85}[stage]
     groups = [(moving, films), (round(1 - moving, 2), stills)]

@@ -41,7 +41,7 @@ LATER = {
 STAGES = {
     1: {},
     2: {**LATER, "steps": 4000, "batch": 2, "data.max_tokens": 1024, "pack_crops": 32, "data.max_frames": 6},
-    3: {**LATER, "steps": 1500, "batch": 1, "data.max_tokens": 2048, "pack_crops": 64, "data.max_frames": 18,
+    3: {**LATER, "steps": 2000, "batch": 1, "data.max_tokens": 2048, "pack_crops": 64, "data.max_frames": 18,
         "lr.connector": 5e-4, "lr.llm": 5e-4},           # more unlearns what stage 2 taught
 }
 VERSION = 2                          # of how it is drawn and asked about: another world is other data to --resume, --plan and --cache
