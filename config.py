@@ -60,7 +60,7 @@ class Config:
     device: str = "auto"
     dtype: str = "auto"              # of the arithmetic; weights and optimizer are float32 always
     max_skip: float = 0.01           # share of a source's records that may be unusable, once 1,000 of it were drawn
-    workers: int = -1                # processes that decode ahead; 0: the training process does it; -1: some on a GPU, none elsewhere
+    workers: int = 0                 # processes that decode ahead; 0: the training process does it (without --workers train.main chooses)
     vit_steps: int = 0               # steps of stage 0, at most `steps`: for a toy ViT that starts from nothing
     eval_images: int = 200           # held-out images asked about at the end of a toy run
     data: DataConfig = DataConfig()
@@ -194,13 +194,11 @@ def parse(argv):
         value = getattr(config.data, key[5:]) if key.startswith("data.") else getattr(config, key)
         if value < 1:
             raise UserError(f"--{key.replace('_', '-')}: must be at least 1, not {value}")
-    for key in ("seed", "vit_steps", "max_skip", "shard", "save_every", "keep", "keep_blocks"):
+    for key in ("seed", "workers", "vit_steps", "max_skip", "shard", "save_every", "keep", "keep_blocks"):
         if getattr(config, key) < 0:
             raise UserError(f"--{key.replace('_', '-')}: must be at least 0, not {getattr(config, key)}")
     if config.keep_blocks and not config.recompute:
         raise UserError(f"--keep_blocks={config.keep_blocks}: without recompute no block runs again, and all keep what they compute")
-    if (args.workers or 0) < 0:
-        raise UserError(f"--workers: must be at least 0, not {args.workers}")
     for key in ("max_points", "transcripts", "length_hint"):
         if getattr(config.data, key) < 0:
             raise UserError(f"--data.{key}: must be at least 0, not {getattr(config.data, key)}")

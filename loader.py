@@ -162,7 +162,7 @@ class Loader:
         What a worker decodes is a function of the draw alone, so any number of workers gives the same rows; what waits in memory is
         bounded by packs, whatever the batch.
         """
-        workers = 0 if self.cache else max(self.config.workers, 0)           # -1 where no train.py has looked at the machine
+        workers = 0 if self.cache else self.config.workers
         room, ahead = 2 * self.config.micro_batch + workers if workers else 1, deque()
         pool = ProcessPoolExecutor(workers, get_context("spawn"), _start_worker, (self.setup,)) if workers else None
         try:

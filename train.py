@@ -162,11 +162,10 @@ class Ranks:
 
 
 def join(config, shape, device):
-    """Under torchrun: the process group and the mesh -> Ranks, and config with a micro-batch and workers that a rank has. UserError if so
-    many cannot share the work of a model of this shape."""
+    """Under torchrun: the process group and the mesh -> Ranks, and config with a micro-batch that a rank has. UserError if so many cannot
+    share the work of a model of this shape."""
     world = int(os.environ.get("WORLD_SIZE", 1))
-    config = replace(config, micro_batch=max(min(config.micro_batch, config.batch * config.cp // world), 1),
-                     workers=config.workers if config.workers >= 0 else workers_for(device))
+    config = replace(config, micro_batch=max(min(config.micro_batch, config.batch * config.cp // world), 1))
     why = parallel.misfit(world, config.cp, shape.n_head, shape.n_kv_head, config.batch, config.micro_batch, config.data.max_tokens,
                           config.shard)
     if why:
@@ -615,6 +614,8 @@ def main(argv=None):
     try:
         args, config = parse(argv)
         device, dtype = pick_device(config)
+        if args.workers is None:
+            config = replace(config, workers=workers_for(device))
         folder, state, config = find_checkpoint(args, config)
         ranks, config = join(config, open_tokenizer(args, config, folder)[1].model, device)
         if len(folders := set(parallel.gathered(str(folder)))) > 1:

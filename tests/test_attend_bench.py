@@ -24,6 +24,12 @@ def test_a_row_is_a_pack_of_the_stream(tokens):
     assert images.any() and branches.max() > 1 and docs.max() > 0 and len(docs) == 4
 
 
+def test_a_row_of_branches_is_one_film_with_so_many():
+    (doc, branch, bidir), other = attend_bench.rows(512, 2, branches=6)
+    assert branch[0].bincount().tolist() == [128, *[64] * 6] and not doc.any() and all(map(torch.equal, (doc, branch, bidir), other))
+    assert bidir[branch == 0].sum() > 100 and not bidir[branch > 0].any()
+
+
 def test_ways_agree_and_one_that_does_not_ends_the_run(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["bench", "attend", "--tokens=700", "--rows=2", "--heads=4", "--dim=8", "--rounds=2"])
     bench.main()
@@ -38,7 +44,9 @@ def test_ways_agree_and_one_that_does_not_ends_the_run(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(("flags", "said"), [("--tokens 0", "at least 1"), ("--rows 0", "at least 1"), ("--heads 3", "multiple of --kv"),
-                                             ("--tokens 3", "fill 0"), ("--device nowhere", "--device nowhere")])
+                                             ("--tokens 3", "fill 0"), ("--dim 0", "at least 1"),
+                                             ("--branches -1", "--branches -1"), ("--tokens 64 --branches 33", "half of a row"),
+                                             ("--device nowhere", "--device nowhere")])
 def test_mistakes_end_in_one_sentence(flags, said, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["bench", "attend", *flags.split()])
     with pytest.raises(SystemExit) as end:

@@ -7,6 +7,7 @@ token and patch). Answers attend by SDPA, with kv heads repeated as on a GPU.
 """
 
 import json
+import re
 import weakref
 from collections import Counter
 from dataclasses import replace
@@ -493,6 +494,11 @@ def test_command_prints_a_table_and_one_line_of_json(capsys):
     assert (result["max_tokens"], result["train"]) == (1000, ["connector", "llm"])
     assert f"total {result['total'] / 2**30:.3f}" in " ".join(text.split())
     assert " 24 GB: does not fit" in text and "141 GB: fits" in text
+    (n,) = map(int, re.findall(r"141 GB: fits, .* 90 % with --keep_blocks=(\d+)", text))
+    memory.main(["--stage", "1", "--preset", "4b", "--train", "connector,llm", "--micro-batch", "1", "--data.max_tokens=1000",
+                 f"--keep_blocks={n}"])
+    kept = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert kept["keep_blocks"] == n and result["total"] < kept["total"] <= 0.9 * 141 * 2**30
     memory.main(["--stage", "3", "--preset", "4b", "--generate", "--data.max_tokens=1000"])
     answer = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert 2 * answer["parts"]["weights"] == result["parts"]["weights"]      # bfloat16 there, float32 masters here

@@ -85,12 +85,10 @@ def test_denormal_numbers_are_zero_on_all_threads(tmp_path):
 
 def test_on_a_gpu_the_cores_of_a_process_decode_ahead(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(32)), raising=False)
-    of = lambda device, flags=(): train.join(train.parse(["--stage", "1", *flags])[1], train.models.PRESETS["toy"], torch.device(device))     # noqa: E731
-    assert [of(d)[1].workers for d in ("cpu", "mps", "cuda")] == [0, 0, 8] and of("cuda", ["--workers", "3"])[1].workers == 3
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-    assert of("cuda")[1].workers == 3 and of("cuda", ["--workers", "0"])[1].workers == 0
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "64")
-    assert of("cuda")[1].workers == 0
+    assert [train.workers_for(torch.device(name)) for name in ("cpu", "mps", "cuda")] == [0, 0, 8]
+    for processes, left in (("8", 3), ("64", 0)):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
+        assert train.workers_for(torch.device("cuda")) == left
 
 
 @pytest.mark.slow
@@ -297,6 +295,8 @@ MISTAKES = [
     (["--stage", "1", "--tiny", "--data", "outside.jsonl"], "outside.jsonl:1: E62"),
     (["--stage", "1", "--tiny", "--seed", "-1"], "--seed: must be at least 0"),
     (["--stage", "1", "--tiny", "--workers", "-1"], "--workers: must be at least 0"),
+    (["--stage", "1", "--keep_blocks=-1"], "--keep-blocks: must be at least 0"),
+    (["--stage", "1", "--tiny", "--keep_blocks=1"], "--keep_blocks=1: without recompute no block runs again"),
     (["--stage", "1", "--tiny", "--data.max_crops=0"], "--data.max-crops: must be at least 1"),
     (["--stage", "1", "--tiny", "--pool=inf"], "'inf' is no int"),
     (["--stage", "1", "--tiny", "--betas=0.9"], "--betas: two numbers"),

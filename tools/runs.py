@@ -44,10 +44,10 @@ def end(said):
 def main():
     given = list(dict.fromkeys(sys.argv[1:]))
     if not given or given[0].startswith("-"):
-        return end(__doc__)
+        end(__doc__)
     for run in given:
         if result(run) is None:
-            return end(f"tools.runs: {run}: no log of a run that has ended")
+            end(f"tools.runs: {run}: no log of a run that has ended")
     short = {run: Path(run).name for run in given}
     names = short if len({*short.values()}) == len(given) else {run: run for run in given}
     columns = {names[run]: result(run) for run in given}
