@@ -174,6 +174,9 @@ def test_rows_that_grow_have_the_length_asked_for(tiny, capsys):
     assert [r["documents"] for r in rows] == [1, 1, 1] and rows[0]["crops"] == 16 < rows[1]["crops"]
     assert all(0.9 * asked < r["tokens"] <= asked for asked, r in zip((700, 700, 320), rows, strict=True) if r["crops"] != 16)
     assert all(0 < r["attention_seconds"] < r["seconds"] for r in rows)
+    assert rows[0]["pairs"] == rows[0]["mask_share"] * rows[0]["tokens"] ** 2
+    first = {"median": 1, "min": 1, "max": 1}            # each of its own kind: of films of 16 frames, or of one longer film
+    assert [r["rest_over_first"] == first for r in rows] == [True, True, False]
     assert "us a token" in capsys.readouterr().out
 
 

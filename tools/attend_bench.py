@@ -21,7 +21,7 @@ import torch
 import attention
 import packing
 from tools import pack_bench
-from tools.peers import clock, reach
+from tools.peers import clock, reach, spread
 
 FRAME, TIME = 83, 5                      # tokens of a frame with its markers, and of the time before it
 
@@ -122,8 +122,7 @@ def bench_row(tokens, args):
         r = {part: statistics.median(line[name][part] for line in rounds) for part in ("mask", "forward", "both")}
         r["bytes"] = max(line[name]["bytes"] for line in rounds) if cuda else None
         for other in ("dense", "loop"):
-            ratios = [line[other]["both"] / line[name]["both"] for line in rounds]
-            r[f"{other}_over"] = {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
+            r[f"{other}_over"] = spread(line[other]["both"] / line[name]["both"] for line in rounds)
         case["ways"][name] = r | {"off": off[name]}
         shown = ["{median:8.2f} ({min:.2f}-{max:.2f})".format(**r[f"{other}_over"]) for other in ("dense", "loop")]
         print(f"{name:12s} {r['mask'] * 1e3:10.1f} {r['forward'] * 1e3:11.1f} {r['both'] * 1e3:17.1f} "

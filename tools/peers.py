@@ -1,5 +1,6 @@
 """The other side of a comparison: transformers' Molmo2 with our random weights, and our examples as its inputs."""
 
+import statistics
 import tempfile
 import time
 from dataclasses import replace
@@ -86,6 +87,12 @@ def clock(device):
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
     return time.perf_counter()
+
+
+def spread(ratios):
+    """-> what the JSON says of a ratio that was measured once a round."""
+    ratios = list(ratios)
+    return {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
 
 
 def reach(device):

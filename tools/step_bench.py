@@ -38,7 +38,7 @@ import attention
 import model as models
 import packing
 from tools import load_bench, pack_bench, peers
-from tools.peers import clock
+from tools.peers import clock, spread
 from tools.step_cases import PLAIN, Case, case_of, collate, example, plain
 
 WATCHED = {"blocks.0.attn.q.weight": "model.language_model.layers.0.self_attn.q_proj.weight",    # a gradient reaches these last
@@ -241,10 +241,10 @@ def measure(name, config, contestants, peaks, args):
 
 def growth(config, model, args):
     """Rows of films with 300 tokens of text each -> {row: its seconds, and of these in attention}. Attention is timed by itself, on numbers
-    of the same shapes under the same mask, and taken as often as there are blocks; the ViT's own counts as the rest."""
-    found, device, rng = {}, torch.device(args.device), np.random.default_rng(0)
+    of the same shapes under the same mask, and taken as often as there are blocks; the ViT's own counts as the rest. Rows take turns: the
+    rest of a token is compared with that of the first row of as many films, several or one, in the same round."""
+    found, device, rng, runs, kinds = {}, torch.device(args.device), np.random.default_rng(0), [], []
     one, two = (len(example(config, rng, [], n, [(0, 300)])[0].tokens) for n in (1000, 1001))    # a frame, its time written at length
-    print("\n                                        crops    mask  us a token: all  attention     rest")
     fit = {length: max((length - 301) // (two - one), 0) for length in args.lengths}
     rows = dict.fromkeys((n, frames, dtype) for n in args.lengths for frames in (min(16, fit[n]), fit[n]) for dtype in args.dtypes)
     for length, frames, dtype in rows:
@@ -256,12 +256,20 @@ def growth(config, model, args):
         q, k, v, back = (torch.randn(1, T, n, config.head_dim, device=device, dtype=kind, requires_grad=True)
                          for n in (config.n_head, config.n_kv_head, config.n_kv_head, config.n_head))
         attending = partial(lambda q, k, v, mask, back: model.attend(q, k, v, mask).backward(back.detach()), q, k, v, mask, back)
-        whole = [step("ours", model, config, Case([row], [], T), dtype, args)[0] for _ in range(args.rounds + 1)]
-        r = {"tokens": T, "documents": len(row), "crops": len(batch.unit), "mask_share": pairs / T**2,
-             "seconds": statistics.median(whole[1:]), "attention_seconds": median_of(attending, device, args.rounds) * config.n_layer}
-        found[f"{T} tokens in {len(row)} film(s), {dtype}"] = r
-        us = [t / T * 1e6 for t in (r["seconds"], r["attention_seconds"], r["seconds"] - r["attention_seconds"])]
-        print(f"{list(found)[-1]:38s}{r['crops']:7d} {r['mask_share']:7.1%} {us[0]:16.1f} {us[1]:10.1f} {us[2]:8.1f}", flush=True)
+        found[f"{T} tokens in {len(row)} film(s), {dtype}"] = {
+            "tokens": T, "documents": len(row), "crops": len(batch.unit), "pairs": pairs, "mask_share": pairs / T**2}
+        kinds.append((frames > 16, dtype))
+        runs.append((partial(step, "ours", model, config, Case([row], [], T), dtype, args), attending))
+    rounds = [[(whole()[0], median_of(attending, device, 1) * config.n_layer) for whole, attending in runs]
+              for _ in range(args.rounds + 1)][1:]       # the first warms up
+    print("\n                                        crops    mask  us a token: all  attention     rest  rest / first (range)  ns a pair")
+    for k, (name, r) in enumerate(found.items()):
+        whole, attending = (statistics.median(times[k][part] for times in rounds) for part in (0, 1))
+        rest = [[(w - a) / f["tokens"] for (w, a), f in zip(times, found.values(), strict=True)] for times in rounds]
+        r |= {"seconds": whole, "attention_seconds": attending, "rest_over_first": spread(t[k] / t[kinds.index(kinds[k])] for t in rest)}
+        us = [t / r["tokens"] * 1e6 for t in (whole, attending, whole - attending)]
+        print(f"{name:38s}{r['crops']:7d} {r['mask_share']:7.1%} {us[0]:16.1f} {us[1]:10.1f} {us[2]:8.1f}  "
+              + "{median:6.2f} ({min:.2f}-{max:.2f})".format(**r["rest_over_first"]) + f" {attending / r['pairs'] * 1e9:16.1f}", flush=True)
     return found
 
 
