@@ -122,7 +122,8 @@ def allow_by_document(doc, branch, bidir, size=BLOCK):
 
 def long(fields, size=BLOCK):
     """doc, branch, bidir (1,t) of one document -> Long. A block of queries may need what comes before its end and what sees it both
-    ways, of the trunk and of its own branches: a block in one branch skips all others."""
+    ways, of the trunk and of its own branches: a block in one branch skips all others. What lies outside of the block is seen alike by
+    all queries of one branch and bidir: one of them is asked for all."""
     _, branch, bidir = (f[0] for f in fields)
     order, blocks = torch.arange(len(branch), device=branch.device), []
     for start in range(0, len(branch), size):
@@ -130,7 +131,12 @@ def long(fields, size=BLOCK):
         both_ways = torch.isin(bidir, bidir[rows]) & (bidir > 0)
         keys = ((branch == 0) | torch.isin(branch, branch[rows])) & ((order < rows.stop) | both_ways)
         keys = keys.nonzero()[:, 0]
-        blocks.append((rows, keys, allow(*fields, rows, keys)))
+        kinds, kind = torch.stack([branch[rows], bidir[rows]]).unique(dim=1, return_inverse=True)
+        one = order.new_empty(kinds.shape[1]).scatter_(0, kind, order[rows])             # of each kind, whichever
+        mask = allow(*fields, one, keys)[:, kind]
+        inside = ((keys >= start) & (keys < rows.stop)).nonzero()[:, 0]
+        mask[:, :, inside] = allow(*fields, rows, keys[inside])
+        blocks.append((rows, keys, mask))
     return Long(branch[None].shape, blocks)
 
 

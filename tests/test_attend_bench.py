@@ -1,12 +1,14 @@
 """tools.bench attend: rows like the stream's, ways that compute the same, a table and one JSON line."""
 
 import json
+import os
 import sys
 
 import pytest
 import torch
 
 import attention
+import journal
 from tools import attend_bench, bench, pack_bench
 
 
@@ -35,7 +37,9 @@ def test_ways_agree_and_one_that_does_not_ends_the_run(monkeypatch, capsys):
     bench.main()
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     case = result["cases"]["700"]
-    assert case["area"] == pytest.approx(sum(float(attention.allow(*row).float().mean()) for row in attend_bench.rows(700, 2)) / 2)
+    assert str(os.cpu_count()) in result["hardware"] and result["commit"] == journal.commit() and result["date"] >= "2026-11-22"
+    assert case["area"] == pytest.approx(sum(float(attention.allow(*row).float().mean()) for row in attend_bench.rows(700, 2)) / 2,
+                                         rel=1e-3)
     assert set(case["ways"]) == {"dense", "loop", "ours"} and case["ways"]["dense"]["dense_over"]["median"] == 1
     assert all(way["both"] > way["forward"] > 0 and way["off"] < 1e-4 for way in case["ways"].values())
     monkeypatch.setitem(attend_bench.WAYS, "ours", (attention.packed_mask, lambda q, k, v, mask: attention.attend(q, k, 2 * v, mask)))

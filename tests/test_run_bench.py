@@ -39,14 +39,15 @@ def test_flops_of_a_step_are_those_of_its_batches(out, monkeypatch, capsys):
         assert line["visual_tokens"] == sum(int((b.pool_src >= 0).any(1).sum()) for b in batches)
     wanted = sum(step_bench.useful(model, b, config.train) for b in batches)
     found = ran(monkeypatch, capsys, out, "--peak", 0.1, "--skip", 2)                    # of the last step
-    assert wanted <= found["flops"] <= 1.2 * wanted
-    assert found["mfu"] == pytest.approx(found["flops"] / found["seconds"] / 1e11) and found["gpus"] == 1
-    assert found["tokens_per_second"] == pytest.approx(line["tokens"] / line["seconds"])
+    assert 0.999 * wanted <= found["flops"] <= 1.2 * wanted
+    assert found["mfu"] == pytest.approx(found["flops"] / found["seconds"] / 1e11, rel=2e-3) and found["gpus"] == 1
+    assert found["run"]["device"] in ("cpu", "cuda", "mps")
+    assert found["tokens_per_second"] == pytest.approx(line["tokens"] / line["seconds"], rel=1e-3)
     log = (out / "log.jsonl").read_text().replace('"world": 1', '"world": 4')
     for again in (log, log.replace('"pairs"', '"pears"'), log.replace('"world": 4, ', "")):
         (out.parent / "log.jsonl").write_text(again)
         if again == log:
-            assert ran(monkeypatch, capsys, out.parent, "--peak", 0.1, "--skip", 2)["mfu"] == pytest.approx(found["mfu"] / 4)
+            assert ran(monkeypatch, capsys, out.parent, "--peak", 0.1, "--skip", 2)["mfu"] == pytest.approx(found["mfu"] / 4, rel=1e-3)
         else:
             with pytest.raises(SystemExit, match="2"):
                 ran(monkeypatch, capsys, out.parent, "--peak", 0.1)

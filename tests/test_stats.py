@@ -43,13 +43,12 @@ def test_stats_are_those_of_the_encoded_examples(tmp_path):
     assert found["fill_tokens"] == pytest.approx(found["tokens"] / len(packs) / 800, abs=1e-4)
 
 
-def test_the_command_prints_them_and_a_mistake_is_one_sentence(tmp_path):
+def test_the_command_prints_them_and_a_mistake_is_one_sentence(tmp_path, capsys):
     (tmp_path / "r.jsonl").write_text('{"annotations": [{"type": "text", "text": "abc"}]}')
-
-    def run(*words):
-        return subprocess.run([sys.executable, "data.py", "stats", *map(str, words)], cwd=ROOT, capture_output=True, text=True)
-
-    done = run(tmp_path / "r.jsonl", "--stage", "2", "--tiny")
+    command = [sys.executable, "data.py", "stats", str(tmp_path / "r.jsonl"), "--stage", "2", "--tiny"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and json.loads(done.stdout.splitlines()[-1])["tokens"] == 4
-    wrong = run(tmp_path / "none.jsonl")
-    assert wrong.returncode == 2 and wrong.stderr.strip().endswith("none.jsonl: no such file") and "Traceback" not in wrong.stderr
+    with pytest.raises(SystemExit) as refused:
+        stats.main(["stats", str(tmp_path / "none.jsonl")])
+    said = capsys.readouterr().err.strip()
+    assert refused.value.code == 2 and said.endswith("none.jsonl: no such file") and len(said.splitlines()) == 1

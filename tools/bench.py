@@ -8,24 +8,29 @@
     python -m tools.bench generate                          # transformers' Molmo2: a small random model on this machine's CPU
     python -m tools.bench generate --preset 4b --device cuda --dtype bfloat16
 
-Prints a table, then one JSON line. `generate`: same weights, same inputs; a ratio above 1 says that this project is faster. Ours
-and theirs take turns, so that what else the machine does meets both; the ratio is the median over the rounds, with the smallest and
-the largest beside it.
+Prints a table, then one JSON line that also says on what, when and of which commit. `generate`: same weights, same inputs; a ratio above
+1 says that this project is faster. Ours and theirs take turns, so that what else the machine does meets both; the ratio is the median over
+the rounds, with the smallest and the largest beside it.
 """
 
 import argparse
 import json
+import os
 import platform
+import re
 import statistics
 import sys
 import time
+from datetime import date
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import torch
 
 import data
 import model as models
+from journal import commit
 from tools import attend_bench, load_bench, pack_bench, run_bench, step_bench
 from tools.generate import generate
 from tools.peers import SMALL, Numbers, inputs_of, peers, reach
@@ -90,6 +95,24 @@ def bench_generate(args):
     return results
 
 
+def hardware(device):
+    """The name of a GPU, or of the processor and how many cores it has."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_name(device)
+    info = Path("/proc/cpuinfo")             # of Linux
+    names = re.findall(r"model name\s*: *(.*)", info.read_text()) if info.is_file() else []
+    return f"{os.cpu_count()} cores, {names[0] if names else platform.processor() or platform.machine()}"
+
+
+def short(found):
+    """The same with four digits of every float: more were noise."""
+    if isinstance(found, dict):
+        return {name: short(value) for name, value in found.items()}
+    if isinstance(found, list):
+        return list(map(short, found))
+    return float(f"{found:.4g}") if isinstance(found, float) else found
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
@@ -112,8 +135,9 @@ def main():
     except ValueError as e:
         print(f"tools.bench: {e}", file=sys.stderr)
         raise SystemExit(2) from None
-    machine = {"torch": torch.__version__, "machine": platform.machine(), "threads": torch.get_num_threads()}
-    print(json.dumps({"bench": args.command, **vars(args), **machine, "cases": results}))
+    where = {"hardware": hardware(getattr(args, "device", "cpu")), "threads": torch.get_num_threads(), "torch": torch.__version__,
+             "commit": commit(), "date": str(date.today())}
+    print(json.dumps({"bench": args.command, **vars(args), **where, "cases": short(results)}))
 
 
 if __name__ == "__main__":

@@ -54,7 +54,8 @@ def run(args):
              "tokens_per_second": median(lambda s: s["tokens"] / s["seconds"]), "fill": median(lambda s: s["fill_tokens"]),
              "crops_per_second": median(lambda s: s["crops"] / s["seconds"]),
              "pairs_per_token": median(lambda s: s["pairs"] / max(s["tokens"], 1)),
-             "mfu": median(lambda s: work(s) / s["seconds"]) / (gpus * args.peak * 1e12), "gpus": gpus}
+             "mfu": median(lambda s: work(s) / s["seconds"]) / (gpus * args.peak * 1e12), "gpus": gpus,
+             "run": {name: first[name] for name in ("device", "dtype", "commit")}}
     print(f"{args.run}: {found['steps']} steps of {found['seconds']:.3f} s, {found['tokens_per_second']:.0f} tokens and "
           f"{found['crops_per_second']:.1f} crops in a second, rows {found['fill']:.0%} full\n{found['flops'] / 1e12:.3g} TFLOP a step, "
           f"{found['mfu']:.1%} of {gpus} x {args.peak:g} TFLOP/s")

@@ -240,9 +240,9 @@ def measure(name, config, contestants, peaks, args):
 
 
 def growth(config, model, args):
-    """Rows of films with 300 tokens of text each -> {row: its seconds, and of these in attention}. Attention is timed by itself, on numbers
-    of the same shapes under the same mask, and taken as often as there are blocks; the ViT's own counts as the rest. Rows take turns: the
-    rest of a token is compared with that of the first row of as many films, several or one, in the same round."""
+    """Rows of films with 300 tokens of text each -> {row: its seconds, and of these in attention}. Attention is timed by itself: the mask
+    once, and what attends under it, on numbers of the same shapes, as often as there are blocks; the ViT's own counts as the rest. Rows
+    take turns: the rest of a token is compared with that of the first row of as many films, several or one, in the same round."""
     found, device, rng, runs, kinds = {}, torch.device(args.device), np.random.default_rng(0), [], []
     one, two = (len(example(config, rng, [], n, [(0, 300)])[0].tokens) for n in (1000, 1001))    # a frame, its time written at length
     fit = {length: max((length - 301) // (two - one), 0) for length in args.lengths}
@@ -252,15 +252,16 @@ def growth(config, model, args):
         row = [film] * max(length // len(film.tokens), 1)
         T, kind = len(film.tokens) * len(row), getattr(torch, dtype)
         batch = packing.build([row], T, config.vision).to(device)
-        mask, pairs = attention.packed_mask(batch.doc, batch.branch, batch.bidir), area(batch.doc, batch.branch, batch.bidir)
+        masking, pairs = partial(attention.packed_mask, batch.doc, batch.branch, batch.bidir), area(batch.doc, batch.branch, batch.bidir)
         q, k, v, back = (torch.randn(1, T, n, config.head_dim, device=device, dtype=kind, requires_grad=True)
                          for n in (config.n_head, config.n_kv_head, config.n_kv_head, config.n_head))
-        attending = partial(lambda q, k, v, mask, back: model.attend(q, k, v, mask).backward(back.detach()), q, k, v, mask, back)
+        attending = partial(lambda q, k, v, mask, back: model.attend(q, k, v, mask).backward(back.detach()), q, k, v, masking(), back)
         found[f"{T} tokens in {len(row)} film(s), {dtype}"] = {
             "tokens": T, "documents": len(row), "crops": len(batch.unit), "pairs": pairs, "mask_share": pairs / T**2}
         kinds.append((frames > 16, dtype))
-        runs.append((partial(step, "ours", model, config, Case([row], [], T), dtype, args), attending))
-    rounds = [[(whole()[0], median_of(attending, device, 1) * config.n_layer) for whole, attending in runs]
+        runs.append((partial(step, "ours", model, config, Case([row], [], T), dtype, args), masking, attending))
+    timed = lambda run: median_of(run, device, 1)                            # noqa: E731
+    rounds = [[(whole()[0], timed(masking) + timed(attending) * config.n_layer) for whole, masking, attending in runs]
               for _ in range(args.rounds + 1)][1:]       # the first warms up
     print("\n                                        crops    mask  us a token: all  attention     rest  rest / first (range)  ns a pair")
     for k, (name, r) in enumerate(found.items()):
