@@ -134,8 +134,8 @@ def long(fields, size=BLOCK):
         kinds, kind = torch.stack([branch[rows], bidir[rows]]).unique(dim=1, return_inverse=True)
         one = order.new_empty(kinds.shape[1]).scatter_(0, kind, order[rows])             # of each kind, whichever
         mask = allow(*fields, one, keys)[:, kind]
-        inside = ((keys >= start) & (keys < rows.stop)).nonzero()[:, 0]
-        mask[:, :, inside] = allow(*fields, rows, keys[inside])
+        before = int((keys < start).sum())
+        mask[:, :, before : before + rows.stop - start] = allow(*fields, rows, rows)
         blocks.append((rows, keys, mask))
     return Long(branch[None].shape, blocks)
 

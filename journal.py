@@ -7,6 +7,8 @@ out   files that readers, tools.view and the rest of an interrupted run go by
 import dataclasses
 import json
 import os
+import platform
+import re
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -101,3 +103,12 @@ def commit():
         return git("rev-parse", "--short", "HEAD") + "+" * bool(git("status", "--porcelain", "-uno"))
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+
+
+def hardware(device):
+    """The name of a GPU, or of the processor and how many cores it has."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_name(device)
+    info = Path("/proc/cpuinfo")             # of Linux
+    names = re.findall(r"model name\s*: *(.*)", info.read_text()) if info.is_file() else []
+    return f"{os.cpu_count()} cores, {names[0] if names else platform.processor() or platform.machine()}"

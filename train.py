@@ -41,7 +41,7 @@ import parallel
 import plans
 import text
 from config import Config, Parser, Parts, UserError, config_from, fields_of, override, parse  # noqa: F401 - tools ask for them here
-from journal import Journal, bad_so_far, commit, dropped_by, keep_for_inspection, lines_of
+from journal import Journal, bad_so_far, commit, dropped_by, hardware, keep_for_inspection, lines_of
 from loader import Loader, RunError
 from mixture import open_sources
 from stages import tiny
@@ -566,8 +566,8 @@ def score(config, model, tokenizer, asked, folder=None):
 def first_line(run, args, params):
     """Of the log: what was asked for, and of which program and machine."""
     return {"config": dataclasses.asdict(run.config), "command": vars(args), "commit": commit(), "device": str(run.device),
-            "dtype": str(run.dtype).split(".")[-1], "versions": {"python": platform.python_version(), "torch": torch.__version__},
-            "world": run.ranks.world, "params": params}
+            "hardware": hardware(run.device), "dtype": str(run.dtype).split(".")[-1], "world": run.ranks.world, "params": params,
+            "versions": {"python": platform.python_version(), "torch": torch.__version__}}
 
 
 def leave(config, out, model, tokenizer):

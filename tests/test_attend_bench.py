@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from datetime import date
 
 import pytest
 import torch
@@ -37,7 +38,7 @@ def test_ways_agree_and_one_that_does_not_ends_the_run(monkeypatch, capsys):
     bench.main()
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     case = result["cases"]["700"]
-    assert str(os.cpu_count()) in result["hardware"] and result["commit"] == journal.commit() and result["date"] >= "2026-11-22"
+    assert str(os.cpu_count()) in result["hardware"] and result["commit"] == journal.commit() and result["date"] == str(date.today())
     assert case["area"] == pytest.approx(sum(float(attention.allow(*row).float().mean()) for row in attend_bench.rows(700, 2)) / 2,
                                          rel=1e-3)
     assert set(case["ways"]) == {"dense", "loop", "ours"} and case["ways"]["dense"]["dense_over"]["median"] == 1
@@ -45,6 +46,11 @@ def test_ways_agree_and_one_that_does_not_ends_the_run(monkeypatch, capsys):
     monkeypatch.setitem(attend_bench.WAYS, "ours", (attention.packed_mask, lambda q, k, v, mask: attention.attend(q, k, 2 * v, mask)))
     with pytest.raises(RuntimeError, match="ours differs from dense"):
         bench.main()
+
+
+def test_four_digits_of_every_float_and_no_other_number():
+    assert bench.short({"a": [1234567, 0.123456, {"b": 2.23456e11}], "c": "0.123456", "d": None, "e": True}) == {
+        "a": [1234567, 0.1235, {"b": 2.235e11}], "c": "0.123456", "d": None, "e": True}
 
 
 @pytest.mark.parametrize(("flags", "said"), [("--tokens 0", "at least 1"), ("--rows 0", "at least 1"), ("--heads 3", "multiple of --kv"),

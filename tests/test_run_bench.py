@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+import journal
 import packing
 import train
 from loader import Loader
@@ -41,7 +42,9 @@ def test_flops_of_a_step_are_those_of_its_batches(out, monkeypatch, capsys):
     found = ran(monkeypatch, capsys, out, "--peak", 0.1, "--skip", 2)                    # of the last step
     assert 0.999 * wanted <= found["flops"] <= 1.2 * wanted
     assert found["mfu"] == pytest.approx(found["flops"] / found["seconds"] / 1e11, rel=2e-3) and found["gpus"] == 1
-    assert found["run"]["device"] in ("cpu", "cuda", "mps")
+    device = train.pick_device(config)[0]
+    assert found["run"] == {"hardware": journal.hardware(device), "dtype": "float32" if device.type != "cuda" else "bfloat16",
+                            "commit": journal.commit()}
     assert found["tokens_per_second"] == pytest.approx(line["tokens"] / line["seconds"], rel=1e-3)
     log = (out / "log.jsonl").read_text().replace('"world": 1', '"world": 4')
     for again in (log, log.replace('"pairs"', '"pears"'), log.replace('"world": 4, ', "")):

@@ -173,11 +173,30 @@ def test_rows_that_grow_have_the_length_asked_for(tiny, capsys):
     rows = list(bench.run(args)["growth"].values())
     assert [r["documents"] for r in rows] == [1, 1, 1] and rows[0]["crops"] == 16 < rows[1]["crops"]
     assert all(0.9 * asked < r["tokens"] <= asked for asked, r in zip((700, 700, 320), rows, strict=True) if r["crops"] != 16)
-    assert all(0 < r["attention_seconds"] < r["seconds"] for r in rows)
-    assert rows[0]["pairs"] == rows[0]["mask_share"] * rows[0]["tokens"] ** 2
+    assert all(r["rest_seconds"] > 0 and r["seconds"] > 0 for r in rows)
+    assert rows[0]["pairs"] == pytest.approx(rows[0]["mask_share"] * rows[0]["tokens"] ** 2)
     first = {"median": 1, "min": 1, "max": 1}            # each of its own kind: of films of 16 frames, or of one longer film
     assert [r["rest_over_first"] == first for r in rows] == [True, True, False]
     assert "us a token" in capsys.readouterr().out
+
+
+def test_without_attention_all_else_of_a_step_stays(tiny):
+    """No token tells another anything, no mask is made, every matrix has a gradient; and then it attends again."""
+    args = parsed("--dtypes", "float32")
+    model, case = bench.contenders(TINY, args, ("ours",))["ours"], step_cases.case_of("single", TINY, args)
+    before = bench.step("ours", model, TINY, case, "float32", args)
+    batch = packing.build(case.rows, case.length, TINY.vision)
+    at = int(batch.labelled[0])
+    other = replace(batch, tokens=torch.where(torch.arange(case.length) == at, batch.tokens, 11))            # all but one
+    with bench.no_attention(model):
+        assert attention.packed_mask(batch.doc, batch.branch, batch.bidir) is None
+        nll = model(batch)[0]
+        assert torch.equal(nll[0, at], model(other)[0][0, at]) and nll[0, at] > 0
+        alone = bench.step("ours", model, TINY, case, "float32", args)[1]
+        model(batch)[0].sum().backward()
+        assert all(getattr(b.attn, name).weight.grad.abs().sum() > 0 for b in model.blocks for name in "qkv")
+    model.zero_grad()
+    assert bench.step("ours", model, TINY, case, "float32", args)[1] == before[1] != alone
 
 
 def test_ours_alone_needs_no_transformers(tiny, monkeypatch):

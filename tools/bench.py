@@ -15,22 +15,18 @@ the rounds, with the smallest and the largest beside it.
 
 import argparse
 import json
-import os
-import platform
-import re
 import statistics
 import sys
 import time
 from datetime import date
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import torch
 
 import data
 import model as models
-from journal import commit
+from journal import commit, hardware
 from tools import attend_bench, load_bench, pack_bench, run_bench, step_bench
 from tools.generate import generate
 from tools.peers import SMALL, Numbers, inputs_of, peers, reach
@@ -93,15 +89,6 @@ def bench_generate(args):
         print(f"{name:20s} {case['tokens']:7d} | {p['ours']:12.3f} s {p['theirs']:7.3f} s {p['ratio']:6.2f} | "
               f"{d['ours'] * 1000:11.2f} ms {d['theirs'] * 1000:7.2f} ms {d['ratio']:6.2f}")
     return results
-
-
-def hardware(device):
-    """The name of a GPU, or of the processor and how many cores it has."""
-    if torch.device(device).type == "cuda":
-        return torch.cuda.get_device_name(device)
-    info = Path("/proc/cpuinfo")             # of Linux
-    names = re.findall(r"model name\s*: *(.*)", info.read_text()) if info.is_file() else []
-    return f"{os.cpu_count()} cores, {names[0] if names else platform.processor() or platform.machine()}"
 
 
 def short(found):

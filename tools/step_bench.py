@@ -12,7 +12,7 @@ agree in float32. They take turns; a ratio is theirs over ours within a round, s
     padded, single  9, 5 and 2 crops and a text, a row for us; for transformers padded to the longest, as its processor does, or one by one
     stream          what fills --n rows of training, drawn as tools.pack_bench draws it. Ours: message trees, packed by packing.Planner.
                     Theirs: a sequence for each annotation, shuffled, in padded batches; videos apart, for it refuses them beside images
-    growth          ours alone: rows of about --lengths, of several films or of one, and what of their time is attention
+    growth          ours alone: rows of about --lengths, of several films or of one, and what of their time is attention, of all blocks
 
 MFU: FLOPs of the work that has to be done (`useful`), the same for both sides, over seconds and over a large matrix product's FLOP/s.
 What is done in vain (padding, what a mask hides, logits without a label, an image read once per annotation, blocks run again) is not
@@ -26,6 +26,7 @@ import statistics
 import subprocess
 import sys
 from argparse import Namespace
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -239,38 +240,52 @@ def measure(name, config, contestants, peaks, args):
     return found
 
 
+@contextmanager
+def no_attention(model):
+    """What attends adds queries, keys and values up instead, without a mask: all else of a step stays, the gradients of all three too."""
+    def added(q, k, v, mask):
+        return q + (k + v).repeat_interleave(q.shape[2] // k.shape[2], dim=2)
+
+    kept = model.attend, attention.packed_mask
+    model.attend, attention.packed_mask = added, lambda *_: None
+    try:
+        yield
+    finally:
+        model.attend, attention.packed_mask = kept
+
+
 def growth(config, model, args):
-    """Rows of films with 300 tokens of text each -> {row: its seconds, and of these in attention}. Attention is timed by itself: the mask
-    once, and what attends under it, on numbers of the same shapes, as often as there are blocks; the ViT's own counts as the rest. Rows
-    take turns: the rest of a token is compared with that of the first row of as many films, several or one, in the same round."""
-    found, device, rng, runs, kinds = {}, torch.device(args.device), np.random.default_rng(0), [], []
+    """Rows of films with 300 tokens of text each -> {row: seconds of a step, and of one that does all but attend}; the ViT's attention is
+    part of both. Rows take turns, and the latter is compared, per token, with the first row's of as many films, several or one."""
+    found, cases, rounds, rng = {}, {}, [], np.random.default_rng(0)
     one, two = (len(example(config, rng, [], n, [(0, 300)])[0].tokens) for n in (1000, 1001))    # a frame, its time written at length
     fit = {length: max((length - 301) // (two - one), 0) for length in args.lengths}
     rows = dict.fromkeys((n, frames, dtype) for n in args.lengths for frames in (min(16, fit[n]), fit[n]) for dtype in args.dtypes)
     for length, frames, dtype in rows:
         film = plain(config, rng, 300, frames=frames)
         row = [film] * max(length // len(film.tokens), 1)
-        T, kind = len(film.tokens) * len(row), getattr(torch, dtype)
-        batch = packing.build([row], T, config.vision).to(device)
-        masking, pairs = partial(attention.packed_mask, batch.doc, batch.branch, batch.bidir), area(batch.doc, batch.branch, batch.bidir)
-        q, k, v, back = (torch.randn(1, T, n, config.head_dim, device=device, dtype=kind, requires_grad=True)
-                         for n in (config.n_head, config.n_kv_head, config.n_kv_head, config.n_head))
-        attending = partial(lambda q, k, v, mask, back: model.attend(q, k, v, mask).backward(back.detach()), q, k, v, masking(), back)
-        found[f"{T} tokens in {len(row)} film(s), {dtype}"] = {
-            "tokens": T, "documents": len(row), "crops": len(batch.unit), "pairs": pairs, "mask_share": pairs / T**2}
-        kinds.append((frames > 16, dtype))
-        runs.append((partial(step, "ours", model, config, Case([row], [], T), dtype, args), masking, attending))
-    timed = lambda run: median_of(run, device, 1)                            # noqa: E731
-    rounds = [[(whole()[0], timed(masking) + timed(attending) * config.n_layer) for whole, masking, attending in runs]
-              for _ in range(args.rounds + 1)][1:]       # the first warms up
+        T = len(film.tokens) * len(row)
+        batch = packing.build([row], T, config.vision)
+        pairs, name = area(batch.doc, batch.branch, batch.bidir), f"{T} tokens in {len(row)} film(s), {dtype}"
+        found[name] = {"tokens": T, "documents": len(row), "crops": len(batch.unit), "pairs": pairs, "mask_share": pairs / T**2}
+        cases[name] = Case([row], [], T), dtype, (dtype, frames > 16)
+
+    for k in range(args.rounds + 1):
+        whole, rest = {}, {}
+        for name, (case, dtype, _) in cases.items():
+            whole[name] = step("ours", model, config, case, dtype, args)[0]
+            with no_attention(model):
+                rest[name] = step("ours", model, config, case, dtype, args)[0]
+        rounds += [(whole, rest)] * (k > 0)              # the first warms up
     print("\n                                        crops    mask  us a token: all  attention     rest  rest / first (range)  ns a pair")
-    for k, (name, r) in enumerate(found.items()):
-        whole, attending = (statistics.median(times[k][part] for times in rounds) for part in (0, 1))
-        rest = [[(w - a) / f["tokens"] for (w, a), f in zip(times, found.values(), strict=True)] for times in rounds]
-        r |= {"seconds": whole, "attention_seconds": attending, "rest_over_first": spread(t[k] / t[kinds.index(kinds[k])] for t in rest)}
-        us = [t / r["tokens"] * 1e6 for t in (whole, attending, whole - attending)]
+    for name, r in found.items():
+        first = next(other for other in cases if cases[other][2] == cases[name][2])
+        whole, rest = (statistics.median(times[part][name] for times in rounds) for part in (0, 1))
+        grown = spread(times[name] / times[first] * found[first]["tokens"] / r["tokens"] for _, times in rounds)
+        r |= {"seconds": whole, "rest_seconds": rest, "rest_over_first": grown}
+        us, ns = [t / r["tokens"] * 1e6 for t in (whole, whole - rest, rest)], (whole - rest) / r["pairs"] * 1e9
         print(f"{name:38s}{r['crops']:7d} {r['mask_share']:7.1%} {us[0]:16.1f} {us[1]:10.1f} {us[2]:8.1f}  "
-              + "{median:6.2f} ({min:.2f}-{max:.2f})".format(**r["rest_over_first"]) + f" {attending / r['pairs'] * 1e9:16.1f}", flush=True)
+              f"{grown['median']:6.2f} ({grown['min']:.2f}-{grown['max']:.2f}) {ns:16.1f}", flush=True)
     return found
 
 
@@ -309,6 +324,7 @@ def run(args):
         raise ValueError("--keep-blocks: not less than 0, and only with --recompute, which runs the others again")
     if args.peak and len(args.peak) != len(args.dtypes):
         raise ValueError(f"--peak wants a number for each of --dtypes {' '.join(args.dtypes)}")
+    torch.set_flush_denormal(True)       # as train.py does; for both sides
     peers.reach(args.device)
     config, device = peers.SMALL if args.preset == "small" else models.PRESETS[args.preset], torch.device(args.device)
     contestants = contenders(config, args, ("ours", "theirs") if args.theirs and set(args.cases) != {"growth"} else ("ours",))
@@ -322,6 +338,7 @@ def run(args):
 if __name__ == "__main__":               # one number of added_alone
     name, side, dtype, given = json.loads(sys.argv[1])
     args = Namespace(**given)
+    torch.set_flush_denormal(True)
     config = peers.SMALL if args.preset == "small" else models.PRESETS[args.preset]
     own = contenders(config, args, ("ours", "theirs") if side == "theirs" else ("ours",)).pop(side)
     case, little = case_of(name, config, args), [plain(config, np.random.default_rng(0), 8, (1, 1))]
