@@ -178,6 +178,9 @@ def test_rows_that_grow_have_the_length_asked_for(tiny, capsys):
     first = {"median": 1, "min": 1, "max": 1}            # each of its own kind: of films of 16 frames, or of one longer film
     assert [r["rest_over_first"] == first for r in rows] == [True, True, False]
     assert "us a token" in capsys.readouterr().out
+    for films, crops in (("several", 16), ("one", rows[1]["crops"])):
+        args.lengths, args.films = [700], [films]
+        assert [r["crops"] for r in bench.run(args)["growth"].values()] == [crops]
 
 
 def test_without_attention_all_else_of_a_step_stays(tiny):

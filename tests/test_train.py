@@ -22,7 +22,7 @@ from stages import tiny
 
 ROOT = Path(__file__).parent.parent
 MEDIA = ROOT / "tests" / "media"
-SMALL = ["--stage", "1", "--tiny", "--batch", "4", "--steps", "3", "--eval_images=2", "--model.n_layer=1", "--deterministic",
+SMALL = ["--stage", "1", "--tiny", "--batch", "4", "--steps", "3", "--eval_images=1", "--model.n_layer=1", "--deterministic",
          "--device", "cpu"]
 PHOTOS = ["--data", str(MEDIA / "records.jsonl"), "--media", str(MEDIA)]
 

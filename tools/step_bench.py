@@ -260,7 +260,8 @@ def growth(config, model, args):
     found, cases, rounds, rng = {}, {}, [], np.random.default_rng(0)
     one, two = (len(example(config, rng, [], n, [(0, 300)])[0].tokens) for n in (1000, 1001))    # a frame, its time written at length
     fit = {length: max((length - 301) // (two - one), 0) for length in args.lengths}
-    rows = dict.fromkeys((n, frames, dtype) for n in args.lengths for frames in (min(16, fit[n]), fit[n]) for dtype in args.dtypes)
+    rows = dict.fromkeys((n, min(16, fit[n]) if films == "several" else fit[n], dtype)
+                         for n in args.lengths for films in args.films for dtype in args.dtypes)
     for length, frames, dtype in rows:
         film = plain(config, rng, 300, frames=frames)
         row = [film] * max(length // len(film.tokens), 1)
@@ -304,6 +305,8 @@ def add_arguments(parser):
     parser.add_argument("--batch", type=int, default=4, help="theirs: sequences in a batch of the stream (default 4)")
     parser.add_argument("--crop-bucket", type=int, default=1, help="ours: crops of a row are padded to a multiple of it (default 1)")
     parser.add_argument("--lengths", type=int, nargs="+", default=[4096, 8192, 16_384, 36_864], help="of rows of growth, in tokens")
+    parser.add_argument("--films", nargs="+", choices=("several", "one"), default=["several", "one"],
+                        help="in a row of growth: several of 16 frames, one that fills it (default: both, in turn)")
     parser.add_argument("--peak", type=float, nargs="+", help="TFLOP/s of the machine, one for each of --dtypes (default: measured)")
     parser.add_argument("--compile", action="store_true", help="ours: blocks run compiled")
     parser.add_argument("--recompute", action="store_true", help="both: activation checkpointing")
