@@ -302,6 +302,7 @@ def test_the_presets_are_what_the_published_configs_say(preset):
         assert dataclasses.replace(hf.config_from(Path("none"), published["hub_config"]), tied=config.tied) == config
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
 def test_loading_holds_the_model_once(tmp_path):
     """Peak memory of a process that loads half a GiB in shards of 64 MiB, as stored and in another precision."""
@@ -531,6 +532,7 @@ def test_a_start_from_base_models_is_these_models(tmp_path, base_tokenizer, caps
     assert tokenizer.special["im_patch"] == V + 2
 
 
+@pytest.mark.slow
 def test_the_seed_of_a_start_says_it_all(tmp_path, base_tokenizer):
     """... whatever order Python's sets are in."""
     language_model("qwen3", tmp_path / "llm")
