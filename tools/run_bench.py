@@ -22,7 +22,7 @@ def of_run(folder):
     if not lines or "config" not in lines[0]:
         raise ValueError(f"{folder}: no log of a run")
     steps = steps_of(lines)
-    if any("pairs" not in line for line in steps) or not {"world", "hardware"} <= {*lines[0]}:
+    if any("pairs" not in line for line in steps) or "world" not in lines[0]:
         raise ValueError(f"{folder}: a log of an earlier version, whose steps do not say what they held")
     return lines[0], steps
 
@@ -55,7 +55,7 @@ def run(args):
              "crops_per_second": median(lambda s: s["crops"] / s["seconds"]),
              "pairs_per_token": median(lambda s: s["pairs"] / max(s["tokens"], 1)),
              "mfu": median(lambda s: work(s) / s["seconds"]) / (gpus * args.peak * 1e12), "gpus": gpus,
-             "run": {name: first[name] for name in ("hardware", "dtype", "commit")}}
+             "run": {name: first.get(name) for name in ("hardware", "dtype", "commit")}}
     print(f"{args.run}: {found['steps']} steps of {found['seconds']:.3f} s, {found['tokens_per_second']:.0f} tokens and "
           f"{found['crops_per_second']:.1f} crops in a second, rows {found['fill']:.0%} full\n{found['flops'] / 1e12:.3g} TFLOP a step, "
           f"{found['mfu']:.1%} of {gpus} x {args.peak:g} TFLOP/s")
