@@ -107,7 +107,7 @@ def commit():
 
 def hardware(device):
     """The name of a GPU, or of the processor and how many cores it has."""
-    if torch.device(device).type == "cuda":
+    if torch.device(device).type == "xpu":
         return torch.cuda.get_device_name(device)
     info = Path("/proc/cpuinfo")             # of Linux
     names = re.findall(r"model name\s*: *(.*)", info.read_text()) if info.is_file() else []

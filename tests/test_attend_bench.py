@@ -48,6 +48,15 @@ def test_ways_agree_and_one_that_does_not_ends_the_run(monkeypatch, capsys):
         bench.main()
 
 
+def test_a_gpu_is_called_by_its_name_and_a_processor_by_its_own(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU of {device}")
+    assert journal.hardware(torch.device("cuda:1")) == "GPU of cuda:1"
+    monkeypatch.setattr(journal.Path, "is_file", lambda path: False)     # not on Linux
+    monkeypatch.setattr(journal.platform, "processor", lambda: "")
+    monkeypatch.setattr(journal.platform, "machine", lambda: "arm64")
+    assert journal.hardware("mps") == f"{os.cpu_count()} cores, arm64"
+
+
 def test_four_digits_of_every_float_and_no_other_number():
     assert bench.short({"a": [1234567, 0.123456, {"b": 2.23456e11}], "c": "0.123456", "d": None, "e": True}) == {
         "a": [1234567, 0.1235, {"b": 2.235e11}], "c": "0.123456", "d": None, "e": True}

@@ -55,7 +55,7 @@ def test_both_sides_learn_the_same_in_every_case(both, capsys):
     for name, r in found.items():
         if name != "peak":
             assert list(r["sides"]) == ["ours float32", "theirs float32", "ours bfloat16", "theirs bfloat16"], name
-            one = r["ratios"]["theirs float32 / ours bfloat16"]["ratio"]
+            one = r["ratios"]["theirs float32 / ours bfloat16"]["median"]
             assert one == pytest.approx(r["sides"]["theirs float32"]["seconds"] / r["sides"]["ours bfloat16"]["seconds"])      # one round
             mfu = r["sides"]["ours float32"]["mfu"]
             assert mfu == pytest.approx(r["flops"] / r["sides"]["ours float32"]["seconds"] / 1e12)
@@ -181,6 +181,12 @@ def test_rows_that_grow_have_the_length_asked_for(tiny, capsys):
     for films, crops in (("several", 16), ("one", rows[1]["crops"])):
         args.lengths, args.films = [700], [films]
         assert [r["crops"] for r in bench.run(args)["growth"].values()] == [crops]
+
+
+def test_denormal_numbers_are_zero_as_in_training(tiny):
+    torch.set_flush_denormal(False)
+    bench.contenders(TINY, parsed(), ("ours",))
+    assert not (torch.full((4,), 1e-40) * 1).any()
 
 
 def test_without_attention_all_else_of_a_step_stays(tiny):

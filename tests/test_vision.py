@@ -296,4 +296,7 @@ def test_a_row_without_patches_is_zero_and_leaves_gradients_alone():
     assert (tokens != 0).all()
     torch.testing.assert_close(more[:6], tokens)
     assert all(g.isfinite().all() for g in padded.values())
-    torch.testing.assert_close(padded, plain)
+    # the gradient of pool.k.bias is 0 but for rounding (softmax ignores a constant), so errors are measured on the scale of all gradients
+    largest = max(float(g.abs().max()) for g in plain.values())
+    for key, g in plain.items():
+        assert (padded[key] - g).abs().max() <= 1e-7 * g.abs().max() + 1e-12 * largest, key

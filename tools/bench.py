@@ -29,7 +29,7 @@ import model as models
 from journal import commit, hardware
 from tools import attend_bench, load_bench, pack_bench, run_bench, step_bench
 from tools.generate import generate
-from tools.peers import SMALL, Numbers, inputs_of, peers, reach
+from tools.peers import SMALL, Numbers, inputs_of, peers, reach, spread
 
 
 def ticks(run):
@@ -82,12 +82,11 @@ def bench_generate(args):
             rounds.append({side: ticks(sides[side])[1:] for side in list(sides)[:: 1 if k % 2 else -1]})
         case = {"tokens": len(prompt.tokens), "crops": 0 if prompt.images is None else len(prompt.images), "same_tokens": same}
         for i, part in enumerate(("prefill", "decode")):
-            ratios = [line["theirs"][i] / line["ours"][i] for line in rounds]
             case[part] = {side: statistics.median(line[side][i] for line in rounds) for side in sides}
-            case[part] |= {"ratio": statistics.median(ratios), "ratio_min": min(ratios), "ratio_max": max(ratios)}
+            case[part]["ratio"] = spread(line["theirs"][i] / line["ours"][i] for line in rounds)
         results[name], p, d = case, case["prefill"], case["decode"]
-        print(f"{name:20s} {case['tokens']:7d} | {p['ours']:12.3f} s {p['theirs']:7.3f} s {p['ratio']:6.2f} | "
-              f"{d['ours'] * 1000:11.2f} ms {d['theirs'] * 1000:7.2f} ms {d['ratio']:6.2f}")
+        print(f"{name:20s} {case['tokens']:7d} | {p['ours']:12.3f} s {p['theirs']:7.3f} s {p['ratio']['median']:6.2f} | "
+              f"{d['ours'] * 1000:11.2f} ms {d['theirs'] * 1000:7.2f} ms {d['ratio']['median']:6.2f}")
     return results
 
 

@@ -238,12 +238,6 @@ def versions():
     return found
 
 
-def processor():
-    cpuinfo = Path("/proc/cpuinfo")
-    found = re.search(r"model name\s*: (.+)", cpuinfo.read_text()) if cpuinfo.is_file() else None
-    return found[1] if found else platform.processor()
-
-
 def table(results):
     print(f"{'':36s} seconds  x decode (range)          CPU s  x decode  frames/s    MiB  before  child   off")
     for case, rows in results.items():
@@ -270,7 +264,7 @@ def add_arguments(parser):
 
 
 def run(args):
-    """Prints the table -> {"machine": .., "versions": .., "load": .., "video": .., "bars": .., "results": {case: {contender: ..}}}.
+    """Prints the table -> {"system": .., "versions": .., "load": .., "video": .., "bars": .., "results": {case: {contender: ..}}}.
 
     load: of the machine, before and after: processes that wanted a core, mean of a minute. ValueError where there is nothing to do.
     """
@@ -302,7 +296,7 @@ def run(args):
     verdict = {True: "held", False: "missed", None: "left open"}
     for key, b in bars.items():
         print(f"ours at worst, {key}: {b['worst'] or math.nan:.4g}, bar {b['bar']}: {verdict[b['held']]}")
-    return {"cpu": processor(), "cpus": os.cpu_count(), "system": platform.platform(), "load": load, "versions": versions(),
+    return {"system": platform.platform(), "load": load, "versions": versions(),
             "video": shown, "bars": bars, "results": results}
 
 

@@ -82,6 +82,7 @@ def agree(name, ours, theirs):
 
 def contenders(config, args, sides):
     """{side: model in training, float32}, of the same random weights. ValueError if transformers is missing."""
+    torch.set_flush_denormal(True)       # as train.py does
     if "theirs" in sides:
         found = dict(zip(("ours", "theirs"), peers.peers(config, args.device, torch.float32), strict=True))
         if args.recompute:
@@ -224,8 +225,7 @@ def measure(name, config, contestants, peaks, args):
             "annotations_per_second": found["annotations"] / seconds, "mfu": found["flops"] / seconds / peaks[dtype]}
     pairs = [(d, d) for d in args.dtypes] + [("float32", "bfloat16")] * (len(args.dtypes) == 2)
     for a, b in pairs if checked else []:
-        ratios = [r["theirs", a] / r["ours", b] for r in rounds]
-        found["ratios"][f"theirs {a} / ours {b}"] = {"ratio": statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
+        found["ratios"][f"theirs {a} / ours {b}"] = spread(r["theirs", a] / r["ours", b] for r in rounds)
 
     compiled = f"{found['compiled']} frames, {found['recompiled']} after warm-up" if warm > start else "-"
     print(f"\n{name}: {found['examples']} example(s), {found['annotations']} annotation(s), {found['labelled']} tokens with loss; useful "
@@ -236,7 +236,7 @@ def measure(name, config, contestants, peaks, args):
         print(f"{key:16s} {w['tokens']:7d} {w['padded']:7d} {w['crops']:5d} {r['seconds']:9.3f} {r['tokens_per_second']:9.0f} "
               f"{r['annotations_per_second']:14.2f} {r['mfu']:6.1%} {mib:>9s}")
     for key, r in found["ratios"].items():
-        print(f"{key}: {r['ratio']:.2f} ({r['min']:.2f} to {r['max']:.2f})", flush=True)
+        print(f"{key}: {r['median']:.2f} ({r['min']:.2f} to {r['max']:.2f})", flush=True)
     return found
 
 
@@ -327,7 +327,6 @@ def run(args):
         raise ValueError("--keep-blocks: not less than 0, and only with --recompute, which runs the others again")
     if args.peak and len(args.peak) != len(args.dtypes):
         raise ValueError(f"--peak wants a number for each of --dtypes {' '.join(args.dtypes)}")
-    torch.set_flush_denormal(True)       # as train.py does; for both sides
     peers.reach(args.device)
     config, device = peers.SMALL if args.preset == "small" else models.PRESETS[args.preset], torch.device(args.device)
     contestants = contenders(config, args, ("ours", "theirs") if args.theirs and set(args.cases) != {"growth"} else ("ours",))
@@ -341,7 +340,6 @@ def run(args):
 if __name__ == "__main__":               # one number of added_alone
     name, side, dtype, given = json.loads(sys.argv[1])
     args = Namespace(**given)
-    torch.set_flush_denormal(True)
     config = peers.SMALL if args.preset == "small" else models.PRESETS[args.preset]
     own = contenders(config, args, ("ours", "theirs") if side == "theirs" else ("ours",)).pop(side)
     case, little = case_of(name, config, args), [plain(config, np.random.default_rng(0), 8, (1, 1))]
