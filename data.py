@@ -1,7 +1,7 @@
 """Records to arrays (paper: data, message trees, token weighting; spec 4, 5, 6.1, 7.1, 9).
 
     record --size--> (tokens, crops)         from text and image headers: what the packer plans with
-    record --encode--> Encoded               tokens, targets, weights, positions, mask fields, pixels
+    record --encode--> Example               tokens, targets, weights, positions, mask fields, pixels
 
 A record is one visual input (an image, several, a video, or nothing) with annotations (records.py). Every annotation becomes
 a short chat, a *branch*; all branches share one encoding of what is seen, the *trunk*, and cannot see each other: the message tree.
@@ -11,23 +11,22 @@ a short chat, a *branch*; all branches share one encoding of what is seen, the *
     branch   <|im_start|>user\\nlong_caption 4:<|im_end|>\\n<|im_start|>assistant\\n A tabby cat. <|im_end|>
     branch   <|im_start|>user\\npointing: eye<|im_end|>\\n<|im_start|>assistant\\n <points ...>eye</points> <|im_end|>
 
-All randomness of an example is keyed by (seed, its id, epoch); size makes the same draws as encode, so both agree.
+All randomness of an example is rng_for by (seed, its id, epoch); size makes the same draws as encode, so both agree.
 """
 
 import math
-import sys
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-import media
 import vision
-from media import Unreadable
-from mixture import Mixture, keyed, permuted  # noqa: F401
-from points import format_points, format_tracks, parse_points, unit_points  # noqa: F401 - readers look for them here
-from prompts import question_of, turns_of  # noqa: F401
-from records import DataError, Options, Records, check, parse_line  # noqa: F401
-from text import SPECIAL, ByteTokenizer, chat  # noqa: F401
+from mixture import Mixture, permute_index, rng_for  # noqa: F401
+from records import media
+from records.media import Unreadable
+from records.reader import DataError, Options, Records, check, parse_line  # noqa: F401
+from text.points import format_points, format_tracks, parse_points, unit_points  # noqa: F401 - readers look for them here
+from text.prompts import question_of, turns_of  # noqa: F401
+from text.tokenizer import SPECIAL, ByteTokenizer, chat  # noqa: F401
 from vision import RELEASED, VisionConfig
 
 
@@ -40,12 +39,12 @@ class DataConfig:
     fps: float = 2.0                 # frames per second of a video at most
     frame_markers: bool = True       # <frame_start> and <frame_end> around every frame, as released; False: around the video (spec 0.2)
     max_points: int = 60             # an annotation with more is left out and counted (spec 9.3)
-    transcripts: int = 1             # of the spoken descriptions of an image, so many are read per epoch; 0 in stages 2 and 3 (spec 9.3)
+    n_transcripts: int = 1             # of the spoken descriptions of an image, so many are read per epoch; 0 in stages 2 and 3 (spec 9.3)
     length_hint: int = 65            # "long_caption 65:" when asking for a caption; 0: no number (spec 4.3)
     prefix_all: bool = True          # stage 1: every prompt opens with its style; later only benchmark-like ones do
     separator: str = "\t"            # between groups of points: a tab in stage 1, ";" later (spec 5.1)
-    root_length: bool = False        # token weight 2 / sqrt(loss tokens of the branch): stages 2 and 3 (spec 7.1)
-    root_branches: bool = False      # token weight 1 / sqrt(branches kept)
+    sqrt_length: bool = False        # token weight 2 / sqrt(loss tokens of the branch): stages 2 and 3 (spec 7.1)
+    sqrt_branches: bool = False      # token weight 1 / sqrt(branches kept)
     point_weight: float = 1.0        # flat weight of pointing, counting and tracking tokens; 0.2 in stages 2 and 3
     video_caption_weight: float = 1.0        # flat weight of the captions of videos; 0.1 in stages 2 and 3
     vision: VisionConfig = RELEASED  # geometry of crops: as the model's
@@ -59,12 +58,12 @@ class DataConfig:
 class Branch:
     segments: list                   # [(ids, learn), ..], learn a factor of the weight, 0: read only; the last id is a target only
     weight: float = 1.0
-    root_length: bool = False        # times 2 / sqrt(n): n loss tokens, without the final EOS if there are several branches
-    root_branches: bool = False      # times 1 / sqrt(branches kept)
+    sqrt_length: bool = False        # times 2 / sqrt(n): n loss tokens, without the final EOS if there are several branches
+    sqrt_branches: bool = False      # times 1 / sqrt(branches kept)
 
 
 @dataclass
-class Encoded:
+class Example:
     """One example, laid out. Rows of pool_src point into this example's own crops, pool_dst into its own tokens."""
     tokens: np.ndarray               # (T,) int64, as are targets and pos
     targets: np.ndarray
@@ -75,9 +74,9 @@ class Encoded:
     dropped: int = 0                 # branches that did not fit
     dropped_tokens: int = 0          # and their tokens
     id: str = ""
-    images: np.ndarray = None        # (n,P,F) uint8; of a Share, its crops only
+    images: np.ndarray = None        # (n,P,F) uint8; of a CropShard, its crops only
     unit: np.ndarray = None          # (n,) int32, which image or frame a crop belongs to
-    owner: np.ndarray = None         # (n,) int32, of a Share: the rank that has each crop
+    owner: np.ndarray = None         # (n,) int32, of a CropShard: the rank that has each crop
     pool_src: np.ndarray = field(default_factory=lambda: np.zeros((0, 4), np.int64))
     pool_dst: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     source: str = ""                 # the name of the source it was drawn from
@@ -85,7 +84,7 @@ class Encoded:
 
 
 def layout(trunk, visual, branches, max_tokens=None):
-    """trunk ids, visual (which of them are visual tokens, bool), branches -> Encoded without pixels.
+    """trunk ids, visual (which of them are visual tokens, bool), branches -> Example without pixels.
 
         tokens   b I I I | Q Q A A | q a a        trunk, then the branches one after another
         targets  I I I Q | Q A A $ | a a $        next token; the last of a branch aims at EOS ($)
@@ -112,9 +111,9 @@ def layout(trunk, visual, branches, max_tokens=None):
     pos, number = list(range(len(trunk))), [0] * len(trunk)
     for j, (branch, ids, learn) in enumerate(kept, 1):
         w = branch.weight
-        if branch.root_length:
+        if branch.sqrt_length:
             w *= 2 / max(sum(flag > 0 for flag in (learn[:-1] if tree else learn)), 1) ** 0.5
-        if branch.root_branches:
+        if branch.sqrt_branches:
             w /= len(kept) ** 0.5
         if j == 1:
             targets.append(ids[0])                                        # what the trunk's last token aims at
@@ -128,7 +127,7 @@ def layout(trunk, visual, branches, max_tokens=None):
         targets.append(0)
     bidir = np.zeros(len(tokens), np.int32)
     bidir[: len(trunk)] = visual
-    return Encoded(np.array(tokens), np.array(targets), np.array(weights, np.float32), np.array(pos),
+    return Example(np.array(tokens), np.array(targets), np.array(weights, np.float32), np.array(pos),
                    np.array(number, np.int32), bidir, dropped=len(branches) - len(kept), dropped_tokens=dropped_tokens)
 
 
@@ -170,14 +169,14 @@ def frame_crops(frames, n, config):
     return crops
 
 
-def windows_of(sight, config):
+def pool_windows(sight, config):
     """pool_src (M,4) of images or (M,9) of frames, into the crops of all of them, one after the other (spec 2.3, 3.2)."""
     if sight.times is not None:
         each = [vision.frame_windows(config.vision)] * len(sight.times)
     else:
         grids = [vision.tiling(h, w, config.max_crops, config.vision) for w, h in sight.sizes[: config.max_images]]
         each = [vision.image_windows(*grid, config.vision) for grid in grids]
-    starts = np.cumsum([0, *units_of(sight, config)]) * config.vision.n_patch
+    starts = np.cumsum([0, *crops_per_image(sight, config)]) * config.vision.n_patch
     return np.concatenate([np.where(source < 0, -1, source + start) for source, start in zip(each, starts[:-1], strict=True)])
 
 
@@ -226,7 +225,7 @@ def clip_times(duration, config, start=0.0, end=math.inf):
     return vision.frame_times(end - start, config.max_frames, config.fps), end
 
 
-def since(subtitles, start):
+def shift_subtitles(subtitles, start):
     """Subtitles in seconds of the file -> in seconds of a clip that starts there."""
     if not subtitles or isinstance(subtitles, str):
         return subtitles
@@ -240,25 +239,25 @@ def open_clip(path, config, subtitles=None, start=0.0, end=math.inf):
     """
     video = media.probe(path)
     times, _ = clip_times(video.duration, config, start, end)
-    return Clip(times, media.frames(video, [start + t for t in times]), since(subtitles, start)), video
+    return Clip(times, media.frames(video, [start + t for t in times]), shift_subtitles(subtitles, start)), video
 
 
 @dataclass
-class Sight:
+class MediaInfo:
     """What a record shows, as headers tell: what its tokens and its questions are made from."""
     sizes: list = field(default_factory=list)            # (width, height) of the images, or of the video
     times: list = None                                   # of a video: seconds of the clip at which it is looked at
     subtitles: object = None                             # in seconds of the clip
 
 
-def look(record, config):
-    """A record -> Sight, without decoding; Unreadable with the reason if its media are no good, or its times lie outside them (S10)."""
+def read_headers(record, config):
+    """A record -> MediaInfo, without decoding; Unreadable with the reason if its media are no good, or its times lie outside them (S10)."""
     source = record["source"]
     if "video" not in record:
         sizes = source.image_sizes(record) if "image" in record or "images" in record else []
         if len(sizes) > config.max_images:
             raise Unreadable(f"S03 {len(sizes)} images; --data.max_images is {config.max_images}")
-        return Sight(sizes)
+        return MediaInfo(sizes)
     w, h, duration, shown = source.video_size(record)
     _, start, end = source.video_of(record)
     times, end = clip_times(duration, config, start, end)
@@ -275,18 +274,18 @@ def look(record, config):
     entries = record.get("subtitles")
     if entries and not isinstance(entries, str):
         entries = [(s["start"], s["end"], s["text"]) for s in entries]
-    return Sight([(w, h)], times, since(entries, start))
+    return MediaInfo([(w, h)], times, shift_subtitles(entries, start))
 
 
-def units_of(sight, config):
-    """How many crops each unit of a Sight has: an image all of its own, a frame one."""
+def crops_per_image(sight, config):
+    """How many crops each unit of a MediaInfo has: an image all of its own, a frame one."""
     if sight.times is not None:
         return [1] * len(sight.times)
     return [vision.pooled_grids(h, w, config.max_crops, config.vision)[2] for w, h in sight.sizes[: config.max_images]]
 
 
 @dataclass(frozen=True)
-class Share:
+class CropShard:
     """What of a row one of `cp` ranks decodes and encodes: the units whose middle lies in its part of the row's crops. No rank is
     further from an even share than one unit."""
     rank: int
@@ -300,8 +299,8 @@ class Share:
         return ((self.before + units.cumsum() - units / 2) * self.cp / max(self.total, 1)).astype(np.int32).clip(0, self.cp - 1)
 
 
-def narrowed(example, share):
-    """An Encoded with all of its crops -> with those of one rank only."""
+def select_crops(example, share):
+    """An Example with all of its crops -> with those of one rank only."""
     if example.unit is None:
         return example
     units, of_crop = np.unique(example.unit, return_inverse=True)
@@ -309,9 +308,9 @@ def narrowed(example, share):
     return replace(example, images=example.images[owner == share.rank], owner=owner)
 
 
-def arrange(record, sight, tokenizer, config, seed, epoch):
-    """Everything of an example but its pixels -> Encoded."""
-    rng = keyed(seed, record["id"], epoch)
+def build_tree(record, sight, tokenizer, config, seed, epoch):
+    """Everything of an example but its pixels -> Example."""
+    rng = rng_for(seed, record["id"], epoch)
     if sight.times is not None:
         ids, visual = video_ids(sight.times, sight.subtitles, tokenizer, config)
     else:
@@ -320,7 +319,7 @@ def arrange(record, sight, tokenizer, config, seed, epoch):
     for i in rng.permutation(len(record["annotations"])):
         a = record["annotations"][i]
         spoken += a.get("style") == "transcript"
-        if a.get("style") == "transcript" and spoken > config.transcripts:
+        if a.get("style") == "transcript" and spoken > config.n_transcripts:
             continue                                                      # its turn comes in another epoch
         if a["type"] != "track" and len(a.get("points", ())) > config.max_points:
             crowded += 1
@@ -339,19 +338,19 @@ def arrange(record, sight, tokenizer, config, seed, epoch):
         elif a["type"] == "caption" and sight.times is not None:
             branches.append(Branch(segments, weight * config.video_caption_weight))
         else:
-            branches.append(Branch(segments, weight, config.root_length, config.root_branches))
+            branches.append(Branch(segments, weight, config.sqrt_length, config.sqrt_branches))
     example = layout([tokenizer.bos, *ids], [False, *visual], branches, config.max_tokens)
     example.id, example.dropped = record["id"], example.dropped + crowded
     return example
 
 
-def measured(record, tokenizer, config, seed, epoch):
-    """-> (tokens, crops) and the Encoded without pixels that they were counted from. (0, 0) if nothing with loss fits the row."""
-    sight = look(record, config)
-    example = arrange(record, sight, tokenizer, config, seed, epoch)
+def size_and_tokens(record, tokenizer, config, seed, epoch):
+    """-> (tokens, crops) and the Example without pixels that they were counted from. (0, 0) if nothing with loss fits the row."""
+    sight = read_headers(record, config)
+    example = build_tree(record, sight, tokenizer, config, seed, epoch)
     if example.weights.max(initial=0) == 0:
         return (0, 0), example
-    return (len(example.tokens), sum(units_of(sight, config))), example
+    return (len(example.tokens), sum(crops_per_image(sight, config))), example
 
 
 def size(record, tokenizer, config, seed, epoch):
@@ -359,16 +358,16 @@ def size(record, tokenizer, config, seed, epoch):
 
     record: from a source (Records, or the toy world), which knows where its media are; Unreadable if they cannot be used.
     """
-    return measured(record, tokenizer, config, seed, epoch)[0]
+    return size_and_tokens(record, tokenizer, config, seed, epoch)[0]
 
 
 def encode(record, tokenizer, config, seed, epoch, share=None):
-    """A record -> Encoded; Unreadable if its media cannot be decoded. share: decode the units of this Share only."""
-    sight = look(record, config)
-    example = arrange(record, sight, tokenizer, config, seed, epoch)
+    """A record -> Example; Unreadable if its media cannot be decoded. share: decode the units of this CropShard only."""
+    sight = read_headers(record, config)
+    example = build_tree(record, sight, tokenizer, config, seed, epoch)
     if not sight.sizes:
         return example
-    units = np.array(units_of(sight, config))
+    units = np.array(crops_per_image(sight, config))
     owner = share.owners(units) if share else np.zeros(len(units), np.int32)
     mine = np.flatnonzero(owner == share.rank) if share else np.arange(len(units))
     if sight.times is not None:
@@ -383,37 +382,37 @@ def encode(record, tokenizer, config, seed, epoch, share=None):
 
 
 def place_pixels(example, sight, tokenizer, config):
-    """Adds to an Encoded which crops its visual tokens pool, and where these stand."""
-    units = units_of(sight, config)
+    """Adds to an Example which crops its visual tokens pool, and where these stand."""
+    units = crops_per_image(sight, config)
     example.unit = np.repeat(np.arange(len(units), dtype=np.int32), units)
-    example.pool_src = windows_of(sight, config)
+    example.pool_src = pool_windows(sight, config)
     example.pool_dst = np.flatnonzero(example.tokens == tokenizer.special["im_patch"])
 
 
-def blank(name, tokens, crops, config, reason):
-    """What stands in a row for a record that turned out bad while decoding -> Encoded of the size that was planned, without loss."""
+def placeholder(name, tokens, crops, config, reason):
+    """What stands in a row for a record that turned out bad while decoding -> Example of the size that was planned, without loss."""
     zeros = [np.zeros(tokens, kind) for kind in (np.int64, np.int64, np.float32, np.int64, np.int32, np.int32)]
     pixels = np.zeros((crops, config.vision.n_patch, config.vision.n_pixel), np.uint8) if crops else None
-    return Encoded(*zeros, id=name, images=pixels, unit=np.arange(crops, dtype=np.int32) if crops else None, bad=reason)
+    return Example(*zeros, id=name, images=pixels, unit=np.arange(crops, dtype=np.int32) if crops else None, bad=reason)
 
 
-def fullest(config, crops, n_vocab, share=None):
+def largest_example(config, crops, n_vocab, share=None):
     """An example that costs all that a row can: every token with loss, all crops, as many visual tokens as they can have, in windows of 9.
 
-    For a rehearsal. share: of a Share, its crops only, dealt out as large images are.
+    For a rehearsal. share: of a CropShard, its crops only, dealt out as large images are.
     """
     P, T, zeros = config.vision.n_patch, config.max_tokens, np.zeros(config.max_tokens, np.int32)
     view = vision.windows(np.arange(P).reshape(config.vision.grid, -1), 2)
     source = np.concatenate([np.where(view < 0, -1, view + k * P) for k in range(crops)])[: T - 1]
-    example = Encoded(np.arange(T) % n_vocab, np.arange(T) % n_vocab, np.ones(T, np.float32), np.arange(T), zeros, zeros, id="rehearsal")
+    example = Example(np.arange(T) % n_vocab, np.arange(T) % n_vocab, np.ones(T, np.float32), np.arange(T), zeros, zeros, id="rehearsal")
     example.images = np.zeros((crops, P, config.vision.n_pixel), np.uint8)
     example.unit = np.arange(crops, dtype=np.int32) // (1 + config.max_crops)
     example.pool_src, example.pool_dst = np.pad(source, ((0, 0), (0, 5)), constant_values=-1), np.arange(1, 1 + len(source))
-    return narrowed(example, share) if share else example
+    return select_crops(example, share) if share else example
 
 
-def ask(images, turns, tokenizer, config, clip=None):
-    """A prompt to be continued -> Encoded. images: [(H,W,3) uint8, ..], may be empty; clip: a Clip instead of images;
+def encode_prompt(images, turns, tokenizer, config, clip=None):
+    """A prompt to be continued -> Example. images: [(H,W,3) uint8, ..], may be empty; clip: a Clip instead of images;
     turns: [(question, answer), .., (question, None)]."""
     assert not (images and clip), "images and a video at once are no input of Molmo2"
     sizes = [image.shape[1::-1] for image in images]
@@ -425,15 +424,5 @@ def ask(images, turns, tokenizer, config, clip=None):
     example = layout([tokenizer.bos, *ids], [False, *visual], [Branch(segments)])
     if clip or images:
         example.images = frame_crops(clip.frames, len(clip.times), config) if clip else visual_crops(images, config)
-        place_pixels(example, Sight(sizes, clip.times if clip else None), tokenizer, config)
+        place_pixels(example, MediaInfo(sizes, clip.times if clip else None), tokenizer, config)
     return example
-
-
-if __name__ == "__main__":
-    if sys.argv[1:2] == ["check"]:       # `python data.py check FILE`, or stats
-        import records
-
-        sys.exit(records.check_command(sys.argv[2:]))
-    from tools import stats
-
-    stats.main(sys.argv[1:])

@@ -1,7 +1,7 @@
 """Which packs form a step, decoded ahead and dealt to ranks (paper: packing; spec 8).
 
 in    sources and rates, tokenizer, config; a plan or a cache made ahead
-out   Steps, and for each the micro-batches of one rank: rows of data.Encoded
+out   Steps, and for each the micro-batches of one rank: rows of data.Example
 
     draw 0, 1, 2 ..  --size-->  Planner  --packs-->  Step  --deal-->  ranks  --encode, ahead-->  micro-batches
 
@@ -91,7 +91,7 @@ class Loader:
         lost = sum(n for key, n in self.dropped.items() if key.startswith(f"{source}: "))
         if self.drawn[source] >= 1000 and lost > self.config.max_skip * self.drawn[source]:
             raise data.DataError(f"{lost} of {self.drawn[source]} draws of {source} could not be used, more than --max_skip="
-                                 f"{self.config.max_skip}; the last: {where}: {reason}; 'python data.py check FILE --decode' lists what "
+                                 f"{self.config.max_skip}; the last: {where}: {reason}; 'python -m tools.check FILE --decode' lists what "
                                  "to repair or to take out, or allow more")
         return None
 
@@ -145,7 +145,7 @@ class Loader:
     # decoding
 
     def __iter__(self):
-        """Yields (Step, an iterator over its micro-batches on this rank: lists of rows, each a list of data.Encoded)."""
+        """Yields (Step, an iterator over its micro-batches on this rank: lists of rows, each a list of data.Example)."""
         size, count = self.config.micro_batch, self.config.batch // self.ranks // self.config.micro_batch
         rows = self._rows()
 
@@ -185,8 +185,8 @@ class Loader:
     def _cached(self, planned, share, bad):
         example = self.cache[planned[0]]
         if bad and not example.bad:
-            return blank(self.setup, planned, share, example.id, bad)
-        return data.narrowed(example, share) if share else example
+            return placeholder(self.setup, planned, share, example.id, bad)
+        return data.select_crops(example, share) if share else example
 
     def _packs(self):
         """Yields (step, pack) of this rank in the order of training, until a plan made ahead ends."""
@@ -195,7 +195,7 @@ class Loader:
                 step = self.next_step()
             except StopIteration:
                 return
-            for k in deal([work_of(pack) for pack in step.packs], self.ranks)[self.rank]:
+            for k in balance_packs([work_of(pack) for pack in step.packs], self.ranks)[self.rank]:
                 yield step, step.packs[k]
 
     def shares(self, pack):
@@ -203,12 +203,12 @@ class Loader:
         crops = [e[2] for e in pack]
         if self.part[1] == 1:
             return [None] * len(pack)
-        return [data.Share(*self.part, sum(crops[:k]), sum(crops)) for k in range(len(pack))]
+        return [data.CropShard(*self.part, sum(crops[:k]), sum(crops)) for k in range(len(pack))]
 
     def _finished(self, step, pack, asked):
         row = [a.result() if hasattr(a, "result") else self._cached(*a) if self.cache else encode(self.setup, *a) for a in asked]
         reasons = self.agree([example.bad for example in row])
-        row = [blank(self.setup, e, share, example.id, reason) if reason and not example.bad else example
+        row = [placeholder(self.setup, e, share, example.id, reason) if reason and not example.bad else example
                for example, e, share, reason in zip(row, pack, self.shares(pack), reasons, strict=True)]
         for (draw, *_), example in zip(pack, row, strict=True):
             example.source = self.source_of(draw)
@@ -252,7 +252,7 @@ def misfit(record, size, config):
     limits = config.data.max_tokens, config.pack_crops
     if size == (0, 0):
         taught = [a for a in record["annotations"] if a.get("weight", 1) and any(turn.get("weight", 1) for turn in a.get("turns", [a]))
-                  and not (a.get("style") == "transcript" and not config.data.transcripts)]
+                  and not (a.get("style") == "transcript" and not config.data.n_transcripts)]
         if taught and all(a["type"] != "track" and len(a.get("points", ())) > config.data.max_points for a in taught):
             return f"S12 more than {config.data.max_points} points"
         return "S03 none of its annotations fits a row" if taught else "S04 none of its annotations has loss"
@@ -261,7 +261,7 @@ def misfit(record, size, config):
 
 
 def encode(setup, planned, share=None, bad=""):
-    """planned: (draw, tokens, crops) -> data.Encoded of that size, with the crops of a data.Share, or all.
+    """planned: (draw, tokens, crops) -> data.Example of that size, with the crops of a data.CropShard, or all.
 
     Where its pixels cannot be had, or are no longer what was planned (or bad says so already), a blank one of that size without loss.
     """
@@ -274,13 +274,13 @@ def encode(setup, planned, share=None, bad=""):
         if size != tuple(planned[1:]):
             raise data.Unreadable(f"S21 {record['where']}: {size[0]} tokens and {size[1]} crops; planned: {planned[1]} and {planned[2]}")
     except data.Unreadable as e:
-        return blank(setup, planned, share, record["id"], str(e))
+        return placeholder(setup, planned, share, record["id"], str(e))
     return example
 
 
-def blank(setup, planned, share, name, reason):
-    example = data.blank(name, *planned[1:], setup[2].data, reason)
-    return data.narrowed(example, share) if share else example
+def placeholder(setup, planned, share, name, reason):
+    example = data.placeholder(name, *planned[1:], setup[2].data, reason)
+    return data.select_crops(example, share) if share else example
 
 
 def _start_worker(setup):
@@ -313,7 +313,7 @@ def work_of(pack):
     return sum(e[2] for e in pack), sum(e[1] ** 2 for e in pack)
 
 
-def deal(work, ranks):
+def balance_packs(work, ranks):
     """Packs to ranks -> a list of pack numbers for each rank, equally many, heaviest first. work: (crops, attention) of each pack.
 
     Ranks wait for each other, so the slowest one counts: a pack of a slowest rank and another change places as long as that

@@ -20,10 +20,10 @@ from pathlib import Path
 
 import numpy as np
 
-from records import DataError, Options, Records
+from records.reader import DataError, Options, Records
 
 
-def keyed(seed, *key):
+def rng_for(seed, *key):
     """A generator for the seed and anything else (numbers or strings): the same on every machine and in every process."""
     return np.random.default_rng([seed, *(zlib.crc32(k.encode()) if isinstance(k, str) else k for k in key)])
 
@@ -120,7 +120,7 @@ def open_sources(args, config):
     if not args.data:
         if not args.tiny:
             raise DataError("--data: name record files to train on (or --tiny for the toy world, which needs none)")
-        from stages import tiny
+        from toy import world as tiny
 
         return *tiny.mixture(config.seed, config.stage), None
     groups = []                      # (rate, entries): a file with a rate of its own is a group of one
@@ -171,16 +171,16 @@ def open_sources(args, config):
 
 @lru_cache(maxsize=64)
 def _shuffled(n, *key):
-    return keyed(*key).permutation(n)
+    return rng_for(*key).permutation(n)
 
 
 @lru_cache(maxsize=1024)
 def _round_keys(*key):
-    return keyed(*key).integers(1 << 32, size=6, dtype=np.uint64).tolist()
+    return rng_for(*key).integers(1 << 32, size=6, dtype=np.uint64).tolist()
 
 
-def permuted(i, n, *key):
-    """Where the keyed permutation of 0..n-1 sends i, without holding the permutation: a Feistel network of six rounds.
+def permute_index(i, n, *key):
+    """Where the rng_for permutation of 0..n-1 sends i, without holding the permutation: a Feistel network of six rounds.
 
     It shuffles the numbers of an even number of bits, of which n may not be one: what lands at n or above goes round again.
     """
@@ -221,5 +221,5 @@ class Mixture:
                 source = self.sources[k]
                 epoch, j = divmod(n, len(source))
                 ordered = getattr(source, "ordered", False)               # an endless source that comes as it is
-                return k, j if ordered else permuted(j, len(source), self.seed, source.name, epoch), epoch
+                return k, j if ordered else permute_index(j, len(source), self.seed, source.name, epoch), epoch
             n -= before

@@ -12,14 +12,9 @@ Two families, one block (spec 1.5):
 Nothing here knows of records, tokenizers, caches or ranks: `attend` and `vision` are the two places to wrap.
 """
 
-import dataclasses
-import json
 import math
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -27,11 +22,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import attention
-from vision import Vision, VisionConfig, start_local
+from vision import Vision, VisionConfig, init_neighbor_heads
 
 
 @dataclass(frozen=True)
-class Yarn:
+class YarnConfig:
     layers: tuple = ()               # the blocks that use it; all others have plain RoPE
     factor: float = 8.0              # context is stretched by this
     attention_factor: float = 1.2079441541679836     # multiplies cos and sin
@@ -41,7 +36,7 @@ class Yarn:
 
 
 @dataclass(frozen=True)
-class Config:
+class ModelConfig:
     n_layer: int = 36
     n_embd: int = 4096               # C
     n_head: int = 32                 # H
@@ -53,20 +48,20 @@ class Config:
     family: str = "qwen"             # or "olmo", see above
     tied: bool = False               # head = embedding
     rope_theta: float = 1e6
-    yarn: Yarn = Yarn()
+    yarn: YarnConfig = YarnConfig()
     eps: float = 1e-6                # of the RMSNorms
     init_std: float = 0.02           # of weights that start from nothing; 0: 1/sqrt(fan in), right at any width
     vision: VisionConfig = VisionConfig()
 
 
-TOY_VISION = VisionConfig(n_layer=3, n_embd=128, n_head=4, n_hidden=512, features=(2, 0), grid=10, patch=10, margin=2, local=True)
+TOY_VISION = VisionConfig(n_layer=3, n_embd=128, n_head=4, n_hidden=512, feature_layers=(2, 0), grid=10, patch=10, overlap_margin=2, neighbor_init=True)
 PRESETS = {
-    "toy": Config(n_layer=4, n_embd=128, n_head=4, n_kv_head=2, head_dim=32, n_hidden=384, n_vocab=384,
+    "toy": ModelConfig(n_layer=4, n_embd=128, n_head=4, n_kv_head=2, head_dim=32, n_hidden=384, n_vocab=384,
                   rope_theta=1e6, init_std=0.0, vision=TOY_VISION),
-    "4b": Config(n_embd=2560, n_hidden=9728, rope_theta=5e6, tied=True),
-    "8b": Config(),
-    "o7b": Config(n_layer=32, n_kv_head=32, n_hidden=11008, n_vocab=100278, family="olmo", rope_theta=5e5,
-                  yarn=Yarn(layers=tuple(range(3, 32, 4)))),
+    "4b": ModelConfig(n_embd=2560, n_hidden=9728, rope_theta=5e6, tied=True),
+    "8b": ModelConfig(),
+    "o7b": ModelConfig(n_layer=32, n_kv_head=32, n_hidden=11008, n_vocab=100278, family="olmo", rope_theta=5e5,
+                  yarn=YarnConfig(layers=tuple(range(3, 32, 4)))),
 }
 
 
@@ -186,7 +181,7 @@ class Molmo2(nn.Module):
         assert config.head_dim % 2 == 0, f"RoPE turns pairs: head_dim {config.head_dim} is odd"
         v = config.vision
         assert v.n_embd % v.n_head == 0, f"vision width {v.n_embd} is no multiple of its {v.n_head} heads"
-        assert set(v.features) <= set(range(v.n_layer)) and v.features, f"a ViT of {v.n_layer} blocks has no features {v.features}"
+        assert set(v.feature_layers) <= set(range(v.n_layer)) and v.feature_layers, f"a ViT of {v.n_layer} blocks has no features {v.feature_layers}"
         self.config = config
         self.embedding = nn.Embedding(config.n_vocab, config.n_embd)
         self.extra = nn.Embedding(config.n_extra, config.n_embd)                 # ids V .. V+127, inputs only
@@ -198,7 +193,7 @@ class Molmo2(nn.Module):
         self.route = lambda seen, batch: seen                                    # pooled tokens to the places that want them
         self.residual_dropout = self.response_dropout = 0.0                      # set by the stage's recipe
         self.nll_chunk = 1024                                                    # positions whose logits exist at once
-        self.recompute, self.keep_blocks = False, 0                              # activation checkpointing: set by the recipe
+        self.activation_checkpointing, self.uncheckpointed_blocks = False, 0                              # activation checkpointing: set by the recipe
 
     def forward(self, batch):
         """batch -> nll (B,T), lse (B,T) float32; both 0 where batch.weights is 0."""
@@ -207,7 +202,7 @@ class Molmo2(nn.Module):
     def hidden(self, batch):         # -> (B,T,C)
         mask = attention.packed_mask(batch.doc, batch.branch, batch.bidir)
         drop = dropout(self.residual_dropout, self.response_dropout, batch.weights > 0) if self.training else dropout(0, 0, None)
-        return self.trunk(self.embed(batch), batch.pos, mask, drop=drop)
+        return self.transformer(self.embed(batch), batch.pos, mask, drop=drop)
 
     def embed_tokens(self, tokens):  # (B,T) -> (B,T,C)
         V = self.config.n_vocab
@@ -216,10 +211,10 @@ class Molmo2(nn.Module):
     def embed(self, batch):
         """Token embeddings (B,T,C), the pooled features added at the places of their patch tokens (spec 1.4)."""
         x = self.embed_tokens(batch.tokens)
-        seen = self.vision(batch.images, batch.pool_src, self.recompute and self.training)           # (M,C)
+        seen = self.vision(batch.images, batch.pool_src, self.activation_checkpointing and self.training)           # (M,C)
         return x.flatten(0, 1).index_add(0, batch.pool_dst, self.route(seen, batch).to(x.dtype)).view_as(x)
 
-    def trunk(self, x, pos, mask, attends=None, drop=lambda x: x):
+    def transformer(self, x, pos, mask, attends=None, drop=lambda x: x):
         """x (B,T,C), pos (B,T), mask as `attend` takes it -> (B,T,C) after the final norm.
 
         `attends` is one attend function per block, where they differ: a KV cache has one slot per block.
@@ -227,18 +222,18 @@ class Molmo2(nn.Module):
         config = self.config
         plain = rope_table(pos, *rope_frequencies(config, device=pos.device))
         yarn = rope_table(pos, *rope_frequencies(config, True, pos.device)) if config.yarn.layers else None
-        again = len(self.blocks) - self.keep_blocks if self.recompute and self.training else 0       # backward comes to the first ones last
+        again = len(self.blocks) - self.uncheckpointed_blocks if self.activation_checkpointing and self.training else 0       # backward comes to the first ones last
         for i, block in enumerate(self.blocks):
             inputs = x, yarn if i in config.yarn.layers else plain, mask, attends[i] if attends else self.attend, drop
             x = checkpoint(block, *inputs, use_reentrant=False) if i < again else block(*inputs)
         return self.norm(x)
 
-    def project(self, x):            # (...,C) -> (...,V)
+    def lm_head(self, x):            # (...,C) -> (...,V)
         return F.linear(x, self.embedding.weight if self.head is None else self.head.weight)
 
     def logits(self, batch):
         """(B,T,V) for every position: small inputs only."""
-        return self.project(self.hidden(batch))
+        return self.lm_head(self.hidden(batch))
 
     def nll(self, x, targets, labelled):
         """Only positions with loss meet the head, a chunk at a time, recomputed in backward: never a (T,V) tensor."""
@@ -246,7 +241,7 @@ class Molmo2(nn.Module):
         hidden, wanted = x[at], targets[at]
 
         def chunk(hidden, wanted):
-            logits = self.project(hidden)
+            logits = self.lm_head(hidden)
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
             lse = logits.logsumexp(-1)
             return lse - logits.gather(1, wanted[:, None])[:, 0], lse
@@ -267,7 +262,7 @@ class Molmo2(nn.Module):
             plain, fast = block.forward, torch.compile(block.forward, dynamic=dynamic)
             block.forward = lambda *x, block=block, plain=plain, fast=fast: (fast if block.training else plain)(*x)
 
-    def groups(self):
+    def parameter_groups(self):
         """Parameters by learning rate (spec 10): vit, connector (with the extra embeddings), llm."""
         groups = {"vit": [], "connector": [], "llm": []}
         for name, p in self.named_parameters():
@@ -286,208 +281,8 @@ class Molmo2(nn.Module):
             elif isinstance(module, nn.Embedding):
                 nn.init.normal_(module.weight, std=self.config.init_std or 1.0)
         vit = self.vision.vit
-        if self.config.vision.local:
-            start_local(vit)
+        if self.config.vision.neighbor_init:
+            init_neighbor_heads(vit)
         else:
             nn.init.normal_(vit.pos, std=0.02)
         return self
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# weights on disk
-
-
-def save(model, folder):
-    """config.json, and model.safetensors where safetensors is installed, else model.pt."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(dataclasses.asdict(model.config), indent=1))
-    weights = {name: p.detach().cpu().contiguous() for name, p in model.state_dict().items()}
-    try:
-        from safetensors.torch import save_file
-    except ImportError:
-        torch.save(weights, folder / "model.pt")
-    else:
-        save_file(weights, folder / "model.safetensors")
-
-
-def config_from(d):
-    """config.json as `save` writes it -> Config; one of the errors in WRONG for a field that is unknown or of another type."""
-    def filled(kind, d):
-        d = {k: tuple(v) if isinstance(v, list) else v for k, v in d.items()}
-        for name, usual in ((f.name, type(f.default)) for f in dataclasses.fields(kind) if f.name in d):
-            if type(d[name]) not in ((int, float) if usual is float else (usual,)):
-                raise TypeError(f"{name} = {d[name]!r:.60} is not of type {usual.__name__}")
-        return kind(**d)
-
-    return filled(Config, {**d, "yarn": filled(Yarn, d["yarn"]), "vision": filled(VisionConfig, d["vision"])})
-
-
-# what a config that somebody else wrote can raise on its way to a model
-WRONG = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, AssertionError, RuntimeError)
-
-
-MAX_LAYERS, MAX_PARAMETERS = 1000, 10**11                                # a config that asks for more is no model, or nobody's friend
-
-
-def empty(config):
-    """A model of this shape without memory: its weights come from a file. ValueError if the shape is absurd."""
-    layers = config.n_layer + config.vision.n_layer
-    if layers > MAX_LAYERS:
-        raise ValueError(f"{layers:,} layers, more than {MAX_LAYERS:,}")
-    with torch.device("meta"):
-        model = Molmo2(config)
-    if (n := sum(p.numel() for p in model.parameters())) > MAX_PARAMETERS:
-        raise ValueError(f"{n:,} parameters, more than {MAX_PARAMETERS:,}")
-    return model
-
-
-def opened(reader, path, *args, **options):
-    """reader(path, ..), and one sentence where the file cannot be read: each reader has errors of its own for files cut short."""
-    try:
-        return reader(path, *args, **options)
-    except Exception as e:
-        raise ValueError(f"{path}: not readable as weights: {(str(e).splitlines() or [type(e).__name__])[0]}") from None
-
-
-def shards(folder):
-    """{tensor name: its safetensors file} of a folder: model.safetensors, or the files that an index names."""
-    folder, single = Path(folder), Path(folder) / "model.safetensors"
-    try:
-        from safetensors import safe_open
-    except ImportError:
-        raise ValueError(f"{folder}: safetensors files need an extra package: pip install safetensors") from None
-    index = folder / "model.safetensors.index.json"
-    if single.is_file():
-        with opened(safe_open, single, "pt") as file:
-            return dict.fromkeys(file.keys(), single)
-    if not index.is_file():
-        raise FileNotFoundError(f"{folder}: config.json without weights (no model.safetensors and no index of several)")
-    try:
-        where = json.loads(index.read_text())["weight_map"]
-        files = {file: folder / Path(file).name for file in set(where.values())}          # nothing outside the folder
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise ValueError(f"{index}: not an index of safetensors files") from None
-    for file, path in files.items():
-        if str(file) != path.name or not path.is_file():
-            raise FileNotFoundError(f"{folder}: the shard '{file}' that the index names is missing")
-    for path in files.values():
-        with opened(safe_open, path, "pt") as file:
-            promised, there = {name for name, at in where.items() if files[at] == path}, set(file.keys())
-        if promised - there:
-            raise ValueError(f"{path}: the tensor {min(promised - there)} that the index promises is missing")
-        if there - promised:
-            raise ValueError(f"{path}: the tensor {min(there - promised)} is not in the index")
-    return {name: files[file] for name, file in where.items()}
-
-
-class Rows:
-    """Tensors on disk, one under the other, read by rows: `rows[a:b]`. Use as a context: it closes the files behind it."""
-
-    def __init__(self, names, where):
-        from safetensors import safe_open
-
-        self.files = ExitStack()
-        self.parts = [self.files.enter_context(opened(safe_open, where[name], "pt")).get_slice(name) for name in names]
-        shapes = [part.get_shape() for part in self.parts]
-        self.starts = [0, *accumulate(shape[0] if shape else 0 for shape in shapes)]
-        self.shape = [self.starts[-1], *shapes[0][1:]] if all(shape[1:] == shapes[0][1:] for shape in shapes) else shapes
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        self.files.close()
-
-    def __getitem__(self, rows):
-        first, last, _ = rows.indices(self.starts[-1])
-        spans = zip(self.parts, self.starts, self.starts[1:], strict=False)
-        cuts = [part[max(first - at, 0) : min(last, end) - at] for part, at, end in spans if max(first, at) < min(last, end)]
-        return cuts[0] if len(cuts) == 1 else torch.cat(cuts)
-
-
-def read(where, table, like, dtype=None, device="cpu", prepare=None):
-    """Weights on disk -> {our name: tensor}, holding one tensor more than the result at any time.
-
-    where: {name on disk: file}; table: {names on disk: our names}: the rows of these, one under the other, are the rows of those
-    (no names of ours: not wanted); like: {our name: something of its shape}; prepare: {name on disk: what to do with the tensor
-    first}; dtype None: as stored. ValueError names what is unknown, missing, of another shape or of no float type, before a tensor is read.
-    """
-    prepare, known, found = prepare or {}, {name for names in table for name in names}, {}
-    for what, names in (("unknown to this project", set(where) - known), ("missing", known - set(where))):
-        if names:
-            first, folder = min(names), next(iter(where.values())).parent
-            raise ValueError(f"{where.get(first, folder)}: {len(names)} tensors {what}, first {first}")
-    wanted = {theirs: [sum(like[x].shape[0] for x in ours), *like[ours[0]].shape[1:]] for theirs, ours in table.items() if ours}
-    for theirs, shape in wanted.items():
-        with Rows(theirs, where) as rows:
-            if theirs[0] not in prepare and rows.shape != shape:
-                raise ValueError(f"{where[theirs[0]]}: {' and '.join(theirs)} has shape {rows.shape}, config.json asks for {shape}")
-            odd = {part.get_dtype() for part in rows.parts} - {"F64", "F32", "F16", "BF16"}
-            if odd:
-                raise ValueError(f"{where[theirs[0]]}: {theirs[0]} is stored as {min(odd)}, not as floats")
-    for theirs, shape in wanted.items():
-        with Rows(theirs, where) as rows:
-            start = 0
-            if theirs[0] in prepare:
-                rows = prepare[theirs[0]](rows[:])
-                if list(rows.shape) != shape:
-                    raise ValueError(f"{where[theirs[0]]}: {theirs[0]} becomes {list(rows.shape)}, config.json asks for {shape}")
-            for ours in table[theirs]:
-                end = start + like[ours].shape[0]
-                found[ours] = rows[start:end].to(device=device, dtype=dtype, copy=True)
-                start = end
-    return found
-
-
-def describe(folder):
-    """A run directory, its model/, or a released checkpoint's folder -> the folder with config.json, Config, config.json as it stands.
-
-    FileNotFoundError or ValueError in one sentence if there is no model; no weights are read.
-    """
-    folder = Path(folder)
-    if (folder / "model" / "config.json").is_file():
-        folder = folder / "model"
-    if not (folder / "config.json").is_file():
-        if not folder.exists():
-            raise FileNotFoundError(f"{folder}: no such folder, so no model here; released ones come by hf download allenai/Molmo2-4B "
-                                    "--local-dir Molmo2-4B")
-        raise FileNotFoundError(f"{folder}: no model here (config.json is missing); name a run directory, or the model/ in it")
-    try:
-        raw = json.loads((folder / "config.json").read_text())
-        if "model_type" not in raw:
-            config = config_from(raw)
-            empty(config)
-    except WRONG as e:
-        raise ValueError(f"{folder}/config.json describes no model of this project (or its run is not finished): {e!r:.300}") from None
-    if "model_type" in raw:
-        from tools import hf  # nobody has to open tools/ to understand the model
-
-        config = hf.describe(folder, raw)
-    return folder, config, raw
-
-
-def load(folder, dtype=torch.float32, device="cpu"):
-    """What `describe` takes -> Molmo2 in eval mode; dtype None: as stored. Errors as there.
-
-    Reads one tensor at a time, so that memory holds the model once.
-    """
-    folder, config, raw = describe(folder)
-    if "model_type" in raw:
-        from tools import hf
-
-        return hf.load(folder, config, raw, dtype, device)
-    model = empty(config)
-    like = model.state_dict()
-    if (folder / "model.pt").is_file() and not (folder / "model.safetensors").is_file():
-        stored = opened(torch.load, folder / "model.pt", weights_only=True, mmap=True)
-        if not isinstance(stored, dict) or not all(map(torch.is_tensor, stored.values())):
-            raise ValueError(f"{folder}/model.pt: holds something else than weights by name")
-        weights = {name: w.to(device=device, dtype=dtype, copy=True) for name, w in stored.items()}
-    else:
-        weights = read(shards(folder), {(name,): [name] for name in like}, like, dtype, device)
-    try:
-        model.load_state_dict(weights, assign=True)
-    except RuntimeError as e:
-        raise ValueError(f"{folder}: weights do not fit config.json: {str(e).splitlines()[1].strip()}") from None
-    return model.eval()

@@ -12,7 +12,6 @@ pack can be planned on one machine and decoded on another. An example is never c
 
 import copy
 import dataclasses
-import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,27 +44,27 @@ class Batch:
         moved = copy.copy(self)
         for name, value in vars(self).items():
             if torch.is_tensor(value):
-                object.__setattr__(moved, name, sent(value, device))
+                object.__setattr__(moved, name, to_device(value, device))
         return moved
 
 
-def sent(x, device):
+def to_device(x, device):
     """x on a device; to a GPU from pinned memory, so that the copy goes on beside what it computes, and nobody waits for it."""
     if torch.device(device).type == "cuda" and not x.is_cuda:
         x = x.pin_memory()
     return x.to(device, non_blocking=True)
 
 
-GRID = 256                               # steps of tokens in a row, for the search; twice as many cost twice the time and gain nothing
-AGE = 64                                 # packs after which an example is packed next, whatever else would be fuller
+N_BINS = 256                               # steps of tokens in a row, for the search; twice as many cost twice the time and gain nothing
+MAX_WAIT = 64                                 # packs after which an example is packed next, whatever else would be fuller
 
 
 class Planner:
     """Iterates over packs: lists of example numbers whose tokens and crops fit a row.
 
     sizes: a sequence of (tokens, crops), or a function i -> (tokens, crops) without end; None stands for an example
-    to leave out. One pack at a time, from a pool: an anchor, the largest example, or the oldest once it has seen AGE
-    packs go by, so that nothing starves; and the others that fill the row best beside it (`fullest`). `oversize`
+    to leave out. One pack at a time, from a pool: an anchor, the largest example, or the oldest once it has seen MAX_WAIT
+    packs go by, so that nothing starves; and the others that fill the row best beside it (`best_subset`). `oversize`
     lists what no row can hold; it never enters the pool.
     """
 
@@ -99,12 +98,12 @@ class Planner:
             raise StopIteration
         T, C = self.limits[0], max(self.limits[1], 1)
         rest = sorted(self.pool, key=lambda e: (-max(e[1] / T, e[2] / C), e[0]))
-        anchor = self.pool[0] if self.packs - self.pool[0][3] >= AGE else rest[0]
+        anchor = self.pool[0] if self.packs - self.pool[0][3] >= MAX_WAIT else rest[0]
         rest.remove(anchor)
         # a row runs out of what the pool asks for most: weigh the fill of crops against that of tokens by a steep function of both
         tokens, crops = sum(e[1] for e in self.pool) / T, sum(e[2] for e in self.pool) / C
         weight = crops**16 / (tokens**16 + crops**16 + 1e-300)
-        self.last = [anchor, *fullest(rest, T - anchor[1], self.limits[1] - anchor[2], -(-T // GRID), (1 - weight) / T, weight / C)]
+        self.last = [anchor, *best_subset(rest, T - anchor[1], self.limits[1] - anchor[2], -(-T // N_BINS), (1 - weight) / T, weight / C)]
         taken = {e[0] for e in self.last}
         self.pool = [e for e in self.pool if e[0] not in taken]
         self.packs += 1
@@ -118,7 +117,7 @@ class Planner:
         self.pool = [tuple(e) for e in state["pool"]]
 
 
-def fullest(examples, tokens, crops, step, per_token, per_crop):
+def best_subset(examples, tokens, crops, step, per_token, per_crop):
     """The examples (i, tokens, crops, ..) that fill `tokens` and `crops` best, worth per_token and per_crop each: exact subset-sum.
 
     Every sum that some subset reaches is a bit of one integer, a line of bits per number of crops, a bit per `step` of
@@ -154,10 +153,10 @@ def fullest(examples, tokens, crops, step, per_token, per_crop):
         else:
             chosen.append(e)
             at -= e[2] * line - (-e[1] // step)
-    return mended(chosen, left, tokens, crops, per_token, per_crop)
+    return fill_gaps(chosen, left, tokens, crops, per_token, per_crop)
 
 
-def mended(chosen, left, tokens, crops, per_token, per_crop):
+def fill_gaps(chosen, left, tokens, crops, per_token, per_crop):
     """What rounding left free, used: the chosen with all else that fits, then with the one swap that gains most."""
     worth = lambda e: e[1] * per_token + e[2] * per_crop                     # noqa: E731
     tokens, crops = tokens - sum(e[1] for e in chosen), crops - sum(e[2] for e in chosen)
@@ -173,8 +172,8 @@ def mended(chosen, left, tokens, crops, per_token, per_crop):
     return [e for e in chosen if e is not out] + ([into] if out else [])
 
 
-def build(rows, max_tokens, vision_config, crop_bucket=1, shared=False):
-    """rows: one list of data.Encoded per row -> Batch of rows x max_tokens, on the CPU.
+def collate(rows, max_tokens, vision_config, crop_bucket=1, shared=False):
+    """rows: one list of data.Example per row -> Batch of rows x max_tokens, on the CPU.
 
     Crops are padded with blank ones to a multiple of crop_bucket, so that a compiled model meets few shapes. shared: examples that
     hold the same array of crops, several questions about one film, pool from one copy, which is encoded once.
@@ -223,9 +222,3 @@ def build(rows, max_tokens, vision_config, crop_bucket=1, shared=False):
     return Batch(**{name: torch.from_numpy(a) for name, a in fields.items()},
                  ids=[x.id for row in rows for x in row], unit=torch.tensor(unit, dtype=torch.int32),
                  owner=torch.tensor(owner, dtype=torch.int32))
-
-
-if __name__ == "__main__":
-    import plans  # `python packing.py plan`: packs planned ahead
-
-    plans.command(sys.argv[1:])

@@ -1,6 +1,6 @@
 """One step over many GPUs (paper: long-context training; spec 11).
 
-in    a Molmo2; on every rank of a context-parallel group a Batch with the tokens of the whole row and its own crops (data.Share)
+in    a Molmo2; on every rank of a context-parallel group a Batch with the tokens of the whole row and its own crops (data.CropShard)
 out   the same model put together anew: Ulysses attention, vision shared out, weights sharded; the rank's part of the Batch
 
 World of dp x cp ranks. The cp ranks of a group hold the same rows, cut along the tokens; dp groups hold different rows.
@@ -162,7 +162,7 @@ def routed(group):
 
 def shard(batch, rank, cp):
     """The Batch of a row, with the crops of one rank -> what rank `rank` of its context-parallel group works on (DESIGN 3): tokens
-    cut, mask fields whole, windows of its own crops (data.Share).
+    cut, mask fields whole, windows of its own crops (data.CropShard).
 
     A rank without units has one blank crop and one window of nothing, so that every rank runs the same collectives.
     """

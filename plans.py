@@ -3,8 +3,8 @@
 in    what train.py would train on, and how many packs of it
 out   plan.npz: which draws share a row, bytes per example and no pixels; a folder of shards: the examples as the model reads them
 
-    python packing.py plan --stage 2 --data a.jsonl b.jsonl --packs 4096 --out plan.npz [--cache DIR]
-    torchrun --nproc-per-node 32 packing.py plan ...                                     # the same plan, made by 32 processes
+    python -m tools.plan --stage 2 --data a.jsonl b.jsonl --packs 4096 --out plan.npz [--cache DIR]
+    torchrun --nproc-per-node 32 tools.plan ...                                     # the same plan, made by 32 processes
     python train.py --stage 2 --data a.jsonl b.jsonl --plan plan.npz [--cache DIR]       # the same run as without
 
 Both are tied to the record files, the tokenizer and the config (`purpose`) and refused when any of it has changed. Pictures and
@@ -103,7 +103,7 @@ FIELDS = {"tokens": np.int32, "targets": np.int32, "weights": np.float32, "pos":
 
 
 def write_shard(folder, examples):
-    """[(draw, data.Encoded), ..], one at a time -> a folder with one file of bytes per field; complete or not there at all."""
+    """[(draw, data.Example), ..], one at a time -> a folder with one file of bytes per field; complete or not there at all."""
     aside, index = folder.with_name(folder.name + ".tmp"), []
     aside.mkdir(parents=True, exist_ok=True)
     files = {name: open(aside / name, "wb") for name in FIELDS}
@@ -147,7 +147,7 @@ def read_head(folder):
 
 
 class Cache:
-    """Encoded examples by draw, memory-mapped from the shards that `write_shard` wrote."""
+    """Example examples by draw, memory-mapped from the shards that `write_shard` wrote."""
 
     def __init__(self, folder, made_for, packs):
         folder = Path(folder)
@@ -157,7 +157,7 @@ class Cache:
         broken = [path.name for path, index in indices.items() if index is None]
         if broken or have < packs:
             what = f"shards {', '.join(broken[:5])} are not whole" if broken else f"of {have} packs; the run asks for {packs}"
-            raise data.DataError(f"--cache {folder}: {what}; run packing.py plan again to complete it")
+            raise data.DataError(f"--cache {folder}: {what}; run tools.plan again to complete it")
         self.at, self.shards = {}, {}
         for shard, index in indices.items():
             offset = dict.fromkeys(FIELDS, 0)
@@ -175,7 +175,7 @@ class Cache:
             part = None if shape is None else self.shards[shard][name][offset[name] : offset[name] + math.prod(shape)].reshape(shape)
             wide = name in ("tokens", "targets", "pos", "pool_src", "pool_dst")
             arrays[name] = part if part is None or not wide else part.astype(np.int64)
-        return data.Encoded(**arrays, **{name: entry[name] for name in ("id", "bad", "dropped", "dropped_tokens")})
+        return data.Example(**arrays, **{name: entry[name] for name in ("id", "bad", "dropped", "dropped_tokens")})
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -33,18 +33,18 @@ from tqdm import tqdm
 
 import alive
 import attention
-import checkpoint
 import data
 import model as models
 import packing
 import parallel
 import plans
-import text
-from config import Config, Parser, Parts, UserError, config_from, fields_of, override, parse  # noqa: F401 - tools ask for them here
-from journal import Journal, bad_so_far, commit, dropped_by, hardware, keep_for_inspection, lines_of
 from loader import Loader, RunError
 from mixture import open_sources
-from stages import tiny
+from text import tokenizer as text
+from toy import world as tiny
+from training import checkpoint, weights
+from training.config import Config, GroupRates, Parser, UserError, config_from, fields_of, override, parse  # noqa: F401 - tools ask for them here
+from training.log import RunLog, commit, dropped_by, hardware, read_log, read_skips, save_nonfinite_batches
 
 # ---------------------------------------------------------------------------------------------------------------
 # data
@@ -74,7 +74,7 @@ def run_directory(args, config, folder):
 
 
 # what may be another on the way: where and how fast it is computed, not what
-LAYOUT = {"device", "cp", "shard", "micro_batch", "workers", "recompute", "keep_blocks", "compile", "crop_bucket", "rehearse", "save_every",
+LAYOUT = {"device", "cp", "shard", "micro_batch", "workers", "activation_checkpointing", "uncheckpointed_blocks", "compile", "crop_bucket", "rehearse", "save_every",
           "keep", "eval_images", "max_skip", "on_nonfinite", "preset", "model"}
 
 
@@ -99,9 +99,9 @@ def find_checkpoint(args, config):
     folder = out / f"step-{found[0]}"
     state = checkpoint.state_of(folder)
     try:
-        shape = models.config_from(state["model"])
+        shape = weights.config_from_dict(state["model"])
         text.load(folder, shape.n_vocab)
-    except models.WRONG as e:
+    except weights.CONFIG_ERRORS as e:
         raise checkpoint.LoadError(folder, e) from None
     if config.model != shape and (args.preset or config.model != models.PRESETS[config.preset]):
         raise UserError(f"--resume: {folder} has another model than --preset and --model.* ask for; leave them out")
@@ -129,7 +129,7 @@ def seek(loader, folder, state, ranks):
         raise
     except (KeyError, TypeError, ValueError) as e:
         raise checkpoint.LoadError(folder, e) from None
-    loader.known_bad = {b["draw"]: b["reason"] for b in bad_so_far(folder.parent)}
+    loader.known_bad = {b["draw"]: b["reason"] for b in read_skips(folder.parent)}
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ def open_tokenizer(args, config, folder=None):
     if args.init is None:
         return data.ByteTokenizer(tiny.WORDS, config.model.n_vocab), config
     try:
-        folder, shape, _ = models.describe(args.init)
+        folder, shape, _ = weights.describe(args.init)
         tokenizer = text.load(folder, shape.n_vocab)
     except (OSError, ValueError) as e:
         raise UserError(f"--init {args.init}: {e}") from None
@@ -216,13 +216,13 @@ def open_tokenizer(args, config, folder=None):
 def open_model(args, config, folder=None):
     """-> model on the CPU, tokenizer, and config with the model's shape: from --init, or new from --preset (a checkpoint will fill it)."""
     if args.init is not None:
-        from tools.generate import open_model as open_run
+        from evaluation.generate import open_model as open_run
 
         try:
             model, tokenizer, _ = open_run(args.init)
         except (OSError, ValueError) as e:
             raise UserError(f"--init {args.init}: {e}") from None
-        shape, wanted = (replace(c, init_std=0.0, vision=replace(c.vision, local=False)) for c in (model.config, config.model))
+        shape, wanted = (replace(c, init_std=0.0, vision=replace(c.vision, neighbor_init=False)) for c in (model.config, config.model))
         if wanted != shape and (args.preset or config.model != models.PRESETS[config.preset]):
             raise UserError(f"--init {args.init}: its model has another shape than --preset and --model.* ask for; leave them out")
         config = replace(config, model=model.config, data=replace(config.data, vision=model.config.vision))
@@ -233,9 +233,9 @@ def open_model(args, config, folder=None):
         except (AssertionError, IndexError, RuntimeError, ValueError, ZeroDivisionError) as e:
             raise UserError(f"--model: no model has this shape: {e}") from None
     model.residual_dropout, model.response_dropout = config.residual_dropout, config.response_dropout
-    model.recompute, model.keep_blocks = config.recompute, config.keep_blocks
+    model.activation_checkpointing, model.uncheckpointed_blocks = config.activation_checkpointing, config.uncheckpointed_blocks
     model.embedding.requires_grad_(not config.freeze_embedding)
-    for part, parameters in model.groups().items():
+    for part, parameters in model.parameter_groups().items():
         if part not in config.train:
             for p in parameters:
                 p.requires_grad_(False)
@@ -244,7 +244,7 @@ def open_model(args, config, folder=None):
 
 def teach_to_see(config, out, vit):
     """Stage 0: a released ViT starts from SigLIP2, the toy's from nothing but this. Leaves stage0.jsonl, a line per step, in out."""
-    from stages import stage0
+    from toy import vit as stage0
 
     vit.requires_grad_(True)
     with open(out / "stage0.jsonl" if out else os.devnull, "w", buffering=1) as log:
@@ -293,7 +293,7 @@ def equip(run, model):
         model.to(run.device)
     if config.compile:
         model.compile_blocks()
-    groups = {part: [p for p in ps if p.requires_grad] for part, ps in model.groups().items() if part in config.train}
+    groups = {part: [p for p in ps if p.requires_grad] for part, ps in model.parameter_groups().items() if part in config.train}
     optimizer = torch.optim.AdamW([{"params": ps, "name": part} for part, ps in groups.items()], lr=0.0, betas=config.betas,
                                   eps=config.adam_eps, weight_decay=0.0, fused=run.device.type != "mps")
     return groups, optimizer
@@ -382,7 +382,7 @@ def behind(items):
 def batch_of(run, rows):
     """What this rank works on of a micro-batch, on the CPU."""
     config = run.config
-    batch = packing.build(rows, config.data.max_tokens, config.data.vision, config.crop_bucket)
+    batch = packing.collate(rows, config.data.max_tokens, config.data.vision, config.crop_bucket)
     return parallel.shard(batch, run.ranks.cp_rank, config.cp)
 
 
@@ -394,9 +394,9 @@ def passed(run, model, rows):
     first = torch.tensor([0, *accumulate(map(len, rows[:-1]))])
     here = batch.doc.unflatten(1, (config.cp, -1))[:, run.ranks.cp_rank]                  # of this rank's tokens; the mask wants all
     example = torch.where(here < 0, n, here + first[:, None])                             # of each token; the last is padding
-    batch, example = batch.to(run.device), packing.sent(example, run.device)
-    # its cache would keep bfloat16 copies of all that learns until the forward ends, which is what recompute saves
-    with torch.autocast(run.device.type, dtype, enabled=dtype != torch.float32, cache_enabled=not config.recompute):
+    batch, example = batch.to(run.device), packing.to_device(example, run.device)
+    # its cache would keep bfloat16 copies of all that learns until the forward ends, which is what activation_checkpointing saves
+    with torch.autocast(run.device.type, dtype, enabled=dtype != torch.float32, cache_enabled=not config.activation_checkpointing):
         nll, lse = model(batch)
     (batch.weights * (nll + config.z_loss * lse**2)).sum().backward()
     return rows, torch.zeros(n + 1, device=run.device).index_add_(0, example.flatten(), (batch.weights * nll.detach()).flatten())
@@ -407,8 +407,8 @@ def rehearse(run, model, groups):
     first step. RunError with what to change."""
     config, ranks = run.config, run.ranks
     held = [torch.empty_like(parallel.local(p)) for ps in groups.values() for p in ps for _ in range(2)]
-    share = data.Share(ranks.cp_rank, config.cp, 0, config.pack_crops) if config.cp > 1 else None
-    row = [data.fullest(config.data, config.pack_crops, config.model.n_vocab, share)]
+    share = data.CropShard(ranks.cp_rank, config.cp, 0, config.pack_crops) if config.cp > 1 else None
+    row = [data.largest_example(config.data, config.pack_crops, config.model.n_vocab, share)]
     try:
         for _ in range(2):               # the second beside the gradients of the first
             passed(run, model, [row] * config.micro_batch)
@@ -454,7 +454,7 @@ def compare(number, step, loader, saver, told_to_end, ranks):
 def tell_nonfinite(run, number, step, loss, norms, suspects):
     """Names the records of a step whose loss or gradient is not finite and keeps the batch; RunError unless such steps are skipped."""
     batches = [batch_of(run, rows) for rows in suspects]
-    keep_for_inspection(run.out, number, batches, run.ranks.rank)
+    save_nonfinite_batches(run.out, number, batches, run.ranks.rank)
     ids = [i for of_rank in parallel.gathered([i for batch in batches for i in batch.ids]) for i in of_rank]
     named = ", ".join([*dict.fromkeys(ids or step.ids)][:20])
     where = f"the batch is in {run.out}/nonfinite-step-{number}-*" if ids else f"tools.view --run {run.out} --step {number} shows them"
@@ -515,7 +515,7 @@ def plain(model, ranks):
     weights = parallel.whole(model)
     if not ranks.first:
         return None
-    copy = models.empty(model.config)
+    copy = weights.meta_model(model.config)
     copy.load_state_dict(weights, assign=True)
     return copy.eval()
 
@@ -538,7 +538,7 @@ def census(rows):
 
 def score(config, model, tokenizer, asked, folder=None):
     """-> metrics: of the records in `asked`, or, where that is None, of the held-out parts of the toy world; folder: samples go there."""
-    from tools import charts, evaluate, pictures  # here, because nobody has to open tools/ to understand the loop
+    from evaluation import charts, evaluate, pictures
 
     if asked is not None:
         # one limit for all answers: those by kind are for released tokenizers, and in bytes an answer is four times as long
@@ -572,7 +572,7 @@ def first_line(run, args, params):
 
 def leave(config, out, model, tokenizer):
     """Weights, tokenizer and what is needed to ask as in training, in out/model."""
-    models.save(model, out / "model")
+    weights.save(model, out / "model")
     tokenizer.save(out / "model")
     state = {f.name: getattr(config.data, f.name) for f in dataclasses.fields(config.data) if f.name != "vision"}
     (out / "model" / "data.json").write_text(json.dumps(state))
@@ -580,20 +580,20 @@ def leave(config, out, model, tokenizer):
 
 def finish(config, out, model, tokenizer, asked):
     """Weights, curves, evaluation, samples -> the metrics."""
-    from tools import charts
+    from evaluation import charts
 
     model.eval()
     leave(config, out, model, tokenizer)
-    charts.losses(lines_of(out / "log.jsonl"), out / "loss.png")
-    charts.rates(lines_of(out / "log.jsonl"), out / "lr.png")
+    charts.losses(read_log(out / "log.jsonl"), out / "loss.png")
+    charts.rates(read_log(out / "log.jsonl"), out / "lr.png")
     return score(config, model, tokenizer, asked, out / "samples")
 
 
 def draw_progress(out):
-    from tools import charts
+    from evaluation import charts
 
-    begun = sum(line["seconds"] for line in lines_of(out / "stage0.jsonl"))
-    charts.progress(lines_of(out / "log.jsonl"), out / "eval.png", begun)
+    begun = sum(line["seconds"] for line in read_log(out / "stage0.jsonl"))
+    charts.progress(read_log(out / "log.jsonl"), out / "eval.png", begun)
 
 
 def end(ranks, error, status):
@@ -638,13 +638,13 @@ def main(argv=None):
         out = parallel.gathered(run_directory(args, config, folder) if ranks.first else None)[0]
         if config.vit_steps and not args.init and not folder:
             teach_to_see(config, out if ranks.first else None, model.vision.vit.to(device))
-        params = {part: sum(p.numel() for p in ps) for part, ps in model.groups().items()}
+        params = {part: sum(p.numel() for p in ps) for part, ps in model.parameter_groups().items()}
         run = Run(config, ranks, device, dtype, out, tokenizer,
                   {"config": plain_config(config), "model": dataclasses.asdict(config.model), "data": purpose})
         groups, optimizer = equip(run, model)
         if folder:
             checkpoint.restore(folder, model, optimizer)
-        journal = Journal(out, ranks.first, first_line(run, args, params), state.get("step"))
+        journal = RunLog(out, ranks.first, first_line(run, args, params), state.get("step"))
         evaluate = lambda model: score(config, model, tokenizer, asked) if ranks.first else None             # noqa: E731
         train(run, model, groups, optimizer, loader, journal, evaluate, args.eval_every, state.get("step", 0), state.get("skipped", 0))
         model = plain(model, ranks)

@@ -31,19 +31,19 @@ class VisionConfig:
     n_embd: int = 1152               # E, width
     n_head: int = 16                 # heads of the ViT and of the pooling, 72 wide each
     n_hidden: int = 4304             # inner size of the ViT's MLP
-    features: tuple = (24, 18)       # blocks whose outputs are concatenated, in this order (-3 and -9 of 27)
+    feature_layers: tuple = (24, 18)       # blocks whose outputs are concatenated, in this order (-3 and -9 of 27)
     grid: int = 27                   # patches along one side of a crop
     patch: int = 14                  # pixels along one side of a patch
-    margin: int = 4                  # patches of overlap on each side of a high-resolution crop
+    overlap_margin: int = 4                  # patches of overlap on each side of a high-resolution crop
     eps: float = 1e-6                # of the LayerNorms
-    local: bool = False              # start with heads that look at neighbours (start_local): for a ViT that starts from nothing
+    neighbor_init: bool = False              # start with heads that look at neighbours (init_neighbor_heads): for a ViT that starts from nothing
 
     @property
     def crop(self):                  # 378 pixels
         return self.grid * self.patch
 
     @property
-    def window(self):                # 266 pixels: the stride between crops
+    def stride(self):                # 266 pixels: the stride between crops
         return (self.grid - 2 * self.margin) * self.patch
 
     @property
@@ -71,9 +71,9 @@ def tiling(h, w, max_crops, config=RELEASED):
     """
     candidates = [(i, j) for i in range(1, max_crops + 1) for j in range(1, max_crops + 1) if i * j <= max_crops]
     candidates.sort(key=lambda ij: (ij[0] * ij[1], ij[0]))
-    overlap = config.crop - config.window
+    overlap = config.crop - config.stride
     size = np.array([max(h - overlap, 1), max(w - overlap, 1)], dtype=np.float32)
-    scale = (np.array(candidates, dtype=np.float32) * config.window / size).min(axis=1)
+    scale = (np.array(candidates, dtype=np.float32) * config.stride / size).min(axis=1)
     best = scale.argmax() if (scale < 1).all() else np.where(scale < 1, np.inf, scale).argmin()
     return candidates[best]
 
@@ -81,9 +81,9 @@ def tiling(h, w, max_crops, config=RELEASED):
 def pooled_grids(h, w, max_crops, config=RELEASED):
     """((rows, cols) of tokens of the low-resolution view, the same of the mosaic, number of crops): sizes, no pixels."""
     rows, cols = tiling(h, w, max_crops, config)
-    inner = config.grid - 2 * config.margin
+    inner = config.grid - 2 * config.overlap_margin
     low = -(-config.grid // 2)
-    high = tuple(-(-(n * inner + 2 * config.margin) // 2) for n in (rows, cols))
+    high = tuple(-(-(n * inner + 2 * config.overlap_margin) // 2) for n in (rows, cols))
     return (low, low), high, 1 + rows * cols
 
 
@@ -133,18 +133,18 @@ def crops(image, max_crops=8, config=RELEASED):
     """
     image = to_array(image)
     rows, cols = tiling(*image.shape[:2], max_crops, config)
-    overlap = 2 * config.margin * config.patch
-    mosaic = resize(image, rows * config.window + overlap, cols * config.window + overlap)
+    overlap = 2 * config.overlap_margin * config.patch
+    mosaic = resize(image, rows * config.stride + overlap, cols * config.stride + overlap)
     pixels = [resize(image, config.crop, config.crop)]
     for r, c in np.ndindex(rows, cols):
-        y, x = r * config.window, c * config.window
+        y, x = r * config.stride, c * config.stride
         pixels.append(mosaic[y : y + config.crop, x : x + config.crop])
     return patchify(np.stack(pixels), config), image_windows(rows, cols, config)
 
 
 def image_windows(rows, cols, config=RELEASED):
     """pool_src (M,4) of an image with rows x cols high-resolution crops, as `crops` gives it: geometry alone."""
-    g, m, inner = config.grid, config.margin, config.grid - 2 * config.margin
+    g, m, inner = config.grid, config.overlap_margin, config.grid - 2 * config.overlap_margin
     view = np.arange(g * g).reshape(g, g)                                        # crop 0
     used = np.empty((rows * inner + 2 * m, cols * inner + 2 * m), dtype=np.int64)
     for n, (r, c) in enumerate(np.ndindex(rows, cols), 1):
@@ -220,15 +220,15 @@ class ViT(nn.Module):
         self.pos = nn.Parameter(torch.zeros(config.n_patch, config.n_embd))
         self.blocks = nn.ModuleList(ViTBlock(config) for _ in range(config.n_layer))
 
-    def forward(self, images, recompute=False):
+    def forward(self, images, activation_checkpointing=False):
         x = images.to(self.patch.weight.dtype) / 127.5 - 1              # SigLIP's normalisation, on the device
         x = self.patch(x) + self.pos
         seen = {}
         for i, block in enumerate(self.blocks):
-            x = checkpoint(block, x, use_reentrant=False) if recompute else block(x)
-            if i in self.config.features:
+            x = checkpoint(block, x, use_reentrant=False) if activation_checkpointing else block(x)
+            if i in self.config.feature_layers:
                 seen[i] = x
-        return torch.cat([seen[i] for i in self.config.features], dim=-1)
+        return torch.cat([seen[i] for i in self.config.feature_layers], dim=-1)
 
 
 class Pool(nn.Module):
@@ -238,7 +238,7 @@ class Pool(nn.Module):
         super().__init__()
         E = config.n_embd
         self.n_head = config.n_head
-        self.q, self.k, self.v = (nn.Linear(len(config.features) * E, E) for _ in range(3))
+        self.q, self.k, self.v = (nn.Linear(len(config.feature_layers) * E, E) for _ in range(3))
         self.out = nn.Linear(E, E)
 
     def forward(self, features, pool_src):               # (N,P,2E), (M,K) -> (M,E)
@@ -270,7 +270,7 @@ class Projector(nn.Module):
 class Vision(nn.Module):
     """See: images (N,P,F) uint8, pool_src (M,K) -> (M,C), zero where a row of pool_src is all -1.
 
-    recompute: keep the inputs of ViT blocks and of the pooling for backward, not what they compute (activation checkpointing).
+    activation_checkpointing: keep the inputs of ViT blocks and of the pooling for backward, not what they compute (activation checkpointing).
     A seam: a plain function of two tensors, so that sharing it out over ranks is a wrapper put on from outside.
     """
 
@@ -280,9 +280,9 @@ class Vision(nn.Module):
         self.pool = Pool(config)
         self.projector = Projector(config.n_embd, n_hidden, n_out)
 
-    def forward(self, images, pool_src, recompute=False):
-        features = self.vit(images, recompute)
-        tokens = checkpoint(self.connect, features, pool_src, use_reentrant=False) if recompute else self.connect(features, pool_src)
+    def forward(self, images, pool_src, activation_checkpointing=False):
+        features = self.vit(images, activation_checkpointing)
+        tokens = checkpoint(self.connect, features, pool_src, use_reentrant=False) if activation_checkpointing else self.connect(features, pool_src)
         # biases make the rows of padding non-zero: multiply, because dropping rows would change the shape
         return tokens * (pool_src >= 0).any(1, keepdim=True)
 
@@ -294,7 +294,7 @@ NEIGHBOURS = (((0, 1), (0, -1), (1, 0), (-1, 0)), ((1, 1), (1, -1), (-1, 1), (-1
 
 
 @torch.no_grad()
-def start_local(vit, sharpness=2.0):
+def init_neighbor_heads(vit, sharpness=2.0):
     """Start weights for a ViT that starts from nothing: every head looks at one neighbour of its patch.
 
     The first D of the E dimensions hold sines and cosines of row and column, and no pixels. Keys read them as they are,
@@ -304,7 +304,7 @@ def start_local(vit, sharpness=2.0):
     """
     grid, E, D = vit.config.grid, vit.config.n_embd, vit.config.n_embd // vit.config.n_head
     assert D % 4 == 0 and D < E, (f"{vit.config.n_head} heads of {D} dimensions cannot start at neighbours (several heads, "
-                                  "of a multiple of 4); --model.vision.local=false starts them anywhere")
+                                  "of a multiple of 4); --model.vision.neighbor_init=false starts them anywhere")
     # from a quarter turn per crop to a quarter turn per patch
     freq = torch.pi / 2 * torch.logspace(-np.log2(grid), 0, D // 4, base=2.0)
     angle = (torch.arange(grid) + 0.5)[:, None] * freq

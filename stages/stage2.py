@@ -58,6 +58,6 @@ RECIPE = {
     "freeze_embedding": True,
     "data.prefix_all": False,        # plain prompts for what people ask, "style:" for benchmarks
     "data.separator": ";",
-    "data.root_length": True, "data.root_branches": True, "data.point_weight": 0.2, "data.video_caption_weight": 0.1,
-    "data.transcripts": 0,
+    "data.sqrt_length": True, "data.sqrt_branches": True, "data.point_weight": 0.2, "data.video_caption_weight": 0.1,
+    "data.n_transcripts": 0,
 }

@@ -41,12 +41,12 @@ from tqdm import tqdm
 
 import data
 import model
-import records
+from records import reader as records
 
 HERE = Path(__file__).parent
 SECONDS = 30                         # of one case; a hundred times what a sound one takes
-CONFIGS = [data.DataConfig(max_tokens=4096, max_crops=2, max_frames=4, vision=model.TOY_VISION, prefix_all=not later, root_length=later,
-                           root_branches=later) for later in (False, True)]
+CONFIGS = [data.DataConfig(max_tokens=4096, max_crops=2, max_frames=4, vision=model.TOY_VISION, prefix_all=not later, sqrt_length=later,
+                           sqrt_branches=later) for later in (False, True)]
 TOKENIZER = data.ByteTokenizer()
 TEXT = {"type": "caption", "text": "x"}
 

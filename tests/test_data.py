@@ -11,9 +11,9 @@ import pytest
 from PIL import Image
 
 import data
-import media
 import model
-from stages import tiny
+from records import media
+from toy import world as tiny
 
 MEDIA = Path(__file__).parent / "media"
 CONFIG = data.DataConfig(max_tokens=4096, max_crops=4, vision=model.TOY_VISION)
@@ -75,7 +75,7 @@ def test_an_unreadable_image_costs_its_record_only(tmp_path):
     size = data.size(cut, TOKENIZER, CONFIG, 0, 0)
     with pytest.raises(data.Unreadable, match="S21"):
         data.encode(cut, TOKENIZER, CONFIG, 0, 0)
-    example = data.blank("cut", *size, CONFIG, "S21 cut short")
+    example = data.placeholder("cut", *size, CONFIG, "S21 cut short")
     assert size == (len(example.tokens), len(example.images)) and example.bad == "S21 cut short"
     assert example.weights.sum() == 0 and (example.images == 0).all()
 
@@ -135,7 +135,7 @@ def test_size_equals_what_encode_gives_on_every_record(limit, epoch):
     worlds = [tiny.World(split) for split in ("train", "test", "unseen")]
     records = [*data.Records(MEDIA / "records.jsonl"), *(world[i] for world in worlds for i in range(15)),
                *(tiny.Sums()[i] for i in range(5))]
-    config = data.DataConfig(max_tokens=limit, max_crops=4, vision=model.TOY_VISION, root_length=True)
+    config = data.DataConfig(max_tokens=limit, max_crops=4, vision=model.TOY_VISION, sqrt_length=True)
     for record in records:
         size, example = data.size(record, TOKENIZER, config, 3, epoch), data.encode(record, TOKENIZER, config, 3, epoch)
         crops = 0 if example.images is None else len(example.images)
@@ -182,7 +182,7 @@ class Named:
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 7, 64, 1000, 4097])
 def test_epoch_is_a_permutation(n):
     """... of every source, another one in every epoch, of every seed; and neighbours do not stay neighbours."""
-    orders = [[data.permuted(i, n, seed, "name", epoch) for i in range(n)] for seed in (0, 1) for epoch in range(4)]
+    orders = [[data.permute_index(i, n, seed, "name", epoch) for i in range(n)] for seed in (0, 1) for epoch in range(4)]
     assert all(sorted(order) == list(range(n)) for order in orders)
     if n >= 64:
         assert len(set(map(tuple, orders))) == 8
@@ -193,7 +193,7 @@ def test_epoch_is_a_permutation(n):
 
 def test_a_permutation_of_ten_million_takes_no_memory():
     tracemalloc.start()
-    seen = {data.permuted(i, 10_000_000, 0, "name", 3) for i in range(1000)}
+    seen = {data.permute_index(i, 10_000_000, 0, "name", 3) for i in range(1000)}
     assert tracemalloc.get_traced_memory()[1] < 1 << 20 and len(seen) == 1000 and max(seen) > 9_000_000
     tracemalloc.stop()
 

@@ -17,7 +17,7 @@ import attention
 import packing
 import train
 from tests.test_attention import Allocated
-from tests.test_memory import SMALL, batch_of, config_of, model_of
+from tests.tools.test_memory import SMALL, batch_of, config_of, model_of
 
 PACKS = 200
 
@@ -198,7 +198,7 @@ def test_compiled_blocks_that_run_again_take_a_new_block_mask_every_step(monkeyp
         allowed = block_mask.mask_mod(torch.arange(B)[:, None, None], 0, torch.arange(T)[:, None], torch.arange(T))
         return scaled_dot_product_attention(q, k, v, attn_mask=allowed[:, None], enable_gqa=enable_gqa)
 
-    config, found = config_of(SMALL, recompute=True, response_dropout=0.0), []
+    config, found = config_of(SMALL, activation_checkpointing=True, response_dropout=0.0), []
     for blocks in (False, True):
         torch.manual_seed(0)
         model, batch = model_of(config).train(), batch_of(config)
@@ -237,13 +237,13 @@ def test_fifty_different_packs_of_films_and_pictures_are_compiled_once():
     plain, tokenizer, config = train.open_model(args, config)
     compiled = copy.deepcopy(plain)
     compiled.compile_blocks()
-    plain.recompute = compiled.recompute = True
-    compiled.keep_blocks = 1
+    plain.activation_checkpointing = compiled.activation_checkpointing = True
+    compiled.uncheckpointed_blocks = 1
     loader, shapes = train.Loader(sources, rates, tokenizer, config), set()
     loader.begin()
     try:
         for number, (_, micro_batches) in enumerate(islice(loader, 50)):
-            batch = packing.build(*micro_batches, 512, config.data.vision, config.crop_bucket)
+            batch = packing.collate(*micro_batches, 512, config.data.vision, config.crop_bucket)
             torch.compiler.set_stance("fail_on_recompile" if number > 1 else "default")
             found = compiled(batch)[0]
             (batch.weights * found).sum().backward()

@@ -12,9 +12,8 @@ import pytest
 if os.name != "posix":
     pytest.skip("alarms and limits", allow_module_level=True)
 
-import fuzz
-
-import media
+from records import media
+from tests import fuzz
 
 ROOT = Path(__file__).parent.parent
 

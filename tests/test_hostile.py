@@ -22,15 +22,16 @@ import numpy as np
 import pytest
 import torch
 from PIL import EpsImagePlugin, Image
-from test_media import film, numbers
 
 import data
-import media
 import model
 import plans
-import records
-import text
 from data import DataError, Records, Unreadable
+from records import media
+from records import reader as records
+from tests.records.test_media import film, numbers
+from text import tokenizer as text
+from training import weights
 
 ROOT = Path(__file__).parent.parent
 CAT = Image.open(ROOT / "tests/media/chelsea.png").convert("RGB")
@@ -50,7 +51,7 @@ class Payload:
 
 def toy(folder):
     """A folder with a sound model, small."""
-    model.save(model.Molmo2(model.PRESETS["toy"]), folder)
+    weights.save(model.Molmo2(model.PRESETS["toy"]), folder)
     text.ByteTokenizer().save(folder)
     return folder
 
@@ -75,7 +76,7 @@ def test_a_pickle_in_a_models_folder_does_not_run(tmp_path, name, form):
     if name == "model.pt":
         (tmp_path / "model.safetensors").unlink(missing_ok=True)
     with pytest.raises(ValueError, match=name) as error:
-        (text.load(tmp_path, 384) if name == "tokenizer.json" else model.load(tmp_path))
+        (text.load(tmp_path, 384) if name == "tokenizer.json" else weights.load(tmp_path))
     refused(error)
     assert not (tmp_path / "harm").exists()
     pickle.loads(pickle.dumps(Payload(tmp_path / "harm")))
@@ -119,7 +120,7 @@ def test_a_safetensors_header_of_2_to_the_60_bytes_is_refused(tmp_path):
     pytest.importorskip("safetensors")
     (toy(tmp_path) / "model.safetensors").write_bytes((2**60).to_bytes(8, "little") + b"{}")
     with pytest.raises(ValueError, match="not readable as weights") as error:
-        model.load(tmp_path)
+        weights.load(tmp_path)
     refused(error, "model.safetensors")
 
 
@@ -130,7 +131,7 @@ def test_an_index_names_no_shard_outside_its_folder(tmp_path, shard):
     (folder / "model.safetensors").rename(tmp_path / "model.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"embedding.weight": shard}}))
     with pytest.raises(FileNotFoundError, match="that the index names is missing") as error:
-        model.load(folder)
+        weights.load(folder)
     refused(error)
 
 
@@ -157,7 +158,7 @@ def test_an_absurd_config_is_refused_at_once(tmp_path, name):
     began = time.monotonic()
     tracemalloc.start()
     with pytest.raises(ValueError, match=r"config\.json|model\.safetensors") as error:
-        model.load(tmp_path)
+        weights.load(tmp_path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     refused(error, words)
@@ -179,7 +180,7 @@ def test_a_hostile_tokenizer_is_refused(tmp_path, content):
 def test_a_tokenizer_at_which_its_package_panics_is_refused(tmp_path):
     """In Rust that is no Exception in Python."""
     pytest.importorskip("tokenizers")
-    from tools import hf
+    from training import hf
 
     raw = hf.byte_tokenizer(text.ByteTokenizer()) | {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}
     (tmp_path / "tokenizer.json").write_text(json.dumps(raw))
@@ -248,7 +249,7 @@ def test_bombs_cost_neither_memory_nor_time(tmp_path):
     code = """
 import json, resource, sys, time
 from pathlib import Path
-import media
+from records import media
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 found = {}
 for name in sys.argv[2:]:

@@ -21,10 +21,10 @@ from PIL import Image
 
 import data
 import loader
-import media
 import packing
 import plans
 import train
+from records import media
 
 ROOT = Path(__file__).parent.parent
 MANY = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
@@ -228,9 +228,9 @@ def test_a_source_of_which_too_much_is_bad_stops_the_run(tmp_path):
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
 def test_every_pack_goes_to_one_rank_and_all_get_as_many(ranks):
     work = np.random.default_rng(ranks).integers(0, 100, (32, 2))
-    shares = loader.deal(work, ranks)
+    shares = loader.balance_packs(work, ranks)
     assert sorted(k for share in shares for k in share) == list(range(32)) and {len(share) for share in shares} == {32 // ranks}
-    assert shares == loader.deal(work, ranks)
+    assert shares == loader.balance_packs(work, ranks)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -243,12 +243,12 @@ def test_the_slowest_rank_is_nearly_the_best_that_any_dealing_allows(seed):
 
     best = min(slowest((g, set(range(8)) - set(g))) for g in itertools.combinations(range(8), 4))
     in_order = slowest((range(0, 8, 2), range(1, 8, 2)))
-    ours = slowest(loader.deal(work, 2))
+    ours = slowest(loader.balance_packs(work, 2))
     assert ours <= best * 1.08 and (ours <= in_order or in_order < best * 1.08)
 
 
 def test_packs_without_crops_are_dealt_by_their_attention():
-    assert [sum((9, 1, 8, 2)[k] for k in share) for share in loader.deal([(0, 9), (0, 1), (0, 8), (0, 2)], 2)] == [10, 10]
+    assert [sum((9, 1, 8, 2)[k] for k in share) for share in loader.balance_packs([(0, 9), (0, 1), (0, 8), (0, 2)], 2)] == [10, 10]
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ def mixed(files):
 
 def plan(*flags, ranks=1):
     command = [*MANY, str(ranks)] if ranks > 1 else [sys.executable]
-    done = subprocess.run([*command, "packing.py", "plan", *FLAGS, *map(str, flags)], cwd=ROOT, capture_output=True, text=True,
+    done = subprocess.run([*command, "-m", "tools.plan", *FLAGS, *map(str, flags)], cwd=ROOT, capture_output=True, text=True,
                           env={**os.environ, "OMP_NUM_THREADS": "1"})
     return done
 
@@ -417,7 +417,7 @@ def test_encoded_arrays_come_back_as_they_were(tmp_path):
     picture.pool_src = rng.integers(-1, 90, (6, 9))
     picture.unit = np.zeros(3, np.int32)
     picture.pool_dst, picture.id, picture.dropped, picture.dropped_tokens = rng.integers(0, 9, 6), "pic\"ture\n", 2, 17
-    wanted = {40: text, 7: picture, 9: data.blank("b", 30, 2, config, "S21 why")}
+    wanted = {40: text, 7: picture, 9: data.placeholder("b", 30, 2, config, "S21 why")}
     plans.write_shard(tmp_path / "000000", wanted.items())
     (tmp_path / "cache.json").write_text(json.dumps({"made_for": {}, "packs": 3, "shard": 4}))
     cache = plans.Cache(tmp_path, {}, 3)
@@ -426,7 +426,7 @@ def test_encoded_arrays_come_back_as_they_were(tmp_path):
             found = getattr(cache[draw], name)
             assert found is None if value is None else found == value if not isinstance(value, np.ndarray) else (
                 found.dtype == value.dtype and np.array_equal(found, value)), name
-    a, b = (packing.build([[wanted[40], wanted[7]]], 64, config.vision), packing.build([[cache[40], cache[7]]], 64, config.vision))
+    a, b = (packing.collate([[wanted[40], wanted[7]]], 64, config.vision), packing.collate([[cache[40], cache[7]]], 64, config.vision))
     assert all(np.array_equal(getattr(a, name), getattr(b, name)) for name in ("tokens", "images", "pool_src", "pool_dst", "weights"))
 
 
@@ -486,8 +486,8 @@ def test_a_batch_of_masked_pictures_alone_is_trained_through(files):
     torch.manual_seed(0)
     m = model.Molmo2(replace(CONFIG.model, n_layer=1)).init_weights()
     text = data.layout([TOKENIZER.bos], [False], [data.Branch([([5] * 9, True)])])
-    for row in ([data.blank("a", 30, 2, CONFIG.data, "S21")], [data.blank("a", 30, 2, CONFIG.data, "S21"), text]):
-        batch = packing.build([row], 64, CONFIG.data.vision)
+    for row in ([data.placeholder("a", 30, 2, CONFIG.data, "S21")], [data.placeholder("a", 30, 2, CONFIG.data, "S21"), text]):
+        batch = packing.collate([row], 64, CONFIG.data.vision)
         assert len(batch.pool_src) == len(batch.pool_dst) == 1 and (batch.pool_src == -1).all()
         nll, _ = m(batch)
         (nll * batch.weights).sum().backward()

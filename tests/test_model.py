@@ -22,7 +22,7 @@ import data
 import model as models
 import packing
 import vision
-from tools.generate import generate
+from evaluation.generate import generate
 
 HERE = Path(__file__).parent / "conformance"
 EXPECTED = json.loads((HERE / "tiny_model.json").read_text())
@@ -66,10 +66,10 @@ def tiny():
 
 def config_of(family):
     c, vit = EXPECTED[family], EXPECTED["vit"]
-    yarn = models.Yarn(**{**c["yarn"], "layers": tuple(c["yarn"]["layers"])}) if "yarn" in c else models.Yarn()
+    yarn = models.YarnConfig(**{**c["yarn"], "layers": tuple(c["yarn"]["layers"])}) if "yarn" in c else models.YarnConfig()
     see = vision.VisionConfig(n_layer=vit["layers_kept"], n_embd=vit["width"], n_head=vit["heads"], n_hidden=vit["mlp"],
-                              features=tuple(vit["feature_layers_0based_in_order"]))
-    return models.Config(n_layer=c["layers"], n_embd=c["hidden"], n_head=c["heads"], n_kv_head=c["kv_heads"], head_dim=c["head_dim"],
+                              feature_layers=tuple(vit["feature_layers_0based_in_order"]))
+    return models.ModelConfig(n_layer=c["layers"], n_embd=c["hidden"], n_head=c["heads"], n_kv_head=c["kv_heads"], head_dim=c["head_dim"],
                          n_hidden=c["mlp"], n_vocab=c["vocab"], n_extra=c["extra"], family=family, tied=c["tied"],
                          rope_theta=c["rope_theta"], yarn=yarn, eps=c["eps"], vision=see)
 
@@ -176,7 +176,7 @@ def ask(new=()):
     tokens = np.array([*b.tokens[0, :411].tolist(), *b.tokens[0, 446:470].tolist(), *new])
     n, zero = len(tokens), np.zeros(len(tokens), np.int32)
     assert n - len(new) == expected_of("qwen")["greedy_prompt_len"]
-    prompt = data.Encoded(tokens, zero, zero, np.arange(n), zero, np.isin(tokens, VISUAL).astype(np.int32), id="greedy")
+    prompt = data.Example(tokens, zero, zero, np.arange(n), zero, np.isin(tokens, VISUAL).astype(np.int32), id="greedy")
     prompt.pool_dst = np.flatnonzero(tokens == PATCH)
     prompt.images, prompt.pool_src = b.images[:2].numpy(), b.pool_src[: len(prompt.pool_dst)].numpy()
     return prompt
@@ -185,7 +185,7 @@ def ask(new=()):
 def last_logits(model, prompt):
     """All of it at once, no cache: (V,) behind the last token."""
     with torch.no_grad():
-        return model.logits(packing.build([[prompt]], len(prompt.tokens), model.config.vision))[0, -1]
+        return model.logits(packing.collate([[prompt]], len(prompt.tokens), model.config.vision))[0, -1]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -202,7 +202,7 @@ def test_the_cache_gives_the_official_tokens_and_the_logits_of_a_full_pass(famil
     model, seen = model_of(family), []
 
     def project(x):
-        seen.append(models.Molmo2.project(model, x))
+        seen.append(models.Molmo2.lm_head(model, x))
         return seen[-1]
 
     with monkeypatch.context() as patch:
@@ -249,7 +249,7 @@ def test_yarn_is_used_on_its_layers_only(layers):
         block.register_forward_pre_hook(lambda _, args: used.append(args[1]))             # (x, rope, mask, ...)
     pos = torch.arange(20)[None]
     with torch.no_grad():
-        model.trunk(torch.zeros(1, 20, config.n_embd), pos, attention.allow(*torch.zeros(3, 1, 20, dtype=torch.int32)))
+        model.transformer(torch.zeros(1, 20, config.n_embd), pos, attention.allow(*torch.zeros(3, 1, 20, dtype=torch.int32)))
     plain, yarn = (models.rope_table(pos, *models.rope_frequencies(config, yarn)) for yarn in (False, True))
     assert not torch.equal(plain[0], yarn[0])
     for i, rope in enumerate(used):

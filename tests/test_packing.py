@@ -10,10 +10,10 @@ import torch
 import data
 import model
 import packing
-from stages import tiny
+from toy import world as tiny
 
 CONFIG = dataclasses.replace(
-    model.PRESETS["toy"], n_layer=2, vision=dataclasses.replace(model.TOY_VISION, n_layer=2, features=(1, 0), grid=4))
+    model.PRESETS["toy"], n_layer=2, vision=dataclasses.replace(model.TOY_VISION, n_layer=2, feature_layers=(1, 0), grid=4))
 DATA = data.DataConfig(max_tokens=2048, max_crops=4, vision=CONFIG.vision)
 TOKENIZER = data.ByteTokenizer(tiny.WORDS)
 
@@ -64,7 +64,7 @@ def grown(seed=0, **changes):
 
 
 def run(m, rows, T=2048):
-    batch = packing.build(rows, T, CONFIG.vision)
+    batch = packing.collate(rows, T, CONFIG.vision)
     nll, lse = m(batch)
     (batch.weights * (nll + 1e-4 * lse**2)).sum().backward()
     gradients = {name: p.grad.clone() for name, p in m.named_parameters() if p.grad is not None}
@@ -77,7 +77,7 @@ def run(m, rows, T=2048):
 def test_packing_changes_nothing(family, roots):
     """nll of every token with loss, and the gradient of every parameter, equal those of the conversations run alone, in fp64."""
     m = grown(family=family, n_kv_head=2 if family == "qwen" else 4)
-    packed = examples(root_length=roots, root_branches=roots)
+    packed = examples(sqrt_length=roots, sqrt_branches=roots)
     assert any(e.branch.max() >= 3 for e in packed) and any(e.images is None for e in packed)
     T = sum(len(e.tokens) for e in packed) + 37
     nll, _, gradients = run(m, [packed], T)
@@ -102,7 +102,7 @@ def test_recomputing_changes_no_bit_and_keeps_less():
     bytes that wait for backward."""
     m, packed, kept, seen = grown().train(), examples(), [], {}
     m.residual_dropout = 0.1
-    for m.recompute, m.keep_blocks in ((False, 0), (True, 0), (True, 1)):
+    for m.activation_checkpointing, m.uncheckpointed_blocks in ((False, 0), (True, 0), (True, 1)):
         kept.append(0)
 
         def keep(x):
@@ -122,11 +122,11 @@ def test_recomputing_changes_no_bit_and_keeps_less():
 def test_branches_cannot_see_each_other():
     """Changing one branch's tokens changes no bit of the nll of another, in float32."""
     m, example = grown().float(), examples(1)[0]
-    before = m(packing.build([[example]], 512, CONFIG.vision))[0]
+    before = m(packing.collate([[example]], 512, CONFIG.vision))[0]
     changed = dataclasses.replace(example, tokens=example.tokens.copy())
     second = example.branch == 2
     changed.tokens[second] = (changed.tokens[second] + 7) % 256
-    after = m(packing.build([[changed]], 512, CONFIG.vision))[0]
+    after = m(packing.collate([[changed]], 512, CONFIG.vision))[0]
     same = before[0, : len(second)] == after[0, : len(second)]
     learned = example.weights > 0
     assert same[torch.from_numpy(learned & ~second)].all()
@@ -137,13 +137,13 @@ def test_branches_cannot_see_each_other():
 def test_examples_cannot_see_each_other(changed):
     """Changing the pixels or the text of one example changes no bit of the nll of its neighbours in the row, in float32."""
     m, packed = grown().float(), examples(3)
-    before = m(packing.build([packed], 1024, CONFIG.vision))[0]
+    before = m(packing.collate([packed], 1024, CONFIG.vision))[0]
     middle = packed[1]
     if changed == "pixels":
         swapped = dataclasses.replace(middle, images=np.random.default_rng(1).integers(0, 256, middle.images.shape, dtype=np.uint8))
     else:
         swapped = dataclasses.replace(middle, tokens=np.where(middle.bidir == 0, (middle.tokens + 7) % 256, middle.tokens))
-    after = m(packing.build([[packed[0], swapped, packed[2]]], 1024, CONFIG.vision))[0]
+    after = m(packing.collate([[packed[0], swapped, packed[2]]], 1024, CONFIG.vision))[0]
     start, stop = len(packed[0].tokens), len(packed[0].tokens) + len(middle.tokens)
     assert torch.equal(before[0, :start], after[0, :start]) and torch.equal(before[0, stop:], after[0, stop:])
     assert not torch.equal(before[0, start:stop], after[0, start:stop])
@@ -152,10 +152,10 @@ def test_examples_cannot_see_each_other(changed):
 def test_padding_changes_nothing_and_is_never_nan():
     m, packed = grown(), examples(2)
     n = sum(len(e.tokens) for e in packed)
-    short, long = (packing.build([packed], T, CONFIG.vision) for T in (n, n + 64))
+    short, long = (packing.collate([packed], T, CONFIG.vision) for T in (n, n + 64))
     nll = [m(batch)[0][0, :n] for batch in (short, long)]
     assert (nll[0] - nll[1]).abs().max() < 1e-12
-    nothing = packing.build([[]], 8, CONFIG.vision)                      # a row of padding, no image in the batch
+    nothing = packing.collate([[]], 8, CONFIG.vision)                      # a row of padding, no image in the batch
     nll, lse, gradients = run(m, [[]], 8)
     assert nothing.images.shape[0] == 1 and (nll == 0).all() and (lse == 0).all()
     assert all(torch.isfinite(g).all() for g in gradients.values())
@@ -164,7 +164,7 @@ def test_padding_changes_nothing_and_is_never_nan():
 def test_nll_equals_the_full_logits_and_is_zero_without_loss():
     m = grown()
     m.nll_chunk = 7                                                      # several chunks, the last one short
-    batch = packing.build([examples(3)], 1024, CONFIG.vision)
+    batch = packing.collate([examples(3)], 1024, CONFIG.vision)
     nll, lse = m(batch)
     logits = m.logits(batch)
     at = batch.weights > 0
@@ -178,7 +178,7 @@ def test_a_view_that_the_mosaic_repeats_is_encoded_once_with_the_same_result():
     """An image of one tile gives two equal crops: Batch has one, and nll and gradients are those of both."""
     m, example = grown(), data.encode(tiny.World("train")[3], TOKENIZER, dataclasses.replace(DATA, max_crops=1), 0, 0)
     assert np.array_equal(*example.images)
-    once = packing.build([[example]], 512, CONFIG.vision)
+    once = packing.collate([[example]], 512, CONFIG.vision)
     assert len(once.images) == 1
     P = CONFIG.vision.n_patch
     lower = torch.from_numpy(example.pool_src)
@@ -222,8 +222,8 @@ def test_nothing_waits_much_longer_than_its_age_allows():
     for n in range(4000):
         came = {e[0]: e[3] for e in planner.pool}
         waits += [n - came.get(i, n) for i in next(planner)]
-    assert packing.AGE <= max(waits) < packing.AGE + 16                  # several may come of age at once: one a pack
-    assert min(e[0] for e in planner.pool) > 8000 - 2 * (packing.AGE + 16) - 16
+    assert packing.MAX_WAIT <= max(waits) < packing.MAX_WAIT + 16                  # several may come of age at once: one a pack
+    assert min(e[0] for e in planner.pool) > 8000 - 2 * (packing.MAX_WAIT + 16) - 16
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -260,7 +260,7 @@ def test_the_search_finds_the_fullest_row(seed):
     rng = np.random.default_rng(seed)
     examples = [(i, int(t), int(c)) for i, (t, c) in enumerate(zip(rng.integers(1, 60, 10), rng.integers(0, 8, 10), strict=True))]
     tokens, crops, per_token, per_crop = 100, 12, *rng.random(2)
-    found = packing.fullest(examples, tokens, crops, 1, per_token, per_crop)
+    found = packing.best_subset(examples, tokens, crops, 1, per_token, per_crop)
     worth = lambda es: sum(e[1] for e in es) * per_token + sum(e[2] for e in es) * per_crop              # noqa: E731
     subsets = ([e for k, e in enumerate(examples) if bits >> k & 1] for bits in range(1 << 10))
     fitting = (es for es in subsets if sum(e[1] for e in es) <= tokens and sum(e[2] for e in es) <= crops)
@@ -271,7 +271,7 @@ def test_the_search_finds_the_fullest_row(seed):
 def test_what_rounding_loses_is_looked_for_once_more():
     """In steps of 10, 41 + 41 + 18 are 12 steps of 10; exactly they fill the row."""
     examples = [(0, 41, 0), (1, 41, 0), (2, 18, 0), (3, 55, 0)]
-    assert sum(e[1] for e in packing.fullest(examples, 100, 0, 10, 1.0, 1.0)) == 100
+    assert sum(e[1] for e in packing.best_subset(examples, 100, 0, 10, 1.0, 1.0)) == 100
 
 
 def test_packs_are_fuller_than_rows_filled_in_order():

@@ -25,10 +25,11 @@ import model
 import packing
 import parallel
 import train
+from training import weights
 
 ROOT = Path(__file__).parent.parent
 TOY = model.PRESETS["toy"]
-CONFIG = replace(TOY, n_layer=2, n_head=8, n_kv_head=2, vision=replace(TOY.vision, n_layer=3, features=(2, 1), local=False))
+CONFIG = replace(TOY, n_layer=2, n_head=8, n_kv_head=2, vision=replace(TOY.vision, n_layer=3, feature_layers=(2, 1), neighbor_init=False))
 DATA = data.DataConfig(max_tokens=512, max_crops=2, vision=CONFIG.vision)
 TOKENIZER, T, PACKS = data.ByteTokenizer(), 512, 8
 
@@ -44,11 +45,11 @@ def example(rng, kind):
     if kind == "video":
         times = [0.5 * k for k in range(int(rng.integers(2, 6)))]
         seen, visual = data.video_ids(times, None, TOKENIZER, DATA)
-        crops, sight = data.frame_crops((picture() for _ in times), len(times), DATA), data.Sight([(9, 9)], times)
+        crops, sight = data.frame_crops((picture() for _ in times), len(times), DATA), data.MediaInfo([(9, 9)], times)
     else:
         pictures = [picture() for _ in range(1 if kind == "image" else 3)]
         seen, visual = data.visual_ids([p.shape[1::-1] for p in pictures], TOKENIZER, DATA)
-        crops, sight = data.visual_crops(pictures, DATA), data.Sight([p.shape[1::-1] for p in pictures])
+        crops, sight = data.visual_crops(pictures, DATA), data.MediaInfo([p.shape[1::-1] for p in pictures])
     x = data.layout([TOKENIZER.bos, *seen], [False, *visual], branches)
     x.images = crops
     data.place_pixels(x, sight, TOKENIZER, DATA)
@@ -89,7 +90,7 @@ def packs_of(kind):
 def part(row, rank, cp):
     """A row as one rank of a context-parallel group has it."""
     crops = [0 if x.unit is None else len(x.unit) for x in row]
-    return [data.narrowed(x, data.Share(rank, cp, sum(crops[:k]), sum(crops))) for k, x in enumerate(row)] if cp > 1 else row
+    return [data.select_crops(x, data.CropShard(rank, cp, sum(crops[:k]), sum(crops))) for k, x in enumerate(row)] if cp > 1 else row
 
 
 def fresh():
@@ -114,7 +115,7 @@ def reference(kind):
     m, rows = fresh(), packs_of(kind)
     weight, loss = sum(float(x.weights.sum()) for row in rows for x in row), 0.0
     for row in rows:
-        loss += passed(m, packing.build([row], T, CONFIG.vision), weight)
+        loss += passed(m, packing.collate([row], T, CONFIG.vision), weight)
     return loss, {name: p.grad.clone() for name, p in m.named_parameters()}
 
 
@@ -128,7 +129,7 @@ def worker(rank, world, cp, accumulation, kinds, folder, shard=0, dtype=torch.fl
         if m is None or not compiled:
             m = parallel.parallelize(fresh(), mesh, shard, dtype)
             if compiled:
-                m.recompute = True
+                m.activation_checkpointing = True
                 m.compile_blocks()
         m.zero_grad()
         dp, size = world // cp, PACKS // (world // cp) // accumulation
@@ -136,7 +137,7 @@ def worker(rank, world, cp, accumulation, kinds, folder, shard=0, dtype=torch.fl
         weight = parallel.total({"w": sum(float(x.weights.sum()) for x in itertools.chain(*mine))})["w"] / cp
         for start in range(0, len(mine), size):
             cp_rank = mesh["cp"].get_local_rank()
-            batch = packing.build([part(row, cp_rank, cp) for row in mine[start : start + size]], T, CONFIG.vision, 1 + compiled)
+            batch = packing.collate([part(row, cp_rank, cp) for row in mine[start : start + size]], T, CONFIG.vision, 1 + compiled)
             batch = parallel.shard(batch, cp_rank, cp)
             torch.compiler.set_stance("fail_on_recompile" if compiled and done >= 2 else "default")
             with torch.autocast("cpu", dtype, enabled=dtype != torch.float32, cache_enabled=False):
@@ -203,7 +204,7 @@ def test_blocks_gathered_in_bfloat16_are_one_process_under_autocast(tmp_path):
     m, rows = fresh(), packs_of("mixed")
     weight = sum(float(x.weights.sum()) for row in rows for x in row)
     with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
-        alone = sum(passed(m, packing.build([row], T, CONFIG.vision), weight) for row in rows)
+        alone = sum(passed(m, packing.collate([row], T, CONFIG.vision), weight) for row in rows)
     assert loss == pytest.approx(alone, rel=1e-3) and loss == pytest.approx(expected, rel=1e-2)
     off = {name: [float((g - wanted[name]).norm() / wanted[name].norm()) for g in (gradients[name], p.grad)]
            for name, p in m.named_parameters() if wanted[name].norm() > 1e-3}
@@ -246,7 +247,7 @@ def test_units_are_shared_out_within_one_unit_of_even(cp):
     for _ in range(200):
         n = rng.integers(1, 9, int(rng.integers(1, 20)))
         cut = int(rng.integers(0, len(n)))                               # a row of two examples
-        of = lambda units, before: data.Share(0, cp, before, int(n.sum())).owners(units)        # noqa: E731, B023
+        of = lambda units, before: data.CropShard(0, cp, before, int(n.sum())).owners(units)        # noqa: E731, B023
         owner = np.concatenate([of(n[:cut], 0), of(n[cut:], int(n[:cut].sum()))])
         assert np.array_equal(owner, of(n, 0)) and (np.diff(owner) >= 0).all()
         loads = np.bincount(owner, n, minlength=cp)
@@ -258,8 +259,8 @@ def test_units_are_shared_out_within_one_unit_of_even(cp):
 def test_the_parts_of_a_batch_are_the_batch(kind, cp):
     """Tokens side by side are the row; every crop is encoded once; every visual token arrives where it belongs."""
     rows = packs_of(kind)[:2]
-    whole = packing.build(rows, T, CONFIG.vision, crop_bucket=4)
-    parts = [parallel.shard(packing.build([part(row, rank, cp) for row in rows], T, CONFIG.vision, crop_bucket=4), rank, cp)
+    whole = packing.collate(rows, T, CONFIG.vision, crop_bucket=4)
+    parts = [parallel.shard(packing.collate([part(row, rank, cp) for row in rows], T, CONFIG.vision, crop_bucket=4), rank, cp)
              for rank in range(cp)]
     for name in ("tokens", "targets", "weights", "pos"):
         assert torch.equal(torch.cat([getattr(p, name) for p in parts], 1), getattr(whole, name))
@@ -289,7 +290,7 @@ def test_bytes_sent_are_those_of_the_exchanges(monkeypatch):
 
 
 def test_one_process_needs_no_exchange():
-    batch = packing.build(packs_of("mixed")[:1], T, CONFIG.vision)
+    batch = packing.collate(packs_of("mixed")[:1], T, CONFIG.vision)
     assert parallel.shard(batch, 0, 1) is batch and attention.attend is fresh().attend
 
 
@@ -308,7 +309,7 @@ def test_a_run_logs_the_same_numbers_on_any_layout(tmp_path):
         assert done.returncode == 0, done.stderr
         assert "view tensor" not in done.stderr and json.loads(done.stdout.splitlines()[-1])["steps"] == 3
         logs[ranks, cp, micro] = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
-        assert model.load(out).config.n_layer == 1
+        assert weights.load(out).config.n_layer == 1
     first = logs[1, 1, 2]
     for lines in logs.values():
         assert len(lines) == len(first) and lines[0]["params"] == first[0]["params"]

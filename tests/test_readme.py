@@ -7,7 +7,7 @@ from pathlib import Path
 
 from PIL import Image
 
-import records
+from records import reader as records
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

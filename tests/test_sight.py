@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 import data
-import media
 import model
 import vision
+from records import media
 
 MEDIA = Path(__file__).parent / "media"
 TOKENIZER = data.ByteTokenizer()
@@ -91,14 +91,14 @@ def test_size_equals_what_encode_gives_on_a_thousand_records_of_all_kinds(folder
     for i in range(1000):
         r = records[i]
         config = replace(CONFIG, max_tokens=int(rng.integers(40, 1500)), max_frames=int(rng.integers(1, 9)),
-                         max_crops=int(rng.integers(1, 4)), root_length=bool(i % 2), prefix_all=bool(i % 3), fps=float(rng.choice([1, 2])))
+                         max_crops=int(rng.integers(1, 4)), sqrt_length=bool(i % 2), prefix_all=bool(i % 3), fps=float(rng.choice([1, 2])))
         size, example = data.size(r, TOKENIZER, config, 0, i % 4), data.encode(r, TOKENIZER, config, 0, i % 4)
         kinds.add("video" if "video" in r else "images" if "images" in r else "image" if "image" in r else "text")
         if size == (0, 0):
             assert not example.weights.any()
         else:
             assert size == (len(example.tokens), 0 if example.images is None else len(example.images)) and size[0] <= config.max_tokens
-        whole = data.arrange(r, data.look(r, config), TOKENIZER, replace(config, max_tokens=10**6), 0, i % 4)
+        whole = data.build_tree(r, data.read_headers(r, config), TOKENIZER, replace(config, max_tokens=10**6), 0, i % 4)
         assert len(example.tokens) + example.dropped_tokens == len(whole.tokens)
         parts = lambda e: [e.tokens[e.branch == j].tolist() for j in range(e.branch.max() + 1)]              # noqa: E731
         if example.branch.max() > 0:                                     # the trunk whole, and of the branches some, each of them whole
@@ -115,7 +115,7 @@ def test_a_film_is_what_asking_about_it_shows(folder):
                            "annotations": [{"type": "caption", "text": "a rabbit", "style": "video_long_caption"}]}, name="film.jsonl")
     example = data.encode(r, TOKENIZER, CONFIG, 0, 0)
     clip, film = data.open_clip(MEDIA / FILM, CONFIG, [(2.0, 2.5, "hm")], 1.0, 4.0)
-    prompt = data.ask([], [("?", None)], TOKENIZER, CONFIG, clip)
+    prompt = data.encode_prompt([], [("?", None)], TOKENIZER, CONFIG, clip)
     n = int(np.flatnonzero(prompt.tokens == TOKENIZER.chat_start)[0])
     assert np.array_equal(example.tokens[:n], prompt.tokens[:n]) and np.array_equal(example.bidir[:n], prompt.bidir[:n])
     assert np.array_equal(example.images, prompt.images) and np.array_equal(example.pool_src, prompt.pool_src)
@@ -146,7 +146,7 @@ def test_a_turn_of_weight_0_is_context(folder):
 
 def test_captions_of_videos_and_tracks_have_their_flat_weights(folder):
     """0.1 and 0.2 in stages 2 and 3, whatever their length; a question about the same video goes by the roots (spec 7.1)."""
-    config = replace(CONFIG, root_length=True, root_branches=True, point_weight=0.2, video_caption_weight=0.1)
+    config = replace(CONFIG, sqrt_length=True, sqrt_branches=True, point_weight=0.2, video_caption_weight=0.1)
     video = {"video": {"frames": ["still0.png", "still1.png"], "fps": 2.0}}
     kinds = [{"type": "caption", "text": "grey"}, {"type": "qa", "question": "?", "answer": "grey"},
              {"type": "track", "label": "x", "coords": "percent", "points": [{"t": 0.0, "id": 1, "x": 5, "y": 5}]}]
@@ -196,7 +196,7 @@ def test_an_image_is_described_aloud_once_an_epoch_and_by_another_voice_in_the_n
         assert "all of it" in text and text.count("voice ") == 1 and example.branch.max() == 2 and example.dropped == 0
         heard.add(text[text.index("voice ") + 6])
     assert heard == set("0123")
-    assert "voice" not in TOKENIZER.decode(data.encode(r, TOKENIZER, replace(CONFIG, transcripts=0), 0, 0).tokens)
+    assert "voice" not in TOKENIZER.decode(data.encode(r, TOKENIZER, replace(CONFIG, n_transcripts=0), 0, 0).tokens)
 
 
 def clip_of_stills(folder, *annotations, fps=2.5, **more):
@@ -207,7 +207,7 @@ def clip_of_stills(folder, *annotations, fps=2.5, **more):
 
 def test_a_clip_of_stills_word_by_word_and_pixel_by_pixel(folder):
     """Times, the picture on display at each, points in pixels of the file, captions of a part: against what stands here."""
-    config = replace(CONFIG, max_frames=5, prefix_all=False, separator=";", video_caption_weight=0.1, point_weight=0.2, root_length=True)
+    config = replace(CONFIG, max_frames=5, prefix_all=False, separator=";", video_caption_weight=0.1, point_weight=0.2, sqrt_length=True)
     point = {"type": "point", "label": "Dot", "coords": "pixel", "mode": "point", "question": "Where?",
              "points": [{"t": 1.4, "x": 16, "y": 6}]}                    # of 32 x 24
     r = clip_of_stills(folder, point, subtitles=[{"start": 0.1, "end": 0.3, "text": "gone"}, {"start": 0.2, "end": 0.9, "text": "here"}])
@@ -223,7 +223,7 @@ def test_a_clip_of_stills_word_by_word_and_pixel_by_pixel(folder):
 def test_weights_of_every_level_multiply(folder):
     """Of the record, of the annotation, of the turn; the roots count tokens and not weights (spec 7.1)."""
     turns = [{"question": "?", "answer": "abc", "weight": 0.5}, {"question": "?", "answer": "d"}]
-    config = replace(CONFIG, root_length=True, prefix_all=False)
+    config = replace(CONFIG, sqrt_length=True, prefix_all=False)
     r = source(folder, {"weight": 2.0, "annotations": [{"type": "qa", "weight": 3.0, "turns": turns}]}, name="w2.jsonl")[0]
     weights = data.encode(r, TOKENIZER, config, 0, 0).weights
     n = 3 + 1 + 1 + 1                                                    # two answers, each with its EOS
@@ -252,11 +252,11 @@ def test_films_with_tracks_are_looked_at_where_the_tracks_have_points(folder):
     for max_frames, seen in ((6, 6), (4, 4), (384, 6)):
         r = source(folder, {"video": FILM, "annotations": [track]}, name="t.jsonl")[0]
         config = replace(CONFIG, max_frames=max_frames)
-        sight, text = data.look(r, config), TOKENIZER.decode(data.encode(r, TOKENIZER, config, 0, 0).tokens)
+        sight, text = data.read_headers(r, config), TOKENIZER.decode(data.encode(r, TOKENIZER, config, 0, 0).tokens)
         assert [t for t in sight.times if t == int(t)] == list(range(seen)) and len(sight.times) <= max_frames
         assert all(f"{10 * 10 * t + 50:03d} 500" in text for t in range(seen)) and f"{100 * seen + 50:03d} 500" not in text
     both = source(folder, {"video": FILM, "annotations": [track, {"type": "caption", "text": "x"}]}, name="t.jsonl")[0]
-    frames = len(data.look(both, CONFIG).times)
+    frames = len(data.read_headers(both, CONFIG).times)
     assert data.size(both, TOKENIZER, CONFIG, 0, 0)[1] == len(data.encode(both, TOKENIZER, CONFIG, 0, 0).images) == frames
 
 
@@ -264,7 +264,7 @@ def test_films_with_tracks_are_looked_at_where_the_tracks_have_points(folder):
 def test_damaged_notes_of_probes_cost_nothing(folder, notes):
     (folder / ".d.jsonl.probes.jsonl").write_bytes(notes + b"\n")
     r = source(folder, {"video": FILM, "annotations": [{"type": "caption", "text": "x"}]}, name="d.jsonl")[0]
-    assert data.size(r, TOKENIZER, CONFIG, 0, 0)[1] == len(data.look(r, CONFIG).times)
+    assert data.size(r, TOKENIZER, CONFIG, 0, 0)[1] == len(data.read_headers(r, CONFIG).times)
 
 
 def test_probes_of_two_processes_stand_together_and_a_bad_film_is_asked_once(folder, tmp_path, monkeypatch):
@@ -322,10 +322,10 @@ def test_what_the_ranks_of_a_group_decode_is_the_whole_once(folder, cp, monkeypa
     monkeypatch.setattr(media, "frames", lambda video, times: (filmed.append(len(times)), open_film(video, times))[1])
     loads, ranks = [], []
     for rank in range(cp):
-        shares = [data.Share(rank, cp, sum(sizes[:k]), sum(sizes)) for k in range(len(sizes))]
+        shares = [data.CropShard(rank, cp, sum(sizes[:k]), sum(sizes)) for k in range(len(sizes))]
         mine = [data.encode(r, TOKENIZER, CONFIG, 0, 0, share) for r, share in zip(records, shares, strict=True)]
         for x, of_all, share in zip(mine, whole, shares, strict=True):
-            cut = data.narrowed(of_all, share)
+            cut = data.select_crops(of_all, share)
             for name in ("tokens", "weights", "images", "unit", "owner", "pool_src", "pool_dst"):
                 assert np.array_equal(getattr(x, name), getattr(cut, name)), name
         ranks.append([x.images for x in mine[:-1]])

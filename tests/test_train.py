@@ -16,9 +16,10 @@ import data
 import loader
 import model
 import packing
-import text
 import train
-from stages import tiny
+from text import tokenizer as text
+from toy import world as tiny
+from training import weights
 
 ROOT = Path(__file__).parent.parent
 MEDIA = ROOT / "tests" / "media"
@@ -106,7 +107,7 @@ def test_decoding_in_worker_processes_changes_nothing(tmp_path):
 def test_a_run_leaves_what_the_interface_promises(plain):
     out, lines = plain
     assert {"config", "commit", "versions", "params"} <= set(lines[0])
-    assert sum(lines[0]["params"].values()) == sum(p.numel() for p in model.load(out).parameters())
+    assert sum(lines[0]["params"].values()) == sum(p.numel() for p in weights.load(out).parameters())
     wanted = {"step", "loss", "weight", "tokens", "loss_tokens", "lr", "grad_norm", "grad_norms", "fill_tokens", "fill_crops", "examples",
               "branches", "dropped", "ids", "seconds"}
     assert all(wanted <= set(line) for line in steps(lines)) and len(steps(lines)) == 3
@@ -126,11 +127,11 @@ def opened(*flags):
 
 def test_the_loss_is_a_weighted_mean_over_the_whole_step(tmp_path):
     """Micro-batches of very different weight: what is logged is the mean over all of them, by torch's own cross entropy."""
-    flags = ["--data.root_length=true", "--data.point_weight=0.2", "--vit_steps=0"]
+    flags = ["--data.sqrt_length=true", "--data.point_weight=0.2", "--vit_steps=0"]
     m, config, steps_of_rows = opened(*flags)
     rows = next(steps_of_rows)
     weight = sum(float(e.weights.sum()) for row in rows for e in row)
-    batch = train.packing.build(rows, config.data.max_tokens, config.data.vision)
+    batch = train.packing.collate(rows, config.data.max_tokens, config.data.vision)
     logits = m.logits(batch)
     nll = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten().clamp(max=logits.shape[-1] - 1), reduction="none")
     expected = float((nll.detach() * batch.weights.flatten()).sum() / weight)
@@ -160,7 +161,7 @@ def test_three_steps_equal_three_written_by_hand(tmp_path):
     optimizer = torch.optim.AdamW([{"params": ps} for ps in groups.values()], betas=(0.9, 0.95), eps=0.01, weight_decay=0)
     lines = steps(run(tmp_path / "a", *flags, "--micro-batch", "2"))
     for step, rows in zip((1, 2, 3), steps_of_rows, strict=False):
-        batch = train.packing.build(rows, config.data.max_tokens, config.data.vision)
+        batch = train.packing.collate(rows, config.data.max_tokens, config.data.vision)
         w, logits = batch.weights.flatten(), m.logits(batch).flatten(0, 1)
         targets = batch.targets.flatten().clamp(max=logits.shape[-1] - 1)
         nll, lse = torch.nn.functional.cross_entropy(logits, targets, reduction="none"), logits.logsumexp(-1)
@@ -175,7 +176,7 @@ def test_three_steps_equal_three_written_by_hand(tmp_path):
         assert lines[step - 1]["grad_norms"] == pytest.approx(norms, rel=1e-4)
         assert lines[step - 1]["grad_norm"] == pytest.approx(sum(n**2 for n in norms.values()) ** 0.5, rel=1e-4)
         assert max(norms.values()) > 1.5
-    after = dict(model.load(tmp_path / "a").named_parameters())
+    after = dict(weights.load(tmp_path / "a").named_parameters())
     for name, p in m.named_parameters():
         ours, expected = after[name] - before[name], p.detach() - before[name]
         # the norm of what a parameter moved; a bias of the keys does not move at all but for rounding
@@ -194,10 +195,10 @@ def test_stages_drop_and_freeze_as_published():
     assert [c.warmup for c in (one, two, three)] == [train.Parts(2000, 200, 2000), *[train.Parts(200, 200, 200)] * 2]
     assert [c.micro_batch for c in (one, two, three)] == [4, 2, 1]
     assert all((c.betas, c.adam_eps, c.clip, c.z_loss, c.final_lr) == ((0.9, 0.95), 1e-6, 1.0, 1e-4, 0.1) for c in (one, two, three))
-    of_data = [(d.root_length, d.root_branches, d.point_weight, d.prefix_all, d.separator) for d in (one.data, two.data, three.data)]
+    of_data = [(d.sqrt_length, d.sqrt_branches, d.point_weight, d.prefix_all, d.separator) for d in (one.data, two.data, three.data)]
     assert of_data == [(False, False, 1.0, True, "\t"), *[(True, True, 0.2, False, ";")] * 2]
     tiny_two = parse("2", "--tiny")              # the toy's recipe changes sizes and how one asks, not what a stage is
-    assert (tiny_two.data.root_length, tiny_two.data.point_weight, tiny_two.data.prefix_all, tiny_two.preset) == (True, 0.2, True, "toy")
+    assert (tiny_two.data.sqrt_length, tiny_two.data.point_weight, tiny_two.data.prefix_all, tiny_two.preset) == (True, 0.2, True, "toy")
 
 
 def test_a_field_is_parsed_by_its_type_and_one_that_does_not_exist_is_refused():
@@ -205,14 +206,14 @@ def test_a_field_is_parsed_by_its_type_and_one_that_does_not_exist_is_refused():
         train.override(train.Config(), "data.vision.grdi", 3, "x")
     assert train.override(train.Config(), "model.vision.grid", "9", "x").model.vision.grid == 9
     assert train.override(train.Config(), "betas", "0.8,0.9", "x").betas == (0.8, 0.9)
-    assert isinstance(data.DataConfig().vision.features, tuple)
+    assert isinstance(data.DataConfig().vision.feature_layers, tuple)
 
 
 @pytest.mark.parametrize("frozen", [True, False])
 def test_a_frozen_embedding_stays_and_the_extra_ones_learn(tmp_path, frozen):
     run(tmp_path / "a", f"--freeze_embedding={frozen}", "--steps", "1", "--warmup.llm=0", "--warmup.connector=0")
     torch.manual_seed(0)
-    before, after = model.Molmo2(train.parse(SMALL)[1].model).init_weights(), model.load(tmp_path / "a")
+    before, after = model.Molmo2(train.parse(SMALL)[1].model).init_weights(), weights.load(tmp_path / "a")
     assert torch.equal(before.embedding.weight, after.embedding.weight) == frozen
     assert not torch.equal(before.extra.weight, after.extra.weight)
 
@@ -220,7 +221,7 @@ def test_a_frozen_embedding_stays_and_the_extra_ones_learn(tmp_path, frozen):
 def test_only_the_named_parts_learn(tmp_path):
     run(tmp_path / "a", "--train", "connector", "--steps", "1", "--warmup.connector=0", "--vit_steps=0")
     torch.manual_seed(0)
-    before, after = model.Molmo2(train.parse(SMALL)[1].model).init_weights(), model.load(tmp_path / "a")
+    before, after = model.Molmo2(train.parse(SMALL)[1].model).init_weights(), weights.load(tmp_path / "a")
     changed = {name for (name, a), (_, b) in zip(before.named_parameters(), after.named_parameters(), strict=True) if not torch.equal(a, b)}
     assert changed and all(name.startswith(("vision.pool", "vision.projector", "extra")) for name in changed)
 
@@ -243,14 +244,14 @@ def test_a_run_takes_shape_and_tokenizer_of_the_one_it_starts_from(tmp_path):
     shape = dataclasses.replace(toy, n_layer=1, vision=dataclasses.replace(toy.vision, grid=6, patch=16))
     torch.manual_seed(1)
     old = model.Molmo2(shape).init_weights()
-    model.save(old, tmp_path / "old")
+    weights.save(old, tmp_path / "old")
     data.ByteTokenizer(tiny.WORDS[:-1]).save(tmp_path / "old")
     (tmp_path / "old" / "data.json").write_text("{}")
     flags = [flag for flag in SMALL if not flag.startswith("--model.")]
     train.main([*flags, "--steps", "1", "--init", str(tmp_path / "old"), "--out", str(tmp_path / "new"), "--lr.vit=0", "--warmup.vit=0"])
     torch.use_deterministic_algorithms(False)
     config = json.loads((tmp_path / "new" / "config.json").read_text())["config"]
-    new = model.load(tmp_path / "new")
+    new = weights.load(tmp_path / "new")
     assert new.config == shape and text.load(tmp_path / "new" / "model", 384).words == tiny.WORDS[:-1]
     assert config["model"]["n_layer"] == 1
     assert config["model"]["vision"]["grid"] == config["data"]["vision"]["grid"] == 6
@@ -296,8 +297,8 @@ MISTAKES = [
     (["--stage", "1", "--tiny", "--data", "outside.jsonl"], "outside.jsonl:1: E62"),
     (["--stage", "1", "--tiny", "--seed", "-1"], "--seed: must be at least 0"),
     (["--stage", "1", "--tiny", "--workers", "-1"], "--workers: must be at least 0"),
-    (["--stage", "1", "--keep_blocks=-1"], "--keep-blocks: must be at least 0"),
-    (["--stage", "1", "--tiny", "--keep_blocks=1"], "--keep_blocks=1: without recompute no block runs again"),
+    (["--stage", "1", "--uncheckpointed_blocks=-1"], "--keep-blocks: must be at least 0"),
+    (["--stage", "1", "--tiny", "--uncheckpointed_blocks=1"], "--uncheckpointed_blocks=1: without activation_checkpointing no block runs again"),
     (["--stage", "1", "--tiny", "--data.max_crops=0"], "--data.max-crops: must be at least 1"),
     (["--stage", "1", "--tiny", "--pool=inf"], "'inf' is no int"),
     (["--stage", "1", "--tiny", "--betas=0.9"], "--betas: two numbers"),
@@ -401,7 +402,7 @@ def test_results_of_a_micro_batch_are_read_once_the_next_has_begun():
 
 def test_a_rehearsal_has_the_fullest_shapes_and_changes_nothing(tmp_path, monkeypatch):
     """Full rows, all crops, loss everywhere; the log of the run is the one without, bit for bit."""
-    seen, build = [], packing.build
+    seen, build = [], packing.collate
     monkeypatch.setattr(train, "score", lambda *_: {})                   # what is learned is not the question
     monkeypatch.setattr(packing, "build", lambda *args, **how: (seen.append(build(*args, **how)), seen[-1])[1])
     flags = ["--steps", "2", "--stage", "2"]

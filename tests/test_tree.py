@@ -36,12 +36,12 @@ def branch_of(segments, weight, weighting):
     """A weight is None, a number, or one that may switch off a root; a flag of null takes what the weighting says."""
     w = weight if isinstance(weight, dict) else {"weight": 1.0 if weight is None else weight}
     roots = [w.get(flag) is not False and name in (weighting or "") for flag, name in
-             (("root_length", "root_tokens"), ("root_subsegments", "root_subsegments"))]
+             (("sqrt_length", "root_tokens"), ("root_subsegments", "root_subsegments"))]
     return data.Branch(segments, w["weight"], *roots)
 
 
 def layout_of(c):
-    """A case -> data.Encoded, and which of its trunk's tokens are visual."""
+    """A case -> data.Example, and which of its trunk's tokens are visual."""
     messages, text = c["messages"], ""
     if not isinstance(messages[0], list):
         messages = [messages]
@@ -105,7 +105,7 @@ def test_a_dropped_branch_takes_those_behind_it_along():
 
 
 def test_weight_by_branches_counts_those_kept():
-    trees = [data.layout([BOS], [False], [data.Branch(b.segments, root_branches=True) for b in branches], 20)
+    trees = [data.layout([BOS], [False], [data.Branch(b.segments, sqrt_branches=True) for b in branches], 20)
              for branches in ([branch(100, 5), branch(200, 4)], [branch(100, 5), branch(200, 4), branch(300, 50)])]
     assert trees[0].weights.tolist() == trees[1].weights.tolist()
     assert trees[0].weights.max() == pytest.approx(0.5**0.5)

@@ -17,7 +17,7 @@ HERE = Path(__file__).parent / "conformance"
 TILING, POOLING, PIXELS, VIDEO, TIMES = (json.loads((HERE / f"{name}.json").read_text()) for name in
                                          ("image_tiling", "token_pooling", "image_pixels", "video_tokens", "frame_sampling"))
 TOKENIZER = data.ByteTokenizer(n_vocab=151936)                           # the special ids are then those of Qwen
-SMALL = vision.VisionConfig(n_layer=2, n_embd=8, n_head=2, n_hidden=12, features=(1, 0), grid=6, patch=2, margin=1)
+SMALL = vision.VisionConfig(n_layer=2, n_embd=8, n_head=2, n_hidden=12, feature_layers=(1, 0), grid=6, patch=2, overlap_margin=1)
 
 
 def name(case):
@@ -79,7 +79,7 @@ def test_several_images_equal_the_official_code(case):
     sizes = [(w, h) for h, w in case["input"]]
     ids, visual = data.visual_ids(sizes, tokenizer, config)
     patches = data.visual_crops([np.zeros((h, w, 3), np.uint8) for h, w in case["input"]], config)
-    pool_src = data.windows_of(data.Sight([(w, h) for h, w in case["input"]]), config)
+    pool_src = data.pool_windows(data.MediaInfo([(w, h) for h, w in case["input"]]), config)
     assert len(ids) == len(visual) == sum(e["n_tokens"])
     assert len(patches) == sum(e["n_images"])
     done, seen, pooled = 0, 0, 0
@@ -176,7 +176,7 @@ def test_an_image_of_the_right_size_is_what_interpolation_would_make_of_it():
 def test_normalised_pixels_equal_the_official_floats(case):
     e = case["expected"]
     patches, _ = vision.crops(synthetic(case["input"]["height"], case["input"]["width"]))
-    vit = vision.ViT(vision.VisionConfig(n_layer=1, n_embd=4, n_head=1, n_hidden=4, features=(0,)))
+    vit = vision.ViT(vision.VisionConfig(n_layer=1, n_embd=4, n_head=1, n_hidden=4, feature_layers=(0,)))
     seen = []
     vit.patch.register_forward_pre_hook(lambda _, args: seen.append(args[0]))     # what the first layer is given
     with torch.no_grad():

@@ -30,10 +30,11 @@ import data
 import mixture
 import train
 import vision
-from journal import lines_of
-from stages import films, tiny
-from tools import charts
+from evaluation import charts
+from stages import tiny as tiny_recipe
 from tools.runs import result
+from toy import videos as films
+from training.log import read_log
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ CHOICES = (
     Choice("bidirectional", "visual tokens see each other both ways", "pictures", ("point_f1", "count_accuracy")),
     Choice("attentional pooling", "better than the mean of a window", "pictures", ("point_f1", "count_accuracy")),
     Choice("token weights", "short answers keep their say beside long ones", "films", ("qa_accuracy", "video_point_f1", "track_f1"),
-           ("--data.root_length=false", "--data.root_branches=false", "--data.point_weight=1", "--data.video_caption_weight=1")),
+           ("--data.sqrt_length=false", "--data.sqrt_branches=false", "--data.point_weight=1", "--data.video_caption_weight=1")),
     Choice("3x3 windows", "better than 4x4 on frames", "films", ("video_point_f1", "track_f1", "qa_accuracy")),
     Choice("square-root mixture", "better than shares by size", "films", ("qa_accuracy", "track_f1", "video_point_f1")),
     Choice("long context", "a last stage with more frames helps on long films", "long",
@@ -66,15 +67,15 @@ FAMILIES = {"pictures": ("1", "sighted"), "films": ("2", "pictures"), "long": ("
 def take_away(name):
     """Replaces, in this process, what a choice consists in. Those that are flags need nothing."""
     if name == "trees":
-        arrange = data.arrange
+        arrange = data.build_tree
 
         def alone(record, sight, tokenizer, config, seed, epoch):
             """One annotation of a record, drawn anew each time."""
             some = record["annotations"]
-            one = some[int(data.keyed(seed, record["id"], epoch, "alone").integers(len(some)))]
+            one = some[int(data.rng_for(seed, record["id"], epoch, "alone").integers(len(some)))]
             return arrange({**record, "annotations": [one]}, sight, tokenizer, config, seed, epoch)
 
-        data.arrange = alone
+        data.build_tree = alone
     elif name == "bidirectional":
         layout = data.layout
 
@@ -109,8 +110,8 @@ def one(name, flags):
 
 def sighted(out, seed, steps):
     """Leaves a model that has had stage 0 alone, from which the runs on pictures start; of short runs a short one."""
-    seen = len(lines_of(out / "stage0.jsonl"))
-    if not (out / "model" / "data.json").exists() or seen != min(steps, tiny.RECIPE["vit_steps"]):
+    seen = len(read_log(out / "stage0.jsonl"))
+    if not (out / "model" / "data.json").exists() or seen != min(steps, tiny_recipe.RECIPE["vit_steps"]):
         _, config = train.parse(["--stage", "1", "--tiny", "--seed", str(seed), "--steps", str(steps)])
         torch.set_flush_denormal(True)                   # as train.py
         torch.manual_seed(seed)
@@ -122,7 +123,7 @@ def sighted(out, seed, steps):
 
 def settings_of(out, words):
     """What differs between a run that is there and the words of one to be made; "" if nothing does, or none is there."""
-    first = (lines_of(out / "log.jsonl") or [{}])[0]
+    first = (read_log(out / "log.jsonl") or [{}])[0]
     if "command" not in first:
         return ""
     args, config = train.parse(words[1:])
@@ -135,7 +136,7 @@ def settings_of(out, words):
 
 def cost(run):
     """{"examples", "tokens", "crops": mean of a step, "seconds": median of one}: what a run's steps held, and how long they took."""
-    steps = charts.steps_of(lines_of(run / "log.jsonl"))
+    steps = charts.steps_of(read_log(run / "log.jsonl"))
     return {key: of(line[key] for line in steps) for key, of in (("examples", statistics.mean), ("tokens", statistics.mean),
             ("crops", statistics.mean), ("seconds", statistics.median))} if steps else {}
 
@@ -179,7 +180,7 @@ def compare(choice, seeds, out):
         error = statistics.stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else None
         made = [[out / directory(choice.family, c, seed) for c in (None, choice)] for seed in range(seeds)]
         costs = [[cost(run) for run in pair] for pair in made if all(map(cost, pair))]
-        commits = {lines_of(run / "log.jsonl")[0].get("commit") for pair in made for run in pair if lines_of(run / "log.jsonl")}
+        commits = {read_log(run / "log.jsonl")[0].get("commit") for pair in made for run in pair if read_log(run / "log.jsonl")}
         rows.append({"choice": choice.name, "metric": metric, "seeds": len(gains), "with": statistics.mean(b for _, b in pairs),
                      "without": statistics.mean(a for a, _ in pairs), "difference": statistics.mean(gains), "error": error,
                      "costs": costs, "commits": sorted(map(str, commits))})

@@ -155,7 +155,7 @@ def points(row, s, media):
     if s.get("method") not in (None, row.get("collection_method")):
         raise Bad("another collection_method")
     if s["coords"] == "pixel" and (media.root / image["path"]).is_file():
-        from media import Unreadable, header  # here, since torch comes with it
+        from records.media import Unreadable, header  # here, since torch comes with it
         with suppress(Unreadable):                                        # not an image at all: the trainer counts it
             size = scale(*header(media.root / image["path"]))
     if count and not cell:                                                # evaluation says how many and not where

@@ -43,13 +43,13 @@ def letters(config, s, gpus=1):
     crops, per_crop = B * min(own, config.pack_crops), (-(-v.grid // 2)) ** 2
     return SimpleNamespace(
         m=m, v=v, s=s, B=B, T=T, V=m.n_vocab, K=4 if config.stage == 1 else 9, C=m.n_embd, h=m.n_hidden, Q=m.n_head * m.head_dim,
-        KV=m.n_kv_head * m.head_dim, E=v.n_embd, e=v.n_hidden, F=len(v.features) * v.n_embd, tokens=B * T // cp,
+        KV=m.n_kv_head * m.head_dim, E=v.n_embd, e=v.n_hidden, F=len(v.feature_layers) * v.n_embd, tokens=B * T // cp,
         patches=-(-crops // config.crop_bucket) * config.crop_bucket * v.n_patch,              # padding is encoded too
         visual=min(crops * per_crop, B * T), arriving=min(B * config.pack_crops * per_crop, B * T // cp),          # pooled here; used here
         cp=cp, gpus=gpus, ranks=config.shard or gpus,                                          # ranks: that hold the weights together
         kv=max(m.n_kv_head, cp) * m.head_dim,                                                  # copied where ranks outnumber kv heads
         wide=4 if gpus == 1 else s,      # of q and k after their norms, whose weights FSDP gathers in the arithmetic's dtype
-        again=config.recompute, keep=min(config.keep_blocks, m.n_layer), qwen=m.family == "qwen",
+        again=config.activation_checkpointing, keep=min(config.uncheckpointed_blocks, m.n_layer), qwen=m.family == "qwen",
         dropout=config.residual_dropout + config.response_dropout > 0,
         vit="vit" in config.train, connector="connector" in config.train, llm="llm" in config.train, frozen=config.freeze_embedding)
 
@@ -138,7 +138,7 @@ def connector(x):
 
 def whole_blocks(x):
     """Bytes of what decoder blocks keep that do not run again, and how many these are."""
-    copies = x.again * (x.s < 4 and x.gpus == 1) * x.s * block_size(x)[0]     # of its weights; without recompute counted apart
+    copies = x.again * (x.s < 4 and x.gpus == 1) * x.s * block_size(x)[0]     # of its weights; without activation_checkpointing counted apart
     n = x.keep if x.again else x.m.n_layer
     return n * ((attention(x) + mlp(x)) * x.tokens + copies), n
 
@@ -314,10 +314,10 @@ def main(argv=None):
     print(f"\n{'total':30s}{moments[peak] / GB:9.3f}")
     for size, share in fits.items():
         print(f"{size:4d} GB: {'fits' if share <= 0.9 else 'fits only just' if share <= 1 else 'does not fit'}, {share:.0%} of it"
-              + (f"; 90 % with --keep_blocks={spare[size]}" if spare.get(size) else ""))
+              + (f"; 90 % with --uncheckpointed_blocks={spare[size]}" if spare.get(size) else ""))
     print(json.dumps({"memory": "generate" if own.generate else "train", "preset": config.preset, "stage": config.stage, "dtype": dtype,
                       "train": config.train, "micro_batch": x.B, "max_tokens": x.T, "gpus": gpus, "cp": x.cp,
-                      "shard": x.ranks, "recompute": x.again, "keep_blocks": x.keep, "parts": parts, "moments": moments, "peak": peak,
+                      "shard": x.ranks, "activation_checkpointing": x.again, "uncheckpointed_blocks": x.keep, "parts": parts, "moments": moments, "peak": peak,
                       "total": moments[peak], "share_of_gb": fits} | ({} if own.generate else {"kept": both, "sent": sent(x)})))
 
 

@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from journal import lines_of
+from training.log import read_log
 
 
 def flat(metrics, prefix=""):
@@ -20,7 +20,7 @@ def flat(metrics, prefix=""):
 
 def result(run):
     """The scores and seconds that a run ended with, from its log, flat; None if it has not ended."""
-    last = (lines_of(Path(run) / "log.jsonl") or [{}])[-1]
+    last = (read_log(Path(run) / "log.jsonl") or [{}])[-1]
     return flat({**last["eval"], "seconds": last["seconds"]}) if "eval" in last and "seconds" in last else None
 
 

@@ -22,7 +22,7 @@ def stats(source, tokenizer, config):
     for i in range(len(source)):
         try:
             record = source[i]
-            size, example = data.measured(record, tokenizer, config.data, config.seed, 0)
+            size, example = data.size_and_tokens(record, tokenizer, config.data, config.seed, 0)
         except data.Unreadable as e:
             skipped[str(e)[:3]] += 1
             continue
@@ -64,3 +64,7 @@ def main(argv):
     for name, value in found.items():
         print(f"{name:18} {value}")
     print(json.dumps({"file": args.file, "stage": config.stage, **found}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -34,11 +34,11 @@ import attention
 import data
 import loader as loaders
 import packing
-import text
 import train
-from journal import bad_so_far, lines_of
-from points import unit
-from prompts import scales, since_start
+from text import tokenizer as text
+from text.points import unit
+from text.prompts import scales, since_start
+from training.log import read_log, read_skips
 
 BLOCKS = 256                             # blocks along a side of the mask, at most
 PIXELS = 6_000_000                       # of all crops of a page; more are shrunk, so that a row of 384 crops stays near 12 MB
@@ -249,7 +249,7 @@ def figure(n, source, place, record, config):
 
 
 def page(rows, batch, records, tokenizer, config):
-    """The page as text. rows: the data.Encoded of the batch's one row, records: theirs, in the same order; config: train.Config."""
+    """The page as text. rows: the data.Example of the batch's one row, records: theirs, in the same order; config: train.Config."""
     assert len(batch.tokens) == 1 and len(rows) == len(records), (batch.tokens.shape, len(rows), len(records))
     row = {name: getattr(batch, name)[0].numpy() for name in ("doc", "branch", "bidir", "tokens", "targets", "weights", "pos")}
     T, vision, heaviest = len(row["doc"]), config.data.vision, float(row["weights"].max()) or 1.0
@@ -305,7 +305,7 @@ def step_after(loader, skipped):
 
 
 def taken(loader, step, row):
-    """Row number `row`, in plan order, of a step, as it is trained on -> its data.Encoded and their records."""
+    """Row number `row`, in plan order, of a step, as it is trained on -> its data.Example and their records."""
     planned = step.packs
     if row >= len(planned):
         raise train.UserError(f"--row {row}: the step has rows 0 to {len(planned) - 1}")
@@ -314,7 +314,7 @@ def taken(loader, step, row):
 
 
 def plan(args, config, tokenizer, number):
-    """The row of that number as training plans it, steps of one row -> its data.Encoded and their records."""
+    """The row of that number as training plans it, steps of one row -> its data.Example and their records."""
     sources, rates, _ = train.open_sources(args, config)
     config = replace(config, batch=1, micro_batch=1, steps=number + 1)
     loader = loaders.Loader(sources, rates, tokenizer, config, plan=args.plan)
@@ -322,7 +322,7 @@ def plan(args, config, tokenizer, number):
 
 
 def replay(run, step, row):
-    """A row of a step of a run -> its data.Encoded and records, tokenizer, config. What that run found bad is blank here too."""
+    """A row of a step of a run -> its data.Example and records, tokenizer, config. What that run found bad is blank here too."""
     run = Path(run)
     try:
         head = json.loads((run / "config.json").read_text())
@@ -337,9 +337,9 @@ def replay(run, step, row):
         tokenizer, _ = train.open_tokenizer(args, config)
     sources, rates, _ = train.open_sources(args, config)
     loader = loaders.Loader(sources, rates, tokenizer, config, plan=args.plan)
-    loader.known_bad = {bad["draw"]: bad["reason"] for bad in bad_so_far(run)}
+    loader.known_bad = {bad["draw"]: bad["reason"] for bad in read_skips(run)}
     planned = step_after(loader, step - 1)
-    told = [line["ids"] for line in lines_of(run / "log.jsonl") if line.get("step") == step and "ids" in line]
+    told = [line["ids"] for line in read_log(run / "log.jsonl") if line.get("step") == step and "ids" in line]
     if told and told[-1] != train.digest(planned):
         raise train.UserError(f"--run {run}: step {step} had other records; the data, or the code that draws them, has changed since")
     return *taken(loader, planned, row), tokenizer, config
@@ -376,7 +376,7 @@ def main(argv=None):
             args, config = train.parse([*given, *["--tiny"] * own.tiny, *rest])
             tokenizer, config = train.open_tokenizer(args, config)
             rows, records = plan(args, config, tokenizer, own.row)
-        batch = packing.build([rows], config.data.max_tokens, config.data.vision)
+        batch = packing.collate([rows], config.data.max_tokens, config.data.vision)
         out.write_text(page(rows, batch, records, tokenizer, config), encoding="utf-8")
     except (train.UserError, data.Unreadable, OSError, ValueError) as e:
         print(f"tools.view: {e}", file=sys.stderr)
