@@ -210,7 +210,6 @@ def command(argv):
 
     parser = train.Parser(prog="packing.py", allow_abbrev=False, description="Plan the packs of a run ahead.",
                           epilog="All other flags are train.py's: name the data, stage, tokenizer (--init) and seed of the run.")
-    parser.add_argument("command", choices=("plan",))
     parser.add_argument("--packs", type=int, help="how many (default: --steps times --batch)")
     parser.add_argument("--out", required=True, metavar="FILE", help="the plan, an .npz file")
     parser.add_argument("--cache", metavar="DIR", help="also write the encoded examples of these packs there; goes on where it stopped")

@@ -44,7 +44,7 @@ class VisionConfig:
 
     @property
     def stride(self):                # 266 pixels: the stride between crops
-        return (self.grid - 2 * self.margin) * self.patch
+        return (self.grid - 2 * self.overlap_margin) * self.patch
 
     @property
     def n_patch(self):               # P = 729

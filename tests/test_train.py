@@ -157,7 +157,7 @@ def test_three_steps_equal_three_written_by_hand(tmp_path):
     flags = ["--lr.vit=1e-3", "--lr.connector=2e-3", "--lr.llm=5e-4", "--adam_eps=0.01", "--data.point_weight=0.2", "--vit_steps=0"]
     m, config, steps_of_rows = opened(*flags)
     before = {name: p.detach().clone() for name, p in m.named_parameters()}
-    groups = m.groups()
+    groups = m.parameter_groups()
     optimizer = torch.optim.AdamW([{"params": ps} for ps in groups.values()], betas=(0.9, 0.95), eps=0.01, weight_decay=0)
     lines = steps(run(tmp_path / "a", *flags, "--micro-batch", "2"))
     for step, rows in zip((1, 2, 3), steps_of_rows, strict=False):

@@ -42,11 +42,11 @@ def test_the_cache_gives_what_a_full_forward_gives_for_prompts_of_different_leng
         yarn = model.YarnConfig(layers=(1,), original_max=64)
         grown = model.Molmo2(dataclasses.replace(CONFIG, family="olmo", n_kv_head=4, yarn=yarn)).init_weights().double().eval()
     seen = []
-    grown.project, project = lambda x: seen.append(project(x)) or seen[-1], grown.project
+    grown.lm_head, project = lambda x: seen.append(project(x)) or seen[-1], grown.lm_head
     try:
         out = generate.generate(grown, prompts(), stops=-1, max_new=24)
     finally:
-        del grown.project
+        del grown.lm_head
     for row, prompt in enumerate(prompts()):
         ids = [*prompt.tokens.tolist(), *out[row][:-1]]
         bidir = np.pad(prompt.bidir, (0, len(ids) - len(prompt.tokens)))
@@ -262,7 +262,7 @@ def test_an_answer_is_told_as_it_grows_and_never_half_a_character(tmp_path, aske
 def test_a_conversation_goes_on_from_what_the_cache_holds(grown):
     """Three turns through one cache give what each whole conversation gives from nothing, and only new tokens are computed."""
     world, turns, cache, computed = tiny.World("test"), [], generate.Cache(grown, 1, 0), []
-    grown.trunk, trunk = lambda x, *rest: computed.append(x.shape[1]) or trunk(x, *rest), grown.trunk
+    grown.transformer, trunk = lambda x, *rest: computed.append(x.shape[1]) or trunk(x, *rest), grown.transformer
     try:
         for question in ("pointing: red circle", "And why?", "count: any shape"):
             prompt = data.encode_prompt([world.image(world[0])], [*turns, (question, None)], TOKENIZER, DATA)
@@ -273,7 +273,7 @@ def test_a_conversation_goes_on_from_what_the_cache_holds(grown):
             assert first == len(prompt.tokens) if not turns else first < 60 < len(prompt.tokens)
             turns.append((question, TOKENIZER.decode(answer)))
     finally:
-        del grown.trunk
+        del grown.transformer
 
 
 def test_a_cache_gives_nothing_of_what_has_changed(grown):
