@@ -1,218 +1,257 @@
-"""The one mask rule, and attention under it (paper: message trees, packing; spec 6.3).
+"""The mask rule, and attention under it (paper: message trees, packing; docs/molmo2.md 6.3).
 
-in    three integers per token: doc, branch, bidir (B,T) int32
-out   which query may attend which key, (B,T,T) bool, and attention with it on (B,T,H,D)
+in    two integers per token: visible_until and bidir, (B,T) int32
+out   which query may attend to which key, (B,T,T) bool, and attention under it on (B,T,H,D)
 
-    tokens    b  I  I  I  Q  A  q  a  b  I  I  t  t  .  .    b BOS, I visual token, Q A / q a two annotations of it
-    doc       0  0  0  0  0  0  0  0  1  1  1  1  1 -1 -1    packed example; padding is a document of its own
-    branch    0  0  0  0  1  1  2  2  0  0  0  0  0  0  0    0 the shared trunk, j the j-th annotation of the tree
-    bidir     0  1  1  1  0  0  0  0  0  1  1  0  0  0  0    equal non-zero ids see each other both ways
+    allow(q, k) = k <= q < visible_until[k]   or   bidir[q] == bidir[k] != 0
 
-      I       #  #  #  #  .  .  .  .  .  .  .  .  .  .  .    an image sees all of itself
-      A       #  #  #  #  #  #  .  .  .  .  .  .  .  .  .    an answer sees the trunk and its own branch
-      a       #  #  #  #  .  .  #  #  .  .  .  .  .  .  .    ... never the other branch
-      t       .  .  .  .  .  .  .  .  #  #  #  #  .  .  .    ... never another example
+    place          0  1  2  3  4  5  6  7  8  9 10 11 12 13 14
+    tokens         b  I  I  I  Q  A  q  a  b  I  I  t  t  .  .   I visual, Q A and q a annotations
+    visible_until  8  8  8  8  6  6  8  8 13 13 13 13 13 15 15   first place that no longer sees it
+    bidir          0  1  1  1  0  0  0  0  0  2  2  0  0  0  0   equal: see each other both ways
 
-Causality is the order in the row, not `pos`: branches share positions. The official code reaches the same mask
-with two magic numbers and an inequality (spec 6.3); conformance/attention_mask.json says that both agree.
+    b              #  .  .  .  .  .  .  .  .  .  .  .  .  .  .
+    I              #  #  #  #  .  .  .  .  .  .  .  .  .  .  .   an image sees all of itself
+    I              #  #  #  #  .  .  .  .  .  .  .  .  .  .  .
+    I              #  #  #  #  .  .  .  .  .  .  .  .  .  .  .
+    Q              #  #  #  #  #  .  .  .  .  .  .  .  .  .  .
+    A              #  #  #  #  #  #  .  .  .  .  .  .  .  .  .   an answer sees trunk and own branch
+    q              #  #  #  #  .  .  #  .  .  .  .  .  .  .  .
+    a              #  #  #  #  .  .  #  #  .  .  .  .  .  .  .   ... never the other branch
+    b              .  .  .  .  .  .  .  .  #  .  .  .  .  .  .
+    I              .  .  .  .  .  .  .  .  #  #  #  .  .  .  .   ... never another example
+    I              .  .  .  .  .  .  .  .  #  #  #  .  .  .  .
+    t              .  .  .  .  .  .  .  .  #  #  #  #  .  .  .
+    t              .  .  .  .  .  .  .  .  #  #  #  #  #  .  .
+    .              .  .  .  .  .  .  .  .  .  .  .  .  .  #  .   padding sees padding
+    .              .  .  .  .  .  .  .  .  .  .  .  .  .  #  #
+
+A token of the trunk is visible until its example ends, a token of a branch until the branch ends.
+Trees of any depth follow the same rule. Causality is the order in the row, not the RoPE position,
+which branches share.
 """
 
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
+from typing import NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-
-def may_attend(query, key):
-    """The rule. A query and a key, each (place in the row, doc, branch, bidir), numbers or tensors of them -> bool."""
-    (at, doc, branch, bidir), (key_at, key_doc, key_branch, key_bidir) = query, key
-    visible = (key_branch == 0) | (key_branch == branch)
-    both_ways = (bidir > 0) & (bidir == key_bidir)
-    return (doc == key_doc) & visible & ((at >= key_at) | both_ways)
+CHUNK = 1024      # queries of a long document that attend together; up to twice as many are not cut
 
 
-def allow(doc, branch, bidir, rows=slice(None), keys=slice(None)):
-    """The rule for all pairs: three (B,T) integers -> (B,T,T) bool; `rows` takes some of the queries only, `keys` of the keys.
+def rule(q, k, visible_until_k, bidir_q, bidir_k):
+    """The rule for places q and k: numbers, or tensors that broadcast -> bool."""
+    causal = (k <= q) & (q < visible_until_k)
+    both_ways = (bidir_q == bidir_k) & (bidir_q != 0)
+    return causal | both_ways
 
-    No row is empty: every token sees itself, padding sees padding.
+
+def allow(visible_until, bidir, rows=slice(None), keys=slice(None)):
+    """The rule for all pairs: two (B,T) integers -> (B,T,T) bool, the dense mask.
+
+    rows and keys, slices or index tensors, choose some of the queries and of the keys.
     """
-    fields = torch.arange(doc.shape[1], device=doc.device)[None], doc, branch, bidir
-    return may_attend([f[:, rows, None] for f in fields], [f[:, None, keys] for f in fields])
+    place = torch.arange(bidir.shape[1], device=bidir.device, dtype=torch.int32)
+    q, k = place[rows][None, :, None], place[keys][None, None]
+    return rule(q, k, visible_until[:, None, keys], bidir[:, rows, None], bidir[:, None, keys])
 
 
-def area(branch, bidir):
-    """How many pairs of one example the rule allows: its (t,) numpy integers, trunk first -> int, without looking at the pairs."""
-    of_branch = np.bincount(branch)[1:]
-    key = branch.astype(np.int64) * (bidir.max(initial=0) + 1) + bidir
-    _, both_ways = np.unique(key[bidir > 0], return_counts=True)
-    earlier = np.cumsum(branch == 0).sum() + (of_branch * (of_branch + 1) // 2).sum()    # in the trunk; in the own branch; each sees itself
-    return int(earlier + (both_ways * (both_ways - 1) // 2).sum())                       # and what comes later
+def allowed_pairs(visible_until, bidir):
+    """How many pairs the rule allows in one row, without looking at them: (T,) tensors -> int.
 
-
-def packed_mask(doc, branch, bidir):
-    """The mask of packed rows as this machine attends fastest: blocks for FlexAttention where it can be compiled, else documents."""
-    flex = doc.is_cuda and find_spec("triton") is not None               # there is none on Windows
-    return (allow_by_blocks if flex else allow_by_document)(doc, branch, bidir)
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# masks of packed rows without most of what is empty
-
-
-def allow_by_blocks(doc, branch, bidir, size=128, strip=2**24):
-    """The same rule for FlexAttention: which blocks of size x size pairs are allowed, which in part, and the rule for these. -> BlockMask
-
-    A strip of `strip` pairs is looked at at a time: no (T,T) tensor. Once per batch, for all layers.
+    Key k is seen by the queries k .. visible_until[k]-1. Of n tokens that see each other both ways,
+    n(n-1)/2 pairs have the key behind the query.
     """
-    B, T = doc.shape
-    n, fields, partly, wholly = -(-T // size), [], [], []
-    for f, beyond in ((doc, -2), (branch, 0), (bidir, 0)):               # what fills the last block is a document of its own
-        fields.append(F.pad(f, (0, n * size - T), value=beyond))
-    high = max(strip // (B * n * size * size), 1) * size
-    for start in range(0, n * size, high):
-        pairs = allow(*fields, slice(start, start + high)).unflatten(2, (n, size)).unflatten(1, (-1, size))          # (B,r,size,n,size)
-        some, every = pairs.any(4).any(2), pairs.all(4).all(2)
-        partly.append(some & ~every)
-        wholly.append(every)
-
-    def listed(blocks):                  # (B,n,n) bool -> how many of each row (B,1,n), and which come first (B,1,n,n)
-        order = blocks.int().argsort(dim=-1, descending=True, stable=True)
-        return blocks.sum(-1, dtype=torch.int32)[:, None], order.int()[:, None]
-
-    def rule(b, h, q, k):
-        return may_attend((q, *(f[b, q] for f in fields)), (k, *(f[b, k] for f in fields)))
-
-    blocks = [part for parts in (partly, wholly) for part in listed(torch.cat(parts, dim=1))]
-    return BlockMask.from_kv_blocks(*blocks, BLOCK_SIZE=size, mask_mod=rule, seq_lengths=(T, T))
+    causal = visible_until - torch.arange(len(visible_until), device=visible_until.device)
+    n = bidir[bidir != 0].unique(return_counts=True)[1]
+    return int(causal.sum() + (n * (n - 1) // 2).sum())
 
 
-BLOCK = 1024                             # queries of a long document that are worked on at once
-
-
-@dataclass(frozen=True)
-class Long:
-    """The mask of a document with too many tokens t for one of (1,t,t): blocks of queries, each with the keys that it may need. A byte
-    for each such pair: at 36,864 tokens that all see each other 1.4 GB, in pieces of 38 MB."""
-    shape: tuple                         # (1,t)
-    blocks: list                         # [(queries, a slice; keys (n,) int64; mask (1,queries,n) bool), ..]
-
-
-@dataclass(frozen=True)
-class Documents:
-    """The mask of packed rows without what lies between documents. Not a plain list: a compiled block would be compiled anew for each
-    length of it."""
-    parts: list                          # one of each document of the rows, in their order: (1,t,t) bool, or Long
-
-
-def allow_by_document(doc, branch, bidir, size=BLOCK):
-    """The same rule without the blocks in which nothing is allowed, for the runs of one document, row after row: masks (1,t,t), or a
-    Long where t is more than two blocks of `size`. Once per batch, for all layers. -> Documents"""
-    new = torch.ones_like(doc, dtype=torch.bool)
-    new[:, 1:] = doc[:, 1:] != doc[:, :-1]
-    starts = new.flatten().nonzero()[:, 0].tolist()
-    lengths = [b - a for a, b in zip(starts, [*starts[1:], doc.numel()], strict=True)]
-    runs = zip(*(f.flatten()[None].split(lengths, dim=1) for f in (doc, branch, bidir)), strict=True)
-    return Documents([allow(*fields) if fields[0].shape[1] <= 2 * size else long(fields, size) for fields in runs])
-
-
-def long(fields, size=BLOCK):
-    """doc, branch, bidir (1,t) of one document -> Long. A block of queries may need what comes before its end and what sees it both
-    ways, of the trunk and of its own branches: a block in one branch skips all others. What lies outside of the block is seen alike by
-    all queries of one branch and bidir: one of them is asked for all."""
-    _, branch, bidir = (f[0] for f in fields)
-    order, blocks = torch.arange(len(branch), device=branch.device), []
-    for start in range(0, len(branch), size):
-        rows = slice(start, min(start + size, len(branch)))
-        both_ways = torch.isin(bidir, bidir[rows]) & (bidir > 0)
-        keys = ((branch == 0) | torch.isin(branch, branch[rows])) & ((order < rows.stop) | both_ways)
-        keys = keys.nonzero()[:, 0]
-        kinds, kind = torch.stack([branch[rows], bidir[rows]]).unique(dim=1, return_inverse=True)
-        one = order.new_empty(kinds.shape[1]).scatter_(0, kind, order[rows])             # of each kind, whichever
-        mask = allow(*fields, one, keys)[:, kind]
-        before = int((keys < start).sum())
-        mask[:, :, before : before + rows.stop - start] = allow(*fields, rows, rows)
-        blocks.append((rows, keys, mask))
-    return Long(branch[None].shape, blocks)
-
-
-def allow_by_rows(doc, branch, bidir, rows, size=512):
-    """The same rule for the queries `rows` (a slice), a block of them at a time: [(queries of the block, counted from the first, number
-    of keys up to the last that any of them may attend, mask (B,t,keys), or None where all of it is allowed), ..]."""
-    parts = []
-    for start in range(rows.start, rows.stop, size):
-        block = slice(start, min(start + size, rows.stop))
-        mask = allow(doc, branch, bidir, block)
-        keys = int(mask.any(1).any(0).nonzero()[-1]) + 1
-        mask = mask[:, :, :keys]
-        parts.append((slice(block.start - rows.start, block.stop - rows.start), keys, None if bool(mask.all()) else mask))
-    return parts
+def packed_mask(visible_until, bidir):
+    """The mask of packed rows in the fastest form: FlexAttention where it compiles, else chunks."""
+    flex = bidir.is_cuda and find_spec("triton") is not None             # Windows has no triton
+    return block_mask(visible_until, bidir) if flex else document_mask(visible_until, bidir)
 
 
 def attend(q, k, v, mask):
-    """q (B,T,H,D), k and v (B,S,G,D), mask (B,T,S) bool or None -> (B,T,H,D); query head h reads kv head h // (H/G).
+    """q (B,T,H,D), k and v (B,S,G,D) -> (B,T,H,D); query head h reads kv head h // (H/G).
 
-    Or mask from packed_mask: most of a packed row's mask is empty, and SDPA computes what is empty too (half of the
-    attention of the toy). A seam: a plain function of tensors. The KV cache (tools/generate.py) and the exchange of
-    heads between ranks (parallel.py) are wrappers around it. A mask of four dimensions, because with three SDPA falls to
-    its slow kernel on CPU (2x).
+    mask: (B,T,S) bool, None, or what packed_mask gives. A plain function of tensors: the KV cache
+    (evaluation/generate.py) and Ulysses (parallel.py) are wrappers around it.
     """
     if isinstance(mask, BlockMask):
-        return attend_flex(q, k, v, mask)
-    if isinstance(mask, Documents):
-        lengths = [m.shape[1] for m in mask.parts]
-        runs = zip(*(x.flatten(0, 1)[None].split(lengths, dim=1) for x in (q, k, v)), mask.parts, strict=True)
-        return torch.cat([attend(*run) for run in runs], dim=1).view_as(q)
-    if isinstance(mask, Long):
-        return attend_long(q, k, v, mask)
-    if mask is not None and q.is_cuda:   # the fused kernels there know masks or grouped heads, not both
+        return attend_blocks(q, k, v, mask)
+    if isinstance(mask, DocumentMask):
+        return attend_documents(q, k, v, mask)
+    if mask is not None and q.is_cuda:  # fused CUDA kernels take a mask or grouped heads, not both
         k, v = (x.repeat_interleave(q.shape[2] // k.shape[2], dim=2) for x in (k, v))
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    mask = None if mask is None else mask[:, None]
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
+    mask = None if mask is None else mask[:, None]   # with 3 dimensions SDPA is slow on a CPU
+    grouped = q.shape[1] != k.shape[1]
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped)
     return out.transpose(1, 2)
 
 
+# --------------------------------------------------------------------------------------------------
+# on a GPU: FlexAttention with lists of blocks
+
+
+def block_mask(visible_until, bidir, size=128):
+    """(B,T) integers -> BlockMask: which size x size blocks are needed, which of them as a whole.
+
+    Minima and maxima over a block's queries [q0,q1) and keys [k0,k1) decide, no pair is looked at:
+
+        needed = q1 > k0 and q0 < max(visible_until[k0:k1]), or their bidir ranges overlap
+        whole  = q0 >= k1 - 1 and q1 <= min(visible_until[k0:k1]), or both lie in one bidir group
+
+    That is exact in the order of data.layout: an example, and each branch, lies together, and bidir
+    numbers rise along the row. A last block that reaches beyond T is never whole.
+    """
+    B, T = bidir.shape
+    n = -(-T // size)
+    until, group = (F.pad(f, (0, n * size - T)).view(B, n, size) for f in (visible_until, bidir))
+    start = torch.arange(n, device=bidir.device) * size
+    stop = (start + size).clamp(max=T)
+    q0, q1, k0, k1 = start[:, None], stop[:, None], start, stop
+
+    lowest = group.where(group != 0, T + 1).amin(2)      # of non-zero numbers; T + 1: none
+    highest = group.amax(2)
+    overlap = lowest[:, :, None] <= highest[:, None]
+    needed = (q1 > k0) & (q0 < until.amax(2)[:, None]) | overlap & overlap.mT
+
+    single = highest.where(group.amin(2) == highest, 0)  # the number that all tokens share; 0: none
+    same_group = (single[:, :, None] == single[:, None]) & (single[:, None] != 0)
+    whole = (q0 >= k1 - 1) & (q1 <= until.amin(2)[:, None]) | same_group
+    whole &= (q0 + size <= T) & (k0 + size <= T)
+
+    until, group = until.flatten(1), group.flatten(1)
+
+    def allowed(b, h, q, k):
+        return rule(q, k, until[b, k], group[b, q], group[b, k])
+
+    lists = [*block_list(needed & ~whole), *block_list(whole)]
+    return BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=size, mask_mod=allowed, seq_lengths=(T, T))
+
+
+def block_list(blocks):
+    """(B,n,n) bool -> how many in each row of blocks, (B,1,n); their numbers first, (B,1,n,n)."""
+    numbers = blocks.int().argsort(dim=-1, descending=True, stable=True)
+    return blocks.sum(-1, dtype=torch.int32)[:, None], numbers.int()[:, None]
+
+
 @cache
-def compiled_flex():
-    """Compiled when it is first called: to import a compiler costs seconds. Once for the length of a run's rows, anew for other shapes; and
-    where those are too many an error, since without fullgraph it would silently run as written, with all T x T scores."""
+def compiled_flex_attention():
+    """Compiled at the first call, because loading a compiler takes seconds.
+
+    fullgraph: an error where it cannot be compiled; uncompiled it would build all T x T scores.
+    """
     return torch.compile(flex_attention, fullgraph=True)
 
 
-def attend_flex(q, k, v, mask):
-    """`attend` under a BlockMask, in the dtype of autocast, which reaches q and k only behind their norms and not in all versions."""
+def attend_blocks(q, k, v, mask):
+    # autocast does not reach q and k, which come out of float32 norms
     device = q.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else v.dtype
     q, k, v = (x.transpose(1, 2).to(dtype) for x in (q, k, v))
-    return compiled_flex()(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1]).transpose(1, 2)
+    grouped = q.shape[1] != k.shape[1]
+    return compiled_flex_attention()(q, k, v, block_mask=mask, enable_gqa=grouped).transpose(1, 2)
 
 
-# what backward does not compute again (unless the whole block runs again): the result of SDPA and its logsumexp, of these two kernels
-kept = partial(create_selective_checkpoint_contexts, [torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
-                                                      torch.ops.aten._scaled_dot_product_efficient_attention.default])
+# --------------------------------------------------------------------------------------------------
+# elsewhere: chunks of queries, each with the keys that it needs
 
 
-def attend_long(q, k, v, mask):
-    """`attend` for a Long, a block of queries after the other. Backward picks each block's keys again, and turns its mask into numbers
-    again, as SDPA does in every layer, so that neither outlives the block."""
-
-    def block(q, k, v, rows, keys, mask):
-        return attend(q[:, rows], k.index_select(1, keys), v.index_select(1, keys), mask)
-
-    how = {"use_reentrant": False, "preserve_rng_state": False, "context_fn": kept}
-    return torch.cat([checkpoint(block, q, k, v, *at, **how) for at in mask.blocks], dim=1)
+class Chunk(NamedTuple):
+    """A run of queries, the keys that any of them may attend to, and the mask between the two."""
+    queries: slice
+    keys: slice | torch.Tensor       # a range, or (n,) int64 places
+    mask: torch.Tensor | None        # (B,queries,keys) bool; None: all allowed
 
 
-def draw(doc, branch, bidir, labels=None):
-    """A mask as text, one row of the batch: fields (T,) -> lines of '#' (may attend) and '.'; labels: T characters."""
-    grid = allow(doc[None], branch[None], bidir[None])[0].tolist()
-    labels = labels or ["." if d < 0 else "I" if b else str(j % 10) for d, j, b in
-                        zip(doc.tolist(), branch.tolist(), bidir.tolist(), strict=True)]
-    lines = ["  " + "".join(labels)]
-    lines += [f"{label} " + "".join("#" if cell else "." for cell in row) for label, row in zip(labels, grid, strict=True)]
-    return "\n".join(lines)
+@dataclass(frozen=True)
+class DocumentMask:
+    """Rows cut into documents, runs of tokens that attend to nothing outside, these into chunks."""
+    lengths: list                    # of the documents of all rows, one row after the other
+    chunks: list                     # of each document a list of Chunk
+
+
+def chunk_mask(visible_until, bidir, queries, size=CHUNK):
+    """The mask of `queries`, a slice of the T places, in chunks of `size` -> [Chunk, ..].
+
+    For a long document, and for the KV cache, whose queries are the new tokens.
+    """
+    place = torch.arange(bidir.shape[1], device=bidir.device)
+    found = []
+    for start in range(queries.start, queries.stop, size):
+        rows = slice(start, min(start + size, queries.stop))
+        needed = (place < rows.stop) & (visible_until > rows.start)
+        needed |= torch.isin(bidir, bidir[:, rows].flatten()) & (bidir != 0)
+        keys = needed.any(0).nonzero()[:, 0]
+        first, stop = int(keys[0]), int(keys[-1]) + 1
+        if len(keys) > 0.75 * (stop - first):    # a range is a view; the mask excludes the others
+            keys = slice(first, stop)
+        mask = allow(visible_until, bidir, rows, keys)
+        found.append(Chunk(rows, keys, None if bool(mask.all()) else mask))
+    return found
+
+
+def document_mask(visible_until, bidir, size=CHUNK):
+    """(B,T) integers -> DocumentMask. Made once per batch, for all layers."""
+    lengths, chunks = [], []
+    for row, until in enumerate(visible_until.tolist()):
+        start = 0
+        while start < len(until):                # the first token sees its document to the end
+            stop = until[start]
+            fields = visible_until[row, None, start:stop] - start, bidir[row, None, start:stop]
+            all_of_it = slice(0, stop - start)
+            if stop - start <= 2 * size:
+                chunks.append([Chunk(all_of_it, all_of_it, allow(*fields))])
+            else:
+                chunks.append(chunk_mask(*fields, all_of_it, size))
+            lengths.append(stop - start)
+            start = stop
+    return DocumentMask(lengths, chunks)
+
+
+def attend_documents(q, k, v, mask):
+    documents = (x.flatten(0, 1)[None].split(mask.lengths, dim=1) for x in (q, k, v))
+    done = [attend_chunks(*parts) for parts in zip(*documents, mask.chunks, strict=True)]
+    return torch.cat(done, dim=1).view_as(q)
+
+
+# in backward a chunk runs again, all but these SDPA kernels, whose outputs and logsumexp are kept
+save_sdpa_outputs = partial(create_selective_checkpoint_contexts, [
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default])
+
+
+def attend_chunks(q, k, v, chunks):
+    """q (B,T,H,D), k and v (B,S,G,D), [Chunk, ..] -> (B,T,H,D), one chunk after the other.
+
+    Of several chunks, backward picks the keys again and turns the mask into numbers again, as SDPA
+    does in every layer, so that neither outlives its chunk.
+    """
+    def run(q, k, v, keys, mask):
+        if torch.is_tensor(keys):
+            return attend(q, k.index_select(1, keys), v.index_select(1, keys), mask)
+        return attend(q, k[:, keys], v[:, keys], mask)
+
+    if len(chunks) == 1:
+        return run(q, k, v, *chunks[0][1:])
+    options = {"use_reentrant": False, "preserve_rng_state": False, "context_fn": save_sdpa_outputs}
+    parts = q.split([chunk.queries.stop - chunk.queries.start for chunk in chunks], dim=1)
+    return torch.cat([checkpoint(run, part, k, v, *chunk[1:], **options)
+                      for part, chunk in zip(parts, chunks, strict=True)], dim=1)
+
+
+def draw(visible_until, bidir, labels):
+    """The mask of one row as text, (T,) integers and T letters: '#' may attend, '.' may not."""
+    rows = allow(visible_until[None], bidir[None])[0].tolist()
+    lines = [[label, *("#" if cell else "." for cell in row)]
+             for label, row in zip(labels, rows, strict=True)]
+    return "\n".join("  ".join(line) for line in lines)

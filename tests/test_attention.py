@@ -1,163 +1,102 @@
-"""The mask rule against the official masks (conformance/attention_mask.json, tiny.npz), and attention under it."""
+"""The mask rule against official masks, an older rule and brute force; fast forms against it."""
 
 import json
+import random
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch._dynamo.exc import FailOnRecompileLimitHit
+from torch._dynamo.utils import counters
+from torch.nn.attention.flex_attention import create_block_mask
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import attention
 
-HERE = Path(__file__).parent / "conformance"
-CASES = json.loads((HERE / "attention_mask.json").read_text())["cases"]
-# im_start im_end im_patch im_col low_res_im_start im_low frame_start frame_end, in the ids of the cases
+CONFORMANCE = Path(__file__).parent / "conformance"
+CASES = json.loads((CONFORMANCE / "attention_mask.json").read_text())["cases"]
+# im_start im_end im_patch im_col low_res_im_start im_low frame_start frame_end, ids of the cases
 VISUAL = [512, 513, 514, 515, 516, 518, 519, 520]
-STARTS = [516, 519]                                                      # low_res_im_start, frame_start: a new image or frame
+STARTS = [516, 519]                          # low_res_im_start, frame_start: a new image or frame
+PACKS = 200
 
 
-def fields(tokens, sub, both_ways):
-    """The official ids of a token -> doc, branch, bidir (1,T). sub: 100000 * example + 10000 in a trunk, or + branch from 0.
-
-    both_ways: None; "image_tokens", as released: all visual tokens of an example are one group; "within_image": each image or
-    frame is one, and sees those before it as text does.
-    """
-    sub = np.zeros(len(tokens), int) if sub is None else np.array(sub)
-    doc = sub // 100000                                                  # -1 is padding: -1 // 100000 == -1
-    is_tree = np.isin(doc, doc[sub % 100000 == 10000])
-    branch = np.where(is_tree & (sub % 100000 != 10000), 1 + sub % 100000, 0)
-    group = {None: 0, "image_tokens": 1, "within_image": 1 + np.cumsum(np.isin(tokens, STARTS))}[both_ways]
-    bidir = np.isin(tokens, VISUAL) * group
-    return [torch.from_numpy(x).int()[None] for x in (doc, branch, bidir)]
+# --------------------------------------------------------------------------------------------------
+# random rows, and the rule of three integers that came before, as an oracle
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['input']['name']}, {case['input']['bidirectional']}")
-def test_mask_equals_the_official_code(case):
-    c = case["input"]
-    doc, branch, bidir = fields(c["input_ids"], c["subsegment_ids"], c["bidirectional"])
-    ours = attention.allow(doc, branch, bidir)[0].int().tolist()
-    real = [token != -1 for token in c["input_ids"]]                     # what padding sees, nobody reads
-    expected = case["expected"]["allow_rows_as_strings"]
-    assert ["".join(map(str, row)) for row, keep in zip(ours, real, strict=True) if keep] == \
-        [row for row, keep in zip(expected, real, strict=True) if keep]
+def random_tree(rng, n):
+    """The branch number of each of n tokens of an example: 0 in the trunk, then 1, 2, .."""
+    trunk = rng.randint(1, n)
+    branches = rng.randint(1, 4)
+    return [0] * trunk + [1 + i * branches // max(n - trunk, 1) for i in range(n - trunk)]
 
 
-def test_mask_of_a_packed_row_equals_the_official_code():
-    with np.load(HERE / "tiny.npz") as tiny:
-        tokens, sub, packed = tiny["input_ids"], tiny["subsegment_ids"], tiny["allow_mask"]
-    expected = np.unpackbits(packed, axis=1, count=len(tokens)).astype(bool)
-    ours = attention.allow(*fields(tokens, sub, "image_tokens"))[0].numpy()
-    assert len(tokens) == 963
-    assert (tokens == -1).sum() == 7
-    assert np.array_equal(ours[tokens != -1], expected[tokens != -1])
+def random_row(rng, T):
+    """-> doc, branch, bidir of a packed row, lists of T integers; padding is document -1."""
+    doc, branch, bidir = [], [], []
+    while len(doc) < T - rng.randint(0, T // 4):
+        n = min(rng.randint(1, T), T - len(doc))
+        tree = random_tree(rng, n)
+        images = rng.randint(0, 3)
+        first = max(bidir, default=0) + 1
+        doc += [max(doc, default=-1) + 1] * n
+        branch += tree
+        trunk = tree.count(0)
+        in_image = [images > 0 and i % 5 > 0 for i in range(trunk)]
+        bidir += [first + i * images // trunk if seen else 0 for i, seen in enumerate(in_image)]
+        bidir += [0] * (n - trunk)
+    padding = T - len(doc)
+    return doc + [-1] * padding, branch + [0] * padding, bidir + [0] * padding
 
 
-def test_no_row_is_empty_and_padding_sees_padding_only():
-    with np.load(HERE / "tiny.npz") as tiny:
-        tokens, sub = tiny["input_ids"], tiny["subsegment_ids"]
-    mask = attention.allow(*fields(tokens, sub, "image_tokens"))[0].numpy()
-    assert mask.any(1).all()
-    assert not mask[tokens == -1][:, tokens != -1].any()
+def until_of(doc, branch):
+    """The place where each token's example (trunk) or branch ends; padding ends with the row."""
+    until = [len(doc)] * len(doc)
+    for k in range(len(doc)):
+        if doc[k] >= 0:
+            mine = [q for q in range(k, len(doc))
+                    if doc[q] == doc[k] and (branch[k] == 0 or branch[q] == branch[k])]
+            until[k] = mine[-1] + 1
+    return until
 
 
-def test_some_rows_of_the_mask_equal_the_same_rows_of_the_whole():
-    with np.load(HERE / "tiny.npz") as tiny:
-        row = fields(tiny["input_ids"], tiny["subsegment_ids"], "image_tokens")
-    assert torch.equal(attention.allow(*row, rows=slice(400, 500)), attention.allow(*row)[:, 400:500])
+def pack(rng, B, T):
+    """-> visible_until, bidir (B,T) int32, and the mask of the older rule (B,T,T)."""
+    rows = [random_row(rng, T) for _ in range(B)]
+    until = torch.tensor([until_of(doc, branch) for doc, branch, _ in rows], dtype=torch.int32)
+    doc, branch, bidir = torch.tensor(rows, dtype=torch.int32).unbind(1)
+    return until, bidir, older_rule(doc, branch, bidir)
 
 
-def picture():
-    """The worked example of attention.py's docstring: labels, the three fields, {label: row as drawn}."""
-    text = attention.__doc__
-    labels = re.search(r"^ +tokens((?: +\S)+)  ", text, re.M)[1].split()
-    numbers = [re.findall(r"-?\d", re.search(rf"^ +{name}(( *-?\d)+)  ", text, re.M)[1]) for name in ("doc", "branch", "bidir")]
-    rows = {label: row.replace(" ", "") for label, row in re.findall(r"^ +(\w) +((?:[#.]  )+)", text, re.M)}
-    return labels, [torch.tensor([int(n) for n in field]) for field in numbers], rows
+def older_rule(doc, branch, bidir):
+    same_doc = doc[:, :, None] == doc[:, None]
+    visible = (branch[:, None] == 0) | (branch[:, None] == branch[:, :, None])
+    both_ways = (bidir[:, :, None] > 0) & (bidir[:, :, None] == bidir[:, None])
+    causal = torch.ones(doc.shape[1], doc.shape[1], dtype=torch.bool).tril()
+    return same_doc & visible & (causal | both_ways)
 
 
-def test_draw_gives_the_picture_in_the_docstring():
-    labels, row, expected = picture()
-    assert list(expected) == ["I", "A", "a", "t"]
-    assert all(len(field) == len(labels) == 15 for field in row)
-    header, *lines = attention.draw(*row, labels="".join(labels)).split("\n")
-    assert header == "  " + "".join(labels)
-    drawn = {}
-    for line in lines:
-        drawn.setdefault(line[0], line[2:])                              # of each label the first row
-    assert {label: drawn[label] for label in expected} == expected
+def inputs(rng, B, T, dtype=torch.float64, D=8):
+    generator = torch.Generator().manual_seed(rng.randint(0, 1 << 30))
+    return [torch.randn(B, T, heads, D, dtype=dtype, generator=generator).requires_grad_()
+            for heads in (4, 2, 2)]
 
 
-def test_attend_equals_a_plain_softmax_with_grouped_heads():
-    torch.manual_seed(0)
-    B, T, S, H, G, D = 2, 5, 7, 6, 2, 4                                  # three query heads read each kv head
-    q, k, v = (torch.randn(B, n, heads, D, dtype=torch.float64) for n, heads in ((T, H), (S, G), (S, G)))
-    mask = torch.rand(B, T, S) < 0.5
-    mask[:, :, 0] = True
-    expected = torch.zeros(B, T, H, D, dtype=torch.float64)
-    for b in range(B):
-        for t in range(T):
-            for h in range(H):
-                keys, values = k[b, mask[b, t], h // (H // G)], v[b, mask[b, t], h // (H // G)]
-                expected[b, t, h] = (keys @ q[b, t, h] / D**0.5).softmax(0) @ values
-    torch.testing.assert_close(attention.attend(q, k, v, mask), expected, rtol=0, atol=1e-12)
+def formula(q, k, v, allowed):
+    """softmax(q k / sqrt D) v over the allowed keys; query head h reads kv head h // (H/G)."""
+    q, k, v = (x.double() for x in (q, k, v))
+    k, v = (x.repeat_interleave(q.shape[2] // k.shape[2], dim=2) for x in (k, v))
+    score = torch.einsum("bthd,bshd->bhts", q, k) / q.shape[-1] ** 0.5
+    score = score.masked_fill(~allowed[:, None], float("-inf"))
+    return torch.einsum("bhts,bshd->bthd", score.softmax(-1), v)
 
 
-def test_attention_by_document_is_attention_under_the_whole_mask():
-    torch.manual_seed(0)
-    doc = torch.tensor([[0, 0, 0, 1, 1, -1], [2, 3, 3, 3, 3, 3], [3, 3, 4, 4, 4, 4]], dtype=torch.int32)     # 3: another row's
-    branch = torch.tensor([[0, 1, 2, 0, 0, 0], [0, 0, 0, 1, 1, 2], [0, 1, 0, 0, 1, 2]], dtype=torch.int32)
-    bidir = torch.tensor([[0, 0, 0, 1, 1, 0], [0, 1, 1, 0, 0, 0], [0, 0, 1, 1, 0, 0]], dtype=torch.int32)
-    parts, whole = attention.allow_by_document(doc, branch, bidir), attention.allow(doc, branch, bidir)
-    assert [m.shape[1] for m in parts.parts] == [3, 2, 1, 1, 5, 2, 4] and sum(int(m.sum()) for m in parts.parts) == int(whole.sum())
-    inputs = [torch.randn(3, 6, heads, 4, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2)]
-    out, grads = [], []
-    for mask in (parts, whole):
-        out.append(attention.attend(*inputs, mask))
-        grads.append(torch.autograd.grad((out[-1] ** 2).sum(), inputs))
-    torch.testing.assert_close(out[0], out[1], rtol=0, atol=1e-12)
-    for a, b in zip(*grads, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
-
-
-def test_attention_by_rows_is_attention_under_the_whole_mask():
-    """Packed rows, a prompt with padding, and some queries of a cache: every block of queries, with only the keys it is given."""
-    torch.manual_seed(0)
-    doc = torch.tensor([[0] * 9 + [1] * 6 + [-1], [0] * 16], dtype=torch.int32)
-    branch = torch.tensor([[0] * 5 + [1, 1, 2, 2] + [0] * 7, [0] * 16], dtype=torch.int32)
-    bidir = torch.tensor([[0, 1, 1, 1, 0] + [0] * 11, [0, *[1] * 10, *[0] * 5]], dtype=torch.int32)
-    whole = attention.allow(doc, branch, bidir)
-    q, k, v = (torch.randn(2, 16, heads, 4, dtype=torch.float64) for heads in (4, 2, 2))
-    expected = attention.attend(q, k, v, whole)
-    for rows, size in ((slice(0, 16), 4), (slice(0, 16), 512), (slice(5, 16), 3), (slice(15, 16), 4)):
-        parts = attention.allow_by_rows(doc, branch, bidir, rows, size)
-        got = torch.cat([attention.attend(q[:, rows][:, block], k[:, :keys], v[:, :keys], mask) for block, keys, mask in parts], dim=1)
-        assert (got - expected[:, rows]).abs().max() < 1e-12
-    alone = attention.allow_by_rows(doc[1:], branch[1:], bidir[1:], slice(0, 16), 4)
-    assert [keys for _, keys, _ in alone] == [11, 11, 12, 16] and [mask is None for *_, mask in alone] == [False, True, False, False]
-
-
-@pytest.mark.parametrize("size", [2, 3, 5])
-def test_a_long_document_in_blocks_is_attention_under_the_whole_mask(size):
-    """Forward and backward, in float64; a block of one branch gets no key of the others."""
-    rng = torch.Generator().manual_seed(size)
-    for _ in range(20):
-        trunk, n = int(torch.randint(1, 9, (1,), generator=rng)), int(torch.randint(0, 4, (1,), generator=rng))
-        branch = torch.tensor([0] * trunk + [j for j in range(1, n + 1) for _ in range(6)], dtype=torch.int32)[None]
-        bidir = torch.randint(0, 3, branch.shape, generator=rng, dtype=torch.int32) * (branch == 0)
-        doc = torch.zeros_like(branch)
-        whole, parts = attention.allow(doc, branch, bidir), attention.allow_by_document(doc, branch, bidir, size)
-        assert isinstance(parts.parts[0], attention.Long) == (branch.shape[1] > 2 * size)
-        inputs = [torch.randn(1, branch.shape[1], heads, 4, dtype=torch.float64, generator=rng).requires_grad_() for heads in (4, 2, 2)]
-        found = []
-        for mask in (parts, whole):
-            out = attention.attend(*inputs, mask)
-            found.append([out, *torch.autograd.grad((out**2).sum(), inputs)])
-        for a, b in zip(*found, strict=True):
-            torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
-        for rows, keys, _ in getattr(parts.parts[0], "blocks", ()):
-            assert set(branch[0, keys].tolist()) <= {0, *branch[0, rows].tolist()}
+def with_gradients(out, given):
+    return [out, *torch.autograd.grad((out.double() ** 2).sum(), given)]
 
 
 class Allocated(TorchDispatchMode):
@@ -172,17 +111,343 @@ class Allocated(TorchDispatchMode):
         return out
 
 
+# --------------------------------------------------------------------------------------------------
+# the rule
+
+
+def official_fields(tokens, sub, both_ways):
+    """The official ids of a token -> visible_until, bidir (1,T), and which tokens are padding.
+
+    sub: 100000 * example + 10000 in a trunk, or + branch from 0; -1 is padding. both_ways: None;
+    "image_tokens", as released: all visual tokens of an example are one group; "within_image":
+    each image or frame is one, and sees those before it as text does.
+    """
+    sub = np.zeros(len(tokens), int) if sub is None else np.array(sub)
+    doc = sub // 100000
+    is_tree = np.isin(doc, doc[sub % 100000 == 10000])
+    branch = np.where(is_tree & (sub % 100000 != 10000), 1 + sub % 100000, 0)
+    group = {None: 0, "image_tokens": 1 + doc,
+             "within_image": 1 + 1000 * doc + np.cumsum(np.isin(tokens, STARTS))}[both_ways]
+    until = torch.tensor([until_of(doc.tolist(), branch.tolist())], dtype=torch.int32)
+    return until, torch.from_numpy(np.isin(tokens, VISUAL) * group).int()[None]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["input"]["name"])
+def test_mask_equals_the_official_code(case):
+    c = case["input"]
+    row = official_fields(c["input_ids"], c["subsegment_ids"], c["bidirectional"])
+    ours = attention.allow(*row)[0].int().tolist()
+    real = [k for k, token in enumerate(c["input_ids"]) if token != -1]  # nobody reads padding
+    expected = case["expected"]["allow_rows_as_strings"]
+    assert ["".join(map(str, ours[k])) for k in real] == [expected[k] for k in real]
+
+
+@pytest.fixture(scope="module")
+def official_row():
+    """A packed row of the official code: tokens, its mask, and our two integers."""
+    with np.load(CONFORMANCE / "tiny.npz") as tiny:
+        tokens, sub, packed = tiny["input_ids"], tiny["subsegment_ids"], tiny["allow_mask"]
+    mask = np.unpackbits(packed, axis=1, count=len(tokens)).astype(bool)
+    return tokens, mask, official_fields(tokens, sub, "image_tokens")
+
+
+def test_mask_of_a_packed_row_equals_the_official_code(official_row):
+    tokens, expected, row = official_row
+    ours = attention.allow(*row)[0].numpy()
+    assert len(tokens) == 963
+    assert (tokens == -1).sum() == 7
+    assert np.array_equal(ours[tokens != -1], expected[tokens != -1])
+
+
+def test_no_row_is_empty_and_padding_sees_padding_only(official_row):
+    tokens, _, row = official_row
+    mask = attention.allow(*row)[0].numpy()
+    assert mask.any(1).all()
+    assert not mask[tokens == -1][:, tokens != -1].any()
+
+
+def test_some_rows_and_keys_of_the_mask_equal_those_of_the_whole(official_row):
+    *_, row = official_row
+    whole = attention.allow(*row)
+    keys = torch.tensor([3, 700, 450])
+    assert torch.equal(attention.allow(*row, rows=slice(400, 500)), whole[:, 400:500])
+    assert torch.equal(attention.allow(*row, slice(440, 480), keys), whole[:, 440:480][:, :, keys])
+
+
+def test_two_integers_give_the_rule_of_three_on_100000_random_rows():
+    rng = random.Random(0)
+    seen = set()
+    for _ in range(100):
+        until, bidir, expected = pack(rng, 1000, 16)
+        assert torch.equal(attention.allow(until, bidir), expected)
+        seen |= {("images", int(bidir.max())), ("branches", len(until.unique()))}
+    assert len(seen) > 2
+
+
+def random_nested_row(rng, T, depth=3):
+    """A tree of nodes in depth-first order -> visible_until, and of each token its node's path."""
+    paths = []
+
+    def grow(path):
+        paths.extend([path] * rng.randint(1, 3))
+        for child in range(rng.randint(0, 3) if len(path) < depth else 0):
+            grow((*path, child))
+
+    while len(paths) < T:
+        grow((len(paths),))                  # an example; its path is unique in the row
+    paths = paths[:T]
+    until = [max(q for q in range(T) if paths[q][: len(path)] == path) + 1 for path in paths]
+    return until, paths
+
+
+def test_trees_of_depth_three_equal_brute_force_over_ancestors():
+    rng = random.Random(0)
+    deepest = 0
+    for _ in range(300):
+        until, paths = random_nested_row(rng, 24)
+        expected = torch.tensor([[k <= q and paths[q][: len(paths[k])] == paths[k]
+                                  for k in range(24)] for q in range(24)])
+        until = torch.tensor([until])
+        assert torch.equal(attention.allow(until, torch.zeros_like(until))[0], expected)
+        deepest = max(deepest, *map(len, paths))
+    assert deepest == 3
+
+
+def test_draw_gives_the_picture_in_the_docstring():
+    text = attention.__doc__
+    labels = re.search(r"^ +tokens((?: +\S){15})", text, re.M)[1].split()
+    row = [re.search(rf"^ +{name}((?: +\d+){{15}})", text, re.M)[1].split()
+           for name in ("visible_until", "bidir")]
+    drawn = [line.split() for line in attention.draw(
+        *(torch.tensor([int(n) for n in field]) for field in row), labels).split("\n")]
+    shown = [line[:16] for line in map(str.split, text.splitlines())
+             if len(line) > 15 and set(line[1:16]) <= {"#", "."}]
+    assert drawn == shown
+    assert len(drawn) == 15
+
+
+def test_allowed_pairs_counts_what_the_rule_allows():
+    rng = random.Random(0)
+    for _ in range(PACKS):
+        until, bidir, expected = pack(rng, 1, 60)
+        assert attention.allowed_pairs(until[0], bidir[0]) == expected.sum()
+    nothing = torch.zeros(0, dtype=torch.int32)
+    assert attention.allowed_pairs(nothing, nothing) == 0
+
+
+# --------------------------------------------------------------------------------------------------
+# attention under it
+
+
+def test_attend_equals_a_plain_softmax_with_grouped_heads():
+    torch.manual_seed(0)
+    B, T, S, H, G, D = 2, 5, 7, 6, 2, 4      # three query heads read each kv head
+    q, k, v = (torch.randn(B, n, heads, D, dtype=torch.float64)
+               for n, heads in ((T, H), (S, G), (S, G)))
+    mask = torch.rand(B, T, S) < 0.5
+    mask[:, :, 0] = True
+    expected = torch.zeros(B, T, H, D, dtype=torch.float64)
+    for b, t, h in np.ndindex(B, T, H):
+        keys, values = k[b, mask[b, t], h // (H // G)], v[b, mask[b, t], h // (H // G)]
+        expected[b, t, h] = (keys @ q[b, t, h] / D**0.5).softmax(0) @ values
+    torch.testing.assert_close(attention.attend(q, k, v, mask), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(formula(q, k, v, mask), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [3, 8, attention.CHUNK])
+def test_documents_in_chunks_equal_the_formula(size):
+    """Forward and backward. With chunks of 3 or 8 most documents are cut, with 1024 none is."""
+    rng = random.Random(size)
+    cut = 0
+    for _ in range(PACKS):
+        until, bidir, allowed = pack(rng, 2, 24)
+        mask, given = attention.document_mask(until, bidir, size), inputs(rng, 2, 24)
+        assert sum(mask.lengths) == 48
+        cut += sum(len(chunks) > 1 for chunks in mask.chunks)
+        found = with_gradients(attention.attend(*given, mask), given)
+        expected = with_gradients(formula(*given, allowed), given)
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-11)
+    assert (cut > PACKS / 2) == (size < attention.CHUNK)
+
+
+def test_a_chunk_of_one_branch_gets_no_key_of_the_others():
+    until = torch.tensor([[30] * 6 + [14] * 8 + [22] * 8 + [30] * 8])
+    for chunk in attention.chunk_mask(until, torch.zeros_like(until), slice(0, 30), 4):
+        keys = torch.arange(30)[chunk.keys]
+        needed = attention.allow(until, torch.zeros_like(until), chunk.queries)[0].any(0).nonzero()
+        assert len(keys) <= len(needed) / 0.75
+
+
+def test_some_queries_of_a_cache_equal_the_whole_mask():
+    """Rows with a tree, with padding, with an image: every chunk with only the keys it is given."""
+    until = torch.tensor([[9] * 5 + [7] * 2 + [9] * 2 + [15] * 6 + [16], [16] * 16])
+    bidir = torch.tensor([[0, 1, 1, 1, 0] + [0] * 11, [0] + [1] * 10 + [0] * 5])
+    rng = random.Random(0)
+    q, k, v = (x.detach() for x in inputs(rng, 2, 16))
+    expected = attention.attend(q, k, v, attention.allow(until, bidir))
+    for start, stop, size in ((0, 16, 4), (0, 16, 512), (5, 16, 3), (15, 16, 4)):
+        rows = slice(start, stop)
+        chunks = attention.chunk_mask(until, bidir, rows, size)
+        found = attention.attend_chunks(q[:, rows], k, v, chunks)
+        torch.testing.assert_close(found, expected[:, rows], rtol=0, atol=1e-12)
+    alone = attention.chunk_mask(until[1:], bidir[1:], slice(0, 16), 4)
+    assert [chunk.keys.stop for chunk in alone] == [11, 11, 12, 16]
+    assert [chunk.mask is None for chunk in alone] == [False, True, False, False]
+
+
 def test_attention_over_36864_tokens_makes_no_square_of_them():
-    """A row of stage 3 that is one video, forward and backward: no tensor is larger than a block of queries against all keys."""
+    """A row of stage 3 that is one video; the largest tensor is the mask of a chunk."""
     T = 36_864
-    bidir = torch.zeros(1, T, dtype=torch.int32)
-    bidir[:, 1 : T - 600] = (torch.arange(T - 601) % 86 < 81).int() * (torch.arange(T - 601) // 86 + 1)              # 428 frames
-    branch = torch.zeros(1, T, dtype=torch.int32)
-    branch[:, T - 600 : T - 300], branch[:, T - 300 :] = 1, 2
-    inputs = [torch.randn(1, T, 1, 8, requires_grad=True) for _ in range(3)]
+    place = torch.arange(T)
+    bidir = torch.where((place > 0) & (place < T - 600) & (place % 86 < 81), place // 86 + 1, 0)
+    until = torch.full((T,), T)
+    until[T - 600 : T - 300] = T - 300
+    given = [torch.randn(1, T, 1, 8, requires_grad=True) for _ in range(3)]
     with Allocated() as made:
-        mask = attention.allow_by_document(torch.zeros(1, T, dtype=torch.int32), branch, bidir)
-        attention.attend(*inputs, mask).sum().backward()
-    assert made.largest <= 4 * attention.BLOCK * T < T * T // 8
-    assert sum(mask.nbytes for part in mask.parts for *_, mask in part.blocks) < 0.6 * T * T      # a byte for a pair
-    assert all(x.grad.abs().sum() > 0 for x in inputs)
+        mask = attention.document_mask(until.int()[None], bidir.int()[None])
+        attention.attend(*given, mask).sum().backward()
+    assert made.largest <= 4 * attention.CHUNK * T < T * T // 8
+    assert sum(chunk.mask.nbytes for chunk in mask.chunks[0]) < 0.6 * T * T
+    assert all(x.grad.abs().sum() > 0 for x in given)
+
+
+def test_backward_of_a_long_document_runs_no_attention_again():
+    class Count(TorchDispatchMode):
+        n = 0
+
+        def __torch_dispatch__(self, f, types, args=(), kwargs=None):
+            self.n += "scaled_dot_product" in str(f) and "backward" not in str(f)
+            return f(*args, **(kwargs or {}))
+
+    given = inputs(random.Random(0), 1, 64, torch.float32)
+    until = torch.full((1, 64), 64)
+    mask = attention.document_mask(until, torch.zeros_like(until), size=16)
+    with Count() as counted:
+        out = attention.attend(*given, mask)
+        assert counted.n == 4
+        out.sum().backward()
+    assert counted.n == 4
+    assert len(mask.chunks[0]) == 4
+
+
+# --------------------------------------------------------------------------------------------------
+# FlexAttention
+
+
+def listed(number, index):
+    """Which blocks the lists of a BlockMask name: (B,1,n), (B,1,n,n) -> (B,n,n) bool."""
+    first = torch.arange(index.shape[-1]) < number[..., None]
+    return torch.zeros(index.shape, dtype=torch.bool).scatter(3, index.long(), first)[:, 0]
+
+
+@pytest.mark.parametrize(("T", "size"), [(40, 8), (43, 8), (37, 5), (6, 8)])
+def test_block_lists_equal_what_the_rule_allows_block_by_block(T, size):
+    """Lists for a query, which forward reads, and for a key, which backward reads."""
+    rng = random.Random(T)
+    kinds = torch.zeros(3)
+    n = -(-T // size)
+    for _ in range(PACKS):
+        until, bidir, allowed = pack(rng, 2, T)
+        mask = attention.block_mask(until, bidir, size)
+        padded = torch.zeros(2, n * size, n * size, dtype=torch.bool)
+        padded[:, :T, :T] = allowed
+        blocks = padded.unflatten(2, (n, size)).unflatten(1, (n, size))
+        some, every = blocks.any(4).any(2), blocks.all(4).all(2)
+        kinds += torch.tensor([(~some).sum(), (some & ~every).sum(), every.sum()])
+        assert torch.equal(listed(mask.kv_num_blocks, mask.kv_indices), some & ~every)
+        assert torch.equal(listed(mask.full_kv_num_blocks, mask.full_kv_indices), every)
+        assert torch.equal(listed(mask.q_num_blocks, mask.q_indices), (some & ~every).mT)
+        assert torch.equal(listed(mask.full_q_num_blocks, mask.full_q_indices), every.mT)
+        pairs = torch.arange(2)[:, None, None], 0, torch.arange(T)[:, None], torch.arange(T)
+        assert torch.equal(mask.mask_mod(*pairs), allowed)
+        assert mask.seq_lengths == (T, T)
+    assert (kinds > 0).all() or T == 6       # six tokens lie in one block of eight, never whole
+
+
+def test_block_lists_equal_those_of_create_block_mask():
+    rng = random.Random(0)
+    for T in (256, 300, 130):
+        until, bidir, _ = pack(rng, 2, T)
+        ours = attention.block_mask(until, bidir)
+        theirs = create_block_mask(ours.mask_mod, 2, None, T, T, device="cpu")
+        for kind in ("kv", "full_kv", "q", "full_q"):
+            lists = [listed(getattr(mask, f"{kind}_num_blocks"), getattr(mask, f"{kind}_indices"))
+                     for mask in (ours, theirs)]
+            assert torch.equal(*lists), (T, kind)
+
+
+needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="compiling needs C++")
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", [pytest.param("cpu", marks=needs_compiler),
+                                    pytest.param("cuda", marks=needs_cuda)])
+def test_flex_attention_equals_the_formula_and_is_compiled_once(device):
+    """200 packs. Forward in float32, on CUDA backward too: it has none on a CPU."""
+    rng = random.Random(0)
+    attend = torch.compiler.disable(attention.attend)    # as a compiled model calls it
+    before = counters["stats"]["unique_graphs"]
+    for _ in range(PACKS):
+        until, bidir, allowed = pack(rng, 1, 300)
+        given = inputs(rng, 1, 300, torch.float32, 32)
+        moved = [x.detach().to(device).requires_grad_(device == "cuda") for x in given]
+        mask = attention.block_mask(until.to(device), bidir.to(device))
+        out, expected = attend(*moved, mask), formula(*given, allowed)
+        atol = 2e-5 if device == "cpu" else 5e-3         # TF32
+        torch.testing.assert_close(out.cpu().double(), expected, rtol=0, atol=atol)
+        if device == "cuda":
+            found, wanted = with_gradients(out, moved), with_gradients(expected, given)
+            for a, b in zip(found[1:], wanted[1:], strict=True):
+                torch.testing.assert_close(a.cpu().double(), b.double(), rtol=0, atol=5e-2)
+    assert counters["stats"]["unique_graphs"] == before + 1
+    # of another length, where no more may be compiled: an error, and not all T x T scores
+    mask = attention.block_mask(until[:, :200].clamp(max=200).to(device), bidir[:, :200].to(device))
+    with torch._dynamo.config.patch(recompile_limit=1), pytest.raises(FailOnRecompileLimitHit):
+        attend(*(x[:, :200] for x in moved), mask)
+
+
+def test_autocast_reaches_what_flex_attention_is_given(monkeypatch):
+    """q and k come from norms in float32, v from a product in bfloat16."""
+    given = []
+
+    def compiled(q, k, v, **options):
+        given.extend([q.dtype, k.dtype, v.dtype])
+        return q
+
+    monkeypatch.setattr(attention, "compiled_flex_attention", lambda: compiled)
+    q, k, v = inputs(random.Random(0), 1, 16, torch.float32)
+    until = torch.full((1, 16), 16)
+    mask = attention.block_mask(until, torch.zeros_like(until))
+    with torch.autocast("cpu", torch.bfloat16):
+        out = attention.attend(q, k, v.bfloat16(), mask)
+    attention.attend(q, k, v, mask)
+    assert given == [torch.bfloat16] * 3 + [torch.float32] * 3
+    assert out.shape == q.shape
+
+
+def test_block_lists_of_a_row_of_stage_3_are_found_without_its_square():
+    T = 36_864
+    place = torch.arange(T)
+    example_end = (place // 9000 + 1) * 9000
+    until = torch.where(place % 9000 > 8000, place + 1, example_end).clamp(max=T).int()[None]
+    with Allocated() as made:
+        mask = attention.block_mask(until, torch.zeros_like(until))
+    assert made.largest <= 2**20 < T * T / 1000
+    whole, partial = mask.full_kv_num_blocks.sum(), mask.kv_num_blocks.sum()
+    assert 0 < whole < whole + partial < (T // 128) ** 2 / 6
+
+
+def test_packed_rows_go_to_flex_attention_where_it_can_be_compiled(monkeypatch):
+    class OnCuda(torch.Tensor):
+        is_cuda = True
+
+    until = torch.full((1, 16), 16)
+    row = until, torch.zeros_like(until)
+    assert isinstance(attention.packed_mask(*row), attention.DocumentMask)
+    row = [f.as_subclass(OnCuda) for f in row]
+    monkeypatch.setattr(attention, "find_spec", lambda name: name)
+    assert isinstance(attention.packed_mask(*row), attention.BlockMask)
+    monkeypatch.setattr(attention, "find_spec", lambda name: None)
+    assert isinstance(attention.packed_mask(*row), attention.DocumentMask)
