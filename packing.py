@@ -1,18 +1,20 @@
-"""Which examples share a row, and the rows as one Batch (paper: packing; spec 8).
+"""Which examples share a row, and rows as one Batch (paper: packing; docs/molmo2.md 8).
 
 in    sizes (tokens, crops) of examples, then the encoded examples of the packs that were planned
-out   packs of example numbers; Batch
+out   packs of example indices, which rank gets which pack, Batch
 
-The planner sees sizes only, so a pool of hundreds costs nothing, its state is a counter and some numbers, and a
-pack can be planned on one machine and decoded on another. An example is never cut.
+The planner sees sizes only: a pool of hundreds of examples costs bytes, its state is a counter and
+some numbers, and a pack can be planned on one machine and decoded on another. An example is never
+cut.
 
-    row 0   | example 17: trunk, branch, branch | example 4: trunk, branch | example 21 | .....
-    doc       0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0   1 1 1 1 1 1 1 1 1 1 1 1   2 2 2 2 2 2  -1-1-1
+    row 0    | example 17: trunk, branch, branch | example 4: trunk, branch | example 21 | ......
+    example    0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0   1 1 1 1 1 1 1 1 1 1 1 1   2 2 2 2 2 2  padding
 """
 
 import copy
-import dataclasses
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,22 +22,22 @@ import torch
 
 @dataclass(frozen=True)
 class Batch:
-    tokens: torch.Tensor             # (B,T) int64, 0 where padding
+    tokens: torch.Tensor             # (B,T) int64, input ids; 0 where padding
     targets: torch.Tensor            # (B,T) int64, the next token, already shifted
     weights: torch.Tensor            # (B,T) float32, loss weight of each target; 0: no loss
     pos: torch.Tensor                # (B,T) int64, RoPE position; 0 where padding
-    doc: torch.Tensor                # (B,T) int32, packed example; -1 where padding
-    branch: torch.Tensor             # (B,T) int32, 0 trunk, j the j-th annotation
-    bidir: torch.Tensor              # (B,T) int32, equal non-zero ids see each other both ways
-    images: torch.Tensor             # (N,P,F) uint8, crops of the whole batch; at least one, blank ones last
-    pool_src: torch.Tensor           # (M,K) int64, flat patch ids n*P+p of each visual token, -1 none; at least one row
+    visible_until: torch.Tensor      # (B,T) int32, as is bidir: the mask (attention.py)
+    bidir: torch.Tensor
+    example: torch.Tensor            # (B,T) int32, whose token it is; the last number is padding
+    images: torch.Tensor             # (N,P,F) uint8, at least one crop; blank ones come last
+    pool_src: torch.Tensor           # (M,K) int64, flat patch ids n*P+p of a visual token; -1: none
     pool_dst: torch.Tensor           # (M,) int64, flat token index b*T+t that receives it
     ids: list                        # of str, record ids
-    unit: torch.Tensor = None        # (n,) int32, which image or frame each crop belongs to that is not blank
-    owner: torch.Tensor = None       # (n,) int32, whose it is under context parallelism: then images hold those of one rank
-    route: object = None             # ... and who needs which pooled token
-    # (L,) int64, flat indices b*T+t of the tokens here with loss: looked up where the batch is made, so that no GPU has to be waited for
-    labelled: torch.Tensor = dataclasses.field(init=False)
+    # under context parallelism (parallel.py)
+    cp_rank: torch.Tensor = None     # (n,) int32, the rank that has each crop; images are its own
+    dispatch: object = None          # which rank needs which pooled token
+    # (L,) int64, flat indices of tokens with loss, found here so that no GPU is waited for
+    labelled: torch.Tensor = field(init=False)
 
     def __post_init__(self):
         object.__setattr__(self, "labelled", self.weights.flatten().nonzero()[:, 0])
@@ -49,176 +51,271 @@ class Batch:
 
 
 def to_device(x, device):
-    """x on a device; to a GPU from pinned memory, so that the copy goes on beside what it computes, and nobody waits for it."""
+    """x on a device; to a GPU from pinned memory, so that the copy runs beside the computation."""
     if torch.device(device).type == "cuda" and not x.is_cuda:
         x = x.pin_memory()
     return x.to(device, non_blocking=True)
 
 
-N_BINS = 256                               # steps of tokens in a row, for the search; twice as many cost twice the time and gain nothing
-MAX_WAIT = 64                                 # packs after which an example is packed next, whatever else would be fuller
+# --------------------------------------------------------------------------------------------------
+# planning
+
+
+class Item(NamedTuple):
+    """An example in the planner's pool."""
+    index: int
+    tokens: int
+    crops: int
+    arrived: int                     # packs that had been made when it came
+
+
+N_BINS = 256                         # of a row's tokens, for the search; finer ones gain nothing
+MAX_WAIT = 64                        # packs after which an example goes into the next one
 
 
 class Planner:
-    """Iterates over packs: lists of example numbers whose tokens and crops fit a row.
+    """Iterates over packs: lists of example indices whose tokens and crops fit a row.
 
-    sizes: a sequence of (tokens, crops), or a function i -> (tokens, crops) without end; None stands for an example
-    to leave out. One pack at a time, from a pool: an anchor, the largest example, or the oldest once it has seen MAX_WAIT
-    packs go by, so that nothing starves; and the others that fill the row best beside it (`best_subset`). `oversize`
-    lists what no row can hold; it never enters the pool.
+    sizes: a sequence of (tokens, crops), or a function i -> (tokens, crops) without end; None is an
+    example to leave out. A pack is an anchor from the pool, the largest example, or the oldest once
+    it has waited MAX_WAIT packs, and the others that fill the row best beside it (best_subset).
+    oversize lists the examples that no row can hold; they never enter the pool.
     """
 
-    def __init__(self, sizes, max_tokens, max_crops, pool=48):
-        self.length = None if callable(sizes) else len(sizes)
+    def __init__(self, sizes, max_tokens, max_crops, pool_size=48):
+        assert pool_size > 0, pool_size
+        self.n_examples = math.inf if callable(sizes) else len(sizes)
         self.size_of = sizes if callable(sizes) else sizes.__getitem__
-        assert pool > 0, pool
-        self.limits, self.depth = (max_tokens, max_crops), pool
-        self.next = self.packs = 0
-        self.pool, self.oversize = [], []                    # pool: [(i, tokens, crops, packs made before it came)], oldest first
-        self.last = []                                       # the pack made last, of such entries
+        self.max_tokens, self.max_crops, self.pool_size = max_tokens, max_crops, pool_size
+        self.next_index = 0
+        self.n_packs = 0
+        self.pool = []               # of Item, oldest first
+        self.oversize = []
+        self.last = []               # of Item, the pack made last
 
-    def _fill(self):
-        while len(self.pool) < self.depth and (self.length is None or self.next < self.length):
-            i, size = self.next, self.size_of(self.next)
-            self.next += 1
+    def fill_pool(self):
+        while len(self.pool) < self.pool_size and self.next_index < self.n_examples:
+            index = self.next_index
+            size = self.size_of(index)
+            self.next_index += 1
             if size is None:
                 continue
-            tokens, crops = map(int, size)                   # plain integers: the search makes long ones of them
-            if tokens > self.limits[0] or crops > self.limits[1]:
-                self.oversize.append(i)
+            tokens, crops = map(int, size)           # no NumPy: the search uses long integers
+            if tokens > self.max_tokens or crops > self.max_crops:
+                self.oversize.append(index)
             else:
-                self.pool.append((i, tokens, crops, self.packs))
+                self.pool.append(Item(index, tokens, crops, self.n_packs))
 
     def __iter__(self):
         return self
 
     def __next__(self):
-        self._fill()
+        self.fill_pool()
         if not self.pool:
             raise StopIteration
-        T, C = self.limits[0], max(self.limits[1], 1)
-        rest = sorted(self.pool, key=lambda e: (-max(e[1] / T, e[2] / C), e[0]))
-        anchor = self.pool[0] if self.packs - self.pool[0][3] >= MAX_WAIT else rest[0]
-        rest.remove(anchor)
-        # a row runs out of what the pool asks for most: weigh the fill of crops against that of tokens by a steep function of both
-        tokens, crops = sum(e[1] for e in self.pool) / T, sum(e[2] for e in self.pool) / C
+        T, C = self.max_tokens, max(self.max_crops, 1)
+        largest_first = sorted(self.pool, key=lambda e: (-max(e.tokens / T, e.crops / C), e.index))
+        oldest = self.pool[0]
+        anchor = oldest if self.n_packs - oldest.arrived >= MAX_WAIT else largest_first[0]
+        largest_first.remove(anchor)
+        # what the pool asks for most runs out first: weigh crops against tokens by a steep function
+        tokens, crops = sum(e.tokens for e in self.pool) / T, sum(e.crops for e in self.pool) / C
         weight = crops**16 / (tokens**16 + crops**16 + 1e-300)
-        self.last = [anchor, *best_subset(rest, T - anchor[1], self.limits[1] - anchor[2], -(-T // N_BINS), (1 - weight) / T, weight / C)]
-        taken = {e[0] for e in self.last}
-        self.pool = [e for e in self.pool if e[0] not in taken]
-        self.packs += 1
-        return [e[0] for e in self.last]
+        others = best_subset(largest_first, T - anchor.tokens, self.max_crops - anchor.crops,
+                             -(-T // N_BINS), (1 - weight) / T, weight / C)
+        self.last = [anchor, *others]
+        taken = {e.index for e in self.last}
+        self.pool = [e for e in self.pool if e.index not in taken]
+        self.n_packs += 1
+        return [e.index for e in self.last]
 
     def state(self):
-        return {"next": self.next, "packs": self.packs, "pool": [list(e) for e in self.pool], "oversize": list(self.oversize)}
+        return {"next": self.next_index, "packs": self.n_packs,
+                "pool": [list(e) for e in self.pool], "oversize": list(self.oversize)}
 
     def restore(self, state):
-        self.next, self.packs, self.oversize = state["next"], state["packs"], list(state["oversize"])
-        self.pool = [tuple(e) for e in state["pool"]]
+        self.next_index, self.n_packs = state["next"], state["packs"]
+        self.oversize = list(state["oversize"])
+        self.pool = [Item(*e) for e in state["pool"]]
 
 
-def best_subset(examples, tokens, crops, step, per_token, per_crop):
-    """The examples (i, tokens, crops, ..) that fill `tokens` and `crops` best, worth per_token and per_crop each: exact subset-sum.
+def best_subset(items, tokens, crops, bin_size, per_token, per_crop):
+    """The items that fill `tokens` and `crops` best, worth per_token and per_crop each: subset-sum.
 
-    Every sum that some subset reaches is a bit of one integer, a line of bits per number of crops, a bit per `step` of
-    tokens (rounded up, so that what is reached fits). One more example is one shift, since lines and bits move alike:
+    Every sum that some subset reaches is a bit of one long integer: a line of bits per number of
+    crops, in it a bit per bin_size tokens (items are rounded up, so that what is reached fits). One
+    more item is one shift, because lines and bits move alike:
 
         2 crops   . . . .              . . . #
-        1 crop    . . # .      ->      . . # .           an example of one crop and one step, beside the sums so far
-        0 crops   # . . .              # # . .           (0, 0) and (1, 2): it adds (1, 1) and (2, 3)
+        1 crop    . . # .      ->      . . # .           an item of one crop and one bin:
+        0 crops   # . . .              # # . .           (0, 0), (1, 2) become (1, 1), (2, 3) too
 
-    Larger examples come first and are taken where sums are equal, so that small ones stay to fill gaps.
+    Larger items come first and are taken where sums are equal, so that small ones can fill gaps.
     """
-    examples = [e for e in examples if e[1] <= tokens and e[2] <= crops]
-    cells = tokens // step + 1                           # of a line
-    line = -(-cells // 8) * 8                            # bits: whole bytes
-    whole = (1 << line * (crops + 1)) - 1
-    starts = whole // ((1 << line) - 1)                  # the first bit of every line
+    items = [e for e in items if e.tokens <= tokens and e.crops <= crops]
+    n_bins = tokens // bin_size + 1                      # of a line
+    line = -(-n_bins // 8) * 8                           # bits of a line: whole bytes
+    all_bits = (1 << line * (crops + 1)) - 1
+    line_starts = all_bits // ((1 << line) - 1)          # the first bit of every line
     sums = [1]
-    for _, t, c, *_ in examples:
-        n = -(-t // step)
-        from_here = starts * ((1 << max(cells - n, 0)) - 1)                  # sums with room for it in their line
-        sums.append(sums[-1] | (sums[-1] & from_here) << (c * line + n) & whole)
+    for e in items:
+        bins = -(-e.tokens // bin_size)
+        with_room = line_starts * ((1 << max(n_bins - bins, 0)) - 1)      # sums that it still fits
+        shifted = (sums[-1] & with_room) << (e.crops * line + bins) & all_bits
+        sums.append(sums[-1] | shifted)
 
-    best, at, table = -1.0, 0, sums[-1].to_bytes(line // 8 * (crops + 1), "little")
+    best, place = -1.0, 0
+    table = sums[-1].to_bytes(line // 8 * (crops + 1), "little")
     for c in range(crops + 1):
-        n = int.from_bytes(table[c * line // 8 : (c + 1) * line // 8], "little").bit_length() - 1
-        if n >= 0 and c * per_crop + n * step * per_token > best:
-            best, at = c * per_crop + n * step * per_token, c * line + n
-    chosen, left = [], []
-    for k in range(len(examples) - 1, -1, -1):           # from the smallest: is the sum reached without it?
-        e = examples[k]
-        if sums[k] >> at & 1:
-            left.append(e)
+        of_line = int.from_bytes(table[c * line // 8 : (c + 1) * line // 8], "little")
+        bins = of_line.bit_length() - 1                  # the most tokens with c crops
+        worth = c * per_crop + bins * bin_size * per_token
+        if bins >= 0 and worth > best:
+            best, place = worth, c * line + bins
+
+    chosen, rest = [], []
+    for k in reversed(range(len(items))):                # the smallest first
+        if sums[k] >> place & 1:                         # the sum is reached without it
+            rest.append(items[k])
         else:
-            chosen.append(e)
-            at -= e[2] * line - (-e[1] // step)
-    return fill_gaps(chosen, left, tokens, crops, per_token, per_crop)
+            chosen.append(items[k])
+            place -= items[k].crops * line - (-items[k].tokens // bin_size)
+    return fill_gaps(chosen, rest, tokens, crops, per_token, per_crop)
 
 
-def fill_gaps(chosen, left, tokens, crops, per_token, per_crop):
-    """What rounding left free, used: the chosen with all else that fits, then with the one swap that gains most."""
-    worth = lambda e: e[1] * per_token + e[2] * per_crop                     # noqa: E731
-    tokens, crops = tokens - sum(e[1] for e in chosen), crops - sum(e[2] for e in chosen)
-    for e in sorted(left, key=worth, reverse=True):
-        if e[1] <= tokens and e[2] <= crops:
-            chosen, tokens, crops = [*chosen, e], tokens - e[1], crops - e[2]
-            left.remove(e)
-    gain, out, into = 1e-12, None, None
+def fill_gaps(chosen, rest, tokens, crops, per_token, per_crop):
+    """Uses what rounding left free: all that still fits, then the one swap that gains most."""
+    def worth(e):
+        return e.tokens * per_token + e.crops * per_crop
+
+    tokens -= sum(e.tokens for e in chosen)
+    crops -= sum(e.crops for e in chosen)
+    for e in sorted(rest, key=worth, reverse=True):
+        if e.tokens <= tokens and e.crops <= crops:
+            chosen = [*chosen, e]
+            rest.remove(e)
+            tokens -= e.tokens
+            crops -= e.crops
+    best_gain, swap = 1e-12, None
     for a in chosen:
-        for b in left:
-            if b[1] - a[1] <= tokens and b[2] - a[2] <= crops and worth(b) - worth(a) > gain:
-                gain, out, into = worth(b) - worth(a), a, b
-    return [e for e in chosen if e is not out] + ([into] if out else [])
+        for b in rest:
+            fits = b.tokens - a.tokens <= tokens and b.crops - a.crops <= crops
+            if fits and worth(b) - worth(a) > best_gain:
+                best_gain, swap = worth(b) - worth(a), (a, b)
+    if swap is None:
+        return chosen
+    return [e for e in chosen if e is not swap[0]] + [swap[1]]
 
 
-def collate(rows, max_tokens, vision_config, crop_bucket=1, shared=False):
+def balance_packs(packs, n_ranks):
+    """Packs of Items -> a list of pack numbers for each rank, equally many, heaviest first.
+
+    Ranks wait for the slowest: a pack of a slowest rank and one of another rank are exchanged as
+    long as that lessens the sum of squares of the ranks' loads, crops and attention alike. Within a
+    rank heavy packs come first, so that those of different ranks run side by side.
+    """
+    n = len(packs)
+    assert n % n_ranks == 0, f"{n} packs do not go evenly to {n_ranks} ranks"
+    work = [(sum(e.crops for e in pack), sum(e.tokens**2 for e in pack)) for pack in packs]
+    share = np.array(work, np.float64) / np.maximum(np.sum(work, axis=0), 1)         # (n,2)
+    order = np.argsort(-share.sum(1), kind="stable")
+    turn, step = divmod(np.arange(n), n_ranks)
+    rank_of = np.empty(n, np.int64)
+    rank_of[order] = np.where(turn % 2 == 1, n_ranks - 1 - step, step)   # 0 1 2 2 1 0 0 1 2 ..
+
+    def loads():
+        return np.stack([np.bincount(rank_of, share[:, k], n_ranks) for k in (0, 1)], 1)
+
+    for _ in range(10 * n):
+        load = loads()
+        slowest = np.flatnonzero(np.isin(rank_of, load.argmax(0)))       # their packs
+        more = share[None] - share[slowest, None]        # (m,n,2): what a's rank gains with b
+        difference = load[rank_of[slowest]][:, None] - load[rank_of][None]
+        gain = (more * (difference + more)).sum(2)       # half the change of the sum of squares
+        a, b = divmod(int(gain.argmin()), n)
+        if gain[a, b] > -1e-12:
+            break
+        rank_of[slowest[a]], rank_of[b] = rank_of[b], rank_of[slowest[a]]
+    return [[int(k) for k in order if rank_of[k] == rank] for rank in range(n_ranks)]
+
+
+# --------------------------------------------------------------------------------------------------
+# rows -> Batch
+
+
+def collate(rows, max_tokens, vision_config, crop_bucket=1, share_images=False):
     """rows: one list of data.Example per row -> Batch of rows x max_tokens, on the CPU.
 
-    Crops are padded with blank ones to a multiple of crop_bucket, so that a compiled model meets few shapes. shared: examples that
-    hold the same array of crops, several questions about one film, pool from one copy, which is encoded once.
+    Crops are padded with blank ones to a multiple of crop_bucket, so that a compiled model meets
+    few shapes. share_images: examples that hold the same array of crops, several questions about one
+    video, pool from one copy, which is encoded once.
     """
-    B, T, P = len(rows), max_tokens, vision_config.n_patch
-    kinds = {"tokens": np.int64, "targets": np.int64, "weights": np.float32, "pos": np.int64, "branch": np.int32, "bidir": np.int32}
-    row_of = {field: np.zeros((B, T), kind) for field, kind in kinds.items()}
-    doc = np.full((B, T), -1, np.int32)
-    images, unit, owner, sources, targets_of, first = [], [], [], [], [], {}
-    n_crops = n_units = 0
+    B, T = len(rows), max_tokens
+    n_examples = sum(map(len, rows))
+    kinds = {"tokens": np.int64, "targets": np.int64, "weights": np.float32, "pos": np.int64}
+    fields = {name: np.zeros((B, T), kind) for name, kind in kinds.items()}
+    until = np.full((B, T), T, np.int32)
+    bidir = np.zeros((B, T), np.int32)
+    example = np.full((B, T), n_examples, np.int32)
+    crops = Crops(vision_config.n_patch, share_images)
+    number = 0
     for b, row in enumerate(rows):
         start = 0
-        for e, x in enumerate(row):
-            n = len(x.tokens)
-            assert start + n <= T, f"row {b} overflows at {x.id}: {start} + {n} > {T} tokens"
-            place = np.s_[b, start : start + n]
-            for field, rows_of_field in row_of.items():
-                rows_of_field[place] = getattr(x, field)
-            doc[place] = e
+        for e, x in enumerate(row, 1):
+            stop = start + len(x.tokens)
+            assert stop <= T, f"row {b} overflows at {x.id}: {stop} > {T} tokens"
+            place = np.s_[b, start:stop]
+            for name, array in fields.items():
+                array[place] = getattr(x, name)
+            until[place] = start + x.visible_until
+            bidir[place] = e * x.bidir               # unique in the row
+            example[place] = number
             if x.images is not None:
-                assert len(x.pool_src) == len(x.pool_dst), f"{x.id}: {len(x.pool_src)} windows for {len(x.pool_dst)} patch tokens"
-                crops, source, of_rank = x.images, x.pool_src, x.owner
-                of_unit = np.arange(len(crops)) if x.unit is None else x.unit
-                if len(of_unit) == 2 and of_unit[0] == of_unit[1]:
-                    # a mosaic of one crop repeats the view: encode it once, both pool from it; the same numbers for half the work
-                    crops, source, of_unit = crops[:1], np.where(source >= P, source - P, source), of_unit[:1]
-                    of_rank = None if of_rank is None else of_rank[:1]
-                known = first.setdefault(id(x.images), n_crops) if shared else n_crops
-                sources.append(np.where(source >= 0, source + known * P, -1))
-                targets_of.append(x.pool_dst + b * T + start)
-                if known == n_crops:
-                    images.append(crops)
-                    unit += (n_units + of_unit).tolist()
-                    owner += [] if of_rank is None else of_rank.tolist()
-                    n_crops, n_units = n_crops + len(of_unit), unit[-1] + 1
-            start += n
-    held = sum(map(len, images))     # by this rank, where the crops of a row are shared out
-    filled = max(-(-held // crop_bucket) * crop_bucket, min(crop_bucket, 2))         # of one crop, a compiler makes a case of its own
-    images.append(np.zeros((filled - held, P, vision_config.n_pixel), np.uint8))
-    if not any(map(len, sources)):   # nothing to pool: one blank crop and one window of nothing, so that shapes and collectives stay
-        sources, targets_of = [np.full((1, 4), -1)], [np.zeros(1, np.int64)]
-    width = max(s.shape[1] for s in sources)
-    sources = [np.pad(s, ((0, 0), (0, width - s.shape[1])), constant_values=-1) for s in sources]
-    joined = [np.concatenate(parts) for parts in (images, sources, targets_of)]
-    fields = dict(zip(("images", "pool_src", "pool_dst"), joined, strict=True)) | row_of | {"doc": doc}
-    return Batch(**{name: torch.from_numpy(a) for name, a in fields.items()},
-                 ids=[x.id for row in rows for x in row], unit=torch.tensor(unit, dtype=torch.int32),
-                 owner=torch.tensor(owner, dtype=torch.int32))
+                crops.add(x, b * T + start)
+            number += 1
+            start = stop
+    fields |= {"visible_until": until, "bidir": bidir, "example": example}
+    fields |= crops.arrays(crop_bucket, vision_config.n_pixel)
+    return Batch(**{name: torch.from_numpy(array) for name, array in fields.items()},
+                 ids=[x.id for row in rows for x in row])
+
+
+class Crops:
+    """The crops of a batch as they are collected: images, pool_src, pool_dst, cp_rank."""
+
+    def __init__(self, n_patch, share_images):
+        self.n_patch, self.share_images = n_patch, share_images
+        self.images, self.pool_src, self.pool_dst, self.cp_rank = [], [], [], []
+        self.n_crops = 0
+        self.first_crop = {}         # of an array of images that several examples share
+
+    def add(self, x, first_token):
+        P = self.n_patch
+        assert len(x.pool_src) == len(x.pool_dst), f"{x.id}: a window for every patch token"
+        images, source, image_id, cp_rank = x.images, x.pool_src, x.image_id, x.cp_rank
+        if len(image_id) == 2 and image_id[0] == image_id[1]:
+            # a mosaic of one crop has the pixels of the low-resolution crop: both pool from one
+            source = np.where(source >= P, source - P, source)
+            images, image_id = images[:1], image_id[:1]
+            cp_rank = None if cp_rank is None else cp_rank[:1]
+        first = self.n_crops
+        if self.share_images:
+            first = self.first_crop.setdefault(id(x.images), self.n_crops)
+        self.pool_src.append(np.where(source >= 0, source + first * P, -1))
+        self.pool_dst.append(x.pool_dst + first_token)
+        if first == self.n_crops:
+            self.images.append(images)
+            self.cp_rank += [] if cp_rank is None else cp_rank.tolist()
+            self.n_crops += len(image_id)
+
+    def arrays(self, bucket, n_pixel):
+        n = sum(map(len, self.images))                           # of one rank, with a CropShard
+        padded = max(-(-n // bucket) * bucket, min(bucket, 2))   # a compiler makes 1 a constant
+        blank = np.zeros((padded - n, self.n_patch, n_pixel), np.uint8)
+        source, target = self.pool_src, self.pool_dst
+        if not any(map(len, source)):        # one empty window: collectives need some tensor
+            source, target = [np.full((1, 4), -1)], [np.zeros(1, np.int64)]
+        K = max(s.shape[1] for s in source)
+        source = [np.pad(s, ((0, 0), (0, K - s.shape[1])), constant_values=-1) for s in source]
+        return {"images": np.concatenate([*self.images, blank]), "pool_src": np.concatenate(source),
+                "pool_dst": np.concatenate(target), "cp_rank": np.array(self.cp_rank, np.int32)}

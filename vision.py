@@ -1,15 +1,15 @@
-"""Pixels to visual tokens (paper: architecture, image and video input; spec 1.3, 1.4, 2, 3.1).
+"""Pixels to visual tokens (paper: architecture, image and video input; docs/molmo2.md 1 to 3).
 
-in    an image (H,W,3) uint8, or a video's duration
-out   crops as patches (N,P,F) uint8 and, for every visual token, the K patches it pools: pool_src (M,K)
-then  see(images, pool_src) -> (M,C): ViT, two of its layers, attentional pooling, projector
+in    an image (H,W,3) uint8, or the duration of a video
+out   crops as patches (N,P,F) uint8; pool_src (M,K), the K patches that a visual token pools
+then  Vision(images, pool_src) -> (M,C): ViT, two of its layers, attentional pooling, projector
 
-An image becomes one low-resolution crop of everything plus a mosaic of overlapping high-resolution crops. The
-overlap gives every patch some context in its crop; each patch is then *used* from one crop only:
+An image becomes one low-resolution crop of everything and a mosaic of overlapping high-resolution
+crops. The overlap gives a patch some context in its crop; each patch is then used from one crop:
 
-    two 27-patch crops at stride 19:   |aaaaaaaaaaaaaaaaaaa aaaa|bbbb
-                                                       aaaa|bbbb bbbbbbbbbbbbbbbbbbb|      4 + 4 shared on each side
-    grid of used patches:              |aaaaaaaaaaaaaaaaaaaaaaa|bbbbbbbbbbbbbbbbbbbbbbb|   19*2 + 8 = 46 wide
+    two 27-patch crops,    |aaaaaaaaaaaaaaaaaaa aaaa|bbbb
+    19 patches apart                           aaaa|bbbb bbbbbbbbbbbbbbbbbbb|      4 + 4 shared
+    grid of used patches   |aaaaaaaaaaaaaaaaaaaaaaa|bbbbbbbbbbbbbbbbbbbbbbb|   19*2 + 8 = 46 wide
 
 Left out, since Molmo2 does not use them: class token, post-norm, other pooling and projector kinds.
 """
@@ -27,109 +27,119 @@ from torch.utils.checkpoint import checkpoint
 
 @dataclass(frozen=True)
 class VisionConfig:
-    n_layer: int = 25                # blocks kept of SigLIP2 So400m's 27: nothing above the last feature layer
-    n_embd: int = 1152               # E, width
-    n_head: int = 16                 # heads of the ViT and of the pooling, 72 wide each
-    n_hidden: int = 4304             # inner size of the ViT's MLP
-    feature_layers: tuple = (24, 18)       # blocks whose outputs are concatenated, in this order (-3 and -9 of 27)
-    grid: int = 27                   # patches along one side of a crop
-    patch: int = 14                  # pixels along one side of a patch
-    overlap_margin: int = 4                  # patches of overlap on each side of a high-resolution crop
-    eps: float = 1e-6                # of the LayerNorms
-    neighbor_init: bool = False              # start with heads that look at neighbours (init_neighbor_heads): for a ViT that starts from nothing
+    n_layer: int = 25                  # of SigLIP2 So400m's 27: none above the last feature layer
+    n_embd: int = 1152                 # E, width
+    n_head: int = 16                   # heads of the ViT and of the pooling, 72 wide each
+    n_hidden: int = 4304               # inner size of the ViT's MLP
+    feature_layers: tuple = (24, 18)   # blocks whose outputs are concatenated, in this order
+    grid: int = 27                     # patches along one side of a crop
+    patch: int = 14                    # pixels along one side of a patch
+    overlap_margin: int = 4            # patches of overlap on each side of a high-resolution crop
+    eps: float = 1e-6                  # of the LayerNorms
+    neighbor_init: bool = False        # heads start by looking at neighbours (init_neighbor_heads)
 
     @property
-    def crop(self):                  # 378 pixels
+    def crop(self):                    # 378 pixels
         return self.grid * self.patch
 
     @property
-    def stride(self):                # 266 pixels: the stride between crops
+    def stride(self):                  # 266 pixels between high-resolution crops
         return (self.grid - 2 * self.overlap_margin) * self.patch
 
     @property
-    def n_patch(self):               # P = 729
+    def n_patch(self):                 # P = 729
         return self.grid**2
 
     @property
-    def n_pixel(self):               # F = 588
+    def n_pixel(self):                 # F = 588
         return self.patch**2 * 3
 
 
 RELEASED = VisionConfig()
 
 
-# ---------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # image -> crops
 
 
 @lru_cache(maxsize=65536)
 def tiling(h, w, max_crops, config=RELEASED):
-    """(rows, cols) of high-resolution crops for an image of h x w pixels (spec 2.2).
+    """(rows, cols) of high-resolution crops for an image of h x w pixels (docs/molmo2.md 2.2).
 
-    The smallest tiling that needs no shrinking; where all shrink, the one that shrinks least. Float32 as in the
-    official code, because ties are decided by rounding.
+    The smallest tiling that needs no shrinking; where all shrink, the one that shrinks least. In
+    float32 as the official code, because rounding decides ties.
     """
-    candidates = [(i, j) for i in range(1, max_crops + 1) for j in range(1, max_crops + 1) if i * j <= max_crops]
-    candidates.sort(key=lambda ij: (ij[0] * ij[1], ij[0]))
+    candidates = [(rows, n // rows) for n in range(1, max_crops + 1)
+                  for rows in range(1, n + 1) if n % rows == 0]
     overlap = config.crop - config.stride
     size = np.array([max(h - overlap, 1), max(w - overlap, 1)], dtype=np.float32)
     scale = (np.array(candidates, dtype=np.float32) * config.stride / size).min(axis=1)
-    best = scale.argmax() if (scale < 1).all() else np.where(scale < 1, np.inf, scale).argmin()
-    return candidates[best]
+    if (scale < 1).all():
+        return candidates[scale.argmax()]
+    return candidates[np.where(scale < 1, np.inf, scale).argmin()]
 
 
 def pooled_grids(h, w, max_crops, config=RELEASED):
-    """((rows, cols) of tokens of the low-resolution view, the same of the mosaic, number of crops): sizes, no pixels."""
+    """(rows, cols) of tokens of the low-resolution crop, of the mosaic, and the number of crops."""
     rows, cols = tiling(h, w, max_crops, config)
     inner = config.grid - 2 * config.overlap_margin
     low = -(-config.grid // 2)
-    high = tuple(-(-(n * inner + 2 * config.overlap_margin) // 2) for n in (rows, cols))
-    return (low, low), high, 1 + rows * cols
+    high_rows, high_cols = (-(-(n * inner + 2 * config.overlap_margin) // 2) for n in (rows, cols))
+    return (low, low), (high_rows, high_cols), 1 + rows * cols
 
 
 def windows(grid, k):
-    """Patch ids (h,w) -> (M, k*k): k x k windows in raster order, -1 where a window hangs over the edge (spec 2.3)."""
+    """Patch ids (h,w) -> (M,k*k): k x k windows in raster order, -1 where one leaves the grid."""
     h, w = grid.shape
-    (top, bottom), (left, right) = ((pad // 2, pad - pad // 2) for pad in (-h % k, -w % k))
-    grid = np.pad(grid, ((top, bottom), (left, right)), constant_values=-1)
+    pad_h, pad_w = -h % k, -w % k
+    padding = (pad_h // 2, pad_h - pad_h // 2), (pad_w // 2, pad_w - pad_w // 2)
+    grid = np.pad(grid, padding, constant_values=-1)
     grid = grid.reshape(grid.shape[0] // k, k, grid.shape[1] // k, k)
     return grid.transpose(0, 2, 1, 3).reshape(-1, k * k)
 
 
 def resize(image, h, w):
-    """(H,W,3) uint8 -> (h,w,3) uint8, bilinear without antialiasing (spec 2.1).
+    """(H,W,3) uint8 -> (h,w,3) uint8, bilinear without antialiasing (docs/molmo2.md 2.1).
 
-    An image of that size is returned as it is. Interpolates floats and then rounds: on uint8 torch is off by one level in a fifth of
-    the values. Channels stand where the batch does, because with three channels torch picks its kernel by the number of threads.
+    Interpolates floats and rounds: on uint8 torch is off by one level in a fifth of the values.
     """
     if image.shape[:2] == (h, w):
         return image
+    # channels as the batch: with three channels torch picks its kernel by the number of threads
     x = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)[:, None].float()
     x = F.interpolate(x, (h, w), mode="bilinear", align_corners=False, antialias=False)
     return x[:, 0].round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy()
 
 
 def patchify(crops, config=RELEASED):
-    """(n,crop,crop,3) -> (n,P,F): patches in raster order, each flattened as (row, column, channel)."""
+    """(n,crop,crop,3) -> (n,P,F): patches in raster order, each as (row, column, channel)."""
     g, p = config.grid, config.patch
-    return crops.reshape(-1, g, p, g, p, 3).transpose(0, 1, 3, 2, 4, 5).reshape(-1, g * g, p * p * 3)
+    patches = crops.reshape(-1, g, p, g, p, 3).transpose(0, 1, 3, 2, 4, 5)
+    return patches.reshape(-1, g * g, p * p * 3)
 
 
 def to_array(image):
-    """PIL image -> (H,W,3) uint8, turned as its EXIF tag says; an array must be that already."""
-    if isinstance(image, Image.Image):
-        if image.mode.startswith("I"):                   # 16 bits in a channel: Pillow would cut off at 255
-            image = Image.fromarray((np.array(image).clip(0, 65535) / 257).round().astype(np.uint8))
-        return np.array(ImageOps.exif_transpose(image).convert("RGB"))
-    assert image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3, (image.dtype, image.shape)
-    return image
+    """PIL image -> (H,W,3) uint8, turned as its EXIF tag says; an array must be that already.
+
+    16 bits a channel are scaled to 8. ValueError for 32-bit pixels, whose range nothing tells.
+    """
+    if not isinstance(image, Image.Image):
+        assert image.dtype == np.uint8 and image.shape[2:] == (3,), (image.dtype, image.shape)
+        return image
+    if image.mode in ("I", "F") and image.format != "PNG":       # a 16-bit PNG may open as mode I
+        raise ValueError(f"pixels of mode {image.mode} have no known range; save 8 or 16 bits")
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I"):
+        levels = np.array(image).clip(0, 65535) / 257
+        image = Image.fromarray(levels.round().astype(np.uint8))
+    return np.array(image.convert("RGB"))
 
 
 def crops(image, max_crops=8, config=RELEASED):
-    """One image -> crops (n,P,F) uint8, the low-resolution view first, and pool_src (M,4) int64 (spec 2.2, 2.3).
+    """One image -> crops (n,P,F) uint8, the low-resolution crop first, and pool_src (M,4) int64.
 
-    Rows of pool_src: the low-resolution view's tokens, then the mosaic's, in raster order; an entry is
-    crop * P + patch, or -1 where a window hangs over the edge.
+    Rows of pool_src: the low-resolution crop's tokens, then the mosaic's, in raster order; an entry
+    is crop * P + patch, or -1 where a window hangs over the edge (docs/molmo2.md 2.2, 2.3).
     """
     image = to_array(image)
     rows, cols = tiling(*image.shape[:2], max_crops, config)
@@ -143,21 +153,24 @@ def crops(image, max_crops=8, config=RELEASED):
 
 
 def image_windows(rows, cols, config=RELEASED):
-    """pool_src (M,4) of an image with rows x cols high-resolution crops, as `crops` gives it: geometry alone."""
-    g, m, inner = config.grid, config.overlap_margin, config.grid - 2 * config.overlap_margin
-    view = np.arange(g * g).reshape(g, g)                                        # crop 0
+    """pool_src (M,4) of an image with rows x cols high-resolution crops, without its pixels."""
+    g, m = config.grid, config.overlap_margin
+    inner = g - 2 * m
+    patch_ids = np.arange(g * g).reshape(g, g)
     used = np.empty((rows * inner + 2 * m, cols * inner + 2 * m), dtype=np.int64)
     for n, (r, c) in enumerate(np.ndindex(rows, cols), 1):
         # a crop keeps its margin only on the outer edges of the mosaic
         top, left = m * (r > 0), m * (c > 0)
         bottom, right = g - m * (r < rows - 1), g - m * (c < cols - 1)
-        used[r * inner + top : r * inner + bottom, c * inner + left : c * inner + right] = (n * g * g + view)[top:bottom, left:right]
-    return np.concatenate([windows(view, 2), windows(used, 2)])
+        place = np.s_[r * inner + top : r * inner + bottom, c * inner + left : c * inner + right]
+        used[place] = (n * g * g + patch_ids)[top:bottom, left:right]
+    return np.concatenate([windows(patch_ids, 2), windows(used, 2)])
 
 
 def frame(image, config=RELEASED):
-    """One video frame -> (1,P,F) uint8 and pool_src (M,9): one crop, 3x3 windows, 81 tokens as released (spec 3.2)."""
-    return patchify(resize(to_array(image), config.crop, config.crop)[None], config), frame_windows(config)
+    """One video frame -> (1,P,F) uint8 and pool_src (M,9): one crop, 3x3 windows, 81 tokens."""
+    pixels = resize(to_array(image), config.crop, config.crop)
+    return patchify(pixels[None], config), frame_windows(config)
 
 
 def frame_windows(config=RELEASED):
@@ -165,9 +178,9 @@ def frame_windows(config=RELEASED):
 
 
 def frame_times(duration, max_frames, fps=2, last=True):
-    """Seconds at which a clip is looked at: every 1/fps, the last instant always, evenly spread if too many (spec 3.1).
+    """Seconds at which a video is looked at: every 1/fps and the last; spread evenly if too many.
 
-    last=False is an older rule of the official code, which stops short of the last instant.
+    last=False is an older rule of the official code without the last instant (docs/molmo2.md 3.1).
     """
     if (max_frames - 1) / fps < duration:
         return np.linspace(0, duration, max_frames, endpoint=last).tolist()
@@ -175,8 +188,11 @@ def frame_times(duration, max_frames, fps=2, last=True):
 
 
 def track_times(duration, max_frames, rates):
-    """Seconds at which a video with tracks is looked at: a grid of the highest of `rates` (rising, per second) that max_frames
-    reach the end with, the lowest if none do; the last instant only where it lies on the grid (spec 3.1)."""
+    """Seconds at which a video with tracks is looked at (docs/molmo2.md 3.1).
+
+    A grid of the highest of the rising `rates`, per second, with which max_frames reach the end, or
+    of the lowest if none does. The last instant only where it lies on the grid.
+    """
     fps = rates[0]
     for rate in rates[1:]:
         if max_frames / rate < duration:
@@ -186,7 +202,7 @@ def track_times(duration, max_frames, rates):
     return times[times < duration].tolist()
 
 
-# ---------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # crops -> features
 
 
@@ -205,13 +221,15 @@ class ViTBlock(nn.Module):
     def forward(self, x):                                # (N,P,E)
         N, P, E = x.shape
         h = self.attn_norm(x)
-        q, k, v = (f(h).view(N, P, self.n_head, -1).transpose(1, 2) for f in (self.q, self.k, self.v))    # (N,H,P,D)
-        x = x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(N, P, E))
+        q, k, v = (linear(h).view(N, P, self.n_head, -1).transpose(1, 2)
+                   for linear in (self.q, self.k, self.v))                       # (N,H,P,D)
+        attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(N, P, E)
+        x = x + self.out(attended)
         return x + self.down(F.gelu(self.up(self.mlp_norm(x)), approximate="tanh"))
 
 
 class ViT(nn.Module):
-    """(N,P,F) uint8 -> (N,P,2E): the outputs of two blocks side by side (spec 1.3)."""
+    """(N,P,F) uint8 -> (N,P,2E): the outputs of two blocks side by side (docs/molmo2.md 1.3)."""
 
     def __init__(self, config):
         super().__init__()
@@ -220,42 +238,48 @@ class ViT(nn.Module):
         self.pos = nn.Parameter(torch.zeros(config.n_patch, config.n_embd))
         self.blocks = nn.ModuleList(ViTBlock(config) for _ in range(config.n_layer))
 
-    def forward(self, images, activation_checkpointing=False):
-        x = images.to(self.patch.weight.dtype) / 127.5 - 1              # SigLIP's normalisation, on the device
+    def forward(self, images, checkpointing=False):
+        x = images.to(self.patch.weight.dtype) / 127.5 - 1              # SigLIP's normalisation
         x = self.patch(x) + self.pos
-        seen = {}
+        outputs = {}
         for i, block in enumerate(self.blocks):
-            x = checkpoint(block, x, use_reentrant=False) if activation_checkpointing else block(x)
+            x = checkpoint(block, x, use_reentrant=False) if checkpointing else block(x)
             if i in self.config.feature_layers:
-                seen[i] = x
-        return torch.cat([seen[i] for i in self.config.feature_layers], dim=-1)
+                outputs[i] = x
+        return torch.cat([outputs[i] for i in self.config.feature_layers], dim=-1)
 
 
 class Pool(nn.Module):
-    """Attentional pooling: the mean of a window's valid patches asks, the valid patches answer (spec 1.4)."""
+    """Attentional pooling of windows (docs/molmo2.md 1.4).
+
+    The mean of a window's valid patches is the query, these patches are the keys and values.
+    """
 
     def __init__(self, config):
         super().__init__()
         E = config.n_embd
+        n_feature = len(config.feature_layers) * E
         self.n_head = config.n_head
-        self.q, self.k, self.v = (nn.Linear(len(config.feature_layers) * E, E) for _ in range(3))
+        self.q, self.k, self.v = (nn.Linear(n_feature, E) for _ in range(3))
         self.out = nn.Linear(E, E)
 
     def forward(self, features, pool_src):               # (N,P,2E), (M,K) -> (M,E)
         M, K = pool_src.shape
         valid = pool_src >= 0
-        window = features.flatten(0, 1)[pool_src.clamp(min=0)] * valid[..., None]                      # (M,K,2E)
+        window = features.flatten(0, 1)[pool_src.clamp(min=0)] * valid[..., None]      # (M,K,2E)
         mean = window.sum(1) / valid.sum(1, keepdim=True).clamp(min=1)
-        q = self.q(mean).view(M, 1, self.n_head, -1)                                                   # (M,1,H,D)
-        k, v = (f(window).view(M, K, self.n_head, -1) for f in (self.k, self.v))                       # (M,K,H,D)
-        score = (q * k).sum(-1) * q.shape[-1] ** -0.5                                                  # (M,K,H)
-        # a padding row has no valid patch: let it look at all of its zeros, so that nothing turns into NaN
-        score = score.masked_fill(~(valid | ~valid.any(1, keepdim=True))[..., None], float("-inf"))
+        q = self.q(mean).view(M, 1, self.n_head, -1)
+        k = self.k(window).view(M, K, self.n_head, -1)
+        v = self.v(window).view(M, K, self.n_head, -1)
+        score = (q * k).sum(-1) * q.shape[-1] ** -0.5                                  # (M,K,H)
+        # a padding row has no valid patch: it looks at all of its zeros, so that there is no NaN
+        allowed = valid | ~valid.any(1, keepdim=True)
+        score = score.masked_fill(~allowed[..., None], float("-inf"))
         return self.out((score.softmax(1)[..., None] * v).sum(1).flatten(1))
 
 
 class Projector(nn.Module):
-    """SwiGLU from the vision width to the decoder's, (M,E) -> (M,C), through the decoder's own MLP size (spec 1.4)."""
+    """SwiGLU from the vision width to the decoder's, (M,E) -> (M,C), as wide inside as its MLP."""
 
     def __init__(self, n_in, n_hidden, n_out):
         super().__init__()
@@ -268,10 +292,10 @@ class Projector(nn.Module):
 
 
 class Vision(nn.Module):
-    """See: images (N,P,F) uint8, pool_src (M,K) -> (M,C), zero where a row of pool_src is all -1.
+    """images (N,P,F) uint8, pool_src (M,K) -> (M,C), zero where a row of pool_src is all -1.
 
-    activation_checkpointing: keep the inputs of ViT blocks and of the pooling for backward, not what they compute (activation checkpointing).
-    A seam: a plain function of two tensors, so that sharing it out over ranks is a wrapper put on from outside.
+    checkpointing: backward runs the ViT's blocks and the pooling again instead of keeping what they
+    computed (activation checkpointing).
     """
 
     def __init__(self, config, n_hidden, n_out):
@@ -280,48 +304,14 @@ class Vision(nn.Module):
         self.pool = Pool(config)
         self.projector = Projector(config.n_embd, n_hidden, n_out)
 
-    def forward(self, images, pool_src, activation_checkpointing=False):
-        features = self.vit(images, activation_checkpointing)
-        tokens = checkpoint(self.connect, features, pool_src, use_reentrant=False) if activation_checkpointing else self.connect(features, pool_src)
-        # biases make the rows of padding non-zero: multiply, because dropping rows would change the shape
+    def forward(self, images, pool_src, checkpointing=False):
+        features = self.vit(images, checkpointing)
+        if checkpointing:
+            tokens = checkpoint(self.connect, features, pool_src, use_reentrant=False)
+        else:
+            tokens = self.connect(features, pool_src)
+        # biases make padding rows non-zero: multiply, because dropping rows would change the shape
         return tokens * (pool_src >= 0).any(1, keepdim=True)
 
     def connect(self, features, pool_src):               # (N,P,2E), (M,K) -> (M,C)
         return self.projector(self.pool(features, pool_src))
-
-
-NEIGHBOURS = (((0, 1), (0, -1), (1, 0), (-1, 0)), ((1, 1), (1, -1), (-1, 1), (-1, -1)), ((0, 2), (0, -2), (2, 0), (-2, 0)))
-
-
-@torch.no_grad()
-def init_neighbor_heads(vit, sharpness=2.0):
-    """Start weights for a ViT that starts from nothing: every head looks at one neighbour of its patch.
-
-    The first D of the E dimensions hold sines and cosines of row and column, and no pixels. Keys read them as they are,
-    queries read them turned by the offset to the neighbour, so that the score is highest there: sum of
-    cos(freq * distance). Blocks take the nearest, the diagonal and the next but one neighbours in turn. All of it is
-    free to change, and later blocks also read what earlier ones left there. RESULTS.md says what it gains.
-    """
-    grid, E, D = vit.config.grid, vit.config.n_embd, vit.config.n_embd // vit.config.n_head
-    assert D % 4 == 0 and D < E, (f"{vit.config.n_head} heads of {D} dimensions cannot start at neighbours (several heads, "
-                                  "of a multiple of 4); --model.vision.neighbor_init=false starts them anywhere")
-    # from a quarter turn per crop to a quarter turn per patch
-    freq = torch.pi / 2 * torch.logspace(-np.log2(grid), 0, D // 4, base=2.0)
-    angle = (torch.arange(grid) + 0.5)[:, None] * freq
-    wave = torch.cat([angle.sin(), angle.cos()], dim=1)                      # (grid, D/2)
-    rows, cols = wave[:, None].expand(-1, grid, -1), wave[None].expand(grid, -1, -1)
-    vit.pos.copy_(F.pad(torch.cat([rows, cols], dim=-1).flatten(0, 1), (0, E - D)))
-    vit.patch.weight[:D] = 0
-
-    def turn(n):                     # sin(a + f n), cos(a + f n) from sin a, cos a
-        sin, cos = (freq * n).sin().diag(), (freq * n).cos().diag()
-        return torch.cat([torch.cat([cos, sin], dim=1), torch.cat([-sin, cos], dim=1)])
-
-    for i, block in enumerate(vit.blocks):
-        for part in (block.q, block.k):
-            part.weight.mul_(0.1)    # a little of everything else
-        for h in range(vit.config.n_head):
-            head = slice(h * D, (h + 1) * D)
-            down, right = NEIGHBOURS[i % 3][h % 4]
-            block.q.weight[head, :D] = sharpness * torch.block_diag(turn(down), turn(right))
-            block.k.weight[head, :D] = sharpness * torch.eye(D)

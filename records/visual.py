@@ -1,0 +1,129 @@
+"""The visual input of a record: what headers tell of it, and its crops (docs/molmo2.md 2, 3).
+
+in    a record (docs/records.md) with its reader, a data.DataConfig
+out   MediaInfo, from headers alone: sizes, frame times, subtitles; then crops (n,P,F) uint8
+"""
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+import vision
+from records import media
+from records.media import Unreadable
+from text.visual import shift_subtitles
+
+
+@dataclass
+class MediaInfo:
+    """What headers tell of a record's visual input."""
+    sizes: list = field(default_factory=list)   # (width, height) of the images, or of the video
+    times: list = None                          # of a video: seconds of the clip, one per frame
+    subtitles: object = None             # [(start, end, text), ..] in these seconds, or a text
+
+
+@dataclass
+class VideoClip:
+    times: list                                 # seconds of the clip, one per frame
+    frames: object                              # (H,W,3) uint8 for each time; may decode on the way
+    subtitles: object = None                    # as in MediaInfo
+
+
+def clip_times(duration, config, start=0.0, end=math.inf):
+    """Seconds at which the clip start..end is looked at, and its end in seconds of the file.
+
+    Unreadable where the clip lies outside the video (docs/molmo2.md 3.1).
+    """
+    end = min(end, duration)
+    if not math.isfinite(end):
+        raise Unreadable(f"S23 the video lasts {end} s")
+    if not 0 <= start < end and (start or duration):              # a single frame lasts no time
+        raise Unreadable(f"S23 the clip {start:g} to {end:g} s is empty, of {duration:g} s")
+    return vision.frame_times(end - start, config.max_frames, config.fps), end
+
+
+def open_clip(path, config, subtitles=None, start=0.0, end=math.inf):
+    """A video file -> VideoClip, whose frames are decoded when asked for, and media.Video."""
+    video = media.probe(path)
+    times, _ = clip_times(video.duration, config, start, end)
+    frames = media.frames(video, [start + t for t in times])
+    return VideoClip(times, frames, shift_subtitles(subtitles, start)), video
+
+
+def read_headers(record, config):
+    """A record -> MediaInfo without decoding; Unreadable if its media or its times are no good."""
+    reader = record["source"]
+    if "video" not in record:
+        sizes = reader.image_sizes(record) if "image" in record or "images" in record else []
+        if len(sizes) > config.max_images:
+            raise Unreadable(f"S03 {len(sizes)} images; --data.max_images is {config.max_images}")
+        return MediaInfo(sizes)
+    width, height, duration, half_frame = reader.video_size(record)
+    _, start, end = reader.video_of(record)
+    times, end = clip_times(duration, config, start, end)
+    rates = [a.get("fps", 2) for a in record["annotations"] if a["type"] == "track"]
+    if rates:                        # frames where the tracks have points (docs/molmo2.md 3.1)
+        lowest = max(int(min(rates)), 1)
+        video_rate = round(0.5 / half_frame) if half_frame else 0   # a single frame lasts no time
+        grid = [rate for rate in range(lowest, 11, lowest) if video_rate % rate == 0]
+        times = vision.track_times(end - start, config.max_frames, grid or [lowest]) or [0.0]
+    for i, a in enumerate(record["annotations"]):
+        for t in annotated_times(a):
+            if not start - half_frame <= t <= end + half_frame:
+                raise Unreadable(f"S10 annotations[{i}] is at {t:g} s, "
+                                 f"outside of the clip, {start:g} to {end:g} s")
+    subtitles = record.get("subtitles")
+    if subtitles and not isinstance(subtitles, str):
+        subtitles = [(s["start"], s["end"], s["text"]) for s in subtitles]
+    return MediaInfo([(width, height)], times, shift_subtitles(subtitles, start))
+
+
+def annotated_times(a):
+    """All seconds, on the clock of the file, that an annotation names."""
+    times = [p["t"] for p in a.get("points", ())]
+    times += [a[key] for key in ("start", "end", "at") if key in a]
+    times += a.get("times", [])
+    return [*times, a["query"]["t"]] if "query" in a else times
+
+
+def crops_per_image(info, config):
+    """How many crops each image, or each frame, of a MediaInfo has."""
+    if info.times is not None:
+        return [1] * len(info.times)
+    return [vision.pooled_grids(h, w, config.max_crops, config.vision)[2]
+            for w, h in info.sizes[: config.max_images]]
+
+
+def pool_windows(info, config):
+    """pool_src (M,4) of images or (M,9) of frames, counted in the crops of all of them."""
+    if info.times is not None:
+        each = [vision.frame_windows(config.vision)] * len(info.times)
+    else:
+        tilings = [vision.tiling(h, w, config.max_crops, config.vision)
+                   for w, h in info.sizes[: config.max_images]]
+        each = [vision.image_windows(rows, cols, config.vision) for rows, cols in tilings]
+    starts = np.cumsum([0, *crops_per_image(info, config)]) * config.vision.n_patch
+    shifted = [np.where(source < 0, -1, source + start)
+               for source, start in zip(each, starts[:-1], strict=True)]
+    return np.concatenate(shifted)
+
+
+def image_crops(images, config):
+    """[(H,W,3), ..] -> crops (n,P,F) uint8 of all of them."""
+    none = np.zeros((0, config.vision.n_patch, config.vision.n_pixel), np.uint8)
+    each = [vision.crops(image, config.max_crops, config.vision)[0] for image in images]
+    return np.concatenate([none, *each[: config.max_images]])
+
+
+def frame_crops(frames, n, config):
+    """n frames (H,W,3), one at a time -> crops (n,P,F) uint8.
+
+    Preallocated: small arrays between frames of 11 MB fragment the heap.
+    """
+    crops = np.empty((n, config.vision.n_patch, config.vision.n_pixel), np.uint8)
+    k = -1
+    for k, frame in enumerate(frames):
+        crops[k] = vision.frame(frame, config.vision)[0][0]
+    assert k == n - 1, f"{k + 1} frames came, not {n}"
+    return crops

@@ -1,0 +1,122 @@
+"""Where a run writes, and the checkpoint that it continues from."""
+
+import json
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import model as models
+import parallel
+from training import checkpoint, weights
+from training.config import UserError, field_values
+from training.log import read_skips
+
+# fields that may change on resume: they affect layout and speed, not results
+LAYOUT_FIELDS = {
+    "device", "cp", "shard", "micro_batch", "workers", "activation_checkpointing",
+    "uncheckpointed_blocks", "compile", "crop_bucket", "dry_run", "save_every", "keep",
+    "eval_images", "max_skip", "on_nonfinite", "preset", "model"}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The step after which a run continues; step 0 without a folder: it begins."""
+    folder: Path = None
+    state: dict = field(default_factory=dict)
+
+    @property
+    def step(self):
+        return self.state.get("step", 0)
+
+
+def run_directory(args, config):
+    return Path(args.out or f"runs/stage{config.stage}{'-tiny' if args.tiny else ''}")
+
+
+def is_nonempty(path):
+    return path.exists() and (not path.is_dir() or any(path.iterdir()))
+
+
+def config_as_text(config):
+    """{dotted field: value as text}, as a checkpoint keeps it."""
+    return {name: json.dumps(value) for name, value in field_values(config).items()}
+
+
+def find_checkpoint(args, config):
+    """-> Checkpoint, and config with the model of its run; UserError if the recipe is another one,
+    LoadError if there are checkpoints that cannot be read."""
+    out = run_directory(args, config)
+    if not args.resume:
+        if args.out and is_nonempty(out):
+            raise UserError(f"--out {out}: not empty; name another directory, or continue with the "
+                            "run in it: --resume")
+        return Checkpoint(), config
+    step = checkpoint.newest_step(out)
+    if step is None:
+        if parallel.is_first_process():
+            print(f"train.py: no checkpoint in {out}: the run starts afresh", file=sys.stderr)
+        args.init = args.else_init
+        return Checkpoint(), config
+    folder = out / f"step-{step}"
+    state = checkpoint.state_of(folder)
+    try:
+        shape = weights.config_from_dict(state["model"])
+    except weights.CONFIG_ERRORS as e:
+        raise checkpoint.LoadError(folder, e) from None
+    shape_is_asked_for = args.preset or config.model != models.PRESETS[config.preset]
+    if config.model != shape and shape_is_asked_for:
+        raise UserError(f"--resume: {folder} has another model than --preset and --model.* ask for; "
+                        "leave them out")
+    config = replace(config, model=shape, data=replace(config.data, vision=shape.vision))
+    check_recipe(args, folder, state["config"], config_as_text(config))
+    return Checkpoint(folder, state), config
+
+
+def check_recipe(args, folder, theirs, ours):
+    """UserError if the recipe has changed, but for fields that do not affect results."""
+    changed = [f"{key} was {theirs.get(key)} and is {ours.get(key)}"
+               for key in sorted({*theirs, *ours})
+               if key.split(".")[0] not in LAYOUT_FIELDS and theirs.get(key) != ours.get(key)]
+    if changed and not args.resume_anyway:
+        raise UserError(f"--resume: {folder} is of another recipe: {'; '.join(changed)}. "
+                        "--resume-anyway continues all the same")
+
+
+def check_data(args, found, fingerprint):
+    """UserError if the run so far was with other data."""
+    changed = [key for key in fingerprint if found.state["data"].get(key) != fingerprint[key]]
+    if changed and not args.resume_anyway:
+        raise UserError(f"--resume: {found.folder} is of other data ({', '.join(changed)} changed). "
+                        "--resume-anyway continues all the same")
+
+
+def restore_loader(loader, plans, found):
+    """The loader continues where the checkpoint says; what the run has masked is masked unseen."""
+    try:
+        if plans:
+            plans.restore(found.state["loader"]["plans"])
+            loader.masked.counts.update(found.state["loader"]["masked"])
+    except (KeyError, TypeError, ValueError) as e:
+        raise checkpoint.LoadError(found.folder, e) from None
+    loader.known_masked = {skip["index"]: skip["reason"] for skip in read_skips(found.folder.parent)}
+
+
+def make_run_directory(args, config, found):
+    """Makes the directory of a run that begins; the default one of an older run is renamed.
+
+    UserError if what is there is no run directory, or if it cannot be made.
+    """
+    out = run_directory(args, config)
+    try:
+        if not found.folder and is_nonempty(out):
+            if not (out / "log.jsonl").is_file():
+                raise UserError(f"--out {out}: not a run directory (no log.jsonl); it is left as it is")
+            n = 1
+            while (aside := out.with_name(f"{out.name}.old-{n}")).exists():
+                n += 1
+            out.rename(aside)
+            print(f"train.py: the run in {out} is now in {aside}", file=sys.stderr)
+        (out / "model").mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise UserError(f"--out {out}: {e.strerror}") from None
+    return out

@@ -1,0 +1,166 @@
+"""What a run starts with: device, data, model; and what tells before the first step that it will fit."""
+
+import json
+import os
+import sys
+from dataclasses import replace
+
+import torch
+from tqdm import tqdm
+
+import data
+import model as models
+import parallel
+from records.mixture import Mixture
+from text.tokenizer import ByteTokenizer, load_tokenizer
+from toy import vit as stage0
+from toy import world
+from toy.neighbor_init import init_neighbor_heads
+from training import weights
+from training.config import UserError
+from training.loader import Loader
+from training.open_model import open_run
+from training.planner import PlanFile, RunError, StepPlanner
+from training.resume import check_data, restore_loader
+from training.sources import fingerprint, open_sources
+
+# --------------------------------------------------------------------------------------------------
+# device and data
+
+
+def pick_device(config):
+    """-> device and dtype of the arithmetic; weights and optimizer are float32 always."""
+    name = config.device
+    if name == "auto":
+        mps = torch.backends.mps.is_available()
+        name = "cuda" if torch.cuda.is_available() else "mps" if mps else "cpu"
+    missing = {"cuda": not torch.cuda.is_available(), "mps": not torch.backends.mps.is_available()}
+    if missing.get(name):
+        raise UserError(f"--device {name}: this machine or this torch has none")
+    dtype = config.dtype
+    if dtype == "auto":
+        dtype = "bfloat16" if name == "cuda" else "float32"
+    if name == "cuda" and "LOCAL_RANK" in os.environ:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        name = f"cuda:{os.environ['LOCAL_RANK']}"
+    return torch.device(name), getattr(torch, dtype)
+
+
+def default_workers(device):
+    """Decoding processes of a rank: on a GPU, which would wait for videos, its cores but one."""
+    if device.type != "cuda":
+        return 0
+    linux = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if linux else os.cpu_count() or 1
+    return min(max(cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)) - 1, 0), 8)
+
+
+def open_loader(args, config, ranks, tokenizer, found):
+    """-> Loader, which has planned its first step, the fingerprint of its data, and eval records."""
+    sources, rates, eval_records = open_sources(args, config)
+    made_for = fingerprint(sources, rates, tokenizer, config)
+    mixture = Mixture(sources, rates, config.seed)
+    plans = None
+    if ranks.first:
+        planner = StepPlanner(mixture, tokenizer, config)
+        plans = PlanFile(args.plan, made_for, config) if args.plan else planner
+    loader = Loader(mixture, tokenizer, config, plans, ranks, found.step)
+    if found.folder:
+        check_data(args, found, made_for)
+        restore_loader(loader, plans, found)
+    if found.step < config.steps:
+        loader.begin()
+    return loader, made_for, eval_records
+
+
+# --------------------------------------------------------------------------------------------------
+# model
+
+
+def open_model(args, config, found):
+    """-> model on the CPU, tokenizer, and config with its shape: from --init, or new from --preset.
+
+    Of a run that continues, weights are filled in later, from the checkpoint.
+    """
+    if args.init is not None:
+        try:
+            model, tokenizer, _ = open_run(args.init)
+        except (OSError, ValueError) as e:
+            raise UserError(f"--init {args.init}: {e}") from None
+        asked_for = args.preset or config.model != models.PRESETS[config.preset]
+        if asked_for and without_init(config.model) != without_init(model.config):
+            raise UserError(f"--init {args.init}: its model has another shape than --preset and "
+                            "--model.* ask for; leave them out")
+        vision = model.config.vision
+        config = replace(config, model=model.config, data=replace(config.data, vision=vision))
+    else:
+        try:
+            model = models.Molmo2(config.model).init_weights()
+            if config.model.vision.neighbor_init:
+                init_neighbor_heads(model.vision.vit)
+            n_vocab = config.model.n_vocab
+            tokenizer = (load_tokenizer(found.folder, n_vocab) if found.folder
+                         else ByteTokenizer(world.WORDS, n_vocab))
+        except (AssertionError, IndexError, RuntimeError, ValueError, ZeroDivisionError) as e:
+            raise UserError(f"--model: no model has this shape: {e}") from None
+    model.residual_dropout = config.residual_dropout
+    model.response_dropout = config.response_dropout
+    model.activation_checkpointing = config.activation_checkpointing
+    model.uncheckpointed_blocks = config.uncheckpointed_blocks
+    model.embedding.requires_grad_(not config.freeze_embedding)
+    for part, parameters in model.parameter_groups().items():
+        if part not in config.train:
+            for p in parameters:
+                p.requires_grad_(False)
+    return model.train(), tokenizer, config
+
+
+def without_init(shape):
+    """A ModelConfig without the fields that matter only to new weights."""
+    return replace(shape, init_std=0.0, vision=replace(shape.vision, neighbor_init=False))
+
+
+def model_shape(args, config, found):
+    """The ModelConfig that open_model will find, without reading weights."""
+    if found.folder or args.init is None:
+        return config.model
+    try:
+        return weights.describe(args.init)[1]
+    except (OSError, ValueError) as e:
+        raise UserError(f"--init {args.init}: {e}") from None
+
+
+def pretrain_vit(config, out, vit):
+    """Stage 0: released ViTs start from SigLIP2, the toy's from this. A line per step in stage0.jsonl."""
+    vit.requires_grad_(True)
+    with open(out / "stage0.jsonl" if out else os.devnull, "w", buffering=1) as log:
+        for line in stage0.pretrain(vit, config.seed, config.vit_steps):
+            log.write(json.dumps(line) + "\n")
+    vit.requires_grad_("vit" in config.train)
+
+
+def dry_run_largest_batch(run, parameters, forward_backward):
+    """Runs two micro-batches as large as any can be, beside as much as the optimizer will hold.
+
+    RunError, before the first step, if they do not fit. forward_backward(rows) adds gradients.
+    """
+    config, ranks = run.config, run.ranks
+    state = [torch.empty_like(parallel.local(p)) for p in parameters for _ in range(2)]
+    shard = None
+    if config.cp > 1:
+        shard = data.CropShard(ranks.cp_rank, config.cp, 0, config.pack_crops)
+    example = data.largest_example(config.data, config.pack_crops, config.model.n_vocab, shard)
+    rows = [[example]] * config.micro_batch
+    try:
+        for _ in range(2):           # the second beside the gradients of the first
+            forward_backward(rows)
+    except torch.OutOfMemoryError as e:
+        raise RunError(f"the largest batch does not fit: {str(e).split('.')[0]}; use a smaller "
+                       "--micro-batch or --data.max_tokens, a larger --cp or more GPUs; python -m "
+                       "tools.memory counts it") from None
+    for p in parameters:
+        p.grad = None
+    if run.device.type == "cuda" and ranks.first:
+        peak = torch.cuda.max_memory_allocated() / 2**30
+        tqdm.write(f"dry run: at most {peak:.1f} GiB of a GPU", file=sys.stderr)
+    del state
