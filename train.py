@@ -100,7 +100,7 @@ def find_checkpoint(args, config):
     state = checkpoint.state_of(folder)
     try:
         shape = weights.config_from_dict(state["model"])
-        text.load(folder, shape.n_vocab)
+        text.load_tokenizer(folder, shape.n_vocab)
     except weights.CONFIG_ERRORS as e:
         raise checkpoint.LoadError(folder, e) from None
     if config.model != shape and (args.preset or config.model != models.PRESETS[config.preset]):
@@ -202,12 +202,12 @@ def pick_device(config):
 def open_tokenizer(args, config, folder=None):
     """-> tokenizer, and config with the geometry of its model, as open_model finds them, without reading weights; folder: a checkpoint."""
     if folder:
-        return text.load(folder, config.model.n_vocab), config
+        return text.load_tokenizer(folder, config.model.n_vocab), config
     if args.init is None:
         return data.ByteTokenizer(tiny.WORDS, config.model.n_vocab), config
     try:
         folder, shape, _ = weights.describe(args.init)
-        tokenizer = text.load(folder, shape.n_vocab)
+        tokenizer = text.load_tokenizer(folder, shape.n_vocab)
     except (OSError, ValueError) as e:
         raise UserError(f"--init {args.init}: {e}") from None
     return tokenizer, replace(config, model=shape, data=replace(config.data, vision=shape.vision))
