@@ -40,7 +40,9 @@ import vision
 from evaluation import charts, metrics, pictures
 from evaluation.generate import asking, generate, open_model
 from text.points import parse_points, unit
-from text.prompts import medium, scales, seconds, style_of, track_frames, track_mode
+from text.prompts import scales
+from text.styles import medium, style_of
+from text.tracks import seconds, track_frames, track_mode
 
 TYPES = ("caption", "point", "count", "qa", "track")
 SCORES = ("caption_exact", "caption_recall", "caption_precision",

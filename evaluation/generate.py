@@ -153,7 +153,7 @@ def open_model(folder, device="cpu", dtype=torch.float32):
         raise ValueError(f"--device {device}: {str(e).splitlines()[0]}") from None
     model = weights.load(folder, dtype, device)
     folder = Path(folder) / "model" if (Path(folder) / "model" / "config.json").is_file() else Path(folder)
-    tokenizer = text.load(folder, model.config.n_vocab)
+    tokenizer = text.load_tokenizer(folder, model.config.n_vocab)
     settings = folder / "data.json"
     try:
         state = json.loads(settings.read_text()) if settings.is_file() else RELEASED

@@ -14,7 +14,7 @@ import numpy as np
 
 from records.dialects import UNSUPPORTED, Refused, form_of, shown
 from records.media import Unreadable
-from text.tokenizer import SPECIAL, marked
+from text.tokenizer import SPECIAL, token_text
 
 
 class DataError(ValueError):
@@ -87,7 +87,7 @@ _KINDS = {                           # kind of value: what it must be in words, 
 }
 _RULES = {name: {key: (kind.rstrip("!"), *_KINDS[kind.rstrip("!")]) for key, kind in table.items()} for name, table in TABLES.items()}
 _NEEDED = {name: [key for key, kind in table.items() if kind.endswith("!")] for name, table in TABLES.items()}
-_TOKENS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", *map(marked, SPECIAL))
+_TOKENS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", *map(token_text, SPECIAL))
 _MARKUP = re.compile("(<image>|<video>)|" + "|".join(map(re.escape, _TOKENS)))
 
 

@@ -22,14 +22,6 @@ CAPTION = {"type": "caption", "text": "x"}
 POINT = {"type": "point", "label": "l", "coords": "percent", "points": [{"x": 4, "y": 2}]}
 
 
-def test_bytes_and_words_come_back_and_markup_in_text_stays_text():
-    for text in ("", "pointing: red circle", "two red circles, naïve 象 \0", "<|im_start|>user\nhi<|im_end|><im_patch>"):
-        ids = TOKENIZER.encode(text)
-        assert TOKENIZER.decode(ids) == text
-        assert not {TOKENIZER.eos, TOKENIZER.chat_start, *TOKENIZER.special.values()} & set(ids)
-    assert len(TOKENIZER.encode("red circle")) == 2
-
-
 def test_pixels_without_a_size_are_checked_against_the_file(tmp_path):
     Image.new("RGB", (40, 30)).save(tmp_path / "a.png")
     line = {"image": "a.png", "annotations": [{**POINT, "coords": "pixel", "points": [{"x": 39, "y": 31}]}]}

@@ -76,7 +76,7 @@ def test_a_pickle_in_a_models_folder_does_not_run(tmp_path, name, form):
     if name == "model.pt":
         (tmp_path / "model.safetensors").unlink(missing_ok=True)
     with pytest.raises(ValueError, match=name) as error:
-        (text.load(tmp_path, 384) if name == "tokenizer.json" else weights.load(tmp_path))
+        (text.load_tokenizer(tmp_path, 384) if name == "tokenizer.json" else weights.load(tmp_path))
     refused(error)
     assert not (tmp_path / "harm").exists()
     pickle.loads(pickle.dumps(Payload(tmp_path / "harm")))
@@ -173,7 +173,7 @@ OURS = {"kind": "bytes", "words": [], "n_vocab": 384}
 def test_a_hostile_tokenizer_is_refused(tmp_path, content):
     (tmp_path / "tokenizer.json").write_text(content if isinstance(content, str) else json.dumps(content))
     with pytest.raises(ValueError, match=r"tokenizer") as error:
-        text.load(tmp_path, 384)
+        text.load_tokenizer(tmp_path, 384)
     refused(error)
 
 
@@ -185,7 +185,7 @@ def test_a_tokenizer_at_which_its_package_panics_is_refused(tmp_path):
     raw = hf.byte_tokenizer(text.ByteTokenizer()) | {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}
     (tmp_path / "tokenizer.json").write_text(json.dumps(raw))
     with pytest.raises(ValueError, match="not readable as a tokenizer") as error:
-        text.load(tmp_path, 384)
+        text.load_tokenizer(tmp_path, 384)
     refused(error)
 
 

@@ -252,7 +252,7 @@ def test_a_run_takes_shape_and_tokenizer_of_the_one_it_starts_from(tmp_path):
     torch.use_deterministic_algorithms(False)
     config = json.loads((tmp_path / "new" / "config.json").read_text())["config"]
     new = weights.load(tmp_path / "new")
-    assert new.config == shape and text.load(tmp_path / "new" / "model", 384).words == tiny.WORDS[:-1]
+    assert new.config == shape and text.load_tokenizer(tmp_path / "new" / "model", 384).words == tiny.WORDS[:-1]
     assert config["model"]["n_layer"] == 1
     assert config["model"]["vision"]["grid"] == config["data"]["vision"]["grid"] == 6
     assert torch.equal(new.vision.vit.patch.weight, old.vision.vit.patch.weight)       # at a rate of 0: the same weights

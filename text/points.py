@@ -1,41 +1,53 @@
-"""Points and tracks as text, both ways (paper: pointing, tracking; spec 5).
+"""Points and tracks as text, in both directions (paper: pointing, tracking; docs/molmo2.md 5).
 
-in    points as fractions of the image's sides, by image number or time
-out   the text that the model learns to write; and back, from what it wrote
+    points    <points coords="1 1 100 900 2 500 200">cat</points>
+    video     <points coords="0.5 1 900 400;3.0 2 050 050">ball</points>
+    track     <tracks coords="0.0 1 200 100 2 200 800;0.5 1 240 110">dog</tracks>
 
-    points    <points coords="1 1 100 900 2 500 200">cat</points>              one image: frame 1; points sorted by (x, y)
-    video     <points coords="0.5 1 900 400;3.0 2 050 050">ball</points>       frame = seconds; ids run on
-    track     <tracks coords="0.0 1 200 100 2 200 800;0.5 1 240 110">dog</tracks>      ids are the objects'
+Inside coords, every group is a frame followed by triples `id x y`. The frame is 1 for a single
+image, the number of the image, or the time in seconds. x and y are thousandths of the image's
+sides. Ids count the points through all groups; in tracks an object keeps its id in all frames.
 """
 
 import json
 import re
+from typing import NamedTuple
 
 
-def thousandth(unit):
-    """A coordinate as text: thousandths of the side, Python's rounding, three digits or more; clipped to the image."""
-    return f"{min(max(round(unit * 1000), 0), 1000):03d}"
+def thousandths(fraction):
+    """A fraction of the image's side -> 0..1000, rounded half to even, clipped to the image."""
+    return min(max(round(fraction * 1000), 0), 1000)
 
 
-def _tag(name, groups, label, separator, alt=None):
-    coords = separator.join(f"{frame} " + " ".join(f"{i} {x} {y}" for i, x, y in points) for frame, points in groups)
-    return f"<{name}{f' alt={json.dumps(alt)}' if alt else ''} coords=\"{coords}\">{label}</{name}>"
+def _tag(name, groups, label, separator, alt):
+    """groups: [(frame as text, [(id, x, y), ..]), ..] with x and y in thousandths."""
+    texts = []
+    for frame, points in groups:
+        triples = " ".join(f"{number} {x:03d} {y:03d}" for number, x, y in points)
+        texts.append(f"{frame} {triples}")
+    alt_text = f" alt={json.dumps(alt)}" if alt else ""
+    return f'<{name}{alt_text} coords="{separator.join(texts)}">{label}</{name}>'
 
 
 def format_points(groups, label, mode="point", separator=";", alt=None):
-    """Points as the model writes them. groups: [(frame, [(x, y), ..]), ..] with x, y in 0..1 of the image's sides; frame is
-    1 for a single image, the number of the image, or the time in seconds (spec 5.1, 5.2).
+    """Points -> the text that the model learns to write (docs/molmo2.md 5.1, 5.2).
 
-    mode: point | point_count | count_point | count. Sorted by the rounded (x, y); ids run on across groups.
+    groups: [(frame, [(x, y), ..]), ..] with x and y as fractions of the image's sides. mode: point,
+    point_count, count_point or count. Within a group, points are sorted by the rounded (x, y).
     """
-    groups = [(str(round(frame, 1)), sorted((int(thousandth(x)), int(thousandth(y))) for x, y in points)) for frame, points in groups]
     total = sum(len(points) for _, points in groups)
     if total == 0:
         return "There are none."
     if mode == "count":
         return str(total)
-    ids = iter(range(1, total + 1))
-    numbered = [(frame, [(next(ids), f"{x:03d}", f"{y:03d}") for x, y in points]) for frame, points in groups if points]
+    numbered = []
+    next_id = 1
+    for frame, points in groups:
+        if points:
+            ordered = sorted((thousandths(x), thousandths(y)) for x, y in points)
+            triples = [(next_id + k, x, y) for k, (x, y) in enumerate(ordered)]
+            numbered.append((str(round(frame, 1)), triples))
+            next_id += len(points)
     tag = _tag("points", numbered, label, separator, alt)
     if mode == "point":
         return tag
@@ -46,48 +58,67 @@ def format_points(groups, label, mode="point", separator=";", alt=None):
 
 
 def format_tracks(frames, label, separator=";", alt=None):
-    """frames: [(seconds, {object: (x, y)}), ..], only visible objects, x, y in 0..1 -> text (spec 5.3).
+    """Tracks -> the text that the model learns to write (docs/molmo2.md 5.3).
 
-    Objects are numbered in order of first appearance, those of one frame by (x, y); nothing visible gives "".
+    frames: [(seconds, {object: (x, y)}), ..] with the visible objects only, x and y as fractions;
+    "" if no frame has one. Objects are numbered in the order of their first appearance, those of
+    one frame by (x, y).
     """
-    ids, groups = {}, []
-    for time, objects in sorted(frames, key=lambda f: f[0]):
-        for name in sorted(objects, key=lambda name: [int(thousandth(v)) for v in objects[name]]):
+    ids = {}
+    groups = []
+    for time, objects in sorted(frames, key=lambda frame: frame[0]):
+        rounded = {name: (thousandths(x), thousandths(y)) for name, (x, y) in objects.items()}
+        for name in sorted(rounded, key=rounded.get):
             ids.setdefault(name, len(ids) + 1)
-        if objects:
-            points = sorted((ids[name], thousandth(x), thousandth(y)) for name, (x, y) in objects.items())
-            groups.append((str(round(float(time), 1)), points))
+        if rounded:
+            triples = sorted((ids[name], x, y) for name, (x, y) in rounded.items())
+            groups.append((str(round(float(time), 1)), triples))
     return _tag("tracks", groups, label, separator, alt) if groups else ""
 
 
-def unit(p, a, size):
-    """A point of an annotation as fractions of the image's sides. size: (width, height) in pixels of the image or the video, the scale
-    of coords "pixel" unless the annotation has a size of its own (formats.md 7.3)."""
-    assert a["coords"] != "pixel" or "size" in a or size, f"points in pixels, but of which size? {a}"
-    sx, sy = {"unit": (1, 1), "percent": (100, 100), "pixel": a.get("size", size)}[a["coords"]]
-    return p["x"] / sx, p["y"] / sy
+def unit(point, annotation, size):
+    """A point of an annotation -> (x, y) as fractions of the image's sides.
+
+    size: (width, height) in pixels of the image or video. It is the scale of coords "pixel" unless
+    the annotation has a size of its own (docs/records.md).
+    """
+    coords = annotation["coords"]
+    known = coords != "pixel" or "size" in annotation or size
+    assert known, f"points in pixels, but of which size? {annotation}"
+    scales = {"unit": (1, 1), "percent": (100, 100), "pixel": annotation.get("size", size)}
+    width, height = scales[coords]
+    return point["x"] / width, point["y"] / height
 
 
-def unit_points(a, size):
-    """All points of an annotation of one image, see unit."""
-    return [unit(p, a, size) for p in a["points"]]
+def unit_points(annotation, size):
+    """All points of an annotation of one image as fractions of its sides; see unit."""
+    return [unit(point, annotation, size) for point in annotation["points"]]
 
 
-_COORDS = re.compile(r'<(?:points|tracks)[^>]*? coords="([0-9\t:;,. ]*)"')
-_GROUP = re.compile(r"(?:^|[\t:;,])\s*([0-9]+(?:\.[0-9]+)?)((?:\s+[0-9]+\s+[0-9]{3,4}\s+[0-9]{3,4})+)")
+class ParsedPoint(NamedTuple):
+    frame: float                     # number of the image, or seconds
+    id: str
+    x: float                         # pixels
+    y: float
+
+
 _POINT = re.compile(r"([0-9]+)\s+([0-9]{3,4})\s+([0-9]{3,4})")
+_TRIPLES = r"((?:\s+[0-9]+\s+[0-9]{3,4}\s+[0-9]{3,4})+)"
+_GROUP = re.compile(r"(?:^|[\t:;,])\s*([0-9]+(?:\.[0-9]+)?)" + _TRIPLES)
+_COORDS = re.compile(r'<(?:points|tracks)[^>]*? coords="([0-9\t:;,. ]*)"')
 
 
-def parse_points(text, w, h):
-    """Text -> [(frame, id, x, y), ..]: frame a float (image number or seconds), x and y in pixels of a w x h image.
+def parse_points(text, width, height):
+    """Text of the model -> [ParsedPoint, ..] in pixels of a width x height image.
 
-    Points outside the image and triples cut short are left out; of an id that comes twice in a frame, the first
-    counts (spec 5.4).
+    Points outside the image and incomplete triples are left out. If a frame has an id twice, the
+    first point counts (docs/molmo2.md 5.4).
     """
     points = {}
     for coords in _COORDS.findall(text):
         for frame, triples in _GROUP.findall(coords):
             for number, x, y in _POINT.findall(triples):
                 if int(x) <= 1000 and int(y) <= 1000:
-                    points.setdefault((float(frame), number), (int(x) / 1000 * w, int(y) / 1000 * h))
-    return [(frame, number, x, y) for (frame, number), (x, y) in points.items()]
+                    point = (int(x) / 1000 * width, int(y) / 1000 * height)
+                    points.setdefault((float(frame), number), point)
+    return [ParsedPoint(frame, number, x, y) for (frame, number), (x, y) in points.items()]

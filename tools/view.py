@@ -37,7 +37,8 @@ import packing
 import train
 from text import tokenizer as text
 from text.points import unit
-from text.prompts import scales, since_start
+from text.prompts import scales
+from text.tracks import since_start
 from training.log import read_log, read_skips
 
 BLOCKS = 256                             # blocks along a side of the mask, at most
@@ -90,7 +91,7 @@ def block_counts(batch, size):
 def names_of(tokenizer):
     """{id: what to show} of the tokens that decode to nothing."""
     chat = {tokenizer.bos: "<bos>", tokenizer.eos: "<eos>", tokenizer.chat_start: "<|im_start|>", tokenizer.chat_end: "<|im_end|>"}
-    return {i: text.marked(name) for name, i in tokenizer.special.items()} | chat
+    return {i: text.token_text(name) for name, i in tokenizer.special.items()} | chat
 
 
 def facts(row, batch, tokenizer, config, counts, size):
@@ -332,7 +333,7 @@ def replay(run, step, row):
     if not 1 <= step <= config.steps:
         raise train.UserError(f"--step {step}: the run has steps 1 to {config.steps}")
     if (run / "model" / "tokenizer.json").is_file():
-        tokenizer = text.load(run / "model", config.model.n_vocab)
+        tokenizer = text.load_tokenizer(run / "model", config.model.n_vocab)
     else:
         tokenizer, _ = train.open_tokenizer(args, config)
     sources, rates, _ = train.open_sources(args, config)

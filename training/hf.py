@@ -305,12 +305,12 @@ def extended_tokenizer(folder, n_vocab):
     size = inner.get_vocab_size()
     if size > n_vocab:
         raise ValueError(f"{folder}: the tokenizer has {size} ids, the model rows for {n_vocab}")
-    names = [f"|<EXTRA_TOKENS_{i}>|" for i in range(n_vocab - size)] + [text.marked(name) for name in text.SPECIAL]
+    names = [f"|<EXTRA_TOKENS_{i}>|" for i in range(n_vocab - size)] + [text.token_text(name) for name in text.SPECIAL]
     inner.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
     with tempfile.TemporaryDirectory() as out:
         inner.save(f"{out}/tokenizer.json")
         (Path(out) / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **settings}, indent=1))
-        return text.load(out, n_vocab)
+        return text.load_tokenizer(out, n_vocab)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -343,7 +343,7 @@ def byte_tokenizer(tokenizer):
     # the byte level's alphabet: printable bytes stand for themselves, the others for characters from 256 on
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = {b: chr(256 + i) for i, b in enumerate(b for b in range(256) if b not in printable)}
-    added = {"<|im_start|>": 256, "<|im_end|>": 257, **tokenizer.ids, **{text.marked(k): i for k, i in tokenizer.special.items()}}
+    added = {"<|im_start|>": 256, "<|im_end|>": 257, **tokenizer.ids, **{text.token_text(k): i for k, i in tokenizer.special.items()}}
     vocab = {hidden.get(b, chr(b)): b for b in range(256)} | added
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}

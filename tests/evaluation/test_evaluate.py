@@ -13,7 +13,7 @@ import data
 import model
 import packing
 from evaluation import evaluate, generate
-from text.prompts import seconds
+from text.tracks import seconds
 from toy import world as tiny
 from training import weights
 

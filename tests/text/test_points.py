@@ -1,4 +1,4 @@
-"""Points and tracks as text, both ways, against the official formatter (conformance/point_formatting.json)."""
+"""Points and tracks as text, in both directions, against the official formatter."""
 
 import json
 from pathlib import Path
@@ -6,124 +6,182 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import data
+from text import points
 
-CASES = json.loads((Path(__file__).parents[1] / "conformance" / "point_formatting.json").read_text())["cases"]
+CONFORMANCE = Path(__file__).parents[1] / "conformance"
+CASES = json.loads((CONFORMANCE / "point_formatting.json").read_text())["cases"]
 SEPARATOR = {"html-v1": "\t", "html-v2": ";"}
-MODE = {"point_then_count": "point_count", "count_then_point": "count_point"}      # two names for one sentence
+# the official code has two names for one sentence
+MODE = {"point_then_count": "point_count", "count_then_point": "count_point"}
+HALF_A_THOUSANDTH = 0.0005 + 1e-9
 
 
 def cases(kind):
-    """The cases of a kind, without those that pin down a bug: ours clips a y outside the image, the official code does not."""
-    some = [c for c in CASES if c["kind"] == kind and "known bug" not in c["input"].get("label", "")]
-    return pytest.mark.parametrize("case", some, ids=[str(c["input"].get("label", c["input"].get("text"))) for c in some])
+    """Parametrizes a test by the cases of a kind.
+
+    Without those of a known bug: the official code does not clip a y outside the image, ours does.
+    """
+    chosen = []
+    names = []
+    for case in CASES:
+        given = case["input"]
+        if case["kind"] == kind and "known bug" not in given.get("label", ""):
+            chosen.append(case)
+            names.append(str(given.get("label", given.get("text"))))
+    return pytest.mark.parametrize("case", chosen, ids=names)
 
 
-def unit(points, scale):
-    sx, sy = scale if isinstance(scale, list) else (scale, scale)
-    return [(x / sx, y / sy) for x, y in points]
+def fractions(positions, scale):
+    width, height = scale if isinstance(scale, list) else (scale, scale)
+    return [(x / width, y / height) for x, y in positions]
 
 
-def format_points(c, groups):
-    return data.format_points(groups, c["label"], MODE.get(c["mode"], c["mode"]), SEPARATOR[c["format"]], c.get("alt"))
+def format_points(given, groups):
+    mode = MODE.get(given["mode"], given["mode"])
+    separator = SEPARATOR[given["format"]]
+    return points.format_points(groups, given["label"], mode, separator, given.get("alt"))
+
+
+# ------------------------------------------------------------------------------------------------
+# the official formatter
 
 
 @cases("image")
 def test_points_of_an_image_equal_the_official_text(case):
-    c = case["input"]
-    assert format_points(c, [(1, unit(c["points"], c["scale"]))]) == case["expected"]
+    given = case["input"]
+    groups = [(1, fractions(given["points"], given["scale"]))]
+    assert format_points(given, groups) == case["expected"]
 
 
 @cases("multi_image")
 def test_points_of_several_images_equal_the_official_text(case):
-    c = case["input"]
-    groups = [(i, unit(*points)) for i, *points in zip(c["image_indices"], c["points"], c["scale"], strict=True)]
-    assert format_points(c, groups) == case["expected"]
+    given = case["input"]
+    groups = []
+    columns = (given["image_indices"], given["points"], given["scale"])
+    for image, positions, scale in zip(*columns, strict=True):
+        groups.append((image, fractions(positions, scale)))
+    assert format_points(given, groups) == case["expected"]
 
 
 @cases("video_points")
 def test_points_of_a_video_equal_the_official_text(case):
-    # an integer time stays one ("5"), as the training data has it; the formatter's own default would write "5.0"
-    c = case["input"]
-    groups = [(t, unit(points, c["scale"])) for t, points in zip(c["timestamps"], c["points"], strict=True)]
-    assert format_points(c, groups) == case["expected"]
+    # an integer time stays one ("5"), as in the training data; the official default writes "5.0"
+    given = case["input"]
+    groups = []
+    for time, positions in zip(given["timestamps"], given["points"], strict=True):
+        groups.append((time, fractions(positions, given["scale"])))
+    assert format_points(given, groups) == case["expected"]
 
 
-def frames_of(c):
-    """A case's tracks as format_tracks takes them: seconds, visible objects only, fractions; and its three selections."""
+def frames_of(given):
+    """The tracks of a case as format_tracks takes them, and the case's selection of frames."""
     frames = []
-    for frame in c["tracks"]:
+    for frame in given["tracks"]:
         time = frame["time"]
         if isinstance(time, str):
             minutes, seconds = time.split(":")
             time = int(minutes) * 60 + float(seconds)
-        seen = {name: p["point"] for name, p in frame["points"].items() if not p["occluded"]}
-        frames.append((time, dict(zip(seen, unit(seen.values(), c["scale"]), strict=True))))
-    if c.get("start_end_only"):                                          # of every object its first and its last frame
-        times = {name: [t for t, seen in frames if name in seen] for _, seen in frames for name in seen}
-        frames = [(t, {name: p for name, p in seen.items() if t in (times[name][0], times[name][-1])}) for t, seen in frames]
-    if "from_initial_points" in c:                                       # the prompt has the start: the answer goes on from there
-        frames = [(t, seen) for t, seen in frames if t > c["from_initial_points"][0]["time"]]
+        visible = {n: p["point"] for n, p in frame["points"].items() if not p["occluded"]}
+        positions = fractions(visible.values(), given["scale"])
+        frames.append((time, dict(zip(visible, positions, strict=True))))
+    if given.get("start_end_only"):
+        first = {}
+        last = {}
+        for time, visible in frames:
+            for name in visible:
+                first.setdefault(name, time)
+                last[name] = time
+        selected = []
+        for time, visible in frames:
+            ends = {n: p for n, p in visible.items() if time in (first[n], last[n])}
+            selected.append((time, ends))
+        frames = selected
+    if "from_initial_points" in given:
+        # the prompt holds the first frame; the answer goes on after it
+        start = given["from_initial_points"][0]["time"]
+        frames = [(time, visible) for time, visible in frames if time > start]
     return frames
 
 
 @cases("tracks")
 def test_tracks_equal_the_official_text(case):
-    c = case["input"]
-    assert data.format_tracks(frames_of(c), c["label"], SEPARATOR[c["format"]], c.get("alt_text")) == case["expected"]
+    given = case["input"]
+    separator = SEPARATOR[given["format"]]
+    text = points.format_tracks(
+        frames_of(given), given["label"], separator, given.get("alt_text"))
+    assert text == case["expected"]
 
 
 @cases("extract")
 def test_parsed_points_equal_the_official_ones(case):
-    c = case["input"]
-    ours, expected = data.parse_points(c["text"], c["w"], c["h"]), case["expected"]["with_ids"]
-    assert [p[:2] for p in ours] == [tuple(p[:2]) for p in expected]
-    assert [xy for p in ours for xy in p[2:]] == pytest.approx([xy for p in expected for xy in p[2:]], rel=1e-12)
+    given = case["input"]
+    ours = points.parse_points(given["text"], given["w"], given["h"])
+    expected = case["expected"]["with_ids"]
+    assert [(p.frame, p.id) for p in ours] == [(frame, number) for frame, number, _, _ in expected]
+    positions = [xy for p in ours for xy in (p.x, p.y)]
+    official = [xy for p in expected for xy in p[2:]]
+    assert positions == pytest.approx(official, rel=1e-12)
 
 
 @cases("extract_tracks")
 def test_parsed_tracks_equal_the_official_ones(case):
-    c = case["input"]
+    given = case["input"]
     frames = {}
-    for time, name, x, y in data.parse_points(c["text"], c["w"], c["h"]):
-        frame = frames.setdefault(time, {"time": time, "frame": round(time * c["video_fps"]), "points": {}})
-        frame["points"][name] = {"point": [x, y]}
+    for p in points.parse_points(given["text"], given["w"], given["h"]):
+        number = round(p.frame * given["video_fps"])
+        frame = frames.setdefault(p.frame, {"time": p.frame, "frame": number, "points": {}})
+        frame["points"][p.id] = {"point": [p.x, p.y]}
     assert list(frames.values()) == case["expected"]
 
 
+# ------------------------------------------------------------------------------------------------
+# round trips
+
+
 def test_points_outside_the_image_are_clipped():
-    assert data.format_points([(1, [(0.5, 1.05)])], "a") == '<points coords="1 1 500 1000">a</points>'
-    assert data.format_points([(1, [(-0.01, 0.5)])], "a") == '<points coords="1 1 000 500">a</points>'
+    below = points.format_points([(1, [(0.5, 1.05)])], "a")
+    assert below == '<points coords="1 1 500 1000">a</points>'
+    left = points.format_points([(1, [(-0.01, 0.5)])], "a")
+    assert left == '<points coords="1 1 000 500">a</points>'
+
+
+def distance(a, b):
+    return max(abs(a[0] - b[0]), abs(a[1] - b[1]))
 
 
 @pytest.mark.parametrize("separator", SEPARATOR.values(), ids=SEPARATOR)
 def test_points_come_back_sorted_and_within_half_a_thousandth(separator):
     rng = np.random.default_rng(0)
     for _ in range(100):
-        groups = [(float(t), rng.random((rng.integers(1, 8), 2)).tolist()) for t in np.unique(rng.integers(0, 200, size=3)) / 2]
-        parsed = data.parse_points(data.format_points(groups, "a thing", separator=separator), 1.0, 1.0)
-        assert [number for _, number, _, _ in parsed] == [str(i + 1) for i in range(len(parsed))]
-        assert [frame for frame, *_ in parsed] == [t for t, points in groups for _ in points]
-        for t, points in groups:
-            back = [(x, y) for frame, _, x, y in parsed if frame == t]
-            assert back == sorted(back)
-            # rounding can swap two points that are nearly level: match each with what is left
-            left = list(back)
-            for x, y in points:
-                near = min(left, key=lambda p: max(abs(p[0] - x), abs(p[1] - y)))
-                assert max(abs(near[0] - x), abs(near[1] - y)) <= 0.0005 + 1e-9
-                left.remove(near)
+        groups = []
+        for time in np.unique(rng.integers(0, 200, size=3)) / 2:
+            groups.append((float(time), rng.random((rng.integers(1, 8), 2)).tolist()))
+        text = points.format_points(groups, "an object", separator=separator)
+        parsed = points.parse_points(text, 1.0, 1.0)
+        assert [p.id for p in parsed] == [str(i + 1) for i in range(len(parsed))]
+        assert [p.frame for p in parsed] == [t for t, positions in groups for _ in positions]
+        for time, positions in groups:
+            found = [(p.x, p.y) for p in parsed if p.frame == time]
+            assert found == sorted(found)
+            # rounding can swap two points of nearly the same x: match each with the nearest left
+            for position in positions:
+                nearest = min(found, key=lambda other: distance(other, position))
+                assert distance(nearest, position) <= HALF_A_THOUSANDTH
+                found.remove(nearest)
 
 
 def test_tracks_come_back_with_one_number_per_object():
     rng = np.random.default_rng(0)
-    frames = [(t / 2, {name: tuple(rng.random(2)) for name in "abcd" if rng.random() < 0.6}) for t in range(20)]
-    parsed = data.parse_points(data.format_tracks(frames, "a thing"), 1.0, 1.0)
+    frames = []
+    for k in range(20):
+        visible = {name: tuple(rng.random(2)) for name in "abcd" if rng.random() < 0.6}
+        frames.append((k / 2, visible))
+    parsed = points.parse_points(points.format_tracks(frames, "an object"), 1.0, 1.0)
+    assert len(parsed) == sum(len(visible) for _, visible in frames)
     numbers = {}
-    assert len(parsed) == sum(len(seen) for _, seen in frames)
-    for t, seen in frames:
-        rows = {number: (x, y) for frame, number, x, y in parsed if frame == t}
-        for name, (x, y) in seen.items():
-            near = [n for n, p in rows.items() if max(abs(p[0] - x), abs(p[1] - y)) <= 0.0005 + 1e-9]
+    for time, visible in frames:
+        found = {p.id: (p.x, p.y) for p in parsed if p.frame == time}
+        for name, position in visible.items():
+            near = [i for i, p in found.items() if distance(p, position) <= HALF_A_THOUSANDTH]
             assert near == [numbers.setdefault(name, near[0])]
     assert sorted(numbers.values()) == ["1", "2", "3", "4"]

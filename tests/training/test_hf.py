@@ -439,7 +439,7 @@ def test_what_a_user_types_is_never_a_mark(tokenizer):
 def test_marks_stay_out_of_a_users_text_even_if_the_file_does_not_call_them_special(tokenizer, tmp_path):
     tokenizer.save(tmp_path)
     edit(tmp_path / "tokenizer.json", lambda t: [token.update(special=False) for token in t["added_tokens"]])
-    plain = text.load(tmp_path, V)
+    plain = text.load_tokenizer(tmp_path, V)
     typed = "<|im_start|>user <im_patch>"
     assert plain.encode(typed) == tokenizer.encode(typed) and plain.decode([plain.chat_start, *plain.encode("a")]) == "a"
 
@@ -451,7 +451,7 @@ def test_a_tokenizer_adds_nothing_says_no_marks_and_keeps_its_files(tokenizer, t
     inner.save(str(tmp_path / "tokenizer.json"))
     for name in ("chat_template.jinja", "merges.txt", "vocab.json"):
         (tmp_path / name).write_text(name)
-    eager = text.load(tmp_path, V)
+    eager = text.load_tokenizer(tmp_path, V)
     assert eager.encode("a cat") == tokenizer.encode("a cat")
     assert eager.decode([eager.chat_start, *eager.encode("a cat"), eager.special["im_patch"], eager.eos]) == "a cat"
     (tmp_path / "again").mkdir()
@@ -462,13 +462,13 @@ def test_a_tokenizer_adds_nothing_says_no_marks_and_keeps_its_files(tokenizer, t
     assert (tmp_path / "out" / "chat_template.jinja").read_text() == "chat_template.jinja"               # its own, not ours
     data.ByteTokenizer(n_vocab=384).save(tmp_path)
     with pytest.raises(ValueError, match="no byte tokenizer for a model of 700 ids"):
-        text.load(tmp_path, V)
+        text.load_tokenizer(tmp_path, V)
 
 
 def test_an_own_bos_and_eos_are_used(tokenizer, tmp_path):
     tokenizer.save(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": {"content": "<|endoftext|>"}, "eos_token": "<|endoftext|>"}))
-    olmo = text.load(tmp_path, V)
+    olmo = text.load_tokenizer(tmp_path, V)
     assert olmo.bos == olmo.eos == 0 and olmo.stops == {0, olmo.chat_end}
     ((_, _), (answer, _)) = text.chat([("a", "b")], olmo)
     assert answer[-1] == 0 and data.encode_prompt([], [("a", None)], olmo, ASKED).tokens[0] == 0

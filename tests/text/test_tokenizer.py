@@ -1,0 +1,31 @@
+"""The toy's tokenizer. Pretrained ones are tested in tests/training/test_hf.py."""
+
+import pytest
+
+from text.tokenizer import ByteTokenizer, load_tokenizer
+from toy.world import WORDS
+
+TOKENIZER = ByteTokenizer(WORDS)
+TEXTS = (
+    "",
+    "pointing: red circle",
+    "two red circles, naïve 象 \0",
+    "<|im_start|>user\nhi<|im_end|><im_patch>",
+)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_bytes_and_words_come_back_and_markup_in_text_stays_text(text):
+    ids = TOKENIZER.encode(text)
+    assert TOKENIZER.decode(ids) == text
+    special = {TOKENIZER.eos, TOKENIZER.chat_start, *TOKENIZER.special.values()}
+    assert not special & set(ids)
+
+
+def test_a_word_is_one_id():
+    assert len(TOKENIZER.encode("red circle")) == 2
+
+
+def test_a_saved_tokenizer_is_loaded(tmp_path):
+    TOKENIZER.save(tmp_path)
+    assert load_tokenizer(tmp_path, TOKENIZER.n_vocab).ids == TOKENIZER.ids
