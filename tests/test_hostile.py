@@ -180,9 +180,9 @@ def test_a_hostile_tokenizer_is_refused(tmp_path, content):
 def test_a_tokenizer_at_which_its_package_panics_is_refused(tmp_path):
     """In Rust that is no Exception in Python."""
     pytest.importorskip("tokenizers")
-    from training import hf
+    from training.export import byte_tokenizer_files
 
-    raw = hf.byte_tokenizer(text.ByteTokenizer()) | {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}
+    raw = byte_tokenizer_files(text.ByteTokenizer())["tokenizer.json"] | {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}
     (tmp_path / "tokenizer.json").write_text(json.dumps(raw))
     with pytest.raises(ValueError, match="not readable as a tokenizer") as error:
         text.load_tokenizer(tmp_path, 384)

@@ -1,6 +1,88 @@
-"""python -m tools.hf: see training/hf.py."""
+"""Released checkpoints and base models in, released checkpoints out.
 
-from training.hf import main
+    python -m tools.hf import Molmo2-4B runs/molmo2-4b
+    python -m tools.hf base Qwen3-8B siglip2-so400m-patch14-384 runs/base-8b
+    python -m tools.hf export runs/mine mine-hf
+
+import    a released folder -> a folder of this project (train.py and the tools read both)
+base      Qwen3 or OLMo-3, and SigLIP 2 -> what stage 1 starts from
+export    a run directory or a folder of this project -> a folder for transformers and vLLM
+
+The last line on stdout is a JSON object: the folder, tensors, parameters by group.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from data import DataConfig
+from evaluation.generate import RELEASED, open_model
+from training import weights
+from training.base import extended_tokenizer, start_from_base
+from training.export import add_hub_code, export
+
+
+def parse(argv):
+    parser = argparse.ArgumentParser(prog="python -m tools.hf", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    command = commands.add_parser("import", help="a released folder -> a folder of this project")
+    command.add_argument("source", metavar="HF_DIR")
+    command.add_argument("out", metavar="OUT")
+    command = commands.add_parser("base", help="base models -> what stage 1 starts from")
+    command.add_argument("source", metavar="LLM_DIR")
+    command.add_argument("siglip", metavar="SIGLIP_DIR")
+    command.add_argument("out", metavar="OUT")
+    command.add_argument("--seed", type=int, default=0,
+                         help="of the connector and the extra embeddings (default 0)")
+    command = commands.add_parser("export", help="a run directory or a folder of this project -> "
+                                  "a released folder")
+    command.add_argument("source", metavar="MODEL")
+    command.add_argument("out", metavar="HF_DIR")
+    command.add_argument("--file-gb", type=float, default=5,
+                         help="largest size of a weight file in GB (default 5)")
+    command.add_argument("--code", metavar="HUB_DIR",
+                         help="add the Hub's own classes from a downloaded checkpoint, for vLLM")
+    return parser.parse_args(argv)
+
+
+def run(args):
+    """-> the model that was written to args.out. OSError or ValueError in one sentence."""
+    out = Path(args.out)
+    if args.command == "export" and not 0 < args.file_gb < 1e6:
+        raise ValueError("--file-gb must be above 0")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"{out}: not empty; name another folder")
+    if args.command == "base":
+        model = start_from_base(args.source, args.siglip, args.seed)
+        tokenizer = extended_tokenizer(args.source, model.config.n_vocab)
+        data_config = DataConfig(**RELEASED)
+    else:
+        model, tokenizer, data_config = open_model(args.source, dtype=None)
+    if args.command == "export":
+        export(model, tokenizer, data_config, out, int(args.file_gb * 1e9))
+        if args.code:
+            add_hub_code(args.code, out)
+    else:
+        weights.save(model, out)
+        tokenizer.save(out)
+        weights.save_data_config(data_config, out)
+    return model
+
+
+def main(argv=None):
+    args = parse(argv)
+    try:
+        model = run(args)
+    except (OSError, ValueError) as e:
+        print(f"tools.hf: {e}", file=sys.stderr)
+        raise SystemExit(2) from None
+    groups = {name: sum(p.numel() for p in parameters)
+              for name, parameters in model.parameter_groups().items()}
+    print(json.dumps({"out": args.out, "tensors": len(model.state_dict()),
+                      "params": sum(groups.values()), **groups}))
+
 
 if __name__ == "__main__":
     main()

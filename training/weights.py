@@ -1,15 +1,42 @@
-"""Weights on disk: a run's model/ and released folders, read a tensor at a time (paper: architecture)."""
+"""Weights on disk: save and load a model's folder (paper: architecture).
+
+    runs/mine/model/    config.json  model.safetensors                     written by `save`
+    Molmo2-4B/          config.json  model-00001-of-00002.safetensors ..   a released checkpoint
+
+`load` takes both. It builds the model on the meta device, where tensors have shapes and no memory,
+allocates it on its device, and copies tensor by tensor: memory holds one copy of the weights.
+Names, shapes and dtypes of all tensors are checked before the first one is read.
+"""
 
 import dataclasses
 import json
-from contextlib import ExitStack
-from itertools import accumulate
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from model import ModelConfig, Molmo2, YarnConfig
+from training import hf, tensor_files
 from vision import VisionConfig
+
+MAX_PARAMETERS = 10**11              # sanity limit for an untrusted config.json
+# what a config.json from elsewhere can raise on its way to a model
+CONFIG_ERRORS = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError,
+                 AssertionError, RuntimeError)
+
+
+class ModelFolder(NamedTuple):
+    path: Path                       # the folder with config.json
+    config: ModelConfig
+    raw: dict                        # config.json as it stands
+
+    @property
+    def released(self):              # in the layout of released checkpoints
+        return "model_type" in self.raw
+
+
+# ------------------------------------------------------------------------------------------------
+# out
 
 
 def save(model, folder):
@@ -17,192 +44,155 @@ def save(model, folder):
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(dataclasses.asdict(model.config), indent=1))
-    weights = {name: p.detach().cpu().contiguous() for name, p in model.state_dict().items()}
+    tensors = {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
     try:
-        from safetensors.torch import save_file
+        tensor_files.write_safetensors(tensors, folder / "model.safetensors")
     except ImportError:
-        torch.save(weights, folder / "model.pt")
-    else:
-        save_file(weights, folder / "model.safetensors")
+        torch.save(tensors, folder / "model.pt")
 
 
-def config_from_dict(d):
-    """config.json as `save` writes it -> ModelConfig; one of the errors in CONFIG_ERRORS for a field that is unknown or of another type."""
-    def filled(kind, d):
-        d = {k: tuple(v) if isinstance(v, list) else v for k, v in d.items()}
-        for name, usual in ((f.name, type(f.default)) for f in dataclasses.fields(kind) if f.name in d):
-            if type(d[name]) not in ((int, float) if usual is float else (usual,)):
-                raise TypeError(f"{name} = {d[name]!r:.60} is not of type {usual.__name__}")
-        return kind(**d)
-
-    return filled(ModelConfig, {**d, "yarn": filled(YarnConfig, d["yarn"]), "vision": filled(VisionConfig, d["vision"])})
+def save_data_config(data_config, folder):
+    """data.json: how records became tokens in training, to ask the model in the same way. The
+    vision geometry is in config.json."""
+    values = {f.name: getattr(data_config, f.name) for f in dataclasses.fields(data_config)}
+    del values["vision"]
+    (Path(folder) / "data.json").write_text(json.dumps(values))
 
 
-# what a config that somebody else wrote can raise on its way to a model
-CONFIG_ERRORS = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, AssertionError, RuntimeError)
-
-
-MAX_LAYERS, MAX_PARAMETERS = 1000, 10**11                                # a config that asks for more is no model, or nobody's friend
-
-
-def meta_model(config):
-    """A model of this shape without memory: its weights come from a file. ValueError if the shape is absurd."""
-    layers = config.n_layer + config.vision.n_layer
-    if layers > MAX_LAYERS:
-        raise ValueError(f"{layers:,} layers, more than {MAX_LAYERS:,}")
-    with torch.device("meta"):
-        model = Molmo2(config)
-    if (n := sum(p.numel() for p in model.parameters())) > MAX_PARAMETERS:
-        raise ValueError(f"{n:,} parameters, more than {MAX_PARAMETERS:,}")
-    return model
-
-
-def open_or_explain(reader, path, *args, **options):
-    """reader(path, ..), and one sentence where the file cannot be read: each reader has errors of its own for files cut short."""
-    try:
-        return reader(path, *args, **options)
-    except Exception as e:
-        raise ValueError(f"{path}: not readable as weights: {(str(e).splitlines() or [type(e).__name__])[0]}") from None
-
-
-def shards(folder):
-    """{tensor name: its safetensors file} of a folder: model.safetensors, or the files that an index names."""
-    folder, single = Path(folder), Path(folder) / "model.safetensors"
-    try:
-        from safetensors import safe_open
-    except ImportError:
-        raise ValueError(f"{folder}: safetensors files need an extra package: pip install safetensors") from None
-    index = folder / "model.safetensors.index.json"
-    if single.is_file():
-        with open_or_explain(safe_open, single, "pt") as file:
-            return dict.fromkeys(file.keys(), single)
-    if not index.is_file():
-        raise FileNotFoundError(f"{folder}: config.json without weights (no model.safetensors and no index of several)")
-    try:
-        where = json.loads(index.read_text())["weight_map"]
-        files = {file: folder / Path(file).name for file in set(where.values())}          # nothing outside the folder
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise ValueError(f"{index}: not an index of safetensors files") from None
-    for file, path in files.items():
-        if str(file) != path.name or not path.is_file():
-            raise FileNotFoundError(f"{folder}: the shard '{file}' that the index names is missing")
-    for path in files.values():
-        with open_or_explain(safe_open, path, "pt") as file:
-            promised, there = {name for name, at in where.items() if files[at] == path}, set(file.keys())
-        if promised - there:
-            raise ValueError(f"{path}: the tensor {min(promised - there)} that the index promises is missing")
-        if there - promised:
-            raise ValueError(f"{path}: the tensor {min(there - promised)} is not in the index")
-    return {name: files[file] for name, file in where.items()}
-
-
-class RowConcat:
-    """Tensors on disk, one under the other, read by rows: `rows[a:b]`. Use as a context: it closes the files behind it."""
-
-    def __init__(self, names, where):
-        from safetensors import safe_open
-
-        self.files = ExitStack()
-        self.parts = [self.files.enter_context(open_or_explain(safe_open, where[name], "pt")).get_slice(name) for name in names]
-        shapes = [part.get_shape() for part in self.parts]
-        self.starts = [0, *accumulate(shape[0] if shape else 0 for shape in shapes)]
-        self.shape = [self.starts[-1], *shapes[0][1:]] if all(shape[1:] == shapes[0][1:] for shape in shapes) else shapes
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        self.files.close()
-
-    def __getitem__(self, rows):
-        first, last, _ = rows.indices(self.starts[-1])
-        spans = zip(self.parts, self.starts, self.starts[1:], strict=False)
-        cuts = [part[max(first - at, 0) : min(last, end) - at] for part, at, end in spans if max(first, at) < min(last, end)]
-        return cuts[0] if len(cuts) == 1 else torch.cat(cuts)
-
-
-def read(where, table, like, dtype=None, device="cpu", prepare=None):
-    """Weights on disk -> {our name: tensor}, holding one tensor more than the result at any time.
-
-    where: {name on disk: file}; table: {names on disk: our names}: the rows of these, one under the other, are the rows of those
-    (no names of ours: not wanted); like: {our name: something of its shape}; prepare: {name on disk: what to do with the tensor
-    first}; dtype None: as stored. ValueError names what is unknown, missing, of another shape or of no float type, before a tensor is read.
-    """
-    prepare, known, found = prepare or {}, {name for names in table for name in names}, {}
-    for what, names in (("unknown to this project", set(where) - known), ("missing", known - set(where))):
-        if names:
-            first, folder = min(names), next(iter(where.values())).parent
-            raise ValueError(f"{where.get(first, folder)}: {len(names)} tensors {what}, first {first}")
-    wanted = {theirs: [sum(like[x].shape[0] for x in ours), *like[ours[0]].shape[1:]] for theirs, ours in table.items() if ours}
-    for theirs, shape in wanted.items():
-        with RowConcat(theirs, where) as rows:
-            if theirs[0] not in prepare and rows.shape != shape:
-                raise ValueError(f"{where[theirs[0]]}: {' and '.join(theirs)} has shape {rows.shape}, config.json asks for {shape}")
-            odd = {part.get_dtype() for part in rows.parts} - {"F64", "F32", "F16", "BF16"}
-            if odd:
-                raise ValueError(f"{where[theirs[0]]}: {theirs[0]} is stored as {min(odd)}, not as floats")
-    for theirs, shape in wanted.items():
-        with RowConcat(theirs, where) as rows:
-            start = 0
-            if theirs[0] in prepare:
-                rows = prepare[theirs[0]](rows[:])
-                if list(rows.shape) != shape:
-                    raise ValueError(f"{where[theirs[0]]}: {theirs[0]} becomes {list(rows.shape)}, config.json asks for {shape}")
-            for ours in table[theirs]:
-                end = start + like[ours].shape[0]
-                found[ours] = rows[start:end].to(device=device, dtype=dtype, copy=True)
-                start = end
-    return found
+# ------------------------------------------------------------------------------------------------
+# config.json -> a model without memory
 
 
 def describe(folder):
-    """A run directory, its model/, or a released checkpoint's folder -> the folder with config.json, ModelConfig, config.json as it stands.
+    """A run directory, its model/, or a released checkpoint's folder -> ModelFolder.
 
-    FileNotFoundError or ValueError in one sentence if there is no model; no weights are read.
+    FileNotFoundError or ValueError in one sentence if there is no model. Reads no weights; of a
+    released checkpoint `config.tied` is not known yet.
     """
     folder = Path(folder)
     if (folder / "model" / "config.json").is_file():
         folder = folder / "model"
-    if not (folder / "config.json").is_file():
-        if not folder.exists():
-            raise FileNotFoundError(f"{folder}: no such folder, so no model here; released ones come by hf download allenai/Molmo2-4B "
-                                    "--local-dir Molmo2-4B")
-        raise FileNotFoundError(f"{folder}: no model here (config.json is missing); name a run directory, or the model/ in it")
+    path = folder / "config.json"
+    if not folder.exists():
+        raise FileNotFoundError(f"{folder}: no such folder, so no model here; released ones come "
+                                "by hf download allenai/Molmo2-4B --local-dir Molmo2-4B")
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder}: no model here (config.json is missing); name a run "
+                                "directory, or the model/ in it")
     try:
-        raw = json.loads((folder / "config.json").read_text())
-        if "model_type" not in raw:
+        raw = json.loads(path.read_text())
+        if "model_type" in raw:
+            config = hf.released_config(folder, raw)
+        else:
             config = config_from_dict(raw)
-            meta_model(config)
+        meta_model(config)
+    except hf.Unsupported:
+        raise
     except CONFIG_ERRORS as e:
-        raise ValueError(f"{folder}/config.json describes no model of this project (or its run is not finished): {e!r:.300}") from None
-    if "model_type" in raw:
-        from training import hf
+        raise ValueError(f"{path} describes no model of this project (or its run is not finished): "
+                         f"{e!r:.300}") from None
+    return ModelFolder(folder, config, raw)
 
-        config = hf.describe(folder, raw)
-    return folder, config, raw
+
+def config_from_dict(raw):
+    """config.json as `save` writes it -> ModelConfig. One of CONFIG_ERRORS if a field is unknown
+    or of another type."""
+    yarn = fill(YarnConfig, raw["yarn"])
+    vision = fill(VisionConfig, raw["vision"])
+    return fill(ModelConfig, {**raw, "yarn": yarn, "vision": vision})
+
+
+def fill(kind, values):
+    """A dataclass from values of the types of its defaults; JSON has lists for tuples, and 1 for
+    1.0."""
+    values = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+    for field in dataclasses.fields(kind):
+        if field.name in values:
+            value = values[field.name]
+            expected = type(field.default)
+            if type(value) is not expected and (expected, type(value)) != (float, int):
+                raise TypeError(f"{field.name} = {value!r:.60} is not of type {expected.__name__}")
+    return kind(**values)
+
+
+def meta_model(config):
+    """A model without memory, on the meta device. ValueError if its size is absurd."""
+    layers = config.n_layer + config.vision.n_layer
+    if layers > hf.MAX_LAYERS:
+        raise ValueError(f"{layers:,} layers, more than {hf.MAX_LAYERS:,}")
+    with torch.device("meta"):
+        model = Molmo2(config)
+    parameters = sum(p.numel() for p in model.parameters())
+    if parameters > MAX_PARAMETERS:
+        raise ValueError(f"{parameters:,} parameters, more than {MAX_PARAMETERS:,}")
+    return model
+
+
+# ------------------------------------------------------------------------------------------------
+# in
 
 
 def load(folder, dtype=torch.float32, device="cpu"):
-    """What `describe` takes -> Molmo2 in eval mode; dtype None: as stored. Errors as there.
+    """What `describe` takes -> Molmo2 in eval mode; dtype None: as stored.
 
-    Reads one tensor at a time, so that memory holds the model once.
+    FileNotFoundError or ValueError in one sentence if there is no model or its weights do not fit.
     """
-    folder, config, raw = describe(folder)
-    if "model_type" in raw:
-        from training import hf
-
-        return hf.load(folder, config, raw, dtype, device)
-    model = meta_model(config)
-    like = model.state_dict()
-    if (folder / "model.pt").is_file() and not (folder / "model.safetensors").is_file():
-        stored = open_or_explain(torch.load, folder / "model.pt", weights_only=True, mmap=True)
-        if not isinstance(stored, dict) or not all(map(torch.is_tensor, stored.values())):
-            raise ValueError(f"{folder}/model.pt: holds something else than weights by name")
-        weights = {name: w.to(device=device, dtype=dtype, copy=True) for name, w in stored.items()}
+    folder = describe(folder)
+    config = folder.config
+    single = folder.path / "model.safetensors"
+    pickled = folder.path / "model.pt"
+    if not folder.released and pickled.is_file() and not single.is_file():
+        return load_pickled(pickled, config, dtype, device)
+    stored = tensor_files.stored_tensors(folder.path)
+    if folder.released:
+        config = dataclasses.replace(config, tied=has_tied_head(folder, stored))
+        if config.tied:
+            stored.pop(hf.LM_HEAD, None)
+        table = hf.released_names(config)
     else:
-        weights = read(shards(folder), {(name,): [name] for name in like}, like, dtype, device)
-    try:
-        model.load_state_dict(weights, assign=True)
-    except RuntimeError as e:
-        raise ValueError(f"{folder}: weights do not fit config.json: {str(e).splitlines()[1].strip()}") from None
+        table = {(name,): [name] for name in meta_model(config).state_dict()}
+    model = meta_model(config)
+    tensor_files.check_names(stored, table, folder.path)
+    tensor_files.check_shapes(stored, table, model.state_dict())
+    dtypes = tensor_files.stored_dtypes(stored, table)
+    if dtype is not None:
+        dtypes = dict.fromkeys(dtypes, dtype)
+    tensor_files.allocate(model, dtypes, device)
+    tensor_files.copy_tensors(stored, table, model.state_dict())
     return model.eval()
+
+
+def load_pickled(path, config, dtype, device):
+    """model.pt, which `save` writes where safetensors is not installed -> Molmo2. Only tensors are
+    unpickled."""
+    tensors = tensor_files.open_or_explain(torch.load, path, weights_only=True, mmap=True)
+    if not isinstance(tensors, dict) or not all(map(torch.is_tensor, tensors.values())):
+        raise ValueError(f"{path}: holds something else than a dictionary of tensors")
+    model = meta_model(config)
+    dtypes = {name: dtype or tensors.get(name, parameter).dtype
+              for name, parameter in model.state_dict().items()}
+    try:
+        tensor_files.allocate(model, dtypes, device).load_state_dict(tensors)
+    except RuntimeError as e:
+        reason = " ".join(str(e).split())
+        raise ValueError(f"{path}: weights do not fit config.json: {reason:.300}") from None
+    return model.eval()
+
+
+def has_tied_head(folder, stored):
+    """Is the head of a released checkpoint a copy of the embedding's first rows, as in the
+    released 4B? Without a head, config.json tells."""
+    if not {hf.LM_HEAD, *hf.EMBEDDINGS} <= set(stored):
+        text = folder.raw["text_config"]
+        return bool(folder.raw.get("tie_word_embeddings") or text.get("tie_word_embeddings"))
+    tensors = [stored[name] for name in (hf.LM_HEAD, *hf.EMBEDDINGS)]
+    if any(len(t.shape) != 2 or t.dtype != tensors[0].dtype for t in tensors):
+        return False
+    head = tensor_files.read_tensor(stored[hf.LM_HEAD])
+    start = 0
+    for name in hf.EMBEDDINGS:
+        rows = tensor_files.read_tensor(stored[name])[: len(head) - start]
+        if not torch.equal(head[start : start + len(rows)], rows):
+            return False
+        start += len(rows)
+    return start == len(head)

@@ -10,7 +10,7 @@ import torch
 
 import data
 import model as models
-from training import hf
+from training.export import export
 from vision import VisionConfig
 
 # the shape that the training step of the peers was measured with: a decoder of 8 x 512 and a ViT of 6 x 384 on crops of 378 pixels
@@ -77,7 +77,7 @@ def peers(config, device, dtype):
     transformers.utils.logging.disable_progress_bar()
     ours = random_model(config, device, dtype)
     with tempfile.TemporaryDirectory() as folder:
-        hf.export(ours, data.ByteTokenizer(n_vocab=config.n_vocab), data.DataConfig(), folder)
+        export(ours, data.ByteTokenizer(n_vocab=config.n_vocab), data.DataConfig(), folder)
         theirs = transformers.Molmo2ForConditionalGeneration.from_pretrained(folder, dtype=dtype).to(device).eval()
     return ours, theirs
 

@@ -1,0 +1,319 @@
+"""Base models against transformers' own classes: Molmo2 as stage 1 starts computes what they do."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import data
+import packing
+import vision
+from evaluation import generate
+from tests.training.hf_models import (
+    DATA_CONFIG,
+    QUESTION,
+    QWEN,
+    ROOT,
+    V,
+    edit,
+    noise_image,
+    transformers,
+)
+from text import tokenizer as text
+from tools import hf as command
+from training import base, export, weights
+
+SIGLIP = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 11,
+          "num_attention_heads": 2, "image_size": 60, "patch_size": 14,
+          "hidden_act": "gelu_pytorch_tanh"}
+
+
+def save_siglip(out, **changes):
+    torch.manual_seed(2)
+    text_config = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+                   "num_attention_heads": 2, "vocab_size": 50}
+    config = transformers.SiglipConfig(text_config=text_config, vision_config=SIGLIP | changes)
+    peer = transformers.SiglipModel(config).eval()
+    peer.save_pretrained(out)
+    return peer
+
+
+def save_language_model(kind, out, rows=V):
+    torch.manual_seed(3)
+    common = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96,
+              "vocab_size": rows, "num_hidden_layers": 4}
+    if kind == "olmo3":
+        yarn = {"rope_type": "yarn", "rope_theta": 5e5, "factor": 8.0, "attention_factor": 1.2,
+                "beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": 64}
+        plain = {"rope_type": "default", "rope_theta": 5e5}
+        config = transformers.Olmo3Config(
+            **common, num_key_value_heads=4, sliding_window=4096, rms_norm_eps=1e-6,
+            rope_parameters={"full_attention": yarn, "sliding_attention": plain},
+            tie_word_embeddings=False)
+        peer = transformers.Olmo3ForCausalLM(config)
+    else:
+        config = transformers.Qwen3Config(**common, num_key_value_heads=2, head_dim=16,
+                                          tie_word_embeddings=kind == "qwen3 tied")
+        peer = transformers.Qwen3ForCausalLM(config)
+    with torch.no_grad():
+        for p in peer.parameters():
+            if p.ndim > 1:
+                p.normal_(std=p.shape[-1] ** -0.5)
+            else:
+                p.add_(0.1 * torch.randn_like(p))
+    peer.save_pretrained(out, max_shard_size="100KB")
+    return peer.eval()
+
+
+def run_base(folder, tokenizer_folder):
+    """python -m tools.hf base on folder/llm and folder/siglip, into folder/out."""
+    shutil.copytree(tokenizer_folder, folder / "llm", dirs_exist_ok=True)
+    command.main(["base", str(folder / "llm"), str(folder / "siglip"), str(folder / "out")])
+
+
+def check_vit(peer, ours, size):
+    """The features of our ViT are the hidden states of SigLIP's blocks -3 and -9."""
+    images = np.stack([noise_image(size, size, k) for k in range(2)])
+    pixels = torch.from_numpy(images).permute(0, 3, 1, 2) / 127.5 - 1
+    with torch.no_grad():
+        hidden = peer.vision_model(pixels, output_hidden_states=True).hidden_states
+        patches = vision.patchify(images, ours.config.vision)
+        features = ours.vision.vit(torch.from_numpy(patches))
+    n = len(hidden) - 1              # hidden[0] is the input of the first block
+    expected = torch.cat([hidden[n - 2], hidden[n - 8]], -1)
+    assert float((expected - features).abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3 tied", "olmo3"])
+def test_a_start_from_base_models_is_these_models(tmp_path, base_tokenizer, capsys, kind):
+    llm = save_language_model(kind, tmp_path / "llm")
+    siglip = save_siglip(tmp_path / "siglip")
+    run_base(tmp_path, base_tokenizer)
+    assert json.loads(capsys.readouterr().out)["tensors"] > 100
+    ours, tokenizer, _ = generate.open_model(tmp_path / "out")
+    assert ours.config.tied == (kind == "qwen3 tied")
+    assert ours.config.vision.feature_layers == (8, 2)
+    assert ours.config.vision.n_layer == 9
+    prompt = data.encode_prompt([], [(QUESTION * 4, None)], tokenizer, DATA_CONFIG)
+    batch = packing.collate([[prompt]], len(prompt.tokens), ours.config.vision)
+    with torch.no_grad():
+        expected = llm(torch.from_numpy(prompt.tokens)[None]).logits[0]
+        logits = ours.logits(batch)[0]
+    assert float((expected - logits).abs().max()) < 1e-5
+    check_vit(siglip, ours, 56)
+    other = base.start_from_base(tmp_path / "llm", tmp_path / "siglip", seed=1)
+    assert torch.equal(other.embedding.weight, ours.embedding.weight)
+    assert not torch.equal(other.vision.pool.q.weight, ours.vision.pool.q.weight)
+    for new in (ours.extra, ours.vision.pool.q, ours.vision.projector.up):
+        assert 0.015 < float(new.weight.detach().std()) < 0.025
+    assert not ours.vision.pool.q.bias.any()
+    assert tokenizer.special["im_patch"] == V + 2
+
+
+@pytest.mark.slow
+def test_the_seed_of_a_start_decides_every_number(tmp_path, base_tokenizer):
+    """... whatever order Python's sets are in."""
+    save_language_model("qwen3", tmp_path / "llm")
+    save_siglip(tmp_path / "siglip")
+    shutil.copytree(base_tokenizer, tmp_path / "llm", dirs_exist_ok=True)
+    children = []
+    for hash_seed in ("1", "2"):
+        folders = [str(tmp_path / name) for name in ("llm", "siglip", hash_seed)]
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "OMP_NUM_THREADS": "1"}
+        children.append(subprocess.Popen(
+            [sys.executable, "-m", "tools.hf", "base", *folders], cwd=ROOT, env=environment,
+            stdout=subprocess.DEVNULL))
+    assert [child.wait() for child in children] == [0, 0]
+    first = weights.load(tmp_path / "1").state_dict()
+    again = weights.load(tmp_path / "2").state_dict()
+    assert all(torch.equal(first[name], again[name]) for name in first)
+
+
+def test_an_older_config_of_olmo_is_read_too():
+    """Without layer_types, and with the older name of the kind of RoPE: every fourth layer has
+    YaRN, as in the published model."""
+    llm = {"model_type": "olmo3", "hidden_size": 64, "num_attention_heads": 4,
+           "num_key_value_heads": 4, "intermediate_size": 96, "num_hidden_layers": 8,
+           "vocab_size": V, "rms_norm_eps": 1e-6, "rope_theta": 5e5,
+           "rope_scaling": {"type": "yarn", "factor": 8.0,
+                            "original_max_position_embeddings": 64}}
+    config = base.base_config(llm, SIGLIP, "llm", "siglip")
+    assert config.yarn.layers == (3, 7)
+    assert config.yarn.factor == 8.0
+    assert config.family == "olmo"
+
+
+@pytest.mark.parametrize("rows", [V - 10, V + 10])
+def test_the_embedding_of_a_base_model_is_cut_or_filled_to_its_vocabulary(tmp_path, rows):
+    save_siglip(tmp_path / "siglip")
+    peer = save_language_model("qwen3", tmp_path / "llm", rows)
+    edit(tmp_path / "llm" / "config.json", lambda c: c.update(vocab_size=V))
+    ours = base.start_from_base(tmp_path / "llm", tmp_path / "siglip")
+    n = min(rows, V)
+    for mine, its in ((ours.embedding, peer.model.embed_tokens), (ours.head, peer.lm_head)):
+        assert mine.weight.shape == (V, 64)
+        assert torch.equal(mine.weight[:n], its.weight[:n])
+        assert not mine.weight[n:].any()
+
+
+# ------------------------------------------------------------------------------------------------
+# SigLIP's config.json
+
+
+def test_what_a_config_of_siglip_leaves_out_is_transformers_default():
+    expected = transformers.SiglipVisionConfig()
+    short = {"model_type": "siglip", "vision_config": {"model_type": "siglip_vision_model"}}
+    config = base.siglip_config(short, "siglip")
+    assert {key: getattr(expected, key) for key in base.SIGLIP_DEFAULTS} == base.SIGLIP_DEFAULTS
+    assert (config.n_layer, config.feature_layers) == (10, (9, 3))
+    assert (config.n_embd, config.n_head, config.n_hidden) == (768, 12, 3072)
+    assert (config.patch, config.crop, config.eps) == (16, 224, 1e-6)
+
+
+def test_a_siglip_without_its_default_fields_is_the_same_model(tmp_path, base_tokenizer):
+    """As published: config.json names only what differs from the defaults."""
+    siglip = save_siglip(tmp_path / "siglip", num_hidden_layers=12, patch_size=16, image_size=64)
+    save_language_model("qwen3", tmp_path / "llm")
+    left_out = ("num_hidden_layers", "patch_size", "layer_norm_eps", "hidden_act")
+
+    def leave_out(config):
+        for key in left_out:
+            del config["vision_config"][key]
+
+    edit(tmp_path / "siglip" / "config.json", leave_out)
+    run_base(tmp_path, base_tokenizer)
+    check_vit(siglip, weights.load(tmp_path / "out"), 64)
+
+
+@pytest.mark.parametrize("left_out", [(), ("num_patches",)])
+def test_a_naflex_model_is_refused_in_one_sentence(tmp_path, base_tokenizer, capsys, left_out):
+    save_language_model("qwen3", tmp_path / "llm")
+    save_siglip(tmp_path / "siglip")
+    naflex = transformers.Siglip2Config().to_dict()
+    for key in left_out:
+        del naflex["vision_config"][key]
+    (tmp_path / "siglip" / "config.json").write_text(json.dumps(naflex))
+    with pytest.raises(SystemExit) as end:
+        run_base(tmp_path, base_tokenizer)
+    err = capsys.readouterr().err
+    assert end.value.code == 2
+    assert "NaFlex" in err.splitlines()[-1]
+    assert "siglip/config.json" in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    (lambda c: c.update(model_type="llama"), "neither qwen3 nor olmo3"),
+    (lambda c: c.update(attention_bias=True), "attention_bias = True"),
+    (lambda c: c["rope_parameters"]["sliding_attention"].update(rope_theta=1.0),
+     "rope_theta = 1.0"),
+    (lambda c: c.pop("hidden_size"), "hidden_size"),
+    (lambda c: c.update(vocab_size=500), "600 ids, the model rows for 500"),
+])
+def test_a_wrong_base_model_is_refused_in_one_sentence(tmp_path, base_tokenizer, capsys, change,
+                                                       words):
+    save_language_model("olmo3", tmp_path / "llm")
+    save_siglip(tmp_path / "siglip")
+    edit(tmp_path / "llm" / "config.json", change)
+    with pytest.raises(SystemExit) as end:
+        run_base(tmp_path, base_tokenizer)
+    printed = capsys.readouterr()
+    assert end.value.code == 2
+    assert not printed.out
+    assert words in printed.err.splitlines()[-1]
+    assert "Traceback" not in printed.err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("folder", "change", "words"), [
+    ("siglip", {"patch_size": 7}, "patch_embedding.weight has shape [32, 3, 14, 14]"),
+    ("llm", {"hidden_size": 32}, "config.json asks for"),
+    ("llm", {"num_hidden_layers": 5}, "tensors missing, first model.layers.4."),
+    ("llm", {"num_hidden_layers": 3}, "unknown to this project, first model.layers.3."),
+])
+def test_base_weights_that_do_not_fit_are_refused(tmp_path, folder, change, words):
+    save_language_model("qwen3", tmp_path / "llm")
+    save_siglip(tmp_path / "siglip", image_size=28, patch_size=14)
+
+    def update(config):
+        config.get("vision_config", config).update(change)
+        if "patch_size" in change:   # the same number of patches
+            config["vision_config"]["image_size"] = 14
+
+    edit(tmp_path / folder / "config.json", update)
+    with pytest.raises(ValueError, match=r".*") as error:
+        base.start_from_base(tmp_path / "llm", tmp_path / "siglip")
+    assert words in str(error.value)
+
+
+# ------------------------------------------------------------------------------------------------
+# the tokenizer
+
+
+def test_what_a_user_types_is_never_a_special_token(tokenizer):
+    typed = ("<|im_end|>\n<|im_start|>assistant\n<im_patch> <|image|> <|endoftext|> "
+             "|<EXTRA_TOKENS_3>|")
+    ids = tokenizer.encode(typed)
+    assert max(ids) < V
+    assert not {tokenizer.eos, tokenizer.chat_start} & set(ids)
+    assert tokenizer.decode(ids) == typed
+    assert tokenizer.bos == tokenizer.eos == tokenizer.chat_end          # as for Qwen: no BOS
+
+
+def test_special_tokens_stay_out_of_text_even_if_the_file_does_not_call_them_special(tokenizer,
+                                                                                     tmp_path):
+    tokenizer.save(tmp_path)
+
+    def not_special(state):
+        for token in state["added_tokens"]:
+            token["special"] = False
+
+    edit(tmp_path / "tokenizer.json", not_special)
+    plain = text.load(tmp_path, V)
+    typed = "<|im_start|>user <im_patch>"
+    assert plain.encode(typed) == tokenizer.encode(typed)
+    assert plain.decode([plain.chat_start, *plain.encode("a")]) == "a"
+
+
+def test_a_tokenizer_adds_nothing_prints_no_special_tokens_and_keeps_its_files(tokenizer, tmp_path):
+    import tokenizers
+
+    tokenizer.save(tmp_path)
+    inner = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    inner.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)])
+    inner.save(str(tmp_path / "tokenizer.json"))
+    for name in ("chat_template.jinja", "merges.txt", "vocab.json"):
+        (tmp_path / name).write_text(name)
+    eager = text.load(tmp_path, V)
+    ids = eager.encode("a cat")
+    assert ids == tokenizer.encode("a cat")
+    special = eager.special["im_patch"]
+    assert eager.decode([eager.chat_start, *ids, special, eager.eos]) == "a cat"
+    (tmp_path / "again").mkdir()
+    eager.save(tmp_path / "again")
+    kept = {path.name for path in (tmp_path / "again").iterdir()}
+    assert kept == {path.name for path in tmp_path.iterdir() if path.is_file()}
+    (tmp_path / "out").mkdir()
+    export.write_processors(QWEN, eager, DATA_CONFIG, tmp_path / "out")
+    template = (tmp_path / "out" / "chat_template.jinja").read_text()
+    assert template == "chat_template.jinja"                             # its own, not ours
+    data.ByteTokenizer(n_vocab=384).save(tmp_path)
+    with pytest.raises(ValueError, match="no byte tokenizer for a model of 700 ids"):
+        text.load(tmp_path, V)
+
+
+def test_an_own_bos_and_eos_are_used(tokenizer, tmp_path):
+    tokenizer.save(tmp_path)
+    settings = {"bos_token": {"content": "<|endoftext|>"}, "eos_token": "<|endoftext|>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    olmo = text.load(tmp_path, V)
+    assert olmo.bos == olmo.eos == 0
+    assert olmo.stops == {0, olmo.chat_end}
+    _, (answer, _) = text.chat([("a", "b")], olmo)
+    assert answer[-1] == 0
+    assert data.encode_prompt([], [("a", None)], olmo, DATA_CONFIG).tokens[0] == 0
