@@ -361,7 +361,7 @@ def write_processors(config, tokenizer, settings, out):
     size = {"size": {"height": v.crop, "width": v.crop}, "patch_size": v.patch, "do_convert_rgb": True, **norm}
     files = {
         "preprocessor_config.json": {"image_processor_type": "Molmo2ImageProcessor", "max_crops": settings.max_crops,
-                                     "overlap_margins": [v.margin] * 2, "pooling_size": [2, 2], **size},
+                                     "overlap_margins": [v.overlap_margin] * 2, "pooling_size": [2, 2], **size},
         "video_preprocessor_config.json": {"video_processor_type": "Molmo2VideoProcessor", "pooling_size": [3, 3],
                                            "num_frames": settings.max_frames, "max_fps": settings.fps, "do_sample_frames": True, **size},
         "processor_config.json": {"processor_class": "Molmo2Processor", "image_use_col_tokens": True, "use_single_crop_col_tokens": False,
