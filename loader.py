@@ -71,7 +71,7 @@ class Loader:
         if plan:
             self.planner = plans.Plan(plan, made_for, config.steps * config.batch, self.ids, self.dropped)
         else:
-            self.planner = packing.Planner(self.size, config.data.max_tokens, config.pack_crops, config.pool)
+            self.planner = packing.Planner(self.size, config.data.max_tokens, config.pack_crops, config.pool_size)
 
     # planning
 

@@ -39,7 +39,7 @@ def purpose(sources, rates, tokenizer, config):
     limits = {f.name: getattr(config.data, f.name) for f in dataclasses.fields(config.data)}
     limits["vision"] = dataclasses.asdict(config.data.vision)
     found = {"format": 2, "data": [[s.name, rate, s.fingerprint] for s, rate in zip(sources, rates, strict=True)], "tokenizer": words,
-             "seed": config.seed, "pool": config.pool, "pack_crops": config.pack_crops,
+             "seed": config.seed, "pool_size": config.pool_size, "pack_crops": config.pack_crops,
              **{f"data.{name}": value for name, value in limits.items()}}
     return json.loads(json.dumps(found))
 

@@ -39,12 +39,12 @@ import packing
 import parallel
 import plans
 from loader import Loader, RunError
-from mixture import open_sources
 from text import tokenizer as text
 from toy import world as tiny
 from training import checkpoint, weights
-from training.config import Config, GroupRates, Parser, UserError, config_from, fields_of, override, parse  # noqa: F401 - tools ask for them here
+from training.config import Config, GroupRates, Parser, UserError, as_text, config_from_json, field_values, override, parse  # noqa: F401 - tools ask for them here
 from training.log import RunLog, commit, dropped_by, hardware, read_log, read_skips, save_nonfinite_batches
+from training.sources import open_sources
 
 # ---------------------------------------------------------------------------------------------------------------
 # data
@@ -74,13 +74,13 @@ def run_directory(args, config, folder):
 
 
 # what may be another on the way: where and how fast it is computed, not what
-LAYOUT = {"device", "cp", "shard", "micro_batch", "workers", "activation_checkpointing", "uncheckpointed_blocks", "compile", "crop_bucket", "rehearse", "save_every",
+LAYOUT = {"device", "cp", "shard", "micro_batch", "workers", "activation_checkpointing", "uncheckpointed_blocks", "compile", "crop_bucket", "dry_run", "save_every",
           "keep", "eval_images", "max_skip", "on_nonfinite", "preset", "model"}
 
 
 def plain_config(config):
     """{dotted field: value}, as JSON would hold it."""
-    return dict(line[2:].split("=", 1) for line in fields_of(config))
+    return {name: as_text(value) for name, value in field_values(config).items()}
 
 
 def find_checkpoint(args, config):
@@ -90,7 +90,7 @@ def find_checkpoint(args, config):
         if args.out and occupied(out):
             raise UserError(f"--out {out}: not empty; name another directory, or go on with that run: --resume")
         return None, {}, config
-    found = checkpoint.steps(out)
+    found = checkpoint.complete_steps(out)
     if not found:
         if parallel.is_first():
             print(f"train.py: no complete checkpoint in {out}: the run starts afresh", file=sys.stderr)
@@ -307,7 +307,7 @@ def train(run, model, groups, optimizer, loader, journal, evaluate, every=0, sta
     config, ranks, told_to_end = run.config, run.ranks, []
     saver = checkpoint.Saver(run.out, config.keep, ranks.first, ranks.saving)
     signal.signal(signal.SIGTERM, lambda *_: told_to_end.append(True))     # once the step is done; one that never ends is another's to tell
-    if config.rehearse == "true" or (config.rehearse == "auto" and run.device.type == "cuda"):
+    if config.dry_run == "true" or (config.dry_run == "auto" and run.device.type == "cuda"):
         rehearse(run, model, groups)
 
     bar = tqdm(islice(loader, config.steps - start), total=config.steps, initial=start, unit="step", desc=f"stage {config.stage}",
@@ -614,7 +614,7 @@ def main(argv=None):
     try:
         args, config = parse(argv)
         device, dtype = pick_device(config)
-        if args.workers is None:
+        if "workers" not in args.fields:
             config = replace(config, workers=workers_for(device))
         folder, state, config = find_checkpoint(args, config)
         ranks, config = join(config, open_tokenizer(args, config, folder)[1].model, device)
@@ -628,7 +628,7 @@ def main(argv=None):
         sources, rates, asked = open_sources(args, config)
         model, tokenizer, config = open_model(args, config, folder)
         purpose = plans.purpose(sources, rates, tokenizer, config)
-        loader = Loader(sources, rates, tokenizer, config, ranks.dp_rank, ranks.dp, args.plan, args.cache,
+        loader = Loader(sources, rates, tokenizer, config, ranks.dp_rank, ranks.dp, args.plan, None,
                         part=(ranks.cp_rank, config.cp), agree=partial(parallel.agreed, mesh=ranks.mesh))
         if folder:
             same_data(args, folder, state, purpose)
@@ -657,8 +657,8 @@ def main(argv=None):
     except Terminated as e:
         end(ranks, e, 143)
     except KeyboardInterrupt:
-        saved = checkpoint.steps(out) if out else []
-        end(ranks, f"interrupted{f'; --resume goes on from step {saved[0]}' if saved else ''}", 130)
+        saved = checkpoint.newest_step(out) if out else None
+        end(ranks, f"interrupted{f'; --resume goes on from step {saved}' if saved is not None else ''}", 130)
     except torch.OutOfMemoryError as e:
         end(ranks, f"rank {ranks.rank}: {str(e).split('.')[0]}; python -m tools.memory counts what a step takes", 1)
     except RuntimeError as e:

@@ -30,7 +30,7 @@ import train
 from training import checkpoint
 
 ROOT = Path(__file__).parents[2]
-SMALL = ["--stage", "1", "--tiny", "--batch", "2", "--vit_steps=0", "--pool=4", "--device", "cpu", "--model.n_layer=1", "--model.n_embd=32",
+SMALL = ["--stage", "1", "--tiny", "--batch", "2", "--vit_steps=0", "--pool_size=4", "--device", "cpu", "--model.n_layer=1", "--model.n_embd=32",
          "--model.n_hidden=64", "--model.vision.n_embd=32", "--model.vision.n_hidden=64", "--data.max_tokens=256"]
 RECIPE = [*SMALL, "--steps", "6", "--save-every", "2", "--keep", "0", "--response_dropout=0.2"]
 
