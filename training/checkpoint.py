@@ -19,6 +19,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import warnings
 from pathlib import Path
 from typing import NamedTuple
@@ -231,9 +232,13 @@ def is_intact(folder):
     """Are all files of a checkpoint there, in their sizes? OSError if that cannot be known."""
     try:
         files = json.loads((folder / "complete").read_bytes())
-        return all((folder / name).stat().st_size == file["bytes"] for name, file in files.items())
+        for name, file in files.items():
+            status = (folder / name).stat()
+            if not stat.S_ISREG(status.st_mode) or status.st_size != file["bytes"]:
+                return False
     except DAMAGE:
         return False
+    return True
 
 
 def damage_of(folder, rank=0, ranks=1, only=None):
