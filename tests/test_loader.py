@@ -29,7 +29,7 @@ from records import media
 ROOT = Path(__file__).parent.parent
 MANY = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 TOKENIZER = data.ByteTokenizer()
-CONFIG = train.parse(["--stage", "2", "--tiny", "--batch", "8", "--micro-batch", "2", "--steps", "6", "--pool=9",
+CONFIG = train.parse(["--stage", "2", "--tiny", "--batch", "8", "--micro-batch", "2", "--steps", "6", "--pool_size=9",
                       "--data.max_tokens=700"])[1]
 
 
@@ -254,7 +254,7 @@ def test_packs_without_crops_are_dealt_by_their_attention():
 # ---------------------------------------------------------------------------------------------------------------
 # made ahead
 
-FLAGS = ["--stage", "2", "--tiny", "--batch", "4", "--pool=9", "--data.max_tokens=700", "--vit_steps=0", "--deterministic",
+FLAGS = ["--stage", "2", "--tiny", "--batch", "4", "--pool_size=9", "--data.max_tokens=700", "--vit_steps=0", "--deterministic",
          "--device", "cpu", "--model.n_layer=1", "--steps", "3"]
 
 
@@ -331,7 +331,7 @@ def test_a_plan_holds_record_ids_and_no_pixels(files, ahead):
 
 @pytest.mark.parametrize(("flags", "message"), [
     (["--seed", "1"], "seed was 0 and is 1"),
-    (["--pool=10"], "pool was 9 and is 10"),
+    (["--pool_size=10"], "pool_size was 9 and is 10"),
     (["--data.max_crops=2"], "data.max_crops"),
     (["--pack_crops=9"], "pack_crops was 32 and is 9"), (["--data", "RATES"], "the data changed"),
     (["--model.vision.patch=9"], "data.vision"), (["--model.n_vocab=512"], "tokenizer"),

@@ -298,7 +298,7 @@ def test_one_process_needs_no_exchange():
 def test_a_run_logs_the_same_numbers_on_any_layout(tmp_path):
     """Through the command line: ids, counts, weight exactly, loss and norms to rounding; skips and scores as well."""
     flags = ["--stage", "3", "--tiny", "--steps", "3", "--batch", "4", "--vit_steps=0", "--deterministic", "--device", "cpu",
-             "--eval_images=2", "--model.n_layer=1", "--pool=8", "--eval-every", "2"]
+             "--eval_images=2", "--model.n_layer=1", "--pool_size=8", "--eval-every", "2"]
     logs = {}
     for ranks, cp, micro, shard in ((1, 1, 2, 0), (2, 2, 1, 0), (2, 1, 1, 1), (4, 2, 2, 2)):
         out = tmp_path / f"{ranks}-{cp}-{micro}"
@@ -338,7 +338,7 @@ def test_a_layout_that_cannot_be_is_refused_before_any_model_is_built(monkeypatc
     assert refused.value.code == 2 and words in said and len(said.strip().splitlines()) == 1 and not (tmp_path / "out").exists()
 
 
-RUN = ["--stage", "1", "--tiny", "--batch", "2", "--vit_steps=0", "--device", "cpu", "--model.n_layer=1", "--pool=8", "--eval_images=2"]
+RUN = ["--stage", "1", "--tiny", "--batch", "2", "--vit_steps=0", "--device", "cpu", "--model.n_layer=1", "--pool_size=8", "--eval_images=2"]
 
 
 def launched(flags, out, ranks=2, program="train.py"):
@@ -484,7 +484,7 @@ def test_films_several_images_and_a_bad_record_log_the_same_on_shared_rows(tmp_p
         done = subprocess.run([
             sys.executable, *many, "train.py", "--stage", "3", "--tiny", "--data", str(tmp_path / "mixed.jsonl"), "--media",
             str(tmp_path / "media"), "--data.max_tokens=1024", "--data.max_frames=8", "--steps", "3", "--batch", "2", "--vit_steps=0",
-            "--deterministic", "--device", "cpu", "--model.n_layer=1", "--pool=6", "--cp", str(ranks), "--max_skip=1",
+            "--deterministic", "--device", "cpu", "--model.n_layer=1", "--pool_size=6", "--cp", str(ranks), "--max_skip=1",
             "--workers", "1", "--out", str(out)], cwd=ROOT, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
         assert done.returncode == 0, done.stderr
         steps = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()[1:-1]]

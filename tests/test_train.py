@@ -96,7 +96,7 @@ def test_on_a_gpu_the_cores_of_a_process_decode_ahead(monkeypatch):
 @pytest.mark.slow
 def test_decoding_in_worker_processes_changes_nothing(tmp_path):
     """... not even what is reported of images that are missing or cut short, though workers run steps ahead."""
-    flags = [*with_bad_images(tmp_path), "--steps", "5", "--pool=3"]
+    flags = [*with_bad_images(tmp_path), "--steps", "5", "--pool_size=3"]
     here, workers = run(tmp_path / "a", *flags), run(tmp_path / "b", *flags, "--workers", "2")
     same(here, workers, rel=1e-12)
     dropped = [line["dropped"] for line in steps(here)]
@@ -280,8 +280,8 @@ MISTAKES = [
     (["--stage", "1", "--tiny", "--stpes", "3"], "--steps"),
     (["--stage", "1", "--tiny", "--lr.vot=1"], "did you mean 'vit'"),
     (["--stage", "1", "--tiny", "--max_skip", "0.5"], "written --max_skip=value"),
-    (["--stage", "1", "--tiny", "--pool=many"], "'many' is no int"),
-    (["--stage", "1", "--tiny", "--pool=0"], "at least 1"),
+    (["--stage", "1", "--tiny", "--pool_size=many"], "'many' is no int"),
+    (["--stage", "1", "--tiny", "--pool_size=0"], "at least 1"),
     (["--stage", "1", "--tiny", "--data"], "--data"),
     (["--stage", "7"], "--stage"),
     (["--stage", "1"], "--data: name record files"),
@@ -300,7 +300,7 @@ MISTAKES = [
     (["--stage", "1", "--uncheckpointed_blocks=-1"], "--keep-blocks: must be at least 0"),
     (["--stage", "1", "--tiny", "--uncheckpointed_blocks=1"], "--uncheckpointed_blocks=1: without activation_checkpointing no block runs again"),
     (["--stage", "1", "--tiny", "--data.max_crops=0"], "--data.max-crops: must be at least 1"),
-    (["--stage", "1", "--tiny", "--pool=inf"], "'inf' is no int"),
+    (["--stage", "1", "--tiny", "--pool_size=inf"], "'inf' is no int"),
     (["--stage", "1", "--tiny", "--betas=0.9"], "--betas: two numbers"),
     (["--stage", "1", "--tiny", "--model.n_head=3"], "--model: no model has this shape"),
     (["--stage", "1", "--tiny", "--data.vision.grid=3"], "--data.vision.grid=3: geometry"),
@@ -406,7 +406,7 @@ def test_a_rehearsal_has_the_fullest_shapes_and_changes_nothing(tmp_path, monkey
     monkeypatch.setattr(train, "score", lambda *_: {})                   # what is learned is not the question
     monkeypatch.setattr(packing, "build", lambda *args, **how: (seen.append(build(*args, **how)), seen[-1])[1])
     flags = ["--steps", "2", "--stage", "2"]
-    logs = [steps(run(tmp_path / name, *flags, f"--rehearse={name}")) for name in ("false", "true")]
+    logs = [steps(run(tmp_path / name, *flags, f"--dry_run={name}")) for name in ("false", "true")]
     assert [line["loss"] for line in logs[0]] == [line["loss"] for line in logs[1]]
     full = [batch for batch in seen if batch.ids[0] == "rehearsal"]
     assert len(full) == 2
@@ -424,6 +424,6 @@ def test_what_does_not_fit_in_the_rehearsal_is_one_sentence(tmp_path, capsys, mo
 
     monkeypatch.setattr(train, "passed", full)
     with pytest.raises(SystemExit) as ended:
-        train.main([*SMALL, "--vit_steps=0", "--rehearse=true", "--out", str(tmp_path / "out")])
+        train.main([*SMALL, "--vit_steps=0", "--dry_run=true", "--out", str(tmp_path / "out")])
     said = capsys.readouterr().err.strip().splitlines()
     assert ended.value.code == 1 and "the fullest batch does not fit: CUDA out of memory" in said[-1] and "Traceback" not in str(said)

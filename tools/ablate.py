@@ -48,7 +48,7 @@ class Choice:
 
 
 CHOICES = (
-    Choice("packing", "examples share a row: more of them in the same time", "pictures", ("point_f1", "count_accuracy"), ("--pool=1",)),
+    Choice("packing", "examples share a row: more of them in the same time", "pictures", ("point_f1", "count_accuracy"), ("--pool_size=1",)),
     Choice("trees", "annotations share what they are about: more of them in the same time", "pictures", ("point_f1", "count_accuracy")),
     Choice("bidirectional", "visual tokens see each other both ways", "pictures", ("point_f1", "count_accuracy")),
     Choice("attentional pooling", "better than the mean of a window", "pictures", ("point_f1", "count_accuracy")),

@@ -285,7 +285,7 @@ def main(argv=None):
             raise train.UserError("--init: only shapes are looked at; name one with --preset and --model.*")
         if gpus < 1 or (own.generate and gpus > 1):
             raise train.UserError(f"--gpus {gpus}: must be at least 1, and 1 with --generate")
-        micro = args.micro_batch or 1 if own.generate else max(min(config.micro_batch, config.batch * config.cp // gpus), 1)
+        micro = (config.micro_batch if "micro_batch" in args.fields else 1) if own.generate else max(min(config.micro_batch, config.batch * config.cp // gpus), 1)
         config = replace(config, micro_batch=micro)      # in training, what train.join leaves of it
         why = parallel.misfit(gpus, config.cp, shape.n_head, shape.n_kv_head, config.batch, micro, config.data.max_tokens, config.shard)
         if why:

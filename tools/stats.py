@@ -35,7 +35,7 @@ def stats(source, tokenizer, config):
         longest = max(longest, (size[0], record["id"]))
     found = {"records": len(source), "usable": len(sizes), "skipped": dict(skipped), "branches": branches, "branches_dropped": dropped,
              "tokens": sum(t for t, _ in sizes), "crops": sum(c for _, c in sizes), "longest": longest[0], "longest_id": longest[1]}
-    planner, packs, waited = packing.Planner(sizes, config.data.max_tokens, config.pack_crops, config.pool), 0, 0
+    planner, packs, waited = packing.Planner(sizes, config.data.max_tokens, config.pack_crops, config.pool_size), 0, 0
     for _ in planner:
         packs, waited = packs + 1, max(waited, *(planner.packs - 1 - e[3] for e in planner.last))
     if packs:

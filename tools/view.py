@@ -327,7 +327,7 @@ def replay(run, step, row):
     run = Path(run)
     try:
         head = json.loads((run / "config.json").read_text())
-        args, config = argparse.Namespace(**head["command"]), train.config_from(head["config"])
+        args, config = argparse.Namespace(**head["command"]), train.config_from_json(head["config"])
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise train.UserError(f"--run {run}: no run directory: {e!r}") from None
     if not 1 <= step <= config.steps:

@@ -1,231 +1,309 @@
-"""What a run is told: its config, and the command line that sets it (paper: training, Table 12; spec 10).
+"""The configuration of a run and the command line that sets it (paper: training, Table 12).
 
 in    the words after `train.py`
-out   arguments, Config: defaults, then the stage's recipe, then --tiny's, then flags in their order
+out   the arguments that are no settings (files, --resume ...), and a Config
 
-Any field can be set, --a.b=value; one that does not exist is refused with the nearest name.
+A Config is made of defaults, then the stage's recipe, then the recipe of --tiny, then the flags.
+One rule for all flags: `--key value` and `--key=value` are the same, so are `-` and `_` in a key,
+and every field is a key: `--micro-batch 2`, `--data.max_tokens=512`, `--lr.vit 1e-5`.
 """
 
 import argparse
 import dataclasses
 import difflib
-import importlib
-import math
+import inspect
+import re
+import sys
 from dataclasses import dataclass, replace
+from functools import cache
 
 import model as models
 from data import DataConfig
-from records import media
+from stages import stage1, stage2, stage3
 from stages import tiny as tiny_recipe
+from training.limits import CHOICES, broken_rule
+
+RECIPES = {1: stage1.RECIPE, 2: stage2.RECIPE, 3: stage3.RECIPE}
+
+
+class UserError(Exception):
+    """A mistake of the user: ends the command with status 2 and this one sentence."""
 
 
 @dataclass(frozen=True)
 class GroupRates:
-    vit: float
-    connector: float                 # with the 128 extra embeddings
-    llm: float
+    """One number for each group of parameters."""
+
+    vit: float  # the vision transformer
+    connector: float  # pooling, projector and the extra embeddings of the special tokens
+    llm: float  # the decoder
 
 
 @dataclass(frozen=True)
 class Config:
-    stage: int = 1
-    preset: str = "4b"               # where `model` starts from
-    steps: int = 31_000              # the schedule ends there
-    batch: int = 128                 # packs per step, over everything
-    micro_batch: int = 4             # packs per forward on one rank; the rest of the batch is accumulated
-    cp: int = 1                      # context-parallel degree: ranks that share a row
-    shard: int = 0                   # ranks that hold the weights together, neighbours; 0: all of them
-    pack_crops: int = 16             # crops of one pack
-    pool: int = 48                   # examples the packer chooses from
-    lr: GroupRates = GroupRates(6e-6, 2e-4, 2e-5)
-    warmup: GroupRates = GroupRates(2000, 200, 2000)           # steps, linear from 0
-    final_lr: float = 0.1            # the cosine ends at this share of the base rate
-    betas: tuple = (0.9, 0.95)
-    adam_eps: float = 1e-6
-    clip: float = 1.0                # gradient norm, of each group by itself
-    z_loss: float = 1e-4
-    residual_dropout: float = 0.0    # at every position
-    response_dropout: float = 0.1    # only where the target has loss
-    freeze_embedding: bool = True    # the base embedding, and with it a tied head (spec 10)
-    train: tuple = ("vit", "connector", "llm")
-    activation_checkpointing: bool = True           # activation checkpointing: blocks keep their inputs only and run again in backward (spec 10)
-    uncheckpointed_blocks: int = 0             # of the decoder, the last ones, that keep all and do not run again; tools.memory says how many fit
-    compile: bool = False            # torch.compile, block by block
-    crop_bucket: int = 8             # crops of a batch are padded to a multiple of this
-    save_every: int = 500            # steps between checkpoints; 0: none
-    keep: int = 2                    # checkpoints, the newest; 0: all
-    rehearse: str = "auto"           # the fullest batch there can be, before the first step: auto (on a GPU), true, false
-    on_nonfinite: str = "stop"       # NaN or Inf in loss or gradient: stop, or skip the step and count it
-    seed: int = 0
-    device: str = "auto"
-    dtype: str = "auto"              # of the arithmetic; weights and optimizer are float32 always
-    max_skip: float = 0.01           # share of a source's records that may be unusable, once 1,000 of it were drawn
-    workers: int = 0                 # processes that decode ahead; 0: the training process does it (without --workers train.main chooses)
-    vit_steps: int = 0               # steps of stage 0, at most `steps`: for a toy ViT that starts from nothing
-    eval_images: int = 200           # held-out images asked about at the end of a toy run
+    """All settings of a run. UserError for a value that training/limits.py refuses."""
+
+    stage: int = 1  # which recipe of stages/
+    preset: str = "4b"  # the model shape that `model` starts from
+    steps: int = 31_000  # optimizer steps; the learning rate schedule ends there
+    batch: int = 128  # packs per optimizer step, over all ranks
+    micro_batch: int = 4  # packs per forward pass of one rank; the rest is accumulation
+    cp: int = 1  # context-parallel degree: ranks that share a row
+    shard: int = 0  # neighbouring ranks that hold the weights together (FSDP); 0: all ranks
+    pack_crops: int = 16  # crops of one pack at most
+    pool_size: int = 48  # examples that the packer chooses from
+    lr: GroupRates = GroupRates(6e-6, 2e-4, 2e-5)  # peak learning rates
+    warmup: GroupRates = GroupRates(2000, 200, 2000)  # steps of linear warm-up from 0
+    final_lr: float = 0.1  # the cosine ends at this fraction of the peak learning rate
+    betas: tuple = (0.9, 0.95)  # of AdamW
+    adam_eps: float = 1e-6  # of AdamW
+    clip: float = 1.0  # largest gradient norm, of each parameter group by itself
+    z_loss: float = 1e-4  # weight of the squared logsumexp in the loss
+    residual_dropout: float = 0.0  # dropout of sub-layer outputs at every position
+    response_dropout: float = 0.1  # dropout of sub-layer outputs where the target has loss
+    freeze_embedding: bool = True  # the base embedding (and with it a tied head) does not learn
+    train: tuple = ("vit", "connector", "llm")  # the parameter groups that learn
+    activation_checkpointing: bool = True  # blocks keep only their inputs and rerun in backward
+    uncheckpointed_blocks: int = 0  # last decoder blocks that keep all activations all the same
+    compile: bool = False  # torch.compile, block by block
+    crop_bucket: int = 8  # the crops of a batch are padded to a multiple of this
+    save_every: int = 500  # steps between checkpoints, and one at the end; 0: none
+    keep: int = 2  # how many checkpoints stay, the newest; 0: all
+    dry_run: str = "auto"  # try the largest possible batch before step 1; auto: on a GPU
+    on_nonfinite: str = "stop"  # at NaN or Inf in loss or gradient: stop, or skip the step
+    seed: int = 0  # of every random choice
+    device: str = "auto"  # auto: cuda, else mps, else cpu
+    dtype: str = "auto"  # of the arithmetic; weights and optimizer are always float32
+    max_skip: float = 0.01  # fraction of a source's records that may be unusable
+    workers: int = 0  # decoding processes per rank (when not given, on a GPU: its cores less one)
+    vit_steps: int = 0  # steps of stage 0 for a toy ViT that starts from nothing
+    eval_images: int = 200  # held-out images asked about at the end of a toy run
     data: DataConfig = DataConfig()
     model: models.ModelConfig = models.PRESETS["4b"]
 
+    def __post_init__(self):
+        # the crops are those that the model expects, so there is one geometry and not two
+        object.__setattr__(self, "data", replace(self.data, vision=self.model.vision))
+        for name, value in field_values(self).items():
+            if rule := broken_rule(name, as_tuple(value)):
+                raise UserError(f"--{name} {as_text(value)[:60]}: {rule}")
 
-# ---------------------------------------------------------------------------------------------------------------
+
+# --------------------------------------------------------------------------------------------------
+# fields by their dotted names
+
+
+def field_values(config, prefix=""):
+    """{dotted name: value} of every field, but for data.vision, which is a copy of model.vision."""
+    values = {}
+    for field in dataclasses.fields(config):
+        name = prefix + field.name
+        value = getattr(config, field.name)
+        if not dataclasses.is_dataclass(value):
+            values[name] = value
+        elif name != "data.vision":
+            values |= field_values(value, f"{name}.")
+    return values
+
+
+def as_tuple(value):
+    return value if isinstance(value, tuple) else (value,)
+
+
+def as_text(value):
+    """The value of a field as the command line takes it."""
+    return ",".join(map(str, as_tuple(value)))
+
+
+def unknown_key(key, known):
+    """UserError for a key that is not in `known`, with the nearest one that is."""
+    near = difflib.get_close_matches(key, known, 1)
+    hint = f" - did you mean --{near[0]}?" if near else "; --help lists all"
+    return UserError(f"--{key}: no such flag or field{hint}")
+
+
+def parsed(text, old, key):
+    """The text of a field as a value of the type of `old`; UserError if it is none."""
+    try:
+        if isinstance(old, bool):
+            return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
+        if isinstance(old, tuple):
+            kind = type(old[0]) if old else int
+            return tuple(kind(part) for part in text.split(",") if part)
+        return type(old)(text)
+    except (KeyError, ValueError):
+        kinds = {bool: "true or false", int: "an integer", float: "a number"}
+        kind = kinds.get(type(old), "a list with commas between its values")
+        raise UserError(f"--{key} {text}: not {kind}") from None
+
+
+def override(config, key, value):
+    """config with one dotted field replaced; a string is parsed by the type of that field."""
+    values = field_values(config)
+    if key not in values:
+        raise unknown_key(key, values)
+    if isinstance(value, str):
+        value = parsed(value, values[key], key)
+
+    def replaced(part, names):
+        head, *rest = names
+        return replace(part, **{head: replaced(getattr(part, head), rest) if rest else value})
+
+    return replaced(config, key.split("."))
+
+
+def config_from_json(fields, like=None):
+    """A Config from the JSON object that dataclasses.asdict made of one (config.json of a run)."""
+    like = Config() if like is None else like
+    values = {}
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            value = config_from_json(value, getattr(like, name))
+        values[name] = tuple(value) if isinstance(value, list) else value
+    return replace(like, **values)
+
+
+# --------------------------------------------------------------------------------------------------
 # the command line
 
 
-class UserError(Exception):
-    """Ends the command with status 2 and one sentence."""
-
-
 class Parser(argparse.ArgumentParser):
-    def error(self, message):        # one sentence instead of the whole usage
+    """Raises UserError with one sentence, where argparse would print the usage and exit."""
+
+    def error(self, message):
         raise UserError(message)
 
 
-def fields_of(config, prefix=""):
-    """'--a.b=default' of every field, for --help."""
-    for f in dataclasses.fields(config):
-        value = getattr(config, f.name)
-        if dataclasses.is_dataclass(value):
-            yield from fields_of(value, f"{prefix}{f.name}.")
+STAGE = {"type": int, "choices": tuple(RECIPES), "required": True}
+SWITCH = {"action": "store_true"}
+FILE = {"metavar": "FILE"}
+FOLDER = {"metavar": "DIR"}
+FLAGS = {                    # {flag: (kind, help)}: the recipe of a run, what it reads and writes
+    "stage": (STAGE, "the recipe of stages/"),
+    "tiny": (SWITCH, "toy model and laptop settings; toy world unless --data is given"),
+    "preset": ({"choices": tuple(models.PRESETS)}, "model shape (default 4b; with --tiny, toy)"),
+    "data": ({"nargs": "+", "metavar": "FILE[=rate]"}, "record files (.jsonl, .json), their rates"
+             " (default 1); a mix.json; or the folder of the recipe's published sets"),
+    "media": (FOLDER, "where the paths in the records start"),
+    "skip-missing": (SWITCH, "train without the files of a mixture that are missing"),
+    "plan": (FILE, "packs planned ahead by tools.plan"),
+    "eval": (FILE, "records asked about at the end (with --data)"),
+    "eval-every": ({"type": int, "default": 0, "metavar": "N"},
+                   "evaluate every N steps too (default 0: only at the end)"),
+    "init": (FOLDER, "start from the weights of a run directory or of a released checkpoint"),
+    "out": (FOLDER, "run directory, new or empty (default runs/stage1-tiny and so on, where an"
+            " older run is renamed)"),
+    "resume": (SWITCH, "continue from the newest checkpoint in --out, exactly; none there: start"),
+    "resume-anyway": (SWITCH, "--resume, even if the recipe or the data have changed"),
+    "else-init": (FOLDER, "with --resume: --init, as long as there is no checkpoint"),
+    "deterministic": (SWITCH, "dropout off, deterministic kernels"),
+}
+
+
+source_of = cache(inspect.getsource)
+
+
+class FlagParser(Parser):
+    """Adds the fields of the config to --help, each with the comment beside it in the source."""
+
+    def format_help(self):
+        lines = ["", "fields of the config, with their defaults before a recipe changes them:"]
+        for name, value in field_values(Config()).items():
+            part = Config()
+            comments = []
+            for field in name.split("."):
+                pattern = rf"^    {field}: .*?# *(.+)$"
+                comments += re.findall(pattern, source_of(type(part)), re.MULTILINE)
+                part = getattr(part, field)
+            default = as_text(value).strip() or repr(value)
+            lines.append(f"  {f'--{name} {default}':<44} {': '.join(comments)}")
+        return super().format_help() + "\n".join(lines) + "\n"
+
+
+def split_arguments(argv):
+    """The words of a command line -> those of FLAGS, for argparse, and {field: text}."""
+    fields = field_values(Config())
+    for_argparse = []
+    texts = {}
+    words = list(argv)
+    while words:
+        word = words.pop(0)
+        key, equals, text = word[2:].partition("=")
+        flag = key.replace("_", "-")
+        field = key.replace("-", "_")
+        if not word.startswith("--"):
+            for_argparse.append(word)
+        elif flag in FLAGS or flag == "help":
+            for_argparse.append(f"--{flag}{equals}{text}")
+        elif field not in fields:
+            raise unknown_key(key, [*FLAGS, *fields])
+        elif equals:
+            texts[field] = text
+        elif words and not words[0].startswith("--"):
+            texts[field] = words.pop(0)
         else:
-            yield f"--{prefix}{f.name}={','.join(map(str, value)) if isinstance(value, tuple) else value}"
-
-
-def override(config, key, value, where):
-    """config with one dotted field replaced; a string is parsed by the type of the field it replaces."""
-    head, _, rest = key.partition(".")
-    names = [f.name for f in dataclasses.fields(config)]
-    if head not in names:
-        near = difflib.get_close_matches(head, names, 1)
-        hint = f" - did you mean '{near[0]}'?" if near else f"; there are {', '.join(names)}"
-        raise UserError(f"{where}: no such field '{head}'{hint}")
-    old = getattr(config, head)
-    if dataclasses.is_dataclass(old):
-        if not rest:
-            raise UserError(f"{where}: '{head}' has fields of its own: {', '.join(f.name for f in dataclasses.fields(old))}")
-        return replace(config, **{head: override(old, rest, value, where)})
-    if rest:
-        raise UserError(f"{where}: '{head}' has no field '{rest}'")
-    if isinstance(value, str) and not isinstance(old, str):
-        try:
-            if isinstance(old, bool):
-                value = {"true": True, "false": False, "1": True, "0": False}[value.lower()]
-            elif isinstance(old, tuple):
-                value = tuple((type(old[0]) if old else int)(v) for v in value.split(",") if v)
-            else:
-                value = type(old)(value)
-        except (KeyError, ValueError):
-            raise UserError(f"{where}: '{value}' is no {type(old).__name__}") from None
-    return replace(config, **{head: value})
-
-
-def config_from(d, like=None):
-    """A Config as it stands in a run's config.json -> Config."""
-    like = Config() if like is None else like
-    return replace(like, **{name: config_from(value, getattr(like, name)) if isinstance(value, dict) else tuple(value)
-                            if isinstance(value, list) else value for name, value in d.items()})
+            raise UserError(f"--{key}: needs a value")
+    return for_argparse, texts
 
 
 def parse(argv):
-    """Command line -> arguments, Config: defaults, then the stage's recipe, then --tiny's, then flags in their order."""
-    parser = Parser(description="Train Molmo2 (paper: training, Table 12).", allow_abbrev=False, epilog=(
-        "Any field of the config can be set, before a recipe changes them these are: " + " ".join(fields_of(Config()))))
-    parser.add_argument("--stage", type=int, choices=(1, 2, 3), required=True, help="recipe from stages/")
-    parser.add_argument("--tiny", action="store_true", help="toy model and laptop settings; toy world unless --data is given")
-    parser.add_argument("--preset", choices=tuple(models.PRESETS), help="model shape (default: 4b, with --tiny toy)")
-    parser.add_argument("--data", nargs="+", metavar="FILE[=rate]", help="record files (.jsonl, .json) and their shares, default 1 each;"
-                        " a mix.json; or the folder of the recipe's published sets")
-    parser.add_argument("--skip-missing", action="store_true", help="train without those files of a mixture that are not there")
-    parser.add_argument("--plan", metavar="FILE", help="packs planned ahead by packing.py plan")
-    parser.add_argument("--cache", metavar="DIR", help="examples encoded ahead by packing.py plan")
-    parser.add_argument("--media", metavar="DIR", help="where the paths in the records start")
-    parser.add_argument("--eval", metavar="FILE", help="records asked about at the end (with --data)")
-    parser.add_argument("--eval-every", type=int, default=0, metavar="N", help="also every N steps (default 0: only at the end)")
-    parser.add_argument("--init", metavar="DIR", help="start from the weights of a run directory")
-    parser.add_argument("--resume", action="store_true", help="go on from the newest complete checkpoint in --out, exactly; none: start")
-    parser.add_argument("--resume-anyway", action="store_true", help="... even if the recipe or the data are others now")
-    parser.add_argument("--else-init", metavar="DIR", help="with --resume: --init, as long as there is no checkpoint")
-    parser.add_argument("--save-every", type=int, metavar="N", help="a checkpoint every N steps, and at the end (default 500; 0: none)")
-    parser.add_argument("--keep", type=int, metavar="N", help="keep the newest N checkpoints (default 2; 0: all)")
-    parser.add_argument("--on-nonfinite", choices=("stop", "skip"), help="NaN or Inf in loss or gradient: stop (default) or skip the step")
-    parser.add_argument("--out", metavar="DIR",
-                        help="run directory, empty if it is there (default runs/stage1-tiny and so on, an old one moved aside)")
-    parser.add_argument("--steps", type=int, help="optimizer steps; the schedule ends there")
-    parser.add_argument("--batch", type=int, help="packs per step, over everything")
-    parser.add_argument("--micro-batch", type=int, help="packs per forward on one rank")
-    parser.add_argument("--cp", type=int, help="context-parallel degree: processes that share a row (default 1)")
-    parser.add_argument("--shard", type=int, help="processes that hold the weights together: those of a node (default 0: all)")
-    parser.add_argument("--train", metavar="PARTS", help="which parts learn: vit,connector,llm (default all; with --tiny, of stages 2 and 3"
-                        " connector,llm)")
-    parser.add_argument("--seed", type=int)
-    parser.add_argument("--workers", type=int, help="processes that decode ahead, 0 for none (default: on a GPU the cores that "
-                        "each of its machine's processes has, less one, at most 8; elsewhere none, for torch uses them all)")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda", "mps"))
-    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), help="arithmetic (auto: bfloat16 on a GPU, else float32)")
-    parser.add_argument("--deterministic", action="store_true", help="dropout off, deterministic kernels")
-    args, rest = parser.parse_known_args(argv)
+    """Command line (None: of this process) -> (arguments of FLAGS, Config); UserError for a mistake.
 
-    config = override(Config(), "stage", args.stage, "--stage")
-    recipes = [importlib.import_module(f"stages.stage{args.stage}").RECIPE] + [tiny_recipe.RECIPE, tiny_recipe.STAGES[args.stage]] * args.tiny
-    for recipe in recipes:
-        for key, value in recipe.items():
-            config = override(config, key, value, "recipe")
-    for key in ("preset", "steps", "batch", "micro_batch", "cp", "shard", "train", "seed", "workers", "device", "dtype", "save_every",
-                "keep", "on_nonfinite"):
-        if getattr(args, key) is not None:
-            config = override(config, key, getattr(args, key), f"--{key.replace('_', '-')}")
+    args.fields keeps the fields that were given, {name: text}: train.py chooses some of the others.
+    """
+    for_argparse, texts = split_arguments(sys.argv[1:] if argv is None else argv)
+    parser = FlagParser(
+        description="Train Molmo2 (paper: training, Table 12).", allow_abbrev=False,
+        epilog="--key value and --key=value are the same, and so are - and _ in a key.")
+    for flag, (kind, text) in FLAGS.items():
+        parser.add_argument(f"--{flag}", help=text, **kind)
+    args = parser.parse_args(for_argparse)
+    args.fields = texts
+    args.resume = args.resume or args.resume_anyway
+
+    recipe = dict(RECIPES[args.stage])
+    if args.tiny:
+        recipe |= tiny_recipe.RECIPE | tiny_recipe.STAGES[args.stage]
+    recipe |= {"stage": args.stage}
+    recipe |= {"preset": args.preset} if args.preset else {}
+    config = Config()
+    for key, value in recipe.items():
+        config = override(config, key, value)
     config = replace(config, model=models.PRESETS[config.preset])
-    flags = [option[2:] for action in parser._actions for option in action.option_strings]
-    for item in rest:
-        key, equals, value = item.partition("=")
-        if not key.startswith("--") or not equals:
-            near = difflib.get_close_matches(key.lstrip("-"), flags, 1)
-            hint = f" - did you mean --{near[0]}?" if near else "; config fields are written --a.b=value"
-            if any(field.startswith(f"{key}=") for field in fields_of(Config())):
-                hint = f"; a field of the config is written {key}=value"
-            raise UserError(f"{key}: no such flag{hint}")
-        config = override(config, key[2:], value, key)
-    config = replace(config, data=replace(config.data, vision=config.model.vision))
+    for key, text in texts.items():
+        config = override(config, key, text)
     if args.deterministic:
         config = replace(config, residual_dropout=0.0, response_dropout=0.0)
-    # the batch of a laptop run may be smaller than the recipe's micro-batch, a short run shorter than its stage 0
-    config = replace(config, micro_batch=min(config.micro_batch, config.batch), vit_steps=min(config.vit_steps, config.steps))
-    for key in ("steps", "batch", "micro_batch", "cp", "pool", "crop_bucket", "pack_crops", "eval_images", "data.max_tokens",
-                "data.max_crops", "data.max_images", "data.max_frames"):
-        value = getattr(config.data, key[5:]) if key.startswith("data.") else getattr(config, key)
-        if value < 1:
-            raise UserError(f"--{key.replace('_', '-')}: must be at least 1, not {value}")
-    for key in ("seed", "workers", "vit_steps", "max_skip", "shard", "save_every", "keep", "uncheckpointed_blocks"):
-        if getattr(config, key) < 0:
-            raise UserError(f"--{key.replace('_', '-')}: must be at least 0, not {getattr(config, key)}")
+    # a laptop's batch may be smaller than the recipe's micro-batch, a short run than its stage 0
+    config = replace(config, micro_batch=min(config.micro_batch, config.batch),
+                     vit_steps=min(config.vit_steps, config.steps))
+    check_together(args, config)
+    return args, config
+
+
+def check_together(args, config):
+    """UserError for flags that contradict one another."""
+    vision = config.model.vision
+    if config.batch % config.micro_batch:
+        raise UserError(f"--micro-batch {config.micro_batch}: --batch {config.batch} is not a "
+                        "multiple of it")
     if config.uncheckpointed_blocks and not config.activation_checkpointing:
-        raise UserError(f"--uncheckpointed_blocks={config.uncheckpointed_blocks}: without activation_checkpointing no block runs again, and all keep what they compute")
-    for key in ("max_points", "n_transcripts", "length_hint"):
-        if getattr(config.data, key) < 0:
-            raise UserError(f"--data.{key}: must be at least 0, not {getattr(config.data, key)}")
-    if not 0 < config.data.fps < math.inf or config.data.max_frames > media.MAX_FRAMES:
-        raise UserError(f"--data.fps={config.data.fps} --data.max_frames={config.data.max_frames}: frames per second above 0, and at most "
-                        f"{media.MAX_FRAMES} of a video")
-    if len(config.betas) != 2 or not all(0 <= b < 1 for b in config.betas):
-        raise UserError(f"--betas: two numbers from 0 to below 1, not {config.betas}")
-    args.resume |= args.resume_anyway
+        raise UserError(f"--uncheckpointed_blocks {config.uncheckpointed_blocks}: only goes with "
+                        "--activation_checkpointing true")
+    if len(config.betas) != 2:
+        raise UserError(f"--betas {as_text(config.betas)}: must be two numbers")
+    if not config.train:
+        raise UserError(f"--train: choose from {', '.join(CHOICES['train'])}")
+    if 2 * vision.overlap_margin >= vision.grid:
+        raise UserError(f"--model.vision.overlap_margin {vision.overlap_margin}: must be less than "
+                        f"half of --model.vision.grid {vision.grid}")
     if args.resume and args.init:
-        raise UserError("--init: starts from weights, --resume goes on with a run; leave one out (or --resume --else-init DIR)")
+        raise UserError("--init starts from weights and --resume continues a run: leave one of "
+                        "them out (or use --resume --else-init DIR)")
     if args.else_init and not args.resume:
-        raise UserError("--else-init: only goes with --resume; without it, --init")
-    if config.rehearse not in ("auto", "true", "false"):
-        raise UserError(f"--rehearse={config.rehearse}: auto, true or false")
-    if config.on_nonfinite not in ("stop", "skip"):
-        raise UserError(f"--on_nonfinite={config.on_nonfinite}: stop or skip")
+        raise UserError("--else-init only goes with --resume; without it, use --init")
     if args.eval_every < 0:
-        raise UserError(f"--eval-every: must be at least 0, not {args.eval_every}")
+        raise UserError(f"--eval-every {args.eval_every}: must be at least 0")
     for flag in () if args.data else ("media", "eval", "skip_missing"):
         if getattr(args, flag):
             raise UserError(f"--{flag.replace('_', '-')}: only goes with --data")
-    for item in rest:
-        if item.startswith("--data.vision."):
-            raise UserError(f"{item}: geometry is the model's; set --model.vision.*")
-    if config.batch % config.micro_batch:
-        raise UserError(f"--micro-batch {config.micro_batch}: --batch {config.batch} is no multiple of it")
-    if not config.train or set(config.train) - {"vit", "connector", "llm"}:
-        raise UserError(f"--train {','.join(config.train)}: choose among vit, connector, llm")
-    return args, config

@@ -1,7 +1,7 @@
-"""What a run writes about itself as it goes: log.jsonl, skips.jsonl, batches that were not finite.
+"""What a run writes about itself as it goes: log.jsonl, skips.jsonl, batches that are not finite.
 
 in    the numbers of a step, the records that were found bad in it
-out   files that readers, tools.view and the rest of an interrupted run go by
+out   files for charts and tools, and for the rest of an interrupted run
 """
 
 import dataclasses
@@ -18,74 +18,125 @@ import torch
 
 
 class RunLog:
-    """log.jsonl, a line per step after one with the config, and skips.jsonl; the first rank writes, the others do not.
+    """log.jsonl, one line per step after a first line, and skips.jsonl; only the first rank writes.
 
-    head: that first line, of a run that begins; goes_on: the step after which an interrupted one goes on. What a kill left unfinished
-    is cut off, and of a step that the log then has twice, the later line counts.
+    head: the first line of a run that begins. resume_step: the step after which a run continues; a
+    line that a kill cut short is dropped, and of a step that is logged twice the later line counts.
+    loss: that of the last step.
     """
 
-    def __init__(self, out, writes, head, goes_on=None):
-        self.loss, self.told = None, {b["draw"] for b in read_skips(out)} if goes_on is not None else set()
-        if writes and goes_on is None:
-            (out / "config.json").write_text(json.dumps(head, indent=1))
-            (out / "skips.jsonl").unlink(missing_ok=True)
-        elif writes:
-            drop_partial_line(out / "log.jsonl")
-            drop_partial_line(out / "skips.jsonl")
-            before = [line for line in read_log(out / "log.jsonl") if "lr" in line and line["step"] == goes_on]
-            self.loss = before[-1]["loss"] if before else None
-        self.log = open(out / "log.jsonl" if writes else os.devnull, "w" if goes_on is None else "a", buffering=1)
+    def __init__(self, out, writes, head, resume_step=None):
+        self.loss = None
+        self.logged = set()              # the draws that skips.jsonl has already
         self.skips = out / "skips.jsonl" if writes else Path(os.devnull)
-        if goes_on is None:
-            self.log.write(json.dumps(head) + "\n")
+        log = out / "log.jsonl" if writes else Path(os.devnull)
+        if resume_step is not None:
+            self.logged = {skip["draw"] for skip in read_skips(out)}
+            self.loss = loss_of(log, resume_step) if writes else None
+            for path in (log, self.skips) if writes else ():
+                drop_partial_line(path)
+            self.file = open(log, "a", buffering=1)
+        else:
+            if writes:
+                (out / "config.json").write_text(json.dumps(head, indent=1))
+                self.skips.unlink(missing_ok=True)
+            self.file = open(log, "w", buffering=1)
+            self.file.write(json.dumps(head) + "\n")
 
     def step(self, line, bad):
-        """A step's line, and what was found bad in it: [{"draw":, "id":, "where":, "reason":}, ..]; of a draw once, whoever resumes."""
-        self.log.write(json.dumps(line) + "\n")
+        """Logs a step, and once for each draw what was found bad in it.
+
+        bad: [{"draw": .., "id": .., "where": .., "reason": ..}, ..]
+        """
+        self.file.write(json.dumps(line) + "\n")
         self.loss = line["loss"]
-        new = [b for b in sorted(bad, key=lambda b: b["draw"]) if b["draw"] not in self.told]
+        new = [skip for skip in bad if skip["draw"] not in self.logged]
         if new:
             with open(self.skips, "a") as skips:
-                skips.writelines(json.dumps({"step": line["step"], **b}) + "\n" for b in new)
+                for skip in sorted(new, key=lambda skip: skip["draw"]):
+                    skips.write(json.dumps({"step": line["step"], **skip}) + "\n")
 
-    def scores(self, number, scores, **more):
-        self.log.write(json.dumps({"step": number, "eval": scores, **more}) + "\n")
+    def scores(self, step, scores, **more):
+        self.file.write(json.dumps({"step": step, "eval": scores, **more}) + "\n")
+
+
+# --------------------------------------------------------------------------------------------------
+# reading
+
+
+NUMBER = (int, float)
+# fields of a line by which readers go, and their types
+LINE_FIELDS = {"step": int, "seconds": NUMBER, "loss": (*NUMBER, type(None)), "lr": dict,
+               "nll_by_source": (dict, type(None)), "eval": dict}
+
+
+def is_well_formed(line):
+    """Can readers rely on the fields of this line of a log?"""
+    if not isinstance(line, dict):
+        return False
+    if any(key in line and not isinstance(line[key], kind) for key, kind in LINE_FIELDS.items()):
+        return False
+    numbers = [*line.get("lr", {}).values(), *(line.get("nll_by_source") or {}).values()]
+    needed = {"step", "loss", "seconds"} if "lr" in line else {"step"} if "eval" in line else set()
+    return needed <= line.keys() and all(isinstance(number, NUMBER) for number in numbers)
+
+
+def read_log(path):
+    """The lines of a file of the run as dicts, none where there is no file.
+
+    A line that a kill cut short, that a disk damaged or that somebody changed is passed over.
+    """
+    lines = []
+    for row in path.read_bytes().splitlines() if path.exists() else []:
+        try:
+            line = json.loads(row)
+        except (ValueError, RecursionError):
+            continue
+        if is_well_formed(line):
+            lines.append(line)
+    return lines
+
+
+def read_skips(out):
+    """The records that a run found bad while decoding: [{"draw": .., "reason": .., ..}, ..].
+
+    A damaged line is passed over: the run finds that record bad again.
+    """
+    return [skip for skip in read_log(out / "skips.jsonl")
+            if isinstance(skip.get("draw"), int) and isinstance(skip.get("reason"), str)]
+
+
+def loss_of(log, step):
+    """The loss of a step in a log, None if it is not there."""
+    losses = [line["loss"] for line in read_log(log) if "lr" in line and line["step"] == step]
+    return losses[-1] if losses else None
 
 
 def drop_partial_line(path):
-    """Cuts off a last line that a kill left unfinished: what is appended stands on lines of its own."""
+    """Cuts off a last line that a kill left unfinished, so that the next one begins a new line."""
     if path.exists():
         os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
 
-def read_log(path):
-    """The lines of a file of the run as dicts, none where there is no file; what a kill cut off, or a disk damaged, is passed over."""
-    found = []
-    for row in path.read_bytes().splitlines() if path.exists() else []:
-        try:
-            line = json.loads(row)
-        except ValueError:
-            continue
-        found += [line] if isinstance(line, dict) else []
-    return found
+# --------------------------------------------------------------------------------------------------
+# what else is noted of a run
 
 
-def read_skips(out):
-    """What earlier parts of the run found bad while decoding: [{"draw":, "reason":, ..}, ..]; of a cut last line it is found again."""
-    return read_log(out / "skips.jsonl")
-
-
-def save_nonfinite_batches(out, number, batches, rank):
-    """Leaves batches whose loss is not finite in out, as arrays."""
+def save_nonfinite_batches(out, step, batches, rank):
+    """Writes batches whose loss is not finite to `out` as arrays."""
     for k, batch in enumerate(batches):
-        arrays = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch) if torch.is_tensor(getattr(batch, f.name))}
-        np.savez(out / f"nonfinite-step-{number}-rank-{rank}-{k}.npz", ids=np.array(batch.ids), **{n: a.cpu() for n, a in arrays.items()})
+        arrays = {"ids": np.array(batch.ids)}
+        for field in dataclasses.fields(batch):
+            value = getattr(batch, field.name)
+            if torch.is_tensor(value):
+                arrays[field.name] = value.cpu()
+        np.savez(out / f"nonfinite-step-{step}-rank-{rank}-{k}.npz", **arrays)
 
 
-def dropped_by(counted):
+def dropped_by(counts):
     """{"source: reason": n} -> the fields of the log: by reason, and by source and reason."""
     by_reason, by_source = Counter(), {}
-    for key, n in counted.items():
+    for key, n in counts.items():
         source, _, reason = key.rpartition(": ")
         by_reason[reason] += n
         by_source.setdefault(source, {})[reason] = n
@@ -93,22 +144,27 @@ def dropped_by(counted):
 
 
 def commit():
-    """The commit of the code that runs, with + if files differ from it; 'unknown' outside a checkout."""
+    """The commit of the code that runs, with + if files differ from it; 'unknown' without git."""
     here = Path(__file__).parents[1]
 
     def git(*words):
-        return subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.check_output(["git", *words], cwd=here, text=True,
+                                       stderr=subprocess.DEVNULL).strip()
 
     try:
-        return git("rev-parse", "--short", "HEAD") + "+" * bool(git("status", "--porcelain", "-uno"))
+        changed = git("status", "--porcelain", "-uno")
+        return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 
 
 def hardware(device):
     """The name of a GPU, or of the processor and how many cores it has."""
-    if torch.device(device).type == "xpu":
+    if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(device)
-    info = Path("/proc/cpuinfo")             # of Linux
-    names = re.findall(r"model name\s*: *(.*)", info.read_text()) if info.is_file() else []
-    return f"{os.cpu_count()} cores, {names[0] if names else platform.processor() or platform.machine()}"
+    cpuinfo = Path("/proc/cpuinfo")          # of Linux
+    names = []
+    if cpuinfo.is_file():
+        names = re.findall(r"model name\s*: *(.*)", cpuinfo.read_text())
+    name = names[0] if names else platform.processor() or platform.machine()
+    return f"{os.cpu_count()} cores, {name}"

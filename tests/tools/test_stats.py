@@ -29,7 +29,7 @@ def test_stats_are_those_of_the_encoded_examples(tmp_path):
               {"annotations": [{"type": "text", "text": "b", "weight": 0}]}]
     (tmp_path / "r.jsonl").write_text("\n".join(map(json.dumps, lines)))
     source = data.Records(tmp_path / "r.jsonl")
-    config = train.parse(["--stage", "1", "--tiny", "--data.max_tokens=800", "--pool=5"])[1]
+    config = train.parse(["--stage", "1", "--tiny", "--data.max_tokens=800", "--pool_size=5"])[1]
     tokenizer = data.ByteTokenizer()
     found = stats.stats(source, tokenizer, config)
     whole = [data.encode(source[i], tokenizer, config.data, 0, 0) for i in range(40)]

@@ -380,7 +380,7 @@ def test_a_step_of_a_run_is_shown_as_it_was_trained_on(tmp_path):
         (tmp_path / name).write_bytes((media / name).read_bytes())
     (tmp_path / "cut.png").write_bytes((media / "coffee.png").read_bytes()[:90_000])
     flags = ["--stage", "1", "--tiny", "--batch", "2", "--steps", "3", "--data", str(tmp_path / "r.jsonl"), "--model.n_layer=1",
-             "--device", "cpu", "--vit_steps=0", "--pool=3"]
+             "--device", "cpu", "--vit_steps=0", "--pool_size=3"]
     train.main([*flags, "--out", str(tmp_path / "run")])
     (tmp_path / "cut.png").write_bytes((media / "coffee.png").read_bytes())          # mended since: the run saw it cut
     lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]

@@ -30,7 +30,7 @@ import train
 from training import checkpoint
 
 ROOT = Path(__file__).parents[2]
-SMALL = ["--stage", "1", "--tiny", "--batch", "2", "--vit_steps=0", "--pool=4", "--device", "cpu", "--model.n_layer=1", "--model.n_embd=32",
+SMALL = ["--stage", "1", "--tiny", "--batch", "2", "--vit_steps=0", "--pool_size=4", "--device", "cpu", "--model.n_layer=1", "--model.n_embd=32",
          "--model.n_hidden=64", "--model.vision.n_embd=32", "--model.vision.n_hidden=64", "--data.max_tokens=256"]
 RECIPE = [*SMALL, "--steps", "6", "--save-every", "2", "--keep", "0", "--response_dropout=0.2"]
 
@@ -104,14 +104,14 @@ def whole(tmp_path_factory, records):
     """A run of six steps that nothing interrupted, with its checkpoints of steps 2, 4 and 6."""
     out = tmp_path_factory.mktemp("runs") / "whole"
     assert run(out, *RECIPE, *records) == 0
-    assert checkpoint.steps(out) == [6, 4, 2] and sorted(logged(out)) == [1, 2, 3, 4, 5, 6] and len(skipped(out)) >= 3
+    assert checkpoint.complete_steps(out) == [6, 4, 2] and sorted(logged(out)) == [1, 2, 3, 4, 5, 6] and len(skipped(out)) >= 3
     return out
 
 
 def back_to(whole, out, step):
     """The run as it was at a step that it saved, but for the log."""
     shutil.copytree(whole, out)
-    for later in checkpoint.steps(out):
+    for later in checkpoint.complete_steps(out):
         if later > step:
             shutil.rmtree(out / f"step-{later}")
     return out
@@ -234,11 +234,11 @@ def test_a_checkpoint_that_lost_a_write_is_passed_over_for_the_one_before(whole,
             shutil.copytree(whole / f"step-{step}", out / f"step-{step}")
         path = out / "step-6" / name
         path.unlink() if damage == "gone" else os.truncate(path, path.stat().st_size // 2 if damage == "cut" else 0)
-        assert checkpoint.steps(out) == [4], (name, damage)
+        assert checkpoint.complete_steps(out) == [4], (name, damage)
         shutil.rmtree(out)
     out = back_to(whole, tmp_path / "out", 6)
     os.truncate(out / "step-6" / "__0_0.distcp", 100)
-    assert run(out, *RECIPE, *records, "--resume") == 0 and equal(out, whole) and checkpoint.steps(out) == [6, 4, 2]
+    assert run(out, *RECIPE, *records, "--resume") == 0 and equal(out, whole) and checkpoint.complete_steps(out) == [6, 4, 2]
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -437,7 +437,7 @@ def fails_at(k, what, out, before, way):
     for power in (True, False) if way == "killed" else (True,):
         if not power:
             disk.lose()
-        left = checkpoint.steps(out)
+        left = checkpoint.complete_steps(out)
         assert left or not before, "nothing is left"
         assert all((new if step == 2 else old).holds(out / f"step-{step}") for step in left), left
     if error and way == "full":
@@ -445,7 +445,7 @@ def fails_at(k, what, out, before, way):
         assert "\n" not in said and "step 2" in said and "No space left" in said, said
         assert (f"step-{left[0]} is complete" if left else "there is none before it") in said and not list(out.glob("*.part")), said
     if not error:                                                        # an old one may stay, a folder was there already
-        assert what[0] in ("unlink", "rmdir", "mkdir") and checkpoint.steps(out)[0] == 2
+        assert what[0] in ("unlink", "rmdir", "mkdir") and checkpoint.complete_steps(out)[0] == 2
     new.learn().save(saver if way == "full" else checkpoint.Saver(out, keep=1), 2)
     assert [path.name for path in out.iterdir()] == ["step-2"] and new.holds(out / "step-2")
     return error is not None
@@ -482,7 +482,7 @@ def test_a_full_disk_stops_the_run_with_one_sentence_and_resume_goes_on(whole, r
     with Disk(out, hook):
         assert run(out, *RECIPE, *records) == 1
     sentence(capsys, "the checkpoint of step 4 cannot be written", "No space left", "step-2 is complete")
-    assert checkpoint.steps(out) == [2] and not list(out.glob("*.part"))
+    assert checkpoint.complete_steps(out) == [2] and not list(out.glob("*.part"))
     assert run(out, *RECIPE, *records, "--resume") == 0 and equal(out, whole)
 
 
@@ -497,7 +497,7 @@ def test_save_returns_before_anything_is_written_and_what_is_written_is_of_that_
     then = copy.deepcopy(toy)
     with Disk(tmp_path, lambda n, what, path: go.wait(60) if ".distcp" in path else None):
         toy.save(saver, 2, wait=False)
-        assert not saver.done() and not list((tmp_path / "step-2.part").glob("*.distcp")) and checkpoint.steps(tmp_path) == [1]
+        assert not saver.done() and not list((tmp_path / "step-2.part").glob("*.distcp")) and checkpoint.complete_steps(tmp_path) == [1]
         toy.learn().learn()
         with torch.no_grad():
             toy.model.bias.add_(1)
@@ -513,7 +513,7 @@ def test_the_step_does_not_wait_for_the_disk(whole, records, tmp_path, monkeypat
     monkeypatch.setattr(torch.optim.AdamW, "step", lambda self, *a: (step(self, *a), taken.append(1), len(taken) == 4 and go.set()))
     with Disk(out, lambda n, what, path: waited.append(go.wait(60)) if what == "create" and "step-2.part/__0" in path else None):
         assert run(out, *RECIPE, *records) == 0
-    assert waited == [True] and equal(out, whole) and checkpoint.steps(out) == [6, 4, 2]
+    assert waited == [True] and equal(out, whole) and checkpoint.complete_steps(out) == [6, 4, 2]
 
 
 def test_the_newest_are_kept_and_one_being_written_is_not_removed(tmp_path):
@@ -524,12 +524,12 @@ def test_the_newest_are_kept_and_one_being_written_is_not_removed(tmp_path):
             toy.save(saver, step)
         with Disk(out, lambda n, what, path, go=go: go.wait(60) if ".distcp" in path else None):
             toy.save(saver, 4, wait=False)
-            assert checkpoint.steps(out) == ([3, 2, 1][:keep] if keep else [3, 2, 1]) and (out / "step-4.part").is_dir()
+            assert checkpoint.complete_steps(out) == ([3, 2, 1][:keep] if keep else [3, 2, 1]) and (out / "step-4.part").is_dir()
             assert not saver.done()
             go.set()
             while not saver.done():
                 time.sleep(0.01)
-        assert checkpoint.steps(out) == expected and {p.name for p in out.iterdir()} == {f"step-{n}" for n in expected}
+        assert checkpoint.complete_steps(out) == expected and {p.name for p in out.iterdir()} == {f"step-{n}" for n in expected}
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -554,7 +554,7 @@ def tampered(whole, out, **files):
         (out / "step-6" / name).write_bytes(content)
         sizes[name] = len(content)
     (out / "step-6" / "complete").write_text(json.dumps(sizes))
-    assert checkpoint.steps(out) == [6, 4, 2]
+    assert checkpoint.complete_steps(out) == [6, 4, 2]
     return out
 
 
@@ -633,7 +633,7 @@ def test_a_state_that_is_damaged_ends_in_one_sentence(whole, records, tmp_path, 
 def test_a_list_of_files_that_is_none_is_no_checkpoint(whole, tmp_path, content):
     shutil.copytree(whole / "step-6", tmp_path / "step-6")
     (tmp_path / "step-6" / "complete").write_bytes(content)
-    assert checkpoint.steps(tmp_path) == []
+    assert checkpoint.complete_steps(tmp_path) == []
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -699,13 +699,13 @@ def test_resume_is_bitwise(records, long, tmp_path):
         assert process.returncode in (0, -signal.SIGKILL) and "Traceback" not in said, said
         in_a_save += bool(list(out.glob("*.part")))
         died += process.returncode != 0
-        resumed.append((checkpoint.steps(out) or [0])[0])
+        resumed.append((checkpoint.complete_steps(out) or [0])[0])
         if process.returncode == 0:
             break
     assert died >= 5 and in_a_save >= 1 and len(set(resumed)) >= 4, (died, in_a_save, resumed)
     assert logged(out) == expected                                       # ids, losses, norms, what was dropped: every bit
     assert weights(out) == weights(long) and skipped(out) == skipped(long)
-    newest, second = checkpoint.steps(out)[:2]
+    newest, second = checkpoint.complete_steps(out)[:2]
     assert newest == STEPS
     for ranks in (2, 1):
         again = back_to(out, tmp_path / str(ranks), second)
@@ -735,7 +735,7 @@ def test_sigterm_saves_and_ends_and_the_resumed_run_is_the_whole_one(records, lo
     _, said = process.communicate(timeout=120)
     assert process.returncode == (143 if to == "the process" else 1), said               # torchrun has a status of its own
     assert to != "one rank" or "exitcode  : 143" in said, said
-    step, = checkpoint.steps(out)
+    step, = checkpoint.complete_steps(out)
     mine = [line for line in said.splitlines() if "train.py: " in line]
     assert len(mine) == 1 and f"SIGTERM: ended after step {step}" in mine[0], said
     assert sorted(logged(out)) == [*range(1, step + 1)] and step < STEPS and not list(out.glob("*.part"))
@@ -782,7 +782,7 @@ train.main()
     assert time.monotonic() - began < 100
     mine = [line for line in said.splitlines() if "train.py: " in line]
     assert len(mine) == 1 and "the checkpoint of step 4 cannot be written: " in mine[0] and "step-2 is complete" in mine[0], said
-    assert "No space left" in mine[0] and checkpoint.steps(out) == [2] and not list(out.glob("*.part"))
+    assert "No space left" in mine[0] and checkpoint.complete_steps(out) == [2] and not list(out.glob("*.part"))
 
 
 @pytest.mark.slow
@@ -800,5 +800,5 @@ if __name__ == "__main__":
     assert until(process, lambda: lines_in(out) >= 4)
     os.killpg(process.pid, signal.SIGTERM)
     _, said = ended(process, 143)
-    step, = checkpoint.steps(out)
+    step, = checkpoint.complete_steps(out)
     assert f"SIGTERM: ended after step {step}" in said and "Traceback" not in said
