@@ -88,8 +88,8 @@ def learning_rate(step, base, warmup, total, final=0.1):
         return base * step / warmup
     if step >= total:
         return base * final
-    progress = (step - warmup) / (total - warmup)
-    return base * (final + (1 - final) * (1 + math.cos(math.pi * progress)) / 2)
+    cosine = math.cos(math.pi * (step - warmup) / (total - warmup))
+    return base * (final + (1 - final) * (1 + cosine) / 2)
 
 
 def set_learning_rates(optimizer, config, step):
@@ -134,7 +134,7 @@ def train(run, model, groups, optimizer, loader, log, evaluate, eval_every=0):
     for step, (plan, micro_batches) in enumerate(bar, run.found.step + 1):
         torch.manual_seed(dropout_seed(config.seed, step, ranks.rank))
         set_learning_rates(optimizer, config, step)
-        stats = StepStats(loader.names(), config.cp)
+        stats = StepStats(loader.sources, config.cp)
         for rows in micro_batches:
             batch, nll = forward_backward(run, model, rows)
             stats.add(rows, batch, nll)

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import numpy as np
 
-import mixture as mix
+import data as mix
 from toy import world as tiny
 from toy.world import COLOURS, LATTICE, SEEN, SHAPES, SIZE
 

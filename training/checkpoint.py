@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from parallel import gathered
+from parallel import all_gather
 from training.checkpoint_files import Reader, Writer, checksum, sync, write_synced
 
 # of a process without others, torch says at every save and load that it is alone
@@ -283,7 +283,7 @@ def restore(folder, model, optimizer):
     """
     alone = not dist.is_initialized()
     part = (0, 1) if alone else (dist.get_rank(), dist.get_world_size())
-    for damage in gathered(damage_of(Path(folder), *part)):
+    for damage in all_gather(damage_of(Path(folder), *part)):
         if damage:
             raise LoadError(folder, damage)
     try:

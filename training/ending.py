@@ -16,7 +16,7 @@ import torch.distributed as dist
 import parallel
 from records.media import Unreadable
 from records.reader import DataError
-from training.checkpoint import LoadError, SaveError, complete_steps
+from training.checkpoint import LoadError, SaveError, newest_step
 from training.config import UserError
 from training.loader import first_line
 from training.planner import RunError
@@ -53,8 +53,9 @@ class Ending:
         if isinstance(error, Terminated):
             self.exit(143, error)
         if isinstance(error, KeyboardInterrupt):
-            steps = complete_steps(self.out) if self.out else []
-            self.exit(130, f"interrupted{f'; --resume continues from step {steps[0]}' * bool(steps)}")
+            step = newest_step(self.out) if self.out else None
+            saved = f"; --resume continues from step {step}" if step else ""
+            self.exit(130, f"interrupted{saved}")
         if isinstance(error, torch.OutOfMemoryError):
             self.exit(1, f"{first_line(error).split('.')[0]}; python -m tools.memory counts what a step "
                          "takes", alone=True)

@@ -81,6 +81,7 @@ class Loader:
         self.mixture, self.config, self.plans = mixture, config, plans
         self.ranks = ranks or parallel.Ranks()
         self.decoder = Decoder(mixture, tokenizer, config)
+        self.sources = [reader.name for reader in mixture.sources]
         self.n_steps = config.steps - start
         self.first_plan = None
         self.planned = deque()       # StepPlans whose packs have gone to the decoder

@@ -10,7 +10,7 @@ import socket
 import sys
 from pathlib import Path
 
-from parallel import is_first
+from parallel import is_first_process
 from training.config import UserError
 
 try:
@@ -36,7 +36,7 @@ class RunLock:
     def __init__(self, out):
         self.handle = None
         out = Path(out).resolve()
-        if not is_first():
+        if not is_first_process():
             return
         if fcntl is None:
             warn(out, "this system has no fcntl")

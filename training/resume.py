@@ -51,13 +51,13 @@ def find_checkpoint(args, config):
             raise UserError(f"--out {out}: not empty; name another directory, or continue with the "
                             "run in it: --resume")
         return Checkpoint(), config
-    step = checkpoint.newest_step(out)
-    if step is None:
+    steps = checkpoint.complete_steps(out)
+    if not steps:
         if parallel.is_first_process():
             print(f"train.py: no checkpoint in {out}: the run starts afresh", file=sys.stderr)
         args.init = args.else_init
         return Checkpoint(), config
-    folder = out / f"step-{step}"
+    folder = out / f"step-{steps[0]}"
     state = checkpoint.state_of(folder)
     try:
         shape = weights.config_from_dict(state["model"])
