@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import numpy as np
 
-import data as mix
+from records import mixture as mix
 from toy import world as tiny
 from toy.world import COLOURS, LATTICE, SEEN, SHAPES, SIZE
 
@@ -337,5 +337,5 @@ def mixture(seed, stage, lessons=True, moving=None):
     stills = [(tiny.World("train", seed), 5_000), (Series("train", seed), 9_000), (tiny.Sums(seed), 400)]
     moving = moving or {2: 0.7, 3: 0.85}[stage]
     groups = [(moving, films), (round(1 - moving, 2), stills)]
-    rates = mix.rates_of([(rate, [mix.share(size) for _, size in members]) for rate, members in groups])
+    rates = mix.group_rates([(rate, [mix.sqrt_size(size) for _, size in members]) for rate, members in groups])
     return [source for _, members in groups for source, _ in members], [r for group in rates for r in group]
