@@ -1,0 +1,160 @@
+"""What a training run leaves behind besides its weights: scores, samples and curves (paper:
+evaluation).
+
+    loss.png, lr.png, eval.png         curves, from log.jsonl
+    samples/, samples.png              held-out images and videos with predicted and true points
+"""
+
+import math
+from itertools import accumulate
+
+from evaluation import charts, pictures
+from evaluation.evaluate import evaluate
+from toy import world
+from training.log import read_log
+
+PROGRESS_SCORES = (
+    "point_f1", "count_accuracy", "caption_exact", "video_point_f1", "track_f1", "qa_accuracy"
+)
+
+
+def final_scores(config, model, tokenizer, eval_records, samples_dir=None):
+    """Metrics of the model on eval_records, with pictures of its answers in samples_dir.
+
+    eval_records None: the held-out parts of the toy world. The metrics of its part "test" stand at
+    the top, those of each other part under its name. The model is in eval mode.
+    """
+    if eval_records is None:
+        return toy_scores(config, model, tokenizer, samples_dir)
+    if not eval_records:
+        return {}
+    # the limits by kind of question are for released tokenizers; in bytes, answers are 4 times as
+    # long
+    metrics, predictions = evaluate(model, tokenizer, config.data, eval_records, max_new=512)
+    if samples_dir:
+        pictures.draw(predictions, eval_records, samples_dir)
+    return metrics
+
+
+def toy_scores(config, model, tokenizer, samples_dir):
+    """final_scores on the toy world, whose masks are known."""
+    max_new = 128 if config.stage == 1 else 384
+    metrics = {}
+    for part, records in world.held_out(config.stage, config.seed, config.eval_images).items():
+        found, predictions = evaluate(
+            model, tokenizer, config.data, records, toy_masks, max_new=max_new
+        )
+        if samples_dir:
+            pictures.draw(predictions, records, samples_dir / part, n=100)
+        if part == "test":
+            metrics |= found
+            continue
+        if part == "unseen":
+            found |= score_of_rare(predictions, records)
+        metrics[part] = found
+    if samples_dir:
+        samples = sorted((samples_dir / "test").glob("*any_shape.png"))[:8]
+        charts.save_contact_sheet(samples, samples_dir.parent / "samples.png")
+    return metrics
+
+
+def toy_masks(record, index):
+    return record["source"].masks(record, record["annotations"][index])
+
+
+def score_of_rare(predictions, records):
+    """The mean F1 of points on kinds of objects that training never shows -> a dict, empty without
+    any."""
+    annotations = {record["id"]: record["annotations"] for record in records}
+    rare = [p["point_f1"] for p in predictions
+            if world.is_rare(annotations[p["id"]][p["annotation"]])]
+    return {"point_f1_of_unseen_kinds": round(sum(rare) / len(rare), 4)} if rare else {}
+
+
+# -------------------------------------------------------------------------------------------------
+# curves
+
+
+def steps_of(log):
+    """Lines of log.jsonl -> those of steps, in order. Of a step that occurs twice, after a resume,
+    the later line counts."""
+    by_step = {line["step"]: line for line in log if "lr" in line}
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def running_mean(points):
+    """[(x, y), ..] -> the mean of each point and its neighbours, 1 % of all points on each side.
+
+    So a long run is as smooth as a short one, and the mean does not lag behind a quick fall.
+    """
+    sums = [0.0, *accumulate(value for _, value in points)]
+    half = len(points) // 100
+    means = []
+    for k, (x, _) in enumerate(points):
+        first = max(k - half, 0)
+        last = min(k + half + 1, len(points))
+        means.append((x, (sums[last] - sums[first]) / (last - first)))
+    return means
+
+
+def draw_losses(log, path):
+    """Loss against steps on a log axis, which leaves out 0: every step pale, and over it the
+    running mean of all and of each source (nll_by_source).
+
+    Sources that are in most steps come first; those beyond the colours of the chart are grey.
+    """
+    every, by_source = [], {}
+    for line in steps_of(log):
+        every.append((line["step"], line["loss"]))
+        for source, value in (line.get("nll_by_source") or {}).items():
+            by_source.setdefault(source, []).append((line["step"], value))
+    sources = sorted(by_source, key=lambda source: (-len(by_source[source]), source))
+    means = {}
+    for name, points in [("loss", every), *((source, by_source[source]) for source in sources)]:
+        finite = [(x, y) for x, y in points if y is not None and math.isfinite(y)]
+        if finite:
+            mean = running_mean(finite)
+            means[f"{name} {mean[-1][1]:.3f}"] = mean
+    palette = [charts.INK, *charts.COLOURS] + [charts.OTHERS] * len(means)
+    colours = dict(zip(means, palette, strict=False)) | {"": charts.INK}
+    charts.save_line_chart(
+        {**means, "": every}, path, "step", log=True, faint=("",), colours=colours,
+        ylabel="loss: pale every step, dark the running mean",
+    )
+
+
+def draw_learning_rates(log, path):
+    """Learning rates by group against steps, on a log axis: the ViT's is a small part of the
+    connector's."""
+    steps = steps_of(log)
+    groups = dict.fromkeys(group for line in steps for group in line["lr"])
+    series = {group: [(line["step"], line["lr"].get(group)) for line in steps] for group in groups}
+    charts.save_line_chart(series, path, "step", log=True, ylabel="learning rate")
+
+
+def draw_scores(log, path, seconds_before=0.0):
+    """Scores against minutes of training; no file where no score was taken twice. seconds_before:
+    of training before the first line of the log."""
+    minutes = seconds_before / 60
+    series = {name: [] for name in PROGRESS_SCORES}
+    for line in log:
+        if "loss" in line:
+            minutes += line.get("seconds", 0) / 60
+        for name in PROGRESS_SCORES:
+            if name in line.get("eval", {}):
+                series[name].append((minutes, line["eval"][name]))
+    series = {name: points for name, points in series.items() if len(points) > 1}
+    charts.save_line_chart(series, path, "minutes", ylimits=(0, 1), dots=True, ylabel="score")
+
+
+def draw_curves(out):
+    """loss.png and lr.png of the run directory `out`, from its log.jsonl."""
+    log = read_log(out / "log.jsonl")
+    draw_losses(log, out / "loss.png")
+    draw_learning_rates(log, out / "lr.png")
+
+
+def draw_progress(out):
+    """eval.png of the run directory `out`; its minutes begin with those of stage 0, if it ran."""
+    stage0 = sum(line["seconds"] for line in read_log(out / "stage0.jsonl"))
+    draw_scores(read_log(out / "log.jsonl"), out / "eval.png", stage0)

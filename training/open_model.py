@@ -1,0 +1,51 @@
+"""A trained or released model with everything that is needed to ask it questions."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from data import DataConfig
+from stages import stage3
+from text import tokenizer as tokenizers
+from training import weights
+
+# a released checkpoint has no data.json: it is asked and fine-tuned with the settings of stage 3
+RELEASED_SETTINGS = {
+    name.removeprefix("data."): value
+    for name, value in stage3.RECIPE.items()
+    if name.startswith("data.")
+}
+
+
+def open_run(folder, device="cpu", dtype=torch.float32):
+    """A run directory, its model/, or a released folder -> model, tokenizer, DataConfig of
+    training.
+
+    OSError or ValueError, in one sentence, if one of them cannot be read. dtype None: as stored.
+    """
+    try:
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as e:
+        raise ValueError(f"--device {device}: {str(e).splitlines()[0]}") from None
+    model = weights.load(folder, dtype, device)
+    folder = Path(folder)
+    if (folder / "model" / "config.json").is_file():
+        folder = folder / "model"
+    tokenizer = tokenizers.load(folder, model.config.n_vocab)
+    settings = read_settings(folder / "data.json")
+    return model, tokenizer, replace(settings, vision=model.config.vision)
+
+
+def read_settings(path):
+    """data.json of a run -> DataConfig; the released settings if there is none. ValueError
+    otherwise."""
+    try:
+        fields = json.loads(path.read_text()) if path.is_file() else RELEASED_SETTINGS
+        for name, value in fields.items():
+            if type(value) is not type(getattr(DataConfig(), name)):
+                raise ValueError(f"{name} = {value!r}")
+        return DataConfig(**fields)
+    except (TypeError, ValueError, AttributeError) as e:
+        raise ValueError(f"{path}: {e}") from None
