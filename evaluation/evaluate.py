@@ -33,6 +33,7 @@ Without masks, a hit is within 5 % of the image's diagonal of the matched point,
 a second.
 """
 
+import math
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -49,7 +50,9 @@ from evaluation.generate import generate
 from evaluation.masks import check_masks
 from evaluation.scoring import Question, score
 from records.media import Unreadable
-from text.prompts import medium, style_of, turns_of
+from records.visual import VideoClip, read_headers
+from text.prompts import turns_of
+from text.styles import medium, style_of
 
 TYPES = ("caption", "point", "count", "qa", "track")
 LOCATED = ("point", "track")             # scored by places, with masks or without
@@ -110,7 +113,7 @@ def collect_questions(records, config, masks_of, max_new):
     questions, readable, bad = [], [], {}
     for record in records:
         try:
-            info = data.read_headers(record, config)
+            info = read_headers(record, config)
         except Unreadable as e:
             bad[record["where"]] = str(e)
             continue
@@ -125,7 +128,7 @@ def collect_questions(records, config, masks_of, max_new):
 
 
 def decode_media(question, config):
-    """-> images, data.Clip of what a question is about: [] and a Clip, or images and None."""
+    """-> images, VideoClip of what a question is about: [] and a Clip, or images and None."""
     source, info = question.record["source"], question.info
     if info.times is None:
         return (source.images(question.record) if info.sizes else []), None
@@ -133,7 +136,7 @@ def decode_media(question, config):
     crop = config.vision.crop
     frames = source.frames(question.record, info.times)
     small = [vision.resize(frame, crop, crop) for frame in frames]
-    return [], data.Clip(info.times, small, info.subtitles)
+    return [], VideoClip(info.times, small, info.subtitles)
 
 
 def prompt_batches(questions, tokenizer, config, max_rows, bad):
@@ -286,7 +289,7 @@ def nll(model, tokenizer, config, records, bad=None):
     Examples are worded as in epoch 0 with seed 0, and whole: nothing is cut at max_tokens. bad:
     {where: reason}, to which undecodable records are added; without it they raise Unreadable.
     """
-    config = replace(config, max_tokens=None)
+    config = replace(config, max_tokens=math.inf)
     sizes = []
     for index, record in enumerate(records):
         sizes.append(Sized(*data.size(record, tokenizer, config, 0, 0), index))

@@ -1,16 +1,19 @@
-"""Answers of a model: prefill, then decoding with a KV cache, under the same mask rule as
-training.
+"""Answers of a model: prefill, then decoding with a KV cache, under the same mask rule as training.
 
 in    prompts (data.Example, from data.encode_prompt)
 out   ids of the answers
 
 The KV cache wraps `attend`, once per block; the model knows nothing of it. Prompts of different
-lengths form one batch. The padding of a short prompt is a document of its own, so no token can see
-it:
+lengths form one batch. A prompt is visible to the end; its padding (.) only as far as the padding
+reaches, so that no generated token (A) sees it:
 
-    slot       0 1 2 3 4 5 | 6 7 ..                 prompts of 6 and 4 tokens, then generated tokens
-    row 0 doc  0 0 0 0 0 0 | 0 0                    pos 0 1 2 3 4 5 | 6 7
-    row 1 doc  0 0 0 0-1-1 | 0 0                    pos 0 1 2 3 . . | 4 5
+    slot                 0 1 2 3 4 5 6 7         prompts of 6 and 4 tokens, then 2 generated tokens
+    row 0                b I I I Q Q A A
+          visible_until  8 8 8 8 8 8 8 8
+          pos            0 1 2 3 4 5 6 7
+    row 1                b I I Q . . A A
+          visible_until  8 8 8 8 6 6 8 8
+          pos            0 1 2 3 0 0 4 5
 """
 
 from dataclasses import replace
@@ -52,26 +55,24 @@ class KVCache:
         self.tokens = []
         self.images = None
 
-    def attend_functions(self, attend):
-        """One function per block in place of `attend`: it stores the new keys and values, and
-        attends to all of them. Its masks are those of attention.allow_by_rows."""
+    def attend_functions(self):
+        """One function per block in place of attention.attend: it stores the new keys and values,
+        and attends to all slots so far. Its mask is made by attention.chunk_mask."""
 
         def of_block(keys, values):
-            def cached_attend(q, k, v, masks):
+            def attend(q, k, v, chunks):
                 keys[:, self.start : self.stop] = k
                 values[:, self.start : self.stop] = v
-                parts = []
-                for rows, n, mask in masks:
-                    parts.append(attend(q[:, rows], keys[:, :n], values[:, :n], mask))
-                return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
+                filled = slice(0, self.stop)
+                return attention.attend_chunks(q, keys[:, filled], values[:, filled], chunks)
 
-            return cached_attend
+            return attend
 
         return [of_block(keys, values) for keys, values in self.kv]
 
     def continue_with(self, prompt, n_slots):
-        """Makes n_slots slots, and keeps those whose tokens `prompt` begins with, if its images
-        are the same. Never keeps the last token of the prompt: its logits begin the answer."""
+        """Makes n_slots slots, and keeps those whose tokens `prompt` begins with, if its images are
+        the same. Never keeps the last token of the prompt: its logits begin the answer."""
         n_same = 0
         if np.array_equal(self.images, prompt.images):
             for cached, wanted in zip(self.tokens, prompt.tokens[:-1].tolist(), strict=False):
@@ -87,9 +88,8 @@ class KVCache:
 
 
 @torch.no_grad()
-def generate(
-    model, prompts, stops, max_new=128, temperature=0.0, seed=0, on_token=None, cache=None
-):
+def generate(model, prompts, stops, max_new=128, temperature=0.0, seed=0, on_token=None,
+             cache=None):
     """prompts: [data.Example, ..] -> [ids of the answer, ..], each up to the first of `stops` (an
     id, or several) and at most max_new long.
 
@@ -98,55 +98,61 @@ def generate(
     KVCache of earlier turns of the same conversation (for a single prompt), updated in place.
     """
     device = model.norm.weight.device
-    n_rows = len(prompts)
     lengths = torch.tensor([len(p.tokens) for p in prompts], device=device)
     stops = torch.tensor(sorted({stops} if isinstance(stops, int) else stops), device=device)
-    T = int(lengths.max())
-    # shared: crops that several prompts have in common are encoded once
-    batch = packing.collate([[p] for p in prompts], T, model.config.vision, shared=True).to(device)
-    doc, branch, bidir = (F.pad(f, (0, max_new)) for f in (batch.doc, batch.branch, batch.bidir))
+    n_rows, T = len(prompts), int(lengths.max())
+    rows = [[prompt] for prompt in prompts]
+    batch = packing.collate(rows, T, model.config.vision, share_images=True).to(device)
+    visible_until, bidir = mask_fields(batch.bidir, lengths, T + max_new)
     if cache is None:
         cache = KVCache(model, n_rows, T + max_new)
     else:
         assert n_rows == 1, "only a single prompt can continue a cache"
         cache.continue_with(prompts[0], T + max_new)
-    attends = cache.attend_functions(model.attend)
+    attends = cache.attend_functions()
     rng = torch.Generator(device).manual_seed(seed)
-
-    def next_tokens(x, pos, last):
-        """Embeddings (B,t,C) of new tokens at positions pos (B,t) -> (B,) the token after `last`
-        (B,)."""
-        cache.start, cache.stop = cache.stop, cache.stop + x.shape[1]
-        fields = [f[:, : cache.stop] for f in (doc, branch, bidir)]
-        masks = attention.allow_by_rows(*fields, slice(cache.start, cache.stop))
-        x = model.transformer(x, pos, masks, attends)
-        logits = model.lm_head(x[torch.arange(n_rows, device=device), last])          # (B,V)
-        return sample(logits.float(), temperature, rng)
+    every_row = torch.arange(n_rows, device=device)
 
     n_cached = cache.stop
     if n_cached or all(p.images is None for p in prompts):
-        x = model.embed_tokens(batch.tokens[:, n_cached:])           # no images, or they are cached
+        x = model.embed_tokens(batch.tokens[:, n_cached:])           # no images, or cached ones
     else:
         x = model.embed(batch)
-    tokens = next_tokens(x, batch.pos[:, n_cached:], lengths - 1 - n_cached)
-    done = torch.isin(tokens, stops)
-    answers = [torch.where(done, stops[0], tokens)]                  # (B,) of each step
-    first_row = []
+    pos = batch.pos[:, n_cached:]
+    last = lengths - 1 - n_cached                                    # places of the last tokens
+    done = torch.zeros(n_rows, dtype=torch.bool, device=device)
+    answers, first_row = [], []
     while True:
+        cache.start, cache.stop = cache.stop, cache.stop + x.shape[1]
+        fields = visible_until[:, : cache.stop], bidir[:, : cache.stop]
+        chunks = attention.chunk_mask(*fields, slice(cache.start, cache.stop))
+        x = model.transformer(x, pos, chunks, attends)               # (B,t,C)
+        logits = model.lm_head(x[every_row, last]).float()           # (B,V)
+        token = sample(logits, temperature, rng)
+        done = done | torch.isin(token, stops)
+        answers.append(torch.where(done, stops[0], token))
         if on_token and not bool(done[0]):
-            first_row.append(int(answers[-1][0]))
+            first_row.append(int(token[0]))
             on_token(first_row)
         if len(answers) == max_new or bool(done.all()):
             break
-        pos = (lengths + len(answers) - 1)[:, None]
         x = model.embed_tokens(answers[-1][:, None])
-        tokens = next_tokens(x, pos, torch.zeros_like(lengths))
-        done = done | torch.isin(tokens, stops)
-        answers.append(torch.where(done, stops[0], tokens))
-    rows = torch.stack(answers, dim=1).tolist()
-    if n_rows == 1:                      # the keys and values of the last token were not computed
-        cache.tokens = [*prompts[0].tokens.tolist(), *rows[0]][: cache.stop]
-    return [cut_at(row, set(stops.tolist())) for row in rows]
+        pos = (lengths + len(answers) - 1)[:, None]
+        last = torch.zeros_like(lengths)
+    ids = torch.stack(answers, dim=1).tolist()
+    if n_rows == 1:                      # the last token was not computed
+        cache.tokens = [*prompts[0].tokens.tolist(), *ids[0]][: cache.stop]
+    return [before(row, set(stops.tolist())) for row in ids]
+
+
+def mask_fields(bidir, lengths, n_slots):
+    """bidir (B,T) and lengths (B,) of prompts -> visible_until, bidir (B,n_slots) for prompts and
+    answers, as drawn above."""
+    T = bidir.shape[1]
+    place = torch.arange(n_slots, device=bidir.device)
+    is_padding = (place >= lengths[:, None]) & (place < T)
+    visible_until = torch.where(is_padding, T, n_slots).int()
+    return visible_until, F.pad(bidir, (0, n_slots - T))
 
 
 def sample(logits, temperature, rng):
@@ -156,7 +162,7 @@ def sample(logits, temperature, rng):
     return torch.multinomial((logits / temperature).softmax(-1), 1, generator=rng)[:, 0]
 
 
-def cut_at(ids, stops):
+def before(ids, stops):
     """The ids before the first that is in stops."""
     for i, token in enumerate(ids):
         if token in stops:

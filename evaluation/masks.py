@@ -5,7 +5,7 @@ import zipfile
 import numpy as np
 
 from evaluation.scoring import object_ids, true_places
-from text.prompts import seconds
+from text.tracks import seconds
 
 
 def read_npz(path, flag):

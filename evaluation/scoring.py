@@ -8,10 +8,12 @@ frame.
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from data import MediaInfo
 from evaluation import metrics, text_metrics
+from records.visual import MediaInfo
 from text.points import parse_points, unit
-from text.prompts import medium, scales, seconds, style_of, track_frames, track_mode
+from text.prompts import scales
+from text.styles import medium, style_of
+from text.tracks import seconds, track_frames, track_mode
 
 # the benchmarks of these styles have a score of their own; others with several answers use
 # vqa_score
@@ -133,7 +135,8 @@ def true_places(question):
 
 def parse_places(text):
     """The points of an answer as Places, x and y in fractions of the image, ids as text."""
-    return [Place(min(frame, MAX_FRAME), *rest) for frame, *rest in parse_points(text, 1, 1)]
+    points = parse_points(text, 1, 1)
+    return [Place(min(p.frame, MAX_FRAME), p.id, p.x, p.y) for p in points]
 
 
 def predicted_places(question, text):

@@ -25,7 +25,8 @@ from evaluation.pictures import draw_answer
 from evaluation.scoring import parse_places
 from records import media
 from records.media import Unreadable
-from text.prompts import TASK, TRACKS
+from records.visual import clip_times, open_clip
+from text.styles import TASK_OF_STYLE, TRACK_TASKS
 from training.open_model import open_run
 
 # -------------------------------------------------------------------------------------------------
@@ -149,22 +150,22 @@ def to_seconds(hours, minutes, seconds, milliseconds):
 
 def is_tracking(prompt):
     """Does the prompt begin with a tracking style?"""
-    return TASK.get(prompt.partition(":")[0]) in TRACKS
+    return TASK_OF_STYLE.get(prompt.partition(":")[0]) in TRACK_TASKS
 
 
 def tracking_times(video, config, start, end):
-    """Seconds of the clip to look at for a tracking question, as data.read_headers chooses them
+    """Seconds of the clip to look at for a tracking question, as records.visual.read_headers chooses
     for tracks with 2 points per second: a grid of the highest rate that divides the video's."""
-    _, end = data.clip_times(video.duration, config, start, end)
+    _, end = clip_times(video.duration, config, start, end)
     frame_rate = round(len(video.times) / video.duration) if video.duration else 0
     rates = [rate for rate in range(2, 11, 2) if frame_rate % rate == 0] or [2]
     return vision.track_times(end - start, config.max_frames, rates) or [0.0]
 
 
 def open_video(args, config):
-    """-> data.Clip with its frames decoded, and the video (media.Video)."""
+    """-> VideoClip with its frames decoded, and the video (media.Video)."""
     subtitles = read_subtitles(args.subtitles) if args.subtitles else None
-    clip, video = data.open_clip(args.video, config, subtitles, args.start, args.end)
+    clip, video = open_clip(args.video, config, subtitles, args.start, args.end)
     if args.track or is_tracking(args.prompt or ""):
         clip.times = tracking_times(video, config, args.start, args.end)
         clip.frames = media.frames(video, [args.start + t for t in clip.times])

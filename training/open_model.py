@@ -8,7 +8,7 @@ import torch
 
 from data import DataConfig
 from stages import stage3
-from text import tokenizer as tokenizers
+from text.tokenizer import load_tokenizer
 from training import weights
 
 # a released checkpoint has no data.json: it is asked and fine-tuned with the settings of stage 3
@@ -33,7 +33,7 @@ def open_run(folder, device="cpu", dtype=torch.float32):
     folder = Path(folder)
     if (folder / "model" / "config.json").is_file():
         folder = folder / "model"
-    tokenizer = tokenizers.load(folder, model.config.n_vocab)
+    tokenizer = load_tokenizer(folder, model.config.n_vocab)
     settings = read_settings(folder / "data.json")
     return model, tokenizer, replace(settings, vision=model.config.vision)
 
