@@ -1,282 +1,373 @@
-"""Charts of a run, drawn with Pillow alone: loss by source, learning rates, scores against minutes, an ablation's table.
+"""Line charts, error bars and contact sheets, drawn with Pillow alone.
 
-in    series {name: [(x, y), ..]}, or the lines of a log.jsonl as dicts
-out   PNG files of twice the stated size in pixels, so that text is crisp
+in    series {name: [(x, y), ..]}
+out   PIL images or PNG files of twice the stated size in pixels, so that text is sharp
 
-Every line is named at its end, in its own colour; names that would cover each other are moved apart. Of more than seven lines
-the first seven have colours, the others are grey and named together.
+Every line is labelled at its end, in its own colour; labels that would overlap are moved apart. Of
+more than seven lines the first seven have colours, the others are grey and labelled together.
 """
 
 import math
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import cache
+from typing import NamedTuple
 
 from PIL import Image, ImageDraw, ImageFont
 
 INK, SOFT, GRID = (40, 38, 36), (120, 116, 110), (228, 226, 221)
-# Okabe and Ito's, told apart by colour-blind readers; without the yellow, which is too pale on white
-COLOURS = ((0, 114, 178), (213, 94, 0), (0, 158, 115), (204, 121, 167), (230, 159, 0), (86, 180, 233), (90, 70, 60))
+# colours of Okabe and Ito, which colour-blind readers can tell apart, without yellow: pale on
+# white
+COLOURS = (
+    (0, 114, 178), (213, 94, 0), (0, 158, 115), (204, 121, 167), (230, 159, 0), (86, 180, 233),
+    (90, 70, 60),
+)
 OTHERS = (185, 182, 176)
-SCALE, FINE = 2, 2                       # pixels per unit of size; lines are drawn finer still and reduced, since Pillow's have steps
-TEXT, TALL = 12, 15                      # height of letters and of a line of text
+SCALE = 2                                # pixels per unit of size
+OVERSAMPLING = 2                         # lines are drawn larger and reduced: Pillow's are jagged
+PEN = SCALE * OVERSAMPLING               # pixels per unit of size while lines are drawn
+TEXT, LINE_HEIGHT = 12, 15               # of letters, of a line of text: units of size
+ROW_HEIGHT = 26                          # of a bar
 
 
 @dataclass
 class Axis:
-    """One side of a chart: from low to high, with ticks at round numbers, placed from `start` to `stop` (in units of size)."""
+    """One side of a chart: values from low to high, drawn from `start` to `stop` (in units of
+    size)."""
     low: float
     high: float
     ticks: list
-    names: list
+    labels: list                         # of the ticks
     start: float
     stop: float
     log: bool = False
 
-    def __call__(self, value):
-        low, high, value = (math.log10(v) for v in (self.low, self.high, value)) if self.log else (self.low, self.high, value)
+    def place(self, value):
+        """A value -> where it is drawn."""
+        low, high = self.low, self.high
+        if self.log:
+            low, high, value = math.log10(low), math.log10(high), math.log10(value)
         return self.start + (self.stop - self.start) * (value - low) / (high - low)
 
 
-def axis(values, start, stop, log=False, ends=None, most=6):
-    """values -> Axis that holds them all, ends at ticks and has `most` of them or few more; ends: (low, high) instead of the values'.
+def log_axis(values, start, stop):
+    """Positive values -> Axis with ticks at powers of ten, and at 2 and 5 times these if they are
+    few."""
+    low, high = min(values), max(values)
+    first = math.floor(math.log10(low) + 1e-9)
+    last = math.ceil(math.log10(high) - 1e-9)
+    factors = (1,) if last - first > 3 else (1, 2, 5)
+    ticks = []
+    for exponent in range(first, last + 1):
+        ticks += [factor * 10.0**exponent for factor in factors]
+    below = [k for k, tick in enumerate(ticks) if tick <= low * (1 + 1e-9)]
+    above = [k for k, tick in enumerate(ticks) if tick >= high * (1 - 1e-9)]
+    first = max(below, default=0)
+    last = max(min(above, default=len(ticks) - 1), first + 1)
+    ticks = ticks[first : last + 1]
+    labels = []
+    for tick in ticks:
+        short = f"{tick:.0e}".replace("e-0", "e-").replace("e+0", "e")
+        labels.append(short if tick < 0.001 or tick > 9999 else f"{tick:g}")
+    return Axis(ticks[0], ticks[-1], ticks, labels, start, stop, log=True)
 
-    A linear one begins at 0 where that costs less than half of it, so that heights can be compared.
+
+def linear_axis(values, start, stop, limits=None, n_ticks=6):
+    """Values -> Axis with about n_ticks round ticks, at both ends too.
+
+    It begins at 0 where that costs less than half of it, so that heights can be compared. limits:
+    (low, high) of the axis in place of those of the values; then its ends need not be ticks.
     """
-    low, high = ends or (min(values), max(values))
-    if log:
-        exponents = range(math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9) + 1)
-        within = (1,) if len(exponents) > 4 else (1, 2, 5)
-        ticks = [m * 10.0**e for e in exponents for m in within]
-        first = max((k for k, t in enumerate(ticks) if t <= low * (1 + 1e-9)), default=0)
-        last = min((k for k, t in enumerate(ticks) if t >= high * (1 - 1e-9)), default=len(ticks) - 1)
-        ticks = ticks[first : max(last, first + 1) + 1]
-        return Axis(ticks[0], ticks[-1], ticks, [f"{t:.0e}".replace("e-0", "e-").replace("e+0", "e") if t < 0.001 or t > 9999 else f"{t:g}"
-                                                 for t in ticks], start, stop, True)
-    if not ends and 0 <= low < high / 2:
+    low, high = limits or (min(values), max(values))
+    if not limits and 0 <= low < high / 2:
         low = 0
-    if high - low <= 1e-12 * max(abs(high), abs(low)):                   # all of them are equal
+    if high - low <= 1e-12 * max(abs(high), abs(low)):                   # all values are equal
         low, high = low - (abs(low) / 2 or 0.5), high + (abs(high) / 2 or 0.5)
-    rough = (high - low) / most
+    rough = (high - low) / n_ticks
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough * (1 - 1e-9))
-    ticks = [k * step for k in range(math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9) + 1)]
-    if ends:
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    ticks = [k * step for k in range(first, last + 1)]
+    if limits:
         ticks = [t for t in ticks if low - step / 1e6 <= t <= high + step / 1e6]
     else:
         low, high = ticks[0], ticks[-1]
-    places = max(0, -math.floor(math.log10(step) + 1e-9) + (abs(step / power - 2.5) < 1e-6))
-    return Axis(low, high, ticks, [f"{t:,.{places}f}" if abs(t) >= step / 2 else "0" for t in ticks], start, stop)
+    decimals = -math.floor(math.log10(step) + 1e-9)
+    if abs(step / power - 2.5) < 1e-6:
+        decimals += 1
+    labels = [f"{t:,.{max(0, decimals)}f}" if abs(t) >= step / 2 else "0" for t in ticks]
+    return Axis(low, high, ticks, labels, start, stop)
 
 
-def font(size=TEXT):
-    return ImageFont.load_default(size * SCALE)
+@cache
+def font():
+    return ImageFont.load_default(TEXT * SCALE)
 
 
-def short(name, width, size=TEXT):
-    """A name that fits `width`, its middle left out where it is too long: sources are paths, and differ at both ends."""
+def text_width(text):
+    """In units of size."""
+    return font().getlength(text) / SCALE
+
+
+def write(image, x, y, text, colour, anchor):
+    """Text at a place in units of size; the two letters of `anchor` are Pillow's."""
+    place = x * SCALE, y * SCALE
+    ImageDraw.Draw(image).text(place, text, fill=colour, font=font(), anchor=anchor)
+
+
+def shorten(name, width):
+    """A name that fits `width`, without its middle where it is too long: names of sources are
+    paths, and differ at both ends."""
     kept = len(name)
-    cut = name
-    while kept > 2 and font(size).getlength(cut) > width * SCALE:
+    short = name
+    while kept > 2 and font().getlength(short) > width * SCALE:
         kept -= 1
-        cut = name[: kept // 2] + ".." + name[len(name) - (kept - kept // 2) :]
-    return cut
+        short = name[: kept // 2] + ".." + name[len(name) - (kept - kept // 2) :]
+    return short
 
 
-def apart(wanted, gap, low, high):
-    """Heights as near to the wanted ones as may be, in their order, at least `gap` from each other, from low to high if they fit there."""
+def spread(wanted, gap, low, high):
+    """Heights close to the wanted ones and in their order, at least `gap` apart, from low to high
+    if they fit there."""
     order = sorted(range(len(wanted)), key=lambda k: wanted[k])
-    found = [0.0] * len(wanted)
-    above = low - gap
+    heights = [0.0] * len(wanted)
+    previous = low - gap
     for k in order:
-        found[k] = above = max(wanted[k], above + gap)
-    below = max(high, low + gap * (len(wanted) - 1)) + gap
+        previous = max(wanted[k], previous + gap)
+        heights[k] = previous
+    following = max(high, low + gap * (len(wanted) - 1)) + gap
     for k in reversed(order):
-        found[k] = below = min(found[k], below - gap)
-    return found
+        following = min(heights[k], following - gap)
+        heights[k] = following
+    return heights
 
 
-def chart(series, xlabel, size=(720, 360), log=False, ylabel="", y=None, dots=False, faint=(), colours=None):
-    """{name: [(x, y), ..]} -> PIL image with axes; None where there is not a point.
+# -------------------------------------------------------------------------------------------------
+# line charts
 
-    Points that are not finite, or not above 0 on a log axis, are left out. y: (low, high) of its axis. faint: series drawn thin and
-    pale, without a name. colours: {name: colour} for series that have theirs already.
+
+@dataclass(frozen=True)
+class LineChart:
+    """Everything that is drawn, after points that cannot be drawn were left out."""
+    series: dict
+    faint: tuple                         # names of series drawn thin and pale, without a label
+    dots: bool
+    colours: dict                        # of the others
+    labels: dict                         # {name: text at the end of its line}
+    x: Axis
+    y: Axis
+    size: tuple
+
+
+def drawable(points, log):
+    """Points whose values are finite, and above 0 on a log axis."""
+    points = [(x, y) for x, y in points if x is not None and y is not None]
+    points = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
+    return [(x, y) for x, y in points if y > 0 or not log]
+
+
+def line_chart(
+    series, xlabel, size=(720, 360), log=False, ylabel="", ylimits=None, dots=False, faint=(),
+    colours=None,
+):
+    """{name: [(x, y), ..]} -> PIL image with axes; None where there is not one point.
+
+    Points that are not finite, or not above 0 on a log axis, are left out. ylimits: (low, high).
+    faint: names of series drawn thin and pale, without a label. colours: {name: colour} of some
+    series.
     """
-    usable = lambda p: None not in p and all(map(math.isfinite, p)) and (p[1] > 0 or not log)           # noqa: E731
-    series = {name: kept for name, points in series.items() if (kept := [p for p in points if usable(p)])}
+    series = {name: drawable(points, log) for name, points in series.items()}
+    series = {name: points for name, points in series.items() if points}
     if not series:
         return None
-    w, h = size
+    width, height = size
     clear = [name for name in series if name not in faint]
-    colour = {name: COLOURS[k] if k < len(COLOURS) else OTHERS for k, name in enumerate(clear)} | (colours or {})
-    names = {name: short(str(name), w / 3) for name in clear if colour[name] != OTHERS}
-    others = [name for name in clear if colour[name] == OTHERS]
+    palette = dict.fromkeys(clear, OTHERS) | dict(zip(clear, COLOURS, strict=False))
+    palette |= colours or {}
+    labels = {name: shorten(str(name), width / 3) for name in clear if palette[name] != OTHERS}
+    others = [name for name in clear if palette[name] == OTHERS]
     if others:
-        names[others[0]] = f"{len(others)} other{'s' * (len(others) > 1)}"
-    ruler = font()
-    right = w - 20 - max((ruler.getlength(name) / SCALE for name in names.values()), default=0)
-    up = axis([v for points in series.values() for _, v in points], h - 40, 12 + TALL * bool(ylabel), log, y)
-    left = 14 + max(ruler.getlength(name) / SCALE for name in up.names)
-    xs = [x for points in series.values() for x, _ in points]
-    across = axis(xs, left, right, ends=(min(xs) if min(xs) > max(xs) / 2 else min(0, *xs), max(xs)) if min(xs) < max(xs) else None,
-                  most=max(2, round((right - left) / 80)))
+        labels[others[0]] = f"{len(others)} other{'s' if len(others) > 1 else ''}"
 
-    big = Image.new("RGB", (w * SCALE * FINE, h * SCALE * FINE), "white")
-    pen, k = ImageDraw.Draw(big), SCALE * FINE
-    for tick in up.ticks:
-        pen.line([(left * k, up(tick) * k), (right * k, up(tick) * k)], fill=GRID, width=k)
-    for tick in across.ticks:
-        pen.line([(across(tick) * k, up.start * k), (across(tick) * k, (up.start + 4) * k)], fill=SOFT, width=k)
-    pen.line([(left * k, up.start * k), (right * k, up.start * k)], fill=SOFT, width=k)
-    for name in [*(n for n in series if n in faint), *others, *(n for n in reversed(clear) if n not in others)]:      # the first on top
-        pale = name in faint
-        fill = colour.get(name, COLOURS[0])
-        fill = tuple(round(255 - (255 - c) * 0.35) for c in fill) if pale else fill
-        places = [(across(x) * k, up(v) * k) for x, v in series[name]]
-        if len(places) > 1:
-            pen.line(places, fill=fill, width=k if pale else 2 * k, joint=None if pale else "curve")
-        if dots or len(places) == 1:
-            r = (1.5 if pale else 3) * k
-            for x, v in places:
-                pen.ellipse([x - r, v - r, x + r, v + r], fill=fill)
-    ends = {name: up(series[name][-1][1]) for name in names}
-    heights = dict(zip(names, apart([*ends.values()], TALL, up.stop, up.start), strict=True))
-    for name, height in heights.items():                                 # from a line's end to its name
-        end = across(series[name][-1][0])
-        if abs(height - ends[name]) > 2 or right - end > 2:
-            pen.line([(end * k, ends[name] * k), ((right + 6) * k, height * k)], fill=colour[name], width=k // 2)
-    picture = big.reduce(FINE)
+    xs, ys = [], []
+    for points in series.values():
+        xs += [x for x, _ in points]
+        ys += [y for _, y in points]
+    right = width - 20 - max((text_width(label) for label in labels.values()), default=0)
+    bottom = height - 40
+    top = 12 + (LINE_HEIGHT if ylabel else 0)
+    y = log_axis(ys, bottom, top) if log else linear_axis(ys, bottom, top, ylimits)
+    left = 14 + max(text_width(label) for label in y.labels)
+    x = x_axis(xs, left, right)
 
-    pen = ImageDraw.Draw(picture)
-    write = lambda x, at, words, fill, anchor: pen.text((x * SCALE, at * SCALE), words, fill=fill, font=ruler, anchor=anchor)      # noqa: E731
-    for tick, words in zip(up.ticks, up.names, strict=True):
-        write(left - 6, up(tick), words, SOFT, "rm")
-    for tick, words in zip(across.ticks, across.names, strict=True):
-        half = ruler.getlength(words) / SCALE / 2
-        write(min(max(across(tick), half), w - half), up.start + 7, words, SOFT, "ma")
-    write((left + right) / 2, h - 4, xlabel, INK, "md")
-    write(4, 4, ylabel, INK, "la")
-    for name, height in heights.items():
-        write(right + 9, height, names[name], colour[name] if colour[name] != OTHERS else SOFT, "lm")
-    return picture
+    chart = LineChart(series, faint, dots, palette, labels, x, y, size)
+    ends = [y.place(series[name][-1][1]) for name in labels]
+    heights = spread(ends, LINE_HEIGHT, y.stop, y.start)
+    label_heights = dict(zip(labels, heights, strict=True))
+    image = draw_plot(chart, label_heights)
+    draw_text(image, chart, label_heights, xlabel, ylabel)
+    return image
 
 
-def lines(series, path, xlabel, **how):
-    """{name: [(x, y), ..]} -> a PNG, as `chart` draws it; no file where there is not a point."""
-    picture = chart(series, xlabel, **how)
-    if picture:
-        picture.save(path)
+def x_axis(values, left, right):
+    """The horizontal axis ends where the values end, and begins at 0 unless they are all far from
+    it."""
+    limits = None
+    if min(values) < max(values):
+        far = min(values) > max(values) / 2
+        limits = (min(values) if far else min(0, *values), max(values))
+    n_ticks = max(2, round((right - left) / 80))
+    return linear_axis(values, left, right, limits, n_ticks)
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# of a run
+def draw_plot(chart, label_heights):
+    """Grid, lines, and the connections from lines to their labels -> PIL image."""
+    x, y = chart.x, chart.y
+    k = PEN
+    canvas = Image.new("RGB", (chart.size[0] * k, chart.size[1] * k), "white")
+    pen = ImageDraw.Draw(canvas)
+    for tick in y.ticks:
+        height = y.place(tick) * k
+        pen.line([(x.start * k, height), (x.stop * k, height)], fill=GRID, width=k)
+    for tick in x.ticks:
+        place = x.place(tick) * k
+        pen.line([(place, y.start * k), (place, (y.start + 4) * k)], fill=SOFT, width=k)
+    pen.line([(x.start * k, y.start * k), (x.stop * k, y.start * k)], fill=SOFT, width=k)
+
+    pale = [name for name in chart.series if name in chart.faint]
+    clear = [name for name in chart.series if name not in chart.faint]
+    others = [name for name in clear if chart.colours[name] == OTHERS]
+    coloured = [name for name in clear if name not in others]
+    for name in [*pale, *others, *reversed(coloured)]:       # the first series is drawn on top
+        draw_line(pen, chart, name)
+    for name, height in label_heights.items():
+        last_x, last_y = chart.series[name][-1]
+        end, end_height = x.place(last_x), y.place(last_y)
+        if abs(height - end_height) > 2 or x.stop - end > 2:
+            line = [(end * k, end_height * k), ((x.stop + 6) * k, height * k)]
+            pen.line(line, fill=chart.colours[name], width=k // 2)
+    return canvas.reduce(OVERSAMPLING)
 
 
-def steps_of(log):
-    """The lines of a log.jsonl -> those of steps, in order; of a step that stands there twice, after a resume, the later."""
-    return [line for _, line in sorted({line["step"]: line for line in log if "lr" in line}.items())]
+def draw_line(pen, chart, name):
+    """One series as a line; with dots if the chart has them, or if it is a single point."""
+    pale = name in chart.faint
+    colour = chart.colours.get(name, COLOURS[0])
+    if pale:
+        colour = tuple(round(255 - (255 - c) * 0.35) for c in colour)
+    places = [(chart.x.place(x) * PEN, chart.y.place(y) * PEN) for x, y in chart.series[name]]
+    if len(places) > 1:
+        width, joint = (PEN, None) if pale else (2 * PEN, "curve")
+        pen.line(places, fill=colour, width=width, joint=joint)
+    if chart.dots or len(places) == 1:
+        r = (1.5 if pale else 3) * PEN
+        for x, y in places:
+            pen.ellipse([x - r, y - r, x + r, y + r], fill=colour)
 
 
-def running_mean(points):
-    """[(x, y), ..] -> the mean of each point and its neighbours, a fiftieth of all: a long run is as smooth as a short one, and the line
-    does not lag behind where the loss falls quickly."""
-    sums, half = [0.0, *accumulate(value for _, value in points)], len(points) // 100
-    spans = [(max(k - half, 0), min(k + half + 1, len(points))) for k in range(len(points))]
-    return [(x, (sums[b] - sums[a]) / (b - a)) for (x, _), (a, b) in zip(points, spans, strict=True)]
+def draw_text(image, chart, label_heights, xlabel, ylabel):
+    """Tick labels, names of axes, labels of lines, drawn into the image."""
+    x, y = chart.x, chart.y
+    width, height = chart.size
+    for tick, label in zip(y.ticks, y.labels, strict=True):
+        write(image, x.start - 6, y.place(tick), label, SOFT, "rm")
+    for tick, label in zip(x.ticks, x.labels, strict=True):
+        half = text_width(label) / 2
+        write(image, min(max(x.place(tick), half), width - half), y.start + 7, label, SOFT, "ma")
+    write(image, (x.start + x.stop) / 2, height - 4, xlabel, INK, "md")
+    write(image, 4, 4, ylabel, INK, "la")
+    for name, label_height in label_heights.items():
+        colour = chart.colours[name] if chart.colours[name] != OTHERS else SOFT
+        write(image, x.stop + 9, label_height, chart.labels[name], colour, "lm")
 
 
-def losses(log, path):
-    """Loss against steps, on a log axis (so 0 is left out): every step pale, over it the running mean, and that of each source where
-    steps have nll_by_source.
-
-    Sources that are in most steps come first; where there are more than the chart has colours, the others are grey."""
-    steps, by_source = steps_of(log), {}
-    for line in steps:
-        for source, value in (line.get("nll_by_source") or {}).items():
-            by_source.setdefault(source, []).append((line["step"], value))
-    every = [(line["step"], line["loss"]) for line in steps]
-    order = [("loss", every), *sorted(by_source.items(), key=lambda item: (-len(item[1]), item[0]))]
-    finite = [(name, kept) for name, points in order if (kept := [p for p in points if p[1] is not None and math.isfinite(p[1])])]
-    means = {f"{name} {mean[-1][1]:.3f}": mean for name, mean in ((name, running_mean(points)) for name, points in finite)}
-    palette = [INK, *COLOURS] + [OTHERS] * len(means)
-    lines({**means, "": every}, path, "step", log=True, ylabel="loss: pale every step, dark the running mean", faint=("",),
-          colours=dict(zip(means, palette, strict=False)) | {"": INK})
+def save_line_chart(series, path, xlabel, **options):
+    """line_chart as a PNG file; no file where there is not one point."""
+    image = line_chart(series, xlabel, **options)
+    if image:
+        image.save(path)
 
 
-def rates(log, path):
-    """Learning rates by group against steps, on a log axis: the ViT's is a small part of the connector's."""
-    steps = steps_of(log)
-    groups = dict.fromkeys(group for line in steps for group in line["lr"])
-    lines({group: [(line["step"], line["lr"].get(group)) for line in steps] for group in groups}, path, "step", log=True,
-          ylabel="learning rate")
+# -------------------------------------------------------------------------------------------------
+# error bars, contact sheets
 
 
-PROGRESS = ("point_f1", "count_accuracy", "caption_exact", "video_point_f1", "track_f1", "qa_accuracy")
+class Bar(NamedTuple):
+    label: str
+    mean: float
+    low: float
+    high: float
 
 
-def progress(log, path, begun=0.0, names=PROGRESS):
-    """The lines of a log.jsonl -> scores against minutes of training; no file where fewer than two were taken. begun: seconds of
-    training before the first line."""
-    minutes, series = begun / 60, {name: [] for name in names}
-    for line in log:
-        minutes += line.get("seconds", 0) / 60 if "loss" in line else 0
-        for name in names:
-            if name in line.get("eval", {}):
-                series[name].append((minutes, line["eval"][name]))
-    lines({name: points for name, points in series.items() if len(points) > 1}, path, "minutes", y=(0, 1), dots=True, ylabel="score")
+def save_bars(rows, path, xlabel="", baseline=None, width=720):
+    """[(label, mean, low, high), ..] -> a PNG file with a row each: a dot, its error bar, the
+    numbers.
 
-
-# ---------------------------------------------------------------------------------------------------------------
-# of several runs, and of pictures
-
-
-def bars(rows, path, xlabel="", baseline=None, width=720):
-    """[(label, mean, low, high), ..] -> a PNG with a row each: a dot and its error bar, beside the numbers.
-
-    baseline: a value to compare with, drawn through all rows. The axis need not begin at 0: what counts are differences.
+    baseline: a value to compare with, drawn through all rows. The axis need not begin at 0,
+    because only differences matter here.
     """
-    ruler, tall = font(), 26
-    values = [v for _, *numbers in rows for v in numbers] + [baseline] * (baseline is not None)
-    assert rows and all(low <= mean <= high for _, mean, low, high in rows), rows
-    labels = [short(label, width / 3) for label, *_ in rows]
-    left = 20 + max(ruler.getlength(label) / SCALE for label in labels)
-    spread = max(values) - min(values)
-    places = max(0, 1 - math.floor(math.log10(spread))) if spread > 0 else 3         # two digits of what they differ by
-    said = [f"{mean:.{places}f}  ({low:.{places}f} to {high:.{places}f})" for _, mean, low, high in rows]
-    right = width - 24 - max(ruler.getlength(words) / SCALE for words in said)
-    across = axis([min(values) - spread / 20, max(values) + spread / 20], left, right, most=5)
-    top, bottom = 12, 12 + tall * len(rows)
-    picture = Image.new("RGB", (width * SCALE * FINE, (bottom + 44) * SCALE * FINE), "white")
-    pen, k = ImageDraw.Draw(picture), SCALE * FINE
-    for tick in across.ticks:
-        pen.line([(across(tick) * k, top * k), (across(tick) * k, bottom * k)], fill=GRID, width=k)
+    rows = [Bar(*row) for row in rows]
+    assert rows and all(row.low <= row.mean <= row.high for row in rows), rows
+    values = [value for row in rows for value in row[1:]]
     if baseline is not None:
-        pen.line([(across(baseline) * k, top * k), (across(baseline) * k, bottom * k)], fill=COLOURS[1], width=2 * k)
-    for n, (_, mean, low, high) in enumerate(rows):
-        y = (top + tall * (n + 0.5)) * k
-        pen.line([(across(low) * k, y), (across(high) * k, y)], fill=COLOURS[0], width=2 * k)
+        values.append(baseline)
+    extent = max(values) - min(values)
+    # two digits of the differences
+    decimals = max(0, 1 - math.floor(math.log10(extent))) if extent > 0 else 3
+    labels = [shorten(row.label, width / 3) for row in rows]
+    numbers = [f"{row.mean:.{decimals}f}  ({row.low:.{decimals}f} to {row.high:.{decimals}f})"
+               for row in rows]
+    left = 20 + max(text_width(label) for label in labels)
+    right = width - 24 - max(text_width(text) for text in numbers)
+    x = linear_axis([min(values) - extent / 20, max(values) + extent / 20], left, right, n_ticks=5)
+    image = draw_bars(rows, x, baseline, width)
+    bottom = 12 + ROW_HEIGHT * len(rows)
+
+    for n, (label, text) in enumerate(zip(labels, numbers, strict=True)):
+        middle = 12 + ROW_HEIGHT * (n + 0.5)
+        write(image, left - 12, middle, label, INK, "rm")
+        write(image, width - 8, middle, text, SOFT, "rm")
+    for tick, label in zip(x.ticks, x.labels, strict=True):
+        write(image, x.place(tick), bottom + 5, label, SOFT, "ma")
+    write(image, (left + right) / 2, bottom + 40, xlabel, INK, "md")
+    image.save(path)
+
+
+def draw_bars(rows, x, baseline, width):
+    """Grid, baseline, dots and error bars of save_bars -> PIL image."""
+    k = PEN
+    top, bottom = 12, 12 + ROW_HEIGHT * len(rows)
+    canvas = Image.new("RGB", (width * k, (bottom + 44) * k), "white")
+    pen = ImageDraw.Draw(canvas)
+
+    def vertical(value, colour, line_width):
+        place = x.place(value) * k
+        pen.line([(place, top * k), (place, bottom * k)], fill=colour, width=line_width)
+
+    for tick in x.ticks:
+        vertical(tick, GRID, k)
+    if baseline is not None:
+        vertical(baseline, COLOURS[1], 2 * k)
+    for n, row in enumerate(rows):
+        y = (top + ROW_HEIGHT * (n + 0.5)) * k
+        low, mean, high = x.place(row.low) * k, x.place(row.mean) * k, x.place(row.high) * k
+        pen.line([(low, y), (high, y)], fill=COLOURS[0], width=2 * k)
         for end in (low, high):
-            pen.line([(across(end) * k, y - 5 * k), (across(end) * k, y + 5 * k)], fill=COLOURS[0], width=2 * k)
-        x, r = across(mean) * k, 5 * k
-        pen.ellipse([x - r, y - r, x + r, y + r], fill=COLOURS[0])
-    picture = picture.reduce(FINE)
-    pen = ImageDraw.Draw(picture)
-    for n, (label, words) in enumerate(zip(labels, said, strict=True)):
-        y = (top + tall * (n + 0.5)) * SCALE
-        pen.text(((left - 12) * SCALE, y), label, fill=INK, font=ruler, anchor="rm")
-        pen.text(((width - 8) * SCALE, y), words, fill=SOFT, font=ruler, anchor="rm")
-    for tick, words in zip(across.ticks, across.names, strict=True):
-        pen.text((across(tick) * SCALE, (bottom + 5) * SCALE), words, fill=SOFT, font=ruler, anchor="ma")
-    pen.text(((left + right) / 2 * SCALE, (bottom + 40) * SCALE), xlabel, fill=INK, font=ruler, anchor="md")
-    picture.save(path)
+            pen.line([(end, y - 5 * k), (end, y + 5 * k)], fill=COLOURS[0], width=2 * k)
+        r = 5 * k
+        pen.ellipse([mean - r, y - r, mean + r, y + r], fill=COLOURS[0])
+    return canvas.reduce(OVERSAMPLING)
 
 
-def sheet(pictures, path, columns=4):
-    """Picture files side by side in one PNG, each in a cell of the largest one's size."""
-    images = [Image.open(p) for p in pictures]
+def save_contact_sheet(paths, path, columns=4):
+    """Image files side by side in one PNG file, each in a cell of the largest one's size; no file
+    where there are none."""
+    images = [Image.open(p) for p in paths]
     if not images:
         return
-    w, h = (max(side) for side in zip(*(image.size for image in images), strict=True))
-    page = Image.new("RGB", (columns * (w + 4) - 4, -(-len(images) // columns) * (h + 4) - 4), "white")
+    w = max(image.width for image in images)
+    h = max(image.height for image in images)
+    n_rows = -(-len(images) // columns)
+    sheet = Image.new("RGB", (columns * (w + 4) - 4, n_rows * (h + 4) - 4), "white")
     for k, image in enumerate(images):
-        page.paste(image, (k % columns * (w + 4), k // columns * (h + 4)))
-    page.save(path)
+        sheet.paste(image, (k % columns * (w + 4), k // columns * (h + 4)))
+    sheet.save(path)

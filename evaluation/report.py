@@ -91,7 +91,8 @@ def running_mean(points):
     half = len(points) // 100
     means = []
     for k, (x, _) in enumerate(points):
-        first, last = max(k - half, 0), min(k + half + 1, len(points))
+        first = max(k - half, 0)
+        last = min(k + half + 1, len(points))
         means.append((x, (sums[last] - sums[first]) / (last - first)))
     return means
 

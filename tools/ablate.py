@@ -30,7 +30,7 @@ import data
 import mixture
 import train
 import vision
-from evaluation import charts
+from evaluation import charts, report
 from stages import tiny as tiny_recipe
 from tools.runs import result
 from toy import videos as films
@@ -136,7 +136,7 @@ def settings_of(out, words):
 
 def cost(run):
     """{"examples", "tokens", "crops": mean of a step, "seconds": median of one}: what a run's steps held, and how long they took."""
-    steps = charts.steps_of(read_log(run / "log.jsonl"))
+    steps = report.steps_of(read_log(run / "log.jsonl"))
     return {key: of(line[key] for line in steps) for key, of in (("examples", statistics.mean), ("tokens", statistics.mean),
             ("crops", statistics.mean), ("seconds", statistics.median))} if steps else {}
 
@@ -248,7 +248,7 @@ def main(argv=None):
     first = {(c.name, c.metrics[0]) for c in CHOICES}
     deciding = [row for row in rows if row["error"] is not None and (row["choice"], row["metric"]) in first]
     if deciding:                         # a single seed has no error bars
-        charts.bars([(f"{r['choice']} ({r['metric']})", r["difference"], r["difference"] - r["error"], r["difference"] + r["error"])
+        charts.save_bars([(f"{r['choice']} ({r['metric']})", r["difference"], r["difference"] - r["error"], r["difference"] + r["error"])
                      for r in deciding], args.out / "ablate.png")
     print(json.dumps({"steps": args.steps, "rows": rows}))
 

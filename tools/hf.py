@@ -17,10 +17,10 @@ import sys
 from pathlib import Path
 
 from data import DataConfig
-from evaluation.generate import RELEASED, open_model
 from training import weights
 from training.base import extended_tokenizer, start_from_base
 from training.export import add_hub_code, export
+from training.open_model import RELEASED_SETTINGS, open_run
 
 
 def parse(argv):
@@ -57,9 +57,9 @@ def run(args):
     if args.command == "base":
         model = start_from_base(args.source, args.siglip, args.seed)
         tokenizer = extended_tokenizer(args.source, model.config.n_vocab)
-        data_config = DataConfig(**RELEASED)
+        data_config = DataConfig(**RELEASED_SETTINGS)
     else:
-        model, tokenizer, data_config = open_model(args.source, dtype=None)
+        model, tokenizer, data_config = open_run(args.source, dtype=None)
     if args.command == "export":
         export(model, tokenizer, data_config, out, int(args.file_gb * 1e9))
         if args.code:

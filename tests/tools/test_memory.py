@@ -29,7 +29,7 @@ import packing
 import parallel
 import train
 import vision
-from evaluation.generate import Cache, generate
+from evaluation.generate import KVCache, generate
 from tools import memory
 
 ALL = ("vit", "connector", "llm")
@@ -340,7 +340,7 @@ def test_an_answer_takes_what_is_counted(moment, model, tokens, crops, dtype):
     model, batch = models.Molmo2(config.model).init_weights().to(dtype).eval(), batch_of(config)
     parts, moments = memory.answering(config, BYTES[dtype])
     assert parts["weights"] == sum(p.nbytes for p in model.parameters())
-    assert parts["cache"] == Cache(model, 1, tokens).kv.nbytes
+    assert parts["cache"] == KVCache(model, 1, tokens).kv.nbytes
     n, shown = tokens - 8, batch.pool_dst < tokens - 8                       # the last 8 are generated
     row = {f: getattr(batch, f)[0, :n].numpy() for f in ("tokens", "targets", "weights", "pos", "branch", "bidir")}
     prompt = SimpleNamespace(id="worst", images=batch.images.numpy(), pool_src=batch.pool_src[shown].numpy(),

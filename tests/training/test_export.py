@@ -30,6 +30,7 @@ from tools import hf as command
 from toy import world
 from training import weights
 from training.export import export
+from training.open_model import open_run
 
 pytestmark = pytest.mark.usefixtures("two_threads")
 
@@ -121,7 +122,7 @@ def test_a_toy_run_is_served_by_transformers(tmp_path):
     for folder in (first, second):
         loaded = weights.load(folder).config.vision
         assert dataclasses.replace(loaded, neighbor_init=True) == toy.config.vision
-    loaded = generate.open_model(first)[2]
+    loaded = open_run(first)[2]
     assert dataclasses.replace(loaded, vision=toy.config.vision) == config
     assert processor.image_processor.max_crops == 3
     # transformers reads special tokens in a user's text as tokens; here they stay text
@@ -146,7 +147,7 @@ def test_a_released_checkpoint_is_fine_tuned_and_served(saved, tokenizer, tmp_pa
                 "--device", "cpu", "--out", str(run)])
     command.main(["export", str(run), str(tmp_path / "served")])
     capsys.readouterr()
-    ours, own, config = generate.open_model(run)
+    ours, own, config = open_run(run)
     peer = transformers.Molmo2ForConditionalGeneration.from_pretrained(tmp_path / "served").eval()
     processor = transformers.AutoProcessor.from_pretrained(tmp_path / "served")
     before = saved("tied").ours.state_dict()

@@ -71,7 +71,7 @@ def bench_generate(args):
             fixed = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0, "stopping_criteria": [never]}
             return theirs.generate(**given, max_new_tokens=n, **fixed)[0, length:].tolist()
 
-        return {"ours": lambda told: generate(ours, [prompt], -1, n, told=told)[0], "theirs": their_answer}
+        return {"ours": lambda told: generate(ours, [prompt], -1, n, on_token=told)[0], "theirs": their_answer}
 
     print("case                  tokens |  prefill: ours    theirs  ratio |  a token: ours     theirs  ratio")
     for name, (images, clip) in cases.items():

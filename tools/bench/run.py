@@ -10,7 +10,7 @@ that run again; of a part that does not learn, no gradient of its weights, and o
 import statistics
 from pathlib import Path
 
-from evaluation.charts import steps_of
+from evaluation.report import steps_of
 from tools.bench.step import flops
 from training import weights
 from training.log import read_log

@@ -1,0 +1,211 @@
+"""An answer to a question about a record -> its scores (paper: evaluation; docs/molmo2.md 13).
+
+The scores themselves are in metrics.py and text_metrics.py. This file knows annotations: which
+score belongs to which kind of question, and where the true points lie in pixels of the image or
+frame.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from evaluation import metrics, text_metrics
+from records.visual import MediaInfo
+from text.points import parse_points, unit
+from text.prompts import scales
+from text.styles import medium, style_of
+from text.tracks import seconds, track_frames, track_mode
+
+# the benchmarks of these styles have a score of their own; others with several answers use
+# vqa_score
+STYLE_SCORE = dict.fromkeys(("doc_qa", "info_qa", "st_qa"), "anls")
+STYLE_SCORE |= dict.fromkeys(("chart_qa", "chart_qa_weighted", "plot_qa"), "relaxed_accuracy")
+QA_SCORES = {
+    "anls": text_metrics.anls,
+    "relaxed_accuracy": text_metrics.relaxed_accuracy,
+    "vqa_score": text_metrics.vqa_score,
+}
+# the latest frame number or second that an answer may name: float() reads 309 digits as infinity
+MAX_FRAME = 1e6
+
+
+@dataclass(frozen=True)
+class Question:
+    """One turn of one annotation, as the model is asked."""
+    record: dict
+    index: int                       # of the annotation in the record
+    turn: int                        # of a conversation, else 0
+    turns: list                      # [(question, answer), .., (question, None)]
+    info: MediaInfo
+    max_new: int                     # tokens of the answer at most
+
+    @property
+    def annotation(self):
+        return self.record["annotations"][self.index]
+
+
+class Place(NamedTuple):
+    """A point of an annotation or of an answer.
+
+    frame: 1 for an image, the number of one of several, or seconds of the clip; x and y in pixels
+    of the image or frame.
+    """
+    frame: float
+    id: object
+    x: float
+    y: float
+
+
+def score(question, text, masks):
+    """Text of an answer -> {name: score}; of points and tracks also the places: `predicted`,
+    `true`.
+
+    masks: the true masks of a point or track annotation (see evaluate.py), or None.
+    """
+    annotation = question.annotation
+    if annotation["type"] == "caption":
+        recall, precision = text_metrics.score_statements(text, annotation["text"])
+        exact = text_metrics.exact_match(text, [annotation["text"]])
+        return {"caption_exact": exact, "caption_recall": recall, "caption_precision": precision}
+    if annotation["type"] == "count":
+        count = metrics.count_from_text(text)
+        video = medium(question.record) == "video"
+        exact, close = metrics.score_count(count, annotation["count"], video)
+        return {"count_accuracy": exact, "count_close": close}
+    if annotation["type"] == "qa":
+        turn = annotation.get("turns", [annotation])[question.turn]
+        return score_qa(turn, style_of(annotation, question.record, None), text)
+    true = true_places(question)
+    predicted = predicted_places(question, text)
+    score_places = score_tracks if annotation["type"] == "track" else score_points
+    places = {"predicted": [list(p) for p in predicted], "true": [list(p) for p in true]}
+    return {**score_places(question, predicted, true, masks), **places}
+
+
+def score_qa(turn, style, text):
+    """One turn of a conversation. After an explanation, the text after "Answer:" counts
+    (docs/molmo2.md 4.3). Of several right options all must be named, one per line."""
+    said = text.rpartition("Answer:")[2] if "explanation" in turn else text
+    if "options" in turn:
+        right = turn["answer_idx"] if isinstance(turn["answer_idx"], list) else [turn["answer_idx"]]
+        lines = said.strip().splitlines() if len(right) > 1 else [said]
+        letters = turn.get("letters", True)
+        chosen = {text_metrics.select_option(line, turn["options"], letters) for line in lines}
+        return dict.fromkeys(("qa_accuracy", "choice_accuracy"), float(chosen == set(right)))
+    answers = turn.get("answers") or [turn["answer"]]
+    scores = {"qa_accuracy": text_metrics.exact_match(said, answers)}
+    name = STYLE_SCORE.get(style, "vqa_score" if "answers" in turn else None)
+    if name:
+        scores[name] = QA_SCORES[name](said, answers)
+    return scores
+
+
+# -------------------------------------------------------------------------------------------------
+# points and tracks
+
+
+def object_ids(annotation):
+    """The ids of a track annotation in the order of its masks: numbers first, then names."""
+    ids = {p["id"] for p in annotation["points"]}
+    return sorted(ids, key=lambda i: (isinstance(i, str), i))
+
+
+def true_places(question):
+    """The places of a point or track annotation; ids of points are 1, 2, .. in the annotation's
+    order."""
+    annotation, record = question.annotation, question.record
+    sizes = question.info.sizes
+    scale = scales(record, sizes)
+    places = []
+    if annotation["type"] == "track":
+        w, h = sizes[0]
+        from_point = track_mode(annotation, record) == "from_point"
+        query = annotation["query"] if from_point else None
+        frames = track_frames(annotation, record, scale[0], question.info.times, query)
+        for t, objects in frames.items():
+            places += [Place(t, object_id, x * w, y * h) for object_id, (x, y) in objects.items()]
+        return places
+    for number, p in enumerate(annotation["points"], 1):
+        image = p.get("image", 0)
+        x, y = unit(p, annotation, scale[image])
+        w, h = sizes[image]
+        frame = seconds(p["t"], record) if "t" in p else image + 1
+        places.append(Place(frame, number, x * w, y * h))
+    return places
+
+
+def parse_places(text):
+    """The points of an answer as Places, x and y in fractions of the image, ids as text."""
+    points = parse_points(text, 1, 1)
+    return [Place(min(p.frame, MAX_FRAME), p.id, p.x, p.y) for p in points]
+
+
+def predicted_places(question, text):
+    """The places of an answer. A point on an image that does not exist counts as predicted, in
+    pixels of the first image, and hits nothing."""
+    sizes = question.info.sizes
+    kind = medium(question.record)
+    places = []
+    for frame, object_id, x, y in parse_places(text):
+        exists = frame.is_integer() and 1 <= frame <= len(sizes)
+        w, h = sizes[int(frame) - 1 if exists else 0]
+        if kind == "video":
+            frame = round(frame, 1)
+        elif kind == "image":
+            frame = 1
+        elif exists:
+            frame = int(frame)
+        places.append(Place(frame, metrics.to_int(object_id), x * w, y * h))
+    return places
+
+
+def hit_in_clip(question, masks):
+    """Masks of a video, whose times are those of the file -> hit((seconds of the clip, x, y))."""
+    times = [seconds(t, question.record) for t in masks["times"]]
+    return metrics.hit_in_video_mask(times, masks["masks"])
+
+
+def score_points(question, predicted, true, masks):
+    """Places of points -> {name: score}; the names begin with the medium, but for a single
+    image."""
+    kind = medium(question.record)
+    sizes = question.info.sizes
+    points = [(p.frame, p.x, p.y) for p in predicted]
+    true_points = [(p.frame, p.x, p.y) for p in true]
+    if masks is None:
+        of_point = [sizes[p.frame - 1 if kind == "images" else 0] for p in true]
+        hit = metrics.hit_nearby(true_points, of_point)
+    elif kind == "video":
+        hit = hit_in_clip(question, masks)
+    else:
+        hit = metrics.hit_in_mask(masks)
+    if kind == "video":
+        size = (question.info.times[-1], *sizes[0])
+        scores = metrics.score_video(points, true_points, hit, size)
+    else:
+        scores = metrics.score_images(points, true_points, hit)
+    prefix = "" if kind == "image" else f"{kind}_"
+    return {f"{prefix}point_{name}": value for name, value in scores._asdict().items()}
+
+
+def score_tracks(question, predicted, true, masks):
+    """Places of tracks -> {name: score}."""
+    tracks, true_tracks = {}, {}
+    for frames, places in ((tracks, predicted), (true_tracks, true)):
+        for frame, object_id, x, y in places:
+            frames.setdefault(frame, {}).setdefault(object_id, (x, y))
+    if masks is None:
+
+        def hit(frame, object_id, point):
+            nearby = metrics.hit_nearby([true_tracks[frame][object_id]], question.info.sizes)
+            return nearby(0, point)
+
+    else:
+        in_clip = hit_in_clip(question, masks)
+        number_of = {object_id: n for n, object_id in enumerate(object_ids(question.annotation))}
+
+        def hit(frame, object_id, point):
+            return in_clip(number_of[object_id], (frame, *point))
+
+    scores = metrics.score_tracks(tracks, true_tracks, hit)
+    names = {name: f"track_{name}" for name in metrics.PointScores._fields}
+    return {names.get(name, name): value for name, value in scores.items()}
