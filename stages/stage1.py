@@ -1,14 +1,18 @@
-"""Stage 1: captions and pointing (paper: training, Table 12; spec 9.2, 10).
+"""Stage 1: captions and pointing (paper: training, Table 12; docs/molmo2.md 9.2, 10).
 
-From a language model and SigLIP2, the connector from nothing. 31,000 steps of 128 rows: 4 M rows of 2,536 tokens.
-The published mixture is used by --data FOLDER, with FOLDER/pixmo-cap/records.jsonl and so on (tools.prepare writes them, DATA.md
-says from what); other data as --data captions.jsonl=0.6 points.jsonl=0.3 text.jsonl=0.1
+From a language model and SigLIP2, with a new connector. 31,000 steps of 128 rows of 2,536 tokens,
+4 million rows. `--data FOLDER` takes the published mixture from FOLDER/pixmo-cap/records.jsonl and
+so on (tools.prepare writes these files, DATA.md lists the downloads); other data is named file by
+file: --data captions.jsonl=0.6 points.jsonl=0.3 text.jsonl=0.1
 """
 
-# group, rate, members as (rate of their own, names); within a group shares go by the square root of the sizes
+# (group, rate, [(rate of these members, their names), ..]); the members of a group share its rate
+# by the square root of their sizes
 MIXTURE = [
     ("captions", 0.6, [(1, "pixmo-cap")]),               # with one transcript each
-    ("pointing", 0.3, [(1, "pixmo-points-basic pixmo-points-high-frequency pixmo-count cosyn-point")]),
+    ("pointing", 0.3, [(1, """
+        pixmo-points-basic pixmo-points-high-frequency pixmo-count cosyn-point
+    """)]),
     ("text", 0.1, [(1, "tulu")]),
 ]
 
@@ -20,9 +24,14 @@ RECIPE = {
     "pack_crops": 16,
     "data.max_crops": 8,
     "data.max_frames": 16,
-    "lr.vit": 6e-6, "lr.connector": 2e-4, "lr.llm": 2e-5,
-    "warmup.vit": 2000, "warmup.connector": 200, "warmup.llm": 2000,       # the new part warms up first
-    "response_dropout": 0.1,         # only where the target has loss: captions are few and seen again
+    "lr.vit": 6e-6,
+    "lr.connector": 2e-4,
+    "lr.llm": 2e-5,
+    "warmup.vit": 2000,
+    "warmup.connector": 200,         # the new part warms up first
+    "warmup.llm": 2000,
+    "response_dropout": 0.1,         # only where the target has loss: captions are few and repeated
     "residual_dropout": 0.0,
-    "freeze_embedding": True,        # of the base vocabulary; the 128 extra ones learn with the connector
+    "freeze_embedding": True,        # of the base vocabulary; the 128 extra ones learn with the
+                                     # connector
 }

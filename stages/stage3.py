@@ -1,8 +1,9 @@
-"""Stage 3: long context (paper: long-context training, Table 12; spec 10).
+"""Stage 3: long context (paper: long-context training, Table 12; docs/molmo2.md 10).
 
-From the weights of stage 2, with a fresh optimizer: stage 2's recipe with rows of 36,864 tokens and 384 crops,
-2,000 steps. Groups of 8 GPUs share a row (--cp 8), as in the paper; stages/cluster.sh starts them. How many frames are looked at
-when the model is asked is another choice, made then (tools.generate --frames, paper: Table 13).
+From the weights of stage 2, with a fresh optimizer: 2,000 steps of stage 2's recipe with rows of
+36,864 tokens and 384 crops. Groups of 8 GPUs share a row (--cp 8), as in the paper;
+stages/cluster.sh starts them. The number of frames in evaluation is a separate choice
+(tools.generate --frames; paper: Table 13).
 """
 
 from stages import stage2

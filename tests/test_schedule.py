@@ -7,11 +7,13 @@ import pytest
 
 from train import learning_rate
 
-CASES = json.loads((Path(__file__).parent / "conformance" / "lr_schedule.json").read_text())["cases"]
+CONFORMANCE = Path(__file__).parent / "conformance"
+CASES = json.loads((CONFORMANCE / "lr_schedule.json").read_text())["cases"]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["input"]["name"])
 def test_learning_rate_equals_the_official_schedule(case):
-    c = case["input"]
-    rates = [learning_rate(step, c["base_lr"], c["warmup"], c["max_steps"], c["alpha_f"]) for step in c["steps"]]
+    given = case["input"]
+    schedule = (given["base_lr"], given["warmup"], given["max_steps"], given["alpha_f"])
+    rates = [learning_rate(step, *schedule) for step in given["steps"]]
     assert rates == pytest.approx(case["expected"], rel=1e-9, abs=0)

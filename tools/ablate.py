@@ -32,7 +32,7 @@ import train
 import vision
 from evaluation import charts, report
 from stages import tiny as tiny_recipe
-from tools.runs import result
+from tools.runs import final_scores
 from toy import videos as films
 from training.log import read_log
 
@@ -172,7 +172,7 @@ def compare(choice, seeds, out):
     standard error; what a step of each pair saw and took, and of which programs the runs are."""
     rows = []
     for metric in choice.metrics:
-        pairs = [[result(out / directory(choice.family, c, seed)) for c in (choice, None)] for seed in range(seeds)]
+        pairs = [[final_scores(out / directory(choice.family, c, seed)) for c in (choice, None)] for seed in range(seeds)]
         pairs = [(a[metric], b[metric]) for a, b in pairs if a and b and metric in a and metric in b]
         if not pairs:
             continue
@@ -226,7 +226,7 @@ def main(argv=None):
     for name, _, words in runs:
         if other := settings_of(args.out / name, words):
             parser.error(f"{args.out / name} was made with other settings ({other}); name another --out")
-    runs = [run for run in runs if result(args.out / run[0]) is None]
+    runs = [run for run in runs if final_scores(args.out / run[0]) is None]
     for seed in range(args.seeds):
         if any(start == (out := args.out / f"sighted-{seed}") for _, start, _ in runs):
             sighted(out, seed, args.steps)
@@ -258,7 +258,7 @@ def perform(runs, args):
 
     def run(name, before, words):
         if before:
-            before.result()              # it was begun earlier, so this cannot wait for ever
+            before.final_scores()              # it was begun earlier, so this cannot wait for ever
         shutil.rmtree(args.out / name, ignore_errors=True)               # of a run that was stopped
         print(name, file=sys.stderr)
         command = [sys.executable, "-m", "tools.ablate", "one", *words, "--out", str(args.out / name)]
@@ -269,7 +269,7 @@ def perform(runs, args):
         made[args.out / name] = pool.submit(run, name, made.get(Path(start)), words)
     try:
         for future in as_completed(made.values()):
-            future.result()
+            future.final_scores()
     except subprocess.CalledProcessError as e:
         raise SystemExit(f"tools.ablate: {Path(e.cmd[-1]).name} ended with {e.returncode}") from None
     finally:

@@ -1,4 +1,4 @@
-"""What several runs ended with, side by side.
+"""The final scores of several runs, side by side; the last line is JSON.
 
     python -m tools.runs runs/tiny/stage1 runs/tiny/stage2 runs/tiny/stage3
 """
@@ -10,49 +10,64 @@ from pathlib import Path
 from training.log import read_log
 
 
-def flat(metrics, prefix=""):
-    """Nested scores -> {"long.qa_accuracy": .., ..}"""
-    out = {}
-    for key, value in metrics.items():
-        out |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return out
+def flatten(scores, prefix=""):
+    """Nested scores -> {"long.qa_accuracy": number, ..}"""
+    flat = {}
+    for key, value in scores.items():
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
 
 
-def result(run):
-    """The scores and seconds that a run ended with, from its log, flat; None if it has not ended."""
-    last = (read_log(Path(run) / "log.jsonl") or [{}])[-1]
-    return flat({**last["eval"], "seconds": last["seconds"]}) if "eval" in last and "seconds" in last else None
+def final_scores(run):
+    """Flat scores of a finished run, and its "seconds", from its log; None if it is unfinished."""
+    log = read_log(Path(run) / "log.jsonl")
+    last = log[-1] if log else {}
+    if "eval" not in last or "seconds" not in last:
+        return None
+    return flatten({**last["eval"], "seconds": last["seconds"]})
 
 
 def table(columns):
-    """{name: {metric: number}} -> lines of text: a row per metric that any of them has, a column each; "-" where one has none."""
-    metrics = list(dict.fromkeys(key for scores in columns.values() for key, value in scores.items() if isinstance(value, int | float)))
-    first, width = max(map(len, metrics), default=0), max(13, *map(len, columns)) + 1
+    """{run: {metric: number}} -> lines of text, a row for each metric; "-" where a run lacks it."""
+    metrics = {}                         # a dict keeps the order of the first appearance
+    for scores in columns.values():
+        metrics |= {key: None for key, value in scores.items() if isinstance(value, int | float)}
+    first = max(map(len, metrics), default=0)
+    width = max(13, *map(len, columns)) + 1
+    lines = [" " * first + "".join(f"{run:>{width}}" for run in columns)]
+    for key in metrics:
+        cells = [cell(key, scores.get(key)) for scores in columns.values()]
+        lines.append(f"{key:{first}}" + "".join(f"{text:>{width}}" for text in cells))
+    return lines
 
-    def cell(key, v):
-        return "-" if v is None else f"{v:.0f}" if key == "seconds" or isinstance(v, int) else f"{v:.3f}"
 
-    lines = [" " * first + "".join(f"{name:>{width}}" for name in columns)]
-    return lines + [f"{key:{first}}" + "".join(f"{cell(key, scores.get(key)):>{width}}" for scores in columns.values()) for key in metrics]
+def cell(key, value):
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if key == "seconds" or isinstance(value, int) else f"{value:.3f}"
 
 
-def end(said):
-    print(said, file=sys.stderr)
+def exit_with(message):
+    print(message, file=sys.stderr)
     raise SystemExit(2)
 
 
 def main():
-    given = list(dict.fromkeys(sys.argv[1:]))
-    if not given or given[0].startswith("-"):
-        end(__doc__)
-    for run in given:
-        if result(run) is None:
-            end(f"tools.runs: {run}: no log of a run that has ended")
-    short = {run: Path(run).name for run in given}
-    names = short if len({*short.values()}) == len(given) else {run: run for run in given}
-    columns = {names[run]: result(run) for run in given}
-    print(*table(columns), sep="\n")
-    print(json.dumps(columns))
+    runs = list(dict.fromkeys(sys.argv[1:]))
+    if not runs or runs[0].startswith("-"):
+        exit_with(__doc__)
+    scores = {run: final_scores(run) for run in runs}
+    for run in runs:
+        if scores[run] is None:
+            exit_with(f"tools.runs: {run} has no log of a finished run")
+    names = {Path(run).name for run in runs}
+    if len(names) == len(runs):
+        scores = {Path(run).name: scores[run] for run in runs}
+    print(*table(scores), sep="\n")
+    print(json.dumps(scores))
 
 
 if __name__ == "__main__":

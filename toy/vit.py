@@ -1,8 +1,9 @@
 """Stage 0, for the toy only: what the pre-training of SigLIP2 is to the released ViT.
 
-Molmo2 begins with a ViT that can see. One that starts from nothing, behind a decoder that starts from nothing, learns
-colours within minutes and shapes hardly at all: of all that is asked of the two, one token in twenty names a shape
-(RESULTS.md). So the patches are asked first, without words: which colour, which shape, and where is its centre?
+Molmo2 starts from a pre-trained ViT. A ViT from scratch behind a decoder from scratch learns
+colours within minutes and shapes hardly at all, because one token in twenty of all answers names a
+shape (RESULTS.md). So the patches are asked first, without words: which colour, which shape, and
+where is the centre of the object?
 """
 
 import math
@@ -15,55 +16,96 @@ from torch import nn
 from tqdm import tqdm
 
 import vision
-from toy import world as tiny
+from toy import shapes
+from toy.images import World
 
-COLOURS, SHAPES = list(tiny.COLOURS), list(tiny.SHAPES)
-PLACES = tiny.SIZE // tiny.LATTICE + 1                   # columns, and rows, that a centre can lie in
+COLOURS = list(shapes.COLOURS)
+SHAPES = list(shapes.SHAPES)
+N_PLACES = shapes.SIZE // shapes.LATTICE + 1             # columns, and rows, of centres
+
+TASKS = ("colour", "shape", "column", "row")
+N_CLASSES = [len(COLOURS) + 1, len(SHAPES) + 1, N_PLACES, N_PLACES]
+LOSS_SHARES = (1, 4, 0.5, 0.5)
+# Small factors on the logits make the features of a task large. Without them, places take up most
+# of the variance of the features, and the decoder does not find the shapes in them (RESULTS.md).
+LOGIT_FACTORS = (0.4, 0.4, 8, 8)
+GROUND_WEIGHT = 0.1                  # most patches are ground, and easy
 
 
 def labels(scene, grid):
-    """(grid*grid, 4) int64: colour, shape, column and row of the centre of the object that covers most of a patch.
+    """(grid*grid, 4) int64: the classes of TASKS for the object that covers most of a patch.
 
-    On the ground, that is where no object covers a quarter of it: one past the last colour and shape, and no place (-1).
+    Where no object covers a quarter of the patch, it is ground: one past the last colour and the
+    last shape, and no place (-1).
     """
-    out = np.tile([len(COLOURS), len(SHAPES), -1, -1], (grid * grid, 1))
-    if scene["objects"]:
-        masks = torch.from_numpy(np.stack([tiny.mask_of(o) for o in scene["objects"]]))
-        cover, which = (v.numpy() for v in F.adaptive_avg_pool2d(masks.float(), grid).flatten(1).max(0))
-        what = np.array([(COLOURS.index(o["colour"]), SHAPES.index(o["shape"]), o["x"] // tiny.LATTICE, o["y"] // tiny.LATTICE)
-                         for o in scene["objects"]])
-        out[cover >= 0.25] = what[which[cover >= 0.25]]
-    return out
+    classes = np.tile([len(COLOURS), len(SHAPES), -1, -1], (grid * grid, 1))
+    objects = scene["objects"]
+    if objects:
+        masks = torch.from_numpy(np.stack([shapes.mask_of(o) for o in objects]))
+        coverage = F.adaptive_avg_pool2d(masks.float(), grid).flatten(1)         # (n, grid*grid)
+        best, which = (values.numpy() for values in coverage.max(0))
+        of_objects = []
+        for o in objects:
+            column = o["x"] // shapes.LATTICE
+            row = o["y"] // shapes.LATTICE
+            of_objects.append((COLOURS.index(o["colour"]), SHAPES.index(o["shape"]), column, row))
+        is_object = best >= 0.25
+        classes[is_object] = np.array(of_objects)[which[is_object]]
+    return classes
 
 
 def pretrain(vit, seed, steps, lr=1e-3, images=8):
-    """Trains the ViT for `steps` batches of images, scenes of the training side that no later stage shows.
+    """Trains the ViT for `steps` batches of images: training scenes that no later stage shows.
 
-    Yields {"step", "nll", "seconds"} after each; nll in nats: colour and shape over all patches, ground a tenth each, column
-    and row over patches of objects, on factors as below. The head that answers is thrown away at the end.
+    Yields {"step", "nll": {task: nats}, "seconds"} after each. The head that answers is thrown away
+    at the end.
     """
-    config, device = vit.config, vit.pos.device
-    world, sizes = tiny.World("train", seed, asks="patches"), [len(COLOURS) + 1, len(SHAPES) + 1, PLACES, PLACES]
-    head = nn.Linear(len(config.feature_layers) * config.n_embd, sum(sizes), device=device)
-    # small factors on the logits make features large: with none, places took up to 86 % of the variance of the features
-    # and shapes 2 %, and the decoder did not notice shapes any more; with these it is 30 % and 35 % (RESULTS.md)
-    factors, shares = (0.4, 0.4, 8, 8), (1, 4, 0.5, 0.5)
-    optimizer = torch.optim.AdamW([*vit.parameters(), *head.parameters()], lr, betas=(0.9, 0.95), eps=1e-6, weight_decay=0.0)
+    config = vit.config
+    world = World("train", seed, questions="patches")
+    n_features = len(config.feature_layers) * config.n_embd
+    head = nn.Linear(n_features, sum(N_CLASSES), device=vit.pos.device)
+    parameters = [*vit.parameters(), *head.parameters()]
+    optimizer = torch.optim.AdamW(parameters, lr, betas=(0.9, 0.95), eps=1e-6, weight_decay=0.0)
     for step in tqdm(range(1, steps + 1), unit="step", desc="stage 0", mininterval=1):
         started = time.time()
-        for group in optimizer.param_groups:             # up over a tenth, then a cosine to 0
-            group["lr"] = lr * min(1, 10 * step / steps) * (1 + math.cos(math.pi * step / (steps + 1))) / 2
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, lr, steps)
         scenes = [world.scene(i) for i in range((step - 1) * images, step * images)]
-        pixels = np.stack([vision.resize(tiny.render(scene), config.crop, config.crop) for scene in scenes])
-        truth = torch.from_numpy(np.concatenate([labels(scene, config.grid) for scene in scenes])).to(device)
-        said = head(vit(torch.from_numpy(vision.patchify(pixels, config)).to(device))).flatten(0, 1).split(sizes, dim=1)
-        weights = torch.where(truth[:, 2:3] < 0, 0.1, 1.0).repeat(1, 4)                    # most patches are ground, and easy
-        weights[:, 2:] *= truth[:, 2:] >= 0                                              # only objects have a place
-        nll = [(w * F.cross_entropy(f * s, t.clamp(min=0), reduction="none")).sum() / w.sum().clamp(min=1)
-               for f, s, t, w in zip(factors, said, truth.unbind(1), weights.unbind(1), strict=True)]
-        sum(share * n for share, n in zip(shares, nll, strict=True)).backward()
+        nll = losses(vit, head, scenes)
+        total = sum(share * loss for share, loss in zip(LOSS_SHARES, nll, strict=True))
+        total.backward()
         nn.utils.clip_grad_norm_(vit.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        yield {"step": step, "nll": dict(zip(("colour", "shape", "column", "row"), (round(v.item(), 4) for v in nll), strict=True)),
+        rounded = [round(loss.item(), 4) for loss in nll]
+        yield {"step": step, "nll": dict(zip(TASKS, rounded, strict=True)),
                "seconds": time.time() - started}
+
+
+def learning_rate(step, base, steps):
+    """A linear rise over a tenth of the steps, times a cosine that falls to 0."""
+    return base * min(1, 10 * step / steps) * (1 + math.cos(math.pi * step / (steps + 1))) / 2
+
+
+def losses(vit, head, scenes):
+    """Mean nll of each task, four scalars in nats.
+
+    Colour and shape: over all patches, ground with GROUND_WEIGHT. Column and row: over patches of
+    objects, since ground has no place.
+    """
+    config = vit.config
+    pixels = [vision.resize(shapes.render(scene), config.crop, config.crop) for scene in scenes]
+    patches = torch.from_numpy(vision.patchify(np.stack(pixels), config)).to(vit.pos.device)
+    classes = np.concatenate([labels(scene, config.grid) for scene in scenes])
+    targets = torch.from_numpy(classes).to(vit.pos.device)                       # (N*P, 4)
+    logits = head(vit(patches)).flatten(0, 1).split(N_CLASSES, dim=1)            # 4 x (N*P, C)
+
+    is_object = targets[:, 2:3] >= 0
+    weights = torch.where(is_object, 1.0, GROUND_WEIGHT).repeat(1, len(TASKS))
+    weights[:, 2:] *= is_object
+    nll = []
+    for k, factor in enumerate(LOGIT_FACTORS):
+        target = targets[:, k].clamp(min=0)
+        loss = F.cross_entropy(factor * logits[k], target, reduction="none")
+        nll.append((weights[:, k] * loss).sum() / weights[:, k].sum().clamp(min=1))
+    return nll

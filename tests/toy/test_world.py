@@ -1,0 +1,248 @@
+"""The toy world: what it says of its images is true of their pixels, and no training scene is a
+held-out one."""
+
+import numpy as np
+import pytest
+
+import data
+import train
+from text.points import format_points, parse_points, unit_points
+from text.tokenizer import ByteTokenizer
+from toy import world
+from toy.images import CURRICULUM, ImageSeries, World, is_held_out
+from toy.shapes import COLOURS, LATTICE, SEEN, SIZE, UNSEEN, mask_of, name_of
+
+TOKENIZER = ByteTokenizer(world.WORDS)
+CONFIG = train.parse(["--stage", "3", "--tiny"])[1].data
+SERIES = ImageSeries("test")
+TRAINING = [source for source in world.mixture(0)[0] if isinstance(source, World)]
+TRAINING.append(World("train", questions="patches"))
+# scenes of the curriculum, and after it
+INDICES = [*range(0, CURRICULUM, 20), *range(CURRICULUM, CURRICULUM + 200)]
+
+
+def masks_of(objects):
+    return np.array([mask_of(o) for o in objects]).reshape(-1, SIZE, SIZE)
+
+
+def kinds_of(objects):
+    return {(o["colour"], o["shape"]) for o in objects}
+
+
+def colour_of(pixels):
+    """The name of the colour that most of these pixels are nearest to."""
+    colours = np.array(list(COLOURS.values()))
+    distance = np.linalg.norm(pixels[:, None].astype(float) - colours, axis=-1)
+    return list(COLOURS)[np.bincount(distance.argmin(1), minlength=6).argmax()]
+
+
+# ------------------------------------------------------------------------------------------------
+# splits
+
+
+def test_an_image_is_a_function_of_seed_and_index():
+    a = World("train", seed=1)
+    b = World("train", seed=1)
+    other = World("train", seed=2)
+    assert np.array_equal(a.image(a[7]), b.image(b[7]))
+    assert a[7]["annotations"] == b[7]["annotations"]
+    assert not np.array_equal(a.image(a[7]), other.image(other[7]))
+
+
+def test_a_series_is_a_function_of_seed_and_index():
+    a = ImageSeries("train", seed=1)
+    b = ImageSeries("train", seed=1)
+    other = ImageSeries("train", seed=2)
+    assert np.array_equal(a.images(a[7])[1], b.images(b[7])[1])
+    assert a[7]["annotations"] == b[7]["annotations"]
+    assert not np.array_equal(a.images(a[7])[1], other.images(other[7])[1])
+
+
+def test_training_and_held_out_images_cannot_coincide():
+    assert len(TRAINING) == 3
+    for source in TRAINING:
+        assert not any(is_held_out(source.scene(i)) for i in INDICES)
+    for split in ("test", "unseen"):
+        assert all(is_held_out(World(split).scene(i)) for i in range(100))
+
+
+def test_unseen_combinations_are_never_shown_in_training():
+    def kinds(source, indices):
+        return [kinds_of(source.scene(i)["objects"]) for i in indices]
+
+    shown = [kinds(source, INDICES) for source in TRAINING]
+    shown.append(kinds(World("test"), range(300)))
+    for of_images in shown:
+        assert set().union(*of_images) == set(SEEN)
+    of_unseen = kinds(World("unseen"), range(300))
+    assert all(of_image & UNSEEN for of_image in of_unseen)
+    assert set().union(*of_unseen) >= UNSEEN
+    # nor does a training image's annotation name one
+    for source in TRAINING:
+        labels = set()
+        for i in INDICES:
+            labels |= {a["label"] for a in source[i]["annotations"] if "label" in a}
+        assert not labels & {" ".join(kind) for kind in UNSEEN}
+    # each of their colours and each of their shapes is shown in other combinations
+    for colour, shape in UNSEEN:
+        assert any(colour == c for c, _ in SEEN)
+        assert any(shape == s for _, s in SEEN)
+
+
+def test_held_out_parts_of_later_stages_have_series_and_videos_and_long_ones_apart():
+    def names(records):
+        return {record["source"].name for record in records}
+
+    first = world.held_out(1, 0, 8)
+    third = world.held_out(3, 0, 8)
+    assert {part: names(records) for part, records in first.items()} == {
+        "test": {"tiny-test-all"}, "unseen": {"tiny-unseen-all"}}
+    assert names(third["test"]) == {
+        "tiny-test-all", "series-test", "films-test-all-6", "films-test-tracks-6"}
+    assert names(third["long"]) == {"films-test-all-18", "films-test-tracks-18"}
+    assert [len(records) for records in third.values()] == [18, 8, 8]
+    assert len({r["id"] for records in third.values() for r in records}) == 34
+
+
+# ------------------------------------------------------------------------------------------------
+# annotations
+
+
+def test_annotations_of_an_image_are_true_of_its_masks():
+    source = World("train")
+    n_objects = set()
+    types = set()
+    for i in range(200):
+        record = source[i]
+        objects = source.scene(i)["objects"]
+        n_objects.add(len(objects))
+        assert masks_of(objects).sum(0).max(initial=0) <= 1              # objects never overlap
+        for a in record["annotations"]:
+            types.add(a["type"])
+            if "label" in a:
+                colour, shape = a["label"].split(" ")
+                hits = [o for o in objects if colour in ("any", o["colour"])]
+                hits = [o for o in hits if shape in ("shape", o["shape"])]
+                assert len(hits) == (a["count"] if a["type"] == "count" else len(a["points"]))
+            if a["type"] == "point":
+                masks = source.masks(record, a)
+                assert len(masks) == len(a["points"])
+                indices = a["meta"]["objects"]
+                for mask, point, k in zip(masks, a["points"], indices, strict=True):
+                    assert mask[round(point["y"] - 0.5), round(point["x"] - 0.5)]
+                    assert 1 < mask.sum() / objects[k]["r"] ** 2 < 3.4
+    assert n_objects == set(range(7))
+    assert types == {"caption", "count", "point"}
+
+
+def test_points_and_captions_go_from_left_to_right_and_a_coordinate_is_one_id():
+    source = World("test")
+    for i in range(40):
+        record = source[i]
+        objects = source.scene(i)["objects"]
+        by_type = {}
+        for a in record["annotations"]:
+            if a.get("label") in (None, "any shape"):
+                by_type[a["type"]] = a
+        text = format_points([(1, unit_points(by_type["point"], (SIZE, SIZE)))], "any shape")
+        at = {(o["x"], o["y"]): name_of(o) for o in objects}
+        names = [at[round(p.x), round(p.y)] for p in parse_points(text, SIZE, SIZE)]
+        assert by_type["caption"]["text"] == (", ".join(names) or "nothing")
+        for o in objects:
+            for axis in "xy":
+                assert o[axis] % LATTICE == 0
+                assert len(TOKENIZER.encode(f" {10 * o[axis]:03d}")) == 1
+
+
+def test_annotations_of_a_series_are_true_of_its_images():
+    for i in range(60):
+        record = SERIES[i]
+        images = SERIES.images(record)
+        assert len(images) == len(record["images"]) == len(SERIES.image_sizes(record)) == 2 + i % 2
+        assert np.array_equal(SERIES.images(record, [1])[0], images[1])
+        for a in record["annotations"]:
+            if a["type"] == "point":
+                for point, mask in zip(a["points"], SERIES.masks(record, a), strict=True):
+                    assert mask[round(point["y"] - 0.5), round(point["x"] - 0.5)]
+                    assert colour_of(images[point["image"]][mask]) == a["label"].split()[0]
+            if a["type"] == "qa":
+                name = a["question"].removeprefix("which image shows ")
+                shows = [name in map(name_of, objects) for objects in SERIES.scenes(i)]
+                assert shows[int(a["answer"]) - 1]
+                assert sum(shows) == 1
+
+
+# ------------------------------------------------------------------------------------------------
+# pixels
+
+
+def test_objects_are_brighter_than_the_mean_of_any_ground():
+    source = World("test")
+    objects_means = []
+    ground_means = []
+    for i in range(60):
+        image = source.image(source[i]).sum(-1)
+        inside = masks_of(source.scene(i)["objects"]).any(0)
+        ground_means.append(image[~inside].mean())
+        if inside.any():
+            objects_means.append(image[inside].mean())
+    assert min(objects_means) > max(ground_means)
+    assert np.std(ground_means) < 0.1 * np.mean(ground_means)
+
+
+def test_colour_alone_does_not_tell_objects_from_the_ground():
+    """A rule of colour and brightness that finds most pixels of objects also finds more than 1 % of
+    the ground."""
+    source = World("test")
+    of_objects = []
+    of_ground = []
+    for i in range(40):
+        image = source.image(source[i]).astype(int)
+        inside = masks_of(source.scene(i)["objects"]).any(0)
+        found = (image.max(-1) - image.min(-1) > 70) | (image.min(-1) > 175)
+        of_objects += found[inside].tolist()
+        of_ground += found[~inside].tolist()
+    assert np.mean(of_objects) > 0.9
+    assert np.mean(of_ground) > 0.01
+
+
+@pytest.mark.parametrize("kind", ["images", "series", "videos", "long-tracks"])
+def test_the_world_as_files_is_the_same_world(kind, tmp_path):
+    """Tokens and pixels to the bit, and the masks."""
+    source = world.KINDS[kind]("test")
+    world.export(tmp_path, source, 5)
+    records = data.Records(tmp_path / "records.jsonl")
+    masks = np.load(tmp_path / "masks.npz")
+    assert len(records) == 5
+    for i in range(5):
+        assert records[i]["id"] == source[i]["id"]
+        assert len(records[i]["annotations"]) == len(source[i]["annotations"])
+        here = data.encode(source[i], TOKENIZER, CONFIG, 0, 0)
+        there = data.encode(records[i], TOKENIZER, CONFIG, 0, 0)
+        for name in ("tokens", "targets", "weights", "images", "pool_src"):
+            assert np.array_equal(getattr(here, name), getattr(there, name)), name
+        for k, a in enumerate(source[i]["annotations"]):
+            if a["type"] in ("point", "track"):
+                name = f"{source[i]['id']}/{k}"
+                found = source.masks(source[i], a)
+                if isinstance(found, dict):
+                    assert np.array_equal(masks[f"{name}/times"], found["times"])
+                    found = found["masks"]
+                assert np.array_equal(masks[name], found)
+
+
+def test_rare_annotations_are_those_of_unseen_combinations_that_are_shown():
+    point = {"type": "point", "label": "red cross", "points": [{"x": 1, "y": 1}]}
+    assert world.is_rare(point)
+    assert not world.is_rare({**point, "points": []})
+    assert not world.is_rare({**point, "label": "red circle"})
+    assert not world.is_rare({"type": "count", "label": "red cross", "count": 1})
+
+
+def test_sums_are_right():
+    words = {"one": 1, "two": 2, "three": 3}
+    source = world.Sums()
+    for i in range(50):
+        (a,) = source[i]["annotations"]
+        numbers = [words[term.split()[0]] for term in a["question"].split(", ")]
+        assert a["answer"] == str(sum(numbers))

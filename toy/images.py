@@ -1,0 +1,278 @@
+"""The toy's sources without time: single images, series of images, and sums in words.
+
+Image i of a split is a function of (seed, split, i). Scenes whose hash is 0 modulo 8 are held out,
+so training and held-out images cannot coincide.
+
+A source has the same methods as a file of records (records/reader.py); `questions` names what is
+asked about its scenes, and is part of the seed, so that sources do not share scenes.
+"""
+
+import json
+import zlib
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from data import rng_for
+from toy.shapes import (
+    COLOURS,
+    SEEN,
+    SHAPES,
+    SIZE,
+    VERSION,
+    draw_scene,
+    mask_of,
+    name_of,
+    render,
+)
+
+CURRICULUM = 4000                    # images of a source until they are as hard as held-out ones
+SINGLE = 0.2                         # share of the curriculum with one object only
+NUMBERS = ("one", "two", "three")
+
+
+def is_held_out(scene):
+    return zlib.crc32(json.dumps(scene).encode()) % 8 == 0
+
+
+def matching(objects, colour, shape):
+    """Indices of the objects of a kind; "any" is every colour and "shape" every shape."""
+    found = []
+    for k, o in enumerate(objects):
+        if colour in ("any", o["colour"]) and shape in ("shape", o["shape"]):
+            found.append(k)
+    return found
+
+
+def caption_of(objects):
+    """'red circle, green square, red circle'; the order of points, so a scene has one caption."""
+    ordered = sorted(objects, key=lambda o: (o["x"], o["y"]))
+    return ", ".join(map(name_of, ordered)) or "nothing"
+
+
+def count_annotation(objects, colour, shape):
+    count = len(matching(objects, colour, shape))
+    return {"type": "count", "label": f"{colour} {shape}", "count": count}
+
+
+def point_annotation(label, points, indices):
+    """points in pixels; indices: which object of the scene each point is on, for the masks."""
+    return {
+        "type": "point",
+        "label": label,
+        "coords": "pixel",
+        "size": [SIZE, SIZE],
+        "mode": "point",
+        "points": points,
+        "meta": {"objects": indices},
+    }
+
+
+class Difficulty(NamedTuple):
+    min_objects: int
+    max_objects: int
+    extra_radius: int                # pixels
+
+
+class World:
+    """Single images; split: train, test or unseen.
+
+    The annotations of an image are points on every kind of object in it, on a kind that is absent,
+    on everything, on one whole colour and on one whole shape. Where questions is "all", a caption
+    and the count of everything are added. Images with one object, the first of the curriculum, have
+    fewer annotations, so that a row holds more images.
+    """
+
+    def __init__(self, split, seed=0, questions="all", curriculum=0, max_objects=6):
+        self.split = split
+        self.seed = seed
+        self.questions = questions
+        self.curriculum = curriculum                     # images until they are as hard as any
+        self.max_objects = max_objects
+        self.name = f"tiny-{split}-{questions}"
+        self.ordered = True                              # endless: comes in order, not shuffled
+        self.fingerprint = (f"{self.name} seed {seed} lessons {curriculum} most {max_objects} "
+                            f"version {VERSION}")
+
+    def __len__(self):
+        return 1 << 40
+
+    def difficulty(self, i):
+        """One object first, larger than usual; then more of them."""
+        if i >= self.curriculum:
+            min_objects = 1 if self.split == "unseen" else 0
+            return Difficulty(min_objects, self.max_objects, 0)
+        progress = i / self.curriculum
+        if progress < SINGLE:
+            return Difficulty(1, 1, round(4 * (1 - progress / SINGLE)))
+        return Difficulty(1, 2 + int(5 * (progress - SINGLE) / (1 - SINGLE)), 0)
+
+    @lru_cache(maxsize=4096)                             # noqa: B019  a source lives as long as its run
+    def scene(self, i):
+        for attempt in range(1000):
+            rng = rng_for(self.seed, "scene", self.split, self.questions, i, attempt)
+            scene = draw_scene(rng, self.split, *self.difficulty(i))
+            if is_held_out(scene) == (self.split != "train"):
+                return scene
+        raise AssertionError(f"no scene for {self.name} {i}")
+
+    def __getitem__(self, i):
+        objects = self.scene(i)["objects"]
+        rng = rng_for(self.seed, "questions", self.split, self.questions, i)
+        kinds = self._kinds_to_ask_for(objects, rng)
+        is_single = i < SINGLE * self.curriculum
+        if is_single:
+            n_asked = 1 if self.questions == "all" else 2
+            kinds = [kinds[int(k)] for k in rng.permutation(len(kinds))[:n_asked]]
+        annotations = []
+        for colour, shape in kinds:
+            indices = matching(objects, colour, shape)
+            points = [{"x": objects[k]["x"], "y": objects[k]["y"]} for k in indices]
+            annotations.append(point_annotation(f"{colour} {shape}", points, indices))
+        if self.questions == "all":
+            annotations.append({"type": "caption", "text": caption_of(objects)})
+            if not is_single:
+                annotations.append(count_annotation(objects, "any", "shape"))
+        name = f"{self.name}-{i}"
+        return {
+            "id": name,
+            "where": name,
+            "source": self,
+            "index": i,
+            "annotations": annotations,
+            "image": {"path": f"{name}.png", "width": SIZE, "height": SIZE},
+        }
+
+    def _kinds_to_ask_for(self, objects, rng):
+        present = sorted({(o["colour"], o["shape"]) for o in objects})
+        pool = SEEN
+        if self.split == "unseen":
+            pool = [(colour, shape) for colour in COLOURS for shape in SHAPES]
+        absent = [kind for kind in pool if kind not in present]
+        kinds = [*present, absent[int(rng.integers(len(absent)))], ("any", "shape")]
+        if objects:
+            one, other = rng.integers(len(objects), size=2).tolist()
+            kinds.append((objects[one]["colour"], "shape"))
+            kinds.append(("any", objects[other]["shape"]))
+        return kinds
+
+    def image_sizes(self, record):
+        return [(SIZE, SIZE)]
+
+    def images(self, record, only=(0,)):
+        return [self.image(record)] * len(only)
+
+    def image(self, record):
+        return render(self.scene(record["index"]))
+
+    def masks(self, record, annotation):
+        """(n,SIZE,SIZE) bool, one for each point of a point annotation, in its order."""
+        objects = self.scene(record["index"])["objects"]
+        masks = [mask_of(objects[k]) for k in annotation["meta"]["objects"]]
+        return np.array(masks).reshape(-1, SIZE, SIZE)
+
+
+class ImageSeries:
+    """Two or three images at once with at most three objects each: points on all of them, a count,
+    and questions about which image shows something."""
+
+    def __init__(self, split, seed=0):
+        self.world = World(split, seed, questions="series", max_objects=3)
+        self.split = split
+        self.seed = seed
+        self.name = f"series-{split}"
+        self.ordered = True
+        self.fingerprint = f"{self.name} seed {seed} version {VERSION}"
+
+    def __len__(self):
+        return 1 << 38
+
+    def scenes(self, i):
+        """The objects of each image."""
+        return [self.world.scene(3 * i + k)["objects"] for k in range(2 + i % 2)]
+
+    def __getitem__(self, i):
+        scenes = self.scenes(i)
+        rng = rng_for(self.seed, "series", self.split, i)
+        images_of = {}                                   # {name: images that show such an object}
+        counts = {}
+        for k, objects in enumerate(scenes):
+            for o in objects:
+                images_of.setdefault(name_of(o), set()).add(k)
+                counts[name_of(o)] = counts.get(name_of(o), 0) + 1
+        labels = [label for label in sorted(images_of) if counts[label] < 5]
+        annotations = []
+        for k in rng.permutation(len(labels))[:2]:
+            annotations.append(self._points(scenes, labels[int(k)]))
+        unique = [label for label in labels if len(images_of[label]) == 1]
+        for k in rng.permutation(len(unique))[:2]:
+            label = unique[int(k)]
+            answer = str(min(images_of[label]) + 1)
+            question = f"which image shows {label}"
+            annotations.append({"type": "qa", "question": question, "answer": answer})
+        shape = SHAPES[int(rng.integers(4))]
+        count = sum(o["shape"] == shape for objects in scenes for o in objects)
+        annotations.append({"type": "count", "label": f"any {shape}", "count": count})
+
+        name = f"{self.name}-{i}"
+        images = []
+        for k in range(len(scenes)):
+            images.append({"path": f"{name}-{k}.png", "width": SIZE, "height": SIZE})
+        return {
+            "id": name,
+            "where": name,
+            "source": self,
+            "index": i,
+            "annotations": annotations,
+            "images": images,
+        }
+
+    def _points(self, scenes, label):
+        points = []
+        indices = []
+        for k, objects in enumerate(scenes):
+            for j, o in enumerate(objects):
+                if name_of(o) == label:
+                    points.append({"image": k, "x": o["x"], "y": o["y"]})
+                    indices.append((k, j))
+        return point_annotation(label, points, indices)
+
+    def image_sizes(self, record):
+        return [(SIZE, SIZE)] * len(record["images"])
+
+    def images(self, record, only=None):
+        only = range(len(record["images"])) if only is None else only
+        return [render(self.world.scene(3 * record["index"] + int(k))) for k in only]
+
+    def masks(self, record, annotation):
+        """(n,SIZE,SIZE) bool, one for each point of a point annotation, in its order."""
+        scenes = self.scenes(record["index"])
+        masks = [mask_of(scenes[k][j]) for k, j in annotation["meta"]["objects"]]
+        return np.array(masks).reshape(-1, SIZE, SIZE)
+
+
+class Sums:
+    """Text without images, a tenth of stage 1: 'two circles, one cross' -> '3'."""
+
+    name = "tiny-text"
+
+    def __init__(self, seed=0):
+        self.seed = seed
+        self.fingerprint = f"{self.name} seed {seed}"
+
+    def __len__(self):
+        return 10_000
+
+    def __getitem__(self, i):
+        rng = rng_for(self.seed, "sums", i)
+        a = int(rng.integers(1, 4))
+        b = int(rng.integers(1, 4))
+        first, second = rng.permutation(4)[:2].tolist()
+        question = f"{self._term(a, SHAPES[first])}, {self._term(b, SHAPES[second])}"
+        name = f"{self.name}-{i}"
+        annotations = [{"type": "qa", "question": question, "answer": str(a + b)}]
+        return {"id": name, "where": name, "source": self, "annotations": annotations}
+
+    def _term(self, n, shape):
+        return f"{NUMBERS[n - 1]} {shape}s" if n > 1 else f"one {shape}"

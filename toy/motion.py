@@ -1,0 +1,140 @@
+"""Videos of moving shapes: drawn at random, and rendered at any time.
+
+What happens in a video is known in closed form. Half a second is a step; at a step, centres lie on
+the lattice of coordinates.
+
+    step      0     1     2     3     4     5
+    object 1  .     red   red   red   blue  blue      comes at 0.5 s, becomes blue at 2.0 s
+    object 2  on    behind the pole   on    .         leaves at 2.0 s; hidden for a second
+
+A video is a dict like a scene (shapes.py), with the number of `steps`, the x of a vertical `pole`
+in front of everything (0: none), and for every object also
+
+    way, speed         direction, and lattice places per step; reflected at LOW and HIGH
+    come, gone         the first step that shows the object, the first that does not any more
+    becomes, change    the second colour ("": none), and the step from which the object has it
+"""
+
+import numpy as np
+
+from toy.shapes import COLOURS, LATTICE, SEEN, SIZE, X, Y, draw_ground, mask_of, render
+
+STEP = 0.5                           # seconds; the distance of frames (data.fps)
+LOW, HIGH = 20, 80                   # pixels: range of the centres
+WAYS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1), "nowhere": (0, 0)}
+# radius, from and below, in a video of 1, 2, .. 5 objects
+RADII = (17, 23), (15, 20), (13, 18), (12, 15), (12, 14)
+POLE_GREY = 12
+POLE_HALF_WIDTH = 7                  # pixels
+
+
+def reflect(v):
+    """A coordinate that moves on without end -> its reflection between LOW and HIGH."""
+    span = HIGH - LOW
+    return LOW + span - abs((v - LOW) % (2 * span) - span)
+
+
+def object_at(o, time):
+    """An object at a time in seconds, with its colour and place of then; None if it is absent."""
+    step = time / STEP
+    if not o["come"] <= step < o["gone"]:
+        return None
+    dx, dy = WAYS[o["way"]]
+    distance = (step - o["come"]) * o["speed"] * LATTICE
+    colour = o["becomes"] if o["becomes"] and step >= o["change"] else o["colour"]
+    x = reflect(o["x"] + dx * distance)
+    y = reflect(o["y"] + dy * distance)
+    return {**o, "colour": colour, "x": x, "y": y}
+
+
+def draw_video(rng, steps, max_objects):
+    n = 1 + int(rng.integers(max_objects))
+    kinds = [SEEN[int(k)] for k in rng.permutation(len(SEEN))[:n]]
+    if n > 1 and rng.random() < 0.3:
+        kinds[1] = kinds[0]                              # two objects of the same kind
+    objects = [_draw_object(rng, kind, kinds, steps) for kind in kinds]
+    objects.sort(key=lambda o: o["come"])
+    pole = int(rng.integers(30, 71)) if rng.random() < 0.4 else 0
+    return {"objects": objects, "steps": steps, "pole": pole, **draw_ground(rng)}
+
+
+def _draw_object(rng, kind, kinds, steps):
+    colour, shape = kind
+    # a stay of fewer steps would be missed where few frames are seen
+    stay = int(rng.integers(min(3, steps), min(steps, 8) + 1))
+    come = int(rng.integers(0, steps - stay + 1)) if rng.random() < 0.7 else 0
+    way = list(WAYS)[int(rng.integers(5))]
+    # a change of colour must not make two kinds the same, or a name would mean both
+    others = [c for c in COLOURS if (c, shape) in SEEN and (c, shape) not in kinds]
+    changes = stay > 3 and others and rng.random() < 0.35
+    r = int(rng.integers(*RADII[len(kinds) - 1]))
+    light = int(rng.integers(-25, 26))
+    x = LATTICE * int(rng.integers(LOW // LATTICE, HIGH // LATTICE + 1))
+    y = LATTICE * int(rng.integers(LOW // LATTICE, HIGH // LATTICE + 1))
+    speed = int(rng.integers(2, 4))
+    return {
+        "colour": colour, "shape": shape, "r": r, "light": light, "x": x, "y": y,
+        "way": way, "speed": speed, "come": come, "gone": come + stay,
+        "becomes": others[int(rng.integers(len(others)))] if changes else "",
+        "change": come + 1 + int(rng.integers(1, stay - 1)) if changes else 0,
+    }
+
+
+def visible_masks(video, time):
+    """(n,SIZE,SIZE) bool: the pixels of each object that nothing hides at a time in seconds.
+
+    The pole hides everything, and later objects hide earlier ones. The mask is empty where more
+    than half of the object is hidden: then it counts as not visible.
+    """
+    masks = np.zeros((len(video["objects"]), SIZE, SIZE), bool)
+    free = np.ones((SIZE, SIZE), bool)
+    if video["pole"]:
+        free[:, _pole(video)] = False
+    for k in reversed(range(len(masks))):
+        o = object_at(video["objects"][k], time)
+        if o:
+            mask = mask_of(o)
+            masks[k] = mask & free
+            free &= ~mask
+            if 2 * masks[k].sum() < mask.sum():
+                masks[k] = False
+    return masks
+
+
+def is_nearly_whole(video, k, time):
+    """Is at most a tenth of object k hidden?"""
+    mask = mask_of(object_at(video["objects"][k], time))
+    return visible_masks(video, time)[k].sum() > 0.9 * mask.sum()
+
+
+def _pole(video):
+    return slice(video["pole"] - POLE_HALF_WIDTH, video["pole"] + POLE_HALF_WIDTH)
+
+
+def render_frames(video, times):
+    """Yields a frame (SIZE,SIZE,3) uint8 for each time in seconds.
+
+    As shapes.render draws a scene, but faster, as there are many frames: ground and noise are drawn
+    once, and each object only in the box where it is.
+    """
+    ground = render({**video, "objects": []})
+    noise = np.random.default_rng([video["noise"], 1]).normal(0, 6, (SIZE, SIZE))
+    for time in times:
+        image = ground.copy()
+        for o in video["objects"]:
+            if now := object_at(o, time):
+                _paint(image, now, noise)
+        if video["pole"]:
+            image[:, _pole(video)] = POLE_GREY
+        yield image
+
+
+def _paint(image, o, noise):
+    x, y, r = o["x"], o["y"], o["r"]
+    rows = slice(max(int(y - r) - 1, 0), int(y + r) + 2)
+    columns = slice(max(int(x - r) - 1, 0), int(x + r) + 2)
+    box = rows, columns
+    light = o["light"] + 14 * (X[box] - x + Y[box] - y) / r + noise[box]
+    colour = np.array(COLOURS[o["colour"]], np.float32)
+    pixels = (light[..., None] + colour).clip(0, 255).astype(np.uint8)
+    np.copyto(image[box], pixels, where=mask_of(o, box)[..., None])

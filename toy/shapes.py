@@ -1,0 +1,122 @@
+"""Scenes of coloured shapes on textured grounds: drawn at random, and rendered.
+
+A scene is a dict of plain numbers and words, so that its JSON can be hashed:
+
+    objects    [{"colour", "shape", "x", "y", "r", "light"}, ..]: centre and radius in pixels
+    slope      change of brightness from left to right and from top to bottom of the ground
+    texture    0 plain, 1 vertical stripes, 2 diagonal stripes, 3 checks; period: pixels
+    noise      seed of everything else
+"""
+
+import numpy as np
+
+VERSION = 2                          # of the drawing; part of the sources' fingerprints
+
+SIZE = 100                           # pixels: one crop of the toy's ViT, 10 x 10 patches of 10
+LATTICE = 5                          # pixels: centres lie on its multiples, so that few words
+                                     # suffice for all coordinates
+COLOURS = {
+    "red": (235, 80, 70),
+    "green": (70, 215, 90),
+    "blue": (80, 130, 255),
+    "yellow": (250, 225, 60),
+    "purple": (200, 90, 235),
+    "white": (245, 245, 245),
+}
+SHAPES = ("circle", "square", "triangle", "cross")
+# combinations that exist in the split `unseen` only
+UNSEEN = {("red", "cross"), ("green", "triangle"), ("blue", "square"), ("yellow", "circle")}
+SEEN = [(colour, shape) for colour in COLOURS for shape in SHAPES if (colour, shape) not in UNSEEN]
+# least and greatest radius in a scene of 0, 1, .. 6 objects
+RADII = ((14, 22), (14, 22), (14, 21), (13, 19), (12, 17), (11, 16), (10, 15))
+
+# x and y of the centres of all pixels
+Y, X = np.mgrid[0:SIZE, 0:SIZE].astype(np.float32) + 0.5
+
+
+def draw_scene(rng, split, min_objects=0, max_objects=6, extra_radius=0):
+    """A random scene. Every radius is extra_radius pixels larger than RADII says."""
+    n = int(rng.integers(min_objects, max_objects + 1))
+    smallest, largest = RADII[n]
+    objects = []
+    for _ in range(300):             # attempts: objects must not overlap
+        if len(objects) == n:
+            break
+        unseen = split == "unseen" and (not objects or rng.random() < 0.5)
+        kinds = sorted(UNSEEN) if unseen else SEEN
+        colour, shape = kinds[int(rng.integers(len(kinds)))]
+        r = int(rng.integers(smallest, largest + 1)) + extra_radius
+        x, y = rng.integers(-(-r // LATTICE), (SIZE - r) // LATTICE + 1, 2).tolist()
+        x *= LATTICE
+        y *= LATTICE
+        if all(_are_apart(x, y, r, other) for other in objects):
+            light = int(rng.integers(-25, 26))
+            objects.append(
+                {"colour": colour, "shape": shape, "x": x, "y": y, "r": r, "light": light})
+    return {"objects": objects, **draw_ground(rng)}
+
+
+def _are_apart(x, y, r, other):
+    distance2 = (x - other["x"]) ** 2 + (y - other["y"]) ** 2
+    return distance2 > (1.13 * (r + other["r"]) + 2) ** 2
+
+
+def draw_ground(rng):
+    return {
+        "slope": rng.integers(-40, 41, 2).tolist(),
+        "texture": int(rng.integers(4)),
+        "period": int(rng.integers(3, 9)),
+        "noise": int(rng.integers(1 << 30)),
+    }
+
+
+def mask_of(o, box=...):
+    """The pixels of an object, (SIZE,SIZE) bool, or of its part in a box of two slices."""
+    x = abs(X[box] - o["x"])
+    y = Y[box] - o["y"]
+    r = o["r"]
+    if o["shape"] == "circle":
+        return x * x + y * y <= r * r
+    if o["shape"] == "square":
+        return np.maximum(x, abs(y)) <= 0.82 * r
+    if o["shape"] == "triangle":
+        return (y <= 0.7 * r) & (y >= 2 * x - r)
+    return (np.minimum(x, abs(y)) <= 0.36 * r) & (np.maximum(x, abs(y)) <= r)
+
+
+def render(scene):
+    """Scene -> (SIZE,SIZE,3) uint8.
+
+    Stripes or checks of two tints cover a shaded ground, and objects are shaded too, so colour
+    alone does not tell an object from the ground. But over its three channels every object is
+    brighter than the mean of its ground, and all grounds have the same mean. A ViT trained from
+    scratch needs both: then an edge is bright on one side always and needs one feature, not one
+    per colour (RESULTS.md).
+    """
+    rng = np.random.default_rng(scene["noise"])
+    tints = rng.normal(0, 1, (2, 3))
+    slope_x, slope_y = scene["slope"]
+    slope = (slope_x * (X - SIZE / 2) + slope_y * (Y - SIZE / 2)) / SIZE
+    light = slope[..., None] * (1 + 0.3 * tints[0])
+    light = light + 24 * _texture(scene)[..., None] * tints[1] + rng.normal(0, 6, (SIZE, SIZE, 1))
+    image = 75 + light
+    for o in scene["objects"]:
+        shade = o["light"] + 14 * (X - o["x"] + Y - o["y"]) / o["r"]
+        shade = shade + rng.normal(0, 6, (SIZE, SIZE))
+        colour = np.array(COLOURS[o["colour"]], np.float32)
+        image = np.where(mask_of(o)[..., None], colour + shade[..., None], image)
+    return image.clip(0, 255).astype(np.uint8)
+
+
+def _texture(scene):
+    """(SIZE,SIZE) of -1, 0 and 1."""
+    vertical = np.sin(X * np.pi / scene["period"])
+    horizontal = np.sin(Y * np.pi / scene["period"])
+    diagonal = np.sin((X + Y) * np.pi / scene["period"])
+    waves = (0 * vertical, vertical, diagonal, vertical * horizontal)
+    return np.sign(waves[scene["texture"]])
+
+
+def name_of(o):
+    """The name of an object, as in "red circle"."""
+    return f"{o['colour']} {o['shape']}"
