@@ -1,4 +1,4 @@
-"""Videos against what was put into them: every frame of the films made here carries its number in 16 blocks of light and dark."""
+"""Videos against what was put into them: every frame of the videos made here carries its number."""
 
 import os
 import socket
@@ -11,56 +11,28 @@ from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
-import imageio_ffmpeg
 import numpy as np
 import pytest
 
 from records import media
+from records import video as video_module
 from records.media import Unreadable
+from tests.records.numbered import FFMPEG, H264, MPEG4, ffmpeg, make_video, number, numbers
 
-FFMPEG = imageio_ffmpeg.get_ffmpeg_exe()
-H264 = "-c:v libx264 -preset veryfast -pix_fmt yuv420p -bf 3 -x264-params b-adapt=0:keyint=12"
-MPEG4 = "-c:v mpeg4 -q:v 2 -bf 2 -g 12"
 REAL = Path(__file__).parents[1] / "media" / "bigbuckbunny.mp4"
-
-
-def ffmpeg(*args, stdin=b""):
-    """Words or strings of words -> what ffmpeg writes to its output; its own complaints fail the test."""
-    words = [word for arg in args for word in (arg.split() if isinstance(arg, str) else [arg])]
-    child = subprocess.run([FFMPEG, "-v", "error", "-y", *words], input=stdin, capture_output=True)
-    assert child.returncode == 0, child.stderr.decode()
-    return child.stdout
-
-
-def picture(n):
-    return np.kron(n >> np.arange(16).reshape(2, 8) & 1, np.ones((24, 8))).astype(np.uint8) * 200 + 28
-
-
-def number(frame):
-    assert frame.shape == (48, 64, 3) and frame.dtype == np.uint8
-    return int(((frame.reshape(2, 24, 8, 24).mean((1, 3)) > 128) << np.arange(16).reshape(2, 8)).sum())
-
-
-def film(path, out=H264, n=30, rate=10):
-    """n numbered frames, `rate` a second."""
-    ffmpeg(f"-f rawvideo -pix_fmt gray -s 64x48 -r {rate} -i -", out, path, stdin=b"".join(picture(i).tobytes() for i in range(n)))
-    return path
-
-
-def numbers(video, times):
-    return [number(frame) for frame in media.frames(video, times)]
 
 
 @pytest.fixture
 def children(monkeypatch):
     """Every process that a test starts; all must be gone at its end."""
-    started, popen = [], subprocess.Popen
+    started = []
+    popen = subprocess.Popen
 
     def recorded(*args, **kwargs):
         started.append(popen(*args, **kwargs))
         return started[-1]
 
-    monkeypatch.setattr(media.subprocess, "Popen", recorded)
+    monkeypatch.setattr(video_module.subprocess, "Popen", recorded)
     yield started
     assert started
     for child in started:
@@ -69,49 +41,53 @@ def children(monkeypatch):
             os.kill(child.pid, 0)
 
 
-# ---------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # which frame
 
 
-@pytest.mark.parametrize("kind", [f"{H264} mp4", f"{H264} mkv", f"{H264} ts", f"{H264} flv", f"{MPEG4} avi", f"{MPEG4} mov",
-                                  "-c:v mpeg2video -bf 2 -g 12 mpg", "-c:v libvpx-vp9 -cpu-used 8 -g 12 webm"])
+@pytest.mark.parametrize("kind", [
+    f"{H264} mp4", f"{H264} mkv", f"{H264} ts", f"{H264} flv", f"{MPEG4} avi", f"{MPEG4} mov",
+    "-c:v mpeg2video -bf 2 -g 12 mpg", "-c:v libvpx-vp9 -cpu-used 8 -g 12 webm"])
 def test_the_frame_on_display_is_the_last_that_appeared(tmp_path, kind):
-    out, _, suffix = kind.rpartition(" ")
-    video = media.probe(film(tmp_path / f"a.{suffix}", out, rate=25))
+    encoder, _, suffix = kind.rpartition(" ")
+    video = media.probe(make_video(tmp_path / f"a.{suffix}", encoder, rate=25))
     assert (video.width, video.height) == (64, 48)
     assert video.times == pytest.approx(np.arange(30) / 25)
     assert video.duration == pytest.approx(30 / 25)
-    times = np.linspace(-0.31, 2.02, 167)                                # before the first, past the last, off the beat
+    times = np.linspace(-0.31, 2.02, 167)        # before the first, past the last, between frames
     assert numbers(video, times) == np.floor(times * 25).clip(0, 29).tolist()
 
 
-def test_pictures_stored_out_of_order_are_shown_in_order(tmp_path):
-    path = film(tmp_path / "a.mp4")
-    stored = [int(line.split(b",")[2]) for line in ffmpeg("-i", path, "-c copy -f framecrc -").splitlines() if line[:1] != b"#"]
+def test_frames_stored_out_of_order_are_shown_in_order(tmp_path):
+    path = make_video(tmp_path / "a.mp4")
+    packets = ffmpeg("-i", path, "-c copy -f framecrc -").splitlines()
+    stored = [int(line.split(b",")[2]) for line in packets if line[:1] != b"#"]
     assert stored != sorted(stored)
     assert numbers(media.probe(path), np.arange(30) / 10) == list(range(30))
 
 
 @pytest.mark.parametrize("suffix", ["mp4", "mkv"])
 def test_frames_of_unequal_length_appear_to_the_millisecond(tmp_path, suffix):
-    path = film(tmp_path / f"a.{suffix}", "-vf settb=1/1000,setpts=N*40+N*N -fps_mode passthrough -enc_time_base 1:1000 " + H264)
-    video = media.probe(path)
+    uneven = ("-vf settb=1/1000,setpts=N*40+N*N -fps_mode passthrough -enc_time_base 1:1000 "
+              + H264)
+    video = media.probe(make_video(tmp_path / f"a.{suffix}", uneven))
     begin = [(40 * n + n * n) / 1000 for n in range(30)]
-    assert video.times.tolist() == begin                                 # not nearly: the same floats
+    assert video.times.tolist() == begin         # not nearly: the same floats
     assert numbers(video, video.times) == list(range(30))
     assert numbers(video, np.array(begin[1:]) - 0.0005) == list(range(29))
     assert numbers(video, [(a + b) / 2 for a, b in pairwise(begin)]) == list(range(29))
 
 
 def test_sums_of_seconds_find_their_frame(tmp_path):
-    video = media.probe(film(tmp_path / "a.mp4"))
+    video = media.probe(make_video(tmp_path / "a.mp4"))
     assert 0.7 + 0.1 < 0.8
     assert numbers(video, [0.7 + 0.1]) == [8]
 
 
 def test_a_frame_asked_for_again_comes_again(tmp_path):
-    video = media.probe(film(tmp_path / "a.mp4"))
-    assert numbers(video, [0.3, 0.3, 0.31, 1.0, 2.9, 2.95, 3.0, 3.0, 99]) == [3, 3, 3, 10, 29, 29, 29, 29, 29]
+    video = media.probe(make_video(tmp_path / "a.mp4"))
+    times = [0.3, 0.3, 0.31, 1.0, 2.9, 2.95, 3.0, 3.0, 99]
+    assert numbers(video, times) == [3, 3, 3, 10, 29, 29, 29, 29, 29]
     assert numbers(video, []) == []
     with pytest.raises(AssertionError, match="ascend"):
         numbers(video, [0.3, 0.2])
@@ -119,30 +95,32 @@ def test_a_frame_asked_for_again_comes_again(tmp_path):
 
 @pytest.mark.parametrize("suffix", ["mp4", "mkv", "ts"])
 def test_time_starts_at_the_first_frame(tmp_path, suffix):
-    film(tmp_path / "a.mp4")
-    ffmpeg("-i", tmp_path / "a.mp4", "-c copy -output_ts_offset 5", tmp_path / f"b.{suffix}")
+    path = make_video(tmp_path / "a.mp4")
+    ffmpeg("-i", path, "-c copy -output_ts_offset 5", tmp_path / f"b.{suffix}")
     video = media.probe(tmp_path / f"b.{suffix}")
-    assert video.pts[0] * video.unit >= 5                                # that is where the file has it
+    assert video.pts[0] * video.time_base >= 5   # that is where the file has it
     assert video.times == pytest.approx(np.arange(30) / 10)
     assert video.duration == pytest.approx(3)
     assert numbers(video, [0, 0.1, 1.55, 3]) == [0, 1, 15, 29]
 
 
 def test_an_edit_list_hides_frames(tmp_path):
-    film(tmp_path / "a.mp4")
-    ffmpeg("-ss 1.7 -i", tmp_path / "a.mp4", "-c copy", tmp_path / "b.mp4")      # the stream still starts at the key frame 12
+    path = make_video(tmp_path / "a.mp4")
+    # the stream still starts at the key frame 12
+    ffmpeg("-ss 1.7 -i", path, "-c copy", tmp_path / "b.mp4")
     video = media.probe(tmp_path / "b.mp4")
     assert numbers(video, video.times) == list(range(17, 30))
     assert video.duration == pytest.approx(1.3)
 
 
-def test_pictures_that_need_what_was_cut_off_do_not_count(tmp_path):
-    # an open group of pictures: those that precede its key frame on display come after it in the file
-    film(tmp_path / "a.ts", H264.replace("-x264-params ", "-x264-params open-gop=1:scenecut=0:"))
-    content = (tmp_path / "a.ts").read_bytes()
+def test_frames_that_need_what_was_cut_off_do_not_count(tmp_path):
+    # In an open group of pictures, frames displayed before its key frame are stored behind it.
+    open_gop = H264.replace("-x264-params ", "-x264-params open-gop=1:scenecut=0:")
+    content = make_video(tmp_path / "a.ts", open_gop).read_bytes()
     whole = media.probe(tmp_path / "a.ts")
     for part in (2, 3):
-        (tmp_path / "b.ts").write_bytes(content[len(content) * part // 10 // 188 * 188 :])
+        cut = len(content) * part // 10 // 188 * 188             # packets of 188 bytes
+        (tmp_path / "b.ts").write_bytes(content[cut:])
         video = media.probe(tmp_path / "b.ts")
         missing = len(whole.times) - len(video.times)
         assert missing > 0
@@ -150,18 +128,21 @@ def test_pictures_that_need_what_was_cut_off_do_not_count(tmp_path):
 
 
 def test_timestamps_in_disorder_do_not_cost_the_file(tmp_path):
-    film(tmp_path / "a.mkv", "-c:v mjpeg")
-    ffmpeg("-i", tmp_path / "a.mkv", "-c copy -bsf:v setts=pts='if(eq(N,5),350,PTS)':dts=N", tmp_path / "b.mkv")
+    path = make_video(tmp_path / "a.mkv", "-c:v mjpeg")
+    disorder = "-c copy -bsf:v setts=pts='if(eq(N,5),350,PTS)':dts=N"
+    ffmpeg("-i", path, disorder, tmp_path / "b.mkv")
     video = media.probe(tmp_path / "b.mkv")
     assert video.times.tolist() == [0, 0.1, 0.2, 0.3, 0.35, 0.4, *(n / 10 for n in range(6, 30))]
     assert numbers(video, [0.3, 0.36, 0.61]) == [3, 5, 6]
+    # 5 comes after 4 in the file: too late
     with pytest.raises(Unreadable, match=r"no frame of 64 x 48 pixels at 0\.400 s"):
-        numbers(video, [0.36, 0.4])                                      # 5 comes after 4 in the file: too late
+        numbers(video, [0.36, 0.4])
 
 
 def test_sound_that_comes_first_changes_nothing(tmp_path):
-    film(tmp_path / "a.mp4")
-    ffmpeg("-itsoffset 0.7 -i", tmp_path / "a.mp4", "-f lavfi -i sine=d=6 -map 1 -map 0 -c:v copy -c:a aac", tmp_path / "b.mp4")
+    path = make_video(tmp_path / "a.mp4")
+    sound = "-f lavfi -i sine=d=6 -map 1 -map 0 -c:v copy -c:a aac"
+    ffmpeg("-itsoffset 0.7 -i", path, sound, tmp_path / "b.mp4")
     video = media.probe(tmp_path / "b.mp4")
     assert video.duration == pytest.approx(3)
     assert numbers(video, [0, 0.1, 2.9, 5]) == [0, 1, 29, 29]
@@ -169,59 +150,65 @@ def test_sound_that_comes_first_changes_nothing(tmp_path):
 
 @pytest.mark.parametrize("claimed", ["00:00:00.40", "00:05:00.00"])
 def test_the_packets_count_not_the_header(tmp_path, claimed):
-    path = film(tmp_path / "a.mkv")
+    path = make_video(tmp_path / "a.mkv")
     content = path.read_bytes()
-    at = content.find(b"\x44\x89\x88") + 3                              # Matroska's duration: a double, in milliseconds
+    at = content.find(b"\x44\x89\x88") + 3       # Matroska's duration: a double, in milliseconds
     milliseconds = 300000.0 if "05" in claimed else 400.0
     path.write_bytes(content[:at] + struct.pack(">d", milliseconds) + content[at + 8 :])
-    assert f"Duration: {claimed}".encode() in subprocess.run([FFMPEG, "-i", path], capture_output=True).stderr
+    printed = subprocess.run([FFMPEG, "-i", path], capture_output=True).stderr
+    assert f"Duration: {claimed}".encode() in printed
     video = media.probe(path)
     assert video.duration == pytest.approx(3)
     assert numbers(video, [0, 1.5, 2.9]) == [0, 15, 29]
 
 
 @pytest.mark.parametrize("degrees", [90, 180, -90])
-def test_a_turned_film_is_turned_back(tmp_path, degrees):
-    film(tmp_path / "a.mp4")
-    ffmpeg(f"-display_rotation {degrees} -i", tmp_path / "a.mp4", "-c copy", tmp_path / "b.mp4")
+def test_a_turned_video_is_turned_back(tmp_path, degrees):
+    path = make_video(tmp_path / "a.mp4")
+    ffmpeg(f"-display_rotation {degrees} -i", path, "-c copy", tmp_path / "b.mp4")
     video = media.probe(tmp_path / "b.mp4")
     assert (video.width, video.height) == ((64, 48) if degrees == 180 else (48, 64))
     shown = list(media.frames(video, video.times))
     assert {frame.shape for frame in shown} == {(video.height, video.width, 3)}
-    assert [number(np.rot90(frame, -degrees // 90)) for frame in shown] == list(range(30))    # both turn counterclockwise
+    turned_back = [np.rot90(frame, -degrees // 90) for frame in shown]       # both counterclockwise
+    assert [number(frame) for frame in turned_back] == list(range(30))
 
 
 def test_real_frames_are_those_that_ffmpeg_decodes_in_turn():
     video = media.probe(REAL)
     assert (video.width, video.height, len(video.times)) == (1280, 720, 132)
     wanted = [0, 1, 12, 13, 25, 66, 131]
-    with subprocess.Popen([FFMPEG, "-v", "error", "-i", REAL, "-f", "rawvideo", "-pix_fmt", "rgb24", "-"], stdout=subprocess.PIPE) as child:
-        ours = dict(zip(wanted, media.frames(video, np.array(wanted) / 25), strict=True))
+    ours = dict(zip(wanted, media.frames(video, np.array(wanted) / 25), strict=True))
+    command = [FFMPEG, "-v", "error", "-i", REAL, "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
         for n in range(132):
             decoded = child.stdout.read(1280 * 720 * 3)
             assert n not in ours or ours[n].tobytes() == decoded
         assert child.stdout.read() == b""
 
 
-# ---------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # clips
 
 
-@pytest.mark.parametrize("kind", ["mp4 keyint=50", "mkv keyint=50", "mkv keyint=50 -output_ts_offset 100", "ts keyint=300",
-                                  "mp4 keyint=50:open-gop=1", "mp4 keyint=50:intra-refresh=1"])
+@pytest.mark.parametrize("kind", [
+    "mp4 keyint=50", "mkv keyint=50", "mkv keyint=50 -output_ts_offset 100", "ts keyint=300",
+    "mp4 keyint=50:open-gop=1", "mp4 keyint=50:intra-refresh=1"])
 def test_a_clip_has_the_frames_of_the_whole(tmp_path, kind):
     suffix, _, params = kind.partition(" ")
     path = tmp_path / f"a.{suffix}"
-    ffmpeg("-f lavfi -i testsrc2=s=64x48:r=10:d=40", H264.replace("keyint=12", params), path)
+    source = "-f lavfi -i testsrc2=s=64x48:r=10:d=40"
+    ffmpeg(source, H264.replace("keyint=12", params), path)
     video = media.probe(path)
     whole = [frame.copy() for frame in media.frames(video, video.times)]
     for first in (101, 149, 150, 222, 303, 395):
         clip = list(media.frames(video, video.times[first : first + 5]))
-        assert all((a == b).all() for a, b in zip(clip, whole[first : first + 5], strict=True))
+        expected = whole[first : first + 5]
+        assert all((a == b).all() for a, b in zip(clip, expected, strict=True))
 
 
 def test_a_clip_needs_nothing_from_the_start_of_the_file(tmp_path):
-    path = film(tmp_path / "a.mp4", n=400)
+    path = make_video(tmp_path / "a.mp4", n=400)
     video = media.probe(path)
     content = bytearray(path.read_bytes())
     start = content.find(b"mdat") + 4
@@ -232,14 +219,15 @@ def test_a_clip_needs_nothing_from_the_start_of_the_file(tmp_path):
         numbers(video, [0, 36.2])
 
 
-# ---------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # broken, absurd and hostile files
 
 
 @pytest.mark.parametrize("kept", [0.35, 0.6, 0.9])
 @pytest.mark.parametrize("suffix", ["mp4", "mkv"])
 def test_a_file_that_was_cut_off_is_unreadable(tmp_path, suffix, kept):
-    path = film(tmp_path / f"a.{suffix}", H264 + " -movflags +faststart" * (suffix == "mp4"), n=100)
+    encoder = H264 + " -movflags +faststart" * (suffix == "mp4")
+    path = make_video(tmp_path / f"a.{suffix}", encoder, n=100)
     content = path.read_bytes()
     video = media.probe(path)
     path.write_bytes(content[: int(len(content) * kept)])
@@ -251,42 +239,47 @@ def test_a_file_that_was_cut_off_is_unreadable(tmp_path, suffix, kept):
     assert seen == list(range(len(seen)))
 
 
-@pytest.mark.parametrize("kind", [f"{H264} ts", f"{H264} flv", f"{MPEG4} avi", "-c:v mpeg2video -bf 2 -g 12 -r 25 mpg"])
+@pytest.mark.parametrize("kind", [
+    f"{H264} ts", f"{H264} flv", f"{MPEG4} avi", "-c:v mpeg2video -bf 2 -g 12 -r 25 mpg"])
 def test_a_stream_that_was_cut_off_is_shorter_or_unreadable(tmp_path, kind):
-    # these containers have no end that could be missing: what is left is a film
-    out, _, suffix = kind.rpartition(" ")
-    path = film(tmp_path / f"a.{suffix}", out, n=100, rate=25)
+    # These containers have no end that could be missing: what is left is a video.
+    encoder, _, suffix = kind.rpartition(" ")
+    path = make_video(tmp_path / f"a.{suffix}", encoder, n=100, rate=25)
     content = path.read_bytes()
     for kept in (0.5, 0.62, 0.77, 0.93):
         path.write_bytes(content[: int(len(content) * kept)])
-        seen, expected = [], []
+        seen = []
+        expected = []
         with suppress(Unreadable):
             video = media.probe(path)
-            # a B-frame may be missing where a picture displayed after it came first in the file
+            # a B-frame may be missing where a frame displayed after it came first in the file
             expected = (video.times * 25).round().tolist()
             seen.extend(number(frame) for frame in media.frames(video, video.times))
         assert seen == expected[: len(seen)]
 
 
 def test_no_other_frame_comes_out_of_a_damaged_file(tmp_path):
-    path = film(tmp_path / "a.mp4", n=100)
+    path = make_video(tmp_path / "a.mp4", n=100)
     video = media.probe(path)
     content = path.read_bytes()
     rng = np.random.default_rng(0)
+    first = content.find(b"mdat") + 900
+    last = content.find(b"moov") - 200
     lengths = set()
-    for at in np.linspace(content.find(b"mdat") + 900, content.find(b"moov") - 200, 6).astype(int):
+    for at in np.linspace(first, last, 6).astype(int):
         path.write_bytes(content[:at] + rng.bytes(150) + content[at + 150 :])
         seen = []
-        with pytest.raises(Unreadable, match=r"S23 .*a.mp4 gives no frame of 64 x 48 pixels at \d\.\d00 s"):
+        message = r"S23 .*a.mp4 gives no frame of 64 x 48 pixels at \d\.\d00 s"
+        with pytest.raises(Unreadable, match=message):
             seen.extend(number(frame) for frame in media.frames(video, video.times))
         assert seen == list(range(len(seen)))
         lengths.add(len(seen))
-    assert len(lengths) > 3                                              # all that stands before the damage is there
+    assert len(lengths) > 3                      # all that stands before the damage is there
 
 
-def test_a_film_that_changes_its_size_breaks_off(tmp_path):
-    film(tmp_path / "a.ts")
-    ffmpeg("-i", tmp_path / "a.ts", "-vf scale=48:64 -output_ts_offset 3", H264, tmp_path / "b.ts")
+def test_a_video_that_changes_its_size_breaks_off(tmp_path):
+    path = make_video(tmp_path / "a.ts")
+    ffmpeg("-i", path, "-vf scale=48:64 -output_ts_offset 3", H264, tmp_path / "b.ts")
     (tmp_path / "list").write_text("file a.ts\nfile b.ts\n")
     ffmpeg("-f concat -i", tmp_path / "list", "-c copy", tmp_path / "c.ts")
     video = media.probe(tmp_path / "c.ts")
@@ -302,44 +295,53 @@ def test_a_film_that_changes_its_size_breaks_off(tmp_path):
 @pytest.mark.parametrize("name", ["a.m3u8", "a.mp4", "a.ts"])
 @pytest.mark.parametrize("kind", ["hls", "concat", "http"])
 def test_no_file_makes_us_read_another(tmp_path, name, kind):
-    film(tmp_path / "other.ts")
+    make_video(tmp_path / "other.ts")
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0)
-        other = f"http://127.0.0.1:{server.getsockname()[1]}/other.ts" if kind == "http" else "other.ts"
+        address = f"http://127.0.0.1:{server.getsockname()[1]}/"
+        other = f"{address}other.ts" if kind == "http" else "other.ts"
         text = f"#EXTM3U\n#EXT-X-TARGETDURATION:10\n#EXTINF:3,\n{other}\n#EXT-X-ENDLIST\n"
-        (tmp_path / name).write_text("ffconcat version 1.0\nfile other.ts\n" if kind == "concat" else text)
-        if kind != "http":                                               # left to itself, ffmpeg would follow
-            loose = "-f hls -extension_picky 0 -allowed_extensions ALL" if kind == "hls" else "-f concat"
-            assert ffmpeg(loose, "-i", tmp_path / name, "-c copy -f framecrc -").count(b"\n") > 30
+        if kind == "concat":
+            text = "ffconcat version 1.0\nfile other.ts\n"
+        (tmp_path / name).write_text(text)
+        if kind != "http":           # without our limits, ffmpeg would follow
+            loose = "-f hls -extension_picky 0 -allowed_extensions ALL"
+            if kind == "concat":
+                loose = "-f concat"
+            packets = ffmpeg(loose, "-i", tmp_path / name, "-c copy -f framecrc -")
+            assert packets.count(b"\n") > 30
         with pytest.raises(Unreadable, match=f"S23 .*{name} cannot be read"):
             media.probe(tmp_path / name)
-        with pytest.raises(BlockingIOError):                             # nobody has called
+        with pytest.raises(BlockingIOError):     # nobody has called
             server.accept()
 
 
-@pytest.mark.parametrize("path", ["nothing.mp4", ".", "http://127.0.0.1/a.mp4", "file:a.mp4", "concat:a.mp4", "-i", "pipe:0"])
+@pytest.mark.parametrize("path", [
+    "nothing.mp4", ".", "http://127.0.0.1/a.mp4", "file:a.mp4", "concat:a.mp4", "-i", "pipe:0"])
 def test_what_is_no_file_is_missing(tmp_path, monkeypatch, path):
     monkeypatch.chdir(tmp_path)
-    film(tmp_path / "a.mp4")
-    with pytest.raises(Unreadable, match=r"^S20 no file "):
+    make_video(tmp_path / "a.mp4")
+    with pytest.raises(Unreadable, match=r"^S20 there is no file "):
         media.probe(path)
 
 
 def test_any_name_will_do(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    film(tmp_path / "a.mp4")
+    make_video(tmp_path / "a.mp4")
     for name in ("-i", "concat:a b%03d.mp4", "pipe:0", "a'b\\|.mkv", "[*].mp4"):
         Path("a.mp4").rename(name)
         assert numbers(media.probe(name), [1.2]) == [12]
         Path(name).rename("a.mp4")
 
 
-def test_a_file_without_pictures_is_unreadable(tmp_path):
+def test_a_file_without_frames_is_unreadable(tmp_path):
     path = tmp_path / "a.mp4"
-    still = REAL.parent / "coins.png"
-    ffmpeg("-f lavfi -i sine=d=1 -i", still, "-map 0 -map 1 -c:v copy -disposition:v attached_pic", path)
-    song = path.read_bytes()                                             # its cover is no film
-    for content in (b"", b"hello", song, still.read_bytes(), np.random.default_rng(0).bytes(5000)):
+    cover = REAL.parent / "coins.png"
+    attach = "-map 0 -map 1 -c:v copy -disposition:v attached_pic"
+    ffmpeg("-f lavfi -i sine=d=1 -i", cover, attach, path)
+    song = path.read_bytes()                     # its cover image is not a video
+    noise = np.random.default_rng(0).bytes(5000)
+    for content in (b"", b"hello", song, cover.read_bytes(), noise):
         path.write_bytes(content)
         with pytest.raises(Unreadable, match=r"S23 .*a.mp4 cannot be read as a video"):
             media.probe(path)
@@ -349,67 +351,76 @@ def test_absurd_sizes_are_refused(tmp_path, monkeypatch):
     ffmpeg("-f lavfi -i testsrc2=s=2x512:d=0.2", MPEG4, tmp_path / "a.mp4")
     with pytest.raises(Unreadable, match=r"^S22 .* is 2 x 512 pixels"):
         media.probe(tmp_path / "a.mp4")
-    path = film(tmp_path / "b.mp4")
+    path = make_video(tmp_path / "b.mp4")
     video = media.probe(path)
-    monkeypatch.setattr(media, "MAX_PIXELS", 64 * 48 - 1)
+    monkeypatch.setattr(video_module, "MAX_FRAME_PIXELS", 64 * 48 - 1)
     with pytest.raises(Unreadable, match=r"^S22 .* is 64 x 48 pixels"):
         media.probe(path)
-    with pytest.raises(Unreadable, match=r"^S23 .* gives no frame"):     # whatever the header had said
+    with pytest.raises(Unreadable, match=r"^S23 .* gives no frame"):         # whatever a header says
         numbers(video, [0])
-    monkeypatch.setattr(media, "MAX_PIXELS", 64 * 48)
-    monkeypatch.setattr(media, "MAX_PACKETS", 30)
+    monkeypatch.setattr(video_module, "MAX_FRAME_PIXELS", 64 * 48)
+    monkeypatch.setattr(video_module, "MAX_PACKETS", 30)
     assert numbers(media.probe(path), [2.9]) == [29]
-    monkeypatch.setattr(media, "MAX_PACKETS", 29)
+    monkeypatch.setattr(video_module, "MAX_PACKETS", 29)
     with pytest.raises(Unreadable, match=r"^S22 .* has more than 29 frames"):
         media.probe(path)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is no limit on memory")
 def test_ffmpeg_gets_no_more_memory_than_allowed(tmp_path, monkeypatch):
-    path = film(tmp_path / "a.mp4")
+    path = make_video(tmp_path / "a.mp4")
     video = media.probe(path)
-    monkeypatch.setattr(media, "MAX_MEMORY", 100 << 20)
+    monkeypatch.setattr(video_module, "MAX_MEMORY_BYTES", 100 << 20)
     with pytest.raises(Unreadable, match="S23"):
         media.probe(path)
     with pytest.raises(Unreadable, match="S23"):
         numbers(video, [0])
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# the child
+# --------------------------------------------------------------------------------------------------
+# the process
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs a script in ffmpeg's place")
 def test_a_decoder_that_hangs_is_killed_at_the_deadline(tmp_path, monkeypatch, children):
-    video = media.probe(film(tmp_path / "a.mp4"))
-    (tmp_path / "stub").write_text("#!/bin/sh\nexec sleep 60\n")
-    (tmp_path / "stub").chmod(0o755)
-    monkeypatch.setattr(media.imageio_ffmpeg, "get_ffmpeg_exe", lambda: str(tmp_path / "stub"))
+    video = media.probe(make_video(tmp_path / "a.mp4"))
+    stub = tmp_path / "stub"
+    stub.write_text("#!/bin/sh\nexec sleep 60\n")
+    stub.chmod(0o755)
+    monkeypatch.setattr(video_module.imageio_ffmpeg, "get_ffmpeg_exe", lambda: str(stub))
+    monkeypatch.setattr(video_module, "DEADLINE_S", 0.2)
     began = time.monotonic()
-    with pytest.raises(Unreadable, match=r"S23 .*a.mp4 takes ffmpeg too long"):
-        media.probe(video.path, deadline=0.2)
-    with pytest.raises(Unreadable, match=r"S23 .*a.mp4 takes ffmpeg too long"):
-        list(media.frames(video, [0], deadline=0.2))
+    with pytest.raises(Unreadable, match=r"S23 ffmpeg takes too long for .*a.mp4"):
+        media.probe(video.path)
+    with pytest.raises(Unreadable, match=r"S23 ffmpeg takes too long for .*a.mp4"):
+        list(media.frames(video, [0]))
     assert 0.4 <= time.monotonic() - began < 5
 
 
 def test_the_deadline_is_not_for_the_caller(tmp_path, monkeypatch):
-    video = media.probe(film(tmp_path / "a.mp4"))
-    left, timer = [], threading.Timer
-    monkeypatch.setattr(media.threading, "Timer", lambda seconds, kill: left.append(seconds) or timer(seconds, kill))
-    for _ in media.frames(video, [0, 1, 2], deadline=100):
+    video = media.probe(make_video(tmp_path / "a.mp4"))
+    left = []
+    timer = threading.Timer
+
+    def recorded(seconds, kill):
+        left.append(seconds)
+        return timer(seconds, kill)
+
+    monkeypatch.setattr(video_module.threading, "Timer", recorded)
+    monkeypatch.setattr(video_module, "DEADLINE_S", 100)
+    for _ in media.frames(video, [0, 1, 2]):
         time.sleep(0.4)
     assert 100 == left[0] > left[1] > left[2] > 99.4
 
 
 def test_an_abandoned_clip_leaves_no_child(tmp_path, children):
-    video = media.probe(film(tmp_path / "a.mp4", n=600))
+    video = media.probe(make_video(tmp_path / "a.mp4", n=600))
     clip = media.frames(video, video.times)
     assert number(next(clip)) == 0
-    assert children[-1].poll() is None                                   # far from done: a pipe holds few of its frames
+    assert children[-1].poll() is None           # far from done: a pipe holds few of its frames
     clip.close()
     assert children[-1].returncode is not None
     clip = media.frames(video, video.times)
     next(clip)
     assert children[-1].returncode is None
-    del clip                                                             # the fixture looks for what is left
+    del clip                         # the fixture looks for what is left
