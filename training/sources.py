@@ -21,6 +21,7 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
+from records.mixture import group_rates, sqrt_size
 from records.reader import DataError, Options, Records
 from stages import stage1, stage2, stage3
 from toy import world
@@ -31,34 +32,6 @@ MIXTURES = {1: stage1.MIXTURE, 2: stage2.MIXTURE, 3: stage3.MIXTURE}
 class Group(NamedTuple):
     rate: float
     entries: list  # of dicts as in a mix.json; a file with a rate of its own is a group of one
-
-
-# --------------------------------------------------------------------------------------------------
-# rates
-
-
-def sqrt_size(n, size=None, rate=None):
-    """The weight of a source of n records within its group (docs/molmo2.md 9.1): sqrt(n) * rate.
-
-    size replaces n: below 1 it is the fraction of n that counts, from 1 on the number that counts,
-    and 0 counts as one record.
-    """
-    if size is None:
-        counted = n
-    elif size == 0:
-        counted = 1
-    else:
-        counted = n * size if size < 1 else size
-    return math.sqrt(counted) * (1 if rate is None else rate)
-
-
-def group_rates(groups):
-    """[(rate, weights), ..] -> for each group the rates of its members; all of them sum to 1."""
-    total = sum(rate for rate, _ in groups)
-    rates = []
-    for rate, weights in groups:
-        rates.append([rate / total * weight / sum(weights) for weight in weights])
-    return rates
 
 
 # --------------------------------------------------------------------------------------------------
