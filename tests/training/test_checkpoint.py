@@ -14,21 +14,21 @@ import time
 import pytest
 import torch
 
-import data
 from tests.training.faulty_disk import FaultyDisk, Killed
 from tests.training.runs import RECIPE, back_to, run, sentence
+from text.tokenizer import ByteTokenizer
 from training import checkpoint
 from training.checkpoint_files import checksum
 
 
 class Toy:
-    """The smallest run that can be toy_checkpoint: ten weights that learn, two that do not, a tokenizer."""
+    """The smallest run that can be saved: ten weights that learn, two that do not, a tokenizer."""
 
     def __init__(self):
         self.model = torch.nn.Linear(5, 2)
         self.model.bias.requires_grad_(False)
         self.optimizer = torch.optim.AdamW([self.model.weight], fused=True)
-        self.tokenizer = data.ByteTokenizer()
+        self.tokenizer = ByteTokenizer()
 
     def learn(self):
         self.optimizer.zero_grad()
@@ -84,7 +84,7 @@ def operations_of_a_save(out, with_earlier):
 
 
 def check_what_is_left(out, disk, old, new, killed):
-    """The checkpoints that are there hold what was toy_checkpoint, after an outage too."""
+    """The checkpoints that are there hold what was saved, after an outage too."""
     for power in (True, False) if killed else (True,):
         if not power:
             disk.lose_power()
