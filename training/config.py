@@ -247,7 +247,7 @@ def split_arguments(argv):
 
 
 def parse(argv):
-    """Command line (None: of this process) -> (arguments of FLAGS, Config); UserError for a mistake.
+    """Command line (None: of this process) -> (arguments of FLAGS, Config); or UserError.
 
     args.fields keeps the fields that were given, {name: text}: train.py chooses some of the others.
     """

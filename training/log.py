@@ -1,6 +1,6 @@
 """What a run writes about itself as it goes: log.jsonl, skips.jsonl, batches that are not finite.
 
-in    the numbers of a step, the records that were found bad in it
+in    the numbers of a step, the records that were masked in it
 out   files for charts and tools, and for the rest of an interrupted run
 """
 
@@ -27,11 +27,11 @@ class RunLog:
 
     def __init__(self, out, writes, head, resume_step=None):
         self.loss = None
-        self.logged = set()              # the draws that skips.jsonl has already
+        self.logged = set()              # the indices that skips.jsonl has already
         self.skips = out / "skips.jsonl" if writes else Path(os.devnull)
         log = out / "log.jsonl" if writes else Path(os.devnull)
         if resume_step is not None:
-            self.logged = {skip["draw"] for skip in read_skips(out)}
+            self.logged = {skip["index"] for skip in read_skips(out)}
             self.loss = loss_of(log, resume_step) if writes else None
             for path in (log, self.skips) if writes else ():
                 drop_partial_line(path)
@@ -43,17 +43,17 @@ class RunLog:
             self.file = open(log, "w", buffering=1)
             self.file.write(json.dumps(head) + "\n")
 
-    def step(self, line, bad):
-        """Logs a step, and once for each draw what was found bad in it.
+    def step(self, line, masked):
+        """Logs a step and the records that were masked in it, each index of the mixture once.
 
-        bad: [{"draw": .., "id": .., "where": .., "reason": ..}, ..]
+        masked: [{"index": .., "id": .., "where": .., "reason": ..}, ..]
         """
         self.file.write(json.dumps(line) + "\n")
         self.loss = line["loss"]
-        new = [skip for skip in bad if skip["draw"] not in self.logged]
+        new = [skip for skip in masked if skip["index"] not in self.logged]
         if new:
             with open(self.skips, "a") as skips:
-                for skip in sorted(new, key=lambda skip: skip["draw"]):
+                for skip in sorted(new, key=lambda skip: skip["index"]):
                     skips.write(json.dumps({"step": line["step"], **skip}) + "\n")
 
     def scores(self, step, scores, **more):
@@ -98,12 +98,12 @@ def read_log(path):
 
 
 def read_skips(out):
-    """The records that a run found bad while decoding: [{"draw": .., "reason": .., ..}, ..].
+    """The records that a run could not decode and masked: [{"index": .., "reason": .., ..}, ..].
 
-    A damaged line is passed over: the run finds that record bad again.
+    A damaged line is passed over: the run masks that record again.
     """
     return [skip for skip in read_log(out / "skips.jsonl")
-            if isinstance(skip.get("draw"), int) and isinstance(skip.get("reason"), str)]
+            if isinstance(skip.get("index"), int) and isinstance(skip.get("reason"), str)]
 
 
 def loss_of(log, step):

@@ -1,13 +1,57 @@
-"""Fixtures on the models of hf_models.py, imported inside because the extras may be absent."""
+"""Fixtures of this folder: records and a run on them; models as transformers knows them.
+
+The latter are from hf_models.py, imported inside because the extras may be absent.
+"""
 
 import json
+import signal
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import data
-from training import base, export, weights
+from tests.training.runs import RECIPE, logged, run, skipped, wait_for_saves
+from training import base, checkpoint, export, weights
+
+
+@pytest.fixture(autouse=True)
+def restored_signals():
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+    wait_for_saves()
+
+
+@pytest.fixture(scope="session")
+def records(tmp_path_factory):
+    """The flags that train on twelve records with images, of which three are cut short."""
+    folder = tmp_path_factory.mktemp("data")
+    rng = np.random.default_rng(0)
+    lines = []
+    for i in range(12):
+        path = folder / f"{i}.png"
+        Image.fromarray(rng.integers(0, 255, (40, 60, 3), np.uint8)).save(path)
+        text = "".join(rng.choice(list("abc "), int(rng.integers(2, 40))))
+        annotation = {"type": "caption", "text": text}
+        lines.append(json.dumps({"image": path.name, "annotations": [annotation]}))
+        if i in (2, 5, 7):
+            path.write_bytes(path.read_bytes()[:3000])
+    (folder / "r.jsonl").write_text("\n".join(lines))
+    return ["--data", str(folder / "r.jsonl")]
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory, records):
+    """A run of six steps that nothing interrupted, with its checkpoints of steps 2, 4 and 6."""
+    out = tmp_path_factory.mktemp("runs") / "whole"
+    assert run(out, *RECIPE, *records) == 0
+    assert checkpoint.complete_steps(out) == [6, 4, 2]
+    assert sorted(logged(out)) == [1, 2, 3, 4, 5, 6]
+    assert len(skipped(out)) >= 3
+    return out
 
 
 @pytest.fixture(scope="module")

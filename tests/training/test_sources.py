@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
+import mixture
 import pytest
 
-import mixture
 import train
 from stages import stage2
 

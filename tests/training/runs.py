@@ -1,0 +1,80 @@
+"""Small runs of train.py for the tests of this folder, and what they leave."""
+
+import json
+import shutil
+import threading
+
+import train
+from training import checkpoint
+
+SMALL = [
+    "--stage", "1", "--tiny", "--device", "cpu", "--batch", "2", "--vit_steps=0", "--pool_size=4",
+    "--model.n_layer=1", "--model.n_embd=32", "--model.n_hidden=64", "--model.vision.n_embd=32",
+    "--model.vision.n_hidden=64", "--data.max_tokens=256",
+]
+RECIPE = [*SMALL, "--steps", "6", "--save-every", "2", "--keep", "0", "--response_dropout=0.2"]
+
+
+def wait_for_saves():
+    """No thread of a run that ended in this process writes any more."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("AsyncCheckpoint"):
+            thread.join(60)
+
+
+def run(out, *flags):
+    """Calls train.main in this process -> its exit status, 0 for success."""
+    try:
+        train.main([*flags, "--out", str(out)])
+    except SystemExit as end:
+        return end.code
+    finally:
+        wait_for_saves()
+    return 0
+
+
+def logged(out):
+    """{step: line without seconds}; a partial last line is dropped, of two the later counts."""
+    *rows, _ = (out / "log.jsonl").read_bytes().split(b"\n")
+    lines = {}
+    for line in map(json.loads, rows):
+        if "lr" in line:
+            line.pop("seconds")
+            lines[line["step"]] = line
+    return lines
+
+
+def skipped(out):
+    rows = (out / "skips.jsonl").read_text().splitlines()
+    return sorted((skip["draw"], skip["id"], skip["reason"]) for skip in map(json.loads, rows))
+
+
+def weights(out):
+    return {path.name: path.read_bytes() for path in sorted((out / "model").iterdir())}
+
+
+def assert_same_run(out, whole):
+    """Every bit of the log, the weights and the skipped records."""
+    assert logged(out) == logged(whole)
+    assert weights(out) == weights(whole)
+    assert skipped(out) == skipped(whole)
+
+
+def back_to(whole, out, step):
+    """Copies a run as it was after the checkpoint of `step`, but for its log."""
+    shutil.copytree(whole, out)
+    for later in checkpoint.complete_steps(out):
+        if later > step:
+            shutil.rmtree(out / f"step-{later}")
+    return out
+
+
+def sentence(capsys, *words):
+    """The one sentence on stderr with which a run ended, which has these words; no traceback."""
+    text = capsys.readouterr().err
+    assert "Traceback" not in text
+    sentences = [line[10:] for line in text.splitlines() if line.startswith("train.py: ")]
+    assert len(sentences) == 1, text
+    assert len(sentences[0]) < 1000
+    assert all(word in sentences[0] for word in words), text
+    return sentences[0]
