@@ -22,7 +22,7 @@ from typing import Protocol
 import numpy as np
 
 import vision
-from records.media import Unreadable
+from records.errors import Unreadable
 from records.mixture import rng_for
 from records.visual import (MediaInfo, crops_per_image, frame_crops, image_crops, pool_windows,
                             read_headers)

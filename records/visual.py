@@ -11,7 +11,7 @@ import numpy as np
 
 import vision
 from records import media
-from records.media import Unreadable
+from records.errors import Unreadable
 from text.visual import shift_subtitles
 
 

@@ -14,8 +14,7 @@ import torch
 import torch.distributed as dist
 
 import parallel
-from records.media import Unreadable
-from records.reader import DataError
+from records.errors import DataError, Unreadable
 from training.checkpoint import LoadError, SaveError, newest_step
 from training.config import UserError
 from training.loader import first_line

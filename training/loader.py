@@ -19,8 +19,7 @@ from torch.utils.data import DataLoader
 import data
 import packing
 import parallel
-from records.media import Unreadable
-from records.reader import DataError
+from records.errors import DataError, Unreadable
 from training.planner import (BadRecords, RunError, ignore_signals, in_process, record_at,
                               source_at)
 

@@ -22,8 +22,7 @@ from tqdm import tqdm
 import data
 import packing
 from packing import Item
-from records.media import Unreadable
-from records.reader import DataError
+from records.errors import DataError, Unreadable
 from training.sources import check_fingerprint
 
 MAX_CONSECUTIVE = 100       # records that cannot be used, one after the other

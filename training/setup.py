@@ -1,4 +1,4 @@
-"""What a run starts with: device, data, model; and what tells before the first step that it will fit."""
+"""What a run starts with: device, data, model, and a dry run that tells whether they fit."""
 
 import json
 import os
@@ -56,7 +56,7 @@ def default_workers(device):
 
 
 def open_loader(args, config, ranks, tokenizer, found):
-    """-> Loader, which has planned its first step, the fingerprint of its data, and eval records."""
+    """-> Loader with its first step planned, fingerprint of the data, records to evaluate on."""
     sources, rates, eval_records = open_sources(args, config)
     made_for = fingerprint(sources, rates, tokenizer, config)
     mixture = Mixture(sources, rates, config.seed)
@@ -115,6 +115,18 @@ def open_model(args, config, found):
     return model.train(), tokenizer, config
 
 
+def open_tokenizer(args, config):
+    """-> the tokenizer of --init or of the toy, and config with its model's shape; no weights are read."""
+    if args.init is None:
+        return ByteTokenizer(world.WORDS, config.model.n_vocab), config
+    try:
+        folder, shape, _ = weights.describe(args.init)
+        tokenizer = load_tokenizer(folder, shape.n_vocab)
+    except (OSError, ValueError) as e:
+        raise UserError(f"--init {args.init}: {e}") from None
+    return tokenizer, replace(config, model=shape, data=replace(config.data, vision=shape.vision))
+
+
 def without_init(shape):
     """A ModelConfig without the fields that matter only to new weights."""
     return replace(shape, init_std=0.0, vision=replace(shape.vision, neighbor_init=False))
@@ -131,7 +143,7 @@ def model_shape(args, config, found):
 
 
 def pretrain_vit(config, out, vit):
-    """Stage 0: released ViTs start from SigLIP2, the toy's from this. A line per step in stage0.jsonl."""
+    """Stage 0: released ViTs start from SigLIP2, the toy's from this. Its log is stage0.jsonl."""
     vit.requires_grad_(True)
     with open(out / "stage0.jsonl" if out else os.devnull, "w", buffering=1) as log:
         for line in stage0.pretrain(vit, config.seed, config.vit_steps):
