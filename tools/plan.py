@@ -4,8 +4,8 @@
     torchrun --nproc-per-node 32 -m tools.plan ...            # the same plan, made by 32 processes
     python train.py --stage 2 --data a.jsonl b.jsonl --plan plan.npz      # the same run as without
 
-A plan is tied to the record files, the tokenizer and the config, and is refused when one of them has
-changed. Images and videos are not compared: a record of another size than was planned is masked.
+A plan is tied to the record files, the tokenizer and the config, and is refused when one of them
+has changed. Images and videos are not compared: one of another size than planned is masked.
 """
 
 import json

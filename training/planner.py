@@ -12,6 +12,7 @@ import sys
 import zlib
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from multiprocessing import get_context
 from zipfile import BadZipFile
@@ -161,7 +162,7 @@ class StepPlanner:
 
     def __init__(self, mixture, tokenizer, config, measure_index=None):
         self.mixture, self.config = mixture, config
-        self.measure = measure_index or (lambda index: measure(mixture, tokenizer, config, index))
+        self.measure = measure_index or partial(measure, mixture, tokenizer, config)
         self.skipped = BadRecords("skipped", DataError, config.max_skip)
         self.ids = {}                # of the examples in the pool
         self.planner = packing.Planner(self.size, config.data.max_tokens, config.pack_crops,

@@ -1,0 +1,68 @@
+"""Two record files and the loader of them, for the tests of planner and loader."""
+
+import itertools
+import json
+from dataclasses import replace
+
+import numpy as np
+from PIL import Image
+
+from records.mixture import Mixture
+from records.reader import Records
+from text.tokenizer import ByteTokenizer
+from training.config import parse
+from training.loader import Loader
+from training.planner import StepPlanner
+
+TOKENIZER = ByteTokenizer()
+CONFIG = parse(["--stage", "2", "--tiny", "--batch", "8", "--micro-batch", "2", "--steps", "6",
+                "--pool_size=9", "--data.max_tokens=700"])[1]
+
+
+def write_files(folder):
+    """Two record files, of images and of text; of the images four are cut short, three missing."""
+    rng = np.random.default_rng(0)
+    for name, n in (("a", 30), ("b", 17)):
+        lines = []
+        for i in range(n):
+            record = {"annotations": [
+                {"type": "qa", "question": "?" * int(rng.integers(1, 60)),
+                 "answer": "!" * int(rng.integers(1, 90))} for _ in range(int(rng.integers(1, 4)))]}
+            if name == "a":
+                record["image"] = f"{i}.png"
+                pixels = rng.integers(0, 255, (40, 60, 3), np.uint8)
+                Image.fromarray(pixels).save(folder / f"{i}.png")
+            lines.append(json.dumps(record))
+        (folder / f"{name}.jsonl").write_text("\n".join(lines))
+    for n in (3, 8, 17, 26):
+        (folder / f"{n}.png").write_bytes((folder / f"{n}.png").read_bytes()[:3000])
+    for n in (5, 14, 23):
+        (folder / f"{n}.png").unlink()
+    return [str(folder / "a.jsonl"), str(folder / "b.jsonl")]
+
+
+def planner_of(files, config=CONFIG, rates=(0.7, 0.3), measure=None, reader=Records):
+    mixture = Mixture([reader(f) for f in files], list(rates), config.seed)
+    return StepPlanner(mixture, TOKENIZER, config, measure)
+
+
+def loader_of(files, config=CONFIG, ranks=None, rates=(0.7, 0.3), plans=None, start=0):
+    plans = plans or planner_of(files, config, rates)
+    mixture = Mixture([Records(f) for f in files], list(rates), config.seed)
+    return Loader(mixture, TOKENIZER, config, plans, ranks, start)
+
+
+def taken(loader, n):
+    """The first n steps -> [(StepPlan, rows of this rank)]."""
+    steps = []
+    for plan, micro_batches in itertools.islice(loader, n):
+        steps.append((plan, [row for rows in micro_batches for row in rows]))
+    return steps
+
+
+def examples_of(rows):
+    return [example for row in rows for example in row]
+
+
+def with_steps(config, n):
+    return replace(config, steps=n)

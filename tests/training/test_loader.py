@@ -1,0 +1,398 @@
+"""The packs of a run as ranks see them: the same for any layout, resumed exactly, nothing lost."""
+
+import itertools
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter, deque
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from threading import Barrier
+from types import SimpleNamespace
+
+import imageio_ffmpeg
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import data
+import model
+import packing
+import parallel
+from records import video
+from records.reader import Records
+from tests.training.stream import (CONFIG, TOKENIZER, examples_of, loader_of, planner_of, taken,
+                                   write_files)
+from training import loader as loading
+from training.loader import Loader
+from training.planner import RunError
+from training.stats import batch_counts
+
+ROOT = Path(__file__).parents[2]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    return write_files(tmp_path_factory.mktemp("data"))
+
+
+PROGRAM = """
+import json, os
+from dataclasses import replace
+import torch
+import parallel
+from tests.training.stream import CONFIG, loader_of, taken
+
+if __name__ == "__main__":
+    ranks = parallel.join(1, torch.device("cpu"))
+    found = []
+    for workers, micro_batch in ((0, 2), (1, 8 // ranks.world), (3, 1)):
+        config = replace(CONFIG, workers=workers, micro_batch=micro_batch, steps=4)
+        loader = loader_of({files!r}, config, ranks)
+        if not ranks.first:
+            loader.plans = None
+        found.append([(plan.ids, plan.packs, plan.skipped, [[e.id for e in row] for row in rows],
+                       [int(e.tokens.sum()) for row in rows for e in row])
+                      for plan, rows in taken(loader, 4)])
+    of_ranks = parallel.all_gather(found)
+    if ranks.first:
+        print(json.dumps(of_ranks))
+"""
+
+
+@pytest.mark.slow
+def test_data_order_is_the_same_on_1_2_and_4_ranks(files, tmp_path):
+    """... each with 0, 1 and 3 workers and another accumulation. Ranks are disjoint, miss nothing."""
+    (tmp_path / "program.py").write_text(PROGRAM.replace("{files!r}", repr(files)))
+    runs = []
+    for ranks in (1, 2, 4):
+        done = subprocess.run([*TORCHRUN, str(ranks), str(tmp_path / "program.py")], cwd=ROOT,
+                              capture_output=True, text=True,
+                              env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)})
+        assert done.returncode == 0, done.stderr
+        runs += list(zip(*json.loads(done.stdout.splitlines()[-1]), strict=True))
+    assert len(runs) == 9
+    reference = runs[0][0]
+    for of_ranks in runs:
+        for n, (ids, packs, skipped, rows_of_all, sums_of_all) in enumerate(reference):
+            for mine in of_ranks:
+                assert mine[n][:3] == [ids, packs, skipped]      # every rank knows the whole step
+                assert len(mine[n][3]) == 8 // len(of_ranks)
+            rows = [row for mine in of_ranks for row in mine[n][3]]
+            sums = [total for mine in of_ranks for total in mine[n][4]]
+            assert Counter(map(tuple, rows)) == Counter(map(tuple, rows_of_all))
+            assert sum(map(len, rows)) == len(ids)
+            assert Counter(sums) == Counter(sums_of_all)         # not names alone: what is in them
+    assert len({tuple(step[0]) for step in reference}) == 4
+
+
+def test_a_step_is_resumed_exactly_and_its_skips_with_it(files):
+    whole = taken(loader_of(files), 6)
+    assert any(e.masked for _, rows in whole for e in examples_of(rows))
+    assert whole[-1][0].skipped["a.jsonl: S20"] >= 1
+    for n in (1, 4):
+        planner = planner_of(files)
+        planner.restore(json.loads(json.dumps(whole[n - 1][0].state)))
+        rest = taken(loader_of(files, plans=planner, start=n), 6 - n)
+        for (a, rows_a), (b, rows_b) in zip(whole[n:], rest, strict=True):
+            assert a == b
+            for x, y in zip(examples_of(rows_a), examples_of(rows_b), strict=True):
+                assert x.id == y.id
+                assert np.array_equal(x.tokens, y.tokens)
+                assert np.array_equal(x.weights, y.weights)
+
+
+@pytest.mark.slow
+def test_what_the_first_run_masked_the_second_masks_unseen(files):
+    """A file that was repaired meanwhile makes no difference to a resumed run."""
+    first = loader_of(files)
+    whole = taken(first, 6)
+    assert first.newly_masked
+    images = [Path(files[0]).parent / f"{n}.png" for n in (3, 8, 17, 26)]
+    cut = [image.read_bytes() for image in images]
+    try:
+        for image in images:
+            Image.new("RGB", (60, 40)).save(image)
+        for workers in (0, 2):
+            again = loader_of(files, replace(CONFIG, workers=workers))
+            again.known_masked = {m["index"]: m["reason"] for m in first.newly_masked}
+            for (_, rows), (_, others) in zip(whole, taken(again, 6), strict=True):
+                assert [e.masked for e in examples_of(rows)] == [e.masked for e in examples_of(others)]
+            assert again.newly_masked == first.newly_masked
+            assert again.masked.counts == first.masked.counts
+    finally:
+        for image, content in zip(images, cut, strict=True):
+            image.write_bytes(content)
+
+
+def test_every_token_is_trained_on_or_reported(files):
+    """Planned tokens are those of the examples, masked ones too; what a tree drops is counted."""
+    config = replace(CONFIG, data=replace(CONFIG.data, max_tokens=330))
+    loader = loader_of(files, config)
+    total = Counter()
+    for plan, rows in taken(loader, 6):
+        counts = batch_counts(rows)
+        items = [item for pack in plan.packs for item in pack]
+        assert counts["tokens"] == sum(item.tokens for item in items)
+        assert counts["crops"] == sum(item.crops for item in items)
+        total.update(counts)
+        for x in examples_of(rows):
+            total["whole"] += 0 if x.masked else len(x.tokens) + x.dropped_tokens
+    assert total["masked_tokens"] > 0
+    assert total["branches_dropped"] > 0
+    assert sum(loader.masked.counts.values()) == len(loader.newly_masked)
+    assert total["whole"] == total["tokens"] - total["masked_tokens"] + total["tokens_dropped"]
+
+
+def test_an_image_that_changes_between_plan_and_step_costs_itself_only(files):
+    loader = loader_of(files, replace(CONFIG, data=replace(CONFIG.data, max_crops=4)))
+    loader.begin()
+    name = next(name for name in loader.first_plan.ids if name.startswith("a.jsonl"))
+    image = Path(files[0]).parent / f"{int(name.split(':')[1]) - 1}.png"
+    before = image.read_bytes()
+    try:
+        Image.new("RGB", (300, 300)).save(image)
+        rows = taken(loader, 1)[0][1]
+    finally:
+        image.write_bytes(before)
+    changed = [e for e in examples_of(rows) if e.id == name]
+    assert changed
+    assert all("planned" in e.masked and not e.weights.any() for e in changed)
+
+
+def test_a_file_of_records_that_changes_ends_the_run_in_one_sentence(files, tmp_path):
+    path = tmp_path / "r.jsonl"
+    line = json.dumps({"annotations": [{"type": "text", "text": "abc"}]})
+    path.write_text("\n".join([line] * 30))
+    loader = loader_of([path], replace(CONFIG, workers=1), rates=[1])
+    steps = iter(loader)
+    deque(next(steps)[1], maxlen=0)
+    path.write_text("\n".join([line] * 31))
+    with pytest.raises(data.DataError if hasattr(data, "DataError") else ValueError) as error:
+        deque((deque(micro, maxlen=0) for _, micro in steps), maxlen=0)
+    assert "changed" in str(error.value)
+    assert "Traceback" not in str(error.value)
+
+
+# --------------------------------------------------------------------------------------------------
+# decoders that go wrong
+
+STUBS = {                            # what ffmpeg does when it is to decode; probing works
+    "hangs": "import time; time.sleep(600)",
+    "crashes": "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
+    "eats memory": "hoard = []\nwhile True: hoard.append(bytes(1 << 26))",
+    "says nothing": "pass",
+    "babbles": "import sys\nwhile True: sys.stdout.buffer.write(b'P7' * 99999)",
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of memory are set on Linux only")
+@pytest.mark.parametrize("what", STUBS)
+def test_a_decoder_that_goes_wrong_costs_its_record_and_no_more(tmp_path, monkeypatch, what):
+    """The step ends within the deadline, the record is counted, the rest is as without trouble."""
+    real = imageio_ffmpeg.get_ffmpeg_exe()
+    lines = [{"id": f"video {k}", "video": {"path": "v.mp4", "start": k, "end": k + 1},
+              "annotations": [{"type": "caption", "text": "x"}]} for k in range(3)]
+    lines += [{"id": f"text {k}", "annotations": [
+        {"type": "qa", "question": "?", "answer": "x" * (100 * k + 1)}]} for k in range(5)]
+    (tmp_path / "v.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    source = ROOT / "tests" / "media" / "bigbuckbunny.mp4"
+    (tmp_path / "v.mp4").write_bytes(source.read_bytes())
+    config = replace(CONFIG, batch=3, micro_batch=3, data=replace(CONFIG.data, max_frames=2))
+
+    def make():
+        return loader_of([tmp_path / "v.jsonl"], config, rates=[1])
+
+    untroubled = taken(make(), 2)
+    (tmp_path / "stub.py").write_text(
+        f"#!{sys.executable}\nimport os, sys\n"
+        f"if 'framecrc' in sys.argv: os.execv({real!r}, [{real!r}, *sys.argv[1:]])\n{STUBS[what]}\n")
+    (tmp_path / "stub.py").chmod(0o755)
+    monkeypatch.setattr(imageio_ffmpeg, "get_ffmpeg_exe", lambda: str(tmp_path / "stub.py"))
+    monkeypatch.setattr(video, "DEADLINE_S", 1)
+    monkeypatch.setattr(video, "MAX_MEMORY_BYTES", 1 << 30)
+    loader = make()
+    for (plan, rows), (wanted, others) in zip(taken(loader, 2), untroubled, strict=True):
+        assert (plan.ids, plan.packs) == (wanted.ids, wanted.packs)
+        for x, y in zip(examples_of(rows), examples_of(others), strict=True):
+            assert x.id == y.id
+            assert len(x.tokens) == len(y.tokens)
+            if "video" in x.id:
+                assert x.masked.startswith("S23")
+            else:
+                assert np.array_equal(x.weights, y.weights)
+    assert loader.masked.counts["v.jsonl: S23"] == len(loader.newly_masked) > 0
+    assert all("video" in masked["id"] for masked in loader.newly_masked)
+
+
+def test_a_batch_of_masked_images_alone_is_trained_through():
+    """... with nothing to learn from, and not a NaN."""
+    torch.manual_seed(0)
+    m = model.Molmo2(replace(CONFIG.model, n_layer=1)).init_weights()
+    config = CONFIG.data
+    text = data.layout([TOKENIZER.bos], [False], [data.Branch([([5] * 9, True)])], config)
+    masked = data.placeholder("a", 30, 2, config, "S21")
+    for row in ([masked], [masked, text]):
+        batch = packing.collate([row], 64, config.vision)
+        assert len(batch.pool_src) == len(batch.pool_dst) == 1
+        assert (batch.pool_src == -1).all()
+        nll, _ = m(batch)
+        (nll * batch.weights).sum().backward()
+        assert torch.isfinite(nll).all()
+        assert all(torch.isfinite(p.grad).all() for p in m.parameters() if p.grad is not None)
+
+
+def test_a_hundred_undecodable_records_in_a_row_stop_the_run(tmp_path):
+    Image.effect_noise((60, 40), 90).convert("RGB").save(tmp_path / "a.png")
+    (tmp_path / "a.png").write_bytes((tmp_path / "a.png").read_bytes()[:3000])
+    line = {"image": "a.png", "annotations": [{"type": "caption", "text": "x"}]}
+    (tmp_path / "r.jsonl").write_text("\n".join([json.dumps(line)] * 20))
+    loader = loader_of([tmp_path / "r.jsonl"], replace(CONFIG, steps=20), rates=[1])
+    with pytest.raises(RunError, match=r"of the last 100 records none .*; the last: .*S21"):
+        taken(loader, 20)
+
+
+def is_running(pid):
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and "Z" not in stat.read_text().split()[2]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_worker_that_dies_or_hangs_ends_the_run_with_the_ids_of_the_next_records(
+        files, how, monkeypatch):
+    monkeypatch.setattr(loading, "DECODE_TIMEOUT_S", 5)
+    loader = loader_of(files, replace(CONFIG, workers=2))
+    steps = iter(loader)
+    deque(next(steps)[1], maxlen=0)
+    workers = [p for p in multiprocessing.active_children() if "DataLoader" in repr(p) or True]
+    assert len(workers) == 3                         # and the planner
+    ids = {name for plan in loader.planned for name in plan.ids}
+    for process in workers:
+        if process.name != "planner":
+            os.kill(process.pid, how)
+    with pytest.raises(RunError, match="a decoding worker died, .* or is stuck") as error:
+        deque((deque(micro, maxlen=0) for _, micro in steps), maxlen=0)
+    named = str(error.value).partition("the next records are ")[2].split(", ")
+    assert set(named) <= ids | {name for name in named if name.startswith(("a.jsonl", "b.jsonl"))}
+    assert named[0]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_a_trainer_that_is_killed_leaves_no_worker(files, tmp_path):
+    (tmp_path / "program.py").write_text(f"""
+import multiprocessing, sys, time
+from dataclasses import replace
+from tests.training.stream import CONFIG, loader_of
+if __name__ == "__main__":
+    steps = iter(loader_of({files!r}, replace(CONFIG, workers=2)))
+    next(steps)
+    print(*(p.pid for p in multiprocessing.active_children()), flush=True)
+    time.sleep(600)
+""")
+    trainer = subprocess.Popen([sys.executable, str(tmp_path / "program.py")], cwd=ROOT, text=True,
+                               stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    workers = [int(pid) for pid in trainer.stdout.readline().split()]
+    trainer.kill()
+    trainer.wait()
+    assert len(workers) == 3
+    until = time.monotonic() + 30
+    while any(map(is_running, workers)) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not any(map(is_running, workers))
+
+
+def test_packs_decoded_ahead_are_bounded_whatever_the_batch(files, monkeypatch):
+    """Two packs per worker, with those that are being decoded."""
+    handed_out = []
+
+    class Inline:                    # a DataLoader that asks for as many packs ahead as torch's does
+        def __init__(self, decoder, sampler, num_workers, prefetch_factor, **options):
+            self.decoder, self.sampler = decoder, sampler
+            self.ahead = num_workers * prefetch_factor
+
+        def __iter__(self):
+            waiting = deque(itertools.islice(self.sampler, self.ahead))
+            while waiting:
+                handed_out.append(len(waiting))
+                yield self.decoder[waiting.popleft()]
+                waiting.extend(itertools.islice(self.sampler, 1))
+
+    monkeypatch.setattr(loading, "DataLoader", Inline)
+    monkeypatch.setattr(loading, "in_process", lambda plans, n: itertools.islice(plans, n))
+    loader = loader_of(files, replace(CONFIG, workers=3))
+    for n, _ in enumerate(taken(loader, 6)):
+        assert len(loader.in_flight) <= 6, n
+    assert max(handed_out) == 6
+
+
+# --------------------------------------------------------------------------------------------------
+# context parallelism
+
+
+def test_what_one_rank_of_a_group_masks_all_of_it_mask(tmp_path, monkeypatch):
+    """The third image of a record is damaged: the rank that decodes it says so, the other masks the
+    record as well, and later both mask it unseen."""
+    rng = np.random.default_rng(0)
+    for k in range(3):
+        pixels = rng.integers(0, 255, (40, 60, 3), np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{k}.png")
+    (tmp_path / "2.png").write_bytes((tmp_path / "2.png").read_bytes()[:3000])
+    qa = {"annotations": [{"type": "qa", "question": "?", "answer": "!"}]}
+    images = {"images": ["0.png", "1.png", "2.png"]}
+    (tmp_path / "r.jsonl").write_text(json.dumps(images | qa) + "\n" + json.dumps(qa))
+    reasons_of, barrier = {}, Barrier(2)
+
+    def all_gather(reasons, group):
+        reasons_of[group] = reasons
+        barrier.wait(60)
+        gathered = [reasons_of[0], reasons_of[1]]
+        barrier.wait(60)
+        return gathered
+
+    monkeypatch.setattr(parallel, "all_gather", all_gather)
+
+    def run(rank, known=None):
+        mesh = {"cp": SimpleNamespace(get_group=lambda: rank)}
+        ranks = parallel.Ranks(rank=rank, cp=2, cp_rank=rank, mesh=mesh)
+        files = [tmp_path / "r.jsonl"]
+        loader = loader_of(files, replace(CONFIG, batch=2, micro_batch=1), ranks, rates=[1])
+        loader.known_masked = known or {}
+        return loader, taken(loader, 2)
+
+    with ThreadPoolExecutor(2) as threads:
+        (first, a), (second, b) = threads.map(run, (0, 1))
+        known = {masked["index"]: masked["reason"] for masked in first.newly_masked}
+        (_, again), _ = threads.map(lambda rank: run(rank, known), (0, 1))
+    assert first.newly_masked
+    assert first.newly_masked == second.newly_masked
+    assert first.masked.counts == second.masked.counts == {"r.jsonl: S21": len(first.newly_masked)}
+    for (_, rows), (_, others), (_, later) in zip(a, b, again, strict=True):
+        for x, y, z in zip(*map(examples_of, (rows, others, later)), strict=True):
+            assert x.id == y.id
+            assert np.array_equal(x.weights, y.weights)
+            assert bool(x.masked) == bool(y.masked) == x.id.endswith(":1")
+            assert np.array_equal(x.weights, z.weights)
+            assert x.images is None or np.array_equal(x.images, z.images)
+            if x.masked:
+                assert len(x.images) + len(y.images) == len(x.image_id)
+                assert np.array_equal(x.cp_rank, y.cp_rank)
+                assert not x.weights.any()
+
+
+def test_only_the_first_rank_plans(files):
+    loader = loader_of(files)
+    assert loader.plans is not None
+    other = Loader(loader.mixture, TOKENIZER, CONFIG, None, parallel.Ranks(rank=1, dp=2, dp_rank=1))
+    assert other.plans is None
+    assert other.receive_plan() is None              # alone, nothing is broadcast to it
+    assert isinstance(loader.mixture.sources[0], Records)

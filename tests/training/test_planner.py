@@ -1,0 +1,365 @@
+"""Which packs form a step: a function of seed and number, resumed exactly, from a plan too."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import packing
+import train
+from records.errors import DataError
+from records.mixture import Mixture
+from records.reader import Records
+from tests.training.stream import (CONFIG, TOKENIZER, loader_of, planner_of, taken, with_steps,
+                                   write_files)
+from tools import plan as plan_tool
+from training.config import parse
+from training.planner import PlanFile, StepPlanner, in_process, measure
+from training.setup import open_tokenizer
+from training.sources import fingerprint, open_sources
+
+ROOT = Path(__file__).parents[2]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+FLAGS = ["--stage", "2", "--tiny", "--batch", "4", "--pool_size=9", "--data.max_tokens=700",
+         "--vit_steps=0", "--deterministic", "--device", "cpu", "--model.n_layer=1", "--steps", "3"]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    return write_files(tmp_path_factory.mktemp("data"))
+
+
+def mixed(files):
+    return ["--data", f"{files[0]}=0.7", f"{files[1]}=0.3"]
+
+
+# --------------------------------------------------------------------------------------------------
+# planning
+
+
+def test_planning_in_a_process_gives_the_same_plans_and_the_same_error(files, tmp_path):
+    here = planner_of(files)
+    there = list(in_process(planner_of(files), 3))
+    assert there == [next(here) for _ in range(3)]
+    (tmp_path / "r.jsonl").write_text(json.dumps({"annotations": [{"type": "text", "text": "a" * 5000}]}))
+    with pytest.raises(DataError, match="of the last 100 records none could be used"):
+        next(in_process(planner_of([tmp_path / "r.jsonl"], rates=[1]), 3))
+
+
+def test_resuming_at_step_1000000_costs_what_it_costs_at_step_10(files):
+    """Counted in records measured: those of the next step, and not one of those before."""
+    asked = []
+
+    def resumed(state):
+        def counted(index):
+            asked.append(index)
+            return measure(mixture, TOKENIZER, CONFIG, index)
+
+        mixture = Mixture([Records(f) for f in files], [0.7, 0.3], 0)
+        planner = StepPlanner(mixture, TOKENIZER, CONFIG, counted)
+        asked.clear()
+        planner.restore(state)
+        next(planner)
+        return list(asked)
+
+    planner = planner_of(files)
+    plans = [next(planner) for _ in range(10)]
+    state = json.loads(json.dumps(plans[-1].state))
+    early = resumed(state)
+    far = 20_000_000 - 20_000_000 % 1000             # the same place in its block
+    for item in state["planner"]["pool"]:
+        item[0] += far
+        item[3] += 8_000_000
+    state["ids"] = [[index + far, name] for index, name in state["ids"]]
+    state["planner"]["next"] += far
+    state["planner"]["packs"] += 8_000_000
+    late = resumed(state)
+    assert min(late) >= far
+    assert abs(len(late) - len(early)) <= 20
+    assert len(early) < 100
+
+
+def test_a_source_of_which_too_much_is_skipped_stops_the_run(tmp_path):
+    """More than 1 %, once 1,000 of its records were tried, and not because of another source."""
+    good, bad = ({"annotations": [{"type": "text", "text": t}]} for t in ("a", "b" * 5000))
+    for name, n in (("few.jsonl", 4), ("many.jsonl", 40)):
+        lines = [json.dumps(bad if k < n else good) for k in range(1000)]
+        (tmp_path / name).write_text("\n".join(lines))
+
+    def planned(name, **changes):
+        files = [tmp_path / name, tmp_path / "few.jsonl"]
+        planner = planner_of(files, replace(CONFIG, **changes), [1, 1])
+        while planner.planner.next_index < 2500:
+            next(planner)
+        return planner.skipped
+
+    assert planned("few.jsonl").tried["few.jsonl"] >= 2500
+    message = (r"records of many.jsonl could not be used, more than --max_skip=0.01; the last: "
+               r".*many.jsonl:\d+: S03")
+    with pytest.raises(DataError, match=message):
+        planned("many.jsonl")
+    assert planned("many.jsonl", max_skip=0.08).counts["many.jsonl: S03"] > 10
+
+
+def test_a_hundred_unusable_records_in_a_row_stop_planning_after_a_resume_too(tmp_path):
+    good, bad = ({"annotations": [{"type": "text", "text": t}]} for t in ("a" * 650, "b" * 5000))
+    lines = [json.dumps(good if k < 4 else bad) for k in range(400)]
+    (tmp_path / "r.jsonl").write_text("\n".join(lines))
+
+    class Ordered(Records):
+        ordered = True                       # as they stand in the file: first the four that fit
+
+    def make():
+        planner = planner_of([tmp_path / "r.jsonl"], replace(CONFIG, batch=1), [1], reader=Ordered)
+        planner.mixture.block = 1
+        return planner
+
+    first = make()
+    with pytest.raises(DataError, match=r"of the last 100 records none .*; the last: .*S03"):
+        next(first)
+    assert first.skipped.tried["r.jsonl"] == 104
+    again = make()
+    state = again.state()
+    state["planner"]["next"] = 64
+    state["skipped"]["consecutive"] = 60
+    again.restore(state)
+    with pytest.raises(DataError, match="of the last 100 records"):
+        next(again)
+    assert again.planner.next_index == 103
+
+
+def test_the_longest_wait_is_that_of_the_planner(files):
+    arrived, longest = {}, []
+
+    def noted(index):
+        arrived[index] = planner.planner.n_packs
+        return measure(planner.mixture, TOKENIZER, CONFIG, index)
+
+    planner = planner_of(files, measure=noted)
+    for _ in range(5):
+        first = planner.planner.n_packs
+        plan = next(planner)
+        waits = [first + n - arrived[e.index] for n, pack in enumerate(plan.packs) for e in pack]
+        longest.append(max(waits))
+        assert plan.longest_wait == longest[-1]
+    assert max(longest) > 0
+    assert len(set(longest)) > 1
+
+
+@pytest.mark.parametrize(("annotation", "code"), [
+    ({"type": "text", "text": "x" * 5000}, "S03"),
+    ({"type": "qa", "weight": 0, "question": "?", "answer": "x"}, "S04"),
+    ({"type": "qa", "turns": [{"question": "?", "answer": "x", "weight": 0}]}, "S04"),
+    ({"type": "caption", "style": "transcript", "text": "so um"}, "S04"),        # not in stage 2
+    ({"type": "point", "label": "dots", "coords": "percent",
+      "points": [{"x": k, "y": k} for k in range(61)]}, "S12"),
+])
+def test_what_is_skipped_is_skipped_for_the_right_reason(files, annotation, code):
+    visual = {} if annotation["type"] in ("text", "qa") else {"image": "0.png"}
+    path = Path(files[0]).parent / "why.jsonl"
+    path.write_text(json.dumps({**visual, "annotations": [annotation]}))
+    found = measure(Mixture([Records(path)], [1], 0), TOKENIZER, CONFIG, 0)
+    assert found.reason.startswith(code)
+
+
+def test_warnings_name_a_skipped_record_once(files, capsys):
+    planner = planner_of(files)
+    for _ in range(8):
+        next(planner)
+    lines = [line for line in capsys.readouterr().err.splitlines() if "S20" in line]
+    assert lines
+    assert len(lines) == len(set(lines))
+
+
+# --------------------------------------------------------------------------------------------------
+# plans made ahead
+
+
+def run_tool(*flags, ranks=1):
+    start = [*TORCHRUN, str(ranks)] if ranks > 1 else [sys.executable]
+    return subprocess.run([*start, "-m", "tools.plan", *FLAGS, *map(str, flags)], cwd=ROOT, text=True,
+                          capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+@pytest.fixture(scope="module")
+def made(files, tmp_path_factory):
+    """A plan file of 14 packs, and what the tool printed."""
+    path = tmp_path_factory.mktemp("plan") / "plan.npz"
+    args = plan_tool_args(path, 14)
+    found = plan_tool.plan(args, *parse([*FLAGS, *mixed(files)]), 0, 1)
+    return path, found
+
+
+def plan_tool_args(path, packs):
+    return type("Args", (), {"out": str(path), "packs": packs})
+
+
+def open_plan(path, *flags):
+    run, config = parse([*FLAGS, *flags])
+    sources, rates, _ = open_sources(run, config)
+    tokenizer, config = open_tokenizer(run, config)
+    return PlanFile(path, fingerprint(sources, rates, tokenizer, config), config)
+
+
+def log_of(out, *flags):
+    train.main([*FLAGS, *map(str, flags), "--out", str(out)])
+    train.torch.use_deterministic_algorithms(False)
+    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k != "seconds"} for line in lines if "loss" in line]
+
+
+@pytest.mark.slow
+def test_a_run_from_a_plan_is_the_run_without(files, tmp_path):
+    """Bit for bit: loss, norms, ids, what was skipped and when; the same report of what was masked."""
+    plain = log_of(tmp_path / "a", *mixed(files))
+    assert run_tool(*mixed(files), "--out", tmp_path / "exact.npz").returncode == 0
+    planned = log_of(tmp_path / "b", *mixed(files), "--plan", tmp_path / "exact.npz", "--workers", "2")
+    assert plain == planned
+    skips = {(tmp_path / name / "skips.jsonl").read_text() for name in "ab"}
+    assert len(skips) == 1
+    assert plain[-1]["dropped"]
+
+
+@pytest.mark.slow
+def test_a_plan_made_by_three_processes_is_the_one_made_by_one(files, made, tmp_path):
+    path, found = made
+    done = run_tool(*mixed(files), "--packs", 14, "--out", tmp_path / "plan.npz", ranks=3)
+    assert done.returncode == 0, done.stderr
+    assert {**json.loads(done.stdout.splitlines()[-1]), "out": ""} == {**found, "out": ""}
+    one, three = np.load(path), np.load(tmp_path / "plan.npz")
+    assert one.files == three.files
+    assert all(np.array_equal(one[name], three[name]) for name in one.files)
+
+
+def test_a_plan_holds_record_ids_and_no_pixels(files, made):
+    path, found = made
+    file = np.load(path)
+    ids = bytes(file["ids"]).decode().split("\0")
+    mixture = Mixture([Records(f) for f in files], [0.7, 0.3], 0)
+    for index, name in zip(file["index"], ids, strict=True):
+        source, i, _ = mixture[int(index)]
+        assert mixture.sources[source][i]["id"] == name
+    assert found["packs"] == 14 == len(file["ends"])
+    assert found["examples"] == len(ids)
+    assert path.stat().st_size < 200 * len(ids) + 3000
+    assert 0.5 < found["fill_tokens"] <= 1
+
+
+@pytest.mark.parametrize(("flags", "message"), [
+    (["--seed", "1"], "seed was 0 and is 1"),
+    (["--pool_size=10"], "pool_size was 9 and is 10"),
+    (["--data.max_crops=2"], "data.max_crops"),
+    (["--pack_crops=9"], "pack_crops was 32 and is 9"),
+    (["--model.vision.patch=9"], "data.vision"),
+    (["--model.n_vocab=512"], "tokenizer"),
+    (["--steps", "5"], "14 packs"),
+])
+def test_a_plan_of_another_run_is_refused(files, made, flags, message):
+    with pytest.raises(DataError, match=message):
+        open_plan(made[0], *mixed(files), *flags)
+
+
+def test_a_plan_of_other_data_is_refused(files, made):
+    with pytest.raises(DataError, match="data"):
+        open_plan(made[0], "--data", f"{files[0]}=0.5", f"{files[1]}=0.5")
+    before = Path(files[1]).read_text()
+    try:
+        Path(files[1]).write_text(before.replace("!", "?", 1))
+        with pytest.raises(DataError, match="data"):
+            open_plan(made[0], *mixed(files))
+    finally:
+        Path(files[1]).write_text(before)
+
+
+def test_what_is_no_plan_is_refused(files, made, tmp_path, capsys):
+    whole = made[0].read_bytes()
+    (tmp_path / "x.npz").write_bytes(b"PK\x03\x04 no")
+    np.savez(tmp_path / "y.npz", a=np.array([{}], object))
+    np.save(tmp_path / "z.npy", np.zeros(3))
+    (tmp_path / "short.npz").write_bytes(whole[: len(whole) // 2])
+    names = ["x.npz", "y.npz", "z.npy", "none.npz", "short.npz"]
+    for k in range(30, len(whole) - 30, len(whole) // 12):       # a byte of the content inverted
+        names.append(f"flip{k}.npz")
+        (tmp_path / names[-1]).write_bytes(whole[:k] + bytes([whole[k] ^ 0xFF]) + whole[k + 1 :])
+    refused = 0
+    for name in names:
+        try:
+            open_plan(tmp_path / name, *mixed(files))
+        except DataError as e:
+            refused += name in str(e)
+    assert refused >= len(names) - 2         # a byte between the parts of a zip file may mean nothing
+    with pytest.raises(SystemExit) as ended:
+        log_of(tmp_path / "a", "--data", *files, "--plan", tmp_path / "x.npz")
+    assert ended.value.code == 2
+    assert "x.npz" in capsys.readouterr().err
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_resume_with_a_plan_is_not_one_without(files, made):
+    plan_file, planner = open_plan(made[0], *mixed(files)), planner_of(files)
+    with pytest.raises(DataError, match="--plan"):
+        plan_file.restore(next(planner).state)
+    with pytest.raises(DataError, match="--plan"):
+        planner.restore(next(plan_file).state)
+
+
+def test_a_planned_run_is_resumed_exactly(files, made):
+    whole = [next(plan) for plan in [open_plan(made[0], *mixed(files))] for _ in range(3)]
+    again = open_plan(made[0], *mixed(files))
+    again.restore(json.loads(json.dumps(whole[0].state)))
+    assert [next(again) for _ in range(2)] == whole[1:]
+
+
+def test_a_plan_file_gives_the_steps_of_the_planner(files, made):
+    run, config = parse([*FLAGS, *mixed(files)])
+    sources, rates, _ = open_sources(run, config)
+    tokenizer, config = open_tokenizer(run, config)
+    planner = StepPlanner(Mixture(sources, rates, config.seed), tokenizer, config)
+    plan_file = open_plan(made[0], *mixed(files))
+    for _ in range(3):
+        live, read = next(planner), next(plan_file)
+        assert (live.packs, live.ids, live.longest_wait) == (read.packs, read.ids, read.longest_wait)
+        assert read.skipped == live.skipped
+
+
+@pytest.mark.parametrize(("flags", "message"), [
+    (["--out", "nowhere/plan.npz"], "name a file in a folder"),
+    (["--out", "."], "name a file in a folder"),
+    (["--packs", "0"], "at least 1"),
+])
+def test_a_mistake_is_told_before_anything_is_planned(files, tmp_path, capsys, flags, message):
+    out = [] if "--out" in flags else ["--out", str(tmp_path / "p.npz")]
+    with pytest.raises(SystemExit) as ended:
+        plan_tool.main([*FLAGS, *mixed(files), *out, *flags])
+    err = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert message in err
+    assert "pack/s" not in err
+
+
+def test_files_of_one_name_are_told_apart(tmp_path):
+    for folder in ("s1", "s2"):
+        (tmp_path / folder).mkdir()
+        lines = [json.dumps({"annotations": [{"type": "text", "text": f"{folder} {i}"}]})
+                 for i in range(20)]
+        (tmp_path / folder / "r.jsonl").write_text("\n".join(lines))
+    paths = [str(tmp_path / folder / "r.jsonl") for folder in ("s1", "s2")]
+    args, config = parse(["--stage", "1", "--tiny", "--data", *paths])
+    sources, rates, _ = open_sources(args, config)
+    assert [s.name for s in sources] == ["s1/r.jsonl", "s2/r.jsonl"]
+    assert sources[1][3]["id"] == "s2/r.jsonl:4"
+    mixture = Mixture(sources, rates, 0)
+    drawn = [mixture[i] for i in range(1000)]
+    orders = [[i for source, i, _ in drawn if source == k] for k in (0, 1)]
+    assert orders[0][:20] != orders[1][:20]
+
+
+def test_pool_items_are_named_tuples(files):
+    plan = next(planner_of(files))
+    assert all(isinstance(item, packing.Item) for pack in plan.packs for item in pack)
+    assert plan.ids[0] == taken(loader_of(files, with_steps(CONFIG, 1)), 1)[0][0].ids[0]
