@@ -14,6 +14,7 @@ and backward, which is checked first.
     dense   SDPA under one mask (1,1,T,T)
     loop    SDPA for each example, with a mask of its own; all outputs concatenated
     ours    attention.attend under attention.packed_mask: FlexAttention on a GPU, else documents
+            in chunks, which a GPU measures as well
 """
 
 from itertools import accumulate, pairwise
@@ -38,38 +39,37 @@ TOLERANCE = {"float32": 1e-4, "bfloat16": 0.05}  # of the largest value
 
 
 class Row(NamedTuple):
-    """The mask fields (1,T) of a packed row, and where its examples and its padding begin."""
+    """The mask fields (1,T) int32 of a packed row, and where its examples and its padding begin."""
 
-    doc: torch.Tensor
-    branch: torch.Tensor
+    visible_until: torch.Tensor
     bidir: torch.Tensor
-    starts: list
-
-    @property
-    def fields(self):
-        return self.doc, self.branch, self.bidir
+    starts: list  # one more than there are examples
 
     def to(self, device):
-        return Row(*(field.to(device) for field in self.fields), self.starts)
+        return Row(self.visible_until.to(device), self.bidir.to(device), self.starts)
 
 
 def packed_row(examples, tokens):
-    """[ExampleSize, ..] -> Row of so many tokens. Visual tokens stand in the trunk, as frames do:
-    83 of every 88 tokens; text alone has none."""
-    doc = torch.full((tokens,), -1, dtype=torch.int32)
-    branch = torch.zeros(tokens, dtype=torch.int32)
+    """[ExampleSize, ..] -> Row of so many tokens.
+
+    A token of a trunk is visible until its example ends, a token of a branch until the branch ends,
+    padding until the row ends. The visual tokens of an example share one bidir number, which is
+    unique in the row. They stand in the trunk as frames do: 83 of every 88 tokens; an example of
+    text alone has none.
+    """
+    visible_until = torch.full((tokens,), tokens, dtype=torch.int32)
     bidir = torch.zeros(tokens, dtype=torch.int32)
     starts = list(accumulate((e.tokens for e in examples), initial=0))
-    for number, (start, example) in enumerate(zip(starts, examples, strict=False)):
-        doc[start : start + example.tokens] = number
+    for number, (start, example) in enumerate(zip(starts, examples, strict=False), 1):
+        end = start + example.trunk
+        visible_until[start:end] = start + example.tokens
         place = torch.arange(example.trunk)
         is_visual = (place > 0) & (place % VISUAL_PERIOD < VISUAL_TOKENS) & (example.crops > 0)
-        bidir[start : start + example.trunk] = is_visual.int()
-        end = start + example.trunk
-        for j, length in enumerate(example.branches, 1):
-            branch[end : end + length] = j
+        bidir[start:end] = number * is_visual
+        for length in example.branches:
+            visible_until[end : end + length] = end + length
             end += length
-    return Row(doc[None], branch[None], bidir[None], starts)
+    return Row(visible_until[None], bidir[None], starts)
 
 
 def one_video(tokens, branches):
@@ -105,7 +105,7 @@ def rows(tokens, count, seed=0, branches=0):
 
 
 class Way(NamedTuple):
-    make_mask: object  # Row -> mask
+    make_mask: object  # a Row -> mask
     attend: object  # q (1,T,H,D), k and v (1,T,G,D), mask -> (1,T,H,D)
 
 
@@ -115,8 +115,8 @@ def example_masks(row):
     n_tokens = row.bidir.shape[1]
     for start, end in pairwise([*row.starts, n_tokens]):
         if start < end:
-            fields = [field[:, start:end] for field in row.fields]
-            masks.append((slice(start, end), attention.allow(*fields)))
+            at = slice(start, end)
+            masks.append((at, attention.allow(row.visible_until, row.bidir, at, at)))
     return masks
 
 
@@ -125,11 +125,18 @@ def attend_in_loop(q, k, v, masks):
     return torch.cat(outputs, dim=1)
 
 
+def with_mask(mask_function):
+    """The Way of a function of (visible_until, bidir) that attention.attend takes the result of."""
+    return Way(lambda row: mask_function(row.visible_until, row.bidir), attention.attend)
+
+
 WAYS = {
-    "dense": Way(lambda row: attention.allow(*row.fields), attention.attend),
+    "dense": with_mask(attention.allow),
     "loop": Way(example_masks, attend_in_loop),
-    "ours": Way(lambda row: attention.packed_mask(*row.fields), attention.attend),
+    "ours": with_mask(attention.packed_mask),
 }
+# on a GPU also what "ours" is elsewhere
+GPU_WAYS = WAYS | {"documents": with_mask(attention.document_mask)}
 
 
 # ------------------------------------------------------------------------------------------------
@@ -158,13 +165,13 @@ def measure(way, row, inputs, device):
     return times, [output.detach(), *gradients]
 
 
-def check_ways(several, inputs, device, tolerance):
+def check_ways(ways, several, inputs, device, tolerance):
     """Every way against the dense mask, forward and backward -> {way: largest difference, relative
     to the largest value}. Also warms up, and compiles. RuntimeError where a way differs."""
-    errors = dict.fromkeys(WAYS, 0.0)
+    errors = dict.fromkeys(ways, 0.0)
     for row in several:
-        expected = measure(WAYS["dense"], row, inputs, device)[1]
-        for name, way in WAYS.items():
+        expected = measure(ways["dense"], row, inputs, device)[1]
+        for name, way in ways.items():
             found = measure(way, row, inputs, device)[1]
             for x, y in zip(found, expected, strict=True):
                 errors[name] = max(errors[name], float((x - y).abs().max() / y.abs().max()))
@@ -176,13 +183,13 @@ def check_ways(several, inputs, device, tolerance):
     return errors
 
 
-def measure_rounds(several, inputs, device, rounds):
+def measure_rounds(ways, several, inputs, device, rounds):
     """-> [{way: means over the rows} for each round]. The ways take turns."""
     found = []
     for k in range(rounds):
         means = {}
-        for name in in_turn(WAYS, k):
-            results = [measure(WAYS[name], row, inputs, device)[0] for row in several]
+        for name in in_turn(ways, k):
+            results = [measure(ways[name], row, inputs, device)[0] for row in several]
             means[name] = {key: fmean(r[key] for r in results) for key in TIMES}
             means[name]["bytes"] = None
             if device.type == "cuda":
@@ -205,12 +212,8 @@ def summarise(name, rounds):
 
 
 def allowed_share(several, tokens):
-    """The share of all pairs that the rule allows, padding included. Counts a block of queries at a
-    time: the square of a long row would not fit."""
-    allowed = 0
-    for row in several:
-        for start in range(0, tokens, 512):
-            allowed += int(attention.allow(*row.fields, slice(start, start + 512)).sum())
+    """The share of all pairs that the rule allows, padding included."""
+    allowed = sum(attention.allowed_pairs(row.visible_until[0], row.bidir[0]) for row in several)
     return allowed / (tokens**2 * len(several))
 
 
@@ -226,13 +229,14 @@ def bench_row_length(tokens, args):
         inputs.append(x.to(device, dtype).requires_grad_())
     # a GPU may round float32 products to TF32
     tolerance = TOLERANCE[args.dtype if args.device == "cpu" else "bfloat16"]
-    errors = check_ways(several, inputs, device, tolerance)
-    rounds = measure_rounds(several, inputs, device, args.rounds)
+    ways = GPU_WAYS if device.type == "cuda" else WAYS
+    errors = check_ways(ways, several, inputs, device, tolerance)
+    rounds = measure_rounds(ways, several, inputs, device, args.rounds)
     case = {
         "rows": args.rows,
-        "examples": sum(int(row.doc.max()) + 1 for row in several),
+        "examples": sum(len(row.starts) - 1 for row in several),
         "area": allowed_share(several, tokens),
-        "ways": {name: summarise(name, rounds) | {"off": errors[name]} for name in WAYS},
+        "ways": {name: summarise(name, rounds) | {"off": errors[name]} for name in ways},
     }
     print(
         f"\n{args.rows} rows of {tokens} tokens, {case['examples']} examples, {case['area']:.1%} "
