@@ -25,6 +25,7 @@ import torch
 import data
 import vision
 from records import media
+from records.visual import frame_crops
 from tools.bench.measure import REPOSITORY, child_command, last_line, process_memory
 
 FFMPEG = "ffmpeg, decoding alone"
@@ -134,7 +135,7 @@ def decode_in_child(name, path, times, first, output):
     frames = decoder.decode(Path(path), times, first)
     crops = None
     if name != FFMPEG:
-        crops = data.frame_crops(frames, len(times), config)
+        crops = frame_crops(frames, len(times), config)
     seconds = time.perf_counter() - start
     cpu_end = os.times()
     result = {

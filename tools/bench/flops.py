@@ -72,25 +72,35 @@ def flops(model, work, train=ALL_PARTS, freeze_embedding=False):
     return vit + connector + llm
 
 
+def is_token(batch):
+    """(B,T) bool: not padding."""
+    return batch.example < len(batch.ids)
+
+
 def allowed_pairs(batch):
     """Pairs of tokens that may attend, padding left out."""
-    doc, branch, bidir = (field.cpu().numpy() for field in (batch.doc, batch.branch, batch.bidir))
     total = 0
-    for row in range(len(doc)):
-        for number in range(doc[row].max() + 1):
-            example = doc[row] == number
-            total += attention.area(branch[row][example], bidir[row][example])
+    for row, length in enumerate(is_token(batch).sum(1).tolist()):
+        fields = batch.visible_until[row, :length], batch.bidir[row, :length]
+        total += attention.allowed_pairs(*fields)
     return total
+
+
+def count_crops(batch, vision_config):
+    """Crops of a batch that some visual token pools: all but blank ones."""
+    pooled = batch.pool_src[batch.pool_src >= 0]
+    return len((pooled // vision_config.n_patch).unique())
 
 
 def batch_work(model, batch):
     """The Work of a packing.Batch."""
+    vision_config = model.config.vision
     in_window = batch.pool_src >= 0
     return Work(
-        patches=len(batch.unit) * model.config.vision.n_patch,
+        patches=count_crops(batch, vision_config) * vision_config.n_patch,
         pooled=int(in_window.sum()),
         visual=int(in_window.any(1).sum()),
-        tokens=int((batch.doc >= 0).sum()),
+        tokens=int(is_token(batch).sum()),
         labelled=int((batch.weights > 0).sum()),
         pairs=allowed_pairs(batch),
     )

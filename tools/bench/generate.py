@@ -19,6 +19,7 @@ import torch
 import data
 import model as models
 from evaluation.generate import generate
+from records.visual import VideoClip
 from tools.bench.measure import check_device, in_turn, spread
 from tools.bench.peers import IdTokenizer, model_config, model_inputs, model_pair
 
@@ -77,7 +78,7 @@ def prompts(config):
     rng = np.random.default_rng(0)
     image = rng.integers(0, 256, (1000, 1800, 3), np.uint8)
     frames = [rng.integers(0, 256, (90, 160, 3), np.uint8) for _ in range(16)]
-    clip = data.Clip([k / 2 for k in range(16)], frames)
+    clip = VideoClip([k / 2 for k in range(16)], frames)
     tokenizer = IdTokenizer(config.n_vocab)
     settings = data.DataConfig(vision=config.vision)
     turns = [(QUESTION, None)]

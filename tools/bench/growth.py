@@ -13,7 +13,7 @@ import numpy as np
 
 import attention
 import packing
-from tools.bench.flops import allowed_pairs
+from tools.bench.flops import allowed_pairs, count_crops
 from tools.bench.measure import spread
 from tools.bench.step_cases import Case, Plain, plain_example, random_tree
 from tools.bench.training_step import training_step
@@ -79,7 +79,7 @@ def make_rows(config, args):
         held[name] = {
             "tokens": n_tokens,
             "documents": len(videos),
-            "crops": len(batch.unit),
+            "crops": count_crops(batch, config.vision),
             "pairs": pairs,
             "mask_share": pairs / n_tokens**2,
         }

@@ -15,7 +15,6 @@ from statistics import fmean
 
 import numpy as np
 
-import loader
 import packing
 from tools.bench.packers import lower_bounds, packers
 from tools.bench.stream import recipe, stream
@@ -130,20 +129,26 @@ def balance(sizes, limits, ranks, batch=BATCH):
     """The work of the slowest rank over an even share of it, the mean over steps of `batch` packs
     -> {way: (crops, attention)}; 1 where all ranks have the same work.
 
-    "in turn" gives pack k to rank k modulo ranks; "dealt" is loader.balance_packs.
+    "in turn" gives pack k to rank k modulo ranks; "dealt" is packing.balance_packs. Attention
+    within examples costs the square of their tokens.
     """
-    work = []
-    for pack in packing.Planner(sizes, *limits):
-        work.append(loader.work_of([(i, *sizes[i]) for i in pack]))
+    planner = packing.Planner(sizes, *limits)
+    packs = [planner.last for _ in planner]
     ratios = {"in turn": [], "dealt": []}
-    for start in range(0, len(work) - batch + 1, batch):
-        step = np.array(work[start : start + batch], float)
+    for start in range(0, len(packs) - batch + 1, batch):
+        step = packs[start : start + batch]
+        work = []
+        for pack in step:
+            crops = sum(item.crops for item in pack)
+            attention = sum(item.tokens**2 for item in pack)
+            work.append((crops, attention))
+        work = np.array(work, float)
         shares = {
             "in turn": [list(range(rank, batch, ranks)) for rank in range(ranks)],
-            "dealt": loader.balance_packs(step, ranks),
+            "dealt": packing.balance_packs(step, ranks),
         }
         for way, packs_of_ranks in shares.items():
-            loads = np.array([step[packs].sum(axis=0) for packs in packs_of_ranks])
+            loads = np.array([work[numbers].sum(axis=0) for numbers in packs_of_ranks])
             ratios[way].append(loads.max(axis=0) / loads.mean(axis=0))
     return {way: np.mean(r, axis=0).tolist() for way, r in ratios.items() if r}
 

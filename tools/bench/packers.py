@@ -1,7 +1,7 @@
 """Packers to compare with packing.Planner, and how few packs any packer can reach.
 
-A packer is a function (sizes, max_tokens, max_crops) -> packs, each a list of example numbers. sizes
-are an iterable of (tokens, crops), which is read only when the packer needs the next example.
+A packer is a function (sizes, max_tokens, max_crops) -> packs, each a list of example numbers. It
+takes the next (tokens, crops) from the iterable `sizes` only when it needs another example.
 """
 
 from bisect import insort

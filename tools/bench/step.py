@@ -33,9 +33,9 @@ import attention
 import model as models
 import packing
 from tools.bench import growth, peers
-from tools.bench.flops import allowed_pairs, batch_work, flops
+from tools.bench.flops import allowed_pairs, batch_work, count_crops, flops
 from tools.bench.measure import check_device, in_turn, median_seconds, spread
-from tools.bench.step_cases import PLAIN_CASES, make_case
+from tools.bench.step_cases import PLAIN_CASES, make_case, n_crops
 from tools.bench.stream import Recipe, recipe
 from tools.bench.training_step import (
     added_memory,
@@ -66,7 +66,7 @@ def describe(case, model, args):
     batches = [packing.collate([row], case.length, model.config.vision) for row in case.rows]
     fields = []
     for batch in batches:
-        fields.append([f.to(device) for f in (batch.doc, batch.branch, batch.bidir)])
+        fields.append((batch.visible_until.to(device), batch.bidir.to(device)))
     mask_seconds = median_seconds(
         lambda: [attention.packed_mask(*row_fields) for row_fields in fields], device, 3
     )
@@ -84,12 +84,12 @@ def describe(case, model, args):
         "ours": {
             "tokens": sum(len(e.tokens) for e in trees),
             "padded": len(batches) * case.length,
-            "crops": sum(len(batch.unit) for batch in batches),
+            "crops": sum(count_crops(batch, model.config.vision) for batch in batches),
         },
         "theirs": {
             "tokens": sum(len(e.tokens) for e in singles),
             "padded": padded,
-            "crops": sum(len(e.unit) for e in singles if e.unit is not None),
+            "crops": sum(n_crops(example) for example in singles),
         },
     }
 

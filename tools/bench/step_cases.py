@@ -20,6 +20,8 @@ import numpy as np
 import data
 import packing
 import vision
+from records.visual import MediaInfo
+from text.visual import images_tokens, video_tokens
 from tools.bench import stream
 from tools.bench.peers import IdTokenizer
 
@@ -60,10 +62,9 @@ class Tree(NamedTuple):
     whole: data.Example
     singles: list
 
-    @property
-    def size(self):
-        n_crops = 0 if self.whole.unit is None else len(self.whole.unit)
-        return len(self.whole.tokens), n_crops
+
+def n_crops(example):
+    return 0 if example.image_id is None else len(example.image_id)
 
 
 def random_tree(config, rng, image_sizes, n_frames, texts):
@@ -77,9 +78,9 @@ def random_tree(config, rng, image_sizes, n_frames, texts):
     times = None
     if n_frames:
         times = [k / 2 for k in range(n_frames)]
-        ids, is_visual = data.video_ids(times, None, tokenizer, settings)
+        ids, is_visual = video_tokens(times, None, tokenizer, settings)
     else:
-        ids, is_visual = data.visual_ids(image_sizes, tokenizer, settings)
+        ids, is_visual = images_tokens(image_sizes, tokenizer, settings)
     branches = []
     for n_read, n_learned in texts:
         read = rng.integers(10, config.n_vocab, n_read).tolist()
@@ -88,22 +89,21 @@ def random_tree(config, rng, image_sizes, n_frames, texts):
         branches.append(data.Branch([(read, False), (learned, True), ([0], False)]))
     examples = []
     for kept in (branches, *([branch] for branch in branches)):
-        example = data.layout([tokenizer.bos, *ids], [False, *is_visual], kept)
+        example = data.layout([tokenizer.bos, *ids], [False, *is_visual], kept, settings)
         if ids:
-            media = data.MediaInfo(image_sizes, times)
-            data.place_pixels(example, media, tokenizer, settings)
+            data.place_pixels(example, MediaInfo(image_sizes, times), tokenizer, settings)
         examples.append(example)
     return Tree(examples[0], examples[1:])
 
 
 def set_random_pixels(examples, config, rng):
     """Gives the annotations of one example the same random crops."""
-    unit = examples[0].unit
-    if unit is None:
+    image_id = examples[0].image_id
+    if image_id is None:
         return
-    shape = len(unit), config.vision.n_patch, config.vision.n_pixel
+    shape = len(image_id), config.vision.n_patch, config.vision.n_pixel
     crops = rng.integers(0, 256, shape, np.uint8)
-    if len(unit) == 2 and unit[0] == unit[1]:
+    if len(image_id) == 2 and image_id[0] == image_id[1]:
         # a mosaic of one crop repeats the low-resolution view; packing.collate relies on it
         crops[1] = crops[0]
     for example in examples:
@@ -172,7 +172,8 @@ def stream_case(config, args):
                 f"{args.crops}."
             )
         trees.append(draw_tree(config, rng, args.stage or 2, args.frames))
-        return trees[-1].size
+        whole = trees[-1].whole
+        return len(whole.tokens), n_crops(whole)
 
     # The first packs hold the largest examples of the pool; after MAX_WAIT packs these are gone.
     planner = packing.Planner(next_size, args.tokens, args.crops)

@@ -3,6 +3,7 @@
 import argparse
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -41,13 +42,10 @@ def test_different_answers_end_the_run_in_float32_only():
 
         return {"ours": answer([5, 6, 7]), "theirs": answer(theirs)}
 
-    class Prompt:
-        tokens = [1, 2]
-        images = None
-
+    prompt = SimpleNamespace(tokens=[1, 2], images=None)
     with pytest.raises(RuntimeError, match="text: the answers differ from token 1 on"):
-        bench.bench_prompt("text", Prompt, sides([5, 0, 7]), 1, must_agree=True)
-    row = bench.bench_prompt("text", Prompt, sides([5, 0, 7]), 1, must_agree=False)
+        bench.bench_prompt("text", prompt, sides([5, 0, 7]), 1, must_agree=True)
+    row = bench.bench_prompt("text", prompt, sides([5, 0, 7]), 1, must_agree=False)
     assert row["same_tokens"] == 1
 
 

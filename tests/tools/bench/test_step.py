@@ -223,8 +223,8 @@ def test_without_attention_everything_else_of_a_step_stays(tiny):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is measured on Linux")
 def test_memory_is_the_most_that_a_step_holds_at_once():
-    """A run that makes 64 MB twice, one after the other, adds 64 MB: what was there before, and what
-    was freed, does not count."""
+    """A run that makes 64 MB twice, one after the other, adds 64 MB: what was there before, or was
+    freed, does not count."""
     code = """
 import torch
 from tools.bench.training_step import added_memory

@@ -7,6 +7,7 @@ import pytest
 import data
 import vision
 from text.tokenizer import ByteTokenizer
+from text.visual import image_tokens, video_tokens
 from tools.bench import stream
 
 # Of the stream that the packers' published measurements were made on. 20 seeds of 4,000 examples:
@@ -54,12 +55,12 @@ def test_sizes_are_those_of_training():
     config = data.DataConfig()
     rng = np.random.default_rng(0)
     for height, width in [stream.draw_image_size(rng) for _ in range(50)]:
-        ids = data.image_ids(width, height, tokenizer, config)
+        ids = image_tokens(width, height, tokenizer, config)
         assert stream.image_size(height, width)[0] == len(ids), (height, width)
     assert stream.image_size(378, 378) == (14 * 14 + 2 + 14 * 15 + 2, 2)
     for seconds, frames in (2.0, 5), (7.3, 16), (130.0, 128), (9.96, 21):
         times = vision.frame_times(seconds, 128)
-        ids, _ = data.video_ids(times, None, tokenizer, config)
+        ids, _ = video_tokens(times, None, tokenizer, config)
         assert stream.video_size(seconds, 128) == (len(ids), frames)
 
 
