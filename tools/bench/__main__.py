@@ -32,6 +32,15 @@ COMMANDS = {
 }
 
 
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Shows the docstring as it is written, and the default of every flag that has one."""
+
+    def _get_help_string(self, action):
+        if action.default in (None, False):
+            return action.help
+        return super()._get_help_string(action)
+
+
 def parse(argv=None):
     parser = argparse.ArgumentParser(
         prog="python -m tools.bench",
@@ -42,21 +51,12 @@ def parse(argv=None):
     for name, module in COMMANDS.items():
         command = subparsers.add_parser(
             name,
-            help=module.__doc__.split("\n\n")[0].split(":")[0].replace("\n", " "),
+            help=module.__doc__.splitlines()[0].split(":")[0].rstrip("."),
             description=module.__doc__,
             formatter_class=HelpFormatter,
         )
         module.add_arguments(command)
     return parser.parse_args(argv)
-
-
-class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Shows the docstring as it is written, and the default of every flag that has one."""
-
-    def _get_help_string(self, action):
-        if action.default in (None, False):
-            return action.help
-        return super()._get_help_string(action)
 
 
 def four_digits(value):

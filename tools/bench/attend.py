@@ -17,6 +17,7 @@ and backward, which is checked first.
             in chunks, which a GPU measures as well
 """
 
+from collections.abc import Callable
 from itertools import accumulate, pairwise
 from statistics import fmean, median
 from typing import NamedTuple
@@ -101,12 +102,12 @@ def rows(tokens, count, seed=0, branches=0):
 
 
 # ------------------------------------------------------------------------------------------------
-# ways to attend: how each makes its mask, and what it does with it
+# ways to attend
 
 
 class Way(NamedTuple):
-    make_mask: object  # a Row -> mask
-    attend: object  # q (1,T,H,D), k and v (1,T,G,D), mask -> (1,T,H,D)
+    make_mask: Callable  # Row -> mask
+    attend: Callable  # q (1,T,H,D), k and v (1,T,G,D), mask -> (1,T,H,D)
 
 
 def example_masks(row):
@@ -135,7 +136,7 @@ WAYS = {
     "loop": Way(example_masks, attend_in_loop),
     "ours": with_mask(attention.packed_mask),
 }
-# on a GPU also what "ours" is elsewhere
+# on a GPU also the form of mask that "ours" has elsewhere
 GPU_WAYS = WAYS | {"documents": with_mask(attention.document_mask)}
 
 
@@ -218,7 +219,7 @@ def allowed_share(several, tokens):
 
 
 def bench_row_length(tokens, args):
-    """Prints the table of rows of so many tokens -> what it shows."""
+    """Prints the table of rows of so many tokens -> its numbers."""
     device = torch.device(args.device)
     dtype = getattr(torch, args.dtype)
     generator = torch.Generator().manual_seed(0)
@@ -271,8 +272,8 @@ def add_arguments(parser):
 
 
 def run(args):
-    """Prints a table per length -> {"4096": what it shows, ..}. ValueError for flags that nothing
-    can be measured with."""
+    """Prints a table per length -> {"4096": its numbers, ..}. ValueError for flags that nothing can
+    be measured with."""
     smallest = min(*args.tokens, args.rows, args.rounds, args.kv_heads, args.heads, args.dim)
     if smallest < 1 or args.heads % args.kv_heads:
         raise ValueError(

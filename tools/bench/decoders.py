@@ -1,4 +1,4 @@
-"""Video decoders to compare with records.media, and one run of a decoder in a process of its own.
+"""Video decoders to compare with records.video, and one run of a decoder in a process of its own.
 
 A decoder is a function (path, times, first) -> frames (H,W,3) uint8, one by one: the frame on
 display at each of the ascending times, in seconds from the first frame, which appears at second
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +25,7 @@ import torch
 
 import data
 import vision
-from records import media
+from records import media, video
 from records.visual import frame_crops
 from tools.bench.measure import REPOSITORY, child_command, last_line, process_memory
 
@@ -36,17 +37,17 @@ NANOSECOND = 1e-9  # added to a time before it is compared, as in media.frames
 
 
 def decode_only(path, times, first):
-    """No frames: the ffmpeg command of records.media, writing to nowhere."""
+    """No frames: the ffmpeg command of records.video, writing to nowhere."""
     output = ["-fps_mode", "passthrough", "-f", "null"]
-    with media._ffmpeg(path, ["-threads", "1"], output, "error") as (child, log):
-        child.stdout.read()
-        if child.wait():
-            raise media._failed(path, "cannot be decoded", log)
+    with video.run_ffmpeg(path, ["-threads", "1"], output, "error") as (process, log):
+        process.stdout.read()
+        if process.wait():
+            raise video.ffmpeg_error(path, "cannot be decoded", log)
     return []
 
 
 def ours(path, times, first):
-    return media.frames(media.probe(path), times)
+    return media.frames(video.probe(path), times)
 
 
 def pyav(path, times, first):
@@ -83,9 +84,9 @@ def torchcodec(path, times, first):
 
 
 class Decoder(NamedTuple):
-    decode: object
-    package: str = None  # the optional package that it needs
-    module: str = None  # what to import of it
+    decode: Callable
+    package: str = None  # an optional package, by its name for pip
+    module: str = None  # the module to import from it
 
 
 DECODERS = {
@@ -190,7 +191,7 @@ def measure(name, path, times, first, output):
     result["mib_child"] = max(peaks.values(), default=0.0)
     if own is None:
         result["mib"] = None
-    elif name == FFMPEG:  # the Python process around it is not what is measured
+    elif name == FFMPEG:  # without the Python process around it
         result["mib"] = result["mib_child"]
     else:
         result["mib"] = result["mib_child"] + own

@@ -42,7 +42,7 @@ def time_answer(answer):
 
 
 def our_answer(model, prompt, n_tokens):
-    return lambda on_token: generate(model, [prompt], NEVER, n_tokens, told=on_token)[0]
+    return lambda on_token: generate(model, [prompt], NEVER, n_tokens, on_token=on_token)[0]
 
 
 def their_answer(model, prompt, n_tokens, vision_config, device, dtype):

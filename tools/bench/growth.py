@@ -50,7 +50,7 @@ class Row(NamedTuple):
 
 
 def make_rows(config, args):
-    """-> {name: Row} and {name: what the row holds}, for each length, kind of videos and dtype."""
+    """-> {name: Row} and {name: counts of the row}, for each length, kind of videos and dtype."""
     rng = np.random.default_rng(0)
 
     def tokens_of(n_frames):
@@ -107,7 +107,7 @@ def measure(rows, config, model, args):
 
 
 def run(config, model, args):
-    """Prints the table -> {row: what it shows}. The time per token apart from attention is compared
+    """Prints the table -> {row: its numbers}. The time per token apart from attention is compared
     with that of the first row of the same kind, within each round."""
     rows, found = make_rows(config, args)
     rounds = measure(rows, config, model, args)

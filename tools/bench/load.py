@@ -28,7 +28,8 @@ import imageio_ffmpeg
 import numpy as np
 
 import vision
-from records import media
+from records.errors import Unreadable
+from records.video import probe
 from tools.bench.decoders import DECODERS, FFMPEG, measure, unavailable
 from tools.bench.measure import in_turn
 
@@ -39,7 +40,7 @@ SHORTEST_JUDGED = 120  # seconds; of a shorter video, starting processes is too 
 SAME_FRAME = 0.5
 
 # ------------------------------------------------------------------------------------------------
-# what to decode
+# videos and times
 
 
 def make_video(path, seconds, size):
@@ -144,8 +145,8 @@ def frame_errors(found, expected):
 def compare(path, frames, rounds):
     """-> {case: {decoder: its row}}, with FFMPEG as a case of its own. A row is the summary of the
     rounds, or {"note": why the decoder could not run}. ValueError if ours or ffmpeg fails."""
-    video = media.probe(path)
-    first = float(video.pts[0] * video.unit)
+    video = probe(path)
+    first = float(video.pts[0] * video.time_base)
     cases = cases_of(video, frames)
     results, patch_means = run_rounds(path, cases, first, rounds)
     decoding = results[Key(FFMPEG, FFMPEG)]
@@ -255,9 +256,9 @@ def run(args):
         if not args.video:
             make_video(path, args.seconds, args.size)
         try:
-            video = media.probe(path)
+            video = probe(path)
             results = compare(path, args.frames, args.rounds)
-        except media.Unreadable as e:
+        except Unreadable as e:
             raise ValueError(str(e)) from None
         n_bytes = path.stat().st_size
     load.append(os.getloadavg()[0])

@@ -46,8 +46,8 @@ def spread(ratios):
 
 
 def in_turn(contestants, round_number):
-    """The contestants in their order, reversed in every second round: other load on the machine,
-    and what the previous run left in caches, then meets all of them."""
+    """The contestants in their order, reversed in every second round, so that other load on the
+    machine and the caches of the previous run meet all of them."""
     contestants = list(contestants)
     return contestants[::-1] if round_number % 2 else contestants
 

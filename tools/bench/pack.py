@@ -1,11 +1,11 @@
-"""Packers side by side on a seeded stream of sizes: how full the packs are, how long examples wait,
-what planning costs.
+"""Packers side by side on a seeded stream of sizes: how full the packs are, how long examples wait
+and how much time planning takes.
 
     python -m tools.bench pack              # stages 1 to 3, three streams of 20,000 examples each
     python -m tools.bench pack --n 4000 --seeds 1 --stages 2
 
-Prints per stage a table of packers, one of what message trees and packing save, and how much more
-work than an even share the slowest rank has. tools/bench/stream.py says what the stream holds.
+Prints per stage a table of packers, a table of the savings by message trees and by packing, and how
+much more work than an even share the slowest rank has. tools/bench/stream.py describes the stream.
 """
 
 import gc
@@ -108,7 +108,8 @@ def count_sequences(sequences):
 
 
 def savings(examples, limits):
-    """[ExampleSize, ..] -> what message trees and packing save, each alone and both together."""
+    """[ExampleSize, ..] -> the sequences, tokens and crops that message trees and packing leave,
+    each alone and both together."""
     trees = [(e.tokens, e.crops) for e in examples]
     single = []
     for e in examples:
@@ -197,7 +198,7 @@ def bench_packers(stage, sizes, fewest):
 
 def print_savings(saved):
     print(
-        "what is saved (stream 1)       full-length rows tokens, batches of 8"
+        "savings (stream 1)             full-length rows tokens, batches of 8"
         "         real tokens               crops"
     )
     most = saved["one annotation per sequence"]
@@ -216,7 +217,7 @@ def print_balance(slowest):
 
 
 def bench_stage(stage, n, seeds):
-    """Prints the tables of one stage -> what they show."""
+    """Prints the tables of one stage -> their numbers."""
     limits = recipe(stage).limits
     streams = [stream(stage, n, seed) for seed in range(seeds)]
     sizes = [[(e.tokens, e.crops) for e in examples] for examples in streams]
@@ -257,7 +258,7 @@ def add_arguments(parser):
 
 
 def run(args):
-    """Prints the tables of every stage -> {"stage 1": what they show, ..}. ValueError for flags
+    """Prints the tables of every stage -> {"stage 1": their numbers, ..}. ValueError for flags
     that leave nothing to pack."""
     if args.n < 1 or args.seeds < 1:
         raise ValueError("--n and --seeds must be at least 1.")

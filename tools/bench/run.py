@@ -27,7 +27,7 @@ def read_run(folder):
         raise ValueError(f"{folder} has no log of a run.")
     steps = steps_of(lines)
     if any("pairs" not in line for line in steps) or "world" not in lines[0]:
-        raise ValueError(f"{folder} has a log of an earlier version, which lacks what is counted.")
+        raise ValueError(f"{folder} has a log of an earlier version, without counts for FLOPs.")
     return lines[0], steps
 
 
@@ -55,7 +55,7 @@ def add_arguments(parser):
 
 
 def run(args):
-    """Prints a summary -> medians over the steps. ValueError where there is nothing to count."""
+    """Prints a summary -> medians over the steps. ValueError where no step counts."""
     first, steps = read_run(args.run)
     config = first["config"]
     gpus = first["world"]

@@ -61,7 +61,7 @@ def matmul_peak(device, dtype):
 
 
 def describe(case, model, args):
-    """What a case asks for, and what each side processes: numbers that need no step."""
+    """The size of a case and of the work of each side: numbers that need no step."""
     device = torch.device(args.device)
     batches = [packing.collate([row], case.length, model.config.vision) for row in case.rows]
     fields = []
@@ -118,7 +118,7 @@ def ratios_of(rounds, dtypes):
 
 
 def bench_case(name, config, contestants, peaks, args):
-    """Prints the table of one case -> what it shows. contestants: {side: model}; peaks: {dtype:
+    """Prints the table of one case -> its numbers. contestants: {side: model}; peaks: {dtype:
     FLOP/s}. RuntimeError where the sides differ."""
     case = make_case(name, config, args)
     device = torch.device(args.device)
@@ -257,7 +257,7 @@ def complete(args):
 
 
 def run(args):
-    """Prints a table per case -> {"peak": FLOP/s by dtype, case: what its table shows, ..}.
+    """Prints a table per case -> {"peak": FLOP/s by dtype, case: its numbers, ..}.
     ValueError where nothing can be measured, RuntimeError where both sides do not do the same."""
     complete(args)
     config = peers.model_config(args.preset)

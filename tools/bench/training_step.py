@@ -1,6 +1,7 @@
 """One training step of either side, forward and backward, and the memory that it adds."""
 
 import gc
+import json
 import os
 import subprocess
 import sys
@@ -162,7 +163,7 @@ def added_memory_in_child(case_name, side, dtype, args):
     if done.returncode:
         reason = last_line(done.stderr, f"exit status {done.returncode}")
         raise RuntimeError(f"{case_name}, memory of {side} {dtype}: {reason}")
-    return float(done.stdout.splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def measure_memory(case_name, side, dtype, flags):

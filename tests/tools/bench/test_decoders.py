@@ -12,12 +12,13 @@ import pytest
 
 import vision
 from records import media
+from records.video import probe
 from tools.bench import decoders, load
 from tools.bench.measure import process_memory
 
 
 def patch_means(path, times):
-    frames = media.frames(media.probe(path), times)
+    frames = media.frames(probe(path), times)
     return np.stack([vision.frame(frame)[0][0].mean(1) for frame in frames])
 
 
@@ -32,8 +33,8 @@ def test_every_decoder_shows_the_frame_on_display(video, name):
     command += ["-f", "rawvideo", "-pix_fmt", "rgb24", "pipe:1"]
     raw = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
     all_frames = np.frombuffer(raw, np.uint8).reshape(60, 64, 96, 3)
-    probed = media.probe(video)
-    first = float(probed.pts[0] * probed.unit)
+    probed = probe(video)
+    first = float(probed.pts[0] * probed.time_base)
     assert first == pytest.approx(0.7, abs=0.002)
     appears = probed.times
     last = appears[-1]
@@ -102,7 +103,8 @@ def test_a_run_is_a_process_of_its_own(video, tmp_path):
         assert 10 < result["mib_child"] < 150 < result["mib_before"] < own
 
 
-def test_a_run_that_fails_says_why(tmp_path):
-    result = decoders.measure("ours", tmp_path / "none.mp4", [0.0], 0.0, tmp_path / "means.npy")
-    assert list(result) == ["note"]
-    assert result["note"].startswith("fails: records.media.Unreadable: S20")
+def test_a_run_that_fails_says_why(tmp_path, monkeypatch):
+    command = [sys.executable, "-c", "raise ValueError('of course')"]
+    monkeypatch.setattr(decoders, "child_command", lambda *_: command)
+    result = decoders.measure("ours", tmp_path / "a.mp4", [0.0], 0.0, tmp_path / "means.npy")
+    assert result == {"note": "fails: ValueError: of course"}

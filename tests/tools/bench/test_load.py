@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from records import media
+from records.video import probe
 from tools.bench import __main__ as command
 from tools.bench import decoders
 from tools.bench import load as bench
@@ -17,7 +17,7 @@ from tools.bench.decoders import FFMPEG, Decoder
 
 def test_the_times_asked_for(video):
     """No more frames than there are, evenly spread to the last one; then a clip of the middle."""
-    probed = media.probe(video)
+    probed = probe(video)
     cases = bench.cases_of(probed, [384, 128, 9])
     assert list(cases) == ["60 frames", "9 frames", "0.3333 s from 1 s"]
     evenly = [*np.arange(8) / 4, probed.times[-1]]
