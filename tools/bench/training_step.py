@@ -109,7 +109,6 @@ def build_models(config, args, sides):
     """{side: model in training mode, float32}, with the same random weights. ValueError if
     transformers is missing."""
     torch.set_flush_denormal(True)  # as in train.py
-    found = {}
     if "theirs" in sides:
         ours, theirs = peers.model_pair(config, args.device, torch.float32)
         found = {"ours": ours, "theirs": theirs}
