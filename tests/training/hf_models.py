@@ -22,7 +22,7 @@ for _extra in ("safetensors", "tokenizers", "transformers", "torchvision"):
     if importlib.util.find_spec(_extra) is None:
         reason = f"{_extra} is not installed (pip install -r requirements-extras.txt)"
         pytest.skip(reason, allow_module_level=True)
-transformers = peers.peer()
+transformers = peers.import_transformers()
 
 ROOT = Path(__file__).parents[2]
 V = 700

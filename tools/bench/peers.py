@@ -1,103 +1,156 @@
-"""The other side of a comparison: transformers' Molmo2 with our random weights, and our examples as its inputs."""
+"""transformers' Molmo2, the other side of a comparison: its model with the same random weights, and
+the same examples as its inputs."""
 
-import statistics
 import tempfile
-import time
 from dataclasses import replace
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 import data
 import model as models
+from text.tokenizer import ByteTokenizer
 from training.export import export
 from vision import VisionConfig
 
-# the shape that the training step of the peers was measured with: a decoder of 8 x 512 and a ViT of 6 x 384 on crops of 378 pixels
-SMALL = models.ModelConfig(n_layer=8, n_embd=512, n_head=8, n_kv_head=2, head_dim=64, n_hidden=1536, n_vocab=32000,
-                      vision=VisionConfig(n_layer=6, n_embd=384, n_head=6, n_hidden=1536, feature_layers=(5, 2)))
+# A model that a CPU can train: a decoder of 8 x 512 and a ViT of 6 x 384 on crops of 378 pixels.
+SMALL = models.ModelConfig(
+    n_layer=8,
+    n_embd=512,
+    n_head=8,
+    n_kv_head=2,
+    head_dim=64,
+    n_hidden=1536,
+    n_vocab=32000,
+    vision=VisionConfig(n_layer=6, n_embd=384, n_head=6, n_hidden=1536, feature_layers=(5, 2)),
+)
+TEXT_INPUTS = ("input_ids", "attention_mask", "mm_token_type_ids", "labels")
 
 
-class Numbers:
-    """Text made of ids: the cost does not depend on which."""
-    chat_start, chat_end, eos, bos = 1, 2, 2, 2
+def model_config(preset):
+    return SMALL if preset == "small" else models.PRESETS[preset]
+
+
+class IdTokenizer:
+    """Encodes text as one id per character, for a vocabulary of any size: the cost of a step does
+    not depend on which ids it reads."""
+
+    chat_start = 1
+    chat_end = 2
+    bos = 2
+    eos = 2
 
     def __init__(self, n_vocab):
-        self.special = data.ByteTokenizer(n_vocab=n_vocab).special
+        self.special = ByteTokenizer(n_vocab=n_vocab).special
 
     def encode(self, text):
         return [3 + ord(c) for c in text]
 
 
-def inputs_of(prompt, vision, device, dtype=torch.float32):
-    """One data.Example as the keyword arguments of transformers' Molmo2; vision: the VisionConfig."""
-    out = {"input_ids": torch.from_numpy(prompt.tokens)[None], "attention_mask": torch.ones(1, len(prompt.tokens), dtype=torch.long),
-           "mm_token_type_ids": torch.from_numpy((prompt.bidir > 0).astype(np.int64))[None]}
-    if prompt.images is not None:
-        pixels, windows = (torch.from_numpy(prompt.images) / 127.5 - 1).to(dtype), torch.from_numpy(prompt.pool_src)
-        side = -(-vision.grid // 3)
-        if windows.shape[1] == 9:
-            grids = torch.tensor([[len(pixels), side, side]])
-            out |= {"pixel_values_videos": pixels, "video_token_pooling": windows, "video_grids": grids}
-        else:                            # only the number of windows matters to it: one grid that holds them all
-            grids = torch.tensor([[1, len(windows), 0, 0]])
-            out |= {"pixel_values": pixels, "image_token_pooling": windows, "image_grids": grids}
-    return {name: value.to(device) for name, value in out.items()}
+# ------------------------------------------------------------------------------------------------
+# models
 
 
-def peer():
-    """transformers, with or without torchvision; beside one that was built for another torch, whose compiled operators do not load,
-    it would refuse: they are declared here, and nobody calls them. ValueError names the package if it is missing."""
+def import_transformers():
+    """The package transformers; ValueError with the pip command if it is missing.
+
+    A torchvision that was built for another torch does not load its compiled operators, and
+    transformers would refuse to start beside it. The operators are declared here; Molmo2's model
+    never calls them (only the processors do).
+    """
     try:
         import torchvision  # noqa: F401
     except ImportError:
-        pass                             # only its processors need torchvision
+        pass
     except RuntimeError:
         for name in ("nms", "qnms"):
-            _OPERATORS.append(torch.library.Library("torchvision", "FRAGMENT"))
-            _OPERATORS[-1].define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+            library = torch.library.Library("torchvision", "FRAGMENT")
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+            _DECLARED_OPERATORS.append(library)
     try:
         import transformers
     except ImportError:
-        raise ValueError("the other side of the comparison needs an extra package: pip install transformers") from None
+        raise ValueError(
+            "The comparison needs an optional package: pip install transformers."
+        ) from None
     return transformers
 
 
-_OPERATORS = []                          # they last as long as these
+_DECLARED_OPERATORS = []  # an operator exists as long as its Library object
 
 
 def random_model(config, device, dtype):
+    """Our model with random weights that depend on the config alone, in eval mode."""
     torch.manual_seed(0)
-    return models.Molmo2(replace(config, init_std=0.02)).init_weights().to(device=device, dtype=dtype).eval()
+    model = models.Molmo2(replace(config, init_std=0.02)).init_weights()
+    return model.to(device=device, dtype=dtype).eval()
 
 
-def peers(config, device, dtype):
-    """-> ours and transformers' model with the same random weights."""
-    transformers = peer()
+def model_pair(config, device, dtype):
+    """-> (our model, transformers' model) with the same random weights, in eval mode."""
+    transformers = import_transformers()
     transformers.utils.logging.disable_progress_bar()
     ours = random_model(config, device, dtype)
     with tempfile.TemporaryDirectory() as folder:
-        export(ours, data.ByteTokenizer(n_vocab=config.n_vocab), data.DataConfig(), folder)
-        theirs = transformers.Molmo2ForConditionalGeneration.from_pretrained(folder, dtype=dtype).to(device).eval()
+        export(ours, ByteTokenizer(n_vocab=config.n_vocab), data.DataConfig(), folder)
+        model_class = transformers.Molmo2ForConditionalGeneration
+        theirs = model_class.from_pretrained(folder, dtype=dtype).to(device).eval()
     return ours, theirs
 
 
-def clock(device):
-    """Seconds, once the device has done all that it was given."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
-    return time.perf_counter()
+# ------------------------------------------------------------------------------------------------
+# inputs
 
 
-def spread(ratios):
-    """-> what the JSON says of a ratio that was measured once a round."""
-    ratios = list(ratios)
-    return {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
+def model_inputs(example, vision_config, device, dtype=torch.float32):
+    """One data.Example -> keyword arguments of transformers' Molmo2, a batch of one."""
+    n_tokens = len(example.tokens)
+    is_visual = (example.bidir > 0).astype(np.int64)
+    inputs = {
+        "input_ids": torch.from_numpy(example.tokens)[None],
+        "attention_mask": torch.ones(1, n_tokens, dtype=torch.long),
+        "mm_token_type_ids": torch.from_numpy(is_visual)[None],
+    }
+    if example.images is not None:
+        pixels = (torch.from_numpy(example.images) / 127.5 - 1).to(dtype)
+        pooling = torch.from_numpy(example.pool_src)
+        if pooling.shape[1] == 9:  # windows of 3 x 3 patches: frames of a video
+            side = -(-vision_config.grid // 3)
+            inputs["pixel_values_videos"] = pixels
+            inputs["video_token_pooling"] = pooling
+            inputs["video_grids"] = torch.tensor([[len(pixels), side, side]])
+        else:  # only the number of windows matters to the model: one grid that holds all of them
+            inputs["pixel_values"] = pixels
+            inputs["image_token_pooling"] = pooling
+            inputs["image_grids"] = torch.tensor([[1, len(pooling), 0, 0]])
+    return {name: value.to(device) for name, value in inputs.items()}
 
 
-def reach(device):
-    """ValueError in one sentence if there is no such device."""
-    try:
-        torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError) as e:
-        raise ValueError(f"--device {device}: {str(e).splitlines()[0].split('. ')[0]}") from None
+def padded_batch(examples, config, device):
+    """Examples as transformers' processor batches them: text padded on the right to the longest
+    example, the crops of all examples one after the other, labels -100 where there is no loss."""
+    parts = []
+    first_patch = 0
+    for example in examples:
+        part = model_inputs(example, config.vision, device)
+        # transformers shifts the labels itself; the first token has no label
+        labels = np.where(example.weights[:-1] > 0, example.targets[:-1], -100)
+        part["labels"] = torch.from_numpy(np.append(-100, labels))[None].to(device)
+        for name in part:
+            if name.endswith("pooling"):
+                part[name] = torch.where(part[name] >= 0, part[name] + first_patch, -1)
+        if example.images is not None:
+            first_patch += len(example.images) * config.vision.n_patch
+        parts.append(part)
+
+    batch = {}
+    for name in dict.fromkeys(name for part in parts for name in part):
+        values = [part[name] for part in parts if name in part]
+        if name in TEXT_INPUTS:
+            rows = [value[0] for value in values]
+            padding = -100 if name == "labels" else 0
+            batch[name] = pad_sequence(rows, batch_first=True, padding_value=padding)
+        else:
+            batch[name] = torch.cat(values)
+    return batch

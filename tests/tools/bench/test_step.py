@@ -1,4 +1,5 @@
-"""The bench of a training step: both sides learn the same, what is different is noticed, and what is counted can be counted by hand."""
+"""tools.bench step: both sides learn the same, a difference is noticed, and what is reported is
+what was measured."""
 
 import argparse
 import json
@@ -6,12 +7,10 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 import attention
 import model as models
@@ -19,238 +18,265 @@ import packing
 from tools.bench import __main__ as command
 from tools.bench import peers, step_cases
 from tools.bench import step as bench
-from vision import VisionConfig
+from tools.bench.growth import no_attention
+from tools.bench.measure import REPOSITORY
+from tools.bench.training_step import (
+    added_memory_in_child,
+    build_models,
+    check_agreement,
+    training_step,
+)
 
-TINY = models.ModelConfig(n_layer=2, n_embd=32, n_head=4, n_kv_head=2, head_dim=8, n_hidden=48, n_vocab=400,
-                     vision=VisionConfig(n_layer=2, n_embd=32, n_head=2, n_hidden=64, feature_layers=(1, 0), grid=7, patch=4, overlap_margin=1))
 
-
-def parsed(*words):
+def parse(*words):
+    """Arguments of the command, completed as it does; --peak makes it measure nothing."""
     parser = argparse.ArgumentParser()
     bench.add_arguments(parser)
-    return parser.parse_args(["--rounds", "1", "--no-memory", "--peak", "1", "1", *words])
+    args = parser.parse_args(["--rounds", "1", "--no-memory", "--peak", "1", "1", *words])
+    bench.complete(args)
+    return args
 
 
-@pytest.fixture
-def tiny(monkeypatch):
-    monkeypatch.setattr(peers, "SMALL", TINY)
+def n_crops(example):
+    return 0 if example.images is None else len(example.images)
 
 
-@pytest.fixture
-def both(tiny):
-    """Skips where there is no transformers."""
-    for name in ("transformers", "safetensors"):
-        pytest.importorskip(name)
+# ------------------------------------------------------------------------------------------------
+# beside transformers
 
 
-def ours():
-    return peers.random_model(TINY, "cpu", torch.float32)
-
-
-def test_both_sides_learn_the_same_in_every_case(both, capsys):
-    """Losses and gradients agree (run raises if not): one image, one film, padding, packing, trees against single annotations."""
-    args = parsed("--tokens", "1024", "--n", "2", "--frames", "4")
+def test_both_sides_learn_the_same_in_every_case(tiny, with_transformers, capsys):
+    """Losses and gradients agree (run raises if not): one image, one video, padding, packing, trees
+    against single annotations."""
+    args = parse("--tokens", "1024", "--n", "2", "--frames", "4")
     found = json.loads(json.dumps(bench.run(args)))
-    assert list(found) == ["peak", "image", "video", "padded", "single", "stream"]
+    peak = found.pop("peak")
+    assert peak == {"float32": 1e12, "bfloat16": 1e12}
+    assert list(found) == ["image", "video", "padded", "single", "stream"]
+    sides = ["ours float32", "theirs float32", "ours bfloat16", "theirs bfloat16"]
     for name, r in found.items():
-        if name != "peak":
-            assert list(r["sides"]) == ["ours float32", "theirs float32", "ours bfloat16", "theirs bfloat16"], name
-            one = r["ratios"]["theirs float32 / ours bfloat16"]["median"]
-            assert one == pytest.approx(r["sides"]["theirs float32"]["seconds"] / r["sides"]["ours bfloat16"]["seconds"])      # one round
-            mfu = r["sides"]["ours float32"]["mfu"]
-            assert mfu == pytest.approx(r["flops"] / r["sides"]["ours float32"]["seconds"] / 1e12)
-    assert found["image"]["ours"] == found["image"]["theirs"] and found["image"]["ours"]["crops"] == 9
-    assert found["video"]["ours"] == found["video"]["theirs"] and found["video"]["labelled"] > 300
-    padded, single = found["padded"], found["single"]
-    assert padded["ours"] == single["ours"] and padded["flops"] == single["flops"]
-    assert padded["theirs"]["padded"] > single["theirs"]["padded"] == single["theirs"]["tokens"] == single["ours"]["tokens"]
-    assert (padded["ours"]["crops"], padded["theirs"]["crops"]) == (15, 16)      # a mosaic of one crop: the view again
-    assert found["stream"]["ours"]["padded"] == 2048 and found["stream"]["annotations"] > found["stream"]["examples"]
+        assert list(r["sides"]) == sides, name
+        seconds = {side: r["sides"][side]["seconds"] for side in sides}
+        ratio = r["ratios"]["theirs float32 / ours bfloat16"]["median"]
+        one_round = seconds["theirs float32"] / seconds["ours bfloat16"]
+        assert ratio == pytest.approx(one_round)
+        mfu = r["flops"] / seconds["ours float32"] / 1e12
+        assert r["sides"]["ours float32"]["mfu"] == pytest.approx(mfu)
+    image = found["image"]
+    assert image["ours"] == image["theirs"]
+    assert image["ours"]["crops"] == 9
+    video = found["video"]
+    assert video["ours"] == video["theirs"]
+    assert video["labelled"] > 300
+    padded = found["padded"]
+    single = found["single"]
+    assert padded["ours"] == single["ours"]
+    assert padded["flops"] == single["flops"]
+    assert padded["theirs"]["padded"] > single["theirs"]["padded"]
+    assert single["theirs"]["padded"] == single["theirs"]["tokens"] == single["ours"]["tokens"]
+    # a mosaic of one crop repeats the low-resolution view, which ours encodes once
+    assert (padded["ours"]["crops"], padded["theirs"]["crops"]) == (15, 16)
+    stream = found["stream"]
+    assert stream["ours"]["padded"] == 2048
+    assert stream["annotations"] > stream["examples"]
     printed = capsys.readouterr().out
-    assert all(f"\n{name}: " in printed for name in found if name != "peak")
+    assert all(f"\n{name}: " in printed for name in found)
 
 
-def test_another_step_is_noticed(both):
-    """A weight that is a little off in the decoder, or in the ViT alone, and a token that only one side learns."""
-    args = parsed("--cases", "image")
-    args.tokens, args.crops, args.frames = 2048, 16, 4
-    case = step_cases.case_of("image", TINY, args)
-    contestants = bench.contenders(TINY, args, ("ours", "theirs"))
-    first = {side: bench.step(side, model, TINY, case, "float32", args) for side, model in contestants.items()}
-    bench.agree("image", **first)
-    weights = dict(contestants["ours"].named_parameters())
+def test_a_difference_between_the_sides_is_noticed(tiny, with_transformers):
+    """A weight that is a little off in the decoder, or in the ViT alone, and a token that only one
+    side learns."""
+    args = parse("--cases", "image")
+    case = step_cases.make_case("image", tiny, args)
+    sides = build_models(tiny, args, ("ours", "theirs"))
+
+    def step(side):
+        return training_step(side, sides[side], tiny, case, "float32", args)
+
+    ours = step("ours")
+    theirs = step("theirs")
+    check_agreement("image", ours, theirs)
+    weights = dict(sides["ours"].named_parameters())
     for name in "blocks.1.mlp.down.weight", "vision.vit.blocks.1.out.weight":
         weights[name].data *= 1.5
         with pytest.raises(RuntimeError, match="image: not the same"):
-            bench.agree("image", bench.step("ours", contestants["ours"], TINY, case, "float32", args), first["theirs"])
+            check_agreement("image", step("ours"), theirs)
         weights[name].data /= 1.5
-    seconds, loss, grads = first["ours"]
     with pytest.raises(RuntimeError, match="image: not the same loss"):
-        bench.agree("image", (seconds, loss * 1.001, grads), first["theirs"])
+        check_agreement("image", ours._replace(loss=ours.loss * 1.001), theirs)
+    of_decoder, of_vit = ours.gradients
     with pytest.raises(RuntimeError, match=r"image: not the same gradient of vision\.vit"):
-        bench.agree("image", (seconds, loss, [grads[0], grads[1] * 1.01]), first["theirs"])
+        check_agreement("image", ours._replace(gradients=[of_decoder, of_vit * 1.01]), theirs)
     case.rows[0][0].weights[-5] = 0
     with pytest.raises(RuntimeError, match="not the same"):
-        bench.agree("image", bench.step("ours", contestants["ours"], TINY, case, "float32", args), first["theirs"])
+        check_agreement("image", step("ours"), theirs)
 
 
-def test_a_stream_is_whole_packs_and_every_annotation_once(monkeypatch):
-    args = parsed("--tokens", "1024", "--crops", "16", "--n", "3", "--frames", "4", "--batch", "2")
-    case, again = step_cases.stream(TINY, args), step_cases.stream(TINY, args)
-    trees, singles = [e for row in case.rows for e in row], [e for batch in case.batches for e in batch]
+def test_ours_alone_needs_no_transformers(tiny, monkeypatch):
+    monkeypatch.setattr(peers, "import_transformers", lambda: pytest.fail("it was imported"))
+    args = parse("--cases", "padded", "--dtypes", "bfloat16", "--peak", "1", "--no-theirs")
+    row = bench.run(args)["padded"]
+    assert list(row["sides"]) == ["ours bfloat16"]
+    assert row["ratios"] == {}
+
+
+# ------------------------------------------------------------------------------------------------
+# the stream
+
+
+def test_a_stream_is_whole_packs_and_every_annotation_once(tiny):
+    args = parse("--tokens", "1024", "--crops", "16", "--n", "3", "--frames", "4")
+    case = step_cases.stream_case(tiny, args)
+    again = step_cases.stream_case(tiny, args)
+    trees = [e for row in case.rows for e in row]
     for a, b in zip(trees, [e for row in again.rows for e in row], strict=True):
-        assert (a.tokens == b.tokens).all() and ((a.images is None and b.images is None) or (a.images == b.images).all())
-    assert len(case.rows) == 3 and all(sum(len(e.tokens) for e in row) <= 1024 for row in case.rows)
-    assert all(sum(0 if e.images is None else len(e.images) for e in row) <= 16 for row in case.rows)
-    assert len(singles) == sum(max(e.branch.max(), 1) for e in trees)
+        assert np.array_equal(a.tokens, b.tokens)
+        assert n_crops(a) == n_crops(b)
+        assert np.array_equal(a.images, b.images)
+    assert len(case.rows) == 3
+    tokens = [sum(len(e.tokens) for e in row) for row in case.rows]
+    crops = [sum(n_crops(e) for e in row) for row in case.rows]
+    assert max(tokens) <= 1024
+    assert max(crops) <= 16
+    assert np.mean(tokens) > 0.8 * 1024 or np.mean(crops) > 13
+
+    singles = [e for batch in case.batches for e in batch]
+    assert len(singles) == sum(e.n_branches for e in trees)
     assert case.labelled == sum((e.weights > 0).sum() for e in singles)
-    assert all(len(batch) <= 2 and len({e.pool_src.shape[1] == 9 for e in batch}) == 1 for batch in case.batches)
-    fill = np.mean([sum(len(e.tokens) for e in row) / 1024 for row in case.rows])
-    assert fill > 0.8 or np.mean([sum(len(e.images) for e in row if e.images is not None) for row in case.rows]) > 13
-    monkeypatch.setattr(packing, "AGE", 1)
-    with pytest.raises(ValueError, match="hardly an example fits"):
-        step_cases.stream(TINY, parsed("--tokens", "20", "--crops", "1", "--frames", "4"))
+    for batch in case.batches:
+        assert len(batch) <= step_cases.PEER_BATCH
+        assert len({e.pool_src.shape[1] == 9 for e in batch}) == 1, "videos apart"
 
 
-def test_useful_flops_are_those_of_the_matrices_and_of_what_attends():
-    """Against torch's counter. It counts the head's second forward, which activation_checkpointing costs, and no gradient of pixels; grids are even
-    here, so no window has an empty place."""
-    config = replace(TINY, vision=replace(TINY.vision, grid=6))
-    model = peers.random_model(config, "cpu", torch.float32).train()
-    rng = np.random.default_rng(0)
-    row = [step_cases.plain(config, rng, 20, (2, 1)), step_cases.plain(config, rng, 7)]
-    batch = packing.collate([row], sum(len(e.tokens) for e in row), config.vision)
-    with FlopCounterMode(display=False) as counter:
-        model(batch)[0].sum().backward()
-    counted = sum(n for op, n in counter.get_flop_counts()["Global"].items() if "mm" in str(op))
-    v, patches, labelled = config.vision, 3 * 36, int((batch.weights > 0).sum())
-    counted += 2 * v.n_pixel * v.n_embd * patches - 2 * config.n_vocab * config.n_embd * labelled
-    pairs = sum(n * (n + 1) // 2 for n in map(len, (e.tokens for e in row))) + sum(range(row[0].bidir.sum()))    # both ways
-    windows = (batch.pool_src >= 0).sum().item()
-    attend = 2 * 4 * 8 * pairs + 2 * 32 * patches * 36 + 32 * windows
-    assert bench.useful(model, batch) == counted + 12 * attend
+def test_a_row_that_hardly_an_example_fits_is_refused(tiny, monkeypatch):
+    monkeypatch.setattr(packing, "MAX_WAIT", 1)
+    args = parse("--tokens", "20", "--crops", "1", "--frames", "4")
+    with pytest.raises(ValueError, match="Hardly an example fits"):
+        step_cases.stream_case(tiny, args)
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("learn", [("connector",), ("llm",), ("connector", "llm"), ("vit", "connector", "llm")])
-def test_parts_that_do_not_learn_cost_less(learn, tied):
-    """By torch's counter: of a whole step, within the first matrices of parts below which nothing learns; of the decoder's, exactly."""
-    config = replace(TINY, vision=replace(TINY.vision, grid=6), tied=tied)
-    model = peers.random_model(config, "cpu", torch.float32).train()
-    for part, parameters in model.parameter_groups().items():
-        for p in parameters:
-            p.requires_grad_(part in learn)
-    model.embedding.requires_grad_(False)
-    batch = packing.collate([[step_cases.plain(config, np.random.default_rng(0), 20, (2, 1))]], 256, config.vision)
-    with FlopCounterMode(display=False) as counter:
-        model(batch)[0].sum().backward()
-    counted = sum(n for op, n in counter.get_flop_counts()["Global"].items() if "mm" in str(op))
-    counted -= 2 * config.n_vocab * config.n_embd * len(batch.labelled)                  # the head's second forward
-    pooled = int((batch.pool_src >= 0).sum())
-    size = sum(m.weight.numel() for m in model.vision.vit.modules() if isinstance(m, torch.nn.Linear))
-    vit = (6 if "vit" in learn else 2) * 3 * 36 * size                   # what attends, here and in the pooling, is not among torch's "mm"
-    attending = 4 * (3 if {"vit", "connector"} & {*learn} else 1) * pooled * config.vision.n_embd
-    above = bench.flops(model, 0, pooled, len(batch.pool_dst), 256, len(batch.labelled), 0, learn, True) - attending
-    assert vit + above == pytest.approx(counted, rel=0.05)
-    x = torch.randn(1, 256, config.n_embd, requires_grad=True)
-    with FlopCounterMode(display=False) as counter:
-        model.transformer(x, batch.pos, attention.packed_mask(batch.doc, batch.branch, batch.bidir)).sum().backward()
-    counted = sum(n for op, n in counter.get_flop_counts()["Global"].items() if "mm" in str(op))
-    assert bench.flops(model, 0, 0, 0, 256, 0, 0, learn) == counted
-    alone = bench.flops(model, 36, 0, 0, 0, 0, 0, learn) / bench.flops(model, 36, 0, 0, 0, 0, 0)
-    assert alone == pytest.approx(1 if "vit" in learn else 1 / 3)
-
-
-def test_the_area_of_a_mask_by_hand():
-    """Five tokens with two branches of one, of which three of the trunk see each other; padding counts for nothing."""
-    doc, branch, bidir = (torch.tensor([x]) for x in ([0] * 5 + [-1] * 2, [0, 0, 0, 1, 2, 0, 0], [1, 1, 1, 0, 0, 0, 0]))
-    assert bench.area(doc, branch, bidir) == 9 + 4 + 4
-    assert attention.allow(doc, branch, bidir).sum() == 17 + 3
-
-
-def test_rows_that_grow_have_the_length_asked_for(tiny, capsys):
-    args = parsed("--cases", "growth", "--dtypes", "float32", "--peak", "1", "--lengths", "700", "320")
-    rows = list(bench.run(args)["growth"].values())
-    assert [r["documents"] for r in rows] == [1, 1, 1] and rows[0]["crops"] == 16 < rows[1]["crops"]
-    assert all(0.9 * asked < r["tokens"] <= asked for asked, r in zip((700, 700, 320), rows, strict=True) if r["crops"] != 16)
-    assert all(r["rest_seconds"] > 0 and r["seconds"] > 0 for r in rows)
-    assert rows[0]["pairs"] == pytest.approx(rows[0]["mask_share"] * rows[0]["tokens"] ** 2)
-    first = {"median": 1, "min": 1, "max": 1}            # each of its own kind: of films of 16 frames, or of one longer film
-    assert [r["rest_over_first"] == first for r in rows] == [True, True, False]
-    assert "us a token" in capsys.readouterr().out
-    for films, crops in (("several", 16), ("one", rows[1]["crops"])):
-        args.lengths, args.films = [700], [films]
-        assert [r["crops"] for r in bench.run(args)["growth"].values()] == [crops]
+# ------------------------------------------------------------------------------------------------
+# one step
 
 
 def test_denormal_numbers_are_zero_as_in_training(tiny):
     torch.set_flush_denormal(False)
-    bench.contenders(TINY, parsed(), ("ours",))
+    build_models(tiny, parse(), ("ours",))
     assert not (torch.full((4,), 1e-40) * 1).any()
 
 
-def test_without_attention_all_else_of_a_step_stays(tiny):
-    """No token tells another anything, no mask is made, every matrix has a gradient; and then it attends again."""
-    args = parsed("--dtypes", "float32")
-    model, case = bench.contenders(TINY, args, ("ours",))["ours"], step_cases.case_of("single", TINY, args)
-    before = bench.step("ours", model, TINY, case, "float32", args)
-    batch = packing.collate(case.rows, case.length, TINY.vision)
+def test_rows_that_grow_have_the_length_asked_for(tiny, capsys):
+    flags = "--cases growth --dtypes float32 --peak 1 --lengths 700 320"
+    args = parse(*flags.split())
+    rows = list(bench.run(args)["growth"].values())
+    assert [r["documents"] for r in rows] == [1, 1, 1]
+    assert rows[0]["crops"] == 16 < rows[1]["crops"]
+    for length, r in zip((700, 700, 320), rows, strict=True):
+        assert r["tokens"] <= length
+        assert r["tokens"] > 0.9 * length or r["crops"] == 16
+        assert r["rest_seconds"] > 0
+        assert r["seconds"] > 0
+    assert rows[0]["pairs"] == pytest.approx(rows[0]["mask_share"] * rows[0]["tokens"] ** 2)
+    # each is the first of its kind, of videos of 16 frames or of one longer video, but the last
+    first = {"median": 1, "min": 1, "max": 1}
+    assert [r["rest_over_first"] == first for r in rows] == [True, True, False]
+    assert "us a token" in capsys.readouterr().out
+    for kind, crops in (("several", 16), ("one", rows[1]["crops"])):
+        args.lengths = [700]
+        args.videos = [kind]
+        assert [r["crops"] for r in bench.run(args)["growth"].values()] == [crops]
+
+
+def test_without_attention_everything_else_of_a_step_stays(tiny):
+    """No token depends on another, no mask is made, every matrix has a gradient; afterwards tokens
+    attend again."""
+    args = parse("--dtypes", "float32", "--peak", "1")
+    model = build_models(tiny, args, ("ours",))["ours"]
+    case = step_cases.make_case("single", tiny, args)
+
+    def loss():
+        return training_step("ours", model, tiny, case, "float32", args).loss
+
+    before = loss()
+    batch = packing.collate(case.rows, case.length, tiny.vision)
     at = int(batch.labelled[0])
-    other = replace(batch, tokens=torch.where(torch.arange(case.length) == at, batch.tokens, 11))            # all but one
-    with bench.no_attention(model):
-        assert attention.packed_mask(batch.doc, batch.branch, batch.bidir) is None
+    others_changed = torch.where(torch.arange(case.length) == at, batch.tokens, 11)
+    with no_attention(model):
+        assert attention.packed_mask(batch.visible_until, batch.bidir) is None
         nll = model(batch)[0]
-        assert torch.equal(nll[0, at], model(other)[0][0, at]) and nll[0, at] > 0
-        alone = bench.step("ours", model, TINY, case, "float32", args)[1]
-        model(batch)[0].sum().backward()
-        assert all(getattr(b.attn, name).weight.grad.abs().sum() > 0 for b in model.blocks for name in "qkv")
+        other_nll = model(replace(batch, tokens=others_changed))[0]
+        assert torch.equal(nll[0, at], other_nll[0, at])
+        assert nll[0, at] > 0
+        alone = loss()
+        nll.sum().backward()
+        for block in model.blocks:
+            for layer in (block.attn.q, block.attn.k, block.attn.v):
+                assert layer.weight.grad.abs().sum() > 0
     model.zero_grad()
-    assert bench.step("ours", model, TINY, case, "float32", args)[1] == before[1] != alone
+    assert loss() == before != alone
 
 
-def test_ours_alone_needs_no_transformers(tiny, monkeypatch):
-    monkeypatch.setattr(peers, "peer", lambda: pytest.fail("transformers was asked for"))
-    r = bench.run(parsed("--cases", "padded", "--dtypes", "bfloat16", "--peak", "1", "--no-theirs"))["padded"]
-    assert list(r["sides"]) == ["ours bfloat16"] and r["ratios"] == {}
+# ------------------------------------------------------------------------------------------------
+# memory
 
 
 @pytest.mark.slow
-def test_memory_is_what_a_step_adds_and_holds_at_once():
-    """A run that makes 64 MB twice, one after the other, adds 64 MB: what was there before and what was freed do not count."""
-    if sys.platform != "linux":
-        pytest.skip("only Linux tells")
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is measured on Linux")
+def test_memory_is_the_most_that_a_step_holds_at_once():
+    """A run that makes 64 MB twice, one after the other, adds 64 MB: what was there before, or was
+    freed, does not count."""
     code = """
 import torch
-from tools.bench import step as step_bench
-torch.ones(2**27)                        # 512 MB, gone
+from tools.bench.training_step import added_memory
+torch.ones(2**27)  # 512 MB, freed at once
 held = torch.ones(2**23)
-step_bench.added(lambda: None, torch.device("cpu"))
-print(step_bench.added(lambda: [torch.ones(2**24).sum() for _ in range(2)], torch.device("cpu")))
+cpu = torch.device("cpu")
+added_memory(lambda: None, cpu)
+print(added_memory(lambda: [torch.ones(2**24).sum() for _ in range(2)], cpu))
 """
-    said = subprocess.run([sys.executable, "-c", code], cwd=Path(bench.__file__).parents[2], capture_output=True, text=True, check=True,
-                          env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}).stdout
-    assert 63 < float(said) < 80
+    printed = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=REPOSITORY,
+        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert 63 < float(printed) < 80
 
 
 @pytest.mark.slow
-def test_memory_in_a_process_of_its_own():
-    """At least the gradients; the preset, since a process does not know what this test has put in its place."""
-    args = parsed("--preset", "toy")
-    args.tokens, args.crops, args.frames = 1024, 16, 4
-    weights = sum(p.numel() for p in models.Molmo2(models.PRESETS["toy"]).parameters()) * 4 / 2**20
-    assert weights < bench.added_alone("image", "ours", "float32", args) < 1000
+def test_memory_is_measured_in_a_process_of_its_own():
+    """At least the gradients. Of a preset, since the child does not know what a test replaces."""
+    args = parse("--preset", "toy", "--tokens", "1024", "--crops", "16", "--frames", "4")
+    weights = sum(p.numel() for p in models.Molmo2(models.PRESETS["toy"]).parameters())
+    mib = added_memory_in_child("image", "ours", "float32", args)
+    assert weights * 4 / 2**20 < mib < 1000
     args.preset = "8.5b"
     with pytest.raises(RuntimeError, match=r"image, memory of ours float32: KeyError: '8\.5b'"):
-        bench.added_alone("image", "ours", "float32", args)
+        added_memory_in_child("image", "ours", "float32", args)
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (["--rounds", "0"], "must be at least 1"), (["--peak", "1", "2", "3"], "--peak wants a number for each of --dtypes float32 bfloat16"),
-    (["--device", "cuda:99"], "--device cuda:99: "), (["--cases", "image"], "pip install transformers")])
-def test_what_cannot_be_measured_is_one_sentence(tiny, monkeypatch, capsys, words, said):
+# ------------------------------------------------------------------------------------------------
+# mistakes
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--rounds 0", "must be at least 1"),
+        ("--peak 1 2 3", "--peak needs a number for each of --dtypes float32 bfloat16"),
+        ("--device cuda:99", "--device cuda:99: "),
+        ("--keep-blocks 2", "needs --activation-checkpointing"),
+        ("--cases image", "pip install transformers"),
+    ],
+)
+def test_a_mistake_ends_in_one_sentence(tiny, monkeypatch, capsys, flags, message):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    monkeypatch.setattr(sys, "argv", ["bench", "step", *words])
-    with pytest.raises(SystemExit) as e:
+    monkeypatch.setattr(sys, "argv", ["bench", "step", *flags.split()])
+    with pytest.raises(SystemExit, match="2"):
         command.main()
-    err = capsys.readouterr().err
-    assert e.value.code == 2 and err.startswith("tools.bench: ") and said in err and err.count("\n") == 1
+    error = capsys.readouterr().err
+    assert error.startswith("tools.bench: ")
+    assert message in error
+    assert error.count("\n") == 1

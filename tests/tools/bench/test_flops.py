@@ -1,0 +1,116 @@
+"""The FLOPs that a step has to do, against torch's counter and by hand."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+import attention
+import packing
+from tools.bench import peers
+from tools.bench.flops import Work, allowed_pairs, batch_work, flops
+from tools.bench.step_cases import Plain, plain_example
+
+
+def random_model(config):
+    return peers.random_model(config, "cpu", torch.float32).train()
+
+
+def counted_flops(run):
+    """FLOPs of the matrix products in run(), forward and backward, by torch's own counter. The
+    products of attention are not among them."""
+    with FlopCounterMode(display=False) as counter:
+        run().sum().backward()
+    counts = counter.get_flop_counts()["Global"].items()
+    return sum(n for operator, n in counts if "mm" in str(operator))
+
+
+def even_grid(config):
+    """A crop of 6 x 6 patches: no window of 2 x 2 has an empty place."""
+    return replace(config, vision=replace(config.vision, grid=6))
+
+
+def test_flops_of_a_step_are_those_of_its_matrices_and_of_the_pairs_that_attend(tiny):
+    """torch also counts the head's second forward, which is checkpointed, and does not count the
+    gradient of pixels, which nothing needs."""
+    config = even_grid(tiny)
+    model = random_model(config)
+    rng = np.random.default_rng(0)
+    row = [plain_example(config, rng, Plain(20, (2, 1))), plain_example(config, rng, Plain(7))]
+    batch = packing.collate([row], sum(len(e.tokens) for e in row), config.vision)
+    counted = counted_flops(lambda: model(batch)[0])
+    v = config.vision
+    patches = 3 * 36
+    labelled = int((batch.weights > 0).sum())
+    counted += 2 * v.n_pixel * v.n_embd * patches
+    counted -= 2 * config.n_vocab * config.n_embd * labelled
+    lengths = [len(e.tokens) for e in row]
+    visual = int((row[0].bidir > 0).sum())
+    pairs = sum(n * (n + 1) // 2 for n in lengths) + visual * (visual - 1) // 2
+    in_windows = int((batch.pool_src >= 0).sum())
+    n_layer = 2
+    attended = n_layer * pairs * 4 * 8 + n_layer * patches * 36 * 32 + in_windows * 32
+    # forward 4, backward 8, for each pair and number of a query
+    assert flops(model, batch_work(model, batch)) == counted + 12 * attended
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(
+    "train", [("connector",), ("llm",), ("connector", "llm"), ("vit", "connector", "llm")]
+)
+def test_parts_that_do_not_learn_cost_less(tiny, train, tied):
+    """By torch's counter: of a whole step within 5 %, the first matrices of parts below which
+    nothing learns; of the decoder's blocks exactly."""
+    config = replace(even_grid(tiny), tied=tied)
+    model = random_model(config)
+    for part, parameters in model.parameter_groups().items():
+        for p in parameters:
+            p.requires_grad_(part in train)
+    model.embedding.requires_grad_(False)
+    example = plain_example(config, np.random.default_rng(0), Plain(20, (2, 1)))
+    batch = packing.collate([[example]], 256, config.vision)
+    counted = counted_flops(lambda: model(batch)[0])
+    n_labelled = len(batch.labelled)
+    counted -= 2 * config.n_vocab * config.n_embd * n_labelled  # the head's second forward
+
+    work = Work(
+        pooled=int((batch.pool_src >= 0).sum()),
+        visual=len(batch.pool_dst),
+        tokens=256,
+        labelled=n_labelled,
+    )
+    # attention, in the ViT and in the pooling, is not among the matrix products that torch counts
+    backward_too = "vit" in train or "connector" in train
+    pooling = 4 * (3 if backward_too else 1) * work.pooled * config.vision.n_embd
+    above_vit = flops(model, work, train, freeze_embedding=True) - pooling
+    layers = [m for m in model.vision.vit.modules() if isinstance(m, torch.nn.Linear)]
+    vit_size = sum(layer.weight.numel() for layer in layers)
+    vit = (6 if "vit" in train else 2) * 3 * 36 * vit_size
+    assert vit + above_vit == pytest.approx(counted, rel=0.05)
+
+    x = torch.randn(1, 256, config.n_embd, requires_grad=True)
+    mask = attention.packed_mask(batch.visible_until, batch.bidir)
+    blocks = counted_flops(lambda: model.transformer(x, batch.pos, mask))
+    assert flops(model, Work(tokens=256), train) == blocks
+    ratio = flops(model, Work(patches=36), train) / flops(model, Work(patches=36))
+    assert ratio == pytest.approx(1 if "vit" in train else 1 / 3)
+
+
+def test_pairs_of_a_batch_leave_padding_out(tiny):
+    rng = np.random.default_rng(0)
+    rows = [
+        [plain_example(tiny, rng, Plain(20, (1, 1))), plain_example(tiny, rng, Plain(7))],
+        [plain_example(tiny, rng, Plain(11))],
+    ]
+    batch = packing.collate(rows, 80, tiny.vision)
+    expected = 0
+    for row in rows:
+        for example in row:
+            n = len(example.tokens)
+            visual = int((example.bidir > 0).sum())
+            expected += n * (n + 1) // 2 + visual * (visual - 1) // 2
+    assert allowed_pairs(batch) == expected
+    padding = sum(n * (n + 1) // 2 for n in (80 - sum(len(e.tokens) for e in row) for row in rows))
+    assert attention.allow(batch.visible_until, batch.bidir).sum() == expected + padding

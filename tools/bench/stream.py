@@ -1,0 +1,222 @@
+"""A seeded stream of example sizes that stands in for the training mixture (docs/molmo2.md 9).
+
+The groups come at the released rates, and tokens and crops are counted as training counts them. How
+long videos and answers are, how large images and how many annotations there are is ASSUMED, because
+nobody published it. One number is fitted: VIDEO_SCALE, so that the official packer puts 3.8
+examples into a pack of stage 2, as the paper reports. There are no pixels: a packer sees sizes.
+"""
+
+import math
+from bisect import bisect
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+
+import vision
+from stages import stage1, stage2, stage3
+
+# ------------------------------------------------------------------------------------------------
+# distributions
+
+
+class LogNormal(NamedTuple):
+    """A log-normal number, clipped to [least, most]."""
+
+    median: float
+    sigma: float  # standard deviation of the logarithm
+    least: float
+    most: float
+
+    def draw(self, rng):
+        value = self.median * math.exp(self.sigma * rng.standard_normal())
+        return min(max(value, self.least), self.most)
+
+
+class Count(NamedTuple):
+    """1 + a Poisson number, clipped to [least, most]."""
+
+    mean: float
+    least: int
+    most: int
+
+    def draw(self, rng):
+        return min(max(1 + rng.poisson(self.mean - 1), self.least), self.most)
+
+
+class Images(NamedTuple):
+    least: int
+    most: int
+
+
+class Video(NamedTuple):
+    seconds: LogNormal
+
+
+class Group(NamedTuple):
+    """Examples of one kind."""
+
+    share: float  # of the stream, relative to the sum of all shares
+    visual: Images | Video
+    annotations: Count
+    text: LogNormal  # tokens of one annotation
+    subtitles: float = 0.0  # share of the videos that come with subtitles
+
+    def draw_text_lengths(self, rng):
+        """Tokens of each annotation of one example."""
+        return [int(self.text.draw(rng)) for _ in range(self.annotations.draw(rng))]
+
+
+# ------------------------------------------------------------------------------------------------
+# the mixture
+
+VIDEO_SCALE = 0.90  # multiplies every median duration: the number that was fitted
+
+
+def video(median, sigma, longest):
+    return Video(LogNormal(median * VIDEO_SCALE, sigma, 2, longest))
+
+
+ONE_IMAGE = Images(1, 1)
+POINTING = {
+    "visual": ONE_IMAGE,
+    "annotations": Count(4, 1, 12),
+    "text": LogNormal(45, 0.9, 15, 600),
+}
+TEXT_ONLY = {
+    "visual": Images(0, 0),
+    "annotations": Count(1, 1, 1),
+    "text": LogNormal(450, 0.9, 30, 2304),
+}
+STAGE_1 = [
+    # a caption and a transcript
+    Group(0.6, ONE_IMAGE, Count(2, 2, 2), LogNormal(240, 0.35, 60, 600)),
+    Group(0.3, **POINTING),
+    Group(0.1, **TEXT_ONLY),
+]
+STAGE_2 = [  # the released rates sum to 1.1
+    # demonstrations: long answers about a video, several images or one image
+    Group(0.15 * 0.40, video(55, 0.9, 3600), Count(3, 1, 8), LogNormal(180, 0.8, 30, 1500)),
+    Group(0.15 * 0.15, Images(2, 5), Count(3, 1, 8), LogNormal(120, 0.7, 20, 700)),
+    Group(0.15 * 0.45, ONE_IMAGE, Count(3, 1, 10), LogNormal(140, 0.8, 20, 700)),
+    # academic videos, minutes long or short clips
+    Group(0.20 * 0.35, video(90, 0.7, 3600), Count(4.5, 1, 16), LogNormal(55, 0.8, 15, 700), 0.15),
+    Group(0.20 * 0.65, video(11, 0.8, 3600), Count(4.5, 1, 16), LogNormal(55, 0.8, 15, 700), 0.15),
+    # academic images
+    Group(0.25 * 0.20, Images(2, 5), Count(5, 1, 20), LogNormal(35, 0.8, 12, 500)),
+    Group(0.25 * 0.80, ONE_IMAGE, Count(5, 1, 20), LogNormal(35, 0.8, 12, 500)),
+    # tracking
+    Group(0.15, video(12, 0.8, 120), Count(3, 1, 8), LogNormal(200, 0.9, 30, 1500)),
+    # pointing in clips of up to 63 s
+    Group(0.15, video(32, 0.6, 63), Count(4, 1, 12), LogNormal(70, 0.9, 15, 900)),
+    Group(0.10, **POINTING),
+    Group(0.10, **TEXT_ONLY),
+]
+GROUPS = {1: STAGE_1, 2: STAGE_2, 3: STAGE_2}
+SUBTITLE_TOKENS = LogNormal(700, 0.8, 60, 4000)
+
+
+def draw_group(rng, stage):
+    groups = GROUPS[stage]
+    edges = list(accumulate(group.share for group in groups))
+    return groups[bisect(edges, rng.random() * edges[-1])]
+
+
+# ------------------------------------------------------------------------------------------------
+# sizes
+
+
+class Recipe(NamedTuple):
+    max_tokens: int  # of a row
+    max_crops: int  # of a row
+    max_frames: int  # of a video
+
+    @property
+    def limits(self):
+        return self.max_tokens, self.max_crops
+
+
+def recipe(stage):
+    values = {1: stage1, 2: stage2, 3: stage3}[stage].RECIPE
+    return Recipe(values["data.max_tokens"], values["pack_crops"], values["data.max_frames"])
+
+
+class ExampleSize(NamedTuple):
+    tokens: int  # of the trunk and all branches
+    crops: int
+    trunk: int  # tokens that all annotations share: BOS, visual tokens, subtitles
+    branches: list  # tokens of each annotation
+
+
+WEB_AREA = LogNormal(7e5, 0.7, 1, 1e9)
+WEB_ASPECT = LogNormal(math.exp(0.2), 0.35, 0.01, 100)
+
+
+def draw_image_size(rng):
+    """(height, width) in pixels of a photograph, a web image, a chart or a scanned page."""
+    kind = rng.random()
+    if kind < 0.40:
+        return (480, 640) if rng.random() < 0.65 else (640, 480)
+    if kind < 0.70:
+        area = WEB_AREA.draw(rng)
+        aspect = WEB_ASPECT.draw(rng)
+        return int(math.sqrt(area / aspect)), int(math.sqrt(area * aspect))
+    if kind < 0.88:
+        height = np.clip(rng.normal(600, 120), 200, 1200)
+        width = np.clip(rng.normal(850, 150), 300, 1600)
+        return int(height), int(width)
+    return (2200, 1700) if rng.random() < 0.8 else (1600, 1200)
+
+
+def draw_image_sizes(rng, images):
+    count = int(rng.integers(images.least, images.most + 1))
+    return [draw_image_size(rng) for _ in range(count)]
+
+
+def image_size(height, width):
+    """(tokens, crops) of an image (docs/molmo2.md 2.3): the low-resolution grid and the mosaic,
+    each between two markers, and a column end after every row of the mosaic."""
+    low, high, crops = vision.pooled_grids(height, width, max_crops=8)
+    return low[0] * low[1] + 2 + high[0] * (high[1] + 1) + 2, crops
+
+
+def video_size(seconds, max_frames):
+    """(tokens, crops) of a video (docs/molmo2.md 3.2): each frame has 81 tokens, two markers and
+    its time, one token per character: "0.0 ", then " 0.5 " and so on."""
+    times = vision.frame_times(seconds, max_frames)
+    tokens = sum(81 + 2 + len(f" {t:.1f} ") for t in times) - 1
+    return tokens, len(times)
+
+
+def draw_example(rng, group, max_tokens, max_frames):
+    """One ExampleSize of a group. Tokens beyond max_tokens are cut off the last annotations."""
+    trunk = 1  # BOS
+    crops = 0
+    if isinstance(group.visual, Video):
+        tokens, crops = video_size(group.visual.seconds.draw(rng), max_frames)
+        subtitles = 0.0
+        if rng.random() < group.subtitles:
+            subtitles = SUBTITLE_TOKENS.draw(rng)
+        trunk = min(trunk + tokens + int(subtitles), max_tokens - 1)
+    else:
+        sizes = draw_image_sizes(rng, group.visual)
+        for size in sizes:
+            tokens, image_crops = image_size(*size)
+            trunk += tokens
+            crops += image_crops
+            if len(sizes) > 1:
+                trunk += 3  # the text "Image 1"
+    texts = group.draw_text_lengths(rng)
+    ends = np.minimum(np.cumsum([trunk, *texts]), max_tokens).tolist()
+    return ExampleSize(ends[-1], crops, trunk, np.diff(ends).tolist())
+
+
+def stream(stage, n, seed):
+    """n examples -> [ExampleSize, ..], a function of the stage and the seed alone."""
+    rng = np.random.default_rng([seed, stage])
+    limits = recipe(stage)
+    examples = []
+    for _ in range(n):
+        group = draw_group(rng, stage)
+        examples.append(draw_example(rng, group, limits.max_tokens, limits.max_frames))
+    return examples
