@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from data import rng_for
+from records.mixture import rng_for
 from toy.images import is_held_out, point_annotation
 from toy.motion import (
     HIGH,
