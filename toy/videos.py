@@ -43,6 +43,7 @@ class MovingShapes:
         self.steps = steps
         self.max_objects = max_objects
         self.curriculum = curriculum
+        # part of the seeds of all draws: under another name the videos would be other ones
         self.name = f"films-{split}-{questions}-{steps[1]}"
         self.ordered = True                              # endless: comes in order, not shuffled
         self.fingerprint = (f"{self.name} seed {seed} steps {steps} most {max_objects} "
