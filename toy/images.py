@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data import rng_for
+from records.mixture import rng_for
 from toy.shapes import (
     COLOURS,
     SEEN,

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from data import rng_for
+from records.mixture import rng_for
 from toy.images import is_held_out, point_annotation
 from toy.motion import (
     HIGH,
@@ -43,6 +43,7 @@ class MovingShapes:
         self.steps = steps
         self.max_objects = max_objects
         self.curriculum = curriculum
+        # part of the seeds of all draws: under another name the videos would be other ones
         self.name = f"films-{split}-{questions}-{steps[1]}"
         self.ordered = True                              # endless: comes in order, not shuffled
         self.fingerprint = (f"{self.name} seed {seed} steps {steps} most {max_objects} "

@@ -81,13 +81,11 @@ def mixture(seed, stage=1, curriculum=True, video_share=None):
         (Sums(seed), 400),
     ]
     video_share = video_share or VIDEO_SHARE[stage]
-    sources = []
-    groups = []
-    for rate, members in ((video_share, videos), (round(1 - video_share, 2), others)):
-        sources += [source for source, _ in members]
-        groups.append((rate, [sqrt_size(size) for _, size in members]))
-    rates = group_rates(groups)
-    return sources, [rate for group in rates for rate in group]
+    groups = (video_share, videos), (round(1 - video_share, 2), others)
+    weighted = [(rate, [sqrt_size(n) for _, n in members]) for rate, members in groups]
+    rates_of_videos, rates_of_others = group_rates(weighted)
+    sources = [source for source, _ in videos + others]
+    return sources, rates_of_videos + rates_of_others
 
 
 def held_out(stage, seed, n):

@@ -1,6 +1,6 @@
 """Stage 0: the classes of the patches, the scenes it draws, and that the ViT learns from them.
 
-And the start of a ViT from scratch: each head attends to a neighbour (vision.init_neighbor_heads).
+And the start of a ViT from scratch: each head attends to a neighbour (toy/neighbor_init.py).
 """
 
 import dataclasses
@@ -9,15 +9,17 @@ import numpy as np
 import torch
 
 import model
-import vision
 from toy import images, shapes, vit
 from toy.images import World, is_held_out
+from toy.neighbor_init import OFFSETS, init_neighbor_heads
 from toy.shapes import LATTICE, SIZE
 
 
 def toy_vit(seed=0):
     torch.manual_seed(seed)
-    return model.Molmo2(model.PRESETS["toy"]).init_weights().vision.vit
+    tower = model.Molmo2(model.PRESETS["toy"]).init_weights().vision.vit
+    init_neighbor_heads(tower)
+    return tower
 
 
 # ------------------------------------------------------------------------------------------------
@@ -37,7 +39,7 @@ def test_heads_of_a_vit_from_scratch_attend_to_neighbours():
             k = block.k(h).view(grid * grid, n_head, -1).transpose(0, 1)
         best = (q @ k.transpose(1, 2)).argmax(-1).view(n_head, grid, grid)
         for head in range(n_head):
-            down, right = vision.NEIGHBOURS[i % 3][head]
+            down, right = OFFSETS[i % 3][head]
             offsets.add((down, right))
             for row in range(max(0, -down), grid - max(0, down)):
                 for column in range(max(0, -right), grid - max(0, right)):
