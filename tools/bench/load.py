@@ -33,6 +33,7 @@ import torch
 import data
 import vision
 from records import media
+from records.video import ffmpeg_error, run_ffmpeg
 
 BARS = {"times_decode": 1.3, "mib": 450}     # ours: at most so many times as long as decoding alone; less memory than that
 JUDGED = 120                                 # seconds: of a shorter video the start of processes is too large a part
@@ -44,10 +45,10 @@ FFMPEG = "ffmpeg, decoding alone"
 
 def decode(path, times, first):
     """No frames: what media.py starts, writing to nowhere."""
-    with media._ffmpeg(path, ["-threads", "1"], ["-fps_mode", "passthrough", "-f", "null"], "error") as (child, log):
+    with run_ffmpeg(path, ["-threads", "1"], ["-fps_mode", "passthrough", "-f", "null"], "error") as (child, log):
         child.stdout.read()
         if child.wait():
-            raise media._failed(path, "cannot be decoded", log)
+            raise ffmpeg_error(path, "cannot be decoded", log)
     return []
 
 
@@ -186,7 +187,7 @@ def cases_of(video, frames):
 def compare(path, frames, rounds):
     """-> {case: {contender: what it took}}, FFMPEG a case of its own; the medians of the rounds, or a note why there are none."""
     video = media.probe(path)
-    first, cases, runs, looks = float(video.pts[0] * video.unit), cases_of(video, frames), {}, {}
+    first, cases, runs, looks = float(video.pts[0] * video.time_base), cases_of(video, frames), {}, {}
     out = {name: missing(package) for name, (_, package) in CONTENDERS.items() if package}      # {name: why it cannot run, or None}
     with tempfile.TemporaryDirectory() as folder:
         for k in range(rounds):

@@ -38,7 +38,7 @@ def test_everyone_shows_the_frames_that_are_on_display(clip, name):
     raw = [imageio_ffmpeg.get_ffmpeg_exe(), "-loglevel", "error", "-i", str(clip), "-f", "rawvideo", "-pix_fmt", "rgb24", "pipe:1"]
     every = np.frombuffer(subprocess.run(raw, stdout=subprocess.PIPE, check=True).stdout, np.uint8).reshape(60, 64, 96, 3)
     video = media.probe(clip)
-    first = float(video.pts[0] * video.unit)
+    first = float(video.pts[0] * video.time_base)
     assert first == pytest.approx(0.7, abs=0.002)
     last = video.times[-1]
     for times in (0.0, 0.04, 0.05, 0.9, 1.5), (video.times[31], video.times[31] + 0.01, video.times[32], last), (1.0, 1.02, last):
