@@ -51,6 +51,16 @@ class Checked(NamedTuple):
     findings: list                   # of Finding; if it is skipped, the last says why
     error: str = ""                  # the message that stops the run
 
+    def messages(self):
+        """[(finding, message), ..]; a message is what follows the path of the file."""
+        found = []
+        for finding in self.findings:
+            message = f":{self.line}: {finding.code} {finding.message}"
+            if self.record is None and finding is self.findings[-1]:
+                message += "; skipped"
+            found.append((finding, message))
+        return found
+
 
 def scan(path, options):
     """Yields a Checked for every record of a file; DataError if the file itself is wrong."""
@@ -218,31 +228,31 @@ def save(index, path, made_for):
 def build(path, options):
     """Parses and checks every record of a file -> Index; DataError with the first MAX_ERRORS."""
     columns = {"offset": array("Q"), "length": array("I"), "line": array("I"), "skip": array("B")}
-    ids = array("Q")
-    visuals = array("Q")
+    ids = array("Q")                 # hashes
+    visuals = array("Q")             # hashes of the visual inputs, to group by
     errors = []
     found = {}
-    skipped = ""                     # the reason of the first record that is skipped
+    skipped = ""                     # the message of the first record that is skipped
     try:
         for row in scan(path, options):
-            for name, column in columns.items():
-                column.append(row.record is None if name == "skip" else getattr(row, name))
+            columns["offset"].append(row.offset)
+            columns["length"].append(row.length)
+            columns["line"].append(row.line)
+            columns["skip"].append(row.record is None)
             record = row.record or {}
             ids.append(hash64(record["id"]) if "id" in record else 0)
             if options.group_by_media:
                 visuals.append(hash64(visual_key(record) or f"row {len(ids)}"))
-            for finding in row.findings:
-                message = f":{row.line}: {finding.code} {finding.message}"
-                if row.record is None and finding is row.findings[-1]:
-                    message += "; skipped"
-                    skipped = skipped or message
+            for finding, message in row.messages():
                 count, first = found.get(finding.code, (0, message))
                 found[finding.code] = (count + 1, first)
+            if row.record is None and row.findings:
+                skipped = skipped or message
             if row.error:
                 errors.append(row.error)
             if len(errors) == MAX_ERRORS:
                 break
-    except DataError as error:
+    except DataError as error:       # of the file itself
         errors.append(str(error))
     if errors:
         raise DataError("\n".join(errors))

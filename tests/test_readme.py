@@ -7,7 +7,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from records import reader as records
+from tools import check
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -41,7 +41,7 @@ def test_the_five_lines_make_a_training_set_of_a_folder(tmp_path, monkeypatch, c
         (tmp_path / "photos" / name).with_suffix(".txt").write_text(f"A {name[:3]}.\n")
     monkeypatch.chdir(tmp_path)
     exec(lines, {})
-    assert len(lines.splitlines()) == 5 and records.check_command(["photos/my.jsonl", "--decode"]) == 0, capsys.readouterr().out
+    assert len(lines.splitlines()) == 5 and check.main(["photos/my.jsonl", "--decode"]) == 0, capsys.readouterr().out
     assert [(r["image"], r["annotations"][0]["text"]) for r in map(json.loads, open("photos/my.jsonl"))] == [
         ("cat.jpg", "A cat."), ("dog.PNG", "A dog.")]
 

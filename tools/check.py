@@ -170,16 +170,13 @@ class Report:
         code = re.search(r": (E\d\d) ", message)
         self.add(code[1] if code else "E05", message, True)
 
-    def add_row(self, row, where, media_findings):
+    def add_row(self, path, row, media_findings):
         """What was found in the text of a record, and in its media."""
-        skipped = row.record is None
-        for finding in row.findings:
-            last = finding is row.findings[-1]
-            ending = "; skipped" if skipped and last else ""
-            fails = finding.code[0] == "S" or (skipped and last)
-            self.add(finding.code, f"{where}: {finding.code} {finding.message}{ending}", fails)
+        for finding, message in row.messages():
+            fails = finding.code[0] == "S" or message.endswith("; skipped")
+            self.add(finding.code, f"{path}{message}", fails)
         for finding in media_findings:
-            message = f"{where}: {finding.code} {finding.message}"
+            message = f"{path}:{row.line}: {finding.code} {finding.message}"
             self.add(finding.code, message, finding.code[0] != "W")
 
 
@@ -202,7 +199,7 @@ def check_file(path, folder, options, decode_all, print_all):
                 media_findings = check_media(row.record, folder, decode_all)
                 n_files += count_files(row.record)
                 n_missing += sum(finding.code in ("S20", "S24") for finding in media_findings)
-            report.add_row(row, f"{path}:{row.line}", media_findings)
+            report.add_row(path, row, media_findings)
     except DataError as error:
         report.add_error(str(error))
     for k in repeated(ids):

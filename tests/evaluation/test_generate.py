@@ -345,7 +345,7 @@ MISTAKES = {
                           "tokenizer"),
     "no tokens": ("generate", None, ["--max-new", "0"], "--max-new"),
     "no such folder": ("generate", None, ["--image", "toy/0.png", "--draw", "gone/a.png"], "--draw gone/a.png"),
-    "no such image": ("generate", None, ["--image", "gone.png"], "S20 no file gone.png"),
+    "no such image": ("generate", None, ["--image", "gone.png"], "S20 there is no file gone.png"),
     "a cut mask file": ("evaluate", lambda run, toy: cut(toy / "masks.npz"), ["--masks", "toy/masks.npz"], "--masks toy/masks.npz"),
     "a mask that lacks": ("evaluate", lambda run, toy: without_last(toy), ["--masks", "toy/masks.npz"], "needs an array"),
     "frames of nothing": ("generate", None, ["--frames", "5"], "--frames needs --video"),

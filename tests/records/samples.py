@@ -1,6 +1,9 @@
 """Records that tests begin with, and files of them."""
 
 import json
+import re
+
+from records.reader import DataError, Records, Unreadable
 
 GOOD = {"annotations": [{"type": "text", "text": "x"}]}
 CAPTION = {"type": "caption", "text": "x"}
@@ -34,6 +37,27 @@ def write(path, *lines):
     texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
     path.write_text("".join(f"{text}\n" for text in texts))
     return path
+
+
+def verdict(folder, line, **options):
+    """(code, message) of the second record of a file whose first is sound; else ("", "")."""
+    path = write(folder / "r.jsonl", GOOD, "", line)
+    try:
+        records = Records(path, **options)
+    except DataError as error:
+        where, code, message = re.fullmatch(r"(.*?): ([ESW]\d\d) (.*)", str(error)).groups()
+        assert where == f"{path}:3"
+        return code, message
+    assert records.where(1) == f"{path}:3"
+    try:
+        records[1]
+    except Unreadable as error:
+        reason = str(error)
+    else:
+        return next(((code, found.first) for code, found in records.found.items()), ("", ""))
+    assert [r["id"] for r in records] == ["r.jsonl:1"]
+    assert reason[:3] in records.found
+    return reason[:3], reason[4:]
 
 
 SOUND = [

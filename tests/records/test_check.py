@@ -2,13 +2,11 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
-from records import schema
 from records.check import check
-from records.reader import DataError, Records, Unreadable
+from records.reader import DataError, Records
 from tests.records.samples import (
     CAPTION,
     CHOICE,
@@ -16,39 +14,15 @@ from tests.records.samples import (
     GOOD,
     POINT,
     QA,
-    SOUND,
     TRACK,
     VIDEO_POINT,
     image,
     turn,
+    verdict,
     video,
     write,
 )
 from tools import check as tools_check
-
-TESTS = Path(__file__).parents[1]
-
-
-def verdict(folder, line, **options):
-    """(code, message) of the second record of a file whose first is sound; else ("", "")."""
-    path = write(folder / "r.jsonl", GOOD, "", line)
-    try:
-        records = Records(path, **options)
-    except DataError as error:
-        where, code, message = re.fullmatch(r"(.*?): ([ESW]\d\d) (.*)", str(error)).groups()
-        assert where == f"{path}:3"
-        return code, message
-    assert records.where(1) == f"{path}:3"
-    try:
-        records[1]
-    except Unreadable as error:
-        reason = str(error)
-    else:
-        return next(((code, found.first) for code, found in records.found.items()), ("", ""))
-    assert [r["id"] for r in records] == ["r.jsonl:1"]
-    assert reason[:3] in records.found
-    return reason[:3], reason[4:]
-
 
 # What a user may write, one line each, with the code of docs/records.md.
 LINES = r"""
@@ -263,76 +237,6 @@ def test_every_code_that_text_can_tell_is_planted():
     known = """E01 E02 E03 E04 E05 E06 E07 E08 E10 E13 E14 E15 E16 E20 E21 E22 E23 E24 E25 E30 E31
                E32 E33 E40 E41 E50 E60 E61 E62 E63 E64 S01 S10 S11 S13 S23 W01 W03 W05 W07"""
     assert codes == set(known.split())
-
-
-LONG = "x" * (schema.MAX_TEXT + 1)
-HALVES = [LONG[: schema.MAX_TEXT // 2 + 1]] * 2
-LONG_TEXTS = {
-    "text": image({**CAPTION, "text": LONG}),
-    "blanks": image({**CAPTION, "text": "x" + " " * schema.MAX_TEXT}),
-    "label": image({**POINT, "label": LONG}),
-    "system": {"annotations": [{**QA, "system": LONG}]},
-    "question": turn(question=LONG),
-    "parts of a question": image({**QA, "question": [HALVES[0], {"image": 0}, HALVES[1]]}),
-    "answer": turn(answer=LONG),
-    "answers": {"annotations": [{"type": "qa", "question": "q", "answers": ["a", LONG]}]},
-    "options": {"annotations": [{**CHOICE, "options": ["a", LONG]}]},
-    "explanation": {"annotations": [{**CHOICE, "explanation": LONG}]},
-    "subtitles": video(QA, subtitles=LONG),
-    "lines of subtitles": video(QA, subtitles=[{"start": 0, "end": 1, "text": half}
-                                               for half in HALVES]),
-    "parts of a row": {"messages": [
-        {"role": "user", "content": "q"},
-        {"role": "assistant", "content": [{"type": "text", "text": half} for half in HALVES]}]},
-}
-
-
-@pytest.mark.parametrize("name", LONG_TEXTS)
-def test_a_text_of_more_than_a_million_characters_is_refused(tmp_path, name):
-    """The tokenizer would take a second for each million, in every draw, or panic."""
-    code, message = verdict(tmp_path, LONG_TEXTS[name])
-    assert code == "E07"
-    assert re.match(r"a text has 1,000,00\d characters, more than 1,000,000 \(", message)
-
-
-def test_a_text_of_a_million_characters_and_long_meta_data_are_sound():
-    assert check(image({**CAPTION, "text": LONG[1:]}, meta={"a": LONG}), "here") == []
-
-
-@pytest.mark.parametrize("record", SOUND, ids=range(len(SOUND)))
-def test_a_sound_record_passes_and_comes_back_as_it_was(tmp_path, record):
-    path = write(tmp_path / "r.jsonl", record)
-    records = Records(path)
-    assert not check(record, "here")
-    assert not records.found
-    found = records[0]
-    assert found.pop("id") == record.get("id", "r.jsonl:1")
-    assert found.pop("where") == f"{path}:1"
-    assert found.pop("source") is records
-    assert found == {key: value for key, value in record.items() if key != "id"}
-
-
-def test_the_tables_are_those_of_the_schema():
-    json_schema = json.loads((TESTS / "conformance/record.schema.json").read_text())
-    parts = json_schema["$defs"]
-    tables = {
-        "record": json_schema, "image": parts["image"]["oneOf"][1],
-        "video": parts["video"]["oneOf"][1], "subtitle": parts["subtitle"], "turn": parts["turn"],
-        "point of a point": parts["point"], "point of a track": parts["track_point"],
-        "caption": parts["caption"], "qa": parts["qa"], "point": parts["point_annotation"],
-        "count": parts["count"], "track": parts["track"], "text": parts["text_annotation"]}
-    assert set(tables) == set(schema.TABLES)
-    types = parts["annotation"]["properties"]["type"]["enum"]
-    assert types == list(schema.ANNOTATION_TYPES)
-    for name, part in tables.items():
-        table = schema.TABLES[name]
-        required = {key for key, kind in table.items() if kind.endswith("!")}
-        assert set(table) == set(part["properties"]), name
-        assert required - {"type"} == set(part.get("required", [])), name
-    modes = {"coords": parts["coords"],
-             "point mode": parts["point_annotation"]["properties"]["mode"],
-             "track mode": parts["track"]["properties"]["mode"]}
-    assert {name: tuple(mode["enum"]) for name, mode in modes.items()} == schema.MODES
 
 
 def test_a_check_names_the_place_in_the_file_and_in_the_record():

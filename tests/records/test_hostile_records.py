@@ -20,6 +20,7 @@ from records.check import check
 from records.errors import printable, short_repr
 from records.reader import DataError, Records, Unreadable
 from tests.records.samples import GOOD, image
+from text.tokenizer import ByteTokenizer
 from tools.check import main as check_command
 
 MEDIA = Path(__file__).parents[1] / "media"
@@ -124,7 +125,7 @@ def test_links_are_followed_inside_the_folder_and_not_out_of_it(tmp_path):
         assert len(records.paths_of(record)) in (1, 2)
     for record in list(records)[2 * len(good) :]:
         with pytest.raises(Unreadable, match=r"^S20 .* leaves the media folder"):
-            data.size(record, data.ByteTokenizer(), data.DataConfig(), 0, 0)
+            data.size(record, ByteTokenizer(), data.DataConfig(), 0, 0)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs pipes in folders")

@@ -512,7 +512,8 @@ def valid(record):
                 assert 0 <= p.get("image", 0) < len(record.get("images", [0]))
             assert a.get("count", len(a["points"])) == len(a["points"]) and a.get("fps", 1) > 0
             assert a["type"] == "point" or len({(p["t"], p["id"]) for p in a["points"]}) == len(a["points"])
-    assert rules.check(record, "here") == []
+    # W03: among garbage are points in the corner, whose unit is suspicious
+    assert {code for code, _ in rules.check(record, "here")} <= {"W03"}
 
 
 # ---------------------------------------------------------------------------------------------------------------
