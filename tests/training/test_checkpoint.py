@@ -438,15 +438,19 @@ def test_a_state_that_is_damaged_is_refused(whole, tmp_path):
 
 def hostile_states(state):
     """{what is wrong: the content of state.json} that only the parts of the run notice."""
-    loader = state["loader"]
-    pool = loader["planner"] | {"pool": 7}
+    plans = state["loader"]["plans"]
+
+    def with_plans(**change):
+        return {"loader": state["loader"] | {"plans": plans | change}}
+
     changes = {
         "model": {"model": {"n_layer": 1}},
         "absurd model": {"model": state["model"] | {"n_embd": -3}},
         "loader": {"loader": {}},
-        "planner": {"loader": loader | {"planner": 3}},
-        "ids": {"loader": loader | {"ids": [[1]]}},
-        "pool": {"loader": loader | {"planner": pool}},
+        "plans": {"loader": state["loader"] | {"plans": 3}},
+        "planner": with_plans(planner=3),
+        "ids": with_plans(ids=[[1]]),
+        "pool": with_plans(planner=plans["planner"] | {"pool": 7}),
     }
     return {what: json.dumps(state | change).encode() for what, change in changes.items()}
 
