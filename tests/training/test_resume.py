@@ -53,7 +53,7 @@ def test_a_resumed_run_is_the_run_that_nothing_stopped(whole, records, tmp_path,
 
 
 def test_a_partial_line_is_cut_off_and_the_log_is_never_written_anew(whole, records, tmp_path):
-    """... so that a kill in the middle of a resume costs none of it, and nothing is logged twice."""
+    """... so that a kill in the middle of a resume costs none of it; nothing is logged twice."""
     out = back_to(whole, tmp_path / "out", 4)
     kept = {}
     for name, n in (("log.jsonl", 6), ("skips.jsonl", 1)):       # the rest had not reached the disk
@@ -71,8 +71,10 @@ def test_a_partial_line_is_cut_off_and_the_log_is_never_written_anew(whole, reco
     assert len(indices) == len(set(indices))
 
 
-LAYOUTS = [["--micro-batch", "1"],
-           ["--activation_checkpointing=true", "--crop_bucket=4", "--save-every", "3", "--keep", "1"]]
+LAYOUTS = [
+    ["--micro-batch", "1"],
+    ["--activation_checkpointing=true", "--crop_bucket=4", "--save-every", "3", "--keep", "1"],
+]
 
 
 @pytest.mark.parametrize("flags", LAYOUTS, ids=[flags[0] for flags in LAYOUTS])
