@@ -22,11 +22,10 @@ except ImportError:          # Windows
 class RunLock:
     """`with RunLock(out):` keeps other runs out of the directory `out` until the block ends.
 
-    Take it before anything is decided about `out`. What is locked is the file .NAME.lock beside it,
-    so the lock stays when `out` is renamed, and needs no `out` yet. That file is never removed:
-    another process may be opening it. Where no file can be made beside `out`, so that `out` cannot
-    be renamed either, the folder itself is locked. Of the ranks of a run only the first takes the
-    lock. UserError if another run holds it or if there is no place for it.
+    Take it before anything is decided about `out`. What is locked is the file .NAME.lock beside
+    it, so that the lock stays when `out` is renamed, and needs no `out` yet; where no file can be
+    made there, the folder itself. Of the ranks of a run only the first takes the lock. UserError
+    if another run holds it or if there is no place for it.
 
     The lock is fcntl.flock. On a network disk it keeps out other machines as far as the disk
     supports that: NFS does under Linux, Lustre only when mounted with `flock`. Where it does not,
@@ -34,28 +33,77 @@ class RunLock:
     """
 
     def __init__(self, out):
+        self.out = Path(out).resolve()
+        self.file = self.out.parent / f".{self.out.name}.lock"
+        self.made_folders = []
         self.handle = None
-        out = Path(out).resolve()
         if not is_first_process():
             return
         if fcntl is None:
-            warn(out, "this system has no fcntl")
+            self.warn("this system has no fcntl")
             return
-        self.handle = open_lock(out)
+        while self.handle is None:
+            self.handle = self.open()
+            self.lock()
+            if not self.is_current():            # its last holder has just removed it
+                os.close(self.handle)
+                self.handle = None
+
+    def open(self):
+        """A handle of the file or folder to lock, which processes that this one starts have not."""
+        try:
+            self.made_folders = [folder for folder in self.out.parents if not folder.exists()]
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            return os.open(self.file, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as e:
+            if not self.out.is_dir():
+                raise UserError(f"--out {self.out}: {e.strerror}") from None
+            self.file = None
+            return os.open(self.out, os.O_RDONLY)
+
+    def lock(self):
         try:
             fcntl.flock(self.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            self.release()
-            raise UserError(f"--out {out}: another run is writing there{holder(out)}; wait for its "
-                            "end or name another directory") from None
+            os.close(self.handle)
+            raise UserError(f"--out {self.out}: another run is writing there{self.holder()}; wait "
+                            "for its end or name another directory") from None
         except OSError as e:
-            warn(out, e.strerror)
-        else:
-            note_holder(self.handle)
+            self.warn(e.strerror)
+        if self.file:
+            with contextlib.suppress(OSError):   # only a hint, not needed where the disk is full
+                os.truncate(self.handle, 0)
+                os.write(self.handle, f"process {os.getpid()} on {socket.gethostname()}".encode())
+
+    def is_current(self):
+        """Is the locked file still the one that others would open?"""
+        try:
+            return os.path.samestat(os.fstat(self.handle), os.stat(self.file or self.out))
+        except FileNotFoundError:
+            return False
+
+    def holder(self):
+        """Who wrote the lock file, in brackets; "" if that cannot be read."""
+        try:
+            words = self.file.read_text(errors="replace")[:100].split()
+        except (OSError, AttributeError):
+            return ""
+        return f" ({' '.join(words)})" if words else ""
+
+    def warn(self, reason):
+        print(f"--out {self.out} is not locked ({reason}): start no other run in it",
+              file=sys.stderr)
 
     def release(self):
-        if self.handle is not None:
-            os.close(self.handle)
+        """Removes the lock file, and folders that were made for it and are empty."""
+        if self.handle is None:
+            return
+        with contextlib.suppress(OSError):
+            if self.file:
+                self.file.unlink()
+            for folder in self.made_folders:
+                folder.rmdir()
+        os.close(self.handle)
         self.handle = None
 
     def __enter__(self):
@@ -63,38 +111,3 @@ class RunLock:
 
     def __exit__(self, *error):
         self.release()
-
-
-def lock_file(out):
-    return out.parent / f".{out.name}.lock"
-
-
-def open_lock(out):
-    """A handle of the file to lock; it is not inherited by processes that this one starts."""
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(lock_file(out), os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError as e:
-        if out.is_dir():
-            return os.open(out, os.O_RDONLY)
-        raise UserError(f"--out {out}: no file can be made beside it: {e.strerror}") from None
-
-
-def note_holder(handle):
-    """Writes into the lock file who holds it; not where a folder is locked or the disk is full."""
-    with contextlib.suppress(OSError):
-        os.truncate(handle, 0)
-        os.write(handle, f"process {os.getpid()} on {socket.gethostname()}".encode())
-
-
-def holder(out):
-    """Who wrote the lock file, in brackets; "" if that cannot be read."""
-    try:
-        text = lock_file(out).read_text(errors="replace")[:100]
-    except OSError:
-        return ""
-    return f" ({' '.join(text.split())})" if text.strip() else ""
-
-
-def warn(out, reason):
-    print(f"--out {out} is not locked ({reason}): start no other run in it", file=sys.stderr)

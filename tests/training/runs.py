@@ -46,7 +46,7 @@ def logged(out):
 
 def skipped(out):
     rows = (out / "skips.jsonl").read_text().splitlines()
-    return sorted((skip["draw"], skip["id"], skip["reason"]) for skip in map(json.loads, rows))
+    return sorted((skip["index"], skip["id"], skip["reason"]) for skip in map(json.loads, rows))
 
 
 def weights(out):

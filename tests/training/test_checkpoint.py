@@ -227,7 +227,8 @@ def test_only_a_folder_without_checkpoints_has_none(tmp_path, toy_checkpoint):
 
 
 @pytest.mark.parametrize("damage", ["cut", "gone", "empty"])
-def test_a_checkpoint_that_lost_a_write_is_passed_over_for_the_one_before(tmp_path, toy_checkpoint, damage):
+def test_a_checkpoint_that_lost_a_write_is_passed_over_for_the_one_before(tmp_path, toy_checkpoint,
+                                                                          damage):
     """... and where there is none before it, the run does not start anew as if nothing had been."""
     names = {path.name for path in toy_checkpoint.iterdir()}
     assert names == {".metadata", "__0_0.distcp", "complete", "state.json", "tokenizer.json"}
@@ -259,7 +260,8 @@ def test_a_list_of_files_that_is_none_is_a_damaged_checkpoint(toy_checkpoint, co
 
 @pytest.mark.parametrize("error", [errno.EACCES, errno.EIO, errno.ESTALE])
 @pytest.mark.parametrize("where", ["the folder", "its list of files", "a file"])
-def test_a_checkpoint_that_cannot_be_read_is_not_taken_for_none(toy_checkpoint, monkeypatch, error, where):
+def test_a_checkpoint_that_cannot_be_read_is_not_taken_for_none(toy_checkpoint, monkeypatch, error,
+                                                                where):
     """Even if an older one can: the disk may be back in a minute."""
     shutil.copytree(toy_checkpoint, toy_checkpoint.parent / "step-4")
 
@@ -358,7 +360,8 @@ def changed_metadata(folder, **values):
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 4])
-def test_a_pickle_in_place_of_a_checkpoints_contents_does_not_run(toy_checkpoint, tmp_path, protocol):
+def test_a_pickle_in_place_of_a_checkpoints_contents_does_not_run(toy_checkpoint, tmp_path,
+                                                                  protocol):
     content = pickle.dumps(Payload(tmp_path / "ran"), protocol)
     replace_files(toy_checkpoint, **{".metadata": content})
     assert checkpoint.complete_steps(toy_checkpoint.parent) == [6]
@@ -370,7 +373,8 @@ def test_a_pickle_in_place_of_a_checkpoints_contents_does_not_run(toy_checkpoint
 @pytest.mark.parametrize("elsewhere", ["../x.distcp", "/etc/passwd", "a/b", "..", "."])
 def test_a_checkpoint_names_no_file_outside_its_folder(toy_checkpoint, elsewhere):
     shutil.copy(toy_checkpoint / "__0_0.distcp", toy_checkpoint.parent / "x.distcp")
-    replace_files(toy_checkpoint, **{".metadata": changed_metadata(toy_checkpoint, relative_path=elsewhere)})
+    metadata = changed_metadata(toy_checkpoint, relative_path=elsewhere)
+    replace_files(toy_checkpoint, **{".metadata": metadata})
     with pytest.raises(checkpoint.LoadError, match="outside the folder"):
         restore(toy_checkpoint)
 
@@ -438,15 +442,19 @@ def test_a_state_that_is_damaged_is_refused(whole, tmp_path):
 
 def hostile_states(state):
     """{what is wrong: the content of state.json} that only the parts of the run notice."""
-    loader = state["loader"]
-    pool = loader["planner"] | {"pool": 7}
+    plans = state["loader"]["plans"]
+
+    def with_plans(**change):
+        return {"loader": state["loader"] | {"plans": plans | change}}
+
     changes = {
         "model": {"model": {"n_layer": 1}},
         "absurd model": {"model": state["model"] | {"n_embd": -3}},
         "loader": {"loader": {}},
-        "planner": {"loader": loader | {"planner": 3}},
-        "ids": {"loader": loader | {"ids": [[1]]}},
-        "pool": {"loader": loader | {"planner": pool}},
+        "plans": {"loader": state["loader"] | {"plans": 3}},
+        "planner": with_plans(planner=3),
+        "ids": with_plans(ids=[[1]]),
+        "pool": with_plans(planner=plans["planner"] | {"pool": 7}),
     }
     return {what: json.dumps(state | change).encode() for what, change in changes.items()}
 

@@ -1,95 +1,232 @@
-"""Rates against the values of the official code, and what a mix may say."""
+"""Rates against the values of the official code, what a mix may hold, and fingerprints."""
 
 import json
 from pathlib import Path
 
-import mixture
 import pytest
 
-import train
+from records.mixture import group_rates, sqrt_size
+from records.reader import DataError
 from stages import stage2
+from tests.training.runs import run, sentence
+from text.tokenizer import ByteTokenizer
+from training.config import parse
+from training.sources import check_fingerprint, fingerprint, open_sources, published
 
-CONFORMANCE = json.loads((Path(__file__).parent / "conformance" / "sampling_rates.json").read_text())
+FOLDER = Path(__file__).parents[1] / "conformance"
+CONFORMANCE = json.loads((FOLDER / "sampling_rates.json").read_text())
+TINY = ["--stage", "1", "--tiny"]
 
 
 @pytest.mark.parametrize("case", CONFORMANCE["cases"], ids=lambda case: case["input"]["name"])
 def test_rates_are_those_of_the_official_code(case):
-    sizes, groups = case["input"]["sizes"], case["input"]["groups"]
-    shares = [(g["rate"], [mixture.share(sizes[d["name"]], d["root_size_factor"], d["sampling_rate"]) for d in g["datasets"]])
-              for g in groups]
-    found = {d["name"]: r for g, rates in zip(groups, mixture.rates_of(shares), strict=True)
-             for d, r in zip(g["datasets"], rates, strict=True)}
+    sizes = case["input"]["sizes"]
+    groups = []
+    names = []
+    for group in case["input"]["groups"]:
+        weights = []
+        for d in group["datasets"]:
+            weights.append(sqrt_size(sizes[d["name"]], d["root_size_factor"], d["sampling_rate"]))
+            names.append(d["name"])
+        groups.append((group["rate"], weights))
+    rates = [rate for of_group in group_rates(groups) for rate in of_group]
+    found = dict(zip(names, rates, strict=True))
     assert found == pytest.approx(case["expected"], rel=1e-12)
 
 
 def test_the_published_mixture_is_the_official_one():
     """Every set, its group, and its rate if all had 10,000 records."""
-    entries = mixture.published(stage2.MIXTURE, "x")
-    shares = [(g["rate"], [mixture.share(10_000, e.get("size"), e["sampling_rate"]) for e in g["data"]]) for g in entries]
-    found = {(g["group"], Path(e["path"]).parent.name): r for g, rates in zip(entries, mixture.rates_of(shares), strict=True)
-             for e, r in zip(g["data"], rates, strict=True)}
-    theirs = {(g["name"], d["name"]): d["rate_if_all_sizes_10000"] for g in CONFORMANCE["sft_mixture"]["groups"] for d in g["datasets"]}
-    assert found == pytest.approx(theirs, rel=1e-9) and sum(found.values()) == pytest.approx(1)
+    entries = published(stage2.MIXTURE, "x")
+    groups = []
+    for group in entries:
+        weights = [sqrt_size(10_000, e.get("size"), e["sampling_rate"]) for e in group["data"]]
+        groups.append((group["rate"], weights))
+    found = {}
+    for group, rates in zip(entries, group_rates(groups), strict=True):
+        for entry, rate in zip(group["data"], rates, strict=True):
+            found[group["group"], Path(entry["path"]).parent.name] = rate
+    expected = {}
+    for group in CONFORMANCE["sft_mixture"]["groups"]:
+        for d in group["datasets"]:
+            expected[group["name"], d["name"]] = d["rate_if_all_sizes_10000"]
+    assert found == pytest.approx(expected, rel=1e-9)
+    assert sum(found.values()) == pytest.approx(1)
 
 
-def records(folder, name, n):
-    (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_text("\n".join(json.dumps({"annotations": [{"type": "text", "text": f"{name} {i}"}]}) for i in range(n)))
+def write_records(folder, name, n):
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    annotations = [[{"type": "text", "text": f"{name} {i}"}] for i in range(n)]
+    path.write_text("\n".join(json.dumps({"annotations": a}) for a in annotations))
+    return path
 
 
 def opened(*words):
-    args, config = train.parse(["--stage", "1", "--tiny", *map(str, words)])
-    sources, rates, _ = train.open_sources(args, config)
-    return {str(s.path): r for s, r in zip(sources, rates, strict=True)}
+    args, config = parse([*TINY, *map(str, words)])
+    return open_sources(args, config)
+
+
+def rates_of(*words):
+    sources, rates, _ = opened(*words)
+    return {str(source.path): rate for source, rate in zip(sources, rates, strict=True)}
+
+
+# --------------------------------------------------------------------------------------------------
+# --data
+
+
+def test_rates_on_the_command_line_are_shares(tmp_path):
+    a, b = (write_records(tmp_path, name, 3) for name in ("a.jsonl", "b=1.jsonl"))
+    assert rates_of("--data", f"{a}=0.6", f"{b}=0.2") == pytest.approx({str(a): 0.75, str(b): 0.25})
+    assert rates_of("--data", a, b) == {str(a): 0.5, str(b): 0.5}
 
 
 def test_a_mix_of_groups_and_fixed_rates(tmp_path):
-    for name, n in (("a.jsonl", 100), ("b.jsonl", 400), ("c.jsonl", 7)):
-        records(tmp_path, name, n)
+    sizes = {"a.jsonl": 100, "b.jsonl": 400, "c.jsonl": 7}
+    a, b, c = (write_records(tmp_path, name, n) for name, n in sizes.items())
     (tmp_path / "mix.json").write_text(json.dumps([
-        {"group": "g", "rate": 3, "data": [{"path": "a.jsonl"}, {"path": "b.jsonl"}]}, {"path": "c.jsonl", "rate": 1}]))
-    path = lambda name: str(tmp_path / name)                              # noqa: E731
-    assert opened("--data", tmp_path / "mix.json") == pytest.approx({path("a.jsonl"): 0.25, path("b.jsonl"): 0.5, path("c.jsonl"): 0.25})
+        {"group": "g", "rate": 3, "data": [{"path": "a.jsonl"}, {"path": "b.jsonl"}]},
+        {"path": "c.jsonl", "rate": 1}]))
+    expected = {str(a): 0.25, str(b): 0.5, str(c): 0.25}
+    assert rates_of("--data", tmp_path / "mix.json") == pytest.approx(expected)
 
 
 def test_an_entry_says_how_its_file_is_read(tmp_path):
-    records(tmp_path, "a.jsonl", 3)
-    (tmp_path / "mix.json").write_text(json.dumps([{"path": "a.jsonl", "weight": 0.5, "style": "user_qa"}]))
-    args, config = train.parse(["--stage", "1", "--tiny", "--data", str(tmp_path / "mix.json")])
-    source = train.open_sources(args, config)[0][0]
-    assert source[0]["weight"] == 0.5 and source[0]["annotations"][0]["style"] == "user_qa"
+    write_records(tmp_path, "a.jsonl", 3)
+    entry = {"path": "a.jsonl", "weight": 0.5, "style": "user_qa"}
+    (tmp_path / "mix.json").write_text(json.dumps([entry]))
+    (source,), _, _ = opened("--data", tmp_path / "mix.json")
+    assert source[0]["weight"] == 0.5
+    assert source[0]["annotations"][0]["style"] == "user_qa"
 
 
-@pytest.mark.parametrize(("mix", "message"), [
-    ("{}", "a list of entries"), ("[", "not JSON"), ("[3]", "not an object"), ('[{"rate": 1}]', "without a path"),
-    ('[{"path": "a.jsonl", "rat": 1}]', "'rat'"), ('[{"path": "a.jsonl", "rate": 0}]', "above 0"),
-    ('[{"path": "a.jsonl", "size": 3}]', "only in a group"), ('[{"group": "g", "data": []}]', "has no data"),
-    ('[{"group": "g", "data": [{"path": "a.jsonl", "rate": 2}]}]', "only outside a group"), ('[{"path": "none.jsonl"}]', "no such file"),
+WRONG_MIXES = [
+    ("{}", "a list of entries"),
+    ("[", "not JSON"),
+    ("[" * 100_000, "not JSON"),
+    ("[3]", "not an object"),
+    ('[{"rate": 1}]', "without a path"),
+    ('[{"path": "a.jsonl", "rat": 1}]', "'rat'"),
+    ('[{"path": "a.jsonl", "rate": 0}]', "above 0"),
+    ('[{"path": "a.jsonl", "rate": NaN}]', "above 0"),
+    ('[{"path": "a.jsonl", "size": 3}]', "only allowed in a group"),
+    ('[{"group": "g", "data": []}]', "has no data"),
+    ('[{"group": "g", "data": [{"path": "a.jsonl", "rate": 2}]}]', "only allowed outside a group"),
+    ('[{"path": "none.jsonl"}]', "no such file"),
     ('[{"path": "a.jsonl", "strict": 1}]', "'strict'"),
-])
-def test_a_wrong_mix_is_refused(tmp_path, mix, message, capsys):
-    records(tmp_path, "a.jsonl", 3)
+    ('[{"path": "a.jsonl", "rate": true}]', "'rate'"),
+]
+
+
+@pytest.mark.parametrize(("mix", "message"), WRONG_MIXES, ids=[m for _, m in WRONG_MIXES])
+def test_a_wrong_mix_is_refused(tmp_path, mix, message):
+    write_records(tmp_path, "a.jsonl", 3)
     (tmp_path / "mix.json").write_text(mix)
-    with pytest.raises(SystemExit) as refused:
-        train.main(["--stage", "1", "--tiny", "--data", str(tmp_path / "mix.json"), "--out", str(tmp_path / "out")])
-    assert refused.value.code == 2 and message in capsys.readouterr().err
+    with pytest.raises(DataError, match=message):
+        opened("--data", tmp_path / "mix.json")
+
+
+def test_a_wrong_mix_ends_the_command_with_one_sentence(tmp_path, capsys):
+    (tmp_path / "mix.json").write_text("{}")
+    assert run(tmp_path / "out", *TINY, "--data", str(tmp_path / "mix.json")) == 2
+    sentence(capsys, "mix.json", "a list of entries")
+
+
+def test_a_size_of_0_counts_as_one_record_and_below_1_as_a_part():
+    assert sqrt_size(100) == 10
+    assert sqrt_size(100, 0.25) == 5
+    assert sqrt_size(100, 0) == sqrt_size(7, 1) == 1
+    assert sqrt_size(100, 400, 0.5) == 10
 
 
 def test_the_published_mixture_is_read_from_a_folder_and_says_what_is_missing(tmp_path, capsys):
     """... each source once; and goes on without them only if told to."""
-    records(tmp_path, "pixmo-cap/records.jsonl", 10)
-    records(tmp_path, "pixmo-count/records.jsonl", 100)
-    records(tmp_path, "cosyn-point/records.jsonl", 400)
-    with pytest.raises(SystemExit) as refused:
-        train.main(["--stage", "1", "--tiny", "--data", str(tmp_path), "--out", str(tmp_path / "out")])
-    said = capsys.readouterr().err
-    assert refused.value.code == 2 and all(said.count(name) == 1 for name in ("pixmo-points-basic", "pixmo-points-high-frequency", "tulu"))
-    assert "--skip-missing" in said and "of records of your own" not in said
-    records(tmp_path, "mine.jsonl", 3)
-    with pytest.raises(SystemExit):
-        train.main(["--stage", "1", "--tiny", "--data", str(tmp_path), "--out", str(tmp_path / "out")])
-    assert f"{tmp_path} is a folder, for the published sets; of records of your own name the file" in capsys.readouterr().err
-    found = opened("--data", tmp_path, "--skip-missing")
-    path = lambda name: str(tmp_path / name / "records.jsonl")            # noqa: E731
-    assert found == pytest.approx({path("pixmo-cap"): 2 / 3, path("pixmo-count"): 1 / 9, path("cosyn-point"): 2 / 9})
+    cap, count, cosyn = (write_records(tmp_path, f"{name}/records.jsonl", n) for name, n in (
+        ("pixmo-cap", 10), ("pixmo-count", 100), ("cosyn-point", 400)))
+    with pytest.raises(DataError, match="--skip-missing") as refused:
+        opened("--data", tmp_path)
+    assert "of records of your own" not in str(refused.value)
+    text = capsys.readouterr().err
+    for name in ("pixmo-points-basic", "pixmo-points-high-frequency", "tulu"):
+        assert text.count(name) == 1
+    write_records(tmp_path, "mine.jsonl", 3)
+    hint = (f"{tmp_path} is a folder, for the published sets; of records of your own name the file")
+    with pytest.raises(DataError, match=hint):
+        opened("--data", tmp_path)
+    capsys.readouterr()
+    found = rates_of("--data", tmp_path, "--skip-missing")
+    assert found == pytest.approx({str(cap): 2 / 3, str(count): 1 / 9, str(cosyn): 2 / 9})
     assert "pixmo-points-basic" in capsys.readouterr().err
+
+
+MISTAKES = [
+    ([], "--data: name record files"),
+    (["--data", "none.jsonl"], "--data none.jsonl: no such file"),
+    (["--data", "a.jsonl=x"], "'x' is not a number"),
+    (["--data", "a.jsonl=0"], "above 0"),
+    (["--data", "a.jsonl=nan"], "above 0"),
+    (["--data", "a.jsonl", "none.jsonl"], "1 files of the mixture are missing"),
+    (["--data", "empty", "--skip-missing"], "none of the"),
+    (["--data", "a.jsonl", "./a.jsonl"], "is named twice"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), MISTAKES, ids=[m for _, m in MISTAKES])
+def test_what_data_cannot_name_is_refused(tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    write_records(tmp_path, "a.jsonl", 3)
+    (tmp_path / "empty").mkdir()
+    args, config = parse([*TINY, *words])
+    args.tiny = bool(words)
+    with pytest.raises(DataError, match=message):
+        open_sources(args, config)
+
+
+def test_files_of_one_name_get_their_folders_in_front(tmp_path):
+    paths = [write_records(tmp_path, f"{folder}/r.jsonl", 2) for folder in ("a", "b", "b/c")]
+    sources, _, _ = opened("--data", *paths)
+    assert [source.name for source in sources] == ["a/r.jsonl", "b/r.jsonl", "c/r.jsonl"]
+    mix = [{"path": "a/r.jsonl"}, {"path": "a/r.jsonl", "weight": 2}, {"path": "b/r.jsonl"}]
+    (tmp_path / "mix.json").write_text(json.dumps(mix))
+    sources, _, _ = opened("--data", tmp_path / "mix.json")
+    names = [source.name for source in sources]
+    assert len(set(names)) == 3
+    assert names[1] == names[0] + "#2"
+
+
+def test_the_toy_world_has_evaluation_records_of_its_own_and_other_data_those_of_eval(tmp_path):
+    path = write_records(tmp_path, "a.jsonl", 3)
+    assert opened()[2] is None
+    assert opened("--data", path)[2] == []
+    assert [record["id"] for record in opened("--data", path, "--eval", path)[2]] == [
+        "a.jsonl:1", "a.jsonl:2", "a.jsonl:3"]
+
+
+# --------------------------------------------------------------------------------------------------
+# fingerprints
+
+
+def test_a_fingerprint_changes_with_what_the_packs_depend_on_and_with_nothing_else(tmp_path):
+    path = write_records(tmp_path, "a.jsonl", 3)
+    tokenizer = ByteTokenizer(["word"])
+
+    def of(*words, tokenizer=tokenizer):
+        args, config = parse([*TINY, "--data", str(path), *words])
+        sources, rates, _ = open_sources(args, config)
+        return fingerprint(sources, rates, tokenizer, config)
+
+    first = of()
+    assert first == json.loads(json.dumps(first))
+    assert first == of("--lr.llm=1e-4", "--batch", "2", "--steps", "7")
+    fields = {name: name for name in ("seed", "pool_size", "pack_crops", "data.max_points")}
+    for name, field in {**fields, "data.vision": "model.vision.patch"}.items():
+        changed = of(f"--{field}=7")
+        assert [key for key in first if first[key] != changed[key]] == [name]
+        with pytest.raises(DataError, match=f"--plan p.npz: made for another run: {name} was "):
+            check_fingerprint("--plan p.npz", first, changed)
+    other = of(tokenizer=ByteTokenizer(["other"]))
+    assert [key for key in first if first[key] != other[key]] == ["tokenizer"]
+    path.write_text(path.read_text() + "\n" + path.read_text().splitlines()[0])
+    with pytest.raises(DataError, match="the data changed"):
+        check_fingerprint("--plan p.npz", first, of())
+    check_fingerprint("--plan p.npz", first, first)
