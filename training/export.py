@@ -186,7 +186,7 @@ def byte_tokenizer_files(tokenizer):
             alphabet[chr(256 + byte - len(printable & set(range(byte))))] = byte
     added = {"<|im_start|>": tokenizer.chat_start, "<|im_end|>": tokenizer.chat_end}
     added |= tokenizer.ids
-    added |= {text.marked(name): i for name, i in tokenizer.special.items()}
+    added |= {text.token_text(name): i for name, i in tokenizer.special.items()}
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     added_tokens = []
     for content, i in sorted(added.items(), key=lambda item: item[1]):
