@@ -23,7 +23,7 @@ from model import PRESETS
 from tools.memory.activations import saved_activations
 from tools.memory.shape import largest_shape
 from tools.memory.step import answering, most_uncheckpointed_blocks, sent, training
-from training import weights
+from training import tensor_files, weights
 from training.config import Parser, UserError, parse
 
 GIB = 2**30                              # what a gigabyte means on a GPU
@@ -32,15 +32,20 @@ USABLE = 0.9                             # of a GPU's memory: see "not counted" 
 
 
 def with_shape_of_init(config, args):
-    """The config with the shape of --init, a run directory or a released checkpoint's folder."""
+    """The config with the shape of --init, a run directory or a released checkpoint's folder. Reads
+    the head's weights of a released one: only they tell if it is tied."""
     if args.preset or config.model != PRESETS[config.preset]:
         raise UserError(f"--init {args.init}: has a shape of its own; leave out --preset and "
                         "--model.*")
     try:
-        _, model, _ = weights.describe(args.init)
+        folder = weights.describe(args.init)
+        model = folder.config
+        if folder.released:
+            stored = tensor_files.stored_tensors(folder.path)
+            model = replace(model, tied=weights.has_tied_head(folder, stored))
     except (OSError, ValueError) as error:
         raise UserError(f"--init: {error}") from None
-    return replace(config, model=model, data=replace(config.data, vision=model.vision))
+    return replace(config, model=model)
 
 
 def read_command(argv):
@@ -59,15 +64,12 @@ def read_command(argv):
     if own.gpus < 1 or (own.generate and own.gpus > 1):
         raise UserError(f"--gpus {own.gpus}: must be at least 1, and 1 with --generate")
     if own.generate:
-        micro_batch = args.micro_batch or 1
+        micro_batch = config.micro_batch if "micro_batch" in args.fields else 1
     else:                                # as in train.py: not more than a rank's share of the batch
         micro_batch = max(min(config.micro_batch, config.batch * config.cp // own.gpus), 1)
     config = replace(config, micro_batch=micro_batch)
-    reason = parallel.misfit(
-        own.gpus, config.cp, config.model.n_head, config.model.n_kv_head, config.batch, micro_batch,
-        config.data.max_tokens, config.shard)
-    if reason:
-        raise UserError(reason)
+    if error := parallel.layout_error(own.gpus, config, config.model):
+        raise UserError(error)
     return own, args, config
 
 

@@ -31,18 +31,19 @@ class Count(NamedTuple):
 def batch_bytes(shape):
     """The tensors of packing.Batch."""
     of_slice = (4 * 8 + 4) * shape.tokens                # tokens, targets, pos, labelled; weights
-    of_rows = 3 * 4 * shape.rows * shape.row_tokens      # doc, branch, bidir: whole on every rank
+    # visible_until, bidir, example: whole on every rank
+    of_rows = 3 * 4 * shape.rows * shape.row_tokens
     pixels = shape.vision.n_pixel * shape.patches
     return of_slice + of_rows + pixels + 8 * (
         shape.window * shape.visual_tokens + shape.received_tokens)          # pool_src, pool_dst
 
 
 def mask_bytes(shape):
-    """FlexAttention's BlockMask. For queries and for keys, of partly and of fully allowed blocks:
-    their int32 numbers, and how many there are in a row of blocks."""
+    """attention.block_mask. For queries and for keys, of partly and of fully allowed blocks: their
+    int32 numbers, and how many there are in a row of blocks."""
     blocks = -(-shape.row_tokens // MASK_BLOCK)
     lists = 4 * 4 * blocks * (blocks + 1)
-    fields = 3 * 4 * MASK_BLOCK * blocks                 # doc, branch, bidir
+    fields = 2 * 4 * MASK_BLOCK * blocks                 # visible_until, bidir
     return shape.rows * (lists + fields)
 
 
@@ -191,7 +192,7 @@ def answering(config, compute_bytes):
     static = {"weights": s * sum(numbers.total for numbers in parameters(shape).values()),
               "cache": m.n_layer * 2 * shape.kv_width * s * shape.tokens,
               "batch": batch_bytes(shape)}
-    of_patch = s * (shape.feature_width + 5 * v.n_embd + 2 * v.n_hidden)
+    of_patch = s * (shape.feature_width + 6 * v.n_embd + 2 * v.n_hidden)     # as in training
     # features; windows, k, v, v weighted, their mean and q; or the projector's gate, up and product
     pooling = ((shape.feature_width + 3 * v.n_embd) * shape.window
                + shape.feature_width + v.n_embd)

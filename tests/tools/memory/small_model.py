@@ -2,7 +2,6 @@
 
 import weakref
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 
 import torch
@@ -12,10 +11,11 @@ import attention
 import model as models
 import packing
 import parallel
-import train
 import vision
 from tools.memory.shape import largest_shape
 from training.config import Config
+from training.resume import Checkpoint
+from training.setup import open_model
 
 ALL_PARTS = ("vit", "connector", "llm")
 COMPUTE_BYTES = {torch.float32: 4, torch.bfloat16: 2}
@@ -34,11 +34,11 @@ def config_of(model, max_tokens=96, **changes):
     """A train config with this ModelConfig, small rows, and the given fields changed."""
     small = {"micro_batch": 2, "pack_crops": 3, "crop_bucket": 1, "activation_checkpointing": False}
     config = replace(Config(), model=model, **{**small, **changes})
-    return replace(config, data=replace(config.data, max_tokens=max_tokens, vision=model.vision))
+    return replace(config, data=replace(config.data, max_tokens=max_tokens))
 
 
 def model_of(config):
-    return train.open_model(SimpleNamespace(init=None), config)[0]
+    return open_model(SimpleNamespace(init=None), config, Checkpoint())[0]
 
 
 def batch_of(config):
@@ -51,7 +51,8 @@ def batch_of(config):
     zeros = torch.zeros(B, T, dtype=torch.int32)
     return packing.Batch(
         tokens=tokens, targets=tokens.roll(-1, 1), weights=torch.ones(B, T),
-        pos=torch.arange(T).repeat(B, 1), doc=zeros, branch=zeros.clone(), bidir=zeros.clone(),
+        pos=torch.arange(T).repeat(B, 1), visible_until=torch.full_like(zeros, T), bidir=zeros,
+        example=torch.arange(B, dtype=torch.int32)[:, None].repeat(1, T),
         images=torch.randint(0, 256, (crops, shape.vision.n_patch, shape.vision.n_pixel),
                              dtype=torch.uint8),
         pool_src=torch.randint(0, shape.patches, (shape.visual_tokens, shape.window)),
@@ -110,10 +111,9 @@ def attend_on_a_gpu(q, k, v, mask):
 def attend_as_on_a_gpu(put=setattr):
     """Replaces attention by the memory of what runs on a GPU; put(module, name, value)."""
     put(attention, "attend", attend_on_a_gpu)
-    # short strips: beside small models, the mask's own temporaries must stay small too
-    put(attention, "packed_mask", partial(attention.allow_by_blocks, strip=2**18))
-    put(attention, "compiled_flex", lambda: lambda q, k, v, **options: FlexAttentionMemory.apply(
-        q, k, v))
+    put(attention, "packed_mask", attention.block_mask)
+    put(attention, "compiled_flex_attention",
+        lambda: lambda q, k, v, **options: FlexAttentionMemory.apply(q, k, v))
 
 
 # --------------------------------------------------------------------------------------------------

@@ -2,12 +2,13 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
 import model as models
 from tools.memory import __main__ as command
-from training import weights
+from training import export, hf, weights
 
 TRAIN_4B = ["--stage", "1", "--preset", "4b", "--train", "connector,llm", "--micro-batch", "1",
             "--data.max_tokens=1000"]
@@ -50,11 +51,23 @@ def test_init_has_the_shape_of_a_saved_model(tmp_path, capsys):
         assert f"stage 2, {folder}, bfloat16" in text
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_init_has_the_shape_of_a_released_checkpoint(tied, tmp_path, capsys):
+    """Only the weights tell if the head is tied: a copy of the embedding counts once."""
+    pytest.importorskip("safetensors")
+    vision = replace(models.PRESETS["toy"].vision, grid=12, overlap_margin=4)
+    model = models.Molmo2(replace(models.PRESETS["toy"], tied=tied, vision=vision)).init_weights()
+    (tmp_path / "config.json").write_text(json.dumps(hf.hub_config(model.config, "float32")))
+    export.export_tensors(model, tmp_path, file_bytes=10**6)
+    _, result = printed(capsys, "--stage", "2", "--init", str(tmp_path))
+    assert result["parts"]["weights"] == sum(p.nbytes for p in model.parameters())
+
+
 @pytest.mark.parametrize(("flags", "message"), [
     ("--preset 4b --gpus 6 --cp 6", "--cp 6: 32 query and 8 kv heads allow 1, 2, 4, 8, 16, 32"),
     ("--cp 8", "--cp 8: 1 processes"),
     ("--gpus 4 --cp 8", "no multiple"),
-    ("--cp 0", "at least 1"),
+    ("--cp 0", "--cp 0: must be between 1 and"),
     ("--gpus 0", "at least 1"),
     ("--gpus 2 --generate", "1 with --generate"),
     ("--gpus 3", "--batch 128"),

@@ -56,7 +56,7 @@ def test_no_rank_has_more_crops_than_counted():
         images = rng.choice([1, 2, 5, 9], 40)
         images = images[images.cumsum() <= 72]
         total = int(images.sum())
-        ranks = data.CropShard(0, 4, 0, total).owners(images)
+        ranks = data.CropShard(0, 4, 0, total).ranks(images)
         held = np.bincount(ranks, images, minlength=4).max()
         shape = largest_shape(replace(config, pack_crops=total), 2, 4)
         spare.append(shape.patches / shape.vision.n_patch - held)
@@ -83,9 +83,7 @@ def test_nothing_but_the_mask_grows_with_the_square_of_a_row(gpus, cp, checkpoin
 # --------------------------------------------------------------------------------------------------
 # two processes
 
-# a frame, an image of two crops, a frame: the rank that encodes each crop
-RANK_OF_CROP = torch.tensor([0, 1, 1, 1], dtype=torch.int32)
-IMAGE_OF_CROP = torch.tensor([0, 1, 1, 2], dtype=torch.int32)
+RANK_OF_CROP = torch.tensor([0, 1, 1, 1], dtype=torch.int32)     # which rank encodes each crop
 
 
 def slice_of_rank(config, rank):
@@ -97,8 +95,7 @@ def slice_of_rank(config, rank):
     crop = torch.arange(4).repeat_interleave(n_windows // 4)[:, None]
     pool_src = crop * n_patch + torch.randint(0, n_patch, (n_windows, window))
     batch = replace(batch, pool_src=pool_src, pool_dst=torch.arange(n_windows),
-                    images=batch.images[rank == RANK_OF_CROP], owner=RANK_OF_CROP,
-                    unit=IMAGE_OF_CROP)
+                    images=batch.images[rank == RANK_OF_CROP], cp_rank=RANK_OF_CROP)
     return parallel.shard(batch, rank, 2)
 
 
@@ -158,7 +155,7 @@ def worker(rank, folder, cases):
     for number, case in enumerate(cases):
         config = case.config
         torch.manual_seed(0)
-        mesh = parallel.mesh(config.cp)
+        mesh = parallel.make_mesh(config.cp)
         model = parallel.parallelize(model_of(config), mesh, config.shard, case.dtype)
         optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
         batch = slice_of_rank(config, rank) if config.cp > 1 else batch_of(config)

@@ -5,15 +5,16 @@ Answers attend by SDPA, with kv heads repeated as on a GPU.
 """
 
 from dataclasses import replace
-from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 import attention
+import data
 import model as models
 import vision
-from evaluation.generate import Cache, generate
+from evaluation.generate import KVCache, generate
 from tests.tools.memory.small_model import (
     ALL_PARTS,
     COMPUTE_BYTES,
@@ -81,9 +82,8 @@ def test_batch_and_mask_are_counted_exactly(tokens):
         batch = batch_of(config)
         parts = training(largest_shape(config, 4)).parts
         assert parts["batch"] == sum(t.nbytes for t in tensors_of(batch))
-        mask = attention.packed_mask(batch.doc, batch.branch, batch.bidir)
-        held = [cell.cell_contents for cell in mask.mask_mod.__closure__]
-        fields = next(content for content in held if isinstance(content, list))
+        mask = attention.packed_mask(batch.visible_until, batch.bidir)
+        fields = [cell.cell_contents for cell in mask.mask_mod.__closure__]
         tensors = [t for t in (*mask.as_tuple(), *fields) if torch.is_tensor(t)]
         assert parts["mask"] == sum(t.nbytes for t in tensors)
 
@@ -174,14 +174,14 @@ def test_an_answer_takes_what_is_counted(moment, model, tokens, crops, dtype):
     batch = batch_of(config)
     count = answering(config, COMPUTE_BYTES[dtype])
     assert count.parts["weights"] == sum(p.nbytes for p in model.parameters())
-    assert count.parts["cache"] == Cache(model, 1, tokens).kv.nbytes
+    assert count.parts["cache"] == KVCache(model, 1, tokens).kv.nbytes
     n = tokens - 8                           # the last 8 are generated
     in_prompt = batch.pool_dst < n
-    fields = ("tokens", "targets", "weights", "pos", "branch", "bidir")
-    prompt = SimpleNamespace(
-        id="worst", images=batch.images.numpy(), pool_src=batch.pool_src[in_prompt].numpy(),
-        pool_dst=batch.pool_dst[in_prompt].numpy(), unit=None, bad=None, owner=None,
-        **{name: getattr(batch, name)[0, :n].numpy() for name in fields})
+    fields = ("tokens", "targets", "weights", "pos", "visible_until", "bidir")
+    prompt = data.Example(
+        *(getattr(batch, name)[0, :n].numpy() for name in fields), images=batch.images.numpy(),
+        image_id=np.arange(len(batch.images)), pool_src=batch.pool_src[in_prompt].numpy(),
+        pool_dst=batch.pool_dst[in_prompt].numpy())
     live = LiveBytes(*model.parameters())
     with live:
         generate(model, [prompt], -1, 8)
