@@ -59,7 +59,8 @@ def flex_attention_saved(shape):
 def attention_saved(shape):
     """Of a token, in the attention half of a block: norm, q, k, v, their norms, attention, dropout.
 
-    Gradients pass through a frozen decoder: it saves less only by what gradients of weights read.
+    A frozen decoder saves almost as much, since gradients pass through it; only what gradients of
+    its weights would read is not kept.
     """
     m = shape.model
     saved = rms_norm_saved(shape) + flex_attention_saved(shape)

@@ -146,7 +146,8 @@ def parameters(shape):
     """{part: Parameters}, parts as in Molmo2.parameter_groups."""
     m = shape.model
     v = shape.vision
-    vit, decoder = vit_block_parameters(shape), decoder_block_parameters(shape)
+    vit = vit_block_parameters(shape)
+    decoder = decoder_block_parameters(shape)
     patch_embedding = v.n_pixel * v.n_embd + v.n_embd
     pool_inputs = 3 * (shape.feature_width * v.n_embd + v.n_embd)            # q, k, v
     pool_output = v.n_embd * v.n_embd + v.n_embd

@@ -14,19 +14,24 @@ page does not show what a model makes of the row.
 """
 
 import argparse
+import hashlib
 import json
 import sys
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
-import data
-import loader as loaders
-import train
-from text import tokenizer as tokenizers
+from records.errors import Unreadable
+from records.mixture import Mixture
+from text.tokenizer import load_tokenizer
 from tools.view.page import page
 from tools.view.row_data import PackedRow, batch_of
-from training.config import Parser, UserError, config_from, parse
+from training.config import Parser, UserError, config_from_json, parse
+from training.loader import Decoder
 from training.log import read_log, read_skips
+from training.planner import PlanFile, StepPlanner, record_at
+from training.setup import open_tokenizer
+from training.sources import fingerprint, open_sources
 
 # --------------------------------------------------------------------------------------------------
 # rows
@@ -34,11 +39,11 @@ from training.log import read_log, read_skips
 
 def planned_row(args, config, number):
     """The row of that number as training plans it, in steps of one row -> PackedRow."""
-    tokenizer, config = train.open_tokenizer(args, config)
-    sources, rates, _ = train.open_sources(args, config)
+    tokenizer, config = open_tokenizer(args, config)
     config = replace(config, batch=1, micro_batch=1, steps=number + 1)
-    loader = loaders.Loader(sources, rates, tokenizer, config, plan=args.plan)
-    return encode_row(loader, skip_steps(loader, number), 0, tokenizer, config)
+    plans, decoder = open_plans(args, config, tokenizer)
+    plan = next(islice(plans, number, None))
+    return decode_row(decoder, plan.packs[0])
 
 
 def row_of_run(run, step, row):
@@ -48,49 +53,55 @@ def row_of_run(run, step, row):
     if not 1 <= step <= config.steps:
         raise UserError(f"--step {step}: the run has steps 1 to {config.steps}")
     if (run / "model" / "tokenizer.json").is_file():
-        tokenizer = tokenizers.load(run / "model", config.model.n_vocab)
+        tokenizer = load_tokenizer(run / "model", config.model.n_vocab)
     else:
-        tokenizer, _ = train.open_tokenizer(args, config)
-    sources, rates, _ = train.open_sources(args, config)
-    loader = loaders.Loader(sources, rates, tokenizer, config, plan=args.plan)
-    loader.known_bad = {bad["draw"]: bad["reason"] for bad in read_skips(run)}
-    planned = skip_steps(loader, step - 1)
+        tokenizer, _ = open_tokenizer(args, config)
+    plans, decoder = open_plans(args, config, tokenizer)
+    plan = next(islice(plans, step - 1, None))
     logged = [line["ids"] for line in read_log(run / "log.jsonl")
               if line.get("step") == step and "ids" in line]
-    if logged and logged[-1] != train.digest(planned):
+    if logged and logged[-1] != hash_of_ids(plan):
         raise UserError(f"--run {run}: step {step} had other records; the data, or the code that "
                         "draws them, has changed since")
-    return encode_row(loader, planned, row, tokenizer, config)
+    if row >= len(plan.packs):
+        raise UserError(f"--row {row}: the step has rows 0 to {len(plan.packs) - 1}")
+    masked = {skip["index"]: skip["reason"] for skip in read_skips(run)}
+    return decode_row(decoder, plan.packs[row], masked)
 
 
 def read_run(run):
     """A run directory -> train.py's arguments, Config."""
     try:
         head = json.loads((run / "config.json").read_text())
-        return argparse.Namespace(**head["command"]), config_from(head["config"])
+        return argparse.Namespace(**head["command"]), config_from_json(head["config"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"--run {run}: no run directory: {error!r}") from None
 
 
-def skip_steps(loader, n):
-    """The step that a loader plans after n others."""
-    for _ in range(n):
-        loader.next_step()
-    return loader.next_step()
+def open_plans(args, config, tokenizer):
+    """-> an iterator over the StepPlans of a run, and the Decoder of their packs."""
+    sources, rates, _ = open_sources(args, config)
+    mixture = Mixture(sources, rates, config.seed)
+    if args.plan:
+        plans = PlanFile(args.plan, fingerprint(sources, rates, tokenizer, config), config)
+    else:
+        plans = StepPlanner(mixture, tokenizer, config)
+    return plans, Decoder(mixture, tokenizer, config)
 
 
-def encode_row(loader, step, row, tokenizer, config):
-    """Row number `row` of a step, in plan order, as it is trained on -> PackedRow."""
-    if row >= len(step.packs):
-        raise UserError(f"--row {row}: the step has rows 0 to {len(step.packs) - 1}")
+def hash_of_ids(plan):
+    """As in the log of a run."""
+    return hashlib.sha256("\n".join(plan.ids).encode()).hexdigest()[:16]
+
+
+def decode_row(decoder, items, masked=None):
+    """A pack of packing.Items, as it is trained on -> PackedRow. masked: {index: reason}."""
     examples = []
     records = []
-    for planned in step.packs[row]:
-        draw = planned[0]
-        bad = loader.known_bad.get(draw, "")
-        examples.append(loaders.encode(loader.setup, planned, None, bad))
-        records.append(loaders.record_of(loader.setup, draw)[0])
-    return PackedRow(examples, records, tokenizer, config)
+    for item in items:
+        examples.append(decoder.decode(item, reason=(masked or {}).get(item.index, "")))
+        records.append(record_at(decoder.mixture, item.index)[0])
+    return PackedRow(examples, records, decoder.tokenizer, decoder.config)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -155,7 +166,7 @@ def main(argv=None):
             packed = planned_row(*parse(train_arguments(own, rest)), own.row)
         out = Path(own.out)
         out.write_text(page(packed, batch_of(packed)), encoding="utf-8")
-    except (UserError, data.Unreadable, OSError, ValueError) as error:
+    except (UserError, Unreadable, OSError, ValueError) as error:
         print(f"tools.view: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     megabytes = out.stat().st_size / 1e6

@@ -73,10 +73,10 @@ def numbers_html(writer, packed, blocks):
     T = len(row.tokens)
     config = writer.config
     tokens = int((row.example < len(packed.examples)).sum())
-    annotations = sum(n_annotations(example) for example in packed.examples)
+    annotations = sum(example.n_branches for example in packed.examples)
     crops = sum(len(example.images) for example in packed.examples if example.images is not None)
     crops_note = f"{crops / config.pack_crops:.1%} full"
-    encoded = len(writer.batch.unit)
+    encoded = len(writer.batch.images)
     if encoded < crops:
         crops_note += f", {encoded} encoded: a mosaic that repeats its view is read once"
     weight = float(row.weights.sum(dtype="float64"))
@@ -92,10 +92,6 @@ def numbers_html(writer, packed, blocks):
                    for name, value, note in numbers)
 
 
-def n_annotations(example):
-    return max(int(example.branch.max(initial=0)), 1)
-
-
 # --------------------------------------------------------------------------------------------------
 # examples
 
@@ -106,8 +102,8 @@ def examples_html(writer, packed):
     for number, (example, record) in enumerate(zip(packed.examples, packed.records, strict=True)):
         crops = sorted(n for n, place in writer.places.items() if place.example == number)
         start, stop = row_spans[number]
-        if example.bad:                              # the row holds zeros, not the record
-            tree = (f'<p class="bad">{html.escape(example.bad)}: '
+        if example.masked:                           # the row holds zeros, not the record
+            tree = (f'<p class="masked">{html.escape(example.masked)}: '
                     "zeros stand in its place, without loss</p>")
         else:
             tree = tree_html(writer, start, stop)
@@ -122,11 +118,11 @@ def examples_html(writer, packed):
 
 
 def example_facts(writer, example, start, stop, n_crops):
-    annotations = n_annotations(example)
     weight = writer.row.weights[start:stop].sum(dtype="float64")
-    facts = [f"{stop - start} tokens", plural(annotations, "annotation"), f"weight {weight:.4g}"]
-    if example.dropped:
-        facts.append(f"{example.dropped} left out")
+    facts = [f"{stop - start} tokens", plural(example.n_branches, "annotation"),
+             f"weight {weight:.4g}"]
+    if example.dropped_branches:
+        facts.append(f"{example.dropped_branches} left out")
     if n_crops:
         facts.append(plural(n_crops, "crop"))
     return facts

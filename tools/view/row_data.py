@@ -14,9 +14,10 @@ import numpy as np
 
 import attention
 import packing
-from text import tokenizer as tokenizers
 from text.points import unit
-from text.prompts import scales, since_start
+from text.prompts import scales
+from text.tokenizer import token_text
+from text.tracks import since_start
 from training.config import Config
 
 MAX_BLOCKS = 256                         # along one side of the mask
@@ -47,31 +48,16 @@ class Tokens:
     weights: np.ndarray
     pos: np.ndarray
     example: np.ndarray                  # which example of the row; its number of examples: padding
-    annotation: np.ndarray               # 0 the part that annotations share, k the k-th annotation
     visible_until: np.ndarray            # the first place that no longer sees the token
     bidir: np.ndarray                    # equal, not 0: tokens that see each other both ways
+    annotation: np.ndarray               # 0 the part that annotations share, k the k-th annotation
 
 
 def tokens_of(batch):
     """The one row of a Batch -> Tokens."""
-    example, visible_until, bidir = mask_fields(batch)
-    fields = ("tokens", "targets", "weights", "pos")
+    fields = ("tokens", "targets", "weights", "pos", "example", "visible_until", "bidir")
     row = {name: getattr(batch, name)[0].numpy() for name in fields}
-    return Tokens(**row, example=example, annotation=annotation_numbers(example, visible_until),
-                  visible_until=visible_until, bidir=bidir)
-
-
-def mask_fields(batch):
-    """-> example, visible_until, bidir (T,)."""
-    doc, branch, bidir = (getattr(batch, name)[0].numpy() for name in ("doc", "branch", "bidir"))
-    example = np.where(doc < 0, len(batch.ids), doc)
-    visible_until = np.empty_like(doc)
-    for start, stop in spans(example):
-        visible_until[start:stop] = stop
-        for first, last in spans(branch[start:stop], start):
-            if branch[first] > 0:
-                visible_until[first:last] = last
-    return example, visible_until, np.where(bidir > 0, 1 + example * (bidir.max() + 1) + bidir, 0)
+    return Tokens(**row, annotation=annotation_numbers(row["example"], row["visible_until"]))
 
 
 def annotation_numbers(example, visible_until):
@@ -135,7 +121,7 @@ def mask_blocks(batch):
     """The mask of a Batch of one row in at most MAX_BLOCKS x MAX_BLOCKS blocks, from
     attention.allow: one example and `size` queries at a time, since all pairs would take too much
     memory."""
-    example, _, _ = mask_fields(batch)
+    example = batch.example[0].numpy()
     T = len(example)
     size = 1
     while MAX_BLOCKS * size < T:
@@ -146,7 +132,7 @@ def mask_blocks(batch):
         block_of_key = np.arange(start, stop) // size
         for i in range(start // size, -(-stop // size)):
             queries = slice(max(i * size, start), min((i + 1) * size, stop))
-            allowed = attention.allow(batch.doc, batch.branch, batch.bidir, rows=queries,
+            allowed = attention.allow(batch.visible_until, batch.bidir, rows=queries,
                                       keys=slice(start, stop))
             per_key = allowed[0].sum(0).numpy()
             counts[i] += np.bincount(block_of_key, per_key, minlength=n).astype(np.int64)
@@ -159,7 +145,7 @@ def mask_blocks(batch):
 
 def token_names(tokenizer):
     """{id: what to show} of the tokens that decode to nothing."""
-    names = {id_: tokenizers.marked(name) for name, id_ in tokenizer.special.items()}
+    names = {id_: token_text(name) for name, id_ in tokenizer.special.items()}
     names |= {tokenizer.bos: "<bos>", tokenizer.eos: "<eos>"}
     return names | {tokenizer.chat_start: "<|im_start|>", tokenizer.chat_end: "<|im_end|>"}
 

@@ -45,7 +45,8 @@ def batch_of(config):
     """The largest micro-batch: each row one example, all crops, loss at every token, and as many
     visual tokens as are counted."""
     shape = largest_shape(replace(config, cp=1), 4)
-    B, T = shape.rows, shape.row_tokens
+    B = shape.rows
+    T = shape.row_tokens
     tokens = torch.randint(0, config.model.n_vocab, (B, T))
     crops = shape.patches // shape.vision.n_patch
     zeros = torch.zeros(B, T, dtype=torch.int32)

@@ -117,7 +117,8 @@ class CountedCollectives:
             # numbers of rows that are received from each rank and sent to each
             is_rows = name == "all_to_all_single" and len(args) > 2
             tensors = [a for a in (*args, *options.values()) if torch.is_tensor(a)]
-            out, given = tensors[0], tensors[-1]
+            out = tensors[0]
+            given = tensors[-1]
             if is_rows:
                 row_bytes = given.nbytes // max(len(given), 1)
                 n = row_bytes * args[3][1 - dist.get_rank()]

@@ -65,7 +65,18 @@ def expand(runs):
 
 def allowed_by_attention(batch):
     """(T,T) bool of a Batch of one row."""
-    return attention.allow(batch.doc, batch.branch, batch.bidir)[0].numpy()
+    return attention.allow(batch.visible_until, batch.bidir)[0].numpy()
+
+
+def annotations_of(example):
+    """(T,) of a data.Example: 0 in its trunk, k in its k-th branch."""
+    T = len(example.tokens)
+    numbers = np.zeros(T, int)
+    if example.n_branches > 1:
+        ends = np.unique(example.visible_until)      # of the branches; the last also ends the trunk
+        first = int((example.visible_until < T).argmax())
+        numbers[first:] = np.searchsorted(ends, np.arange(first, T), "right") + 1
+    return numbers
 
 
 def pairs_per_block(allowed, size):

@@ -35,7 +35,7 @@ def test_the_command_writes_a_page_that_needs_nothing_else(tmp_path):
     (["--stage", "7", "--tiny"], "--stage"),
     (["--stage", "1", "--tiny", "--init", "nowhere"], "nowhere"),
     (["--stage", "1", "--tiny", "--out", "no/such/folder.html"], "no/such/folder.html"),
-    (["--stage", "1", *PHOTOS[1:], "--tiny", "--data.max_tokens=20"], "of the last 100 draws"),
+    (["--stage", "1", *PHOTOS[1:], "--tiny", "--data.max_tokens=20"], "of the last 100 records"),
 ])
 def test_a_mistake_ends_in_one_sentence(flags, message, tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
@@ -68,7 +68,7 @@ def test_a_step_of_a_run_is_shown_as_it_was_trained_on(tmp_path):
     run = tmp_path / "run"
     train.main(["--stage", "1", "--tiny", "--batch", "2", "--steps", "3",
                 "--data", str(tmp_path / "r.jsonl"), "--model.n_layer=1", "--device", "cpu",
-                "--vit_steps=0", "--pool=3", "--out", str(run)])
+                "--vit_steps=0", "--pool_size=3", "--out", str(run)])
     (tmp_path / "cut.png").write_bytes(whole)        # repaired since: the run saw it cut
     lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     masked = 0
@@ -77,7 +77,7 @@ def test_a_step_of_a_run_is_shown_as_it_was_trained_on(tmp_path):
         for row in (0, 1):
             packed = command.row_of_run(run, step, row)
             ids += [record["id"] for record in packed.records]
-            masked += sum(len(example.tokens) for example in packed.examples if example.bad)
+            masked += sum(len(example.tokens) for example in packed.examples if example.masked)
         logged = next(line["ids"] for line in lines if line.get("step") == step)
         assert hashlib.sha256("\n".join(ids).encode()).hexdigest()[:16] == logged
     assert masked == sum(line["masked_tokens"] for line in lines if "loss" in line) > 0

@@ -16,12 +16,14 @@ from PIL import Image
 
 import data
 import vision
+from records.visual import VideoClip
 from tests.tools.view.pages import (
     PHOTOS,
     ROWS,
     TOY,
     PageReader,
     allowed_by_attention,
+    annotations_of,
     byte_tokenizer,
     expand,
     facts_of,
@@ -99,8 +101,7 @@ def check_words(shown, row, allowed, words):
     start = 0
     for number, example in enumerate(shown.packed.examples):
         stop = start + len(example.tokens)
-        for t in range(start, stop):
-            annotation = int(example.branch[t - start])
+        for t, annotation in enumerate(annotations_of(example), start):
             part = f"annotation {annotation}" if annotation else "shared part"
             first, second = words[t]
             assert first.startswith(f"token {t} · example {number} {example.id} · {part} · "
@@ -152,7 +153,7 @@ def test_the_images_are_the_crops_and_the_circles_the_points(flags):
     shown = shown_row(*flags)
     config = shown.packed.config.data.vision
     figures = PageReader(shown.page).figures
-    assert sorted(int(f["data-crop"]) for f in figures) == list(range(len(shown.batch.unit)))
+    assert sorted(int(f["data-crop"]) for f in figures) == list(range(len(shown.batch.images)))
     circles = []
     for figure in figures:
         png = base64.b64decode(figure["src"].partition(",")[2])
@@ -174,7 +175,7 @@ def test_frames_of_a_video_have_windows_of_nine_and_the_points_of_their_time():
     config = parse(TOY)[1]
     tokenizer = byte_tokenizer(config)
     frames = [np.full((100, 100, 3), shade, np.uint8) for shade in (10, 120, 240)]
-    clip = data.Clip([0.0, 0.5, 1.0], frames)
+    clip = VideoClip([0.0, 0.5, 1.0], frames)
     turns = [("where?", "here"), ("there?", None)]
     example = data.encode_prompt([], turns, tokenizer, config.data, clip)
     annotation = {"type": "point", "label": "ball", "coords": "percent",
@@ -198,8 +199,9 @@ def texts_of_parts(shown):
     """The text of each part of the trees: of the shared part and of each annotation."""
     texts = []
     for example in shown.packed.examples:
-        for k in range(int(example.branch.max()) + 1):
-            ids = example.tokens[example.branch == k]
+        annotation = annotations_of(example)
+        for k in range(annotation.max() + 1):
+            ids = example.tokens[annotation == k]
             texts.append(shown.packed.tokenizer.decode(ids.tolist()))
     return texts
 
@@ -274,7 +276,7 @@ def test_a_row_of_text_alone_has_no_crops(tmp_path):
     assert reader.figures == []
     assert len(reader.nodes) == 3 * len(shown.packed.examples)
     example = shown.packed.examples[0]
-    first = int((example.branch == 1).sum())
+    first = int((annotations_of(example) == 1).sum())
     last = len(example.tokens) - 1
     assert [title for title, _ in reader.nodes[:3]] == [
         "the shared part, which every annotation sees: tokens 0 to 0",
@@ -289,9 +291,9 @@ def test_the_longest_row_without_images_stays_below_five_megabytes():
     words = np.random.default_rng(0).integers(32, 127, (9, 4, 900))
     examples = []
     for parts in words:
-        branches = [data.Branch([(part[:500].tolist(), False), (part[500:].tolist(), True)], 0.3,
-                                True) for part in parts]
-        examples.append(data.layout([tokenizer.bos], [False], branches))
+        branches = [data.Branch([(part[:500].tolist(), 0), (part[500:].tolist(), 1)], weight=0.3)
+                    for part in parts]
+        examples.append(data.layout([tokenizer.bos], [False], branches, config.data))
     page = show(examples, [{"annotations": []}] * len(examples), tokenizer, config).page
     assert sum(expand(facts_of(page)["example"]) < len(examples)) > 30_000
     assert len(page) < 5e6
