@@ -762,5 +762,5 @@ def test_without_pyarrow_json_is_read_and_parquet_says_what_to_install(tmp_path,
 
 
 def test_every_source_that_is_read_has_a_row_in_data_md():
-    table = (ROOT / "DATA.md").read_text()
+    table = (ROOT / "docs/datasets.md").read_text()
     assert not [name for name in prepare.SETS if f"`{name}`" not in table]
