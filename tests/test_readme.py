@@ -1,55 +1,156 @@
-"""What the README names is there: functions, tests, files. (Its commands are run by CI.)"""
+"""README.md and docs/: links, names and commands in them exist, and docs/records.md is complete.
+CI runs the commands themselves (.ci/run)."""
 
 import ast
 import json
 import re
-from pathlib import Path
+import runpy
+import shlex
+import subprocess
 
+import pytest
 from PIL import Image
 
-from tools import check
+from records import reader
+from tests.test_layout import HISTORY, ROOT, TOP_LEVEL, Repository
+from training import config
 
-ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
+PAGES = [ROOT / "README.md", ROOT / "RESULTS.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in PAGES}
+README = TEXTS["README.md"]
+COMMANDS = runpy.run_path(str(ROOT / ".ci" / "readme.py"))["commands"]()
+CODE = re.compile(r"\b[ESW]\d\d\b")
+
+
+def anchors_of(text):
+    """The anchors that GitHub gives to the headings of a page."""
+    without_code = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", without_code, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_every_link_leads_somewhere(name):
+    page = ROOT / name
+    for target in re.findall(r"\]\(([^)\s]+)\)", TEXTS[name]):
+        if target.startswith("http"):
+            continue
+        path, _, anchor = target.partition("#")
+        linked = page.parent / path if path else page
+        assert linked.exists(), f"{name}: {target}"
+        if anchor:
+            assert anchor in anchors_of(linked.read_text(encoding="utf-8")), f"{name}: {target}"
 
 
 def defined(path):
     """Names of the functions, classes, methods ("Class.method") and constants of a file."""
-    names, tree = set(), ast.parse(path.read_text())
-    for node in tree.body:
+    names = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             names.add(node.name)
-            names |= {f"{node.name}.{part.name}" for part in getattr(node, "body", ()) if isinstance(part, ast.FunctionDef)}
-        elif isinstance(node, ast.Assign):
+        if isinstance(node, ast.ClassDef):
+            methods = [part for part in node.body if isinstance(part, ast.FunctionDef)]
+            names |= {f"{node.name}.{method.name}" for method in methods}
+        if isinstance(node, ast.Assign):
             names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
     return names
 
 
-def test_every_function_that_the_tour_names_is_where_it_says():
-    named = re.findall(r"`([\w/]+\.py)`: ((?:`[\w.]+`(?:, )?)+)", README)
+def test_every_function_of_the_paper_page_is_where_it_says():
+    page = TEXTS["docs/paper.md"]
+    named = re.findall(r"`([\w/]+\.py)`: ((?:`[\w.]+`(?:, )?)+)", page)
     assert len(named) > 30
+    missing = []
     for path, names in named:
-        missing = set(re.findall(r"`([\w.]+)`", names)) - defined(ROOT / path)
-        assert not missing, f"{path} has no {missing}"
+        there = defined(ROOT / path) if (ROOT / path).exists() else set()
+        missing += [f"{path}: {n}" for n in re.findall(r"`([\w.]+)`", names) if n not in there]
+    assert not missing
+
+
+def test_every_test_that_a_page_names_exists():
+    tests = set()
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        tests |= {name for name in defined(path) if name.startswith("test_")}
+    named = set()
+    for name, text in TEXTS.items():
+        if name not in HISTORY:
+            named |= set(re.findall(r"`(test_\w+)`", text))
+    assert len(named) > 35
+    assert not named - tests
+
+
+def test_the_readme_is_short_and_states_the_lines_of_the_seven_files():
+    lines = README.splitlines()
+    assert len(lines) <= 180
+    assert max(map(len, lines)) <= 100
+    assert len(README.split()) <= 2100
+    stated = dict(re.findall(r"\| `(\w+)\.py` \| (\d+) \|", README))
+    assert list(stated) == TOP_LEVEL
+    actual = {name: len((ROOT / f"{name}.py").read_text().splitlines()) for name in stated}
+    wrong = {name: n for name, n in actual.items() if abs(n - int(stated[name])) > 30}
+    assert not wrong, f"other numbers of lines than README.md states: {wrong}"
 
 
 def test_the_five_lines_make_a_training_set_of_a_folder(tmp_path, monkeypatch, capsys):
-    (lines,) = re.findall(r"```python\n(import json, pathlib.*?)```", README, re.S)
+    (lines,) = re.findall(r"```python\n(import json, pathlib.*?)```", README, re.DOTALL)
     (tmp_path / "photos").mkdir()
-    for name in ("cat.jpg", "dog.PNG", "notes.pdf"):
-        Image.new("RGB", (60, 40)).save(tmp_path / "photos" / name)
-        (tmp_path / "photos" / name).with_suffix(".txt").write_text(f"A {name[:3]}.\n")
+    for name in ("cat.jpg", "dog.png", "notes.pdf"):
+        path = tmp_path / "photos" / name
+        Image.new("RGB", (60, 40)).save(path)
+        path.with_suffix(".txt").write_text(f"A {name[:3]}.\n")
     monkeypatch.chdir(tmp_path)
     exec(lines, {})
-    assert len(lines.splitlines()) == 5 and check.main(["photos/my.jsonl", "--decode"]) == 0, capsys.readouterr().out
-    assert [(r["image"], r["annotations"][0]["text"]) for r in map(json.loads, open("photos/my.jsonl"))] == [
-        ("cat.jpg", "A cat."), ("dog.PNG", "A dog.")]
+    assert len(lines.splitlines()) == 5
+    assert reader.check_command(["photos/my.jsonl", "--decode"]) == 0, capsys.readouterr().out
+    records = [json.loads(line) for line in open("photos/my.jsonl")]
+    found = [(record["image"], record["annotations"][0]["text"]) for record in records]
+    assert found == [("cat.jpg", "A cat."), ("dog.png", "A dog.")]
 
 
-def test_every_test_and_file_that_is_named_is_there():
-    tests = {name for path in (ROOT / "tests").glob("test_*.py") for name in defined(path) if name.startswith("test_")}
-    named = set(re.findall(r"`(test_\w+)`", README))
-    assert len(named) > 35 and not named - tests
-    files = set(re.findall(r"`((?:tests|tools|stages)/[\w/]+\.\w+|[a-z_]+\.py)`", README)) | set(re.findall(r"\]\(([\w./-]+)\)", README))
-    missing = {name for name in files if not (ROOT / name).exists()}
-    assert len(files) > 25 and not missing
+@pytest.fixture(scope="module")
+def repository():
+    return Repository(ROOT)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_parse(command, repository):
+    """Shell syntax; for train.py its own parser; for other commands, the program and its flags."""
+    subprocess.run(["bash", "-n", "-c", command], check=True)
+    words = shlex.split(command)
+    program = next((word for word in words if word.endswith((".py", ".sh"))), None)
+    if program:
+        assert (ROOT / program).exists()
+        if "--stage" in words:
+            config.parse(words[words.index("--stage") :])
+    elif words[:2] == ["python", "-m"] and words[2] != "pytest":
+        start = repository.module(f"{words[2]}.__main__") or repository.module(words[2])
+        assert start, f"no module {words[2]}"
+        reached = repository.reached(start, with_functions=True)
+        source = "\n".join(repository.sources[path].text for path in reached)
+        for flag in (word for word in words if word.startswith("--")):
+            assert f'"{flag.split("=")[0]}"' in source, f"{words[2]} has no flag {flag}"
+
+
+def test_the_records_page_explains_every_code_and_no_other():
+    used = set()
+    for pattern in ("*.py", "records/*.py", "training/*.py"):
+        for path in ROOT.glob(pattern):
+            used |= set(CODE.findall(path.read_text(encoding="utf-8")))
+    explained = set(re.findall(r"^\| ([ESW]\d\d) \|", TEXTS["docs/records.md"], re.MULTILINE))
+    assert used == explained
+
+
+def test_the_records_page_names_every_field():
+    def fields(schema):
+        if isinstance(schema, dict):
+            for key, value in schema.items():
+                yield from value if key == "properties" else ()
+                yield from fields(value)
+        elif isinstance(schema, list):
+            for value in schema:
+                yield from fields(value)
+
+    schema = json.loads((ROOT / "tests" / "conformance" / "record.schema.json").read_text())
+    code = " ".join(re.findall(r"`([^`\n]+)`", TEXTS["docs/records.md"]))
+    missing = {name for name in fields(schema) if not re.search(rf"\b{name}\b", code)}
+    assert not missing
