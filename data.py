@@ -24,8 +24,7 @@ import numpy as np
 import vision
 from records.errors import Unreadable
 from records.mixture import rng_for
-from records.visual import (MediaInfo, crops_per_image, frame_crops, image_crops, pool_windows,
-                            read_headers)
+from records.visual import MediaInfo, crops_per_image, frame_crops, image_crops, pool_windows, read_headers
 from text.prompts import turns_of
 from text.tokenizer import chat
 from text.visual import images_tokens, video_tokens

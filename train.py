@@ -41,10 +41,8 @@ from training.ending import Ending, Terminated
 from training.lock import RunLock
 from training.log import RunLog, commit, dropped_by, hardware
 from training.planner import RunError
-from training.resume import (Checkpoint, config_as_text, find_checkpoint, make_run_directory,
-                             run_directory)
-from training.setup import (default_workers, dry_run_largest_batch, model_shape, open_loader,
-                            open_model, pick_device, pretrain_vit)
+from training.resume import Checkpoint, config_as_text, find_checkpoint, make_run_directory, run_directory
+from training.setup import default_workers, model_shape, open_loader, open_model, pick_device, pretrain_vit
 from training.stats import StepStats, report_nonfinite
 
 

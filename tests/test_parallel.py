@@ -12,6 +12,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import loader
 import numpy as np
 import pytest
 import torch
@@ -20,7 +21,6 @@ import torch.multiprocessing as mp
 
 import attention
 import data
-import loader
 import model
 import packing
 import parallel

@@ -8,12 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import loader
 import pytest
 import torch
 from PIL import Image
 
 import data
-import loader
 import model
 import packing
 import train

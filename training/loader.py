@@ -20,8 +20,7 @@ import data
 import packing
 import parallel
 from records.errors import DataError, Unreadable
-from training.planner import (BadRecords, RunError, ignore_signals, in_process, record_at,
-                              source_at)
+from training.planner import BadRecords, RunError, ignore_signals, in_process, record_at, source_at
 
 DECODE_TIMEOUT_S = 900      # for a worker to deliver the next pack
 
