@@ -22,9 +22,10 @@ from typing import Protocol
 import numpy as np
 
 import vision
+from records import visual
 from records.errors import Unreadable
 from records.mixture import rng_for
-from records.visual import MediaInfo, crops_per_image, frame_crops, image_crops, pool_windows, read_headers
+from records.visual import MediaInfo, crops_per_image, read_headers
 from text.prompts import turns_of
 from text.tokenizer import chat
 from text.visual import images_tokens, video_tokens
@@ -146,7 +147,6 @@ def layout(trunk, is_visual, branches, config, max_tokens=math.inf):
             kept.append(branch)
             room -= n
     is_tree = len(kept) > 1
-
     tokens, targets, pos = list(trunk), list(trunk[1:]), list(range(len(trunk)))
     weights, until = [0.0] * len(trunk), [0] * len(trunk)
     for branch in kept:
@@ -179,10 +179,8 @@ def layout(trunk, is_visual, branches, config, max_tokens=math.inf):
 
 @dataclass(frozen=True)
 class CropShard:
-    """Which crops of an example one of `cp_size` ranks that share its row decodes and encodes.
-
-    Each image or frame belongs to the rank whose slice of the row's crops contains its midpoint.
-    """
+    """Assigns each image or frame of an example to one of the `cp_size` ranks that share its row:
+    the rank whose slice of the row's crops contains its midpoint."""
     cp_rank: int
     cp_size: int
     before: int                      # crops in the row before this example
@@ -272,9 +270,9 @@ def encode(record, tokenizer, config, seed, epoch, shard=None):
     reader = record["source"]
     if info.times is not None:
         frames = reader.frames(record, [info.times[k] for k in mine])
-        example.images = frame_crops(frames, len(mine), config)
+        example.images = visual.frame_crops(frames, len(mine), config)
     else:
-        example.images = image_crops(reader.images(record, mine), config)
+        example.images = visual.image_crops(reader.images(record, mine), config)
         if len(example.images) != n_crops[mine].sum():
             raise Unreadable(f"S21 {record['where']}: an image is not as large as its header says")
     place_pixels(example, info, tokenizer, config)
@@ -286,7 +284,7 @@ def place_pixels(example, info, tokenizer, config):
     """Adds to an Example which patches its visual tokens pool, and where these tokens are."""
     n_crops = crops_per_image(info, config)
     example.image_id = np.repeat(np.arange(len(n_crops), dtype=np.int32), n_crops)
-    example.pool_src = pool_windows(info, config)
+    example.pool_src = visual.pool_windows(info, config)
     example.pool_dst = np.flatnonzero(example.tokens == tokenizer.special["im_patch"])
 
 
@@ -334,8 +332,8 @@ def encode_prompt(images, turns, tokenizer, config, clip=None):
     example = layout([tokenizer.bos, *ids], [False, *is_visual], [Branch(segments)], config)
     if clip or images:
         if clip:
-            example.images = frame_crops(clip.frames, len(clip.times), config)
+            example.images = visual.frame_crops(clip.frames, len(clip.times), config)
         else:
-            example.images = image_crops(images, config)
+            example.images = visual.image_crops(images, config)
         place_pixels(example, info, tokenizer, config)
     return example

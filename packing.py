@@ -247,7 +247,7 @@ def collate(rows, max_tokens, vision_config, crop_bucket=1, share_images=False):
     """rows: one list of data.Example per row -> Batch of rows x max_tokens, on the CPU.
 
     Crops are padded with blank ones to a multiple of crop_bucket, so that a compiled model meets
-    few shapes. share_images: examples that hold the same array of crops, several questions about one
+    few shapes. share_images: examples with the same array of crops, several questions about one
     video, pool from one copy, which is encoded once.
     """
     B, T = len(rows), max_tokens

@@ -1,11 +1,11 @@
 """One step over many GPUs (paper: long-context training; docs/molmo2.md 11).
 
-in    a Molmo2; on every rank of a context-parallel group a Batch with the tokens of the whole row and
-      the crops of this rank (data.CropShard)
-out   the model with Ulysses attention, shared vision and sharded weights; this rank's part of the Batch
+in    a Molmo2; on each rank of a context-parallel group a Batch with the tokens of the whole row
+      and the crops of this rank (data.CropShard)
+out   the model with Ulysses attention, shared vision, sharded weights; the rank's part of the Batch
 
-A world of dp x cp ranks: the cp ranks of a group hold the same rows, cut along the tokens; dp groups
-hold different rows.
+A world of dp x cp ranks: the cp ranks of a group hold the same rows, cut along the tokens; dp
+groups hold different rows.
 
     rank      0           1           2           3           cp = 4, a row of 16 tokens, 8 heads
     tokens    0..3        4..7        8..11       12..15      everywhere but inside attention:
@@ -83,38 +83,8 @@ def is_first_process():
 
 
 def make_mesh(cp, device="cpu"):
-    """The ranks of this world as (dp, cp), cp varying fastest, so that a group lies within a node."""
+    """The ranks of this world as (dp, cp), cp varying fastest: a group lies within a node."""
     return init_device_mesh(device, (dist.get_world_size() // cp, cp), mesh_dim_names=("dp", "cp"))
-
-
-def cp_degrees(n_head, n_kv_head):
-    """Context-parallel degrees that these heads allow: query heads are dealt out evenly, kv heads
-    too, or as many copies of each as there are ranks for it."""
-    return [cp for cp in range(1, n_head + 1)
-            if n_head % cp == 0 and (n_kv_head % cp == 0 or cp % n_kv_head == 0)]
-
-
-def layout_error(world, config, model):
-    """Why `world` ranks cannot train this Config and ModelConfig, a sentence; "" if they can."""
-    cp, batch, tokens = config.cp, config.batch, config.data.max_tokens
-    degrees = cp_degrees(model.n_head, model.n_kv_head)
-    if cp not in degrees:
-        return (f"--cp {cp}: {model.n_head} query and {model.n_kv_head} kv heads allow "
-                f"{', '.join(map(str, degrees))}")
-    if world % cp:
-        fit = [c for c in degrees if world % c == 0]
-        return f"--cp {cp}: {world} processes are no multiple of it; {', '.join(map(str, fit))} would do"
-    packs = world // cp * config.micro_batch
-    if batch % packs:
-        near = [str(n) for n in (batch // packs * packs, -(-batch // packs) * packs) if n]
-        return (f"--batch {batch}: no multiple of {world // cp} data-parallel ranks times --micro-batch "
-                f"{config.micro_batch}; {', '.join(near)} would do")
-    if config.shard and world % config.shard:
-        fit = [str(n) for n in range(1, world + 1) if world % n == 0]
-        return f"--shard {config.shard}: {world} processes are no multiple of it; {', '.join(fit)} would do"
-    if tokens % cp:
-        return f"--data.max_tokens={tokens}: no multiple of --cp {cp}; {tokens // cp * cp} would do"
-    return ""
 
 
 # --------------------------------------------------------------------------------------------------
@@ -139,8 +109,7 @@ class AllToAll(torch.autograd.Function):
 
 
 def ulysses(attend, group):
-    """attend(q, k, v, mask) on whole rows -> the same on a rank's slice (B,T/cp,H,D), with the mask of
-    the whole row.
+    """attend on whole rows -> the same on a rank's slice (B,T/cp,H,D), with the mask of the row.
 
     One exchange carries q, k and v together, one brings the result back. kv heads are repeated only
     where there are fewer of them than ranks.
@@ -152,7 +121,7 @@ def ulysses(attend, group):
         G = k.shape[2]
         if cp > G:
             k, v = (x.repeat_interleave(cp // G, dim=2) for x in (k, v))
-        q, k, v = (x.view(B, t, cp, -1, D) for x in (q, k, v))           # heads by the rank that gets them
+        q, k, v = (x.view(B, t, cp, -1, D) for x in (q, k, v))           # heads by their rank
         h, g = q.shape[3], k.shape[3]
         sent = torch.cat([q, k, v], 3).permute(2, 0, 1, 3, 4)            # (cp,B,t,h+2g,D)
         received = AllToAll.apply(sent, group)                           # now by slice of tokens
@@ -165,8 +134,10 @@ def ulysses(attend, group):
 
 
 def bytes_sent(config, tokens, cp, width=2):
-    """Bytes that one rank sends in one layer, forward: q, k, v and the result, all but the part that
-    stays. width: bytes of a number."""
+    """Bytes that one rank sends in a layer, forward: q, k, v, the result, less the part that stays.
+
+    width: bytes of a number.
+    """
     h, g = config.n_head, max(config.n_kv_head, cp)
     return tokens // cp * (2 * h + 2 * g) * config.head_dim * width * (cp - 1) // cp
 
@@ -213,7 +184,7 @@ def shard(batch, rank, cp):
     T = batch.tokens.shape[1]
     assert T % cp == 0, f"{T} tokens do not go evenly to {cp} ranks"
     t, P = T // cp, batch.images.shape[1]
-    rank_of_crop = np.append(batch.cp_rank.numpy(), -1)                  # the last: of empty windows
+    rank_of_crop = np.append(batch.cp_rank.numpy(), -1)                  # the last: no crop
     source = batch.pool_src.numpy()
     empty = (source < 0).all(1)
     pooled_by = rank_of_crop[np.where(empty, -1, source.max(1) // P)]    # of each visual token
@@ -227,7 +198,7 @@ def shard(batch, rank, cp):
                 [len(tokens_of[a][rank]) for a in range(cp)])
 
     crops = np.flatnonzero(rank_of_crop == rank)
-    number = np.full(len(rank_of_crop), -1)                              # of a crop among this rank's
+    number = np.full(len(rank_of_crop), -1)                              # among this rank's crops
     number[crops] = np.arange(len(crops))
     source = source[own]
     source = np.where(source >= 0, number[source // P] * P + source % P, -1)
@@ -246,8 +217,8 @@ def shard(batch, rank, cp):
 
 
 def parallelize(model, mesh, shard=0, dtype=torch.float32):
-    """The model on this mesh: attention, vision, then the weights, sharded over all ranks (FSDP2), or
-    over groups of `shard` neighbours that each hold all of them (HSDP), within a node.
+    """Puts the model on this mesh: attention, vision, then weights, sharded over all ranks (FSDP2),
+    or over groups of `shard` neighbours, within a node, that each hold all of them (HSDP).
 
     Weights, gradients and their sums are float32, as in one process. The decoder's blocks are
     gathered in dtype, in which autocast computes them. Gradients are sums: no division by ranks.
@@ -271,7 +242,7 @@ def parallelize(model, mesh, shard=0, dtype=torch.float32):
 
 
 def gather_full_model(model):
-    """A sharded model -> {name: tensor on the CPU} on the first rank, {} on the others, collectively."""
+    """A sharded model -> {name: tensor on the CPU} on the first rank, {} on the others."""
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     return get_model_state_dict(model, options=options)
 
@@ -291,7 +262,8 @@ def all_reduce_sums(numbers):
         return dict(numbers)
     values = torch.tensor([float(v) for v in numbers.values()], dtype=torch.float64)
     dist.all_reduce(values)
-    return {name: type(old)(v) for (name, old), v in zip(numbers.items(), values.tolist(), strict=True)}
+    sums = zip(numbers, values.tolist(), strict=True)
+    return {name: type(numbers[name])(value) for name, value in sums}
 
 
 def all_gather(value, group=None):

@@ -1,12 +1,12 @@
 """Train Molmo2 (paper: training, Table 12; docs/molmo2.md 7, 10).
 
-    python train.py --stage 1 --tiny                                   # laptop, toy world, no download
-    python train.py --stage 1 --tiny --data my.jsonl --media photos    # laptop, own records
-    python train.py --stage 1 --data captions.jsonl=0.6 points.jsonl=0.3 text.jsonl=0.1 --preset 4b
-    python train.py --stage 1 --tiny --resume                          # continue a run
+    python train.py --stage 1 --tiny                            # laptop, toy world, no download
+    python train.py --stage 1 --tiny --data my.jsonl --media photos                # own records
+    python train.py --stage 1 --data captions.jsonl=0.6 points.jsonl=0.4 --preset 4b
+    python train.py --stage 1 --tiny --resume                                   # continue a run
     torchrun --nproc-per-node 8 train.py --stage 3 --cp 8 --data mix.json --out runs/stage3
 
-Order of this file: data, model, optimizer, the loop, the end. A step:
+Order of this file: optimizer, loop, end; training/setup.py opens data and model. A step:
 
     packs -> Batch -> nll, lse of each token -> sum(w * (nll + z * lse^2)) -> backward, for all
     micro-batches -> / sum of w -> clip -> AdamW
@@ -19,14 +19,9 @@ import dataclasses
 import hashlib
 import json
 import math
-import os
-import platform
 import signal
 import time
-from collections import Counter
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import NamedTuple
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -36,28 +31,14 @@ import packing
 import parallel
 from evaluation import report
 from training import checkpoint, weights
-from training.config import Config, UserError, parse
+from training.config import parse
 from training.ending import Ending, Terminated
 from training.lock import RunLock
-from training.log import RunLog, commit, dropped_by, hardware
-from training.planner import RunError
-from training.resume import Checkpoint, config_as_text, find_checkpoint, make_run_directory, run_directory
-from training.setup import default_workers, model_shape, open_loader, open_model, pick_device, pretrain_vit
-from training.stats import StepStats, report_nonfinite
-
-
-@dataclass(frozen=True)
-class Run:
-    """What stays the same from the first step to the last."""
-    config: Config
-    ranks: parallel.Ranks
-    device: torch.device
-    dtype: torch.dtype
-    out: Path
-    tokenizer: object
-    data: dict                       # fingerprint of the data
-    found: Checkpoint                # where it continues
-
+from training.log import RunLog, first_log_line
+from training.resume import config_as_text, run_directory
+from training.setup import dry_run_largest_batch, pretrain_vit, start_run
+from training.stats import StepStats, loss_fields, plan_fields, report_nonfinite
+from training.sync import all_ranks_or_none, sync_ranks
 
 # --------------------------------------------------------------------------------------------------
 # optimizer
@@ -81,7 +62,10 @@ def build_optimizer(run, model):
 
 
 def learning_rate(step, base, warmup, total, final=0.1):
-    """Linear from 0 over `warmup` steps, then a cosine to final * base at `total`; step 1 is the first."""
+    """Linear from 0 over `warmup` steps, then a cosine that ends at final * base at step `total`.
+
+    The first update is step 1.
+    """
     if step < warmup:
         return base * step / warmup
     if step >= total:
@@ -93,18 +77,18 @@ def learning_rate(step, base, warmup, total, final=0.1):
 def set_learning_rates(optimizer, config, step):
     for group in optimizer.param_groups:
         base, warmup = getattr(config.lr, group["name"]), getattr(config.warmup, group["name"])
-        warmup = min(warmup, config.steps // 10)         # of a run shorter than a few warm-ups
+        warmup = min(warmup, config.steps // 10)         # a short run warms up over a tenth of it
         group["lr"] = learning_rate(step, base, warmup, config.steps, config.final_lr)
 
 
 def divide_and_clip(run, parameters, weight):
-    """Divides summed gradients by the weight of the step and clips them -> the norm before clipping.
+    """Divides summed gradients by the weight of the step, then clips -> the norm before clipping.
 
     The norm is over all ranks, which hold several copies of the gradient where --shard is given.
     """
     copies = run.ranks.world // run.config.shard if run.config.shard else 1
     gradients = [parallel.local(p.grad) for p in parameters if p.grad is not None]
-    # float64 on a CPU only: a GPU sums in trees, and a float64 copy would not fit. One read for all
+    # float64 on a CPU only: a GPU sums in trees, and a float64 copy would not fit; one read for all
     wide = torch.float64 if run.device.type == "cpu" else None
     norms = [torch.linalg.vector_norm(g, dtype=wide) for g in gradients]
     square = sum(n * n for n in torch.stack(norms).tolist()) if norms else 0.0
@@ -119,9 +103,9 @@ def divide_and_clip(run, parameters, weight):
 # the loop
 
 
-def train(run, model, groups, optimizer, loader, log, evaluate, eval_every=0):
-    """Runs the steps that are left. evaluate(model) -> scores, called every eval_every steps."""
-    config, ranks = run.config, run.ranks
+def train(run, model, groups, optimizer, log, eval_every=0):
+    """Runs the steps that are left; scores the model every eval_every steps."""
+    config, ranks, loader = run.config, run.ranks, run.loader
     saver = checkpoint.Saver(run.out, config.keep, ranks.first, ranks.saving)
     stop_requested = []
     signal.signal(signal.SIGTERM, lambda *_: stop_requested.append(True))    # ends after this step
@@ -135,7 +119,7 @@ def train(run, model, groups, optimizer, loader, log, evaluate, eval_every=0):
         stats = StepStats(loader.sources, config.cp)
         for rows in micro_batches:
             batch, nll = forward_backward(run, model, rows)
-            stats.add(rows, batch, nll)
+            stats.add(rows, batch, nll)              # read one micro-batch later: nobody waits here
         stats.all_reduce()
         norms = {part: divide_and_clip(run, parameters, stats.weight)
                  for part, parameters in groups.items()}
@@ -150,21 +134,24 @@ def train(run, model, groups, optimizer, loader, log, evaluate, eval_every=0):
 
         others = sync_ranks(step, loader, saver, stop_requested, ranks)
         rates = {group["name"]: group["lr"] for group in optimizer.param_groups}
-        line = {"step": step, **loss_fields(stats, norms, finite), "lr": rates, "skipped_steps": n_skipped,
-                **plan_fields(config, plan, stats, others), "seconds": time.monotonic() - began}
+        line = {"step": step, **loss_fields(stats, norms, finite), "lr": rates,
+                "skipped_steps": n_skipped, **plan_fields(config, plan, stats, others.masked),
+                "seconds": time.monotonic() - began}
         log.step(line, others.newly_masked)
         bar.set_postfix(loss=f"{stats.loss:.3f}", fill=f"{line['fill_tokens']:.0%}", refresh=False)
         began = time.monotonic()
         if others.stop or is_due(step, config.save_every, config.steps):
-            state = {"step": step, "config": config_as_text(config), "data": run.data,
+            state = {"step": step, "config": config_as_text(config), "data": run.fingerprint,
                      "model": dataclasses.asdict(config.model), "skipped": n_skipped,
                      "loader": {"plans": plan.state, "masked": dict(others.masked)}}
-            save(run, saver, step, model, optimizer, state)
+            all_ranks_or_none(partial(saver.begin, step, run.tokenizer))
+            saver.save(step, model, optimizer, state)
         if others.stop:
             all_ranks_or_none(saver.wait)
             raise Terminated(f"SIGTERM: ended after step {step}; --resume continues from there")
         if is_due(step, eval_every) and step < config.steps:
-            log.scores(step, evaluate(model))
+            log.scores(step, evaluate(run, export_model(model.eval(), ranks)))
+            model.train()
             began = time.monotonic()
     all_ranks_or_none(saver.wait)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -194,68 +181,8 @@ def forward_backward(run, model, rows):
 
 
 def dropout_seed(seed, step, rank):
-    """The same after a resume."""
+    """Of a step and rank alone, so that a resumed run draws the same."""
     return int.from_bytes(hashlib.sha256(f"{seed} {step} {rank}".encode()).digest()[:7], "big")
-
-
-def loss_fields(stats, norms, finite):
-    """The fields of a log line that say what the step has learned; None where it is not finite."""
-    return {"loss": stats.loss if finite else None, **stats.counts, "weight": stats.total_weight,
-            "nll_by_source": stats.nll_by_source if finite else None,
-            "grad_norm": math.hypot(*norms.values()) if finite else None,
-            "grad_norms": norms if finite else None}
-
-
-def plan_fields(config, plan, stats, others):
-    """The fields of a log line that say which records the step was made of."""
-    return {"fill_tokens": stats.counts["tokens"] / (config.batch * config.data.max_tokens),
-            "fill_crops": stats.counts["crops"] / (config.batch * config.pack_crops),
-            "longest_wait": plan.longest_wait,
-            **dropped_by(Counter(plan.skipped) + others.masked),
-            "ids": hashlib.sha256("\n".join(plan.ids).encode()).hexdigest()[:16]}
-
-
-class Synced(NamedTuple):
-    """What all ranks know after a step."""
-    newly_masked: list               # records masked in it
-    masked: Counter                  # of all masked so far, {"source: code": n}
-    stop: bool                       # one of the ranks got SIGTERM
-
-
-def sync_ranks(step, loader, saver, stop_requested, ranks):
-    """-> Synced; RunError on all ranks if the checkpoint being written fails on one of them."""
-    mine = (loader.newly_masked, loader.masked.counts) if ranks.cp_rank == 0 else ([], Counter())
-    of_ranks = parallel.all_gather((error_of(saver.done), bool(stop_requested), *mine))
-    loader.newly_masked = []
-    newly_masked, masked = [], Counter()
-    for failure, _, new, counts in of_ranks:
-        if failure:
-            raise RunError(f"step {step}: {failure}", on_all_ranks=True)
-        newly_masked += new
-        masked += counts
-    return Synced(newly_masked, masked, any(stop for _, stop, *_ in of_ranks))
-
-
-def save(run, saver, step, model, optimizer, state):
-    """Begins to write a checkpoint; RunError on all ranks if one of them cannot."""
-    all_ranks_or_none(lambda: saver.begin(step, run.tokenizer))
-    saver.save(step, model, optimizer, state)
-
-
-def error_of(act):
-    """Why act() cannot write a checkpoint; "" if it can."""
-    try:
-        act()
-    except checkpoint.SaveError as e:
-        return str(e)
-    return ""
-
-
-def all_ranks_or_none(act):
-    """Does what every rank must be able to do; if one of them cannot, all of them end."""
-    failures = [failure for failure in parallel.all_gather(error_of(act)) if failure]
-    if failures:
-        raise RunError(failures[0], on_all_ranks=True)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -263,7 +190,7 @@ def all_ranks_or_none(act):
 
 
 def export_model(model, ranks):
-    """The model as one process has it; of a sharded one, a copy on the CPU of the first rank, else None."""
+    """The model as one process has it; of a sharded one a copy on the first rank's CPU, or None."""
     if not ranks.mesh:
         return model
     tensors = parallel.gather_full_model(model)
@@ -274,98 +201,55 @@ def export_model(model, ranks):
     return copy.eval()
 
 
-def final_evaluation(run, model, eval_records):
-    """Writes weights, tokenizer, curves and samples -> scores; the others wait for the first rank."""
-    exported = export_model(model.eval(), run.ranks)
+def evaluate(run, model, samples_dir=None):
+    """Scores on the first rank, None on the others, which wait for it."""
     scores = None
     if run.ranks.first:
-        folder = run.out / "model"
-        weights.save(exported, folder)
-        run.tokenizer.save(folder)
-        settings = dataclasses.asdict(run.config.data)
-        settings.pop("vision")                       # the model's config.json has it
-        (folder / "data.json").write_text(json.dumps(settings))
-        report.draw_curves(run.out)
-        samples = run.out / "samples"
-        scores = report.final_scores(run.config, exported, run.tokenizer, eval_records, samples)
+        scores = report.final_scores(run.config, model, run.tokenizer, run.eval_records,
+                                     samples_dir)
     run.ranks.barrier()
     return scores
 
 
-def first_log_line(run, args, model):
-    params = {part: sum(p.numel() for p in ps) for part, ps in model.parameter_groups().items()}
-    return {"config": dataclasses.asdict(run.config), "command": vars(args), "commit": commit(),
-            "device": str(run.device), "hardware": hardware(run.device),
-            "dtype": str(run.dtype).split(".")[-1], "world": run.ranks.world, "params": params,
-            "versions": {"python": platform.python_version(), "torch": torch.__version__}}
-
-
-def prepare(args, config, ending):
-    """Opens everything that can be wrong before anything is written -> Run, model, loader, records
-    to evaluate on."""
-    device, dtype = pick_device(config)
-    if "workers" not in args.fields:
-        config = replace(config, workers=default_workers(device))
-    found, config = find_checkpoint(args, config)
-    world = int(os.environ.get("WORLD_SIZE", 1))
-    most = max(config.batch * config.cp // world, 1)     # packs of a step that a rank has
-    config = replace(config, micro_batch=min(config.micro_batch, most))
-    if error := parallel.layout_error(world, config, model_shape(args, config, found)):
-        raise UserError(error)
-    ranks = ending.ranks = parallel.join(config.cp, device)
-    config = replace(config, workers=parallel.broadcast(config.workers))     # the same on all ranks
-    folders = sorted(set(parallel.all_gather(str(found.folder))))
-    if len(folders) > 1:
-        raise RunError(f"--resume: the ranks see different checkpoints ({', '.join(folders)})", True)
-    if args.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
-    torch.manual_seed(config.seed)
-    model, tokenizer, config = open_model(args, config, found)
-    loader, fingerprint, eval_records = open_loader(args, config, ranks, tokenizer, found)
-    out = parallel.broadcast(make_run_directory(args, config, found) if ranks.first else None)
-    ending.loader, ending.out = loader, out
-    run = Run(config, ranks, device, dtype, out, tokenizer, fingerprint, found)
-    return run, model, loader, eval_records
+def save_model(run, model):
+    """Weights, tokenizer, and the settings with which to ask, in out/model; then the curves."""
+    weights.save(model, run.out / "model")
+    run.tokenizer.save(run.out / "model")
+    settings = dataclasses.asdict(run.config.data)
+    del settings["vision"]                           # config.json has it
+    (run.out / "model" / "data.json").write_text(json.dumps(settings))
+    report.draw_curves(run.out)
 
 
 def main(argv=None):
-    # gradients of softmax become denormal numbers, with which a CPU is 5 to 8 times slower; a setting
-    # of this thread and those that it starts, so it comes before the first work
+    # denormal numbers, as gradients of softmax become, make a CPU 5 to 8 times slower; the setting
+    # holds for this thread and those that it starts, so it comes before the first work
     torch.set_flush_denormal(True)
     began = time.monotonic()
     with Ending() as ending:
         args, config = parse(argv)
         with RunLock(run_directory(args, config)):
-            run, model, loader, eval_records = prepare(args, config, ending)
-            ranks, found = run.ranks, run.found
-            if run.config.vit_steps and not args.init and not found.folder:
-                vit = model.vision.vit.to(run.device)
-                pretrain_vit(run.config, run.out if ranks.first else None, vit)
+            run, model = start_run(args, config, ending)
+            if run.config.vit_steps and not args.init and not run.found.folder:
+                pretrain_vit(run, model.vision.vit.to(run.device))
             head = first_log_line(run, args, model)
             groups, optimizer = build_optimizer(run, model)
-            if found.folder:
-                checkpoint.restore(found.folder, model, optimizer)
-            log = RunLog(run.out, ranks.first, head, found.step or None)
-
-            def evaluate(model):
-                exported = export_model(model.eval(), ranks)
-                scores = None
-                if ranks.first:
-                    scores = report.final_scores(run.config, exported, run.tokenizer, eval_records)
-                ranks.barrier()
-                model.train()
-                return scores
-
-            train(run, model, groups, optimizer, loader, log, evaluate, args.eval_every)
-            scores = final_evaluation(run, model, eval_records)
-            if ranks.mesh:
+            if run.found.folder:
+                checkpoint.restore(run.found.folder, model, optimizer)
+            log = RunLog(run.out, run.ranks.first, head, run.found.step or None)
+            dry_run_largest_batch(run, groups, partial(forward_backward, run, model))
+            train(run, model, groups, optimizer, log, args.eval_every)
+            model = export_model(model.eval(), run.ranks)
+            if run.ranks.first:
+                save_model(run, model)
+            scores = evaluate(run, model, run.out / "samples")
+            if run.ranks.mesh:
                 dist.destroy_process_group()
-            if ranks.first:
-                end_report(run, log, scores, time.monotonic() - began)
+            if run.ranks.first:
+                end_run(run, log, scores, time.monotonic() - began)
 
 
-def end_report(run, log, scores, seconds):
+def end_run(run, log, scores, seconds):
     """The last line of the log and of stdout."""
     log.scores(run.config.steps, scores, seconds=seconds)
     report.draw_progress(run.out)

@@ -223,8 +223,7 @@ class ViTBlock(nn.Module):
         h = self.attn_norm(x)
         q, k, v = (linear(h).view(N, P, self.n_head, -1).transpose(1, 2)
                    for linear in (self.q, self.k, self.v))                       # (N,H,P,D)
-        attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(N, P, E)
-        x = x + self.out(attended)
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(N, P, E))
         return x + self.down(F.gelu(self.up(self.mlp_norm(x)), approximate="tanh"))
 
 

@@ -104,25 +104,3 @@ class Mixture:
 # rates
 
 
-def sqrt_size(n, size=None, rate=None):
-    """The weight of a source of n records within its group (docs/molmo2.md 9.1): sqrt(n) * rate.
-
-    size replaces n: below 1 it is the fraction of n that counts, from 1 on the number that counts,
-    and 0 counts as one record.
-    """
-    if size is None:
-        counted = n
-    elif size == 0:
-        counted = 1
-    else:
-        counted = n * size if size < 1 else size
-    return math.sqrt(counted) * (1 if rate is None else rate)
-
-
-def group_rates(groups):
-    """[(rate, weights), ..] -> for each group the rates of its members; all of them sum to 1."""
-    total = sum(rate for rate, _ in groups)
-    rates = []
-    for rate, weights in groups:
-        rates.append([rate / total * weight / sum(weights) for weight in weights])
-    return rates

@@ -32,8 +32,8 @@ class Terminated(Exception):
 class Ending:
     """`with Ending() as ending:` turns the errors that end a run into a sentence and a status.
 
-    Other errors, which are our mistakes, pass with their traceback. ranks, loader and out are filled
-    in as the run begins.
+    Other errors, which are our mistakes, keep their traceback. ranks, loader and out are filled in
+    as the run begins.
     """
 
     def __init__(self):
@@ -56,8 +56,8 @@ class Ending:
             saved = f"; --resume continues from step {step}" if step else ""
             self.exit(130, f"interrupted{saved}")
         if isinstance(error, torch.OutOfMemoryError):
-            self.exit(1, f"{first_line(error).split('.')[0]}; python -m tools.memory counts what a step "
-                         "takes", alone=True)
+            self.exit(1, f"{first_line(error).split('.')[0]}; python -m tools.memory counts what a "
+                         "step takes", alone=True)
         if dist.is_initialized() and is_lost_peer(error):
             self.end_without_peers(error)
 
@@ -85,7 +85,8 @@ class Ending:
             who = "the ranks have lost each other"
         answering = set(range(self.ranks.world)) - set(silent or ())
         if self.ranks.rank == min(answering, default=0):
-            print(f"\ntrain.py: {who}; all end ({first_line(error)[:150]})", file=sys.stderr, flush=True)
+            sentence = f"{who}; all end ({first_line(error)[:150]})"
+            print(f"\ntrain.py: {sentence}", file=sys.stderr, flush=True)
         os._exit(1)
 
 

@@ -2,10 +2,10 @@
 
     StepPlan  --balance_packs-->  packs of this rank  --DataLoader, Decoder-->  rows of data.Example
 
-The first rank plans, in a process of its own where there are workers, and sends each StepPlan to all
-ranks: sizes are measured once. Each rank decodes the packs dealt to it in the workers of a torch
-DataLoader, under context parallelism only its share of the crops. A record that turns out bad here
-is masked: it keeps its place in the row, without loss, so that packs stay as they were planned.
+The first rank plans, in a process of its own where there are workers, and sends each StepPlan to
+all ranks: sizes are measured once. Each rank decodes the packs dealt to it, in the workers of a
+torch DataLoader, and under context parallelism only its share of the crops. A record that turns out
+bad here is masked: it keeps its place in the row, without loss, so that packs stay as planned.
 """
 
 from collections import deque

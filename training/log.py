@@ -168,3 +168,11 @@ def hardware(device):
         names = re.findall(r"model name\s*: *(.*)", cpuinfo.read_text())
     name = names[0] if names else platform.processor() or platform.machine()
     return f"{os.cpu_count()} cores, {name}"
+
+
+def first_log_line(run, args, model):
+    params = {part: sum(p.numel() for p in ps) for part, ps in model.parameter_groups().items()}
+    return {"config": dataclasses.asdict(run.config), "command": vars(args), "commit": commit(),
+            "device": str(run.device), "hardware": hardware(run.device),
+            "dtype": str(run.dtype).split(".")[-1], "world": run.ranks.world, "params": params,
+            "versions": {"python": platform.python_version(), "torch": torch.__version__}}

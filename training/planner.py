@@ -6,6 +6,7 @@ A step is a function of seed and number alone. A record that cannot be used is s
 counted; one that turns out bad while decoding keeps its place (training/loader.py).
 """
 
+import hashlib
 import json
 import signal
 import sys
@@ -97,6 +98,11 @@ class StepPlan:
     longest_wait: int                # packs that one of its examples saw go by before it
     skipped: dict                    # records skipped while planning so far, {"source: code": n}
     state: dict                      # of the planner after this step: where a resume goes on
+
+    @property
+    def hash(self):
+        """Of the record ids, for the log: 16 hexadecimal digits."""
+        return hashlib.sha256("\n".join(self.ids).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)

@@ -65,8 +65,8 @@ def find_checkpoint(args, config):
         raise checkpoint.LoadError(folder, e) from None
     shape_is_asked_for = args.preset or config.model != models.PRESETS[config.preset]
     if config.model != shape and shape_is_asked_for:
-        raise UserError(f"--resume: {folder} has another model than --preset and --model.* ask for; "
-                        "leave them out")
+        raise UserError(f"--resume: {folder} has another model than --preset and --model.* ask "
+                        "for; leave them out")
     config = replace(config, model=shape, data=replace(config.data, vision=shape.vision))
     check_recipe(args, folder, state["config"], config_as_text(config))
     return Checkpoint(folder, state), config
@@ -86,8 +86,8 @@ def check_data(args, found, fingerprint):
     """UserError if the run so far was with other data."""
     changed = [key for key in fingerprint if found.state["data"].get(key) != fingerprint[key]]
     if changed and not args.resume_anyway:
-        raise UserError(f"--resume: {found.folder} is of other data ({', '.join(changed)} changed). "
-                        "--resume-anyway continues all the same")
+        raise UserError(f"--resume: {found.folder} is of other data ({', '.join(changed)} "
+                        "changed). --resume-anyway continues all the same")
 
 
 def restore_loader(loader, plans, found):
@@ -98,7 +98,8 @@ def restore_loader(loader, plans, found):
             loader.masked.counts.update(found.state["loader"]["masked"])
     except (KeyError, TypeError, ValueError) as e:
         raise checkpoint.LoadError(found.folder, e) from None
-    loader.known_masked = {skip["index"]: skip["reason"] for skip in read_skips(found.folder.parent)}
+    skips = read_skips(found.folder.parent)
+    loader.known_masked = {skip["index"]: skip["reason"] for skip in skips}
 
 
 def make_run_directory(args, config, found):
@@ -110,7 +111,7 @@ def make_run_directory(args, config, found):
     try:
         if not found.folder and is_nonempty(out):
             if not (out / "log.jsonl").is_file():
-                raise UserError(f"--out {out}: not a run directory (no log.jsonl); it is left as it is")
+                raise UserError(f"--out {out}: not a run directory (it has no log.jsonl)")
             n = 1
             while (aside := out.with_name(f"{out.name}.old-{n}")).exists():
                 n += 1

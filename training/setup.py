@@ -3,7 +3,8 @@
 import json
 import os
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from tqdm import tqdm
@@ -17,11 +18,17 @@ from toy import vit as stage0
 from toy import world
 from toy.neighbor_init import init_neighbor_heads
 from training import weights
-from training.config import UserError
+from training.config import Config, UserError
 from training.loader import Loader
 from training.open_model import open_run
 from training.planner import PlanFile, RunError, StepPlanner
-from training.resume import check_data, restore_loader
+from training.resume import (
+    Checkpoint,
+    check_data,
+    find_checkpoint,
+    make_run_directory,
+    restore_loader,
+)
 from training.sources import fingerprint, open_sources
 
 # --------------------------------------------------------------------------------------------------
@@ -116,7 +123,7 @@ def open_model(args, config, found):
 
 
 def open_tokenizer(args, config):
-    """-> the tokenizer of --init or of the toy, and config with its model's shape; no weights are read."""
+    """-> tokenizer of --init or of the toy, config with its model's shape; reads no weights."""
     if args.init is None:
         return ByteTokenizer(world.WORDS, config.model.n_vocab), config
     try:
@@ -142,21 +149,26 @@ def model_shape(args, config, found):
         raise UserError(f"--init {args.init}: {e}") from None
 
 
-def pretrain_vit(config, out, vit):
+def pretrain_vit(run, vit):
     """Stage 0: released ViTs start from SigLIP2, the toy's from this. Its log is stage0.jsonl."""
     vit.requires_grad_(True)
-    with open(out / "stage0.jsonl" if out else os.devnull, "w", buffering=1) as log:
-        for line in stage0.pretrain(vit, config.seed, config.vit_steps):
+    path = run.out / "stage0.jsonl" if run.ranks.first else os.devnull
+    with open(path, "w", buffering=1) as log:
+        for line in stage0.pretrain(vit, run.config.seed, run.config.vit_steps):
             log.write(json.dumps(line) + "\n")
-    vit.requires_grad_("vit" in config.train)
+    vit.requires_grad_("vit" in run.config.train)
 
 
-def dry_run_largest_batch(run, parameters, forward_backward):
+def dry_run_largest_batch(run, groups, forward_backward):
     """Runs two micro-batches as large as any can be, beside as much as the optimizer will hold.
 
-    RunError, before the first step, if they do not fit. forward_backward(rows) adds gradients.
+    RunError, before the first step, if they do not fit; --dry_run says whether it is done.
+    forward_backward(rows) adds to the gradients.
     """
     config, ranks = run.config, run.ranks
+    if config.dry_run == "false" or (config.dry_run == "auto" and run.device.type != "cuda"):
+        return
+    parameters = [p for of_group in groups.values() for p in of_group]
     state = [torch.empty_like(parallel.local(p)) for p in parameters for _ in range(2)]
     shard = None
     if config.cp > 1:
@@ -176,3 +188,83 @@ def dry_run_largest_batch(run, parameters, forward_backward):
         peak = torch.cuda.max_memory_allocated() / 2**30
         tqdm.write(f"dry run: at most {peak:.1f} GiB of a GPU", file=sys.stderr)
     del state
+
+
+def cp_degrees(n_head, n_kv_head):
+    """Context-parallel degrees that these heads allow: query heads are dealt out evenly, kv heads
+    too, or as many copies of each as there are ranks for it."""
+    return [cp for cp in range(1, n_head + 1)
+            if n_head % cp == 0 and (n_kv_head % cp == 0 or cp % n_kv_head == 0)]
+
+
+def layout_error(world, config, model):
+    """Why `world` ranks cannot train this Config and ModelConfig, a sentence; "" if they can."""
+    cp, batch, tokens = config.cp, config.batch, config.data.max_tokens
+    degrees = cp_degrees(model.n_head, model.n_kv_head)
+    if cp not in degrees:
+        return (f"--cp {cp}: {model.n_head} query and {model.n_kv_head} kv heads allow "
+                f"{', '.join(map(str, degrees))}")
+    if world % cp:
+        fit = [c for c in degrees if world % c == 0]
+        return (f"--cp {cp}: {world} processes are no multiple of it; "
+                f"{', '.join(map(str, fit))} would do")
+    packs = world // cp * config.micro_batch
+    if batch % packs:
+        near = [str(n) for n in (batch // packs * packs, -(-batch // packs) * packs) if n]
+        return (f"--batch {batch}: no multiple of {world // cp} data-parallel ranks times "
+                f"--micro-batch {config.micro_batch}; {', '.join(near)} would do")
+    if config.shard and world % config.shard:
+        fit = [str(n) for n in range(1, world + 1) if world % n == 0]
+        return (f"--shard {config.shard}: {world} processes are no multiple of it; "
+                f"{', '.join(fit)} would do")
+    if tokens % cp:
+        return f"--data.max_tokens={tokens}: no multiple of --cp {cp}; {tokens // cp * cp} would do"
+    return ""
+
+
+# --------------------------------------------------------------------------------------------------
+# all of it
+
+
+@dataclass(frozen=True)
+class Run:
+    """What stays the same from the first step to the last."""
+    config: Config
+    ranks: parallel.Ranks
+    device: torch.device
+    dtype: torch.dtype
+    out: Path
+    tokenizer: object
+    loader: Loader
+    fingerprint: dict                # of the data
+    eval_records: list               # None: the toy world's
+    found: Checkpoint                # where it continues
+
+
+def start_run(args, config, ending):
+    """Opens everything that can be wrong, before anything is written -> Run, model on the CPU."""
+    device, dtype = pick_device(config)
+    if "workers" not in args.fields:
+        config = replace(config, workers=default_workers(device))
+    found, config = find_checkpoint(args, config)
+    world_size = int(os.environ.get("WORLD_SIZE", 1))
+    packs_of_rank = max(config.batch * config.cp // world_size, 1)
+    config = replace(config, micro_batch=min(config.micro_batch, packs_of_rank))
+    if error := layout_error(world_size, config, model_shape(args, config, found)):
+        raise UserError(error)
+    ranks = ending.ranks = parallel.join(config.cp, device)
+    config = replace(config, workers=parallel.broadcast(config.workers))     # one for all ranks
+    folders = sorted(set(parallel.all_gather(str(found.folder))))
+    if len(folders) > 1:
+        raise RunError(f"--resume: the ranks see different checkpoints: {', '.join(folders)}", True)
+    if args.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    torch.manual_seed(config.seed)
+    model, tokenizer, config = open_model(args, config, found)
+    loader, made_for, eval_records = open_loader(args, config, ranks, tokenizer, found)
+    ending.loader = loader
+    out = make_run_directory(args, config, found) if ranks.first else None
+    ending.out = out = parallel.broadcast(out)
+    run = Run(config, ranks, device, dtype, out, tokenizer, loader, made_for, eval_records, found)
+    return run, model

@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 import attention
 import parallel
-from training.log import save_nonfinite_batches
+from training.log import dropped_by, save_nonfinite_batches
 from training.planner import RunError
 
 
@@ -86,6 +86,23 @@ class StepStats:
         self.weight = max(self.total_weight, 1e-8)
         self.loss = sum(nll.values()) / self.weight
         self.nll_by_source = {name: nll[name] / weights[name] for name in nll if weights[name] > 0}
+
+
+def loss_fields(stats, norms, finite):
+    """The fields of a log line that say what the step has learned; None where it is not finite."""
+    return {"loss": stats.loss if finite else None, **stats.counts, "weight": stats.total_weight,
+            "nll_by_source": stats.nll_by_source if finite else None,
+            "grad_norm": math.hypot(*norms.values()) if finite else None,
+            "grad_norms": norms if finite else None}
+
+
+def plan_fields(config, plan, stats, masked):
+    """The fields of a log line that say which records the step was made of."""
+    return {"fill_tokens": stats.counts["tokens"] / (config.batch * config.data.max_tokens),
+            "fill_crops": stats.counts["crops"] / (config.batch * config.pack_crops),
+            "longest_wait": plan.longest_wait,
+            **dropped_by(Counter(plan.skipped) + masked),
+            "ids": plan.hash}
 
 
 def report_nonfinite(run, step, plan, stats, norms, batches):

@@ -27,7 +27,15 @@ import packing
 import parallel
 from records import video
 from records.reader import Records
-from tests.training.stream import CONFIG, TOKENIZER, examples_of, loader_of, planner_of, taken, write_files
+from tests.training.stream import (
+    CONFIG,
+    TOKENIZER,
+    examples_of,
+    loader_of,
+    planner_of,
+    taken,
+    write_files,
+)
 from training import loader as loading
 from training.loader import Loader
 from training.planner import RunError

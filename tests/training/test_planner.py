@@ -15,7 +15,15 @@ import train
 from records.errors import DataError
 from records.mixture import Mixture
 from records.reader import Records
-from tests.training.stream import CONFIG, TOKENIZER, loader_of, planner_of, taken, with_steps, write_files
+from tests.training.stream import (
+    CONFIG,
+    TOKENIZER,
+    loader_of,
+    planner_of,
+    taken,
+    with_steps,
+    write_files,
+)
 from tools import plan as plan_tool
 from training.config import parse
 from training.planner import PlanFile, StepPlanner, in_process, measure

@@ -176,11 +176,11 @@ def weight_copies(shape):
 
 
 def vit_forward(shape):
-    """The features so far and the residual stream; in a block its norm, q, k, v, the output of
-    attention and both sides of GELU, and copies of its weights."""
+    """The features so far and the residual stream; in a block its norm, q, k and v, both sides of
+    GELU, and copies of its weights."""
     s = shape.compute_bytes
     v = shape.vision
-    of_patch = 4 * shape.feature_width + (4 + 4 + 4 * s) * v.n_embd + 2 * s * v.n_hidden
+    of_patch = 4 * shape.feature_width + (4 + 4 + 3 * s) * v.n_embd + 2 * s * v.n_hidden
     return of_patch * shape.patches + shape.copy_bytes * vit_block_parameters(shape).in_matrices
 
 

@@ -192,7 +192,7 @@ def answering(config, compute_bytes):
     static = {"weights": s * sum(numbers.total for numbers in parameters(shape).values()),
               "cache": m.n_layer * 2 * shape.kv_width * s * shape.tokens,
               "batch": batch_bytes(shape)}
-    of_patch = s * (shape.feature_width + 6 * v.n_embd + 2 * v.n_hidden)     # as in training
+    of_patch = s * (shape.feature_width + 5 * v.n_embd + 2 * v.n_hidden)     # as in training
     # features; windows, k, v, v weighted, their mean and q; or the projector's gate, up and product
     pooling = ((shape.feature_width + 3 * v.n_embd) * shape.window
                + shape.feature_width + v.n_embd)

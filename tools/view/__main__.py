@@ -14,7 +14,6 @@ page does not show what a model makes of the row.
 """
 
 import argparse
-import hashlib
 import json
 import sys
 from dataclasses import replace
@@ -60,7 +59,7 @@ def row_of_run(run, step, row):
     plan = next(islice(plans, step - 1, None))
     logged = [line["ids"] for line in read_log(run / "log.jsonl")
               if line.get("step") == step and "ids" in line]
-    if logged and logged[-1] != hash_of_ids(plan):
+    if logged and logged[-1] != plan.hash:
         raise UserError(f"--run {run}: step {step} had other records; the data, or the code that "
                         "draws them, has changed since")
     if row >= len(plan.packs):
@@ -87,11 +86,6 @@ def open_plans(args, config, tokenizer):
     else:
         plans = StepPlanner(mixture, tokenizer, config)
     return plans, Decoder(mixture, tokenizer, config)
-
-
-def hash_of_ids(plan):
-    """As in the log of a run."""
-    return hashlib.sha256("\n".join(plan.ids).encode()).hexdigest()[:16]
 
 
 def decode_row(decoder, items, masked=None):
