@@ -1,4 +1,4 @@
-"""stages/cluster.sh and slurm.sh, with fakes of torchrun, srun and scontrol that note each call."""
+"""stages/cluster.sh and stages/slurm.sh, with fakes of torchrun, srun and scontrol on the PATH."""
 
 import os
 import shutil

@@ -29,27 +29,61 @@ EXPECTED = json.loads((HERE / "tiny_model.json").read_text())
 ROPE = json.loads((HERE / "rope.json").read_text())["values"]
 FAMILIES = ("qwen", "olmo")
 MASKS = {"bidir": "{}.response_logits", "causal": "{}_causal.response_logits"}
-VISUAL = [512, 513, 514, 515, 516, 518, 519, 520]                        # spec 6.3 in the ids of the tiny models
+VISUAL = [512, 513, 514, 515, 516, 518, 519, 520]  # spec 6.3 in the ids of the tiny models
 PATCH, EOS = 514, 501
 
 # part of a name -> of ours; first the port's, which the weights have, then the official training code's, which the gradients have
-PORT = {r"^model\.language_model\.layers": "blocks", r"^model\.language_model\.norm": "norm", r"^lm_head": "head",
-        r"^model\.vision_tower": "vision.vit", r"vit\.layers": "vit.blocks", r"vit\.positional_embedding": "vit.pos",
-        r"vit\.patch_embedding": "vit.patch", r"^model\.multi_modal_projector\.image_pooling_2d": "vision.pool",
-        r"^model\.multi_modal_projector\.image_projector": "vision.projector", r"\.self_attn\.([qkv])_proj": r".attn.\1",
-        r"\.self_attn\.o_proj": ".attn.out", r"\.self_attn\.([qk]_norm)": r".attn.\1", r"\.o_proj": ".out",
-        r"\.(q|k|v|up|gate|down)_proj": r".\1", r"input_layernorm|layer_norm1": "attn_norm",
-        r"post_attention_layernorm|layer_norm2": "mlp_norm", r"mlp\.fc1": "up", r"mlp\.fc2": "down", r"(vit.*)\.attn\.": r"\1."}
-TRAINING = {r"^transformer\.blocks": "blocks", r"^transformer\.ln_f": "norm", r"^transformer\.ff_out": "head",
-            r"^transformer\.wte\.embedding": "embedding.weight", r"^transformer\.wte\.new_embedding": "extra.weight",
-            r"^vision_backbone\.image_vit": "vision.vit", r"vit\.transformer\.resblocks": "vit.blocks",
-            r"vit\.positional_embedding": "vit.pos", r"vit\.patch_embedding": "vit.patch",
-            r"^vision_backbone\.image_pooling_2d": "vision.pool", r"^vision_backbone\.image_projector": "vision.projector",
-            r"projector\.w1": "projector.gate", r"projector\.w2": "projector.down", r"projector\.w3": "projector.up",
-            r"\.attention\.w": ".w", r"\.w([qkv])\.": r".\1.", r"\.wo\.": ".out.", r"\.feed_forward\.w1": ".up",
-            r"\.feed_forward\.w2": ".down", r"attention_norm": "attn_norm", r"\bff_norm|ffn_norm": "mlp_norm",
-            r"(\d)\.([qk]_norm)": r"\1.attn.\2", r"attn_out": "attn.out", r"(\d)\.ff_out": r"\1.mlp.down"}
-FUSED = {"att_proj": ("attn.q", "attn.k", "attn.v"), "ff_proj": ("mlp.up", "mlp.gate")}        # one matrix there, several here
+PORT = {
+    r"^model\.language_model\.layers": "blocks",
+    r"^model\.language_model\.norm": "norm",
+    r"^lm_head": "head",
+    r"^model\.vision_tower": "vision.vit",
+    r"vit\.layers": "vit.blocks",
+    r"vit\.positional_embedding": "vit.pos",
+    r"vit\.patch_embedding": "vit.patch",
+    r"^model\.multi_modal_projector\.image_pooling_2d": "vision.pool",
+    r"^model\.multi_modal_projector\.image_projector": "vision.projector",
+    r"\.self_attn\.([qkv])_proj": r".attn.\1",
+    r"\.self_attn\.o_proj": ".attn.out",
+    r"\.self_attn\.([qk]_norm)": r".attn.\1",
+    r"\.o_proj": ".out",
+    r"\.(q|k|v|up|gate|down)_proj": r".\1",
+    r"input_layernorm|layer_norm1": "attn_norm",
+    r"post_attention_layernorm|layer_norm2": "mlp_norm",
+    r"mlp\.fc1": "up",
+    r"mlp\.fc2": "down",
+    r"(vit.*)\.attn\.": r"\1.",
+}
+TRAINING = {
+    r"^transformer\.blocks": "blocks",
+    r"^transformer\.ln_f": "norm",
+    r"^transformer\.ff_out": "head",
+    r"^transformer\.wte\.embedding": "embedding.weight",
+    r"^transformer\.wte\.new_embedding": "extra.weight",
+    r"^vision_backbone\.image_vit": "vision.vit",
+    r"vit\.transformer\.resblocks": "vit.blocks",
+    r"vit\.positional_embedding": "vit.pos",
+    r"vit\.patch_embedding": "vit.patch",
+    r"^vision_backbone\.image_pooling_2d": "vision.pool",
+    r"^vision_backbone\.image_projector": "vision.projector",
+    r"projector\.w1": "projector.gate",
+    r"projector\.w2": "projector.down",
+    r"projector\.w3": "projector.up",
+    r"\.attention\.w": ".w",
+    r"\.w([qkv])\.": r".\1.",
+    r"\.wo\.": ".out.",
+    r"\.feed_forward\.w1": ".up",
+    r"\.feed_forward\.w2": ".down",
+    r"attention_norm": "attn_norm",
+    r"\bff_norm|ffn_norm": "mlp_norm",
+    r"(\d)\.([qk]_norm)": r"\1.attn.\2",
+    r"attn_out": "attn.out",
+    r"(\d)\.ff_out": r"\1.mlp.down",
+}
+FUSED = {
+    "att_proj": ("attn.q", "attn.k", "attn.v"),
+    "ff_proj": ("mlp.up", "mlp.gate"),
+}  # one matrix there, several here
 
 
 def rename(name, table):
@@ -66,12 +100,34 @@ def tiny():
 
 def config_of(family):
     c, vit = EXPECTED[family], EXPECTED["vit"]
-    yarn = models.YarnConfig(**{**c["yarn"], "layers": tuple(c["yarn"]["layers"])}) if "yarn" in c else models.YarnConfig()
-    see = vision.VisionConfig(n_layer=vit["layers_kept"], n_embd=vit["width"], n_head=vit["heads"], n_hidden=vit["mlp"],
-                              feature_layers=tuple(vit["feature_layers_0based_in_order"]))
-    return models.ModelConfig(n_layer=c["layers"], n_embd=c["hidden"], n_head=c["heads"], n_kv_head=c["kv_heads"], head_dim=c["head_dim"],
-                         n_hidden=c["mlp"], n_vocab=c["vocab"], n_extra=c["extra"], family=family, tied=c["tied"],
-                         rope_theta=c["rope_theta"], yarn=yarn, eps=c["eps"], vision=see)
+    yarn = (
+        models.YarnConfig(**{**c["yarn"], "layers": tuple(c["yarn"]["layers"])})
+        if "yarn" in c
+        else models.YarnConfig()
+    )
+    see = vision.VisionConfig(
+        n_layer=vit["layers_kept"],
+        n_embd=vit["width"],
+        n_head=vit["heads"],
+        n_hidden=vit["mlp"],
+        feature_layers=tuple(vit["feature_layers_0based_in_order"]),
+    )
+    return models.ModelConfig(
+        n_layer=c["layers"],
+        n_embd=c["hidden"],
+        n_head=c["heads"],
+        n_kv_head=c["kv_heads"],
+        head_dim=c["head_dim"],
+        n_hidden=c["mlp"],
+        n_vocab=c["vocab"],
+        n_extra=c["extra"],
+        family=family,
+        tied=c["tied"],
+        rope_theta=c["rope_theta"],
+        yarn=yarn,
+        eps=c["eps"],
+        vision=see,
+    )
 
 
 @cache
@@ -79,28 +135,41 @@ def model_of(family):
     weights = {}
     for name, w in tiny().items():
         if name.startswith(f"{family}.model.language_model.embed_tokens"):
-            weights["embedding.weight"], weights["extra.weight"] = w.split([EXPECTED[family]["vocab"], EXPECTED[family]["extra"]])
+            weights["embedding.weight"], weights["extra.weight"] = w.split(
+                [EXPECTED[family]["vocab"], EXPECTED[family]["extra"]]
+            )
         elif name.startswith((f"{family}.model.", f"{family}.lm_head")):
             weights[rename(name.removeprefix(f"{family}."), PORT)] = w
     model = models.Molmo2(config_of(family))
-    model.load_state_dict(weights)                                       # strict: every weight has one place
+    model.load_state_dict(weights)  # strict: every weight has one place
     return model.eval()
 
 
 @cache
 def batch(mask="bidir"):
-    t = tiny()                                                           # padding is -1 in every array of it
-    tokens, sub, pool_src = (t[name].long() for name in ("input_ids", "subsegment_ids", "token_pooling"))
+    t = tiny()  # padding is -1 in every array of it
+    tokens, sub, pool_src = (
+        t[name].long() for name in ("input_ids", "subsegment_ids", "token_pooling")
+    )
     doc = sub.div(100000, rounding_mode="floor")
-    branch = torch.where((doc == 0) & (sub < 10000), 1 + sub, 0)         # example 0 alone is a tree
+    branch = torch.where((doc == 0) & (sub < 10000), 1 + sub, 0)  # example 0 alone is a tree
     bidir = torch.isin(tokens, torch.tensor(VISUAL)) * (mask == "bidir")
     # three rows of pool_src are padding: they are zero, wherever they go
     pool_dst = torch.zeros(len(pool_src), dtype=torch.long)
     pool_dst[(pool_src >= 0).any(1)] = (tokens == PATCH).nonzero()[:, 0]
     images = t["images"].repeat_interleave(2, dim=0)
-    row = [tokens.clamp(min=0), t["labels"].long().clamp(min=0), t["loss_weights"].clamp(min=0), t["position_ids"].long().clamp(min=0),
-           doc.int(), branch.int(), bidir.int()]
-    return packing.Batch(*(x[None] for x in row), images, pool_src, pool_dst, ["tree", "image", "text"])
+    row = [
+        tokens.clamp(min=0),
+        t["labels"].long().clamp(min=0),
+        t["loss_weights"].clamp(min=0),
+        t["position_ids"].long().clamp(min=0),
+        doc.int(),
+        branch.int(),
+        bidir.int(),
+    ]
+    return packing.Batch(
+        *(x[None] for x in row), images, pool_src, pool_dst, ["tree", "image", "text"]
+    )
 
 
 @cache
@@ -111,7 +180,11 @@ def run(family, mask):
     total = b.weights.sum()
     ce, z = (b.weights * nll).sum() / total, 1e-4 * (b.weights * lse**2).sum() / total
     grads = torch.autograd.grad(ce + z, list(model.parameters()))
-    return ce.item(), z.item(), dict(zip((name for name, _ in model.named_parameters()), grads, strict=True))
+    return (
+        ce.item(),
+        z.item(),
+        dict(zip((name for name, _ in model.named_parameters()), grads, strict=True)),
+    )
 
 
 def expected_of(family, mask="bidir"):
@@ -127,7 +200,9 @@ def test_visual_features_equal_the_official_code(family):
     real = (b.pool_src >= 0).any(1)
     assert (~real).sum() == 3
     assert (seen[~real] == 0).all()
-    torch.testing.assert_close(seen[real], tiny()[f"{family}.image_features"], rtol=0, atol=1e-8)      # they are 1e-4
+    torch.testing.assert_close(
+        seen[real], tiny()[f"{family}.image_features"], rtol=0, atol=1e-8
+    )  # they are 1e-4
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -138,7 +213,9 @@ def test_logits_equal_the_official_code(family, mask):
     ours = logits[batch(mask).weights > 0]
     assert len(ours) == expected_of(family, mask)["n_loss_tokens"]
     torch.testing.assert_close(ours, tiny()[MASKS[mask].format(family)], rtol=0, atol=1e-5)
-    assert ours[0, :5].tolist() == pytest.approx(expected_of(family, mask)["first_logits"], abs=1e-5)
+    assert ours[0, :5].tolist() == pytest.approx(
+        expected_of(family, mask)["first_logits"], abs=1e-5
+    )
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -147,7 +224,7 @@ def test_loss_equals_the_official_code(family, mask):
     e, (ce, z, _) = expected_of(family, mask), run(family, mask)
     assert batch().weights.sum().item() == pytest.approx(e["weight_sum"], rel=1e-6)
     assert ce == pytest.approx(e["ce"], abs=1e-5)
-    assert z == pytest.approx(e["z"], abs=1e-7)                          # 0.004: the tolerance of ce would hide it
+    assert z == pytest.approx(e["z"], abs=1e-7)  # 0.004: the tolerance of ce would hide it
     assert ce + z == pytest.approx(e["loss"], abs=1e-5)
 
 
@@ -158,11 +235,23 @@ def test_every_gradient_norm_equals_the_official_code(family, mask):
     places = {}
     for name in e:
         *path, last, _ = name.split(".") if "." in name else [name]
-        places[name] = [f"{path[1]}.{path[2]}.{part}.weight" for part in FUSED[last]] if last in FUSED else [rename(name, TRAINING)]
-    assert sorted(p for parts in places.values() for p in parts) == sorted(grads)        # each parameter once
-    ours = {name: math.hypot(*(grads[p].norm().item() for p in parts)) for name, parts in places.items()}
+        places[name] = (
+            [f"{path[1]}.{path[2]}.{part}.weight" for part in FUSED[last]]
+            if last in FUSED
+            else [rename(name, TRAINING)]
+        )
+    assert sorted(p for parts in places.values() for p in parts) == sorted(
+        grads
+    )  # each parameter once
+    ours = {
+        name: math.hypot(*(grads[p].norm().item() for p in parts)) for name, parts in places.items()
+    }
     # a bias of the keys moves no softmax: its gradient is rounding alone, 1e-13, and gets a floor
-    off = {name: (ours[name], e[name]) for name in e if abs(ours[name] - e[name]) > 1e-4 * e[name] + 1e-11}
+    off = {
+        name: (ours[name], e[name])
+        for name in e
+        if abs(ours[name] - e[name]) > 1e-4 * e[name] + 1e-11
+    }
     assert not off
 
 
@@ -176,16 +265,29 @@ def ask(new=()):
     tokens = np.array([*b.tokens[0, :411].tolist(), *b.tokens[0, 446:470].tolist(), *new])
     n, zero = len(tokens), np.zeros(len(tokens), np.int32)
     assert n - len(new) == expected_of("qwen")["greedy_prompt_len"]
-    prompt = data.Example(tokens, zero, zero, np.arange(n), zero, np.isin(tokens, VISUAL).astype(np.int32), id="greedy")
+    prompt = data.Example(
+        tokens,
+        zero,
+        zero,
+        np.arange(n),
+        zero,
+        np.isin(tokens, VISUAL).astype(np.int32),
+        id="greedy",
+    )
     prompt.pool_dst = np.flatnonzero(tokens == PATCH)
-    prompt.images, prompt.pool_src = b.images[:2].numpy(), b.pool_src[: len(prompt.pool_dst)].numpy()
+    prompt.images, prompt.pool_src = (
+        b.images[:2].numpy(),
+        b.pool_src[: len(prompt.pool_dst)].numpy(),
+    )
     return prompt
 
 
 def last_logits(model, prompt):
     """All of it at once, no cache: (V,) behind the last token."""
     with torch.no_grad():
-        return model.logits(packing.collate([[prompt]], len(prompt.tokens), model.config.vision))[0, -1]
+        return model.logits(packing.collate([[prompt]], len(prompt.tokens), model.config.vision))[
+            0, -1
+        ]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -217,27 +319,54 @@ def test_the_cache_gives_the_official_tokens_and_the_logits_of_a_full_pass(famil
 # RoPE
 
 
-@pytest.mark.parametrize(("name", "preset", "yarn"), [("olmo3_7b_instruct.default", "o7b", False), ("olmo3_7b_instruct.yarn", "o7b", True),
-                                                      ("qwen3_8b.default", "8b", False), ("qwen3_4b_instruct.default", "4b", False)])
+@pytest.mark.parametrize(
+    ("name", "preset", "yarn"),
+    [
+        ("olmo3_7b_instruct.default", "o7b", False),
+        ("olmo3_7b_instruct.yarn", "o7b", True),
+        ("qwen3_8b.default", "8b", False),
+        ("qwen3_4b_instruct.default", "4b", False),
+    ],
+)
 def test_rope_frequencies_equal_the_official_code(name, preset, yarn):
     e, config = ROPE[name], models.PRESETS[preset]
     freq, factor = models.rope_frequencies(config, yarn)
-    assert (config.head_dim, config.rope_theta, factor) == (e["dim"], e["theta"], e["attention_factor"])
+    assert (config.head_dim, config.rope_theta, factor) == (
+        e["dim"],
+        e["theta"],
+        e["attention_factor"],
+    )
     torch.testing.assert_close(freq, torch.tensor(e["inv_freq"]), rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize(("name", "preset", "yarn"), [("olmo3_7b_instruct", "o7b", True), ("qwen3_8b", "8b", False),
-                                                      ("qwen3_4b_instruct", "4b", False)])
+@pytest.mark.parametrize(
+    ("name", "preset", "yarn"),
+    [
+        ("olmo3_7b_instruct", "o7b", True),
+        ("qwen3_8b", "8b", False),
+        ("qwen3_4b_instruct", "4b", False),
+    ],
+)
 def test_rope_table_equals_the_official_code(name, preset, yarn):
-    cos, sin = models.rope_table(torch.tensor([[0, 63]]), *models.rope_frequencies(models.PRESETS[preset], yarn))
+    cos, sin = models.rope_table(
+        torch.tensor([[0, 63]]), *models.rope_frequencies(models.PRESETS[preset], yarn)
+    )
     factor = models.PRESETS[preset].yarn.attention_factor if yarn else 1.0
     assert cos[0, 1, 0, :8].tolist() == pytest.approx(ROPE[f"{name}.cos_pos63_first8"], abs=1e-5)
     torch.testing.assert_close(cos**2 + sin**2, torch.full_like(cos, factor**2), rtol=1e-5, atol=0)
 
 
 def test_every_rope_value_is_checked():
-    names = {"olmo3_7b_instruct.default", "olmo3_7b_instruct.yarn", "qwen3_8b.default", "qwen3_4b_instruct.default"}
-    assert set(ROPE) == names | {f"{name}.cos_pos63_first8" for name in ("olmo3_7b_instruct", "qwen3_8b", "qwen3_4b_instruct")}
+    names = {
+        "olmo3_7b_instruct.default",
+        "olmo3_7b_instruct.yarn",
+        "qwen3_8b.default",
+        "qwen3_4b_instruct.default",
+    }
+    assert set(ROPE) == names | {
+        f"{name}.cos_pos63_first8"
+        for name in ("olmo3_7b_instruct", "qwen3_8b", "qwen3_4b_instruct")
+    }
 
 
 @pytest.mark.parametrize("layers", [(3,), (0, 2), ()])
@@ -246,11 +375,19 @@ def test_yarn_is_used_on_its_layers_only(layers):
     config = replace(config, yarn=replace(config.yarn, layers=layers))
     model, used = models.Molmo2(config).eval(), []
     for block in model.blocks:
-        block.register_forward_pre_hook(lambda _, args: used.append(args[1]))             # (x, rope, mask, ...)
+        block.register_forward_pre_hook(
+            lambda _, args: used.append(args[1])
+        )  # (x, rope, mask, ...)
     pos = torch.arange(20)[None]
     with torch.no_grad():
-        model.transformer(torch.zeros(1, 20, config.n_embd), pos, attention.allow(*torch.zeros(3, 1, 20, dtype=torch.int32)))
-    plain, yarn = (models.rope_table(pos, *models.rope_frequencies(config, yarn)) for yarn in (False, True))
+        model.transformer(
+            torch.zeros(1, 20, config.n_embd),
+            pos,
+            attention.allow(*torch.zeros(3, 1, 20, dtype=torch.int32)),
+        )
+    plain, yarn = (
+        models.rope_table(pos, *models.rope_frequencies(config, yarn)) for yarn in (False, True)
+    )
     assert not torch.equal(plain[0], yarn[0])
     for i, rope in enumerate(used):
         expected = yarn if i in layers else plain

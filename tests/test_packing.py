@@ -13,7 +13,10 @@ import packing
 from toy import world as tiny
 
 CONFIG = dataclasses.replace(
-    model.PRESETS["toy"], n_layer=2, vision=dataclasses.replace(model.TOY_VISION, n_layer=2, feature_layers=(1, 0), grid=4))
+    model.PRESETS["toy"],
+    n_layer=2,
+    vision=dataclasses.replace(model.TOY_VISION, n_layer=2, feature_layers=(1, 0), grid=4),
+)
 DATA = data.DataConfig(max_tokens=2048, max_crops=4, vision=CONFIG.vision)
 TOKENIZER = data.ByteTokenizer(tiny.WORDS)
 
@@ -25,13 +28,27 @@ class Photos:
 
     def __getitem__(self, i):
         words = ["a cat", "two dogs on a mat", "rain"]
-        record = {"id": f"photo-{i}", "where": f"photo-{i}", "source": self, "annotations": [
-            {"type": "qa", "turns": [{"question": f"what is {i}?", "answer": words[i % 3]}, {"question": "sure?", "answer": "yes"}]}]}
+        record = {
+            "id": f"photo-{i}",
+            "where": f"photo-{i}",
+            "source": self,
+            "annotations": [
+                {
+                    "type": "qa",
+                    "turns": [
+                        {"question": f"what is {i}?", "answer": words[i % 3]},
+                        {"question": "sure?", "answer": "yes"},
+                    ],
+                }
+            ],
+        }
         if i % 3 == 2:
             return record
         points = [{"x": 10, "y": 20 + i}, {"x": 30, "y": 40}]
-        record["annotations"] += [{"type": "caption", "text": words[(i + 1) % 3]},
-                                  {"type": "point", "label": "cat", "coords": "percent", "points": points}]
+        record["annotations"] += [
+            {"type": "caption", "text": words[(i + 1) % 3]},
+            {"type": "point", "label": "cat", "coords": "percent", "points": points},
+        ]
         return {**record, "image": "noise"}
 
     def image_sizes(self, record):
@@ -39,11 +56,17 @@ class Photos:
         return [(20 + 13 * i, 30 + 7 * i)] * ("image" in record)
 
     def images(self, record, only=None):
-        return [np.random.default_rng(w).integers(0, 256, (h, w, 3), dtype=np.uint8) for w, h in self.image_sizes(record)]
+        return [
+            np.random.default_rng(w).integers(0, 256, (h, w, 3), dtype=np.uint8)
+            for w, h in self.image_sizes(record)
+        ]
 
 
 def examples(n=5, **changes):
-    return [data.encode(Photos()[i], TOKENIZER, dataclasses.replace(DATA, **changes), 0, 0) for i in range(n)]
+    return [
+        data.encode(Photos()[i], TOKENIZER, dataclasses.replace(DATA, **changes), 0, 0)
+        for i in range(n)
+    ]
 
 
 def alone(example):
@@ -51,7 +74,10 @@ def alone(example):
     trunk = example.branch == 0
     for j in range(1, example.branch.max(initial=0) + 1) or [0]:
         keep = trunk | (example.branch == j)
-        cut = {f: getattr(example, f)[keep].copy() for f in ("tokens", "targets", "weights", "pos", "branch", "bidir")}
+        cut = {
+            f: getattr(example, f)[keep].copy()
+            for f in ("tokens", "targets", "weights", "pos", "branch", "bidir")
+        }
         cut["branch"][:] = 0
         if example.images is not None:
             cut["pool_dst"] = np.flatnonzero(cut["tokens"] == TOKENIZER.special["im_patch"])
@@ -140,12 +166,19 @@ def test_examples_cannot_see_each_other(changed):
     before = m(packing.collate([packed], 1024, CONFIG.vision))[0]
     middle = packed[1]
     if changed == "pixels":
-        swapped = dataclasses.replace(middle, images=np.random.default_rng(1).integers(0, 256, middle.images.shape, dtype=np.uint8))
+        swapped = dataclasses.replace(
+            middle,
+            images=np.random.default_rng(1).integers(0, 256, middle.images.shape, dtype=np.uint8),
+        )
     else:
-        swapped = dataclasses.replace(middle, tokens=np.where(middle.bidir == 0, (middle.tokens + 7) % 256, middle.tokens))
+        swapped = dataclasses.replace(
+            middle, tokens=np.where(middle.bidir == 0, (middle.tokens + 7) % 256, middle.tokens)
+        )
     after = m(packing.collate([[packed[0], swapped, packed[2]]], 1024, CONFIG.vision))[0]
     start, stop = len(packed[0].tokens), len(packed[0].tokens) + len(middle.tokens)
-    assert torch.equal(before[0, :start], after[0, :start]) and torch.equal(before[0, stop:], after[0, stop:])
+    assert torch.equal(before[0, :start], after[0, :start]) and torch.equal(
+        before[0, stop:], after[0, stop:]
+    )
     assert not torch.equal(before[0, start:stop], after[0, start:stop])
 
 
@@ -155,7 +188,7 @@ def test_padding_changes_nothing_and_is_never_nan():
     short, long = (packing.collate([packed], T, CONFIG.vision) for T in (n, n + 64))
     nll = [m(batch)[0][0, :n] for batch in (short, long)]
     assert (nll[0] - nll[1]).abs().max() < 1e-12
-    nothing = packing.collate([[]], 8, CONFIG.vision)                      # a row of padding, no image in the batch
+    nothing = packing.collate([[]], 8, CONFIG.vision)  # a row of padding, no image in the batch
     nll, lse, gradients = run(m, [[]], 8)
     assert nothing.images.shape[0] == 1 and (nll == 0).all() and (lse == 0).all()
     assert all(torch.isfinite(g).all() for g in gradients.values())
@@ -163,7 +196,7 @@ def test_padding_changes_nothing_and_is_never_nan():
 
 def test_nll_equals_the_full_logits_and_is_zero_without_loss():
     m = grown()
-    m.nll_chunk = 7                                                      # several chunks, the last one short
+    m.nll_chunk = 7  # several chunks, the last one short
     batch = packing.collate([examples(3)], 1024, CONFIG.vision)
     nll, lse = m(batch)
     logits = m.logits(batch)
@@ -176,7 +209,12 @@ def test_nll_equals_the_full_logits_and_is_zero_without_loss():
 
 def test_a_view_that_the_mosaic_repeats_is_encoded_once_with_the_same_result():
     """An image of one tile gives two equal crops: Batch has one, and nll and gradients are those of both."""
-    m, example = grown(), data.encode(tiny.World("train")[3], TOKENIZER, dataclasses.replace(DATA, max_crops=1), 0, 0)
+    m, example = (
+        grown(),
+        data.encode(
+            tiny.World("train")[3], TOKENIZER, dataclasses.replace(DATA, max_crops=1), 0, 0
+        ),
+    )
     assert np.array_equal(*example.images)
     once = packing.collate([[example]], 512, CONFIG.vision)
     assert len(once.images) == 1
@@ -191,7 +229,10 @@ def test_a_view_that_the_mosaic_repeats_is_encoded_once_with_the_same_result():
         results.append((nll.detach(), [p.grad.clone() for p in m.parameters()]))
         m.zero_grad()
     assert (results[0][0] - results[1][0]).abs().max() < 1e-12
-    assert all((a - b).abs().max() < 1e-12 * max(1, a.abs().max()) for a, b in zip(results[0][1], results[1][1], strict=True))
+    assert all(
+        (a - b).abs().max() < 1e-12 * max(1, a.abs().max())
+        for a, b in zip(results[0][1], results[1][1], strict=True)
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -200,7 +241,10 @@ def test_a_view_that_the_mosaic_repeats_is_encoded_once_with_the_same_result():
 
 def sizes_of(seed, n):
     rng = np.random.default_rng(seed)
-    return [(int(t), int(c)) for t, c in zip(rng.integers(1, 130, n), rng.integers(0, 12, n), strict=True)]
+    return [
+        (int(t), int(c))
+        for t, c in zip(rng.integers(1, 130, n), rng.integers(0, 12, n), strict=True)
+    ]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -217,12 +261,14 @@ def test_every_fitting_example_is_packed_once_and_no_pack_is_over_a_limit(seed):
 
 def test_nothing_waits_much_longer_than_its_age_allows():
     """Two of 60 fill a row and are the largest, so those of 50 would wait until the pool holds nothing else, if age did not count."""
-    endless = lambda i: (50, 1) if i % 50 == 7 else (60, 1)              # noqa: E731
+    endless = lambda i: (50, 1) if i % 50 == 7 else (60, 1)  # noqa: E731
     planner, waits = packing.Planner(endless, 120, 10, pool=16), []
     for n in range(4000):
         came = {e[0]: e[3] for e in planner.pool}
         waits += [n - came.get(i, n) for i in next(planner)]
-    assert packing.MAX_WAIT <= max(waits) < packing.MAX_WAIT + 16                  # several may come of age at once: one a pack
+    assert (
+        packing.MAX_WAIT <= max(waits) < packing.MAX_WAIT + 16
+    )  # several may come of age at once: one a pack
     assert min(e[0] for e in planner.pool) > 8000 - 2 * (packing.MAX_WAIT + 16) - 16
 
 
@@ -258,13 +304,24 @@ def test_an_endless_stream_is_planned_in_constant_memory():
 def test_the_search_finds_the_fullest_row(seed):
     """Against all subsets of ten examples, in steps of one token, weighed as a random pair of prices says."""
     rng = np.random.default_rng(seed)
-    examples = [(i, int(t), int(c)) for i, (t, c) in enumerate(zip(rng.integers(1, 60, 10), rng.integers(0, 8, 10), strict=True))]
+    examples = [
+        (i, int(t), int(c))
+        for i, (t, c) in enumerate(
+            zip(rng.integers(1, 60, 10), rng.integers(0, 8, 10), strict=True)
+        )
+    ]
     tokens, crops, per_token, per_crop = 100, 12, *rng.random(2)
     found = packing.best_subset(examples, tokens, crops, 1, per_token, per_crop)
-    worth = lambda es: sum(e[1] for e in es) * per_token + sum(e[2] for e in es) * per_crop              # noqa: E731
+    worth = lambda es: sum(e[1] for e in es) * per_token + sum(e[2] for e in es) * per_crop  # noqa: E731
     subsets = ([e for k, e in enumerate(examples) if bits >> k & 1] for bits in range(1 << 10))
-    fitting = (es for es in subsets if sum(e[1] for e in es) <= tokens and sum(e[2] for e in es) <= crops)
-    assert len({e[0] for e in found}) == len(found) and sum(e[1] for e in found) <= tokens and sum(e[2] for e in found) <= crops
+    fitting = (
+        es for es in subsets if sum(e[1] for e in es) <= tokens and sum(e[2] for e in es) <= crops
+    )
+    assert (
+        len({e[0] for e in found}) == len(found)
+        and sum(e[1] for e in found) <= tokens
+        and sum(e[2] for e in found) <= crops
+    )
     assert worth(found) == pytest.approx(max(map(worth, fitting)))
 
 

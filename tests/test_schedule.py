@@ -1,4 +1,4 @@
-"""The learning rate against the official schedules (conformance/lr_schedule.json)."""
+"""The learning rate against the official schedules (tests/conformance/lr_schedule.json)."""
 
 import json
 from pathlib import Path

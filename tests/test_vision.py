@@ -14,10 +14,21 @@ import data
 import vision
 
 HERE = Path(__file__).parent / "conformance"
-TILING, POOLING, PIXELS, VIDEO, TIMES = (json.loads((HERE / f"{name}.json").read_text()) for name in
-                                         ("image_tiling", "token_pooling", "image_pixels", "video_tokens", "frame_sampling"))
-TOKENIZER = data.ByteTokenizer(n_vocab=151936)                           # the special ids are then those of Qwen
-SMALL = vision.VisionConfig(n_layer=2, n_embd=8, n_head=2, n_hidden=12, feature_layers=(1, 0), grid=6, patch=2, overlap_margin=1)
+TILING, POOLING, PIXELS, VIDEO, TIMES = (
+    json.loads((HERE / f"{name}.json").read_text())
+    for name in ("image_tiling", "token_pooling", "image_pixels", "video_tokens", "frame_sampling")
+)
+TOKENIZER = data.ByteTokenizer(n_vocab=151936)  # the special ids are then those of Qwen
+SMALL = vision.VisionConfig(
+    n_layer=2,
+    n_embd=8,
+    n_head=2,
+    n_hidden=12,
+    feature_layers=(1, 0),
+    grid=6,
+    patch=2,
+    overlap_margin=1,
+)
 
 
 def name(case):
@@ -65,7 +76,9 @@ def test_pooling_windows_and_tokens_equal_the_official_code(case):
     assert (pool_src == -1).sum() == e["n_minus_one"]
     assert pool_src.sum(0).tolist() == e["sum_rows"]
     assert sha256(pool_src, "<i4") == e["sha256_int32_le"]
-    assert [[token, len(list(run))] for token, run in groupby(image_ids(h, w, max_crops))] == e["tokens_rle"]
+    assert [[token, len(list(run))] for token, run in groupby(image_ids(h, w, max_crops))] == e[
+        "tokens_rle"
+    ]
 
 
 def squeeze(runs):
@@ -85,7 +98,9 @@ def test_several_images_equal_the_official_code(case):
     done, seen, pooled = 0, 0, 0
     for k in range(e["n_images_kept"]):
         part = ids[done : done + e["n_tokens"][k]]
-        assert squeeze([[token, len(list(run))] for token, run in groupby(part)]) == e["tokens_rle"][k]
+        assert (
+            squeeze([[token, len(list(run))] for token, run in groupby(part)]) == e["tokens_rle"][k]
+        )
         assert visual[done : done + len(part)] == [token >= 151936 for token in part]
         # the windows of an image lie in its own crops, and are those of the image alone
         _, alone = vision.crops(np.zeros((*case["input"][k], 3), np.uint8), config.max_crops)
@@ -117,9 +132,16 @@ def test_largest_image_has_the_official_shapes():
     assert [max(pools), 4] == e["token_pooling"]
     assert [max(counts), vision.RELEASED.n_patch, vision.RELEASED.n_pixel] == e["images"]
     e = POOLING["max_shapes_multi5"]
-    largest = [(w, h) for h, w in ((r * 266 + 112, c * 266 + 112) for r in range(1, 9) for c in range(1, 8 // r + 1))
-               if len(image_ids(h, w, 8)) == max(tokens)][:1]
-    assert [len(data.visual_ids(5 * largest, Letters(n_vocab=151936), data.DataConfig())[0])] == e["tokens"]
+    largest = [
+        (w, h)
+        for h, w in (
+            (r * 266 + 112, c * 266 + 112) for r in range(1, 9) for c in range(1, 8 // r + 1)
+        )
+        if len(image_ids(h, w, 8)) == max(tokens)
+    ][:1]
+    assert [len(data.visual_ids(5 * largest, Letters(n_vocab=151936), data.DataConfig())[0])] == e[
+        "tokens"
+    ]
     assert [5 * max(pools), 4] == e["token_pooling"]
     assert [5 * max(counts), vision.RELEASED.n_patch, vision.RELEASED.n_pixel] == e["images"]
 
@@ -149,7 +171,9 @@ def test_pixels_equal_the_official_bytes(case, threads):
     assert patches[0, 400, :12].tolist() == e["patch400_crop0_first12"]
     assert patches[-1, -1, -12:].tolist() == e["last_crop_last_patch_last12"]
     assert patches.sum(dtype=np.int64) == pytest.approx(e["sum"], rel=1e-5)
-    if torch.backends.cpu.get_cpu_capability().startswith("AVX"):       # other processors round some ties otherwise
+    if torch.backends.cpu.get_cpu_capability().startswith(
+        "AVX"
+    ):  # other processors round some ties otherwise
         assert patches.sum(dtype=np.int64) == e["sum"]
         assert sha256(patches, np.uint8) == e["sha256"]
 
@@ -159,7 +183,7 @@ def test_pixels_do_not_depend_on_the_number_of_threads():
     try:
         for n in (1, 2):
             torch.set_num_threads(n)
-            seen.append(vision.resize(synthetic(96, 96), 72, 72))        # to one crop of the toy
+            seen.append(vision.resize(synthetic(96, 96), 72, 72))  # to one crop of the toy
     finally:
         torch.set_num_threads(before)
     assert np.array_equal(*seen)
@@ -172,13 +196,19 @@ def test_an_image_of_the_right_size_is_what_interpolation_would_make_of_it():
     assert np.array_equal(vision.resize(image, 96, 72), x[0].round().permute(1, 2, 0).numpy())
 
 
-@pytest.mark.parametrize("case", [c for c in PIXELS["cases"] if "normalize_on_gpu" in c["input"]], ids=name)
+@pytest.mark.parametrize(
+    "case", [c for c in PIXELS["cases"] if "normalize_on_gpu" in c["input"]], ids=name
+)
 def test_normalised_pixels_equal_the_official_floats(case):
     e = case["expected"]
     patches, _ = vision.crops(synthetic(case["input"]["height"], case["input"]["width"]))
-    vit = vision.ViT(vision.VisionConfig(n_layer=1, n_embd=4, n_head=1, n_hidden=4, feature_layers=(0,)))
+    vit = vision.ViT(
+        vision.VisionConfig(n_layer=1, n_embd=4, n_head=1, n_hidden=4, feature_layers=(0,))
+    )
     seen = []
-    vit.patch.register_forward_pre_hook(lambda _, args: seen.append(args[0]))     # what the first layer is given
+    vit.patch.register_forward_pre_hook(
+        lambda _, args: seen.append(args[0])
+    )  # what the first layer is given
     with torch.no_grad():
         vit(torch.from_numpy(patches))
     assert str(seen[0].dtype) == "torch." + e["dtype"]
@@ -188,6 +218,7 @@ def test_normalised_pixels_equal_the_official_floats(case):
 
 class Characters:
     """The toy tokenizer of the conformance files: one id per character."""
+
     special = TOKENIZER.special
 
     def encode(self, text):
@@ -203,7 +234,9 @@ def test_the_tokens_of_a_video_equal_the_official_ones(case):
     config = data.DataConfig(frame_markers=given["per_frame_special_token"])
     ids, visual = data.video_ids(given["timestamps"], subtitles, Characters(), config)
     names = {i: f"<{name}>" for name, i in TOKENIZER.special.items()}
-    spelt = "".join(names.get(i) or chr(i) for i in ids).replace("<im_patch>" * 81, "{81*<im_patch>}")
+    spelt = "".join(names.get(i) or chr(i) for i in ids).replace(
+        "<im_patch>" * 81, "{81*<im_patch>}"
+    )
     assert spelt == e["tokens_text"] and len(ids) == e["n_tokens"]
     assert visual == [i in names for i in ids]
 
@@ -223,14 +256,24 @@ def test_frames_pool_as_in_the_official_code(case):
     assert sha256(pool_src, "<i4") == e["sha256_int32_le"]
 
 
-@pytest.mark.parametrize("case", TIMES["cases"], ids=lambda case: "{mode}-{duration}s-{max_frames}-{max_fps}".format_map(case["input"]))
+@pytest.mark.parametrize(
+    "case",
+    TIMES["cases"],
+    ids=lambda case: "{mode}-{duration}s-{max_frames}-{max_fps}".format_map(case["input"]),
+)
 def test_frames_are_taken_when_the_official_code_takes_them(case):
     given, e = case["input"], case["expected"]
-    fps = math.inf if given["max_fps"] is None else given["max_fps"]     # no limit to the rate: spread over all frames allowed
+    fps = (
+        math.inf if given["max_fps"] is None else given["max_fps"]
+    )  # no limit to the rate: spread over all frames allowed
     if given["mode"] == "fps":
-        times = vision.track_times(given["duration"], given["max_frames"], given["candidate_sampling_fps"])
+        times = vision.track_times(
+            given["duration"], given["max_frames"], given["candidate_sampling_fps"]
+        )
     else:
-        times = vision.frame_times(given["duration"], given["max_frames"], fps, last=given["mode"] == "uniform_last_frame")
+        times = vision.frame_times(
+            given["duration"], given["max_frames"], fps, last=given["mode"] == "uniform_last_frame"
+        )
     assert times == e["timestamps"] and len(times) == e["n_frames"]
     assert [f"{t:.1f}" for t in times] == e["timestamp_text"]
 
@@ -255,13 +298,15 @@ def random_windows(M, K):
 @pytest.mark.parametrize("K", [4, 9])
 def test_pooling_equals_a_loop_over_valid_patches(K):
     torch.manual_seed(0)
-    pool = vision.Pool(SMALL).double()                                   # one set of weights, whatever K is
+    pool = vision.Pool(SMALL).double()  # one set of weights, whatever K is
     features = torch.randn(2, SMALL.n_patch, 16, dtype=torch.float64)
     pool_src = random_windows(20, K)
     assert (pool_src < 0).any()
     rows = []
     for ids in pool_src.tolist():
-        window = features.flatten(0, 1)[[i for i in ids if i >= 0]]      # what is missing does not exist here
+        window = features.flatten(0, 1)[
+            [i for i in ids if i >= 0]
+        ]  # what is missing does not exist here
         q, k, v = pool.q(window.mean(0)), pool.k(window), pool.v(window)
         heads = [(k[:, h] @ q[h] / 4**0.5).softmax(0) @ v[:, h] for h in (slice(0, 4), slice(4, 8))]
         rows.append(pool.out(torch.cat(heads)))
@@ -272,7 +317,10 @@ def test_windows_of_four_give_the_same_when_padded_to_nine():
     # a batch that holds a video pads its images' windows
     torch.manual_seed(0)
     pool = vision.Pool(SMALL).double()
-    features, pool_src = torch.randn(2, SMALL.n_patch, 16, dtype=torch.float64), random_windows(20, 4)
+    features, pool_src = (
+        torch.randn(2, SMALL.n_patch, 16, dtype=torch.float64),
+        random_windows(20, 4),
+    )
     wide = torch.nn.functional.pad(pool_src, (0, 5), value=-1)
     torch.testing.assert_close(pool(features, wide), pool(features, pool_src), rtol=0, atol=1e-12)
 
@@ -282,9 +330,9 @@ def test_a_row_without_patches_is_zero_and_leaves_gradients_alone():
         torch.manual_seed(0)
         see = vision.Vision(SMALL, n_hidden=12, n_out=10)
         images = torch.randint(256, (2, SMALL.n_patch, SMALL.n_pixel), dtype=torch.uint8)
-        see.double()                                                     # the sums are large: in float32 other shapes round otherwise
+        see.double()  # the sums are large: in float32 other shapes round otherwise
         for p in see.parameters():
-            torch.nn.init.normal_(p)                                     # biases too: they would make such a row non-zero
+            torch.nn.init.normal_(p)  # biases too: they would make such a row non-zero
         tokens = see(images, pool_src)
         (tokens**2).sum().backward()
         return tokens.detach(), {key: p.grad for key, p in see.named_parameters()}

@@ -108,7 +108,7 @@ class World:
             return Difficulty(1, 1, round(4 * (1 - progress / SINGLE)))
         return Difficulty(1, 2 + int(5 * (progress - SINGLE) / (1 - SINGLE)), 0)
 
-    @lru_cache(maxsize=4096)                             # noqa: B019  a source lives as long as its run
+    @lru_cache(maxsize=4096)         # noqa: B019 - a source lives as long as its run
     def scene(self, i):
         for attempt in range(1000):
             rng = rng_for(self.seed, "scene", self.split, self.questions, i, attempt)

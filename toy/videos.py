@@ -59,7 +59,7 @@ class MovingShapes:
             return min(self.max_objects, 2)
         return self.max_objects
 
-    @lru_cache(maxsize=1024)                             # noqa: B019  a source lives as long as its run
+    @lru_cache(maxsize=1024)         # noqa: B019 - a source lives as long as its run
     def video(self, i):
         """As motion.draw_video, and for every object `seen`, the steps at which it is visible."""
         key = ("film", self.split, self.questions, self.steps[1], i)

@@ -1,5 +1,7 @@
-"""Prompts and answers of every style, against the official formatter (conformance/chat_format.json)
-and rule by rule (docs/molmo2.md 4.3, 5)."""
+"""Prompts and answers of every style, against the official formatter and rule by rule.
+
+The rules are in docs/molmo2.md 4.3 and 5.
+"""
 
 import copy
 import json
