@@ -12,8 +12,8 @@ from typing import NamedTuple
 from records.errors import InvalidRecord, short_repr
 from text.tokenizer import SPECIAL, token_text
 
-# Characters of one text, far more than any row of tokens holds. The tokenizer takes a second for
-# each million, and it panics at ten million blanks.
+# Characters of one text, far more than any row of tokens holds. Encoding a text takes time in every
+# draw, and the tokenizer panics at ten million blanks.
 MAX_TEXT = 1_000_000
 
 _COMMON = {"type": "string!", "style": "style", "weight": "weight", "meta": "object"}
@@ -49,6 +49,8 @@ TABLES = {
         "times": "list", "query": "any"},
     "text": {**_COMMON, "prompt": "text", "text": "text!"},
 }
+_REQUIRED = {name: [key for key, kind in table.items() if kind.endswith("!")]
+             for name, table in TABLES.items()}
 ANNOTATION_TYPES = ("caption", "qa", "point", "count", "track", "text")
 MODES = {
     "point mode": ("point", "point_count", "count_point"),
@@ -141,8 +143,8 @@ def check_fields(value, name, place, report):
             message = f"there is an unknown field {short_repr(key)} in a {name}"
             raise InvalidRecord("E07", message, place, did_you_mean(key, table))
         check_value(key, field, table[key].rstrip("!"), place, report)
-    for key, kind in table.items():
-        if kind.endswith("!") and key not in value:
+    for key in _REQUIRED[name]:
+        if key not in value:
             raise InvalidRecord("E07", f"the field '{key}' is missing in a {name}", place)
 
 

@@ -1,4 +1,4 @@
-"""Damaged records, images and videos, drawn from sound ones with a seeded generator (tests/fuzz.py).
+"""Damaged records, images and videos, made of sound ones by a seeded generator (tests/fuzz.py).
 
     flipped bytes, cut off, spliced        of every kind
     records    values of wrong types, sizes and ends at any depth, keys lost, added, given twice,

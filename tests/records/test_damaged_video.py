@@ -1,4 +1,4 @@
-"""Videos that are broken, absurd or hostile, and what happens to the ffmpeg process that reads them."""
+"""Videos that are broken, absurd or hostile, and the ffmpeg process that reads them."""
 
 
 import os
@@ -177,7 +177,7 @@ def test_absurd_sizes_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(video_module, "MAX_FRAME_PIXELS", 64 * 48 - 1)
     with pytest.raises(Unreadable, match=r"^S22 .* is 64 x 48 pixels"):
         media.probe(path)
-    with pytest.raises(Unreadable, match=r"^S23 .* gives no frame"):         # whatever a header says
+    with pytest.raises(Unreadable, match=r"^S23 .* gives no frame"):
         numbers(video, [0])
     monkeypatch.setattr(video_module, "MAX_FRAME_PIXELS", 64 * 48)
     monkeypatch.setattr(video_module, "MAX_PACKETS", 30)

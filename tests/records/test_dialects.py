@@ -205,7 +205,7 @@ PLANTED = [
     (row("q", "a", image="https://x/y.jpg"), "E10"),
     (row("q", "a", image="../y.png"), "E10"),
     (row("q", "a", image={"bytes": "AAAA"}), "E10"),
-    (messages(TEXT, {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}), "E10"),
+    (messages({"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}), "E10"),
     (row("q", "a", image="x", images=["y"]), "E13"),
     (row("q", "a", image="x", video="v"), "E14"),
     (row("q", "a", video=["v", "w"]), "E15"),

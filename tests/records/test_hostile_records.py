@@ -174,7 +174,7 @@ def test_a_key_or_a_value_of_millions_of_letters_costs_no_time(record):
 
 
 def test_nesting_is_limited_whoever_calls():
-    """Python's own limit depends on how deep the caller stands: what check lets pass could stop a run."""
+    """Python's own limit depends on the caller: what check lets pass could stop a run."""
     def nested(n):
         return ('{"annotations": [{"type": "text", "text": "x"}], "meta": {"a": '
                 + "[" * n + "]" * n + "}}")

@@ -1,4 +1,4 @@
-"""Which media the placeholders in a chat stand for: the rules P1 to P8 of records/placeholders.py."""
+"""Which media placeholders in a chat stand for: rules P1 to P8 of records/placeholders.py."""
 
 import pytest
 

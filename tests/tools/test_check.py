@@ -147,15 +147,15 @@ def write_mix(folder, *entries):
 
 def test_check_of_a_mixture_checks_every_file_that_it_names(tmp_path, run):
     """Also those of groups, each in its own folder of media and with its own options."""
-    (tmp_path / "sub/pictures").mkdir(parents=True)
-    shutil.copy(MEDIA / "coins.png", tmp_path / "sub/pictures/a.png")
+    (tmp_path / "sub/photos").mkdir(parents=True)
+    shutil.copy(MEDIA / "coins.png", tmp_path / "sub/photos/a.png")
     good = write(tmp_path / "good.jsonl", GOOD)
     in_folder = write(tmp_path / "sub/images.jsonl", image(CAPTION))
     lenient = write(tmp_path / "sub/lenient.jsonl", GOOD, image(CAPTION, image="/a.png"))
     mix = write_mix(
         tmp_path, {"path": "good.jsonl", "rate": 0.5},
         {"group": "pixmo", "rate": 0.5, "data": [
-            {"path": "sub/images.jsonl", "media": "sub/pictures"},
+            {"path": "sub/images.jsonl", "media": "sub/photos"},
             {"path": "sub/lenient.jsonl", "lenient": True}]})
     status, out, err = run(mix)
     assert status == 1
@@ -164,7 +164,7 @@ def test_check_of_a_mixture_checks_every_file_that_it_names(tmp_path, run):
         str(good), str(in_folder), f"{lenient}:2", str(lenient)]
     assert out[2].endswith("; skipped")
     assert out[1].endswith("1 records; nothing is wrong")
-    (tmp_path / "sub/pictures/a.png").unlink()
+    (tmp_path / "sub/photos/a.png").unlink()
     assert "S20" in "".join(run(mix)[1])
 
 
