@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from model import ModelConfig
-from text import tokenizer as text
+from text.tokenizer import SPECIAL, load_tokenizer, token_text
 from training import tensor_files, weights
 from training.hf import LM_HEAD, MAX_LAYERS, Unsupported, require, rope_from, with_biases
 from vision import VisionConfig
@@ -258,13 +258,13 @@ def extended_tokenizer(folder, n_vocab):
     if size > n_vocab:
         raise ValueError(f"{folder}: the tokenizer has {size} ids, the model rows for {n_vocab}")
     fillers = [f"|<EXTRA_TOKENS_{i}>|" for i in range(n_vocab - size)]
-    special = [text.token_text(name) for name in text.SPECIAL]
+    special = [token_text(name) for name in SPECIAL]
     inner.add_special_tokens([AddedToken(name, special=True, normalized=False)
                               for name in fillers + special])
     with tempfile.TemporaryDirectory() as out:
         inner.save(f"{out}/tokenizer.json")
         (Path(out) / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
-        return text.load_tokenizer(out, n_vocab)
+        return load_tokenizer(out, n_vocab)
 
 
 def token_settings(folder):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from text import tokenizer as text
+from text.tokenizer import ByteTokenizer, token_text
 from training import hf, tensor_files, weights
 
 # Images and video stand before the first turn; several images are numbered (docs/molmo2.md 4.2).
@@ -162,7 +162,7 @@ def write_processors(config, tokenizer, data_config, out):
             "pad_token_id": tokenizer.eos,
         },
     }
-    if isinstance(tokenizer, text.ByteTokenizer):
+    if isinstance(tokenizer, ByteTokenizer):
         files |= byte_tokenizer_files(tokenizer)
     else:
         tokenizer.save(out)
@@ -186,7 +186,7 @@ def byte_tokenizer_files(tokenizer):
             alphabet[chr(256 + byte - len(printable & set(range(byte))))] = byte
     added = {"<|im_start|>": tokenizer.chat_start, "<|im_end|>": tokenizer.chat_end}
     added |= tokenizer.ids
-    added |= {text.token_text(name): i for name, i in tokenizer.special.items()}
+    added |= {token_text(name): i for name, i in tokenizer.special.items()}
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     added_tokens = []
     for content, i in sorted(added.items(), key=lambda item: item[1]):

@@ -16,6 +16,7 @@ import pytest
 import data
 import vision
 from model import ModelConfig, Molmo2, YarnConfig
+from records.visual import VideoClip
 from tools.bench import peers
 
 for _extra in ("safetensors", "tokenizers", "transformers", "torchvision"):
@@ -83,7 +84,7 @@ def noise_image(h, w, seed=0):
 def noise_clip(n, h, w, step=0.5, seed=0):
     """n frames, the last one off the grid as the end of a real video is."""
     times = [*(k * step for k in range(n - 1)), (n - 1) * step - 0.17]
-    return data.Clip(times, [noise_image(h, w, [seed, k]) for k in range(n)])
+    return VideoClip(times, [noise_image(h, w, [seed, k]) for k in range(n)])
 
 
 def peer_inputs(processor, images=(), video=None, turns=((QUESTION, None),)):

@@ -23,7 +23,7 @@ from tests.training.hf_models import (
     noise_image,
     transformers,
 )
-from text import tokenizer as text
+from text.tokenizer import ByteTokenizer, chat, load_tokenizer
 from tools import hf as command
 from training import base, export, weights
 from training.open_model import open_run
@@ -273,7 +273,7 @@ def test_special_tokens_stay_out_of_text_even_if_the_file_does_not_call_them_spe
             token["special"] = False
 
     edit(tmp_path / "tokenizer.json", not_special)
-    plain = text.load_tokenizer(tmp_path, V)
+    plain = load_tokenizer(tmp_path, V)
     typed = "<|im_start|>user <im_patch>"
     assert plain.encode(typed) == tokenizer.encode(typed)
     assert plain.decode([plain.chat_start, *plain.encode("a")]) == "a"
@@ -289,7 +289,7 @@ def test_a_tokenizer_adds_nothing_prints_no_special_tokens_and_keeps_its_files(t
     inner.save(str(tmp_path / "tokenizer.json"))
     for name in ("chat_template.jinja", "merges.txt", "vocab.json"):
         (tmp_path / name).write_text(name)
-    eager = text.load_tokenizer(tmp_path, V)
+    eager = load_tokenizer(tmp_path, V)
     ids = eager.encode("a cat")
     assert ids == tokenizer.encode("a cat")
     special = eager.special["im_patch"]
@@ -302,18 +302,18 @@ def test_a_tokenizer_adds_nothing_prints_no_special_tokens_and_keeps_its_files(t
     export.write_processors(QWEN, eager, DATA_CONFIG, tmp_path / "out")
     template = (tmp_path / "out" / "chat_template.jinja").read_text()
     assert template == "chat_template.jinja"                             # its own, not ours
-    data.ByteTokenizer(n_vocab=384).save(tmp_path)
+    ByteTokenizer(n_vocab=384).save(tmp_path)
     with pytest.raises(ValueError, match="no byte tokenizer for a model of 700 ids"):
-        text.load_tokenizer(tmp_path, V)
+        load_tokenizer(tmp_path, V)
 
 
 def test_an_own_bos_and_eos_are_used(tokenizer, tmp_path):
     tokenizer.save(tmp_path)
     settings = {"bos_token": {"content": "<|endoftext|>"}, "eos_token": "<|endoftext|>"}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    olmo = text.load_tokenizer(tmp_path, V)
+    olmo = load_tokenizer(tmp_path, V)
     assert olmo.bos == olmo.eos == 0
     assert olmo.stops == {0, olmo.chat_end}
-    _, (answer, _) = text.chat([("a", "b")], olmo)
+    _, (answer, _) = chat([("a", "b")], olmo)
     assert answer[-1] == 0
     assert data.encode_prompt([], [("a", None)], olmo, DATA_CONFIG).tokens[0] == 0

@@ -26,8 +26,10 @@ from tests.training.hf_models import (
     noise_image,
     transformers,
 )
+from text.tokenizer import ByteTokenizer
 from tools import hf as command
-from toy import world
+from toy.images import World
+from toy.world import WORDS
 from training import weights
 from training.export import export
 from training.open_model import open_run
@@ -78,7 +80,7 @@ def test_what_is_exported_transformers_loads_bit_for_bit(saved, tokenizer, tmp_p
 
 def test_every_field_of_the_config_comes_back(tmp_path):
     model = Molmo2(UNUSUAL).init_weights().bfloat16()
-    export(model, data.ByteTokenizer(n_vocab=333), DATA_CONFIG, tmp_path)
+    export(model, ByteTokenizer(n_vocab=333), DATA_CONFIG, tmp_path)
     assert weights.load(tmp_path).config == UNUSUAL
     peer = transformers.Molmo2ForConditionalGeneration.from_pretrained(tmp_path)
     assert peer.dtype == torch.bfloat16                                  # as config.json says
@@ -94,7 +96,7 @@ def test_files_have_the_mode_that_the_umask_says(tmp_path):
     model = Molmo2(UNUSUAL).init_weights()
     before = os.umask(0o027)
     try:
-        export(model, data.ByteTokenizer(n_vocab=333), DATA_CONFIG, tmp_path / "hf")
+        export(model, ByteTokenizer(n_vocab=333), DATA_CONFIG, tmp_path / "hf")
         weights.save(model, tmp_path / "ours")
     finally:
         os.umask(before)
@@ -106,14 +108,14 @@ def test_a_toy_run_is_served_by_transformers(tmp_path):
     """The byte tokenizer as tokenizer.json, small crops: the same ids, the same greedy answer."""
     torch.manual_seed(0)
     toy = Molmo2(PRESETS["toy"]).init_weights().eval()
-    own = data.ByteTokenizer(world.WORDS)
+    own = ByteTokenizer(WORDS)
     config = data.DataConfig(max_crops=3, length_hint=7, vision=toy.config.vision)
     first = tmp_path / "toy"
     export(toy, own, config, first)
     peer = transformers.Molmo2ForConditionalGeneration.from_pretrained(first)
     processor = transformers.AutoProcessor.from_pretrained(first)
     question = "pointing: any shape, ünïcode <|im_end|> <im_patch>"
-    test_world = world.World("test")
+    test_world = World("test")
     image = test_world.image(test_world[0])
     second = tmp_path / "toy2"
     processor.save_pretrained(second)                    # which keeps the margin in another file

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-import data
 from model import Molmo2
 from tests.training.hf_models import DATA_CONFIG, QWEN, ROOT, edit
+from text.tokenizer import ByteTokenizer
 from tools import hf as command
 from training import hf, tensor_files, weights
 from training.export import export
@@ -25,7 +25,7 @@ def test_a_head_is_tied_only_if_all_of_it_is_a_copy(tmp_path):
     wide = Molmo2(dataclasses.replace(QWEN, n_vocab=1500)).init_weights()
     wide.head.weight.data.copy_(wide.embedding.weight)
     wide.head.weight.data[1400, 3] += 1
-    export(wide, data.ByteTokenizer(n_vocab=1500), DATA_CONFIG, tmp_path)
+    export(wide, ByteTokenizer(n_vocab=1500), DATA_CONFIG, tmp_path)
     again = weights.load(tmp_path)
     assert not again.config.tied
     assert torch.equal(again.head.weight, wide.head.weight)
@@ -105,7 +105,7 @@ def test_loading_holds_the_model_once(tmp_path):
     shape = dataclasses.replace(QWEN, n_embd=1024, n_hidden=4096, n_layer=8, n_vocab=2048,
                                 n_head=8, head_dim=128)
     big = Molmo2(shape).bfloat16()
-    export(big, data.ByteTokenizer(n_vocab=2048), DATA_CONFIG, tmp_path / "big", file_bytes=2**26)
+    export(big, ByteTokenizer(n_vocab=2048), DATA_CONFIG, tmp_path / "big", file_bytes=2**26)
     size = sum(p.nbytes for p in big.parameters())
     for dtype, factor in (("None", 1), ("torch.float32", 2)):
         script = rf"""

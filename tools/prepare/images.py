@@ -19,7 +19,8 @@ import re
 from contextlib import suppress
 from functools import partial
 
-from records.media import Unreadable, header
+from records.errors import Unreadable
+from records.image import header
 from tools.prepare.annotations import (
     Skip,
     answer,
