@@ -35,7 +35,7 @@ LAYERS = [
 TOP_LEVEL = ["attention", "vision", "model", "data", "packing", "parallel", "train"]
 MAX_TOP_LEVEL_LINES = 2150           # of the seven modules together
 MAX_MODULE_LINES = 340               # of one module at top level
-MAX_FILE_LINES = 400                 # of any other file but tests: there is one test file per module
+MAX_FILE_LINES = 400                 # of any other file but tests: one test file per module
 MAX_FUNCTION_LINES = 60              # but for tests
 MAX_COLUMNS = 100
 
@@ -48,9 +48,9 @@ OPTIONAL = (
 
 # Notes that the authors had and a reader does not.
 FOREIGN_TEXT = re.compile(
-    r"\bspecs?\b|_spec\b|formats\.md|\bDESIGN\b|\bINTERFACE\.md|\bSTYLE\.md|\.\./shared|(?<!\w)/work/"
+    r"\bspecs?\b|_the_spec\b|formats\.md|\bDESIGN\b|\bINTERFACE\.md|\bSTYLE\.md|\.\./shared|(?<!\w)/work/"
 )
-PATH_WORD = re.compile(r"(?<![\w./~$}{*-])((?:\.\./)*[\w.-]+(?:/[\w.*-]+)*/?)(?![\w*{$])")
+PATH_WORD = re.compile(r"(?<![\w./:~$}{*-])((?:\.\./)*[\w.-]+(?:/[\w.*-]+)*/?)(?![\w*{$])")
 CODE_SUFFIXES = (".py", ".md", ".sh")
 # Files of other repositories, which texts may name: the official code, and transformers.
 ELSEWHERE = ("allenai/", "olmo/", "launch_scripts/", "scripts/", "transformers/")

@@ -1,6 +1,7 @@
 """Packing and message trees change nothing: the claims the whole project stands on."""
 
 import dataclasses
+import itertools
 import json
 
 import numpy as np
@@ -10,7 +11,9 @@ import torch
 import data
 import model
 import packing
-from toy import world as tiny
+from packing import Item
+from text.tokenizer import ByteTokenizer
+from toy.world import WORDS, World
 
 CONFIG = dataclasses.replace(
     model.PRESETS["toy"],
@@ -18,11 +21,11 @@ CONFIG = dataclasses.replace(
     vision=dataclasses.replace(model.TOY_VISION, n_layer=2, feature_layers=(1, 0), grid=4),
 )
 DATA = data.DataConfig(max_tokens=2048, max_crops=4, vision=CONFIG.vision)
-TOKENIZER = data.ByteTokenizer(tiny.WORDS)
+TOKENIZER = ByteTokenizer(WORDS)
 
 
 class Photos:
-    """Images of odd sizes made of noise, with captions, questions and points; every third record is text alone."""
+    """Images of odd sizes made of noise, with annotations; every third record is text alone."""
 
     name = "photos"
 
@@ -69,16 +72,28 @@ def examples(n=5, **changes):
     ]
 
 
+def branches_of(example):
+    """For each branch, which tokens are its own, (T,) bool; of a single one, behind the trunk, none."""
+    until, place = example.visible_until, np.arange(len(example.tokens))
+    if example.n_branches == 1:
+        return [np.zeros(len(place), bool)]
+    restarts = np.flatnonzero(np.diff(example.pos) <= 0) + 1
+    first = int(example.pos[restarts[0]])                # the trunk's length
+    starts = [first, *restarts[restarts > first].tolist()]
+    return [(place >= start) & (place < until[start]) for start in starts]
+
+
 def alone(example):
-    """The conversations of a tree, each as a plain sequence of its own: trunk and one branch, with the tree's weights."""
-    trunk = example.branch == 0
-    for j in range(1, example.branch.max(initial=0) + 1) or [0]:
-        keep = trunk | (example.branch == j)
+    """The conversations of a tree, each as a plain sequence: trunk, one branch, its weights."""
+    branches = branches_of(example)
+    trunk = ~np.any(branches, axis=0)
+    for branch in branches:
+        keep = trunk | branch
         cut = {
-            f: getattr(example, f)[keep].copy()
-            for f in ("tokens", "targets", "weights", "pos", "branch", "bidir")
+            name: getattr(example, name)[keep].copy()
+            for name in ("tokens", "targets", "weights", "pos", "visible_until", "bidir")
         }
-        cut["branch"][:] = 0
+        cut["visible_until"][:] = keep.sum()
         if example.images is not None:
             cut["pool_dst"] = np.flatnonzero(cut["tokens"] == TOKENIZER.special["im_patch"])
         yield keep, dataclasses.replace(example, **cut)
@@ -101,10 +116,11 @@ def run(m, rows, T=2048):
 @pytest.mark.parametrize("family", ["qwen", "olmo"])
 @pytest.mark.parametrize("roots", [False, True])
 def test_packing_changes_nothing(family, roots):
-    """nll of every token with loss, and the gradient of every parameter, equal those of the conversations run alone, in fp64."""
+    """nll of each token with loss and all gradients equal those of the conversations alone, fp64."""
     m = grown(family=family, n_kv_head=2 if family == "qwen" else 4)
     packed = examples(sqrt_length=roots, sqrt_branches=roots)
-    assert any(e.branch.max() >= 3 for e in packed) and any(e.images is None for e in packed)
+    assert any(e.n_branches >= 3 for e in packed)
+    assert any(e.images is None for e in packed)
     T = sum(len(e.tokens) for e in packed) + 37
     nll, _, gradients = run(m, [packed], T)
     sums, start = {}, 0
@@ -124,8 +140,8 @@ def test_packing_changes_nothing(family, roots):
 
 
 def test_recomputing_changes_no_bit_and_keeps_less():
-    """Activation checkpointing, of all blocks or of all but the last, dropout drawn again alike: nll and gradients of every parameter;
-    bytes that wait for backward."""
+    """Activation checkpointing of all blocks, or of all but the last, with dropout drawn again
+    alike: nll, all gradients, bytes that wait for backward."""
     m, packed, kept, seen = grown().train(), examples(), [], {}
     m.residual_dropout = 0.1
     for m.activation_checkpointing, m.uncheckpointed_blocks in ((False, 0), (True, 0), (True, 1)):
@@ -138,9 +154,11 @@ def test_recomputing_changes_no_bit_and_keeps_less():
         torch.manual_seed(0)
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
             seen[len(kept)] = run(m, [packed])
-    assert kept[1] < 0.3 * kept[0] and kept[1] < kept[2] < 0.8 * kept[0], kept
+    assert kept[1] < 0.3 * kept[0], kept
+    assert kept[1] < kept[2] < 0.8 * kept[0], kept
     for again in (seen[2], seen[3]):
-        assert torch.equal(seen[1][0], again[0]) and set(seen[1][2]) == set(again[2])
+        assert torch.equal(seen[1][0], again[0])
+        assert set(seen[1][2]) == set(again[2])
         for name, g in seen[1][2].items():
             assert torch.equal(g, again[2][name]), name
 
@@ -150,7 +168,7 @@ def test_branches_cannot_see_each_other():
     m, example = grown().float(), examples(1)[0]
     before = m(packing.collate([[example]], 512, CONFIG.vision))[0]
     changed = dataclasses.replace(example, tokens=example.tokens.copy())
-    second = example.branch == 2
+    second = branches_of(example)[1]
     changed.tokens[second] = (changed.tokens[second] + 7) % 256
     after = m(packing.collate([[changed]], 512, CONFIG.vision))[0]
     same = before[0, : len(second)] == after[0, : len(second)]
@@ -161,7 +179,7 @@ def test_branches_cannot_see_each_other():
 
 @pytest.mark.parametrize("changed", ["pixels", "text"])
 def test_examples_cannot_see_each_other(changed):
-    """Changing the pixels or the text of one example changes no bit of the nll of its neighbours in the row, in float32."""
+    """Changing pixels or text of one example changes no bit of its neighbours' nll, in float32."""
     m, packed = grown().float(), examples(3)
     before = m(packing.collate([packed], 1024, CONFIG.vision))[0]
     middle = packed[1]
@@ -176,9 +194,8 @@ def test_examples_cannot_see_each_other(changed):
         )
     after = m(packing.collate([[packed[0], swapped, packed[2]]], 1024, CONFIG.vision))[0]
     start, stop = len(packed[0].tokens), len(packed[0].tokens) + len(middle.tokens)
-    assert torch.equal(before[0, :start], after[0, :start]) and torch.equal(
-        before[0, stop:], after[0, stop:]
-    )
+    assert torch.equal(before[0, :start], after[0, :start])
+    assert torch.equal(before[0, stop:], after[0, stop:])
     assert not torch.equal(before[0, start:stop], after[0, start:stop])
 
 
@@ -208,13 +225,10 @@ def test_nll_equals_the_full_logits_and_is_zero_without_loss():
 
 
 def test_a_view_that_the_mosaic_repeats_is_encoded_once_with_the_same_result():
-    """An image of one tile gives two equal crops: Batch has one, and nll and gradients are those of both."""
-    m, example = (
-        grown(),
-        data.encode(
-            tiny.World("train")[3], TOKENIZER, dataclasses.replace(DATA, max_crops=1), 0, 0
-        ),
-    )
+    """An image of one tile gives two equal crops: Batch has one, with the same result as both."""
+    m = grown()
+    config = dataclasses.replace(DATA, max_crops=1)
+    example = data.encode(World("train")[3], TOKENIZER, config, 0, 0)
     assert np.array_equal(*example.images)
     once = packing.collate([[example]], 512, CONFIG.vision)
     assert len(once.images) == 1
@@ -235,7 +249,7 @@ def test_a_view_that_the_mosaic_repeats_is_encoded_once_with_the_same_result():
     )
 
 
-# ---------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # the planner
 
 
@@ -250,7 +264,7 @@ def sizes_of(seed, n):
 @pytest.mark.parametrize("seed", range(20))
 def test_every_fitting_example_is_packed_once_and_no_pack_is_over_a_limit(seed):
     sizes = sizes_of(seed, 300)
-    planner = packing.Planner(sizes, 100, 10, pool=1 + seed * 3)
+    planner = packing.Planner(sizes, 100, 10, pool_size=1 + seed * 3)
     packs = list(planner)
     for pack in packs:
         assert sum(sizes[i][0] for i in pack) <= 100 and sum(sizes[i][1] for i in pack) <= 10
@@ -260,16 +274,17 @@ def test_every_fitting_example_is_packed_once_and_no_pack_is_over_a_limit(seed):
 
 
 def test_nothing_waits_much_longer_than_its_age_allows():
-    """Two of 60 fill a row and are the largest, so those of 50 would wait until the pool holds nothing else, if age did not count."""
-    endless = lambda i: (50, 1) if i % 50 == 7 else (60, 1)  # noqa: E731
-    planner, waits = packing.Planner(endless, 120, 10, pool=16), []
+    """Two of 60 fill a row and are the largest: those of 50 would wait until nothing else is left."""
+    def endless(i):
+        return (50, 1) if i % 50 == 7 else (60, 1)
+
+    planner, waits = packing.Planner(endless, 120, 10, pool_size=16), []
     for n in range(4000):
-        came = {e[0]: e[3] for e in planner.pool}
-        waits += [n - came.get(i, n) for i in next(planner)]
-    assert (
-        packing.MAX_WAIT <= max(waits) < packing.MAX_WAIT + 16
-    )  # several may come of age at once: one a pack
-    assert min(e[0] for e in planner.pool) > 8000 - 2 * (packing.MAX_WAIT + 16) - 16
+        arrived = {e.index: e.arrived for e in planner.pool}
+        waits += [n - arrived.get(i, n) for i in next(planner)]
+    # several may reach the limit at once: one of them goes into each pack
+    assert packing.MAX_WAIT <= max(waits) < packing.MAX_WAIT + 16
+    assert min(e.index for e in planner.pool) > 8000 - 2 * (packing.MAX_WAIT + 16) - 16
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -297,38 +312,39 @@ def test_an_endless_stream_is_planned_in_constant_memory():
         next(planner)
         if n in (300, 3000):
             held.append(len(planner.state()["pool"]) + len(planner.oversize))
-    assert all(40 <= n < 48 for n in held) and planner.next > 5000
+    assert all(40 <= n < 48 for n in held)
+    assert planner.next_index > 5000
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_the_search_finds_the_fullest_row(seed):
-    """Against all subsets of ten examples, in steps of one token, weighed as a random pair of prices says."""
+    """Against all subsets of ten examples, in bins of one token, at a random pair of prices."""
     rng = np.random.default_rng(seed)
-    examples = [
-        (i, int(t), int(c))
-        for i, (t, c) in enumerate(
-            zip(rng.integers(1, 60, 10), rng.integers(0, 8, 10), strict=True)
-        )
-    ]
+    sizes = zip(rng.integers(1, 60, 10).tolist(), rng.integers(0, 8, 10).tolist(), strict=True)
+    examples = [Item(i, t, c, 0) for i, (t, c) in enumerate(sizes)]
     tokens, crops, per_token, per_crop = 100, 12, *rng.random(2)
     found = packing.best_subset(examples, tokens, crops, 1, per_token, per_crop)
-    worth = lambda es: sum(e[1] for e in es) * per_token + sum(e[2] for e in es) * per_crop  # noqa: E731
-    subsets = ([e for k, e in enumerate(examples) if bits >> k & 1] for bits in range(1 << 10))
-    fitting = (
-        es for es in subsets if sum(e[1] for e in es) <= tokens and sum(e[2] for e in es) <= crops
-    )
-    assert (
-        len({e[0] for e in found}) == len(found)
-        and sum(e[1] for e in found) <= tokens
-        and sum(e[2] for e in found) <= crops
-    )
-    assert worth(found) == pytest.approx(max(map(worth, fitting)))
+
+    def fits(items):
+        return sum(e.tokens for e in items) <= tokens and sum(e.crops for e in items) <= crops
+
+    def worth(items):
+        return sum(e.tokens * per_token + e.crops * per_crop for e in items)
+
+    best = 0
+    for bits in range(1 << 10):
+        items = [e for k, e in enumerate(examples) if bits >> k & 1]
+        if fits(items):
+            best = max(best, worth(items))
+    assert len({e.index for e in found}) == len(found)
+    assert fits(found)
+    assert worth(found) == pytest.approx(best)
 
 
 def test_what_rounding_loses_is_looked_for_once_more():
     """In steps of 10, 41 + 41 + 18 are 12 steps of 10; exactly they fill the row."""
-    examples = [(0, 41, 0), (1, 41, 0), (2, 18, 0), (3, 55, 0)]
-    assert sum(e[1] for e in packing.best_subset(examples, 100, 0, 10, 1.0, 1.0)) == 100
+    items = [Item(i, tokens, 0, 0) for i, tokens in enumerate((41, 41, 18, 55))]
+    assert sum(e.tokens for e in packing.best_subset(items, 100, 0, 10, 1.0, 1.0)) == 100
 
 
 def test_packs_are_fuller_than_rows_filled_in_order():
@@ -339,3 +355,44 @@ def test_packs_are_fuller_than_rows_filled_in_order():
             in_order, t, c = in_order + 1, 0, 0
         t, c = t + size[0], c + size[1]
     assert len(list(packing.Planner(sizes, 100, 10))) < 0.9 * in_order
+
+
+# --------------------------------------------------------------------------------------------------
+# packs dealt to ranks
+
+
+def packs_of(work):
+    """[(crops, attention), ..] -> packs of one Item with that work."""
+    return [[Item(k, int(attention) ** 0.5, crops, 0)] for k, (crops, attention) in enumerate(work)]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+def test_every_pack_goes_to_one_rank_and_all_get_as_many(ranks):
+    packs = packs_of(np.random.default_rng(ranks).integers(0, 100, (32, 2)).tolist())
+    shares = packing.balance_packs(packs, ranks)
+    assert sorted(k for share in shares for k in share) == list(range(32))
+    assert {len(share) for share in shares} == {32 // ranks}
+    assert shares == packing.balance_packs(packs, ranks)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_slowest_rank_is_nearly_the_best_that_any_dealing_allows(seed):
+    """Against all ways to deal 8 packs to 2 ranks, in crops and attention of the slowest."""
+    work = np.random.default_rng(seed).integers(1, 100, (8, 2)).astype(float)
+
+    def slowest(groups):
+        loads = [work[list(group)].sum(0) / work.sum(0) * 2 for group in groups]
+        return sum(max(load[k] for load in loads) for k in (0, 1))
+
+    halves = [(set(g), set(range(8)) - set(g)) for g in itertools.combinations(range(8), 4)]
+    best = min(map(slowest, halves))
+    in_order = slowest((range(0, 8, 2), range(1, 8, 2)))
+    ours = slowest(packing.balance_packs(packs_of(work.tolist()), 2))
+    assert ours <= best * 1.08
+    assert ours <= in_order or in_order < best * 1.08
+
+
+def test_packs_without_crops_are_dealt_by_their_attention():
+    attention = (9, 1, 8, 2)
+    shares = packing.balance_packs(packs_of([(0, n) for n in attention]), 2)
+    assert [sum(attention[k] for k in share) for share in shares] == [10, 10]

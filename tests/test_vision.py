@@ -12,13 +12,14 @@ import torch
 
 import data
 import vision
+from text.tokenizer import ByteTokenizer
 
 HERE = Path(__file__).parent / "conformance"
 TILING, POOLING, PIXELS, VIDEO, TIMES = (
     json.loads((HERE / f"{name}.json").read_text())
     for name in ("image_tiling", "token_pooling", "image_pixels", "video_tokens", "frame_sampling")
 )
-TOKENIZER = data.ByteTokenizer(n_vocab=151936)  # the special ids are then those of Qwen
+TOKENIZER = ByteTokenizer(n_vocab=151936)  # the special ids are then those of Qwen
 SMALL = vision.VisionConfig(
     n_layer=2,
     n_embd=8,
@@ -110,7 +111,7 @@ def test_several_images_equal_the_official_code(case):
     assert pooled == len(pool_src) == ids.count(tokenizer.special["im_patch"])
 
 
-class Letters(data.ByteTokenizer):
+class Letters(ByteTokenizer):
     """The conformance file spells text with one id per character."""
 
     def encode(self, text):
