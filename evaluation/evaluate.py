@@ -27,10 +27,10 @@ Masks (--masks, an .npz file with an array for each pointing or tracking annotat
     images    (n,h,w) bool, one per point, in their order, each of its own image (padded to the
               largest)
     video     (n,t,h,w), one per point, or per object of a track by sorted ids; and the array
-              "record id/annotation number/times", (t,) seconds of the file, as all times of a record.
-              masks_of returns {"times": .., "masks": ..}
-Without masks, a hit is within 5 % of the image's diagonal of the matched point, at the same tenth of
-a second.
+              "record id/annotation number/times", (t,) seconds of the file, as all times of a
+              record. masks_of returns {"times": .., "masks": ..}
+Without masks, a hit is within 5 % of the image's diagonal of the matched point, at the same tenth
+of a second.
 """
 
 import math
@@ -77,7 +77,8 @@ def answer_limit(annotation, record):
     """Tokens of an answer at most (docs/molmo2.md 13)."""
     if annotation["type"] == "qa":
         turns = annotation.get("turns", [annotation])
-        in_sentences = style_of(annotation, record, None) in ("user_qa", "correction_qa", "text_sft")
+        style = style_of(annotation, record, None)
+        in_sentences = style in ("user_qa", "correction_qa", "text_sft")
         if in_sentences or any("explanation" in turn for turn in turns):
             return 384
         return 32 if any("options" in turn for turn in turns) else 12
@@ -228,9 +229,13 @@ def evaluate(
         print(f"{where}: {reason}; skipped", file=sys.stderr)
     result["hits"] = " and ".join(sorted(hit_rules)) or "none"
     result["skipped"] = len(bad)
-    types = [a["type"] for record in readable for a in record["annotations"]]
-    result["not_scored"] = sum(kind not in TYPES for kind in types)
+    result["not_scored"] = sum(n_texts(record) for record in readable)
     return result, predictions
+
+
+def n_texts(record):
+    """How many annotations are texts, which are not scored."""
+    return sum(annotation["type"] not in TYPES for annotation in record["annotations"])
 
 
 def batch_order(question):

@@ -1,4 +1,5 @@
-"""Answers of a model: prefill, then decoding with a KV cache, under the same mask rule as training.
+"""Answers of a model: prefill, then decoding with a KV cache, under the same mask rule as
+training.
 
 in    prompts (data.Example, from data.encode_prompt)
 out   ids of the answers
@@ -71,8 +72,8 @@ class KVCache:
         return [of_block(keys, values) for keys, values in self.kv]
 
     def continue_with(self, prompt, n_slots):
-        """Makes n_slots slots, and keeps those whose tokens `prompt` begins with, if its images are
-        the same. Never keeps the last token of the prompt: its logits begin the answer."""
+        """Makes n_slots slots, and keeps those whose tokens `prompt` begins with, if its images
+        are the same. Never keeps the last token of the prompt: its logits begin the answer."""
         n_same = 0
         if np.array_equal(self.images, prompt.images):
             for cached, wanted in zip(self.tokens, prompt.tokens[:-1].tolist(), strict=False):

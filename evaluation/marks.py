@@ -4,6 +4,7 @@ in    an image (H,W,3) uint8, points in its pixels
 out   PIL images; several of them in a grid, with lines of text, or one above the other
 """
 
+from bisect import bisect_right
 from typing import NamedTuple
 
 from PIL import Image, ImageDraw, ImageFont
@@ -165,11 +166,19 @@ def with_text(image, lines):
         # no letter is narrower than a pixel; an answer may be very long
         line = " ".join(line.split())[:width]
         if font.getlength(line) > width - 8:
-            while line and font.getlength(line + " ..") > width - 8:
-                line = line[:-1]
-            line += " .."
+            line = cut_to_width(line, font, width - 8)
         pen.text((4, image.height + 3 + k * size * 1.35), line, fill=INK, font=font)
     return page
+
+
+def cut_to_width(line, font, width):
+    """As much of the beginning of a line as fits with ".." behind it."""
+
+    def length(n):
+        return font.getlength(f"{line[:n]} ..")
+
+    n = bisect_right(range(1, len(line)), width, key=length)
+    return f"{line[:n]} .."
 
 
 def stacked(upper, lower):

@@ -39,7 +39,7 @@ def open_masks(path, records):
                 found = f"one of shape {shape}" if name in arrays else "none"
                 raise ValueError(f"--masks {path}: '{name}' needs an array {wanted}; found {found}")
             if video and f"{name}/times" not in arrays:
-                raise ValueError(f"--masks {path}: '{name}/times' is missing, the seconds of '{name}'")
+                raise ValueError(f"--masks {path}: '{name}/times' is missing, the seconds of it")
 
     def masks_of(record, index):
         name = f"{record['id']}/{index}"

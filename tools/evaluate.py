@@ -2,7 +2,7 @@
 (evaluation/evaluate.py).
 
     python -m tools.evaluate --model runs/stage1-tiny --data toy/records.jsonl --masks toy/masks.npz
-    python -m tools.evaluate --model runs/stage3 --data videos.jsonl --frames 8 16 32 64 --draw pictures
+    python -m tools.evaluate --model runs/stage3 --data videos.jsonl --frames 8 16 32 --draw pictures
 """
 
 import argparse
@@ -36,8 +36,8 @@ def parse(argv):
     add("--media", help="folder of their images and videos")
     add("--masks", help=(
         'an .npz with an array (n,h,w) for each pointing annotation, named "record id/annotation '
-        'number"; of videos (n,t,h,w), also for each tracking annotation, and "record id/annotation '
-        'number/times"'))
+        'number"; of videos (n,t,h,w), also for each tracking annotation, and another array '
+        '"record id/annotation number/times"'))
     add("--frames", type=int, nargs="+", metavar="N", help=(
         "frames of a video at most (default 384, or more if the model was trained with more); "
         "several numbers give a table of scores, and the metrics of the last one in full"))

@@ -1,7 +1,7 @@
 """Ask a model about images or a video, once or in a conversation (evaluation/generate.py).
 
-    python -m tools.generate --model runs/stage1-tiny --image cat.png --prompt "pointing: red circle" \\
-        --draw out.png
+    python -m tools.generate --model runs/stage1-tiny --image cat.png --draw out.png \\
+        --prompt "pointing: red circle"
     python -m tools.generate --model Molmo2-4B --images a.jpg b.jpg --prompt "What has changed?" \\
         --dtype bfloat16
     python -m tools.generate --model Molmo2-4B --video match.mp4 --subtitles match.srt \\
@@ -154,8 +154,9 @@ def is_tracking(prompt):
 
 
 def tracking_times(video, config, start, end):
-    """Seconds of the clip to look at for a tracking question, as records.visual.read_headers chooses
-    for tracks with 2 points per second: a grid of the highest rate that divides the video's."""
+    """Seconds of the clip to look at for a tracking question, as records.visual.read_headers
+    chooses them for tracks with 2 points per second: a grid of the highest multiple of this rate
+    that divides the video's, if it reaches the end (docs/molmo2.md 3.1)."""
     _, end = clip_times(video.duration, config, start, end)
     frame_rate = round(len(video.times) / video.duration) if video.duration else 0
     rates = [rate for rate in range(2, 11, 2) if frame_rate % rate == 0] or [2]

@@ -1,188 +1,308 @@
-"""Pictures of predictions: marks lie where the numbers say, on the frame that was shown then, and names cannot leave the folder."""
-
-from pathlib import Path
+"""Marks lie where the numbers say, on the frame that was shown then; files stay in their
+folder."""
 
 import numpy as np
 import pytest
 from PIL import Image
 
-import data
-from evaluation import pictures
+from evaluation import charts, marks, pictures
+from evaluation.marks import Mark, Trail
+from records import media
+from records.media import Unreadable
+from tests.evaluation.small_model import MEDIA
 
 GREY = 90
+FIRST, SECOND = marks.COLOURS[:2]
 
 
-class Film:
-    """A source: images, or frames whose brightness is their time."""
+class FakeSource:
+    """Images, or a video of 160 x 90 whose brightness is its time."""
 
     def __init__(self, images=(), broken=False):
-        self.pictures, self.broken, self.asked = images, broken, []
+        self.given, self.broken = images, broken
+        self.times_asked = []
 
     def images(self, record):
         if self.broken:
-            raise data.Unreadable("S21 cannot decode")
-        return self.pictures
+            raise Unreadable("S21 cannot decode")
+        return self.given
 
     def frames(self, record, times):
-        self.asked.append(list(times))
-        yield from (np.full((90, 160, 3), 60 + round(10 * t), np.uint8) for t in times)
+        self.times_asked.append(list(times))
+        for t in times:
+            yield np.full((90, 160, 3), 60 + round(10 * t), np.uint8)
 
 
 def grey(w=320, h=240):
     return np.full((h, w, 3), GREY, np.uint8)
 
 
-def middle(picture, colour, slack=3):
-    """(x, y) in the middle of the pixels that have the colour, and how many they are."""
-    rows, columns = np.nonzero((np.abs(np.asarray(picture).astype(int) - colour) <= slack).all(-1))
-    return ((columns.min() + columns.max() + 1) / 2, (rows.min() + rows.max() + 1) / 2, len(rows)) if len(rows) else (None, None, 0)
+def middle(image, colour, tolerance=3):
+    """(x, y) in the middle of the pixels that have the colour, and their number."""
+    difference = np.abs(np.asarray(image).astype(int) - colour)
+    rows, columns = np.nonzero((difference <= tolerance).all(-1))
+    if not len(rows):
+        return None, None, 0
+    x = (columns.min() + columns.max() + 1) / 2
+    return x, (rows.min() + rows.max() + 1) / 2, len(rows)
 
 
-def prediction(**more):
-    return {"id": "film", "annotation": 0, "type": "point", "medium": "video", "prompt": "pointing: ball", "text": "<points>",
-            "predicted": [], "true": [], "times": [0.0, 1.0, 2.0, 3.0], **more}
+def prediction(**fields):
+    usual = {"id": "video", "annotation": 0, "type": "point", "medium": "video",
+             "prompt": "pointing: ball", "text": "<points>", "predicted": [], "true": [],
+             "times": [0.0, 1.0, 2.0, 3.0]}
+    return {**usual, **fields}
 
 
-def record_of(source, name="film"):
+def record_of(source, name="video"):
     return {"id": name, "where": f"file:{name}", "source": source}
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The arguments of draw_marks: [(image, marks, truth, trails), ..]"""
+    calls = []
+    draw_marks = pictures.draw_marks
+
+    def noted(image, marks, truth=(), trails=()):
+        calls.append((image, marks, truth, trails))
+        return draw_marks(image, marks, truth, trails)
+
+    monkeypatch.setattr(pictures, "draw_marks", noted)
+    return calls
+
+
+# -------------------------------------------------------------------------------------------------
+# marks
 
 
 @pytest.mark.parametrize("size", [(320, 240), (60, 60), (1600, 900)])
 def test_rings_and_crosses_lie_where_the_points_are(size):
     w, h = size
-    picture = pictures.draw_points(grey(w, h), [(0.25 * w, 0.7 * h)], truth=[(0.75 * w, 0.3 * h)])
-    x, y, n = middle(picture, pictures.COLOURS[0])
-    assert picture.width >= 288 and (x / picture.width, y / picture.height) == pytest.approx((0.25, 0.7), abs=1.5 / 288) and n > 40
-    quarter = picture.crop((picture.width // 2, 0, picture.width, picture.height // 2))          # without the outline of the number
-    x, y, n = middle(quarter, (0, 0, 0))
-    assert (0.5 + x / picture.width, y / picture.height) == pytest.approx((0.75, 0.3), abs=1.5 / 288) and n > 40
-    assert middle(quarter, (255, 255, 255), 60)[2] > 20      # a cross can be seen on black
+    ring = marks.numbered([(0.25 * w, 0.7 * h)])
+    image = marks.draw_marks(grey(w, h), ring, truth=[(0.75 * w, 0.3 * h)])
+    x, y, n = middle(image, FIRST)
+    assert image.width >= 288
+    assert (x / image.width, y / image.height) == pytest.approx((0.25, 0.7), abs=1.5 / 288)
+    assert n > 40
+    # this quarter does not hold the black outline of the label
+    quarter = image.crop((image.width // 2, 0, image.width, image.height // 2))
+    x, y, n = middle(quarter, marks.BLACK)
+    place = 0.5 + x / image.width, y / image.height
+    assert place == pytest.approx((0.75, 0.3), abs=1.5 / 288)
+    assert n > 40
+    # a cross can be seen on black
+    assert middle(quarter, marks.WHITE, 60)[2] > 20
 
 
-def test_marks_at_the_rim_stay_and_the_rest_of_the_picture_is_untouched():
+def test_marks_at_the_edge_stay_and_the_rest_of_the_image_is_untouched():
     image = np.random.default_rng(0).integers(0, 255, (240, 320, 3), np.uint8)
-    plain = np.asarray(pictures.draw_points(image, []))
-    marked = np.asarray(pictures.draw_points(image, [(0, 0), (319.9, 239.9)], truth=[(160, 120)]))
+    plain = np.asarray(marks.draw_marks(image, []))
+    corners = marks.numbered([(0, 0), (319.9, 239.9)])
+    marked = np.asarray(marks.draw_marks(image, corners, truth=[(160, 120)]))
     assert np.array_equal(plain, image)
     changed = (marked != plain).any(-1)
-    assert changed[:8, :8].any() and changed[-8:, -8:].any()
+    assert changed[:8, :8].any()
+    assert changed[-8:, -8:].any()
     changed[:40, :60] = changed[-40:, -60:] = changed[100:140, 140:180] = False
     assert not changed.any()
 
 
 def test_a_dashed_ring_has_gaps():
-    full = pictures.draw_points(grey(), [(160, 120)])
-    dashed = pictures.draw_points(grey(), [(160, 120)], dashed=[0])
-    whole, part = (middle(p, pictures.COLOURS[0])[2] for p in (full, dashed))
-    assert 0.4 * whole < part < 0.75 * whole
-    assert middle(dashed, pictures.COLOURS[0])[:2] == pytest.approx((160, 120), abs=1.5)
-
-
-def test_the_frames_with_points_are_chosen_and_others_fill_up():
-    times = [k / 2 for k in range(100)]
-    assert pictures.chosen(times[:5], []) == [0, 1, 2, 3, 4]
-    assert pictures.chosen(times, [], 4) == [0, 33, 66, 99]
-    found = pictures.chosen(times, [[7.0], [7.1], [30.3]], 6)
-    assert {14, 61} <= set(found) and len(found) == 6 and found == sorted(found)
-    found = pictures.chosen(times, [[t] for t in times[10:60]], 5)
-    assert found == [10, 22, 34, 47, 59]                 # more than there is room for: evenly, first and last among them
-    assert pictures.chosen([3.0], [[0.0], [9.0]]) == [0] and pictures.chosen(times, [[1.0]], 1) == [2]
-
-
-def test_a_point_lies_on_the_frame_of_its_time_and_else_on_the_nearest_dashed(monkeypatch):
-    drawn, draw_points = [], pictures.draw_points
-    monkeypatch.setattr(pictures, "draw_points", lambda image, points, **how: drawn.append((image[0, 0, 0], points, how))
-                        or draw_points(image, points, **how))
-    film = Film()
-    picture, told = pictures.draw_frames(lambda times: film.frames(None, times), [0.0, 1.0, 2.0, 3.0],
-                                         [[1.0, "1", 40, 50], [1.7, "2", 80, 20], [99.0, "3", 10, 10]], [[2.0, 1, 41, 51]], tracks=False)
-    assert film.asked == [[0.0, 1.0, 2.0, 3.0]] and [shade for shade, *_ in drawn] == [60, 70, 80, 90]
-    assert [points for _, points, _ in drawn] == [[], [(40, 50)], [(80, 20)], [(10, 10)]]
-    assert [how["dashed"] for *_, how in drawn] == [[], [], [0], [0]] and [how["truth"] for *_, how in drawn] == [[], [], [(41, 51)], []]
-    assert [how["numbers"] for *_, how in drawn] == [None, ["1"], ["2  1.7 s"], ["3  99.0 s"]]
-    assert told == ["dashed: at a time that was not shown"]
-    w = round(160 * 240 / 90)
-    assert picture.size == (4 * w + 12, 264)             # four in a row, the times below
-    shades = [np.asarray(picture)[200, k * (w + 4) + w - 9] for k in range(4)]
-    assert [round(int(s[0])) for s in shades] == [60, 70, 80, 90]
-    assert all((np.asarray(picture)[242:, k * (w + 4) : k * (w + 4) + w] < 100).any() for k in range(4))
-    x, y, n = middle(picture.crop((w + 4, 0, 2 * w + 4, 240)), pictures.COLOURS[0], 30)
-    assert (x / w, y / 240) == pytest.approx((40 / 160, 50 / 90), abs=0.02) and n > 20
-
-
-def test_tracks_keep_their_colour_and_leave_a_trail_up_to_each_frame(monkeypatch):
-    drawn, draw_points = [], pictures.draw_points
-    monkeypatch.setattr(pictures, "draw_points", lambda image, points, **how: drawn.append(how) or draw_points(image, points, **how))
-    tracks = [[t, i, 50 * t + 10, y] for t in (2.0, 0.0, 1.0) for i, y in ((1, 20), ("2", 70))]
-    first, second = pictures.COLOURS[:2]
-    grown = [[], [(first, [(10, 20), (60, 20)]), (second, [(10, 70), (60, 70)])],
-             [(first, [(10, 20), (60, 20), (110, 20)]), (second, [(10, 70), (60, 70), (110, 70)])]]
-    for wanted, kind in ((grown, True), ([[], [], []], False)):
-        drawn.clear()
-        picture, _ = pictures.draw_frames(lambda times: Film().frames(None, times), [0.0, 1.0, 2.0], tracks, [], tracks=kind)
-        assert [how["trails"] for how in drawn] == wanted
-    assert [how["numbers"] for how in drawn] == [["1", "2"]] * 3
-    _, y, n = middle(picture.crop((0, 0, 200, 120)), first, 30)
-    assert n > 20 and y / 240 == pytest.approx(20 / 90, abs=0.02) and middle(picture.crop((0, 0, 200, 120)), second, 30)[2] == 0
-
-
-def test_a_tracks_path_over_time_is_drawn_in_its_colour(monkeypatch):
-    asked, chart = [], pictures.charts.chart
-    monkeypatch.setattr(pictures.charts, "chart", lambda series, *more, **how: asked.append((series, how)) or chart(series, *more, **how))
-    picture = pictures.draw_tracks([[1.0, "2", 30, 40], [0.0, "2", 10, 20]], [[0.0, 2, 11, 21], [0.0, 3, 5, 6]], 1000)
-    assert [series for series, _ in asked] == [{"2": [(0.0, 10), (1.0, 30)], "2 (true)": [(0.0, 11)], "3 (true)": [(0.0, 5)]},
-                                               {"2": [(0.0, 20), (1.0, 40)], "2 (true)": [(0.0, 21)], "3 (true)": [(0.0, 6)]}]
-    assert asked[0][1]["faint"] == ("2 (true)", "3 (true)") and asked[0][1]["colours"]["2"] == pictures.COLOURS[1]
-    assert picture.size == (1000, 400) and middle(picture, pictures.COLOURS[1])[2] > 100
-    assert pictures.draw_tracks([], [], 1000) is None
-
-
-def test_points_lie_on_the_image_they_name_and_others_are_told():
-    images = [grey(320, 240), grey(240, 240)]
-    picture, told = pictures.draw_images(images, [[1, 1, 80, 60], [2, 1, 120, 200], [5, 1, 9, 9]], [[2, 1, 60, 40]])
-    left, right = picture.crop((0, 0, 320, 240)), picture.crop((324, 0, 644, 240))
-    assert picture.size == (644, 264) and told == ["also points on image 5, which there is not"]
-    assert middle(left, pictures.COLOURS[0], 30)[:2] == pytest.approx((80, 60), abs=1.5)
-    assert middle(right, pictures.COLOURS[0], 30)[:2] == pytest.approx((120, 200), abs=1.5)
-    assert middle(left.crop((100, 0, 320, 240)), (0, 0, 0))[2] == 0 and middle(right.crop((0, 0, 110, 100)), (0, 0, 0), 60)[2] > 20
-
-
-def test_a_picture_is_drawn_for_every_kind_in_turn(tmp_path):
-    film, photo, pair = record_of(Film()), record_of(Film([grey()]), "photo"), record_of(Film([grey(), grey()]), "pair")
-    points = [prediction(id="photo", medium="image", annotation=k, predicted=[[1, 1, 20, 20]]) for k in range(9)]
-    others = [prediction(), prediction(type="track", annotation=1, predicted=[[0.0, 1, 9, 9], [1.0, 1, 40, 40]]),
-              prediction(id="pair", medium="images", prompt="pointing: cat")]
-    asked = [{"id": "photo", "annotation": 9, "type": "caption", "medium": "image", "prompt": "", "text": ""}]
-    pictures.draw([*points, *others, *asked], [film, photo, pair], tmp_path, n=5)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["film-0-ball.png", "film-1-ball.png", "pair-0-cat.png", "photo-0-ball.png",
-                                                          "photo-1-ball.png"]
-    track, plain = (Image.open(tmp_path / f"film-{k}-ball.png") for k in (1, 0))
-    assert track.height == plain.height + 408            # the path over time below the frames
-    pictures.draw([*points, *asked], [photo], tmp_path / "all", n=24)
-    assert len(list((tmp_path / "all").iterdir())) == 9
-
-
-def test_a_large_photograph_makes_a_picture_of_bounded_size(tmp_path):
-    record = record_of(Film([grey(3000, 2000)]), "photo")
-    pictures.draw([prediction(id="photo", medium="image", predicted=[[1, 1, 1500, 1000]], text="word " * 5000)], [record], tmp_path)
-    picture = Image.open(tmp_path / "photo-0-ball.png")
-    assert picture.width == 1024 and 682 < picture.height < 760
-    assert middle(picture, pictures.COLOURS[0], 30)[:2] == pytest.approx((512, 341), abs=2)
-
-
-def test_what_cannot_be_drawn_is_named_and_nothing_leaves_the_folder(tmp_path, capsys):
-    wild = ["../../up", "/etc/passwd", "a b", "a?b", ".hidden", "x" * 400]
-    predictions = [prediction(id=name, medium="image", prompt="pointing: ../" + "y" * 300) for name in [*wild, "cut", "twice"]]
-    records = [*(record_of(Film([grey()]), name) for name in [*wild, "twice", "twice"]), record_of(Film(broken=True), "cut")]
-    pictures.draw(predictions, records, tmp_path / "in" / "here")
-    files = [p.relative_to(tmp_path).as_posix() for p in Path(tmp_path).rglob("*") if p.is_file()]
-    assert len(files) == len(wild) and all(name.startswith("in/here/") and name.count("/") == 2 for name in files)
-    assert all(not Path(name).name.startswith(".") for name in files)
-    said = capsys.readouterr().err.splitlines()
-    assert said == ["file:cut: S21 cannot decode; no picture", "twice: 2 records have this id; no picture"]
+    full = marks.draw_marks(grey(), [Mark(160, 120, "1")])
+    dashed = marks.draw_marks(grey(), [Mark(160, 120, "1", dashed=True)])
+    n_full, n_dashed = middle(full, FIRST)[2], middle(dashed, FIRST)[2]
+    assert 0.4 * n_full < n_dashed < 0.75 * n_full
+    assert middle(dashed, FIRST)[:2] == pytest.approx((160, 120), abs=1.5)
 
 
 def test_ids_choose_colours_whatever_a_model_writes():
-    assert pictures.colour_of(1) == pictures.colour_of("1") == pictures.colour_of("9") == pictures.COLOURS[0]
-    assert pictures.colour_of("ball") in pictures.COLOURS and pictures.colour_of("0") in pictures.COLOURS
-    assert pictures.paths([[1.0, "a", 5, 6], [0.0, "a", 3, 4], [0.0, 1, 7, 8]]) == {"a": [(0.0, 3, 4), (1.0, 5, 6)], "1": [(0.0, 7, 8)]}
+    colour_of = marks.colour_of
+    assert colour_of(1) == colour_of("1") == colour_of("9") == FIRST
+    for odd in ("ball", "0", "7" * 5000):
+        assert colour_of(odd) in marks.COLOURS
+
+
+# -------------------------------------------------------------------------------------------------
+# images and frames
+
+
+def test_points_lie_on_the_image_they_name_and_others_are_noted():
+    images = [grey(320, 240), grey(240, 240)]
+    predicted = [[1, 1, 80, 60], [2, 1, 120, 200], [5, 1, 9, 9]]
+    image, notes = pictures.draw_images(images, predicted, [[2, 1, 60, 40]])
+    left, right = image.crop((0, 0, 320, 240)), image.crop((324, 0, 644, 240))
+    assert image.size == (644, 264)
+    assert notes == ["also points on image 5, which does not exist"]
+    assert middle(left, FIRST, 30)[:2] == pytest.approx((80, 60), abs=1.5)
+    assert middle(right, FIRST, 30)[:2] == pytest.approx((120, 200), abs=1.5)
+    assert middle(left.crop((100, 0, 320, 240)), marks.BLACK)[2] == 0
+    assert middle(right.crop((0, 0, 110, 100)), marks.BLACK, 60)[2] > 20
+
+
+def test_frames_with_points_are_selected_and_others_fill_up():
+    times = [k / 2 for k in range(100)]
+    assert pictures.select_frames(times[:5], []) == [0, 1, 2, 3, 4]
+    assert pictures.select_frames(times, [], 4) == [0, 33, 66, 99]
+    found = pictures.select_frames(times, [[7.0], [7.1], [30.3]], 6)
+    assert {14, 61} <= set(found)
+    assert len(found) == 6
+    assert found == sorted(found)
+    # more than there is room for: evenly, the first and the last among them
+    found = pictures.select_frames(times, [[t] for t in times[10:60]], 5)
+    assert found == [10, 22, 34, 47, 59]
+    assert pictures.select_frames([3.0], [[0.0], [9.0]]) == [0]
+    assert pictures.select_frames(times, [[1.0]], 1) == [2]
+
+
+def test_a_point_lies_on_the_frame_of_its_time_or_dashed_on_the_nearest(drawn):
+    source = FakeSource()
+    predicted = [[1.0, "1", 40, 50], [1.7, "2", 80, 20], [99.0, "3", 10, 10]]
+    image, notes = pictures.draw_frames(
+        lambda times: source.frames(None, times), [0.0, 1.0, 2.0, 3.0], predicted,
+        [[2.0, 1, 41, 51]], with_trails=False)
+    assert source.times_asked == [[0.0, 1.0, 2.0, 3.0]]
+    assert [frame[0, 0, 0] for frame, *_ in drawn] == [60, 70, 80, 90]
+    assert [given for _, given, *_ in drawn] == [
+        [],
+        [Mark(40, 50, "1", FIRST, False)],
+        [Mark(80, 20, "2  1.7 s", SECOND, True)],
+        [Mark(10, 10, "3  99.0 s", marks.COLOURS[2], True)],
+    ]
+    assert [truth for _, _, truth, _ in drawn] == [[], [], [(41, 51)], []]
+    assert notes == ["dashed: at a time that was not shown"]
+    w = round(160 * 240 / 90)
+    assert image.size == (4 * w + 12, 264)               # four in a row, the times below
+    array = np.asarray(image)
+    assert [array[200, k * (w + 4) + w - 9, 0] for k in range(4)] == [60, 70, 80, 90]
+    for k in range(4):
+        assert (array[242:, k * (w + 4) : k * (w + 4) + w] < 100).any()
+    x, y, n = middle(image.crop((w + 4, 0, 2 * w + 4, 240)), FIRST, 30)
+    assert (x / w, y / 240) == pytest.approx((40 / 160, 50 / 90), abs=0.02)
+    assert n > 20
+
+
+def test_tracks_keep_their_colour_and_leave_a_trail_up_to_each_frame(drawn):
+    tracks = []
+    for t in (2.0, 0.0, 1.0):
+        tracks += [[t, 1, 50 * t + 10, 20], [t, "2", 50 * t + 10, 70]]
+    growing = [
+        [],
+        [Trail(FIRST, [(10, 20), (60, 20)]), Trail(SECOND, [(10, 70), (60, 70)])],
+        [Trail(FIRST, [(10, 20), (60, 20), (110, 20)]),
+         Trail(SECOND, [(10, 70), (60, 70), (110, 70)])],
+    ]
+
+    def frames_at(times):
+        return FakeSource().frames(None, times)
+
+    for wanted, with_trails in ((growing, True), ([[], [], []], False)):
+        drawn.clear()
+        times = [0.0, 1.0, 2.0]
+        image, _ = pictures.draw_frames(frames_at, times, tracks, [], with_trails)
+        assert [trails for *_, trails in drawn] == wanted
+    assert [[mark.label for mark in given] for _, given, *_ in drawn] == [["1", "2"]] * 3
+    first_frame = image.crop((0, 0, 200, 120))
+    _, y, n = middle(first_frame, FIRST, 30)
+    assert n > 20
+    assert y / 240 == pytest.approx(20 / 90, abs=0.02)
+    assert middle(first_frame, SECOND, 30)[2] == 0
+
+
+def test_the_path_of_a_track_over_time_is_drawn_in_its_colour(monkeypatch):
+    calls = []
+    line_chart = charts.line_chart
+
+    def noted(series, *more, **options):
+        calls.append((series, options))
+        return line_chart(series, *more, **options)
+
+    monkeypatch.setattr(charts, "line_chart", noted)
+    predicted, true = [[1.0, "2", 30, 40], [0.0, "2", 10, 20]], [[0.0, 2, 11, 21], [0.0, 3, 5, 6]]
+    image = pictures.draw_track_charts(predicted, true, 1000)
+    assert [series for series, _ in calls] == [
+        {"2": [(0.0, 10), (1.0, 30)], "2 (true)": [(0.0, 11)], "3 (true)": [(0.0, 5)]},
+        {"2": [(0.0, 20), (1.0, 40)], "2 (true)": [(0.0, 21)], "3 (true)": [(0.0, 6)]},
+    ]
+    assert calls[0][1]["faint"] == ("2 (true)", "3 (true)")
+    assert calls[0][1]["colours"]["2"] == SECOND
+    assert image.size == (1000, 400)
+    assert middle(image, SECOND)[2] > 100
+    assert pictures.draw_track_charts([], [], 1000) is None
+
+
+def test_positions_of_a_track_are_in_order_of_time():
+    points = [[1.0, "a", 5, 6], [0.0, "a", 3, 4], [0.0, 1, 7, 8]]
+    assert pictures.tracks_of(points) == {"a": [(0.0, 3, 4), (1.0, 5, 6)], "1": [(0.0, 7, 8)]}
+
+
+# -------------------------------------------------------------------------------------------------
+# predictions and answers
+
+
+def test_every_kind_of_question_gets_its_turn(tmp_path):
+    video, photo = record_of(FakeSource()), record_of(FakeSource([grey()]), "photo")
+    pair = record_of(FakeSource([grey(), grey()]), "pair")
+    points = []
+    for index in range(9):
+        points.append(prediction(id="photo", medium="image", annotation=index,
+                                 predicted=[[1, 1, 20, 20]]))
+    track = prediction(type="track", annotation=1, predicted=[[0.0, 1, 9, 9], [1.0, 1, 40, 40]])
+    on_pair = prediction(id="pair", medium="images", prompt="pointing: cat")
+    caption = {"id": "photo", "annotation": 9, "type": "caption", "medium": "image", "prompt": "",
+               "text": ""}
+    given = [*points, prediction(), track, on_pair, caption]
+    pictures.draw(given, [video, photo, pair], tmp_path, n=5)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "pair-0-cat.png", "photo-0-ball.png", "photo-1-ball.png", "video-0-ball.png",
+        "video-1-ball.png"]
+    of_track, of_points = (Image.open(tmp_path / f"video-{k}-ball.png") for k in (1, 0))
+    assert of_track.height == of_points.height + 408     # the charts below the frames
+    pictures.draw([*points, caption], [photo], tmp_path / "all", n=24)
+    assert len(list((tmp_path / "all").iterdir())) == 9
+
+
+def test_a_large_photograph_is_drawn_at_a_bounded_size(tmp_path):
+    record = record_of(FakeSource([grey(3000, 2000)]), "photo")
+    given = prediction(id="photo", medium="image", predicted=[[1, 1, 1500, 1000]],
+                       text="word " * 5000)
+    pictures.draw([given], [record], tmp_path)
+    image = Image.open(tmp_path / "photo-0-ball.png")
+    assert image.width == 1024
+    assert 682 < image.height < 760
+    assert middle(image, FIRST, 30)[:2] == pytest.approx((512, 341), abs=2)
+
+
+def test_what_cannot_be_drawn_is_named_and_no_file_leaves_the_folder(tmp_path, capsys):
+    wild = ["../../up", "/etc/passwd", "a b", "a?b", ".hidden", "x" * 400]
+    predictions, records = [], [record_of(FakeSource(broken=True), "cut")]
+    for name in [*wild, "cut", "twice"]:
+        prompt = "pointing: ../" + "y" * 300
+        predictions.append(prediction(id=name, medium="image", prompt=prompt))
+    records += [record_of(FakeSource([grey()]), name) for name in [*wild, "twice", "twice"]]
+    pictures.draw(predictions, records, tmp_path / "in" / "here")
+    files = [p.relative_to(tmp_path) for p in tmp_path.rglob("*") if p.is_file()]
+    assert len(files) == len(wild)
+    for path in files:
+        assert path.parent.as_posix() == "in/here"
+        assert not path.name.startswith(".")
+    assert capsys.readouterr().err.splitlines() == [
+        "file:cut: S21 cannot decode; no picture",
+        "twice: 2 records have this id; no picture"]
+
+
+def test_points_of_an_answer_are_drawn_on_the_frames_that_were_shown_then():
+    video = media.probe(MEDIA / "bigbuckbunny.mp4")
+    points = [(0.5, "1", 100, 100), (0.5, "2", 300, 200), (1.0, "2", 320, 200)]
+    image = pictures.draw_answer(points, [], video, start=2.0)
+    frames = list(media.frames(video, [2.5, 3.0]))
+    second_mark = Mark(320, 200, "2", SECOND)            # a track keeps its colour
+    first = marks.draw_marks(frames[0], [Mark(100, 100, "1", FIRST), Mark(300, 200, "2", SECOND)])
+    second = marks.draw_marks(frames[1], [second_mark])
+    w = image.width // 2 - 2
+    for k, wanted in enumerate((first, second)):
+        found = np.array(image)[:360, k * (w + 4) :][:, :w]
+        assert np.array_equal(found, np.array(wanted.resize((w, 360), Image.LANCZOS)))
+    many = [(k / 10, "1", 5, 5) for k in range(30)]
+    drawn = pictures.draw_answer(many, [], video, 0.0)
+    assert drawn.height == 6 * 396                       # 24 frames, four in a row

@@ -1,0 +1,181 @@
+"""The scores, samples and curves of a run: what is drawn from its log, and what the toy is scored
+on."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from evaluation import charts, report
+from records.reader import Records
+from tests.evaluation.small_model import DATA, MEDIA, TOKENIZER
+
+LOG = [
+    {"config": {}},
+    {"step": 1, "loss": 3.0, "lr": {"vit": 1e-6, "llm": 1e-5}, "seconds": 30,
+     "nll_by_source": {"b": 2.0, "a": 4.0}},
+    {"step": 2, "loss": 9.0, "lr": {"vit": 2e-6, "llm": 2e-5}, "seconds": 30,
+     "nll_by_source": {"b": 9.0}},
+    {"step": 2, "eval": {"point_f1": 0.25, "count_accuracy": 0.5}},
+    # once more, after a resume
+    {"step": 2, "loss": 2.0, "lr": {"vit": 3e-6, "llm": 3e-5}, "seconds": 30,
+     "nll_by_source": {"b": 2.5}},
+    # not finite
+    {"step": 3, "loss": None, "lr": {"vit": 4e-6, "llm": 4e-5}, "seconds": 60,
+     "nll_by_source": None},
+    {"step": 3, "eval": {"point_f1": 0.75, "caption_exact": 0.5}},
+]
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The arguments of charts.save_line_chart: [(series, xlabel, options), ..]"""
+    calls = []
+
+    def save_line_chart(series, path, xlabel, **options):
+        calls.append((series, xlabel, options))
+
+    monkeypatch.setattr(charts, "save_line_chart", save_line_chart)
+    return calls
+
+
+# -------------------------------------------------------------------------------------------------
+# curves
+
+
+def test_the_running_mean_is_that_of_neighbours():
+    values = np.random.default_rng(0).normal(size=1000)
+    found = report.running_mean(list(enumerate(values.tolist())))
+    wanted = [values[max(k - 10, 0) : k + 11].mean() for k in range(1000)]
+    assert [x for x, _ in found] == list(range(1000))
+    assert np.allclose([mean for _, mean in found], wanted)
+    # a short run is shown as it is
+    assert report.running_mean([(1, 5.0), (2, 7.0)]) == [(1, 5.0), (2, 7.0)]
+
+
+def test_losses_are_drawn_by_source_and_the_later_line_of_a_step_counts(drawn):
+    report.draw_losses(LOG, "loss.png")
+    ((series, _, options),) = drawn
+    every = [(1, 3.0), (2, 2.0)]
+    assert series == {
+        "loss 2.000": every, "b 2.500": [(1, 2.0), (2, 2.5)], "a 4.000": [(1, 4.0)],
+        "": [*every, (3, None)],
+    }
+    assert options["log"]
+    assert options["faint"] == ("",)
+    assert options["colours"]["loss 2.000"] == charts.INK
+    assert options["colours"]["b 2.500"] == charts.COLOURS[0]
+
+
+def test_learning_rates_are_drawn_by_group(drawn):
+    report.draw_learning_rates(LOG, "lr.png")
+    ((series, _, options),) = drawn
+    assert series == {
+        "vit": [(1, 1e-6), (2, 3e-6), (3, 4e-6)],
+        "llm": [(1, 1e-5), (2, 3e-5), (3, 4e-5)],
+    }
+    assert options["log"]
+
+
+def test_scores_stand_at_the_minutes_trained_by_then(drawn, tmp_path):
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LOG))
+    (tmp_path / "stage0.jsonl").write_text('{"seconds": 45}\n{"seconds": 15}\n')
+    report.draw_progress(tmp_path)
+    ((series, xlabel, options),) = drawn
+    assert series == {"point_f1": [(2.0, 0.25), (3.5, 0.75)]}
+    assert xlabel == "minutes"
+    assert options["ylimits"] == (0, 1)
+
+
+def test_curves_are_files_and_none_where_there_is_nothing(tmp_path):
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LOG))
+    report.draw_curves(tmp_path)
+    report.draw_progress(tmp_path)
+    for name in ("loss", "lr", "eval"):
+        path = tmp_path / f"{name}.png"
+        assert Image.open(path).size == (1440, 720)
+        path.unlink()
+    (tmp_path / "log.jsonl").write_text(json.dumps(LOG[0]) + "\n")
+    report.draw_curves(tmp_path)
+    report.draw_progress(tmp_path)
+    assert not list(tmp_path.glob("*.png"))
+
+
+def test_losses_of_many_sources_are_all_drawn(tmp_path):
+    by_source = {f"s{n:02}": 1.0 for n in range(40)}
+    log = [{"step": k, "loss": 1.0, "lr": {}, "nll_by_source": by_source} for k in range(1, 4)]
+    report.draw_losses(log, tmp_path / "many.png")
+    array = np.asarray(Image.open(tmp_path / "many.png")).astype(int)
+    last_colour = np.abs(array - np.array(charts.COLOURS[-1])).max(-1) <= 6
+    assert last_colour.sum() > 40
+
+
+# -------------------------------------------------------------------------------------------------
+# scores
+
+
+@pytest.fixture
+def evaluated(monkeypatch):
+    """The arguments of evaluate, which gives every question a perfect score: [(records, options),
+    ..]"""
+    calls = []
+
+    def evaluate(model, tokenizer, config, records, masks_of=None, **options):
+        calls.append((records, masks_of, options))
+        predictions = []
+        for record in records:
+            for index, annotation in enumerate(record["annotations"]):
+                if annotation["type"] == "point":
+                    predictions.append({"id": record["id"], "annotation": index, "point_f1": 1.0})
+        return {"point_f1": 1.0, "n_records": len(records)}, predictions
+
+    monkeypatch.setattr(report, "evaluate", evaluate)
+    return calls
+
+
+def config_of(stage):
+    return SimpleNamespace(stage=stage, seed=0, eval_images=4, data=DATA)
+
+
+@pytest.mark.parametrize(("stage", "parts", "max_new"), [
+    (1, ["test", "unseen"], 128), (2, ["test", "long", "unseen"], 384),
+])
+def test_the_toy_is_scored_by_parts_with_its_own_masks(evaluated, stage, parts, max_new):
+    metrics = report.final_scores(config_of(stage), None, TOKENIZER, None)
+    assert len(evaluated) == len(parts)
+    assert metrics["point_f1"] == 1.0
+    assert [name for name in metrics if name in ("long", "unseen")] == parts[1:]
+    assert metrics["unseen"]["point_f1_of_unseen_kinds"] == 1.0
+    for records, masks_of, options in evaluated:
+        assert options == {"max_new": max_new}
+        kinds = [annotation["type"] for annotation in records[0]["annotations"]]
+        index = kinds.index("point")
+        masks = masks_of(records[0], index)
+        masks = masks["masks"] if "video" in records[0] else masks
+        assert len(masks) == len(records[0]["annotations"][index]["points"])
+
+
+def test_given_records_are_scored_with_one_limit_and_drawn(evaluated, monkeypatch, tmp_path):
+    drawn = []
+    monkeypatch.setattr(report.pictures, "draw", lambda *args, **options: drawn.append(args))
+    records = list(Records(MEDIA / "records.jsonl"))
+    metrics = report.final_scores(config_of(3), None, TOKENIZER, records, tmp_path / "samples")
+    assert metrics["n_records"] == len(records)
+    ((given, masks_of, options),) = evaluated
+    assert given == records
+    assert masks_of is None
+    assert options == {"max_new": 512}
+    assert drawn[0][1:] == (records, tmp_path / "samples")
+    assert report.final_scores(config_of(3), None, TOKENIZER, []) == {}
+
+
+@pytest.mark.slow
+def test_samples_of_a_run_are_pictures_of_every_part(small_model, tmp_path):
+    config = SimpleNamespace(stage=1, seed=0, eval_images=2, data=DATA)
+    metrics = report.final_scores(config, small_model, TOKENIZER, None, tmp_path / "samples")
+    assert metrics["n_caption"] == metrics["unseen"]["n_caption"] == 2
+    assert list((tmp_path / "samples" / "test").glob("*.png"))
+    assert list((tmp_path / "samples" / "unseen").glob("*.png"))
+    assert (tmp_path / "samples.png").exists()

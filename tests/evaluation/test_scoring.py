@@ -1,0 +1,305 @@
+"""Answers of every kind, on every kind of media, are scored as their annotations ask for.
+
+The answers come from a function in place of a model; the questions go the way of tools.evaluate.
+"""
+
+import json
+
+import numpy as np
+import pytest
+
+from evaluation import evaluate as evaluation
+from evaluation import scoring
+from evaluation.masks import open_masks
+from records.reader import Records
+from records.visual import read_headers
+from tests.evaluation.answers import clip_with_masks, evaluate_answers, source, true_answer
+from tests.evaluation.small_model import DATA, MEDIA, TOKENIZER
+from text.tracks import seconds
+from toy import world
+
+
+def all_records():
+    return [*Records(MEDIA / "records.jsonl"), *Records(MEDIA / "films.jsonl")]
+
+
+# -------------------------------------------------------------------------------------------------
+# every kind of question
+
+
+def test_true_answers_score_one_on_images_and_videos():
+    """By nearness, without masks. Of the track, only frames that are shown."""
+    records = all_records()
+    metrics, predictions = evaluate_answers(records, true_answer)
+    other = ("vqa_score", "anls", "relaxed_accuracy")
+    for name in evaluation.SCORES:
+        if name not in other:
+            assert metrics[name] == pytest.approx(1, abs=1e-4), name
+    types = [a["type"] for record in records for a in record["annotations"]]
+    assert metrics["n_qa"] == types.count("qa") + 1 == 8         # one has two turns
+    assert (metrics["n_track"], metrics["n_caption"], metrics["skipped"]) == (1, 7, 0)
+    assert metrics["hits"] == "within 5 % of the diagonal"
+    (track,) = [p for p in predictions if p["type"] == "track"]
+    assert track["times"] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    assert [t for t, *_ in track["predicted"]] == track["times"]
+    assert track["true"][1] == [1.0, 1, pytest.approx(0.39 * 1280), pytest.approx(0.44 * 720)]
+
+
+def test_nonsense_scores_nothing():
+    """A point in a corner, at a time and on an image that do not exist."""
+    nonsense = '<points coords="77 1 000 000">x</points>'
+    metrics, predictions = evaluate_answers(all_records(), lambda q: nonsense)
+    # an option is chosen by the fewest edits, and a point counts as one
+    lucky = {"count_accuracy", "count_close", "choice_accuracy", "qa_accuracy"}
+    for name in evaluation.SCORES:
+        assert name in lucky or metrics.get(name, 0) == 0, name
+    (images,) = [p for p in predictions if p["medium"] == "images" and p["type"] == "point"]
+    assert images["predicted"] == [[77.0, 1, 0.0, 0.0]]
+    assert images["images_point_precision"] == 0
+
+
+def test_counts_of_a_video_are_close_within_a_twentieth(tmp_path):
+    count = {"type": "count", "label": "x", "count": 40}
+    records = source(tmp_path, {"image": "coins.png", "annotations": [count]},
+                     {"video": "bigbuckbunny.mp4", "annotations": [count]})
+    _, predictions = evaluate_answers(records, lambda q: "37")
+    image, video = sorted(predictions, key=lambda p: p["medium"])
+    assert (image["count_close"], video["count_close"]) == (0, 1)
+    assert video["count_accuracy"] == 0
+
+
+@pytest.mark.parametrize(("turn", "style", "text", "scores"), [
+    ({"answer": "12"}, "chart_qa", "12.5", {"qa_accuracy": 0, "relaxed_accuracy": 1}),
+    ({"answers": ["hello", "hallo"]}, "doc_qa", "hxllo", {"qa_accuracy": 0, "anls": 0.8}),
+    ({"answers": ["cat", "cat", "a cat", "dog"]}, "vqa2", "Cat",
+     {"qa_accuracy": 0, "vqa_score": 1}),
+    ({"answers": ["cat", "dog", "cow", "elk"]}, "vqa2", "dog",
+     {"qa_accuracy": 1, "vqa_score": pytest.approx(1 / 3)}),
+    ({"answer": "12"}, "user_qa", "12", {"qa_accuracy": 1}),
+    ({"answer": "12", "explanation": "6 and 6"}, "cosyn_chart_exp", "Two times 6. Answer: 12",
+     {"qa_accuracy": 1}),
+    ({"options": ["x", "y"], "answer_idx": 1, "explanation": "since"}, "a_exp",
+     "A. is wrong. Answer: B. y", {"qa_accuracy": 1, "choice_accuracy": 1}),
+    ({"options": ["x", "y", "z"], "answer_idx": [0, 2]}, "a_okvqa_mc", "C. z\nA. x",
+     {"qa_accuracy": 1, "choice_accuracy": 1}),
+    ({"options": ["x", "y", "z"], "answer_idx": [0, 2]}, "a_okvqa_mc", "A. x",
+     {"qa_accuracy": 0, "choice_accuracy": 0}),
+    ({"options": ["b", "a"], "answer_idx": 0, "letters": False}, "ai2_diagram_no_letter", "b",
+     {"qa_accuracy": 1, "choice_accuracy": 1}),
+])
+def test_a_question_is_scored_as_its_style_and_its_answers_ask_for(turn, style, text, scores):
+    assert scoring.score_qa(turn, style, text) == scores
+
+
+def test_every_style_score_exists():
+    assert set(scoring.STYLE_SCORE.values()) <= set(scoring.QA_SCORES) <= set(evaluation.SCORES)
+
+
+# -------------------------------------------------------------------------------------------------
+# points
+
+
+def test_points_lie_on_the_image_they_name_in_its_own_pixels(tmp_path):
+    """chelsea is 451 x 300, coffee 600 x 400. The second point of the answer is right but for the
+    image that it names."""
+    points = [{"image": 1, "x": 0.2, "y": 0.5}, {"image": 1, "x": 0.8, "y": 0.5}]
+    annotation = {"type": "point", "label": "x", "coords": "unit", "points": points}
+    images = ["chelsea.png", "coffee.png"]
+    records = source(tmp_path, {"images": images, "annotations": [annotation]})
+    answer = '<points coords="1 1 800 500\t2 2 200 500">x</points>'
+    metrics, (row,) = evaluate_answers(records, lambda q: answer)
+    assert row["predicted"] == [[1, 1, 0.8 * 451, 150.0], [2, 2, 120.0, 200.0]]
+    assert row["true"][0] == [2, 1, 120.0, 200.0]
+    assert metrics["images_point_precision"] == metrics["images_point_recall"] == 0.5
+    assert "point_f1" not in metrics
+    masks = np.zeros((2, 400, 600), bool)                # padded to the largest image
+    masks[0, 199:202, 119:122] = masks[1, :, 500:] = True
+    metrics, _ = evaluate_answers(records, lambda q: answer, lambda record, index: masks)
+    assert metrics["images_point_f1"] == 0.5
+    masks[0, 200, 120] = False
+    metrics, _ = evaluate_answers(records, lambda q: answer, lambda record, index: masks)
+    assert metrics["images_point_f1"] == 0
+
+
+@pytest.mark.parametrize(("image", "width", "f1"), [(0, 451, 0), (1, 600, 1)])
+def test_nearness_is_measured_by_the_image_that_the_point_lies_on(tmp_path, image, width, f1):
+    """33 pixels off: within 5 % of the diagonal of coffee, 36, and not of chelsea, 27."""
+    points = [{"image": image, "x": 0.5 + 33 / width, "y": 0.5}]
+    annotation = {"type": "point", "label": "x", "coords": "unit", "points": points}
+    images = ["chelsea.png", "coffee.png"]
+    records = source(tmp_path, {"images": images, "annotations": [annotation]})
+    answer = f'<points coords="{image + 1} 1 500 500">x</points>'
+    assert evaluate_answers(records, lambda q: answer)[0]["images_point_f1"] == f1
+
+
+def test_pixels_are_of_the_size_that_the_record_declares(tmp_path):
+    """The file is half as large as its record says: points are scaled to what is shown. For one
+    image, any frame is the first."""
+    points = [{"x": 732, "y": 566}]
+    annotation = {"type": "point", "label": "spoon", "coords": "pixel", "points": points}
+    image = {"path": "coffee.png", "width": 1200, "height": 800}
+    records = source(tmp_path, {"image": image, "annotations": [annotation]})
+    answer = '<points coords="3 1 610 708">x</points>'
+    _, (row,) = evaluate_answers(records, lambda q: answer)
+    assert row["predicted"] == [[1, 1, 366, pytest.approx(283.2)]]
+    assert row["true"] == [[1, 1, pytest.approx(366), pytest.approx(283)]]
+    assert row["point_f1"] == pytest.approx(1)
+
+
+def test_numbers_of_hundreds_of_digits_cost_their_point_only(tmp_path):
+    """A frame number that float() reads as infinity, an id that int() refuses: the evaluation
+    continues to its pictures, the other points are matched, and predictions stay valid JSON."""
+    frame, number = "9" * 309, "9" * 4400
+    on_images = {"type": "point", "label": "x", "coords": "unit",
+                 "points": [{"image": 0, "x": 0.2, "y": 0.5}, {"image": 1, "x": 0.8, "y": 0.5}]}
+    in_video = {"type": "point", "label": "x", "coords": "unit",
+                "points": [{"t": t, "x": t / 8, "y": 0.5} for t in (1.0, 3.0, 5.0)]}
+    track = {"type": "track", "label": "x", "coords": "unit", "fps": 1,
+             "points": [{"t": t, "id": 1, "x": t / 8, "y": 0.5} for t in (1.0, 3.0)]}
+    pair = {"id": "pair", "images": ["chelsea.png", "coffee.png"], "annotations": [on_images]}
+    video = {"id": "video", "video": "bigbuckbunny.mp4", "annotations": [in_video, track]}
+    records = source(tmp_path, pair, video)
+    answers = {
+        ("pair", 0): f"1 1 200 500;{frame} {number} 800 500",
+        ("video", 0): f"{frame} 1 125 500;3.0 {number} 375 500;1.0 3 125 500",
+        ("video", 1): f"1.0 1 125 500;3.0 1 375 500;{frame} {number} 999 999",
+    }
+
+    def answer(question):
+        return f'<points coords="{answers[question.record["id"], question.index]}">x</points>'
+
+    metrics, predictions = evaluate_answers(records, answer, draw_in=tmp_path / "drawn")
+    assert metrics["images_point_precision"] == 0.5
+    assert metrics["video_point_f1"] == pytest.approx(2 / 3, abs=1e-4)
+    assert metrics["det_a"] == pytest.approx(2 / 3, abs=1e-4)        # TP 2, FP 1
+    assert json.loads(json.dumps(predictions, allow_nan=False)) == predictions
+    assert len(list((tmp_path / "drawn").iterdir())) == 3
+
+
+# -------------------------------------------------------------------------------------------------
+# tracks and masks of videos
+
+
+def test_a_track_from_a_point_is_scored_after_it_and_for_its_object_alone(tmp_path):
+    points = []
+    for t in range(4):
+        points += [{"t": float(t), "id": 7, "x": 10 + 20 * t, "y": 20},
+                   {"t": float(t), "id": 3, "x": 10 + 20 * t, "y": 80}]
+    annotation = {
+        "type": "track", "label": "x", "coords": "percent", "mode": "from_point", "fps": 1,
+        "points": points, "query": {"t": 1.0, "id": 3, "x": 30, "y": 80}}
+    records = source(tmp_path, {"video": "bigbuckbunny.mp4", "annotations": [annotation]})
+    _, (row,) = evaluate_answers(records, true_answer)
+    true = [(t, i, round(x / 1280, 3)) for t, i, x, _ in row["true"]]
+    assert true == [(2.0, 3, 0.5), (3.0, 3, 0.7)]
+    assert row["hota"] == 1
+    assert 'coords="1.0 1 300 800"' in row["prompt"]
+
+
+def test_points_and_tracks_of_a_clip_are_compared_with_masks_on_its_own_clock(tmp_path):
+    records, path = clip_with_masks(tmp_path)
+    masks_of = open_masks(path, records)
+
+    def metrics_of(points, tracks):
+        answers = [points, tracks]
+        return evaluate_answers(records, lambda q: answers[q.index], masks_of)[0]
+
+    # far from the true points but in their masks, at another of their times
+    metrics = metrics_of(
+        '<points coords="1.0 1 200 900 2 900 600">x</points>',
+        '<tracks coords="0.0 1 020 900 2 990 900\t1.0 1 020 900'
+        '\t2.0 1 020 900 2 990 900">y</tracks>')
+    assert metrics["hits"] == "mask"
+    assert metrics["video_point_f1"] == metrics["track_f1"] == metrics["hota"] == 1
+    # the second point has no mask at 0.5 s; the second track has none at 1.0 s
+    metrics = metrics_of(
+        '<points coords="0.5 1 200 900 2 900 600">x</points>',
+        '<tracks coords="0.0 1 020 900 2 990 900\t1.0 1 020 900 2 990 900'
+        '\t2.0 1 020 900 2 990 900">y</tracks>')
+    assert metrics["video_point_f1"] == 0.5
+    # of frame 1.0, one of two is right; TP 5, FP 1; track 2 has three frames, its object two
+    assert metrics["track_precision"] == pytest.approx(5 / 6, abs=1e-4)
+    assert metrics["track_recall"] == 1
+    assert metrics["det_a"] == pytest.approx(5 / 6, abs=1e-4)
+    assert metrics["ass_a"] == pytest.approx((3 + 2 * 2 / 3) / 5, abs=1e-4)
+    # seconds of the file are not those of the clip
+    metrics = metrics_of('<points coords="2.5 1 200 900;4.0 2 900 600">x</points>',
+                         "No tracks available.")
+    assert metrics["video_point_f1"] == metrics["hota"] == 0
+    assert seconds(3.0, {"video": {"path": "x", "start": 2.0}}) == 1.0
+
+
+@pytest.mark.parametrize(("damage", "message"), [
+    (lambda m: m | {"clip/0": m["clip/0"][:1]}, r"'clip/0' needs an array \(2, t, h, w\)"),
+    (lambda m: m | {"clip/0": m["clip/0"][:, :, :, :9]}, "the masks of clip/0 are"),
+    (lambda m: m | {"clip/1": m["clip/1"][:, :2]}, "the masks of clip/1 are"),
+    (lambda m: m | {"clip/1/times": np.array([2.0, 3.0, 3.5])},
+     "the masks of clip/1 have none at 2.0 s"),
+    (lambda m: {name: m[name] for name in m if name != "clip/1/times"},
+     "'clip/1/times' is missing"),
+])
+def test_masks_that_do_not_fit_are_refused_before_any_question(tmp_path, damage, message):
+    records, path = clip_with_masks(tmp_path)
+    np.savez(tmp_path / "bad.npz", **damage(dict(np.load(path))))
+    with pytest.raises(ValueError, match=message):
+        evaluate_answers(records, asked_too_early, open_masks(tmp_path / "bad.npz", records))
+
+
+def test_masks_of_another_size_than_the_image_are_refused(tmp_path):
+    annotation = {"type": "point", "label": "x", "coords": "unit", "points": [{"x": 0, "y": 0}]}
+    records = source(tmp_path, {"image": "coins.png", "annotations": [annotation]})
+    turned = np.zeros((1, 384, 303), bool)
+    with pytest.raises(ValueError, match=r"one is \(384, 303\), the image \(303, 384\)"):
+        evaluate_answers(records, asked_too_early, lambda record, index: turned)
+
+
+def asked_too_early(question):
+    pytest.fail("the masks were not checked first")
+
+
+# -------------------------------------------------------------------------------------------------
+# the toy world
+
+
+def test_a_perfect_model_scores_one_and_a_silent_one_what_is_absent():
+    images = world.World("test")
+    records = [images[i] for i in range(6)]
+
+    def masks_of(record, index):
+        return images.masks(record, record["annotations"][index])
+
+    perfect, _ = evaluate_answers(records, true_answer, masks_of, batch=7)   # several batches
+    silent, _ = evaluate_answers(records, lambda q: "", masks_of, batch=7)
+    assert perfect["point_f1"] == pytest.approx(1, abs=1e-4)
+    assert perfect["hits"] == "mask"
+    for name in ("count_accuracy", "caption_exact", "caption_recall", "caption_precision"):
+        assert perfect[name] == 1
+    points = [a["points"] for r in records for a in r["annotations"] if a["type"] == "point"]
+    absent = np.mean([not given for given in points])
+    assert silent["point_f1"] == pytest.approx(absent, abs=1e-4)
+    assert silent["caption_exact"] == silent["count_accuracy"] == 0
+
+
+def test_an_answer_may_be_as_long_as_its_kind(tmp_path):
+    """docs/molmo2.md 13. Text beyond that is not scored."""
+    limits = {}
+    for record in all_records():
+        info = read_headers(record, DATA)
+        for question in evaluation.questions_of(record, info, DATA):
+            key = question.annotation["type"], scoring.medium(record)
+            limits.setdefault(key, question.max_new)
+    assert limits == {
+        ("caption", "image"): 2048, ("caption", "video"): 2048,
+        ("point", "image"): 192, ("point", "images"): 2048, ("point", "video"): 2048,
+        ("count", "image"): 192, ("count", "video"): 2048, ("track", "video"): 4096,
+        ("qa", "text"): 384, ("qa", "image"): 384, ("qa", "images"): 384, ("qa", "video"): 384,
+    }
+    choice = {"type": "qa", "options": ["a", "b"], "answer_idx": 0, "style": "x_mc"}
+    assert evaluation.answer_limit(choice, {"image": "x"}) == 32
+    assert evaluation.answer_limit({"type": "qa", "style": "vqa2"}, {"image": "x"}) == 12
+    long = "red circle, " * 100
+    _, predictions = evaluate_answers([world.World("test")[1]], lambda q: long, max_new=None)
+    longest = {"caption": 2048, "point": 192, "count": 192}
+    assert {p["type"] for p in predictions} == set(longest)
+    for p in predictions:
+        assert TOKENIZER.encode(p["text"]) == TOKENIZER.encode(long)[: longest[p["type"]]]

@@ -1,0 +1,110 @@
+"""Answers in words are scored as by the official code (conformance/eval_metrics.json) and by
+hand."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from evaluation import text_metrics
+
+FILE = Path(__file__).parents[1] / "conformance" / "eval_metrics.json"
+CASES = json.loads(FILE.read_text())["text_metrics"]
+
+
+def score(kind, first, second):
+    if kind == "vqa_score":
+        return text_metrics.vqa_score(second, first)
+    if kind == "anls":
+        return text_metrics.anls(second, [first])
+    if kind == "relaxed_correctness":
+        return text_metrics.relaxed_accuracy(second, [first])
+    assert kind == "select_mc_option", kind
+    return text_metrics.select_option(first, second)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c['kind']} {c['input']}"[:60])
+def test_scores_equal_the_official_ones(case):
+    assert score(case["kind"], *case["input"]) == pytest.approx(case["expected"])
+
+
+def test_an_exact_match_is_one_of_the_answers_letter_by_letter():
+    exact = text_metrics.exact_match
+    assert exact(" Drawn.\n", ["Filmed.", "Drawn."]) == 1
+    assert exact("drawn.", ["Drawn."]) == exact("Drawn", ["Drawn."]) == exact("", ["x"]) == 0
+
+
+@pytest.mark.parametrize(("text", "same"), [
+    ("A red-brown  dog.", "red brown dog"), ("Dont know", "don't know"), ("1,000", "1000"),
+    ("3.5 m", "the 3.5 m"), ("yes!", "yes"), ("none", "0"), ("an   hour", "hour"), ("Ten", "10"),
+    ("couldntve", "couldn't've"), ("well/known", "well known"), ("a, b", "b,"),
+])
+def test_vqa_answers_are_compared_without_what_does_not_matter(text, same):
+    normal = text_metrics.normalize_vqa_answer
+    assert normal(text) == normal(same)
+
+
+def test_vqa_answers_that_differ_stay_different():
+    texts = ("1.5", "15", "its", "it's", "dog", "dogs", "redbrown", "red brown")
+    assert len({text_metrics.normalize_vqa_answer(text) for text in texts}) == 8
+
+
+def test_of_fewer_than_three_people_all_of_them_make_one():
+    assert text_metrics.vqa_score("cat", ["cat"]) == 1
+    assert text_metrics.vqa_score("cat", ["cat", "cat"]) == 1
+    assert text_metrics.vqa_score("cat", ["cat", "dog"]) == 0.5
+
+
+def test_the_number_of_edits_is_that_of_the_recursive_definition():
+    def slow(a, b):
+        if not a or not b:
+            return len(a) + len(b)
+        return min(slow(a[1:], b) + 1, slow(a, b[1:]) + 1, slow(a[1:], b[1:]) + (a[0] != b[0]))
+
+    rng = np.random.default_rng(3)
+    for _ in range(60):
+        a = "".join(rng.choice(list("abc"), rng.integers(0, 6)))
+        b = "".join(rng.choice(list("abc"), rng.integers(0, 6)))
+        assert text_metrics.levenshtein(a, b) == slow(a, b), (a, b)
+
+
+def test_anls_takes_the_best_answer_and_is_zero_below_a_half():
+    assert text_metrics.anls("hallo", ["xyz", "hello"]) == pytest.approx(0.8)
+    assert text_metrics.anls("ab", ["ac"]) == 0.5
+    assert text_metrics.anls("abc", ["axx"]) == 0
+    assert text_metrics.anls("", ["abc"]) == 0
+
+
+@pytest.mark.parametrize(("text", "answer", "right"), [
+    ("10.5", "10", 1), ("9.5", "10", 1), ("9.4", "10", 0), ("-5", "5", 0), ("0", "0", 1),
+    ("0.0", "0", 1), ("0.01", "0", 0), ("5 %", "0.05", 1), ("ten", "10", 0), ("nan", "10", 0),
+    ("inf", "10", 0), ("1e1", "10", 1), ("", "10", 0),
+])
+def test_a_number_may_be_off_by_a_twentieth(text, answer, right):
+    assert text_metrics.relaxed_accuracy(text, [answer]) == right
+
+
+@pytest.mark.parametrize(("text", "letters", "chosen"), [
+    ("C. a leaf", True, 2), ("a leaf", True, 2), ("A leaf.", True, 2), ("c", True, 2),
+    ("(C)", True, 2), ("C: whatever", True, 2), ("it must be a leaf, I think", True, 2),
+    ("a leef", True, 2), ("b)", True, 1), ("D.", True, 0), ("", True, None), ("  ", False, None),
+    ("a root", False, 1), ("b", False, 0), ("B. a leaf", True, 1),
+    ("not a stem but a leaf", False, 0),
+])
+def test_an_option_is_found_by_its_words_its_label_or_the_fewest_edits(text, letters, chosen):
+    """By edits, the first of equals, where no option is named or several are."""
+    assert text_metrics.select_option(text, ["a stem", "a root", "a leaf"], letters) == chosen
+
+
+def test_of_two_options_that_are_named_the_nearer_is_meant():
+    assert text_metrics.select_option("not red but dark red", ["red", "dark red"]) == 1
+
+
+def test_statements_of_a_caption_count_as_often_as_they_are_made():
+    score = text_metrics.score_statements
+    assert score("red circle, blue square", "blue square, red circle") == (1, 1)
+    found = score("red circle, red circle, blue cross", "red circle, blue square")
+    assert found == (0.5, pytest.approx(1 / 3))
+    assert score("", "red circle") == (0, 0)
+    assert score("Red circle.", "red circle") == (1, 1)

@@ -1,0 +1,339 @@
+"""tools.generate: what the model is shown and asked, what is printed and drawn, one sentence for a
+mistake."""
+
+import dataclasses
+import io
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vision
+from evaluation.generate import KVCache
+from evaluation.marks import Mark, colour_of, draw_marks
+from records import media
+from records.visual import open_clip, read_headers
+from tests.evaluation.small_model import DATA, MEDIA, TOKENIZER, VISION, random_model, save_run
+from tools import generate
+from toy import world
+
+VIDEO = str(MEDIA / "bigbuckbunny.mp4")
+PHOTOS = [str(MEDIA / name) for name in ("coins.png", "chelsea.png", "rocket.jpg")]
+FRAME = "<frame_start><frame_end>"
+
+
+@pytest.fixture(scope="module")
+def saved_run(tmp_path_factory):
+    return save_run(tmp_path_factory.mktemp("saved") / "run")
+
+
+class FakeModel:
+    """Answers in place of the model, and notes what it is asked."""
+
+    def __init__(self):
+        self.prompts = []
+        self.answer = "fine"
+        self.options = None
+
+    def generate(self, model, prompts, stops, max_new, temperature, seed, on_token=None,
+                 cache=None):
+        self.prompts += prompts
+        self.options = {"dtype": model.norm.weight.dtype, "temperature": temperature, "seed": seed,
+                        "cache": cache}
+        ids = TOKENIZER.encode(self.answer)
+        for n in range(1, len(ids) + 1):
+            if on_token:
+                on_token(ids[:n])
+        return [ids]
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    fake = FakeModel()
+    monkeypatch.setattr(generate, "generate", fake.generate)
+    return fake
+
+
+@pytest.fixture
+def call(saved_run, capsys):
+    """call(*flags) -> stdout"""
+
+    def run(*flags):
+        generate.main(["--model", str(saved_run), *map(str, flags)])
+        return capsys.readouterr().out
+
+    return run
+
+
+def text_of(prompt):
+    """The tokens of a prompt as text: <name> for special tokens but patches, [ and ] for the
+    chat's."""
+    names = {i: f"<{name}>" for name, i in TOKENIZER.special.items()}
+    names |= {TOKENIZER.special["im_patch"]: "", TOKENIZER.chat_start: "[", TOKENIZER.chat_end: "]"}
+    ids = prompt.tokens.tolist()
+    return "".join(names[i] if i in names else TOKENIZER.decode([i]) for i in ids)
+
+
+# -------------------------------------------------------------------------------------------------
+# images
+
+
+def test_several_images_are_numbered_and_each_has_its_own_points(call, fake, tmp_path):
+    fake.answer = '<points coords="1 1 500 500;3 2 1000 000;4 3 100 100">x</points>'
+    out = call("--images", *PHOTOS, "--prompt", "pointing: x", "--json",
+               "--draw", tmp_path / "a.png")
+    text = text_of(fake.prompts[0])
+    named = [f"Image {k}<low_res_im_start>" in text for k in (1, 2, 3, 4)]
+    assert named == [True, True, True, False]
+    sizes = [Image.open(path).size for path in PHOTOS]
+    # there is no fourth image
+    assert json.loads(out)["points"] == [
+        [1.0, "1", sizes[0][0] / 2, sizes[0][1] / 2], [3.0, "2", sizes[2][0], 0.0]]
+    drawn = np.array(Image.open(tmp_path / "a.png"))
+    assert drawn.shape[0] == 396
+    photo = Image.open(PHOTOS[1]).convert("RGB")
+    width = round(photo.width * 360 / photo.height)
+    left = (drawn.shape[1] - 8) // 3 + 4
+    second = drawn[:360, left : left + width]            # without a point
+    assert np.array_equal(second, np.array(photo.resize((width, 360), Image.LANCZOS)))
+
+
+def test_a_number_of_hundreds_of_digits_stays_json(call, fake):
+    fake.answer = f'<points coords="{"9" * 309} 1 500 500">x</points>'
+    out = call("--image", PHOTOS[0], "--prompt", "pointing: x", "--json")
+    assert "Infinity" not in out
+    assert json.loads(out)["points"][0][1:] == ["1", 384 / 2, 303 / 2]
+
+
+# -------------------------------------------------------------------------------------------------
+# videos
+
+
+def test_a_video_with_subtitles_is_shown_at_its_times(call, fake, tmp_path):
+    (tmp_path / "video.srt").write_text(
+        "1\n00:00:00,000 --> 00:00:01,200\nTwo <i>lines</i>\nof it\n\n"
+        "2\n00:00:04,500 --> 00:00:05,000\nlate\n")
+    fake.answer = '<points coords="0.0 1 500 500;1.0 2 250 750">rabbit</points>'
+    out = call("--video", VIDEO, "--frames", 5, "--end", 2, "--subtitles", tmp_path / "video.srt",
+               "--prompt", "Where?", "--draw", tmp_path / "frames.png", "--json")
+    (prompt,) = fake.prompts
+    assert text_of(prompt) == (
+        f"]0.0 {FRAME} 0.5 {FRAME} 1.0 {FRAME} 1.5 {FRAME} 2.0 {FRAME}"
+        "subtitle\n0.0 - 1.2 Two lines of it\n[user\nWhere?]\n[assistant\n")
+    video = media.probe(VIDEO)
+    shown = list(media.frames(video, [0, 0.5, 1, 1.5, 2]))
+    assert np.array_equal(prompt.images[2], vision.frame(shown[2], VISION)[0][0])
+    assert prompt.pool_src.shape[1] == 9
+    w, h = video.width, video.height
+    assert json.loads(out)["points"] == [
+        [0.0, "1", 0.5 * w, 0.5 * h], [1.0, "2", 0.25 * w, 0.75 * h]]
+    drawn = Image.open(tmp_path / "frames.png")
+    width = round(w * 360 / h)
+    first = draw_marks(shown[0], [Mark(0.5 * w, 0.5 * h, "1", colour_of(1))])
+    first = np.array(first.resize((width, 360), Image.LANCZOS))
+    assert np.array_equal(np.array(drawn)[:360, :width], first)
+    assert drawn.size == (2 * width + 4, 396)            # the times are written below
+
+
+def test_a_clip_has_times_of_its_own(call, fake):
+    out = call("--video", VIDEO, "--start", 2, "--end", 3.2, "--prompt", "What?")
+    (prompt,) = fake.prompts
+    numbers = [word for word in text_of(prompt).split() if word.replace(".", "").isdigit()]
+    assert numbers == ["0.5", "1.0", "1.2"]
+    shown = media.frames(media.probe(VIDEO), [2, 2.5, 3, 3.2])
+    crops = [vision.frame(frame, VISION)[0] for frame in shown]
+    assert np.array_equal(prompt.images, np.concatenate(crops))
+    assert out == "fine\n"
+
+
+def test_subtitles_and_frames_of_a_clip_are_in_its_own_seconds():
+    subtitles = [(2.0, 2.5, "first"), (3.9, 4.0, "second")]
+    config = dataclasses.replace(DATA, fps=1.0, max_frames=128)
+    clip, video = open_clip(VIDEO, config, subtitles, start=2, end=4)
+    assert clip.times == [0.0, 1.0, 2.0]
+    assert clip.subtitles == [(0.0, 0.5, "first"), (pytest.approx(1.9), 2.0, "second")]
+    clip, _ = open_clip(VIDEO, config, start=4)
+    assert clip.times[-1] == pytest.approx(video.duration - 4)
+
+
+def test_a_video_of_a_single_frame_can_be_asked_about(tmp_path, monkeypatch):
+    """Also where its only frame lasts no time, as some files leave it open."""
+    path = tmp_path / "one.gif"
+    Image.fromarray(np.full((40, 60, 3), 7, np.uint8)).save(path)
+    video = media.probe(path)
+    for duration, times in ((video.duration, [0.0, video.duration]), (0.0, [0.0])):
+        probed = dataclasses.replace(video, duration=duration)
+        monkeypatch.setattr(media, "probe", lambda path, probed=probed: probed)
+        clip, _ = open_clip(path, DATA)
+        frames = list(clip.frames)
+        assert clip.times == times
+        assert len(frames) == len(times)
+        for frame in frames:
+            assert frame.shape == (40, 60, 3)
+            assert abs(int(frame.mean()) - 7) < 2
+
+
+@pytest.fixture(scope="module")
+def toy_tracks(tmp_path_factory):
+    """A record with tracks of the toy world, and its video as a file, two frames per second."""
+    source = world.KINDS["tracks"]("test")
+    record = source[0]
+    _, _, duration, half_frame = source.video_size(record)
+    times = np.arange(0, duration, 2 * half_frame)
+    frames = [Image.fromarray(frame) for frame in source.frames(record, times)]
+    path = tmp_path_factory.mktemp("toy") / "video.gif"
+    milliseconds = round(2000 * half_frame)
+    frames[0].save(path, save_all=True, append_images=frames[1:], duration=milliseconds, loop=0)
+    assert len(media.probe(path).times) == len(frames)
+    return record, path
+
+
+def test_a_tracking_question_sees_the_frames_of_training(call, fake, toy_tracks):
+    """vision.track_times leaves out the last instant, which other questions see."""
+    record, path = toy_tracks
+    trained = read_headers(record, DATA).times
+    prompt = "video_point_track_per_frame: any shape"
+    call("--video", path, "--prompt", prompt)
+    call("--video", path, "--prompt", "video_point: any shape")
+    call("--video", path, "--prompt", "Track any shape.", "--track")
+    shown = [prompt.pool_dst.size // len(vision.frame_windows(VISION)) for prompt in fake.prompts]
+    assert shown == [len(trained), len(trained) + 1, len(trained)]
+    begins = "".join(f"{' ' if t else ']'}{t:.1f} {FRAME}" for t in trained)
+    assert text_of(fake.prompts[0]).startswith(f"{begins}[user\n{prompt}]")
+    assert text_of(fake.prompts[2]).startswith(f"{begins}[user\nTrack any shape.]")
+
+
+def test_subtitles_are_read_from_three_kinds_of_files(tmp_path):
+    (tmp_path / "a.srt").write_text("\r\n".join([
+        "1", "00:00:01,500 --> 00:00:03,250", "a", "b", "",
+        "2", "01:00:00,000 --> 01:00:01,000", "c", ""]))
+    (tmp_path / "a.vtt").write_text("\n".join([
+        "WEBVTT", "", "00:01.500 --> 00:03.250 align:start", "<v Ann>a b", "",
+        "NOTE x", "", "01:00:00.000 --> 01:00:01.000", "c"]))
+    (tmp_path / "a.json").write_text(json.dumps([
+        {"start": 1.5, "end": 3.25, "text": "a b"}, {"start": 3600, "end": 3601, "text": "c"}]))
+    for kind in ("srt", "vtt", "json"):
+        found = generate.read_subtitles(tmp_path / f"a.{kind}")
+        assert found == [(1.5, 3.25, "a b"), (3600.0, 3601.0, "c")]
+    (tmp_path / "b.srt").write_text("nothing")
+    with pytest.raises(ValueError, match="no subtitle in it"):
+        generate.read_subtitles(tmp_path / "b.srt")
+
+
+# -------------------------------------------------------------------------------------------------
+# answers
+
+
+def test_an_answer_is_printed_as_it_grows_and_never_half_a_character(call, fake, capsys):
+    fake.answer = "zwölf Äpfel 🍎 im Korb"
+    printer = generate.StreamPrinter(TOKENIZER)
+    ids = TOKENIZER.encode(fake.answer)
+    parts = []
+    for n in range(1, len(ids) + 1):
+        printer(ids[:n])
+        parts.append(capsys.readouterr().out)
+    assert "".join(parts) == fake.answer
+    assert "\ufffd" not in "".join(parts)
+    assert len([part for part in parts if part]) == len(fake.answer)
+    assert call("--prompt", "What?") == fake.answer + "\n"
+
+
+def test_a_conversation_is_held_over_standard_input(call, fake, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("One?\nTwo?\n\nnever asked\n"))
+    out = call("--image", PHOTOS[0], "--chat", "--temperature", 0.5, "--seed", 4,
+               "--dtype", "bfloat16")
+    cache = fake.options.pop("cache")
+    assert fake.options == {"dtype": torch.bfloat16, "temperature": 0.5, "seed": 4}
+    assert isinstance(cache, KVCache)
+    assert out == "fine\nfine\n"
+    first, second = fake.prompts
+    asked = "[user\nOne?]\n[assistant\nfine]]\n[user\nTwo?]\n[assistant\n"
+    assert text_of(second).endswith(asked)
+    assert np.array_equal(first.images, second.images)
+
+
+# -------------------------------------------------------------------------------------------------
+# mistakes
+
+
+def cut_in_half(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def as_pickle(run):
+    """The run as it is saved where safetensors is not installed."""
+    torch.save(random_model().state_dict(), run / "model.pt")
+    (run / "model.safetensors").unlink(missing_ok=True)
+
+
+def cut_pickle(run):
+    as_pickle(run)
+    cut_in_half(run / "model.pt")
+
+
+def without_weights(run):
+    as_pickle(run)
+    (run / "model.pt").unlink()
+
+
+def other_tokenizer(run):
+    (run / "tokenizer.json").write_text('{"version": "1.0", "model": {}}')
+
+
+@pytest.mark.parametrize(("damage", "message"), [
+    (lambda run: cut_in_half(run / "model.safetensors"), "model.safetensors"),
+    (cut_pickle, "model.pt"),
+    (without_weights, "without weights"),
+    (other_tokenizer, "tokenizer"),
+])
+def test_a_damaged_run_costs_one_sentence(saved_run, tmp_path, capsys, damage, message):
+    if message == "model.safetensors":
+        pytest.importorskip("safetensors")
+    run = tmp_path / "run"
+    shutil.copytree(saved_run, run)
+    damage(run)
+    with pytest.raises(SystemExit) as end:
+        generate.main(["--model", str(run), "--prompt", "count: any shape"])
+    assert_one_sentence(end, capsys, message)
+
+
+@pytest.mark.parametrize(("flags", "message"), [
+    (["--max-new", "0"], "--max-new"),
+    (["--max-new", "10000000000000"], "--max-new must be"),
+    (["--image", PHOTOS[0], "--draw", "gone/a.png"], "--draw gone/a.png"),
+    (["--draw", "a.png"], "--draw needs"),
+    (["--image", "gone.png"], "S20 no file gone.png"),
+    (["--images", *["x.png"] * 21], "at most 20"),
+    (["--video", "a.srt"], "S23 a.srt"),
+    (["--video", VIDEO, "--start", "9"], "S23 the clip 9 to"),
+    (["--video", VIDEO, "--frames", "3000"], "--frames must be from 1 to 2048"),
+    (["--video", VIDEO, "--subtitles", "a.srt"], "no subtitle in it"),
+    (["--video", VIDEO, "--subtitles", "latin1.srt"], "latin1.srt: not UTF-8 at byte 0"),
+    (["--frames", "5"], "--frames needs --video"),
+    (["--track"], "--track needs --video"),
+    (["--end", "3"], "--end needs --video"),
+    (["--temperature", "nan"], "--temperature must be"),
+    (["--temperature", "1e-45"], "below 0.001 it is greedy"),
+    (["--seed", str(2**70)], "--seed must be"),
+    (["--device", "meta"], "--device meta"),
+    (["--prompt", "a\udcff"], "--prompt: not UTF-8"),
+])
+def test_a_mistake_costs_one_sentence(saved_run, tmp_path, monkeypatch, capsys, flags, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.srt").write_text("nothing")
+    (tmp_path / "latin1.srt").write_bytes(b"\xe4")
+    prompt = [] if "--prompt" in flags else ["--prompt", "count: any shape"]
+    with pytest.raises(SystemExit) as end:
+        generate.main(["--model", str(saved_run), *prompt, *flags])
+    assert_one_sentence(end, capsys, message)
+
+
+def assert_one_sentence(end, capsys, message):
+    captured = capsys.readouterr()
+    assert end.value.code == 2
+    assert not captured.out
+    assert message in captured.err
+    assert len(captured.err.strip().splitlines()) == 1
