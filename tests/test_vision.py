@@ -1,4 +1,4 @@
-"""Images to visual tokens against the official code: tiling, pixels, pooling windows; pooling against a plain loop."""
+"""Images to visual tokens against the official code; pooling against a plain loop."""
 
 import hashlib
 import json
@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-import data
 import vision
+from data import DataConfig
+from records.visual import MediaInfo, image_crops, pool_windows
 from text.tokenizer import ByteTokenizer
+from text.visual import image_tokens, images_tokens, video_tokens
 
 HERE = Path(__file__).parent / "conformance"
 TILING, POOLING, PIXELS, VIDEO, TIMES = (
@@ -41,14 +43,14 @@ def sizes(case):
 
 
 def image_ids(h, w, max_crops):
-    return data.image_ids(w, h, TOKENIZER, data.DataConfig(max_crops=max_crops))
+    return image_tokens(w, h, TOKENIZER, DataConfig(max_crops=max_crops))
 
 
 def sha256(array, dtype):
     return hashlib.sha256(np.ascontiguousarray(array, dtype).tobytes()).hexdigest()
 
 
-# ---------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # image -> crops
 
 
@@ -89,11 +91,11 @@ def squeeze(runs):
 
 @pytest.mark.parametrize("case", POOLING["multi_image"], ids=lambda case: str(case["input"]))
 def test_several_images_equal_the_official_code(case):
-    e, config, tokenizer = case["expected"], data.DataConfig(), Letters(n_vocab=151936)
+    e, config, tokenizer = case["expected"], DataConfig(), Letters(n_vocab=151936)
     sizes = [(w, h) for h, w in case["input"]]
-    ids, visual = data.visual_ids(sizes, tokenizer, config)
-    patches = data.visual_crops([np.zeros((h, w, 3), np.uint8) for h, w in case["input"]], config)
-    pool_src = data.pool_windows(data.MediaInfo([(w, h) for h, w in case["input"]]), config)
+    ids, visual = images_tokens(sizes, tokenizer, config)
+    patches = image_crops([np.zeros((h, w, 3), np.uint8) for h, w in case["input"]], config)
+    pool_src = pool_windows(MediaInfo([(w, h) for h, w in case["input"]]), config)
     assert len(ids) == len(visual) == sum(e["n_tokens"])
     assert len(patches) == sum(e["n_images"])
     done, seen, pooled = 0, 0, 0
@@ -140,7 +142,7 @@ def test_largest_image_has_the_official_shapes():
         )
         if len(image_ids(h, w, 8)) == max(tokens)
     ][:1]
-    assert [len(data.visual_ids(5 * largest, Letters(n_vocab=151936), data.DataConfig())[0])] == e[
+    assert [len(images_tokens(5 * largest, Letters(n_vocab=151936), DataConfig())[0])] == e[
         "tokens"
     ]
     assert [5 * max(pools), 4] == e["token_pooling"]
@@ -148,14 +150,14 @@ def test_largest_image_has_the_official_shapes():
 
 
 def synthetic(h, w):
-    """The picture of the conformance cases: R = 7x + 3y, G = x*x // 11 + 5y, B = 3 (x xor y), all modulo 256."""
+    """The image of the cases: R = 7x + 3y, G = x*x // 11 + 5y, B = 3 (x xor y), modulo 256."""
     y, x = np.mgrid[:h, :w]
     return np.stack([7 * x + 3 * y, x * x // 11 + 5 * y, (x ^ y) * 3], axis=-1).astype(np.uint8)
 
 
 @pytest.fixture(params=[1, 2])
 def threads(request):
-    """Workers decode with one thread, the training process with several: torch picks its kernels by their number."""
+    """Workers decode with one thread, the trainer with several, by which torch picks its kernels."""
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield request.param
@@ -232,8 +234,8 @@ def test_the_tokens_of_a_video_equal_the_official_ones(case):
     subtitles = given["subtitle"]
     if isinstance(subtitles, list):
         subtitles = [(start, end, words) for (start, end), words in subtitles]
-    config = data.DataConfig(frame_markers=given["per_frame_special_token"])
-    ids, visual = data.video_ids(given["timestamps"], subtitles, Characters(), config)
+    config = DataConfig(frame_markers=given["per_frame_special_token"])
+    ids, visual = video_tokens(given["timestamps"], subtitles, Characters(), config)
     names = {i: f"<{name}>" for name, i in TOKENIZER.special.items()}
     spelt = "".join(names.get(i) or chr(i) for i in ids).replace(
         "<im_patch>" * 81, "{81*<im_patch>}"
@@ -284,7 +286,7 @@ def test_a_frame_is_the_low_resolution_view_of_the_same_picture():
     assert np.array_equal(vision.frame(picture)[0][0], vision.crops(picture)[0][0])
 
 
-# ---------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # crops -> features
 
 
@@ -345,7 +347,8 @@ def test_a_row_without_patches_is_zero_and_leaves_gradients_alone():
     assert (tokens != 0).all()
     torch.testing.assert_close(more[:6], tokens)
     assert all(g.isfinite().all() for g in padded.values())
-    # the gradient of pool.k.bias is 0 but for rounding (softmax ignores a constant), so errors are measured on the scale of all gradients
+    # the gradient of pool.k.bias is 0 but for rounding, since softmax ignores a constant:
+    # errors are measured on the scale of all gradients
     largest = max(float(g.abs().max()) for g in plain.values())
     for key, g in plain.items():
         assert (padded[key] - g).abs().max() <= 1e-7 * g.abs().max() + 1e-12 * largest, key
