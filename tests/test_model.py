@@ -1,9 +1,11 @@
-"""The whole model against tiny random ones run by the official code: logits, loss, every gradient, greedy tokens; and RoPE.
+"""The whole model against tiny random ones run by the official code, and RoPE.
 
-tiny.npz holds two models' weights (names of the transformers port), one packed row of 963 tokens and what came out:
+Logits, loss, every gradient, greedy tokens. tiny.npz holds two models' weights (names of the
+transformers port), one packed row of 963 tokens and what came out:
 
-    row       example 0: image, two branches 411 + 35 + 39 | example 1: image, text 444 | example 2: text 27 | 7 padding
-    images    one per example, of one crop and its low-resolution view, which are the same pixels: stored once
+    row       example 0: image, two branches 411 + 35 + 39 | example 1: image, text 444
+              | example 2: text 27 | 7 padding
+    images    one per example, of one crop and its low-resolution view, the same pixels: stored once
 """
 
 import json
@@ -23,16 +25,17 @@ import model as models
 import packing
 import vision
 from evaluation.generate import generate
+from tests.test_attention import until_of
 
 HERE = Path(__file__).parent / "conformance"
 EXPECTED = json.loads((HERE / "tiny_model.json").read_text())
 ROPE = json.loads((HERE / "rope.json").read_text())["values"]
 FAMILIES = ("qwen", "olmo")
 MASKS = {"bidir": "{}.response_logits", "causal": "{}_causal.response_logits"}
-VISUAL = [512, 513, 514, 515, 516, 518, 519, 520]  # spec 6.3 in the ids of the tiny models
+VISUAL = [512, 513, 514, 515, 516, 518, 519, 520]    # docs/molmo2.md 6.3 in the tiny models' ids
 PATCH, EOS = 514, 501
 
-# part of a name -> of ours; first the port's, which the weights have, then the official training code's, which the gradients have
+# part of a name -> of ours; the weights have the port's names, the gradients the training code's
 PORT = {
     r"^model\.language_model\.layers": "blocks",
     r"^model\.language_model\.norm": "norm",
@@ -153,7 +156,8 @@ def batch(mask="bidir"):
     )
     doc = sub.div(100000, rounding_mode="floor")
     branch = torch.where((doc == 0) & (sub < 10000), 1 + sub, 0)  # example 0 alone is a tree
-    bidir = torch.isin(tokens, torch.tensor(VISUAL)) * (mask == "bidir")
+    until = torch.tensor(until_of(doc.tolist(), branch.tolist()))
+    bidir = torch.isin(tokens, torch.tensor(VISUAL)) * (mask == "bidir") * (1 + doc)
     # three rows of pool_src are padding: they are zero, wherever they go
     pool_dst = torch.zeros(len(pool_src), dtype=torch.long)
     pool_dst[(pool_src >= 0).any(1)] = (tokens == PATCH).nonzero()[:, 0]
@@ -163,9 +167,9 @@ def batch(mask="bidir"):
         t["labels"].long().clamp(min=0),
         t["loss_weights"].clamp(min=0),
         t["position_ids"].long().clamp(min=0),
-        doc.int(),
-        branch.int(),
+        until.int(),
         bidir.int(),
+        torch.where(doc < 0, 3, doc).int(),
     ]
     return packing.Batch(
         *(x[None] for x in row), images, pool_src, pool_dst, ["tree", "image", "text"]
@@ -255,25 +259,20 @@ def test_every_gradient_norm_equals_the_official_code(family, mask):
     assert not off
 
 
-# ---------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # greedy decoding
 
 
 def ask(new=()):
-    """The prompt of the greedy tokens, the image and the second question of example 0, and what came after it so far."""
+    """The prompt of the greedy tokens, the second question of example 0, and what came after it."""
     b = batch()
     tokens = np.array([*b.tokens[0, :411].tolist(), *b.tokens[0, 446:470].tolist(), *new])
     n, zero = len(tokens), np.zeros(len(tokens), np.int32)
     assert n - len(new) == expected_of("qwen")["greedy_prompt_len"]
-    prompt = data.Example(
-        tokens,
-        zero,
-        zero,
-        np.arange(n),
-        zero,
-        np.isin(tokens, VISUAL).astype(np.int32),
-        id="greedy",
-    )
+    prompt = data.text_example(tokens, 0, id="greedy")
+    prompt.targets = zero
+    prompt.bidir = np.isin(tokens, VISUAL).astype(np.int32)
+    prompt.image_id = np.arange(2, dtype=np.int32)
     prompt.pool_dst = np.flatnonzero(tokens == PATCH)
     prompt.images, prompt.pool_src = (
         b.images[:2].numpy(),
@@ -308,14 +307,14 @@ def test_the_cache_gives_the_official_tokens_and_the_logits_of_a_full_pass(famil
         return seen[-1]
 
     with monkeypatch.context() as patch:
-        patch.setattr(model, "project", project)
+        patch.setattr(model, "lm_head", project)
         (new,) = generate(model, [ask()], EOS, max_new=8)
     assert new == expected_of(family)["greedy8_full_recompute"]
     full = torch.stack([last_logits(model, ask(new[:i])) for i in range(8)])
     torch.testing.assert_close(torch.cat(seen), full, rtol=0, atol=1e-5)
 
 
-# ---------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # RoPE
 
 
@@ -383,7 +382,7 @@ def test_yarn_is_used_on_its_layers_only(layers):
         model.transformer(
             torch.zeros(1, 20, config.n_embd),
             pos,
-            attention.allow(*torch.zeros(3, 1, 20, dtype=torch.int32)),
+            attention.allow(torch.full((1, 20), 20), torch.zeros(1, 20)),
         )
     plain, yarn = (
         models.rope_table(pos, *models.rope_frequencies(config, yarn)) for yarn in (False, True)

@@ -73,7 +73,7 @@ def examples(n=5, **changes):
 
 
 def branches_of(example):
-    """For each branch, which tokens are its own, (T,) bool; of a single one, behind the trunk, none."""
+    """For each branch, which tokens are its own, (T,) bool; none of a single branch."""
     until, place = example.visible_until, np.arange(len(example.tokens))
     if example.n_branches == 1:
         return [np.zeros(len(place), bool)]
@@ -116,7 +116,7 @@ def run(m, rows, T=2048):
 @pytest.mark.parametrize("family", ["qwen", "olmo"])
 @pytest.mark.parametrize("roots", [False, True])
 def test_packing_changes_nothing(family, roots):
-    """nll of each token with loss and all gradients equal those of the conversations alone, fp64."""
+    """nll and all gradients equal those of the conversations run alone, in float64."""
     m = grown(family=family, n_kv_head=2 if family == "qwen" else 4)
     packed = examples(sqrt_length=roots, sqrt_branches=roots)
     assert any(e.n_branches >= 3 for e in packed)
@@ -274,7 +274,7 @@ def test_every_fitting_example_is_packed_once_and_no_pack_is_over_a_limit(seed):
 
 
 def test_nothing_waits_much_longer_than_its_age_allows():
-    """Two of 60 fill a row and are the largest: those of 50 would wait until nothing else is left."""
+    """Two of 60 fill a row and are the largest: one of 50 would wait until nothing else is left."""
     def endless(i):
         return (50, 1) if i % 50 == 7 else (60, 1)
 

@@ -157,7 +157,7 @@ def synthetic(h, w):
 
 @pytest.fixture(params=[1, 2])
 def threads(request):
-    """Workers decode with one thread, the trainer with several, by which torch picks its kernels."""
+    """Workers have one thread, the trainer several, and torch picks its kernels by their number."""
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield request.param

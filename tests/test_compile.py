@@ -1,0 +1,82 @@
+"""Compiled blocks: the same gradients, one compilation for all packs."""
+
+import copy
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+import attention
+import packing
+from records.mixture import Mixture
+from tests.tools.memory.small_model import SMALL, batch_of, config_of, model_of
+from training.config import parse
+from training.loader import Loader
+from training.planner import StepPlanner
+from training.resume import Checkpoint
+from training.setup import open_model
+from training.sources import open_sources
+
+
+@pytest.mark.slow
+def test_compiled_blocks_that_run_again_take_a_new_block_mask_every_step(monkeypatch):
+    """As on CUDA, but with SDPA under what the BlockMask allows in place of its kernel."""
+    def by_sdpa(q, k, v, block_mask, enable_gqa):
+        B, T = q.shape[0], q.shape[2]
+        place = torch.arange(T)
+        allowed = block_mask.mask_mod(torch.arange(B)[:, None, None], 0, place[:, None], place)
+        return scaled_dot_product_attention(q, k, v, allowed[:, None], enable_gqa=enable_gqa)
+
+    config = config_of(SMALL, activation_checkpointing=True, response_dropout=0.0)
+    found = []
+    for blocks in (False, True):
+        torch.manual_seed(0)
+        model, batch = model_of(config).train(), batch_of(config)
+        if blocks:
+            monkeypatch.setattr(attention, "packed_mask", attention.block_mask)
+            monkeypatch.setattr(attention, "compiled_flex_attention", lambda: by_sdpa)
+            model.compile_blocks()
+        for t in (48, 32, 96):                       # documents of so many tokens
+            until = (torch.arange(96) // t * t + t).int().repeat(2, 1)
+            bidir = batch.bidir * (until // t)
+            model.zero_grad()
+            model(replace(batch, visible_until=until, bidir=bidir))[0].sum().backward()
+            found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    for plain, compiled in zip(found[:3], found[3:], strict=True):
+        for a, b in zip(plain, compiled, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-5 * float(a.abs().max() + 1))
+
+
+@pytest.mark.slow
+def test_fifty_different_packs_of_videos_and_images_are_compiled_once():
+    """Forward and backward with blocks that run again; after the second pack compiling is an error.
+    Losses are those of plain blocks."""
+    args, config = parse(["--stage", "2", "--tiny", "--batch", "1", "--data.max_tokens=512",
+                          "--pack_crops=16", "--crop_bucket=8", "--steps", "50"])
+    sources, rates, _ = open_sources(args, config)
+    plain, tokenizer, config = open_model(args, config, Checkpoint())
+    compiled = copy.deepcopy(plain)
+    compiled.compile_blocks()
+    plain.activation_checkpointing = compiled.activation_checkpointing = True
+    compiled.uncheckpointed_blocks = 1
+    mixture = Mixture(sources, rates, config.seed)
+    loader = Loader(mixture, tokenizer, config, StepPlanner(mixture, tokenizer, config))
+    shapes = set()
+    try:
+        for number, (_, micro_batches) in enumerate(islice(loader, 50)):
+            (rows,) = micro_batches
+            batch = packing.collate(rows, 512, config.data.vision, config.crop_bucket)
+            stance = "fail_on_recompile" if number > 1 else "default"
+            torch.compiler.set_stance(stance)
+            found = compiled(batch)[0]
+            (batch.weights * found).sum().backward()
+            shapes.add((len(batch.images), tuple(batch.pool_src.shape), len(batch.labelled),
+                        len(batch.ids)))
+            if number % 10 == 9:
+                assert torch.allclose(found, plain(batch)[0], atol=1e-4)
+    finally:
+        torch.compiler.set_stance("default")
+        torch._dynamo.reset()
+    assert len(shapes) > 40
