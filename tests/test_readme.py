@@ -11,8 +11,8 @@ import subprocess
 import pytest
 from PIL import Image
 
-from records import reader
 from tests.test_layout import HISTORY, ROOT, TOP_LEVEL, Repository
+from tools import check
 from training import config
 
 PAGES = [ROOT / "README.md", ROOT / "RESULTS.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -101,7 +101,7 @@ def test_the_five_lines_make_a_training_set_of_a_folder(tmp_path, monkeypatch, c
     monkeypatch.chdir(tmp_path)
     exec(lines, {})
     assert len(lines.splitlines()) == 5
-    assert reader.check_command(["photos/my.jsonl", "--decode"]) == 0, capsys.readouterr().out
+    assert check.main(["photos/my.jsonl", "--decode"]) == 0, capsys.readouterr().out
     records = [json.loads(line) for line in open("photos/my.jsonl")]
     found = [(record["image"], record["annotations"][0]["text"]) for record in records]
     assert found == [("cat.jpg", "A cat."), ("dog.png", "A dog.")]
@@ -133,7 +133,7 @@ def test_commands_parse(command, repository):
 
 def test_the_records_page_explains_every_code_and_no_other():
     used = set()
-    for pattern in ("*.py", "records/*.py", "training/*.py"):
+    for pattern in ("*.py", "records/*.py", "training/*.py", "tools/check.py"):
         for path in ROOT.glob(pattern):
             used |= set(CODE.findall(path.read_text(encoding="utf-8")))
     explained = set(re.findall(r"^\| ([ESW]\d\d) \|", TEXTS["docs/records.md"], re.MULTILINE))
