@@ -20,6 +20,7 @@ import model
 from records.reader import DataError
 from text import tokenizer as text
 from training import weights
+from training.export import byte_tokenizer_files
 from training.planner import PlanFile
 
 
@@ -167,8 +168,6 @@ def test_a_hostile_tokenizer_is_refused(tmp_path, content):
 def test_a_tokenizer_at_which_its_package_panics_is_refused(tmp_path):
     """A panic in Rust is not an Exception in Python."""
     pytest.importorskip("tokenizers")
-    from training.export import byte_tokenizer_files
-
     content = byte_tokenizer_files(text.ByteTokenizer())["tokenizer.json"]
     content |= {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))

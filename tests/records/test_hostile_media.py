@@ -1,8 +1,8 @@
 """Images and videos made to do harm: each ends as one sentence, in bounded time and memory, and
 nothing is run and no other file is read.
 
-Elsewhere: playlists and decoders that hang or eat memory (test_video.py), links and paths
-(test_hostile_records.py), what chance finds (test_fuzz.py).
+Elsewhere: playlists and decoders that hang or eat memory (test_damaged_video.py), links and paths
+(test_hostile_records.py), what chance finds (tests/test_fuzz.py).
 """
 
 import io

@@ -36,7 +36,8 @@ def assert_valid(record):
             assert count >= 0
         if "points" in annotation:
             assert_valid_points(annotation, record)
-    assert reader.check(record, "here") == []
+    # W03: a point in the corner of the image has a suspicious unit; garbage has such points
+    assert {code for code, _ in reader.check(record, "here")} <= {"W03"}
 
 
 def assert_valid_media(record):
