@@ -173,17 +173,24 @@ def write_processors(config, tokenizer, data_config, out):
         template.write_text(CHAT_TEMPLATE)
 
 
-def byte_tokenizer_files(tokenizer):
-    """ByteTokenizer -> the same ids in the format of the `tokenizers` package: byte-level BPE
-    without merges, and the words as added tokens."""
-    # The byte level's alphabet: printable bytes are themselves, the others characters from 256 on.
+def byte_alphabet():
+    """{character: byte} of byte-level BPE: printable bytes are themselves, the others are characters
+    from 256 on."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     alphabet = {}
+    n_others = 0
     for byte in range(256):
         if byte in printable:
             alphabet[chr(byte)] = byte
         else:
-            alphabet[chr(256 + byte - len(printable & set(range(byte))))] = byte
+            alphabet[chr(256 + n_others)] = byte
+            n_others += 1
+    return alphabet
+
+
+def byte_tokenizer_files(tokenizer):
+    """ByteTokenizer -> the same ids in the format of the `tokenizers` package: byte-level BPE
+    without merges, and the words as added tokens."""
     added = {"<|im_start|>": tokenizer.chat_start, "<|im_end|>": tokenizer.chat_end}
     added |= tokenizer.ids
     added |= {token_text(name): i for name, i in tokenizer.special.items()}
@@ -207,7 +214,7 @@ def byte_tokenizer_files(tokenizer):
         "fuse_unk": False,
         "byte_fallback": False,
         "ignore_merges": False,
-        "vocab": alphabet | added,
+        "vocab": byte_alphabet() | added,
         "merges": [],
     }
     state = {

@@ -7,7 +7,6 @@ import shutil
 import stat
 
 import pytest
-import tokenizers
 import torch
 
 import data
@@ -79,6 +78,8 @@ def test_what_is_exported_transformers_loads_bit_for_bit(saved, tokenizer, tmp_p
 
 
 def test_every_field_of_the_config_comes_back(tmp_path):
+    import tokenizers
+
     model = Molmo2(UNUSUAL).init_weights().bfloat16()
     export(model, ByteTokenizer(n_vocab=333), DATA_CONFIG, tmp_path)
     assert weights.load(tmp_path).config == UNUSUAL
@@ -175,7 +176,8 @@ def test_a_folder_of_ours_and_back_is_the_same_folder(saved, tmp_path, capsys):
     out = tmp_path / "again"
     command.main(["import", str(folder), str(ours)])
     command.main(["export", str(ours), str(out), "--file-gb", "0.0002"])
-    first, again = {}, {}
+    first = {}
+    again = {}
     for tensors, source in ((first, folder), (again, out)):
         for path in source.glob("*.safetensors"):
             tensors |= load_file(path)

@@ -1,4 +1,4 @@
-"""Published data sets to records (paper: data; DATA.md: what each set is, its size and licence).
+"""Published data sets to records (paper: data; docs/datasets.md: size and licence of each set).
 
     python -m tools.prepare pixmo-points downloads/pixmo-points data/points
     python -m tools.prepare molmo2-cap downloads/Molmo2-Cap data/cap --videos youtube-cc

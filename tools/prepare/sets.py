@@ -1,4 +1,4 @@
-"""The published sets: the layout of each, its columns, and its settings (DATA.md describes them).
+"""The published sets: the layout of each, its columns, and its settings (docs/datasets.md).
 
 A column with a ? may be absent.
 """

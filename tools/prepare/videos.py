@@ -149,7 +149,7 @@ def trajectories(row, settings, media):
     for t in times:
         for p in frames[t]:
             if has_position(p["point"]) and belongs(p["id"]):
-                x, y = p["point"][0], p["point"][1]
+                x, y = p["point"][:2]
                 hidden = {"occluded": True} if p.get("occluded") else {}
                 points.setdefault((t, p["id"]), {"t": t, "id": p["id"], "x": x, "y": y, **hidden})
     head = media.video(row["video"])
@@ -183,7 +183,7 @@ def positions(row, settings, media):
     for frame in frames:
         for object_id, path in paths.items():
             if frame < len(path) and has_position(path[frame]):
-                x, y = path[frame][0], path[frame][1]
+                x, y = path[frame][:2]
                 points.append({"t": begin + frame / fps, "id": object_id, "x": x, "y": y})
     times = [begin + frame / fps for frame in frames]
     size = size_of(row.get("w"), row.get("h"))

@@ -194,6 +194,6 @@ def test_without_pyarrow_json_is_read_and_parquet_says_what_to_install(tmp_path,
     assert "pip install pyarrow" in capsys.readouterr().err
 
 
-def test_every_source_that_is_read_has_a_row_in_data_md():
-    table = (ROOT / "DATA.md").read_text()
+def test_every_set_that_is_read_has_a_row_in_the_documentation():
+    table = (ROOT / "docs" / "datasets.md").read_text()
     assert not [name for name in SETS if f"`{name}`" not in table]
