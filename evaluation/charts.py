@@ -1,4 +1,4 @@
-"""Line charts, error bars and contact sheets, drawn with Pillow alone.
+"""Line charts and error bars, drawn with Pillow alone.
 
 in    series {name: [(x, y), ..]}
 out   PIL images or PNG files of twice the stated size in pixels, so that text is sharp
@@ -288,7 +288,7 @@ def save_line_chart(series, path, xlabel, **options):
 
 
 # -------------------------------------------------------------------------------------------------
-# error bars, contact sheets
+# error bars
 
 
 class Bar(NamedTuple):
@@ -356,18 +356,3 @@ def draw_bars(rows, x, baseline, width):
         r = 5 * k
         pen.ellipse([mean - r, y - r, mean + r, y + r], fill=COLOURS[0])
     return canvas.reduce(OVERSAMPLING)
-
-
-def save_contact_sheet(paths, path, columns=4):
-    """Image files side by side in one PNG file, each in a cell of the largest one's size; no file
-    where there are none."""
-    images = [Image.open(p) for p in paths]
-    if not images:
-        return
-    w = max(image.width for image in images)
-    h = max(image.height for image in images)
-    n_rows = -(-len(images) // columns)
-    sheet = Image.new("RGB", (columns * (w + 4) - 4, n_rows * (h + 4) - 4), "white")
-    for k, image in enumerate(images):
-        sheet.paste(image, (k % columns * (w + 4), k // columns * (h + 4)))
-    sheet.save(path)

@@ -90,7 +90,7 @@ def answer_limit(annotation, record):
 
 
 def questions_of(record, info, config, max_new=None):
-    """A record and its data.MediaInfo -> [Question, ..]. max_new: in place of answer_limit."""
+    """A record and its MediaInfo -> [Question, ..]. max_new: in place of answer_limit."""
     questions = []
     for index, annotation in enumerate(record["annotations"]):
         if annotation["type"] not in TYPES:
@@ -111,12 +111,12 @@ def collect_questions(records, config, masks_of, max_new):
 
     ValueError if masks do not fit: before hours of answers, not after.
     """
-    questions, readable, bad = [], [], {}
+    questions, readable, skipped = [], [], {}
     for record in records:
         try:
             info = read_headers(record, config)
         except Unreadable as e:
-            bad[record["where"]] = str(e)
+            skipped[record["where"]] = str(e)
             continue
         readable.append(record)
         questions += questions_of(record, info, config, max_new)
@@ -125,11 +125,11 @@ def collect_questions(records, config, masks_of, max_new):
             masks = masks_of(q.record, q.index) if q.annotation["type"] in LOCATED else None
             if masks is not None:
                 check_masks(q, masks)
-    return questions, readable, bad
+    return questions, readable, skipped
 
 
 def decode_media(question, config):
-    """-> images, VideoClip of what a question is about: [] and a Clip, or images and None."""
+    """-> images, VideoClip of what a question is about: [] and a VideoClip, or images and None."""
     source, info = question.record["source"], question.info
     if info.times is None:
         return (source.images(question.record) if info.sizes else []), None
@@ -140,23 +140,23 @@ def decode_media(question, config):
     return [], VideoClip(info.times, small, info.subtitles)
 
 
-def prompt_batches(questions, tokenizer, config, max_rows, bad):
+def prompt_batches(questions, tokenizer, config, max_rows, skipped):
     """Yields batches [(question, prompt), ..] of at most max_rows, MAX_CROPS and
     MAX_CACHED_TOKENS.
 
     Media that several questions of a batch are about are decoded once, and their prompts share the
-    crops, which are encoded once. bad: {where: reason}, to which undecodable records are added.
+    crops, which are encoded once. skipped: {where: reason}, to which undecodable records are added.
     """
     batch, crops, decoded = [], {}, {}
     for question in questions:
         where = question.record["where"]
-        if where in bad:
+        if where in skipped:
             continue
         if where not in decoded:
             try:
                 decoded[where] = decode_media(question, config)
             except Unreadable as e:
-                bad[where] = str(e)
+                skipped[where] = str(e)
                 continue
         images, clip = decoded[where]
         prompt = data.encode_prompt(images, question.turns, tokenizer, config, clip)
@@ -194,7 +194,7 @@ def evaluate(
     do not fit their annotation.
     """
     records = list(records)
-    questions, readable, bad = collect_questions(records, config, masks_of, max_new)
+    questions, readable, skipped = collect_questions(records, config, masks_of, max_new)
     questions.sort(key=batch_order)
     predictions = []
     hit_rules = set()
@@ -203,7 +203,7 @@ def evaluate(
         disable=not progress or not questions,
     )
     with bar:
-        for group in prompt_batches(questions, tokenizer, config, batch, bad):
+        for group in prompt_batches(questions, tokenizer, config, batch, skipped):
             prompts = [prompt for _, prompt in group]
             longest = max(question.max_new for question, _ in group)
             answers = generate(model, prompts, tokenizer.stops, longest)
@@ -222,13 +222,13 @@ def evaluate(
         if values:
             result[name] = round(float(np.mean(values)), 4)
     result |= {f"n_{kind}": sum(p["type"] == kind for p in predictions) for kind in TYPES}
-    decodable = [record for record in readable if record["where"] not in bad]
-    losses = nll(model, tokenizer, config, decodable, bad)
+    decodable = [record for record in readable if record["where"] not in skipped]
+    losses = nll(model, tokenizer, config, decodable, skipped)
     result["nll"] = {name: round(value, 4) for name, value in losses.items()}
-    for where, reason in bad.items():
+    for where, reason in skipped.items():
         print(f"{where}: {reason}; skipped", file=sys.stderr)
     result["hits"] = " and ".join(sorted(hit_rules)) or "none"
-    result["skipped"] = len(bad)
+    result["skipped"] = len(skipped)
     result["not_scored"] = sum(n_texts(record) for record in readable)
     return result, predictions
 
@@ -287,11 +287,11 @@ def nll_batches(sizes):
 
 
 @torch.no_grad()
-def nll(model, tokenizer, config, records, bad=None):
+def nll(model, tokenizer, config, records, skipped=None):
     """-> {"all": nll, name of each source: nll}: the mean of -log p over tokens with loss,
     weighted as in training (docs/molmo2.md 7.1), for a model in eval mode.
 
-    Examples are worded as in epoch 0 with seed 0, and whole: nothing is cut at max_tokens. bad:
+    Examples are worded as in epoch 0 with seed 0, and whole: nothing is cut at max_tokens. skipped:
     {where: reason}, to which undecodable records are added; without it they raise Unreadable.
     """
     config = replace(config, max_tokens=math.inf)
@@ -307,9 +307,9 @@ def nll(model, tokenizer, config, records, bad=None):
             try:
                 examples.append(data.encode(record, tokenizer, config, 0, 0))
             except Unreadable as e:
-                if bad is None:
+                if skipped is None:
                     raise
-                bad[record["where"]] = str(e)
+                skipped[record["where"]] = str(e)
                 continue
             sources.append(record["source"].name)
             longest = max(longest, item.tokens)

@@ -103,6 +103,7 @@ def generate(model, prompts, stops, max_new=128, temperature=0.0, seed=0, on_tok
     stops = torch.tensor(sorted({stops} if isinstance(stops, int) else stops), device=device)
     n_rows, T = len(prompts), int(lengths.max())
     rows = [[prompt] for prompt in prompts]
+    # share_images: crops that several prompts have in common are encoded once
     batch = packing.collate(rows, T, model.config.vision, share_images=True).to(device)
     visible_until, bidir = mask_fields(batch.bidir, lengths, T + max_new)
     if cache is None:
@@ -131,6 +132,7 @@ def generate(model, prompts, stops, max_new=128, temperature=0.0, seed=0, on_tok
         logits = model.lm_head(x[every_row, last]).float()           # (B,V)
         token = sample(logits, temperature, rng)
         done = done | torch.isin(token, stops)
+        # a row that is done continues with stop tokens until all are done
         answers.append(torch.where(done, stops[0], token))
         if on_token and not bool(done[0]):
             first_row.append(int(token[0]))

@@ -198,3 +198,18 @@ def side_by_side(images):
         page.paste(image, (left, 0))
         left += image.width
     return page
+
+
+def save_contact_sheet(paths, path, columns=4):
+    """Image files side by side in one PNG file, each in a cell of the largest one's size; no file
+    where there are none."""
+    images = [Image.open(p) for p in paths]
+    if not images:
+        return
+    w = max(image.width for image in images)
+    h = max(image.height for image in images)
+    n_rows = -(-len(images) // columns)
+    sheet = Image.new("RGB", (columns * (w + 4) - 4, n_rows * (h + 4) - 4), "white")
+    for k, image in enumerate(images):
+        sheet.paste(image, (k % columns * (w + 4), k // columns * (h + 4)))
+    sheet.save(path)

@@ -8,7 +8,7 @@ evaluation).
 import math
 from itertools import accumulate
 
-from evaluation import charts, pictures
+from evaluation import charts, marks, pictures
 from evaluation.evaluate import evaluate
 from toy import world
 from training.log import read_log
@@ -54,7 +54,7 @@ def toy_scores(config, model, tokenizer, samples_dir):
         metrics[part] = found
     if samples_dir:
         samples = sorted((samples_dir / "test").glob("*any_shape.png"))[:8]
-        charts.save_contact_sheet(samples, samples_dir.parent / "samples.png")
+        marks.save_contact_sheet(samples, samples_dir.parent / "samples.png")
     return metrics
 
 

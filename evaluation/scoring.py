@@ -15,8 +15,7 @@ from text.prompts import scales
 from text.styles import medium, style_of
 from text.tracks import seconds, track_frames, track_mode
 
-# the benchmarks of these styles have a score of their own; others with several answers use
-# vqa_score
+# benchmarks with a score of their own; others with several answers have the vqa_score
 STYLE_SCORE = dict.fromkeys(("doc_qa", "info_qa", "st_qa"), "anls")
 STYLE_SCORE |= dict.fromkeys(("chart_qa", "chart_qa_weighted", "plot_qa"), "relaxed_accuracy")
 QA_SCORES = {

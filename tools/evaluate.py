@@ -1,8 +1,8 @@
 """Score a model on records: metrics as JSON on the last line, predictions.jsonl
 (evaluation/evaluate.py).
 
-    python -m tools.evaluate --model runs/stage1-tiny --data toy/records.jsonl --masks toy/masks.npz
-    python -m tools.evaluate --model runs/stage3 --data videos.jsonl --frames 8 16 32 --draw pictures
+    python -m tools.evaluate --model runs/stage1-tiny --data records.jsonl --masks masks.npz
+    python -m tools.evaluate --model runs/stage3 --data videos.jsonl --frames 8 16 32 --draw drawn
 """
 
 import argparse

@@ -134,7 +134,7 @@ def test_points_that_are_not_finite_or_positive_are_left_out(tmp_path):
 
 
 # -------------------------------------------------------------------------------------------------
-# error bars, contact sheets
+# error bars
 
 
 def test_error_bars_reach_as_far_as_their_numbers(tmp_path):
@@ -158,18 +158,3 @@ def test_error_bars_reach_as_far_as_their_numbers(tmp_path):
     assert abs(baseline.mean() - (slope * 0.8 + start)) < 3
     with pytest.raises(AssertionError):
         charts.save_bars([("wrong", 0.8, 0.9, 0.7)], tmp_path / "bars.png")
-
-
-def test_a_contact_sheet_holds_images_of_different_sizes(tmp_path):
-    Image.new("RGB", (30, 20), "red").save(tmp_path / "a.png")
-    Image.new("RGB", (10, 50), "blue").save(tmp_path / "b.png")
-    Image.new("RGB", (5, 5), "lime").save(tmp_path / "c.png")
-    paths = [tmp_path / f"{name}.png" for name in "abc"]
-    charts.save_contact_sheet(paths, tmp_path / "sheet.png", columns=2)
-    found = pixels(tmp_path / "sheet.png")
-    assert found.shape == (104, 64, 3)
-    assert found[5, 5].tolist() == [255, 0, 0]
-    assert found[40, 40].tolist() == [0, 0, 255]
-    assert found[56, 2].tolist() == [0, 255, 0]
-    charts.save_contact_sheet([], tmp_path / "none.png")
-    assert not (tmp_path / "none.png").exists()

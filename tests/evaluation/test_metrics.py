@@ -1,6 +1,5 @@
-"""Points, counts, tracks and masks are scored as by the official code
-(conformance/eval_metrics.json), as by scipy, and as by hand; each defect of the official code is
-avoided."""
+"""Points, counts, tracks and masks are scored as by the official code, as by scipy, and as by hand;
+each defect of the official code is avoided."""
 
 import json
 from itertools import permutations
@@ -361,7 +360,7 @@ def random_tracks(rng, n, m, n_frames):
 
 
 @pytest.mark.parametrize(("seed", "n_cases", "tracks", "frames"), [(5, 40, 6, 8), (11, 130, 8, 12)])
-def test_hota_equals_a_dense_reference_on_random_tracks(seed, n_cases, tracks, frames):
+def test_hota_equals_a_dense_one_on_random_tracks(seed, n_cases, tracks, frames):
     """The 124th case of the second seed has two best assignments of a frame, with different
     HOTA."""
     rng = np.random.default_rng(seed)

@@ -123,6 +123,21 @@ def test_ids_choose_colours_whatever_a_model_writes():
         assert colour_of(odd) in marks.COLOURS
 
 
+def test_a_contact_sheet_holds_images_of_different_sizes(tmp_path):
+    Image.new("RGB", (30, 20), "red").save(tmp_path / "a.png")
+    Image.new("RGB", (10, 50), "blue").save(tmp_path / "b.png")
+    Image.new("RGB", (5, 5), "lime").save(tmp_path / "c.png")
+    paths = [tmp_path / f"{name}.png" for name in "abc"]
+    marks.save_contact_sheet(paths, tmp_path / "sheet.png", columns=2)
+    found = np.asarray(Image.open(tmp_path / "sheet.png"))
+    assert found.shape == (104, 64, 3)
+    assert found[5, 5].tolist() == [255, 0, 0]
+    assert found[40, 40].tolist() == [0, 0, 255]
+    assert found[56, 2].tolist() == [0, 255, 0]
+    marks.save_contact_sheet([], tmp_path / "none.png")
+    assert not (tmp_path / "none.png").exists()
+
+
 # -------------------------------------------------------------------------------------------------
 # images and frames
 

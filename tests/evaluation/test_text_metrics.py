@@ -1,5 +1,4 @@
-"""Answers in words are scored as by the official code (conformance/eval_metrics.json) and by
-hand."""
+"""Answers in words are scored as by the official code and by hand."""
 
 import json
 from pathlib import Path

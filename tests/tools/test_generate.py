@@ -305,7 +305,7 @@ def test_a_damaged_run_costs_one_sentence(saved_run, tmp_path, capsys, damage, m
     (["--max-new", "10000000000000"], "--max-new must be"),
     (["--image", PHOTOS[0], "--draw", "gone/a.png"], "--draw gone/a.png"),
     (["--draw", "a.png"], "--draw needs"),
-    (["--image", "gone.png"], "S20 no file gone.png"),
+    (["--image", "gone.png"], "S20 there is no file gone.png"),
     (["--images", *["x.png"] * 21], "at most 20"),
     (["--video", "a.srt"], "S23 a.srt"),
     (["--video", VIDEO, "--start", "9"], "S23 the clip 9 to"),
