@@ -1,6 +1,7 @@
 """Records and annotations of every style, and helpers that draw prompts of them."""
 
-from data import DataConfig, rng_for
+from data import DataConfig
+from records.mixture import rng_for
 from text.prompts import turns_of
 from text.styles import medium
 

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from data import rng_for
+from records.mixture import rng_for
 from tests.text.annotations import (
     COUNT,
     IMAGE,

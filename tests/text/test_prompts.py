@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data import DataConfig, rng_for
+from data import DataConfig
+from records.mixture import rng_for
 from tests.text.annotations import (
     CAPTION,
     EVERY_STYLE,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from data import rng_for
+from records.mixture import rng_for
 from tests.text.annotations import (
     LATER,
     N_DRAWS,

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import data
-import train
 from tests.toy.test_world import colour_of
 from text.prompts import turns_of
 from text.tokenizer import ByteTokenizer
@@ -15,9 +14,10 @@ from toy.images import is_held_out
 from toy.motion import POLE_HALF_WIDTH, STEP, object_at, visible_masks
 from toy.shapes import SEEN, name_of
 from toy.videos import MovingShapes
+from training.config import parse
 
 TOKENIZER = ByteTokenizer(world.WORDS)
-CONFIG = {stage: train.parse(["--stage", str(stage), "--tiny"])[1].data for stage in (2, 3)}
+CONFIG = {stage: parse(["--stage", str(stage), "--tiny"])[1].data for stage in (2, 3)}
 SHORT = world.KINDS["videos"]("test")
 LONG = world.KINDS["long-videos"]("test")
 TRACKS = world.KINDS["tracks"]("test")
@@ -73,11 +73,11 @@ def test_sources_fit_the_rows_of_their_stage_and_planned_sizes_are_those_encoded
         for i in range(5000, 5012):
             record = source[i]
             example = data.encode(record, TOKENIZER, config, 0, 0)
-            n_crops = 0 if example.unit is None else len(example.unit)
+            n_crops = 0 if example.image_id is None else len(example.image_id)
             planned = data.size(record, TOKENIZER, config, 0, 0)
             assert planned == (len(example.tokens), n_crops)
             assert planned[0] <= config.max_tokens
-            assert not example.dropped
+            assert not example.dropped_branches
 
 
 def test_times_and_coordinates_are_one_id_each():

@@ -5,15 +5,16 @@ import numpy as np
 import pytest
 
 import data
-import train
+from records.reader import Records
 from text.points import format_points, parse_points, unit_points
 from text.tokenizer import ByteTokenizer
 from toy import world
 from toy.images import CURRICULUM, ImageSeries, World, is_held_out
 from toy.shapes import COLOURS, LATTICE, SEEN, SIZE, UNSEEN, mask_of, name_of
+from training.config import parse
 
 TOKENIZER = ByteTokenizer(world.WORDS)
-CONFIG = train.parse(["--stage", "3", "--tiny"])[1].data
+CONFIG = parse(["--stage", "3", "--tiny"])[1].data
 SERIES = ImageSeries("test")
 TRAINING = [source for source in world.mixture(0)[0] if isinstance(source, World)]
 TRAINING.append(World("train", questions="patches"))
@@ -211,7 +212,7 @@ def test_the_world_as_files_is_the_same_world(kind, tmp_path):
     """Tokens and pixels to the bit, and the masks."""
     source = world.KINDS[kind]("test")
     world.export(tmp_path, source, 5)
-    records = data.Records(tmp_path / "records.jsonl")
+    records = Records(tmp_path / "records.jsonl")
     masks = np.load(tmp_path / "masks.npz")
     assert len(records) == 5
     for i in range(5):
