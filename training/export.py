@@ -174,7 +174,7 @@ def write_processors(config, tokenizer, data_config, out):
 
 
 def byte_alphabet():
-    """{character: byte} of byte-level BPE: printable bytes are themselves, the others are characters
+    """{character: byte} of byte-level BPE: printable bytes are themselves, the others characters
     from 256 on."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     alphabet = {}
