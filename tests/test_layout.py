@@ -48,7 +48,8 @@ OPTIONAL = (
 
 # Notes that the authors had and a reader does not.
 FOREIGN_TEXT = re.compile(
-    r"\bspecs?\b|_the_spec\b|formats\.md|\bDESIGN\b|\bINTERFACE\.md|\bSTYLE\.md|\.\./shared|(?<!\w)/work/"
+    r"\bspecs?\b|_the_spec\b|formats\.md|\bDESIGN\b|\bINTERFACE\.md|\bSTYLE\.md|\.\./shared"
+    r"|(?<!\w)/work/"
 )
 PATH_WORD = re.compile(r"(?<![\w./:~$}{*-])((?:\.\./)*[\w.-]+(?:/[\w.*-]+)*/?)(?![\w*{$])")
 CODE_SUFFIXES = (".py", ".md", ".sh")
@@ -237,7 +238,8 @@ def functions_import_optional_packages_only(repository):
     for source in repository.python:
         heads = defaultdict(set)
         for i in source.imports:
-            if i.in_function and not i.name.startswith(OPTIONAL):
+            helper = source.path.startswith("tests/") and i.head == "tests"      # may skip its importer
+            if i.in_function and not i.name.startswith(OPTIONAL) and not helper:
                 heads[i.line].add(i.head)
         for line, names in sorted(heads.items()):
             own = names & repository.own

@@ -174,8 +174,7 @@ def write_processors(config, tokenizer, data_config, out):
 
 
 def byte_alphabet():
-    """{character: byte} of byte-level BPE: printable bytes are themselves, the others characters
-    from 256 on."""
+    """{character: byte} of byte-level BPE: printable bytes are themselves, others start at 256."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     alphabet = {}
     n_others = 0
