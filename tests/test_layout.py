@@ -238,7 +238,7 @@ def functions_import_optional_packages_only(repository):
     for source in repository.python:
         heads = defaultdict(set)
         for i in source.imports:
-            helper = source.path.startswith("tests/") and i.head == "tests"      # may skip its importer
+            helper = source.path.startswith("tests/") and i.head == "tests"  # it may skip
             if i.in_function and not i.name.startswith(OPTIONAL) and not helper:
                 heads[i.line].add(i.head)
         for line, names in sorted(heads.items()):
