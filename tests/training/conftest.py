@@ -4,6 +4,7 @@ The latter are from hf_models.py, imported inside because the extras may be abse
 """
 
 import json
+import os
 import signal
 from functools import cache
 
@@ -23,6 +24,12 @@ def restored_signals():
     yield
     signal.signal(signal.SIGTERM, before)
     wait_for_saves()
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch):
+    """What was synced and what was not is the business of FaultyDisk, which needs no real disk."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
 @pytest.fixture(scope="session")
