@@ -20,6 +20,7 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF
 MAX_IMAGE_PIXELS = 89_478_485        # where Pillow begins to warn; decoding one takes up to 1.3 GB
 MAX_JPEG_SCANS = 100                 # each scan passes over all pixels again; 10 are usual
 EXIF_ORIENTATION = 0x0112            # values of 5 and above exchange width and height
+TIFF_WIDTH, TIFF_HEIGHT = 256, 257   # tags
 Image.init()
 
 
@@ -63,6 +64,10 @@ def open_image(path):
         width, height = image.size
         if absurd_size(width, height, MAX_IMAGE_PIXELS):
             raise Unreadable(f"S22 {path} is {width} x {height} pixels")
+        if image.format == "TIFF":
+            # Pillow maps a file with a name into memory, with the sides of the turned image: a TIFF
+            # with an orientation would be scrambled.
+            image.filename = ""
         yield image
 
 
@@ -70,6 +75,8 @@ def header(path):
     """(width, height) of an image file as displayed, without decoding it."""
     with open_image(Path(path)) as image:
         width, height = image.size
+        if image.format == "TIFF":   # recent versions of Pillow have exchanged the sides already
+            width, height = int(image.tag_v2[TIFF_WIDTH]), int(image.tag_v2[TIFF_HEIGHT])
         # Pillow decodes a whole PNG to look for EXIF data behind the pixels. Only what stands in
         # front of them counts here.
         in_front = {"exif", "Raw profile type exif", "XML:com.adobe.xmp"} & set(image.info)

@@ -1,211 +1,254 @@
-"""Records: what is read, what is refused and with which words; sizes, prompts, mixtures, the toy world."""
+"""Message trees to arrays, against the official preprocessor (conformance/message_tree.json), and
+token weights. Sizes, prompts and pixels are in test_encode.py."""
 
 import json
+import math
 import re
-import tracemalloc
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 import data
 import model
-from records import media
-from toy import world as tiny
+from tests.records.samples import QA, image
+from tests.records.visual_records import GREY_FRAMES, open_records, write_media
+from text.tokenizer import ByteTokenizer
 
-MEDIA = Path(__file__).parent / "media"
-CONFIG = data.DataConfig(max_tokens=4096, max_crops=4, vision=model.TOY_VISION)
-TOKENIZER = data.ByteTokenizer(tiny.WORDS)
-CAPTION = {"type": "caption", "text": "x"}
-POINT = {"type": "point", "label": "l", "coords": "percent", "points": [{"x": 4, "y": 2}]}
-
-
-def test_pixels_without_a_size_are_checked_against_the_file(tmp_path):
-    Image.new("RGB", (40, 30)).save(tmp_path / "a.png")
-    line = {"image": "a.png", "annotations": [{**POINT, "coords": "pixel", "points": [{"x": 39, "y": 31}]}]}
-    (tmp_path / "r.jsonl").write_text(json.dumps(line))
-    source = data.Records(tmp_path / "r.jsonl")                          # found when its header is read: it costs the record
-    with pytest.raises(data.Unreadable, match="E62 point y=31"):
-        data.size(source[0], TOKENIZER, CONFIG, 0, 0)
-
-
-def test_a_declared_size_is_the_scale_of_points_in_pixels(tmp_path):
-    """The file may be a smaller copy of the image that was annotated."""
-    Image.new("RGB", (40, 30)).save(tmp_path / "a.png")
-    image = {"path": "a.png", "width": 400, "height": 300}
-
-    def read(**point):
-        line = {"image": image, "annotations": [{**POINT, "coords": "pixel", "points": [{"x": 200, "y": 75}], **point}]}
-        (tmp_path / "r.jsonl").write_text(json.dumps(line))
-        source = data.Records(tmp_path / "r.jsonl")
-        example = data.encode(source[0], TOKENIZER, CONFIG, 0, 0)
-        assert data.size(source[0], TOKENIZER, CONFIG, 0, 0) == (len(example.tokens), len(example.images))
-        return TOKENIZER.decode(example.tokens[example.bidir == 0])
-
-    assert 'coords="1 1 500 250"' in read()
-    assert 'coords="1 1 250 125"' in read(size=[800, 600])                # its own size comes first
-    with pytest.raises(data.DataError, match=r"E62 point x=410"):
-        read(points=[{"x": 410, "y": 75}])
+TESTS = Path(__file__).parent
+CASES = json.loads((TESTS / "conformance/message_tree.json").read_text())["cases"]
+# Left out on purpose: text before the visual tokens of a tree. Ours keep them right behind BOS, and
+# a record has no way to ask otherwise.
+CASES = [case for case in CASES if case["input"]["name"] != "explicit image placeholder tree"]
+BOS = EOS = 151645
+CHAT = {"<|im_start|>": [151644], "<|im_end|>": [151645]}
+TRUNK = 10000                        # the number that the official code gives to its tokens
+TOKENIZER = ByteTokenizer()
+CONFIG = data.DataConfig(max_tokens=4096, max_crops=2, max_frames=8, vision=model.TOY_VISION)
+FLAT = replace(CONFIG, sqrt_length=True, sqrt_branches=True, point_weight=0.2,
+               video_caption_weight=0.1)
 
 
-def test_an_unreadable_image_costs_its_record_only(tmp_path):
-    Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)).save(tmp_path / "cut.png")
-    whole = (tmp_path / "cut.png").read_bytes()
-    (tmp_path / "cut.png").write_bytes(whole[: len(whole) // 2])
-    (tmp_path / "page.png").write_text("<html>404</html>")
-    (tmp_path / "thin.png").write_bytes(b"")
-    Image.new("RGB", (1000, 1)).save(tmp_path / "thin.png")
-    names = ("cut.png", "page.png", "thin.png", "gone.png")
-    (tmp_path / "r.jsonl").write_text("\n".join(json.dumps({"image": n, "annotations": [CAPTION]}) for n in names))
-    cut, page, thin, gone = data.Records(tmp_path / "r.jsonl")
-    for record, code in ((page, "S21"), (thin, "S22"), (gone, "S20")):
-        with pytest.raises(data.Unreadable, match=code):
-            data.size(record, TOKENIZER, CONFIG, 0, 0)
-    # the header of a truncated file is sound: it is planned, and found out while decoding; a blank one keeps its place
-    size = data.size(cut, TOKENIZER, CONFIG, 0, 0)
-    with pytest.raises(data.Unreadable, match="S21"):
-        data.encode(cut, TOKENIZER, CONFIG, 0, 0)
-    example = data.placeholder("cut", *size, CONFIG, "S21 cut short")
-    assert size == (len(example.tokens), len(example.images)) and example.bad == "S21 cut short"
-    assert example.weights.sum() == 0 and (example.images == 0).all()
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_media(tmp_path_factory.mktemp("media"))
 
 
-def test_the_tokens_of_branches_that_do_not_fit_are_reported():
-    """Tokens laid out and tokens reported as dropped are those of the whole tree, whatever the limit."""
-    branches = [data.Branch([([7] * n, False), ([8] * 3, True)]) for n in (5, 9, 2, 30)]
-    whole = data.layout([1, 2, 3], [False, True, True], branches)
+def encoded(folder, record, config=CONFIG):
+    """A record -> Example."""
+    return data.encode(open_records(folder, record)[0], TOKENIZER, config, 0, 0)
+
+
+def loss_weights(example):
+    """The different weights of the tokens with loss, rising."""
+    return np.unique(example.weights[example.weights > 0]).tolist()
+
+
+# --------------------------------------------------------------------------------------------------
+# layout
+
+
+def encode_characters(text):
+    """The tokenizer of the cases: a character is its own id."""
+    parts = re.split(r"(<\|im_\w+\|>)", text)
+    return list(chain.from_iterable(CHAT.get(part, map(ord, part)) for part in parts))
+
+
+def segments_of(messages, case):
+    """User, assistant, .. -> [(ids, factor of the weight), ..]; every answer ends in EOS."""
+    segments = []
+    for i, message in enumerate(messages):
+        ids = encode_characters(message)
+        if i % 2 == 0:
+            segments.append((ids, 0))
+            continue
+        max_length = case.get("max_answer_len", math.inf)
+        # an answer that is cut off has no end to be learned
+        ids = ids[:max_length] if len(ids) > max_length else [*ids, EOS]
+        learn = i == len(messages) - 1 or not case.get("last_message_loss_only")
+        segments.append((ids, int(learn)))
+    if len(messages) % 2:                        # a prompt: the last token has nothing to aim at
+        segments.append(([0], 0))
+    return segments
+
+
+def config_of(case):
+    weighting = case["loss_token_weighting"] or ""
+    return data.DataConfig(sqrt_length="root_tokens" in weighting, point_weight=0.2,
+                           sqrt_branches="root_subsegments" in weighting)
+
+
+def branch_of(messages, weight, case):
+    """weight: None, a number, or a dict with flags that may switch off the square roots."""
+    if not isinstance(weight, dict):
+        return data.Branch(segments_of(messages, case), weight=1.0 if weight is None else weight)
+    if weight["root_subsegments"] is not False:
+        return data.Branch(segments_of(messages, case), weight=weight["weight"])
+    assert weight["root_length"] is False
+    assert weight["weight"] == config_of(case).point_weight
+    return data.Branch(segments_of(messages, case), "point")
+
+
+def layout_of(case):
+    """The input of a case -> Example, and which tokens of its trunk are visual."""
+    messages = case["messages"]
+    if not isinstance(messages[0], list):
+        messages = [messages]
+    text = ""
+    if "<|image|>" in messages[0][0]:            # the image comes where the text says
+        text, _, rest = messages[0][0].partition("<|image|>")
+        messages = [[rest, *messages[0][1:]]]
+    visual = list(chain.from_iterable(case["vision_tokens"]))
+    trunk = [BOS, *encode_characters(text), *visual]
+    is_visual = [False] * (1 + len(text)) + [True] * len(visual)
+    weights = case["message_weight"]
+    if not isinstance(weights, list):
+        weights = [weights] * len(messages)
+    branches = [branch_of(m, w, case) for m, w in zip(messages, weights, strict=True)]
+    max_tokens = case["max_seq_len"] or math.inf
+    return data.layout(trunk, is_visual, branches, config_of(case), max_tokens), is_visual
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["input"]["name"])
+def test_tree_equals_the_official_code(case):
+    given = case["input"]
+    expected = case["expected"]
+    ours, is_visual = layout_of(given)
+    assert ours.tokens.tolist() == expected["input_tokens"]
+    assert ours.targets.tolist() == expected["target_tokens"]
+    assert ours.weights.tolist() == pytest.approx(expected["loss_masks"], abs=1e-6)
+    n = len(ours.tokens)
+    branch = np.array(expected.get("subsegment_ids", [TRUNK] * n))       # no tree: all is trunk
+    last = {b: np.flatnonzero(branch == b)[-1] for b in set(branch.tolist())}
+    ends = [n if b == TRUNK else last[b] + 1 for b in branch.tolist()]
+    assert ours.visible_until.tolist() == ends
+    assert ours.bidir.tolist() == [int(v) for v in is_visual] + [0] * (n - len(is_visual))
+    n_branches = len(given["messages"]) if isinstance(given["messages"][0], list) else 1
+    assert ours.n_branches == max(len(last) - 1, 1)
+    assert ours.dropped_branches == n_branches - ours.n_branches
+    if "quirk" not in given["name"]:
+        assert ours.pos.tolist() == expected["position_ids"]
+
+
+def test_branches_of_a_text_tree_start_behind_bos():
+    # a deviation: the official code starts them at 0 as well, on top of BOS
+    (case,) = [case for case in CASES if "quirk" in case["input"]["name"]]
+    ours, _ = layout_of(case["input"])
+    assert case["expected"]["position_ids"] == [0, 0, 1, 2, 3, 0, 1, 2]
+    assert ours.pos.tolist() == [0, 1, 2, 3, 4, 1, 2, 3]
+
+
+def branch(first, n):
+    """n input tokens from id `first` on; the last of its n + 1 ids is a target only."""
+    return data.Branch([([first], 0), ([*range(first + 1, first + n), EOS], 1)])
+
+
+@pytest.mark.parametrize(("max_tokens", "kept"), [
+    (6, 0), (8, 1), (11, 1), (12, 2), (21, 2), (22, 3), (math.inf, 3)])
+def test_branches_past_max_tokens_are_dropped_and_counted_never_cut(max_tokens, kept):
+    # a trunk of 3 and branches of 5, 4 and 10 inputs; sums 8, 12, 22
+    branches = [branch(100, 5), branch(200, 4), branch(300, 10)]
+    ours = data.layout([BOS, 7, 7], [False, True, True], branches, CONFIG, max_tokens)
+    whole = [[100, 101, 102, 103, 104], [200, 201, 202, 203], list(range(300, 310))]
+    assert ours.tokens.tolist() == [BOS, 7, 7, *chain(*whole[:kept])]
+    assert ours.dropped_branches == 3 - kept
+    assert (ours.weights > 0).sum() == sum(len(ids) for ids in whole[:kept])
+    assert (ours.targets == EOS).sum() == kept
+
+
+def test_a_dropped_branch_takes_those_behind_it_along():
+    # as in the official code, though a later and shorter one would fit
+    branches = [branch(100, 5), branch(200, 50), branch(300, 2)]
+    ours = data.layout([BOS], [False], branches, CONFIG, 20)
+    assert ours.tokens.tolist() == [BOS, 100, 101, 102, 103, 104]
+    assert ours.dropped_branches == 2
+    assert set(ours.visible_until.tolist()) == {6}               # one branch is left: no tree
+
+
+def test_a_branch_too_long_by_itself_does_not_take_the_others_with_it():
+    """Whether an example can be used does not depend on the order of its branches."""
+    short = data.Branch([([5] * 3, 0), ([6] * 3, 1)])
+    long = data.Branch([([7] * 90, 1)])
+    for branches in ([long, short], [short, long]):
+        ours = data.layout([1, 2], [False, True], branches, CONFIG, 40)
+        assert (ours.dropped_branches, ours.dropped_tokens) == (1, 89)
+        assert (len(ours.tokens), ours.weights.sum()) == (7, 3)
+    # after one that fits, the first that does not ends the tree
+    ours = data.layout([1, 2], [False, True], [short, long, short], CONFIG, 40)
+    assert (ours.dropped_branches, len(ours.tokens)) == (2, 7)
+
+
+def test_tokens_laid_out_and_tokens_dropped_are_those_of_the_whole_tree():
+    branches = [data.Branch([([7] * n, 0), ([8] * 3, 1)]) for n in (5, 9, 2, 30)]
+    whole = data.layout([1, 2, 3], [False, True, True], branches, CONFIG)
     assert whole.dropped_tokens == 0
     for limit in range(3, len(whole.tokens) + 2):
-        part = data.layout([1, 2, 3], [False, True, True], branches, limit)
-        assert len(part.tokens) + part.dropped_tokens == len(whole.tokens) and len(part.tokens) <= limit
-        assert (part.dropped_tokens == 0) == (part.dropped == 0)
+        part = data.layout([1, 2, 3], [False, True, True], branches, CONFIG, limit)
+        assert len(part.tokens) + part.dropped_tokens == len(whole.tokens)
+        assert len(part.tokens) <= limit
+        assert (part.dropped_tokens == 0) == (part.dropped_branches == 0)
 
 
-@pytest.mark.parametrize("mode", ["P", "L", "LA", "RGBA", "CMYK", "I;16", "1"])
-def test_images_of_every_mode_become_rgb(tmp_path, mode):
-    name = "a.tif" if mode == "CMYK" else "a.png"
-    Image.new(mode, (40, 30)).save(tmp_path / name)
-    (tmp_path / "r.jsonl").write_text(json.dumps({"image": name, "annotations": [CAPTION]}))
-    source = data.Records(tmp_path / "r.jsonl")
-    assert source.images(source[0])[0].shape == (30, 40, 3) and source.images(source[0])[0].dtype == np.uint8
+# --------------------------------------------------------------------------------------------------
+# token weights
 
 
-def test_sixteen_bits_are_scaled_and_not_cut_off(tmp_path):
-    ramp = np.arange(256, dtype=np.uint16)[None].repeat(4, 0)
-    Image.fromarray(ramp * 257).save(tmp_path / "a.png")
-    with Image.open(tmp_path / "a.png") as picture:
-        assert picture.mode.startswith("I")
-    assert np.array_equal(media.read_image(tmp_path / "a.png"), ramp[..., None].repeat(3, 2))
+def test_the_weight_by_branches_counts_those_that_were_kept():
+    config = replace(CONFIG, sqrt_branches=True)
+    two = [branch(100, 5), branch(200, 4)]
+    trees = [data.layout([BOS], [False], branches, config, 20)
+             for branches in (two, [*two, branch(300, 50)])]
+    assert trees[0].weights.tolist() == trees[1].weights.tolist()
+    assert trees[0].weights.max() == pytest.approx(0.5**0.5)
 
 
-def test_a_photo_that_exif_turns_is_read_as_displayed(tmp_path):
-    photo, exif = Image.new("RGB", (40, 30)), Image.Exif()
-    exif[0x0112] = 6
-    photo.save(tmp_path / "a.jpg", exif=exif)
-    (tmp_path / "r.jsonl").write_text(json.dumps({"image": "a.jpg", "annotations": [CAPTION]}))
-    source = data.Records(tmp_path / "r.jsonl")
-    assert source.image_sizes(source[0]) == [(30, 40)] and source.images(source[0])[0].shape == (40, 30, 3)
+@pytest.mark.parametrize(("kind", "of_video", "weight"), [
+    ("point", False, 0.2), ("count", False, 0.2), ("point", True, 0.2), ("count", True, 0.2),
+    ("track", True, 0.2), ("caption", True, 0.1),
+    ("caption", False, 2 / 9**0.5 / 4**0.5), ("qa", False, 2 / 9**0.5 / 4**0.5),
+    ("qa", True, 2 / 9**0.5 / 4**0.5), ("text", False, 2 / 9**0.5 / 4**0.5)])
+def test_points_and_captions_of_videos_have_flat_weights_and_all_else_square_roots(
+        kind, of_video, weight):
+    of_branch = data.Branch([], kind, 3.0, of_video)
+    assert data.token_weight(of_branch, 9, 4, FLAT) == pytest.approx(3 * weight)
+    assert data.token_weight(of_branch, 9, 4, CONFIG) == 3
 
 
-def test_the_real_records_pass_and_the_coins_come_back_within_a_pixel():
-    source = data.Records(MEDIA / "records.jsonl")
-    assert [r["id"] for r in source] == ["chelsea", "coffee", "astronaut", "coins", "rocket", "text-only"]
-    coins = source[3]["annotations"][1]
-    text = data.format_points([(1, data.unit_points(coins, (384, 303)))], "coins")
-    back = sorted((x, y) for _, _, x, y in data.parse_points(text, 384, 303))
-    true = sorted((p["x"], p["y"]) for p in coins["points"])
-    assert len(back) == 24
-    assert all(min(max(abs(x - a), abs(y - b)) for x, y in back) < 1 for a, b in true)
+def test_captions_of_videos_and_tracks_have_their_flat_weights(folder):
+    """0.1 and 0.2 in stages 2 and 3, whatever their length (docs/molmo2.md 7.1)."""
+    video = {"video": {"frames": GREY_FRAMES[:2], "fps": 2.0}}
+    track = {"type": "track", "label": "x", "coords": "percent",
+             "points": [{"t": 0.0, "id": 1, "x": 5, "y": 5}]}
+    n_loss = len("grey") + 1                                     # and EOS
+    for annotation, weight in (({"type": "caption", "text": "grey"}, 0.1), (track, 0.2),
+                               ({**QA, "answer": "grey"}, 2 / n_loss**0.5)):
+        example = encoded(folder, video | {"annotations": [annotation]}, FLAT)
+        assert loss_weights(example) == pytest.approx([weight])
+    count = {"type": "count", "label": "dots", "count": 3}
+    config = replace(FLAT, prefix_all=False)
+    caption = {"type": "caption", "text": "abc"}
+    for annotation, weight in ((count, 0.2), (caption, 1.0)):
+        example = encoded(folder, image(annotation, image="0.png"), config)
+        assert loss_weights(example) == pytest.approx([weight])
 
 
-@pytest.mark.parametrize("limit", [4096, 400, 260, 120])
-@pytest.mark.parametrize("epoch", [0, 5])
-def test_size_equals_what_encode_gives_on_every_record(limit, epoch):
-    """... and no visual token is cut, no branch half kept: tokens in = kept + dropped."""
-    worlds = [tiny.World(split) for split in ("train", "test", "unseen")]
-    records = [*data.Records(MEDIA / "records.jsonl"), *(world[i] for world in worlds for i in range(15)),
-               *(tiny.Sums()[i] for i in range(5))]
-    config = data.DataConfig(max_tokens=limit, max_crops=4, vision=model.TOY_VISION, sqrt_length=True)
-    for record in records:
-        size, example = data.size(record, TOKENIZER, config, 3, epoch), data.encode(record, TOKENIZER, config, 3, epoch)
-        crops = 0 if example.images is None else len(example.images)
-        if size == (0, 0):
-            assert example.weights.sum() == 0
-            continue
-        assert size == (len(example.tokens), crops) and size[0] <= limit
-        assert len(example.pool_src) == len(example.pool_dst) == (example.tokens == TOKENIZER.special["im_patch"]).sum()
-        kept = max(int(example.branch.max()), 1)
-        assert kept + example.dropped == len(record["annotations"])
-        again = data.encode(record, TOKENIZER, config, 3, epoch)
-        assert np.array_equal(again.tokens, example.tokens) and np.array_equal(again.weights, example.weights)
+def test_weights_of_record_annotation_and_turn_multiply(folder):
+    """The square root counts tokens and not weights (docs/molmo2.md 7.1)."""
+    turns = [{"question": "?", "answer": "abc", "weight": 0.5}, {"question": "?", "answer": "d"}]
+    record = {"weight": 2.0, "annotations": [{"type": "qa", "weight": 3.0, "turns": turns}]}
+    weights = encoded(folder, record, replace(CONFIG, sqrt_length=True, prefix_all=False)).weights
+    n_loss = 3 + 1 + 1 + 1                                       # two answers, each with its EOS
+    full = 2 * 3 * 2 / n_loss**0.5
+    assert weights[weights > 0] == pytest.approx([0.5 * full] * 4 + [full] * 2)
 
 
-def texts(record, config=CONFIG, epoch=0):
-    example = data.encode(record, TOKENIZER, config, 0, epoch)
-    return [TOKENIZER.decode(example.tokens[(example.branch == j) & (example.bidir == 0)]) for j in range(1, example.branch.max() + 1)]
-
-
-def test_prompts_of_stage_1_open_with_their_style():
-    cat = data.Records(MEDIA / "records.jsonl")[0]
-    caption = r"user\nlong_caption( \d+)?:\nassistant\nA close portrait of a tabby cat"
-    points = r"user\n(pointing: eye\nassistant\n<points |point_count: eye\nassistant\nCounting the <points )"
-    question = r"user\nuser_qa( \d+)?: What colour are the cat's eyes\?\nassistant\nGreen\.$"
-    for epoch in range(5):
-        written = texts(cat, epoch=epoch)                                 # in an order of the epoch's own
-        assert len(written) == 3
-        for form in (caption, points, question):
-            assert sum(bool(re.match(form, text)) for text in written) == 1
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# mixtures
-
-
-class Named:
-    def __init__(self, name, n):
-        self.name, self.n = name, n
-
-    def __len__(self):
-        return self.n
-
-
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 7, 64, 1000, 4097])
-def test_epoch_is_a_permutation(n):
-    """... of every source, another one in every epoch, of every seed; and neighbours do not stay neighbours."""
-    orders = [[data.permute_index(i, n, seed, "name", epoch) for i in range(n)] for seed in (0, 1) for epoch in range(4)]
-    assert all(sorted(order) == list(range(n)) for order in orders)
-    if n >= 64:
-        assert len(set(map(tuple, orders))) == 8
-        for order in orders:
-            steps = np.diff(order)
-            assert (abs(steps) == 1).mean() < 4 / n + 0.05 and abs(np.corrcoef(order, range(n))[0, 1]) < 4 / n**0.5
-
-
-def test_a_permutation_of_ten_million_takes_no_memory():
-    tracemalloc.start()
-    seen = {data.permute_index(i, 10_000_000, 0, "name", 3) for i in range(1000)}
-    assert tracemalloc.get_traced_memory()[1] < 1 << 20 and len(seen) == 1000 and max(seen) > 9_000_000
-    tracemalloc.stop()
-
-
-def test_a_mixture_keeps_its_rates_and_every_epoch_is_a_permutation():
-    sources = [Named("a", 70), Named("b", 1000), Named("c", 33)]
-    mixture = data.Mixture(sources, [0.6, 0.3, 0.1], seed=4)
-    draws = [mixture[i] for i in range(3000)]
-    for block in range(3):
-        counts = np.bincount([k for k, _, _ in draws[block * 1000 : block * 1000 + 1000]], minlength=3)
-        assert abs(counts - [600, 300, 100]).max() <= 2
-    for k, source in enumerate(sources):
-        mine = sorted((epoch, index) for kk, index, epoch in draws if kk == k)
-        for epoch in range(len(mine) // source.n):
-            assert [i for e, i in mine if e == epoch] == list(range(source.n))
-    assert draws[:1000] != [data.Mixture(sources, [0.6, 0.3, 0.1], seed=5)[i] for i in range(1000)]
-
-
-def test_a_mixture_is_a_function_of_the_draw_alone():
-    make = lambda: data.Mixture([Named("a", 10), Named("b", 1000)], [1, 3], seed=0)      # noqa: E731
-    mixture = make()
-    forward = [mixture[i] for i in range(500)]
-    assert [make()[i] for i in (499, 3, 250)] == [forward[499], forward[3], forward[250]]
-    assert mixture[10**9] == make()[10**9]
+def test_a_turn_of_weight_0_is_context(folder):
+    turns = [{"question": "a?", "answer": "no", "weight": 1}, {"question": "b?", "answer": "yes"}]
+    plain = encoded(folder, {"annotations": [{"type": "qa", "turns": turns}]})
+    turns[0]["weight"] = 0
+    muted = encoded(folder, {"annotations": [{"type": "qa", "turns": turns}]})
+    assert np.array_equal(plain.tokens, muted.tokens)
+    assert TOKENIZER.decode(plain.targets[plain.weights > 0]) == "noyes"
+    assert TOKENIZER.decode(muted.targets[muted.weights > 0]) == "yes"

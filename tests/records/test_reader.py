@@ -202,6 +202,15 @@ def test_a_file_that_changes_while_it_is_open_is_noticed(indexed):
         records[0]
 
 
+def test_a_file_that_changes_between_two_records_is_noticed(indexed):
+    path, _ = indexed
+    records = Records(path)
+    assert records[0]["id"] == "0"               # from here on the file is open
+    path.write_text(path.read_text().replace('"text": "x"', '"text": "longer"'))
+    with pytest.raises(DataError, match="has changed since it was opened"):
+        records[1]
+
+
 def test_an_index_that_does_not_fit_is_said_to_be_deleted(indexed):
     path, _ = indexed
     records = Records(path)

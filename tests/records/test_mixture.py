@@ -1,0 +1,89 @@
+"""Which record comes next: permutations without memory, rates kept exactly, any index at once."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from records.mixture import Mixture, permute_index, rng_for
+
+
+class Reader:
+    """All that a mixture asks of a reader."""
+
+    def __init__(self, name, n, ordered=False):
+        self.name = name
+        self.n = n
+        self.ordered = ordered
+
+    def __len__(self):
+        return self.n
+
+
+def test_a_generator_depends_on_every_part_of_its_key_and_on_nothing_else():
+    keys = [(0,), (1,), (0, "a"), (0, "b"), (0, "a", 1), (0, 1, "a")]
+    draws = [rng_for(*key).integers(1 << 62) for key in keys]
+    assert len(set(draws)) == len(keys)
+    assert draws == [rng_for(*key).integers(1 << 62) for key in keys]
+    # fixed values: a key means the same on every machine and in every version of this project
+    assert rng_for(0, "a", 1).integers(1000, size=4).tolist() == [625, 798, 349, 894]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 7, 64, 1000, 4097])
+def test_an_epoch_is_a_permutation_of_its_own(n):
+    """... another one for every seed, in which neighbours do not stay neighbours."""
+    orders = []
+    for seed in (0, 1):
+        for epoch in range(4):
+            orders.append([permute_index(i, n, seed, "name", epoch) for i in range(n)])
+    assert all(sorted(order) == list(range(n)) for order in orders)
+    if n < 64:
+        return
+    assert len(set(map(tuple, orders))) == 8
+    for order in orders:
+        assert (abs(np.diff(order)) == 1).mean() < 4 / n + 0.05
+        assert abs(np.corrcoef(order, range(n))[0, 1]) < 4 / n**0.5
+
+
+def test_a_permutation_of_ten_million_takes_no_memory():
+    tracemalloc.start()
+    images = {permute_index(i, 10_000_000, 0, "name", 3) for i in range(1000)}
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 1 << 20
+    assert len(images) == 1000
+    assert max(images) > 9_000_000
+
+
+def test_a_mixture_keeps_its_rates_and_every_epoch_is_a_permutation():
+    readers = [Reader("a", 70), Reader("b", 1000), Reader("c", 33)]
+    rates = [0.6, 0.3, 0.1]
+    mixture = Mixture(readers, rates, seed=4)
+    draws = [mixture[i] for i in range(3000)]
+    for block in range(3):
+        of_block = [k for k, _, _ in draws[block * 1000 : block * 1000 + 1000]]
+        assert abs(np.bincount(of_block, minlength=3) - [600, 300, 100]).max() <= 2
+    for k, reader in enumerate(readers):
+        drawn = sorted((epoch, index) for of, index, epoch in draws if of == k)
+        for epoch in range(len(drawn) // reader.n):
+            assert [index for e, index in drawn if e == epoch] == list(range(reader.n))
+    other = Mixture(readers, rates, seed=5)
+    assert draws[:1000] != [other[i] for i in range(1000)]
+
+
+def test_a_draw_is_a_function_of_its_index_alone():
+    def new_mixture():
+        return Mixture([Reader("a", 10), Reader("b", 1000)], [1, 3], seed=0)
+
+    mixture = new_mixture()
+    forward = [mixture[i] for i in range(500)]
+    other = new_mixture()
+    assert [other[i] for i in (499, 3, 250)] == [forward[499], forward[3], forward[250]]
+    assert mixture[10**9] == new_mixture()[10**9]
+
+
+def test_an_ordered_reader_comes_in_its_own_order():
+    mixture = Mixture([Reader("a", 50), Reader("b", 1 << 40, ordered=True)], [1, 1], seed=0)
+    draws = [mixture[i] for i in range(1000)]
+    assert sorted(index for k, index, _ in draws if k == 1) == list(range(500))
+    assert {epoch for k, _, epoch in draws if k == 1} == {0}

@@ -1,0 +1,224 @@
+"""The visual input of a record: what headers tell of it, frame times, and crops."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import data
+import model
+import vision
+from records import media
+from records.errors import Unreadable
+from records.visual import (
+    MediaInfo,
+    annotated_times,
+    clip_times,
+    crops_per_image,
+    frame_crops,
+    image_crops,
+    open_clip,
+    pool_windows,
+    read_headers,
+)
+from tests.records.samples import CAPTION, POINT, QA, image
+from tests.records.visual_records import (
+    GREY_FRAMES,
+    VIDEO,
+    VIDEO_PATH,
+    open_records,
+    write_media,
+)
+from text.tokenizer import ByteTokenizer
+
+TOKENIZER = ByteTokenizer()
+CONFIG = data.DataConfig(max_tokens=4096, max_crops=2, max_frames=8, vision=model.TOY_VISION)
+CLIP = {"path": VIDEO, "start": 1.0, "end": 3.0}
+TRACK_POINTS = [{"t": float(t), "id": 1, "x": 10 * t + 5, "y": 50} for t in range(6)]
+TRACK = {"type": "track", "label": "dot", "coords": "percent", "fps": 1, "points": TRACK_POINTS}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_media(tmp_path_factory.mktemp("media"))
+
+
+def first_record(folder, record):
+    return open_records(folder, record)[0]
+
+
+# --------------------------------------------------------------------------------------------------
+# headers and times
+
+
+def pixel_point(**point):
+    return {**POINT, "coords": "pixel", "points": [point]}
+
+
+def percent_point(**point):
+    return {**POINT, "points": [point]}
+
+
+GREY = {"path": GREY_FRAMES[0]}                                  # of 32 x 24 pixels
+UNUSABLE = [
+    ({"images": ["0.png"] * 6, "annotations": [QA]}, "S03 6 images"),
+    ({"images": ["0.png", "gone.png"], "annotations": [QA]}, "S20"),
+    (image(pixel_point(x=31, y=25), image=GREY), "E62 point y=25"),
+    ({"video": "gone.mp4", "annotations": [QA]}, "S20"),
+    ({"video": "0.png", "annotations": [QA]}, "S23"),
+    ({"video": {"path": VIDEO, "start": 1000.0, "end": 1001.0}, "annotations": [QA]}, "S23"),
+    ({"video": {"frames": [GREY_FRAMES[0], "gone.png"], "fps": 2.0}, "annotations": [QA]}, "S24"),
+    ({"video": VIDEO, "annotations": [{**CAPTION, "start": 1.0, "end": 5000.0}]}, "S10"),
+    ({"video": VIDEO, "annotations": [QA, percent_point(x=1, y=1, t=999.0)]},
+     r"S10 annotations\[1\] is at 999 s, outside of the clip, 0 to 5\.28 s"),
+    ({"video": VIDEO, "annotations": [pixel_point(x=9999, y=1, t=0.0)]}, "E62"),
+]
+
+
+@pytest.mark.parametrize(("record", "message"), UNUSABLE)
+def test_unusable_media_and_times_cost_their_record_while_planning(folder, record, message):
+    with pytest.raises(Unreadable, match=f"^{message}"):
+        data.size(first_record(folder, record), TOKENIZER, CONFIG, 0, 0)
+
+
+@pytest.mark.parametrize(("t", "is_inside"), [
+    (0.981, True), (3.019, True), (0.979, False), (3.021, False)])
+def test_a_time_may_lie_half_a_frame_outside_the_clip(folder, t, is_inside):
+    """A frame of this video lasts 0.04 s."""
+    record = {"video": CLIP, "annotations": [percent_point(x=4, y=2, t=t)]}
+    record = first_record(folder, record)
+    if is_inside:
+        assert read_headers(record, CONFIG).times == [0, 0.5, 1, 1.5, 2]
+        return
+    with pytest.raises(Unreadable, match=r"^S10 .* outside of the clip, 1 to 3 s"):
+        read_headers(record, CONFIG)
+
+
+def test_headers_give_sizes_times_and_subtitles_of_the_clip(folder):
+    subtitles = [{"start": 2.0, "end": 2.5, "text": "hm"}]
+    record = {"video": CLIP, "annotations": [QA], "subtitles": subtitles}
+    info = read_headers(first_record(folder, record), CONFIG)
+    assert info == MediaInfo([(1280, 720)], [0, 0.5, 1, 1.5, 2], [(1.0, 1.5, "hm")])
+    text = {**record, "subtitles": "words"}
+    assert read_headers(first_record(folder, text), CONFIG).subtitles == "words"
+    assert read_headers(first_record(folder, {"annotations": [QA]}), CONFIG) == MediaInfo()
+    images = {"images": GREY_FRAMES[:2], "annotations": [QA]}
+    assert read_headers(first_record(folder, images), CONFIG) == MediaInfo([(32, 24)] * 2)
+
+
+@pytest.mark.parametrize(("duration", "start", "end", "times", "clip_end"), [
+    (3.0, 0.0, math.inf, [0, 0.5, 1, 1.5, 2, 2.5, 3], 3.0),
+    (3.0, 1.0, 99.0, [0, 0.5, 1, 1.5, 2], 3.0),
+    (3.0, 1.5, 2.0, [0, 0.5], 2.0),
+    (70.0, 0.0, math.inf, [0, 10, 20, 30, 40, 50, 60, 70], 70.0),        # spread evenly
+    (0.0, 0.0, math.inf, [0], 0.0),                                      # a single frame
+])
+def test_times_count_from_the_start_of_the_clip(duration, start, end, times, clip_end):
+    found, found_end = clip_times(duration, CONFIG, start, end)
+    assert found == pytest.approx(times)
+    assert found_end == clip_end
+
+
+@pytest.mark.parametrize(("duration", "start", "end"), [
+    (3.0, 3.0, math.inf), (3.0, 4.0, 5.0), (3.0, 2.0, 2.0), (3.0, 2.0, 1.0), (3.0, -1.0, 2.0),
+    (0.0, 1.0, 2.0), (math.inf, 0.0, math.inf), (math.nan, 0.0, math.inf)])
+def test_a_clip_outside_its_video_is_unreadable(duration, start, end):
+    with pytest.raises(Unreadable, match=r"^S23 the (clip .* is empty|video lasts)"):
+        clip_times(duration, CONFIG, start, end)
+
+
+def test_an_opened_clip_has_the_frames_of_its_times():
+    clip, video = open_clip(VIDEO_PATH, CONFIG, "words", 1.0, 2.0)
+    assert clip.times == [0, 0.5, 1]
+    assert clip.subtitles == "words"
+    expected = media.frames(video, [1.0, 1.5, 2.0])
+    for ours, theirs in zip(clip.frames, expected, strict=True):
+        assert np.array_equal(ours, theirs)
+    with pytest.raises(Unreadable, match=r"^S23 the clip 1000 to 5\.28 s is empty"):
+        open_clip(VIDEO_PATH, CONFIG, start=1000.0)
+
+
+def test_an_annotation_names_times_in_six_places():
+    annotation = {"points": [{"t": 1}, {"t": 2}], "start": 3, "end": 4, "at": 5, "times": [6, 7],
+                  "query": {"t": 8}}
+    assert annotated_times(annotation) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert annotated_times(QA) == []
+
+
+def test_videos_with_tracks_are_looked_at_where_the_tracks_have_points(folder):
+    """On a grid of their rate, not spread over the video, so that no point is lost that a frame
+    could show (docs/molmo2.md 3.1)."""
+    record = first_record(folder, {"video": VIDEO, "annotations": [TRACK]})
+    for max_frames, n_seen in ((6, 6), (4, 4), (384, 6)):
+        config = replace(CONFIG, max_frames=max_frames)
+        times = read_headers(record, config).times
+        text = TOKENIZER.decode(data.encode(record, TOKENIZER, config, 0, 0).tokens)
+        assert [t for t in times if t == int(t)] == list(range(n_seen))
+        assert len(times) <= max_frames
+        assert all(f"{100 * t + 50:03d} 500" in text for t in range(n_seen))
+        assert f"{100 * n_seen + 50:03d} 500" not in text
+    both = first_record(folder, {"video": VIDEO, "annotations": [TRACK, CAPTION]})
+    n_frames = len(read_headers(both, CONFIG).times)
+    assert data.size(both, TOKENIZER, CONFIG, 0, 0)[1] == n_frames
+    assert len(data.encode(both, TOKENIZER, CONFIG, 0, 0).images) == n_frames
+
+
+# --------------------------------------------------------------------------------------------------
+# crops
+
+
+def test_planned_crops_and_windows_are_those_of_the_images():
+    rng = np.random.default_rng(0)
+    sizes = [tuple(rng.integers(12, 400, 2).tolist()) for _ in range(CONFIG.max_images + 1)]
+    images = [rng.integers(0, 255, (h, w, 3), np.uint8) for w, h in sizes]
+    kept = images[: CONFIG.max_images]
+    parts = [vision.crops(pixels, CONFIG.max_crops, CONFIG.vision) for pixels in kept]
+    info = MediaInfo(sizes)
+    assert crops_per_image(info, CONFIG) == [len(crops) for crops, _ in parts]
+    assert set(crops_per_image(info, CONFIG)) == {2, 3}
+    assert np.array_equal(image_crops(images, CONFIG), np.concatenate([part[0] for part in parts]))
+    n_before = 0
+    expected = []
+    for crops, windows in parts:
+        expected.append(np.where(windows < 0, -1, windows + n_before * CONFIG.vision.n_patch))
+        n_before += len(crops)
+    assert np.array_equal(pool_windows(info, CONFIG), np.concatenate(expected))
+    assert image_crops([], CONFIG).shape == (0, 100, 300)
+
+
+def test_a_frame_has_one_crop_and_windows_of_nine():
+    frames = np.random.default_rng(0).integers(0, 255, (3, 24, 32, 3), np.uint8)
+    info = MediaInfo([(32, 24)], [0.0, 0.5, 1.0])
+    assert crops_per_image(info, CONFIG) == [1, 1, 1]
+    crops = frame_crops(iter(frames), 3, CONFIG)
+    for ours, frame in zip(crops, frames, strict=True):
+        assert np.array_equal(ours, vision.frame(frame, CONFIG.vision)[0][0])
+    one = vision.frame_windows(CONFIG.vision)
+    shifted = [np.where(one < 0, -1, one + 100 * k) for k in range(3)]
+    assert np.array_equal(pool_windows(info, CONFIG), np.concatenate(shifted))
+    with pytest.raises(AssertionError, match="3 frames came, not 4"):
+        frame_crops(iter(frames), 4, CONFIG)
+
+
+def test_a_clip_of_frames_word_by_word_and_pixel_by_pixel(folder):
+    """Six frames at 2.5 a second, grey of 0, 40, .. 200, seen from 0.4 to 2.2 s: the times, the
+    frame on display at each, a point in pixels of the file, and the subtitles."""
+    config = replace(CONFIG, max_frames=5, prefix_all=False, separator=";", point_weight=0.2,
+                     video_caption_weight=0.1, sqrt_length=True)
+    point = {"type": "point", "label": "Dot", "coords": "pixel", "mode": "point",
+             "question": "Where?", "points": [{"t": 1.4, "x": 16, "y": 6}]}      # of 32 x 24
+    video = {"frames": GREY_FRAMES, "fps": 2.5, "start": 0.4, "end": 2.2}
+    subtitles = [{"start": 0.1, "end": 0.3, "text": "gone"},
+                 {"start": 0.2, "end": 0.9, "text": "here"}]
+    record = {"video": video, "annotations": [point], "subtitles": subtitles}
+    example = data.encode(first_record(folder, record), TOKENIZER, config, 0, 0)
+    text = TOKENIZER.decode(example.tokens)
+    assert text.startswith("0.0  0.5  1.0  1.5  1.8 ")
+    assert "0.0 - 0.5 here" in text
+    assert "gone" not in text
+    assert '<points coords="1.0 1 500 250">' in text
+    levels = [int(crop.astype(int).mean().round()) for crop in example.images]
+    assert levels == [40, 80, 120, 160, 200]     # at 0.4, 0.9, 1.4, 1.9, 2.2 s of the file
+    learned = example.weights[example.weights > 0]
+    assert learned == pytest.approx(np.full(len(learned), 0.2))

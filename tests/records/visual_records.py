@@ -1,0 +1,116 @@
+"""Media files, and random records of every kind of visual input: an image, several, a video file,
+a video given as frames, text alone."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from records.reader import Records
+from tests.records.samples import write
+
+VIDEO = "bigbuckbunny.mp4"
+VIDEO_PATH = Path(__file__).parents[1] / "media" / VIDEO
+N_GREY = 6
+GREY_FRAMES = [f"grey{k}.png" for k in range(N_GREY)]
+VIDEO_TYPES = ["caption", "qa", "point", "count", "track"]
+WORDS = ["cat", "dog", "red", "runs", "ünï", "<|im_end|>"]
+
+
+def write_media(folder):
+    """Twelve images of noise 0.png .., six grey ones of 0, 40, .. 200, and a video; the folder."""
+    rng = np.random.default_rng(0)
+    for k in range(12):
+        w, h = rng.integers(12, 70, 2)
+        Image.fromarray(rng.integers(0, 255, (h, w, 3), np.uint8)).save(folder / f"{k}.png")
+    for k, name in enumerate(GREY_FRAMES):
+        Image.fromarray(np.full((24, 32, 3), 40 * k, np.uint8)).save(folder / name)
+    shutil.copy(VIDEO_PATH, folder / VIDEO)
+    return folder
+
+
+def open_records(folder, *records, name="r.jsonl"):
+    """Writes the records into a file of this name -> Records."""
+    return Records(write(folder / name, *records), folder)
+
+
+def random_text(rng):
+    return " ".join(rng.choice(WORDS, int(rng.integers(1, 9))))
+
+
+def random_qa(rng):
+    turns = []
+    for _ in range(int(rng.integers(1, 4))):
+        question = random_text(rng)
+        answer = random_text(rng)
+        turns.append({"question": question, "answer": answer, "weight": int(rng.integers(0, 2))})
+    question = random_text(rng)
+    options = ["a", "b", random_text(rng)]
+    choice = {"question": question, "options": options, "answer_idx": 1, "shuffle_options": True}
+    return {"turns": turns} if rng.random() < 0.5 else choice
+
+
+def random_point_places(rng, kind, n_images, times):
+    """Where each of three points is besides x and y."""
+    if kind == "images":
+        return [{"image": int(rng.integers(n_images))} for _ in range(3)]
+    return [{"t": t} for t in times] if times else [{}] * 3
+
+
+def random_annotation(rng, kind, n_images, clip):
+    """kind: image, images, video or text; clip: its first and last second, None if no video."""
+    times = [round(float(t), 2) for t in rng.uniform(*clip, 3)] if clip else []
+    types = {"text": ["qa", "text"], "video": VIDEO_TYPES}.get(kind, VIDEO_TYPES[:4])
+    chosen = str(rng.choice(types))
+    a = {"type": chosen, "weight": float(rng.choice([0, 0.5, 1], p=[0.1, 0.2, 0.7]))}
+    points = []
+    for _ in range(3):
+        x = float(rng.uniform(0, 100))
+        points.append({"x": x, "y": float(rng.uniform(0, 100))})
+    if chosen == "text":
+        return a | {"text": random_text(rng)}
+    if chosen == "caption":
+        a["text"] = random_text(rng)
+        if times and rng.random() < 0.4:
+            a |= {"start": min(times), "end": max(times)}
+        return a
+    if chosen == "count":
+        label = random_text(rng)
+        return a | {"label": label, "count": int(rng.integers(0, 9))}
+    if chosen == "qa":
+        return a | random_qa(rng)
+    if chosen == "point":
+        places = random_point_places(rng, kind, n_images, times)
+    else:
+        places = [{"t": t, "id": k} for k, t in enumerate(times)]
+    points = [point | place for point, place in zip(points, places, strict=True)]
+    return a | {"label": random_text(rng), "coords": "percent", "points": points}
+
+
+def random_record(rng):
+    forms = ["image", "images", "frames", "video file", "text"]
+    form = str(rng.choice(forms, p=[0.3, 0.25, 0.2, 0.02, 0.23]))
+    n_images = int(rng.integers(2, 6))
+    record = {}
+    clip = None
+    if form == "image":
+        record["image"] = f"{rng.integers(12)}.png"
+    elif form == "images":
+        record["images"] = [f"{k}.png" for k in rng.integers(0, 12, n_images)]
+    elif form == "frames":
+        record["video"] = {"frames": GREY_FRAMES, "fps": 2.0}
+        clip = (0, 3)
+        if rng.random() < 0.5:
+            clip = (0.5, 2.4)
+            record["video"] |= {"start": 0.5, "end": 2.4}
+    elif form == "video file":
+        record["video"] = {"path": VIDEO, "start": 1.0, "end": 3.0}
+        clip = (1, 3)
+    if clip and rng.random() < 0.5:
+        record["subtitles"] = [{"start": 0.2, "end": 1.5, "text": "hello"},
+                               {"start": 2.0, "end": 2.2, "text": "there"}]
+    kind = "video" if clip else form
+    record["annotations"] = [random_annotation(rng, kind, n_images, clip)
+                             for _ in range(int(rng.integers(1, 6)))]
+    return record

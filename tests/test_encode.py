@@ -1,0 +1,351 @@
+"""Records to examples: planned sizes, prompts, pixels, placeholders, and the crops of each rank."""
+
+import re
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import data
+import model
+import vision
+from records import media
+from records.errors import DataError, Unreadable
+from records.reader import Records
+from records.visual import open_clip, read_headers
+from tests.records.samples import CAPTION, POINT, QA, image, write
+from tests.records.visual_records import (
+    GREY_FRAMES,
+    VIDEO,
+    VIDEO_PATH,
+    open_records,
+    random_record,
+    write_media,
+)
+from text.tokenizer import ByteTokenizer
+from toy.world import WORDS, Sums, World
+
+MEDIA = Path(__file__).parent / "media"
+BYTES = ByteTokenizer()
+TOKENIZER = ByteTokenizer(WORDS)
+CONFIG = data.DataConfig(max_tokens=4096, max_crops=2, max_frames=8, vision=model.TOY_VISION)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_media(tmp_path_factory.mktemp("media"))
+
+
+def encoded(folder, record, config=CONFIG, epoch=0):
+    """A record -> Example."""
+    return data.encode(open_records(folder, record)[0], BYTES, config, 0, epoch)
+
+
+def n_crops(example):
+    return 0 if example.images is None else len(example.images)
+
+
+def branches_of(example):
+    """The slice of each branch of a tree of two branches or more; [] if there is no tree."""
+    restarts = np.flatnonzero(np.diff(example.pos) <= 0) + 1
+    if not len(restarts):
+        return []
+    starts = np.flatnonzero(example.pos == example.pos[restarts[0]])
+    return [slice(a, b) for a, b in pairwise([*starts.tolist(), len(example.pos)])]
+
+
+# --------------------------------------------------------------------------------------------------
+# sizes
+
+
+@pytest.mark.parametrize("limit", [4096, 400, 260, 120])
+@pytest.mark.parametrize("epoch", [0, 5])
+def test_size_equals_what_encode_gives_on_real_and_toy_records(limit, epoch):
+    """... and no visual token is cut, no branch half kept: branches in = kept + dropped."""
+    records = list(Records(MEDIA / "records.jsonl"))
+    for split in ("train", "test", "unseen"):
+        toy = World(split)
+        records += [toy[i] for i in range(15)]
+    sums = Sums()
+    records += [sums[i] for i in range(5)]
+    config = data.DataConfig(max_tokens=limit, max_crops=4, vision=model.TOY_VISION,
+                             sqrt_length=True)
+    for record in records:
+        size = data.size(record, TOKENIZER, config, 3, epoch)
+        example = data.encode(record, TOKENIZER, config, 3, epoch)
+        if size == (0, 0):
+            assert example.weights.sum() == 0
+            continue
+        assert size == (len(example.tokens), n_crops(example))
+        assert size[0] <= limit
+        n_visual = (example.tokens == TOKENIZER.special["im_patch"]).sum()
+        assert len(example.pool_src) == len(example.pool_dst) == n_visual
+        assert example.n_branches + example.dropped_branches == len(record["annotations"])
+        again = data.encode(record, TOKENIZER, config, 3, epoch)
+        assert np.array_equal(again.tokens, example.tokens)
+        assert np.array_equal(again.weights, example.weights)
+
+
+def check_tree(example, whole):
+    """The trunk is whole; of the branches some are kept, each of them whole and seen by itself."""
+    branches = branches_of(example)
+    if not branches:
+        return
+    assert len(branches) == example.n_branches
+    trunk = branches[0].start
+    assert branches_of(whole)[0].start == trunk
+    assert np.array_equal(example.tokens[:trunk], whole.tokens[:trunk])
+    assert (example.visible_until[:trunk] == len(example.tokens)).all()
+    of_whole = [whole.tokens[part].tolist() for part in branches_of(whole)]
+    for part in branches:
+        assert example.tokens[part].tolist() in of_whole
+        assert (example.visible_until[part] == part.stop).all()
+
+
+def test_size_equals_what_encode_gives_on_a_thousand_records_of_all_kinds(folder):
+    """With random limits: no visual token is cut, and tokens in = laid out + dropped."""
+    rng = np.random.default_rng(1)
+    records = open_records(folder, *(random_record(rng) for _ in range(1000)))
+    assert len(list(records)) == 1000
+    kinds = set()
+    n_dropped = 0
+    for i in range(1000):
+        record = records[i]
+        config = replace(
+            CONFIG, max_tokens=int(rng.integers(40, 1500)), max_frames=int(rng.integers(1, 9)),
+            max_crops=int(rng.integers(1, 4)), sqrt_length=bool(i % 2), prefix_all=bool(i % 3),
+            fps=float(rng.choice([1, 2])))
+        size = data.size(record, BYTES, config, 0, i % 4)
+        example = data.encode(record, BYTES, config, 0, i % 4)
+        if size == (0, 0):
+            assert not example.weights.any()
+        else:
+            assert size == (len(example.tokens), n_crops(example))
+            assert size[0] <= config.max_tokens
+        no_limit = replace(config, max_tokens=10**6)
+        whole = data.build_tree(record, read_headers(record, config), BYTES, no_limit, 0, i % 4)
+        assert len(example.tokens) + example.dropped_tokens == len(whole.tokens)
+        check_tree(example, whole)
+        patch = BYTES.special["im_patch"]
+        n_visual = (example.tokens == patch).sum()
+        assert n_visual == (whole.tokens == patch).sum()
+        assert n_visual == len(example.pool_dst) == len(example.pool_src)
+        kinds.add(next((key for key in ("video", "images", "image") if key in record), "text"))
+        n_dropped += example.dropped_branches
+    assert kinds == {"video", "images", "image", "text"}
+    assert n_dropped > 100
+
+
+def test_too_many_points_cost_their_annotation_and_tracks_have_no_such_limit(folder):
+    points = [{"x": k, "y": k} for k in range(61)]
+    crowd = {"type": "point", "label": "dots", "coords": "percent", "points": points}
+    caption = {"type": "caption", "text": "dots"}
+    example = encoded(folder, image(crowd, caption, image="0.png"))
+    assert example.dropped_branches == 1
+    assert "caption" in BYTES.decode(example.tokens)
+    points = [{"t": 0.5, "id": k, "x": k, "y": k} for k in range(61)]
+    track = {"type": "track", "label": "dot", "coords": "percent", "points": points}
+    video = {"frames": GREY_FRAMES[:3], "fps": 2.0}
+    example = encoded(folder, {"video": video, "annotations": [track]})
+    assert " 61 600 600" in BYTES.decode(example.tokens)
+
+
+def test_an_unreadable_image_costs_its_record_only(tmp_path):
+    noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)
+    Image.fromarray(noise).save(tmp_path / "cut.png")
+    content = (tmp_path / "cut.png").read_bytes()
+    (tmp_path / "cut.png").write_bytes(content[: len(content) // 2])
+    (tmp_path / "page.png").write_text("<html>404</html>")
+    Image.new("RGB", (1000, 1)).save(tmp_path / "thin.png")
+    names = ("cut.png", "page.png", "thin.png", "gone.png")
+    path = write(tmp_path / "r.jsonl", *(image(CAPTION, image=name) for name in names))
+    cut, page, thin, gone = Records(path)
+    for record, code in ((page, "S21"), (thin, "S22"), (gone, "S20")):
+        with pytest.raises(Unreadable, match=code):
+            data.size(record, TOKENIZER, CONFIG, 0, 0)
+    # The header of a truncated file is sound: it is planned, and found out while decoding. Then a
+    # placeholder of the planned size takes its place.
+    size = data.size(cut, TOKENIZER, CONFIG, 0, 0)
+    with pytest.raises(Unreadable, match="S21"):
+        data.encode(cut, TOKENIZER, CONFIG, 0, 0)
+    example = data.placeholder("cut", *size, CONFIG, "S21 cut short")
+    assert size == (len(example.tokens), len(example.images))
+    assert (example.id, example.masked) == ("cut", "S21 cut short")
+    assert example.weights.sum() == 0
+    assert (example.images == 0).all()
+
+
+@pytest.mark.parametrize("crops", [10, 400])
+def test_the_largest_example_fills_a_row(crops):
+    """400 crops have more windows than a row has tokens."""
+    example = data.largest_example(CONFIG, crops, 384)
+    n_visual = min(25 * crops, CONFIG.max_tokens - 1)            # 5 x 5 windows of a 10 x 10 crop
+    assert len(example.tokens) == CONFIG.max_tokens
+    assert example.tokens.max() < 384
+    assert (example.weights == 1).all()
+    assert example.images.shape == (crops, 100, 300)
+    assert example.pool_src.shape == (n_visual, 9)
+    assert np.array_equal(example.pool_dst, np.arange(1, 1 + n_visual))
+    patches = np.sort(example.pool_src[example.pool_src >= 0])
+    assert np.array_equal(patches, np.arange(4 * n_visual))      # each patch at most once
+    parts = [data.largest_example(CONFIG, crops, 384, data.CropShard(rank, 3, 0, crops))
+             for rank in range(3)]
+    assert sum(len(part.images) for part in parts) == crops
+
+
+# --------------------------------------------------------------------------------------------------
+# prompts
+
+
+def test_prompts_of_stage_1_open_with_their_style():
+    config = replace(CONFIG, max_crops=4)
+    cat = Records(MEDIA / "records.jsonl")[0]
+    caption = r"user\nlong_caption( \d+)?:\nassistant\nA close portrait of a tabby cat"
+    points = (r"user\n(pointing: eye\nassistant\n<points "
+              r"|point_count: eye\nassistant\nCounting the <points )")
+    question = r"user\nuser_qa( \d+)?: What colour are the cat's eyes\?\nassistant\nGreen\.$"
+    for epoch in range(5):           # each has an order of its own
+        example = data.encode(cat, TOKENIZER, config, 0, epoch)
+        texts = [TOKENIZER.decode(example.tokens[part]) for part in branches_of(example)]
+        assert len(texts) == 3
+        for form in (caption, points, question):
+            assert sum(bool(re.match(form, text)) for text in texts) == 1
+
+
+def test_one_transcript_of_an_image_is_read_in_an_epoch_and_another_in_the_next(folder):
+    """Stage 1 reads the caption and one transcript; later stages none (docs/molmo2.md 9.3)."""
+    caption = {"type": "caption", "text": "all of it"}
+    transcripts = [{"type": "caption", "style": "transcript", "text": f"voice {k}"}
+                   for k in range(4)]
+    record = image(caption, *transcripts, image="0.png")
+    read = set()
+    for epoch in range(30):
+        example = encoded(folder, record, epoch=epoch)
+        text = BYTES.decode(example.tokens)
+        assert "all of it" in text
+        assert text.count("voice ") == 1
+        assert (example.n_branches, example.dropped_branches) == (2, 0)
+        read.add(text[text.index("voice ") + 6])
+    assert read == set("0123")
+    later = encoded(folder, record, replace(CONFIG, n_transcripts=0))
+    assert "voice" not in BYTES.decode(later.tokens)
+
+
+def test_a_declared_size_is_the_scale_of_points_in_pixels(tmp_path):
+    """The file may be a smaller copy of the image that was annotated."""
+    Image.new("RGB", (40, 30)).save(tmp_path / "a.png")
+
+    def text_of(**changes):
+        point = {**POINT, "coords": "pixel", "points": [{"x": 200, "y": 75}], **changes}
+        record = image(point, image={"path": "a.png", "width": 400, "height": 300})
+        (record,) = Records(write(tmp_path / "r.jsonl", record))
+        example = data.encode(record, TOKENIZER, CONFIG, 0, 0)
+        size = data.size(record, TOKENIZER, CONFIG, 0, 0)
+        assert size == (len(example.tokens), len(example.images))
+        return TOKENIZER.decode(example.tokens[example.bidir == 0])
+
+    assert 'coords="1 1 500 250"' in text_of()
+    assert 'coords="1 1 250 125"' in text_of(size=[800, 600])    # its own size comes first
+    with pytest.raises(DataError, match=r"E62 point x=410"):
+        text_of(points=[{"x": 410, "y": 75}])
+
+
+# --------------------------------------------------------------------------------------------------
+# pixels
+
+
+def test_a_prompt_shows_a_video_as_training_does(folder):
+    """The same tokens before the question, the same pixels and windows."""
+    caption = {"type": "caption", "text": "a rabbit", "style": "video_long_caption"}
+    example = encoded(folder, {
+        "video": {"path": VIDEO, "start": 1.0, "end": 4.0},
+        "subtitles": [{"start": 2.0, "end": 2.5, "text": "hm"}], "annotations": [caption]})
+    clip, video = open_clip(VIDEO_PATH, CONFIG, [(2.0, 2.5, "hm")], 1.0, 4.0)
+    prompt = data.encode_prompt([], [("?", None)], BYTES, CONFIG, clip)
+    check_prompt(prompt, example)
+    assert example.pool_src.shape[1] == 9
+    assert len(example.images) == len(clip.times) == 7
+    assert "1.0 - 1.5 hm" in BYTES.decode(example.tokens)
+    assert video.width > video.height
+
+
+def test_a_prompt_shows_images_as_training_does(folder):
+    names = ["1.png", "0.png"]
+    example = encoded(folder, {"images": names, "annotations": [QA]})
+    images = [media.read_image(folder / name) for name in names]
+    prompt = data.encode_prompt(images, [("?", None)], BYTES, CONFIG)
+    check_prompt(prompt, example)
+    assert example.pool_src.shape[1] == 4
+
+
+def check_prompt(prompt, example):
+    n = int(np.flatnonzero(prompt.tokens == BYTES.chat_start)[0])
+    assert np.array_equal(example.tokens[:n], prompt.tokens[:n])
+    assert np.array_equal(example.bidir[:n], prompt.bidir[:n])
+    assert np.array_equal(example.images, prompt.images)
+    assert np.array_equal(example.pool_src, prompt.pool_src)
+    assert np.array_equal(example.pool_dst, prompt.pool_dst)
+    assert not prompt.weights.any()
+    assert BYTES.decode(prompt.tokens[n:]) == "user\n?\nassistant\n"
+
+
+def test_images_come_in_their_order_and_points_say_which_one(folder):
+    points = [{"image": 1, "x": 50, "y": 50}, {"image": 0, "x": 10, "y": 20}]
+    point = {"type": "point", "label": "dot", "coords": "percent", "mode": "point",
+             "style": "pointing", "points": points}
+    example = encoded(folder, {"images": ["1.png", "0.png"], "annotations": [point]})
+    images = [media.read_image(folder / name) for name in ("1.png", "0.png")]
+    crops = [vision.crops(pixels, CONFIG.max_crops, CONFIG.vision)[0] for pixels in images]
+    assert np.array_equal(example.images, np.concatenate(crops))
+    text = BYTES.decode(example.tokens)
+    assert 0 <= text.find("Image 1") < text.find("Image 2")
+    assert "1 1 100 200" in text
+    assert "2 2 500 500" in text
+
+
+def recorded(calls, function, measure):
+    """The function, which also appends a measure of its arguments to calls."""
+    def call(*args):
+        calls.append(measure(*args))
+        return function(*args)
+
+    return call
+
+
+@pytest.mark.parametrize("cp_size", [1, 2, 3, 5])
+def test_the_ranks_of_a_group_decode_every_crop_exactly_once(folder, cp_size, monkeypatch):
+    inputs = [{"video": {"path": VIDEO, "start": 1.0, "end": 4.0}},
+              {"video": {"frames": GREY_FRAMES, "fps": 2}},
+              {"image": "0.png"}, {"images": ["1.png", "0.png", "2.png"]}, {}]
+    records = list(open_records(folder, *(visual | {"annotations": [QA]} for visual in inputs)))
+    sizes = [data.size(record, BYTES, CONFIG, 0, 0)[1] for record in records]
+    whole = [data.encode(record, BYTES, CONFIG, 0, 0) for record in records]
+    read_paths = []
+    frame_counts = []
+    count_frames = recorded(frame_counts, media.frames, lambda video, times: len(times))
+    monkeypatch.setattr(media, "read_image", recorded(read_paths, media.read_image, Path))
+    monkeypatch.setattr(media, "frames", count_frames)
+    images_of_ranks = []
+    for rank in range(cp_size):
+        images = []
+        for k, record in enumerate(records):
+            shard = data.CropShard(rank, cp_size, sum(sizes[:k]), sum(sizes))
+            example = data.encode(record, BYTES, CONFIG, 0, 0, shard)
+            selected = data.select_crops(whole[k], shard)
+            for name in ("tokens", "weights", "images", "image_id", "cp_rank", "pool_src",
+                         "pool_dst"):
+                assert np.array_equal(getattr(example, name), getattr(selected, name)), name
+            images.append(example.images)
+        images_of_ranks.append(images[:-1])                      # the last record has none
+    for k, example in enumerate(whole[:-1]):
+        parts = [images[k] for images in images_of_ranks]
+        assert np.array_equal(np.concatenate(parts), example.images)
+    loads = [sum(len(part) for part in images) for images in images_of_ranks]
+    assert sum(loads) == sum(sizes)
+    # the largest image has 3 crops
+    assert max(abs(load - sum(sizes) / cp_size) for load in loads) <= 3
+    assert sum(frame_counts) == 7 + 7
+    assert sum(path.name not in GREY_FRAMES for path in read_paths) == 1 + 3
