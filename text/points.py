@@ -111,14 +111,16 @@ _COORDS = re.compile(r'<(?:points|tracks)[^>]*? coords="([0-9\t:;,. ]*)"')
 def parse_points(text, width, height):
     """Text of the model -> [ParsedPoint, ..] in pixels of a width x height image.
 
-    Points outside the image and incomplete triples are left out. If a frame has an id twice, the
-    first point counts (docs/molmo2.md 5.4).
+    Points outside the image and incomplete triples are left out. If a tag has an id twice on one
+    frame, the first point counts (docs/molmo2.md 5.4).
     """
-    points = {}
+    points = []
     for coords in _COORDS.findall(text):
+        of_tag = {}
         for frame, triples in _GROUP.findall(coords):
             for number, x, y in _POINT.findall(triples):
                 if int(x) <= 1000 and int(y) <= 1000:
                     point = (int(x) / 1000 * width, int(y) / 1000 * height)
-                    points.setdefault((float(frame), number), point)
-    return [ParsedPoint(frame, number, x, y) for (frame, number), (x, y) in points.items()]
+                    of_tag.setdefault((float(frame), number), point)
+        points += [ParsedPoint(*key, *point) for key, point in of_tag.items()]
+    return points

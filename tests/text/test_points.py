@@ -185,3 +185,12 @@ def test_tracks_come_back_with_one_number_per_object():
             near = [i for i, p in found.items() if distance(p, position) <= HALF_A_THOUSANDTH]
             assert near == [numbers.setdefault(name, near[0])]
     assert sorted(numbers.values()) == ["1", "2", "3", "4"]
+
+
+def test_an_id_counts_once_in_each_tag():
+    """Two tags are two answers: a cat and a dog that both have the id 1."""
+    cat = '<points coords="1 1 100 100">cat</points>'
+    dog = '<points coords="1 1 900 900">dog</points>'
+    found = points.parse_points(f"{cat} {dog}", 1000, 1000)
+    assert [(p.x, p.y) for p in found] == [(100, 100), (900, 900)]
+    assert len(points.parse_points('<points coords="1 1 100 100 1 900 900">cat</points>', 10, 10)) == 1
