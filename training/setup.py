@@ -62,9 +62,8 @@ def default_workers(device):
     return min(max(cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)) - 1, 0), 8)
 
 
-def open_loader(args, config, ranks, tokenizer, found):
-    """-> Loader with its first step planned, fingerprint of the data, records to evaluate on."""
-    sources, rates, eval_records = open_sources(args, config)
+def open_loader(args, config, ranks, tokenizer, found, sources, rates):
+    """-> Loader with its first step planned, fingerprint of the data."""
     made_for = fingerprint(sources, rates, tokenizer, config)
     mixture = Mixture(sources, rates, config.seed)
     plans = None
@@ -77,7 +76,7 @@ def open_loader(args, config, ranks, tokenizer, found):
         restore_loader(loader, plans, found)
     if found.step < config.steps:
         loader.begin()
-    return loader, made_for, eval_records
+    return loader, made_for
 
 
 # --------------------------------------------------------------------------------------------------
@@ -261,8 +260,10 @@ def start_run(args, config, ending):
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     torch.manual_seed(config.seed)
+    # before the model, which may take minutes, so that a mistake in --data does not
+    sources, rates, eval_records = open_sources(args, config)
     model, tokenizer, config = open_model(args, config, found)
-    loader, made_for, eval_records = open_loader(args, config, ranks, tokenizer, found)
+    loader, made_for = open_loader(args, config, ranks, tokenizer, found, sources, rates)
     ending.loader = loader
     out = make_run_directory(args, config, found) if ranks.first else None
     ending.out = out = parallel.broadcast(out)

@@ -5,53 +5,22 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
+from tests.training.processes import (
+    n_lines,
+    pids_of_ranks,
+    runs_until,
+    start,
+    stderr_of,
+    wait_for,
+)
 from tests.training.runs import SMALL, assert_same_run, back_to, logged, skipped
 from training import checkpoint
 
-ROOT = Path(__file__).parents[2]
 STEPS = 60
-
-
-def start(out, *flags, ranks=0, program="train.py", **options):
-    """The process of train.py, or of torchrun with so many ranks."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    words = [sys.executable, *(launcher if ranks else []), program, *flags, "--out", str(out)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                            text=True, env=env, **options)
-
-
-def stderr_of(process, status=0):
-    """Waits for the end of a process, which has this status."""
-    _, text = process.communicate(timeout=300)
-    assert process.returncode == status, text
-    return text
-
-
-def runs_until(process, happened):
-    """Waits until happened() or the end of the process -> whether it is still running."""
-    end = time.monotonic() + 120
-    while process.poll() is None and not happened():
-        time.sleep(0.002)
-        assert time.monotonic() < end
-    return process.poll() is None
-
-
-def wait_for(process, happened):
-    if not runs_until(process, happened):
-        pytest.fail(process.communicate()[1])
-
-
-def n_lines(out):
-    path = out / "log.jsonl"
-    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 @pytest.fixture(scope="module")
@@ -115,18 +84,6 @@ def test_resume_is_bitwise(records, long, tmp_path):
             assert ours[step]["loss"] == (pytest.approx(loss, rel=1e-6) if ranks else loss)
 
 
-def pids_of_ranks(launcher):
-    """{rank: process id} of what torchrun started."""
-    found = subprocess.run(["pgrep", "-P", str(launcher.pid)], capture_output=True, text=True,
-                           check=True)
-    pids = {}
-    for pid in map(int, found.stdout.split()):
-        for variable in Path(f"/proc/{pid}/environ").read_text().split("\0"):
-            if variable.startswith("RANK="):
-                pids[int(variable[5:])] = pid
-    return pids
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("receiver", ["the process", "torchrun", "one rank"])
 def test_sigterm_saves_and_ends_and_the_resumed_run_is_the_whole_one(records, long, tmp_path,
@@ -157,23 +114,27 @@ def test_sigterm_saves_and_ends_and_the_resumed_run_is_the_whole_one(records, lo
 
 FULL_DISK = """
 import errno, json, os, sys, time
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 import torch, torch.distributed as dist
-import train
 from text.tokenizer import ByteTokenizer
 from training import checkpoint
+from training.planner import RunError
+from training.sync import all_ranks_or_none
 
 def full(*args, **kwargs):
     raise OSError(errno.ENOSPC, "No space left on device")
+
+def save(saver, step, model, optimizer):
+    all_ranks_or_none(partial(saver.begin, step, ByteTokenizer()))
+    saver.save(step, model, optimizer, {"step": step})
+    all_ranks_or_none(saver.wait)
 
 def save_4(out, where, late):
     model = torch.nn.Linear(5, 2)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     saver = checkpoint.Saver(out, 2, rank == 0, group)
-    run = SimpleNamespace(tokenizer=ByteTokenizer())
-    train.save(run, saver, 2, model, optimizer, {"step": 2})
-    train.all_ranks_or_none(saver.wait)
+    save(saver, 2, model, optimizer)
     filesystem = checkpoint.dcp.filesystem
     here = {"tensors of rank 1": (1, filesystem, "_write_files_from_queue"),
             "the last files of rank 0": (0, saver, "complete"), "the folder": (0, Path, "mkdir")}
@@ -183,9 +144,8 @@ def save_4(out, where, late):
         setattr(owner, name, full)
     time.sleep(rank == late)        # whichever is late, none makes the folder again
     try:
-        train.save(run, saver, 4, model, optimizer, {"step": 4})
-        train.all_ranks_or_none(saver.wait)
-    except train.RunError as e:
+        save(saver, 4, model, optimizer)
+    except RunError as e:
         return str(e)
     finally:
         setattr(owner, name, before)

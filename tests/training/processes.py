@@ -1,0 +1,77 @@
+"""train.py as processes of its own, for tests that kill them."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def start(out, *flags, ranks=0, program="train.py", cwd=ROOT, env=None, **options):
+    """The process of train.py, or of torchrun with so many ranks. out None: the default one."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    words = [sys.executable, *(launcher if ranks else []), str(ROOT / program), *flags]
+    if out is not None:
+        words += ["--out", str(out)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **(env or {})}
+    return subprocess.Popen(words, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                            text=True, env=env, **options)
+
+
+def stderr_of(process, status=0):
+    """Waits for the end of a process, which has this status."""
+    _, text = process.communicate(timeout=300)
+    assert process.returncode == status, text
+    return text
+
+
+def runs_until(process, happened):
+    """Waits until happened() or the end of the process -> whether it is still running."""
+    end = time.monotonic() + 120
+    while process.poll() is None and not happened():
+        time.sleep(0.002)
+        assert time.monotonic() < end
+    return process.poll() is None
+
+
+def wait_for(process, happened):
+    if not runs_until(process, happened):
+        pytest.fail(process.communicate()[1])
+
+
+def n_lines(out):
+    path = out / "log.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def pids_of_ranks(launcher):
+    """{rank: process id} of what torchrun started."""
+    found = subprocess.run(["pgrep", "-P", str(launcher.pid)], capture_output=True, text=True,
+                           check=True)
+    pids = {}
+    for pid in map(int, found.stdout.split()):
+        for variable in Path(f"/proc/{pid}/environ").read_text().split("\0"):
+            if variable.startswith("RANK="):
+                pids[int(variable[5:])] = pid
+    return pids
+
+
+def is_running(pid):
+    """A process that has ended may still be listed, as a zombie, until its parent reads its
+    status."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def all_end(pids, within_s=30):
+    """A process closes its files, for which its reader waits, a little before it is gone."""
+    end = time.monotonic() + within_s
+    while any(map(is_running, pids)) and time.monotonic() < end:
+        time.sleep(0.1)
+    return not any(map(is_running, pids))

@@ -1,0 +1,203 @@
+"""What a run starts with is checked before anything is built or written."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+import model as models
+import packing
+import train
+from evaluation import report
+from tests.training.runs import SMALL, logged, run, sentence
+from training.config import UserError, parse
+from training.setup import cp_degrees, default_workers, layout_error, pick_device
+
+MEDIA = Path(__file__).parents[1] / "media"
+TINY = ["--stage", "1", "--tiny"]
+
+
+@pytest.fixture
+def no_model(monkeypatch):
+    """A model of 4 billion parameters takes a minute and 18 GB: not for a user's mistake."""
+    monkeypatch.setattr(models.Molmo2, "init_weights", lambda self: pytest.fail("built a model"))
+
+
+# --------------------------------------------------------------------------------------------------
+# layouts
+
+
+def test_legal_degrees_divide_heads_or_copy_them():
+    assert cp_degrees(8, 2) == [1, 2, 4, 8]
+    assert cp_degrees(32, 8) == cp_degrees(32, 32) == [1, 2, 4, 8, 16, 32]
+    assert cp_degrees(6, 4) == [1, 2]
+
+
+WRONG_LAYOUTS = [
+    (8, ["--cp", "3"], "allow 1, 2, 4, 8"),
+    (6, [], "--cp 4: 6 processes are no multiple of it; 1, 2 would do"),
+    (8, ["--batch", "6"], "--batch 6: no multiple of 2 data-parallel ranks"),
+    (8, ["--data.max_tokens=62"], "--cp 4; 60 would do"),
+    (8, ["--shard", "3"], "--shard 3: 8 processes are no multiple of it; 1, 2, 4, 8 would do"),
+]
+
+
+@pytest.mark.parametrize(("world", "flags", "message"), WRONG_LAYOUTS)
+def test_a_layout_that_cannot_be_is_one_sentence(world, flags, message):
+    heads = replace(models.PRESETS["toy"], n_head=8, n_kv_head=2)
+    possible = [*TINY, "--cp", "4", "--batch", "4", "--micro-batch", "2", "--data.max_tokens=64"]
+    assert layout_error(8, parse(possible)[1], heads) == ""
+    assert message in layout_error(world, parse([*possible, *flags])[1], heads)
+
+
+REFUSED = [
+    (["--cp", "3"], 3, "--cp 3: 8 query and 8 kv heads allow 1, 2, 4, 8"),
+    (["--cp", "2"], 3, "3 processes are no multiple"),
+    (["--batch", "3"], 2, "--batch 3: no multiple of 2 data-parallel ranks"),
+    (["--cp", "2"], 1, "1 processes are no multiple"),
+    (["--cp", "2", "--data.max_tokens=511"], 2, "--data.max_tokens=511"),
+]
+
+
+@pytest.mark.parametrize(("flags", "world", "message"), REFUSED)
+def test_a_layout_is_refused_before_a_model_is_built(monkeypatch, capsys, tmp_path, no_model, flags,
+                                                     world, message):
+    monkeypatch.setenv("WORLD_SIZE", str(world))
+    heads = ["--model.n_head=8", "--model.n_kv_head=8", "--model.head_dim=8"]
+    assert run(tmp_path / "out", *TINY, "--device", "cpu", *heads, *flags) == 2
+    sentence(capsys, message)
+    assert not list(tmp_path.iterdir())
+
+
+# --------------------------------------------------------------------------------------------------
+# device
+
+
+def test_on_a_gpu_the_cores_of_a_process_decode_ahead(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(32)), raising=False)
+    devices = [torch.device(name) for name in ("cpu", "mps", "cuda")]
+    assert [default_workers(device) for device in devices] == [0, 0, 8]
+    for processes, workers in (("8", 3), ("64", 0)):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
+        assert default_workers(torch.device("cuda")) == workers
+
+
+def test_the_device_is_the_best_there_is_and_a_missing_one_is_refused(monkeypatch):
+    def pick(*flags):
+        return pick_device(parse([*TINY, *flags])[1])
+
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert pick() == (torch.device("cpu"), torch.float32)
+    assert pick("--dtype", "bfloat16") == (torch.device("cpu"), torch.bfloat16)
+    for name in ("cuda", "mps"):
+        with pytest.raises(UserError, match=f"--device {name}: this machine or this torch has"):
+            pick("--device", name)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert pick() == (torch.device("cuda"), torch.bfloat16)
+    assert pick("--device", "cpu") == (torch.device("cpu"), torch.float32)
+
+
+# --------------------------------------------------------------------------------------------------
+# mistakes that only show when files are opened; those of the command line: test_config.py
+
+
+GOOD = {"annotations": [{"type": "text", "text": "x"}]}
+CAPTION = {"type": "caption", "text": "x"}
+OUTSIDE = {"type": "point", "label": "l", "coords": "pixel", "points": [{"x": 41, "y": 3}]}
+FILES = {
+    "good": [GOOD],
+    "empty": [],
+    "wrong": [GOOD, {**GOOD, "wieght": 1}],
+    "unreadable": [{"image": "a.png", "annotations": [CAPTION]}],
+    "outside": [{"image": "b.png", "annotations": [OUTSIDE]}],
+}
+MISTAKES = [
+    (["--stage", "1"], "--data: name record files"),
+    ([*TINY, "--data", "none.jsonl"], "none.jsonl: no such file"),
+    ([*TINY, "--data", str(MEDIA / "records.jsonl"), "--media", "nowhere"], "--media nowhere"),
+    ([*TINY, "--data", "r.jsonl=x"], "'x' is not a number"),
+    ([*TINY, "--init", "nowhere"], "--init nowhere"),
+    ([*TINY, "--init", ""], "--init"),
+    ([*TINY, "--out", "full"], "--out full: not empty"),
+    ([*TINY, "--data", "empty.jsonl"], "E05"),
+    ([*TINY, "--data", "wrong.jsonl"], "wrong.jsonl:2: E07"),
+    ([*TINY, "--data", "outside.jsonl"], "outside.jsonl:1: E62"),
+    ([*TINY, "--data", "unreadable.jsonl"], "unreadable.jsonl:1: S21"),
+    ([*TINY, "--data", "good.jsonl", "--eval", "gone.jsonl"], "gone.jsonl: no such file"),
+    ([*TINY, "--model.n_head=3"], "--model: no model has this shape"),
+]
+
+
+@pytest.mark.parametrize(("flags", "message"), MISTAKES, ids=[message for _, message in MISTAKES])
+def test_a_users_mistake_costs_one_sentence(tmp_path, monkeypatch, capsys, flags, message):
+    monkeypatch.chdir(tmp_path)
+    Path("full").mkdir()
+    Path("full/x").touch()
+    Path("a.png").write_text("no image")
+    Image.new("RGB", (40, 30)).save("b.png")
+    for name, records in FILES.items():
+        Path(f"{name}.jsonl").write_text("\n".join(map(json.dumps, records)))
+    before = sorted(Path().rglob("*"))
+    if "--tiny" not in flags:
+        monkeypatch.setattr(models, "Molmo2", lambda config: pytest.fail("built a model"))
+    with pytest.raises(SystemExit) as end:
+        train.main(flags)
+    assert end.value.code == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert message in "\n".join(lines)
+    assert "Traceback" not in "\n".join(lines)
+    # a record that is left out is named before the run ends
+    named = "unreadable.jsonl" in flags or "outside.jsonl" in flags
+    assert len(lines) == 1 + named
+    assert sorted(Path().rglob("*")) == before
+
+
+# --------------------------------------------------------------------------------------------------
+# dry run
+
+
+def test_a_dry_run_has_the_largest_shapes_and_changes_nothing(tmp_path, monkeypatch):
+    """Full rows, all crops, loss everywhere; the log of the run is the one without, bit for bit."""
+    batches = []
+    collate = packing.collate
+
+    def noted(*args, **options):
+        batches.append(collate(*args, **options))
+        return batches[-1]
+
+    monkeypatch.setattr(report, "final_scores", lambda *_: {})           # of no interest here
+    monkeypatch.setattr(packing, "collate", noted)
+    flags = ["--stage", "2", "--tiny", "--batch", "4", "--steps", "2", "--deterministic",
+             "--device", "cpu", "--model.n_layer=1"]
+    for dry_run in ("false", "true"):
+        assert run(tmp_path / dry_run, *flags, f"--dry_run={dry_run}") == 0
+    torch.use_deterministic_algorithms(False)
+    assert logged(tmp_path / "false") == logged(tmp_path / "true")
+    assert len(logged(tmp_path / "true")) == 2
+    limits = json.loads((tmp_path / "true" / "config.json").read_text())["config"]
+    rows = limits["micro_batch"]
+    largest = [batch for batch in batches if batch.ids[0] == "largest"]
+    others = [batch for batch in batches if batch.ids[0] != "largest"]
+    assert len(largest) == 2
+    assert others
+    for batch in largest:
+        assert batch.weights.bool().all()
+        assert batch.tokens.shape == (rows, limits["data"]["max_tokens"])
+        assert len(batch.images) == rows * limits["pack_crops"]
+        assert len(batch.images) >= max(len(other.images) for other in others)
+        assert len(batch.pool_src) >= max(len(other.pool_src) for other in others)
+
+
+def test_what_does_not_fit_in_the_dry_run_is_one_sentence(tmp_path, capsys, monkeypatch):
+    def out_of_memory(*args):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate much.")
+
+    monkeypatch.setattr(train, "forward_backward", out_of_memory)
+    assert run(tmp_path / "out", *SMALL, "--dry_run=true") == 1
+    sentence(capsys, "the largest batch does not fit: CUDA out of memory", "--micro-batch")
