@@ -195,9 +195,27 @@ def chunk_mask(visible_until, bidir, queries, size=CHUNK):
         first, stop = int(keys[0]), int(keys[-1]) + 1
         if len(keys) > 0.75 * (stop - first):    # a range is a view; the mask excludes the others
             keys = slice(first, stop)
-        mask = allow(visible_until, bidir, rows, keys)
-        found.append(Chunk(rows, keys, None if bool(mask.all()) else mask))
+        dense = allow_by_kind if len(bidir) == 1 else allow
+        mask = dense(visible_until, bidir, rows, keys)
+        whole = bool(mask[:, 0].all()) and bool(mask.all())      # the first query often decides
+        found.append(Chunk(rows, keys, None if whole else mask))
     return found
+
+
+def allow_by_kind(visible_until, bidir, rows, keys):
+    """allow for a run of queries, a slice, of one row, where most keys lie outside the run.
+
+    Queries between the same two ends of visibility, with the same bidir, see the same keys outside
+    the run: one of each kind is compared with all keys, and the run with itself.
+    """
+    place = torch.arange(rows.start, rows.stop, device=bidir.device)
+    segment = torch.bucketize(place, visible_until[0].unique(), right=True)
+    kinds, kind = torch.stack([segment, bidir[0, rows]]).unique(dim=1, return_inverse=True)
+    one_of_kind = place.new_empty(kinds.shape[1]).scatter_(0, kind, place)
+    mask = allow(visible_until, bidir, one_of_kind, keys)[:, kind]
+    first = rows.start - keys.start if isinstance(keys, slice) else int((keys < rows.start).sum())
+    mask[:, :, first : first + len(place)] = allow(visible_until, bidir, rows, rows)
+    return mask
 
 
 def document_mask(visible_until, bidir, size=CHUNK):
