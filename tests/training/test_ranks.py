@@ -7,10 +7,15 @@ import shutil
 import signal
 import time
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
 
+import parallel
 from records.mixture import Mixture
 from tests.training.processes import (
     ROOT,
@@ -183,6 +188,26 @@ def test_a_rank_that_hangs_ends_the_others_and_is_named_and_one_that_evaluates_d
     assert launcher.returncode == 1
     named = [line.split(";")[0] for line in sentences(stderr)]
     assert named == ["train.py: rank 1 of 2 has ended or hangs"], stderr
+
+
+def wait_in_a_group(rank, folder):
+    """Rank 1 waits for rank 0 in their group, and notes the seconds until it gives up."""
+    timeout = timedelta(seconds=5)
+    dist.init_process_group("gloo", f"file://{folder}/rendezvous", timeout, world_size=4, rank=rank)
+    group = parallel.make_mesh(2)["cp"].get_group()
+    note = Path(folder) / "seconds"
+    began = time.monotonic()
+    if rank == 1:
+        with pytest.raises(RuntimeError, match=r"[Tt]imed out"):
+            dist.all_reduce(torch.ones(1), group=group)
+        note.write_text(str(time.monotonic() - began))
+    while not note.exists() and time.monotonic() < began + 60:
+        time.sleep(0.1)
+
+
+def test_an_exchange_within_a_group_ends_with_the_timeout_of_the_process_group(tmp_path):
+    mp.spawn(wait_in_a_group, (str(tmp_path),), nprocs=4)
+    assert 4 < float((tmp_path / "seconds").read_text()) < 30
 
 
 NAN = """
