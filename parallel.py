@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from model import Block
@@ -84,7 +85,16 @@ def is_first_process():
 
 def make_mesh(cp, device="cpu"):
     """The ranks of this world as (dp, cp), cp varying fastest: a group lies within a node."""
-    return init_device_mesh(device, (dist.get_world_size() // cp, cp), mesh_dim_names=("dp", "cp"))
+    shape = (dist.get_world_size() // cp, cp)
+    return with_timeout(init_device_mesh(device, shape, mesh_dim_names=("dp", "cp")))
+
+
+def with_timeout(mesh):
+    """The mesh, with the timeout of the process group for its groups, which do not inherit it."""
+    timeout = dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout
+    for group in mesh.get_all_groups():
+        _set_pg_timeout(timeout, group)
+    return mesh
 
 
 # --------------------------------------------------------------------------------------------------
@@ -230,8 +240,8 @@ def parallelize(model, mesh, shard=0, dtype=torch.float32):
     world = mesh.size()
     over = mesh._flatten("dp_cp")
     if shard not in (0, world):
-        over = init_device_mesh(mesh.device_type, (world // shard, shard),
-                                mesh_dim_names=("replicate", "shard"))
+        over = with_timeout(init_device_mesh(mesh.device_type, (world // shard, shard),
+                                             mesh_dim_names=("replicate", "shard")))
     for module in (*model.vision.vit.blocks, model.vision, *model.blocks, model):
         gathered = dtype if isinstance(module, Block) and dtype != torch.float32 else None
         fully_shard(module, mesh=over, mp_policy=MixedPrecisionPolicy(

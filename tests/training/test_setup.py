@@ -129,7 +129,7 @@ MISTAKES = [
     ([*TINY, "--data", "wrong.jsonl"], "wrong.jsonl:2: E07"),
     ([*TINY, "--data", "outside.jsonl"], "outside.jsonl:1: E62"),
     ([*TINY, "--data", "unreadable.jsonl"], "unreadable.jsonl:1: S21"),
-    ([*TINY, "--data", "good.jsonl", "--eval", "gone.jsonl"], "gone.jsonl: no such file"),
+    ([*TINY, "--data", "good.jsonl", "--eval", "gone.jsonl"], "gone.jsonl: there is no such file"),
     ([*TINY, "--model.n_head=3"], "--model: no model has this shape"),
 ]
 
