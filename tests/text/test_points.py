@@ -193,4 +193,5 @@ def test_an_id_counts_once_in_each_tag():
     dog = '<points coords="1 1 900 900">dog</points>'
     found = points.parse_points(f"{cat} {dog}", 1000, 1000)
     assert [(p.x, p.y) for p in found] == [(100, 100), (900, 900)]
-    assert len(points.parse_points('<points coords="1 1 100 100 1 900 900">cat</points>', 10, 10)) == 1
+    twice = '<points coords="1 1 100 100 1 900 900">cat</points>'
+    assert len(points.parse_points(twice, 10, 10)) == 1
