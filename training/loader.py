@@ -20,7 +20,7 @@ import data
 import packing
 import parallel
 from records.errors import DataError, Unreadable
-from training.planner import BadRecords, RunError, ignore_signals, in_process, record_at, source_at
+from training.planner import BadRecords, RunError, start_child, in_process, record_at, source_at
 
 DECODE_TIMEOUT_S = 900      # for a worker to deliver the next pack
 
@@ -129,7 +129,7 @@ class Loader:
         config = self.config
         ahead = {}
         if config.workers:
-            ahead = {"num_workers": config.workers, "worker_init_fn": ignore_signals,
+            ahead = {"num_workers": config.workers, "worker_init_fn": start_child,
                      "prefetch_factor": 2, "timeout": DECODE_TIMEOUT_S,
                      "multiprocessing_context": "spawn"}
         if not self.first_plan:

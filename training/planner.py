@@ -8,14 +8,16 @@ counted; one that turns out bad while decoding keeps its place (training/loader.
 
 import hashlib
 import json
+import os
 import signal
 import sys
+import threading
 import zlib
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from zipfile import BadZipFile
 
 import numpy as np
@@ -283,7 +285,7 @@ def in_process(plans, n_steps):
 
 
 def send_plans(plans, n_steps, sender):
-    ignore_signals()
+    start_child()
     try:
         for plan in islice(plans, n_steps):
             sender.send(plan)
@@ -293,7 +295,17 @@ def send_plans(plans, n_steps, sender):
         sender.send(e)
 
 
-def ignore_signals(*_):
-    """SIGINT and SIGTERM reach all processes of a run; the trainer answers them."""
+def start_child(*_):
+    """In a process of the planner or of a decoder: it leaves signals to the trainer, ends with it.
+
+    SIGINT and SIGTERM reach all processes of a run. A thread watches the trainer, because a process
+    that is blocked on a full pipe notices nothing.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    threading.Thread(target=end_with_trainer, daemon=True).start()
+
+
+def end_with_trainer():
+    parent_process().join()
+    os._exit(1)

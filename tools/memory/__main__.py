@@ -18,13 +18,13 @@ import json
 import sys
 from dataclasses import replace
 
-import parallel
 from model import PRESETS
 from tools.memory.activations import saved_activations
 from tools.memory.shape import largest_shape
 from tools.memory.step import answering, most_uncheckpointed_blocks, sent, training
 from training import tensor_files, weights
 from training.config import Parser, UserError, parse
+from training.setup import layout_error
 
 GIB = 2**30                              # what a gigabyte means on a GPU
 GPU_SIZES = (24, 48, 80, 141)
@@ -68,7 +68,7 @@ def read_command(argv):
     else:                                # as in train.py: not more than a rank's share of the batch
         micro_batch = max(min(config.micro_batch, config.batch * config.cp // own.gpus), 1)
     config = replace(config, micro_batch=micro_batch)
-    if error := parallel.layout_error(own.gpus, config, config.model):
+    if error := layout_error(own.gpus, config, config.model):
         raise UserError(error)
     return own, args, config
 
