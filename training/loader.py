@@ -20,7 +20,7 @@ import data
 import packing
 import parallel
 from records.errors import DataError, Unreadable
-from training.planner import BadRecords, RunError, start_child, in_process, record_at, source_at
+from training.planner import BadRecords, RunError, in_process, record_at, source_at, start_child
 
 DECODE_TIMEOUT_S = 900      # for a worker to deliver the next pack
 
