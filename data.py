@@ -9,7 +9,7 @@ of the visual input, the trunk, and cannot see each other: the message tree.
 
     record   {"image": "cat.png", "annotations": [{"type": "caption", ..}, {"type": "point", ..}]}
     trunk    BOS <low_res_im_start> <im_patch>.. <im_end> <im_start> <im_patch>.. <im_end>
-    branch   <|im_start|>user\\ncaption:<|im_end|>\\n<|im_start|>assistant\\nA tabby.<|im_end|>
+    branch   <|im_start|>user\\nlong_caption 4:<|im_end|>\\n<|im_start|>assistant\\nA cat.<|im_end|>
     branch   <|im_start|>user\\nWhere?<|im_end|>\\n<|im_start|>assistant\\n<points ..><|im_end|>
 
 The random choices of an example are keyed by (seed, its id, epoch): size makes those of encode.
@@ -45,7 +45,7 @@ class DataConfig:
     length_hint: int = 65            # "long_caption 65:" when asking for a caption; 0: no number
     prefix_all: bool = True          # stage 1: every prompt opens with its style; later some do
     separator: str = "\t"            # between groups of points: a tab in stage 1, ";" later
-    sqrt_length: bool = False        # see token_weight, as the three fields below
+    sqrt_length: bool = False        # these four fields: see token_weight
     sqrt_branches: bool = False
     point_weight: float = 1.0
     video_caption_weight: float = 1.0
@@ -92,8 +92,8 @@ class Example:
     visible_until: np.ndarray        # (T,) int32, as is bidir: the mask (attention.py)
     bidir: np.ndarray                # 1 for visual tokens, else 0
     n_branches: int = 1
-    dropped_branches: int = 0        # that did not fit
-    dropped_tokens: int = 0          # of these
+    dropped_branches: int = 0        # branches that did not fit
+    dropped_tokens: int = 0          # their tokens
     id: str = ""
     images: np.ndarray = None        # (n,P,F) uint8; with a CropShard, this rank's crops only
     image_id: np.ndarray = None      # (n,) int32, the image or frame that each crop belongs to
@@ -152,10 +152,10 @@ def layout(trunk, is_visual, branches, config, max_tokens=math.inf):
     for branch in kept:
         ids = [i for ids, _ in branch.segments for i in ids]
         factors = [factor for ids, factor in branch.segments for _ in ids]
-        # of a tree, the EOS that ends a branch does not count
+        # in a tree the EOS that ends a branch is not counted, but still has loss
         n_loss = sum(factor > 0 for factor in (factors[:-1] if is_tree else factors))
         weight = token_weight(branch, n_loss, len(kept), config)
-        if len(targets) < len(tokens):                            # of the trunk's last token
+        if len(targets) < len(tokens):           # this target belongs to the trunk's last token
             targets.append(ids[0])
             weights[-1] = 0.0 if is_tree else weight * factors[0]
         tokens += ids[:-1]

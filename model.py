@@ -206,7 +206,8 @@ class Molmo2(nn.Module):
         self.norm = RMSNorm(config.n_embd, config.eps)
         self.head = None if config.tied else nn.Linear(config.n_embd, config.n_vocab, bias=False)
         self.attend = attention.attend
-        self.route = lambda image_features, batch: image_features   # to where their tokens are
+        # under context parallelism: sends features to the rank that has their tokens
+        self.route = lambda image_features, batch: image_features
         # set by the stage's recipe
         self.residual_dropout = self.response_dropout = 0.0
         self.activation_checkpointing = False

@@ -147,8 +147,8 @@ def best_subset(items, tokens, crops, bin_size, per_token, per_crop):
     more item is one shift, because lines and bits move alike:
 
         2 crops   . . . .              . . . #
-        1 crop    . . # .      ->      . . # .           an item of one crop and one bin:
-        0 crops   # . . .              # # . .           (0, 0), (1, 2) become (1, 1), (2, 3) too
+        1 crop    . . # .      ->      . # # .           an item of one crop and one bin: to the
+        0 crops   # . . .              # . . .           sums (0, 0), (1, 2) come (1, 1), (2, 3)
 
     Larger items come first and are taken where sums are equal, so that small ones can fill gaps.
     """

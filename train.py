@@ -128,6 +128,7 @@ def train(run, model, groups, optimizer, log, eval_every=0):
             optimizer.step()
         else:
             n_skipped += 1
+            all_ranks_or_none(saver.wait)            # the run may end here
             batches = [batch_of(run, rows) for rows in stats.nonfinite]
             report_nonfinite(run, step, plan, stats, norms, batches)
         optimizer.zero_grad()
@@ -215,9 +216,7 @@ def save_model(run, model):
     """Weights, tokenizer, and the settings with which to ask, in out/model; then the curves."""
     weights.save(model, run.out / "model")
     run.tokenizer.save(run.out / "model")
-    settings = dataclasses.asdict(run.config.data)
-    del settings["vision"]                           # config.json has it
-    (run.out / "model" / "data.json").write_text(json.dumps(settings))
+    weights.save_data_config(run.config.data, run.out / "model")
     report.draw_curves(run.out)
 
 
@@ -234,10 +233,10 @@ def main(argv=None):
                 pretrain_vit(run, model.vision.vit.to(run.device))
             head = first_log_line(run, args, model)
             groups, optimizer = build_optimizer(run, model)
+            dry_run_largest_batch(run, groups, partial(forward_backward, run, model))
             if run.found.folder:
                 checkpoint.restore(run.found.folder, model, optimizer)
             log = RunLog(run.out, run.ranks.first, head, run.found.step or None)
-            dry_run_largest_batch(run, groups, partial(forward_backward, run, model))
             train(run, model, groups, optimizer, log, args.eval_every)
             model = export_model(model.eval(), run.ranks)
             if run.ranks.first:

@@ -1,7 +1,7 @@
 """Which record comes next (paper: data mixture; docs/molmo2.md 9).
 
 in    readers of records and their rates, a seed
-out   index i of an endless stream -> (reader, record, epoch), for any i at once
+out   index i of an endless stream -> numbers of reader, record and epoch, for any i at once
 """
 
 import math
@@ -70,7 +70,7 @@ def permute_index(i, n, *key):
 
 
 class Mixture:
-    """Index i of an endless stream -> (reader, record, epoch), a function of (seed, i) alone.
+    """Index i of an endless stream -> numbers of reader, record, epoch: a function of (seed, i).
 
     Shares are exact: of any first n records (n a multiple of `block`) reader k has its rate's share
     to within one per reader before it; inside a block the order is shuffled. Every epoch of a

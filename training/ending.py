@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from datetime import timedelta
+from multiprocessing import active_children
 
 import torch
 import torch.distributed as dist
@@ -43,10 +44,13 @@ class Ending:
         return self
 
     def __exit__(self, kind, error, trace):
+        if error is not None:
+            for process in active_children():        # planner and decoders would be waited for
+                process.kill()
         if self.loader and isinstance(error, RuntimeError):
             error = self.loader.worker_error(error)
         if isinstance(error, (UserError, DataError, LoadError)):
-            self.exit(2, error)
+            self.exit(2, error, alone=getattr(error, "on_one_rank", False))
         if isinstance(error, (RunError, Unreadable, SaveError, OSError)):
             self.exit(1, error, alone=not getattr(error, "on_all_ranks", False))
         if isinstance(error, Terminated):

@@ -71,8 +71,8 @@ class Loader:
 
     A micro-batch is a list of rows, a row a list of data.Example.
     plans: a StepPlanner or PlanFile on the first rank, None on the others. known_masked {index:
-    reason}: of the run until it was interrupted, masked again unseen. newly_masked: what is masked
-    for the first time, until the caller takes it.
+    reason}: what the run masked before it stopped; it is masked again without decoding.
+    newly_masked: what this rank has masked since the caller last emptied the list.
     """
 
     def __init__(self, mixture, tokenizer, config, plans, ranks=None, start=0):
@@ -99,6 +99,7 @@ class Loader:
             try:
                 plan = next(self.plans)
             except (DataError, RunError) as e:       # sent to all, or the others would wait
+                e.on_all_ranks = True
                 plan = e
         plan = parallel.broadcast(plan)
         if isinstance(plan, Exception):
@@ -127,6 +128,8 @@ class Loader:
 
     def __iter__(self):
         config = self.config
+        if self.n_steps <= 0:                        # a run that continues after its last step
+            return
         ahead = {}
         if config.workers:
             ahead = {"num_workers": config.workers, "worker_init_fn": start_child,
@@ -148,6 +151,7 @@ class Loader:
         except RuntimeError as e:
             raise self.worker_error(e) from None
         if isinstance(examples, DataError):
+            examples.on_one_rank = True
             raise examples
         pack = self.in_flight.popleft()
         reasons = [example.masked for example in examples]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import model as models
 import parallel
+from records.errors import DataError
 from training import checkpoint, weights
 from training.config import UserError, field_values
 from training.log import read_skips
@@ -96,6 +97,8 @@ def restore_loader(loader, plans, found):
         if plans:
             plans.restore(found.state["loader"]["plans"])
             loader.masked.counts.update(found.state["loader"]["masked"])
+    except DataError:
+        raise
     except (KeyError, TypeError, ValueError) as e:
         raise checkpoint.LoadError(found.folder, e) from None
     skips = read_skips(found.folder.parent)
@@ -110,8 +113,8 @@ def make_run_directory(args, config, found):
     out = run_directory(args, config)
     try:
         if not found.folder and is_nonempty(out):
-            if not (out / "log.jsonl").is_file():
-                raise UserError(f"--out {out}: not a run directory (it has no log.jsonl)")
+            if not (out / "log.jsonl").is_file() and not (out / "model").is_dir():
+                raise UserError(f"--out {out}: not a run directory (no log.jsonl, no model)")
             n = 1
             while (aside := out.with_name(f"{out.name}.old-{n}")).exists():
                 n += 1

@@ -65,6 +65,8 @@ def default_workers(device):
 def open_loader(args, config, ranks, tokenizer, found, sources, rates):
     """-> Loader with its first step planned, fingerprint of the data."""
     made_for = fingerprint(sources, rates, tokenizer, config)
+    if any(other != made_for for other in parallel.all_gather(made_for)):
+        raise RunError("the ranks do not see the same record files, tokenizer and config", True)
     mixture = Mixture(sources, rates, config.seed)
     plans = None
     if ranks.first:

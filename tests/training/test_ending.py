@@ -1,7 +1,9 @@
 """How a run ends: one sentence, an exit status, and the name of a rank that does not answer."""
 
 import os
+import time
 from datetime import timedelta
+from multiprocessing import get_context
 
 import pytest
 import torch
@@ -126,3 +128,16 @@ def test_the_first_rank_that_answers_names_those_that_do_not(ends, monkeypatch, 
     assert status == 1
     expected = f"train.py: {sentence} (Connection closed by peer)" if sentence else ""
     assert stderr == expected
+
+
+def blocked_child():
+    time.sleep(600)
+
+
+def test_an_error_ends_the_processes_that_the_run_started(ends):
+    """A planner that is blocked on a full pipe would be waited for at the exit."""
+    process = get_context("spawn").Process(target=blocked_child, daemon=True)
+    process.start()
+    assert ends(RunError("step 3: loss nan"))[0] == 1
+    process.join(30)
+    assert process.exitcode is not None

@@ -117,6 +117,14 @@ def test_a_step_is_resumed_exactly_and_its_skips_with_it(files):
                 assert np.array_equal(x.weights, y.weights)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_run_that_continues_after_its_last_step_has_no_steps(files, workers):
+    """As after a kill during the evaluation at its end; no process is started."""
+    loader = loader_of(files, replace(CONFIG, workers=workers), start=CONFIG.steps)
+    assert list(loader) == []
+    assert not multiprocessing.active_children()
+
+
 @pytest.mark.slow
 def test_what_the_first_run_masked_the_second_masks_unseen(files):
     """A file that was repaired meanwhile makes no difference to a resumed run."""

@@ -71,7 +71,7 @@ def test_resume_does_not_rename_a_folder_that_is_no_run_directory(tmp_path, monk
         monkeypatch.setattr("sys.argv", ["train.py", *SMALL, "--resume"])
         assert run_without_name() == 2
     text = capsys.readouterr().err
-    assert f"train.py: --out {out}: not a run directory (it has no log.jsonl)" in text
+    assert f"train.py: --out {out}: not a run directory (no log.jsonl, no model)" in text
     assert "Traceback" not in text
     assert contents(tmp_path) == before
 
@@ -104,3 +104,12 @@ def test_a_second_run_with_the_default_directory_is_refused_and_the_first_contin
     finally:
         first.kill()
         first.communicate()
+
+
+def test_a_run_that_was_stopped_before_its_first_step_is_a_run_directory(tmp_path):
+    """Its folder has model/ before it has a log."""
+    out = tmp_path / "out"
+    (out / "model").mkdir(parents=True)
+    args, config = parse([*RECIPE, "--out", str(out), "--resume"])
+    assert make_run_directory(args, config, Checkpoint()) == out
+    assert (tmp_path / "out.old-1").is_dir()
