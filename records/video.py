@@ -79,30 +79,26 @@ def run_ffmpeg(path, input_options, output_options, log_level):
     with tempfile.TemporaryFile() as log:
         # A session of its own: a signal to the whole process group is the trainer's to answer.
         # If it ended ffmpeg, a sound video would seem to be damaged.
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                   stderr=log, start_new_session=True)
+        process = subprocess.Popen(with_limits(command), stdin=subprocess.DEVNULL,
+                                   stdout=subprocess.PIPE, stderr=log, start_new_session=True)
         with process:
             try:
-                limit_resources(process)
                 yield process, log
             finally:
                 process.kill()
 
 
-def limit_resources(process):
-    """Limits memory and log size, on Linux only.
+def with_limits(command):
+    """The command under limits of memory and log size, on Linux only.
 
-    It is done from outside: running Python between fork and exec is unsafe beside threads.
+    A shell sets them before it becomes ffmpeg: from outside they could come too late, and Python
+    between fork and exec is unsafe beside threads.
     """
     if sys.platform != "linux":
-        return
-    import resource
-
-    limits = {resource.RLIMIT_AS: MAX_MEMORY_BYTES, resource.RLIMIT_FSIZE: MAX_LOG_BYTES}
-    for kind, limit in limits.items():
-        hard = resource.getrlimit(kind)[1]
-        soft = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-        resource.prlimit(process.pid, kind, (soft, hard))
+        return command
+    kilobytes, blocks = MAX_MEMORY_BYTES >> 10, MAX_LOG_BYTES >> 9
+    limits = f'ulimit -S -v {kilobytes}; ulimit -S -f {blocks}; exec "$@"'
+    return ["/bin/sh", "-c", limits, "sh", *command]
 
 
 @contextmanager

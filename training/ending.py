@@ -9,7 +9,6 @@ import signal
 import sys
 import time
 from datetime import timedelta
-from multiprocessing import active_children
 
 import torch
 import torch.distributed as dist
@@ -19,7 +18,7 @@ from records.errors import DataError, Unreadable
 from training.checkpoint import LoadError, SaveError, newest_step
 from training.config import UserError
 from training.loader import first_line
-from training.planner import RunError
+from training.planner import RunError, kill_children
 
 LOST_PEER = r"[Cc]onnection (closed|reset|refused)|[Bb]roken pipe|[Tt]imed? ?out|NCCL|gloo"
 ROLL_CALL_S = 5
@@ -45,8 +44,7 @@ class Ending:
 
     def __exit__(self, kind, error, trace):
         if error is not None:
-            for process in active_children():        # planner and decoders would be waited for
-                process.kill()
+            kill_children()
         if self.loader and isinstance(error, RuntimeError):
             error = self.loader.worker_error(error)
         if isinstance(error, (UserError, DataError, LoadError)):

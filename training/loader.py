@@ -11,7 +11,6 @@ bad here is masked: it keeps its place in the row, without loss, so that packs s
 from collections import deque
 from dataclasses import dataclass
 from itertools import chain, islice
-from multiprocessing import active_children
 
 import numpy as np
 from torch.utils.data import DataLoader
@@ -20,7 +19,15 @@ import data
 import packing
 import parallel
 from records.errors import DataError, Unreadable
-from training.planner import BadRecords, RunError, in_process, record_at, source_at, start_child
+from training.planner import (
+    BadRecords,
+    RunError,
+    in_process,
+    kill_children,
+    record_at,
+    source_at,
+    start_child,
+)
 
 DECODE_TIMEOUT_S = 900      # for a worker to deliver the next pack
 
@@ -181,8 +188,7 @@ class Loader:
         cause = first_line(error)
         if not cause.startswith("DataLoader "):
             return error
-        for process in active_children():            # a stopped one would be waited for at the exit
-            process.kill()
+        kill_children()
         ids = [record_at(self.mixture, e.index)[0]["id"] for e in self.in_flight[0].items]
         return RunError("a decoding worker died, of too little memory perhaps, or is stuck "
                         f"({cause}); the next records are {', '.join(ids)[:400]}")

@@ -17,7 +17,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from multiprocessing import get_context, parent_process
+from multiprocessing import active_children, get_context, parent_process
 from zipfile import BadZipFile
 
 import numpy as np
@@ -304,6 +304,14 @@ def start_child(*_):
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=end_with_trainer, daemon=True).start()
+
+
+def kill_children():
+    """Ends planner and decoders at once; a stopped one would be waited for at the exit."""
+    if hasattr(signal, "SIGCHLD"):                   # torch's handler would raise for each of them
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for process in active_children():
+        process.kill()
 
 
 def end_with_trainer():

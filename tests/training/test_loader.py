@@ -287,17 +287,24 @@ def is_running(pid):
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_worker_that_dies_or_hangs_ends_the_run_with_the_ids_of_the_next_records(
         files, how, monkeypatch):
-    monkeypatch.setattr(loading, "DECODE_TIMEOUT_S", 5)
+    monkeypatch.setattr(loading, "DECODE_TIMEOUT_S", 20)
     loader = loader_of(files, replace(CONFIG, workers=2))
+    loader.begin()
+    planner = multiprocessing.active_children()
     steps = iter(loader)
     deque(next(steps)[1], maxlen=0)
-    children = multiprocessing.active_children()
-    assert len(children) == 3                        # two workers and the planner
-    for process in children:
-        os.kill(process.pid, how)
-    with pytest.raises(RunError, match=r"a decoding worker died, .* or is stuck") as error:
+    workers = [p for p in multiprocessing.active_children() if p not in planner]
+    assert len(workers) == 2
+    try:
+        for process in workers:
+            os.kill(process.pid, how)
         deque((deque(micro, maxlen=0) for _, micro in steps), maxlen=0)
-    named = str(error.value).partition("the next records are ")[2].split(", ")
+        pytest.fail("the steps went on without workers")
+    except (RunError, RuntimeError) as e:            # a signal handler of torch raises the latter
+        error = loader.worker_error(e)
+    assert isinstance(error, RunError)
+    assert "a decoding worker died, of too little memory perhaps, or is stuck" in str(error)
+    named = str(error).partition("the next records are ")[2].split(", ")
     assert all(name.startswith(("a.jsonl:", "b.jsonl:")) for name in named)
 
 
@@ -319,7 +326,7 @@ if __name__ == "__main__":
     workers = [int(pid) for pid in trainer.stdout.readline().split()]
     trainer.kill()
     trainer.wait()
-    assert len(workers) == 3
+    assert len(workers) >= 2             # and the planner, unless it is done
     until = time.monotonic() + 30
     while any(map(is_running, workers)) and time.monotonic() < until:
         time.sleep(0.1)
