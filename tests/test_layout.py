@@ -49,7 +49,6 @@ OPTIONAL = (
 # Notes that the authors had and a reader does not.
 FOREIGN_TEXT = re.compile(
     r"\bspecs?\b|_the_spec\b|formats\.md|\bDESIGN\b|\bINTERFACE\.md|\bSTYLE\.md|\.\./shared"
-    r"|(?<!\w)/work/"
 )
 PATH_WORD = re.compile(r"(?<![\w./:~$}{*-])((?:\.\./)*[\w.-]+(?:/[\w.*-]+)*/?)(?![\w*{$])")
 CODE_SUFFIXES = (".py", ".md", ".sh")
