@@ -101,7 +101,7 @@ class Example:
     pool_src: np.ndarray = field(default_factory=lambda: np.zeros((0, 4), np.int64))
     pool_dst: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     source: str = ""                 # the name of its reader
-    masked: str = ""                 # why its pixels cannot be had: then it is a `placeholder`
+    mask_reason: str = ""            # why its pixels cannot be had: then it is a `placeholder`
 
 
 def token_weight(branch, n_loss, n_branches, config):
@@ -244,7 +244,7 @@ def segments_of(a, record, info, tokenizer, config, rng):
     return [(ids, learn * weights[k // 2]) for k, (ids, learn) in enumerate(segments)]
 
 
-def size_and_tokens(record, tokenizer, config, seed, epoch):
+def size_and_example(record, tokenizer, config, seed, epoch):
     """-> (tokens, crops) and the Example without pixels; (0, 0) if nothing with loss fits a row."""
     info = read_headers(record, config)
     example = build_tree(record, info, tokenizer, config, seed, epoch)
@@ -255,7 +255,7 @@ def size_and_tokens(record, tokenizer, config, seed, epoch):
 
 def size(record, tokenizer, config, seed, epoch):
     """(tokens, crops) of an example, without decoding; Unreadable as read_headers."""
-    return size_and_tokens(record, tokenizer, config, seed, epoch)[0]
+    return size_and_example(record, tokenizer, config, seed, epoch)[0]
 
 
 def encode(record, tokenizer, config, seed, epoch, shard=None):
@@ -275,12 +275,12 @@ def encode(record, tokenizer, config, seed, epoch, shard=None):
         example.images = visual.image_crops(reader.images(record, mine), config)
         if len(example.images) != n_crops[mine].sum():
             raise Unreadable(f"S21 {record['where']}: an image is not as large as its header says")
-    place_pixels(example, info, tokenizer, config)
+    place_visual_tokens(example, info, tokenizer, config)
     example.cp_rank = cp_rank[example.image_id] if shard else None
     return example
 
 
-def place_pixels(example, info, tokenizer, config):
+def place_visual_tokens(example, info, tokenizer, config):
     """Adds to an Example which patches its visual tokens pool, and where these tokens are."""
     n_crops = crops_per_image(info, config)
     example.image_id = np.repeat(np.arange(len(n_crops), dtype=np.int32), n_crops)
@@ -297,7 +297,7 @@ def text_example(tokens, weight, **fields):
 
 def placeholder(name, n_tokens, n_crops, config, reason):
     """Takes the place of a record that cannot be decoded: as large as planned, without loss."""
-    example = text_example(np.zeros(n_tokens, np.int64), 0, id=name, masked=reason)
+    example = text_example(np.zeros(n_tokens, np.int64), 0, id=name, mask_reason=reason)
     if n_crops:
         example.images = np.zeros((n_crops, config.vision.n_patch, config.vision.n_pixel), np.uint8)
         example.image_id = np.arange(n_crops, dtype=np.int32)
@@ -335,5 +335,5 @@ def encode_prompt(images, turns, tokenizer, config, clip=None):
             example.images = visual.frame_crops(clip.frames, len(clip.times), config)
         else:
             example.images = visual.image_crops(images, config)
-        place_pixels(example, info, tokenizer, config)
+        place_visual_tokens(example, info, tokenizer, config)
     return example

@@ -109,11 +109,11 @@ def train(run, model, groups, optimizer, log, eval_every=0):
     saver = checkpoint.Saver(run.out, config.keep, ranks.first, ranks.saving)
     stop_requested = []
     signal.signal(signal.SIGTERM, lambda *_: stop_requested.append(True))    # ends after this step
-    bar = tqdm(loader, total=config.steps, initial=run.found.step, unit="step", mininterval=1,
+    bar = tqdm(loader, total=config.steps, initial=run.resume_from.step, unit="step", mininterval=1,
                desc=f"stage {config.stage}", disable=not ranks.first)
-    n_skipped = run.found.state.get("skipped", 0)
+    n_skipped = run.resume_from.state.get("skipped_steps", 0)
     began = time.monotonic()
-    for step, (plan, micro_batches) in enumerate(bar, run.found.step + 1):
+    for step, (plan, micro_batches) in enumerate(bar, run.resume_from.step + 1):
         torch.manual_seed(dropout_seed(config.seed, step, ranks.rank))
         set_learning_rates(optimizer, config, step)
         stats = StepStats(loader.sources, config.cp)
@@ -143,7 +143,7 @@ def train(run, model, groups, optimizer, log, eval_every=0):
         began = time.monotonic()
         if others.stop or is_due(step, config.save_every, config.steps):
             state = {"step": step, "config": config_as_text(config), "data": run.fingerprint,
-                     "model": dataclasses.asdict(config.model), "skipped": n_skipped,
+                     "model": dataclasses.asdict(config.model), "skipped_steps": n_skipped,
                      "loader": {"plans": plan.state, "masked": dict(others.masked)}}
             all_ranks_or_none(partial(saver.begin, step, run.tokenizer))
             saver.save(step, model, optimizer, state)
@@ -229,14 +229,14 @@ def main(argv=None):
         args, config = parse(argv)
         with RunLock(run_directory(args, config)):
             run, model = start_run(args, config, ending)
-            if run.config.vit_steps and not args.init and not run.found.folder:
+            if run.config.vit_steps and not args.init and not run.resume_from.folder:
                 pretrain_vit(run, model.vision.vit.to(run.device))
             head = first_log_line(run, args, model)
             groups, optimizer = build_optimizer(run, model)
             dry_run_largest_batch(run, groups, partial(forward_backward, run, model))
-            if run.found.folder:
-                checkpoint.restore(run.found.folder, model, optimizer)
-            log = RunLog(run.out, run.ranks.first, head, run.found.step or None)
+            if run.resume_from.folder:
+                checkpoint.restore(run.resume_from.folder, model, optimizer)
+            log = RunLog(run.out, run.ranks.first, head, run.resume_from.step or None)
             train(run, model, groups, optimizer, log, args.eval_every)
             model = export_model(model.eval(), run.ranks)
             if run.ranks.first:

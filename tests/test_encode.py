@@ -173,7 +173,7 @@ def test_an_unreadable_image_costs_its_record_only(tmp_path):
         data.encode(cut, TOKENIZER, CONFIG, 0, 0)
     example = data.placeholder("cut", *size, CONFIG, "S21 cut short")
     assert size == (len(example.tokens), len(example.images))
-    assert (example.id, example.masked) == ("cut", "S21 cut short")
+    assert (example.id, example.mask_reason) == ("cut", "S21 cut short")
     assert example.weights.sum() == 0
     assert (example.images == 0).all()
 

@@ -78,7 +78,7 @@ def random_example(rng, kind):
         ids, is_visual = images_tokens(info.sizes, TOKENIZER, DATA)
     example = data.layout([TOKENIZER.bos, *ids], [False, *is_visual], branches, DATA)
     example.images = crops
-    data.place_pixels(example, info, TOKENIZER, DATA)
+    data.place_visual_tokens(example, info, TOKENIZER, DATA)
     return example
 
 

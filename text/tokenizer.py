@@ -21,11 +21,6 @@ SPECIAL = (
     "im_start", "im_end", "im_patch", "im_col", "low_res_im_start",
     "image", "im_low", "frame_start", "frame_end", "video",
 )
-# Those that attend to each other in both directions (docs/molmo2.md 6.3).
-VISUAL = {
-    "im_start", "im_end", "im_patch", "im_col", "low_res_im_start",
-    "im_low", "frame_start", "frame_end",
-}
 
 
 def token_text(name):

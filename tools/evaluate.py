@@ -19,7 +19,7 @@ from evaluation.generate import evaluation_config
 from evaluation.masks import open_masks
 from records import media
 from records.reader import Records
-from training.open_model import open_run
+from training.open_model import open_model_folder
 
 CURVES = (
     "caption_exact", "caption_recall", "video_point_f1", "count_accuracy", "track_f1", "hota",
@@ -90,7 +90,8 @@ class Results(NamedTuple):
 
 def run(args):
     """Asks the model and writes predictions.jsonl -> Results."""
-    model, tokenizer, config = open_run(args.model, args.device, getattr(torch, args.dtype))
+    dtype = getattr(torch, args.dtype)
+    model, tokenizer, config = open_model_folder(args.model, args.device, dtype)
     records = list(Records(args.data, args.media))
     if args.frames and not any("video" in record for record in records):
         raise ValueError(f"--frames: no video in {args.data}")

@@ -27,7 +27,7 @@ from records import media
 from records.media import Unreadable
 from records.visual import clip_times, open_clip
 from text.styles import TASK_OF_STYLE, TRACK_TASKS
-from training.open_model import open_run
+from training.open_model import open_model_folder
 
 # -------------------------------------------------------------------------------------------------
 # command line
@@ -241,7 +241,8 @@ def points_in_pixels(answer, sizes):
 
 
 def run(args):
-    model, tokenizer, config = open_run(args.model, args.device, getattr(torch, args.dtype))
+    dtype = getattr(torch, args.dtype)
+    model, tokenizer, config = open_model_folder(args.model, args.device, dtype)
     config = evaluation_config(config, args.max_crops, args.frames)
     files = [args.image] if args.image else args.images or []
     if len(files) > config.max_images:

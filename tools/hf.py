@@ -20,7 +20,7 @@ from data import DataConfig
 from training import weights
 from training.base import extended_tokenizer, start_from_base
 from training.export import add_hub_code, export
-from training.open_model import RELEASED_SETTINGS, open_run
+from training.open_model import RELEASED_SETTINGS, open_model_folder
 
 
 def parse(argv):
@@ -59,7 +59,7 @@ def run(args):
         tokenizer = extended_tokenizer(args.source, model.config.n_vocab)
         data_config = DataConfig(**RELEASED_SETTINGS)
     else:
-        model, tokenizer, data_config = open_run(args.source, dtype=None)
+        model, tokenizer, data_config = open_model_folder(args.source, dtype=None)
     if args.command == "export":
         export(model, tokenizer, data_config, out, int(args.file_gb * 1e9))
         if args.code:

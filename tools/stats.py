@@ -36,7 +36,7 @@ def count(reader, tokenizer, config, counts):
     for i in range(len(reader)):
         try:
             record = reader[i]
-            size, example = data.size_and_tokens(record, tokenizer, config.data, config.seed, 0)
+            size, example = data.size_and_example(record, tokenizer, config.data, config.seed, 0)
             reason = skip_reason(record, size, config)
         except Unreadable as e:
             reason = str(e)

@@ -254,7 +254,7 @@ def damage_of(folder, rank=0, ranks=1, only=None):
     return ""
 
 
-STATE_TYPES = {"step": int, "config": dict, "model": dict, "data": dict, "skipped": int,
+STATE_TYPES = {"step": int, "config": dict, "model": dict, "data": dict, "skipped_steps": int,
                "loader": dict}
 
 

@@ -19,11 +19,9 @@ from functools import cache
 
 import model as models
 from data import DataConfig
-from stages import stage1, stage2, stage3
 from stages import tiny as tiny_recipe
+from stages.recipes import STAGES
 from training.limits import CHOICES, broken_rule
-
-RECIPES = {1: stage1.RECIPE, 2: stage2.RECIPE, 3: stage3.RECIPE}
 
 
 class UserError(Exception):
@@ -74,7 +72,7 @@ class Config:
     seed: int = 0  # of every random choice
     device: str = "auto"  # auto: cuda, else mps, else cpu
     dtype: str = "auto"  # of the arithmetic; weights and optimizer are always float32
-    max_skip: float = 0.01  # fraction of a source's records that may be unusable
+    max_skip: float = 0.01  # share of a source's records that planning may skip
     workers: int = 0  # decoding processes per rank (when not given, on a GPU: its cores less one)
     vit_steps: int = 0  # steps of stage 0 for a toy ViT that starts from nothing
     eval_images: int = 200  # held-out images asked about at the end of a toy run
@@ -174,7 +172,7 @@ class Parser(argparse.ArgumentParser):
         raise UserError(message)
 
 
-STAGE = {"type": int, "choices": tuple(RECIPES), "required": True}
+STAGE = {"type": int, "choices": tuple(STAGES), "required": True}
 SWITCH = {"action": "store_true"}
 FILE = {"metavar": "FILE"}
 FOLDER = {"metavar": "DIR"}
@@ -261,7 +259,7 @@ def parse(argv):
     args.fields = texts
     args.resume = args.resume or args.resume_anyway
 
-    recipe = dict(RECIPES[args.stage])
+    recipe = dict(STAGES[args.stage].RECIPE)
     if args.tiny:
         recipe |= tiny_recipe.RECIPE | tiny_recipe.STAGES[args.stage]
     recipe |= {"stage": args.stage}

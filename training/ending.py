@@ -25,8 +25,7 @@ ROLL_CALL_S = 5
 
 
 class Terminated(Exception):
-    """Ends the command with status 143 and one sentence, that of every rank."""
-    on_all_ranks = True
+    """Ends the command with status 143 and one sentence, the same on every rank."""
 
 
 class Ending:

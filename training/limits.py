@@ -6,12 +6,13 @@ The bounds refuse what trains in the wrong direction (a negative learning rate),
 
 from model import PRESETS
 from records.media import MAX_FRAMES
+from stages.recipes import STAGES
 
 MANY = 10**9                 # more steps or records than any run has
 
 # (least, greatest, fields): both bounds are allowed; of a tuple they hold for each number
 BOUNDS = (
-    (1, 3, "stage"),
+    (1, max(STAGES), "stage"),
     (1, MANY, "steps batch micro_batch pool_size eval_images model.yarn.original_max"),
     (0, MANY, "warmup.vit warmup.connector warmup.llm vit_steps save_every keep"),
     (0, MANY, "data.max_points data.n_transcripts data.length_hint"),

@@ -161,7 +161,7 @@ class Loader:
             examples.on_one_rank = True
             raise examples
         pack = self.in_flight.popleft()
-        reasons = [example.masked for example in examples]
+        reasons = [example.mask_reason for example in examples]
         if self.ranks.cp > 1:                        # what one rank of a group masks, all mask
             group = self.ranks.mesh["cp"].get_group()
             of_ranks = parallel.all_gather(reasons, group)
@@ -174,7 +174,7 @@ class Loader:
         if not reason:
             self.masked.good(source)
         else:
-            if not example.masked:
+            if not example.mask_reason:
                 example = self.decoder.placeholder(example.id, item, shard, reason)
             where = record_at(self.mixture, item.index)[0]["where"]
             self.newly_masked.append({"id": example.id, "where": where, "index": item.index,
@@ -189,7 +189,8 @@ class Loader:
         if not cause.startswith("DataLoader "):
             return error
         kill_children()
-        ids = [record_at(self.mixture, e.index)[0]["id"] for e in self.in_flight[0].items]
+        items = self.in_flight[0].items if self.in_flight else []    # none before the first pack
+        ids = [record_at(self.mixture, item.index)[0]["id"] for item in items]
         return RunError("a decoding worker died, of too little memory perhaps, or is stuck "
                         f"({cause}); the next records are {', '.join(ids)[:400]}")
 

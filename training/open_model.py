@@ -19,7 +19,7 @@ RELEASED_SETTINGS = {
 }
 
 
-def open_run(folder, device="cpu", dtype=torch.float32):
+def open_model_folder(folder, device="cpu", dtype=torch.float32):
     """A run directory, its model/, or a released folder -> model, tokenizer, DataConfig of
     training.
 

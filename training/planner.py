@@ -16,7 +16,7 @@ import zlib
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import islice, pairwise
 from multiprocessing import active_children, get_context, parent_process
 from zipfile import BadZipFile
 
@@ -223,6 +223,7 @@ class PlanFile:
             with np.load(path, allow_pickle=False) as file:
                 columns = {name: file[name] for name in self.COLUMNS}
                 self.ends, self.skipped_in = file["ends"], file["skipped_in"]      # packs
+                self.starts = np.array([0, *self.ends])
                 self.skipped_why = file["skipped_why"]
                 theirs = json.loads(bytes(file["made_for"]))
                 self.ids = bytes(file["ids"]).decode().split("\0")
@@ -245,13 +246,13 @@ class PlanFile:
         return self
 
     def __next__(self):
-        starts = [0, *self.ends]
         first, last = self.n_packs, self.n_packs + self.batch
-        packs = [self.items[starts[n] : starts[n + 1]] for n in range(first, last)]
+        starts = self.starts[first : last + 1].tolist()      # of the items of these packs
+        packs = [self.items[begin:end] for begin, end in pairwise(starts)]
         waits = [n - e.arrived for n, pack in enumerate(packs, first) for e in pack]
         skipped = Counter(self.skipped_why[: np.searchsorted(self.skipped_in, last)].tolist())
         self.n_packs = last
-        return StepPlan(packs, self.ids[starts[first] : starts[last]], max(waits), dict(skipped),
+        return StepPlan(packs, self.ids[starts[0] : starts[-1]], max(waits), dict(skipped),
                         self.state())
 
     def state(self):

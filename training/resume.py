@@ -83,36 +83,36 @@ def check_recipe(args, folder, theirs, ours):
                         "--resume-anyway continues all the same")
 
 
-def check_data(args, found, fingerprint):
+def check_data(args, resume_from, fingerprint):
     """UserError if the run so far was with other data."""
-    changed = [key for key in fingerprint if found.state["data"].get(key) != fingerprint[key]]
+    changed = [key for key in fingerprint if resume_from.state["data"].get(key) != fingerprint[key]]
     if changed and not args.resume_anyway:
-        raise UserError(f"--resume: {found.folder} is of other data ({', '.join(changed)} "
+        raise UserError(f"--resume: {resume_from.folder} is of other data ({', '.join(changed)} "
                         "changed). --resume-anyway continues all the same")
 
 
-def restore_loader(loader, plans, found):
+def restore_loader(loader, plans, resume_from):
     """The loader continues where the checkpoint says; what the run has masked is masked unseen."""
     try:
         if plans:
-            plans.restore(found.state["loader"]["plans"])
-            loader.masked.counts.update(found.state["loader"]["masked"])
+            plans.restore(resume_from.state["loader"]["plans"])
+            loader.masked.counts.update(resume_from.state["loader"]["masked"])
     except DataError:
         raise
     except (KeyError, TypeError, ValueError) as e:
-        raise checkpoint.LoadError(found.folder, e) from None
-    skips = read_skips(found.folder.parent)
+        raise checkpoint.LoadError(resume_from.folder, e) from None
+    skips = read_skips(resume_from.folder.parent)
     loader.known_masked = {skip["index"]: skip["reason"] for skip in skips}
 
 
-def make_run_directory(args, config, found):
+def make_run_directory(args, config, resume_from):
     """Makes the directory of a run that begins; the default one of an older run is renamed.
 
     UserError if what is there is no run directory, or if it cannot be made.
     """
     out = run_directory(args, config)
     try:
-        if not found.folder and is_nonempty(out):
+        if not resume_from.folder and is_nonempty(out):
             if not (out / "log.jsonl").is_file() and not (out / "model").is_dir():
                 raise UserError(f"--out {out}: not a run directory (no log.jsonl, no model)")
             n = 1

@@ -20,7 +20,7 @@ from toy.neighbor_init import init_neighbor_heads
 from training import weights
 from training.config import Config, UserError
 from training.loader import Loader
-from training.open_model import open_run
+from training.open_model import open_model_folder
 from training.planner import PlanFile, RunError, StepPlanner
 from training.resume import (
     Checkpoint,
@@ -62,7 +62,7 @@ def default_workers(device):
     return min(max(cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)) - 1, 0), 8)
 
 
-def open_loader(args, config, ranks, tokenizer, found, sources, rates):
+def open_loader(args, config, ranks, tokenizer, resume_from, sources, rates):
     """-> Loader with its first step planned, fingerprint of the data."""
     made_for = fingerprint(sources, rates, tokenizer, config)
     if any(other != made_for for other in parallel.all_gather(made_for)):
@@ -72,11 +72,11 @@ def open_loader(args, config, ranks, tokenizer, found, sources, rates):
     if ranks.first:
         planner = StepPlanner(mixture, tokenizer, config)
         plans = PlanFile(args.plan, made_for, config) if args.plan else planner
-    loader = Loader(mixture, tokenizer, config, plans, ranks, found.step)
-    if found.folder:
-        check_data(args, found, made_for)
-        restore_loader(loader, plans, found)
-    if found.step < config.steps:
+    loader = Loader(mixture, tokenizer, config, plans, ranks, resume_from.step)
+    if resume_from.folder:
+        check_data(args, resume_from, made_for)
+        restore_loader(loader, plans, resume_from)
+    if resume_from.step < config.steps:
         loader.begin()
     return loader, made_for
 
@@ -85,14 +85,14 @@ def open_loader(args, config, ranks, tokenizer, found, sources, rates):
 # model
 
 
-def open_model(args, config, found):
+def open_model(args, config, resume_from):
     """-> model on the CPU, tokenizer, and config with its shape: from --init, or new from --preset.
 
     Of a run that continues, weights are filled in later, from the checkpoint.
     """
     if args.init is not None:
         try:
-            model, tokenizer, _ = open_run(args.init)
+            model, tokenizer, _ = open_model_folder(args.init)
         except (OSError, ValueError) as e:
             raise UserError(f"--init {args.init}: {e}") from None
         asked_for = args.preset or config.model != models.PRESETS[config.preset]
@@ -107,7 +107,7 @@ def open_model(args, config, found):
             if config.model.vision.neighbor_init:
                 init_neighbor_heads(model.vision.vit)
             n_vocab = config.model.n_vocab
-            tokenizer = (load_tokenizer(found.folder, n_vocab) if found.folder
+            tokenizer = (load_tokenizer(resume_from.folder, n_vocab) if resume_from.folder
                          else ByteTokenizer(world.WORDS, n_vocab))
         except (AssertionError, IndexError, RuntimeError, ValueError, ZeroDivisionError) as e:
             raise UserError(f"--model: no model has this shape: {e}") from None
@@ -140,9 +140,9 @@ def without_init(shape):
     return replace(shape, init_std=0.0, vision=replace(shape.vision, neighbor_init=False))
 
 
-def model_shape(args, config, found):
+def model_shape(args, config, resume_from):
     """The ModelConfig that open_model will find, without reading weights."""
-    if found.folder or args.init is None:
+    if resume_from.folder or args.init is None:
         return config.model
     try:
         return weights.describe(args.init)[1]
@@ -239,7 +239,7 @@ class Run:
     loader: Loader
     fingerprint: dict                # of the data
     eval_records: list               # None: the toy world's
-    found: Checkpoint                # where it continues
+    resume_from: Checkpoint          # of step 0 if the run begins
 
 
 def start_run(args, config, ending):
@@ -247,15 +247,15 @@ def start_run(args, config, ending):
     device, dtype = pick_device(config)
     if "workers" not in args.fields:
         config = replace(config, workers=default_workers(device))
-    found, config = find_checkpoint(args, config)
+    resume_from, config = find_checkpoint(args, config)
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     packs_of_rank = max(config.batch * config.cp // world_size, 1)
     config = replace(config, micro_batch=min(config.micro_batch, packs_of_rank))
-    if error := layout_error(world_size, config, model_shape(args, config, found)):
+    if error := layout_error(world_size, config, model_shape(args, config, resume_from)):
         raise UserError(error)
     ranks = ending.ranks = parallel.join(config.cp, device)
     config = replace(config, workers=parallel.broadcast(config.workers))     # one for all ranks
-    folders = sorted(set(parallel.all_gather(str(found.folder))))
+    folders = sorted(set(parallel.all_gather(str(resume_from.folder))))
     if len(folders) > 1:
         raise RunError(f"--resume: the ranks see different checkpoints: {', '.join(folders)}", True)
     if args.deterministic:
@@ -264,10 +264,11 @@ def start_run(args, config, ending):
     torch.manual_seed(config.seed)
     # before the model, which may take minutes, so that a mistake in --data does not
     sources, rates, eval_records = open_sources(args, config)
-    model, tokenizer, config = open_model(args, config, found)
-    loader, made_for = open_loader(args, config, ranks, tokenizer, found, sources, rates)
+    model, tokenizer, config = open_model(args, config, resume_from)
+    loader, made_for = open_loader(args, config, ranks, tokenizer, resume_from, sources, rates)
     ending.loader = loader
-    out = make_run_directory(args, config, found) if ranks.first else None
+    out = make_run_directory(args, config, resume_from) if ranks.first else None
     ending.out = out = parallel.broadcast(out)
-    run = Run(config, ranks, device, dtype, out, tokenizer, loader, made_for, eval_records, found)
+    run = Run(config, ranks, device, dtype, out, tokenizer, loader, made_for, eval_records,
+              resume_from)
     return run, model

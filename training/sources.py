@@ -23,10 +23,8 @@ from typing import NamedTuple
 
 from records.mixture import group_rates, sqrt_size
 from records.reader import DataError, Options, Records
-from stages import stage1, stage2, stage3
+from stages.recipes import STAGES
 from toy import world
-
-MIXTURES = {1: stage1.MIXTURE, 2: stage2.MIXTURE, 3: stage3.MIXTURE}
 
 
 class Group(NamedTuple):
@@ -127,7 +125,7 @@ def read_item(item, stage):
             raise DataError(f"--data {item}: a rate must be above 0")
     entries = [{"path": path}]
     if Path(path).is_dir():
-        entries = published(MIXTURES[stage], path)
+        entries = published(STAGES[stage].MIXTURE, path)
     elif Path(path).name.endswith("mix.json"):
         try:
             entries = read_mix(path)

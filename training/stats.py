@@ -19,13 +19,13 @@ def batch_counts(rows):
     return {
         "packs": len(rows),
         "examples": len(examples),
-        "branches": sum(x.n_branches for x in examples if not x.masked),
+        "branches": sum(x.n_branches for x in examples if not x.mask_reason),
         "tokens": sum(len(x.tokens) for x in examples),
         "crops": sum(0 if x.image_id is None else len(x.image_id) for x in examples),
         "visual_tokens": sum(len(x.pool_dst) for x in examples),
         "pairs": sum(pairs(x) for x in examples),
         "loss_tokens": sum(int((x.weights > 0).sum()) for x in examples),
-        "masked_tokens": sum(len(x.tokens) for x in examples if x.masked),
+        "masked_tokens": sum(len(x.tokens) for x in examples if x.mask_reason),
         "branches_dropped": sum(x.dropped_branches for x in examples),
         "tokens_dropped": sum(x.dropped_tokens for x in examples),
     }

@@ -26,7 +26,7 @@ from tests.training.hf_models import (
 from text.tokenizer import ByteTokenizer, chat, load_tokenizer
 from tools import hf as command
 from training import base, export, weights
-from training.open_model import open_run
+from training.open_model import open_model_folder
 
 SIGLIP = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 11,
           "num_attention_heads": 2, "image_size": 60, "patch_size": 14,
@@ -95,7 +95,7 @@ def test_a_start_from_base_models_is_these_models(tmp_path, base_tokenizer, caps
     siglip = save_siglip(tmp_path / "siglip")
     run_base(tmp_path, base_tokenizer)
     assert json.loads(capsys.readouterr().out)["tensors"] > 100
-    ours, tokenizer, _ = open_run(tmp_path / "out")
+    ours, tokenizer, _ = open_model_folder(tmp_path / "out")
     assert ours.config.tied == (kind == "qwen3 tied")
     assert ours.config.vision.feature_layers == (8, 2)
     assert ours.config.vision.n_layer == 9

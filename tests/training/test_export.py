@@ -31,7 +31,7 @@ from toy.images import World
 from toy.world import WORDS
 from training import weights
 from training.export import export
-from training.open_model import open_run
+from training.open_model import open_model_folder
 
 pytestmark = pytest.mark.usefixtures("two_threads")
 
@@ -125,7 +125,7 @@ def test_a_toy_run_is_served_by_transformers(tmp_path):
     for folder in (first, second):
         loaded = weights.load(folder).config.vision
         assert dataclasses.replace(loaded, neighbor_init=True) == toy.config.vision
-    loaded = open_run(first)[2]
+    loaded = open_model_folder(first)[2]
     assert dataclasses.replace(loaded, vision=toy.config.vision) == config
     assert processor.image_processor.max_crops == 3
     # transformers reads special tokens in a user's text as tokens; here they stay text
@@ -150,7 +150,7 @@ def test_a_released_checkpoint_is_fine_tuned_and_served(saved, tokenizer, tmp_pa
                 "--device", "cpu", "--out", str(run)])
     command.main(["export", str(run), str(tmp_path / "served")])
     capsys.readouterr()
-    ours, own, config = open_run(run)
+    ours, own, config = open_model_folder(run)
     peer = transformers.Molmo2ForConditionalGeneration.from_pretrained(tmp_path / "served").eval()
     processor = transformers.AutoProcessor.from_pretrained(tmp_path / "served")
     before = saved("tied").ours.state_dict()

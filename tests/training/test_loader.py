@@ -103,7 +103,7 @@ def test_data_order_is_the_same_on_1_2_and_4_ranks(files, tmp_path):
 
 def test_a_step_is_resumed_exactly_and_its_skips_with_it(files):
     whole = taken(loader_of(files), 6)
-    assert any(e.masked for _, rows in whole for e in examples_of(rows))
+    assert any(e.mask_reason for _, rows in whole for e in examples_of(rows))
     assert whole[-1][0].skipped["a.jsonl: S20"] >= 1
     for n in (1, 4):
         planner = planner_of(files)
@@ -140,8 +140,8 @@ def test_what_the_first_run_masked_the_second_masks_unseen(files):
             again = loader_of(files, replace(CONFIG, workers=workers))
             again.known_masked = {m["index"]: m["reason"] for m in first.newly_masked}
             for (_, rows), (_, others) in zip(whole, taken(again, 6), strict=True):
-                reasons = [e.masked for e in examples_of(rows)]
-                assert reasons == [e.masked for e in examples_of(others)]
+                reasons = [e.mask_reason for e in examples_of(rows)]
+                assert reasons == [e.mask_reason for e in examples_of(others)]
             assert again.newly_masked == first.newly_masked
             assert again.masked.counts == first.masked.counts
     finally:
@@ -161,7 +161,7 @@ def test_every_token_is_trained_on_or_reported(files):
         assert counts["crops"] == sum(item.crops for item in items)
         total.update(counts)
         for x in examples_of(rows):
-            total["whole"] += 0 if x.masked else len(x.tokens) + x.dropped_tokens
+            total["whole"] += 0 if x.mask_reason else len(x.tokens) + x.dropped_tokens
     assert total["masked_tokens"] > 0
     assert total["branches_dropped"] > 0
     assert sum(loader.masked.counts.values()) == len(loader.newly_masked)
@@ -181,7 +181,7 @@ def test_an_image_that_changes_between_plan_and_step_costs_itself_only(files):
         image.write_bytes(before)
     changed = [e for e in examples_of(rows) if e.id == name]
     assert changed
-    assert all("planned" in e.masked and not e.weights.any() for e in changed)
+    assert all("planned" in e.mask_reason and not e.weights.any() for e in changed)
 
 
 def test_a_file_of_records_that_changes_ends_the_run_in_one_sentence(files, tmp_path):
@@ -243,7 +243,7 @@ def test_a_decoder_that_goes_wrong_costs_its_record_and_no_more(tmp_path, monkey
             assert x.id == y.id
             assert len(x.tokens) == len(y.tokens)
             if "video" in x.id:
-                assert x.masked.startswith("S23")
+                assert x.mask_reason.startswith("S23")
             else:
                 assert np.array_equal(x.weights, y.weights)
     assert loader.masked.counts["v.jsonl: S23"] == len(loader.newly_masked) > 0
@@ -402,10 +402,10 @@ def test_what_one_rank_of_a_group_masks_all_of_it_mask(tmp_path, monkeypatch):
         for x, y, z in zip(*map(examples_of, (rows, others, later)), strict=True):
             assert x.id == y.id
             assert np.array_equal(x.weights, y.weights)
-            assert bool(x.masked) == bool(y.masked) == x.id.endswith(":1")
+            assert bool(x.mask_reason) == bool(y.mask_reason) == x.id.endswith(":1")
             assert np.array_equal(x.weights, z.weights)
             assert x.images is None or np.array_equal(x.images, z.images)
-            if x.masked:
+            if x.mask_reason:
                 assert len(x.images) + len(y.images) == len(x.image_id)
                 assert np.array_equal(x.cp_rank, y.cp_rank)
                 assert not x.weights.any()

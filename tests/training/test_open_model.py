@@ -10,7 +10,7 @@ import torch
 import data
 from tests.evaluation.small_model import CONFIG, TOKENIZER, VISION, random_model, save_run
 from training import weights
-from training.open_model import RELEASED_SETTINGS, open_run
+from training.open_model import RELEASED_SETTINGS, open_model_folder
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def run(saved_run, tmp_path):
 
 @pytest.mark.parametrize("inner", ["", "model"])
 def test_a_run_is_opened_by_its_directory_or_its_model_folder(run, inner):
-    model, tokenizer, config = open_run(run / inner, dtype=torch.bfloat16)
+    model, tokenizer, config = open_model_folder(run / inner, dtype=torch.bfloat16)
     assert model.config == CONFIG
     assert model.norm.weight.dtype == torch.bfloat16
     assert tokenizer.encode("red circle") == TOKENIZER.encode("red circle")
@@ -36,7 +36,7 @@ def test_a_run_is_opened_by_its_directory_or_its_model_folder(run, inner):
 
 def test_without_settings_those_of_released_models_count(run):
     (run / "model" / "data.json").unlink()
-    config = open_run(run)[2]
+    config = open_model_folder(run)[2]
     assert config == data.DataConfig(**RELEASED_SETTINGS, vision=VISION)
 
 
@@ -46,12 +46,12 @@ def test_without_settings_those_of_released_models_count(run):
 def test_settings_of_another_kind_are_refused(run, settings):
     (run / "model" / "data.json").write_text(settings)
     with pytest.raises(ValueError, match=r"data\.json: "):
-        open_run(run)
+        open_model_folder(run)
 
 
 def test_a_device_that_does_not_exist_is_refused(run):
     with pytest.raises(ValueError, match="--device meta: "):
-        open_run(run, "meta")
+        open_model_folder(run, "meta")
 
 
 def test_weights_come_back_bit_for_bit(tmp_path):

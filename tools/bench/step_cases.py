@@ -91,7 +91,7 @@ def random_tree(config, rng, image_sizes, n_frames, texts):
     for kept in (branches, *([branch] for branch in branches)):
         example = data.layout([tokenizer.bos, *ids], [False, *is_visual], kept, settings)
         if ids:
-            data.place_pixels(example, MediaInfo(image_sizes, times), tokenizer, settings)
+            data.place_visual_tokens(example, MediaInfo(image_sizes, times), tokenizer, settings)
         examples.append(example)
     return Tree(examples[0], examples[1:])
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 import vision
-from stages import stage1, stage2, stage3
+from stages.recipes import STAGES
 
 # ------------------------------------------------------------------------------------------------
 # distributions
@@ -137,7 +137,7 @@ class Recipe(NamedTuple):
 
 
 def recipe(stage):
-    values = {1: stage1, 2: stage2, 3: stage3}[stage].RECIPE
+    values = STAGES[stage].RECIPE
     return Recipe(values["data.max_tokens"], values["pack_crops"], values["data.max_frames"])
 
 

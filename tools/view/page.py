@@ -102,8 +102,8 @@ def examples_html(writer, packed):
     for number, (example, record) in enumerate(zip(packed.examples, packed.records, strict=True)):
         crops = sorted(n for n, place in writer.places.items() if place.example == number)
         start, stop = row_spans[number]
-        if example.masked:                           # the row holds zeros, not the record
-            tree = (f'<p class="masked">{html.escape(example.masked)}: '
+        if example.mask_reason:                           # the row holds zeros, not the record
+            tree = (f'<p class="masked">{html.escape(example.mask_reason)}: '
                     "zeros stand in its place, without loss</p>")
         else:
             tree = tree_html(writer, start, stop)

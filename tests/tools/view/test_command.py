@@ -77,7 +77,7 @@ def test_a_step_of_a_run_is_shown_as_it_was_trained_on(tmp_path):
         for row in (0, 1):
             packed = command.row_of_run(run, step, row)
             ids += [record["id"] for record in packed.records]
-            masked += sum(len(example.tokens) for example in packed.examples if example.masked)
+            masked += sum(len(example.tokens) for example in packed.examples if example.mask_reason)
         logged = next(line["ids"] for line in lines if line.get("step") == step)
         assert hashlib.sha256("\n".join(ids).encode()).hexdigest()[:16] == logged
     assert masked == sum(line["masked_tokens"] for line in lines if "loss" in line) > 0
