@@ -30,7 +30,7 @@ from tqdm import tqdm
 import packing
 import parallel
 from evaluation import report
-from training import checkpoint, weights
+from training import checkpoint, lora, weights
 from training.config import parse
 from training.ending import Ending, Terminated
 from training.lock import RunLock
@@ -143,7 +143,8 @@ def train(run, model, groups, optimizer, log, eval_every=0):
         began = time.monotonic()
         if others.stop or is_due(step, config.save_every, config.steps):
             state = {"step": step, "config": config_as_text(config), "data": run.fingerprint,
-                     "model": dataclasses.asdict(config.model), "skipped_steps": n_skipped,
+                     "model": dataclasses.asdict(config.model), "base": run.base,
+                     "skipped_steps": n_skipped,
                      "loader": {"plans": plan.state, "masked": dict(others.masked)}}
             all_ranks_or_none(partial(saver.begin, step, run.tokenizer))
             saver.save(step, model, optimizer, state)
@@ -151,7 +152,7 @@ def train(run, model, groups, optimizer, log, eval_every=0):
             all_ranks_or_none(saver.wait)
             raise Terminated(f"SIGTERM: ended after step {step}; --resume continues from there")
         if is_due(step, eval_every) and step < config.steps:
-            log.scores(step, evaluate(run, export_model(model.eval(), ranks)))
+            log.scores(step, evaluate(run, export_model(run, model.eval())))
             model.train()
             began = time.monotonic()
     all_ranks_or_none(saver.wait)
@@ -190,31 +191,33 @@ def dropout_seed(seed, step, rank):
 # the end
 
 
-def export_model(model, ranks):
+def export_model(run, model):
     """The model as one process has it; of a sharded one a copy on the first rank's CPU, or None."""
-    if not ranks.mesh:
+    if not run.ranks.mesh:
         return model
     tensors = parallel.gather_full_model(model)
-    if not ranks.first:
+    if not run.ranks.first:
         return None
-    copy = weights.meta_model(model.config)
-    copy.load_state_dict(tensors, assign=True)
-    return copy.eval()
+    return weights.from_tensors(model.config, lora.merged(tensors, run.config.lora))
 
 
 def evaluate(run, model, samples_dir=None):
     """Scores on the first rank, None on the others, which wait for it."""
     scores = None
     if run.ranks.first:
-        scores = report.final_scores(run.config, model, run.tokenizer, run.eval_records,
-                                     samples_dir)
+        # beside adapters, matrices in bfloat16 need the autocast of training
+        low = run.dtype != torch.float32 and lora.has_adapters(model)
+        with torch.autocast(run.device.type, run.dtype, enabled=low):
+            scores = report.final_scores(run.config, model, run.tokenizer, run.eval_records,
+                                         samples_dir)
     run.ranks.barrier()
     return scores
 
 
 def save_model(run, model):
     """Weights, tokenizer, and the settings with which to ask, in out/model; then the curves."""
-    weights.save(model, run.out / "model")
+    tensors = lora.merged(model.state_dict(), run.config.lora)
+    weights.save(weights.from_tensors(model.config, tensors), run.out / "model")
     run.tokenizer.save(run.out / "model")
     weights.save_data_config(run.config.data, run.out / "model")
     report.draw_curves(run.out)
@@ -238,7 +241,7 @@ def main(argv=None):
                 checkpoint.restore(run.resume_from.folder, model, optimizer)
             log = RunLog(run.out, run.ranks.first, head, run.resume_from.step or None)
             train(run, model, groups, optimizer, log, args.eval_every)
-            model = export_model(model.eval(), run.ranks)
+            model = export_model(run, model.eval())
             if run.ranks.first:
                 save_model(run, model)
             scores = evaluate(run, model, run.out / "samples")

@@ -17,6 +17,7 @@ import torch
 
 from model import ModelConfig, Molmo2, YarnConfig
 from training import hf, tensor_files
+from training.checkpoint_files import checksum
 from vision import VisionConfig
 
 MAX_PARAMETERS = 10**11              # sanity limit for an untrusted config.json
@@ -128,8 +129,21 @@ def meta_model(config):
     return model
 
 
+def fingerprint(folder):
+    """{file: CRC-32} of the weights of what `describe` takes."""
+    return {file.name: checksum(file) for file in describe(folder).path.iterdir()
+            if file.suffix in (".safetensors", ".pt")}
+
+
 # ------------------------------------------------------------------------------------------------
 # in
+
+
+def from_tensors(config, tensors):
+    """A Molmo2 in eval mode that has these tensors, {name: tensor}, as its weights, not copied."""
+    model = meta_model(config)
+    model.load_state_dict(tensors, assign=True)
+    return model.eval()
 
 
 def load(folder, dtype=torch.float32, device="cpu"):
