@@ -27,7 +27,7 @@ from training.config import Parser, UserError, parse
 from training.setup import layout_error
 
 GIB = 2**30                              # what a gigabyte means on a GPU
-GPU_SIZES = (24, 48, 80, 141)
+GPU_SIZES = (16, 24, 40, 48, 80, 141)
 USABLE = 0.9                             # of a GPU's memory: see "not counted" above
 
 
