@@ -9,8 +9,8 @@ import sys
 
 import numpy as np
 
+from evaluation.j_and_f import j_and_f
 from evaluation.masks import read_npz
-from evaluation.metrics import j_and_f
 
 
 def parse(argv):

@@ -176,6 +176,7 @@ def test_a_run_is_not_resumed_on_another_base_but_on_the_same_elsewhere(base, ad
 def test_adapters_need_a_base_and_a_decoder_that_learns(records, tmp_path, capsys):
     assert run(tmp_path / "a", *SMALL, "--lora", "4", *records) == 2
     sentence(capsys, "--init")
+    assert parse([*SMALL, "--lora", "4"])[1].train == ("connector", "llm")
     for flags in (["--train", "vit"], ["--lora.layers="]):
         with pytest.raises(UserError, match="--lora: needs llm"):
             parse([*SMALL, "--lora", "4", *flags])

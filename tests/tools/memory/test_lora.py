@@ -1,4 +1,4 @@
-"""Adapters as tools.memory counts them: weights, gradients, optimizer, saved activations, a peak."""
+"""Adapters in tools.memory: weights, gradients, optimizer, saved activations, a peak."""
 
 from types import SimpleNamespace
 
