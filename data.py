@@ -116,6 +116,7 @@ def token_weight(branch, n_loss, n_branches, config):
         return branch.weight * config.point_weight
     if branch.kind == "caption" and branch.of_video:
         return branch.weight * config.video_caption_weight
+    assert branch.kind in ("caption", "qa", "text"), f"no rule for the weight of a {branch.kind}"
     weight = branch.weight
     if config.sqrt_length:
         weight *= 2 / max(n_loss, 1) ** 0.5

@@ -29,8 +29,8 @@ Masks (--masks, an .npz file with an array for each pointing or tracking annotat
     video     (n,t,h,w), one per point, or per object of a track by sorted ids; and the array
               "record id/annotation number/times", (t,) seconds of the file, as all times of a
               record. masks_of returns {"times": .., "masks": ..}
-Without masks, a hit is within 5 % of the image's diagonal of the matched point, at the same tenth
-of a second.
+Without masks, a hit is inside the box of the matched point, where the annotation has boxes; else
+within 5 % of the image's diagonal of the point; at the same tenth of a second.
 """
 
 import math
@@ -48,7 +48,7 @@ import packing
 import vision
 from evaluation.generate import generate
 from evaluation.masks import check_masks
-from evaluation.scoring import Question, score
+from evaluation.scoring import Question, has_boxes, score
 from records.media import Unreadable
 from records.visual import VideoClip, read_headers
 from text.prompts import turns_of
@@ -212,7 +212,7 @@ def evaluate(
                 masks = None
                 if question.annotation["type"] in LOCATED:
                     masks = masks_of(question.record, question.index) if masks_of else None
-                    hit_rules.add("within 5 % of the diagonal" if masks is None else "mask")
+                    hit_rules.add(hit_rule(question.annotation, masks))
                 predictions.append(prediction_of(question, text, masks))
             bar.update(len(group))
 
@@ -231,6 +231,12 @@ def evaluate(
     result["skipped"] = len(skipped)
     result["not_scored"] = sum(n_texts(record) for record in readable)
     return result, predictions
+
+
+def hit_rule(annotation, masks):
+    if masks is not None:
+        return "mask"
+    return "box" if has_boxes(annotation) else "within 5 % of the diagonal"
 
 
 def n_texts(record):

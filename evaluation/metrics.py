@@ -166,17 +166,29 @@ def hit_in_video_mask(times, masks):
     return hit
 
 
+def same_frame(point, true):
+    """Are two points at the same time or on the same image, to a tenth, if they have one?"""
+    frames = zip(point[:-2], true[:-2], strict=True)
+    return all(round(a, 1) == round(b, 1) for a, b in frames)
+
+
 def hit_nearby(truth, sizes):
     """The hit rule where there are no masks -> hit(k, point): within 5 % of the diagonal of true
-    point k, and at its time or on its image (to a tenth) if points have one.
-
-    sizes: (width, height) of the image of every true point.
-    """
+    point k, on the same frame. sizes: (width, height) of the image of every true point."""
 
     def hit(k, point):
-        frames = zip(point[:-2], truth[k][:-2], strict=True)
-        same_frame = all(round(a, 1) == round(b, 1) for a, b in frames)
-        return same_frame and math.dist(point[-2:], truth[k][-2:]) <= 0.05 * math.hypot(*sizes[k])
+        distance = math.dist(point[-2:], truth[k][-2:])
+        return same_frame(point, truth[k]) and distance <= 0.05 * math.hypot(*sizes[k])
+
+    return hit
+
+
+def hit_in_box(truth, boxes):
+    """The hit rule of boxes, (left, top, right, bottom) of every true point -> hit(k, point)."""
+
+    def hit(k, point):
+        (x, y), (left, top, right, bottom) = point[-2:], boxes[k]
+        return same_frame(point, truth[k]) and left <= x <= right and top <= y <= bottom
 
     return hit
 

@@ -15,13 +15,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from records.boxes import as_points
 from records.check import find
 from records.dialects import convert, list_key
 from records.errors import DataError, Finding, InvalidRecord
 from records.media import media_entries
 from records.parse import parse_line, rows
 
-VERSION = 3                          # of the rules: an index made under others is made anew
+VERSION = 4                          # of the rules: an index made under others is made anew
 MIN_INDEXED_BYTES = 1 << 20          # smaller files are read at once; their index is not kept
 MAX_ERRORS = 20                      # reported at once
 
@@ -118,6 +119,7 @@ def read_trusted(data, options):
     record = json.loads(data)
     if list_key(record) != "annotations":
         record, _ = convert(record, options.split_turns, options.path_prefix_field)
+    record["annotations"] = [as_points(a) for a in record["annotations"]]
     if isinstance(record.get("subtitles"), list):
         record["subtitles"] = sorted(record["subtitles"], key=lambda line: line["start"])
     if options.style:

@@ -16,7 +16,7 @@ import torch
 from evaluation import charts, pictures
 from evaluation.evaluate import SCORES, evaluate
 from evaluation.generate import evaluation_config
-from evaluation.masks import open_masks
+from evaluation.mask_files import open_masks
 from records import media
 from records.reader import Records
 from training.open_model import open_model_folder

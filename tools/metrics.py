@@ -10,7 +10,7 @@ import sys
 import numpy as np
 
 from evaluation.j_and_f import j_and_f
-from evaluation.masks import read_npz
+from evaluation.mask_files import read_npz
 
 
 def parse(argv):

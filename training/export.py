@@ -7,6 +7,7 @@ import torch
 
 from text.tokenizer import ByteTokenizer, token_text
 from training import hf, tensor_files, weights
+from training.hub_config import hub_config
 
 # Images and video stand before the first turn; several images are numbered (docs/molmo2.md 4.2).
 CHAT_TEMPLATE = """
@@ -58,7 +59,7 @@ def export(model, tokenizer, data_config, out, file_bytes=5 * 10**9):
     out.mkdir(parents=True, exist_ok=True)
     export_tensors(model, out, file_bytes)
     dtype = str(model.embedding.weight.dtype).removeprefix("torch.")
-    (out / "config.json").write_text(json.dumps(hf.hub_config(model.config, dtype), indent=1))
+    (out / "config.json").write_text(json.dumps(hub_config(model.config, dtype), indent=1))
     write_processors(model.config, tokenizer, data_config, out)
     weights.save_data_config(data_config, out)
 
