@@ -239,7 +239,8 @@ def main(argv=None):
             dry_run_largest_batch(run, groups, partial(forward_backward, run, model))
             if run.resume_from.folder:
                 checkpoint.restore(run.resume_from.folder, model, optimizer)
-            log = RunLog(run.out, run.ranks.first, head, run.resume_from.step or None)
+            log = RunLog(run.out, run.ranks.first, head, run.resume_from.step or None,
+                         args.tensorboard)
             train(run, model, groups, optimizer, log, args.eval_every)
             model = export_model(run, model.eval())
             if run.ranks.first:

@@ -19,20 +19,22 @@ PROGRESS_SCORES = (
 
 
 def final_scores(config, model, tokenizer, eval_records, samples_dir=None):
-    """Metrics of the model on eval_records, with pictures of its answers in samples_dir.
+    """Metrics of the model on eval_records, {name: records}, with pictures of its answers in
+    samples_dir. The model is in eval mode.
 
-    eval_records None: the held-out parts of the toy world. The metrics of its part "test" stand at
-    the top, those of each other part under its name. The model is in eval mode.
+    The metrics of the first set stand at the top, those of each other set under its name.
+    eval_records None: the held-out parts of the toy world, of which "test" is the first.
     """
     if eval_records is None:
         return toy_scores(config, model, tokenizer, samples_dir)
-    if not eval_records:
-        return {}
-    # the limits by kind of question are for released tokenizers; in bytes, answers are 4 times as
-    # long
-    metrics, predictions = evaluate(model, tokenizer, config.data, eval_records, max_new=512)
-    if samples_dir:
-        pictures.draw(predictions, eval_records, samples_dir)
+    metrics = {}
+    for name, records in eval_records.items():
+        # the limits by kind of question are for released tokenizers; in bytes, answers are 4 times
+        # as long
+        found, predictions = evaluate(model, tokenizer, config.data, records, max_new=512)
+        if samples_dir:
+            pictures.draw(predictions, records, samples_dir / name if metrics else samples_dir)
+        metrics |= {name: found} if metrics else found
     return metrics
 
 

@@ -16,6 +16,7 @@ import re
 import sys
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib.util import find_spec
 
 import model as models
 from data import DataConfig
@@ -188,9 +189,11 @@ FLAGS = {                    # {flag: (kind, help)}: the recipe of a run, what i
     "media": (FOLDER, "where the paths in the records start"),
     "skip-missing": (SWITCH, "train without the files of a mixture that are missing"),
     "plan": (FILE, "packs planned ahead by tools.plan"),
-    "eval": (FILE, "records asked about at the end (with --data)"),
+    "eval": ({"nargs": "+", **FILE}, "records asked about at the end (with --data), each file"
+             " scored apart"),
     "eval-every": ({"type": int, "default": 0, "metavar": "N"},
                    "evaluate every N steps too (default 0: only at the end)"),
+    "tensorboard": (SWITCH, "scalars and samples for TensorBoard, in tensorboard/ of the run"),
     "init": (FOLDER, "start from the weights of a run directory or of a released checkpoint"),
     "out": (FOLDER, "run directory, new or empty (default runs/stage1-tiny and so on, where an"
             " older run is renamed)"),
@@ -302,6 +305,8 @@ def check_together(args, config):
     if 2 * vision.overlap_margin >= vision.grid:
         raise UserError(f"--model.vision.overlap_margin {vision.overlap_margin}: must be less than "
                         f"half of --model.vision.grid {vision.grid}")
+    if args.tensorboard and not find_spec("tensorboard"):
+        raise UserError("--tensorboard needs an extra package: pip install tensorboard")
     if args.resume and args.init:
         raise UserError("--init starts from weights and --resume continues a run: leave one of "
                         "them out (or use --resume --else-init DIR)")

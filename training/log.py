@@ -16,17 +16,20 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from training.tensorboard import Board
+
 
 class RunLog:
     """log.jsonl, one line per step after a first line, and skips.jsonl; only the first rank writes.
 
     head: the first line of a run that begins. resume_step: the step after which a run continues; a
     line that a kill cut short is dropped, and of a step that is logged twice the later line counts.
-    loss: that of the last step.
+    loss: that of the last step. tensorboard: write for TensorBoard too.
     """
 
-    def __init__(self, out, writes, head, resume_step=None):
+    def __init__(self, out, writes, head, resume_step=None, tensorboard=False):
         self.loss = None
+        self.board = Board(out, resume_step) if tensorboard and writes else None
         self.logged = set()              # the indices that skips.jsonl has already
         self.skips = out / "skips.jsonl" if writes else Path(os.devnull)
         log = out / "log.jsonl" if writes else Path(os.devnull)
@@ -49,6 +52,8 @@ class RunLog:
         masked: [{"index": .., "id": .., "where": .., "reason": ..}, ..]
         """
         self.file.write(json.dumps(line) + "\n")
+        if self.board:
+            self.board.line(line)
         self.loss = line["loss"]
         new = [skip for skip in masked if skip["index"] not in self.logged]
         if new:
@@ -57,7 +62,10 @@ class RunLog:
                     skips.write(json.dumps({"step": line["step"], **skip}) + "\n")
 
     def scores(self, step, scores, **more):
-        self.file.write(json.dumps({"step": step, "eval": scores, **more}) + "\n")
+        line = {"step": step, "eval": scores, **more}
+        self.file.write(json.dumps(line) + "\n")
+        if self.board:
+            self.board.scores(line)
 
 
 # --------------------------------------------------------------------------------------------------

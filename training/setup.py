@@ -241,7 +241,7 @@ class Run:
     tokenizer: object
     loader: Loader
     fingerprint: dict                # of the data
-    eval_records: list               # None: the toy world's
+    eval_records: dict               # {name: records} of --eval; None: the toy world's
     resume_from: Checkpoint          # of step 0 if the run begins
     base: dict                       # of a run with adapters: what they are put on
 
