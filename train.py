@@ -143,9 +143,8 @@ def train(run, model, groups, optimizer, log, eval_every=0):
         began = time.monotonic()
         if others.stop or is_due(step, config.save_every, config.steps):
             state = {"step": step, "config": config_as_text(config), "data": run.fingerprint,
-                     "model": dataclasses.asdict(config.model), "base": run.base,
-                     "skipped_steps": n_skipped,
-                     "loader": {"plans": plan.state, "masked": dict(others.masked)}}
+                     "model": dataclasses.asdict(config.model), "skipped_steps": n_skipped,
+                     "base": run.base, "loader": {"plans": plan.state, "masked": others.masked}}
             all_ranks_or_none(partial(saver.begin, step, run.tokenizer))
             saver.save(step, model, optimizer, state)
         if others.stop:
@@ -205,9 +204,7 @@ def evaluate(run, model, samples_dir=None):
     """Scores on the first rank, None on the others, which wait for it."""
     scores = None
     if run.ranks.first:
-        # beside adapters, matrices in bfloat16 need the autocast of training
-        low = run.dtype != torch.float32 and lora.has_adapters(model)
-        with torch.autocast(run.device.type, run.dtype, enabled=low):
+        with lora.autocast(model, run.device, run.dtype):
             scores = report.final_scores(run.config, model, run.tokenizer, run.eval_records,
                                          samples_dir)
     run.ranks.barrier()

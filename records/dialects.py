@@ -40,7 +40,7 @@ MISSPELLED = {
 UNSUPPORTED = ("audio", "audios", "sound", "sounds", "speech", "point_cloud", "point_clouds",
                "depth", "depths", "pdf", "pdfs")
 COCO_HINT = ("it looks like COCO annotations (one object with images, annotations and categories); "
-             "python -m tools.prepare coco makes records of them")
+             "convert them to records with python -m tools.prepare coco")
 
 
 class Turn(NamedTuple):

@@ -55,6 +55,9 @@ def export(model, tokenizer, data_config, out, file_bytes=5 * 10**9):
         import safetensors  # noqa: F401
     except ImportError:
         raise ValueError("export needs an extra package: pip install safetensors") from None
+    if model.config.family == "llama":
+        raise ValueError("the released layout has norms of q and k, which a decoder of the Llama "
+                         "kind lacks: transformers has no class for it")
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     export_tensors(model, out, file_bytes)

@@ -60,7 +60,7 @@ CHOICES = {
     "dtype": ("auto", "float32", "bfloat16"),
     "frozen_dtype": ("auto", "float32"),
     "lora.layers": LAYERS,
-    "model.family": ("qwen", "olmo"),
+    "model.family": ("qwen", "olmo", "llama"),
 }
 
 

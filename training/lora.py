@@ -60,6 +60,12 @@ def hold_frozen(model, dtype):
                 p.data = p.data if p.requires_grad else p.data.to(dtype)
 
 
+def autocast(model, device, dtype):
+    """That of training, for answers of a model whose frozen matrices are in dtype."""
+    low = dtype != torch.float32 and has_adapters(model)
+    return torch.autocast(device.type, dtype, enabled=low)
+
+
 def merged(tensors, config):
     """{name: tensor} of a model -> of one without adapters that computes the same, in float32."""
     found = {}

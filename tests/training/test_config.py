@@ -193,7 +193,7 @@ MISTAKES = [
     (["--on-nonfinite", "ignore"], "choose from stop, skip"),
     (["--device", "tpu"], "choose from auto, cpu, cuda, mps"),
     (["--dtype", "float16"], "choose from auto, float32, bfloat16"),
-    (["--model.family=llama"], "choose from qwen, olmo"),
+    (["--model.family=gemma"], "choose from qwen, olmo, llama"),
     (["--preset", "70b"], "--preset"),
     (["--batch", "4", "--micro-batch", "3"], "--micro-batch 3: --batch 4 is not a multiple of it"),
     (["--uncheckpointed_blocks=1"], "only goes with --activation_checkpointing true"),

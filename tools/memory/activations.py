@@ -80,11 +80,12 @@ def attention_saved(shape):
     """
     m = shape.model
     saved = rms_norm_saved(shape) + flex_attention_saved(shape)
-    saved += 4 * (shape.q_width + shape.kv_width)                # float32 inputs of their norms
-    saved += 4 * (m.n_head + m.n_kv_head if shape.qwen else 2)   # their 1/rms
+    if shape.qk_norm:
+        saved += 4 * (shape.q_width + shape.kv_width)            # float32 inputs of their norms
+        saved += 4 * (m.n_head + m.n_kv_head if shape.qwen else 2)       # their 1/rms
     saved += layer_inputs_saved(shape, m.n_embd, "q", "k", "v")
     saved += adapters_saved(shape, "q", "k", "v", "out")
-    if shape.trains_llm:
+    if shape.trains_llm and shape.qk_norm:
         saved += shape.compute_bytes * (shape.q_width + shape.kv_width)      # normalised q and k
     if shape.dropout:
         saved += m.n_embd                                        # a byte each: which numbers stay
@@ -274,8 +275,9 @@ def attention_backward(shape):
         freed_norms += s * (shape.q_width + shape.kv_width)
     then = (5 * 4 * shape.q_width + s * shape.exchanged_kv_width
             - flex_attention_saved(shape) - freed_norms)
+    largest = max(first, then) if shape.qk_norm else first
     return (beyond_saved(shape, -freed_mlp, recomputed) + stream_gradients(shape)
-            + max(first, then) * shape.tokens)
+            + largest * shape.tokens)
 
 
 def connector_backward(shape):

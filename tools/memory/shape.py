@@ -72,8 +72,12 @@ class Shape:
         return self.gpus > 1
 
     @property
-    def qwen(self):                  # norms of q and k per head, before the residual branch
-        return self.model.family == "qwen"
+    def qwen(self):                  # a norm before the residual branch, and of each head's q and k
+        return self.model.family != "olmo"
+
+    @property
+    def qk_norm(self):
+        return self.model.family != "llama"
 
     @property
     def embedding_size(self):        # numbers of the embedding table, and of an untied head
@@ -149,7 +153,9 @@ def decoder_block_parameters(shape):
     width = shape.model.n_embd
     attention = width * (shape.q_width + 2 * shape.kv_width) + shape.q_width * width
     mlp = 3 * width * shape.model.n_hidden                       # up, gate, down
-    if shape.qwen:
+    if not shape.qk_norm:
+        qk_norms = 0
+    elif shape.qwen:
         qk_norms = 2 * shape.model.head_dim                      # one scale for all heads
     else:
         qk_norms = shape.q_width + shape.kv_width
