@@ -13,16 +13,19 @@ peak that does this work: see docs/training.md for published values.
 import argparse
 import json
 from collections import Counter
+from datetime import date
 
 import attention
 import packing
 from model import PRESETS
 from stages.recipes import STAGES
+from tools.bench.__main__ import four_digits
 from tools.bench.attend import packed_row
 from tools.bench.flops import Work, flops
 from tools.bench.run import IMAGE_WINDOW, VIDEO_WINDOW
 from tools.bench.stream import ExampleSize, recipe, stream, video_size
 from training import weights
+from training.log import commit
 
 H100 = 989                               # TFLOP/s in bfloat16, by data sheet
 PARTS = {                                # of a step, by the fields of Work that cause it
@@ -123,7 +126,8 @@ def main(argv=None):
             found = cost(preset, stage, args.n)
             found["hours"] = print_cost(preset, stage, found, args.mfu, args.peak)
             table[f"{preset} stage {stage}"] = found
-    print(json.dumps({"cost": vars(args), "stages": table}))
+    print(json.dumps(four_digits({"cost": vars(args), "stages": table, "commit": commit(),
+                                  "date": str(date.today())})))
 
 
 if __name__ == "__main__":
