@@ -205,7 +205,7 @@ def test_the_toy_world_has_evaluation_records_of_its_own_and_other_data_those_of
     assert [len(records) for records in sets.values()] == [3, 2]
     (records,) = opened("--data", path, "--eval", path)[2].values()
     assert [record["id"] for record in records] == ["a.jsonl:1", "a.jsonl:2", "a.jsonl:3"]
-    with pytest.raises(DataError, match="--eval: .* is named twice"):
+    with pytest.raises(DataError, match=r"--eval: .* is named twice"):
         opened("--data", path, "--eval", path, path)
 
 
