@@ -151,7 +151,7 @@ def skip_reason(record, size, config):
         if with_loss and all(too_many):
             return f"S12 more than {config.data.max_points} points"
         if with_loss:
-            return "S03 none of its annotations fits a row"
+            return "S03 none of its annotations fits a row, or its tracks have no point on a frame"
         return "S04 none of its annotations has loss"
     if tokens > config.data.max_tokens or crops > config.pack_crops:
         return (f"S03 {tokens} tokens and {crops} crops do not fit a row of "
