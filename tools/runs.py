@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 
+from records.errors import warn
 from training.log import read_log
 
 
@@ -51,7 +52,7 @@ def cell(key, value):
 
 
 def exit_with(message):
-    print(message, file=sys.stderr)
+    warn(message)
     raise SystemExit(2)
 
 
