@@ -27,6 +27,7 @@ class RunLog:
 
     def __init__(self, out, writes, head, resume_step=None):
         self.loss = None
+        self.out = out
         self.logged = set()              # the indices that skips.jsonl has already
         self.skips = out / "skips.jsonl" if writes else Path(os.devnull)
         log = out / "log.jsonl" if writes else Path(os.devnull)
@@ -48,7 +49,7 @@ class RunLog:
 
         masked: [{"index": .., "id": .., "where": .., "reason": ..}, ..]
         """
-        self.file.write(json.dumps(line) + "\n")
+        self.write(line)
         self.loss = line["loss"]
         new = [skip for skip in masked if skip["index"] not in self.logged]
         if new:
@@ -57,7 +58,20 @@ class RunLog:
                     skips.write(json.dumps({"step": line["step"], **skip}) + "\n")
 
     def scores(self, step, scores, **more):
-        self.file.write(json.dumps({"step": step, "eval": scores, **more}) + "\n")
+        self.write({"step": step, "eval": scores, **more})
+
+    def write(self, line):
+        """FileNotFoundError, which ends the run, if another file or none has taken the log's place:
+        what is written to a deleted file is lost."""
+        if self.file.name != os.devnull:
+            try:
+                in_place = os.path.samestat(os.stat(self.file.name), os.fstat(self.file.fileno()))
+            except FileNotFoundError:
+                in_place = False
+            if not in_place:
+                raise FileNotFoundError(f"{self.out}: the run directory was deleted or moved while "
+                                        "the run was writing to it; its log ends here")
+        self.file.write(json.dumps(line) + "\n")
 
 
 # --------------------------------------------------------------------------------------------------
