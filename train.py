@@ -34,7 +34,7 @@ from training import checkpoint, weights
 from training.config import parse
 from training.ending import Ending, Terminated
 from training.lock import RunLock
-from training.log import RunLog, first_log_line
+from training.log import RunLog, first_log_line, print_header
 from training.resume import config_as_text, run_directory
 from training.setup import dry_run_largest_batch, pretrain_vit, start_run
 from training.stats import StepStats, loss_fields, plan_fields, report_nonfinite
@@ -229,9 +229,11 @@ def main(argv=None):
         args, config = parse(argv)
         with RunLock(run_directory(args, config)):
             run, model = start_run(args, config, ending)
+            head = first_log_line(run, args, model)
+            if run.ranks.first:
+                print_header(run, head)
             if run.config.vit_steps and not args.init and not run.resume_from.folder:
                 pretrain_vit(run, model.vision.vit.to(run.device))
-            head = first_log_line(run, args, model)
             groups, optimizer = build_optimizer(run, model)
             dry_run_largest_batch(run, groups, partial(forward_backward, run, model))
             if run.resume_from.folder:
@@ -249,9 +251,10 @@ def main(argv=None):
 
 
 def end_run(run, log, scores, seconds):
-    """The last line of the log and of stdout."""
+    """The last line of the log; on stdout a table, then one line of JSON."""
     log.scores(run.config.steps, scores, seconds=seconds)
     report.draw_progress(run.out)
+    print(report.end_table(run, scores))
     print(json.dumps({"out": str(run.out), "steps": run.config.steps, "loss": log.loss,
                       "seconds": round(seconds, 1), "eval": scores}))
 

@@ -16,6 +16,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from records.errors import warn
+
 
 class RunLog:
     """log.jsonl, one line per step after a first line, and skips.jsonl; only the first rank writes.
@@ -190,3 +192,25 @@ def first_log_line(run, args, model):
             "device": str(run.device), "hardware": hardware(run.device),
             "dtype": str(run.dtype).split(".")[-1], "world": run.ranks.world, "params": params,
             "versions": {"python": platform.python_version(), "torch": torch.__version__}}
+
+
+def print_header(run, head):
+    """What a run is about to do, on stderr above its progress bars. head: the first log line."""
+    config = run.config
+    of_parts = [f"{part} {n / 1e6:.1f} M" for part, n in head["params"].items()]
+    threads = f", {count(torch.get_num_threads(), 'thread')}" if run.device.type == "cpu" else ""
+    done = run.resume_from.step
+    steps = f"{config.steps - done} of {config.steps} are left" if done else str(config.steps)
+    if config.vit_steps and not done and not head["command"]["init"]:
+        steps += f" after {config.vit_steps} of stage 0"
+    warn(f"stage {config.stage} on {head['device']} ({head['hardware']}{threads}), "
+         f"{head['dtype']}, {count(head['world'], 'process')}\n"
+         f"parameters: {', '.join(of_parts)}; {', '.join(config.train)} learn\n"
+         f"steps: {steps}; a batch is {count(config.batch, 'row')} of {config.data.max_tokens} "
+         "tokens\n"
+         f"writes to {run.out}")
+
+
+def count(n, noun):
+    plural = "es" if noun.endswith("s") else "s"
+    return f"{n} {noun}{plural if n > 1 else ''}"
