@@ -141,8 +141,8 @@ def layout(trunk, is_visual, branches, config, max_tokens=math.inf):
     for branch in branches:
         n = sum(len(ids) for ids, _ in branch.segments) - 1       # the last id is a target only
         full = full or (n > room and bool(kept))
-        if full or n > room:
-            dropped_tokens += n
+        if full or n > room or n < 0:            # n < 0: a track with no point on a frame shown
+            dropped_tokens += max(n, 0)
         else:
             kept.append(branch)
             room -= n
@@ -215,23 +215,22 @@ def build_tree(record, info, tokenizer, config, seed, epoch):
         ids, is_visual = video_tokens(info.times, info.subtitles, tokenizer, config)
     else:
         ids, is_visual = images_tokens(info.sizes, tokenizer, config)
-    branches, n_left_out, n_transcripts = [], 0, 0
+    branches, n_over_max_points, n_transcripts = [], 0, 0
     for i in rng.permutation(len(record["annotations"])):
         a = record["annotations"][i]
         n_transcripts += a.get("style") == "transcript"
         if a.get("style") == "transcript" and n_transcripts > config.n_transcripts:
             continue                                              # it is read in another epoch
         if a["type"] != "track" and len(a.get("points", ())) > config.max_points:
-            n_left_out += 1
+            n_over_max_points += 1
             continue
         weight = record.get("weight", 1.0) * a.get("weight", 1.0)
         segments = segments_of(a, record, info, tokenizer, config, rng)
-        n_left_out += not segments       # a track without a point on a frame that is shown
-        branches += [Branch(segments, a["type"], weight, of_video)] if segments else []
+        branches.append(Branch(segments, a["type"], weight, of_video))
     trunk, is_visual = [tokenizer.bos, *ids], [False, *is_visual]
     example = layout(trunk, is_visual, branches, config, config.max_tokens)
     example.id = record["id"]
-    example.dropped_branches += n_left_out
+    example.dropped_branches += n_over_max_points
     return example
 
 

@@ -230,8 +230,7 @@ def main(argv=None):
         with RunLock(run_directory(args, config)):
             run, model = start_run(args, config, ending)
             head = first_log_line(run, args, model)
-            if run.ranks.first:
-                print_header(run, head)
+            print_header(run, head)
             if run.config.vit_steps and not args.init and not run.resume_from.folder:
                 pretrain_vit(run, model.vision.vit.to(run.device))
             groups, optimizer = build_optimizer(run, model)

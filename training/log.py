@@ -196,6 +196,8 @@ def first_log_line(run, args, model):
 
 def print_header(run, head):
     """What a run is about to do, on stderr above its progress bars. head: the first log line."""
+    if not run.ranks.first:
+        return
     config = run.config
     of_parts = [f"{part} {n / 1e6:.1f} M" for part, n in head["params"].items()]
     threads = f", {count(torch.get_num_threads(), 'thread')}" if run.device.type == "cpu" else ""
