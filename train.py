@@ -17,11 +17,15 @@ accumulation and the number of ranks invisible.
 
 import dataclasses
 import hashlib
-import json
 import math
+import os
 import signal
 import time
 from functools import partial
+
+# OpenMP's threads wait asleep: spinning, as by default, they keep other processes, and each other,
+# from the cores (RESULTS.md). torch reads it when it is imported; the user's own setting wins.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
 import torch.distributed as dist
@@ -246,16 +250,10 @@ def main(argv=None):
             if run.ranks.mesh:
                 dist.destroy_process_group()
             if run.ranks.first:
-                end_run(run, log, scores, time.monotonic() - began)
-
-
-def end_run(run, log, scores, seconds):
-    """The last line of the log; on stdout a table, then one line of JSON."""
-    log.scores(run.config.steps, scores, seconds=seconds)
-    report.draw_progress(run.out)
-    print(report.end_table(run, scores))
-    print(json.dumps({"out": str(run.out), "steps": run.config.steps, "loss": log.loss,
-                      "seconds": round(seconds, 1), "eval": scores}))
+                seconds = time.monotonic() - began
+                log.scores(run.config.steps, scores, seconds=seconds)
+                report.draw_progress(run.out)
+                report.print_end(run, log.loss, scores, seconds)
 
 
 if __name__ == "__main__":

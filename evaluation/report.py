@@ -5,6 +5,7 @@ evaluation).
     samples/, samples.png              held-out images and videos with predicted and true points
 """
 
+import json
 import math
 import shlex
 from itertools import accumulate
@@ -149,8 +150,9 @@ def draw_scores(log, path, seconds_before=0.0):
     charts.save_line_chart(series, path, "minutes", ylimits=(0, 1), dots=True, ylabel="score")
 
 
-def end_table(run, scores):
-    """The scores of a run that has ended, where its files are, and how to ask its model."""
+def print_end(run, loss, scores, seconds):
+    """What a run leaves, on stdout: a table of scores and paths and how to ask the model, then one
+    line of JSON for programs."""
     out = shlex.quote(printable(str(run.out)))
     parts = ("precision", "recall", "close", "det_a", "ass_a")       # of other scores
     rows = [(name, f"{scores[name]:.3f}") for name in SCORES
@@ -163,7 +165,10 @@ def end_table(run, scores):
         image, prompt = "runs/toy/tiny-test-all-3.png", "pointing: any shape"
     ask = f'python -m tools.generate --model {out} --image {image} --prompt "{prompt}"'
     rows.append(("" if run.eval_records is None else "next", ask))
-    return "\n".join(f"{name:20} {value}" for name, value in rows)
+    for name, value in rows:
+        print(f"{name:20} {value}")
+    print(json.dumps({"out": str(run.out), "steps": run.config.steps, "loss": loss,
+                      "seconds": round(seconds, 1), "eval": scores}))
 
 
 def draw_curves(out):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -328,6 +329,27 @@ def test_real_photographs_train_and_are_scored(tmp_path):
         assert line["tokens"] <= 4 * 640
     assert lines[-1]["eval"]["hits"] == "within 5 % of the diagonal"
     assert lines[-1]["eval"]["n_point"] == 5
+
+
+@pytest.mark.parametrize("own", [None, "active"])
+def test_threads_wait_asleep_unless_the_user_says_otherwise(own):
+    """Set before torch is imported, which reads it."""
+    environment = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"}
+    if own:
+        environment["OMP_WAIT_POLICY"] = own
+    program = """
+import os, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            print(os.environ.get("OMP_WAIT_POLICY"), flush=True)
+            os._exit(0)
+sys.meta_path.insert(0, Finder())
+import train
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment,
+                          capture_output=True, text=True)
+    assert done.stdout.strip() == (own or "passive"), done.stderr
 
 
 def test_a_run_continues_from_the_weights_of_another(plain, tmp_path):
