@@ -34,7 +34,6 @@ of a second.
 """
 
 import math
-import sys
 from collections import Counter
 from dataclasses import replace
 from typing import NamedTuple
@@ -49,6 +48,7 @@ import vision
 from evaluation.generate import generate
 from evaluation.masks import check_masks
 from evaluation.scoring import Question, score
+from records.errors import warn
 from records.media import Unreadable
 from records.visual import VideoClip, read_headers
 from text.prompts import turns_of
@@ -226,7 +226,7 @@ def evaluate(
     losses = nll(model, tokenizer, config, decodable, skipped)
     result["nll"] = {name: round(value, 4) for name, value in losses.items()}
     for where, reason in skipped.items():
-        print(f"{where}: {reason}; skipped", file=sys.stderr)
+        warn(f"{where}: {reason}; skipped")
     result["hits"] = " and ".join(sorted(hit_rules)) or "none"
     result["skipped"] = len(skipped)
     result["not_scored"] = sum(n_texts(record) for record in readable)

@@ -5,11 +5,14 @@ evaluation).
     samples/, samples.png              held-out images and videos with predicted and true points
 """
 
+import json
 import math
+import shlex
 from itertools import accumulate
 
 from evaluation import charts, marks, pictures
-from evaluation.evaluate import evaluate
+from evaluation.evaluate import SCORES, evaluate
+from records.errors import printable
 from toy import world
 from training.log import read_log
 
@@ -145,6 +148,27 @@ def draw_scores(log, path, seconds_before=0.0):
                 series[name].append((minutes, line["eval"][name]))
     series = {name: points for name, points in series.items() if len(points) > 1}
     charts.save_line_chart(series, path, "minutes", ylimits=(0, 1), dots=True, ylabel="score")
+
+
+def print_end(run, loss, scores, seconds):
+    """What a run leaves, on stdout: a table of scores and paths and how to ask the model, then one
+    line of JSON for programs."""
+    out = shlex.quote(printable(str(run.out)))
+    parts = ("precision", "recall", "close", "det_a", "ass_a")       # of other scores
+    rows = [(name, f"{scores[name]:.3f}") for name in SCORES
+            if name in scores and not name.endswith(parts)]
+    rows += [("weights", f"{out}/model"), ("curves", f"{out}/loss.png")]
+    image, prompt = "IMAGE", "long_caption:"
+    if run.eval_records is None:
+        rows.append(("samples", f"{out}/samples"))
+        rows.append(("next", "python -m toy.world runs/toy --n 20"))
+        image, prompt = "runs/toy/tiny-test-all-3.png", "pointing: any shape"
+    ask = f'python -m tools.generate --model {out} --image {image} --prompt "{prompt}"'
+    rows.append(("" if run.eval_records is None else "next", ask))
+    for name, value in rows:
+        print(f"{name:20} {value}")
+    print(json.dumps({"out": str(run.out), "steps": run.config.steps, "loss": loss,
+                      "seconds": round(seconds, 1), "eval": scores}))
 
 
 def draw_curves(out):

@@ -8,7 +8,6 @@ and the options.
 import hashlib
 import json
 import os
-import sys
 from array import array
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
@@ -17,11 +16,11 @@ import numpy as np
 
 from records.check import find
 from records.dialects import convert, list_key
-from records.errors import DataError, Finding, InvalidRecord
+from records.errors import DataError, Finding, InvalidRecord, warn
 from records.media import media_entries
 from records.parse import parse_line, rows
 
-VERSION = 3                          # of the rules: an index made under others is made anew
+VERSION = 4                          # of the rules: an index made under others is made anew
 MIN_INDEXED_BYTES = 1 << 20          # smaller files are read at once; their index is not kept
 MAX_ERRORS = 20                      # reported at once
 
@@ -219,8 +218,8 @@ def save(index, path, made_for):
         os.replace(part, target)
     except OSError as error:
         part.unlink(missing_ok=True)
-        print(f"{path}: the index cannot be written beside the file ({error.strerror}), so the "
-              "file is checked again whenever it is opened", file=sys.stderr)
+        warn(f"{path}: the index cannot be written beside the file ({error.strerror}), so the "
+             "file is checked again whenever it is opened")
         return False
     return True
 

@@ -7,7 +7,6 @@
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +17,7 @@ from evaluation.evaluate import SCORES, evaluate
 from evaluation.generate import evaluation_config
 from evaluation.masks import open_masks
 from records import media
+from records.errors import warn
 from records.reader import Records
 from training.open_model import open_model_folder
 
@@ -119,7 +119,7 @@ def main(argv=None):
         args = parse(argv)
         results = run(args)
     except (OSError, ValueError) as e:
-        print(f"tools.evaluate: {e}", file=sys.stderr)
+        warn(f"tools.evaluate: {e}")
         raise SystemExit(2) from None
     if args.draw:
         pictures.draw(results.predictions, results.records, args.draw)

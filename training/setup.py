@@ -2,16 +2,15 @@
 
 import json
 import os
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 import data
 import model as models
 import parallel
+from records.errors import warn
 from records.mixture import Mixture
 from text.tokenizer import ByteTokenizer, load_tokenizer
 from toy import vit as stage0
@@ -187,7 +186,7 @@ def dry_run_largest_batch(run, groups, forward_backward):
         p.grad = None
     if run.device.type == "cuda" and ranks.first:
         peak = torch.cuda.max_memory_allocated() / 2**30
-        tqdm.write(f"dry run: at most {peak:.1f} GiB of a GPU", file=sys.stderr)
+        warn(f"dry run: at most {peak:.1f} GiB of a GPU")
     del state
 
 

@@ -15,10 +15,10 @@ these.
 """
 
 import json
-import sys
 from dataclasses import replace
 
 from model import PRESETS
+from records.errors import warn
 from tools.memory.activations import saved_activations
 from tools.memory.shape import largest_shape
 from tools.memory.step import answering, most_uncheckpointed_blocks, sent, training
@@ -132,7 +132,7 @@ def main(argv=None):
     try:
         own, args, config = read_command(argv)
     except UserError as error:
-        print(f"tools.memory: {error}", file=sys.stderr)
+        warn(f"tools.memory: {error}")
         raise SystemExit(2) from None
     on_cpu = (config.dtype, config.device) == ("auto", "cpu")
     report(own, args, config, compute_bytes=4 if config.dtype == "float32" or on_cpu else 2)
