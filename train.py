@@ -33,6 +33,7 @@ from evaluation import report
 from training import checkpoint, weights
 from training.config import parse
 from training.ending import Ending, Terminated
+from training.gather import gather_on_each, gather_on_first
 from training.lock import RunLock
 from training.log import RunLog, first_log_line
 from training.resume import config_as_text, run_directory
@@ -151,7 +152,7 @@ def train(run, model, groups, optimizer, log, eval_every=0):
             all_ranks_or_none(saver.wait)
             raise Terminated(f"SIGTERM: ended after step {step}; --resume continues from there")
         if is_due(step, eval_every) and step < config.steps:
-            log.scores(step, evaluate(run, export_model(model.eval(), ranks)))
+            log.scores(step, evaluate(run, model.eval()))
             model.train()
             began = time.monotonic()
     all_ranks_or_none(saver.wait)
@@ -190,31 +191,21 @@ def dropout_seed(seed, step, rank):
 # the end
 
 
-def export_model(model, ranks):
-    """The model as one process has it; of a sharded one a copy on the first rank's CPU, or None."""
-    if not ranks.mesh:
-        return model
-    tensors = parallel.gather_full_model(model)
-    if not ranks.first:
-        return None
-    copy = weights.meta_model(model.config)
-    copy.load_state_dict(tensors, assign=True)
-    return copy.eval()
-
-
 def evaluate(run, model, samples_dir=None):
-    """Scores on the first rank, None on the others, which wait for it."""
-    scores = None
-    if run.ranks.first:
-        scores = report.final_scores(run.config, model, run.tokenizer, run.eval_records,
-                                     samples_dir)
-    run.ranks.barrier()
+    """Scores, of all ranks together; where the run is sharded each has a whole copy to ask."""
+    whole = gather_on_each(model, run.ranks, run.device, run.dtype)
+    scores = report.final_scores(run.config, whole, run.tokenizer, run.eval_records, samples_dir,
+                                 run.ranks)
+    run.ranks.barrier()                  # for any time: the first draws
     return scores
 
 
 def save_model(run, model):
     """Weights, tokenizer, and the settings with which to ask, in out/model; then the curves."""
-    weights.save(model, run.out / "model")
+    whole = gather_on_first(model, run.ranks)
+    if not run.ranks.first:
+        return
+    weights.save(whole, run.out / "model")
     run.tokenizer.save(run.out / "model")
     weights.save_data_config(run.config.data, run.out / "model")
     report.draw_curves(run.out)
@@ -238,9 +229,7 @@ def main(argv=None):
                 checkpoint.restore(run.resume_from.folder, model, optimizer)
             log = RunLog(run.out, run.ranks.first, head, run.resume_from.step or None)
             train(run, model, groups, optimizer, log, args.eval_every)
-            model = export_model(model.eval(), run.ranks)
-            if run.ranks.first:
-                save_model(run, model)
+            save_model(run, model.eval())
             scores = evaluate(run, model, run.out / "samples")
             if run.ranks.mesh:
                 dist.destroy_process_group()
