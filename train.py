@@ -113,12 +113,14 @@ def train(run, model, groups, optimizer, log, eval_every=0):
     bar = tqdm(loader, total=config.steps, initial=run.resume_from.step, unit="step", mininterval=1,
                desc=f"stage {config.stage}", disable=not ranks.first)
     n_skipped = run.resume_from.state.get("skipped_steps", 0)
+    n_micro_batches = config.batch // ranks.dp // config.micro_batch
     began = time.monotonic()
     for step, (plan, micro_batches) in enumerate(bar, run.resume_from.step + 1):
         torch.manual_seed(dropout_seed(config.seed, step, ranks.rank))
         set_learning_rates(optimizer, config, step)
         stats = StepStats(loader.sources, config.cp)
-        for rows in micro_batches:
+        for k, rows in enumerate(micro_batches, 1):
+            parallel.accumulate(model, last=k == n_micro_batches)
             batch, nll = forward_backward(run, model, rows)
             stats.add(rows, batch, nll)              # read one micro-batch later: nobody waits here
         stats.all_reduce()

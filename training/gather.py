@@ -6,8 +6,8 @@ out   a whole Molmo2: on the CPU of the first rank in float32, or on the device 
 """
 
 import torch
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-import parallel
 from training import weights
 
 
@@ -15,7 +15,8 @@ def gather_on_first(model, ranks):
     """The model itself, of one process; else a copy on the first rank's CPU, None on the others."""
     if not ranks.mesh:
         return model
-    tensors = parallel.gather_full_model(model)
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    tensors = get_model_state_dict(model, options=options)
     return whole_model(model.config, tensors) if ranks.first else None
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -37,6 +38,9 @@ from training.sources import fingerprint, open_sources
 
 def pick_device(config):
     """-> device and dtype of the arithmetic; weights and optimizer are float32 always."""
+    # read at the first allocation. The sizes of blocks differ from row to row: segments that grow
+    # prevent fragmentation
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     name = config.device
     if name == "auto":
         mps = torch.backends.mps.is_available()
@@ -60,6 +64,32 @@ def default_workers(device):
     linux = hasattr(os, "sched_getaffinity")
     cores = len(os.sched_getaffinity(0)) if linux else os.cpu_count() or 1
     return min(max(cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)) - 1, 0), 8)
+
+
+def choose_layout(args, config, device):
+    """The config with what this machine decides, where it was not given: fields of LAYOUT_FIELDS,
+    which affect the speed and not the results."""
+    given = args.fields
+    if "workers" not in given:
+        config = replace(config, workers=default_workers(device))
+    if "shard" not in given:
+        world = int(os.environ.get("WORLD_SIZE", 1))
+        config = replace(config, shard=default_shard(
+            world, int(os.environ.get("LOCAL_WORLD_SIZE", world))))
+    if device.type == "cuda" and "compile" not in given:
+        if find_spec("triton") is None:              # Windows has none
+            print("train.py: no triton, so blocks are not compiled", file=sys.stderr)
+        else:
+            # a block that fails to compile runs as it is, and torch logs why
+            torch._dynamo.config.suppress_errors = True
+            config = replace(config, compile=True)
+    return config
+
+
+def default_shard(world, ranks_of_node):
+    """--shard where it is not given: of several nodes each holds all weights, because between
+    nodes gathering them for every micro-batch would take longer than computing with them."""
+    return ranks_of_node if world > ranks_of_node and world % ranks_of_node == 0 else 0
 
 
 def open_loader(args, config, ranks, tokenizer, resume_from, sources, rates):
@@ -245,8 +275,7 @@ class Run:
 def start_run(args, config, ending):
     """Opens everything that can be wrong, before anything is written -> Run, model on the CPU."""
     device, dtype = pick_device(config)
-    if "workers" not in args.fields:
-        config = replace(config, workers=default_workers(device))
+    config = choose_layout(args, config, device)
     resume_from, config = find_checkpoint(args, config)
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     packs_of_rank = max(config.batch * config.cp // world_size, 1)
