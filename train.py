@@ -37,7 +37,7 @@ from training.gather import gather_on_each, gather_on_first
 from training.lock import RunLock
 from training.log import RunLog, first_log_line
 from training.resume import config_as_text, run_directory
-from training.setup import dry_run_largest_batch, pretrain_vit, start_run
+from training.setup import dry_run_largest_batch, fill_weights, pretrain_vit, start_run
 from training.stats import StepStats, loss_fields, plan_fields, report_nonfinite
 from training.sync import all_ranks_or_none, sync_ranks
 
@@ -50,7 +50,9 @@ def build_optimizer(run, model):
     config = run.config
     if run.ranks.mesh:
         parallel.parallelize(model, run.ranks.mesh, config.shard, run.dtype)
-    else:
+    if model.norm.weight.is_meta:
+        model.to_empty(device=run.device)                # the shard of this rank, to be filled
+    elif not run.ranks.mesh:
         model.to(run.device)
     if config.compile:
         model.compile_blocks()
@@ -226,6 +228,7 @@ def main(argv=None):
                 pretrain_vit(run, model.vision.vit.to(run.device))
             head = first_log_line(run, args, model)
             groups, optimizer = build_optimizer(run, model)
+            fill_weights(args, model)
             dry_run_largest_batch(run, groups, partial(forward_backward, run, model))
             if run.resume_from.folder:
                 checkpoint.restore(run.resume_from.folder, model, optimizer)

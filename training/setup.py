@@ -116,13 +116,15 @@ def open_loader(args, config, ranks, tokenizer, resume_from, sources, rates):
 
 
 def open_model(args, config, resume_from):
-    """-> model on the CPU, tokenizer, and config with its shape: from --init, or new from --preset.
+    """-> model, tokenizer, and config with its shape: from --init, or new from --preset.
 
-    Of a run that continues, weights are filled in later, from the checkpoint.
+    A new model is on the CPU. Of --init and of a run that continues it is on the meta device, so
+    that no rank ever holds all of it: build_optimizer gives each its shard, and fill_weights or
+    checkpoint.restore reads that.
     """
     if args.init is not None:
         try:
-            model, tokenizer, _ = open_model_folder(args.init)
+            model, tokenizer, _ = open_model_folder(args.init, read=False)
         except (OSError, ValueError) as e:
             raise UserError(f"--init {args.init}: {e}") from None
         asked_for = args.preset or config.model != models.PRESETS[config.preset]
@@ -133,9 +135,12 @@ def open_model(args, config, resume_from):
         config = replace(config, model=model.config, data=replace(config.data, vision=vision))
     else:
         try:
-            model = models.Molmo2(config.model).init_weights()
-            if config.model.vision.neighbor_init:
-                init_neighbor_heads(model.vision.vit)
+            if resume_from.folder:
+                model = weights.meta_model(config.model)
+            else:
+                model = models.Molmo2(config.model).init_weights()
+                if config.model.vision.neighbor_init:
+                    init_neighbor_heads(model.vision.vit)
             n_vocab = config.model.n_vocab
             tokenizer = (load_tokenizer(resume_from.folder, n_vocab) if resume_from.folder
                          else ByteTokenizer(world.WORDS, n_vocab))
@@ -151,6 +156,15 @@ def open_model(args, config, resume_from):
             for p in parameters:
                 p.requires_grad_(False)
     return model.train(), tokenizer, config
+
+
+def fill_weights(args, model):
+    """Reads this rank's part of the weights of --init."""
+    if args.init is not None:
+        try:
+            weights.read_weights(model, args.init)
+        except (OSError, ValueError) as e:
+            raise UserError(f"--init {args.init}: {e}") from None
 
 
 def open_tokenizer(args, config):
@@ -273,7 +287,7 @@ class Run:
 
 
 def start_run(args, config, ending):
-    """Opens everything that can be wrong, before anything is written -> Run, model on the CPU."""
+    """Opens everything that can be wrong, before anything is written -> Run, model."""
     device, dtype = pick_device(config)
     config = choose_layout(args, config, device)
     resume_from, config = find_checkpoint(args, config)
