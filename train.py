@@ -33,7 +33,7 @@ from evaluation import report
 from training import checkpoint, weights
 from training.config import parse
 from training.ending import Ending, Terminated
-from training.gather import gather_on_each, gather_on_first
+from training.gather import gather_on_first
 from training.lock import RunLock
 from training.log import RunLog, first_log_line
 from training.resume import config_as_text, run_directory
@@ -156,7 +156,7 @@ def train(run, model, groups, optimizer, log, eval_every=0):
             all_ranks_or_none(saver.wait)
             raise Terminated(f"SIGTERM: ended after step {step}; --resume continues from there")
         if is_due(step, eval_every) and step < config.steps:
-            log.scores(step, evaluate(run, model.eval()))
+            log.scores(step, report.scores_of_run(run, model.eval()))
             model.train()
             began = time.monotonic()
     all_ranks_or_none(saver.wait)
@@ -195,15 +195,6 @@ def dropout_seed(seed, step, rank):
 # the end
 
 
-def evaluate(run, model, samples_dir=None):
-    """Scores, of all ranks together; where the run is sharded each has a whole copy to ask."""
-    whole = gather_on_each(model, run.ranks, run.device, run.dtype)
-    scores = report.final_scores(run.config, whole, run.tokenizer, run.eval_records, samples_dir,
-                                 run.ranks)
-    run.ranks.barrier()                  # for any time: the first draws
-    return scores
-
-
 def save_model(run, model):
     """Weights, tokenizer, and the settings with which to ask, in out/model; then the curves."""
     whole = gather_on_first(model, run.ranks)
@@ -235,7 +226,7 @@ def main(argv=None):
             log = RunLog(run.out, run.ranks.first, head, run.resume_from.step or None)
             train(run, model, groups, optimizer, log, args.eval_every)
             save_model(run, model.eval())
-            scores = evaluate(run, model, run.out / "samples")
+            scores = report.scores_of_run(run, model, run.out / "samples")
             if run.ranks.mesh:
                 dist.destroy_process_group()
             if run.ranks.first:

@@ -11,11 +11,21 @@ from itertools import accumulate
 from evaluation import charts, marks, pictures
 from evaluation.evaluate import evaluate
 from toy import world
+from training.gather import gather_on_each
 from training.log import read_log
 
 PROGRESS_SCORES = (
     "point_f1", "count_accuracy", "caption_exact", "video_point_f1", "track_f1", "qa_accuracy"
 )
+
+
+def scores_of_run(run, model, samples_dir=None):
+    """final_scores by all ranks together; where the run is sharded each has a whole copy to ask."""
+    whole = gather_on_each(model, run.ranks, run.device, run.dtype)
+    scores = final_scores(run.config, whole, run.tokenizer, run.eval_records, samples_dir,
+                          run.ranks)
+    run.ranks.barrier()                  # for any time: the first draws
+    return scores
 
 
 def final_scores(config, model, tokenizer, eval_records, samples_dir=None, ranks=None):

@@ -146,6 +146,11 @@ def open_model(args, config, resume_from):
                          else ByteTokenizer(world.WORDS, n_vocab))
         except (AssertionError, IndexError, RuntimeError, ValueError, ZeroDivisionError) as e:
             raise UserError(f"--model: no model has this shape: {e}") from None
+    return apply_recipe(model, config).train(), tokenizer, config
+
+
+def apply_recipe(model, config):
+    """What a stage's recipe sets of a model: dropout, checkpointing, which parts learn."""
     model.residual_dropout = config.residual_dropout
     model.response_dropout = config.response_dropout
     model.activation_checkpointing = config.activation_checkpointing
@@ -155,7 +160,7 @@ def open_model(args, config, resume_from):
         if part not in config.train:
             for p in parameters:
                 p.requires_grad_(False)
-    return model.train(), tokenizer, config
+    return model
 
 
 def fill_weights(args, model):
