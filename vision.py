@@ -152,8 +152,12 @@ def crops(image, max_crops=8, config=RELEASED):
     return patchify(np.stack(pixels), config), image_windows(rows, cols, config)
 
 
+@lru_cache(maxsize=1024)
 def image_windows(rows, cols, config=RELEASED):
-    """pool_src (M,4) of an image with rows x cols high-resolution crops, without its pixels."""
+    """pool_src (M,4) of an image with rows x cols high-resolution crops, without its pixels.
+
+    The array is cached: copy it before you write to it.
+    """
     g, m = config.grid, config.overlap_margin
     inner = g - 2 * m
     patch_ids = np.arange(g * g).reshape(g, g)

@@ -17,7 +17,7 @@ in front of everything (0: none), and for every object also
 
 import numpy as np
 
-from toy.shapes import COLOURS, LATTICE, SEEN, SIZE, X, Y, draw_ground, mask_of, render
+from toy.shapes import COLOURS, LATTICE, SEEN, SIZE, draw_ground, mask_of, paint, render
 
 STEP = 0.5                           # seconds; the distance of frames (data.fps)
 LOW, HIGH = 20, 80                   # pixels: range of the centres
@@ -123,18 +123,7 @@ def render_frames(video, times):
         image = ground.copy()
         for o in video["objects"]:
             if now := object_at(o, time):
-                _paint(image, now, noise)
+                paint(image, now, noise)
         if video["pole"]:
             image[:, _pole(video)] = POLE_GREY
         yield image
-
-
-def _paint(image, o, noise):
-    x, y, r = o["x"], o["y"], o["r"]
-    rows = slice(max(int(y - r) - 1, 0), int(y + r) + 2)
-    columns = slice(max(int(x - r) - 1, 0), int(x + r) + 2)
-    box = rows, columns
-    light = o["light"] + 14 * (X[box] - x + Y[box] - y) / r + noise[box]
-    colour = np.array(COLOURS[o["colour"]], np.float32)
-    pixels = (light[..., None] + colour).clip(0, 255).astype(np.uint8)
-    np.copyto(image[box], pixels, where=mask_of(o, box)[..., None])

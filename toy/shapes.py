@@ -91,7 +91,7 @@ def render(scene):
     alone does not tell an object from the ground. But over its three channels every object is
     brighter than the mean of its ground, and all grounds have the same mean. A ViT trained from
     scratch needs both: then an edge is bright on one side always and needs one feature, not one
-    per colour (RESULTS.md).
+    per colour (docs/log.md).
     """
     rng = np.random.default_rng(scene["noise"])
     tints = rng.normal(0, 1, (2, 3))
@@ -99,13 +99,22 @@ def render(scene):
     slope = (slope_x * (X - SIZE / 2) + slope_y * (Y - SIZE / 2)) / SIZE
     light = slope[..., None] * (1 + 0.3 * tints[0])
     light = light + 24 * _texture(scene)[..., None] * tints[1] + rng.normal(0, 6, (SIZE, SIZE, 1))
-    image = 75 + light
+    image = (75 + light).clip(0, 255).astype(np.uint8)
     for o in scene["objects"]:
-        shade = o["light"] + 14 * (X - o["x"] + Y - o["y"]) / o["r"]
-        shade = shade + rng.normal(0, 6, (SIZE, SIZE))
-        colour = np.array(COLOURS[o["colour"]], np.float32)
-        image = np.where(mask_of(o)[..., None], colour + shade[..., None], image)
-    return image.clip(0, 255).astype(np.uint8)
+        paint(image, o, rng.normal(0, 6, (SIZE, SIZE)))
+    return image
+
+
+def paint(image, o, noise):
+    """Draws an object into image (SIZE,SIZE,3) uint8, in the box around it only."""
+    x, y, r = o["x"], o["y"], o["r"]
+    rows = slice(max(int(y - r) - 1, 0), int(y + r) + 2)
+    columns = slice(max(int(x - r) - 1, 0), int(x + r) + 2)
+    box = rows, columns
+    shade = o["light"] + 14 * (X[box] - x + Y[box] - y) / r + noise[box]
+    colour = np.array(COLOURS[o["colour"]], np.float32)
+    pixels = (colour + shade[..., None]).clip(0, 255).astype(np.uint8)
+    np.copyto(image[box], pixels, where=mask_of(o, box)[..., None])
 
 
 def _texture(scene):

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -199,6 +200,38 @@ def test_a_step_that_is_not_finite_stops_the_run_and_leaves_its_batch(records, t
         assert all(name in text for name in batch["ids"])
         assert batch["tokens"].shape == (2, 256)
     assert sorted(logged(out)) == [1, 2]                 # no optimizer step: see test_parallel
+
+
+def test_a_step_that_is_not_finite_waits_for_the_checkpoint_of_the_step_before(
+        records, tmp_path, nan_at_3, monkeypatch):
+    out, found = tmp_path / "out", []
+    complete, report = checkpoint.Saver.complete, train.report_nonfinite
+
+    def slowly(self, *args):
+        time.sleep(0.3)
+        complete(self, *args)
+
+    def noted(*args):
+        found.append(checkpoint.complete_steps(out))
+        report(*args)
+
+    monkeypatch.setattr(checkpoint.Saver, "complete", slowly)
+    monkeypatch.setattr(train, "report_nonfinite", noted)
+    assert run(out, *RECIPE, *records, "--save-every", "2") == 1
+    assert found == [[2]]
+
+
+def test_a_dry_run_comes_before_the_state_of_a_resumed_run(whole, records, tmp_path, monkeypatch):
+    """Else a rank would hold twice the state of the optimizer. The run goes on as it would."""
+    order = []
+    for owner, name in ((train, "dry_run_largest_batch"), (checkpoint, "restore")):
+        act = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *args, name=name, act=act: (
+            order.append(name), act(*args))[1])
+    out = back_to(whole, tmp_path / "out", 2)
+    assert run(out, *RECIPE, *records, "--resume", "--dry_run=true") == 0
+    assert order == ["dry_run_largest_batch", "restore"]
+    assert_same_run(out, whole)
 
 
 def test_a_skipped_step_changes_no_weight_and_is_counted_after_a_resume_too(records, tmp_path,

@@ -13,6 +13,7 @@ from PIL import Image
 import data
 import model as models
 import packing
+import parallel
 import train
 from evaluation import report
 from tests.training.runs import SMALL, logged, run, sentence
@@ -164,6 +165,19 @@ def test_a_users_mistake_costs_one_sentence(tmp_path, monkeypatch, capsys, flags
     named = "unreadable.jsonl" in flags or "outside.jsonl" in flags
     assert len(lines) == 1 + named
     assert sorted(Path().rglob("*")) == before
+
+
+def test_ranks_that_see_other_data_end_in_one_sentence(tmp_path, capsys, monkeypatch):
+    all_gather = parallel.all_gather
+
+    def with_another_rank(mine, *group):
+        other = {**mine, "tokenizer": "another"} if isinstance(mine, dict) else mine
+        return [*all_gather(mine, *group), other]
+
+    monkeypatch.setattr(parallel, "all_gather", with_another_rank)
+    assert run(tmp_path / "out", *SMALL) == 1
+    sentence(capsys, "the ranks do not see the same record files, tokenizer and config")
+    assert not (tmp_path / "out").exists()
 
 
 # --------------------------------------------------------------------------------------------------

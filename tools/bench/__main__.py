@@ -6,6 +6,7 @@
     python -m tools.bench step                # a training step, beside transformers' Molmo2
     python -m tools.bench generate            # answers, beside transformers' Molmo2
     python -m tools.bench run DIR --peak 989  # MFU of a run of train.py, from its log
+    python -m tools.bench speedrun            # the first training command, beside an older commit
 
 Each prints a table, then one JSON line that also holds the flags, the hardware, the date and the
 commit. A ratio above 1 says that this project is faster. Contestants take turns, so that other
@@ -19,7 +20,7 @@ from datetime import date
 
 import torch
 
-from tools.bench import attend, generate, load, pack, run, step
+from tools.bench import attend, generate, load, pack, run, speedrun, step
 from training.log import commit, hardware
 
 COMMANDS = {
@@ -29,6 +30,7 @@ COMMANDS = {
     "step": step,
     "generate": generate,
     "run": run,
+    "speedrun": speedrun,
 }
 
 
