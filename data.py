@@ -142,8 +142,8 @@ def layout(trunk, is_visual, branches, config, max_tokens=math.inf):
     for branch in branches:
         n = sum(len(ids) for ids, _ in branch.segments) - 1       # the last id is a target only
         full = full or (n > room and bool(kept))
-        if full or n > room:
-            dropped_tokens += n
+        if full or n > room or n < 0:            # n < 0: a track with no point on a frame shown
+            dropped_tokens += max(n, 0)
         else:
             kept.append(branch)
             room -= n

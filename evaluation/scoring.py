@@ -13,7 +13,7 @@ from records.visual import MediaInfo
 from text.points import parse_points, unit
 from text.prompts import scales
 from text.styles import medium, style_of
-from text.tracks import seconds, track_frames, track_mode
+from text.tracks import AskedFrames, seconds, track_frames, track_mode
 
 # benchmarks with a score of their own; others with several answers have the vqa_score
 STYLE_SCORE = dict.fromkeys(("doc_qa", "info_qa", "st_qa"), "anls")
@@ -136,6 +136,12 @@ def has_boxes(annotation):
     return any("box" in point for point in annotation["points"])
 
 
+def hit_rule(annotation, masks):
+    if masks is not None:
+        return "mask"
+    return "box" if has_boxes(annotation) else "within 5 % of the diagonal"
+
+
 def true_boxes(question):
     """(left, top, right, bottom) in pixels of each point of a box annotation."""
     annotation, sizes = question.annotation, question.info.sizes
@@ -179,7 +185,11 @@ def predicted_places(question, text):
 
 def hit_in_clip(question, masks):
     """Masks of a video, whose times are those of the file -> hit((seconds of the clip, x, y))."""
-    times = [seconds(t, question.record) for t in masks["times"]]
+    annotation, record = question.annotation, question.record
+    times = [seconds(t, record) for t in masks["times"]]
+    if annotation["type"] == "track":
+        asked = AskedFrames(annotation, record, question.info.times)
+        times = [asked.text_time(t) for t in masks["times"]]
     return metrics.hit_in_video_mask(times, masks["masks"])
 
 

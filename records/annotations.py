@@ -23,6 +23,7 @@ from records.schema import (
     is_text,
     is_whole,
 )
+from text.tracks import count_between_frames, visible_points
 
 
 class VisualInput(NamedTuple):
@@ -66,7 +67,7 @@ def check_annotation(annotation, place, visual, report):
     if kind == "point":
         check_point(annotation, place, visual, report)
     elif kind == "track":
-        check_track(annotation, place, report)
+        check_track(annotation, place, visual, report)
     if kind in ("point", "track"):
         check_range(annotation, place, visual.sizes, report)
         times = [point["t"] for point in points_of(annotation) if "t" in point]
@@ -135,7 +136,7 @@ def check_which_image_or_time(point, at, visual):
         raise InvalidRecord("E61", message, at)
 
 
-def check_track(track, place, report):
+def check_track(track, place, visual, report):
     places = [f"{place}.points[{k}]" for k in range(len(track["points"]))]
     places.append(f"{place}.query")
     for point, at in zip(points_of(track), places, strict=False):
@@ -164,6 +165,12 @@ def check_track(track, place, report):
     if track.get("fps", 1) % 1:
         report("S13", f"the track is annotated at {track['fps']:g} fps, which is not a multiple of "
                "a rate that tracks are asked for (1 or 2)", place)
+    n_visible = len(visible_points(track))
+    n_between = count_between_frames(track, {"video": {"start": visual.start}})
+    if n_between and ("fps" not in track or n_between == n_visible):
+        report("W08", f"{n_between} of {n_visible} visible points of the track lie between the "
+               "frames that are asked for; where no point is left on one, the track is left out",
+               place)
 
 
 def check_times(times, place, visual, report):

@@ -8,7 +8,6 @@ and the options.
 import hashlib
 import json
 import os
-import sys
 from array import array
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
@@ -18,7 +17,7 @@ import numpy as np
 from records.boxes import as_points
 from records.check import find
 from records.dialects import convert, list_key
-from records.errors import DataError, Finding, InvalidRecord
+from records.errors import DataError, Finding, InvalidRecord, warn
 from records.media import media_entries
 from records.parse import parse_line, rows
 
@@ -221,8 +220,8 @@ def save(index, path, made_for):
         os.replace(part, target)
     except OSError as error:
         part.unlink(missing_ok=True)
-        print(f"{path}: the index cannot be written beside the file ({error.strerror}), so the "
-              "file is checked again whenever it is opened", file=sys.stderr)
+        warn(f"{path}: the index cannot be written beside the file ({error.strerror}), so the "
+             "file is checked again whenever it is opened")
         return False
     return True
 

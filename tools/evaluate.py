@@ -4,22 +4,27 @@ other under its name.
 
     python -m tools.evaluate --model runs/stage1-tiny --data records.jsonl --masks masks.npz
     python -m tools.evaluate --model runs/stage3 --data videos.jsonl --frames 8 16 32 --draw drawn
+    torchrun --nproc-per-node 8 -m tools.evaluate --model Molmo2-8B --data videos.jsonl \
+        --device cuda --dtype bfloat16       # questions are dealt out, the scores are the same
 """
 
 import argparse
 import json
-import sys
+import os
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 
+import parallel
 from evaluation import charts, pictures
 from evaluation.evaluate import SCORES, evaluate
 from evaluation.generate import evaluation_config
 from evaluation.mask_files import open_masks
 from records import media
+from records.errors import warn
 from records.reader import Records
 from training.open_model import open_model_folder
 from training.sources import unique_names
@@ -110,46 +115,68 @@ def open_sets(args):
     return records
 
 
-def ask(args, loaded, name, records, masks_of, several):
+def ask(args, loaded, name, records, masks_of, ranks):
     """One file of records -> its Results."""
     model, tokenizer, config = loaded
     by_frames, lines = {}, []
     for n in dict.fromkeys(args.frames or [None]):
         asked = evaluation_config(config, max_frames=n)
         metrics, predictions = evaluate(
-            model, tokenizer, asked, records, masks_of, max_new=args.max_new
+            model, tokenizer, asked, records, masks_of, max_new=args.max_new, ranks=ranks
         )
         if metrics["skipped"] == len(records):
             raise ValueError(f"{name}: none of its {len(records)} records could be used")
         by_frames[str(n)] = metrics
-        more = ({"set": name} if several else {}) | ({"frames": n} if args.frames else {})
+        more = {"set": name} if len(args.data) > 1 else {}
+        more |= {"frames": n} if args.frames else {}
         lines += [p | more for p in predictions]
     return Results(name, records, by_frames, predictions, lines)
 
 
-def run(args):
-    """Asks the model and writes predictions.jsonl -> [Results, ..]."""
-    loaded = open_model_folder(args.model, args.device, getattr(torch, args.dtype))
+def run(args, device, ranks):
+    """Asks the model; the first rank writes predictions.jsonl -> [Results, ..]."""
+    loaded = open_model_folder(args.model, device, getattr(torch, args.dtype))
     sets = open_sets(args)
     masks_of = open_masks(args.masks, list(chain(*sets.values()))) if args.masks else None
     for folder in (args.out, args.draw):
         if folder:
             Path(folder).mkdir(parents=True, exist_ok=True)
-    results = [ask(args, loaded, name, records, masks_of, len(sets) > 1)
+    results = [ask(args, loaded, name, records, masks_of, ranks)
                for name, records in sets.items()]
-    with open(Path(args.out) / "predictions.jsonl", "w") as out:
-        for line in chain.from_iterable(of_set.lines for of_set in results):
-            out.write(json.dumps(line) + "\n")
+    if ranks.first:
+        with open(Path(args.out) / "predictions.jsonl", "w") as out:
+            for line in chain.from_iterable(of_set.lines for of_set in results):
+                out.write(json.dumps(line) + "\n")
     return results
+
+
+def device_of_rank(name):
+    """Under torchrun each process of a machine has a GPU of its own."""
+    if name == "cuda" and "LOCAL_RANK" in os.environ:
+        return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    try:
+        return torch.device(name)
+    except RuntimeError as e:
+        raise ValueError(f"--device {name}: {str(e).splitlines()[0]}") from None
 
 
 def main(argv=None):
     try:
         args = parse(argv)
-        results = run(args)
+        device = device_of_rank(args.device)
+        ranks = parallel.join(1, device)
+        results = run(args, device, ranks)
     except (OSError, ValueError) as e:
-        print(f"tools.evaluate: {e}", file=sys.stderr)
+        warn(f"tools.evaluate: {e}")
         raise SystemExit(2) from None
+    if ranks.world > 1:
+        dist.destroy_process_group()
+    if ranks.first:
+        report(args, results)
+
+
+def report(args, results):
+    """Pictures, curves and a table; metrics as JSON on the last line."""
     for k, of_set in enumerate(results):
         folder = Path(args.draw, of_set.name) if args.draw and k else args.draw
         if folder:

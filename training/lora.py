@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from training import tensor_files
+
 LAYERS = ("q", "k", "v", "out", "up", "gate", "down")
 
 
@@ -23,28 +25,38 @@ class LoraConfig:
 
 
 class LoraLinear(nn.Linear):
-    def __init__(self, weight, config, generator):
+    def __init__(self, weight, config):
         nn.Module.__init__(self)
         self.weight, self.bias = weight, None
         self.scale = config.alpha / config.rank
         n_out, n_in = weight.shape
-        a = torch.randn(config.rank, n_in, generator=generator) * n_in**-0.5
-        self.lora_a = nn.Parameter(a)
-        self.lora_b = nn.Parameter(torch.zeros(n_out, config.rank))
+        self.lora_a = nn.Parameter(weight.new_empty(config.rank, n_in))
+        self.lora_b = nn.Parameter(weight.new_empty(n_out, config.rank))
 
     def forward(self, x):
         return super().forward(x) + self.scale * F.linear(F.linear(x, self.lora_a), self.lora_b)
 
 
-def add_adapters(model, config, seed):
-    """Freezes the decoder of a Molmo2 and puts adapters on it, the same on every rank."""
+def add_adapters(model, config):
+    """Freezes the decoder of a Molmo2 and puts adapters on it, to be filled by init_adapters."""
     for p in model.parameter_groups()["llm"]:
         p.requires_grad_(False)
-    generator = torch.Generator().manual_seed(seed)
     for part in [part for block in model.blocks for part in (block.attn, block.mlp)]:
         for name in config.layers:
             if hasattr(part, name):
-                setattr(part, name, LoraLinear(getattr(part, name).weight, config, generator))
+                setattr(part, name, LoraLinear(getattr(part, name).weight, config))
+
+
+@torch.no_grad()
+def init_adapters(model, seed):
+    """The same numbers on any number of ranks, of which each keeps its rows."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, p in model.named_parameters():
+        if name.endswith(".lora_a"):
+            a = torch.randn(p.shape, generator=generator) * p.shape[1] ** -0.5
+            tensor_files.copy_rows(a, len(a), 0, [p])
+        elif name.endswith(".lora_b"):
+            p.zero_()
 
 
 def has_adapters(model):
@@ -66,14 +78,18 @@ def autocast(model, device, dtype):
     return torch.autocast(device.type, dtype, enabled=low)
 
 
-def merged(tensors, config):
-    """{name: tensor} of a model -> of one without adapters that computes the same, in float32."""
+def merged(model, tensors, dtype):
+    """The model's {name: tensor} -> those of one without adapters that computes the same, in
+    dtype. Of a model that has none, they are returned as they are."""
+    scale = next((m.scale for m in model.modules() if isinstance(m, LoraLinear)), None)
+    if scale is None:
+        return tensors
     found = {}
     for name, tensor in tensors.items():
         layer = name.removesuffix("weight")
         if f"{layer}lora_a" in tensors:
             product = tensors[f"{layer}lora_b"].float() @ tensors[f"{layer}lora_a"].float()
-            tensor = tensor.float() + config.alpha / config.rank * product
+            tensor = tensor.float() + scale * product
         if not name.endswith((".lora_a", ".lora_b")):
-            found[name] = tensor.float().cpu()
+            found[name] = tensor.to(dtype)
     return found

@@ -1,13 +1,12 @@
 """Where a run writes, and the checkpoint that it continues from."""
 
 import json
-import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import model as models
 import parallel
-from records.errors import DataError
+from records.errors import DataError, warn
 from training import checkpoint, weights
 from training.config import UserError, field_values
 from training.log import read_skips
@@ -55,7 +54,7 @@ def find_checkpoint(args, config):
     steps = checkpoint.complete_steps(out)
     if not steps:
         if parallel.is_first_process():
-            print(f"train.py: no checkpoint in {out}: the run starts afresh", file=sys.stderr)
+            warn(f"train.py: no checkpoint in {out}: the run starts afresh")
         args.init = args.else_init
         return Checkpoint(), config
     folder = out / f"step-{steps[0]}"
@@ -139,7 +138,7 @@ def make_run_directory(args, config, resume_from):
             while (aside := out.with_name(f"{out.name}.old-{n}")).exists():
                 n += 1
             out.rename(aside)
-            print(f"train.py: the run in {out} is now in {aside}", file=sys.stderr)
+            warn(f"train.py: the run in {out} is now in {aside}")
         (out / "model").mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise UserError(f"--out {out}: {e.strerror}") from None

@@ -14,13 +14,13 @@ import dataclasses
 import hashlib
 import json
 import math
-import sys
 import tempfile
 from collections import Counter
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
+from records.errors import warn
 from records.mixture import group_rates, sqrt_size
 from records.reader import DataError, Options, Records
 from stages.recipes import STAGES
@@ -145,7 +145,7 @@ def drop_missing(args, groups):
     if len(args.data) == len(missing) == len(paths):
         raise DataError(f"--data {missing[0]}: no such file")
     for path in missing:
-        print(f"{path}: no such file", file=sys.stderr)
+        warn(f"{path}: no such file")
     if not args.skip_missing:
         raise DataError(f"--data: {len(missing)} files of the mixture are missing; --skip-missing "
                         f"trains without them{own_records_hint(args.data)}")

@@ -33,9 +33,8 @@ class Board:
         for name, value in numbers(line).items():
             self.writer.add_scalar(name, value, line["step"])
 
-    def scores(self, line):
-        self.line(line)
+    def pictures(self, step):
         for path in sorted(self.samples.rglob("*.png"))[:MAX_PICTURES]:
             pixels = np.asarray(Image.open(path).convert("RGB"))
-            self.writer.add_image(path.stem, pixels, line["step"], dataformats="HWC")
+            self.writer.add_image(path.stem, pixels, step, dataformats="HWC")
         self.writer.flush()

@@ -7,7 +7,8 @@ from PIL import Image
 
 import data
 from evaluation import scoring
-from evaluation.evaluate import collect_questions, hit_rule
+from evaluation.evaluate import collect_questions
+from evaluation.scoring import hit_rule
 from records import boxes
 from records.reader import Records, Unreadable
 from tests.evaluation.answers import evaluate_answers

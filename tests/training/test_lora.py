@@ -14,8 +14,9 @@ from tools import generate, hf
 from training import checkpoint, lora
 from training import weights as model_folders
 from training.config import UserError, parse
+from training.gather import whole_model
 from training.lora import LoraConfig
-from training.weights import fingerprint, from_tensors, load
+from training.weights import fingerprint, load
 
 ALL = LoraConfig(rank=4, alpha=8.0)
 EXACT = ("ids", "tokens", "loss_tokens", "examples", "lr")
@@ -43,7 +44,8 @@ def test_rank_as_wide_as_the_layer_equals_full_training_of_that_layer(name):
     full.requires_grad_(False)
     adapted.requires_grad_(False)
     wide = getattr(getattr(full.blocks[0], part), name).in_features
-    lora.add_adapters(adapted, LoraConfig(wide, wide, (name,)), 0)
+    lora.add_adapters(adapted, LoraConfig(wide, wide, (name,)))
+    lora.init_adapters(adapted, 0)
     for model_block, frozen_block in zip(adapted.blocks, full.blocks, strict=True):
         layer = getattr(getattr(model_block, part), name)
         layer.lora_a.data = torch.eye(wide)
@@ -52,7 +54,7 @@ def test_rank_as_wide_as_the_layer_equals_full_training_of_that_layer(name):
     before = {key: tensor.clone() for key, tensor in full.state_dict().items()}
     train_steps(full)
     train_steps(adapted)
-    tensors = lora.merged(adapted.state_dict(), LoraConfig(wide, wide))
+    tensors = lora.merged(adapted, adapted.state_dict(), torch.float32)
     moved = 0
     for key, tensor in full.state_dict().items():
         torch.testing.assert_close(tensors[key], tensor, rtol=1e-4, atol=2e-5)
@@ -63,12 +65,13 @@ def test_rank_as_wide_as_the_layer_equals_full_training_of_that_layer(name):
 def test_merged_equals_unmerged_within_rounding_and_a_new_adapter_changes_nothing():
     plain, adapted = new_model().eval(), new_model().eval()
     (batch,) = batches(1)
-    lora.add_adapters(adapted, ALL, 0)
+    lora.add_adapters(adapted, ALL)
+    lora.init_adapters(adapted, 0)
     assert all(torch.equal(a, b) for a, b in zip(plain(batch), adapted(batch), strict=True))
     for key, p in adapted.named_parameters():
         if key.endswith("lora_b"):
             p.data.normal_(std=0.05)
-    merged = from_tensors(plain.config, lora.merged(adapted.state_dict(), ALL))
+    merged = whole_model(adapted, adapted.state_dict(), torch.float32).eval()
     nll, _ = adapted(batch)
     torch.testing.assert_close(merged(batch)[0], nll, rtol=1e-5, atol=1e-5)
     assert (nll - plain(batch)[0]).abs().max() > 0.1
@@ -79,7 +82,8 @@ def test_adapters_are_the_same_with_activation_checkpointing_and_under_autocast(
     (batch,) = batches(1)
     gradients = []
     for k, model in enumerate(models):
-        lora.add_adapters(model, ALL, 0)
+        lora.add_adapters(model, ALL)
+        lora.init_adapters(model, 0)
         model.activation_checkpointing = k == 1
         if k == 2:
             lora.hold_frozen(model, torch.bfloat16)

@@ -221,22 +221,29 @@ def fsdp_units(shape):
     patch_embedding = sizes["vit"] - v.n_layer * vit
     connector = sizes["connector"] - extra_embedding
     embedding_and_head = sizes["llm"] - m.n_layer * decoder
+    own_unit = 0 if m.tied else shape.embedding_size     # a tied one stays with the head
     vision_trained = (patch_embedding if shape.trains_vit else 0) + (
         connector if shape.trains_connector else 0)
     model_trained = extra_embedding if shape.trains_connector else 0
+    embedding_trained = 0
     if shape.trains_llm:
         frozen = shape.embedding_size if shape.freeze_embedding else 0
-        model_trained += embedding_and_head - frozen
+        embedding_trained = own_unit - min(frozen, own_unit)
+        model_trained += embedding_and_head - frozen - embedding_trained
     counted = parameters(shape)
     connector_matrices = 0 if shape.trains_connector else counted["connector"].in_matrices
     patch_matrix = 0 if shape.trains_vit else patch_embedding - v.n_patch * v.n_embd
     low = {"ViT block": 0 if shape.trains_vit else vit_block_parameters(shape).in_matrices,
            "vision": patch_matrix + connector_matrices,
+           "embedding": 0 if shape.trains_llm else own_unit,
            "decoder block": 0 if shape.trains_llm else decoder_block_parameters(shape).in_matrices,
-           "model": 0 if shape.trains_llm else embedding_and_head - m.n_embd}
-    trained = {"ViT block": vit if shape.trains_vit else 0, "vision": vision_trained,
-               "decoder block": decoder if shape.trains_llm else adapters, "model": model_trained}
-    sizes = {"ViT block": vit, "vision": patch_embedding + connector,
-             "decoder block": decoder + adapters, "model": embedding_and_head + extra_embedding}
-    counts = {"ViT block": v.n_layer, "vision": 1, "decoder block": m.n_layer, "model": 1}
-    return {name: FsdpUnit(sizes[name], counts[name], trained[name], low[name]) for name in sizes}
+           "model": 0 if shape.trains_llm else embedding_and_head - own_unit - m.n_embd}
+    trained = {"embedding": embedding_trained, "ViT block": vit if shape.trains_vit else 0,
+               "vision": vision_trained, "model": model_trained,
+               "decoder block": decoder if shape.trains_llm else adapters}
+    sizes = {"embedding": own_unit, "ViT block": vit, "vision": patch_embedding + connector,
+             "decoder block": decoder + adapters,
+             "model": embedding_and_head - own_unit + extra_embedding}
+    counts = {"ViT block": v.n_layer, "decoder block": m.n_layer}
+    return {name: FsdpUnit(size, counts.get(name, 1), trained[name], low[name])
+            for name, size in sizes.items()}

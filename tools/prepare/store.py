@@ -16,10 +16,10 @@ import hashlib
 import json
 import re
 import sqlite3
-import sys
 from collections import Counter
 from typing import NamedTuple
 
+from records.errors import warn
 from tools.prepare.annotations import Skip
 from tools.prepare.files import batches
 
@@ -57,8 +57,7 @@ def open_database(path, job):
     found = db.execute("pragma user_version").fetchone()[0]
     if found != job_number:
         if found:
-            print(f"{path} is from another command or another version of the files: begun anew",
-                  file=sys.stderr)
+            warn(f"{path} is from another command or another version of the files: begun anew")
         for table, columns in TABLES.items():
             db.execute(f"drop table if exists {table}")
             db.execute(f"create table {table}({columns})")

@@ -34,6 +34,7 @@ def lora_config(adapters, dtype, **changes):
 def adapted_model(config, dtype):
     model = open_model(SimpleNamespace(init=None), config, Checkpoint())[0]
     lora.hold_frozen(model, dtype)
+    lora.init_adapters(model, 0)
     for name, p in model.named_parameters():
         if name.endswith("lora_b"):
             p.data.normal_(std=0.1)
