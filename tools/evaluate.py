@@ -3,15 +3,20 @@
 
     python -m tools.evaluate --model runs/stage1-tiny --data records.jsonl --masks masks.npz
     python -m tools.evaluate --model runs/stage3 --data videos.jsonl --frames 8 16 32 --draw drawn
+    torchrun --nproc-per-node 8 -m tools.evaluate --model Molmo2-8B --data videos.jsonl \
+        --device cuda --dtype bfloat16       # questions are dealt out, the scores are the same
 """
 
 import argparse
 import json
+import os
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 
+import parallel
 from evaluation import charts, pictures
 from evaluation.evaluate import SCORES, evaluate
 from evaluation.generate import evaluation_config
@@ -88,10 +93,9 @@ class Results(NamedTuple):
     records: list
 
 
-def run(args):
-    """Asks the model and writes predictions.jsonl -> Results."""
-    dtype = getattr(torch, args.dtype)
-    model, tokenizer, config = open_model_folder(args.model, args.device, dtype)
+def run(args, device, ranks):
+    """Asks the model; the first rank writes predictions.jsonl -> Results."""
+    model, tokenizer, config = open_model_folder(args.model, device, getattr(torch, args.dtype))
     records = list(Records(args.data, args.media))
     if args.frames and not any("video" in record for record in records):
         raise ValueError(f"--frames: no video in {args.data}")
@@ -103,24 +107,45 @@ def run(args):
     for n in dict.fromkeys(args.frames or [None]):
         asked = evaluation_config(config, max_frames=n)
         metrics, predictions = evaluate(
-            model, tokenizer, asked, records, masks_of, max_new=args.max_new
+            model, tokenizer, asked, records, masks_of, max_new=args.max_new, ranks=ranks
         )
         if metrics["skipped"] == len(records):
             raise ValueError(f"{args.data}: none of its {len(records)} records could be used")
         by_frames[str(n)] = metrics
         lines += [{**p, "frames": n} if args.frames else p for p in predictions]
-    with open(Path(args.out) / "predictions.jsonl", "w") as out:
-        out.writelines(json.dumps(line) + "\n" for line in lines)
+    if ranks.first:
+        with open(Path(args.out) / "predictions.jsonl", "w") as out:
+            out.writelines(json.dumps(line) + "\n" for line in lines)
     return Results(by_frames, predictions, records)
+
+
+def device_of_rank(name):
+    """Under torchrun each process of a machine has a GPU of its own."""
+    if name == "cuda" and "LOCAL_RANK" in os.environ:
+        return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    try:
+        return torch.device(name)
+    except RuntimeError as e:
+        raise ValueError(f"--device {name}: {str(e).splitlines()[0]}") from None
 
 
 def main(argv=None):
     try:
         args = parse(argv)
-        results = run(args)
+        device = device_of_rank(args.device)
+        ranks = parallel.join(1, device)
+        results = run(args, device, ranks)
     except (OSError, ValueError) as e:
         warn(f"tools.evaluate: {e}")
         raise SystemExit(2) from None
+    if ranks.world > 1:
+        dist.destroy_process_group()
+    if ranks.first:
+        report(args, results)
+
+
+def report(args, results):
+    """Pictures, curves and a table; metrics as JSON on the last line."""
     if args.draw:
         pictures.draw(results.predictions, results.records, args.draw)
     *_, metrics = results.by_frames.values()

@@ -2,7 +2,7 @@
 
 Molmo2 starts from a pre-trained ViT. A ViT from scratch behind a decoder from scratch learns
 colours within minutes and shapes hardly at all, because one token in twenty of all answers names a
-shape (RESULTS.md). So the patches are asked first, without words: which colour, which shape, and
+shape (docs/log.md). So the patches are asked first, without words: which colour, which shape, and
 where is the centre of the object?
 """
 
@@ -27,7 +27,7 @@ TASKS = ("colour", "shape", "column", "row")
 N_CLASSES = [len(COLOURS) + 1, len(SHAPES) + 1, N_PLACES, N_PLACES]
 LOSS_SHARES = (1, 4, 0.5, 0.5)
 # Small factors on the logits make the features of a task large. Without them, places take up most
-# of the variance of the features, and the decoder does not find the shapes in them (RESULTS.md).
+# of the variance of the features, and the decoder does not find the shapes in them (docs/log.md).
 LOGIT_FACTORS = (0.4, 0.4, 8, 8)
 GROUND_WEIGHT = 0.1                  # most patches are ground, and easy
 

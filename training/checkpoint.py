@@ -27,6 +27,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from parallel import all_gather
 from training.checkpoint_files import Reader, Writer, checksum, sync, write_synced
@@ -108,6 +109,11 @@ class Saver:
         self.first = first
         self.group = group
         self.pending = None
+        # on a GPU copies to pinned memory, several at a time; the memory is kept for the next save
+        on_gpu = torch.cuda.is_available()
+        self.stager = DefaultStager(StagingOptions(
+            use_pinned_memory=on_gpu, use_shared_memory=False, use_async_staging=False,
+            use_non_blocking_copy=on_gpu))
 
     def begin(self, step, tokenizer):
         """Makes step-N.part; SaveError if that, or an earlier save, failed.
@@ -130,7 +136,8 @@ class Saver:
         part = self.out / f"step-{step}.part"
         writer = Writer(part)
         future = dcp.async_save(tensors(model, optimizer), storage_writer=writer,  # copies first
-                                process_group=self.group, no_dist=not dist.is_initialized())
+                                async_stager=self.stager, process_group=self.group,
+                                no_dist=not dist.is_initialized())
         self.pending = PendingSave(step, part, writer, future, json.dumps(state))
 
     def done(self):

@@ -47,7 +47,7 @@ class Config:
     batch: int = 128  # packs per optimizer step, over all ranks
     micro_batch: int = 4  # packs per forward pass of one rank; the rest is accumulation
     cp: int = 1  # context-parallel degree: ranks that share a row
-    shard: int = 0  # neighbouring ranks that hold the weights together (FSDP); 0: all ranks
+    shard: int = 0  # neighbouring ranks that hold the weights together; 0: a node, alone all ranks
     pack_crops: int = 16  # crops of one pack at most
     pool_size: int = 48  # examples that the packer chooses from
     lr: GroupRates = GroupRates(6e-6, 2e-4, 2e-5)  # peak learning rates
@@ -63,8 +63,8 @@ class Config:
     train: tuple = ("vit", "connector", "llm")  # the parameter groups that learn
     activation_checkpointing: bool = True  # blocks keep only their inputs and rerun in backward
     uncheckpointed_blocks: int = 0  # last decoder blocks that keep all activations all the same
-    compile: bool = False  # torch.compile, block by block
-    crop_bucket: int = 8  # the crops of a batch are padded to a multiple of this
+    compile: bool = False  # torch.compile, block by block (when not given, on a GPU: true)
+    crop_bucket: int = 2  # the crops of a batch are padded to a multiple of this
     save_every: int = 500  # steps between checkpoints, and one at the end; 0: none
     keep: int = 2  # how many checkpoints stay, the newest; 0: all
     dry_run: str = "auto"  # try the largest possible batch before step 1; auto: on a GPU

@@ -179,14 +179,18 @@ def fsdp_units(shape):
     patch_embedding = sizes["vit"] - v.n_layer * vit
     connector = sizes["connector"] - extra_embedding
     embedding_and_head = sizes["llm"] - m.n_layer * decoder
+    own_unit = 0 if m.tied else shape.embedding_size     # a tied one stays with the head
     vision_trained = (patch_embedding if shape.trains_vit else 0) + (
         connector if shape.trains_connector else 0)
     model_trained = extra_embedding if shape.trains_connector else 0
+    embedding_trained = 0
     if shape.trains_llm:
         frozen = shape.embedding_size if shape.freeze_embedding else 0
-        model_trained += embedding_and_head - frozen
+        embedding_trained = own_unit - min(frozen, own_unit)
+        model_trained += embedding_and_head - frozen - embedding_trained
     return {
+        "embedding": FsdpUnit(own_unit, 1, embedding_trained),
         "ViT block": FsdpUnit(vit, v.n_layer, vit if shape.trains_vit else 0),
         "vision": FsdpUnit(patch_embedding + connector, 1, vision_trained),
         "decoder block": FsdpUnit(decoder, m.n_layer, decoder if shape.trains_llm else 0),
-        "model": FsdpUnit(embedding_and_head + extra_embedding, 1, model_trained)}
+        "model": FsdpUnit(embedding_and_head - own_unit + extra_embedding, 1, model_trained)}

@@ -1,8 +1,10 @@
 """A training step or an answer added up: bytes by part, bytes at each moment, bytes that are sent.
 
 FSDP2 shards float32 weights, gradients and optimizer state. It gathers the block at work and the
-next one, decoder blocks in the dtype of the arithmetic, everything else in float32; embedding, last
-norm and head stay gathered from the forward pass to the end of the backward pass.
+next one, decoder blocks in the dtype of the arithmetic, everything else in float32; last norm and
+head, and an embedding that is tied to it, stay gathered from the forward pass to the end of the
+backward pass. Every unit arrives in one flat buffer before it is copied to its tensors; these come
+from a memory pool of their own, which keeps the largest.
 """
 
 from dataclasses import replace
@@ -13,6 +15,7 @@ from tools.memory import activations
 from tools.memory.shape import fsdp_units, largest_shape, parameters
 
 MASK_BLOCK = 128                     # FlexAttention's mask lists blocks of 128 x 128 pairs
+NCCL_BUFFERS = 2**29                 # of one communicator on a rank; an estimate, not measured yet
 
 
 class Count(NamedTuple):
@@ -53,12 +56,18 @@ def static_bytes(shape):
     size = sum(unit.size * unit.count for unit in units)
     trained = sum(unit.trained * unit.count for unit in units)
     gathered = 4 * fsdp_units(shape)["model"].size if shape.sharded else 0
+    flat = 4 * max(unit.size for unit in fsdp_units(shape).values()) if shape.sharded else 0
+    # communicators: of all ranks or of those that hold the weights, of copies, of a shared row
+    copies = shape.weight_ranks < shape.gpus
+    communicators = 1 + copies + (shape.cp > 1) if shape.sharded else 0
     return {"weights": 4 * size // shape.weight_ranks,
             "gradients": 4 * trained // shape.weight_ranks,      # from the second micro-batch on
             "optimizer": 2 * 4 * trained // shape.weight_ranks,  # AdamW's two averages
             "batch": batch_bytes(shape),
             "mask": mask_bytes(shape),
-            "gathered: embedding and head": gathered}
+            "gathered: embedding and head": gathered,
+            "FSDP's flat buffer": flat,
+            "NCCL's buffers": NCCL_BUFFERS * communicators}
 
 
 def gathered_bytes(shape):
@@ -74,12 +83,12 @@ def unreduced_gradients(shape):
     """{FSDP unit: bytes} of gradients that are whole until they have been summed over ranks: of a
     block, and in float32 of the one before it; of everything else until the end of the backward."""
     if not shape.sharded:
-        return {"decoder block": 0, "ViT block": 0, "vision": 0, "model": 0}
+        return {"decoder block": 0, "ViT block": 0, "vision": 0, "model": 0}      # and embedding
     units = fsdp_units(shape)
     return {"decoder block": (4 + shape.compute_bytes) * units["decoder block"].trained,
             "ViT block": 2 * 4 * units["ViT block"].trained,
             "vision": 4 * units["vision"].trained,
-            "model": 4 * units["model"].trained}
+            "model": 4 * (units["model"].trained + units["embedding"].trained)}
 
 
 def temporaries(shape):
@@ -140,7 +149,8 @@ def most_uncheckpointed_blocks(shape, size):
 
 
 def sent(shape):
-    """{exchange: bytes} that leave one rank for one micro-batch, at most.
+    """{exchange: bytes} that leave one rank for one micro-batch, at most: for the only one of a
+    step. Of several, the first alone gathers the model's own unit, the last alone all-reduces.
 
     Of R ranks that gather n bytes, or sum them up and keep a shard each, one sends n (R-1)/R; where
     each keeps the whole sum, twice that, as in a ring. Scalars (losses, norms) are left out.
@@ -154,9 +164,11 @@ def sent(shape):
     for name, unit in units.items():
         width = shape.compute_bytes if name == "decoder block" else 4
         whole[name] = width * unit.size * unit.count
-    # in the backward pass everything is gathered again but the model's own unit, which stays. FSDP
-    # gathers one unit ahead, and so even one block of a frozen ViT
+    # in the backward pass everything is gathered again but the model's own unit, which stays, and a
+    # frozen embedding. FSDP gathers one unit ahead, and so even one block of a frozen ViT
     again = whole["decoder block"] + whole["vision"]
+    if units["embedding"].trained:
+        again += whole["embedding"]
     if shape.trains_vit:
         again += whole["ViT block"]
     elif learns_to_see:
