@@ -153,7 +153,7 @@ def train(run, model, groups, optimizer, log, eval_every=0):
         if others.stop or is_due(step, config.save_every, config.steps):
             state = {"step": step, "config": config_as_text(config), "data": run.fingerprint,
                      "model": dataclasses.asdict(config.model), "skipped_steps": n_skipped,
-                     "loader": {"plans": plan.state, "masked": dict(others.masked)}}
+                     "base": run.base, "loader": {"plans": plan.state, "masked": others.masked}}
             all_ranks_or_none(partial(saver.begin, step, run.tokenizer))
             saver.save(step, model, optimizer, state)
         if others.stop:
@@ -224,11 +224,12 @@ def main(argv=None):
             if run.config.vit_steps and not args.init and not run.resume_from.folder:
                 pretrain_vit(run, model.vision.vit.to(run.device))
             groups, optimizer = build_optimizer(run, model)
-            fill_weights(args, model)
+            fill_weights(args, run.config, model)
             dry_run_largest_batch(run, groups, partial(forward_backward, run, model))
             if run.resume_from.folder:
                 checkpoint.restore(run.resume_from.folder, model, optimizer)
-            log = RunLog(run.out, run.ranks.first, head, run.resume_from.step or None)
+            log = RunLog(run.out, run.ranks.first, head, run.resume_from.step or None,
+                         args.tensorboard)
             train(run, model, groups, optimizer, log, args.eval_every)
             save_model(run, model.eval())
             scores = report.scores_of_run(run, model, run.out / "samples")

@@ -14,6 +14,7 @@ from evaluation import charts, marks, pictures
 from evaluation.evaluate import SCORES, evaluate
 from records.errors import printable
 from toy import world
+from training import lora
 from training.gather import gather_on_each
 from training.log import read_log
 
@@ -25,32 +26,34 @@ PROGRESS_SCORES = (
 def scores_of_run(run, model, samples_dir=None):
     """final_scores by all ranks together; where the run is sharded each has a whole copy to ask."""
     whole = gather_on_each(model, run.ranks, run.device, run.dtype)
-    scores = final_scores(run.config, whole, run.tokenizer, run.eval_records, samples_dir,
-                          run.ranks)
+    with lora.autocast(whole, run.device, run.dtype):
+        scores = final_scores(run.config, whole, run.tokenizer, run.eval_records, samples_dir,
+                              run.ranks)
     run.ranks.barrier()                  # for any time: the first draws
     return scores
 
 
 def final_scores(config, model, tokenizer, eval_records, samples_dir=None, ranks=None):
-    """Metrics of the model on eval_records, with pictures of its answers in samples_dir.
+    """Metrics of the model on eval_records, {name: records}, with pictures of its answers in
+    samples_dir. The model is in eval mode. ranks: those that call this together; the first draws.
 
-    eval_records None: the held-out parts of the toy world. The metrics of its part "test" stand at
-    the top, those of each other part under its name. The model is in eval mode. ranks: those that
-    call this together; the first draws.
+    The metrics of the first set stand at the top, those of each other set under its name.
+    eval_records None: the held-out parts of the toy world, of which "test" is the first.
     """
     if ranks and not ranks.first:
         samples_dir = None
     if eval_records is None:
         return toy_scores(config, model, tokenizer, samples_dir, ranks)
-    if not eval_records:
-        return {}
-    # the limits by kind of question are for released tokenizers; in bytes, answers are 4 times as
-    # long
-    metrics, predictions = evaluate(
-        model, tokenizer, config.data, eval_records, max_new=512, ranks=ranks
-    )
-    if samples_dir:
-        pictures.draw(predictions, eval_records, samples_dir)
+    metrics = {}
+    for name, records in eval_records.items():
+        # the limits by kind of question are for released tokenizers; in bytes, answers are 4 times
+        # as long
+        found, predictions = evaluate(
+            model, tokenizer, config.data, records, max_new=512, ranks=ranks
+        )
+        if samples_dir:
+            pictures.draw(predictions, records, samples_dir / name if metrics else samples_dir)
+        metrics |= {name: found} if metrics else found
     return metrics
 
 

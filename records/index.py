@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from records.boxes import as_points
 from records.check import find
 from records.dialects import convert, list_key
 from records.errors import DataError, Finding, InvalidRecord, warn
@@ -117,6 +118,7 @@ def read_trusted(data, options):
     record = json.loads(data)
     if list_key(record) != "annotations":
         record, _ = convert(record, options.split_turns, options.path_prefix_field)
+    record["annotations"] = [as_points(a) for a in record["annotations"]]
     if isinstance(record.get("subtitles"), list):
         record["subtitles"] = sorted(record["subtitles"], key=lambda line: line["start"])
     if options.style:

@@ -321,7 +321,9 @@ def test_a_run_leaves_log_weights_curves_and_samples(plain):
 
 
 def test_real_photographs_train_and_are_scored(tmp_path):
-    lines = run(tmp_path / "a", *PHOTOS, "--eval", str(MEDIA / "records.jsonl"))
+    shutil.copy(MEDIA / "records.jsonl", tmp_path / "twin.jsonl")
+    sets = [str(MEDIA / "records.jsonl"), str(tmp_path / "twin.jsonl")]
+    lines = run(tmp_path / "a", *PHOTOS, "--eval", *sets)
     for line in steps_of(lines):
         assert line["dropped"] == {}
         assert line["branches_dropped"] == 0             # nothing is too long for the toy
@@ -329,6 +331,9 @@ def test_real_photographs_train_and_are_scored(tmp_path):
         assert line["tokens"] <= 4 * 640
     assert lines[-1]["eval"]["hits"] == "within 5 % of the diagonal"
     assert lines[-1]["eval"]["n_point"] == 5
+    twin, first = lines[-1]["eval"].pop("twin.jsonl"), lines[-1]["eval"]         # scored apart
+    assert twin.pop("nll")["all"] == first.pop("nll")["all"]
+    assert twin == first
 
 
 @pytest.mark.parametrize("own", [None, "active"])

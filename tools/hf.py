@@ -5,7 +5,7 @@
     python -m tools.hf export runs/mine mine-hf
 
 import    a released folder -> a folder of this project (train.py and the tools read both)
-base      Qwen3 or OLMo-3, and SigLIP 2 -> what stage 1 starts from
+base      Qwen3, OLMo-3 or SmolLM2, and SigLIP or SigLIP 2 -> what stage 1 starts from
 export    a run directory or a folder of this project -> a folder for transformers and vLLM
 
 The last line on stdout is a JSON object: the folder, tensors, parameters by group.

@@ -8,8 +8,8 @@ import json
 
 import numpy as np
 
-from evaluation.masks import read_npz
-from evaluation.metrics import j_and_f
+from evaluation.j_and_f import j_and_f
+from evaluation.mask_files import read_npz
 from records.errors import warn
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from records.errors import warn
+from training.tensorboard import Board
 
 
 class RunLog:
@@ -24,12 +25,13 @@ class RunLog:
 
     head: the first line of a run that begins. resume_step: the step after which a run continues; a
     line that a kill cut short is dropped, and of a step that is logged twice the later line counts.
-    loss: that of the last step.
+    loss: that of the last step. tensorboard: write for TensorBoard too.
     """
 
-    def __init__(self, out, writes, head, resume_step=None):
+    def __init__(self, out, writes, head, resume_step=None, tensorboard=False):
         self.loss = None
         self.out = out
+        self.board = Board(out, resume_step) if tensorboard and writes else None
         self.logged = set()              # the indices that skips.jsonl has already
         self.skips = out / "skips.jsonl" if writes else Path(os.devnull)
         log = out / "log.jsonl" if writes else Path(os.devnull)
@@ -60,7 +62,10 @@ class RunLog:
                     skips.write(json.dumps({"step": line["step"], **skip}) + "\n")
 
     def scores(self, step, scores, **more):
-        self.write({"step": step, "eval": scores, **more})
+        line = {"step": step, "eval": scores, **more}
+        self.write(line)
+        if self.board:
+            self.board.pictures(step)
 
     def write(self, line):
         """FileNotFoundError, which ends the run, if another file or none has taken the log's place:
@@ -74,6 +79,8 @@ class RunLog:
                 raise FileNotFoundError(f"{self.out}: the run directory was deleted or moved while "
                                         "the run was writing to it; its log ends here")
         self.file.write(json.dumps(line) + "\n")
+        if self.board:
+            self.board.line(line)
 
 
 # --------------------------------------------------------------------------------------------------

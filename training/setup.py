@@ -17,7 +17,7 @@ from text.tokenizer import ByteTokenizer, load_tokenizer
 from toy import vit as stage0
 from toy import world
 from toy.neighbor_init import init_neighbor_heads
-from training import weights
+from training import lora, weights
 from training.config import Config, UserError
 from training.loader import Loader
 from training.open_model import open_model_folder
@@ -25,6 +25,7 @@ from training.planner import PlanFile, RunError, StepPlanner
 from training.resume import (
     Checkpoint,
     check_data,
+    find_base,
     find_checkpoint,
     make_run_directory,
     restore_loader,
@@ -155,6 +156,8 @@ def apply_recipe(model, config):
     model.activation_checkpointing = config.activation_checkpointing
     model.uncheckpointed_blocks = config.uncheckpointed_blocks
     model.embedding.requires_grad_(not config.freeze_embedding)
+    if config.lora.rank:
+        lora.add_adapters(model, config.lora)
     for part, parameters in model.parameter_groups().items():
         if part not in config.train:
             for p in parameters:
@@ -162,8 +165,9 @@ def apply_recipe(model, config):
     return model
 
 
-def fill_weights(args, model):
-    """Reads this rank's part of the weights of --init."""
+def fill_weights(args, config, model):
+    """Reads this rank's part of the weights of --init; adapters on them are new."""
+    lora.init_adapters(model, config.seed)
     if args.init is not None:
         try:
             weights.read_weights(model, args.init)
@@ -286,8 +290,9 @@ class Run:
     tokenizer: object
     loader: Loader
     fingerprint: dict                # of the data
-    eval_records: list               # None: the toy world's
+    eval_records: dict               # {name: records} of --eval; None: the toy world's
     resume_from: Checkpoint          # of step 0 if the run begins
+    base: dict                       # of a run with adapters: what they are put on
 
 
 def start_run(args, config, ending):
@@ -311,11 +316,14 @@ def start_run(args, config, ending):
     torch.manual_seed(config.seed)
     # before the model, which may take minutes, so that a mistake in --data does not
     sources, rates, eval_records = open_sources(args, config)
+    base = find_base(args, config, resume_from)
     model, tokenizer, config = open_model(args, config, resume_from)
+    if config.lora.rank and config.frozen_dtype == "auto":
+        lora.hold_frozen(model, dtype)
     loader, made_for = open_loader(args, config, ranks, tokenizer, resume_from, sources, rates)
     ending.loader = loader
     out = make_run_directory(args, config, resume_from) if ranks.first else None
     ending.out = out = parallel.broadcast(out)
     run = Run(config, ranks, device, dtype, out, tokenizer, loader, made_for, eval_records,
-              resume_from)
+              resume_from, base)
     return run, model

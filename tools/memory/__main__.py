@@ -27,7 +27,8 @@ from training.config import Parser, UserError, parse
 from training.setup import default_shard, layout_error
 
 GIB = 2**30
-GPU_SIZES = {24: 23.6, 48: 47.5, 80: 79.6, 141: 140.4}   # {what it is called: GiB that there are}
+# {what it is called: GiB that there are}
+GPU_SIZES = {16: 15.6, 24: 23.6, 40: 39.4, 48: 47.5, 80: 79.6, 141: 140.4}
 GPUS_OF_NODE = 8
 USABLE = 0.9                             # of a GPU's memory: see "not counted" above
 

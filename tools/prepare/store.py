@@ -151,7 +151,7 @@ def split_by_points(annotations, max_points):
     group = []
     total = 0
     for annotation in annotations:
-        n_points = len(annotation.get("points", ()))
+        n_points = len(annotation.get("points", annotation.get("boxes", ())))
         if group and total + n_points > max_points:
             yield group
             group = []
