@@ -17,7 +17,6 @@ own code for stage 1 of the 4B on B300: 14.1 %, tuned 19.4 %.
 import argparse
 import gc
 import json
-import sys
 from argparse import Namespace
 from contextlib import contextmanager
 from dataclasses import replace
@@ -150,7 +149,7 @@ def run_checks(device, compiles):
 @contextmanager
 def reported(results, name):
     """A failure becomes the result of this name; memory is given back."""
-    print(f"{name} ..", file=sys.stderr, flush=True)
+    warn(f"{name} ..")
     try:
         yield
     except Exception as e:           # whatever a first run meets with; the other parts still count
