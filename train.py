@@ -17,11 +17,15 @@ accumulation and the number of ranks invisible.
 
 import dataclasses
 import hashlib
-import json
 import math
+import os
 import signal
 import time
 from functools import partial
+
+# OpenMP's threads wait asleep: spinning, as by default, they keep other processes, and each other,
+# from the cores (RESULTS.md). torch reads it when it is imported; the user's own setting wins.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
 import torch.distributed as dist
@@ -35,7 +39,7 @@ from training.config import parse
 from training.ending import Ending, Terminated
 from training.gather import gather_on_first
 from training.lock import RunLock
-from training.log import RunLog, first_log_line
+from training.log import RunLog, first_log_line, print_header
 from training.resume import config_as_text, run_directory
 from training.setup import dry_run_largest_batch, fill_weights, pretrain_vit, start_run
 from training.stats import StepStats, loss_fields, plan_fields, report_nonfinite
@@ -149,7 +153,7 @@ def train(run, model, groups, optimizer, log, eval_every=0):
         if others.stop or is_due(step, config.save_every, config.steps):
             state = {"step": step, "config": config_as_text(config), "data": run.fingerprint,
                      "model": dataclasses.asdict(config.model), "skipped_steps": n_skipped,
-                     "loader": {"plans": plan.state, "masked": dict(others.masked)}}
+                     "base": run.base, "loader": {"plans": plan.state, "masked": others.masked}}
             all_ranks_or_none(partial(saver.begin, step, run.tokenizer))
             saver.save(step, model, optimizer, state)
         if others.stop:
@@ -215,30 +219,27 @@ def main(argv=None):
         args, config = parse(argv)
         with RunLock(run_directory(args, config)):
             run, model = start_run(args, config, ending)
+            head = first_log_line(run, args, model)
+            print_header(run, head)
             if run.config.vit_steps and not args.init and not run.resume_from.folder:
                 pretrain_vit(run, model.vision.vit.to(run.device))
-            head = first_log_line(run, args, model)
             groups, optimizer = build_optimizer(run, model)
-            fill_weights(args, model)
+            fill_weights(args, run.config, model)
             dry_run_largest_batch(run, groups, partial(forward_backward, run, model))
             if run.resume_from.folder:
                 checkpoint.restore(run.resume_from.folder, model, optimizer)
-            log = RunLog(run.out, run.ranks.first, head, run.resume_from.step or None)
+            log = RunLog(run.out, run.ranks.first, head, run.resume_from.step or None,
+                         args.tensorboard)
             train(run, model, groups, optimizer, log, args.eval_every)
             save_model(run, model.eval())
             scores = report.scores_of_run(run, model, run.out / "samples")
             if run.ranks.mesh:
                 dist.destroy_process_group()
             if run.ranks.first:
-                end_run(run, log, scores, time.monotonic() - began)
-
-
-def end_run(run, log, scores, seconds):
-    """The last line of the log and of stdout."""
-    log.scores(run.config.steps, scores, seconds=seconds)
-    report.draw_progress(run.out)
-    print(json.dumps({"out": str(run.out), "steps": run.config.steps, "loss": log.loss,
-                      "seconds": round(seconds, 1), "eval": scores}))
+                seconds = time.monotonic() - began
+                log.scores(run.config.steps, scores, seconds=seconds)
+                report.draw_progress(run.out)
+                report.print_end(run, log.loss, scores, seconds)
 
 
 if __name__ == "__main__":

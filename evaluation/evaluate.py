@@ -29,15 +29,14 @@ Masks (--masks, an .npz file with an array for each pointing or tracking annotat
     video     (n,t,h,w), one per point, or per object of a track by sorted ids; and the array
               "record id/annotation number/times", (t,) seconds of the file, as all times of a
               record. masks_of returns {"times": .., "masks": ..}
-Without masks, a hit is within 5 % of the image's diagonal of the matched point, at the same tenth
-of a second.
+Without masks, a hit is inside the box of the matched point, where the annotation has boxes; else
+within 5 % of the image's diagonal of the point; at the same tenth of a second.
 
 Of several ranks each answers every n-th batch of questions. Which questions form a batch follows
 from headers alone, whatever the number of ranks, so that scores are the same to the digit.
 """
 
 import math
-import sys
 from collections import ChainMap, Counter
 from dataclasses import replace
 from typing import NamedTuple
@@ -52,7 +51,8 @@ import parallel
 import vision
 from evaluation.generate import generate
 from evaluation.masks import check_masks
-from evaluation.scoring import Question, score
+from evaluation.scoring import Question, hit_rule, score
+from records.errors import warn
 from records.media import Unreadable
 from records.visual import VideoClip, crops_per_image, read_headers
 from text.prompts import turns_of
@@ -264,7 +264,7 @@ def evaluate(
     skipped = gather_skipped(skipped, ranks)
     if ranks.first:
         for where, reason in skipped.items():
-            print(f"{where}: {reason}; skipped", file=sys.stderr)
+            warn(f"{where}: {reason}; skipped")
     result["hits"] = " and ".join(sorted(hit_rules)) or "none"
     result["skipped"] = len(skipped)
     result["not_scored"] = sum(n_texts(record) for record in readable)
@@ -292,11 +292,11 @@ def answer(model, tokenizer, prompts, masks_of):
     found = []
     for (question, _), ids in zip(prompts, answers, strict=True):
         text = tokenizer.decode(ids[: question.max_new])
-        masks, hit_rule = None, ""
+        masks, rule = None, ""
         if question.annotation["type"] in LOCATED:
             masks = masks_of(question.record, question.index) if masks_of else None
-            hit_rule = "within 5 % of the diagonal" if masks is None else "mask"
-        found.append((prediction_of(question, text, masks), hit_rule))
+            rule = hit_rule(question.annotation, masks)
+        found.append((prediction_of(question, text, masks), rule))
     return found
 
 

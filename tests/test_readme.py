@@ -19,7 +19,8 @@ from training import config
 PAGES = [ROOT / "README.md", ROOT / "RESULTS.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in PAGES}
 README = TEXTS["README.md"]
-COMMANDS = runpy.run_path(str(ROOT / ".ci" / "readme.py"))["commands"]()
+CI = runpy.run_path(str(ROOT / ".ci" / "readme.py"))
+COMMANDS = CI["commands"]()
 CODE = re.compile(r"\b[ESW]\d\d\b")
 FACT = re.compile(r"docs/molmo2\.md (\d+(?:\.\d+)?b?)")      # a section of the page, in comments
 
@@ -179,6 +180,20 @@ def test_commands_parse(command, repository):
             in_config = flag[2:] in config.FLAGS or flag[2:] in config.field_values(config.Config())
             in_source = f'"{flag}"' in source or f'"{flag.replace("--no-", "--")}"' in source
             assert in_config or in_source, f"{words[2]} has no flag {flag}"
+
+
+def test_training_commands_take_minutes_as_they_are_written():
+    """They name at most 400 steps, but for the recipes of the toy; CI caps the steps and adds none
+    to a command that names none."""
+    for command in COMMANDS:
+        steps = re.search(r"--steps (\d+)", command)
+        trains = "train.py" in command or "stages/" in command
+        assert not trains or steps or command in CI["RECIPES"], command
+        assert not steps or int(steps[1]) <= 400, command
+        CI["shortened"](command)
+    assert "--steps 4 " in CI["shortened"]("python train.py --stage 1 --steps 400 --out x")
+    with pytest.raises(AssertionError, match="without --steps"):
+        CI["shortened"]("python train.py --stage 1 --tiny --data my.jsonl")
 
 
 def test_the_records_page_explains_every_code_and_no_other():

@@ -17,7 +17,6 @@ own code for stage 1 of the 4B on B300: 14.1 %, tuned 19.4 %.
 import argparse
 import gc
 import json
-import sys
 from argparse import Namespace
 from contextlib import contextmanager
 from dataclasses import replace
@@ -34,6 +33,7 @@ import model as models
 import packing
 import parallel
 import train
+from records.errors import warn
 from tools.bench import attend
 from tools.bench.flops import batch_work, flops
 from tools.bench.generate import our_answer, prompts, time_answer
@@ -149,7 +149,7 @@ def run_checks(device, compiles):
 @contextmanager
 def reported(results, name):
     """A failure becomes the result of this name; memory is given back."""
-    print(f"{name} ..", file=sys.stderr, flush=True)
+    warn(f"{name} ..")
     try:
         yield
     except Exception as e:           # whatever a first run meets with; the other parts still count
@@ -281,7 +281,7 @@ def main(argv=None):
     try:
         check_device(args.device)
     except ValueError as e:
-        print(f"tools.gpu: {e}", file=sys.stderr)
+        warn(f"tools.gpu: {e}")
         raise SystemExit(2) from None
     device = torch.device(args.device)
     torch.set_flush_denormal(True)                       # as in train.py

@@ -67,7 +67,7 @@ def pretrain(vit, seed, steps, lr=1e-3, images=8):
     parameters = [*vit.parameters(), *head.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr, betas=(0.9, 0.95), eps=1e-6, weight_decay=0.0)
     for step in tqdm(range(1, steps + 1), unit="step", desc="stage 0", mininterval=1):
-        started = time.time()
+        started = time.monotonic()
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, lr, steps)
         scenes = [world.scene(i) for i in range((step - 1) * images, step * images)]
@@ -79,7 +79,7 @@ def pretrain(vit, seed, steps, lr=1e-3, images=8):
         optimizer.zero_grad()
         rounded = [round(loss.item(), 4) for loss in nll]
         yield {"step": step, "nll": dict(zip(TASKS, rounded, strict=True)),
-               "seconds": time.time() - started}
+               "seconds": time.monotonic() - started}
 
 
 def learning_rate(step, base, steps):

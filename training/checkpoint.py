@@ -30,6 +30,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from parallel import all_gather
+from training import lora
 from training.checkpoint_files import Reader, Writer, checksum, sync, write_synced
 
 # of a process without others, torch says at every save and load that it is alone
@@ -62,8 +63,12 @@ class LoadError(Exception):
 
 
 def tensors(model, optimizer):
-    """{name: tensor} of weights and optimizer state, not copied; of sharded ones, this rank's."""
-    named = {f"model.{name}": p.detach() for name, p in model.named_parameters()}
+    """{name: tensor} of weights and optimizer state, not copied; of sharded ones, this rank's.
+
+    A model with adapters has the weights that do not learn from its base (training/resume.py)."""
+    from_base = lora.has_adapters(model)
+    named = {f"model.{name}": p.detach() for name, p in model.named_parameters()
+             if p.requires_grad or not from_base}
     for name, p in model.named_parameters():
         state = optimizer.state.get(p, {})
         named |= {f"{kind}.{name}": state[kind] for kind in ADAM_STATE if kind in state}

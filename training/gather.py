@@ -8,16 +8,16 @@ out   a whole Molmo2: on the CPU of the first rank in float32, or on the device 
 import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-from training import weights
+from training import lora, weights
 
 
 def gather_on_first(model, ranks):
     """The model itself, of one process; else a copy on the first rank's CPU, None on the others."""
-    if not ranks.mesh:
+    if not ranks.mesh and not lora.has_adapters(model):
         return model
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     tensors = get_model_state_dict(model, options=options)
-    return whole_model(model.config, tensors) if ranks.first else None
+    return whole_model(model, tensors, torch.float32) if ranks.first else None
 
 
 def gather_on_each(model, ranks, device, dtype):
@@ -28,16 +28,17 @@ def gather_on_each(model, ranks, device, dtype):
     the same collectives. In bfloat16 the copy takes 16 GiB for the 8B, beside this rank's part of
     the training state. One process in float32 asks the model itself.
     """
-    if not ranks.mesh and dtype == torch.float32:
+    if not ranks.mesh and (dtype == torch.float32 or lora.has_adapters(model)):
         return model
     tensors = {}
     for name, p in model.named_parameters():
         shard = p.detach().to(device, dtype)             # a cast before it is sent: half the bytes
         tensors[name] = shard.full_tensor() if hasattr(shard, "full_tensor") else shard
-    return whole_model(model.config, tensors)
+    return whole_model(model, tensors, dtype)
 
 
-def whole_model(config, tensors):
-    copy = weights.meta_model(config)
-    copy.load_state_dict(tensors, assign=True)
+def whole_model(model, tensors, dtype):
+    """A copy without adapters; dtype: of the merged tensors."""
+    copy = weights.meta_model(model.config)
+    copy.load_state_dict(lora.merged(model, tensors, dtype), assign=True)
     return copy.eval()

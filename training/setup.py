@@ -2,23 +2,22 @@
 
 import json
 import os
-import sys
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 import data
 import model as models
 import parallel
+from records.errors import warn
 from records.mixture import Mixture
 from text.tokenizer import ByteTokenizer, load_tokenizer
 from toy import vit as stage0
 from toy import world
 from toy.neighbor_init import init_neighbor_heads
-from training import weights
+from training import lora, weights
 from training.config import Config, UserError
 from training.loader import Loader
 from training.open_model import open_model_folder
@@ -26,6 +25,7 @@ from training.planner import PlanFile, RunError, StepPlanner
 from training.resume import (
     Checkpoint,
     check_data,
+    find_base,
     find_checkpoint,
     make_run_directory,
     restore_loader,
@@ -78,7 +78,7 @@ def choose_layout(args, config, device):
             world, int(os.environ.get("LOCAL_WORLD_SIZE", world))))
     if device.type == "cuda" and "compile" not in given:
         if find_spec("triton") is None:              # Windows has none
-            print("train.py: no triton, so blocks are not compiled", file=sys.stderr)
+            warn("train.py: no triton, so blocks are not compiled")
         else:
             # a block that fails to compile runs as it is, and torch logs why
             torch._dynamo.config.suppress_errors = True
@@ -156,6 +156,8 @@ def apply_recipe(model, config):
     model.activation_checkpointing = config.activation_checkpointing
     model.uncheckpointed_blocks = config.uncheckpointed_blocks
     model.embedding.requires_grad_(not config.freeze_embedding)
+    if config.lora.rank:
+        lora.add_adapters(model, config.lora)
     for part, parameters in model.parameter_groups().items():
         if part not in config.train:
             for p in parameters:
@@ -163,8 +165,9 @@ def apply_recipe(model, config):
     return model
 
 
-def fill_weights(args, model):
-    """Reads this rank's part of the weights of --init."""
+def fill_weights(args, config, model):
+    """Reads this rank's part of the weights of --init; adapters on them are new."""
+    lora.init_adapters(model, config.seed)
     if args.init is not None:
         try:
             weights.read_weights(model, args.init)
@@ -236,7 +239,7 @@ def dry_run_largest_batch(run, groups, forward_backward):
         p.grad = None
     if run.device.type == "cuda" and ranks.first:
         peak = torch.cuda.max_memory_allocated() / 2**30
-        tqdm.write(f"dry run: at most {peak:.1f} GiB of a GPU", file=sys.stderr)
+        warn(f"dry run: at most {peak:.1f} GiB of a GPU")
     del state
 
 
@@ -287,8 +290,9 @@ class Run:
     tokenizer: object
     loader: Loader
     fingerprint: dict                # of the data
-    eval_records: list               # None: the toy world's
+    eval_records: dict               # {name: records} of --eval; None: the toy world's
     resume_from: Checkpoint          # of step 0 if the run begins
+    base: dict                       # of a run with adapters: what they are put on
 
 
 def start_run(args, config, ending):
@@ -312,12 +316,15 @@ def start_run(args, config, ending):
     torch.manual_seed(config.seed)
     # before the model, which may take minutes, so that a mistake in --data does not
     sources, rates, eval_records = open_sources(args, config)
+    base = find_base(args, config, resume_from)
     model, tokenizer, config = open_model(args, config, resume_from)
+    if config.lora.rank and config.frozen_dtype == "auto":
+        lora.hold_frozen(model, dtype)
     loader, made_for = open_loader(args, config, ranks, tokenizer, resume_from, sources, rates)
     ending.loader = loader
     out = make_run_directory(args, config, resume_from) if ranks.first else None
     out, args.init = parallel.broadcast((out, args.init))        # the first rank may have moved it
     ending.out = out
     run = Run(config, ranks, device, dtype, out, tokenizer, loader, made_for, eval_records,
-              resume_from)
+              resume_from, base)
     return run, model

@@ -17,6 +17,7 @@ import torch
 
 from model import ModelConfig, Molmo2, YarnConfig
 from training import hf, tensor_files
+from training.checkpoint_files import checksum
 from vision import VisionConfig
 
 MAX_PARAMETERS = 10**11              # sanity limit for an untrusted config.json
@@ -126,6 +127,12 @@ def meta_model(config):
     if parameters > MAX_PARAMETERS:
         raise ValueError(f"{parameters:,} parameters, more than {MAX_PARAMETERS:,}")
     return model
+
+
+def fingerprint(folder):
+    """{file: CRC-32} of the weights of what `describe` takes."""
+    return {file.name: checksum(file) for file in describe(folder).path.iterdir()
+            if file.suffix in (".safetensors", ".pt")}
 
 
 # ------------------------------------------------------------------------------------------------

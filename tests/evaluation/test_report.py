@@ -161,14 +161,18 @@ def test_given_records_are_scored_with_one_limit_and_drawn(evaluated, monkeypatc
     drawn = []
     monkeypatch.setattr(report.pictures, "draw", lambda *args, **options: drawn.append(args))
     records = list(Records(MEDIA / "records.jsonl"))
-    metrics = report.final_scores(config_of(3), None, TOKENIZER, records, tmp_path / "samples")
+    sets = {"a.jsonl": records, "b.jsonl": records[:1]}
+    metrics = report.final_scores(config_of(3), None, TOKENIZER, sets, tmp_path / "samples")
+    assert metrics.pop("b.jsonl") == {**metrics, "n_records": 1}         # each set apart
     assert metrics["n_records"] == len(records)
-    ((given, masks_of, options),) = evaluated
+    (given, masks_of, options), (others, *_) = evaluated
     assert given == records
+    assert others == records[:1]
     assert masks_of is None
     assert options == {"max_new": 512, "ranks": None}
     assert drawn[0][1:] == (records, tmp_path / "samples")
-    assert report.final_scores(config_of(3), None, TOKENIZER, []) == {}
+    assert drawn[1][1:] == (records[:1], tmp_path / "samples" / "b.jsonl")
+    assert report.final_scores(config_of(3), None, TOKENIZER, {}) == {}
 
 
 @pytest.mark.slow

@@ -15,10 +15,10 @@ these.
 """
 
 import json
-import sys
 from dataclasses import replace
 
 from model import PRESETS
+from records.errors import warn
 from tools.memory.activations import saved_activations
 from tools.memory.shape import largest_shape
 from tools.memory.step import answering, most_uncheckpointed_blocks, sent, training
@@ -27,7 +27,8 @@ from training.config import Parser, UserError, parse
 from training.setup import default_shard, layout_error
 
 GIB = 2**30
-GPU_SIZES = {24: 23.6, 48: 47.5, 80: 79.6, 141: 140.4}   # {what it is called: GiB that there are}
+# {what it is called: GiB that there are}
+GPU_SIZES = {16: 15.6, 24: 23.6, 40: 39.4, 48: 47.5, 80: 79.6, 141: 140.4}
 GPUS_OF_NODE = 8
 USABLE = 0.9                             # of a GPU's memory: see "not counted" above
 
@@ -136,7 +137,7 @@ def main(argv=None):
     try:
         own, args, config = read_command(argv)
     except UserError as error:
-        print(f"tools.memory: {error}", file=sys.stderr)
+        warn(f"tools.memory: {error}")
         raise SystemExit(2) from None
     on_cpu = (config.dtype, config.device) == ("auto", "cpu")
     report(own, args, config, compute_bytes=4 if config.dtype == "float32" or on_cpu else 2)

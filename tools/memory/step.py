@@ -53,14 +53,15 @@ def mask_bytes(shape):
 def static_bytes(shape):
     """{part: bytes} of what is there throughout the step."""
     units = fsdp_units(shape).values()
-    size = sum(unit.size * unit.count for unit in units)
+    size = sum(unit.bytes(shape.frozen_bytes) * unit.count for unit in units)
     trained = sum(unit.trained * unit.count for unit in units)
-    gathered = 4 * fsdp_units(shape)["model"].size if shape.sharded else 0
+    model = fsdp_units(shape)["model"]
+    gathered = model.bytes(shape.frozen_bytes) if shape.sharded else 0
     flat = 4 * max(unit.size for unit in fsdp_units(shape).values()) if shape.sharded else 0
     # communicators: of all ranks or of those that hold the weights, of copies, of a shared row
     copies = shape.weight_ranks < shape.gpus
     communicators = 1 + copies + (shape.cp > 1) if shape.sharded else 0
-    return {"weights": 4 * size // shape.weight_ranks,
+    return {"weights": size // shape.weight_ranks,
             "gradients": 4 * trained // shape.weight_ranks,      # from the second micro-batch on
             "optimizer": 2 * 4 * trained // shape.weight_ranks,  # AdamW's two averages
             "batch": batch_bytes(shape),
@@ -75,8 +76,9 @@ def gathered_bytes(shape):
     if not shape.sharded:
         return {"gathered: decoder blocks": 0, "gathered: vision": 0}
     units = fsdp_units(shape)
+    vision = units["vision"].bytes(shape.frozen_bytes)
     return {"gathered: decoder blocks": 2 * shape.compute_bytes * units["decoder block"].size,
-            "gathered: vision": 4 * (units["vision"].size + 2 * units["ViT block"].size)}
+            "gathered: vision": vision + 2 * units["ViT block"].bytes(shape.frozen_bytes)}
 
 
 def unreduced_gradients(shape):
@@ -162,8 +164,10 @@ def sent(shape):
     learns_to_see = shape.trains_vit or shape.trains_connector
     whole = {}
     for name, unit in units.items():
-        width = shape.compute_bytes if name == "decoder block" else 4
-        whole[name] = width * unit.size * unit.count
+        of_unit = unit.bytes(shape.frozen_bytes)
+        if name == "decoder block":
+            of_unit = shape.compute_bytes * unit.size
+        whole[name] = of_unit * unit.count
     # in the backward pass everything is gathered again but the model's own unit, which stays, and a
     # frozen embedding. FSDP gathers one unit ahead, and so even one block of a frozen ViT
     again = whole["decoder block"] + whole["vision"]
@@ -172,7 +176,7 @@ def sent(shape):
     if shape.trains_vit:
         again += whole["ViT block"]
     elif learns_to_see:
-        again += 4 * units["ViT block"].size
+        again += units["ViT block"].bytes(shape.frozen_bytes)
     gradients = 4 * sum(unit.trained * unit.count for unit in units.values())
 
     layer = parallel.bytes_sent(m, shape.rows * shape.row_tokens, shape.cp, shape.compute_bytes)

@@ -8,7 +8,8 @@ import pytest
 
 import model as models
 from tools.memory import __main__ as command
-from training import export, hf, weights
+from training import export, weights
+from training.hub_config import hub_config
 
 TRAIN_4B = ["--stage", "1", "--preset", "4b", "--train", "connector,llm", "--micro-batch", "1",
             "--data.max_tokens=1000"]
@@ -57,7 +58,7 @@ def test_init_has_the_shape_of_a_released_checkpoint(tied, tmp_path, capsys):
     pytest.importorskip("safetensors")
     vision = replace(models.PRESETS["toy"].vision, grid=12, overlap_margin=4)
     model = models.Molmo2(replace(models.PRESETS["toy"], tied=tied, vision=vision)).init_weights()
-    (tmp_path / "config.json").write_text(json.dumps(hf.hub_config(model.config, "float32")))
+    (tmp_path / "config.json").write_text(json.dumps(hub_config(model.config, "float32")))
     export.export_tensors(model, tmp_path, file_bytes=10**6)
     _, result = printed(capsys, "--stage", "2", "--init", str(tmp_path))
     assert result["parts"]["weights"] == sum(p.nbytes for p in model.parameters())
