@@ -53,6 +53,7 @@ def turns_of(annotation, record, sizes, config, rng, times=None):
     if kind == "track":
         turn = track_turn(annotation, record, sizes[0], config, rng, times)
         return [turn] if turn else []
+    assert kind in ("point", "count"), f"no words for a {kind}"
     return [point_turn(annotation, record, sizes, config, rng)]
 
 
