@@ -142,7 +142,8 @@ def mask(allowed, parts, labels=None):
                 canvas.box(left + k * cell, 22 + q * cell, cell - 0.5, cell - 0.5,
                            tint(colour_at(parts, k), 0.8))
     y = 22 + n * cell + 6
-    canvas.text(left, y, "every line is a query; a coloured square: it may attend to this key", SOFT)
+    words = "every line is a query; a coloured square: it may attend to this key"
+    canvas.text(left, y, words, SOFT)
     parts_legend(canvas, left, y + 18, parts)
     return canvas.image
 
@@ -212,7 +213,7 @@ def holders(panels, parts):
     n_heads = len(next(iter(panels.values()))[0])
     tall = 14
     each = 22 + n_heads * tall + 18
-    canvas = Canvas(WIDTH, len(panels) * each + 44)
+    canvas = Canvas(WIDTH, len(panels) * each + 64)
     for line, (title, ranks) in enumerate(panels.items()):
         y = line * each
         canvas.text(0, y, title)

@@ -20,8 +20,12 @@ from text.tokenizer import ByteTokenizer
 from vision import VisionConfig
 
 ROW = 112                            # tokens of a row
-MAX_CROPS = 6                        # crops of a row
+MAX_CROPS = 5                        # crops of a row
 SEED = 0
+# (tokens, crops) of a stream of examples: the video, the photograph, the text, then eight others
+STREAM = [(52, 2), (36, 2), (16, 0), (32, 2), (32, 3), (68, 2), (48, 2), (28, 2), (64, 3), (28, 1),
+          (64, 0)]
+POOL = 6                             # examples that wait for a row at once
 VISION = VisionConfig(n_layer=2, n_embd=16, n_head=2, n_hidden=32, feature_layers=(1, 0), grid=4,
                       patch=2, overlap_margin=1)
 MODEL = models.ModelConfig(n_layer=2, n_embd=32, n_head=4, n_kv_head=2, head_dim=8, n_hidden=64,
