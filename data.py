@@ -109,13 +109,13 @@ def token_weight(branch, n_loss, n_branches, config):
     """Loss weight of each token of a branch (paper: token weighting; docs/molmo2.md 7.1).
 
     Flat for points, counts and tracks (0.2 from stage 2 on) and for captions of videos (0.1); else
-    2 / sqrt(loss tokens) / sqrt(branches kept), so that short answers and images with many
-    questions have their say.
+    2 / sqrt(loss tokens) / sqrt(branches kept): short answers and many questions have their say.
     """
     if branch.kind in ("point", "count", "track"):
         return branch.weight * config.point_weight
     if branch.kind == "caption" and branch.of_video:
         return branch.weight * config.video_caption_weight
+    assert branch.kind in ("caption", "qa", "text"), f"no rule for the weight of a {branch.kind}"
     weight = branch.weight
     if config.sqrt_length:
         weight *= 2 / max(n_loss, 1) ** 0.5
@@ -142,8 +142,8 @@ def layout(trunk, is_visual, branches, config, max_tokens=math.inf):
     for branch in branches:
         n = sum(len(ids) for ids, _ in branch.segments) - 1       # the last id is a target only
         full = full or (n > room and bool(kept))
-        if full or n > room:
-            dropped_tokens += n
+        if full or n > room or n < 0:            # n < 0: a track with no point on a frame shown
+            dropped_tokens += max(n, 0)
         else:
             kept.append(branch)
             room -= n

@@ -47,7 +47,7 @@ class ModelConfig:
     n_hidden: int = 12288            # inner size of the MLP, and of the projector
     n_vocab: int = 151936            # V, rows of embedding and head
     n_extra: int = 128               # more input embeddings: special tokens, never predicted
-    family: str = "qwen"             # or "olmo"
+    family: str = "qwen"             # or "olmo", or "llama": qwen without norms of q and k
     tied: bool = False               # the head is the embedding
     rope_theta: float = 1e6
     yarn: YarnConfig = YarnConfig()
@@ -61,6 +61,8 @@ TOY_VISION = VisionConfig(n_layer=3, n_embd=128, n_head=4, n_hidden=512, feature
 PRESETS = {
     "toy": ModelConfig(n_layer=4, n_embd=128, n_head=4, n_kv_head=2, head_dim=32, n_hidden=384,
                        n_vocab=384, init_std=0.0, vision=TOY_VISION),
+    "small": ModelConfig(n_layer=28, n_embd=1024, n_head=16, n_hidden=3072, tied=True,
+                         vision=VisionConfig(10, 768, 12, 3072, (9, 3), grid=24, patch=16)),
     "4b": ModelConfig(n_embd=2560, n_hidden=9728, rope_theta=5e6, tied=True),
     "8b": ModelConfig(),
     "o7b": ModelConfig(n_layer=32, n_kv_head=32, n_hidden=11008, n_vocab=100278, family="olmo",
@@ -121,14 +123,15 @@ def rotate(x, cos, sin):
 class Attention(nn.Module):
     def __init__(self, config):
         super().__init__()
-        self.H, self.G, self.D = config.n_head, config.n_kv_head, config.head_dim
+        self.D = config.head_dim
         self.norm_per_head = config.family == "qwen"
-        n_q, n_kv = self.H * self.D, self.G * self.D
+        n_q, n_kv = config.n_head * self.D, config.n_kv_head * self.D
         self.q = nn.Linear(config.n_embd, n_q, bias=False)
         self.k = nn.Linear(config.n_embd, n_kv, bias=False)
         self.v = nn.Linear(config.n_embd, n_kv, bias=False)
-        self.q_norm = RMSNorm(self.D if self.norm_per_head else n_q, config.eps)
-        self.k_norm = RMSNorm(self.D if self.norm_per_head else n_kv, config.eps)
+        norm = nn.Identity if config.family == "llama" else RMSNorm
+        self.q_norm = norm(self.D if self.norm_per_head else n_q, config.eps)
+        self.k_norm = norm(self.D if self.norm_per_head else n_kv, config.eps)
         self.out = nn.Linear(n_q, config.n_embd, bias=False)
 
     def forward(self, x, rope, mask, attend):            # (B,T,C)
@@ -136,9 +139,7 @@ class Attention(nn.Module):
         q, k, v = self.q(x), self.k(x), self.v(x)
         if not self.norm_per_head:
             q, k = self.q_norm(q), self.k_norm(k)
-        q = q.view(B, T, self.H, self.D)
-        k = k.view(B, T, self.G, self.D)
-        v = v.view(B, T, self.G, self.D)
+        q, k, v = (x.view(B, T, -1, self.D) for x in (q, k, v))          # heads H, G, G
         if self.norm_per_head:
             q, k = self.q_norm(q), self.k_norm(k)
         return self.out(attend(rotate(q, *rope), rotate(k, *rope), v, mask).reshape(B, T, -1))
@@ -192,7 +193,7 @@ class Molmo2(nn.Module):
     def __init__(self, config):
         super().__init__()
         v = config.vision
-        assert config.family in ("qwen", "olmo"), f"family '{config.family}': qwen or olmo"
+        assert config.family in ("qwen", "olmo", "llama"), f"unknown family '{config.family}'"
         assert config.n_head % config.n_kv_head == 0, "query heads must be a multiple of kv heads"
         assert config.head_dim % 2 == 0, f"RoPE rotates pairs: head_dim {config.head_dim} is odd"
         assert v.n_embd % v.n_head == 0, f"vision width {v.n_embd}: no multiple of {v.n_head} heads"

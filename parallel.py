@@ -26,10 +26,9 @@ from datetime import timedelta
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from model import Block
 
@@ -91,10 +90,13 @@ def make_mesh(cp, device="cpu"):
 
 def with_timeout(mesh):
     """The mesh, with the timeout of the process group for its groups, which do not inherit it."""
-    timeout = dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout
     for group in mesh.get_all_groups():
-        _set_pg_timeout(timeout, group)
+        _set_pg_timeout(process_group_timeout(), group)
     return mesh
+
+
+def process_group_timeout():
+    return dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout
 
 
 # --------------------------------------------------------------------------------------------------
@@ -235,6 +237,8 @@ def parallelize(model, mesh, shard=0, dtype=torch.float32):
     """
     if mesh["cp"].size() > 1:
         group = mesh["cp"].get_group()
+        if group is dist.group.WORLD:    # its NCCL stream would queue behind FSDP's gathers
+            group = dist.new_group(timeout=process_group_timeout())
         model.attend = ulysses(model.attend, group)
         model.route = dispatch_route(group)
     world = mesh.size()
@@ -242,19 +246,27 @@ def parallelize(model, mesh, shard=0, dtype=torch.float32):
     if shard not in (0, world):
         over = with_timeout(init_device_mesh(mesh.device_type, (world // shard, shard),
                                              mesh_dim_names=("replicate", "shard")))
-    for module in (*model.vision.vit.blocks, model.vision, *model.blocks, model):
+    vit_blocks = model.vision.vit.blocks
+    # an embedding that is not the head too is whole only while it is looked up
+    embedding = () if model.head is None else (model.embedding,)
+    for module in (*embedding, *vit_blocks, model.vision, *model.blocks, model):
         gathered = dtype if isinstance(module, Block) and dtype != torch.float32 else None
         fully_shard(module, mesh=over, mp_policy=MixedPrecisionPolicy(
             param_dtype=gathered, reduce_dtype=torch.float32, cast_forward_inputs=False))
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)   # gloo has no reduction that scales
+    if embedding and not model.embedding.weight.requires_grad:
+        # itself, in place of what ran before it: the frozen table, which backward does not need
+        vit_blocks[0].set_modules_to_backward_prefetch([vit_blocks[0]])
     return model
 
 
-def gather_full_model(model):
-    """A sharded model -> {name: tensor on the CPU} on the first rank, {} on the others."""
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    return get_model_state_dict(model, options=options)
+def accumulate(model, last):
+    """To be called before each micro-batch. Only the last one of a step reduces gradients over the
+    groups that hold copies (HSDP), and until then what the model's own unit gathered stays."""
+    if isinstance(model, FSDPModule):
+        model.set_requires_all_reduce(last)
+        model.set_reshard_after_backward(last, recurse=False)
 
 
 def local(tensor):

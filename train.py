@@ -17,11 +17,15 @@ accumulation and the number of ranks invisible.
 
 import dataclasses
 import hashlib
-import json
 import math
+import os
 import signal
 import time
 from functools import partial
+
+# OpenMP's threads wait asleep: spinning, as by default, they keep other processes, and each other,
+# from the cores (RESULTS.md). torch reads it when it is imported; the user's own setting wins.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
 import torch.distributed as dist
@@ -33,10 +37,11 @@ from evaluation import report
 from training import checkpoint, weights
 from training.config import parse
 from training.ending import Ending, Terminated
+from training.gather import gather_on_first
 from training.lock import RunLock
-from training.log import RunLog, first_log_line
+from training.log import RunLog, first_log_line, print_header
 from training.resume import config_as_text, run_directory
-from training.setup import dry_run_largest_batch, pretrain_vit, start_run
+from training.setup import dry_run_largest_batch, fill_weights, pretrain_vit, start_run
 from training.stats import StepStats, loss_fields, plan_fields, report_nonfinite
 from training.sync import all_ranks_or_none, sync_ranks
 
@@ -49,7 +54,9 @@ def build_optimizer(run, model):
     config = run.config
     if run.ranks.mesh:
         parallel.parallelize(model, run.ranks.mesh, config.shard, run.dtype)
-    else:
+    if model.norm.weight.is_meta:
+        model.to_empty(device=run.device)                # the shard of this rank, to be filled
+    elif not run.ranks.mesh:
         model.to(run.device)
     if config.compile:
         model.compile_blocks()
@@ -112,12 +119,14 @@ def train(run, model, groups, optimizer, log, eval_every=0):
     bar = tqdm(loader, total=config.steps, initial=run.resume_from.step, unit="step", mininterval=1,
                desc=f"stage {config.stage}", disable=not ranks.first)
     n_skipped = run.resume_from.state.get("skipped_steps", 0)
+    n_micro_batches = config.batch // ranks.dp // config.micro_batch
     began = time.monotonic()
     for step, (plan, micro_batches) in enumerate(bar, run.resume_from.step + 1):
         torch.manual_seed(dropout_seed(config.seed, step, ranks.rank))
         set_learning_rates(optimizer, config, step)
         stats = StepStats(loader.sources, config.cp)
-        for rows in micro_batches:
+        for k, rows in enumerate(micro_batches, 1):
+            parallel.accumulate(model, last=k == n_micro_batches)
             batch, nll = forward_backward(run, model, rows)
             stats.add(rows, batch, nll)              # read one micro-batch later: nobody waits here
         stats.all_reduce()
@@ -144,14 +153,14 @@ def train(run, model, groups, optimizer, log, eval_every=0):
         if others.stop or is_due(step, config.save_every, config.steps):
             state = {"step": step, "config": config_as_text(config), "data": run.fingerprint,
                      "model": dataclasses.asdict(config.model), "skipped_steps": n_skipped,
-                     "loader": {"plans": plan.state, "masked": dict(others.masked)}}
+                     "base": run.base, "loader": {"plans": plan.state, "masked": others.masked}}
             all_ranks_or_none(partial(saver.begin, step, run.tokenizer))
             saver.save(step, model, optimizer, state)
         if others.stop:
             all_ranks_or_none(saver.wait)
             raise Terminated(f"SIGTERM: ended after step {step}; --resume continues from there")
         if is_due(step, eval_every) and step < config.steps:
-            log.scores(step, evaluate(run, export_model(model.eval(), ranks)))
+            log.scores(step, report.scores_of_run(run, model.eval()))
             model.train()
             began = time.monotonic()
     all_ranks_or_none(saver.wait)
@@ -190,31 +199,12 @@ def dropout_seed(seed, step, rank):
 # the end
 
 
-def export_model(model, ranks):
-    """The model as one process has it; of a sharded one a copy on the first rank's CPU, or None."""
-    if not ranks.mesh:
-        return model
-    tensors = parallel.gather_full_model(model)
-    if not ranks.first:
-        return None
-    copy = weights.meta_model(model.config)
-    copy.load_state_dict(tensors, assign=True)
-    return copy.eval()
-
-
-def evaluate(run, model, samples_dir=None):
-    """Scores on the first rank, None on the others, which wait for it."""
-    scores = None
-    if run.ranks.first:
-        scores = report.final_scores(run.config, model, run.tokenizer, run.eval_records,
-                                     samples_dir)
-    run.ranks.barrier()
-    return scores
-
-
 def save_model(run, model):
     """Weights, tokenizer, and the settings with which to ask, in out/model; then the curves."""
-    weights.save(model, run.out / "model")
+    whole = gather_on_first(model, run.ranks)
+    if not run.ranks.first:
+        return
+    weights.save(whole, run.out / "model")
     run.tokenizer.save(run.out / "model")
     weights.save_data_config(run.config.data, run.out / "model")
     report.draw_curves(run.out)
@@ -229,31 +219,27 @@ def main(argv=None):
         args, config = parse(argv)
         with RunLock(run_directory(args, config)):
             run, model = start_run(args, config, ending)
+            head = first_log_line(run, args, model)
+            print_header(run, head)
             if run.config.vit_steps and not args.init and not run.resume_from.folder:
                 pretrain_vit(run, model.vision.vit.to(run.device))
-            head = first_log_line(run, args, model)
             groups, optimizer = build_optimizer(run, model)
+            fill_weights(args, run.config, model)
             dry_run_largest_batch(run, groups, partial(forward_backward, run, model))
             if run.resume_from.folder:
                 checkpoint.restore(run.resume_from.folder, model, optimizer)
-            log = RunLog(run.out, run.ranks.first, head, run.resume_from.step or None)
+            log = RunLog(run.out, run.ranks.first, head, run.resume_from.step or None,
+                         args.tensorboard)
             train(run, model, groups, optimizer, log, args.eval_every)
-            model = export_model(model.eval(), run.ranks)
-            if run.ranks.first:
-                save_model(run, model)
-            scores = evaluate(run, model, run.out / "samples")
+            save_model(run, model.eval())
+            scores = report.scores_of_run(run, model, run.out / "samples")
             if run.ranks.mesh:
                 dist.destroy_process_group()
             if run.ranks.first:
-                end_run(run, log, scores, time.monotonic() - began)
-
-
-def end_run(run, log, scores, seconds):
-    """The last line of the log and of stdout."""
-    log.scores(run.config.steps, scores, seconds=seconds)
-    report.draw_progress(run.out)
-    print(json.dumps({"out": str(run.out), "steps": run.config.steps, "loss": log.loss,
-                      "seconds": round(seconds, 1), "eval": scores}))
+                seconds = time.monotonic() - began
+                log.scores(run.config.steps, scores, seconds=seconds)
+                report.draw_progress(run.out)
+                report.print_end(run, log.loss, scores, seconds)
 
 
 if __name__ == "__main__":

@@ -269,7 +269,9 @@ class Pool(nn.Module):
     def forward(self, features, pool_src):               # (N,P,2E), (M,K) -> (M,E)
         M, K = pool_src.shape
         valid = pool_src >= 0
-        window = features.flatten(0, 1)[pool_src.clamp(min=0)] * valid[..., None]      # (M,K,2E)
+        # -1 reads a patch of its own window: in backward a GPU adds up equal indices one by one
+        source = pool_src.where(valid, pool_src.amax(1, keepdim=True)).clamp(min=0)
+        window = features.flatten(0, 1)[source] * valid[..., None]                     # (M,K,2E)
         mean = window.sum(1) / valid.sum(1, keepdim=True).clamp(min=1)
         q = self.q(mean).view(M, 1, self.n_head, -1)
         k = self.k(window).view(M, K, self.n_head, -1)

@@ -29,13 +29,15 @@ Masks (--masks, an .npz file with an array for each pointing or tracking annotat
     video     (n,t,h,w), one per point, or per object of a track by sorted ids; and the array
               "record id/annotation number/times", (t,) seconds of the file, as all times of a
               record. masks_of returns {"times": .., "masks": ..}
-Without masks, a hit is within 5 % of the image's diagonal of the matched point, at the same tenth
-of a second.
+Without masks, a hit is inside the box of the matched point, where the annotation has boxes; else
+within 5 % of the image's diagonal of the point; at the same tenth of a second.
+
+Of several ranks each answers every n-th batch of questions. Which questions form a batch follows
+from headers alone, whatever the number of ranks, so that scores are the same to the digit.
 """
 
 import math
-import sys
-from collections import Counter
+from collections import ChainMap, Counter
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -45,14 +47,18 @@ from tqdm import tqdm
 
 import data
 import packing
+import parallel
 import vision
 from evaluation.generate import generate
 from evaluation.masks import check_masks
-from evaluation.scoring import Question, score
+from evaluation.scoring import Question, hit_rule, score
+from records.errors import warn
 from records.media import Unreadable
-from records.visual import VideoClip, read_headers
+from records.visual import VideoClip, crops_per_image, read_headers
 from text.prompts import turns_of
 from text.styles import medium, style_of
+from text.tokenizer import chat
+from text.visual import images_tokens, video_tokens
 
 TYPES = ("caption", "point", "count", "qa", "track")
 LOCATED = ("point", "track")             # scored by places, with masks or without
@@ -140,42 +146,71 @@ def decode_media(question, config):
     return [], VideoClip(info.times, small, info.subtitles)
 
 
-def prompt_batches(questions, tokenizer, config, max_rows, skipped):
-    """Yields batches [(question, prompt), ..] of at most max_rows, MAX_CROPS and
-    MAX_CACHED_TOKENS.
+class Prompt(NamedTuple):
+    """A question with the size of its prompt."""
+    question: Question
+    tokens: int
+    crops: int
+
+
+def plan_batches(questions, tokenizer, config, max_rows):
+    """Questions -> lists of them in their order, each of at most max_rows, MAX_CROPS and
+    MAX_CACHED_TOKENS. Media that several questions of a batch are about count once."""
+    batches, prompts = [], []
+    for question in questions:
+        prompt = measure(question, tokenizer, config)
+        if prompts and not fits([*prompts, prompt], max_rows):
+            batches.append([p.question for p in prompts])
+            prompts = []
+        prompts.append(prompt)
+    return batches + [[p.question for p in prompts]] * bool(prompts)
+
+
+def measure(question, tokenizer, config):
+    """A Question -> Prompt, from headers alone."""
+    info = question.info
+    if info.times is not None:
+        ids, _ = video_tokens(info.times, info.subtitles, tokenizer, config)
+    else:
+        ids, _ = images_tokens(info.sizes, tokenizer, config)
+    text = sum(len(part) for part, _ in chat(question.turns, tokenizer))
+    return Prompt(question, 1 + len(ids) + text, sum(crops_per_image(info, config)))
+
+
+def fits(prompts, max_rows):
+    """Is [Prompt, ..] within max_rows, MAX_CROPS and MAX_CACHED_TOKENS?"""
+    longest = max(p.tokens + p.question.max_new for p in prompts)
+    crops = {p.question.record["where"]: p.crops for p in prompts}
+    n_rows = len(prompts)
+    n_crops = sum(crops.values())
+    return n_rows <= max_rows and n_rows * longest <= MAX_CACHED_TOKENS and n_crops <= MAX_CROPS
+
+
+def prompt_batches(batches, tokenizer, config, skipped):
+    """Lists of questions -> yields lists of (question, prompt).
 
     Media that several questions of a batch are about are decoded once, and their prompts share the
     crops, which are encoded once. skipped: {where: reason}, to which undecodable records are added.
     """
-    batch, crops, decoded = [], {}, {}
-    for question in questions:
-        where = question.record["where"]
-        if where in skipped:
-            continue
-        if where not in decoded:
-            try:
-                decoded[where] = decode_media(question, config)
-            except Unreadable as e:
-                skipped[where] = str(e)
+    decoded = {}
+    for batch in batches:
+        prompts, crops = [], {}
+        for question in batch:
+            where = question.record["where"]
+            if where in skipped:
                 continue
-        images, clip = decoded[where]
-        prompt = data.encode_prompt(images, question.turns, tokenizer, config, clip)
-        if batch and not fits([*batch, (question, prompt)], max_rows):
-            yield batch
-            batch, crops, decoded = [], {}, {where: decoded[where]}
-        prompt.images = crops.setdefault(where, prompt.images)
-        batch.append((question, prompt))
-    if batch:
-        yield batch
-
-
-def fits(batch, max_rows):
-    """Is [(question, prompt), ..] within max_rows, MAX_CROPS and MAX_CACHED_TOKENS?"""
-    longest = max(len(prompt.tokens) + question.max_new for question, prompt in batch)
-    crops = {question.record["where"]: prompt.images for question, prompt in batch}
-    n_crops = sum(len(c) for c in crops.values() if c is not None)
-    n_rows = len(batch)
-    return n_rows <= max_rows and n_rows * longest <= MAX_CACHED_TOKENS and n_crops <= MAX_CROPS
+            if where not in decoded:
+                try:
+                    decoded[where] = decode_media(question, config)
+                except Unreadable as e:
+                    skipped[where] = str(e)
+                    continue
+            images, clip = decoded[where]
+            prompt = data.encode_prompt(images, question.turns, tokenizer, config, clip)
+            prompt.images = crops.setdefault(where, prompt.images)
+            prompts.append((question, prompt))
+        decoded = {where: decoded[where]} if where in decoded else {}    # of the next batch too?
+        yield prompts
 
 
 # -------------------------------------------------------------------------------------------------
@@ -183,39 +218,40 @@ def fits(batch, max_rows):
 
 
 def evaluate(
-    model, tokenizer, config, records, masks_of=None, batch=128, max_new=None, progress=True
+    model, tokenizer, config, records, masks_of=None, batch=128, max_new=None, progress=True,
+    ranks=None,
 ):
-    """Records from a source -> metrics, predictions.
+    """Records from a source -> metrics, predictions, on all ranks.
 
     masks_of(record, annotation index) -> masks of that annotation (see above) or None. batch:
     questions answered at once. max_new: tokens of every answer at most, in place of answer_limit.
     progress: show a bar on stderr. A record whose media cannot be read is named on stderr and
     counted as skipped, a text, which has no score but its nll, as not_scored. ValueError if masks
-    do not fit their annotation.
+    do not fit their annotation. ranks: parallel.Ranks, each of which calls this with the same
+    arguments and a whole model.
     """
+    ranks = ranks or parallel.Ranks()
     records = list(records)
     questions, readable, skipped = collect_questions(records, config, masks_of, max_new)
     questions.sort(key=batch_order)
-    predictions = []
-    hit_rules = set()
+    batches = plan_batches(questions, tokenizer, config, batch)
+    numbers = range(ranks.rank, len(batches), ranks.world)           # of this rank's batches
+    mine = [batches[n] for n in numbers]
     bar = tqdm(
-        total=len(questions), desc="evaluation", unit="question", leave=False, mininterval=1,
-        disable=not progress or not questions,
+        total=sum(map(len, mine)), desc="evaluation", unit="question", leave=False, mininterval=1,
+        disable=not (progress and mine and ranks.first),
     )
+    answered = {}                        # {number of the batch: predictions}
     with bar:
-        for group in prompt_batches(questions, tokenizer, config, batch, skipped):
-            prompts = [prompt for _, prompt in group]
-            longest = max(question.max_new for question, _ in group)
-            answers = generate(model, prompts, tokenizer.stops, longest)
-            for (question, _), ids in zip(group, answers, strict=True):
-                text = tokenizer.decode(ids[: question.max_new])
-                masks = None
-                if question.annotation["type"] in LOCATED:
-                    masks = masks_of(question.record, question.index) if masks_of else None
-                    hit_rules.add("within 5 % of the diagonal" if masks is None else "mask")
-                predictions.append(prediction_of(question, text, masks))
+        prompts_of = prompt_batches(mine, tokenizer, config, skipped)
+        for number, group in zip(numbers, prompts_of, strict=True):
+            answered[number] = answer(model, tokenizer, group, masks_of) if group else []
             bar.update(len(group))
 
+    found = [pair for of_batch in gather_batches(answered, ranks) for pair in of_batch]
+    predictions = [prediction for prediction, _ in found]
+    hit_rules = {rule for _, rule in found if rule}
+    skipped = gather_skipped(skipped, ranks)
     result = {}
     for name in SCORES:
         values = [p[name] for p in predictions if name in p]
@@ -223,14 +259,45 @@ def evaluate(
             result[name] = round(float(np.mean(values)), 4)
     result |= {f"n_{kind}": sum(p["type"] == kind for p in predictions) for kind in TYPES}
     decodable = [record for record in readable if record["where"] not in skipped]
-    losses = nll(model, tokenizer, config, decodable, skipped)
+    losses = nll(model, tokenizer, config, decodable, skipped, ranks)
     result["nll"] = {name: round(value, 4) for name, value in losses.items()}
-    for where, reason in skipped.items():
-        print(f"{where}: {reason}; skipped", file=sys.stderr)
+    skipped = gather_skipped(skipped, ranks)
+    if ranks.first:
+        for where, reason in skipped.items():
+            warn(f"{where}: {reason}; skipped")
     result["hits"] = " and ".join(sorted(hit_rules)) or "none"
     result["skipped"] = len(skipped)
     result["not_scored"] = sum(n_texts(record) for record in readable)
     return result, predictions
+
+
+def gather_batches(done, ranks):
+    """{number of a batch: result} of each rank -> the results of all batches in order, on all."""
+    if ranks.world > 1:
+        ranks.barrier()                  # for any time: ranks are done hours apart
+        done = {n: result for of_rank in parallel.all_gather(done) for n, result in of_rank.items()}
+    return [done[number] for number in sorted(done)]
+
+
+def gather_skipped(skipped, ranks):
+    """{where: reason} of all ranks, in the same order on all of them."""
+    of_ranks = parallel.all_gather(skipped) if ranks.world > 1 else [skipped]
+    return dict(ChainMap(*of_ranks))
+
+
+def answer(model, tokenizer, prompts, masks_of):
+    """[(question, prompt), ..] -> [(prediction, how its hits are found, or ""), ..]."""
+    longest = max(question.max_new for question, _ in prompts)
+    answers = generate(model, [prompt for _, prompt in prompts], tokenizer.stops, longest)
+    found = []
+    for (question, _), ids in zip(prompts, answers, strict=True):
+        text = tokenizer.decode(ids[: question.max_new])
+        masks, rule = None, ""
+        if question.annotation["type"] in LOCATED:
+            masks = masks_of(question.record, question.index) if masks_of else None
+            rule = hit_rule(question.annotation, masks)
+        found.append((prediction_of(question, text, masks), rule))
+    return found
 
 
 def n_texts(record):
@@ -287,21 +354,23 @@ def nll_batches(sizes):
 
 
 @torch.no_grad()
-def nll(model, tokenizer, config, records, skipped=None):
+def nll(model, tokenizer, config, records, skipped=None, ranks=None):
     """-> {"all": nll, name of each source: nll}: the mean of -log p over tokens with loss,
     weighted as in training (docs/molmo2.md 7.1), for a model in eval mode.
 
     Examples are worded as in epoch 0 with seed 0, and whole: nothing is cut at max_tokens. skipped:
     {where: reason}, to which undecodable records are added; without it they raise Unreadable.
     """
+    ranks = ranks or parallel.Ranks()
     config = replace(config, max_tokens=math.inf)
     sizes = []
     for index, record in enumerate(records):
         sizes.append(Sized(*data.size(record, tokenizer, config, 0, 0), index))
-    losses, weights = Counter(), Counter()           # by source
-    for group in nll_batches(sizes):
+    done = {}                                        # {number of the group: losses of its rows}
+    for number, group in enumerate(nll_batches(sizes)):
+        if number % ranks.world != ranks.rank:
+            continue
         examples, sources = [], []
-        longest = 0
         for item in group:
             record = records[item.index]
             try:
@@ -312,14 +381,16 @@ def nll(model, tokenizer, config, records, skipped=None):
                 skipped[record["where"]] = str(e)
                 continue
             sources.append(record["source"].name)
-            longest = max(longest, item.tokens)
-        if not examples:
-            continue
-        batch = packing.collate([[e] for e in examples], longest, config.vision)
-        batch = batch.to(model.norm.weight.device)
-        loss = (batch.weights * model(batch)[0]).double().sum(1).tolist()
-        weight = batch.weights.double().sum(1).tolist()
-        for source, row_loss, row_weight in zip(sources, loss, weight, strict=True):
+        if examples:
+            longest = max(len(e.tokens) for e in examples)
+            batch = packing.collate([[e] for e in examples], longest, config.vision)
+            batch = batch.to(model.norm.weight.device)
+            loss = (batch.weights * model(batch)[0]).double().sum(1).tolist()
+            weight = batch.weights.double().sum(1).tolist()
+            done[number] = list(zip(sources, loss, weight, strict=True))
+    losses, weights = Counter(), Counter()           # by source
+    for rows in gather_batches(done, ranks):
+        for source, row_loss, row_weight in rows:
             for name in ("all", source):
                 losses[name] += row_loss
                 weights[name] += row_weight

@@ -1,6 +1,4 @@
-"""True masks of points and tracks, from an .npz file (the format is described in evaluate.py)."""
-
-import zipfile
+"""Do true masks of points and tracks fit their annotation and its media?"""
 
 import numpy as np
 
@@ -8,46 +6,9 @@ from evaluation.scoring import object_ids, true_places
 from text.tracks import seconds
 
 
-def read_npz(path, flag):
-    """An .npz file -> {name: array}; OSError or ValueError in one sentence, with the flag that
-    named it."""
-    try:
-        return dict(np.load(path))
-    except (ValueError, TypeError, EOFError, zipfile.BadZipFile) as e:
-        raise ValueError(f"{flag} {path}: not an .npz file: {e}") from None
-
-
 def n_masks(annotation):
     """A pointing annotation has a mask per point, a tracking annotation one per object."""
     return len(object_ids(annotation) if annotation["type"] == "track" else annotation["points"])
-
-
-def open_masks(path, records):
-    """An .npz file with masks for every pointing and tracking annotation of the records
-    -> masks_of(record, annotation index). ValueError if one is missing."""
-    arrays = read_npz(path, "--masks")
-    for record in records:
-        video = "video" in record
-        for index, annotation in enumerate(record["annotations"]):
-            if annotation["type"] not in ("point", "track"):
-                continue
-            name = f"{record['id']}/{index}"
-            n = n_masks(annotation)
-            shape = arrays[name].shape if name in arrays else ()
-            if len(shape) != (4 if video else 3) or shape[0] != n:
-                wanted = f"({n}, t, h, w)" if video else f"({n}, h, w)"
-                found = f"one of shape {shape}" if name in arrays else "none"
-                raise ValueError(f"--masks {path}: '{name}' needs an array {wanted}; found {found}")
-            if video and f"{name}/times" not in arrays:
-                raise ValueError(f"--masks {path}: '{name}/times' is missing, the seconds of it")
-
-    def masks_of(record, index):
-        name = f"{record['id']}/{index}"
-        if "video" in record:
-            return {"times": arrays[f"{name}/times"], "masks": arrays[name]}
-        return arrays.get(name)
-
-    return masks_of
 
 
 def check_masks(question, masks):

@@ -1,6 +1,6 @@
-"""Scores of points, counts, tracks and masks, from plain numbers (paper: evaluation).
+"""Scores of points, counts and tracks, from plain numbers (paper: evaluation).
 
-in    predicted and true points, counts, tracks or masks (numpy)
+in    predicted and true points, counts or tracks
 out   scores between 0 and 1; where there is nothing to find, 1 if nothing was predicted, else 0
 
 points      predicted and true points are matched one to one by distance (Hungarian algorithm). A
@@ -9,10 +9,9 @@ points      predicted and true points are matched one to one by distance (Hungar
             y, each on a scale of 0 to 100.
 counts      the number that the text states; without one, the number of its points.
 tracks      every frame is scored as points are, then HOTA over all frames.
-masks       J&F. Molmo2 writes points; a segmenter that takes them as prompts makes the masks.
 
 The definitions are those of docs/molmo2.md 13, without the defects of the official code that are
-listed there. Scores of words are in text_metrics.py.
+listed there. Scores of words are in text_metrics.py, of masks in j_and_f.py.
 """
 
 import math
@@ -167,17 +166,29 @@ def hit_in_video_mask(times, masks):
     return hit
 
 
+def same_frame(point, true):
+    """Are two points at the same time or on the same image, to a tenth, if they have one?"""
+    frames = zip(point[:-2], true[:-2], strict=True)
+    return all(round(a, 1) == round(b, 1) for a, b in frames)
+
+
 def hit_nearby(truth, sizes):
     """The hit rule where there are no masks -> hit(k, point): within 5 % of the diagonal of true
-    point k, and at its time or on its image (to a tenth) if points have one.
-
-    sizes: (width, height) of the image of every true point.
-    """
+    point k, on the same frame. sizes: (width, height) of the image of every true point."""
 
     def hit(k, point):
-        frames = zip(point[:-2], truth[k][:-2], strict=True)
-        same_frame = all(round(a, 1) == round(b, 1) for a, b in frames)
-        return same_frame and math.dist(point[-2:], truth[k][-2:]) <= 0.05 * math.hypot(*sizes[k])
+        distance = math.dist(point[-2:], truth[k][-2:])
+        return same_frame(point, truth[k]) and distance <= 0.05 * math.hypot(*sizes[k])
+
+    return hit
+
+
+def hit_in_box(truth, boxes):
+    """The hit rule of boxes, (left, top, right, bottom) of every true point -> hit(k, point)."""
+
+    def hit(k, point):
+        (x, y), (left, top, right, bottom) = point[-2:], boxes[k]
+        return same_frame(point, truth[k]) and left <= x <= right and top <= y <= bottom
 
     return hit
 
@@ -294,63 +305,3 @@ def hota(matches):
         ass_a += n * n / (true_frames[true_id] + predicted_frames[i] - n)
     ass_a /= max(hits, 1)
     return {"hota": (det_a * ass_a) ** 0.5, "det_a": det_a, "ass_a": ass_a}
-
-
-# -------------------------------------------------------------------------------------------------
-# masks: J&F as in DAVIS
-
-
-def jaccard(a, b):
-    """Masks (h,w) bool -> intersection over union; 1 where both are empty."""
-    union = (a | b).sum()
-    return float((a & b).sum() / union) if union else 1.0
-
-
-def mask_boundary(mask):
-    """(h,w) bool -> (h,w) bool: pixels that differ from their neighbour to the right, below, or to
-    the lower right. The edge of the image is no boundary."""
-    padded = np.pad(mask, ((0, 1), (0, 1)), mode="edge")
-    right, below, diagonal = padded[:-1, 1:], padded[1:, :-1], padded[1:, 1:]
-    return (mask != right) | (mask != below) | (mask != diagonal)
-
-
-def dilate(mask, radius):
-    """(h,w) bool -> the pixels within `radius` of the mask: the union of its shifts over a
-    disk."""
-    h, w = mask.shape
-    padded = np.pad(mask, radius)
-    result = np.zeros_like(mask)
-    for dy in range(-radius, radius + 1):
-        for dx in range(-radius, radius + 1):
-            if dx * dx + dy * dy <= radius * radius:
-                top, left = radius + dy, radius + dx
-                result |= padded[top : top + h, left : left + w]
-    return result
-
-
-def boundary_f(predicted, true, tolerance=0.008):
-    """Masks (h,w) bool -> F1 of their boundaries; 1 where neither has a boundary.
-
-    Precision is the share of the predicted boundary within `tolerance` of the image's diagonal (in
-    whole pixels, rounded up) of the true one; recall is the reverse.
-    """
-    edge, true_edge = mask_boundary(predicted), mask_boundary(true)
-    if not edge.any() or not true_edge.any():
-        return float(edge.any() == true_edge.any())
-    radius = math.ceil(tolerance * math.hypot(*true.shape))
-    precision = (edge & dilate(true_edge, radius)).sum() / edge.sum()
-    recall = (true_edge & dilate(edge, radius)).sum() / true_edge.sum()
-    return float(2 * precision * recall / (precision + recall)) if precision + recall else 0.0
-
-
-def j_and_f(predicted, true):
-    """Masks (t,h,w) bool of everything that an expression means, in the same frames
-    -> {"j", "f", "j_and_f"}: means over frames. ValueError for other shapes, or for no frames."""
-    if predicted.shape != true.shape:
-        raise ValueError(f"masks of shape {predicted.shape} are compared with {true.shape}")
-    if len(true) == 0:
-        raise ValueError("the masks have no frames")
-    pairs = list(zip(predicted, true, strict=True))
-    j = float(np.mean([jaccard(a, b) for a, b in pairs]))
-    f = float(np.mean([boundary_f(a, b) for a, b in pairs]))
-    return {"j": j, "f": f, "j_and_f": (j + f) / 2}

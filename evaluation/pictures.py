@@ -11,7 +11,6 @@ time.
 """
 
 import re
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +27,7 @@ from evaluation.marks import (
     with_text,
 )
 from records import media
+from records.errors import warn
 from records.media import Unreadable
 
 MAX_SIDE = 1024                          # pixels of the longer side of a drawn image
@@ -213,13 +213,12 @@ def draw(predictions, records, folder, n=24):
     for prediction in in_turns(predictions)[:n]:
         record, *others = by_id[prediction["id"]]
         if others:
-            print(f"{prediction['id']}: {len(others) + 1} records have this id; no picture",
-                  file=sys.stderr)
+            warn(f"{prediction['id']}: {len(others) + 1} records have this id; no picture")
             continue
         try:
             image = draw_prediction(prediction, record)
         except Unreadable as e:
-            print(f"{record['where']}: {e}; no picture", file=sys.stderr)
+            warn(f"{record['where']}: {e}; no picture")
             continue
         label = prediction["prompt"].split(": ")[-1][:80]
         name = f"{prediction['id'][-80:]}-{prediction['annotation']}-{label}"

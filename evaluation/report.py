@@ -5,12 +5,17 @@ evaluation).
     samples/, samples.png              held-out images and videos with predicted and true points
 """
 
+import json
 import math
+import shlex
 from itertools import accumulate
 
 from evaluation import charts, marks, pictures
-from evaluation.evaluate import evaluate
+from evaluation.evaluate import SCORES, evaluate
+from records.errors import printable
 from toy import world
+from training import lora
+from training.gather import gather_on_each
 from training.log import read_log
 
 PROGRESS_SCORES = (
@@ -18,31 +23,47 @@ PROGRESS_SCORES = (
 )
 
 
-def final_scores(config, model, tokenizer, eval_records, samples_dir=None):
-    """Metrics of the model on eval_records, with pictures of its answers in samples_dir.
+def scores_of_run(run, model, samples_dir=None):
+    """final_scores by all ranks together; where the run is sharded each has a whole copy to ask."""
+    whole = gather_on_each(model, run.ranks, run.device, run.dtype)
+    with lora.autocast(whole, run.device, run.dtype):
+        scores = final_scores(run.config, whole, run.tokenizer, run.eval_records, samples_dir,
+                              run.ranks)
+    run.ranks.barrier()                  # for any time: the first draws
+    return scores
 
-    eval_records None: the held-out parts of the toy world. The metrics of its part "test" stand at
-    the top, those of each other part under its name. The model is in eval mode.
+
+def final_scores(config, model, tokenizer, eval_records, samples_dir=None, ranks=None):
+    """Metrics of the model on eval_records, {name: records}, with pictures of its answers in
+    samples_dir. The model is in eval mode. ranks: those that call this together; the first draws.
+
+    The metrics of the first set stand at the top, those of each other set under its name.
+    eval_records None: the held-out parts of the toy world, of which "test" is the first.
     """
+    if ranks and not ranks.first:
+        samples_dir = None
     if eval_records is None:
-        return toy_scores(config, model, tokenizer, samples_dir)
-    if not eval_records:
-        return {}
-    # the limits by kind of question are for released tokenizers; in bytes, answers are 4 times as
-    # long
-    metrics, predictions = evaluate(model, tokenizer, config.data, eval_records, max_new=512)
-    if samples_dir:
-        pictures.draw(predictions, eval_records, samples_dir)
+        return toy_scores(config, model, tokenizer, samples_dir, ranks)
+    metrics = {}
+    for name, records in eval_records.items():
+        # the limits by kind of question are for released tokenizers; in bytes, answers are 4 times
+        # as long
+        found, predictions = evaluate(
+            model, tokenizer, config.data, records, max_new=512, ranks=ranks
+        )
+        if samples_dir:
+            pictures.draw(predictions, records, samples_dir / name if metrics else samples_dir)
+        metrics |= {name: found} if metrics else found
     return metrics
 
 
-def toy_scores(config, model, tokenizer, samples_dir):
+def toy_scores(config, model, tokenizer, samples_dir, ranks=None):
     """final_scores on the toy world, whose masks are known."""
     max_new = 128 if config.stage == 1 else 384
     metrics = {}
     for part, records in world.held_out(config.stage, config.seed, config.eval_images).items():
         found, predictions = evaluate(
-            model, tokenizer, config.data, records, toy_masks, max_new=max_new
+            model, tokenizer, config.data, records, toy_masks, max_new=max_new, ranks=ranks
         )
         if samples_dir:
             pictures.draw(predictions, records, samples_dir / part, n=100)
@@ -145,6 +166,27 @@ def draw_scores(log, path, seconds_before=0.0):
                 series[name].append((minutes, line["eval"][name]))
     series = {name: points for name, points in series.items() if len(points) > 1}
     charts.save_line_chart(series, path, "minutes", ylimits=(0, 1), dots=True, ylabel="score")
+
+
+def print_end(run, loss, scores, seconds):
+    """What a run leaves, on stdout: a table of scores and paths and how to ask the model, then one
+    line of JSON for programs."""
+    out = shlex.quote(printable(str(run.out)))
+    parts = ("precision", "recall", "close", "det_a", "ass_a")       # of other scores
+    rows = [(name, f"{scores[name]:.3f}") for name in SCORES
+            if name in scores and not name.endswith(parts)]
+    rows += [("weights", f"{out}/model"), ("curves", f"{out}/loss.png")]
+    image, prompt = "IMAGE", "long_caption:"
+    if run.eval_records is None:
+        rows.append(("samples", f"{out}/samples"))
+        rows.append(("next", "python -m toy.world runs/toy --n 20"))
+        image, prompt = "runs/toy/tiny-test-all-3.png", "pointing: any shape"
+    ask = f'python -m tools.generate --model {out} --image {image} --prompt "{prompt}"'
+    rows.append(("" if run.eval_records is None else "next", ask))
+    for name, value in rows:
+        print(f"{name:20} {value}")
+    print(json.dumps({"out": str(run.out), "steps": run.config.steps, "loss": loss,
+                      "seconds": round(seconds, 1), "eval": scores}))
 
 
 def draw_curves(out):

@@ -13,7 +13,7 @@ from records.visual import MediaInfo
 from text.points import parse_points, unit
 from text.prompts import scales
 from text.styles import medium, style_of
-from text.tracks import seconds, track_frames, track_mode
+from text.tracks import AskedFrames, seconds, track_frames, track_mode
 
 # benchmarks with a score of their own; others with several answers have the vqa_score
 STYLE_SCORE = dict.fromkeys(("doc_qa", "info_qa", "st_qa"), "anls")
@@ -132,6 +132,32 @@ def true_places(question):
     return places
 
 
+def has_boxes(annotation):
+    return any("box" in point for point in annotation["points"])
+
+
+def hit_rule(annotation, masks):
+    if masks is not None:
+        return "mask"
+    return "box" if has_boxes(annotation) else "within 5 % of the diagonal"
+
+
+def true_boxes(question):
+    """(left, top, right, bottom) in pixels of each point of a box annotation."""
+    annotation, sizes = question.annotation, question.info.sizes
+    scale = scales(question.record, sizes)
+    boxes = []
+    for p in annotation["points"]:
+        image = p.get("image", 0)
+        w, h = sizes[image]
+        box = []
+        for x, y in (p["box"][:2], p["box"][2:]):
+            x, y = unit({"x": x, "y": y}, annotation, scale[image])
+            box += [x * w, y * h]
+        boxes.append(box)
+    return boxes
+
+
 def parse_places(text):
     """The points of an answer as Places, x and y in fractions of the image, ids as text."""
     points = parse_points(text, 1, 1)
@@ -159,7 +185,11 @@ def predicted_places(question, text):
 
 def hit_in_clip(question, masks):
     """Masks of a video, whose times are those of the file -> hit((seconds of the clip, x, y))."""
-    times = [seconds(t, question.record) for t in masks["times"]]
+    annotation, record = question.annotation, question.record
+    times = [seconds(t, record) for t in masks["times"]]
+    if annotation["type"] == "track":
+        asked = AskedFrames(annotation, record, question.info.times)
+        times = [asked.text_time(t) for t in masks["times"]]
     return metrics.hit_in_video_mask(times, masks["masks"])
 
 
@@ -170,7 +200,9 @@ def score_points(question, predicted, true, masks):
     sizes = question.info.sizes
     points = [(p.frame, p.x, p.y) for p in predicted]
     true_points = [(p.frame, p.x, p.y) for p in true]
-    if masks is None:
+    if masks is None and has_boxes(question.annotation):
+        hit = metrics.hit_in_box(true_points, true_boxes(question))
+    elif masks is None:
         of_point = [sizes[p.frame - 1 if kind == "images" else 0] for p in true]
         hit = metrics.hit_nearby(true_points, of_point)
     elif kind == "video":

@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from typing import NamedTuple
 
+from records.boxes import as_points
 from records.errors import InvalidRecord, short_repr
 from records.schema import (
     ANNOTATION_TYPES,
@@ -22,6 +23,7 @@ from records.schema import (
     is_text,
     is_whole,
 )
+from text.tracks import count_between_frames, visible_points
 
 
 class VisualInput(NamedTuple):
@@ -47,7 +49,7 @@ def check_annotation(annotation, place, visual, report):
         raise InvalidRecord("E07", message, place, did_you_mean(kind, ANNOTATION_TYPES))
     if kind == "track" and visual.medium != "video":
         raise InvalidRecord("E50", "a track needs a video", place)
-    if kind in ("caption", "point", "count") and visual.medium == "text":
+    if kind in ("caption", "point", "box", "count") and visual.medium == "text":
         message = f"a {kind} needs an image or a video, and the record has none"
         raise InvalidRecord("E50", message, place)
     if kind == "qa":
@@ -56,12 +58,16 @@ def check_annotation(annotation, place, visual, report):
     check_fields(annotation, kind, place, report)
     if kind == "caption":
         check_caption(annotation, place, visual, report)
-    elif kind in ("point", "count") and not {"label", "question"} & set(annotation):
+    elif kind in ("point", "box", "count") and not {"label", "question"} & set(annotation):
         raise InvalidRecord("E07", f"a {kind} needs a label or a question", place)
+    if kind == "box":
+        for k, entry in enumerate(annotation["boxes"]):
+            check_fields(entry, "box of a box", f"{place}.boxes[{k}]", report)
+        annotation, kind = as_points(annotation, place), "point"
     if kind == "point":
         check_point(annotation, place, visual, report)
     elif kind == "track":
-        check_track(annotation, place, report)
+        check_track(annotation, place, visual, report)
     if kind in ("point", "track"):
         check_range(annotation, place, visual.sizes, report)
         times = [point["t"] for point in points_of(annotation) if "t" in point]
@@ -94,7 +100,8 @@ def check_caption(caption, place, visual, report):
 
 
 def points_of(annotation):
-    """The points of a point or track annotation; a query is the last."""
+    """The points of a point, box or track annotation; a query is the last."""
+    annotation = as_points(annotation)
     if "query" in annotation:
         return [*annotation["points"], annotation["query"]]
     return annotation["points"]
@@ -102,10 +109,11 @@ def points_of(annotation):
 
 def check_point(annotation, place, visual, report):
     for k, point in enumerate(annotation["points"]):
-        at = f"{place}.points[{k}]"
+        at = f"{place}.{'boxes' if 'box' in point else 'points'}[{k}]"
         if isinstance(point, dict):
             check_which_image_or_time(point, at, visual)
-        check_fields(point, "point of a point", at, report)
+        if "box" not in point:       # of a box annotation, which is checked before
+            check_fields(point, "point of a point", at, report)
         if point.get("image", 0) >= len(visual.sizes):
             hint = f"the last is {len(visual.sizes) - 1}"
             raise InvalidRecord("E32", f"there is no image {point['image']}", at, hint)
@@ -128,7 +136,7 @@ def check_which_image_or_time(point, at, visual):
         raise InvalidRecord("E61", message, at)
 
 
-def check_track(track, place, report):
+def check_track(track, place, visual, report):
     places = [f"{place}.points[{k}]" for k in range(len(track["points"]))]
     places.append(f"{place}.query")
     for point, at in zip(points_of(track), places, strict=False):
@@ -157,6 +165,12 @@ def check_track(track, place, report):
     if track.get("fps", 1) % 1:
         report("S13", f"the track is annotated at {track['fps']:g} fps, which is not a multiple of "
                "a rate that tracks are asked for (1 or 2)", place)
+    n_visible = len(visible_points(track))
+    n_between = count_between_frames(track, {"video": {"start": visual.start}})
+    if n_between and ("fps" not in track or n_between == n_visible):
+        report("W08", f"{n_between} of {n_visible} visible points of the track lie between the "
+               "frames that are asked for; where no point is left on one, the track is left out",
+               place)
 
 
 def check_times(times, place, visual, report):
@@ -178,21 +192,22 @@ def check_range(annotation, place, sizes, report):
     points = points_of(annotation)
     coords = annotation["coords"]
     for k, point in enumerate(points):
-        at = f"{place}.points[{k}]"
+        at = f"{place}.{'boxes' if 'box' in point else 'points'}[{k}]"
         scale = (1, 1) if coords == "unit" else (100, 100)
         if coords == "pixel":
             scale = annotation.get("size", sizes[point.get("image", 0)])
         if scale is None:
             continue
-        for axis, size in zip("xy", scale, strict=True):
-            value = point[axis]
+        numbers = point.get("box", [point["x"], point["y"]])
+        for axis, size, value in zip("xyxy", (*scale, *scale), numbers, strict=False):
             if 0 <= value <= size:
                 continue
             if not -0.01 * size <= value <= 1.01 * size:
                 hint = "is the unit or the size wrong?"
                 if coords != "pixel" and value > size:
                     hint = "it looks like pixels"
-                message = f"point {axis}={value} lies outside 0..{size:g} with coords={coords}"
+                what = "box" if "box" in point else "point"
+                message = f"{what} {axis}={value} lies outside 0..{size:g} with coords={coords}"
                 raise InvalidRecord("E62", message, at, hint)
             report("W01", f"point {axis}={value} lies outside 0..{size:g} by up to 1 % "
                    "and is clipped", at)

@@ -10,12 +10,14 @@ out   a native record with one "qa" annotation, or one per question (split_turns
 
 Only the shape of the chat is judged here. Paths, times, weights and blank texts are judged in
 records/check.py, as in native records. Where images stand in the text: records/placeholders.py.
-Audio, boxes, masks, tools and pairs of a better and a worse answer are refused.
+An answer of <box> tags becomes a "box" annotation (records/boxes.py). Audio, masks, tools and pairs
+of a better and a worse answer are refused.
 """
 
 import difflib
 from typing import NamedTuple
 
+from records.boxes import from_text
 from records.errors import Finding, InvalidRecord, short_repr
 from records.placeholders import (
     PLACEHOLDER,
@@ -38,7 +40,7 @@ MISSPELLED = {
 UNSUPPORTED = ("audio", "audios", "sound", "sounds", "speech", "point_cloud", "point_clouds",
                "depth", "depths", "pdf", "pdfs")
 COCO_HINT = ("it looks like COCO annotations (one object with images, annotations and categories); "
-             "convert them to records, one per image")
+             "convert them to records with python -m tools.prepare coco")
 
 
 class Turn(NamedTuple):
@@ -95,13 +97,19 @@ def convert(record, split_turns=False, path_prefix_field=None):
     images, video, targets = collect_media(row, placeholders, path_prefix_field)
     questions = place_media(prompts, images, video, targets)
 
-    pairs = []
+    pairs, boxes = [], []
     for question, answer in zip(questions, turns[1::2], strict=True):
         pair = {"question": question, "answer": "".join(answer.parts)}
+        if "<box>" in pair["answer"]:
+            pair = from_text(question, pair["answer"], answer.place)
+            boxes.append(pair)
+        else:
+            pairs.append(pair)
         if answer.weight is not None:
             pair["weight"] = answer.weight
-        pairs.append(pair)
-    return native_record(row, key, images, video, system, pairs, split_turns), findings
+    native = native_record(row, key, images, video, system, pairs, split_turns)
+    native["annotations"] += boxes
+    return native, findings
 
 
 def native_record(row, key, images, video, system, pairs, split_turns):
@@ -121,7 +129,7 @@ def native_record(row, key, images, video, system, pairs, split_turns):
         annotation["style"] = row["style"]
     if system:
         annotation["system"] = system
-    groups = [[pair] for pair in pairs] if split_turns else [pairs]
+    groups = [[pair] for pair in pairs] if split_turns else [pairs] if pairs else []
     native["annotations"] = [{**annotation, "turns": group} for group in groups]
 
     used = {key, "id", "style", "system", "subtitles", "weight"}

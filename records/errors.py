@@ -7,7 +7,10 @@ The first letter of a code is what happens (docs/records.md lists the codes):
     W   warns once per file
 """
 
+import sys
 from typing import NamedTuple
+
+from tqdm import tqdm
 
 
 class DataError(ValueError):
@@ -56,3 +59,9 @@ def printable(text):
     For whatever comes from a user's files: ids, file names, texts. Line ends stay.
     """
     return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+
+
+def warn(sentence):
+    """Prints a sentence, which may hold ids and names from a user's files, on stderr; the progress
+    bar of a run stays below it."""
+    tqdm.write(printable(sentence), file=sys.stderr)

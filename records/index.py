@@ -8,20 +8,20 @@ and the options.
 import hashlib
 import json
 import os
-import sys
 from array import array
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+from records.boxes import as_points
 from records.check import find
 from records.dialects import convert, list_key
-from records.errors import DataError, Finding, InvalidRecord
+from records.errors import DataError, Finding, InvalidRecord, warn
 from records.media import media_entries
 from records.parse import parse_line, rows
 
-VERSION = 3                          # of the rules: an index made under others is made anew
+VERSION = 4                          # of the rules: an index made under others is made anew
 MIN_INDEXED_BYTES = 1 << 20          # smaller files are read at once; their index is not kept
 MAX_ERRORS = 20                      # reported at once
 
@@ -118,6 +118,7 @@ def read_trusted(data, options):
     record = json.loads(data)
     if list_key(record) != "annotations":
         record, _ = convert(record, options.split_turns, options.path_prefix_field)
+    record["annotations"] = [as_points(a) for a in record["annotations"]]
     if isinstance(record.get("subtitles"), list):
         record["subtitles"] = sorted(record["subtitles"], key=lambda line: line["start"])
     if options.style:
@@ -219,8 +220,8 @@ def save(index, path, made_for):
         os.replace(part, target)
     except OSError as error:
         part.unlink(missing_ok=True)
-        print(f"{path}: the index cannot be written beside the file ({error.strerror}), so the "
-              "file is checked again whenever it is opened", file=sys.stderr)
+        warn(f"{path}: the index cannot be written beside the file ({error.strerror}), so the "
+             "file is checked again whenever it is opened")
         return False
     return True
 

@@ -13,14 +13,13 @@ import hashlib
 import json
 import math
 import os
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
 from records import index, media
 from records.check import check, check_pixels
-from records.errors import DataError, Unreadable, short_repr
+from records.errors import DataError, Unreadable, short_repr, warn
 from records.index import Options
 from records.media import Probes
 from records.parse import parse_line
@@ -72,7 +71,7 @@ class Records:
         self._open_index()
         for found in self.found.values():
             times = f" ({found.count} times in this file)" if found.count > 1 else ""
-            print(f"{found.first}{times}", file=sys.stderr)
+            warn(f"{found.first}{times}")
 
     def _open_index(self):
         """Loads the index, or makes it, and keeps it beside a file that takes long to check."""

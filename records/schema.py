@@ -9,6 +9,7 @@ import math
 import re
 from typing import NamedTuple
 
+from records.boxes import FORMS
 from records.errors import InvalidRecord, short_repr
 from text.tokenizer import SPECIAL, token_text
 
@@ -43,6 +44,10 @@ TABLES = {
         "at": "seconds"},
     "qa": {**_COMMON, "system": "text", "turns": "list", "question": "any", **ANSWER_FIELDS},
     "point": {**_COMMON, **_PROMPT, **_POINTS, "count": "index", "mode": "point mode"},
+    "box": {
+        **_COMMON, **_PROMPT, "coords": "coords!", "size": "size", "form": "box form!",
+        "boxes": "list!", "mode": "point mode"},
+    "box of a box": {"box": "four numbers!", "image": "index", "t": "seconds"},
     "count": {**_COMMON, **_PROMPT, "count": "index!"},
     "track": {
         **_COMMON, **_PROMPT, **_POINTS, "label": "text!", "mode": "track mode", "fps": "rate",
@@ -51,11 +56,12 @@ TABLES = {
 }
 _REQUIRED = {name: [key for key, kind in table.items() if kind.endswith("!")]
              for name, table in TABLES.items()}
-ANNOTATION_TYPES = ("caption", "qa", "point", "count", "track", "text")
+ANNOTATION_TYPES = ("caption", "qa", "point", "box", "count", "track", "text")
 MODES = {
     "point mode": ("point", "point_count", "count_point"),
     "track mode": ("per_frame", "start_end", "from_point"),
     "coords": ("unit", "percent", "pixel"),
+    "box form": tuple(FORMS),
 }
 
 
@@ -81,6 +87,10 @@ def is_style(value):
 
 def is_sha256(value):
     return isinstance(value, str) and bool(re.fullmatch(r"[0-9a-f]{64}", value))
+
+
+def is_box(value):
+    return isinstance(value, list) and len(value) == 4 and all(map(is_number, value))
 
 
 def is_size(value):
@@ -111,6 +121,7 @@ KINDS = {
     "seconds": Kind("seconds, a number that is not negative", lambda v: is_number(v) and v >= 0),
     "pixels": Kind("a whole number of at least 1 pixel", lambda v: is_whole(v, 1)),
     "size": Kind("[width, height] in pixels", is_size),
+    "four numbers": Kind("a list of four numbers", is_box),
     "index": Kind("a whole number that is not negative", lambda v: is_whole(v, 0)),
     "object id": Kind("a whole number or a text", lambda v: isinstance(v, str) or is_whole(v)),
     "bool": Kind("true or false", lambda v: isinstance(v, bool)),

@@ -3,8 +3,8 @@
 #
 #     bash stages/cluster.sh --stage 2 --data mix.json --out runs/stage2     # one node, all GPUs
 #     NODES=16 HEAD=node0:29400 \
-#       bash stages/cluster.sh --stage 3 --cp 8 --shard 8 --out runs/stage3  # on each of 16 nodes
-#     sbatch --nodes 16 stages/slurm.sh --stage 3 --cp 8 --shard 8 --out runs/stage3  # with Slurm
+#       bash stages/cluster.sh --stage 3 --cp 8 --out runs/stage3            # on each of 16 nodes
+#     sbatch --nodes 16 stages/slurm.sh --stage 3 --cp 8 --out runs/stage3  # with Slurm
 #
 # --out must be on a disk that all nodes share. INIT=DIR names the weights to start from while there
 # is no checkpoint yet. If a process or a node fails, torchrun restarts all of them, up to RESTARTS
@@ -27,9 +27,13 @@ case " $*" in
   *) fail "--out DIR is needed, because a restart continues there" ;;
 esac
 
-# Rows differ in length and crops, so the sizes of blocks differ all the time: segments that grow
-# prevent fragmentation of the GPU's memory.
-export PYTORCH_CUDA_ALLOC_CONF=${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}
+# A replaced node can join only where each attempt has a store of its own: by default torchrun
+# shares one over all attempts, and with it the communicators' ids of the attempt before.
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+# gloo connects two ranks when they first talk: from the beginning, each of n ranks would need
+# about 4 n file descriptors, more than the usual limit of 1024 from 240 ranks on.
+export TORCH_GLOO_LAZY_INIT=${TORCH_GLOO_LAZY_INIT:-1}
+ulimit -n "$(ulimit -Hn)"
 # NCCL prints why it cannot reach a peer (often the wrong network card: set NCCL_SOCKET_IFNAME).
 export NCCL_DEBUG=${NCCL_DEBUG:-WARN}
 # Flight recorder: when a collective hangs, each rank writes a file of its last collectives, which

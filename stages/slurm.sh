@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # Runs stages/cluster.sh on every node of a Slurm job:
 #
-#     sbatch --nodes 16 stages/slurm.sh --stage 3 --cp 8 --shard 8 --data .. --out ..
+#     sbatch --nodes 16 stages/slurm.sh --stage 3 --cp 8 --data .. --out ..
 #
 #SBATCH --job-name=molmo2
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node=8
 #SBATCH --exclusive
+# All memory of the node: some sites give a job a part of it, though it has all of the cores.
+#SBATCH --mem=0
 # Ten minutes before its time limit the job gets SIGTERM: the run saves, exits and is queued again.
 # A step and a save must fit into these ten minutes.
 #SBATCH --signal=B:TERM@600
@@ -23,7 +25,8 @@ export HEAD=${hosts%%$'\n'*}:$port
 export GPUS=${GPUS:-${SLURM_GPUS_ON_NODE:-8}}
 
 # --kill-on-bad-exit: if one node fails for good, the others must not wait for it
-srun --kill-on-bad-exit=1 bash stages/cluster.sh "$@" &
+# --cpu-bind=none: eight ranks and their decoders would share one core where the site binds tasks
+srun --kill-on-bad-exit=1 --cpu-bind=none bash stages/cluster.sh "$@" &
 child=$!
 stop_requested=""
 trap 'stop_requested=yes; kill -TERM "$child"' TERM      # srun passes the signal on to every node

@@ -1,6 +1,8 @@
-"""Rubbish in, a sentence out: mutated records, images and videos through check, size and encode.
+"""Rubbish in, a sentence out: mutated records, images and videos through check, size and encode;
+odd flags, answers of a model, turned images.
 
     python -m tests.fuzz --records 10000 --images 2000 --videos 300 --seed 0
+    python -m tests.fuzz --flags 3000 --answers 10000 --orientations 1000
     python -m tests.fuzz --seed 0 --case image 17          one case again, with its traceback
 
 A case is a function of (seed, kind, number): see tests/mutations.py. Each must end as a sound
@@ -32,7 +34,7 @@ from tqdm import tqdm
 import data
 import model
 from records.reader import DataError, Records, Unreadable
-from tests import mutations
+from tests import fuzz_inputs, mutations
 from text.tokenizer import ByteTokenizer
 from tools import check
 
@@ -43,6 +45,7 @@ CONFIGS = [data.DataConfig(max_tokens=4096, max_crops=2, max_frames=4, vision=mo
            for later in (False, True)]
 TOKENIZER = ByteTokenizer()
 KINDS = ("record", "image", "video")
+INPUTS = tuple(fuzz_inputs.CHECKS)   # flags, answers, turned images (tests/fuzz_inputs.py)
 
 
 class Late(BaseException):
@@ -179,11 +182,15 @@ def run(counts, seed=0, only=None):
         stage = Stage(Path(folder), counts)
         peak = at_first = peak_mebibytes()[0]
         for kind, number in tqdm(cases, disable=only or None):
-            made = stage.write(seed, kind, number)
+            made = stage.write(seed, kind, number) if kind in KINDS else None
             began = time.monotonic()
             try:
                 with deadline(), contextlib.redirect_stderr(nowhere):
-                    code = run_case(stage, CONFIGS[number % 2], number)
+                    if kind in KINDS:
+                        code = run_case(stage, CONFIGS[number % 2], number)
+                    else:
+                        rng = random.Random(f"{seed} {kind} {number}")
+                        code = fuzz_inputs.CHECKS[kind](rng, Path(folder))
             except (Exception, Late):
                 code = "find"
                 finds.append((kind, number, traceback.format_exc()))
@@ -206,14 +213,14 @@ def main(argv=None):
     parser = argparse.ArgumentParser(
         prog="tests.fuzz",
         description="Mutated records, images and videos through check, size and encode.")
-    for kind in KINDS:
+    for kind in (*KINDS, *INPUTS):
         parser.add_argument(f"--{kind}s", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--case", nargs=2, metavar=("KIND", "NUMBER"),
-                        help="this one alone: record, image or video, and its number")
+                        help=f"this one alone: {', '.join((*KINDS, *INPUTS))}, and its number")
     args = parser.parse_args(argv)
     only = None
-    counts = {kind: getattr(args, f"{kind}s") for kind in KINDS}
+    counts = {kind: getattr(args, f"{kind}s") for kind in (*KINDS, *INPUTS)}
     if args.case:
         only = (args.case[0], int(args.case[1]))
         counts = {only[0]: 1}

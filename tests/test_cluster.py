@@ -83,6 +83,16 @@ def test_nodes_meet_at_the_head(folder):
                      "--rdzv-id r --max-restarts 3 --nproc-per-node 2 train.py --out out --resume"]
 
 
+def test_each_attempt_has_a_store_gloo_connects_late_and_files_may_be_many(folder):
+    """Seen by the process that torchrun starts; an exported variable of the user wins."""
+    fake(folder, "torchrun", 'echo "$TORCH_DISABLE_SHARE_RDZV_TCP_STORE $TORCH_GLOO_LAZY_INIT '
+                             '$(ulimit -n) $(ulimit -Hn)" >> "$NOTES"')
+    _, (_, seen), _ = run(folder, "cluster.sh", "--out", "out", TORCH_GLOO_LAZY_INIT="0")
+    own_store, lazy, soft, hard = seen.split()
+    assert (own_store, lazy) == ("1", "0")
+    assert soft == hard
+
+
 @pytest.mark.parametrize(("flags", "env", "message"), [
     (["--stage", "2"], {}, "--out DIR is needed"),
     (["--out", "o"], {"GPUS": "0"}, "no GPU found"),
@@ -122,6 +132,6 @@ def test_slurm_starts_the_script_on_every_node(folder):
     assert status == 0, stderr
     assert calls == [
         "scontrol show hostnames [one-two]",
-        "srun --kill-on-bad-exit=1 bash stages/cluster.sh --stage 3 --out out",
+        "srun --kill-on-bad-exit=1 --cpu-bind=none bash stages/cluster.sh --stage 3 --out out",
         "2 one:20007 40007.0 2",
     ]

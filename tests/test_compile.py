@@ -54,7 +54,7 @@ def test_fifty_different_packs_of_videos_and_images_are_compiled_once():
     """Forward and backward with blocks that run again; after the second pack compiling is an error.
     Losses are those of plain blocks."""
     args, config = parse(["--stage", "2", "--tiny", "--batch", "1", "--data.max_tokens=512",
-                          "--pack_crops=16", "--crop_bucket=8", "--steps", "50"])
+                          "--pack_crops=16", "--crop_bucket=2", "--steps", "50"])
     sources, rates, _ = open_sources(args, config)
     plain, tokenizer, config = open_model(args, config, Checkpoint())
     compiled = copy.deepcopy(plain)

@@ -12,6 +12,7 @@ from PIL import Image
 import data
 import model
 import vision
+from evaluation.evaluate import questions_of
 from records import media
 from records.errors import DataError, Unreadable
 from records.reader import Records
@@ -151,6 +152,22 @@ def test_too_many_points_cost_their_annotation_and_tracks_have_no_such_limit(fol
     video = {"frames": GREY_FRAMES[:3], "fps": 2.0}
     example = encoded(folder, {"video": video, "annotations": [track]})
     assert " 61 600 600" in BYTES.decode(example.tokens)
+
+
+def test_a_track_with_no_point_on_a_frame_is_left_out_and_never_answered_with_none(folder):
+    points = [{"t": 0.5 + k / 6, "id": 1, "x": 1, "y": 1} for k in (1, 2)]
+    track = {"type": "track", "label": "dot", "coords": "percent", "fps": 6, "points": points}
+    video = {"frames": GREY_FRAMES[:3], "fps": 2.0}
+    record = {"video": video, "annotations": [track, {"type": "caption", "text": "grey"}]}
+    example = encoded(folder, record)
+    assert (example.dropped_branches, example.n_branches) == (1, 1)
+    text = BYTES.decode(example.tokens)
+    assert "grey" in text
+    assert "dot" not in text
+    # alone it leaves nothing to learn; and no question is asked about it
+    record = open_records(folder, {"video": video, "annotations": [track]})[0]
+    assert data.size(record, BYTES, CONFIG, 0, 0) == (0, 0)
+    assert not questions_of(record, read_headers(record, CONFIG), CONFIG)
 
 
 def test_an_unreadable_image_costs_its_record_only(tmp_path):

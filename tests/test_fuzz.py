@@ -1,6 +1,7 @@
 """A seeded sample of tests/fuzz.py, and that it would find what it looks for."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -12,8 +13,11 @@ import pytest
 if os.name != "posix":
     pytest.skip("alarms and limits", allow_module_level=True)
 
+import vision
+from evaluation import scoring
 from records import media
-from tests import fuzz
+from tests import fuzz, fuzz_inputs
+from training import config, limits
 
 ROOT = Path(__file__).parent.parent
 
@@ -40,6 +44,42 @@ def run_sample(**counts):
 
 def test_a_sample_of_rubbish_ends_in_declared_errors():
     assert len(run_sample(records=300, images=150, videos=10)["record"]) > 15
+
+
+def test_flags_answers_and_turned_images_do_what_they_should():
+    result, finds = fuzz.run({"flag": 400, "answer": 1000, "orientation": 60}, seed=7)
+    assert not finds, finds[0][2]
+    assert set(result["flag"]) == {"sound", "refused"}
+    assert set(result["answer"]) == {"sound", "no points"}
+    assert len(result["orientation"]) == 6
+
+
+def an_id_counts_once_in_a_text(text, width, height):
+    """As parse_points was in an earlier version."""
+    points = {}
+    for point in points_of_tags(text, width, height):
+        points.setdefault((point.frame, point.id), point)
+    return list(points.values())
+
+
+def bounds_of_shapes_only(name, values):
+    return limits.broken_rule(name, values) if name.startswith("model.") else ""
+
+
+points_of_tags = fuzz_inputs.parse_points
+EARLIER = [
+    # kind, what was otherwise in the commit that was attacked, in which module
+    ("answer", fuzz_inputs, "parse_points", an_id_counts_once_in_a_text),
+    ("answer", scoring, "MAX_FRAME", math.inf),
+    ("orientation", vision.ImageOps, "exif_transpose", lambda image: image),
+    ("flag", config, "broken_rule", bounds_of_shapes_only),
+]
+
+
+@pytest.mark.parametrize(("kind", "module", "name", "earlier"), EARLIER, ids=lambda x: str(x)[:20])
+def test_what_an_attack_found_would_be_found(kind, module, name, earlier, monkeypatch):
+    monkeypatch.setattr(module, name, earlier)
+    assert fuzz.run({kind: 400}, seed=7)[1]
 
 
 @pytest.mark.slow

@@ -54,7 +54,7 @@ PATH_WORD = re.compile(r"(?<![\w./:~$}{*-])((?:\.\./)*[\w.-]+(?:/[\w.*-]+)*/?)(?
 CODE_SUFFIXES = (".py", ".md", ".sh")
 # Files of other repositories, which texts may name: the official code, and transformers.
 ELSEWHERE = ("allenai/", "olmo/", "launch_scripts/", "scripts/", "transformers/")
-HISTORY = {"RESULTS.md", "docs/log.md"}          # they name files as they were called at the time
+HISTORY = {"docs/log.md"}            # it names files as they were called at the time
 SKIPPED_FOLDERS = {".git", ".venv", "runs", "__pycache__", ".pytest_cache", ".ruff_cache"}
 
 

@@ -181,6 +181,7 @@ def worker(rank, world, cp, accumulation, kinds, folder, shard=0, dtype=torch.fl
             stance = "fail_on_recompile" if compiled and n_done >= 2 else "default"
             torch.compiler.set_stance(stance)
             enabled = dtype != torch.float32
+            parallel.accumulate(model, last=start + size >= len(rows))
             with torch.autocast("cpu", dtype, enabled=enabled, cache_enabled=False):
                 loss += forward_backward(model, batch, weight)
             n_done += 1
@@ -237,7 +238,7 @@ def test_any_layout_gives_loss_and_gradients_of_one_process(tmp_path, world, cp,
 @pytest.mark.slow
 def test_weights_sharded_within_groups_of_two_give_the_same(tmp_path):
     """Hybrid sharding: each pair of the four ranks holds all weights."""
-    assert_as_one_process(run_workers(tmp_path, 4, 2, 1, ["mixed"], shard=2), "mixed")
+    assert_as_one_process(run_workers(tmp_path, 4, 2, 2, ["mixed"], shard=2), "mixed")
 
 
 @pytest.mark.slow

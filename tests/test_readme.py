@@ -7,26 +7,35 @@ import re
 import runpy
 import shlex
 import subprocess
+from collections import Counter
 
 import pytest
 from PIL import Image
 
-from tests.test_layout import HISTORY, ROOT, TOP_LEVEL, Repository
+from tests.test_layout import HISTORY, ROOT, SKIPPED_FOLDERS, TOP_LEVEL, Repository
 from tools import check
 from training import config
 
 PAGES = [ROOT / "README.md", ROOT / "RESULTS.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in PAGES}
 README = TEXTS["README.md"]
-COMMANDS = runpy.run_path(str(ROOT / ".ci" / "readme.py"))["commands"]()
+CI = runpy.run_path(str(ROOT / ".ci" / "readme.py"))
+COMMANDS = CI["commands"]()
 CODE = re.compile(r"\b[ESW]\d\d\b")
+FACT = re.compile(r"docs/molmo2\.md (\d+(?:\.\d+)?b?)")      # a section of the page, in comments
 
 
 def anchors_of(text):
-    """The anchors that GitHub gives to the headings of a page."""
+    """The anchors that GitHub gives to the headings of a page. Equal headings are numbered."""
     without_code = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
     headings = re.findall(r"^#+ (.*)$", without_code, re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    seen = Counter()
+    anchors = set()
+    for heading in headings:
+        anchor = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        anchors.add(f"{anchor}-{seen[anchor]}" if seen[anchor] else anchor)
+        seen[anchor] += 1
+    return anchors
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -40,6 +49,22 @@ def test_every_link_leads_somewhere(name):
         assert linked.exists(), f"{name}: {target}"
         if anchor:
             assert anchor in anchors_of(linked.read_text(encoding="utf-8")), f"{name}: {target}"
+
+
+def test_anchors_of_headings():
+    page = "# A `b`: c_d\n```\n# no heading\n```\n## Memory, 1.2 GB\n## Memory, 1.2 GB\n"
+    assert anchors_of(page) == {"a-b-c_d", "memory-12-gb", "memory-12-gb-1"}
+
+
+def test_every_section_of_the_facts_that_the_code_names_exists():
+    headings = re.findall(r"^#{2,3} (\d+(?:\.\d+b?)?)", TEXTS["docs/molmo2.md"], re.MULTILINE)
+    rows = re.findall(r"^\| (0\.\d+) \|", TEXTS["docs/molmo2.md"], re.MULTILINE)
+    named = {}
+    for path in ROOT.rglob("*.py"):
+        if not SKIPPED_FOLDERS & set(path.relative_to(ROOT).parts):
+            named |= dict.fromkeys(FACT.findall(path.read_text(encoding="utf-8")), path.name)
+    assert len(named) > 30
+    assert {n: path for n, path in named.items() if n not in {*headings, *rows}} == {}
 
 
 def defined(path):
@@ -67,6 +92,15 @@ def test_every_function_of_the_paper_page_is_where_it_says():
     assert not missing
 
 
+def test_every_row_of_the_paper_page_has_a_function_and_a_test():
+    rows = [line for line in TEXTS["docs/paper.md"].splitlines() if line.startswith("| ")][1:]
+    assert len(rows) > 25
+    for row in rows:
+        section, _, functions, tests = row.strip("|").split("|")
+        assert re.search(r"`[\w/]+\.py`: `\w", functions), f"{section}: no function"
+        assert re.search(r"`test_\w+`", tests), f"{section}: no test"
+
+
 def test_every_test_that_a_page_names_exists():
     tests = set()
     for path in (ROOT / "tests").rglob("test_*.py"):
@@ -90,6 +124,20 @@ def test_the_readme_is_short_and_states_the_lines_of_the_seven_files():
     actual = {name: len((ROOT / f"{name}.py").read_text().splitlines()) for name in stated}
     wrong = {name: n for name, n in actual.items() if abs(n - int(stated[name])) > 30}
     assert not wrong, f"other numbers of lines than README.md states: {wrong}"
+
+
+def test_the_results_are_short():
+    lines = TEXTS["RESULTS.md"].splitlines()
+    assert len(lines) <= 200
+    assert max(map(len, lines)) <= 140
+
+
+def test_lines_of_benches_are_json():
+    files = sorted((ROOT / "docs" / "bench").glob("*.jsonl"))
+    assert len(files) >= 6
+    for file in files:
+        for line in file.read_text(encoding="utf-8").splitlines():
+            assert isinstance(json.loads(line), dict), file.name
 
 
 def test_the_five_lines_make_a_training_set_of_a_folder(tmp_path, monkeypatch, capsys):
@@ -132,6 +180,20 @@ def test_commands_parse(command, repository):
             in_config = flag[2:] in config.FLAGS or flag[2:] in config.field_values(config.Config())
             in_source = f'"{flag}"' in source or f'"{flag.replace("--no-", "--")}"' in source
             assert in_config or in_source, f"{words[2]} has no flag {flag}"
+
+
+def test_training_commands_take_minutes_as_they_are_written():
+    """They name at most 400 steps, but for the recipes of the toy; CI caps the steps and adds none
+    to a command that names none."""
+    for command in COMMANDS:
+        steps = re.search(r"--steps (\d+)", command)
+        trains = "train.py" in command or "stages/" in command
+        assert not trains or steps or command in CI["RECIPES"], command
+        assert not steps or int(steps[1]) <= 400, command
+        CI["shortened"](command)
+    assert "--steps 4 " in CI["shortened"]("python train.py --stage 1 --steps 400 --out x")
+    with pytest.raises(AssertionError, match="without --steps"):
+        CI["shortened"]("python train.py --stage 1 --tiny --data my.jsonl")
 
 
 def test_the_records_page_explains_every_code_and_no_other():

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -319,7 +321,9 @@ def test_a_run_leaves_log_weights_curves_and_samples(plain):
 
 
 def test_real_photographs_train_and_are_scored(tmp_path):
-    lines = run(tmp_path / "a", *PHOTOS, "--eval", str(MEDIA / "records.jsonl"))
+    shutil.copy(MEDIA / "records.jsonl", tmp_path / "twin.jsonl")
+    sets = [str(MEDIA / "records.jsonl"), str(tmp_path / "twin.jsonl")]
+    lines = run(tmp_path / "a", *PHOTOS, "--eval", *sets)
     for line in steps_of(lines):
         assert line["dropped"] == {}
         assert line["branches_dropped"] == 0             # nothing is too long for the toy
@@ -327,6 +331,30 @@ def test_real_photographs_train_and_are_scored(tmp_path):
         assert line["tokens"] <= 4 * 640
     assert lines[-1]["eval"]["hits"] == "within 5 % of the diagonal"
     assert lines[-1]["eval"]["n_point"] == 5
+    twin, first = lines[-1]["eval"].pop("twin.jsonl"), lines[-1]["eval"]         # scored apart
+    assert twin.pop("nll")["all"] == first.pop("nll")["all"]
+    assert twin == first
+
+
+@pytest.mark.parametrize("own", [None, "active"])
+def test_threads_wait_asleep_unless_the_user_says_otherwise(own):
+    """Set before torch is imported, which reads it."""
+    environment = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"}
+    if own:
+        environment["OMP_WAIT_POLICY"] = own
+    program = """
+import os, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            print(os.environ.get("OMP_WAIT_POLICY"), flush=True)
+            os._exit(0)
+sys.meta_path.insert(0, Finder())
+import train
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment,
+                          capture_output=True, text=True)
+    assert done.stdout.strip() == (own or "passive"), done.stderr
 
 
 def test_a_run_continues_from_the_weights_of_another(plain, tmp_path):
@@ -361,7 +389,8 @@ def test_a_run_takes_shape_and_tokenizer_of_the_one_it_starts_from(tmp_path):
     assert not torch.equal(after.norm.weight, before.norm.weight)
 
 
-def test_a_run_can_start_from_the_directory_it_writes_to(plain, tmp_path, monkeypatch):
+def test_a_run_can_start_from_the_directory_it_writes_to(plain, tmp_path, monkeypatch, capsys):
+    """It says what it is about to do, where the older run is now, and how its own has ended."""
     monkeypatch.chdir(tmp_path)
     out = Path("runs/stage1-tiny")
     shutil.copytree(plain[0], out)
@@ -369,6 +398,19 @@ def test_a_run_can_start_from_the_directory_it_writes_to(plain, tmp_path, monkey
     old = Path("runs/stage1-tiny.old-1/log.jsonl")
     assert old.read_text() == (plain[0] / "log.jsonl").read_text()
     assert steps_of(log_of(out))[0]["loss"] < steps_of(plain[1])[0]["loss"] - 0.1
+    stdout, stderr = capsys.readouterr()
+    moved, stage, parameters, steps, place = [
+        line for line in stderr.splitlines()
+        if line.startswith(("train.py: ", "stage 1 on", "parameters: ", "steps: ", "writes "))]
+    assert moved == f"train.py: the run in {out} is now in {out}.old-1"
+    assert re.search(r"stage 1 on cpu \(.*, \d+ threads?\), float32, 1 process$", stage)
+    assert parameters.endswith("; vit, connector, llm learn")
+    assert steps == "steps: 1; a batch is 4 rows of 512 tokens"
+    assert place == f"writes to {out}"
+    *table, last = stdout.splitlines()
+    assert json.loads(last)["steps"] == 1
+    assert f"tools.generate --model {out} --image " in table[-1]
+    assert any(line.split() == ["weights", f"{out}/model"] for line in table)
 
 
 def call(module, *words):

@@ -352,3 +352,15 @@ def test_a_row_without_patches_is_zero_and_leaves_gradients_alone():
     largest = max(float(g.abs().max()) for g in plain.values())
     for key, g in plain.items():
         assert (padded[key] - g).abs().max() <= 1e-7 * g.abs().max() + 1e-12 * largest, key
+
+
+def test_padding_of_a_window_reads_none_but_its_own_patches():
+    """Patch 0 is not a number, and no window has it: nothing that is padded may read it. In
+    backward thousands of equal indices would be added up one after the other on a GPU."""
+    torch.manual_seed(0)
+    pool = vision.Pool(SMALL)
+    n_feature = len(SMALL.feature_layers) * SMALL.n_embd
+    features = torch.randn(2, SMALL.n_patch, n_feature)
+    features[0, 0] = math.nan
+    source = torch.tensor([[1, 2, -1, -1], [-1, -1, 7, 9], [-1, SMALL.n_patch, -1, 5]])
+    assert pool(features, source).isfinite().all()

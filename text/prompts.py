@@ -20,7 +20,14 @@ from itertools import zip_longest
 from text import choices, styles
 from text.points import format_points, format_tracks, unit
 from text.styles import chance, medium, pick, style_of
-from text.tracks import seconds, track_frames, track_mode, track_rate, visible_points
+from text.tracks import (
+    AskedFrames,
+    seconds,
+    track_frames,
+    track_mode,
+    track_rate,
+    visible_points,
+)
 
 COUNTING = re.compile(
     r"\b(how many|count|counts|counting|the (total )?(number|amount) of)\b", re.IGNORECASE
@@ -28,7 +35,8 @@ COUNTING = re.compile(
 
 
 def turns_of(annotation, record, sizes, config, rng, times=None):
-    """One annotation -> [(question, answer), ..], a pair for each turn.
+    """One annotation -> [(question, answer), ..], a pair for each turn; none for a track of which
+    no visible point lies on a frame that the model sees.
 
     sizes: (width, height) in pixels of every image, or of the video. config: a data.DataConfig.
     times: seconds, from the start of the clip, of the frames that the model sees; tracks are cut
@@ -43,7 +51,8 @@ def turns_of(annotation, record, sizes, config, rng, times=None):
         return [caption_turn(annotation, record, config, rng)]
     sizes = scales(record, sizes)
     if kind == "track":
-        return [track_turn(annotation, record, sizes[0], config, rng, times)]
+        turn = track_turn(annotation, record, sizes[0], config, rng, times)
+        return [turn] if turn else []
     return [point_turn(annotation, record, sizes, config, rng)]
 
 
@@ -269,7 +278,7 @@ def track_turn(annotation, record, size, config, rng, times):
     """A track annotation (docs/molmo2.md 5.3). size: the scale of the video.
 
     A track from a point starts at the query; in 20 %, at another visible point of the object, but
-    not its last.
+    not its last. None if the annotation has points, but none on the frames at `times`.
     """
     style = style_of(annotation, record, rng)
     mode = track_mode(annotation, record)
@@ -282,7 +291,8 @@ def track_turn(annotation, record, size, config, rng, times):
         track = [p for p in visible_points(annotation) if p["id"] == query["id"]]
         if chance(rng, 0.2) and len(track) > 1:
             query = pick(rng, track[:-1])
-        start = (seconds(query["t"], record), [unit(query, annotation, size)])
+        time = AskedFrames(annotation, record, times).text_time(query["t"])
+        start = (time, [unit(query, annotation, size)])
         start_tag = format_points([start], label, separator=config.separator)
         text = f"{annotation['question']} {start_tag}" if "question" in annotation else start_tag
     known = styles.TASK_OF_STYLE.get(style) in styles.TRACK_TASKS
@@ -296,7 +306,6 @@ def track_turn(annotation, record, size, config, rng, times):
     if not annotation["points"]:
         return question, "There are none."
     frames = track_frames(annotation, record, size, times, query)
-    answer = format_tracks(frames.items(), label, config.separator)
-    return question, answer or "No tracks available."
-
-
+    if not frames:
+        return None
+    return question, format_tracks(frames.items(), label, config.separator)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from evaluation import charts, report
+from records.errors import warn
 from tools.ablations import CHOICES, FAMILIES
 from tools.runs import final_scores, flatten
 from training.config import UserError, parse
@@ -112,7 +113,7 @@ def perform(runs, jobs):
         if before:
             before.result()              # it was submitted earlier, so this cannot deadlock
         shutil.rmtree(run.out, ignore_errors=True)       # of a run that was interrupted
-        print(run.out.name, file=sys.stderr)
+        warn(run.out.name)
         command = [sys.executable, "-m", "tools.ablations", run.choice, *run.flags]
         subprocess.run([*command, "--out", str(run.out)], stdout=subprocess.DEVNULL, check=True)
 
@@ -210,8 +211,7 @@ def print_costs(choice, seeds, out):
         for path in paths:
             commits |= {str(line.get("commit")) for line in read_log(path / "log.jsonl")[:1]}
     if len(commits) > 1:
-        print(f"{choice.name}: the runs are of different programs, {', '.join(sorted(commits))}",
-              file=sys.stderr)
+        warn(f"{choice.name}: the runs are of different programs, {', '.join(sorted(commits))}")
 
 
 def print_report(args):

@@ -6,7 +6,7 @@ A choice is removed by flags of train.py, or by replacing one function in this p
 processes would not know of the replacement: such runs need --workers 0.
 """
 
-import sys
+import argparse
 from dataclasses import dataclass
 from functools import partial
 
@@ -124,10 +124,15 @@ REMOVALS = {
 
 
 def main():
-    name, *flags = sys.argv[1:]
-    if name in REMOVALS:
-        REMOVALS[name]()
-    train.main(flags)
+    parser = argparse.ArgumentParser(prog="python -m tools.ablations", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("choice", choices=["all", *(choice.name for choice in CHOICES)],
+                        help="what to do without; all: with everything")
+    parser.add_argument("flags", nargs=argparse.REMAINDER, help="flags of train.py")
+    args = parser.parse_args()
+    if args.choice in REMOVALS:
+        REMOVALS[args.choice]()
+    train.main(args.flags)
 
 
 if __name__ == "__main__":

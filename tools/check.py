@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from records.check import check_pixels, find
-from records.errors import DataError, Finding, Unreadable, printable
+from records.errors import DataError, Finding, Unreadable, printable, warn
 from records.image import EXIF_ORIENTATION, open_image, parser_errors, read_image
 from records.index import Options, hash64, repeated, scan
 from records.media import declared_size, media_entries, media_paths
@@ -273,7 +273,7 @@ def main(argv=None):
     try:
         sources = named_sources(args)
     except (OSError, ValueError) as error:
-        print(printable(str(error)), file=sys.stderr)
+        warn(str(error))
         return 2
     status = 0
     for path, media, options in sources:
@@ -281,7 +281,7 @@ def main(argv=None):
             check_is_file(path)
             folder = media_folder(path, media)
         except DataError as error:
-            print(printable(str(error)), file=sys.stderr)
+            warn(str(error))
             status = 2
             continue
         failed = check_file(path, folder, options, args.decode, args.all)

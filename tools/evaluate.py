@@ -1,25 +1,33 @@
 """Score a model on records: metrics as JSON on the last line, predictions.jsonl
-(evaluation/evaluate.py).
+(evaluation/evaluate.py). Of several files, the metrics of the first stand at the top, those of each
+other under its name.
 
     python -m tools.evaluate --model runs/stage1-tiny --data records.jsonl --masks masks.npz
     python -m tools.evaluate --model runs/stage3 --data videos.jsonl --frames 8 16 32 --draw drawn
+    torchrun --nproc-per-node 8 -m tools.evaluate --model Molmo2-8B --data videos.jsonl \
+        --device cuda --dtype bfloat16       # questions are dealt out, the scores are the same
 """
 
 import argparse
 import json
-import sys
+import os
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 
+import parallel
 from evaluation import charts, pictures
 from evaluation.evaluate import SCORES, evaluate
 from evaluation.generate import evaluation_config
-from evaluation.masks import open_masks
+from evaluation.mask_files import open_masks
 from records import media
+from records.errors import warn
 from records.reader import Records
 from training.open_model import open_model_folder
+from training.sources import unique_names
 
 CURVES = (
     "caption_exact", "caption_recall", "video_point_f1", "count_accuracy", "track_f1", "hota",
@@ -32,7 +40,7 @@ def parse(argv):
     parser = argparse.ArgumentParser(description="Score a model on records.")
     add = parser.add_argument
     add("--model", required=True, help="run directory, or a folder with a released checkpoint")
-    add("--data", required=True, help="records (.jsonl)")
+    add("--data", required=True, nargs="+", help="records (.jsonl), each file scored apart")
     add("--media", help="folder of their images and videos")
     add("--masks", help=(
         'an .npz with an array (n,h,w) for each pointing annotation, named "record id/annotation '
@@ -83,53 +91,104 @@ def draw_curves(by_frames, path):
 
 
 class Results(NamedTuple):
+    """Of one file of records."""
+    name: str
+    records: list
     by_frames: dict                      # {number of frames: metrics}
     predictions: list                    # of the last number of frames
-    records: list
+    lines: list                          # of predictions.jsonl
+
+    @property
+    def metrics(self):
+        """Of the last number of frames; of several numbers also those of each."""
+        *_, metrics = self.by_frames.values()
+        return metrics | ({"by_frames": self.by_frames} if len(self.by_frames) > 1 else {})
 
 
-def run(args):
-    """Asks the model and writes predictions.jsonl -> Results."""
-    dtype = getattr(torch, args.dtype)
-    model, tokenizer, config = open_model_folder(args.model, args.device, dtype)
-    records = list(Records(args.data, args.media))
-    if args.frames and not any("video" in record for record in records):
-        raise ValueError(f"--frames: no video in {args.data}")
-    masks_of = open_masks(args.masks, records) if args.masks else None
-    for folder in (args.out, args.draw):
-        if folder:
-            Path(folder).mkdir(parents=True, exist_ok=True)
+def open_sets(args):
+    """-> {name: records} of the files of --data."""
+    sets = [Records(path, args.media) for path in args.data]
+    unique_names(sets)
+    records = {of_file.name: list(of_file) for of_file in sets}
+    if args.frames and not any("video" in record for record in chain(*records.values())):
+        raise ValueError(f"--frames: no video in {' '.join(args.data)}")
+    return records
+
+
+def ask(args, loaded, name, records, masks_of, ranks):
+    """One file of records -> its Results."""
+    model, tokenizer, config = loaded
     by_frames, lines = {}, []
     for n in dict.fromkeys(args.frames or [None]):
         asked = evaluation_config(config, max_frames=n)
         metrics, predictions = evaluate(
-            model, tokenizer, asked, records, masks_of, max_new=args.max_new
+            model, tokenizer, asked, records, masks_of, max_new=args.max_new, ranks=ranks
         )
         if metrics["skipped"] == len(records):
-            raise ValueError(f"{args.data}: none of its {len(records)} records could be used")
+            raise ValueError(f"{name}: none of its {len(records)} records could be used")
         by_frames[str(n)] = metrics
-        lines += [{**p, "frames": n} if args.frames else p for p in predictions]
-    with open(Path(args.out) / "predictions.jsonl", "w") as out:
-        out.writelines(json.dumps(line) + "\n" for line in lines)
-    return Results(by_frames, predictions, records)
+        more = {"set": name} if len(args.data) > 1 else {}
+        more |= {"frames": n} if args.frames else {}
+        lines += [p | more for p in predictions]
+    return Results(name, records, by_frames, predictions, lines)
+
+
+def run(args, device, ranks):
+    """Asks the model; the first rank writes predictions.jsonl -> [Results, ..]."""
+    loaded = open_model_folder(args.model, device, getattr(torch, args.dtype))
+    sets = open_sets(args)
+    masks_of = open_masks(args.masks, list(chain(*sets.values()))) if args.masks else None
+    for folder in (args.out, args.draw):
+        if folder:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+    results = [ask(args, loaded, name, records, masks_of, ranks)
+               for name, records in sets.items()]
+    if ranks.first:
+        with open(Path(args.out) / "predictions.jsonl", "w") as out:
+            for line in chain.from_iterable(of_set.lines for of_set in results):
+                out.write(json.dumps(line) + "\n")
+    return results
+
+
+def device_of_rank(name):
+    """Under torchrun each process of a machine has a GPU of its own."""
+    if name == "cuda" and "LOCAL_RANK" in os.environ:
+        return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    try:
+        return torch.device(name)
+    except RuntimeError as e:
+        raise ValueError(f"--device {name}: {str(e).splitlines()[0]}") from None
 
 
 def main(argv=None):
     try:
         args = parse(argv)
-        results = run(args)
+        device = device_of_rank(args.device)
+        ranks = parallel.join(1, device)
+        results = run(args, device, ranks)
     except (OSError, ValueError) as e:
-        print(f"tools.evaluate: {e}", file=sys.stderr)
+        warn(f"tools.evaluate: {e}")
         raise SystemExit(2) from None
-    if args.draw:
-        pictures.draw(results.predictions, results.records, args.draw)
-    *_, metrics = results.by_frames.values()
-    if len(results.by_frames) > 1:
-        print(table(results.by_frames))
-        if args.draw:
-            draw_curves(results.by_frames, Path(args.draw) / "frames.png")
-        metrics = {**metrics, "by_frames": results.by_frames}
-    print(json.dumps(metrics))
+    if ranks.world > 1:
+        dist.destroy_process_group()
+    if ranks.first:
+        report(args, results)
+
+
+def report(args, results):
+    """Pictures, curves and a table; metrics as JSON on the last line."""
+    for k, of_set in enumerate(results):
+        folder = Path(args.draw, of_set.name) if args.draw and k else args.draw
+        if folder:
+            pictures.draw(of_set.predictions, of_set.records, folder)
+        if len(of_set.by_frames) > 1:
+            if len(results) > 1:
+                print(of_set.name)
+            print(table(of_set.by_frames))
+            if folder:
+                draw_curves(of_set.by_frames, Path(folder) / "frames.png")
+    first, *others = results
+    print(json.dumps(first.metrics | {of_set.name: of_set.metrics for of_set in others}))
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from evaluation.generate import KVCache, evaluation_config, generate
 from evaluation.pictures import draw_answer
 from evaluation.scoring import parse_places
 from records import media
+from records.errors import warn
 from records.media import Unreadable
 from records.visual import clip_times, open_clip
 from text.styles import TASK_OF_STYLE, TRACK_TASKS
@@ -266,7 +267,7 @@ def run(args):
     points = points_in_pixels(answer, sizes)
     if args.draw:
         if not points:
-            print("tools.generate: the answer has no points to draw", file=sys.stderr)
+            warn("tools.generate: the answer has no points to draw")
         draw_answer(points, images, video, args.start).save(args.draw)
     if args.json:
         result = {"prompt": args.prompt, "text": answer, "tokens": len(ids), "points": points}
@@ -277,7 +278,7 @@ def main(argv=None):
     try:
         run(parse(argv))
     except (OSError, ValueError, Unreadable) as e:
-        print(f"tools.generate: {e}", file=sys.stderr)
+        warn(f"tools.generate: {e}")
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None

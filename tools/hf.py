@@ -5,7 +5,7 @@
     python -m tools.hf export runs/mine mine-hf
 
 import    a released folder -> a folder of this project (train.py and the tools read both)
-base      Qwen3 or OLMo-3, and SigLIP 2 -> what stage 1 starts from
+base      Qwen3, OLMo-3 or SmolLM2, and SigLIP or SigLIP 2 -> what stage 1 starts from
 export    a run directory or a folder of this project -> a folder for transformers and vLLM
 
 The last line on stdout is a JSON object: the folder, tensors, parameters by group.
@@ -13,10 +13,10 @@ The last line on stdout is a JSON object: the folder, tensors, parameters by gro
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
 from data import DataConfig
+from records.errors import warn
 from training import weights
 from training.base import extended_tokenizer, start_from_base
 from training.export import add_hub_code, export
@@ -76,7 +76,7 @@ def main(argv=None):
     try:
         model = run(args)
     except (OSError, ValueError) as e:
-        print(f"tools.hf: {e}", file=sys.stderr)
+        warn(f"tools.hf: {e}")
         raise SystemExit(2) from None
     groups = {name: sum(p.numel() for p in parameters)
               for name, parameters in model.parameter_groups().items()}

@@ -5,12 +5,12 @@
 
 import argparse
 import json
-import sys
 
 import numpy as np
 
-from evaluation.masks import read_npz
-from evaluation.metrics import j_and_f
+from evaluation.j_and_f import j_and_f
+from evaluation.mask_files import read_npz
+from records.errors import warn
 
 
 def parse(argv):
@@ -47,7 +47,7 @@ def main(argv=None):
     try:
         scores = scores_of(args)
     except (OSError, ValueError) as e:
-        print(f"tools.metrics: {e}", file=sys.stderr)
+        warn(f"tools.metrics: {e}")
         raise SystemExit(2) from None
     means = {key: round(float(np.mean([s[key] for s in scores])), 4) for key in scores[0]}
     print(json.dumps({**means, "n": len(scores)}))

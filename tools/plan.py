@@ -19,7 +19,7 @@ import torch.distributed as dist
 from tqdm import tqdm
 
 from parallel import all_gather
-from records.errors import DataError
+from records.errors import DataError, warn
 from records.mixture import Mixture
 from training.config import Parser, UserError, parse
 from training.planner import PlanFile, StepPlanner, measure, source_at
@@ -130,7 +130,7 @@ def main(argv):
         found = plan(args, run, config, rank, n_ranks)
     except (UserError, DataError, OSError) as e:
         if rank == 0 or not dist.is_initialized():   # later on, all find the same
-            print(f"tools.plan: {e}", file=sys.stderr)
+            warn(f"tools.plan: {e}")
         raise SystemExit(1 if isinstance(e, OSError) else 2) from None
     finally:
         if dist.is_initialized():

@@ -3,10 +3,11 @@
     python -m tools.runs runs/tiny/stage1 runs/tiny/stage2 runs/tiny/stage3
 """
 
+import argparse
 import json
-import sys
 from pathlib import Path
 
+from records.errors import warn
 from training.log import read_log
 
 
@@ -51,14 +52,15 @@ def cell(key, value):
 
 
 def exit_with(message):
-    print(message, file=sys.stderr)
+    warn(message)
     raise SystemExit(2)
 
 
 def main():
-    runs = list(dict.fromkeys(sys.argv[1:]))
-    if not runs or runs[0].startswith("-"):
-        exit_with(__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.runs", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", metavar="DIR", help="run directory of train.py")
+    runs = list(dict.fromkeys(parser.parse_args().runs))
     scores = {run: final_scores(run) for run in runs}
     for run in runs:
         if scores[run] is None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import data
 import packing
-from records.errors import DataError, Unreadable, printable
+from records.errors import DataError, Unreadable, printable, warn
 from training.config import Parser, UserError, parse
 from training.planner import skip_reason
 from training.setup import open_tokenizer
@@ -89,7 +89,7 @@ def main(argv):
         tokenizer, config = open_tokenizer(run, config)
         found = stats(readers, tokenizer, config)
     except (UserError, DataError, OSError) as e:
-        print(f"tools.stats: {e}", file=sys.stderr)
+        warn(f"tools.stats: {e}")
         raise SystemExit(2) from None
     for name, value in found.items():
         print(f"{name:18} {printable(str(value))}")

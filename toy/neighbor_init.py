@@ -1,6 +1,6 @@
 """Start weights for a ViT that is trained from scratch: every head attends to a neighbour.
 
-What it gains is in RESULTS.md. Released ViTs start from SigLIP2 and do not use it.
+What it gains is in docs/log.md. Released ViTs start from SigLIP2 and do not use it.
 """
 
 import numpy as np

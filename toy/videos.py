@@ -238,7 +238,7 @@ def direction_question(o, name):
     """The direction of an object's path, with an explanation.
 
     A model of this size does not learn to answer with the word alone. So it first says from where
-    to where the object moves, and the answer follows from that (RESULTS.md).
+    to where the object moves, and the answer follows from that (docs/log.md).
     """
     start = _place(o, o["come"])
     end = _place(o, o["gone"] - 1)

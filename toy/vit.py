@@ -2,7 +2,7 @@
 
 Molmo2 starts from a pre-trained ViT. A ViT from scratch behind a decoder from scratch learns
 colours within minutes and shapes hardly at all, because one token in twenty of all answers names a
-shape (RESULTS.md). So the patches are asked first, without words: which colour, which shape, and
+shape (docs/log.md). So the patches are asked first, without words: which colour, which shape, and
 where is the centre of the object?
 """
 
@@ -27,7 +27,7 @@ TASKS = ("colour", "shape", "column", "row")
 N_CLASSES = [len(COLOURS) + 1, len(SHAPES) + 1, N_PLACES, N_PLACES]
 LOSS_SHARES = (1, 4, 0.5, 0.5)
 # Small factors on the logits make the features of a task large. Without them, places take up most
-# of the variance of the features, and the decoder does not find the shapes in them (RESULTS.md).
+# of the variance of the features, and the decoder does not find the shapes in them (docs/log.md).
 LOGIT_FACTORS = (0.4, 0.4, 8, 8)
 GROUND_WEIGHT = 0.1                  # most patches are ground, and easy
 
@@ -67,7 +67,7 @@ def pretrain(vit, seed, steps, lr=1e-3, images=8):
     parameters = [*vit.parameters(), *head.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr, betas=(0.9, 0.95), eps=1e-6, weight_decay=0.0)
     for step in tqdm(range(1, steps + 1), unit="step", desc="stage 0", mininterval=1):
-        started = time.time()
+        started = time.monotonic()
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, lr, steps)
         scenes = [world.scene(i) for i in range((step - 1) * images, step * images)]
@@ -79,7 +79,7 @@ def pretrain(vit, seed, steps, lr=1e-3, images=8):
         optimizer.zero_grad()
         rounded = [round(loss.item(), 4) for loss in nll]
         yield {"step": step, "nll": dict(zip(TASKS, rounded, strict=True)),
-               "seconds": time.time() - started}
+               "seconds": time.monotonic() - started}
 
 
 def learning_rate(step, base, steps):

@@ -1,6 +1,6 @@
 """A base language model and SigLIP 2 -> Molmo2 as stage 1 starts (docs/molmo2.md 1.4, 1.6).
 
-    Qwen3-8B or OLMo-3                   decoder, head, embedding; the tokenizer, extended
+    Qwen3-8B, OLMo-3 or SmolLM2          decoder, head, embedding; the tokenizer, extended
     siglip2-so400m-patch14-384           ViT, up to the third block from the end
     drawn at random                      connector, extra embeddings
 """
@@ -26,16 +26,19 @@ LLM_BLOCK = {
     "self_attn.k_proj": "attn.k",
     "self_attn.v_proj": "attn.v",
     "self_attn.o_proj": "attn.out",
-    "self_attn.q_norm": "attn.q_norm",
-    "self_attn.k_norm": "attn.k_norm",
     "mlp.up_proj": "mlp.up",
     "mlp.gate_proj": "mlp.gate",
     "mlp.down_proj": "mlp.down",
 }
 # Qwen normalises the input of a sub-layer, OLMo its output, and the norms are named accordingly.
+# Llama (SmolLM2) is Qwen without norms of q and k.
+PRE_NORMS = {"input_layernorm": "attn_norm", "post_attention_layernorm": "mlp_norm"}
+QK_NORMS = {"self_attn.q_norm": "attn.q_norm", "self_attn.k_norm": "attn.k_norm"}
 LLM_NORMS = {
-    "qwen": {"input_layernorm": "attn_norm", "post_attention_layernorm": "mlp_norm"},
-    "olmo": {"post_attention_layernorm": "attn_norm", "post_feedforward_layernorm": "mlp_norm"},
+    "qwen": PRE_NORMS | QK_NORMS,
+    "llama": PRE_NORMS,
+    "olmo": {"post_attention_layernorm": "attn_norm", "post_feedforward_layernorm": "mlp_norm",
+             **QK_NORMS},
 }
 PATCH_EMBEDDING = "vision_model.embeddings.patch_embedding.weight"
 SIGLIP_BLOCK = {
@@ -51,7 +54,7 @@ SIGLIP_BLOCK = {
 
 
 def llm_names(config):
-    """ModelConfig -> table of the base language model, Qwen3 or OLMo-3."""
+    """ModelConfig -> table of the base language model, Qwen3, OLMo-3 or Llama."""
     names = {(LLM_EMBEDDING,): ["embedding.weight"], ("model.norm.weight",): ["norm.weight"]}
     if not config.tied:
         names[(LM_HEAD,)] = ["head.weight"]
@@ -100,29 +103,41 @@ def siglip_config(raw, path):
     require(path, vit, hidden_act="gelu_pytorch_tanh")
     vit = SIGLIP_DEFAULTS | vit
     n_layer = vit["num_hidden_layers"]
+    grid = vit["image_size"] // vit["patch_size"]
+    if n_layer < 9:
+        raise Unsupported(f"{path}: of {n_layer} blocks, and Molmo2 reads the third and the ninth "
+                          "from the end")
+    if grid <= 2 * VisionConfig.overlap_margin:
+        raise Unsupported(f"{path}: {grid} x {grid} patches, and crops overlap by "
+                          f"{VisionConfig.overlap_margin} on each side; take one with more")
     return VisionConfig(
         n_layer=n_layer - 2,         # nothing reads the last two
         n_embd=vit["hidden_size"],
         n_head=vit["num_attention_heads"],
         n_hidden=vit["intermediate_size"],
         feature_layers=(n_layer - 3, n_layer - 9),
-        grid=vit["image_size"] // vit["patch_size"],
+        grid=grid,
         patch=vit["patch_size"],
         eps=vit["layer_norm_eps"],
     )
 
 
+FAMILIES = {"qwen3": "qwen", "olmo3": "olmo", "llama": "llama"}
+
+
 def base_config(llm, siglip, llm_path, siglip_path):
     """config.json of a base language model and of SigLIP -> ModelConfig; the paths are for
     messages."""
-    if llm.get("model_type") not in ("qwen3", "olmo3"):
+    if llm.get("model_type") not in FAMILIES:
         raise Unsupported(f"{llm_path}: model_type {llm.get('model_type')!r} is neither qwen3 nor "
-                          "olmo3")
-    require(llm_path, llm, hidden_act="silu", attention_bias=False)
+                          "olmo3 nor llama")
+    require(llm_path, llm, hidden_act="silu", attention_bias=False, mlp_bias=False)
     vision = siglip_config(siglip, siglip_path)
     # OLMo-3 has a sliding window on all layers but every fourth. Molmo2 has none, and YaRN applies
     # to the layers without a window only (docs/molmo2.md 1.1).
     kinds = llm.get("layer_types") or ["sliding_attention"] * 3 + ["full_attention"]
+    if llm["model_type"] == "llama":
+        kinds = ["full_attention"]
     layers = range(min(llm["num_hidden_layers"], MAX_LAYERS))
     full_layers = [i for i in layers if kinds[i % len(kinds)] == "full_attention"]
     theta, yarn = rope_from(llm_path, llm, full_layers)
@@ -134,7 +149,7 @@ def base_config(llm, siglip, llm_path, siglip_path):
         head_dim=llm.get("head_dim") or llm["hidden_size"] // llm["num_attention_heads"],
         n_hidden=llm["intermediate_size"],
         n_vocab=llm["vocab_size"],
-        family="olmo" if llm["model_type"] == "olmo3" else "qwen",
+        family=FAMILIES[llm["model_type"]],
         tied=bool(llm.get("tie_word_embeddings")),
         rope_theta=theta,
         yarn=yarn,

@@ -27,8 +27,10 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from parallel import all_gather
+from training import lora
 from training.checkpoint_files import Reader, Writer, checksum, sync, write_synced
 
 # of a process without others, torch says at every save and load that it is alone
@@ -61,8 +63,12 @@ class LoadError(Exception):
 
 
 def tensors(model, optimizer):
-    """{name: tensor} of weights and optimizer state, not copied; of sharded ones, this rank's."""
-    named = {f"model.{name}": p.detach() for name, p in model.named_parameters()}
+    """{name: tensor} of weights and optimizer state, not copied; of sharded ones, this rank's.
+
+    A model with adapters has the weights that do not learn from its base (training/resume.py)."""
+    from_base = lora.has_adapters(model)
+    named = {f"model.{name}": p.detach() for name, p in model.named_parameters()
+             if p.requires_grad or not from_base}
     for name, p in model.named_parameters():
         state = optimizer.state.get(p, {})
         named |= {f"{kind}.{name}": state[kind] for kind in ADAM_STATE if kind in state}
@@ -108,6 +114,11 @@ class Saver:
         self.first = first
         self.group = group
         self.pending = None
+        # on a GPU copies to pinned memory, several at a time; the memory is kept for the next save
+        on_gpu = torch.cuda.is_available()
+        self.stager = DefaultStager(StagingOptions(
+            use_pinned_memory=on_gpu, use_shared_memory=False, use_async_staging=False,
+            use_non_blocking_copy=on_gpu))
 
     def begin(self, step, tokenizer):
         """Makes step-N.part; SaveError if that, or an earlier save, failed.
@@ -130,7 +141,8 @@ class Saver:
         part = self.out / f"step-{step}.part"
         writer = Writer(part)
         future = dcp.async_save(tensors(model, optimizer), storage_writer=writer,  # copies first
-                                process_group=self.group, no_dist=not dist.is_initialized())
+                                async_stager=self.stager, process_group=self.group,
+                                no_dist=not dist.is_initialized())
         self.pending = PendingSave(step, part, writer, future, json.dumps(state))
 
     def done(self):

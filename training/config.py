@@ -16,12 +16,14 @@ import re
 import sys
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib.util import find_spec
 
 import model as models
 from data import DataConfig
 from stages import tiny as tiny_recipe
 from stages.recipes import STAGES
 from training.limits import CHOICES, broken_rule
+from training.lora import LoraConfig
 
 
 class UserError(Exception):
@@ -47,7 +49,7 @@ class Config:
     batch: int = 128  # packs per optimizer step, over all ranks
     micro_batch: int = 4  # packs per forward pass of one rank; the rest is accumulation
     cp: int = 1  # context-parallel degree: ranks that share a row
-    shard: int = 0  # neighbouring ranks that hold the weights together (FSDP); 0: all ranks
+    shard: int = 0  # neighbouring ranks that hold the weights together; 0: a node, alone all ranks
     pack_crops: int = 16  # crops of one pack at most
     pool_size: int = 48  # examples that the packer chooses from
     lr: GroupRates = GroupRates(6e-6, 2e-4, 2e-5)  # peak learning rates
@@ -61,17 +63,19 @@ class Config:
     response_dropout: float = 0.1  # dropout of sub-layer outputs where the target has loss
     freeze_embedding: bool = True  # the base embedding (and with it a tied head) does not learn
     train: tuple = ("vit", "connector", "llm")  # the parameter groups that learn
+    lora: LoraConfig = LoraConfig()
     activation_checkpointing: bool = True  # blocks keep only their inputs and rerun in backward
     uncheckpointed_blocks: int = 0  # last decoder blocks that keep all activations all the same
-    compile: bool = False  # torch.compile, block by block
-    crop_bucket: int = 8  # the crops of a batch are padded to a multiple of this
+    compile: bool = False  # torch.compile, block by block (when not given, on a GPU: true)
+    crop_bucket: int = 2  # the crops of a batch are padded to a multiple of this
     save_every: int = 500  # steps between checkpoints, and one at the end; 0: none
     keep: int = 2  # how many checkpoints stay, the newest; 0: all
     dry_run: str = "auto"  # try the largest possible batch before step 1; auto: on a GPU
     on_nonfinite: str = "stop"  # at NaN or Inf in loss or gradient: stop, or skip the step
     seed: int = 0  # of every random choice
     device: str = "auto"  # auto: cuda, else mps, else cpu
-    dtype: str = "auto"  # of the arithmetic; weights and optimizer are always float32
+    dtype: str = "auto"  # of the arithmetic; what learns and the optimizer are always float32
+    frozen_dtype: str = "auto"  # of matrices that do not learn beside adapters; auto: --dtype
     max_skip: float = 0.01  # share of a source's records that planning may skip
     workers: int = 0  # decoding processes per rank (when not given, on a GPU: its cores less one)
     vit_steps: int = 0  # steps of stage 0 for a toy ViT that starts from nothing
@@ -185,9 +189,11 @@ FLAGS = {                    # {flag: (kind, help)}: the recipe of a run, what i
     "media": (FOLDER, "where the paths in the records start"),
     "skip-missing": (SWITCH, "train without the files of a mixture that are missing"),
     "plan": (FILE, "packs planned ahead by tools.plan"),
-    "eval": (FILE, "records asked about at the end (with --data)"),
+    "eval": ({"nargs": "+", **FILE}, "records asked about at the end (with --data), each file"
+             " scored apart"),
     "eval-every": ({"type": int, "default": 0, "metavar": "N"},
                    "evaluate every N steps too (default 0: only at the end)"),
+    "tensorboard": (SWITCH, "scalars and samples for TensorBoard, in tensorboard/ of the run"),
     "init": (FOLDER, "start from the weights of a run directory or of a released checkpoint"),
     "out": (FOLDER, "run directory, new or empty (default runs/stage1-tiny and so on, where an"
             " older run is renamed)"),
@@ -228,7 +234,7 @@ def split_arguments(argv):
         word = words.pop(0)
         key, equals, text = word[2:].partition("=")
         flag = key.replace("_", "-")
-        field = key.replace("-", "_")
+        field = "lora.rank" if key == "lora" else key.replace("-", "_")
         if not word.startswith("--"):
             for_argparse.append(word)
         elif flag in FLAGS or flag == "help":
@@ -270,6 +276,8 @@ def parse(argv):
     config = replace(config, model=models.PRESETS[config.preset])
     for key, text in texts.items():
         config = override(config, key, text)
+    if config.lora.rank and "train" not in texts:
+        config = replace(config, train=("connector", "llm"))
     if args.deterministic:
         config = replace(config, residual_dropout=0.0, response_dropout=0.0)
     # a laptop's batch may be smaller than the recipe's micro-batch, a short run than its stage 0
@@ -292,9 +300,13 @@ def check_together(args, config):
         raise UserError(f"--betas {as_text(config.betas)}: must be two numbers")
     if not config.train:
         raise UserError(f"--train: choose from {', '.join(CHOICES['train'])}")
+    if config.lora.rank and not ("llm" in config.train and config.lora.layers):
+        raise UserError("--lora: needs llm in --train, and a layer in --lora.layers")
     if 2 * vision.overlap_margin >= vision.grid:
         raise UserError(f"--model.vision.overlap_margin {vision.overlap_margin}: must be less than "
                         f"half of --model.vision.grid {vision.grid}")
+    if args.tensorboard and not find_spec("tensorboard"):
+        raise UserError("--tensorboard needs an extra package: pip install tensorboard")
     if args.resume and args.init:
         raise UserError("--init starts from weights and --resume continues a run: leave one of "
                         "them out (or use --resume --else-init DIR)")

@@ -7,6 +7,7 @@ import torch
 
 from text.tokenizer import ByteTokenizer, token_text
 from training import hf, tensor_files, weights
+from training.hub_config import hub_config
 
 # Images and video stand before the first turn; several images are numbered (docs/molmo2.md 4.2).
 CHAT_TEMPLATE = """
@@ -54,11 +55,14 @@ def export(model, tokenizer, data_config, out, file_bytes=5 * 10**9):
         import safetensors  # noqa: F401
     except ImportError:
         raise ValueError("export needs an extra package: pip install safetensors") from None
+    if model.config.family == "llama":
+        raise ValueError("the released layout has norms of q and k, which a decoder of the Llama "
+                         "kind lacks: transformers has no class for it")
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     export_tensors(model, out, file_bytes)
     dtype = str(model.embedding.weight.dtype).removeprefix("torch.")
-    (out / "config.json").write_text(json.dumps(hf.hub_config(model.config, dtype), indent=1))
+    (out / "config.json").write_text(json.dumps(hub_config(model.config, dtype), indent=1))
     write_processors(model.config, tokenizer, data_config, out)
     weights.save_data_config(data_config, out)
 

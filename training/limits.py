@@ -7,6 +7,7 @@ The bounds refuse what trains in the wrong direction (a negative learning rate),
 from model import PRESETS
 from records.media import MAX_FRAMES
 from stages.recipes import STAGES
+from training.lora import LAYERS
 
 MANY = 10**9                 # more steps or records than any run has
 
@@ -19,6 +20,8 @@ BOUNDS = (
     (0, 1, "lr.vit lr.connector lr.llm final_lr z_loss max_skip"),
     (0, 0.999999, "betas"),
     (1e-16, 1, "adam_eps model.eps model.vision.eps"),
+    (0, 10**5, "lora.rank"),
+    (1e-6, 1e6, "lora.alpha"),
     (1e-6, 1e9, "clip"),                                   # 1e9: never clip
     (0, 0.99, "residual_dropout response_dropout"),        # what is kept is divided by 1 - p
     (0, 2**64 - 1, "seed"),                                # the largest that torch takes
@@ -55,7 +58,9 @@ CHOICES = {
     "on_nonfinite": ("stop", "skip"),
     "device": ("auto", "cpu", "cuda", "mps"),
     "dtype": ("auto", "float32", "bfloat16"),
-    "model.family": ("qwen", "olmo"),
+    "frozen_dtype": ("auto", "float32"),
+    "lora.layers": LAYERS,
+    "model.family": ("qwen", "olmo", "llama"),
 }
 
 

@@ -7,10 +7,10 @@ out   a lock that the operating system releases when the process ends, however i
 import contextlib
 import os
 import socket
-import sys
 from pathlib import Path
 
 from parallel import is_first_process
+from records.errors import warn
 from training.config import UserError
 
 try:
@@ -91,8 +91,7 @@ class RunLock:
         return f" ({' '.join(words)})" if words else ""
 
     def warn(self, reason):
-        print(f"--out {self.out} is not locked ({reason}): start no other run in it",
-              file=sys.stderr)
+        warn(f"--out {self.out} is not locked ({reason}): start no other run in it")
 
     def release(self):
         """Removes the lock file, and folders that were made for it and are empty."""

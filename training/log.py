@@ -16,17 +16,22 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from records.errors import warn
+from training.tensorboard import Board
+
 
 class RunLog:
     """log.jsonl, one line per step after a first line, and skips.jsonl; only the first rank writes.
 
     head: the first line of a run that begins. resume_step: the step after which a run continues; a
     line that a kill cut short is dropped, and of a step that is logged twice the later line counts.
-    loss: that of the last step.
+    loss: that of the last step. tensorboard: write for TensorBoard too.
     """
 
-    def __init__(self, out, writes, head, resume_step=None):
+    def __init__(self, out, writes, head, resume_step=None, tensorboard=False):
         self.loss = None
+        self.out = out
+        self.board = Board(out, resume_step) if tensorboard and writes else None
         self.logged = set()              # the indices that skips.jsonl has already
         self.skips = out / "skips.jsonl" if writes else Path(os.devnull)
         log = out / "log.jsonl" if writes else Path(os.devnull)
@@ -48,7 +53,7 @@ class RunLog:
 
         masked: [{"index": .., "id": .., "where": .., "reason": ..}, ..]
         """
-        self.file.write(json.dumps(line) + "\n")
+        self.write(line)
         self.loss = line["loss"]
         new = [skip for skip in masked if skip["index"] not in self.logged]
         if new:
@@ -57,7 +62,25 @@ class RunLog:
                     skips.write(json.dumps({"step": line["step"], **skip}) + "\n")
 
     def scores(self, step, scores, **more):
-        self.file.write(json.dumps({"step": step, "eval": scores, **more}) + "\n")
+        line = {"step": step, "eval": scores, **more}
+        self.write(line)
+        if self.board:
+            self.board.pictures(step)
+
+    def write(self, line):
+        """FileNotFoundError, which ends the run, if another file or none has taken the log's place:
+        what is written to a deleted file is lost."""
+        if self.file.name != os.devnull:
+            try:
+                in_place = os.path.samestat(os.stat(self.file.name), os.fstat(self.file.fileno()))
+            except FileNotFoundError:
+                in_place = False
+            if not in_place:
+                raise FileNotFoundError(f"{self.out}: the run directory was deleted or moved while "
+                                        "the run was writing to it; its log ends here")
+        self.file.write(json.dumps(line) + "\n")
+        if self.board:
+            self.board.line(line)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -176,3 +199,27 @@ def first_log_line(run, args, model):
             "device": str(run.device), "hardware": hardware(run.device),
             "dtype": str(run.dtype).split(".")[-1], "world": run.ranks.world, "params": params,
             "versions": {"python": platform.python_version(), "torch": torch.__version__}}
+
+
+def print_header(run, head):
+    """What a run is about to do, on stderr above its progress bars. head: the first log line."""
+    if not run.ranks.first:
+        return
+    config = run.config
+    of_parts = [f"{part} {n / 1e6:.1f} M" for part, n in head["params"].items()]
+    threads = f", {count(torch.get_num_threads(), 'thread')}" if run.device.type == "cpu" else ""
+    done = run.resume_from.step
+    steps = f"{config.steps - done} of {config.steps} are left" if done else str(config.steps)
+    if config.vit_steps and not done and not head["command"]["init"]:
+        steps += f" after {config.vit_steps} of stage 0"
+    warn(f"stage {config.stage} on {head['device']} ({head['hardware']}{threads}), "
+         f"{head['dtype']}, {count(head['world'], 'process')}\n"
+         f"parameters: {', '.join(of_parts)}; {', '.join(config.train)} learn\n"
+         f"steps: {steps}; a batch is {count(config.batch, 'row')} of {config.data.max_tokens} "
+         "tokens\n"
+         f"writes to {run.out}")
+
+
+def count(n, noun):
+    plural = "es" if noun.endswith("s") else "s"
+    return f"{n} {noun}{plural if n > 1 else ''}"

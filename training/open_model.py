@@ -19,17 +19,18 @@ RELEASED_SETTINGS = {
 }
 
 
-def open_model_folder(folder, device="cpu", dtype=torch.float32):
+def open_model_folder(folder, device="cpu", dtype=torch.float32, read=True):
     """A run directory, its model/, or a released folder -> model, tokenizer, DataConfig of
     training.
 
     OSError or ValueError, in one sentence, if one of them cannot be read. dtype None: as stored.
+    read False: weights are checked, and the model is on the meta device (weights.read_weights).
     """
     try:
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError, NotImplementedError) as e:
         raise ValueError(f"--device {device}: {str(e).splitlines()[0]}") from None
-    model = weights.load(folder, dtype, device)
+    model = weights.load(folder, dtype, device if read else "meta")
     folder = Path(folder)
     if (folder / "model" / "config.json").is_file():
         folder = folder / "model"

@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import signal
-import sys
 import threading
 import zlib
 from collections import Counter
@@ -21,12 +20,11 @@ from multiprocessing import active_children, get_context, parent_process
 from zipfile import BadZipFile
 
 import numpy as np
-from tqdm import tqdm
 
 import data
 import packing
 from packing import Item
-from records.errors import DataError, Unreadable
+from records.errors import DataError, Unreadable, warn
 from training.sources import check_fingerprint
 
 MAX_CONSECUTIVE = 100       # records that cannot be used, one after the other
@@ -67,7 +65,7 @@ class BadRecords:
         self.consecutive += 1
         self.counts[f"{source}: {reason[:3]}"] += 1
         if where not in self.warned:
-            tqdm.write(f"{where}: {reason}; {self.done}", file=sys.stderr)
+            warn(f"{where}: {reason}; {self.done}")
         self.warned.add(where)
         if self.consecutive >= MAX_CONSECUTIVE:
             raise self.error(f"of the last {MAX_CONSECUTIVE} records none could be used; the last: "
@@ -151,7 +149,7 @@ def skip_reason(record, size, config):
         if with_loss and all(too_many):
             return f"S12 more than {config.data.max_points} points"
         if with_loss:
-            return "S03 none of its annotations fits a row"
+            return "S03 none of its annotations fits a row, or its tracks have no point on a frame"
         return "S04 none of its annotations has loss"
     if tokens > config.data.max_tokens or crops > config.pack_crops:
         return (f"S03 {tokens} tokens and {crops} crops do not fit a row of "

@@ -1,13 +1,12 @@
 """Where a run writes, and the checkpoint that it continues from."""
 
 import json
-import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import model as models
 import parallel
-from records.errors import DataError
+from records.errors import DataError, warn
 from training import checkpoint, weights
 from training.config import UserError, field_values
 from training.log import read_skips
@@ -55,11 +54,13 @@ def find_checkpoint(args, config):
     steps = checkpoint.complete_steps(out)
     if not steps:
         if parallel.is_first_process():
-            print(f"train.py: no checkpoint in {out}: the run starts afresh", file=sys.stderr)
+            warn(f"train.py: no checkpoint in {out}: the run starts afresh")
         args.init = args.else_init
         return Checkpoint(), config
     folder = out / f"step-{steps[0]}"
     state = checkpoint.state_of(folder)
+    if state.get("base"):
+        args.init = args.else_init or state["base"]["path"]
     try:
         shape = weights.config_from_dict(state["model"])
     except weights.CONFIG_ERRORS as e:
@@ -81,6 +82,24 @@ def check_recipe(args, folder, theirs, ours):
     if changed and not args.resume_anyway:
         raise UserError(f"--resume: {folder} is of another recipe: {'; '.join(changed)}. "
                         "--resume-anyway continues all the same")
+
+
+def find_base(args, config, resume_from):
+    """Of a run with adapters, whose checkpoints hold only what learns -> the folder with all other
+    weights, and the checksums of its files. UserError without one, or if it has changed."""
+    if not config.lora.rank:
+        return None
+    if args.init is None:
+        raise UserError("--lora: adapters are put on trained weights; name them with --init")
+    try:
+        files = weights.fingerprint(args.init) if parallel.is_first_process() else None
+    except (OSError, ValueError) as e:
+        raise UserError(f"--init (or --else-init) {args.init}: {e}") from None
+    base = {"path": str(Path(args.init).absolute()), "files": parallel.broadcast(files)}
+    if (resume_from.state.get("base") or base)["files"] != base["files"]:
+        raise UserError(f"--resume: {base['path']} has other weights than those that the adapters "
+                        "were put on; --else-init DIR names a folder that has them")
+    return base
 
 
 def check_data(args, resume_from, fingerprint):
@@ -119,7 +138,7 @@ def make_run_directory(args, config, resume_from):
             while (aside := out.with_name(f"{out.name}.old-{n}")).exists():
                 n += 1
             out.rename(aside)
-            print(f"train.py: the run in {out} is now in {aside}", file=sys.stderr)
+            warn(f"train.py: the run in {out} is now in {aside}")
         (out / "model").mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise UserError(f"--out {out}: {e.strerror}") from None

@@ -2,22 +2,22 @@
 
 import json
 import os
-import sys
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 import data
 import model as models
 import parallel
+from records.errors import warn
 from records.mixture import Mixture
 from text.tokenizer import ByteTokenizer, load_tokenizer
 from toy import vit as stage0
 from toy import world
 from toy.neighbor_init import init_neighbor_heads
-from training import weights
+from training import lora, weights
 from training.config import Config, UserError
 from training.loader import Loader
 from training.open_model import open_model_folder
@@ -25,6 +25,7 @@ from training.planner import PlanFile, RunError, StepPlanner
 from training.resume import (
     Checkpoint,
     check_data,
+    find_base,
     find_checkpoint,
     make_run_directory,
     restore_loader,
@@ -37,6 +38,9 @@ from training.sources import fingerprint, open_sources
 
 def pick_device(config):
     """-> device and dtype of the arithmetic; weights and optimizer are float32 always."""
+    # read at the first allocation. The sizes of blocks differ from row to row: segments that grow
+    # prevent fragmentation
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     name = config.device
     if name == "auto":
         mps = torch.backends.mps.is_available()
@@ -60,6 +64,32 @@ def default_workers(device):
     linux = hasattr(os, "sched_getaffinity")
     cores = len(os.sched_getaffinity(0)) if linux else os.cpu_count() or 1
     return min(max(cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)) - 1, 0), 8)
+
+
+def choose_layout(args, config, device):
+    """The config with what this machine decides, where it was not given: fields of LAYOUT_FIELDS,
+    which affect the speed and not the results."""
+    given = args.fields
+    if "workers" not in given:
+        config = replace(config, workers=default_workers(device))
+    if "shard" not in given:
+        world = int(os.environ.get("WORLD_SIZE", 1))
+        config = replace(config, shard=default_shard(
+            world, int(os.environ.get("LOCAL_WORLD_SIZE", world))))
+    if device.type == "cuda" and "compile" not in given:
+        if find_spec("triton") is None:              # Windows has none
+            warn("train.py: no triton, so blocks are not compiled")
+        else:
+            # a block that fails to compile runs as it is, and torch logs why
+            torch._dynamo.config.suppress_errors = True
+            config = replace(config, compile=True)
+    return config
+
+
+def default_shard(world, ranks_of_node):
+    """--shard where it is not given: of several nodes each holds all weights, because between
+    nodes gathering them for every micro-batch would take longer than computing with them."""
+    return ranks_of_node if world > ranks_of_node and world % ranks_of_node == 0 else 0
 
 
 def open_loader(args, config, ranks, tokenizer, resume_from, sources, rates):
@@ -86,13 +116,15 @@ def open_loader(args, config, ranks, tokenizer, resume_from, sources, rates):
 
 
 def open_model(args, config, resume_from):
-    """-> model on the CPU, tokenizer, and config with its shape: from --init, or new from --preset.
+    """-> model, tokenizer, and config with its shape: from --init, or new from --preset.
 
-    Of a run that continues, weights are filled in later, from the checkpoint.
+    A new model is on the CPU. Of --init and of a run that continues it is on the meta device, so
+    that no rank ever holds all of it: build_optimizer gives each its shard, and fill_weights or
+    checkpoint.restore reads that.
     """
     if args.init is not None:
         try:
-            model, tokenizer, _ = open_model_folder(args.init)
+            model, tokenizer, _ = open_model_folder(args.init, read=False)
         except (OSError, ValueError) as e:
             raise UserError(f"--init {args.init}: {e}") from None
         asked_for = args.preset or config.model != models.PRESETS[config.preset]
@@ -103,24 +135,44 @@ def open_model(args, config, resume_from):
         config = replace(config, model=model.config, data=replace(config.data, vision=vision))
     else:
         try:
-            model = models.Molmo2(config.model).init_weights()
-            if config.model.vision.neighbor_init:
-                init_neighbor_heads(model.vision.vit)
+            if resume_from.folder:
+                model = weights.meta_model(config.model)
+            else:
+                model = models.Molmo2(config.model).init_weights()
+                if config.model.vision.neighbor_init:
+                    init_neighbor_heads(model.vision.vit)
             n_vocab = config.model.n_vocab
             tokenizer = (load_tokenizer(resume_from.folder, n_vocab) if resume_from.folder
                          else ByteTokenizer(world.WORDS, n_vocab))
         except (AssertionError, IndexError, RuntimeError, ValueError, ZeroDivisionError) as e:
             raise UserError(f"--model: no model has this shape: {e}") from None
+    return apply_recipe(model, config).train(), tokenizer, config
+
+
+def apply_recipe(model, config):
+    """What a stage's recipe sets of a model: dropout, checkpointing, which parts learn."""
     model.residual_dropout = config.residual_dropout
     model.response_dropout = config.response_dropout
     model.activation_checkpointing = config.activation_checkpointing
     model.uncheckpointed_blocks = config.uncheckpointed_blocks
     model.embedding.requires_grad_(not config.freeze_embedding)
+    if config.lora.rank:
+        lora.add_adapters(model, config.lora)
     for part, parameters in model.parameter_groups().items():
         if part not in config.train:
             for p in parameters:
                 p.requires_grad_(False)
-    return model.train(), tokenizer, config
+    return model
+
+
+def fill_weights(args, config, model):
+    """Reads this rank's part of the weights of --init; adapters on them are new."""
+    lora.init_adapters(model, config.seed)
+    if args.init is not None:
+        try:
+            weights.read_weights(model, args.init)
+        except (OSError, ValueError) as e:
+            raise UserError(f"--init {args.init}: {e}") from None
 
 
 def open_tokenizer(args, config):
@@ -187,7 +239,7 @@ def dry_run_largest_batch(run, groups, forward_backward):
         p.grad = None
     if run.device.type == "cuda" and ranks.first:
         peak = torch.cuda.max_memory_allocated() / 2**30
-        tqdm.write(f"dry run: at most {peak:.1f} GiB of a GPU", file=sys.stderr)
+        warn(f"dry run: at most {peak:.1f} GiB of a GPU")
     del state
 
 
@@ -238,15 +290,15 @@ class Run:
     tokenizer: object
     loader: Loader
     fingerprint: dict                # of the data
-    eval_records: list               # None: the toy world's
+    eval_records: dict               # {name: records} of --eval; None: the toy world's
     resume_from: Checkpoint          # of step 0 if the run begins
+    base: dict                       # of a run with adapters: what they are put on
 
 
 def start_run(args, config, ending):
-    """Opens everything that can be wrong, before anything is written -> Run, model on the CPU."""
+    """Opens everything that can be wrong, before anything is written -> Run, model."""
     device, dtype = pick_device(config)
-    if "workers" not in args.fields:
-        config = replace(config, workers=default_workers(device))
+    config = choose_layout(args, config, device)
     resume_from, config = find_checkpoint(args, config)
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     packs_of_rank = max(config.batch * config.cp // world_size, 1)
@@ -264,11 +316,14 @@ def start_run(args, config, ending):
     torch.manual_seed(config.seed)
     # before the model, which may take minutes, so that a mistake in --data does not
     sources, rates, eval_records = open_sources(args, config)
+    base = find_base(args, config, resume_from)
     model, tokenizer, config = open_model(args, config, resume_from)
+    if config.lora.rank and config.frozen_dtype == "auto":
+        lora.hold_frozen(model, dtype)
     loader, made_for = open_loader(args, config, ranks, tokenizer, resume_from, sources, rates)
     ending.loader = loader
     out = make_run_directory(args, config, resume_from) if ranks.first else None
     ending.out = out = parallel.broadcast(out)
     run = Run(config, ranks, device, dtype, out, tokenizer, loader, made_for, eval_records,
-              resume_from)
+              resume_from, base)
     return run, model

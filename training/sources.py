@@ -14,13 +14,13 @@ import dataclasses
 import hashlib
 import json
 import math
-import sys
 import tempfile
 from collections import Counter
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
+from records.errors import warn
 from records.mixture import group_rates, sqrt_size
 from records.reader import DataError, Options, Records
 from stages.recipes import STAGES
@@ -145,7 +145,7 @@ def drop_missing(args, groups):
     if len(args.data) == len(missing) == len(paths):
         raise DataError(f"--data {missing[0]}: no such file")
     for path in missing:
-        print(f"{path}: no such file", file=sys.stderr)
+        warn(f"{path}: no such file")
     if not args.skip_missing:
         raise DataError(f"--data: {len(missing)} files of the mixture are missing; --skip-missing "
                         f"trains without them{own_records_hint(args.data)}")
@@ -165,7 +165,7 @@ def own_records_hint(items):
     return ""
 
 
-def unique_names(sources):
+def unique_names(sources, flag="--data"):
     """Puts folders in front of the names of files that have the same one: ids, the order of records
     and the log go by names. DataError for a file that is named twice with the same options."""
     for n_parts in (2, 3, 4, 99):
@@ -176,13 +176,13 @@ def unique_names(sources):
     for k, source in enumerate(sources):
         same_file = [other for other in sources[:k] if other.path == source.path]
         if any(other.options == source.options for other in same_file):
-            raise DataError(f"--data: {source.path} is named twice")
+            raise DataError(f"{flag}: {source.path} is named twice")
         if same_file:  # with other options: records of their own
             source.name += f"#{len(same_file) + 1}"
 
 
 def open_sources(args, config):
-    """What --data names -> (sources, rates, records to evaluate on); DataError in one sentence.
+    """What --data and --eval name -> (sources, rates, {name: records to evaluate on}); DataError.
 
     The records to evaluate on are None for the toy world, which has held-out parts of its own.
     """
@@ -206,7 +206,9 @@ def open_sources(args, config):
                                      entry.get("sampling_rate")))
         weighted.append((group.rate, weights))
     unique_names(sources)
-    eval_records = list(Records(args.eval, args.media)) if args.eval else []
+    eval_sets = [Records(path, args.media) for path in args.eval or ()]
+    unique_names(eval_sets, "--eval")
+    eval_records = {records.name: list(records) for records in eval_sets}
     return sources, list(chain.from_iterable(group_rates(weighted))), eval_records
 
 

@@ -1,14 +1,13 @@
 """The numbers of a step for the log: counted per micro-batch, summed over ranks at the end."""
 
 import math
-import sys
 from collections import Counter
 
 import torch
-from tqdm import tqdm
 
 import attention
 import parallel
+from records.errors import warn
 from training.log import dropped_by, save_nonfinite_batches
 from training.planner import RunError
 
@@ -122,4 +121,4 @@ def report_nonfinite(run, step, plan, stats, norms, batches):
     if run.config.on_nonfinite == "stop":
         raise RunError(sentence, on_all_ranks=True)
     if run.ranks.first:
-        tqdm.write(f"{sentence}; skipped", file=sys.stderr)
+        warn(f"{sentence}; skipped")

@@ -6,7 +6,8 @@ under the other, are the rows of our tensors, one under the other (training/hf.p
     1  stored_tensors                 the headers of all files of a folder: names, shapes, dtypes
     2  check_names, check_shapes      everything fits, before a tensor is read
     3  allocate                       memory for a model that was built on the meta device
-    4  copy_tensors                   tensor by tensor: memory holds one copy of the weights
+    4  copy_tensors                   tensor by tensor: memory holds one copy of the weights; of a
+                                      sharded model, the rows of this rank's shard
 """
 
 import json
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -142,21 +144,35 @@ def copy_tensors(stored, table, parameters):
     for theirs, ours in table.items():
         start = 0                                        # row in all tensors of `theirs`
         for name in theirs:
-            tensor = read_tensor(stored[name])
-            copy_rows(tensor, start, [parameters[name] for name in ours])
-            start += len(tensor)
+            # opened anew for each, because the pages of a mapped file count as memory until then
+            with open_safetensors(stored[name].file) as file:
+                n_rows = stored[name].shape[0]
+                copy_rows(file.get_slice(name), n_rows, start, [parameters[name] for name in ours])
+            start += n_rows
 
 
-def copy_rows(tensor, start, parameters):
-    """Row i of the tensor goes to row start + i of the parameters, one under the other."""
-    end = start + len(tensor)
+def copy_rows(tensor, n_rows, start, parameters):
+    """Row i of the tensor goes to row start + i of the parameters, one under the other. Of a
+    sharded parameter only the rows of its shard are read."""
+    end = start + n_rows
     first = 0                                            # row of the parameter's first row
     for parameter in parameters:
-        low = max(start, first)
-        high = min(end, first + len(parameter))
+        own, offset = own_rows(parameter)
+        begin = first + offset
+        low = max(start, begin)
+        high = min(end, begin + len(own))
         if low < high:
-            parameter[low - first : high - first].copy_(tensor[low - start : high - start])
+            own[low - begin : high - begin].copy_(tensor[low - start : high - start])
         first += len(parameter)
+
+
+def own_rows(parameter):
+    """-> what this rank holds of a parameter sharded by rows, and the number of its first row."""
+    if not hasattr(parameter, "to_local"):
+        return parameter, 0
+    _, offset = compute_local_shape_and_global_offset(
+        parameter.shape, parameter.device_mesh, parameter.placements)
+    return parameter.to_local(), offset[0]
 
 
 def allocate(model, dtypes, device="cpu"):

@@ -17,6 +17,7 @@ import torch
 
 from model import ModelConfig, Molmo2, YarnConfig
 from training import hf, tensor_files
+from training.checkpoint_files import checksum
 from vision import VisionConfig
 
 MAX_PARAMETERS = 10**11              # sanity limit for an untrusted config.json
@@ -128,6 +129,12 @@ def meta_model(config):
     return model
 
 
+def fingerprint(folder):
+    """{file: CRC-32} of the weights of what `describe` takes."""
+    return {file.name: checksum(file) for file in describe(folder).path.iterdir()
+            if file.suffix in (".safetensors", ".pt")}
+
+
 # ------------------------------------------------------------------------------------------------
 # in
 
@@ -136,17 +143,48 @@ def load(folder, dtype=torch.float32, device="cpu"):
     """What `describe` takes -> Molmo2 in eval mode; dtype None: as stored.
 
     FileNotFoundError or ValueError in one sentence if there is no model or its weights do not fit.
+    device "meta": everything is checked, and nothing read; `read_weights` does that later.
     """
     folder = describe(folder)
+    if is_pickled(folder):
+        tensors = open_pickled(folder)
+        model = meta_model(folder.config)
+        dtypes = {name: t.dtype for name, t in tensors.items()}
+    else:
+        stored = tensor_files.stored_tensors(folder.path)
+        model, table = match(folder, stored)
+        dtypes = tensor_files.stored_dtypes(stored, table)
+    if dtype is not None:
+        dtypes = dict.fromkeys(dtypes, dtype)
+    tensor_files.allocate(model, dtypes, device)
+    if torch.device(device).type != "meta":
+        read_weights(model, folder.path)
+    return model.eval()
+
+
+@torch.no_grad()
+def read_weights(model, folder):
+    """Reads a folder's weights into a model that `load` has found to fit; of a sharded one each
+    rank reads its own rows. Errors as those of `load`."""
+    folder = describe(folder)
+    parameters = dict(model.named_parameters())
+    if is_pickled(folder):
+        for name, tensor in open_pickled(folder).items():
+            tensor_files.copy_rows(tensor, len(tensor), 0, [parameters[name]])
+    else:
+        stored = tensor_files.stored_tensors(folder.path)
+        _, table = match(folder, stored, model.config.tied)
+        tensor_files.copy_tensors(stored, table, parameters)
+
+
+def match(folder, stored, tied=None):
+    """-> a model on the meta device and the table of its tensors, which are there and fit. Leaves
+    the copy of a tied head out of `stored`; tied None: found out by reading the head."""
     config = folder.config
-    single = folder.path / "model.safetensors"
-    pickled = folder.path / "model.pt"
-    if not folder.released and pickled.is_file() and not single.is_file():
-        return load_pickled(pickled, config, dtype, device)
-    stored = tensor_files.stored_tensors(folder.path)
     if folder.released:
-        config = dataclasses.replace(config, tied=has_tied_head(folder, stored))
-        if config.tied:
+        tied = has_tied_head(folder, stored) if tied is None else tied
+        config = dataclasses.replace(config, tied=tied)
+        if tied:
             stored.pop(hf.LM_HEAD, None)
         table = hf.released_names(config)
     else:
@@ -154,29 +192,27 @@ def load(folder, dtype=torch.float32, device="cpu"):
     model = meta_model(config)
     tensor_files.check_names(stored, table, folder.path)
     tensor_files.check_shapes(stored, table, model.state_dict())
-    dtypes = tensor_files.stored_dtypes(stored, table)
-    if dtype is not None:
-        dtypes = dict.fromkeys(dtypes, dtype)
-    tensor_files.allocate(model, dtypes, device)
-    tensor_files.copy_tensors(stored, table, model.state_dict())
-    return model.eval()
+    return model, table
 
 
-def load_pickled(path, config, dtype, device):
-    """model.pt, which `save` writes where safetensors is not installed -> Molmo2. Only tensors are
-    unpickled."""
+def is_pickled(folder):
+    """Are the weights in model.pt, which `save` writes where safetensors is not installed?"""
+    single = folder.path / "model.safetensors"
+    return not folder.released and not single.is_file() and (folder.path / "model.pt").is_file()
+
+
+def open_pickled(folder):
+    """{name: tensor} of model.pt, mapped; they fit the model. Only tensors are unpickled."""
+    path = folder.path / "model.pt"
     tensors = tensor_files.open_or_explain(torch.load, path, weights_only=True, mmap=True)
     if not isinstance(tensors, dict) or not all(map(torch.is_tensor, tensors.values())):
         raise ValueError(f"{path}: holds something else than a dictionary of tensors")
-    model = meta_model(config)
-    dtypes = {name: dtype or tensors.get(name, parameter).dtype
-              for name, parameter in model.state_dict().items()}
     try:
-        tensor_files.allocate(model, dtypes, device).load_state_dict(tensors)
+        meta_model(folder.config).load_state_dict(tensors)
     except RuntimeError as e:
         reason = " ".join(str(e).split())
         raise ValueError(f"{path}: weights do not fit config.json: {reason:.300}") from None
-    return model.eval()
+    return tensors
 
 
 def has_tied_head(folder, stored):

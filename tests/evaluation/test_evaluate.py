@@ -196,7 +196,8 @@ def test_a_batch_holds_no_more_rows_crops_and_tokens_than_allowed(
     for record in all_records():
         info = read_headers(record, DATA)
         questions += evaluation.questions_of(record, info, DATA, max_new=20)
-    batches = list(evaluation.prompt_batches(questions, TOKENIZER, DATA, max_rows, {}))
+    planned = evaluation.plan_batches(questions, TOKENIZER, DATA, max_rows)
+    batches = list(evaluation.prompt_batches(planned, TOKENIZER, DATA, {}))
     assert [question for batch in batches for question, _ in batch] == questions
     assert len(batches) > 1
 
@@ -218,7 +219,7 @@ def test_frames_resized_once_are_the_frames_of_training(videos):
     """data.encode makes its crops from the full frames."""
     record = videos[1]
     questions = evaluation.questions_of(record, read_headers(record, DATA), DATA, max_new=9)
-    (batch,) = evaluation.prompt_batches(questions, TOKENIZER, DATA, 9, {})
+    (batch,) = evaluation.prompt_batches([questions], TOKENIZER, DATA, {})
     _, prompt = batch[0]
     assert np.array_equal(prompt.images, data.encode(record, TOKENIZER, DATA, 0, 0).images)
     # subtitles are shown, in seconds of the clip

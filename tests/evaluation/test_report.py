@@ -149,7 +149,7 @@ def test_the_toy_is_scored_by_parts_with_its_own_masks(evaluated, stage, parts, 
     assert [name for name in metrics if name in ("long", "unseen")] == parts[1:]
     assert metrics["unseen"]["point_f1_of_unseen_kinds"] == 1.0
     for records, masks_of, options in evaluated:
-        assert options == {"max_new": max_new}
+        assert options == {"max_new": max_new, "ranks": None}
         kinds = [annotation["type"] for annotation in records[0]["annotations"]]
         index = kinds.index("point")
         masks = masks_of(records[0], index)
@@ -161,14 +161,18 @@ def test_given_records_are_scored_with_one_limit_and_drawn(evaluated, monkeypatc
     drawn = []
     monkeypatch.setattr(report.pictures, "draw", lambda *args, **options: drawn.append(args))
     records = list(Records(MEDIA / "records.jsonl"))
-    metrics = report.final_scores(config_of(3), None, TOKENIZER, records, tmp_path / "samples")
+    sets = {"a.jsonl": records, "b.jsonl": records[:1]}
+    metrics = report.final_scores(config_of(3), None, TOKENIZER, sets, tmp_path / "samples")
+    assert metrics.pop("b.jsonl") == {**metrics, "n_records": 1}         # each set apart
     assert metrics["n_records"] == len(records)
-    ((given, masks_of, options),) = evaluated
+    (given, masks_of, options), (others, *_) = evaluated
     assert given == records
+    assert others == records[:1]
     assert masks_of is None
-    assert options == {"max_new": 512}
+    assert options == {"max_new": 512, "ranks": None}
     assert drawn[0][1:] == (records, tmp_path / "samples")
-    assert report.final_scores(config_of(3), None, TOKENIZER, []) == {}
+    assert drawn[1][1:] == (records[:1], tmp_path / "samples" / "b.jsonl")
+    assert report.final_scores(config_of(3), None, TOKENIZER, {}) == {}
 
 
 @pytest.mark.slow

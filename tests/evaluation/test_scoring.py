@@ -10,7 +10,7 @@ import pytest
 
 from evaluation import evaluate as evaluation
 from evaluation import scoring
-from evaluation.masks import open_masks
+from evaluation.mask_files import open_masks
 from records.reader import Records
 from records.visual import read_headers
 from tests.evaluation.answers import clip_with_masks, evaluate_answers, source, true_answer

@@ -189,6 +189,12 @@ TIME_MISTAKES = [
     (video(QA, subtitles=[{"start": s, "end": s + 1, "text": "x"} for s in (3, 1)]), "E41",
      "sorted"),
 ]
+
+
+def track_at(*times, **fields):
+    return {**TRACK, **fields, "points": [{"t": t, "id": 1, "x": 4, "y": 2} for t in times]}
+
+
 POINT_MISTAKES = [
     (image({**POINT, "points": [{"x": 4, "y": 2, "image": 0}]}), "E61", "several"),
     ({"images": ["a"], "annotations": [{**POINT, "points": [{"x": 4, "y": 2, "image": 0}]}]},
@@ -207,6 +213,9 @@ POINT_MISTAKES = [
     (video({**TRACK, "points": [{**TRACK["points"][0], "occluded": True}]}), "S13", "occluded"),
     (video({**TRACK, "fps": 12.5}), "S13", "12.5 fps"),
     (image({**POINT, "points": [{"x": 100.9, "y": 2}]}), "W01", "clipped"),
+    (video(track_at(0.5, 0.6, 0.7, 1.0)), "W08", "2 of 4 visible points"),
+    (video(track_at(2.6, 2.7, 3.0), video=CLIP), "W08", "1 of 3 visible points"),
+    (video(track_at(1 / 6, 2 / 6, fps=6)), "W08", "2 of 2 visible points"),
     (image({**POINT, "points": [{"x": 0.2, "y": 0.9}, {"x": 0.3, "y": 0.5}]}), "W03", "unit"),
     (image({**POINT, "points": [{"x": 0.5, "y": 0.5}]}), "W03", "unit"),
     (image(POINT, {**POINT, "points": [{"x": 0.5, "y": 0.5}]}), "W03", "annotations[1]"),
@@ -235,7 +244,7 @@ def test_every_code_that_text_can_tell_is_planted():
     codes = {code for code, _ in LINES} | {code for _, code, _ in PLANTED}
     codes |= {"E08", "E22", "E23"}   # in test_reader.py and test_dialects.py
     known = """E01 E02 E03 E04 E05 E06 E07 E08 E10 E13 E14 E15 E16 E20 E21 E22 E23 E24 E25 E30 E31
-               E32 E33 E40 E41 E50 E60 E61 E62 E63 E64 S01 S10 S11 S13 S23 W01 W03 W05 W07"""
+               E32 E33 E40 E41 E50 E60 E61 E62 E63 E64 S01 S10 S11 S13 S23 W01 W03 W05 W07 W08"""
     assert codes == set(known.split())
 
 

@@ -2,9 +2,11 @@
 is run and no file outside the media folder is read.
 """
 
+import ast
 import io
 import json
 import os
+import re
 import time
 import tracemalloc
 import zipfile
@@ -15,6 +17,7 @@ import pytest
 from PIL import Image
 
 import data
+from evaluation.pictures import draw
 from records import index, parse
 from records.check import check
 from records.errors import printable, short_repr
@@ -22,8 +25,11 @@ from records.reader import DataError, Records, Unreadable
 from tests.records.samples import GOOD, image
 from text.tokenizer import ByteTokenizer
 from tools.check import main as check_command
+from training.ending import Ending
+from training.planner import BadRecords, RunError
 
 MEDIA = Path(__file__).parents[1] / "media"
+REPOSITORY = Path(__file__).parents[2]
 CAPTION = {"annotations": [{"type": "caption", "text": "x"}]}
 
 
@@ -247,3 +253,37 @@ def test_check_prints_no_escape_sequence_of_a_file(tmp_path, capsys):
     printed = "".join(capsys.readouterr())
     assert "\x1b" not in printed
     assert r"\x1b[31m/r.jsonl:2: E08" in printed
+
+
+RECORD_ID = "\x1b[2J\x9b31m"
+
+
+def test_messages_of_a_run_print_no_escape_sequence_of_a_record(tmp_path, capsys):
+    where = f"{RECORD_ID}.jsonl:2"
+    BadRecords("skipped", DataError).bad("r", where, f"S20 there is no file {RECORD_ID}")
+    records = [{"id": RECORD_ID, "where": where}] * 2
+    prediction = {"id": RECORD_ID, "annotation": 0, "medium": "image", "type": "point", "true": []}
+    draw([prediction], records, tmp_path)
+    with pytest.raises(SystemExit), Ending():
+        raise RunError(f"step 3: loss nan; records: {RECORD_ID}")
+    printed = capsys.readouterr().err
+    assert len(re.findall(r"\\x1b\[2J\\x9b31m", printed)) == 4
+    assert not {"\x1b", "\x9b"} & set(printed)
+
+
+def test_every_message_on_stderr_goes_through_the_function_that_escapes():
+    """print and tqdm.write with a file=sys.stderr of their own print constants only."""
+    found = []
+    for path in REPOSITORY.rglob("*.py"):
+        if {"tests", ".git", "runs"} & set(path.relative_to(REPOSITORY).parts):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call) or not node.args:
+                continue
+            name = ast.unparse(node.func)
+            to_stderr = any(ast.unparse(k.value) == "sys.stderr" for k in node.keywords)
+            written = ast.unparse(node.args[0])
+            safe = isinstance(node.args[0], ast.Constant) or written.startswith("printable(")
+            if name in ("print", "tqdm.write") and to_stderr and not safe:
+                found.append(f"{path.name}:{node.lineno}: {written}")
+    assert not found

@@ -77,7 +77,9 @@ def test_the_tables_are_those_of_the_schema():
     tables = {
         "record": json_schema, "image": parts["image"]["oneOf"][1],
         "video": parts["video"]["oneOf"][1], "subtitle": parts["subtitle"], "turn": parts["turn"],
-        "point of a point": parts["point"], "point of a track": parts["track_point"],
+        "point of a point": parts["point"],
+        "box": parts["box"], "box of a box": parts["box"]["properties"]["boxes"]["items"],
+        "point of a track": parts["track_point"],
         "caption": parts["caption"], "qa": parts["qa"], "point": parts["point_annotation"],
         "count": parts["count"], "track": parts["track"], "text": parts["text_annotation"]}
     assert set(tables) == set(schema.TABLES)
@@ -89,6 +91,7 @@ def test_the_tables_are_those_of_the_schema():
         assert set(table) == set(part["properties"]), name
         assert required - {"type"} == set(part.get("required", [])), name
     modes = {"coords": parts["coords"],
+             "box form": parts["box"]["properties"]["form"],
              "point mode": parts["point_annotation"]["properties"]["mode"],
              "track mode": parts["track"]["properties"]["mode"]}
     assert {name: tuple(mode["enum"]) for name, mode in modes.items()} == schema.MODES

@@ -88,6 +88,25 @@ def test_points_of_single_images_are_drawn(call, tmp_path):
     assert names == ["astronaut", "chelsea", "coffee", "coins", "coins"]
 
 
+def test_several_files_are_scored_apart(call, clip, tmp_path):
+    photos = MEDIA / "records.jsonl"
+    flags = ["--media", MEDIA, "--frames", 2, "--max-new", 3]
+    apart = []
+    for path, frames in ((photos, []), (clip[1], flags[2:4])):
+        status, out, *_ = call("--data", path, *flags[:2], *frames, *flags[4:])
+        assert status == 0
+        apart.append(json.loads(out[-1]))
+    status, out, _, rows = call("--data", photos, clip[1], *flags, "--draw", tmp_path / "drawn")
+    assert status == 0
+    first = json.loads(out[-1])
+    second = first.pop(clip[1].name)
+    assert [first, second] == apart
+    assert {row["set"] for row in rows} == {photos.name, clip[1].name}
+    counts = [n for metrics in apart for key, n in metrics.items() if key.startswith("n_")]
+    assert len(rows) == sum(counts)
+    assert list((tmp_path / "drawn").glob("*.png"))
+
+
 def test_curves_are_of_scores_that_exist():
     assert set(evaluate.CURVES) <= set(evaluate.SCORES)
     assert set(STYLE_SCORE.values()) <= set(evaluate.SCORES)

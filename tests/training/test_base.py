@@ -29,7 +29,7 @@ from training import base, export, weights
 from training.open_model import open_model_folder
 
 SIGLIP = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 11,
-          "num_attention_heads": 2, "image_size": 60, "patch_size": 14,
+          "num_attention_heads": 2, "image_size": 130, "patch_size": 14,
           "hidden_act": "gelu_pytorch_tanh"}
 
 
@@ -56,6 +56,10 @@ def save_language_model(kind, out, rows=V):
             rope_parameters={"full_attention": yarn, "sliding_attention": plain},
             tie_word_embeddings=False)
         peer = transformers.Olmo3ForCausalLM(config)
+    elif kind.startswith("llama"):
+        config = transformers.LlamaConfig(**common, num_key_value_heads=2, rms_norm_eps=1e-5,
+                                          tie_word_embeddings=kind == "llama tied")
+        peer = transformers.LlamaForCausalLM(config)
     else:
         config = transformers.Qwen3Config(**common, num_key_value_heads=2, head_dim=16,
                                           tie_word_embeddings=kind == "qwen3 tied")
@@ -77,9 +81,12 @@ def run_base(folder, tokenizer_folder):
 
 
 def check_vit(peer, ours, size):
-    """The features of our ViT are the hidden states of SigLIP's blocks -3 and -9."""
+    """The features of our ViT are the hidden states of SigLIP's blocks -3 and -9. In float64: with
+    hundreds of patches, rounding in float32 comes to 1e-5."""
+    peer.double()
+    ours.double()
     images = np.stack([noise_image(size, size, k) for k in range(2)])
-    pixels = torch.from_numpy(images).permute(0, 3, 1, 2) / 127.5 - 1
+    pixels = torch.from_numpy(images).permute(0, 3, 1, 2).double() / 127.5 - 1
     with torch.no_grad():
         hidden = peer.vision_model(pixels, output_hidden_states=True).hidden_states
         patches = vision.patchify(images, ours.config.vision)
@@ -89,14 +96,14 @@ def check_vit(peer, ours, size):
     assert float((expected - features).abs().max()) < 1e-5
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "qwen3 tied", "olmo3"])
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3 tied", "olmo3", "llama", "llama tied"])
 def test_a_start_from_base_models_is_these_models(tmp_path, base_tokenizer, capsys, kind):
     llm = save_language_model(kind, tmp_path / "llm")
     siglip = save_siglip(tmp_path / "siglip")
     run_base(tmp_path, base_tokenizer)
     assert json.loads(capsys.readouterr().out)["tensors"] > 100
     ours, tokenizer, _ = open_model_folder(tmp_path / "out")
-    assert ours.config.tied == (kind == "qwen3 tied")
+    assert ours.config.tied == kind.endswith("tied")
     assert ours.config.vision.feature_layers == (8, 2)
     assert ours.config.vision.n_layer == 9
     prompt = data.encode_prompt([], [(QUESTION * 4, None)], tokenizer, DATA_CONFIG)
@@ -105,7 +112,7 @@ def test_a_start_from_base_models_is_these_models(tmp_path, base_tokenizer, caps
         expected = llm(torch.from_numpy(prompt.tokens)[None]).logits[0]
         logits = ours.logits(batch)[0]
     assert float((expected - logits).abs().max()) < 1e-5
-    check_vit(siglip, ours, 56)
+    check_vit(siglip, ours, 126)
     other = base.start_from_base(tmp_path / "llm", tmp_path / "siglip", seed=1)
     assert torch.equal(other.embedding.weight, ours.embedding.weight)
     assert not torch.equal(other.vision.pool.q.weight, ours.vision.pool.q.weight)
@@ -177,7 +184,7 @@ def test_what_a_config_of_siglip_leaves_out_is_transformers_default():
 
 def test_a_siglip_without_its_default_fields_is_the_same_model(tmp_path, base_tokenizer):
     """As published: config.json names only what differs from the defaults."""
-    siglip = save_siglip(tmp_path / "siglip", num_hidden_layers=12, patch_size=16, image_size=64)
+    siglip = save_siglip(tmp_path / "siglip", num_hidden_layers=12, patch_size=16, image_size=144)
     save_language_model("qwen3", tmp_path / "llm")
     left_out = ("num_hidden_layers", "patch_size", "layer_norm_eps", "hidden_act")
 
@@ -187,7 +194,33 @@ def test_a_siglip_without_its_default_fields_is_the_same_model(tmp_path, base_to
 
     edit(tmp_path / "siglip" / "config.json", leave_out)
     run_base(tmp_path, base_tokenizer)
-    check_vit(siglip, weights.load(tmp_path / "out"), 64)
+    check_vit(siglip, weights.load(tmp_path / "out"), 144)
+
+
+# SigLIP and SigLIP 2 as published: patch 14 and 16, images of 224 to 512 pixels
+@pytest.mark.parametrize(("patch", "size"), [(14, 224), (14, 384), (16, 224), (16, 256), (16, 512)])
+def test_every_published_grid_is_read_as_transformers_does(tmp_path, patch, size):
+    siglip = save_siglip(tmp_path / "siglip", patch_size=patch, image_size=size, hidden_size=16)
+    save_language_model("qwen3", tmp_path / "llm")
+    ours = base.start_from_base(tmp_path / "llm", tmp_path / "siglip")
+    grid = size // patch
+    assert (ours.config.vision.grid, ours.config.vision.patch) == (grid, patch)
+    check_vit(siglip, ours, grid * patch)
+    crops, windows = vision.crops(noise_image(300, 200, 1), 2, ours.config.vision)
+    with torch.no_grad():
+        tokens = ours.vision(torch.from_numpy(crops), torch.from_numpy(windows))
+    assert tokens.shape == (len(windows), ours.config.n_embd)
+
+
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"image_size": 112}, "8 x 8 patches, and crops overlap by 4 on each side"),
+    ({"num_hidden_layers": 8}, "of 8 blocks, and Molmo2 reads the third and the ninth"),
+])
+def test_a_siglip_whose_crops_or_blocks_do_not_fit_is_refused(tmp_path, changes, words):
+    save_siglip(tmp_path / "siglip", **changes)
+    save_language_model("qwen3", tmp_path / "llm")
+    with pytest.raises(ValueError, match=words):
+        base.start_from_base(tmp_path / "llm", tmp_path / "siglip")
 
 
 @pytest.mark.parametrize("left_out", [(), ("num_patches",)])
@@ -207,7 +240,8 @@ def test_a_naflex_model_is_refused_in_one_sentence(tmp_path, base_tokenizer, cap
 
 
 @pytest.mark.parametrize(("change", "words"), [
-    (lambda c: c.update(model_type="llama"), "neither qwen3 nor olmo3"),
+    (lambda c: c.update(model_type="gemma"), "neither qwen3 nor olmo3 nor llama"),
+    (lambda c: c.update(mlp_bias=True), "mlp_bias = True"),
     (lambda c: c.update(attention_bias=True), "attention_bias = True"),
     (lambda c: c["rope_parameters"]["sliding_attention"].update(rope_theta=1.0),
      "rope_theta = 1.0"),
@@ -237,12 +271,12 @@ def test_a_wrong_base_model_is_refused_in_one_sentence(tmp_path, base_tokenizer,
 ])
 def test_base_weights_that_do_not_fit_are_refused(tmp_path, folder, change, words):
     save_language_model("qwen3", tmp_path / "llm")
-    save_siglip(tmp_path / "siglip", image_size=28, patch_size=14)
+    save_siglip(tmp_path / "siglip", image_size=126, patch_size=14)
 
     def update(config):
         config.get("vision_config", config).update(change)
         if "patch_size" in change:   # the same number of patches
-            config["vision_config"]["image_size"] = 14
+            config["vision_config"]["image_size"] = 63
 
     edit(tmp_path / folder / "config.json", update)
     with pytest.raises(ValueError, match=r".*") as error:

@@ -1,11 +1,13 @@
 """log.jsonl and skips.jsonl: what a resumed run adds to them, and lines that cannot be read."""
 
 import json
+import shutil
 
 import pytest
 import torch
 
 from training import log
+from training.ending import Ending
 from training.log import RunLog, read_log, read_skips
 
 STEP = {"step": 1, "loss": 2.5, "lr": {"llm": 1e-3}, "seconds": 0.1}
@@ -46,6 +48,24 @@ def test_a_resumed_log_continues_after_the_last_whole_line(tmp_path):
     resumed.step(step(3), masked(5, 6))
     assert [line.get("step") for line in read_log(tmp_path / "log.jsonl")] == [None, 1, 2, 3]
     assert [skip["index"] for skip in read_skips(tmp_path)] == [4, 5, 6]
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_run_directory_that_is_deleted_ends_the_run_with_a_sentence(tmp_path, capsys, replaced):
+    out = tmp_path / "run"
+    out.mkdir()
+    written = RunLog(out, True, {"config": {}})
+    written.step(step(1), [])
+    shutil.rmtree(out)
+    if replaced:
+        out.mkdir()
+        (out / "log.jsonl").write_text("another run's\n")
+    for write in (lambda: written.step(step(2), []), lambda: written.scores(2, {})):
+        with pytest.raises(SystemExit) as ended, Ending():
+            write()
+        assert ended.value.code == 1
+        sentence = f"train.py: {out}: the run directory was deleted or moved while"
+        assert capsys.readouterr().err.startswith(sentence)
 
 
 def test_only_the_first_rank_writes(tmp_path):

@@ -1,6 +1,7 @@
 """What a run starts with is checked before anything is built or written."""
 
 import json
+import logging
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+import data
 import model as models
 import packing
 import parallel
@@ -16,7 +18,13 @@ import train
 from evaluation import report
 from tests.training.runs import SMALL, logged, run, sentence
 from training.config import UserError, parse
-from training.setup import cp_degrees, default_workers, layout_error, pick_device
+from training.setup import (
+    choose_layout,
+    cp_degrees,
+    default_workers,
+    layout_error,
+    pick_device,
+)
 
 MEDIA = Path(__file__).parents[1] / "media"
 TINY = ["--stage", "1", "--tiny"]
@@ -215,3 +223,66 @@ def test_what_does_not_fit_in_the_dry_run_is_one_sentence(tmp_path, capsys, monk
     monkeypatch.setattr(train, "forward_backward", out_of_memory)
     assert run(tmp_path / "out", *SMALL, "--dry_run=true") == 1
     sentence(capsys, "the largest batch does not fit: CUDA out of memory", "--micro-batch")
+
+
+# --------------------------------------------------------------------------------------------------
+# what the machine decides
+
+
+def layout_of(monkeypatch, device, *flags, world=1, local=1):
+    monkeypatch.setenv("WORLD_SIZE", str(world))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local))
+    return choose_layout(*parse([*TINY, *flags]), torch.device(device))
+
+
+@pytest.mark.parametrize(("world", "local", "shard"), [
+    (1, 1, 0), (8, 8, 0), (16, 8, 8), (12, 8, 0)])
+def test_each_of_several_nodes_holds_all_weights_unless_told_otherwise(
+        monkeypatch, world, local, shard):
+    assert layout_of(monkeypatch, "cpu", world=world, local=local).shard == shard
+    asked = layout_of(monkeypatch, "cpu", "--shard", str(world), world=world, local=local)
+    assert asked.shard == world
+
+
+def test_blocks_are_compiled_on_a_gpu_where_that_is_possible(monkeypatch, capsys):
+    found = {"triton": True}
+    monkeypatch.setattr("training.setup.find_spec", lambda name: found.get(name))
+    with torch._dynamo.config.patch(suppress_errors=False):
+        assert not layout_of(monkeypatch, "cpu").compile
+        assert not layout_of(monkeypatch, "cuda", "--compile=false").compile
+        assert not torch._dynamo.config.suppress_errors
+        assert layout_of(monkeypatch, "cuda").compile
+        assert torch._dynamo.config.suppress_errors
+    assert not capsys.readouterr().err
+    found.clear()
+    assert not layout_of(monkeypatch, "cuda").compile
+    assert "no triton" in capsys.readouterr().err
+
+
+def test_a_block_that_fails_to_compile_runs_as_it_is_and_torch_logs_why(monkeypatch, caplog):
+    def broken(graph, inputs):
+        raise RuntimeError("no such kernel")
+
+    plain = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **options: plain(f, backend=broken, **options))
+    model = models.Molmo2(replace(models.PRESETS["toy"], n_layer=1)).init_weights().train()
+    example = data.largest_example(
+        replace(data.DataConfig(max_tokens=64, max_crops=1), vision=model.config.vision), 1, 100)
+    batch = packing.collate([[example]], 64, model.config.vision, 2)
+    expected = model(batch)[0].detach()
+    model.compile_blocks()
+    monkeypatch.setattr(logging.getLogger("torch._dynamo"), "propagate", True)
+    with torch._dynamo.config.patch(suppress_errors=True):
+        assert torch.equal(model(batch)[0], expected)
+    assert "no such kernel" in caplog.text
+    torch._dynamo.reset()
+
+
+def test_segments_of_gpu_memory_grow_unless_the_user_says_otherwise(monkeypatch):
+    _, config = parse([*TINY, "--device", "cpu"])
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    pick_device(config)
+    assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
+    pick_device(config)
+    assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:64"

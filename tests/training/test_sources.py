@@ -197,9 +197,16 @@ def test_files_of_one_name_get_their_folders_in_front(tmp_path):
 def test_the_toy_world_has_evaluation_records_of_its_own_and_other_data_those_of_eval(tmp_path):
     path = write_records(tmp_path, "a.jsonl", 3)
     assert opened()[2] is None
-    assert opened("--data", path)[2] == []
-    assert [record["id"] for record in opened("--data", path, "--eval", path)[2]] == [
-        "a.jsonl:1", "a.jsonl:2", "a.jsonl:3"]
+    assert opened("--data", path)[2] == {}
+    twin = write_records(tmp_path, "b/a.jsonl", 2)
+    sets = opened("--data", path, "--eval", path, twin)[2]
+    names = [f"{tmp_path.name}/a.jsonl", "b/a.jsonl"]
+    assert list(sets) == names
+    assert [len(records) for records in sets.values()] == [3, 2]
+    (records,) = opened("--data", path, "--eval", path)[2].values()
+    assert [record["id"] for record in records] == ["a.jsonl:1", "a.jsonl:2", "a.jsonl:3"]
+    with pytest.raises(DataError, match=r"--eval: .* is named twice"):
+        opened("--data", path, "--eval", path, path)
 
 
 # --------------------------------------------------------------------------------------------------

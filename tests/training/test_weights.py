@@ -67,7 +67,7 @@ def test_stacked_rows_reach_the_right_parameter_wherever_files_are_split(split):
     parameters = [torch.zeros(10, 2), torch.zeros(2, 2)]
     start = 0
     for part in rows.split(split):
-        tensor_files.copy_rows(part, start, parameters)
+        tensor_files.copy_rows(part, len(part), start, parameters)
         start += len(part)
     assert torch.equal(torch.cat(parameters), rows)
 

@@ -15,11 +15,11 @@ load on the machine meets all of them; a ratio is the median over the rounds, wi
 
 import argparse
 import json
-import sys
 from datetime import date
 
 import torch
 
+from records.errors import warn
 from tools.bench import attend, generate, load, pack, run, speedrun, step
 from training.log import commit, hardware
 
@@ -75,7 +75,7 @@ def main():
     try:
         results = COMMANDS[args.command].run(args)
     except ValueError as e:
-        print(f"tools.bench: {e}", file=sys.stderr)
+        warn(f"tools.bench: {e}")
         raise SystemExit(2) from None
     line = {
         "bench": args.command,

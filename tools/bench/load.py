@@ -18,7 +18,6 @@ import platform
 import re
 import statistics
 import subprocess
-import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -28,7 +27,7 @@ import imageio_ffmpeg
 import numpy as np
 
 import vision
-from records.errors import Unreadable
+from records.errors import Unreadable, warn
 from records.video import probe
 from tools.bench.decoders import DECODERS, FFMPEG, measure, unavailable
 from tools.bench.measure import in_turn
@@ -102,11 +101,7 @@ def run_rounds(path, cases, first, rounds):
                 result = measure(key.name, path, cases.get(key.case, []), first, output)
                 results[key].append(result)
                 outcome = result.get("note") or f"{result['seconds']:.2f} s"
-                print(
-                    f"round {k + 1} of {rounds}: {key.case}, {key.name}: {outcome}",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                warn(f"round {k + 1} of {rounds}: {key.case}, {key.name}: {outcome}")
                 if "frames" in result:
                     patch_means[key] = np.load(output)
     return results, patch_means

@@ -2,8 +2,9 @@
 
 The groups come at the released rates, and tokens and crops are counted as training counts them. How
 long videos and answers are, how large images and how many annotations there are is ASSUMED, because
-nobody published it. One number is fitted: VIDEO_SCALE, so that the official packer puts 3.8
-examples into a pack of stage 2, as the paper reports. There are no pixels: a packer sees sizes.
+nobody published it. Two numbers are fitted to examples per pack of the official packer: VIDEO_SCALE
+to the 3.8 of stage 2 that the paper reports, and CAPTION_TOKENS to the 1.52 of stage 1, rows of
+2,560 tokens, that Ai2 reports (docs/training.md). There are no pixels: a packer sees sizes.
 """
 
 import math
@@ -70,7 +71,8 @@ class Group(NamedTuple):
 # ------------------------------------------------------------------------------------------------
 # the mixture
 
-VIDEO_SCALE = 0.90  # multiplies every median duration: the number that was fitted
+VIDEO_SCALE = 0.90  # multiplies every median duration: fitted to stage 2
+CAPTION_TOKENS = 320  # median of a caption or a transcript of stage 1: fitted to stage 1
 
 
 def video(median, sigma, longest):
@@ -90,7 +92,7 @@ TEXT_ONLY = {
 }
 STAGE_1 = [
     # a caption and a transcript
-    Group(0.6, ONE_IMAGE, Count(2, 2, 2), LogNormal(240, 0.35, 60, 600)),
+    Group(0.6, ONE_IMAGE, Count(2, 2, 2), LogNormal(CAPTION_TOKENS, 0.35, 60, 800)),
     Group(0.3, **POINTING),
     Group(0.1, **TEXT_ONLY),
 ]

@@ -2,7 +2,7 @@
 
     python -m tools.memory --stage 1 --preset 4b --train connector,llm --micro-batch 1
     python -m tools.memory --stage 3 --preset 8b --gpus 8 --cp 8
-    python -m tools.memory --stage 3 --preset 8b --gpus 128 --cp 8 --shard 8   # weights per node
+    python -m tools.memory --stage 3 --preset 8b --gpus 128 --cp 8       # in nodes of 8: --shard 8
     python -m tools.memory --stage 2 --init Molmo2-4B                    # shape of a saved model
     python -m tools.memory --stage 3 --preset 4b --generate              # a prompt and its answer
 
@@ -15,19 +15,21 @@ these.
 """
 
 import json
-import sys
 from dataclasses import replace
 
 from model import PRESETS
+from records.errors import warn
 from tools.memory.activations import saved_activations
 from tools.memory.shape import largest_shape
 from tools.memory.step import answering, most_uncheckpointed_blocks, sent, training
 from training import tensor_files, weights
 from training.config import Parser, UserError, parse
-from training.setup import layout_error
+from training.setup import default_shard, layout_error
 
-GIB = 2**30                              # what a gigabyte means on a GPU
-GPU_SIZES = (24, 48, 80, 141)
+GIB = 2**30
+# {what it is called: GiB that there are}
+GPU_SIZES = {16: 15.6, 24: 23.6, 40: 39.4, 48: 47.5, 80: 79.6, 141: 140.4}
+GPUS_OF_NODE = 8
 USABLE = 0.9                             # of a GPU's memory: see "not counted" above
 
 
@@ -67,6 +69,8 @@ def read_command(argv):
         micro_batch = config.micro_batch if "micro_batch" in args.fields else 1
     else:                                # as in train.py: not more than a rank's share of the batch
         micro_batch = max(min(config.micro_batch, config.batch * config.cp // own.gpus), 1)
+    if "shard" not in args.fields:
+        config = replace(config, shard=default_shard(own.gpus, GPUS_OF_NODE))
     config = replace(config, micro_batch=micro_batch)
     if error := layout_error(own.gpus, config, config.model):
         raise UserError(error)
@@ -83,7 +87,7 @@ def print_fit(total, blocks):
     """Which GPUs hold `total` bytes. blocks: {GB: how many decoder blocks need no checkpoint}."""
     print(f"\n{'total':34s}{total / GIB:9.3f}")
     for size in GPU_SIZES:
-        share = total / (size * GIB)
+        share = total / (GPU_SIZES[size] * GIB)
         verdict = "does not fit"
         if share <= 1:
             verdict = "fits" if share <= USABLE else "fits, but with less than a tenth to spare"
@@ -109,8 +113,8 @@ def report(own, args, config, compute_bytes):
     more = {}
     if not own.generate:
         if shape.checkpointing:
-            blocks = {size: most_uncheckpointed_blocks(shape, USABLE * size * GIB)
-                      for size in GPU_SIZES}
+            blocks = {size: most_uncheckpointed_blocks(shape, USABLE * gib * GIB)
+                      for size, gib in GPU_SIZES.items()}
         saved = {f"--activation_checkpointing={on}": sum(
             saved_activations(replace(shape, checkpointing=on)).values()) for on in (True, False)}
         more = {"saved": saved, "sent": sent(shape)}
@@ -125,14 +129,15 @@ def report(own, args, config, compute_bytes):
         "activation_checkpointing": shape.checkpointing,
         "uncheckpointed_blocks": shape.uncheckpointed_blocks, "parts": count.parts,
         "moments": count.moments, "peak": count.peak, "total": count.total,
-        "share_of_gb": {size: count.total / (size * GIB) for size in GPU_SIZES}, **more}))
+        "share_of_gb": {size: count.total / (gib * GIB) for size, gib in GPU_SIZES.items()},
+        **more}))
 
 
 def main(argv=None):
     try:
         own, args, config = read_command(argv)
     except UserError as error:
-        print(f"tools.memory: {error}", file=sys.stderr)
+        warn(f"tools.memory: {error}")
         raise SystemExit(2) from None
     on_cpu = (config.dtype, config.device) == ("auto", "cpu")
     report(own, args, config, compute_bytes=4 if config.dtype == "float32" or on_cpu else 2)

@@ -11,7 +11,12 @@ then these copies are kept.
 
 from typing import NamedTuple
 
-from tools.memory.shape import decoder_block_parameters, parameters, vit_block_parameters
+from tools.memory.shape import (
+    decoder_block_copies,
+    decoder_block_parameters,
+    parameters,
+    vit_block_parameters,
+)
 
 NLL_CHUNK = 1024                     # positions whose logits exist at once: Molmo2.nll_chunk
 
@@ -36,6 +41,17 @@ def vit_block_saved(shape):
     return layer_norms + qkv_input + up_input + attention + gelu
 
 
+def layer_inputs_saved(shape, width, *layers):
+    """Of a token, by linear layers of the decoder that read the same normalised input."""
+    n = shape.inputs_kept(*layers)
+    return matrix_input_saved(shape, n) * width if n else 0
+
+
+def adapters_saved(shape, *layers):
+    """Of a token, by adapters on these layers: what they compute between their two matrices."""
+    return shape.compute_bytes * shape.lora.rank * shape.inputs_kept(*layers)
+
+
 def rms_norm_saved(shape):
     """Of a token, by an RMSNorm of the residual stream: the float32 input and 1/rms, and the
     normalised input for the gradient of the scale. That is float32 where the norm reads the
@@ -51,8 +67,8 @@ def flex_attention_saved(shape):
     and `out` reads a copy of the output, the one that was sent back."""
     s = shape.compute_bytes
     saved = s * (2 * shape.q_width + 2 * shape.exchanged_kv_width) + 4 * shape.model.n_head
-    if shape.cp > 1 and shape.trains_llm:
-        saved += s * shape.q_width
+    if shape.cp > 1:
+        saved += s * shape.q_width * shape.inputs_kept("out")
     return saved
 
 
@@ -64,10 +80,12 @@ def attention_saved(shape):
     """
     m = shape.model
     saved = rms_norm_saved(shape) + flex_attention_saved(shape)
-    saved += 4 * (shape.q_width + shape.kv_width)                # float32 inputs of their norms
-    saved += 4 * (m.n_head + m.n_kv_head if shape.qwen else 2)   # their 1/rms
-    if shape.trains_llm:
-        saved += matrix_input_saved(shape, 3) * m.n_embd         # of q, k, v
+    if shape.qk_norm:
+        saved += 4 * (shape.q_width + shape.kv_width)            # float32 inputs of their norms
+        saved += 4 * (m.n_head + m.n_kv_head if shape.qwen else 2)       # their 1/rms
+    saved += layer_inputs_saved(shape, m.n_embd, "q", "k", "v")
+    saved += adapters_saved(shape, "q", "k", "v", "out")
+    if shape.trains_llm and shape.qk_norm:
         saved += shape.compute_bytes * (shape.q_width + shape.kv_width)      # normalised q and k
     if shape.dropout:
         saved += m.n_embd                                        # a byte each: which numbers stay
@@ -79,9 +97,9 @@ def mlp_saved(shape):
     m = shape.model
     saved = rms_norm_saved(shape)
     saved += shape.compute_bytes * 3 * m.n_hidden                # gate, silu(gate), up
-    if shape.trains_llm:
-        saved += matrix_input_saved(shape, 2) * m.n_embd         # of up and gate
-        saved += shape.compute_bytes * m.n_hidden                # of down: the product
+    saved += layer_inputs_saved(shape, m.n_embd, "up", "gate")
+    saved += adapters_saved(shape, "up", "gate", "down")
+    saved += shape.compute_bytes * m.n_hidden * shape.inputs_kept("down")    # the product
     if shape.dropout:
         saved += m.n_embd
     return saved
@@ -119,7 +137,7 @@ def whole_blocks(shape):
     # with checkpointing train.py turns autocast's weight cache off, so that each block keeps copies
     # of its weights; FSDP gathers weights in bfloat16, which need no copy
     if shape.checkpointing and not shape.sharded:
-        saved += shape.copy_bytes * decoder_block_parameters(shape).in_matrices
+        saved += decoder_block_copies(shape)
     return WholeBlocks(count, count * saved)
 
 
@@ -159,16 +177,17 @@ def weight_copies(shape):
     if shape.checkpointing:
         return 0
     sizes = parameters(shape)
-    copied = sizes["llm"].in_matrices
+    decoder = shape.model.n_layer * decoder_block_parameters(shape).in_matrices
+    copied = shape.copy_bytes_of(shape.trains_llm) * (sizes["llm"].in_matrices - decoder)
     if shape.trains_vit or shape.trains_connector:
-        copied += sizes["connector"].in_matrices
+        copied += shape.copy_bytes_of(shape.trains_connector) * sizes["connector"].in_matrices
     if shape.trains_vit:
-        copied += sizes["vit"].in_matrices
-    if shape.sharded:
-        copied -= shape.model.n_layer * decoder_block_parameters(shape).in_matrices
+        copied += shape.copy_bytes * sizes["vit"].in_matrices
+    if not shape.sharded:
+        copied += shape.model.n_layer * decoder_block_copies(shape)
     if shape.model.tied and shape.trains_head:
-        copied += shape.embedding_size                           # as the head's matrix
-    return shape.copy_bytes * copied
+        copied += shape.copy_bytes * shape.embedding_size        # as the head's matrix
+    return copied
 
 
 # --------------------------------------------------------------------------------------------------
@@ -181,7 +200,8 @@ def vit_forward(shape):
     s = shape.compute_bytes
     v = shape.vision
     of_patch = 4 * shape.feature_width + (4 + 4 + 3 * s) * v.n_embd + 2 * s * v.n_hidden
-    return of_patch * shape.patches + shape.copy_bytes * vit_block_parameters(shape).in_matrices
+    copies = shape.copy_bytes_of(shape.trains_vit) * vit_block_parameters(shape).in_matrices
+    return of_patch * shape.patches + copies
 
 
 def logits_forward(shape):
@@ -189,7 +209,8 @@ def logits_forward(shape):
     does not live longer (weight_copies)."""
     chunk = min(NLL_CHUNK, shape.tokens)
     saved_with_weights = shape.trains_head and not shape.checkpointing
-    head = 0 if saved_with_weights else shape.copy_bytes * shape.embedding_size
+    copy_bytes = shape.copy_bytes_of(shape.trains_llm)
+    head = 0 if saved_with_weights else copy_bytes * shape.embedding_size
     return 2 * 4 * chunk * shape.model.n_vocab + head
 
 
@@ -201,7 +222,7 @@ def loss_backward(shape):
     of_head = shape.compute_bytes * chunk * shape.model.n_vocab
     if shape.trains_head:
         of_head += shape.gradient_bytes * shape.embedding_size
-    return max(of_logits, of_head) + shape.copy_bytes * shape.embedding_size
+    return max(of_logits, of_head) + shape.copy_bytes_of(shape.trains_llm) * shape.embedding_size
 
 
 def beyond_saved(shape, of_whole_block, recomputed):
@@ -213,7 +234,7 @@ def beyond_saved(shape, of_whole_block, recomputed):
     if whole.count > 0:
         cases.append(of_whole_block)
     if whole.count < shape.model.n_layer:
-        copies = shape.copy_bytes * decoder_block_parameters(shape).in_matrices
+        copies = decoder_block_copies(shape)
         cases.append(recomputed + (0 if shape.sharded else copies) - whole.saved)
     return max(cases)
 
@@ -254,8 +275,9 @@ def attention_backward(shape):
         freed_norms += s * (shape.q_width + shape.kv_width)
     then = (5 * 4 * shape.q_width + s * shape.exchanged_kv_width
             - flex_attention_saved(shape) - freed_norms)
+    largest = max(first, then) if shape.qk_norm else first
     return (beyond_saved(shape, -freed_mlp, recomputed) + stream_gradients(shape)
-            + max(first, then) * shape.tokens)
+            + largest * shape.tokens)
 
 
 def connector_backward(shape):
@@ -264,7 +286,8 @@ def connector_backward(shape):
     of_windows = 4 * shape.window * shape.feature_width * shape.visual_tokens
     if not shape.checkpointing:
         return of_windows
-    copies = shape.copy_bytes * parameters(shape)["connector"].in_matrices
+    matrices = parameters(shape)["connector"].in_matrices
+    copies = shape.copy_bytes_of(shape.trains_connector) * matrices
     return of_windows + connector_saved(shape) * shape.visual_tokens + copies
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from model import ModelConfig
+from training.lora import LoraConfig
 from vision import VisionConfig
 
 
@@ -42,7 +43,9 @@ class Shape:
     freeze_embedding: bool
     trains_vit: bool
     trains_connector: bool
-    trains_llm: bool
+    trains_llm: bool                 # the weights of the decoder, not adapters on it
+    lora: LoraConfig = LoraConfig()
+    frozen_bytes: int = 4            # of a number of a matrix that does not learn
 
     @property
     def copy_bytes(self):
@@ -55,13 +58,26 @@ class Shape:
         its float32 form exist together."""
         return 2 + 4 if self.compute_bytes == 2 else 4
 
+    def copy_bytes_of(self, trained):
+        """copy_bytes of a matrix: what is held in the dtype of the arithmetic needs no copy."""
+        return self.copy_bytes if trained or self.frozen_bytes > self.compute_bytes else 0
+
+    def inputs_kept(self, *layers):
+        """How many of these linear layers of a decoder block keep their input for a gradient."""
+        names = self.lora.layers if self.lora.rank else layers if self.trains_llm else ()
+        return sum(layer in names for layer in layers)
+
     @property
     def sharded(self):               # FSDP is used
         return self.gpus > 1
 
     @property
-    def qwen(self):                  # norms of q and k per head, before the residual branch
-        return self.model.family == "qwen"
+    def qwen(self):                  # a norm before the residual branch, and of each head's q and k
+        return self.model.family != "olmo"
+
+    @property
+    def qk_norm(self):
+        return self.model.family != "llama"
 
     @property
     def embedding_size(self):        # numbers of the embedding table, and of an untied head
@@ -105,7 +121,9 @@ def largest_shape(config, compute_bytes, gpus=1):
         uncheckpointed_blocks=min(config.uncheckpointed_blocks, m.n_layer),
         dropout=config.residual_dropout + config.response_dropout > 0,
         freeze_embedding=config.freeze_embedding, trains_vit="vit" in config.train,
-        trains_connector="connector" in config.train, trains_llm="llm" in config.train)
+        trains_connector="connector" in config.train,
+        trains_llm="llm" in config.train and not config.lora.rank, lora=config.lora,
+        frozen_bytes=compute_bytes if config.lora.rank and config.frozen_dtype == "auto" else 4)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -135,11 +153,30 @@ def decoder_block_parameters(shape):
     width = shape.model.n_embd
     attention = width * (shape.q_width + 2 * shape.kv_width) + shape.q_width * width
     mlp = 3 * width * shape.model.n_hidden                       # up, gate, down
-    if shape.qwen:
+    if not shape.qk_norm:
+        qk_norms = 0
+    elif shape.qwen:
         qk_norms = 2 * shape.model.head_dim                      # one scale for all heads
     else:
         qk_norms = shape.q_width + shape.kv_width
     return Parameters(attention + mlp, 2 * width + qk_norms)
+
+
+def adapter_parameters(shape):
+    """Of one decoder block."""
+    m = shape.model
+    widths = {"q": (m.n_embd, shape.q_width), "k": (m.n_embd, shape.kv_width),
+              "v": (m.n_embd, shape.kv_width), "out": (shape.q_width, m.n_embd),
+              "up": (m.n_embd, m.n_hidden), "gate": (m.n_embd, m.n_hidden),
+              "down": (m.n_hidden, m.n_embd)}
+    return shape.lora.rank * sum(sum(widths[name]) for name in shape.lora.layers)
+
+
+def decoder_block_copies(shape):
+    """Bytes of autocast's copies of the matrices of one decoder block."""
+    adapters = shape.copy_bytes * adapter_parameters(shape)
+    matrices = decoder_block_parameters(shape).in_matrices
+    return adapters + shape.copy_bytes_of(shape.trains_llm) * matrices
 
 
 def parameters(shape):
@@ -166,6 +203,10 @@ class FsdpUnit(NamedTuple):
     size: int
     count: int                       # how many units of this kind the model has
     trained: int                     # of `size`
+    low: int                         # of `size`: numbers in Shape.frozen_bytes, all others in 4
+
+    def bytes(self, frozen_bytes):
+        return 4 * (self.size - self.low) + frozen_bytes * self.low
 
 
 def fsdp_units(shape):
@@ -175,18 +216,34 @@ def fsdp_units(shape):
     sizes = {part: numbers.total for part, numbers in parameters(shape).items()}
     vit = vit_block_parameters(shape).total
     decoder = decoder_block_parameters(shape).total
+    adapters = adapter_parameters(shape)
     extra_embedding = m.n_extra * m.n_embd
     patch_embedding = sizes["vit"] - v.n_layer * vit
     connector = sizes["connector"] - extra_embedding
     embedding_and_head = sizes["llm"] - m.n_layer * decoder
+    own_unit = 0 if m.tied else shape.embedding_size     # a tied one stays with the head
     vision_trained = (patch_embedding if shape.trains_vit else 0) + (
         connector if shape.trains_connector else 0)
     model_trained = extra_embedding if shape.trains_connector else 0
+    embedding_trained = 0
     if shape.trains_llm:
         frozen = shape.embedding_size if shape.freeze_embedding else 0
-        model_trained += embedding_and_head - frozen
-    return {
-        "ViT block": FsdpUnit(vit, v.n_layer, vit if shape.trains_vit else 0),
-        "vision": FsdpUnit(patch_embedding + connector, 1, vision_trained),
-        "decoder block": FsdpUnit(decoder, m.n_layer, decoder if shape.trains_llm else 0),
-        "model": FsdpUnit(embedding_and_head + extra_embedding, 1, model_trained)}
+        embedding_trained = own_unit - min(frozen, own_unit)
+        model_trained += embedding_and_head - frozen - embedding_trained
+    counted = parameters(shape)
+    connector_matrices = 0 if shape.trains_connector else counted["connector"].in_matrices
+    patch_matrix = 0 if shape.trains_vit else patch_embedding - v.n_patch * v.n_embd
+    low = {"ViT block": 0 if shape.trains_vit else vit_block_parameters(shape).in_matrices,
+           "vision": patch_matrix + connector_matrices,
+           "embedding": 0 if shape.trains_llm else own_unit,
+           "decoder block": 0 if shape.trains_llm else decoder_block_parameters(shape).in_matrices,
+           "model": 0 if shape.trains_llm else embedding_and_head - own_unit - m.n_embd}
+    trained = {"embedding": embedding_trained, "ViT block": vit if shape.trains_vit else 0,
+               "vision": vision_trained, "model": model_trained,
+               "decoder block": decoder if shape.trains_llm else adapters}
+    sizes = {"embedding": own_unit, "ViT block": vit, "vision": patch_embedding + connector,
+             "decoder block": decoder + adapters,
+             "model": embedding_and_head - own_unit + extra_embedding}
+    counts = {"ViT block": v.n_layer, "decoder block": m.n_layer}
+    return {name: FsdpUnit(size, counts.get(name, 1), trained[name], low[name])
+            for name, size in sizes.items()}

@@ -1,8 +1,10 @@
 """A training step or an answer added up: bytes by part, bytes at each moment, bytes that are sent.
 
 FSDP2 shards float32 weights, gradients and optimizer state. It gathers the block at work and the
-next one, decoder blocks in the dtype of the arithmetic, everything else in float32; embedding, last
-norm and head stay gathered from the forward pass to the end of the backward pass.
+next one, decoder blocks in the dtype of the arithmetic, everything else in float32; last norm and
+head, and an embedding that is tied to it, stay gathered from the forward pass to the end of the
+backward pass. Every unit arrives in one flat buffer before it is copied to its tensors; these come
+from a memory pool of their own, which keeps the largest.
 """
 
 from dataclasses import replace
@@ -13,6 +15,7 @@ from tools.memory import activations
 from tools.memory.shape import fsdp_units, largest_shape, parameters
 
 MASK_BLOCK = 128                     # FlexAttention's mask lists blocks of 128 x 128 pairs
+NCCL_BUFFERS = 2**29                 # of one communicator on a rank; an estimate, not measured yet
 
 
 class Count(NamedTuple):
@@ -50,15 +53,22 @@ def mask_bytes(shape):
 def static_bytes(shape):
     """{part: bytes} of what is there throughout the step."""
     units = fsdp_units(shape).values()
-    size = sum(unit.size * unit.count for unit in units)
+    size = sum(unit.bytes(shape.frozen_bytes) * unit.count for unit in units)
     trained = sum(unit.trained * unit.count for unit in units)
-    gathered = 4 * fsdp_units(shape)["model"].size if shape.sharded else 0
-    return {"weights": 4 * size // shape.weight_ranks,
+    model = fsdp_units(shape)["model"]
+    gathered = model.bytes(shape.frozen_bytes) if shape.sharded else 0
+    flat = 4 * max(unit.size for unit in fsdp_units(shape).values()) if shape.sharded else 0
+    # communicators: of all ranks or of those that hold the weights, of copies, of a shared row
+    copies = shape.weight_ranks < shape.gpus
+    communicators = 1 + copies + (shape.cp > 1) if shape.sharded else 0
+    return {"weights": size // shape.weight_ranks,
             "gradients": 4 * trained // shape.weight_ranks,      # from the second micro-batch on
             "optimizer": 2 * 4 * trained // shape.weight_ranks,  # AdamW's two averages
             "batch": batch_bytes(shape),
             "mask": mask_bytes(shape),
-            "gathered: embedding and head": gathered}
+            "gathered: embedding and head": gathered,
+            "FSDP's flat buffer": flat,
+            "NCCL's buffers": NCCL_BUFFERS * communicators}
 
 
 def gathered_bytes(shape):
@@ -66,20 +76,21 @@ def gathered_bytes(shape):
     if not shape.sharded:
         return {"gathered: decoder blocks": 0, "gathered: vision": 0}
     units = fsdp_units(shape)
+    vision = units["vision"].bytes(shape.frozen_bytes)
     return {"gathered: decoder blocks": 2 * shape.compute_bytes * units["decoder block"].size,
-            "gathered: vision": 4 * (units["vision"].size + 2 * units["ViT block"].size)}
+            "gathered: vision": vision + 2 * units["ViT block"].bytes(shape.frozen_bytes)}
 
 
 def unreduced_gradients(shape):
     """{FSDP unit: bytes} of gradients that are whole until they have been summed over ranks: of a
     block, and in float32 of the one before it; of everything else until the end of the backward."""
     if not shape.sharded:
-        return {"decoder block": 0, "ViT block": 0, "vision": 0, "model": 0}
+        return {"decoder block": 0, "ViT block": 0, "vision": 0, "model": 0}      # and embedding
     units = fsdp_units(shape)
     return {"decoder block": (4 + shape.compute_bytes) * units["decoder block"].trained,
             "ViT block": 2 * 4 * units["ViT block"].trained,
             "vision": 4 * units["vision"].trained,
-            "model": 4 * units["model"].trained}
+            "model": 4 * (units["model"].trained + units["embedding"].trained)}
 
 
 def temporaries(shape):
@@ -140,7 +151,8 @@ def most_uncheckpointed_blocks(shape, size):
 
 
 def sent(shape):
-    """{exchange: bytes} that leave one rank for one micro-batch, at most.
+    """{exchange: bytes} that leave one rank for one micro-batch, at most: for the only one of a
+    step. Of several, the first alone gathers the model's own unit, the last alone all-reduces.
 
     Of R ranks that gather n bytes, or sum them up and keep a shard each, one sends n (R-1)/R; where
     each keeps the whole sum, twice that, as in a ring. Scalars (losses, norms) are left out.
@@ -152,15 +164,19 @@ def sent(shape):
     learns_to_see = shape.trains_vit or shape.trains_connector
     whole = {}
     for name, unit in units.items():
-        width = shape.compute_bytes if name == "decoder block" else 4
-        whole[name] = width * unit.size * unit.count
-    # in the backward pass everything is gathered again but the model's own unit, which stays. FSDP
-    # gathers one unit ahead, and so even one block of a frozen ViT
+        of_unit = unit.bytes(shape.frozen_bytes)
+        if name == "decoder block":
+            of_unit = shape.compute_bytes * unit.size
+        whole[name] = of_unit * unit.count
+    # in the backward pass everything is gathered again but the model's own unit, which stays, and a
+    # frozen embedding. FSDP gathers one unit ahead, and so even one block of a frozen ViT
     again = whole["decoder block"] + whole["vision"]
+    if units["embedding"].trained:
+        again += whole["embedding"]
     if shape.trains_vit:
         again += whole["ViT block"]
     elif learns_to_see:
-        again += 4 * units["ViT block"].size
+        again += units["ViT block"].bytes(shape.frozen_bytes)
     gradients = 4 * sum(unit.trained * unit.count for unit in units.values())
 
     layer = parallel.bytes_sent(m, shape.rows * shape.row_tokens, shape.cp, shape.compute_bytes)

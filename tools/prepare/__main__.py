@@ -20,10 +20,10 @@ import dataclasses
 import difflib
 import json
 import sqlite3
-import sys
 from contextlib import closing
 from pathlib import Path
 
+from records.errors import warn
 from tools.prepare.files import source_files
 from tools.prepare.media import Media
 from tools.prepare.sets import SETS
@@ -121,18 +121,16 @@ def main(argv=None):
     try:
         counts, media = prepare(args)
     except UserError as e:
-        print(f"tools.prepare: {e}", file=sys.stderr)
+        warn(f"tools.prepare: {e}")
         raise SystemExit(2) from None
     except (OSError, sqlite3.Error) as e:
-        print(f"tools.prepare: {e}; what is done is kept, the same command goes on from there",
-              file=sys.stderr)
+        warn(f"tools.prepare: {e}; what is done is kept, the same command goes on from there")
         raise SystemExit(1) from None
     if media.root != Path(args.out) / "media":
-        print(f"paths in the records start at {media.root}: train with --media {media.root}",
-              file=sys.stderr)
+        warn(f"paths in the records start at {media.root}: train with --media {media.root}")
     if counts["missing_media"]:
-        print(f"{counts['missing_media']} media files are not in {media.root}; the trainer leaves "
-              "their records out", file=sys.stderr)
+        warn(f"{counts['missing_media']} media files are not in {media.root}; the trainer leaves "
+             "their records out")
     print(json.dumps(counts, ensure_ascii=False))
 
 

@@ -121,6 +121,24 @@ def point_annotation(points, coords, label, question=None, size=None, count=None
     return {"type": "point", **names, "coords": coords, **fields, "points": points}
 
 
+def box_annotation(boxes, label, width, height, max_points):
+    """boxes: [[left, top, width, height], ..] in pixels of the image, whose border cuts them off;
+    those without an area are left out."""
+    kept = []
+    for left, top, w, h in boxes:
+        if None in map(number_of, (left, top, w, h)):
+            raise Skip("box of something else than numbers")
+        right, bottom = min(left + w, width), min(top + h, height)
+        left, top = max(left, 0), max(top, 0)
+        if right > left and bottom > top:
+            kept.append({"box": [left, top, right, bottom]})
+    if not kept:
+        raise Skip("no box with an area")
+    if len(kept) > max_points:
+        raise Skip(f"more than {max_points} points")
+    return {"type": "box", **label_fields(label), "coords": "pixel", "form": "xyxy", "boxes": kept}
+
+
 def count_annotation(count, label, question=None):
     if number_of(count) is None or count < 0:
         raise Skip("no count")

@@ -82,11 +82,35 @@ def read_json(path):
         rows = json.loads(path.read_text(encoding="utf-8-sig"))
     except ValueError as e:
         raise UserError(f"{path}: not JSON: {e}") from None
-    if isinstance(rows, dict):
+    if isinstance(rows, dict) and {"images", "annotations", "categories"} <= rows.keys():
+        rows = coco_rows(path, rows)
+    elif isinstance(rows, dict):
         rows = next((value for value in rows.values() if isinstance(value, list)), None)
     if rows is None:
         raise UserError(f"{path}: not an array of rows")
     yield from rows
+
+
+def coco_rows(path, coco):
+    """Annotations in COCO's format -> a row per image and category, with all of its boxes, in the
+    order of the annotations; boxes None where one of them is of a crowd."""
+    rows = {}
+    try:
+        images = {image["id"]: image for image in coco["images"]}
+        names = {category["id"]: category["name"] for category in coco["categories"]}
+        for annotation in coco["annotations"]:
+            key = annotation["image_id"], annotation["category_id"]
+            image = images[key[0]]
+            row = rows.setdefault(key, {"image": image["file_name"], "width": image["width"],
+                                        "height": image["height"], "label": names[key[1]],
+                                        "boxes": []})
+            if annotation.get("iscrowd"):
+                row["boxes"] = None
+            elif row["boxes"] is not None:
+                row["boxes"].append(annotation["bbox"])
+    except (KeyError, TypeError) as e:
+        raise UserError(f"{path}: not COCO annotations, {type(e).__name__}: {e}") from None
+    return list(rows.values())
 
 
 def parquet_batches(path, required, optional, size, start):

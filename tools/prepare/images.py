@@ -24,6 +24,7 @@ from records.image import header
 from tools.prepare.annotations import (
     Skip,
     answer,
+    box_annotation,
     caption,
     check_image_count,
     count_annotation,
@@ -39,6 +40,7 @@ from tools.prepare.annotations import (
 )
 
 MAX_POINTS = 60                      # of an annotation
+MAX_SIDE = 10**6                     # of an image
 # sources of Tulu that Molmo2 leaves out: puzzles, long reasoning, answers about the model itself
 NOT_CHAT = re.compile("puzzle_data|verifiable-reasoning|dino-hardcodes|hardcoded-olmo")
 # rows of ChartQA by who wrote the question (docs/molmo2.md 7.1)
@@ -75,6 +77,22 @@ def points(row, settings, media):
                       count=count, clip=settings.clip, max_points=MAX_POINTS,
                       counts=settings.counts, **meta_of(collection_method=method))
     return {"image": image}, [builder]
+
+
+def boxes(row, settings, media):
+    """A label per row, as files.coco_rows makes them. Where a crowd has one box, the places of the
+    others are not known, so the label is left out."""
+    size = size_of(row["width"], row["height"])
+    if size is None or max(size) > MAX_SIDE:
+        raise Skip("no size")
+    image = {"path": media.use(row["image"]), "width": size[0], "height": size[1]}
+
+    def annotation():
+        if row["boxes"] is None:
+            raise Skip("a crowd in one box")
+        return box_annotation(row["boxes"], row["label"], *size, MAX_POINTS)
+
+    return {"image": image}, [annotation]
 
 
 def image_questions(row, settings, media):

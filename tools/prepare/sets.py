@@ -84,6 +84,8 @@ IMAGE_SETS = {
     "pixmo-count": PublishedSet(
         images.points, "image_url label count image_sha256? points?",
         Settings(coords="pixel", points_per_record=POINTS_PER_RECORD)),
+    "coco": PublishedSet(images.boxes, "image width height label boxes",
+                         Settings(points_per_record=POINTS_PER_RECORD)),
     "pixmo-ask-model-anything": PublishedSet(
         images.image_questions, "image_url question answer image_sha256?"),
     "pixmo-cap-qa": PublishedSet(images.tagged_dialogues, "image_url question answer"),

@@ -16,10 +16,10 @@ import hashlib
 import json
 import re
 import sqlite3
-import sys
 from collections import Counter
 from typing import NamedTuple
 
+from records.errors import warn
 from tools.prepare.annotations import Skip
 from tools.prepare.files import batches
 
@@ -57,8 +57,7 @@ def open_database(path, job):
     found = db.execute("pragma user_version").fetchone()[0]
     if found != job_number:
         if found:
-            print(f"{path} is from another command or another version of the files: begun anew",
-                  file=sys.stderr)
+            warn(f"{path} is from another command or another version of the files: begun anew")
         for table, columns in TABLES.items():
             db.execute(f"drop table if exists {table}")
             db.execute(f"create table {table}({columns})")
@@ -152,7 +151,7 @@ def split_by_points(annotations, max_points):
     group = []
     total = 0
     for annotation in annotations:
-        n_points = len(annotation.get("points", ()))
+        n_points = len(annotation.get("points", annotation.get("boxes", ())))
         if group and total + n_points > max_points:
             yield group
             group = []

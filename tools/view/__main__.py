@@ -15,12 +15,11 @@ page does not show what a model makes of the row.
 
 import argparse
 import json
-import sys
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from records.errors import Unreadable
+from records.errors import Unreadable, warn
 from records.mixture import Mixture
 from text.tokenizer import load_tokenizer
 from tools.view.page import page
@@ -161,7 +160,7 @@ def main(argv=None):
         out = Path(own.out)
         out.write_text(page(packed, batch_of(packed)), encoding="utf-8")
     except (UserError, Unreadable, OSError, ValueError) as error:
-        print(f"tools.view: {error}", file=sys.stderr)
+        warn(f"tools.view: {error}")
         raise SystemExit(2) from None
     megabytes = out.stat().st_size / 1e6
     print(f"{out}: row {own.row}, {len(packed.examples)} examples, {megabytes:.1f} MB")

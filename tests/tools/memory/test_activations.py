@@ -33,7 +33,8 @@ SHAPES = {
                      {"micro_batch": 1, "stage": 3, "response_dropout": 0.0})}
 # for the small shape: families with frozen parts
 PARTLY_TRAINED = [("qwen", ("connector", "llm")), ("olmo", ("connector", "llm")),
-                  ("qwen", ("vit", "llm")), ("olmo", ("connector",)), ("qwen", ("vit",))]
+                  ("llama", ALL_PARTS), ("llama", ("connector",)), ("qwen", ("vit", "llm")),
+                  ("olmo", ("connector",)), ("qwen", ("vit",))]
 
 
 def saved_activation_cases():

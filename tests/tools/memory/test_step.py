@@ -35,7 +35,8 @@ from tools.memory.shape import largest_shape, parameters
 from tools.memory.step import answering, training
 
 # of the released models: docs/molmo2.md 1.1
-RELEASED = {"toy": None, "4b": 4_461_913_040, "8b": 8_661_703_120, "o7b": 7_760_786_896}
+RELEASED = {"toy": None, "small": None, "4b": 4_461_913_040, "8b": 8_661_703_120,
+            "o7b": 7_760_786_896}
 
 
 @pytest.mark.parametrize(("preset", "total"), RELEASED.items())
@@ -55,7 +56,8 @@ def test_parameters_equal_the_presets(preset, total):
 
 
 @pytest.mark.parametrize("trained", [ALL_PARTS, ("connector", "llm"), ("vit",)])
-@pytest.mark.parametrize("changes", [{}, {"tied": True}, {"family": "olmo"}], ids=str)
+@pytest.mark.parametrize("changes", [{}, {"tied": True}, {"family": "olmo"},
+                                     {"family": "llama"}], ids=str)
 def test_weights_gradients_and_optimizer_equal_a_real_step(trained, changes):
     for freeze in (True, False):
         config = config_of(replace(models.PRESETS["toy"], **changes), train=trained,

@@ -132,6 +132,31 @@ CASES = {
              "annotations": [{"type": "count", "label": "cars", "count": 3}]},
         ],
     ),
+    "coco": Case(                    # as files.coco_rows gives them
+        columns=None,
+        rows=[
+            {"image": "val/1.jpg", "width": 640, "height": 480, "label": "cup",
+             "boxes": [[10.5, 20, 100, 50], [630, 400, 20, 90], [5, 5, 0, 9]]},
+            {"image": "val/1.jpg", "width": 640, "height": 480, "label": "dog",
+             "boxes": [[1, 2, 3, 4]]},
+            {"image": "val/1.jpg", "width": 640, "height": 480, "label": "person", "boxes": None},
+            {"image": "val/2.jpg", "width": 640, "height": 480, "label": "cup",
+             "boxes": [[700, 1, 2, 2]]},
+            {"image": "../2.jpg", "width": 640, "height": 480, "label": "cup",
+             "boxes": [[7, 1, 2, 2]]},
+            {"image": "val/3.jpg", "width": 0, "height": 480, "label": "cup",
+             "boxes": [[7, 1, 2, 2]]},
+        ],
+        records=[
+            {"image": {"path": "val/1.jpg", "width": 640, "height": 480}, "annotations": [
+                {"type": "box", "label": "cup", "coords": "pixel", "form": "xyxy",
+                 "boxes": [{"box": [10.5, 20, 110.5, 70]}, {"box": [630, 400, 640, 480]}]},
+                {"type": "box", "label": "dog", "coords": "pixel", "form": "xyxy",
+                 "boxes": [{"box": [1, 2, 4, 6]}]}]},
+        ],
+        skipped={"a crowd in one box": 1, "no box with an area": 1, "no size": 1,
+                 "path that leaves the media folder": 1},
+    ),
     "pixmo-ask-model-anything": Case(
         columns={"image_url": "s", "image_sha256": "s", "question": "s", "answer": "s"},
         rows=[

@@ -12,6 +12,7 @@ FIELDS = {
     "caption": {"text"},
     "qa": QA,
     "point": {"label", "question", "coords", "size", "points", "count", "mode"},
+    "box": {"label", "coords", "form", "boxes"},
     "count": {"label", "question", "count"},
     "track": {"label", "coords", "size", "mode", "fps", "times", "query", "points"},
 }
@@ -29,7 +30,7 @@ def assert_valid(record):
         if annotation["type"] == "qa":
             for turn in annotation.get("turns", [annotation]):
                 assert_valid_turn(turn, record)
-        if annotation["type"] in ("point", "count", "track"):
+        if annotation["type"] in ("point", "box", "count", "track"):
             assert (annotation.get("label") or annotation.get("question")).strip()
             count = annotation.get("count", 0)
             assert isinstance(count, int)
@@ -48,7 +49,8 @@ def assert_valid_media(record):
         media = [record["video"]]
     else:
         media = record.get("images", [])
-    allowed = {"path", "start", "end"} if "video" in record else {"path", "url", "sha256"}
+    allowed = {"path", "start", "end"} if "video" in record else {
+        "path", "url", "sha256", "width", "height"}
     for entry in media:
         entry = {"path": entry} if isinstance(entry, str) else entry
         assert set(entry) <= allowed

@@ -55,6 +55,31 @@ def test_the_miniature_becomes_these_records(name, tmp_path):
         assert sha(path.read_bytes()) == path.stem
 
 
+COCO = {
+    "images": [{"id": 3, "file_name": "a.jpg", "width": 64, "height": 48}],
+    "categories": [{"id": 1, "name": "cup"}, {"id": 2, "name": "person"}],
+    "annotations": [
+        {"image_id": 3, "category_id": 1, "bbox": [1, 2, 3, 4], "iscrowd": 0},
+        {"image_id": 3, "category_id": 2, "bbox": [1, 2, 3, 4], "iscrowd": 1},
+        {"image_id": 3, "category_id": 1, "bbox": [5, 6, 7, 8], "iscrowd": 0}],
+}
+
+
+def test_a_file_of_coco_annotations_becomes_a_record_per_image(tmp_path, capsys):
+    source = tmp_path / "instances.json"
+    source.write_text(json.dumps(COCO))
+    records, counts = prepare("coco", source, tmp_path / "out")
+    assert records == [{"id": "coco-1", "image": {"path": "a.jpg", "width": 64, "height": 48},
+                        "annotations": [{
+                            "type": "box", "label": "cup", "coords": "pixel", "form": "xyxy",
+                            "boxes": [{"box": [1, 2, 4, 6]}, {"box": [5, 6, 12, 14]}]}]}]
+    assert counts["skipped"] == {"a crowd in one box": 1}
+    source.write_text(json.dumps({**COCO, "images": []}))
+    with pytest.raises(SystemExit):
+        prepare("coco", source, tmp_path / "other")
+    assert "not COCO annotations, KeyError: 3" in capsys.readouterr().err
+
+
 GARBAGE = [None, 7, -1.5, "x", "", [], {}, [None], ["a", None], [[]], [{}], {"x": [1]},
            {"x": [1, 2], "y": [3]}, [{"x": "1", "y": 2}], True, "\ud800", "a\0b", "http://",
            [{"role": "user", "content": None}], float("inf"), [0.5, "t"],

@@ -1,0 +1,78 @@
+"""Evaluation by several processes: the scores and answers of one, to the digit."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+import parallel
+from evaluation.evaluate import evaluate
+from records.reader import Records
+from tests.evaluation.small_model import DATA, MEDIA, TOKENIZER, random_model
+from training.gather import gather_on_each
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.slow
+
+
+def damaged_records(folder):
+    """Two records whose media are cut short."""
+    (folder / "cut.jpg").write_bytes((MEDIA / "rocket.jpg").read_bytes()[:9000])
+    (folder / "cut.mp4").write_bytes((MEDIA / "bigbuckbunny.mp4").read_bytes()[:300_000])
+    asked = [{"type": "qa", "question": f"What is {k}?", "answer": "x"} for k in range(3)]
+    records = [{"id": "a", "image": "cut.jpg", "annotations": asked},
+               {"id": "b", "video": "cut.mp4", "annotations": asked}]
+    (folder / "cut.jsonl").write_text("\n".join(map(json.dumps, records)))
+
+
+def answers(folder, model, ranks=None):
+    records = [*Records(MEDIA / "records.jsonl"), *Records(folder / "cut.jsonl"),
+               next(iter(Records(MEDIA / "films.jsonl")))]
+    return evaluate(model, TOKENIZER, DATA, records, batch=3, max_new=6, progress=False,
+                    ranks=ranks)
+
+
+def worker(rank, world, folder):
+    """Each rank keeps what it found, with weights that were sharded and gathered again."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{folder}/rendezvous-{world}", rank=rank,
+                            world_size=world)
+    ranks = parallel.Ranks(rank, world, parallel.make_mesh(1))
+    model = parallel.parallelize(random_model(), ranks.mesh)
+    half = gather_on_each(model, ranks, torch.device("cpu"), torch.bfloat16)
+    for ours, theirs in zip(half.parameters(), random_model().parameters(), strict=True):
+        assert torch.equal(ours, theirs.to(torch.bfloat16))
+    whole = gather_on_each(model, ranks, torch.device("cpu"), torch.float32)
+    torch.save(answers(folder, whole, ranks), folder / f"{world}-{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_scores_of_two_and_of_four_ranks_are_those_of_one_to_the_digit(tmp_path):
+    torch.set_num_threads(1)
+    damaged_records(tmp_path)
+    wanted, predictions = answers(tmp_path, random_model())
+    assert wanted["skipped"] == 2
+    assert len(predictions) > 12
+    for world in (2, 4):
+        mp.spawn(worker, (world, tmp_path), nprocs=world)
+        for rank in range(world):
+            found = torch.load(tmp_path / f"{world}-{rank}.pt", weights_only=False)
+            assert found == (wanted, predictions)
+
+
+def test_the_command_gives_the_same_on_two_ranks(saved_run, tmp_path):
+    lines = []
+    for launcher in ([], ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]):
+        out = tmp_path / str(len(launcher))
+        words = ["-m", "tools.evaluate", "--model", str(saved_run), "--out", str(out),
+                 "--data", str(MEDIA / "records.jsonl"), "--max-new", "4"]
+        done = subprocess.run([sys.executable, *launcher, *words], cwd=ROOT, capture_output=True,
+                              text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        lines.append((done.stdout, (out / "predictions.jsonl").read_text()))
+    assert lines[0] == lines[1]

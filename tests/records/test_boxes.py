@@ -1,0 +1,185 @@
+"""A box is read in three forms and three units, refused where it is none, and becomes a point."""
+
+import json
+
+import pytest
+from PIL import Image
+
+import data
+from evaluation import scoring
+from evaluation.evaluate import collect_questions
+from evaluation.scoring import hit_rule
+from records import boxes
+from records.reader import Records, Unreadable
+from tests.evaluation.answers import evaluate_answers
+from tests.records.samples import image, verdict, video, write
+from text.tokenizer import ByteTokenizer
+from tools import check
+
+BOX = {"type": "box", "label": "cup", "coords": "percent", "form": "xyxy",
+       "boxes": [{"box": [10, 20, 30, 60]}, {"box": [50, 50, 70, 60]}]}
+SAME_BOX = [("xyxy", [10, 20, 30, 60]), ("xywh", [10, 20, 20, 40]), ("cxcywh", [20, 40, 20, 40])]
+UNITS = [("percent", 1, {}), ("unit", 0.01, {}), ("pixel", 2, {"size": [200, 200]})]
+
+
+@pytest.mark.parametrize(("form", "numbers"), SAME_BOX)
+@pytest.mark.parametrize(("coords", "factor", "more"), UNITS, ids=lambda value: str(value))
+def test_a_box_in_every_form_and_unit_is_the_point_at_its_centre(tmp_path, form, numbers, coords,
+                                                                 factor, more):
+    entry = {"box": [number * factor for number in numbers]}
+    annotation = {**BOX, "coords": coords, "form": form, "boxes": [entry], **more}
+    records = Records(write(tmp_path / "r.jsonl", image(annotation)))
+    assert not records.found
+    (found,) = records[0]["annotations"]
+    (point,) = found.pop("points")
+    assert found == {"type": "point", "label": "cup", "coords": coords, **more}
+    assert [point["x"], point["y"]] == pytest.approx([20 * factor, 40 * factor])
+    assert point["box"] == pytest.approx([n * factor for n in (10, 20, 30, 60)])
+
+
+WRONG = [
+    ({"boxes": [{"box": [10, 20, 30, 102]}]}, "E62", "box y=102 lies outside"),
+    ({"boxes": [{"box": [-2, 20, 30, 60]}]}, "E62", "boxes[0]"),
+    ({"boxes": [{"box": [10, 20, 10, 60]}]}, "E65", "no area"),
+    ({"form": "xywh", "boxes": [{"box": [10, 20, 5, 0]}]}, "E65", "no area"),
+    ({"boxes": [{"box": [30, 20, 10, 60]}]}, "E66", "swapped"),
+    ({"form": "cxcywh", "boxes": [{"box": [30, 20, -10, 60]}]}, "E66", "negative"),
+    ({"boxes": [{"box": [10, 20, 30]}]}, "E07", "four numbers"),
+    ({"boxes": [{"box": [10, 20, 30, True]}]}, "E07", "four numbers"),
+    ({"boxes": [[10, 20, 30, 60]]}, "E07", "must be an object"),
+    ({"form": "xyhw"}, "E07", "did you mean 'xywh'"),
+    ({"boxes": [{"box": [10, 20, 30, 60], "t": 1}]}, "E60", "no t"),
+    ({"boxes": [{"box": [10, 20, 30, 60], "image": 0}]}, "E61", "several images"),
+    ({"coords": "pixel", "size": [20, 200]}, "E62", "box x=30"),
+    ({"boxes": [{"box": [10, 20, 30, 100.5]}]}, "W01", "is clipped"),
+    ({"boxes": [{"box": [0.1, 0.2, 0.3, 0.6]}]}, "W03", "is it 'unit'"),
+]
+
+
+@pytest.mark.parametrize(("change", "code", "words"), WRONG)
+def test_what_is_no_box_is_refused_with_its_place(tmp_path, change, code, words):
+    found, message = verdict(tmp_path, image({**BOX, **change}))
+    assert found == code
+    assert words in message
+
+
+def test_a_box_needs_a_label_a_form_and_something_to_see(tmp_path):
+    for key in ("label", "form", "coords", "boxes"):
+        without = {name: value for name, value in BOX.items() if name != key}
+        assert verdict(tmp_path, image(without))[0] == "E07"
+    assert verdict(tmp_path, {"annotations": [BOX]})[0] == "E50"
+    assert verdict(tmp_path, video(BOX))[0] == "E60"
+    assert verdict(tmp_path, video({**BOX, "boxes": [{"box": [1, 2, 3, 40], "t": 2}]}))[0] == ""
+
+
+@pytest.fixture
+def two_boxes(tmp_path):
+    """A file with two boxes on an image of 200 x 100, in pixels of it, and its reader."""
+    Image.new("RGB", (200, 100)).save(tmp_path / "a.png")
+    annotation = {**BOX, "coords": "pixel", "boxes": [{"box": [20, 20, 60, 60]},
+                                                      {"box": [100, 40, 190, 50]}]}
+    return Records(write(tmp_path / "r.jsonl", image(annotation)))
+
+
+def test_a_box_in_pixels_is_checked_against_the_file_itself(tmp_path, two_boxes):
+    assert two_boxes.image_sizes(two_boxes[0]) == [(200, 100)]
+    Image.new("RGB", (180, 100)).save(tmp_path / "a.png")
+    with pytest.raises(Unreadable, match=r"^E62 box x=190 lies outside 0\.\.180 .*boxes\[1\]"):
+        two_boxes.image_sizes(two_boxes[0])
+    assert check.main([str(two_boxes.path), "--decode"]) == 1
+
+
+def test_it_is_trained_as_points_with_their_weight_and_limit(two_boxes):
+    tokenizer = ByteTokenizer()
+    config = data.DataConfig(max_tokens=4096, max_crops=1, point_weight=0.2, sqrt_length=True)
+    example = data.encode(two_boxes[0], tokenizer, config, 0, 0)
+    text = tokenizer.decode(example.targets[example.weights > 0].tolist())
+    assert 'coords="1 1 200 400 2 725 450"' in text
+    assert sorted(set(example.weights.tolist())) == pytest.approx([0, 0.2])
+    few = data.DataConfig(max_tokens=4096, max_crops=1, max_points=1)
+    assert data.size(two_boxes[0], tokenizer, few, 0, 0) == (0, 0)
+    with pytest.raises(AssertionError, match="no rule for the weight of a box"):
+        data.token_weight(data.Branch([], kind="box"), 1, 1, config)
+
+
+# three points: inside, far from the centre but inside, outside by one thousandth
+ANSWERS = [("200 400", "725 450", 1.0), ("101 201", "949 401", 1.0), ("099 400", "725 450", 0.5),
+           ("200 400", "725 501", 0.5)]
+
+
+@pytest.mark.parametrize(("first", "second", "recall"), ANSWERS)
+def test_a_point_inside_the_box_is_a_hit(two_boxes, first, second, recall):
+    answer = f'<points coords="1 1 {first} 2 {second}">cup</points>'
+    metrics, (prediction,) = evaluate_answers(list(two_boxes), lambda question: answer)
+    assert metrics["point_recall"] == recall
+    assert metrics["hits"] == "box"
+    assert prediction["type"] == "point"
+    assert len(prediction["true"]) == 2
+
+
+def test_masks_go_before_boxes_and_a_box_of_a_video_holds_at_its_time(two_boxes):
+    annotation = two_boxes[0]["annotations"][0]
+    assert hit_rule(annotation, "masks") == "mask"
+    hit = scoring.metrics.hit_in_box([(2.0, 5, 5)], [(0, 0, 10, 10)])
+    assert hit(0, (2.0, 9, 10))
+    assert not hit(0, (2.5, 5, 5))
+    questions, _, _ = collect_questions(list(two_boxes), data.DataConfig(), None, None)
+    assert scoring.true_boxes(questions[0]) == [[20, 20, 60, 60], [100, 40, 190, 50]]
+
+
+# --------------------------------------------------------------------------------------------------
+# conversations with <box>
+
+QWEN = "<ref>the cup</ref><box>(100,200),(300,600)</box><box>(500,500),(700,600)</box>"
+INTERNVL = "<ref>the cup</ref><box>[[100, 200, 300, 600], [500, 500, 700, 600]]</box>."
+
+
+def chat(*turns):
+    roles = ("human", "gpt") * len(turns)
+    return [{"from": role, "value": text} for role, text in zip(roles, turns, strict=False)]
+
+
+@pytest.mark.parametrize("answer", [QWEN, INTERNVL])
+def test_an_answer_of_box_tags_becomes_an_annotation_of_its_own(tmp_path, answer):
+    turns = chat("<image>\nWhat is it?", "A cup.", "Find the cups.", answer)
+    row = {"image": "a.png", "conversations": turns}
+    (record,) = Records(write(tmp_path / "r.jsonl", row))
+    text, found = record["annotations"]
+    assert [turn["answer"] for turn in text["turns"]] == ["A cup."]
+    centres = [(p["x"], p["y"]) for p in found.pop("points")]
+    assert centres == [pytest.approx((0.2, 0.4)), pytest.approx((0.6, 0.55))]
+    assert found == {"type": "point", "question": "Find the cups.", "label": "the cup",
+                     "coords": "unit"}
+
+
+def test_a_conversation_of_boxes_alone_has_no_other_annotation(tmp_path):
+    row = {"image": "a.png", "conversations": chat("Where?", "<box>[[1, 2, 3, 4]]</box>")}
+    (record,) = Records(write(tmp_path / "r.jsonl", row))
+    (found,) = record["annotations"]
+    assert "label" not in found
+    assert found["question"] == "Where?"
+
+
+BAD = ["It is here: <box>[[1, 2, 3, 4]]</box>", "<box>[[1, 2, 3]]</box>", "<box></box>",
+       "<ref>a</ref><box>[[1, 2, 3, 4]]</box><ref>b</ref><box>[[1, 2, 3, 4]]</box>",
+       "<box>[[0.1, 0.2, 0.3, 0.4]]</box>", "<box>[[1, 2, 3, 4]]"]
+
+
+@pytest.mark.parametrize("answer", BAD)
+def test_boxes_among_other_words_are_refused(tmp_path, answer):
+    row = {"image": "a.png", "conversations": chat("Where?", answer)}
+    assert verdict(tmp_path, row, lenient=False)[0] == "E26"
+
+
+def test_hostile_tags_cost_no_time_and_no_crash(tmp_path):
+    tag = "<box>[[1, 2, 3, 4]]</box>"
+    huge = f"<box>[[1, 2, 3, {'9' * 5000}]]</box>"
+    for answer in ((tag + " " * 50) * 3000 + "x", "<box>" * 20_000, tag + " " * 100_000 + "x"):
+        row = {"image": "a.png", "conversations": chat("Where?", answer)}
+        assert verdict(tmp_path, row, lenient=False)[0] == "E26"
+    row = {"image": "a.png", "conversations": chat("Where?", huge)}
+    assert verdict(tmp_path, row, lenient=False)[0] == "E62"
+
+
+def test_corners_are_named_once():
+    assert json.dumps(list(boxes.FORMS)) == '["xyxy", "xywh", "cxcywh"]'

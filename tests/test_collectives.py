@@ -1,0 +1,97 @@
+"""Every exchange of weights, gradients, heads and pooled tokens in a step, counted on four gloo
+ranks: two data-parallel ranks of two that share rows, weights sharded over all or over pairs."""
+
+from collections import Counter
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+import parallel
+from tests.test_parallel import CONFIG, forward_backward, new_model, packs_of, shard_of_rank
+
+COLLECTIVES = ("all_gather_single", "reduce_scatter_single", "all_reduce", "all_to_all_single")
+CASES = [                            # ranks that hold the weights together, frozen embedding,
+    (0, True, False),                # activation checkpointing
+    (2, True, False),
+    (2, False, True),
+]
+
+
+def worker(rank, folder):
+    """Leaves {(case, micro-batches): {collective: how often}} in the folder."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{folder}/rendezvous", rank=rank, world_size=4)
+    mesh = parallel.make_mesh(2)
+    cp_group = mesh["cp"].get_group()
+    assert cp_group is not dist.group.WORLD
+    called = Counter()
+
+    def counted(name, plain):
+        def call(*args, **options):
+            called[name] += 1
+            return plain(*args, **options)
+        return call
+
+    for name in COLLECTIVES:
+        setattr(dist, name, counted(name, getattr(dist, name)))
+    rows = packs_of("mixed")[mesh["dp"].get_local_rank()::2]
+    batches = {n: [shard_of_rank(rows[k :: n], mesh["cp"].get_local_rank(), 2) for k in range(n)]
+               for n in (1, 2, 4)}
+    found = {}
+    for case in CASES:
+        shard, frozen, checkpointing = case
+        model = new_model()
+        model.embedding.requires_grad_(not frozen)
+        model.activation_checkpointing = checkpointing
+        parallel.parallelize(model, mesh, shard)
+        for n, micro_batches in batches.items():
+            called.clear()
+            for k, batch in enumerate(micro_batches, 1):
+                parallel.accumulate(model, last=k == n)
+                forward_backward(model, batch, 1.0)
+            found[case, n] = dict(called)
+            assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+            model.zero_grad()
+    if rank == 0:
+        torch.save(found, f"{folder}/found.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_a_step_exchanges_what_it_must_and_nothing_twice(tmp_path):
+    """A unit is gathered once forward and once backward; the model's own (head, last norm) once a
+    step; a frozen embedding never backward; gradients are summed over copies once a step."""
+    mp.spawn(worker, (str(tmp_path),), nprocs=4)
+    found = torch.load(tmp_path / "found.pt", weights_only=False)
+    layers = CONFIG.n_layer
+    inner = CONFIG.vision.n_layer + 1 + layers           # ViT blocks, rest of vision, decoder
+    for (shard, frozen, checkpointing), n in found:
+        trained_units = inner + 1 + (not frozen)
+        expected = {
+            "all_gather_single": n * (2 * inner + 1 + (not frozen)) + 1,
+            "reduce_scatter_single": n * trained_units,
+            # q, k, v and the result, forward and backward; a layer that runs again, forward again;
+            # pooled tokens
+            "all_to_all_single": n * ((6 if checkpointing else 4) * layers + 2),
+        }
+        if shard:
+            expected["all_reduce"] = trained_units
+        assert found[(shard, frozen, checkpointing), n] == expected, (shard, frozen, n)
+
+
+def alone_in_a_row(rank, folder):
+    dist.init_process_group("gloo", f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    mesh = parallel.make_mesh(2)
+    model = parallel.parallelize(new_model(), mesh)
+    (group,) = [cell.cell_contents for cell in model.route.__closure__]
+    assert dist.get_world_size(group) == 2
+    assert group is not dist.group.WORLD
+    assert mesh["cp"].get_group() is dist.group.WORLD    # that of FSDP
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_ulysses_has_a_communicator_of_its_own_where_all_ranks_share_a_row(tmp_path):
+    mp.spawn(alone_in_a_row, (str(tmp_path),), nprocs=2)

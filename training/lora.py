@@ -1,0 +1,95 @@
+"""Low-rank adapters (LoRA, arXiv 2106.09685): the decoder learns in two thin matrices per layer.
+
+    y = x W^T + alpha / rank * (x A^T) B^T         W (out,in) frozen, A (rank,in), B (out,rank)
+
+B begins as zeros, so the model begins as its base. `add_adapters` replaces linear layers of a
+Molmo2, which does not know of it, and keeps the names of their weights; `merged` adds A and B to W.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from training import tensor_files
+
+LAYERS = ("q", "k", "v", "out", "up", "gate", "down")
+
+
+@dataclass(frozen=True)
+class LoraConfig:
+    rank: int = 0  # of the adapters, which learn in place of the decoder (short: --lora R); 0: none
+    alpha: float = 16.0  # the output of an adapter is multiplied by alpha / rank
+    layers: tuple = LAYERS  # the linear layers of every decoder block that have one
+
+
+class LoraLinear(nn.Linear):
+    def __init__(self, weight, config):
+        nn.Module.__init__(self)
+        self.weight, self.bias = weight, None
+        self.scale = config.alpha / config.rank
+        n_out, n_in = weight.shape
+        self.lora_a = nn.Parameter(weight.new_empty(config.rank, n_in))
+        self.lora_b = nn.Parameter(weight.new_empty(n_out, config.rank))
+
+    def forward(self, x):
+        return super().forward(x) + self.scale * F.linear(F.linear(x, self.lora_a), self.lora_b)
+
+
+def add_adapters(model, config):
+    """Freezes the decoder of a Molmo2 and puts adapters on it, to be filled by init_adapters."""
+    for p in model.parameter_groups()["llm"]:
+        p.requires_grad_(False)
+    for part in [part for block in model.blocks for part in (block.attn, block.mlp)]:
+        for name in config.layers:
+            if hasattr(part, name):
+                setattr(part, name, LoraLinear(getattr(part, name).weight, config))
+
+
+@torch.no_grad()
+def init_adapters(model, seed):
+    """The same numbers on any number of ranks, of which each keeps its rows."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, p in model.named_parameters():
+        if name.endswith(".lora_a"):
+            a = torch.randn(p.shape, generator=generator) * p.shape[1] ** -0.5
+            tensor_files.copy_rows(a, len(a), 0, [p])
+        elif name.endswith(".lora_b"):
+            p.zero_()
+
+
+def has_adapters(model):
+    return any(isinstance(module, LoraLinear) for module in model.modules())
+
+
+def hold_frozen(model, dtype):
+    """Keeps matrices that do not learn in dtype. The embedding of special tokens and norms stay
+    float32, and so does the residual stream."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear) or module is model.embedding:
+            for p in module.parameters(recurse=False):
+                p.data = p.data if p.requires_grad else p.data.to(dtype)
+
+
+def autocast(model, device, dtype):
+    """That of training, for answers of a model whose frozen matrices are in dtype."""
+    low = dtype != torch.float32 and has_adapters(model)
+    return torch.autocast(device.type, dtype, enabled=low)
+
+
+def merged(model, tensors, dtype):
+    """The model's {name: tensor} -> those of one without adapters that computes the same, in
+    dtype. Of a model that has none, they are returned as they are."""
+    scale = next((m.scale for m in model.modules() if isinstance(m, LoraLinear)), None)
+    if scale is None:
+        return tensors
+    found = {}
+    for name, tensor in tensors.items():
+        layer = name.removesuffix("weight")
+        if f"{layer}lora_a" in tensors:
+            product = tensors[f"{layer}lora_b"].float() @ tensors[f"{layer}lora_a"].float()
+            tensor = tensor.float() + scale * product
+        if not name.endswith((".lora_a", ".lora_b")):
+            found[name] = tensor.to(dtype)
+    return found
