@@ -137,7 +137,11 @@ def make_run_directory(args, config, resume_from):
             n = 1
             while (aside := out.with_name(f"{out.name}.old-{n}")).exists():
                 n += 1
+            whole = out.resolve()
             out.rename(aside)
+            if args.init and Path(args.init).resolve().is_relative_to(whole):
+                # the weights, which are not read yet, have moved with it
+                args.init = str(aside / Path(args.init).resolve().relative_to(whole))
             warn(f"train.py: the run in {out} is now in {aside}")
         (out / "model").mkdir(parents=True, exist_ok=True)
     except OSError as e:

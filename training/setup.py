@@ -323,7 +323,8 @@ def start_run(args, config, ending):
     loader, made_for = open_loader(args, config, ranks, tokenizer, resume_from, sources, rates)
     ending.loader = loader
     out = make_run_directory(args, config, resume_from) if ranks.first else None
-    ending.out = out = parallel.broadcast(out)
+    out, args.init = parallel.broadcast((out, args.init))        # the first rank may have moved it
+    ending.out = out
     run = Run(config, ranks, device, dtype, out, tokenizer, loader, made_for, eval_records,
               resume_from, base)
     return run, model
