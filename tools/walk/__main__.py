@@ -1,9 +1,9 @@
 """Makes the walk through one packed row, and checks its exercises.
 
     python -m tools.walk                              # writes docs/walk/ and docs/images/whole.png
-    python -m tools.walk --check runs/mine.py         # tests of the project with your functions
+    python -m tools.walk --check docs/walk/mine.py    # the exercises, with your functions
 
-The page, its pictures and the notebook come from tools/walk/page.md.
+The page, its pictures and the notebook come from tools/walk/page.txt.
 """
 
 import argparse
@@ -12,13 +12,13 @@ from pathlib import Path
 
 from tools.walk import check, pages
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser(prog="python -m tools.walk", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=DOCS, help="the folder docs/ to write into")
+    parser.add_argument("--out", type=Path, default=ROOT, help="the repository to write into")
     parser.add_argument("--check", type=Path, metavar="FILE", help="a file with your functions")
     args = parser.parse_args(argv)
     if args.check:

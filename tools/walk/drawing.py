@@ -21,7 +21,7 @@ COLOURS = {
 }
 WHITE = (255, 255, 255)
 EMPTY = (240, 239, 235)
-RANKS = ((0, 114, 178), (213, 94, 0))
+RANKS = ((90, 88, 86), (240, 210, 60))                 # no hue of a run of tokens
 
 
 @cache

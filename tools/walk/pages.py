@@ -1,7 +1,7 @@
-"""page.md, the one source of the walk, run and written as a page of Markdown and as a notebook.
+"""page.txt, the one source of the walk, run and written as a page of Markdown and as a notebook.
 
     ```run NAME What the picture shows.      code that is run; its value may be a picture
-    ```exercise                              code that is shown only, and written to mine.py
+    ```exercise                              code that is shown and written to docs/walk/mine.py
 
 The value of the last line of a block is shown: a PIL image, an Animation, or nothing. What it
 prints is shown as text. In the page the result comes first and the code can be unfolded below; in
@@ -22,8 +22,9 @@ from PIL import Image
 from tools.walk import whole
 from tools.walk.boxes import Animation
 
-SOURCE = Path(__file__).parent / "page.md"
+SOURCE = Path(__file__).parent / "page.txt"
 EXERCISE = re.compile(r"^```exercise\n(.*?)\n```$", re.MULTILINE | re.DOTALL)
+STUBS = "docs/walk/mine.py"
 MINE = '''"""The exercises of the walk (README.md in this folder): write the bodies, then run
 
     python -m tools.walk --check FILE                 # this file or a copy of it
@@ -51,7 +52,7 @@ class Cell:
 
 
 def parse(text):
-    """The text of page.md -> [Cell, ..]."""
+    """The text of page.txt -> [Cell, ..]."""
     cells, end = [], 0
     for match in BLOCK.finditer(text):
         cells.append(Cell(text[end : match.start()].strip()))
@@ -97,7 +98,7 @@ def png(image):
 
 def markdown(cells):
     """The page: each result, then its code, which the reader can unfold."""
-    parts = ["<!-- Made by `python -m tools.walk` from tools/walk/page.md; change that file. -->"]
+    parts = ["<!-- Made by `python -m tools.walk` from tools/walk/page.txt; change that file. -->"]
     for cell in cells:
         if not cell.is_code:
             parts.append(cell.source)
@@ -144,25 +145,25 @@ def outputs(cell, number):
 
 
 def files():
-    """-> {path below docs/: bytes} of everything that the walk consists of."""
+    """-> {path in the repository: bytes} of everything that the walk consists of."""
     text = SOURCE.read_text(encoding="utf-8")
     cells = run(parse(text))
-    made = {"images/whole.png": png(whole.picture())}
+    made = {"docs/images/whole.png": png(whole.picture())}
     for cell in cells:
-        made |= {f"walk/{name}": content for name, content in cell.files.items()}
-    made["walk/README.md"] = markdown(cells).encode()
-    made["walk/walk.ipynb"] = notebook(cells).encode()
-    made["walk/mine.py"] = "\n\n".join([MINE, *(f"{stub}\n" for stub in EXERCISE.findall(text))]
-                                       ).encode()
+        made |= {f"docs/walk/{name}": content for name, content in cell.files.items()}
+    made["docs/walk/README.md"] = markdown(cells).encode()
+    made["docs/walk/walk.ipynb"] = notebook(cells).encode()
+    stubs = [f"{stub}\n" for stub in EXERCISE.findall(text)]
+    made[STUBS] = "\n\n".join([MINE, *stubs]).encode()
     return made
 
 
 def write(folder):
-    """Writes all files below `folder` -> their paths; but mine.py only if there is none."""
+    """Writes all files below `folder` -> their paths; the exercises only where there are none."""
     paths = []
     for name, content in files().items():
         path = Path(folder) / name
-        if path.name == "mine.py" and path.exists():                 # with a reader's solutions
+        if name == STUBS and path.exists():                          # with a reader's solutions
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)

@@ -62,10 +62,10 @@ def without_pictures(notebook):
 @pytest.mark.slow
 def test_the_committed_pages_are_those_that_the_walk_makes():
     made = pages.files()
-    in_folder = {f"walk/{path.name}" for path in (DOCS / "walk").iterdir() if path.is_file()}
-    assert in_folder | {"images/whole.png"} == set(made)
+    in_folder = {f"docs/walk/{path.name}" for path in (DOCS / "walk").iterdir() if path.is_file()}
+    assert in_folder | {"docs/images/whole.png"} == set(made)
     for name, content in made.items():
-        committed = (DOCS / name).read_bytes()
+        committed = (ROOT / name).read_bytes()
         if name.endswith((".png", ".gif")):
             assert_same_pixels(content, committed, name)
         elif name.endswith(".ipynb"):
@@ -120,12 +120,13 @@ def test_a_cell_shows_what_it_prints_and_the_picture_that_its_last_line_gives():
 
 
 def test_solutions_of_a_reader_are_not_written_over(tmp_path, monkeypatch):
-    monkeypatch.setattr(pages, "files", lambda: {"walk/mine.py": b"new", "walk/README.md": b"new"})
-    (tmp_path / "walk").mkdir()
-    (tmp_path / "walk" / "mine.py").write_text("solved")
+    made = {pages.STUBS: b"new", "docs/walk/README.md": b"new"}
+    monkeypatch.setattr(pages, "files", lambda: made)
+    (tmp_path / "docs" / "walk").mkdir(parents=True)
+    (tmp_path / pages.STUBS).write_text("solved")
     assert command.main(["--out", str(tmp_path)]) == 0
-    assert (tmp_path / "walk" / "mine.py").read_text() == "solved"
-    assert (tmp_path / "walk" / "README.md").read_text() == "new"
+    assert (tmp_path / pages.STUBS).read_text() == "solved"
+    assert (tmp_path / "docs" / "walk" / "README.md").read_text() == "new"
 
 
 def test_the_row_of_the_walk_is_the_one_that_the_planner_makes():
