@@ -63,6 +63,10 @@ class Canvas:
         tip = [(x1, y1), (base[0] - across, base[1] - along), (base[0] + across, base[1] + along)]
         self.pen.polygon([(x * SCALE, y * SCALE) for x, y in tip], colour)
 
+    def above(self, y):
+        """-> the picture down to y, where its legend ends."""
+        return self.image.crop((0, 0, self.image.width, round(y) * SCALE))
+
     def paste(self, image, x, y, width, height):
         """An image enlarged without smoothing, so that its pixels can be seen."""
         small = image.resize((width * SCALE, height * SCALE), Image.Resampling.NEAREST)
@@ -117,8 +121,7 @@ def cells(labels, parts, fields, per_line=14):
         for row, values in enumerate(fields.values()):
             value = str(int(values[place]))
             canvas.text(x + (width - 2) / 2, y + 32 + 15 * row, value, SOFT, "mm", 11)
-    parts_legend(canvas, left, n_lines * (height + 12) + 2, parts)
-    return canvas.image
+    return canvas.above(parts_legend(canvas, left, n_lines * (height + 12) + 2, parts))
 
 
 def mask(allowed, parts, labels=None):
@@ -144,8 +147,7 @@ def mask(allowed, parts, labels=None):
     y = 22 + n * cell + 6
     words = "every line is a query; a coloured square: it may attend to this key"
     canvas.text(left, y, words, SOFT)
-    parts_legend(canvas, left, y + 18, parts)
-    return canvas.image
+    return canvas.above(parts_legend(canvas, left, y + 18, parts))
 
 
 def moved(strips, parts):
@@ -163,8 +165,7 @@ def moved(strips, parts):
         canvas.box(place * cell - 1, y + 18, cell + 1, 22, None, INK, 2)
     y = legend(canvas, 0, 58 * len(strips), [(EMPTY, "the same output, bit for bit"),
                                              (SOFT, "coloured: another output")])
-    parts_legend(canvas, 0, y, parts)
-    return canvas.image
+    return canvas.above(parts_legend(canvas, 0, y, parts))
 
 
 def bars(rows, parts):
@@ -183,8 +184,7 @@ def bars(rows, parts):
             canvas.box(k * cell, y + top + height - tall, cell - 1, tall, colour)
             canvas.box(k * cell, y + top + height + 2, cell, 3, colour)
         canvas.line([(0, y + top + height), (n * cell, y + top + height)], GRID)
-    parts_legend(canvas, 0, len(rows) * (top + height + 16), parts)
-    return canvas.image
+    return canvas.above(parts_legend(canvas, 0, len(rows) * (top + height + 16), parts))
 
 
 def stacks(rows):
@@ -202,8 +202,8 @@ def stacks(rows):
                 canvas.text(x + width / 2, y + 31, f"{float(share):.0%}", anchor="mm")
             x += width
             names += [name] * (name not in names)
-    legend(canvas, 0, 56 * len(rows), [(tint(COLOURS[name], 0.8), name) for name in names])
-    return canvas.image
+    entries = [(tint(COLOURS[name], 0.8), name) for name in names]
+    return canvas.above(legend(canvas, 0, 56 * len(rows), entries))
 
 
 def holders(panels, parts):
@@ -226,5 +226,4 @@ def holders(panels, parts):
             canvas.box(left + k * cell, y + 22 + n_heads * tall, cell, 4, colour_at(parts, k))
     y = legend(canvas, left, len(panels) * each, [(tint(c, 0.75), f"process {rank}")
                                                   for rank, c in enumerate(RANKS)])
-    parts_legend(canvas, left, y, parts)
-    return canvas.image
+    return canvas.above(parts_legend(canvas, left, y, parts))

@@ -23,8 +23,9 @@ class Rank:
     tokens: list                     # (t,) its slice of the row
     n_crops: int                     # that it encodes
     sent: list                       # visual tokens that go to each rank
-    heads: torch.Tensor              # (T,H) bool: what its attention received in between
-    returned: torch.Tensor           # (T,H) bool: what it held after the second exchange
+    before: torch.Tensor             # (T,H) bool: heads of tokens that it held at first,
+    heads: torch.Tensor              # that its attention received after the first exchange,
+    returned: torch.Tensor           # and that it held after the second
     loss: float                      # its part of the sum of the loss
     weight: float                    # its part of the sum of the weights
 
@@ -60,9 +61,9 @@ def worker(rank, folder, swap):
     batch = parallel.shard(examples.collate([row]), rank, CP)
     with torch.no_grad():
         loss, weight = weighted_sums(model, batch)
-    heads, returned = follow_heads(rank, mesh["cp"].get_group())
+    held = follow_heads(rank, mesh["cp"].get_group())
     found = Rank(batch.tokens[0].tolist(), int((batch.cp_rank == rank).sum()), batch.dispatch[0],
-                 heads, returned, float(loss), float(weight))
+                 *held, float(loss), float(weight))
     torch.save(found, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
@@ -90,11 +91,11 @@ def follow_heads(rank, group):
         return q
 
     back = parallel.ulysses(attend, group)(mine, mine[:, :, :G], mine[:, :, :G], None)
-    return [torch.isin(numbers, x).view(T, H) for x in (seen[0], back)]
+    return [torch.isin(numbers, x).view(T, H) for x in (mine, seen[0], back)]
 
 
 def holder(found, name):
-    """[Rank, Rank], "heads" or "returned" -> (T,H) the rank that holds each head of each token."""
+    """[Rank, Rank], "before", "heads" or "returned" -> (T,H) the rank that holds each head of each token."""
     first, second = (getattr(rank, name) for rank in found)
     assert bool((first ^ second).all()), "each head of each token is on one rank"
     return second.int()
