@@ -14,7 +14,8 @@ import parallel
 from evaluation.evaluate import evaluate
 from records.reader import Records
 from tests.evaluation.small_model import DATA, MEDIA, TOKENIZER, random_model
-from training.gather import gather_on_each
+from training import lora
+from training.gather import gather_on_each, gather_on_first
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
@@ -37,6 +38,31 @@ def answers(folder, model, ranks=None):
                     ranks=ranks)
 
 
+def adapted_model():
+    model = random_model()
+    lora.add_adapters(model, lora.LoraConfig(rank=4))
+    lora.init_adapters(model, 0)
+    generator = torch.Generator().manual_seed(0)
+    for name, p in model.named_parameters():
+        if name.endswith("lora_b"):
+            p.data = torch.randn(p.shape, generator=generator)
+    return model
+
+
+def assert_adapters_are_merged(ranks):
+    """In what is gathered of a sharded model, to be asked and to be saved."""
+    whole = adapted_model()
+    wanted = lora.merged(whole, whole.state_dict(), torch.float32)
+    model = parallel.parallelize(adapted_model(), ranks.mesh)
+    copies = [gather_on_each(model, ranks, torch.device("cpu"), torch.float32),
+              gather_on_first(model, ranks)]
+    assert (copies[1] is not None) == ranks.first
+    for copy in copies[: 1 + ranks.first]:
+        found = copy.state_dict()
+        assert found.keys() == wanted.keys() == random_model().state_dict().keys()
+        assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
 def worker(rank, world, folder):
     """Each rank keeps what it found, with weights that were sharded and gathered again."""
     torch.set_num_threads(1)
@@ -48,6 +74,7 @@ def worker(rank, world, folder):
     for ours, theirs in zip(half.parameters(), random_model().parameters(), strict=True):
         assert torch.equal(ours, theirs.to(torch.bfloat16))
     whole = gather_on_each(model, ranks, torch.device("cpu"), torch.float32)
+    assert_adapters_are_merged(ranks)
     torch.save(answers(folder, whole, ranks), folder / f"{world}-{rank}.pt")
     dist.destroy_process_group()
 

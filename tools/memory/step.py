@@ -57,7 +57,7 @@ def static_bytes(shape):
     trained = sum(unit.trained * unit.count for unit in units)
     model = fsdp_units(shape)["model"]
     gathered = model.bytes(shape.frozen_bytes) if shape.sharded else 0
-    flat = 4 * max(unit.size for unit in fsdp_units(shape).values()) if shape.sharded else 0
+    flat = max(unit.bytes(shape.frozen_bytes) for unit in units) if shape.sharded else 0
     # communicators: of all ranks or of those that hold the weights, of copies, of a shared row
     copies = shape.weight_ranks < shape.gpus
     communicators = 1 + copies + (shape.cp > 1) if shape.sharded else 0
