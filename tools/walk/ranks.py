@@ -95,7 +95,7 @@ def follow_heads(rank, group):
 
 
 def holder(found, name):
-    """[Rank, Rank], "before", "heads" or "returned" -> (T,H) the rank that holds each head of each token."""
+    """[Rank, Rank], a name of theirs -> (T,H): the rank that holds each head of each token."""
     first, second = (getattr(rank, name) for rank in found)
     assert bool((first ^ second).all()), "each head of each token is on one rank"
     return second.int()
