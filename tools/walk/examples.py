@@ -1,4 +1,4 @@
-"""What the walk shows: one video, one photograph, one text, and a model of 60,000 weights.
+"""What the walk shows: one video, one photograph, one text, and a model of 58,000 weights.
 
 Everything is real but its size: the records pass through data.py and packing.py as any other, the
 model is model.Molmo2 with random weights. Numbers are float64, so that they are the same on every
