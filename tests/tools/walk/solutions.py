@@ -1,0 +1,63 @@
+"""The exercises of docs/walk solved as a reader might, without a look at the project's code."""
+
+import torch
+import torch.distributed as dist
+
+import parallel
+import train
+
+
+def allow(visible_until, bidir):
+    place = torch.arange(bidir.shape[1])
+    causal = (place <= place[:, None]) & (place[:, None] < visible_until[:, None, :])
+    both_ways = (bidir[:, :, None] == bidir[:, None, :]) & (bidir[:, None, :] != 0)
+    return causal | both_ways
+
+
+def best_subset(items, tokens, crops, bin_size, per_token, per_crop):
+    reached = {(0, 0): []}
+    for item in items:
+        for (t, c), chosen in list(reached.items()):
+            total = t + item.tokens, c + item.crops
+            if total[0] <= tokens and total[1] <= crops and total not in reached:
+                reached[total] = [*chosen, item]
+    best = max(reached, key=lambda total: total[0] * per_token + total[1] * per_crop)
+    return reached[best]
+
+
+def token_weight(branch, n_loss, n_branches, config):
+    weight = branch.weight
+    if branch.kind in ("point", "count", "track"):
+        return weight * config.point_weight
+    if branch.kind == "caption" and branch.of_video:
+        return weight * config.video_caption_weight
+    if config.sqrt_length:
+        weight = weight * 2 / max(n_loss, 1) ** 0.5
+    if config.sqrt_branches:
+        weight = weight / n_branches**0.5
+    return weight
+
+
+def ulysses(attend, group):
+    cp = dist.get_world_size(group)
+
+    def to_heads(x):                     # (B,t,H,D) -> (B,T,H/cp,D)
+        parts = torch.stack(x.chunk(cp, dim=2))
+        return torch.cat(list(parallel.AllToAll.apply(parts, group)), dim=1)
+
+    def exchanged(q, k, v, mask):
+        if k.shape[2] < cp:
+            k, v = (x.repeat_interleave(cp // x.shape[2], dim=2) for x in (k, v))
+        out = attend(to_heads(q), to_heads(k), to_heads(v), mask)
+        parts = torch.stack(out.chunk(cp, dim=1))
+        return torch.cat(list(parallel.AllToAll.apply(parts, group)), dim=2)
+
+    return exchanged
+
+
+def forward_backward(run, model, rows):
+    batch = train.batch_of(run, rows).to(run.device)
+    nll, lse = model(batch)
+    loss = batch.weights * (nll + run.config.z_loss * lse**2)
+    loss.sum().backward()
+    return batch, nll
