@@ -23,8 +23,8 @@ import signal
 import time
 from functools import partial
 
-# Before torch is imported: OpenMP's threads spin for a moment only, then sleep. By default they spin
-# for milliseconds, which makes a step beside another process 3.5 times as long (RESULTS.md).
+# Before torch is imported: OpenMP's threads spin for a moment, then sleep. By default they spin for
+# milliseconds, which makes a step beside another process 3.5 times as long (RESULTS.md).
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
