@@ -36,7 +36,6 @@ from vision import RELEASED, VisionConfig
 class DataConfig:
     max_tokens: int = 2536           # of an example, and of a row (paper: Table 12)
     max_crops: int = 8               # high-resolution crops of an image
-    share_crop: bool = False         # encode both views of an image of one such crop at once
     max_images: int = 5              # of a record; one with more is skipped (docs/molmo2.md 2.4)
     max_frames: int = 128            # of a video: 16 in stage 1, 128 in stage 2, 384 in stage 3
     fps: float = 2.0                 # frames per second of a video at most

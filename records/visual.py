@@ -91,15 +91,8 @@ def crops_per_image(info, config):
     """How many crops each image, or each frame, of a MediaInfo has."""
     if info.times is not None:
         return [1] * len(info.times)
-    n_crops = [vision.pooled_grids(h, w, config.max_crops, config.vision)[2]
-               for w, h in info.sizes[: config.max_images]]
-    return [1 if is_encoded_once(n, config) else n for n in n_crops]
-
-
-def is_encoded_once(n_crops, config):
-    """Is one crop enough for an image of n_crops? The low-resolution crop of an image with a single
-    high-resolution crop has the same pixels."""
-    return config.share_crop and n_crops == 2
+    return [vision.pooled_grids(h, w, config.max_crops, config.vision)[2]
+            for w, h in info.sizes[: config.max_images]]
 
 
 def pool_windows(info, config):
@@ -109,18 +102,11 @@ def pool_windows(info, config):
     else:
         tilings = [vision.tiling(h, w, config.max_crops, config.vision)
                    for w, h in info.sizes[: config.max_images]]
-        each = [windows_of_image(rows, cols, config) for rows, cols in tilings]
+        each = [vision.image_windows(rows, cols, config.vision) for rows, cols in tilings]
     starts = np.cumsum([0, *crops_per_image(info, config)]) * config.vision.n_patch
     shifted = [np.where(source < 0, -1, source + start)
                for source, start in zip(each, starts[:-1], strict=True)]
     return np.concatenate(shifted)
-
-
-def windows_of_image(rows, cols, config):
-    windows = vision.image_windows(rows, cols, config.vision)
-    if is_encoded_once(1 + rows * cols, config):
-        return np.where(windows < 0, -1, windows % config.vision.n_patch)
-    return windows
 
 
 def image_crops(images, config):
@@ -128,7 +114,6 @@ def image_crops(images, config):
     none = np.zeros((0, config.vision.n_patch, config.vision.n_pixel), np.uint8)
     each = [vision.crops(image, config.max_crops, config.vision)[0]
             for image in images[: config.max_images]]
-    each = [crops[:1] if is_encoded_once(len(crops), config) else crops for crops in each]
     return np.concatenate([none, *each])
 
 

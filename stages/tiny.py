@@ -24,7 +24,6 @@ RECIPE = {
     "freeze_embedding": False,       # there is no pre-trained language model to keep
     "data.max_tokens": 512,
     "data.max_crops": 1,
-    "data.share_crop": True,         # both views of an image of the toy have the same pixels
     "data.length_hint": 0,
 }
 # of stages 2 and 3, which begin with the weights of the stage before (--init)

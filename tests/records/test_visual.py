@@ -187,27 +187,6 @@ def test_planned_crops_and_windows_are_those_of_the_images():
     assert image_crops([], CONFIG).shape == (0, 100, 300)
 
 
-def test_with_a_shared_crop_every_window_has_the_pixels_that_it_had():
-    """Images of one high-resolution crop are encoded once; the larger one keeps its three crops."""
-    rng = np.random.default_rng(0)
-    sizes = [(100, 100), (300, 80), (31, 57)]
-    images = [rng.integers(0, 255, (h, w, 3), np.uint8) for w, h in sizes]
-    shared = replace(CONFIG, share_crop=True)
-    info = MediaInfo(sizes)
-    assert crops_per_image(info, CONFIG) == [2, 3, 2]
-    assert crops_per_image(info, shared) == [1, 3, 1]
-
-    def pixels_of_windows(config):
-        windows = pool_windows(info, config)
-        patches = image_crops(images, config).reshape(-1, config.vision.n_pixel)
-        assert windows.max() < len(patches)
-        return windows >= 0, patches[windows]
-
-    (valid, pixels), (valid_shared, pixels_shared) = map(pixels_of_windows, (CONFIG, shared))
-    assert np.array_equal(valid, valid_shared)
-    assert np.array_equal(pixels[valid], pixels_shared[valid])
-
-
 def test_a_frame_has_one_crop_and_windows_of_nine():
     frames = np.random.default_rng(0).integers(0, 255, (3, 24, 32, 3), np.uint8)
     info = MediaInfo([(32, 24)], [0.0, 0.5, 1.0])
