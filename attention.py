@@ -242,7 +242,7 @@ def attend_documents(q, k, v, mask):
     return torch.cat(done, dim=1).view_as(q)
 
 
-# in backward a chunk runs again, all but these SDPA kernels, whose outputs and logsumexp are kept
+# selective checkpointing: outputs of SDPA's kernels are kept, the rest of a chunk is recomputed
 save_sdpa_outputs = partial(create_selective_checkpoint_contexts, [
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default])
@@ -251,8 +251,8 @@ save_sdpa_outputs = partial(create_selective_checkpoint_contexts, [
 def attend_chunks(q, k, v, chunks):
     """q (B,T,H,D), k and v (B,S,G,D), [Chunk, ..] -> (B,T,H,D), one chunk after the other.
 
-    Of several chunks, backward picks the keys again and turns the mask into numbers again, as SDPA
-    does in every layer, so that neither outlives its chunk.
+    Several chunks are checkpointed one by one: backward selects the keys and turns the mask into
+    numbers again, so that neither is stored. SDPA itself does not run again.
     """
     def run(q, k, v, keys, mask):
         if torch.is_tensor(keys):

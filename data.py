@@ -12,7 +12,7 @@ of the visual input, the trunk, and cannot see each other: the message tree.
     branch   <|im_start|>user\\nlong_caption 4:<|im_end|>\\n<|im_start|>assistant\\nA cat.<|im_end|>
     branch   <|im_start|>user\\nWhere?<|im_end|>\\n<|im_start|>assistant\\n<points ..><|im_end|>
 
-The random choices of an example are keyed by (seed, its id, epoch): size makes those of encode.
+The random choices of an example are keyed by (seed, its id, epoch): size and encode draw the same.
 """
 
 import math
@@ -64,7 +64,7 @@ class RecordReader(Protocol):
     def __len__(self): ...
     def __getitem__(self, i): ...                   # -> record
     def image_sizes(self, record): ...              # -> [(width, height), ..] from headers
-    def images(self, record, only): ...             # -> [(H,W,3) uint8, ..] with numbers in only
+    def images(self, record, only=None): ...        # -> [(H,W,3) uint8, ..], numbers in only or all
     def video_size(self, record): ...               # -> width, height, seconds, half a frame's time
     def video_of(self, record): ...                 # -> path or frames, start, end of the clip
     def frames(self, record, times): ...            # -> yields (H,W,3) uint8 for seconds of a clip
@@ -107,8 +107,9 @@ class Example:
 def token_weight(branch, n_loss, n_branches, config):
     """Loss weight of each token of a branch (paper: token weighting; docs/molmo2.md 7.1).
 
-    Flat for points, counts and tracks (0.2 from stage 2 on) and for captions of videos (0.1); else
-    2 / sqrt(loss tokens) / sqrt(branches kept): short answers and many questions have their say.
+    Points, counts, tracks: point_weight; captions of videos: video_caption_weight. Else 1, times
+    2 / sqrt(loss tokens) with sqrt_length, and 1 / sqrt(branches kept) with sqrt_branches. All are
+    1 in stage 1; later 0.2, 0.1 and both roots, so that long answers do not outweigh short ones.
     """
     if branch.kind in ("point", "count", "track"):
         return branch.weight * config.point_weight
@@ -220,7 +221,7 @@ def build_tree(record, info, tokenizer, config, seed, epoch):
         a = record["annotations"][i]
         n_transcripts += a.get("style") == "transcript"
         if a.get("style") == "transcript" and n_transcripts > config.n_transcripts:
-            continue                                              # it is read in another epoch
+            continue                                              # other epochs draw others
         if a["type"] != "track" and len(a.get("points", ())) > config.max_points:
             n_over_max_points += 1
             continue

@@ -34,8 +34,8 @@ class Batch:
     pool_dst: torch.Tensor           # (M,) int64, flat token index b*T+t that receives it
     ids: list                        # of str, record ids
     # under context parallelism (parallel.py)
-    cp_rank: torch.Tensor = None     # (n,) int32, the rank that has each crop; images are its own
-    dispatch: object = None          # which rank needs which pooled token
+    cp_rank: torch.Tensor = None     # (n,) int32, the rank that has each crop; images has ours
+    dispatch: tuple = None           # (sent, received): pooled tokens to and from each rank
     # (L,) int64, flat indices of tokens with loss, found here so that no GPU is waited for
     labelled: torch.Tensor = field(init=False)
 
@@ -246,9 +246,9 @@ def balance_packs(packs, n_ranks):
 def collate(rows, max_tokens, vision_config, crop_bucket=1, share_images=False):
     """rows: one list of data.Example per row -> Batch of rows x max_tokens, on the CPU.
 
-    Crops are padded with blank ones to a multiple of crop_bucket, so that a compiled model meets
-    few shapes. share_images: examples with the same array of crops, several questions about one
-    video, pool from one copy, which is encoded once.
+    Crops are padded with blank ones to a multiple of crop_bucket (if there are none, to 2 at most),
+    so that a compiled model meets few shapes. share_images: examples with the same array of crops,
+    several questions about one video, pool from one copy, which is encoded once.
     """
     B, T = len(rows), max_tokens
     n_examples = sum(map(len, rows))

@@ -14,8 +14,8 @@ groups hold different rows.
     tokens    0..15       0..15       0..15       0..15       inside attention: each head with all
     heads     0 1         2 3         4 5         6 7         tokens, the plain attend and mask
 
-model.py, vision.py and attention.py do not know of it: `parallelize` wraps it around `attend` and
-`route` from outside. Losses are sums, divided by the weight of the whole step.
+vision.py and attention.py do not know of it; model.py has two hooks, `attend` and `route`, which
+`parallelize` replaces. Losses are sums, divided by the weight of the whole step.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ class Ranks:
     dp_rank: int = 0
     cp: int = 1
     cp_rank: int = 0
-    waiting: object = None           # a gloo group for waits of any length (evaluation on one rank)
+    waiting: object = None           # a gloo group for long waits: ranks evaluate for hours
     saving: object = None            # a gloo group for the threads that write checkpoints
 
     @property
@@ -83,7 +83,7 @@ def is_first_process():
 
 
 def make_mesh(cp, device="cpu"):
-    """The ranks of this world as (dp, cp), cp varying fastest: a group lies within a node."""
+    """The ranks of this world as (dp, cp), cp varying fastest: neighbours are a group."""
     shape = (dist.get_world_size() // cp, cp)
     return with_timeout(init_device_mesh(device, shape, mesh_dim_names=("dp", "cp")))
 
@@ -232,8 +232,8 @@ def parallelize(model, mesh, shard=0, dtype=torch.float32):
     """Puts the model on this mesh: attention, vision, then weights, sharded over all ranks (FSDP2),
     or over groups of `shard` neighbours, within a node, that each hold all of them (HSDP).
 
-    Weights, gradients and their sums are float32, as in one process. The decoder's blocks are
-    gathered in dtype, in which autocast computes them. Gradients are sums: no division by ranks.
+    Weights that learn, gradients and their sums are float32, as in one process. The decoder's
+    blocks are gathered in dtype, in which autocast computes them. Gradients are sums, not means.
     """
     if mesh["cp"].size() > 1:
         group = mesh["cp"].get_group()
@@ -256,14 +256,14 @@ def parallelize(model, mesh, shard=0, dtype=torch.float32):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)   # gloo has no reduction that scales
     if embedding and not model.embedding.weight.requires_grad:
-        # itself, in place of what ran before it: the frozen table, which backward does not need
+        # else FSDP would prefetch the frozen embedding here, which backward does not need
         vit_blocks[0].set_modules_to_backward_prefetch([vit_blocks[0]])
     return model
 
 
 def accumulate(model, last):
-    """To be called before each micro-batch. Only the last one of a step reduces gradients over the
-    groups that hold copies (HSDP), and until then what the model's own unit gathered stays."""
+    """To be called before each micro-batch. Only the last one of a step sums gradients over the
+    groups that hold copies (HSDP) and frees what the model's own unit has gathered."""
     if isinstance(model, FSDPModule):
         model.set_requires_all_reduce(last)
         model.set_reshard_after_backward(last, recurse=False)

@@ -2,9 +2,9 @@
 
     python train.py --stage 1 --tiny                            # laptop, toy world, no download
     python train.py --stage 1 --tiny --data my.jsonl --media photos                # own records
-    python train.py --stage 1 --data captions.jsonl=0.6 points.jsonl=0.4 --preset 4b
+    python train.py --stage 1 --data captions.jsonl=0.6 points.jsonl=0.4 --init runs/base-4b
     python train.py --stage 1 --tiny --resume                                   # continue a run
-    torchrun --nproc-per-node 8 train.py --stage 3 --cp 8 --data mix.json --out runs/stage3
+    torchrun --nproc-per-node 8 train.py --stage 3 --cp 8 --data mix.json --init runs/stage2
 
 Order of this file: optimizer, loop, end; training/setup.py opens data and model. A step:
 
@@ -92,7 +92,7 @@ def set_learning_rates(optimizer, config, step):
 def divide_and_clip(run, parameters, weight):
     """Divides summed gradients by the weight of the step, then clips -> the norm before clipping.
 
-    The norm is over all ranks, which hold several copies of the gradient where --shard is given.
+    The norm is over all ranks; with HSDP (config.shard) world / shard of them hold the same part.
     """
     copies = run.ranks.world // run.config.shard if run.config.shard else 1
     gradients = [parallel.local(p.grad) for p in parameters if p.grad is not None]
@@ -183,7 +183,7 @@ def forward_backward(run, model, rows):
     """Adds the gradients of a micro-batch to those there are -> its Batch, nll (B,T)."""
     config, dtype = run.config, run.dtype
     batch = batch_of(run, rows).to(run.device)
-    # cache_enabled=False: autocast's weight cache would hold a bf16 copy of every trainable weight
+    # with activation checkpointing no cache of autocast: it would keep a bf16 copy of every weight
     with torch.autocast(run.device.type, dtype, enabled=dtype != torch.float32,
                         cache_enabled=not config.activation_checkpointing):
         nll, lse = model(batch)

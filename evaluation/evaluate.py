@@ -6,7 +6,7 @@ over questions; in a conversation every turn is a question, asked after the true
 turns.
 
 caption_exact caption_recall caption_precision
-point_f1 point_precision point_recall       of one image; of several images_point_.., of a video
+point_f1 point_precision point_recall       on one image; on several images_point_.., on a video
                                             video_point_..
 count_accuracy count_close                  of all media; close is wider for a video
 track_precision track_recall track_f1 hota det_a ass_a
@@ -52,8 +52,7 @@ import vision
 from evaluation.generate import generate
 from evaluation.masks import check_masks
 from evaluation.scoring import Question, hit_rule, score
-from records.errors import warn
-from records.media import Unreadable
+from records.errors import Unreadable, warn
 from records.visual import VideoClip, crops_per_image, read_headers
 from text.prompts import turns_of
 from text.styles import medium, style_of
@@ -163,7 +162,9 @@ def plan_batches(questions, tokenizer, config, max_rows):
             batches.append([p.question for p in prompts])
             prompts = []
         prompts.append(prompt)
-    return batches + [[p.question for p in prompts]] * bool(prompts)
+    if prompts:
+        batches.append([p.question for p in prompts])
+    return batches
 
 
 def measure(question, tokenizer, config):
@@ -209,7 +210,7 @@ def prompt_batches(batches, tokenizer, config, skipped):
             prompt = data.encode_prompt(images, question.turns, tokenizer, config, clip)
             prompt.images = crops.setdefault(where, prompt.images)
             prompts.append((question, prompt))
-        decoded = {where: decoded[where]} if where in decoded else {}    # of the next batch too?
+        decoded = {where: decoded[where]} if where in decoded else {}    # the next may begin so
         yield prompts
 
 
@@ -226,7 +227,7 @@ def evaluate(
     masks_of(record, annotation index) -> masks of that annotation (see above) or None. batch:
     questions answered at once. max_new: tokens of every answer at most, in place of answer_limit.
     progress: show a bar on stderr. A record whose media cannot be read is named on stderr and
-    counted as skipped, a text, which has no score but its nll, as not_scored. ValueError if masks
+    counted in `skipped`; a text, which has only its nll, in `not_scored`. ValueError if masks
     do not fit their annotation. ranks: parallel.Ranks, each of which calls this with the same
     arguments and a whole model.
     """

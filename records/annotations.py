@@ -63,12 +63,12 @@ def check_annotation(annotation, place, visual, report):
     if kind == "box":
         for k, entry in enumerate(annotation["boxes"]):
             check_fields(entry, "box of a box", f"{place}.boxes[{k}]", report)
-        annotation, kind = as_points(annotation, place), "point"
-    if kind == "point":
-        check_point(annotation, place, visual, report)
+        annotation = as_points(annotation, place)
+    if kind in ("point", "box"):
+        check_point(annotation, kind, place, visual, report)
     elif kind == "track":
         check_track(annotation, place, visual, report)
-    if kind in ("point", "track"):
+    if kind in ("point", "box", "track"):
         check_range(annotation, place, visual.sizes, report)
         times = [point["t"] for point in points_of(annotation) if "t" in point]
         check_times([*times, *annotation.get("times", [])], place, visual, report)
@@ -107,12 +107,13 @@ def points_of(annotation):
     return annotation["points"]
 
 
-def check_point(annotation, place, visual, report):
+def check_point(annotation, kind, place, visual, report):
+    """The points of a point annotation, or of a box annotation, whose boxes are checked before."""
     for k, point in enumerate(annotation["points"]):
-        at = f"{place}.{'boxes' if 'box' in point else 'points'}[{k}]"
+        at = f"{place}.{'boxes' if kind == 'box' else 'points'}[{k}]"
         if isinstance(point, dict):
             check_which_image_or_time(point, at, visual)
-        if "box" not in point:       # of a box annotation, which is checked before
+        if kind == "point":
             check_fields(point, "point of a point", at, report)
         if point.get("image", 0) >= len(visual.sizes):
             hint = f"the last is {len(visual.sizes) - 1}"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Trains on many GPUs: one node, or this script on each of several. All arguments go to train.py:
 #
-#     bash stages/cluster.sh --stage 2 --data mix.json --out runs/stage2     # one node, all GPUs
-#     NODES=16 HEAD=node0:29400 \
+#     INIT=runs/stage1 bash stages/cluster.sh --stage 2 --data mix.json --out runs/stage2  # one node
+#     NODES=16 HEAD=node0:29400 INIT=runs/stage2 \
 #       bash stages/cluster.sh --stage 3 --cp 8 --out runs/stage3            # on each of 16 nodes
 #     sbatch --nodes 16 stages/slurm.sh --stage 3 --cp 8 --out runs/stage3  # with Slurm
 #

@@ -12,7 +12,8 @@ from training import lora, weights
 
 
 def gather_on_first(model, ranks):
-    """The model itself, of one process; else a copy on the first rank's CPU, None on the others."""
+    """-> on the first rank the model itself, or a copy on the CPU if it is sharded or has adapters,
+    which are merged; None on the others."""
     if not ranks.mesh and not lora.has_adapters(model):
         return model
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -21,12 +22,13 @@ def gather_on_first(model, ranks):
 
 
 def gather_on_each(model, ranks, device, dtype):
-    """The model to be asked on this rank: a copy on its device, in the dtype of the arithmetic.
+    """-> the model that this rank evaluates: a copy on its device, in the dtype of the arithmetic.
 
     Weights are gathered once and not, as in training, layer by layer: that would send all of them
     for every token of an answer, and ranks whose answers differ in length could not take part in
     the same collectives. In bfloat16 the copy takes 16 GiB for the 8B, beside this rank's part of
-    the training state. One process in float32 asks the model itself.
+    the training state. One process in float32, or with adapters, evaluates
+    the model itself.
     """
     if not ranks.mesh and (dtype == torch.float32 or lora.has_adapters(model)):
         return model

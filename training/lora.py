@@ -73,7 +73,7 @@ def hold_frozen(model, dtype):
 
 
 def autocast(model, device, dtype):
-    """That of training, for answers of a model whose frozen matrices are in dtype."""
+    """The autocast of training, for a model with adapters; a merged copy needs none."""
     low = dtype != torch.float32 and has_adapters(model)
     return torch.autocast(device.type, dtype, enabled=low)
 

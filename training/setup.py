@@ -37,7 +37,7 @@ from training.sources import fingerprint, open_sources
 
 
 def pick_device(config):
-    """-> device and dtype of the arithmetic; weights and optimizer are float32 always."""
+    """-> device and dtype of the arithmetic; weights that learn and the optimizer are float32."""
     # read at the first allocation. The sizes of blocks differ from row to row: segments that grow
     # prevent fragmentation
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
@@ -118,9 +118,9 @@ def open_loader(args, config, ranks, tokenizer, resume_from, sources, rates):
 def open_model(args, config, resume_from):
     """-> model, tokenizer, and config with its shape: from --init, or new from --preset.
 
-    A new model is on the CPU. Of --init and of a run that continues it is on the meta device, so
-    that no rank ever holds all of it: build_optimizer gives each its shard, and fill_weights or
-    checkpoint.restore reads that.
+    Without --init a new model is on the CPU. With --init or --resume it is on the meta device, so
+    that no rank ever holds all of it: build_optimizer allocates each rank's shard, fill_weights or
+    checkpoint.restore reads it.
     """
     if args.init is not None:
         try:
@@ -166,7 +166,7 @@ def apply_recipe(model, config):
 
 
 def fill_weights(args, config, model):
-    """Reads this rank's part of the weights of --init; adapters on them are new."""
+    """Initialises the adapters, if any, and reads this rank's part of the weights of --init."""
     lora.init_adapters(model, config.seed)
     if args.init is not None:
         try:
@@ -292,7 +292,7 @@ class Run:
     fingerprint: dict                # of the data
     eval_records: dict               # {name: records} of --eval; None: the toy world's
     resume_from: Checkpoint          # of step 0 if the run begins
-    base: dict                       # of a run with adapters: what they are put on
+    base: dict                       # LoRA: path and checksums of the weights below
 
 
 def start_run(args, config, ending):

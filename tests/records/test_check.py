@@ -133,6 +133,8 @@ FIELD_MISTAKES = [
     (image({**POINT, "coords": "pixels"}), "E07", "did you mean 'pixel'"),
     (image({**POINT, "size": [4]}), "E07", "[width, height]"),
     (image({**POINT, "points": [{"x": "4", "y": 2}]}), "E07", "'x'"),
+    (image({**POINT, "points": [3]}), "E07", "annotations[0].points[0]"),
+    (image({**POINT, "points": [{"x": 4, "y": 2, "box": 5}]}), "E07", "'box'"),
     (image({**POINT, "mode": "per_frame"}), "E07", "'mode'"),
     (image({**POINT, "count": -1}), "E07", "'count'"),
     (image({"type": "point", "coords": "unit", "points": []}), "E07", "label or a question"),
