@@ -84,7 +84,7 @@ class Reader:
         return [(VISION.crop, VISION.crop)]
 
     def images(self, record, only=None):
-        return [draw_square(2, 2, 4)]
+        return [draw_square(2, 2, 4) for _ in ([0] if only is None else only)]
 
     def video_size(self, record):
         return VISION.crop, VISION.crop, 0.5, 0.25

@@ -65,6 +65,7 @@ def worker(rank, folder, swap):
     found = Rank(batch.tokens[0].tolist(), int((batch.cp_rank == rank).sum()), batch.dispatch[0],
                  *held, float(loss), float(weight))
     torch.save(found, f"{folder}/{rank}.pt")
+    dist.barrier()                   # none leaves while another still waits for it
     dist.destroy_process_group()
 
 
