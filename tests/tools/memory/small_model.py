@@ -179,3 +179,18 @@ class LiveBytes(TorchDispatchMode):
         self.add([leaf for leaf in leaves
                   if torch.is_tensor(leaf) and leaf.untyped_storage().nbytes()])
         return out
+
+
+def peak_of_step(model, batch, dtype):
+    """The most bytes that are alive at once in forward and backward of a second micro-batch, which
+    finds the gradients of the first."""
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p) if p.requires_grad else None
+    gradients = [p.grad for p in model.parameters() if p.requires_grad]
+    live = LiveBytes(*model.parameters(), *gradients, *tensors_of(batch))
+    with live:
+        nll, lse = forward(model, batch, dtype)
+        loss = (batch.weights * (nll + 1e-4 * lse**2)).sum()
+        del nll, lse
+        loss.backward()
+    return live.peak

@@ -27,6 +27,7 @@ from tests.tools.memory.small_model import (
     config_of,
     forward,
     model_of,
+    peak_of_step,
     tensors_of,
 )
 from tests.tools.memory.test_activations import SHAPES
@@ -129,20 +130,10 @@ def test_the_largest_moment_is_the_peak_of_a_real_step(moment, config, dtype):
     # The loss is counted term by term. In a block the input is counted twice, and of the gradients
     # on their way the largest. A block without a checkpoint comes close to the loss before it.
     exact = moment == "backward of the loss" and not config.uncheckpointed_blocks
-    model = model_of(config)
-    batch = batch_of(config)
-    for p in model.parameters():             # as in the second micro-batch: gradients are there
-        p.grad = torch.zeros_like(p) if p.requires_grad else None
-    gradients = [p.grad for p in model.parameters() if p.requires_grad]
-    live = LiveBytes(*model.parameters(), *gradients, *tensors_of(batch))
-    with live:
-        nll, lse = forward(model, batch, dtype)
-        loss = (batch.weights * (nll + 1e-4 * lse**2)).sum()
-        del nll, lse
-        loss.backward()
+    peak = peak_of_step(model_of(config), batch_of(config), dtype)
     count = training(largest_shape(config, COMPUTE_BYTES[dtype]))
     without_optimizer = count.total - count.parts["optimizer"]
-    assert without_optimizer == pytest.approx(live.peak, rel=0.01 if exact else 0.06)
+    assert without_optimizer == pytest.approx(peak, rel=0.01 if exact else 0.06)
     if dtype == torch.float32:
         assert count.peak == moment
 
