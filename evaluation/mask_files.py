@@ -1,7 +1,5 @@
 """Files with true masks of points and tracks (the format is described in evaluate.py)."""
 
-import zipfile
-
 import numpy as np
 
 from evaluation.masks import n_masks
@@ -13,7 +11,9 @@ def read_npz(path, flag):
     named it."""
     try:
         return dict(np.load(path))
-    except (ValueError, TypeError, EOFError, zipfile.BadZipFile) as e:
+    except OSError:
+        raise                            # no such file, or not readable: its own sentence names it
+    except Exception as e:               # NumPy and zipfile raise many kinds for a damaged file
         raise ValueError(f"{flag} {path}: not an .npz file: {e}") from None
 
 

@@ -208,6 +208,10 @@ def plan_tool_args(path, packs):
     return type("Args", (), {"out": str(path), "packs": packs})
 
 
+def inverted(content, k):
+    return content[:k] + bytes([content[k] ^ 0xFF]) + content[k + 1 :]
+
+
 def open_plan(path, *flags):
     run, config = parse([*FLAGS, *flags])
     sources, rates, _ = open_sources(run, config)
@@ -295,7 +299,7 @@ def test_what_is_no_plan_is_refused(files, made, tmp_path, capsys):
     names = ["x.npz", "y.npz", "z.npy", "none.npz", "short.npz"]
     for k in range(30, len(whole) - 30, len(whole) // 12):       # a byte of the content inverted
         names.append(f"flip{k}.npz")
-        (tmp_path / names[-1]).write_bytes(whole[:k] + bytes([whole[k] ^ 0xFF]) + whole[k + 1 :])
+        (tmp_path / names[-1]).write_bytes(inverted(whole, k))
     refused = 0
     for name in names:
         try:
@@ -308,6 +312,22 @@ def test_what_is_no_plan_is_refused(files, made, tmp_path, capsys):
     assert ended.value.code == 2
     assert "x.npz" in capsys.readouterr().err
     assert not (tmp_path / "a").exists()
+
+
+def test_a_damaged_directory_of_a_plan_is_refused_or_of_no_consequence(files, made, tmp_path):
+    whole, path = made[0].read_bytes(), tmp_path / "flip.npz"
+    plan = open_plan(made[0], *mixed(files))
+    made_for = json.loads(bytes(np.load(made[0])["made_for"]))
+    config = parse([*FLAGS, *mixed(files)])[1]
+    directory = whole.index(b"PK\x01\x02")                       # it ends the file
+    refused = 0
+    for k in range(directory, len(whole)):
+        path.write_bytes(inverted(whole, k))
+        try:
+            assert PlanFile(path, made_for, config).items == plan.items
+        except DataError as e:
+            refused += str(path) in str(e)
+    assert refused > (len(whole) - directory) / 3                  # the rest are dates and the like
 
 
 def test_a_resume_with_a_plan_is_not_one_without(files, made):
