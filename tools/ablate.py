@@ -181,8 +181,13 @@ def compare_pairs(choice, metric, pairs):
     return row
 
 
+def margin(row):
+    """Half the width of the 95 % confidence interval of a difference."""
+    return T_95[min(row.seeds, 10) - 2] * row.error
+
+
 def verdict(row):
-    if row.error is None or abs(row.difference) <= T_95[min(row.seeds, 10) - 2] * row.error:
+    if row.error is None or abs(row.difference) <= margin(row):
         return "cannot tell"
     return "agrees" if row.difference > 0 else "disagrees"
 
@@ -214,6 +219,19 @@ def print_costs(choice, seeds, out):
         warn(f"{choice.name}: the runs are of different programs, {', '.join(sorted(commits))}")
 
 
+def draw(rows, path):
+    """Comparisons of the first metric of each choice with their 95 % confidence intervals; one that
+    holds 0 is a "cannot tell"."""
+    deciding = {(choice.name, choice.metrics[0]) for choice in CHOICES}
+    bars = []
+    for row in rows:
+        if row.error is not None and (row.choice, row.metric) in deciding:
+            label = f"{row.choice} ({row.metric})"
+            gain, half = row.difference, margin(row)
+            bars.append(charts.Bar(label, gain, gain - half, gain + half))
+    charts.save_bars(bars, path, xlabel="gain, 95 % confidence interval", baseline=0.0)
+
+
 def print_report(args):
     rows = []
     for choice in CHOICES:
@@ -226,15 +244,8 @@ def print_report(args):
         if found:
             print_costs(choice, args.seeds, args.out)
         rows += found
-    deciding = {(choice.name, choice.metrics[0]) for choice in CHOICES}
-    bars = []
-    for row in rows:
-        if row.error is not None and (row.choice, row.metric) in deciding:
-            label = f"{row.choice} ({row.metric})"
-            low = row.difference - row.error
-            bars.append(charts.Bar(label, row.difference, low, row.difference + row.error))
-    if bars:
-        charts.save_bars(bars, args.out / "ablate.png")
+    if any(row.error is not None for row in rows):
+        draw(rows, args.out / "ablate.png")
     print(json.dumps({"steps": args.steps, "rows": [dataclasses.asdict(row) for row in rows]}))
 
 
