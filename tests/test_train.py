@@ -1,12 +1,14 @@
 """A step of training is what torch's own functions say it is, and a run leaves what it should."""
 
 import dataclasses
+import itertools
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -208,6 +210,14 @@ def test_the_same_seed_gives_the_same_run_and_another_gives_another(plain, tmp_p
     other = run(tmp_path / "b", "--seed", "1")
     ids = [line["ids"] for line in steps_of(plain[1])]
     assert ids != [line["ids"] for line in steps_of(other)]
+
+
+def test_a_clock_that_is_set_back_changes_no_duration(tmp_path, monkeypatch):
+    clock = itertools.count(2e9, -1000)                  # every look at it is 1,000 s earlier
+    monkeypatch.setattr(time, "time", lambda: next(clock))
+    lines = run(tmp_path, "--vit_steps=3", "--steps", "1")
+    durations = [line["seconds"] for line in lines if "seconds" in line]
+    assert durations and all(0 <= seconds < 900 for seconds in durations)
 
 
 def with_bad_images(folder):
