@@ -6,9 +6,9 @@ from collections import Counter
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 import parallel
+from tests.ranks import run_ranks
 from tests.test_parallel import CONFIG, forward_backward, new_model, packs_of, shard_of_rank
 
 COLLECTIVES = ("all_gather_single", "reduce_scatter_single", "all_reduce", "all_to_all_single")
@@ -63,7 +63,7 @@ def worker(rank, folder):
 def test_a_step_exchanges_what_it_must_and_nothing_twice(tmp_path):
     """A unit is gathered once forward and once backward; the model's own (head, last norm) once a
     step; a frozen embedding never backward; gradients are summed over copies once a step."""
-    mp.spawn(worker, (str(tmp_path),), nprocs=4)
+    run_ranks(worker, (str(tmp_path),), 4)
     found = torch.load(tmp_path / "found.pt", weights_only=False)
     layers = CONFIG.n_layer
     inner = CONFIG.vision.n_layer + 1 + layers           # ViT blocks, rest of vision, decoder
@@ -94,4 +94,4 @@ def alone_in_a_row(rank, folder):
 
 @pytest.mark.slow
 def test_ulysses_has_a_communicator_of_its_own_where_all_ranks_share_a_row(tmp_path):
-    mp.spawn(alone_in_a_row, (str(tmp_path),), nprocs=2)
+    run_ranks(alone_in_a_row, (str(tmp_path),), 2)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 import attention
 import data
@@ -18,6 +17,7 @@ import packing
 import parallel
 from records import visual
 from records.visual import MediaInfo
+from tests.ranks import run_ranks
 from text.tokenizer import ByteTokenizer
 from text.visual import images_tokens, video_tokens
 
@@ -197,7 +197,7 @@ def run_workers(folder, world, cp, accumulation, kinds, **options):
     """-> {kind: (loss, gradients)} of `world` processes."""
     arguments = (world, cp, accumulation, kinds, str(folder), *options.values())
     assert list(options) == ["shard", "dtype", "compiled"][: len(options)]
-    mp.spawn(worker, arguments, nprocs=world)
+    run_ranks(worker, arguments, world)
     return torch.load(folder / "found.pt")
 
 

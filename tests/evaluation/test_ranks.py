@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 import parallel
 from evaluation.evaluate import evaluate
 from records.reader import Records
 from tests.evaluation.small_model import DATA, MEDIA, TOKENIZER, random_model
+from tests.ranks import run_ranks
 from training import lora
 from training.gather import gather_on_each, gather_on_first
 
@@ -86,7 +86,7 @@ def test_scores_of_two_and_of_four_ranks_are_those_of_one_to_the_digit(tmp_path)
     assert wanted["skipped"] == 2
     assert len(predictions) > 12
     for world in (2, 4):
-        mp.spawn(worker, (world, tmp_path), nprocs=world)
+        run_ranks(worker, (world, tmp_path), world)
         for rank in range(world):
             found = torch.load(tmp_path / f"{world}-{rank}.pt", weights_only=False)
             assert found == (wanted, predictions)

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 import parallel
 from records.mixture import Mixture
+from tests.ranks import run_ranks
 from tests.training.processes import (
     ROOT,
     all_end,
@@ -206,7 +206,7 @@ def wait_in_a_group(rank, folder):
 
 
 def test_an_exchange_within_a_group_ends_with_the_timeout_of_the_process_group(tmp_path):
-    mp.spawn(wait_in_a_group, (str(tmp_path),), nprocs=4)
+    run_ranks(wait_in_a_group, (str(tmp_path),), 4)
     assert 4 < float((tmp_path / "seconds").read_text()) < 30
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 import model as models
 import parallel
+from tests.ranks import run_ranks
 from tools.bench.measure import process_memory
 from training import weights
 
@@ -59,7 +59,7 @@ def test_a_rank_holds_its_shard_and_one_tensor_at_most(tmp_path, world):
     weights.save(model, tmp_path)
     total = sum(p.nbytes for p in model.parameters()) / MIB
     del model
-    mp.spawn(read_shard, (world, str(tmp_path)), nprocs=world)
+    run_ranks(read_shard, (world, str(tmp_path)), world)
     for rank in range(world):
         added, shard, largest = torch.load(tmp_path / f"{world}-{rank}.pt")
         print(f"{world} ranks of {total:.0f} MiB: {added:.0f} added, the shard {shard:.0f}")

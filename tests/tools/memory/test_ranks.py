@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 import data
 import model as models
 import parallel
+from tests.ranks import run_ranks
 from tests.tools.memory.small_model import (
     COMPUTE_BYTES,
     SMALL,
@@ -228,7 +228,7 @@ def check_case(case, first, last):
 def test_two_processes_hold_keep_and_send_what_is_counted(tmp_path):
     """Exact, but for integers and what hooks cannot see (test_activations)."""
     cases = two_process_cases()
-    mp.spawn(worker, (str(tmp_path), cases), nprocs=2)
+    run_ranks(worker, (str(tmp_path), cases), 2)
     for number, case in enumerate(cases):
         ranks = (Counter(torch.load(tmp_path / f"{number}-{rank}.pt")) for rank in (0, 1))
         check_case(case, *ranks)
