@@ -220,7 +220,7 @@ def prompt_batches(batches, tokenizer, config, skipped):
 
 def evaluate(
     model, tokenizer, config, records, masks_of=None, batch=128, max_new=None, progress=True,
-    ranks=None,
+    ranks=None, with_nll=True,
 ):
     """Records from a source -> metrics, predictions, on all ranks.
 
@@ -229,7 +229,7 @@ def evaluate(
     progress: show a bar on stderr. A record whose media cannot be read is named on stderr and
     counted in `skipped`; a text, which has only its nll, in `not_scored`. ValueError if masks
     do not fit their annotation. ranks: parallel.Ranks, each of which calls this with the same
-    arguments and a whole model.
+    arguments and a whole model. with_nll False: no forward pass for the loss, `nll` is empty.
     """
     ranks = ranks or parallel.Ranks()
     records = list(records)
@@ -260,7 +260,7 @@ def evaluate(
             result[name] = round(float(np.mean(values)), 4)
     result |= {f"n_{kind}": sum(p["type"] == kind for p in predictions) for kind in TYPES}
     decodable = [record for record in readable if record["where"] not in skipped]
-    losses = nll(model, tokenizer, config, decodable, skipped, ranks)
+    losses = nll(model, tokenizer, config, decodable, skipped, ranks) if with_nll else {}
     result["nll"] = {name: round(value, 4) for name, value in losses.items()}
     skipped = gather_skipped(skipped, ranks)
     if ranks.first:

@@ -6,11 +6,13 @@ other under its name.
     python -m tools.evaluate --model runs/stage3 --data videos.jsonl --frames 8 16 32 --draw drawn
     torchrun --nproc-per-node 8 -m tools.evaluate --model Molmo2-8B --data videos.jsonl \
         --device cuda --dtype bfloat16       # questions are dealt out, the scores are the same
+    python -m tools.evaluate --model Molmo2-8B --benchmark countbench --data downloads/CountBenchQA
 """
 
 import argparse
 import json
 import os
+import tempfile
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +28,8 @@ from evaluation.mask_files import open_masks
 from records import media
 from records.errors import warn
 from records.reader import Records
+from tools import benchmarks
+from training.config import UserError
 from training.open_model import open_model_folder
 from training.sources import unique_names
 
@@ -40,7 +44,11 @@ def parse(argv):
     parser = argparse.ArgumentParser(description="Score a model on records.")
     add = parser.add_argument
     add("--model", required=True, help="run directory, or a folder with a released checkpoint")
-    add("--data", required=True, nargs="+", help="records (.jsonl), each file scored apart")
+    add("--data", required=True, nargs="+", help=(
+        "records (.jsonl), each file scored apart; with --benchmark the folder of its files"))
+    add("--benchmark", choices=benchmarks.BENCHMARKS, help=(
+        "a published benchmark, from its files as they are published; its published scores are "
+        "printed beside ours"))
     add("--media", help="folder of their images and videos")
     add("--masks", help=(
         'an .npz with an array (n,h,w) for each pointing annotation, named "record id/annotation '
@@ -60,6 +68,8 @@ def parse(argv):
     args = parser.parse_args(argv)
     if args.max_new is not None and args.max_new < 1:
         raise ValueError("--max-new must be at least 1")
+    if args.benchmark and (len(args.data) > 1 or args.frames or args.masks):
+        raise ValueError("--benchmark takes one folder as --data, and neither --frames nor --masks")
     if args.frames and not all(1 <= n <= media.MAX_FRAMES for n in args.frames):
         given = " ".join(map(str, args.frames))
         raise ValueError(f"--frames must be from 1 to {media.MAX_FRAMES}, not {given}")
@@ -116,13 +126,17 @@ def open_sets(args):
 
 
 def ask(args, loaded, name, records, masks_of, ranks):
-    """One file of records -> its Results."""
+    """One file of records -> its Results. A benchmark has no nll: it has no answers to learn."""
     model, tokenizer, config = loaded
     by_frames, lines = {}, []
+    max_new = args.max_new
+    if args.benchmark and not max_new:
+        max_new = benchmarks.BENCHMARKS[args.benchmark].max_new
     for n in dict.fromkeys(args.frames or [None]):
         asked = evaluation_config(config, max_frames=n)
         metrics, predictions = evaluate(
-            model, tokenizer, asked, records, masks_of, max_new=args.max_new, ranks=ranks
+            model, tokenizer, asked, records, masks_of, max_new=max_new, ranks=ranks,
+            with_nll=not args.benchmark,
         )
         if metrics["skipped"] == len(records):
             raise ValueError(f"{name}: none of its {len(records)} records could be used")
@@ -133,11 +147,16 @@ def ask(args, loaded, name, records, masks_of, ranks):
     return Results(name, records, by_frames, predictions, lines)
 
 
-def run(args, device, ranks):
-    """Asks the model; the first rank writes predictions.jsonl -> [Results, ..]."""
+def run(args, device, ranks, benchmark):
+    """Asks the model; the first rank writes predictions.jsonl -> [Results, ..]. benchmark:
+    benchmarks.Loaded, or None for the records of --data."""
     loaded = open_model_folder(args.model, device, getattr(torch, args.dtype))
-    sets = open_sets(args)
-    masks_of = open_masks(args.masks, list(chain(*sets.values()))) if args.masks else None
+    if benchmark:
+        sets = {benchmark.name: benchmark.records}
+        masks_of = benchmark.masks_of
+    else:
+        sets = open_sets(args)
+        masks_of = open_masks(args.masks, list(chain(*sets.values()))) if args.masks else None
     for folder in (args.out, args.draw):
         if folder:
             Path(folder).mkdir(parents=True, exist_ok=True)
@@ -161,21 +180,25 @@ def device_of_rank(name):
 
 
 def main(argv=None):
-    try:
-        args = parse(argv)
-        device = device_of_rank(args.device)
-        ranks = parallel.join(1, device)
-        results = run(args, device, ranks)
-    except (OSError, ValueError) as e:
-        warn(f"tools.evaluate: {e}")
-        raise SystemExit(2) from None
-    if ranks.world > 1:
-        dist.destroy_process_group()
-    if ranks.first:
-        report(args, results)
+    with tempfile.TemporaryDirectory() as folder:        # for the records of a benchmark
+        try:
+            args = parse(argv)
+            device = device_of_rank(args.device)
+            ranks = parallel.join(1, device)
+            benchmark = None
+            if args.benchmark:
+                benchmark = benchmarks.load(args.benchmark, args.data[0], args.media, folder)
+            results = run(args, device, ranks, benchmark)
+        except (OSError, ValueError, UserError) as e:
+            warn(f"tools.evaluate: {e}")
+            raise SystemExit(2) from None
+        if ranks.world > 1:
+            dist.destroy_process_group()
+        if ranks.first:
+            report(args, results, benchmark)
 
 
-def report(args, results):
+def report(args, results, benchmark):
     """Pictures, curves and a table; metrics as JSON on the last line."""
     for k, of_set in enumerate(results):
         folder = Path(args.draw, of_set.name) if args.draw and k else args.draw
@@ -188,7 +211,11 @@ def report(args, results):
             if folder:
                 draw_curves(of_set.by_frames, Path(folder) / "frames.png")
     first, *others = results
-    print(json.dumps(first.metrics | {of_set.name: of_set.metrics for of_set in others}))
+    last_line = first.metrics | {of_set.name: of_set.metrics for of_set in others}
+    if benchmark:
+        last_line = benchmarks.summary(benchmark, first.metrics, first.predictions)
+        print(benchmarks.table(last_line))
+    print(json.dumps(last_line))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
@@ -113,7 +114,9 @@ def coco_rows(path, coco):
     return list(rows.values())
 
 
-def parquet_batches(path, required, optional, size, start):
+@contextmanager
+def parquet_file(path):
+    """The opened pyarrow ParquetFile; UserError without pyarrow, or where the file is damaged."""
     try:
         import pyarrow
         from pyarrow import parquet
@@ -121,7 +124,13 @@ def parquet_batches(path, required, optional, size, start):
         raise UserError(f"{path} is a parquet file, which needs pyarrow: pip install "
                         "pyarrow") from None
     try:
-        table = parquet.ParquetFile(path)
+        yield parquet.ParquetFile(path)
+    except (pyarrow.ArrowException, UnicodeDecodeError) as e:
+        raise UserError(f"{path}: not a parquet file that can be read: {e}") from None
+
+
+def parquet_batches(path, required, optional, size, start):
+    with parquet_file(path) as table:
         found = table.schema_arrow.names
         check_columns(path, required, found)
         names = [name for name in (*required, *optional) if name in found]
@@ -135,5 +144,3 @@ def parquet_batches(path, required, optional, size, start):
                 if number >= start:
                     yield number, batch.to_pylist()
                 number += len(batch)
-    except (pyarrow.ArrowException, UnicodeDecodeError) as e:
-        raise UserError(f"{path}: not a parquet file that can be read: {e}") from None

@@ -1,0 +1,291 @@
+"""Published benchmarks: files with the published columns, scores computed by hand, and mistakes
+that cost one sentence."""
+
+import io
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from evaluation import point_bench
+from tests.evaluation.answers import evaluate_answers
+from tests.evaluation.small_model import save_run
+from tests.tools.prepare.cases import IMAGE_CELL, XSYS, U, V, W, image_cell, sha, xy
+from tests.tools.prepare.command import published
+from text.points import format_points
+from tools import benchmarks, evaluate
+
+PIXMO_COUNT = {"image_url": "s", "image_sha256": "s", "count": "i", "points": XSYS, "label": "s"}
+PIXMO_POINTS = {"image_url": "s", "image_sha256": "s", "label": "s", "points": ["xy"],
+                "masks": [[["b"]]]}
+COUNTBENCH = {"image": IMAGE_CELL, "text": "s", "question": "s", "number": "i"}
+WIDTH, HEIGHT = 20, 10
+
+
+def picture(mode="RGB", size=(WIDTH, HEIGHT)):
+    """Bytes of an image file."""
+    file = io.BytesIO()
+    Image.new(mode, size).save(file, "png")
+    return file.getvalue()
+
+
+def mask(left, top, right, bottom, size=(WIDTH, HEIGHT)):
+    """(h,w) bool, true in a rectangle."""
+    pixels = np.zeros(size[::-1], bool)
+    pixels[top:bottom, left:right] = True
+    return pixels
+
+
+def pointed(*points):
+    """The answer of a model that points at pixels of the image."""
+    units = [(x / WIDTH, y / HEIGHT) for x, y in points]
+    return format_points([(1, units)], "it")
+
+
+@pytest.fixture
+def files(tmp_path):
+    """A folder for the published files, and one for the images that were fetched."""
+    folder = tmp_path / "published"
+    (folder / "data").mkdir(parents=True)
+    fetched = tmp_path / "fetched"
+    fetched.mkdir()
+    work = tmp_path / "work"
+    work.mkdir()
+    return SimpleNamespace(folder=folder, fetched=fetched, work=work)
+
+
+def write_parquet(files, columns, rows, split="test"):
+    published(files.folder / "data" / f"{split}-00000-of-00001", columns, rows)
+
+
+def fetch(files, *urls):
+    for url in urls:
+        (files.fetched / sha(url)).write_bytes(picture())
+
+
+def scores_of(name, files, answers):
+    """The last line of tools.evaluate with `answers`, {record id: text}, in place of a model's,
+    and the prompts by record id."""
+    loaded = benchmarks.load(name, files.folder, files.fetched, files.work)
+    metrics, predictions = evaluate_answers(
+        loaded.records, lambda question: answers[question.record["id"]], loaded.masks_of)
+    prompts = {p["id"]: p["prompt"] for p in predictions}
+    return benchmarks.summary(loaded, metrics, predictions), prompts
+
+
+def test_pixmo_count_is_asked_about_the_images_that_were_fetched(files, capsys):
+    rows = [
+        {"image_url": U, "count": 3, "label": "Sheep"},
+        {"image_url": V, "count": 5, "label": "people"},
+        {"image_url": W, "count": 2, "label": "cars"},
+    ]
+    write_parquet(files, PIXMO_COUNT, rows)
+    write_parquet(files, PIXMO_COUNT, [{"image_url": U, "count": 9, "label": "x"}], "train")
+    fetch(files, U, V)
+    answers = {"pixmo-count-1": "3", "pixmo-count-2": pointed((1, 1), (2, 2), (3, 3), (4, 4))}
+    found, prompts = scores_of("pixmo-count", files, answers)
+    # 3 of 3 is exact, 4 points for 5 people are close
+    assert (found["count_accuracy"], found["count_close"]) == (0.5, 1.0)
+    assert (found["questions"], found["rows"]) == (2, 3)
+    assert found["left_out"] == {"missing image": 1}
+    # the small model has the settings of stage 1, where every prompt opens with its style
+    assert prompts["pixmo-count-1"] == "point_count: How many sheep are there?"
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert "1 of 3 images are missing" in warning
+    assert sha(W) in warning and W in warning and "row 3" in warning
+
+
+def test_pixmo_points_are_hits_in_the_mask_of_the_matched_point(files):
+    rows = [
+        {"image_url": U, "label": "Mug", "points": xy((10, 20), (90, 80)),         # percent
+         "masks": [mask(0, 0, 5, 5).tolist(), mask(15, 5, 20, 10).tolist()]},
+        {"image_url": U, "label": "cat", "points": [], "masks": [mask(0, 0, 0, 0).tolist()]},
+        {"image_url": U, "label": "dog", "points": xy((50, 50)),
+         "masks": [mask(0, 0, 4, 4, (8, 8)).tolist()]},
+        {"image_url": U, "label": "bee", "points": xy((50, 50)), "masks": None},
+    ]
+    write_parquet(files, PIXMO_POINTS, rows)
+    fetch(files, U)
+    # three predictions, of which the one at (2, 2) and the one at (18, 8) are matched and hit
+    answers = {"pixmo-points-1": pointed((2, 2), (10, 5), (18, 8)),
+               "pixmo-points-2": "There are none."}
+    found, _ = scores_of("pixmo-points", files, answers)
+    assert found["point_precision"] == round((2 / 3 + 1) / 2, 4)
+    assert found["point_recall"] == 1
+    assert found["point_f1"] == round((0.8 + 1) / 2, 4)
+    assert found["left_out"] == {"image of another size than its masks": 1, "no masks": 1}
+
+
+def test_countbench_leaves_out_what_the_official_code_leaves_out(files):
+    rows = [
+        {"image": image_cell(picture()), "question": "How many cups?", "number": 4},
+        {"image": image_cell(picture("L")), "question": "How many cups?", "number": 4},
+        {"image": None, "question": "How many cups?", "number": 4},
+        {"image": image_cell(b"<html>"), "question": "How many cups?", "number": 4},
+    ]
+    write_parquet(files, COUNTBENCH, rows)
+    found, prompts = scores_of("countbench", files, {"countbench-1": "a total of 4"})
+    assert found["count_accuracy"] == 1
+    assert prompts == {"countbench-1": "point_count: How many cups?"}
+    assert found["left_out"] == {"image with a single channel": 1, "no image": 1,
+                                 "bytes that are no image": 1}
+
+
+def write_point_bench(files, entries):
+    """entries: [(category, mask pixels), ..]"""
+    data = [{"image_filename": "a.png", "category": "spatial", "user_input": "no mask"}]
+    for number, (category, pixels) in enumerate(entries):
+        for kind in ("images", "masks"):
+            (files.folder / f"selected_{kind}" / category).mkdir(parents=True, exist_ok=True)
+        name = f"{number}.png"
+        (files.folder / "selected_images" / category / name).write_bytes(picture())
+        grey = Image.fromarray(pixels.astype(np.uint8) * 255)
+        grey.save(files.folder / "selected_masks" / category / name)
+        data.append({"image_filename": name, "mask_filename": name, "category": category,
+                     "user_input": f"Point to object {number}.", "count": 1})
+    (files.folder / "data.json").write_text(json.dumps(data))
+
+
+def test_point_bench_wants_a_point_and_all_points_in_the_mask(files):
+    left = mask(0, 0, 10, 10)
+    write_point_bench(files, [("spatial", left), ("spatial", left), ("spatial", left),
+                              ("counting", left), ("steerable", mask(0, 0, 5, 5, (5, 5)))])
+    answers = {
+        "point-bench-1": pointed((9.8, 5)),              # cut to 9, not rounded to 10
+        "point-bench-2": pointed((2, 2), (15, 5)),       # one of two misses
+        "point-bench-3": "There are none.",
+        "point-bench-4": pointed((2, 2), (3, 3)),
+        "point-bench-5": pointed((8, 8)),                # beside a mask that is too small
+    }
+    found, prompts = scores_of("point-bench", files, answers)
+    assert found["spatial"] == round(1 / 3, 4)
+    assert (found["counting"], found["steerable"]) == (1, 0)
+    assert found["average"] == round((1 / 3 + 1 + 0) / 3, 4)
+    assert prompts["point-bench-1"] == "pointing: Point to object 0."
+    assert found["published"] == {"Molmo2-4B": 67.7, "Molmo2-8B": 68.7, "Molmo2-O-7B": 66.5}
+    lines = benchmarks.table(found).splitlines()
+    assert lines[1].split() == ["average", "44.4", "67.7", "68.7", "66.5"]
+    assert lines[3].split() == ["counting", "100.0", "-", "-", "-"]
+    assert lines[4].split() == ["reasoning", "-", "-", "-", "-"]
+    assert lines[-1].startswith("5 of 5 rows were asked; published scores: allenai/molmo2, issue")
+
+
+def test_a_point_on_the_border_of_the_image_is_outside():
+    everywhere = np.ones((HEIGHT, WIDTH + 5), bool)
+    assert point_bench.all_in_mask([(19.9, 9.9)], everywhere, (WIDTH, HEIGHT))
+    assert not point_bench.all_in_mask([(20.0, 5)], everywhere, (WIDTH, HEIGHT))
+
+
+def test_a_coloured_mask_counts_where_a_channel_is_above_127(tmp_path):
+    pixels = np.zeros((2, 3, 3), np.uint8)
+    pixels[0, 0] = 0, 128, 0
+    pixels[1, 2] = 127, 127, 127
+    Image.fromarray(pixels).save(tmp_path / "mask.png")
+    assert point_bench.read_mask(tmp_path / "mask.png").tolist() == [[True, False, False],
+                                                                     [False, False, False]]
+
+
+# -------------------------------------------------------------------------------------------------
+# the command
+
+
+@pytest.fixture
+def call(files, tmp_path, capsys):
+    """call(name, *flags) -> exit status, lines on stdout, lines on stderr"""
+
+    def run(name, *flags, model="none"):
+        status = 0
+        try:
+            evaluate.main(["--model", str(model), "--benchmark", name, "--data", str(files.folder),
+                           "--out", str(tmp_path / "out"), *map(str, flags)])
+        except SystemExit as end:
+            status = end.code
+        captured = capsys.readouterr()
+        return status, captured.out.splitlines(), captured.err.splitlines()
+
+    return run
+
+
+def test_the_command_prints_a_table_and_one_line_of_json(call, files, tmp_path):
+    row = {"image": image_cell(picture()), "question": "How many cups?", "number": 4}
+    write_parquet(files, COUNTBENCH, [row, row])
+    model = save_run(tmp_path / "run")
+    status, out, _ = call("countbench", "--max-new", 2, model=model)
+    assert status == 0
+    *table, last = out
+    assert table[0].split() == ["percent", "ours", *benchmarks.MODELS]
+    assert table[1].split() == ["count_accuracy", "0.0", "-", "-", "-"]
+    assert table[-1] == "2 of 2 rows were asked; published scores: not found"
+    found = json.loads(last)
+    assert (found["benchmark"], found["questions"], found["published"]) == ("countbench", 2, {})
+    assert len((tmp_path / "out" / "predictions.jsonl").read_text().splitlines()) == 2
+
+
+GOOD_POINTS = {"image_url": U, "label": "mug", "points": xy((10, 20)), "masks": []}
+
+
+@pytest.mark.parametrize(("name", "columns", "row", "message"), [
+    ("countbench", {"image": IMAGE_CELL, "question": "s"}, {"question": "a"},
+     "has no column number"),
+    ("countbench", COUNTBENCH | {"number": "s"}, {"number": "four"},
+     "column number has the type string, not whole numbers"),
+    ("pixmo-points", PIXMO_POINTS | {"points": XSYS}, {"image_url": U},
+     "column points has the type struct"),
+    ("pixmo-points", PIXMO_POINTS | {"masks": ["s"]}, {"image_url": U},
+     "column masks has the type list<string>, not masks"),
+    ("pixmo-points", PIXMO_POINTS, GOOD_POINTS, "row 1: column masks: 0 masks, but"),
+    ("pixmo-points", PIXMO_POINTS, GOOD_POINTS | {"masks": [[[True], [True, False]]]},
+     "row 1: column masks: its rows differ in length"),
+    ("pixmo-points", PIXMO_POINTS, GOOD_POINTS | {"label": " "}, "row 1: E"),
+    ("pixmo-points", PIXMO_POINTS, GOOD_POINTS | {"points": xy((5, 300))}, "it looks like pixels"),
+    ("pixmo-count", PIXMO_COUNT, {"image_url": V, "label": "cats", "count": 2},
+     "none of its 1 rows could be used"),
+])
+def test_a_wrong_column_costs_one_sentence(call, files, name, columns, row, message):
+    write_parquet(files, columns, [row])
+    fetch(files, U)
+    status, out, err = call(name, "--media", files.fetched)
+    assert (status, out) == (2, [])
+    assert message in err[-1]
+    assert "test-00000-of-00001.parquet" in err[-1] or name == "pixmo-count"
+    assert len(err) == 1 + (name == "pixmo-count")       # which names the missing image first
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"user_input": 5}, "column user_input holds 5, not text"),
+    ({"category": "other"}, "column category is 'other'"),
+    ({"mask_filename": "none.png"}, "column mask_filename: there is no file"),
+    ({"image_filename": "none.png"}, "none of its 1 rows could be used"),
+])
+def test_a_wrong_entry_of_point_bench_costs_one_sentence(call, files, change, message):
+    write_point_bench(files, [("spatial", mask(0, 0, 5, 5)), ("other", mask(0, 0, 5, 5))])
+    path = files.folder / "data.json"
+    entry = json.loads(path.read_text())[1]
+    (files.folder / "selected_images" / "other" / "0.png").write_bytes(picture())
+    path.write_text(json.dumps([entry | change]))
+    status, out, err = call("point-bench")
+    assert (status, out) == (2, [])
+    assert message in err[-1]
+
+
+def test_a_damaged_mask_is_found_before_the_model_is_asked(call, files):
+    write_point_bench(files, [("spatial", mask(0, 0, 5, 5))])
+    (files.folder / "selected_masks" / "spatial" / "0.png").write_bytes(b"no image")
+    status, out, err = call("point-bench")
+    assert (status, out) == (2, [])
+    assert "0.png: not a mask that can be read" in err[-1]
+
+
+@pytest.mark.parametrize(("name", "flags", "message"), [
+    ("point-bench", [], "data.json"),
+    ("countbench", [], "of the split 'test'"),
+    ("pixmo-count", [], "name their folder with --media"),
+    ("pixmo-count", ["--frames", 2], "neither --frames nor --masks"),
+])
+def test_a_wrong_command_costs_one_sentence(call, name, flags, message):
+    status, out, err = call(name, *flags)
+    assert (status, out) == (2, [])
+    assert len(err) == 1
+    assert message in err[0]
