@@ -197,8 +197,9 @@ def test_a_siglip_without_its_default_fields_is_the_same_model(tmp_path, base_to
     check_vit(siglip, weights.load(tmp_path / "out"), 144)
 
 
-# SigLIP and SigLIP 2 as published: patch 14 and 16, images of 224 to 512 pixels
-@pytest.mark.parametrize(("patch", "size"), [(14, 224), (14, 384), (16, 224), (16, 256), (16, 512)])
+# patch 14 and 16, images of 224 to 518 pixels: grids from 14 to 37
+@pytest.mark.parametrize(("patch", "size"), [
+    (14, 224), (14, 384), (14, 518), (16, 224), (16, 256), (16, 512)])
 def test_every_published_grid_is_read_as_transformers_does(tmp_path, patch, size):
     siglip = save_siglip(tmp_path / "siglip", patch_size=patch, image_size=size, hidden_size=16)
     save_language_model("qwen3", tmp_path / "llm")
