@@ -25,7 +25,7 @@ from packing import Item
 from records.errors import DataError, Unreadable, warn
 from training.sources import check_fingerprint
 
-MAX_CONSECUTIVE = 100       # records that cannot be used, one after the other
+MAX_CONSECUTIVE = 100       # records of a source that cannot be used, one after the other
 
 
 class RunError(Exception):
@@ -50,24 +50,24 @@ class BadRecords:
         self.error, self.max_share = error, max_share
         self.counts = Counter()      # {"source: code": n}
         self.tried = Counter()       # {source: n}
-        self.consecutive = 0
+        self.consecutive = Counter() # {source: n}, since its last good one
         self.warned = set()
 
     def good(self, source):
         self.tried[source] += 1
-        self.consecutive = 0
+        self.consecutive[source] = 0
 
     def bad(self, source, where, reason):
         """Counts it and says so once; `error` in a sentence if there are too many."""
         self.tried[source] += 1
-        self.consecutive += 1
+        self.consecutive[source] += 1
         self.counts[f"{source}: {reason[:3]}"] += 1
         if where not in self.warned:
             warn(f"{where}: {reason}; {self.done}")
         self.warned.add(where)
-        if self.consecutive >= MAX_CONSECUTIVE:
-            raise self.error(f"of the last {MAX_CONSECUTIVE} records none could be used; the last: "
-                             f"{where}: {reason}")
+        if self.consecutive[source] >= MAX_CONSECUTIVE:
+            raise self.error(f"of the last {MAX_CONSECUTIVE} records of {source} none could be "
+                             f"used; the last: {where}: {reason}")
         lost = sum(n for key, n in self.counts.items() if key.rpartition(": ")[0] == source)
         tried = self.tried[source]
         if self.max_share is not None and tried >= 1000 and lost > self.max_share * tried:
@@ -78,11 +78,11 @@ class BadRecords:
 
     def state(self):
         return {"counts": dict(self.counts), "tried": dict(self.tried),
-                "consecutive": self.consecutive}
+                "consecutive": dict(self.consecutive)}
 
     def restore(self, state):
         self.counts, self.tried = Counter(state["counts"]), Counter(state["tried"])
-        self.consecutive = state["consecutive"]
+        self.consecutive = Counter(state["consecutive"])
 
 
 # --------------------------------------------------------------------------------------------------

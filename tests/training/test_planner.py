@@ -55,7 +55,7 @@ def test_planning_in_a_process_gives_the_same_plans_and_the_same_error(files, tm
     assert there == [next(here) for _ in range(3)]
     too_long = {"annotations": [{"type": "text", "text": "a" * 5000}]}
     (tmp_path / "r.jsonl").write_text(json.dumps(too_long))
-    with pytest.raises(DataError, match="of the last 100 records none could be used"):
+    with pytest.raises(DataError, match=r"of the last 100 records of r\.jsonl none could be used"):
         next(in_process(planner_of([tmp_path / "r.jsonl"], rates=[1]), 3))
 
 
@@ -128,17 +128,29 @@ def test_a_hundred_unusable_records_in_a_row_stop_planning_after_a_resume_too(tm
         return planner
 
     first = make()
-    with pytest.raises(DataError, match=r"of the last 100 records none .*; the last: .*S03"):
+    with pytest.raises(DataError, match=r"of the last 100 records of .* none .*; the last: .*S03"):
         next(first)
     assert first.skipped.tried["r.jsonl"] == 104
     again = make()
     state = again.state()
     state["planner"]["next"] = 64
-    state["skipped"]["consecutive"] = 60
+    state["skipped"]["consecutive"] = {"r.jsonl": 60}
     again.restore(state)
     with pytest.raises(DataError, match="of the last 100 records"):
         next(again)
     assert again.planner.next_index == 103
+
+
+def test_a_source_that_is_all_unusable_stops_the_run_whatever_the_others_are(tmp_path):
+    """Such as a file of a mixture whose images lie elsewhere."""
+    for name, text in (("good.jsonl", "a"), ("bad.jsonl", "b" * 5000)):
+        line = json.dumps({"annotations": [{"type": "text", "text": text}]})
+        (tmp_path / name).write_text(f"{line}\n" * 50)
+    planner = planner_of([tmp_path / "good.jsonl", tmp_path / "bad.jsonl"], rates=[0.7, 0.3])
+    with pytest.raises(DataError, match=r"of the last 100 records of bad\.jsonl none could be used"):
+        list(planner)
+    assert planner.skipped.tried["bad.jsonl"] == 100
+    assert planner.skipped.tried["good.jsonl"] > 200
 
 
 def test_the_longest_wait_is_that_of_the_planner(files):
