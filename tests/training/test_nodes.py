@@ -1,5 +1,5 @@
 """Two nodes, as two agents of torchrun on this machine: one is lost with its process, another takes
-its place, and the run continues."""
+its place, and the run continues: three times, as often as stages/cluster.sh restarts a run."""
 
 import os
 import signal
@@ -33,9 +33,17 @@ def free_port():
         return s.getsockname()[1]
 
 
-def test_a_replaced_node_joins_and_the_run_logs_what_it_would_have_logged(tmp_path):
-    """The first agent keeps the rendezvous; the second is killed with its process, without a word
-    to the first, and a new one is started."""
+def lose(node):
+    """Ends an agent and its rank at once, without a word to the other agent."""
+    workers = pids_of_ranks(node).values()
+    for pid in (node.pid, *workers):
+        os.kill(pid, signal.SIGKILL)
+    node.communicate(timeout=60)
+
+
+def test_three_replaced_nodes_join_and_the_run_logs_what_it_would_have_logged(tmp_path):
+    """The first agent keeps the rendezvous. The second is lost after 7, 17 and 27 steps, and a new
+    one is started each time."""
     plain, broken = tmp_path / "plain", tmp_path / "broken"
     port = free_port()
     nodes = [start_node(plain, port), start_node(plain, port)]
@@ -46,23 +54,18 @@ def test_a_replaced_node_joins_and_the_run_logs_what_it_would_have_logged(tmp_pa
     port = free_port()
     first = start_node(broken, port)
     wait_for(first, lambda: is_listening(port))          # it keeps the rendezvous
-    second = start_node(broken, port)
-    nodes = [first, second]
+    nodes = [first, start_node(broken, port)]
     try:
-        wait_for(first, lambda: len(checkpoint.complete_steps(broken)) > 0
-                 and n_lines(broken) > 6)
-        workers = pids_of_ranks(second).values()
-        os.kill(second.pid, signal.SIGKILL)
-        for pid in workers:
-            os.kill(pid, signal.SIGKILL)
-        second.communicate(timeout=60)
-        third = start_node(broken, port)
-        nodes.append(third)
-        texts = [node.communicate(timeout=280)[0] for node in (first, third)]
+        for n_logged in (7, 17, 27):
+            wait_for(first, lambda n=n_logged: len(checkpoint.complete_steps(broken)) > 0
+                     and n_lines(broken) >= n)
+            lose(nodes[-1])
+            nodes.append(start_node(broken, port))
+        texts = [node.communicate(timeout=280)[0] for node in (first, nodes[-1])]
     finally:
         for node in nodes:
             node.kill()
-    assert (first.returncode, third.returncode) == (0, 0), "\n".join(texts)
+    assert (first.returncode, nodes[-1].returncode) == (0, 0), "\n".join(texts)
     assert logged(broken) == logged(plain)
 
 

@@ -6,6 +6,7 @@
     python -m tools.bench step                # a training step, beside transformers' Molmo2
     python -m tools.bench generate            # answers, beside transformers' Molmo2
     python -m tools.bench run DIR --peak 989  # MFU of a run of train.py, from its log
+    python -m tools.bench ranks               # start and small exchanges of up to 64 processes
     python -m tools.bench speedrun            # the first training command, beside an older commit
 
 Each prints a table, then one JSON line that also holds the flags, the hardware, the date and the
@@ -20,7 +21,7 @@ from datetime import date
 import torch
 
 from records.errors import warn
-from tools.bench import attend, generate, load, pack, run, speedrun, step
+from tools.bench import attend, generate, load, pack, ranks, run, speedrun, step
 from training.log import commit, hardware
 
 COMMANDS = {
@@ -30,6 +31,7 @@ COMMANDS = {
     "step": step,
     "generate": generate,
     "run": run,
+    "ranks": ranks,
     "speedrun": speedrun,
 }
 

@@ -103,13 +103,18 @@ COLLECTIVES = ("all_to_all_single", "all_gather_single", "reduce_scatter_single"
 
 
 class CountedCollectives:
-    """Counts the bytes that leave this rank of two, by collective and pass."""
+    """Counts the bytes that leave this rank, by collective and pass; and of Ulysses' exchanges how
+    often which dtype and shape is sent. put(module, name, value) replaces the collectives."""
 
-    def __init__(self):
+    def __init__(self, put=setattr):
         self.sent = Counter()
+        self.exchanged = Counter()
         self.direction = "forward"
         for name in COLLECTIVES:
-            setattr(dist, name, self.counting(name, getattr(dist, name)))
+            put(dist, name, self.counting(name, getattr(dist, name)))
+
+    def begin_backward(self):
+        self.direction = "backward"
 
     def counting(self, name, plain):
         def call(*args, **options):
@@ -119,17 +124,34 @@ class CountedCollectives:
             tensors = [a for a in (*args, *options.values()) if torch.is_tensor(a)]
             out = tensors[0]
             given = tensors[-1]
+            world = dist.get_world_size(options.get("group"))
             if is_rows:
-                row_bytes = given.nbytes // max(len(given), 1)
-                n = row_bytes * args[3][1 - dist.get_rank()]
+                rows_to = args[3]
+                n_rows = sum(rows_to) - rows_to[dist.get_rank(options["group"])]
+                n = given.nbytes // max(len(given), 1) * n_rows
             else:
-                n = {"all_to_all_single": given.nbytes // 2,
+                n = {"all_to_all_single": given.nbytes * (world - 1) // world,
                      "all_gather_single": out.nbytes - given.nbytes,
                      "reduce_scatter_single": given.nbytes - out.nbytes,
-                     "all_reduce": out.nbytes}[name]
+                     "all_reduce": 2 * out.nbytes * (world - 1) // world}[name]
+                if name == "all_to_all_single":
+                    self.exchanged[given.dtype, tuple(given.shape)] += 1
             self.sent[f"{name}{' of rows' if is_rows else ''}, {self.direction}"] += n
             return plain(*args, **options)
         return call
+
+
+def check_sent(rank, shape, padding=0):
+    """rank: CountedCollectives.sent of a micro-batch, but for pooled tokens. padding: bytes of rows
+    that FSDP adds where the number of ranks does not divide a parameter's first dimension."""
+    counted = sent(shape)
+    layers = shape.model.n_layer * counted["Ulysses, forward of a layer"]
+    assert rank["all_to_all_single, forward"] == layers
+    assert rank["all_to_all_single, backward"] == counted["Ulysses, all layers"] - layers
+    assert rank["all_gather_single, forward"] == counted["weights, forward"] + padding
+    assert rank["all_gather_single, backward"] == counted["weights, backward"] + padding
+    assert rank["reduce_scatter_single, backward"] == counted["gradients, reduce-scatter"] + padding
+    assert rank["all_reduce, backward"] == counted["gradients, all-reduce"]
 
 
 def local_bytes(tensors):
@@ -150,7 +172,7 @@ def worker(rank, folder, cases):
     collectives = CountedCollectives()
 
     def backward(loss):
-        collectives.direction = "backward"
+        collectives.begin_backward()
         loss.backward()
 
     for number, case in enumerate(cases):
@@ -210,14 +232,8 @@ def check_case(case, first, last):
     if shape.cp > 1:
         saved -= parts["saved: pooled tokens"]
     assert last["saved"] == pytest.approx(saved, rel=0.03 if shape.checkpointing else 0.005)
-    layers = shape.model.n_layer * sends["Ulysses, forward of a layer"]
     for rank in (first, last):
-        assert rank["all_to_all_single, forward"] == layers
-        assert rank["all_to_all_single, backward"] == sends["Ulysses, all layers"] - layers
-        assert rank["all_gather_single, forward"] == sends["weights, forward"]
-        assert rank["all_gather_single, backward"] == sends["weights, backward"]
-        assert rank["reduce_scatter_single, backward"] == sends["gradients, reduce-scatter"]
-        assert rank["all_reduce, backward"] == sends["gradients, all-reduce"]
+        check_sent(rank, shape)
     assert last["all_to_all_single of rows, forward"] == sends["pooled tokens, forward"]
     # the first rank pooled a quarter of the tokens that it uses, and sends gradients of the others
     sent_back = first["all_to_all_single of rows, backward"]
