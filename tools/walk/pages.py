@@ -73,8 +73,9 @@ def run(cells):
     return cells
 
 
-def run_cell(cell, names):
-    tree = ast.parse(cell.source)
+def run_cell(cell, names, code=None):
+    """code: what is run, where it differs from the source that the reader sees."""
+    tree = ast.parse(code or cell.source)
     last = None
     if isinstance(tree.body[-1], ast.Expr):
         last = ast.Expression(tree.body.pop().value)
