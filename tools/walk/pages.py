@@ -138,8 +138,12 @@ def outputs(cell, number):
     if cell.printed:
         made.append({"name": "stdout", "output_type": "stream", "text": lines(cell.printed)})
     for name, content in cell.files.items():
-        kind = "image/" + name.rpartition(".")[2]
-        data = {kind: base64.b64encode(content).decode(), "text/plain": [f"<{cell.alt}>"]}
+        encoded = base64.b64encode(content).decode()
+        data = {"text/plain": [f"<{cell.alt}>"]}
+        if name.endswith(".gif"):            # as HTML, since nbconvert shows no image/gif
+            data["text/html"] = f'<img src="data:image/gif;base64,{encoded}" alt="{cell.alt}">'
+        else:
+            data["image/png"] = encoded
         made.append({"data": data, "execution_count": number, "metadata": {},
                      "output_type": "execute_result"})
     return made

@@ -102,7 +102,7 @@ def test_the_notebook_is_of_nbformat_4_with_all_outputs():
         assert set(cell) == wanted
     outputs = [output for cell in book["cells"] for output in cell.get("outputs", ())]
     kinds = [kind for output in outputs for kind in output.get("data", ())]
-    assert kinds.count("image/png") == 8 and kinds.count("image/gif") == 1
+    assert kinds.count("image/png") == 8 and kinds.count("text/html") == 1
     assert sum(output["output_type"] == "stream" for output in outputs) == 5
 
 
