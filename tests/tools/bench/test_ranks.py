@@ -11,8 +11,8 @@ def test_two_processes_start_and_exchange(capsys):
     found = ranks.run(SimpleNamespace(ranks=[2], steps=3))
     (start, step) = found["start_and_step"]["2"]
     for wall, cpu in (start, step):
+        assert wall > 0
         assert cpu > 0
-        assert 0 < wall < 30
     assert " 2 " in capsys.readouterr().out
 
 
