@@ -55,6 +55,7 @@ PROGRAM = """
 import json, os
 from dataclasses import replace
 import torch
+import torch.distributed as dist
 import parallel
 from tests.training.stream import CONFIG, loader_of, taken
 
@@ -72,6 +73,7 @@ if __name__ == "__main__":
     of_ranks = parallel.all_gather(found)
     if ranks.first:
         print(json.dumps(of_ranks))
+    dist.destroy_process_group()         # at exit, gloo's threads may abort a process that has one
 """
 
 
