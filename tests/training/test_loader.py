@@ -73,7 +73,8 @@ if __name__ == "__main__":
     of_ranks = parallel.all_gather(found)
     if ranks.first:
         print(json.dumps(of_ranks))
-    dist.destroy_process_group()         # at exit, gloo's threads may abort a process that has one
+    if ranks.mesh:                       # at exit, gloo's threads may abort a process with a group
+        dist.destroy_process_group()
 """
 
 
