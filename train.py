@@ -89,22 +89,23 @@ def set_learning_rates(optimizer, config, step):
         group["lr"] = learning_rate(step, base, warmup, config.steps, config.final_lr)
 
 
-def divide_and_clip(run, parameters, weight):
-    """Divides summed gradients by the weight of the step, then clips -> the norm before clipping.
-
-    The norm is over all ranks; with HSDP (config.shard) world / shard of them hold the same part.
-    """
-    copies = run.ranks.world // run.config.shard if run.config.shard else 1
-    gradients = [parallel.local(p.grad) for p in parameters if p.grad is not None]
-    # float64 on a CPU only: a GPU sums in trees, and a float64 copy would not fit; one read for all
+def divide_and_clip(run, groups, weight):
+    """Divides summed gradients by the weight of the step, then clips each group by its own norm,
+    over all ranks -> {group: norm before clipping}."""
+    copies = run.ranks.world // run.config.shard if run.config.shard else 1          # HSDP
+    # float64 on a CPU only: a GPU sums in trees, and a float64 copy would not fit; one read a group
     wide = torch.float64 if run.device.type == "cpu" else None
-    norms = [torch.linalg.vector_norm(g, dtype=wide) for g in gradients]
-    square = sum(n * n for n in torch.stack(norms).tolist()) if norms else 0.0
-    square = parallel.all_reduce_sums({"square": square})["square"] / copies
-    norm = math.sqrt(square) / weight
-    if gradients:
-        torch._foreach_mul_(gradients, min(run.config.clip / (norm + 1e-6), 1) / weight)
-    return norm
+    gradients, squares, norms = {}, {}, {}
+    for part, parameters in groups.items():
+        gradients[part] = [parallel.local(p.grad) for p in parameters if p.grad is not None]
+        of_part = [torch.linalg.vector_norm(g, dtype=wide) for g in gradients[part]]
+        squares[part] = sum(n * n for n in torch.stack(of_part).tolist()) if of_part else 0.0
+    for part, square in parallel.all_reduce_sums(squares).items():
+        norms[part] = math.sqrt(square / copies) / weight
+        if gradients[part]:
+            clip = min(run.config.clip / (norms[part] + 1e-6), 1)
+            torch._foreach_mul_(gradients[part], clip / weight)
+    return norms
 
 
 # --------------------------------------------------------------------------------------------------
@@ -131,8 +132,7 @@ def train(run, model, groups, optimizer, log, eval_every=0):
             batch, nll = forward_backward(run, model, rows)
             stats.add(rows, batch, nll)              # read one micro-batch later: nobody waits here
         stats.all_reduce()
-        norms = {part: divide_and_clip(run, parameters, stats.weight)
-                 for part, parameters in groups.items()}
+        norms = divide_and_clip(run, groups, stats.weight)
         finite = math.isfinite(stats.loss) and all(map(math.isfinite, norms.values()))
         if finite:
             optimizer.step()

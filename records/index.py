@@ -2,14 +2,15 @@
 
 A record is parsed and checked once, here. The index is kept beside the file, 17 bytes a record, and
 is trusted while its stamp fits: the file's size, time of change and ends, the version of the rules,
-and the options.
+and the options. Its arrays are mapped into memory, so the processes of a machine share one copy.
 """
 
 import hashlib
 import json
 import os
+import zipfile
 from array import array
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -163,6 +164,7 @@ class Index:
     line: np.ndarray                 # uint32, from 1
     skip: np.ndarray                 # uint8, 1: skipped
     found: dict                      # {code: (how often, the first message, from ":line" on)}
+    fingerprints: dict = field(default_factory=dict)     # {rules: Records.fingerprint}
     # of group_by_media: record i is made of the rows order[starts[i] : starts[i + 1]]
     order: np.ndarray = None         # (n,) uint32
     starts: np.ndarray = None        # (groups + 1,) int64
@@ -199,24 +201,41 @@ def index_path(path):
 
 def load(path, expected_stamp):
     """The index beside a file, or None: there is none, it is damaged, or its stamp does not fit."""
+    target = index_path(path)
     try:
-        with np.load(index_path(path), allow_pickle=False) as saved:
+        with np.load(target, allow_pickle=False) as saved:
             if str(saved["stamp"]) != expected_stamp:
                 return None
-            arrays = {name: saved[name] for name in saved.files if name not in ("stamp", "found")}
-            return Index(**arrays, found=json.loads(str(saved["found"])))
+            texts = {key: json.loads(str(saved[key])) for key in ("found", "fingerprints")}
+            names = [name for name in saved.files if name not in ("stamp", *texts)]
+        return Index(**{name: mapped(target, f"{name}.npy") for name in names}, **texts)
     except Exception:                # NumPy and zipfile raise many kinds for a damaged file
         return None
+
+
+def mapped(path, name):
+    """An array of an .npz, which stores arrays uncompressed, as a read-only memory map."""
+    with zipfile.ZipFile(path) as archive, archive.open(name) as member:
+        np.lib.format.read_magic(member)
+        shape, _, dtype = np.lib.format.read_array_header_1_0(member)
+        header_bytes = member.tell()
+        info = archive.getinfo(name)
+    with open(path, "rb") as file:
+        file.seek(info.header_offset + 26)               # the lengths of the name and of the extras
+        lengths = int.from_bytes(file.read(2), "little") + int.from_bytes(file.read(2), "little")
+    start = info.header_offset + 30 + lengths + header_bytes
+    return np.memmap(path, dtype, "r", start, shape)
 
 
 def save(index, path, made_for):
     """Writes the index beside its file; True if it could be written. made_for: the stamp."""
     arrays = {name: value for name, value in vars(index).items() if isinstance(value, np.ndarray)}
+    texts = {"found": json.dumps(index.found), "fingerprints": json.dumps(index.fingerprints)}
     target = index_path(path)
     part = target.with_name(f"{target.name}.{os.getpid()}.part")
     try:
         with open(part, "wb") as file:
-            np.savez(file, **arrays, found=json.dumps(index.found), stamp=made_for)
+            np.savez(file, **arrays, **texts, stamp=made_for)
         os.replace(part, target)
     except OSError as error:
         part.unlink(missing_ok=True)

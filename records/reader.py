@@ -80,6 +80,7 @@ class Records:
         if self._index is None:
             self._index = index.build(self.path, self.options)
             if self.path.stat().st_size >= index.MIN_INDEXED_BYTES:
+                self._index.fingerprints = {self._rules: self.fingerprint}
                 self._index_saved = index.save(self._index, self.path, self.stamp)
 
     def __getstate__(self):
@@ -99,11 +100,17 @@ class Records:
 
     @property
     def fingerprint(self):
-        """Hex sha256 of the file's bytes and the options: what plans and resumed runs depend on."""
+        """Hex sha256 of the file's bytes and the options: what plans and resumed runs depend on.
+        Kept in the index, so that not every process reads the whole file."""
         if self._fingerprint is None:
-            rules = json.dumps([index.VERSION, asdict(self.options)]).encode()
-            self._fingerprint = digest(self.path, rules).hexdigest()
+            self._fingerprint = self._index.fingerprints.get(self._rules)
+        if self._fingerprint is None:
+            self._fingerprint = digest(self.path, self._rules.encode()).hexdigest()
         return self._fingerprint
+
+    @property
+    def _rules(self):
+        return json.dumps([index.VERSION, asdict(self.options)])
 
     # ----------------------------------------------------------------------------------------------
     # records

@@ -86,6 +86,17 @@ def choose_layout(args, config, device):
     return config
 
 
+def first_rank_first(ranks, act):
+    """act() on the first rank, then on the others, which find what it has written: the indexes of
+    large record files."""
+    if not ranks.first:
+        ranks.barrier()
+    result = act()
+    if ranks.first:
+        ranks.barrier()
+    return result
+
+
 def default_shard(world, ranks_of_node):
     """--shard where it is not given: of several nodes each holds all weights, because between
     nodes gathering them for every micro-batch would take longer than computing with them."""
@@ -315,7 +326,7 @@ def start_run(args, config, ending):
         torch.use_deterministic_algorithms(True)
     torch.manual_seed(config.seed)
     # before the model, which may take minutes, so that a mistake in --data does not
-    sources, rates, eval_records = open_sources(args, config)
+    sources, rates, eval_records = first_rank_first(ranks, lambda: open_sources(args, config))
     base = find_base(args, config, resume_from)
     model, tokenizer, config = open_model(args, config, resume_from)
     if config.lora.rank and config.frozen_dtype == "auto":

@@ -77,14 +77,22 @@ class StepStats:
         """Sums over all ranks: counts, weight, loss and nll_by_source are set."""
         self.read_delayed()
         # the ranks that share a row have all counted it
-        counts = parallel.all_reduce_sums({name: n / self.cp for name, n in self.counts.items()})
+        counts = {name: n / self.cp for name, n in self.counts.items()}
+        counts, nll, weights = all_reduce_dicts(counts, self.nll, self.weights)
         self.counts = {name: round(n) for name, n in counts.items()}
-        nll = parallel.all_reduce_sums(self.nll)
-        weights = parallel.all_reduce_sums(self.weights)
         self.total_weight = sum(weights.values())
         self.weight = max(self.total_weight, 1e-8)
         self.loss = sum(nll.values()) / self.weight
         self.nll_by_source = {name: nll[name] / weights[name] for name in nll if weights[name] > 0}
+
+
+def all_reduce_dicts(*dicts):
+    """Sums several {name: number} over all ranks in one exchange."""
+    numbers = {}
+    for k, of_kind in enumerate(dicts):
+        numbers |= {(k, name): number for name, number in of_kind.items()}
+    sums = parallel.all_reduce_sums(numbers)
+    return [{name: sums[k, name] for name in of_kind} for k, of_kind in enumerate(dicts)]
 
 
 def loss_fields(stats, norms, finite):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from records import index, media
+from records import index, media, reader
 from records.reader import DataError, Records, Unreadable
 from tests.records.samples import CAPTION, CLIP, GOOD, POINT, QA, image, video, write
 
@@ -146,6 +146,19 @@ def test_an_index_spares_the_scan_and_changes_nothing(indexed, capsys):
     assert capsys.readouterr().err == printed
     assert printed.count("\n") == 2
     assert not list(path.parent.glob("*.part"))
+
+
+def test_a_kept_index_is_mapped_and_holds_the_fingerprint(indexed, monkeypatch):
+    """Processes of one machine share its pages, and none of them reads the file for its digest."""
+    path, _ = indexed
+    made = Records(path, weight=2)
+    monkeypatch.setattr(reader, "digest", None)
+    opened = Records(path, weight=2)
+    assert isinstance(opened._index.offset, np.memmap)
+    assert not opened._index.offset.flags.writeable
+    assert opened.fingerprint == made.fingerprint
+    monkeypatch.undo()
+    assert Records(path).fingerprint != made.fingerprint         # of other options
 
 
 def test_a_record_is_checked_once_when_its_file_is_indexed(indexed, monkeypatch):

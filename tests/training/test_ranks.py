@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import time
 from dataclasses import replace
 from datetime import timedelta
@@ -15,7 +16,9 @@ import torch
 import torch.distributed as dist
 
 import parallel
+from records import index
 from records.mixture import Mixture
+from records.reader import Records
 from tests.ranks import run_ranks
 from tests.training.processes import (
     ROOT,
@@ -31,7 +34,7 @@ from training import weights
 from training.config import parse
 from training.loader import Loader
 from training.planner import StepPlanner
-from training.setup import open_tokenizer
+from training.setup import first_rank_first, open_tokenizer
 from training.sources import open_sources
 
 pytestmark = pytest.mark.slow
@@ -208,6 +211,29 @@ def wait_in_a_group(rank, folder):
 def test_an_exchange_within_a_group_ends_with_the_timeout_of_the_process_group(tmp_path):
     run_ranks(wait_in_a_group, (str(tmp_path),), 4)
     assert 4 < float((tmp_path / "seconds").read_text()) < 30
+
+
+def open_records(rank, folder):
+    """Opens a file of records whose index may only be made on the first rank."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "3", "MASTER_ADDR": "localhost",
+                   "MASTER_PORT": (Path(folder) / "port").read_text()}
+    ranks = parallel.join(1, torch.device("cpu"))
+    if rank:
+        index.build = None
+    opened = first_rank_first(ranks, lambda: Records(f"{folder}/records.jsonl"))
+    found = parallel.all_gather((len(opened), opened.fingerprint))
+    assert len(set(found)) == 1
+    ranks.barrier()
+    dist.destroy_process_group()
+
+
+def test_a_large_file_is_checked_by_the_first_rank_alone(tmp_path):
+    record = {"annotations": [{"type": "text", "text": "x" * 1000}]}
+    (tmp_path / "records.jsonl").write_text(f"{json.dumps(record)}\n" * 1100)
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        (tmp_path / "port").write_text(str(free.getsockname()[1]))
+    run_ranks(open_records, (str(tmp_path),), 3)
 
 
 NAN = """

@@ -35,8 +35,7 @@ def exchange(step, ranks):
     stats = StepStats([f"source {k}" for k in range(30)], ranks.cp)
     stats.counts.update(batch_counts([]))
     stats.all_reduce()
-    for _ in range(3):                           # divide_and_clip, of three parts of the model
-        parallel.all_reduce_sums({"square": 1.0})
+    parallel.all_reduce_sums({"vit": 1.0, "connector": 1.0, "llm": 1.0})     # divide_and_clip
     loader = SimpleNamespace(newly_masked=[], masked=SimpleNamespace(counts=Counter()))
     sync_ranks(step, loader, SimpleNamespace(done=lambda: None), [], ranks)
 
