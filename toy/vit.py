@@ -8,6 +8,7 @@ where is the centre of the object?
 
 import math
 import time
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,32 +24,51 @@ COLOURS = list(shapes.COLOURS)
 SHAPES = list(shapes.SHAPES)
 N_PLACES = shapes.SIZE // shapes.LATTICE + 1             # columns, and rows, of centres
 
-TASKS = ("colour", "shape", "column", "row")
-N_CLASSES = [len(COLOURS) + 1, len(SHAPES) + 1, N_PLACES, N_PLACES]
-LOSS_SHARES = (1, 4, 0.5, 0.5)
-# Small factors on the logits make the features of a task large. Without them, places take up most
-# of the variance of the features, and the decoder does not find the shapes in them (docs/log.md).
-LOGIT_FACTORS = (0.4, 0.4, 8, 8)
+
+class Tasks(NamedTuple):
+    """What is asked about every patch. The last two are the column and the row of the centre of its
+    object; ground has none."""
+    names: tuple
+    n_classes: list
+    loss_shares: tuple
+    # Small factors on the logits make the features of a task large. Without them, places take up
+    # most of the variance of the features, and the decoder does not find the shapes in them
+    # (docs/log.md).
+    logit_factors: tuple
+
+
+TASKS = Tasks(
+    names=("colour", "shape", "column", "row"),
+    n_classes=[len(COLOURS) + 1, len(SHAPES) + 1, N_PLACES, N_PLACES],
+    loss_shares=(1, 4, 0.5, 0.5),
+    logit_factors=(0.4, 0.4, 8, 8),
+)
 GROUND_WEIGHT = 0.1                  # most patches are ground, and easy
 
 
 def labels(scene, grid):
-    """(grid*grid, 4) int64: the classes of TASKS for the object that covers most of a patch.
+    """(grid*grid, 4) int64: the classes of TASKS for each patch of a toy scene. The ground is one
+    past the last colour and the last shape, and has no place (-1)."""
+    masks = []
+    classes = []
+    for o in scene["objects"]:
+        masks.append(shapes.mask_of(o))
+        column = o["x"] // shapes.LATTICE
+        row = o["y"] // shapes.LATTICE
+        classes.append((COLOURS.index(o["colour"]), SHAPES.index(o["shape"]), column, row))
+    return classes_of_patches(masks, classes, (len(COLOURS), len(SHAPES), -1, -1), grid)
 
-    Where no object covers a quarter of the patch, it is ground: one past the last colour and the
-    last shape, and no place (-1).
+
+def classes_of_patches(masks, of_objects, of_ground, grid):
+    """(grid*grid, tasks) int64: the classes of the object that covers most of a patch.
+
+    masks: (H,W) bool of each object; where none covers a quarter of the patch, it is ground.
     """
-    classes = np.tile([len(COLOURS), len(SHAPES), -1, -1], (grid * grid, 1))
-    objects = scene["objects"]
-    if objects:
-        masks = torch.from_numpy(np.stack([shapes.mask_of(o) for o in objects]))
+    classes = np.tile(of_ground, (grid * grid, 1))
+    if masks:
+        masks = torch.from_numpy(np.stack(masks))
         coverage = F.adaptive_avg_pool2d(masks.float(), grid).flatten(1)         # (n, grid*grid)
         best, which = (values.numpy() for values in coverage.max(0))
-        of_objects = []
-        for o in objects:
-            column = o["x"] // shapes.LATTICE
-            row = o["y"] // shapes.LATTICE
-            of_objects.append((COLOURS.index(o["colour"]), SHAPES.index(o["shape"]), column, row))
         is_object = best >= 0.25
         classes[is_object] = np.array(of_objects)[which[is_object]]
     return classes
@@ -60,26 +80,43 @@ def pretrain(vit, seed, steps, lr=1e-3, images=8):
     Yields {"step", "nll": {task: nats}, "seconds"} after each. The head that answers is thrown away
     at the end.
     """
-    config = vit.config
     world = World("train", seed, questions="patches")
-    n_features = len(config.feature_layers) * config.n_embd
-    head = nn.Linear(n_features, sum(N_CLASSES), device=vit.pos.device)
-    parameters = [*vit.parameters(), *head.parameters()]
-    optimizer = torch.optim.AdamW(parameters, lr, betas=(0.9, 0.95), eps=1e-6, weight_decay=0.0)
+    pretraining = Pretraining(vit, TASKS, steps, lr)
     for step in tqdm(range(1, steps + 1), unit="step", desc="stage 0", mininterval=1):
         started = time.monotonic()
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, lr, steps)
         scenes = [world.scene(i) for i in range((step - 1) * images, step * images)]
-        nll = losses(vit, head, scenes)
-        total = sum(share * loss for share, loss in zip(LOSS_SHARES, nll, strict=True))
+        pixels = [shapes.render(scene) for scene in scenes]
+        classes = [labels(scene, vit.config.grid) for scene in scenes]
+        nll = pretraining.step(step, pixels, classes)
+        yield {"step": step, "nll": nll, "seconds": time.monotonic() - started}
+
+
+class Pretraining:
+    """A ViT, the head that answers from its features, and their optimizer."""
+
+    def __init__(self, vit, tasks, steps, lr=1e-3):
+        self.vit = vit
+        self.tasks = tasks
+        self.steps = steps
+        self.lr = lr
+        n_features = len(vit.config.feature_layers) * vit.config.n_embd
+        self.head = nn.Linear(n_features, sum(tasks.n_classes), device=vit.pos.device)
+        self.optimizer = torch.optim.AdamW([*vit.parameters(), *self.head.parameters()], lr,
+                                           betas=(0.9, 0.95), eps=1e-6, weight_decay=0.0)
+
+    def step(self, step, pixels, classes):
+        """One step on images [(H,W,3), ..] and the classes of their patches [(P,tasks), ..]
+        -> {task: nats}"""
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(step, self.lr, self.steps)
+        nll = losses(self.vit, self.head, self.tasks, pixels, classes)
+        total = sum(share * loss for share, loss in zip(self.tasks.loss_shares, nll, strict=True))
         total.backward()
-        nn.utils.clip_grad_norm_(vit.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+        nn.utils.clip_grad_norm_(self.vit.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
         rounded = [round(loss.item(), 4) for loss in nll]
-        yield {"step": step, "nll": dict(zip(TASKS, rounded, strict=True)),
-               "seconds": time.monotonic() - started}
+        return dict(zip(self.tasks.names, rounded, strict=True))
 
 
 def learning_rate(step, base, steps):
@@ -87,24 +124,23 @@ def learning_rate(step, base, steps):
     return base * min(1, 10 * step / steps) * (1 + math.cos(math.pi * step / (steps + 1))) / 2
 
 
-def losses(vit, head, scenes):
-    """Mean nll of each task, four scalars in nats.
+def losses(vit, head, tasks, pixels, classes):
+    """Mean nll of each task, scalars in nats.
 
-    Colour and shape: over all patches, ground with GROUND_WEIGHT. Column and row: over patches of
-    objects, since ground has no place.
+    Of all patches, ground with GROUND_WEIGHT; column and row of patches of objects only, since
+    ground has no place.
     """
     config = vit.config
-    pixels = [vision.resize(shapes.render(scene), config.crop, config.crop) for scene in scenes]
+    pixels = [vision.resize(image, config.crop, config.crop) for image in pixels]
     patches = torch.from_numpy(vision.patchify(np.stack(pixels), config)).to(vit.pos.device)
-    classes = np.concatenate([labels(scene, config.grid) for scene in scenes])
-    targets = torch.from_numpy(classes).to(vit.pos.device)                       # (N*P, 4)
-    logits = head(vit(patches)).flatten(0, 1).split(N_CLASSES, dim=1)            # 4 x (N*P, C)
+    targets = torch.from_numpy(np.concatenate(classes)).to(vit.pos.device)       # (N*P, tasks)
+    logits = head(vit(patches)).flatten(0, 1).split(tasks.n_classes, dim=1)      # of (N*P, C)
 
-    is_object = targets[:, 2:3] >= 0
-    weights = torch.where(is_object, 1.0, GROUND_WEIGHT).repeat(1, len(TASKS))
-    weights[:, 2:] *= is_object
+    is_object = targets[:, -1:] >= 0
+    weights = torch.where(is_object, 1.0, GROUND_WEIGHT).repeat(1, len(tasks.names))
+    weights[:, -2:] *= is_object
     nll = []
-    for k, factor in enumerate(LOGIT_FACTORS):
+    for k, factor in enumerate(tasks.logit_factors):
         target = targets[:, k].clamp(min=0)
         loss = F.cross_entropy(factor * logits[k], target, reduction="none")
         nll.append((weights[:, k] * loss).sum() / weights[:, k].sum().clamp(min=1))

@@ -2,6 +2,7 @@
 
     python -m tools.prepare pixmo-points downloads/pixmo-points data/points
     python -m tools.prepare molmo2-cap downloads/Molmo2-Cap data/cap --videos youtube-cc
+    python -m tools.prepare stamps CUT_OUTS OUT         # composed photographs: stamps.py
 
 in    a set's parquet, json or jsonl files as they are published, or a folder of them
 out   OUT/records.jsonl   a record per visual input, its annotations the branches of a message tree
@@ -20,10 +21,12 @@ import dataclasses
 import difflib
 import json
 import sqlite3
+import sys
 from contextlib import closing
 from pathlib import Path
 
 from records.errors import warn
+from tools.prepare import stamps
 from tools.prepare.files import source_files
 from tools.prepare.media import Media
 from tools.prepare.sets import SETS
@@ -117,6 +120,9 @@ def prepare(args):
 
 
 def main(argv=None):
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["stamps"]:
+        return stamps.main(argv[1:])
     args = parse(argv)
     try:
         counts, media = prepare(args)

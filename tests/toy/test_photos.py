@@ -1,0 +1,196 @@
+"""Composed photographs: cut-outs drawn here, their masks, centres, counts, words and parts."""
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+from PIL import Image, ImageDraw
+
+from data import DataConfig, encode
+from model import PRESETS
+from records.errors import DataError
+from records.reader import Records
+from text.tokenizer import ByteTokenizer
+from tools.prepare.__main__ import main as prepare
+from toy.photos import (
+    Photos,
+    masks_of,
+    open_cut_outs,
+    read_backgrounds,
+    record_of,
+)
+
+SIZE = 96
+COLOURS = ["red", "orange", "yellow", "green", "blue"]
+NOUNS = {"shapes/discs": ["disc", "Scheibe"], "shapes/bars": ["bar", "Balken"],
+         "rings": ["ring", "Ring"]}
+
+
+@pytest.fixture(scope="module")
+def stamps(tmp_path_factory):
+    """Ten discs and bars and two rings of a kind that is held out, with sentences in two
+    languages; five photographs; a file of kinds."""
+    folder = tmp_path_factory.mktemp("stamps")
+    for kind, (english, german) in NOUNS.items():
+        (folder / "cut-outs" / kind).mkdir(parents=True)
+        for colour in COLOURS[: 2 if kind == "rings" else 5]:
+            image = Image.new("RGBA", (80, 60))
+            draw = ImageDraw.Draw(image)
+            box = (10, 10, 50, 50) if kind != "shapes/bars" else (10, 20, 70, 40)
+            (draw.rectangle if kind == "shapes/bars" else draw.ellipse)(box, fill=colour)
+            if kind == "rings":
+                draw.ellipse((20, 20, 40, 40), fill=(0, 0, 0, 0))
+            path = folder / "cut-outs" / kind / f"{colour}.png"
+            image.save(path)
+            path.with_suffix(".txt").write_text(f"A {colour} {english}.\nde.utf8=So: {german}.\n")
+    (folder / "grounds").mkdir()
+    for k in range(5):
+        Image.new("RGB", (120, 100), (40 * k, 30, 90)).save(folder / "grounds" / f"{k}.png")
+    (folder / "kinds.json").write_text(json.dumps(
+        {"languages": ["en", "de"], "held_out": ["ring"], "kinds": NOUNS}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def parts(stamps):
+    cut_outs, kinds = open_cut_outs(stamps / "cut-outs", stamps / "kinds.json")
+    backgrounds = read_backgrounds([stamps / "grounds"])
+    return {part: Photos(cut_outs, kinds, backgrounds, part, SIZE)
+            for part in ("train", "known", "stamps", "backgrounds", "kinds")}
+
+
+def test_masks_are_where_the_pixels_of_a_cut_out_are(parts):
+    """The pixels of a yellow mask are yellow on average, whatever lies beside it."""
+    photos = parts["train"]
+    checked = 0
+    for i in range(60):
+        image, placed = photos.scene(i)
+        assert 1 <= len(placed) <= photos.max_objects
+        for p in placed:
+            x, y = p.centre
+            assert p.mask[y, x]
+            assert p.mask.shape == (SIZE, SIZE)
+            assert not any((p.mask & q.mask).any() for q in placed if q is not p)
+            if p.cut_out.name.endswith("yellow"):
+                red, green, blue = image[p.mask].mean(0)
+                assert red > blue + 40 and green > blue + 40, (i, red, green, blue)
+                checked += 1
+    assert checked > 10
+
+
+def test_the_centre_of_a_ring_lies_on_the_ring(parts):
+    for i in range(20):
+        for p in parts["kinds"].scene(i)[1]:
+            x, y = p.centre
+            assert p.mask[y, x]
+
+
+def test_a_scene_depends_on_seed_part_and_number_alone(parts):
+    image, placed = parts["train"].scene(3)
+    again, placed_again = parts["train"].scene(3)
+    assert (image == again).all()
+    assert [p.cut_out.name for p in placed] == [p.cut_out.name for p in placed_again]
+    assert not np.array_equal(image, parts["known"].scene(3)[0])
+
+
+def test_what_is_held_out_is_never_shown_in_training(parts):
+    shown = {part: {p.cut_out for i in range(60) for p in photos.scene(i)[1]}
+             for part, photos in parts.items()}
+    assert {c.kind for c in shown["kinds"]} == {"ring"}
+    assert {c.kind for c in shown["train"]} == {"disc", "bar"}
+    assert all(c.held_out for c in shown["stamps"])
+    assert not any(c.held_out for part in ("train", "known", "backgrounds") for c in shown[part])
+    assert len(shown["train"]) == 8 and len(shown["stamps"]) == 2        # one in five of each kind
+    train, held_out = ({g.getpixel((0, 0)) for g in parts[part].backgrounds}
+                       for part in ("train", "backgrounds"))
+    assert len(train) == 4 and len(held_out) == 1 and not train & held_out
+
+
+def test_annotations_say_what_the_scene_shows(parts):
+    photos = parts["known"]
+    named = 0
+    for i in range(40):
+        _, placed = photos.scene(i)
+        record = record_of(photos, i, placed, "x.jpg", ["en", "de"])
+        kinds = Counter(p.cut_out.kind for p in placed)
+        points = [a for a in record["annotations"] if a["type"] == "point"]
+        assert {a["label"]: len(a["points"]) for a in points if a["points"]} == kinds
+        assert sum(not a["points"] for a in points) == 1         # one kind that is absent
+        (count,) = [a for a in record["annotations"] if a["type"] == "count"]
+        assert count["count"] == kinds[count["label"]]
+        arrays = masks_of(record, placed)
+        for k, annotation in enumerate(record["annotations"]):
+            if annotation["type"] == "point":
+                masks = arrays[f"{record['id']}/{k}"]
+                assert len(masks) == len(annotation["points"])
+                for point, mask in zip(annotation["points"], masks, strict=True):
+                    assert mask[int(point["y"]), int(point["x"])]
+        captions = {a["style"]: a["text"] for a in record["annotations"] if a["type"] == "caption"}
+        english = captions["caption_en"].split(", ")
+        german = {"disc": "Scheibe", "bar": "Balken"}
+        assert Counter(english) == kinds
+        assert captions["caption_de"].split(", ") == [german[noun] for noun in english]
+        if len(placed) == 1:
+            assert captions["name_en"].startswith("A ")
+            assert captions["name_de"] == f"So: {german[english[0]]}."
+            named += 1
+    assert named
+
+
+def test_the_files_are_records_that_train_as_one_tree(stamps, tmp_path):
+    """Two languages are two branches that share the image; all parts and their masks are there."""
+    out = tmp_path / "out"
+    prepare(["stamps", str(stamps / "cut-outs"), str(out), "--kinds", str(stamps / "kinds.json"),
+             "--backgrounds", str(stamps / "grounds"), "--n", "6", "--held-out", "3",
+             "--size", str(SIZE), "--languages", "en", "de"])
+    assert sorted(path.stem for path in out.glob("*.jsonl")) == [
+        "backgrounds", "kinds", "known", "stamps", "train"]
+    records = Records(out / "train.jsonl")
+    assert len(records) == 6 and not records.found
+    config = DataConfig(vision=PRESETS["toy"].vision, max_crops=1)
+    for record in records:
+        example = encode(record, ByteTokenizer(), config, 0, 0)
+        assert example.n_branches == len(record["annotations"])
+        visual = np.flatnonzero(example.bidir)
+        assert (example.visible_until[visual] == len(example.tokens)).all()      # all share it
+    masks = np.load(out / "masks.npz")
+    assert not any(name.startswith("train-") for name in masks.files)
+    assert {name.split("-")[0] for name in masks.files} == {
+        "known", "stamps", "backgrounds", "kinds"}
+
+
+def test_a_folder_of_cut_outs_without_any_other_file(stamps, tmp_path):
+    """Folders are kinds, the names of files their sentences, the ground is noise."""
+    for kind in ("cup", "key"):
+        (tmp_path / "my" / kind).mkdir(parents=True)
+        Image.new("RGBA", (40, 30), "red").save(tmp_path / "my" / kind / f"old_{kind}.png")
+    cut_outs, kinds = open_cut_outs(tmp_path / "my")
+    assert [(c.kind, c.sentences, c.held_out) for c in cut_outs] == [
+        ("cup", {"en": "old cup"}, False), ("key", {"en": "old key"}, False)]
+    photos = Photos(cut_outs, kinds, [], "train", SIZE)
+    assert photos.scene(0)[0].shape == (SIZE, SIZE, 3)
+    prepare(["stamps", str(tmp_path / "my"), str(tmp_path / "out"), "--n", "2", "--held-out", "1"])
+    assert sorted(p.stem for p in (tmp_path / "out").glob("*.jsonl")) == ["known", "train"]
+
+
+@pytest.mark.parametrize("content", [b"no image", b""])
+def test_a_damaged_cut_out_is_named(stamps, tmp_path, content, capsys):
+    (tmp_path / "cup").mkdir()
+    (tmp_path / "cup" / "a.png").write_bytes(content)
+    with pytest.raises(SystemExit):
+        prepare(["stamps", str(tmp_path), str(tmp_path / "out")])
+    assert "a.png" in capsys.readouterr().err
+
+
+def test_an_invisible_cut_out_and_a_wrong_file_of_kinds_are_named(tmp_path):
+    (tmp_path / "cup").mkdir()
+    Image.new("RGBA", (9, 9)).save(tmp_path / "cup" / "a.png")
+    with pytest.raises(DataError, match="nothing in it is visible"):
+        open_cut_outs(tmp_path)
+    for text in ("no", "{}", '{"languages": ["en", "de"], "kinds": {"cup": ["cup"]}}'):
+        (tmp_path / "kinds.json").write_text(text)
+        with pytest.raises(ValueError, match=r"kinds\.json: not a file of kinds"):
+            open_cut_outs(tmp_path, tmp_path / "kinds.json")
+    with pytest.raises(ValueError, match="no PNG files"):
+        open_cut_outs(tmp_path / "nowhere")

@@ -1,0 +1,89 @@
+"""Composed photographs as records: cut-outs with exact masks on photographic backgrounds.
+
+    python -m tools.prepare stamps CUT_OUTS OUT --kinds toy/stamp_kinds.json --backgrounds PHOTOS
+
+in    a folder of PNG files with an alpha channel, by kind; photographs (toy/photos.py)
+out   OUT/train.jsonl        scenes of the cut-outs and backgrounds of training
+      OUT/known.jsonl        other scenes of the same
+      OUT/stamps.jsonl       held-out cut-outs of known kinds
+      OUT/backgrounds.jsonl  held-out backgrounds
+      OUT/kinds.jsonl        kinds that training never shows
+      OUT/media/             their images; OUT/masks.npz: of every part but train
+      stdout                 {part: records}
+
+A part without cut-outs or backgrounds is left out. The same command gives the same files.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from tqdm import tqdm
+
+from records.errors import DataError, warn
+from toy.photos import PARTS, Photos, masks_of, open_cut_outs, read_backgrounds, record_of
+
+
+def parse(argv):
+    parser = argparse.ArgumentParser(prog="python -m tools.prepare stamps", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("source", metavar="CUT_OUTS")
+    add("out", metavar="OUT")
+    add("--kinds", metavar="FILE", help="names of the folders in several languages "
+        "(toy/stamp_kinds.json); without it each folder is a kind by its name")
+    add("--backgrounds", nargs="+", default=[], metavar="FILE",
+        help="photographs, or folders of them; without them, smooth noise")
+    add("--n", type=int, default=4000, help="scenes for training (default 4000)")
+    add("--held-out", type=int, default=100, metavar="N",
+        help="scenes of every other part (default 100)")
+    add("--size", type=int, default=168, help="pixels along one side (default 168)")
+    add("--languages", nargs="+", metavar="CODE", default=["en"],
+        help="of captions, each a branch of the tree (default en)")
+    add("--seed", type=int, default=0)
+    return parser.parse_args(argv)
+
+
+def write_part(photos, n, languages, out):
+    """Scenes 0 .. n-1 as images and records -> their masks."""
+    masks = {}
+    with open(out / f"{photos.part}.jsonl", "w", encoding="utf-8") as lines:
+        for i in tqdm(range(n), desc=photos.part, mininterval=1):
+            image, placed = photos.scene(i)
+            name = f"{photos.part}-{i}.jpg"
+            record = record_of(photos, i, placed, name, languages)
+            Image.fromarray(image).save(out / "media" / name, quality=92)
+            lines.write(json.dumps(record, ensure_ascii=False) + "\n")
+            masks |= masks_of(record, placed)
+    return masks
+
+
+def prepare(args):
+    """-> {part: records}. OSError, DataError or ValueError in one sentence."""
+    cut_outs, kinds = open_cut_outs(args.source, args.kinds)
+    backgrounds = read_backgrounds(args.backgrounds)
+    out = Path(args.out)
+    (out / "media").mkdir(parents=True, exist_ok=True)
+    counts = {}
+    masks = {}
+    for part in PARTS:
+        photos = Photos(cut_outs, kinds, backgrounds, part, args.size, args.seed)
+        if not photos.by_kind or (part == "backgrounds" and not photos.backgrounds):
+            continue
+        counts[part] = args.n if part == "train" else args.held_out
+        of_part = write_part(photos, counts[part], args.languages, out)
+        masks |= of_part if part != "train" else {}
+    np.savez_compressed(out / "masks.npz", **masks)
+    return counts
+
+
+def main(argv):
+    args = parse(argv)
+    try:
+        counts = prepare(args)
+    except (OSError, DataError, ValueError) as e:
+        warn(f"tools.prepare: {e}")
+        raise SystemExit(2) from None
+    print(json.dumps(counts))

@@ -1,0 +1,335 @@
+"""Composed photographs: cut-outs with exact masks on photographic backgrounds, as records.
+
+in    a folder of cut-outs (PNG files with an alpha channel, in folders by kind; beside cat.png may
+      lie cat.txt with a sentence that names it, and with the same in other languages), and
+      photographs for the background
+out   a scene: image (S,S,3) uint8, its objects with their visible masks; its record
+
+Masks, centres and counts follow from the alpha channel, kinds from the folders, captions from the
+words. These are composed photographs, not natural scenes: lighting, scale and context are random.
+"""
+
+import json
+import re
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image, ImageEnhance, ImageFilter
+
+from records.errors import DataError
+from records.mixture import rng_for
+
+LARGEST = 256                        # pixels of the longer side of a cut-out in memory
+LARGEST_BACKGROUND = 1024
+MIN_VISIBLE = 0.5                    # share of each object's pixels that no other object hides
+MAX_OBJECTS = 6
+TRANSLATION = re.compile(r"(\w+)\.utf8=(.+)")
+
+
+class Kind(NamedTuple):
+    names: dict                      # {language: noun}, "en" among them
+    held_out: bool                   # only in the part "kinds"
+
+
+@dataclass(frozen=True, eq=False)
+class CutOut:
+    name: str                        # path below the folder, without .png
+    kind: str                        # English
+    sentences: dict                  # {language: sentence}
+    held_out: bool                   # only in the part "stamps"
+    may_flip: bool
+    pixels: Image.Image              # RGBA, cropped to what is visible
+
+
+class Placed(NamedTuple):
+    cut_out: CutOut
+    mask: np.ndarray                 # (S,S) bool, what is visible
+
+    @property
+    def centre(self):
+        """x, y: the pixel of the mask that is nearest to its centre of mass."""
+        rows, columns = self.mask.nonzero()
+        distance = (rows - rows.mean()) ** 2 + (columns - columns.mean()) ** 2
+        nearest = distance.argmin()
+        return int(columns[nearest]), int(rows[nearest])
+
+
+# ------------------------------------------------------------------------------------------------
+# files
+
+
+def read_kinds(path):
+    """A file of kinds -> {folder: Kind}, names of folders that are left out.
+
+    Its JSON is {"languages": ["en", ..], "kinds": {folder: [noun in each language]}, "held_out":
+    [English nouns], "without": [names of folders]}; the last two may be absent. ValueError.
+    """
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        languages = found["languages"]
+        kinds = {}
+        for folder, nouns in found["kinds"].items():
+            names = dict(zip(languages, nouns, strict=True))
+            kinds[folder] = Kind(names, names["en"] in found.get("held_out", []))
+    except (KeyError, TypeError, AttributeError, ValueError) as e:
+        raise ValueError(f"{path}: not a file of kinds: {e!r}") from None
+    return kinds, set(found.get("without", []))
+
+
+def kinds_of_folders(source):
+    """Without a file of kinds: every folder with PNG files is a kind, by its name."""
+    folders = {path.parent for path in Path(source).rglob("*.png")}
+    return {folder.relative_to(source).as_posix(): Kind({"en": folder.name}, False)
+            for folder in sorted(folders)}
+
+
+def read_cut_outs(source, kinds, without):
+    """The cut-outs of a folder, sorted by name. One in five of a kind is held out, by a hash of its
+    name. DataError for a file that is no visible
+    image."""
+    source = Path(source)
+    cut_outs = []
+    for folder, kind in sorted(kinds.items()):
+        paths = [path for path in sorted((source / folder).rglob("*.png"))
+                 if not without & set(path.relative_to(source).parts)]
+        names = [path.relative_to(source).with_suffix("").as_posix() for path in paths]
+        held_out = set(sorted(names, key=hash_of)[: len(names) // 5])
+        for name, path in zip(names, paths, strict=True):
+            settings = path.with_suffix(".dat")
+            may_flip = not (settings.is_file() and "noflip" in settings.read_text())
+            cut_outs.append(CutOut(name, kind.names["en"], read_sentences(path), name in held_out,
+                                   may_flip, read_pixels(path)))
+    return cut_outs
+
+
+def open_cut_outs(source, kinds_file=None):
+    """-> the cut-outs of a folder, {folder: Kind}. ValueError if it has none."""
+    kinds, without = read_kinds(kinds_file) if kinds_file else (kinds_of_folders(source), ())
+    cut_outs = read_cut_outs(source, kinds, set(without))
+    if not cut_outs:
+        raise ValueError(f"{source}: no PNG files in folders of a known kind")
+    return cut_outs, kinds
+
+
+def hash_of(name):
+    return zlib.crc32(name.encode())
+
+
+def read_pixels(path):
+    """RGBA, cropped to what is visible, its longer side LARGEST pixels at most."""
+    try:
+        with Image.open(path) as image:
+            pixels = image.convert("RGBA")
+    except (OSError, SyntaxError, ValueError) as e:
+        raise DataError(f"cannot decode {path}: {e}") from None
+    box = pixels.getchannel("A").getbbox()
+    if box is None:
+        raise DataError(f"{path}: nothing in it is visible")
+    pixels = pixels.crop(box)
+    pixels.thumbnail((LARGEST, LARGEST))
+    return pixels
+
+
+def read_sentences(path):
+    """{language: sentence}: the first line of cat.txt is English, then lines such as
+    de.utf8=Eine Katze. Without the file, the words of the file's name."""
+    words = path.with_suffix(".txt")
+    if not words.is_file():
+        return {"en": re.sub(r"[\W_]+", " ", path.stem).strip()}
+    first, *others = words.read_text(encoding="utf-8", errors="replace").splitlines() or [""]
+    sentences = {"en": first.strip()}
+    for line in others:
+        if found := TRANSLATION.match(line):
+            sentences[found[1]] = found[2].strip()
+    return sentences
+
+
+def read_backgrounds(paths):
+    """Files and folders -> [(held out, RGB image)]; one in five is held out, at least one of two or
+    more. Without paths there are none, and scenes have grounds of smooth noise."""
+    files = []
+    for path in map(Path, paths):
+        if path.is_dir():
+            files += [p for p in sorted(path.rglob("*")) if p.suffix.lower() in (".jpg", ".png")]
+        else:
+            files.append(path)
+    order = sorted(files, key=lambda path: hash_of(path.name))
+    held_out = set(order[: max(len(files) // 5, len(files) > 1)])
+    backgrounds = []
+    for path in files:
+        try:
+            with Image.open(path) as image:
+                image.draft("RGB", (LARGEST_BACKGROUND, LARGEST_BACKGROUND))
+                pixels = image.convert("RGB")
+        except (OSError, SyntaxError, ValueError) as e:
+            raise DataError(f"cannot decode {path}: {e}") from None
+        pixels.thumbnail((LARGEST_BACKGROUND, LARGEST_BACKGROUND))
+        backgrounds.append((path in held_out, pixels))
+    return backgrounds
+
+
+# ------------------------------------------------------------------------------------------------
+# scenes
+
+PARTS = ("train", "known", "stamps", "backgrounds", "kinds")
+
+
+class Photos:
+    """Scene i of a part is a function of (seed, part, i).
+
+    part          cut-outs                     backgrounds
+    train         of training                  of training
+    known         of training, other scenes    of training
+    stamps        held out, of known kinds     of training
+    backgrounds   of training                  held out
+    kinds         of the kinds held out        of training
+    """
+
+    def __init__(self, cut_outs, kinds, backgrounds, part, size, seed=0, max_objects=MAX_OBJECTS):
+        held_out_kinds = {kind.names["en"] for kind in kinds.values() if kind.held_out}
+        self.kinds = kinds
+        self.part = part
+        self.size = size
+        self.seed = seed
+        self.max_objects = max_objects
+        self.names = {kind.names["en"]: kind.names for kind in kinds.values()}
+        self.by_kind = {}
+        for c in cut_outs:
+            if part == "kinds":
+                is_of_part = c.kind in held_out_kinds
+            else:
+                is_of_part = c.held_out == (part == "stamps") and c.kind not in held_out_kinds
+            if is_of_part:
+                self.by_kind.setdefault(c.kind, []).append(c)
+        self.backgrounds = []
+        for held_out, pixels in backgrounds:
+            if held_out == (part == "backgrounds"):
+                self.backgrounds.append(pixels)
+
+    def scene(self, i):
+        """-> image (S,S,3) uint8, [Placed, ..]"""
+        rng = rng_for(self.seed, "photos", self.part, i)
+        canvas = self._ground(rng)
+        n = int(rng.integers(1, self.max_objects + 1))
+        kinds = sorted(self.by_kind)
+        kinds = [kinds[int(k)] for k in rng.permutation(len(kinds))[: int(rng.integers(1, 4))]]
+        largest = self.size * (0.7 if n == 1 else 0.55 if n < 4 else 0.45)
+        masks = []
+        chosen = []
+        for _ in range(8 * n):       # attempts: an object may hide too much of another
+            if len(chosen) == n:
+                break
+            of_kind = self.by_kind[kinds[int(rng.integers(len(kinds)))]]
+            cut_out = of_kind[int(rng.integers(len(of_kind)))]
+            layer = self._layer(cut_out, largest * rng.uniform(0.6, 1), rng)
+            mask = np.asarray(layer.getchannel("A")) >= 128
+            hidden = [np.count_nonzero(m & ~mask) for m, _ in masks]
+            enough = all(left >= MIN_VISIBLE * whole
+                         for left, (_, whole) in zip(hidden, masks, strict=True))
+            if enough and mask.sum() >= (0.06 * self.size) ** 2:
+                canvas = paste_with_shadow(canvas, layer, rng)
+                masks = [(m & ~mask, whole) for m, whole in masks]
+                masks.append((mask, int(mask.sum())))
+                chosen.append(cut_out)
+        placed = [Placed(c, mask) for c, (mask, _) in zip(chosen, masks, strict=True)]
+        return np.asarray(canvas), placed
+
+    def _ground(self, rng):
+        """A random part of a background, (S,S) RGB; smooth noise where there are no backgrounds."""
+        if not self.backgrounds:
+            noise = rng.integers(40, 216, (5, 5, 3)).astype(np.uint8)
+            return Image.fromarray(noise).resize((self.size, self.size), Image.BICUBIC)
+        image = self.backgrounds[int(rng.integers(len(self.backgrounds)))]
+        side = min(image.size) * rng.uniform(0.4, 1)
+        left = rng.uniform(0, image.width - side)
+        top = rng.uniform(0, image.height - side)
+        box = (left, top, left + side, top + side)
+        ground = image.resize((self.size, self.size), Image.BILINEAR, box, reducing_gap=2)
+        if rng.random() < 0.5:
+            ground = ground.transpose(Image.FLIP_LEFT_RIGHT)
+        return ImageEnhance.Brightness(ground).enhance(rng.uniform(0.7, 1.2))
+
+    def _layer(self, cut_out, length, rng):
+        """The cut-out, scaled to a longer side of `length` pixels, turned, at a random place of an
+        otherwise transparent image (S,S) RGBA. Its middle lies inside the image."""
+        pixels = cut_out.pixels
+        scale = length / max(pixels.size)
+        size = [max(round(side * scale), 2) for side in pixels.size]
+        pixels = pixels.resize(size, Image.BILINEAR, reducing_gap=2)
+        if cut_out.may_flip and rng.random() < 0.5:
+            pixels = pixels.transpose(Image.FLIP_LEFT_RIGHT)
+        pixels = pixels.rotate(rng.uniform(-20, 20), Image.BILINEAR, expand=True)
+        alpha = pixels.getchannel("A")
+        pixels = ImageEnhance.Brightness(pixels.convert("RGB")).enhance(rng.uniform(0.7, 1.25))
+        pixels = ImageEnhance.Color(pixels).enhance(rng.uniform(0.7, 1.3))
+        pixels.putalpha(alpha)
+        x, y = (int(rng.uniform(0.12, 0.88) * self.size - side / 2) for side in pixels.size)
+        layer = Image.new("RGBA", (self.size, self.size))
+        layer.paste(pixels, (x, y))
+        return layer
+
+
+def paste_with_shadow(canvas, layer, rng):
+    """The layer over the canvas, and below it its blurred shadow."""
+    shift = [int(rng.integers(-4, 5)), int(rng.integers(1, 6))]
+    strength = rng.uniform(0.1, 0.6)
+    shadow = layer.getchannel("A").filter(ImageFilter.BoxBlur(2)).point(lambda a: int(a * strength))
+    canvas = canvas.copy()
+    canvas.paste((0, 0, 0), tuple(shift), shadow)
+    canvas.paste(layer.convert("RGB"), (0, 0), layer.getchannel("A"))
+    return canvas
+
+
+# ------------------------------------------------------------------------------------------------
+# records
+
+
+def record_of(photos, i, placed, path, languages):
+    """The record of scene i: points for every kind in it and for one that is absent, the count of
+    one kind, and captions in every language, branches of one message tree.
+
+    A caption lists the kinds from left to right. One object alone is also named by the sentence
+    that lies beside its file.
+    """
+    rng = rng_for(photos.seed, "questions", photos.part, i)
+    ordered = sorted(placed, key=lambda p: p.centre)
+    kinds = [p.cut_out.kind for p in ordered]
+    absent = sorted(set(photos.names) - set(kinds))
+    asked = sorted(set(kinds))
+    counted = asked[int(rng.integers(len(asked)))]
+    if absent:
+        asked.append(absent[int(rng.integers(len(absent)))])
+    annotations = []
+    for kind in asked:
+        numbers = [k for k, p in enumerate(ordered) if p.cut_out.kind == kind]
+        places = [ordered[k].centre for k in numbers]
+        annotations.append({"type": "point", "label": kind, "coords": "pixel", "mode": "point",
+                            "points": [{"x": x + 0.5, "y": y + 0.5} for x, y in places],
+                            "meta": {"objects": numbers}})
+    annotations.append({"type": "count", "label": counted, "count": kinds.count(counted)})
+    for language in languages:
+        nouns = [photos.names[kind].get(language) for kind in kinds]
+        if all(nouns):
+            annotations.append({"type": "caption", "style": f"caption_{language}",
+                                "text": ", ".join(nouns)})
+        if len(ordered) == 1 and language in ordered[0].cut_out.sentences:
+            annotations.append({"type": "caption", "style": f"name_{language}",
+                                "text": ordered[0].cut_out.sentences[language]})
+    return {"id": f"{photos.part}-{i}", "annotations": annotations,
+            "image": {"path": path, "width": photos.size, "height": photos.size},
+            "meta": {"cut_outs": [p.cut_out.name for p in ordered]}}
+
+
+def masks_of(record, placed):
+    """{name in masks.npz: (n,S,S) bool}, one for each point of a point annotation, in its order."""
+    ordered = sorted(placed, key=lambda p: p.centre)
+    arrays = {}
+    for k, annotation in enumerate(record["annotations"]):
+        if annotation["type"] == "point":
+            masks = [ordered[j].mask for j in annotation["meta"]["objects"]]
+            shape = ordered[0].mask.shape
+            arrays[f"{record['id']}/{k}"] = np.array(masks, dtype=bool).reshape(-1, *shape)
+    return arrays
