@@ -24,7 +24,9 @@ from records.mixture import rng_for
 
 LARGEST = 256                        # pixels of the longer side of a cut-out in memory
 LARGEST_BACKGROUND = 1024
+VISIBLE = 128                        # alpha from which a pixel belongs to the mask
 MIN_VISIBLE = 0.5                    # share of each object's pixels that no other object hides
+MIN_SIDE = 0.06                      # the smallest object has MIN_SIDE**2 of the image's pixels
 MAX_OBJECTS = 6
 TRANSLATION = re.compile(r"(\w+)\.utf8=(.+)")
 
@@ -47,14 +49,19 @@ class CutOut:
 class Placed(NamedTuple):
     cut_out: CutOut
     mask: np.ndarray                 # (S,S) bool, what is visible
+    n_pixels: int                    # of it, before other objects hid a part
 
     @property
     def centre(self):
-        """x, y: the pixel of the mask that is nearest to its centre of mass."""
-        rows, columns = self.mask.nonzero()
-        distance = (rows - rows.mean()) ** 2 + (columns - columns.mean()) ** 2
-        nearest = distance.argmin()
-        return int(columns[nearest]), int(rows[nearest])
+        return centre_of(self.mask)
+
+
+def centre_of(mask):
+    """x, y: the pixel of a mask that is nearest to its centre of mass."""
+    rows, columns = mask.nonzero()
+    distance = (rows - rows.mean()) ** 2 + (columns - columns.mean()) ** 2
+    nearest = distance.argmin()
+    return int(columns[nearest]), int(rows[nearest])
 
 
 # ------------------------------------------------------------------------------------------------
@@ -125,7 +132,7 @@ def read_pixels(path):
             pixels = image.convert("RGBA")
     except (OSError, SyntaxError, ValueError) as e:
         raise DataError(f"cannot decode {path}: {e}") from None
-    box = pixels.getchannel("A").getbbox()
+    box = pixels.getchannel("A").point(lambda a: 255 * (a >= VISIBLE)).getbbox()
     if box is None:
         raise DataError(f"{path}: nothing in it is visible")
     pixels = pixels.crop(box)
@@ -212,74 +219,90 @@ class Photos:
     def scene(self, i):
         """-> image (S,S,3) uint8, [Placed, ..]"""
         rng = rng_for(self.seed, "photos", self.part, i)
-        canvas = self._ground(rng)
+        canvas = self.ground(rng, self.size)
         n = int(rng.integers(1, self.max_objects + 1))
+        placed = []
+        for cut_out, pixels in self.objects(rng, n):
+            if len(placed) == n:
+                break
+            layer = self.layer(pixels, *self.place(rng))
+            mask = np.asarray(layer.getchannel("A")) >= VISIBLE
+            left = [Placed(p.cut_out, p.mask & ~mask, p.n_pixels) for p in placed]
+            hides_little = all(p.mask.sum() >= MIN_VISIBLE * p.n_pixels for p in left)
+            if hides_little and mask.sum() >= (MIN_SIDE * self.size) ** 2:
+                canvas = paste(canvas, layer, Shadow.draw(rng))
+                placed = [*left, Placed(cut_out, mask, int(mask.sum()))]
+        return np.asarray(canvas), placed
+
+    def objects(self, rng, n):
+        """Candidates for n objects, of one to three kinds: cut-outs, each with its pixels scaled,
+        turned and in other light. Some will hide too much of another."""
         kinds = sorted(self.by_kind)
         kinds = [kinds[int(k)] for k in rng.permutation(len(kinds))[: int(rng.integers(1, 4))]]
         largest = self.size * (0.7 if n == 1 else 0.55 if n < 4 else 0.45)
-        masks = []
-        chosen = []
-        for _ in range(8 * n):       # attempts: an object may hide too much of another
-            if len(chosen) == n:
-                break
+        for _ in range(8 * n):
             of_kind = self.by_kind[kinds[int(rng.integers(len(kinds)))]]
             cut_out = of_kind[int(rng.integers(len(of_kind)))]
-            layer = self._layer(cut_out, largest * rng.uniform(0.6, 1), rng)
-            mask = np.asarray(layer.getchannel("A")) >= 128
-            hidden = [np.count_nonzero(m & ~mask) for m, _ in masks]
-            enough = all(left >= MIN_VISIBLE * whole
-                         for left, (_, whole) in zip(hidden, masks, strict=True))
-            if enough and mask.sum() >= (0.06 * self.size) ** 2:
-                canvas = paste_with_shadow(canvas, layer, rng)
-                masks = [(m & ~mask, whole) for m, whole in masks]
-                masks.append((mask, int(mask.sum())))
-                chosen.append(cut_out)
-        placed = [Placed(c, mask) for c, (mask, _) in zip(chosen, masks, strict=True)]
-        return np.asarray(canvas), placed
+            yield cut_out, changed_pixels(cut_out, largest * rng.uniform(0.6, 1), rng)
 
-    def _ground(self, rng):
-        """A random part of a background, (S,S) RGB; smooth noise where there are no backgrounds."""
+    def ground(self, rng, size):
+        """A random part of a background, (size,size) RGB; without backgrounds, smooth noise."""
         if not self.backgrounds:
             noise = rng.integers(40, 216, (5, 5, 3)).astype(np.uint8)
-            return Image.fromarray(noise).resize((self.size, self.size), Image.BICUBIC)
+            return Image.fromarray(noise).resize((size, size), Image.BICUBIC)
         image = self.backgrounds[int(rng.integers(len(self.backgrounds)))]
         side = min(image.size) * rng.uniform(0.4, 1)
         left = rng.uniform(0, image.width - side)
         top = rng.uniform(0, image.height - side)
         box = (left, top, left + side, top + side)
-        ground = image.resize((self.size, self.size), Image.BILINEAR, box, reducing_gap=2)
+        ground = image.resize((size, size), Image.BILINEAR, box, reducing_gap=2)
         if rng.random() < 0.5:
             ground = ground.transpose(Image.FLIP_LEFT_RIGHT)
         return ImageEnhance.Brightness(ground).enhance(rng.uniform(0.7, 1.2))
 
-    def _layer(self, cut_out, length, rng):
-        """The cut-out, scaled to a longer side of `length` pixels, turned, at a random place of an
-        otherwise transparent image (S,S) RGBA. Its middle lies inside the image."""
-        pixels = cut_out.pixels
-        scale = length / max(pixels.size)
-        size = [max(round(side * scale), 2) for side in pixels.size]
-        pixels = pixels.resize(size, Image.BILINEAR, reducing_gap=2)
-        if cut_out.may_flip and rng.random() < 0.5:
-            pixels = pixels.transpose(Image.FLIP_LEFT_RIGHT)
-        pixels = pixels.rotate(rng.uniform(-20, 20), Image.BILINEAR, expand=True)
-        alpha = pixels.getchannel("A")
-        pixels = ImageEnhance.Brightness(pixels.convert("RGB")).enhance(rng.uniform(0.7, 1.25))
-        pixels = ImageEnhance.Color(pixels).enhance(rng.uniform(0.7, 1.3))
-        pixels.putalpha(alpha)
-        x, y = (int(rng.uniform(0.12, 0.88) * self.size - side / 2) for side in pixels.size)
+    def place(self, rng):
+        """x, y of the middle of an object, in pixels."""
+        return rng.uniform(0.12, 0.88, 2) * self.size
+
+    def layer(self, pixels, x, y):
+        """An otherwise transparent image (S,S) RGBA with the middle of the pixels at x, y."""
         layer = Image.new("RGBA", (self.size, self.size))
-        layer.paste(pixels, (x, y))
+        layer.paste(pixels, (int(x - pixels.width / 2), int(y - pixels.height / 2)))
         return layer
 
 
-def paste_with_shadow(canvas, layer, rng):
+def changed_pixels(cut_out, length, rng):
+    """The cut-out scaled to a longer side of `length` pixels, turned, in other light; RGBA."""
+    pixels = cut_out.pixels
+    scale = length / max(pixels.size)
+    size = [max(round(side * scale), 2) for side in pixels.size]
+    pixels = pixels.resize(size, Image.BILINEAR, reducing_gap=2)
+    if cut_out.may_flip and rng.random() < 0.5:
+        pixels = pixels.transpose(Image.FLIP_LEFT_RIGHT)
+    pixels = pixels.rotate(rng.uniform(-20, 20), Image.BILINEAR, expand=True)
+    alpha = pixels.getchannel("A")
+    pixels = ImageEnhance.Brightness(pixels.convert("RGB")).enhance(rng.uniform(0.7, 1.25))
+    pixels = ImageEnhance.Color(pixels).enhance(rng.uniform(0.7, 1.3))
+    pixels.putalpha(alpha)
+    return pixels
+
+
+class Shadow(NamedTuple):
+    shift: tuple                     # pixels to the right and down
+    strength: float                  # 1: black
+
+    @classmethod
+    def draw(cls, rng):
+        return cls((int(rng.integers(-4, 5)), int(rng.integers(1, 6))), rng.uniform(0.1, 0.6))
+
+
+def paste(canvas, layer, shadow):
     """The layer over the canvas, and below it its blurred shadow."""
-    shift = [int(rng.integers(-4, 5)), int(rng.integers(1, 6))]
-    strength = rng.uniform(0.1, 0.6)
-    shadow = layer.getchannel("A").filter(ImageFilter.BoxBlur(2)).point(lambda a: int(a * strength))
+    alpha = layer.getchannel("A")
+    dark = alpha.filter(ImageFilter.BoxBlur(2)).point(lambda a: int(a * shadow.strength))
     canvas = canvas.copy()
-    canvas.paste((0, 0, 0), tuple(shift), shadow)
-    canvas.paste(layer.convert("RGB"), (0, 0), layer.getchannel("A"))
+    canvas.paste((0, 0, 0), shadow.shift, dark)
+    canvas.paste(layer.convert("RGB"), (0, 0), alpha)
     return canvas
 
 
@@ -299,7 +322,8 @@ def record_of(photos, i, placed, path, languages):
     kinds = [p.cut_out.kind for p in ordered]
     absent = sorted(set(photos.names) - set(kinds))
     asked = sorted(set(kinds))
-    counted = asked[int(rng.integers(len(asked)))]
+    countable = asked or absent      # a scene may be empty
+    counted = countable[int(rng.integers(len(countable)))]
     if absent:
         asked.append(absent[int(rng.integers(len(absent)))])
     annotations = []
@@ -310,17 +334,26 @@ def record_of(photos, i, placed, path, languages):
                             "points": [{"x": x + 0.5, "y": y + 0.5} for x, y in places],
                             "meta": {"objects": numbers}})
     annotations.append({"type": "count", "label": counted, "count": kinds.count(counted)})
-    for language in languages:
-        nouns = [photos.names[kind].get(language) for kind in kinds]
-        if all(nouns):
-            annotations.append({"type": "caption", "style": f"caption_{language}",
-                                "text": ", ".join(nouns)})
-        if len(ordered) == 1 and language in ordered[0].cut_out.sentences:
-            annotations.append({"type": "caption", "style": f"name_{language}",
-                                "text": ordered[0].cut_out.sentences[language]})
+    annotations += captions_of(photos, kinds, languages)
+    if len(ordered) == 1:
+        for language, sentence in ordered[0].cut_out.sentences.items():
+            if language in languages:
+                annotations.append({"type": "caption", "style": f"name_{language}",
+                                    "text": sentence})
     return {"id": f"{photos.part}-{i}", "annotations": annotations,
             "image": {"path": path, "width": photos.size, "height": photos.size},
             "meta": {"cut_outs": [p.cut_out.name for p in ordered]}}
+
+
+def captions_of(photos, kinds, languages):
+    """A caption in every language that has words for these kinds, which it lists in their order."""
+    captions = []
+    for language in languages:
+        nouns = [photos.names[kind].get(language) for kind in kinds]
+        if nouns and all(nouns):
+            captions.append({"type": "caption", "style": f"caption_{language}",
+                             "text": ", ".join(nouns)})
+    return captions
 
 
 def masks_of(record, placed):
@@ -330,6 +363,6 @@ def masks_of(record, placed):
     for k, annotation in enumerate(record["annotations"]):
         if annotation["type"] == "point":
             masks = [ordered[j].mask for j in annotation["meta"]["objects"]]
-            shape = ordered[0].mask.shape
-            arrays[f"{record['id']}/{k}"] = np.array(masks, dtype=bool).reshape(-1, *shape)
+            size = record["image"]["width"]
+            arrays[f"{record['id']}/{k}"] = np.array(masks, dtype=bool).reshape(-1, size, size)
     return arrays

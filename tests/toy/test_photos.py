@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from records.errors import DataError
 from records.reader import Records
 from text.tokenizer import ByteTokenizer
 from tools.prepare.__main__ import main as prepare
+from toy.photo_videos import Films
 from toy.photos import (
     Photos,
     masks_of,
@@ -22,6 +24,7 @@ from toy.photos import (
 )
 
 SIZE = 96
+MEDIA = Path(__file__).parents[1] / "media"
 COLOURS = ["red", "orange", "yellow", "green", "blue"]
 NOUNS = {"shapes/discs": ["disc", "Scheibe"], "shapes/bars": ["bar", "Balken"],
          "rings": ["ring", "Ring"]}
@@ -158,6 +161,45 @@ def test_the_files_are_records_that_train_as_one_tree(stamps, tmp_path):
     assert not any(name.startswith("train-") for name in masks.files)
     assert {name.split("-")[0] for name in masks.files} == {
         "known", "stamps", "backgrounds", "kinds"}
+
+
+def test_videos_are_records_with_tracks(stamps, tmp_path):
+    """Over a real film and over a photograph. Points lie on the masks of their frames; nothing is
+    wrong with the records, and the loader reads the frames."""
+    for flags in (["--film", str(MEDIA / "bigbuckbunny.mp4")], []):
+        out = tmp_path / f"out{len(flags)}"
+        prepare(["stamps", str(stamps / "cut-outs"), str(out), "--kinds",
+                 str(stamps / "kinds.json"), "--backgrounds", str(stamps / "grounds"), "--n", "1",
+                 "--held-out", "12", "--videos", "4", "--size", str(SIZE), *flags])
+        train = Records(out / "train-videos.jsonl")
+        assert len(train) == 4 and not train.found
+        config = DataConfig(vision=PRESETS["toy"].vision, max_frames=9)
+        assert encode(train[0], ByteTokenizer(), config, 0, 0).n_branches >= 3
+        masks = np.load(out / "masks.npz")
+        held_out = Records(out / "stamps-videos.jsonl")
+        assert len(held_out) == 3
+        n_points = 0
+        for record in held_out:
+            for k, annotation in enumerate(record["annotations"]):
+                if annotation["type"] == "track":
+                    name = f"{record['id']}/{k}"
+                    times = masks[f"{name}/times"].tolist()
+                    ids = sorted({point["id"] for point in annotation["points"]})
+                    assert len(masks[name]) == len(ids) == len(annotation["meta"]["objects"])
+                    for p in annotation["points"]:
+                        mask = masks[name][ids.index(p["id"]), times.index(p["t"])]
+                        assert mask[int(p["y"]), int(p["x"])]
+                        n_points += 1
+        assert n_points > 10
+
+
+def test_a_film_shows_behind_the_cut_outs(stamps, parts):
+    film = [Image.new("RGB", (200, 120), (200, 10, k)) for k in range(9)]
+    images, moving = Films(parts["train"], film).video(0)
+    assert 5 <= len(images) <= 9
+    shown = [int(np.median(image[..., 2][~np.any([m.masks[k] for m in moving], axis=0)]))
+             for k, image in enumerate(images)]
+    assert shown == list(range(shown[0], shown[0] + len(images)))
 
 
 def test_a_folder_of_cut_outs_without_any_other_file(stamps, tmp_path):

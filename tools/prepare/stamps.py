@@ -8,7 +8,8 @@ out   OUT/train.jsonl        scenes of the cut-outs and backgrounds of training
       OUT/stamps.jsonl       held-out cut-outs of known kinds
       OUT/backgrounds.jsonl  held-out backgrounds
       OUT/kinds.jsonl        kinds that training never shows
-      OUT/media/             their images; OUT/masks.npz: of every part but train
+      OUT/train-videos.jsonl and so on: with --videos, cut-outs that move
+      OUT/media/             their images and frames; OUT/masks.npz: of every part but train
       stdout                 {part: records}
 
 A part without cut-outs or backgrounds is left out. The same command gives the same files.
@@ -22,7 +23,8 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from records.errors import DataError, warn
+from records.errors import DataError, Unreadable, warn
+from toy.photo_videos import Films, read_film, video_masks_of, video_record_of
 from toy.photos import PARTS, Photos, masks_of, open_cut_outs, read_backgrounds, record_of
 
 
@@ -39,6 +41,10 @@ def parse(argv):
     add("--n", type=int, default=4000, help="scenes for training (default 4000)")
     add("--held-out", type=int, default=100, metavar="N",
         help="scenes of every other part (default 100)")
+    add("--videos", type=int, default=0, metavar="N",
+        help="videos for training (default 0), and a quarter of --held-out of every other part")
+    add("--film", metavar="FILE", help="a video for their background; without it, the camera pans "
+        "over a photograph")
     add("--size", type=int, default=168, help="pixels along one side (default 168)")
     add("--languages", nargs="+", metavar="CODE", default=["en"],
         help="of captions, each a branch of the tree (default en)")
@@ -60,12 +66,29 @@ def write_part(photos, n, languages, out):
     return masks
 
 
+def write_videos(films, n, languages, out):
+    """Videos 0 .. n-1 as frames and records -> their masks."""
+    masks = {}
+    with open(out / f"{films.photos.part}-videos.jsonl", "w", encoding="utf-8") as lines:
+        for i in tqdm(range(n), desc=f"{films.photos.part} videos", mininterval=1):
+            images, moving = films.video(i)
+            names = [f"{films.photos.part}-video-{i}-{k}.jpg" for k in range(len(images))]
+            for name, image in zip(names, images, strict=True):
+                Image.fromarray(image).save(out / "media" / name, quality=92)
+            record = video_record_of(films, i, moving, names, languages)
+            if record["annotations"]:
+                lines.write(json.dumps(record, ensure_ascii=False) + "\n")
+                masks |= video_masks_of(record, moving)
+    return masks
+
+
 def prepare(args):
     """-> {part: records}. OSError, DataError or ValueError in one sentence."""
     cut_outs, kinds = open_cut_outs(args.source, args.kinds)
     backgrounds = read_backgrounds(args.backgrounds)
     out = Path(args.out)
     (out / "media").mkdir(parents=True, exist_ok=True)
+    film = read_film(args.film) if args.film else ()
     counts = {}
     masks = {}
     for part in PARTS:
@@ -74,6 +97,10 @@ def prepare(args):
             continue
         counts[part] = args.n if part == "train" else args.held_out
         of_part = write_part(photos, counts[part], args.languages, out)
+        if args.videos:
+            n = args.videos if part == "train" else args.held_out // 4
+            counts[f"{part}-videos"] = n
+            of_part |= write_videos(Films(photos, film), n, args.languages, out)
         masks |= of_part if part != "train" else {}
     np.savez_compressed(out / "masks.npz", **masks)
     return counts
@@ -83,7 +110,7 @@ def main(argv):
     args = parse(argv)
     try:
         counts = prepare(args)
-    except (OSError, DataError, ValueError) as e:
+    except (OSError, DataError, Unreadable, ValueError) as e:
         warn(f"tools.prepare: {e}")
         raise SystemExit(2) from None
     print(json.dumps(counts))
