@@ -25,7 +25,15 @@ from tqdm import tqdm
 
 from records.errors import DataError, Unreadable, warn
 from toy.photo_videos import Films, read_film, video_masks_of, video_record_of
-from toy.photos import PARTS, Photos, masks_of, open_cut_outs, read_backgrounds, record_of
+from toy.photos import (
+    MAX_OBJECTS,
+    PARTS,
+    Photos,
+    masks_of,
+    open_cut_outs,
+    read_backgrounds,
+    record_of,
+)
 
 
 def parse(argv):
@@ -41,6 +49,8 @@ def parse(argv):
     add("--n", type=int, default=4000, help="scenes for training (default 4000)")
     add("--held-out", type=int, default=100, metavar="N",
         help="scenes of every other part (default 100)")
+    add("--max-objects", type=int, default=MAX_OBJECTS, metavar="N",
+        help=f"in a scene (default {MAX_OBJECTS}); a curriculum begins with 1")
     add("--videos", type=int, default=0, metavar="N",
         help="videos for training (default 0), and a quarter of --held-out of every other part")
     add("--film", metavar="FILE", help="a video for their background; without it, the camera pans "
@@ -92,7 +102,8 @@ def prepare(args):
     counts = {}
     masks = {}
     for part in PARTS:
-        photos = Photos(cut_outs, kinds, backgrounds, part, args.size, args.seed)
+        photos = Photos(cut_outs, kinds, backgrounds, part, args.size, args.seed,
+                        args.max_objects)
         if not photos.by_kind or (part == "backgrounds" and not photos.backgrounds):
             continue
         counts[part] = args.n if part == "train" else args.held_out
