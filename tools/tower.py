@@ -96,19 +96,28 @@ def labels(placed, cut_outs, kinds, config):
 
 
 def pretrain(vit, photos, args, out):
-    """Trains to the last step, from the newest state in out/state.pt if there is one."""
+    """Trains to the last step, from the state in out/state.pt if there is one. ValueError if that
+    was begun with other settings."""
     kinds = sorted(photos.by_kind)
     cut_outs = [c for kind in kinds for c in photos.by_kind[kind]]
     pretraining = Pretraining(vit, tasks_of(cut_outs, kinds, vit.config.grid), args.steps, LR)
     parts = {"vit": vit, "head": pretraining.head, "optimizer": pretraining.optimizer}
     path = out / "state.pt"
+    log_path = out / "stage0.jsonl"
+    made_for = json.dumps([args.steps, args.seed, [c.name for c in cut_outs]])
     done = 0
+    lines = []
     if path.is_file():
         state = torch.load(path, weights_only=True)
+        if state["made_for"] != made_for:
+            raise ValueError(f"{path} was begun with other cut-outs, steps or seed: name another "
+                             "folder")
         for name, part in parts.items():
             part.load_state_dict(state[name])
         done = state["step"]
-    with open(out / "stage0.jsonl", "a", buffering=1) as log:
+        lines = log_path.read_text().splitlines(keepends=True)[:done]    # later steps come again
+    with open(log_path, "w", buffering=1) as log:
+        log.writelines(lines)
         for step in tqdm(range(done + 1, args.steps + 1), unit="step", desc="stage 0",
                          initial=done, total=args.steps, mininterval=1):
             started = time.monotonic()
@@ -119,7 +128,7 @@ def pretrain(vit, photos, args, out):
             log.write(json.dumps(line) + "\n")
             if step % SAVE_EVERY == 0 or step == args.steps:
                 state = {name: part.state_dict() for name, part in parts.items()}
-                torch.save({"step": step, **state}, out / "state.pt.tmp")
+                torch.save({"step": step, "made_for": made_for, **state}, out / "state.pt.tmp")
                 os.replace(out / "state.pt.tmp", path)
 
 
@@ -146,11 +155,11 @@ def main(argv=None):
         cut_outs, kinds = open_cut_outs(args.source, args.kinds)
         photos = Photos(cut_outs, kinds, read_backgrounds(args.backgrounds), "train",
                         vit.config.crop, args.seed)
+        out.mkdir(parents=True, exist_ok=True)
+        pretrain(vit, photos, args, out)
     except (OSError, DataError, ValueError) as e:
         warn(f"tools.tower: {e}")
         raise SystemExit(2) from None
-    out.mkdir(parents=True, exist_ok=True)
-    pretrain(vit, photos, args, out)
     save_as_siglip(vit, out)
     print(json.dumps({"out": str(out), "cut_outs": sum(map(len, photos.by_kind.values())),
                       "params": sum(p.numel() for p in vit.parameters())}))

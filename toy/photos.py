@@ -88,9 +88,13 @@ def read_kinds(path):
 
 def kinds_of_folders(source):
     """Without a file of kinds: every folder with PNG files is a kind, by its name."""
-    folders = {path.parent for path in Path(source).rglob("*.png")}
+    folders = {path.parent for path in png_files(source)}
     return {folder.relative_to(source).as_posix(): Kind({"en": folder.name}, False)
             for folder in sorted(folders)}
+
+
+def png_files(source):
+    return sorted(p for p in Path(source).rglob("*") if p.suffix.lower() == ".png")
 
 
 def read_cut_outs(source, kinds, without):
@@ -98,10 +102,16 @@ def read_cut_outs(source, kinds, without):
     name. DataError for a file that is no visible
     image."""
     source = Path(source)
+    paths_of = {}
+    for path in png_files(source):
+        inside = path.relative_to(source)
+        folders = [folder.as_posix() for folder in inside.parents]       # the nearest first
+        folder = next(filter(kinds.__contains__, folders), None)
+        if folder is not None and not without & set(inside.parts):
+            paths_of.setdefault(folder, []).append(path)
     cut_outs = []
-    for folder, kind in sorted(kinds.items()):
-        paths = [path for path in sorted((source / folder).rglob("*.png"))
-                 if not without & set(path.relative_to(source).parts)]
+    for folder, paths in sorted(paths_of.items()):
+        kind = kinds[folder]
         names = [path.relative_to(source).with_suffix("").as_posix() for path in paths]
         held_out = set(sorted(names, key=hash_of)[: len(names) // 5])
         for name, path in zip(names, paths, strict=True):

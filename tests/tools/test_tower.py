@@ -14,13 +14,13 @@ from tools import tower
 
 @pytest.fixture
 def cut_outs(tmp_path, monkeypatch):
-    """Three kinds of two cut-outs; a tower that is small and is saved after every step."""
+    """Three kinds of two cut-outs; a tower that is small and is saved after every second step."""
     for k, kind in enumerate(("cup", "key", "hat")):
         (tmp_path / "cut-outs" / kind).mkdir(parents=True)
         for n in range(2):
             image = Image.new("RGBA", (30, 20 + 10 * n), (90 * k, 120 * n, 50, 255))
             image.save(tmp_path / "cut-outs" / kind / f"{n}.png")
-    monkeypatch.setattr(tower, "SAVE_EVERY", 1)
+    monkeypatch.setattr(tower, "SAVE_EVERY", 2)
     monkeypatch.setattr(tower, "SHAPE", tower.SHAPE | {"hidden_size": 32, "intermediate_size": 48})
     return tmp_path / "cut-outs"
 
@@ -39,7 +39,7 @@ def test_a_killed_tower_goes_on_as_if_it_had_not_been(cut_outs, tmp_path, monkey
     step = tower.Pretraining.step
 
     def killed(self, number, *scenes):
-        if number == 3:
+        if number == 4:                  # step 3 is logged and not saved
             raise KeyboardInterrupt
         return step(self, number, *scenes)
 
@@ -51,6 +51,13 @@ def test_a_killed_tower_goes_on_as_if_it_had_not_been(cut_outs, tmp_path, monkey
     assert all(torch.equal(tensor, resumed[name]) for name, tensor in whole.items())
     assert nll(tmp_path / "killed") == nll(tmp_path / "whole")
     assert set(nll(tmp_path / "whole")[0]) == {"kind", "cut_out", "column", "row"}
+
+
+def test_a_tower_does_not_go_on_with_other_settings(cut_outs, tmp_path, capsys):
+    run(cut_outs, tmp_path / "tower", "2")
+    with pytest.raises(SystemExit, match="2"):
+        run(cut_outs, tmp_path / "tower", "4")
+    assert "was begun with other cut-outs, steps or seed" in capsys.readouterr().err
 
 
 def test_transformers_reads_the_tower_as_a_siglip(cut_outs, tmp_path):

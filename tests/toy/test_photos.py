@@ -204,12 +204,12 @@ def test_a_film_shows_behind_the_cut_outs(stamps, parts):
 
 def test_a_folder_of_cut_outs_without_any_other_file(stamps, tmp_path):
     """Folders are kinds, the names of files their sentences, the ground is noise."""
-    for kind in ("cup", "key"):
-        (tmp_path / "my" / kind).mkdir(parents=True)
-        Image.new("RGBA", (40, 30), "red").save(tmp_path / "my" / kind / f"old_{kind}.png")
+    for folder, name in (("cup", "old_cup.png"), ("cup/tall", "a tall one.PNG")):
+        (tmp_path / "my" / folder).mkdir(parents=True)
+        Image.new("RGBA", (40, 30), "red").save(tmp_path / "my" / folder / name)
     cut_outs, kinds = open_cut_outs(tmp_path / "my")
     assert [(c.kind, c.sentences, c.held_out) for c in cut_outs] == [
-        ("cup", {"en": "old cup"}, False), ("key", {"en": "old key"}, False)]
+        ("cup", {"en": "old cup"}, False), ("tall", {"en": "a tall one"}, False)]
     photos = Photos(cut_outs, kinds, [], "train", SIZE)
     assert photos.scene(0)[0].shape == (SIZE, SIZE, 3)
     prepare(["stamps", str(tmp_path / "my"), str(tmp_path / "out"), "--n", "2", "--held-out", "1"])
