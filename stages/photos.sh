@@ -5,35 +5,30 @@
 #   STAMPS=stamps LLM=smollm2 BACKGROUNDS=photographs bash stages/photos.sh
 #   SCENES=100 HELD_OUT=4 TOWER_STEPS=20 .. bash stages/photos.sh --steps 5      # only to try it
 #
-# Flags go to both trainings. When started again after an interruption, it continues where it was.
+# Flags go to the training. When started again after an interruption, it continues where it was.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 out=${OUT:-runs/photos}
 world=(--kinds toy/stamp_kinds.json --backgrounds "$BACKGROUNDS")
 
-# scenes OUT FLAGS: the records of OUT, with captions in two languages
-scenes() {
-  [ -f "$1/masks.npz" ] || python -m tools.prepare stamps "$STAMPS" "$@" "${world[@]}" \
-      --n "${SCENES:-8000}" --held-out "${HELD_OUT:-100}" --languages en de
-}
-
-# train DATA INIT OUT FLAGS: a connector, and adapters on the language model
-train() {
-  python train.py --stage 1 --tiny --resume --data "$1/train.jsonl" --media "$1/media" \
-      --eval "$1/stamps.jsonl" --else-init "$2" --out "$3" --lora 16 --lr.llm=1e-3 \
-      --lr.connector=1e-3 --batch 2 "${@:4}"
-}
-
+# first a ViT by itself, then the connector, in the decoder's words
 if [ ! -f "$out/base/config.json" ]; then
-  python -m tools.tower "$STAMPS" "$out/tower" "${world[@]}" --steps "${TOWER_STEPS:-4000}"
+  python -m tools.tower "$STAMPS" "$out/tower" "${world[@]}" --steps "${TOWER_STEPS:-2400}"
   python -m tools.hf base "$LLM" "$out/tower" "$out/base"
 fi
-scenes "$out/one" --max-objects 1        # with one object first, the kinds are learned sooner
-scenes "$out/data"
-train "$out/one" "$out/base" "$out/first" --steps 400 "$@"
-train "$out/data" "$out/first" "$out/model" --steps 800 "$@"
+if [ ! -f "$out/start/config.json" ]; then
+  python -m tools.connector "$out/base" "$STAMPS" "$out/start" "${world[@]}" \
+      --steps "${CONNECTOR_STEPS:-400}"
+fi
+if [ ! -f "$out/data/masks.npz" ]; then
+  python -m tools.prepare stamps "$STAMPS" "$out/data" "${world[@]}" --n "${SCENES:-3000}" \
+      --held-out "${HELD_OUT:-60}" --languages en de
+fi
+python train.py --stage 1 --tiny --resume --data "$out/data/train.jsonl" --media "$out/data/media" \
+    --else-init "$out/start" --out "$out/model" --steps 450 --batch 2 --data.length_hint=1 \
+    --lora 16 --lr.llm=2e-3 --lr.connector=1e-4 --warmup.llm=10 --warmup.connector=10 "$@"
 for part in known stamps backgrounds kinds; do
-  python -m tools.evaluate --model "$out/model" --data "$out/data/$part.jsonl" \
+  python -m tools.evaluate --model "$out/model" --data "$out/data/$part.jsonl" --max-new 100 \
       --media "$out/data/media" --masks "$out/data/masks.npz" --draw "$out/$part" --out "$out/$part"
 done

@@ -83,8 +83,9 @@ def tasks_of(cut_outs, kinds, grid):
     )
 
 
-def labels(placed, cut_outs, kinds, config):
-    """(P,4) int64: the classes of a scene's patches. Places are counted in half patches."""
+def labels(placed, cut_outs, kinds, config, grid):
+    """(grid*grid,4) int64: the classes of a scene in grid x grid parts. Places are counted in half
+    patches."""
     of_objects = []
     for p in placed:
         x, y = p.centre
@@ -92,7 +93,7 @@ def labels(placed, cut_outs, kinds, config):
         of_objects.append((kinds.index(p.cut_out.kind), cut_outs.index(p.cut_out),
                            int(x / half_patch), int(y / half_patch)))
     ground = (len(kinds), len(cut_outs), -1, -1)
-    return classes_of_patches([p.mask for p in placed], of_objects, ground, config.grid)
+    return classes_of_patches([p.mask for p in placed], of_objects, ground, grid)
 
 
 def pretrain(vit, photos, args, out):
@@ -122,7 +123,8 @@ def pretrain(vit, photos, args, out):
                          initial=done, total=args.steps, mininterval=1):
             started = time.monotonic()
             scenes = [photos.scene(i) for i in range((step - 1) * IMAGES, step * IMAGES)]
-            classes = [labels(placed, cut_outs, kinds, vit.config) for _, placed in scenes]
+            classes = [labels(placed, cut_outs, kinds, vit.config, vit.config.grid)
+                       for _, placed in scenes]
             nll = pretraining.step(step, [image for image, _ in scenes], classes)
             line = {"step": step, "nll": nll, "seconds": time.monotonic() - started}
             log.write(json.dumps(line) + "\n")

@@ -99,8 +99,7 @@ def png_files(source):
 
 def read_cut_outs(source, kinds, without):
     """The cut-outs of a folder, sorted by name. One in five of a kind is held out, by a hash of its
-    name. DataError for a file that is no visible
-    image."""
+    name. DataError for a file that is no visible image."""
     source = Path(source)
     paths_of = {}
     for path in png_files(source):
@@ -322,10 +321,10 @@ def paste(canvas, layer, shadow):
 
 def record_of(photos, i, placed, path, languages):
     """The record of scene i: points for every kind in it and for one that is absent, the count of
-    one kind, and captions in every language, branches of one message tree.
+    one kind, a question, and captions in every language, branches of one message tree.
 
-    A caption lists the kinds from left to right. One object alone is also named by the sentence
-    that lies beside its file.
+    A caption lists the kinds, each once, from left to right. One object alone is also named by the
+    sentence that lies beside its file.
     """
     rng = rng_for(photos.seed, "questions", photos.part, i)
     ordered = sorted(placed, key=lambda p: p.centre)
@@ -344,7 +343,9 @@ def record_of(photos, i, placed, path, languages):
                             "points": [{"x": x + 0.5, "y": y + 0.5} for x, y in places],
                             "meta": {"objects": numbers}})
     annotations.append({"type": "count", "label": counted, "count": kinds.count(counted)})
-    annotations += captions_of(photos, kinds, languages)
+    if kinds:
+        annotations.append(question_about(kinds, absent, rng))
+    annotations += captions_of(photos, list(dict.fromkeys(kinds)), languages)
     if len(ordered) == 1:
         for language, sentence in ordered[0].cut_out.sentences.items():
             if language in languages:
@@ -353,6 +354,26 @@ def record_of(photos, i, placed, path, languages):
     return {"id": f"{photos.part}-{i}", "annotations": annotations,
             "image": {"path": path, "width": photos.size, "height": photos.size},
             "meta": {"cut_outs": [p.cut_out.name for p in ordered]}}
+
+
+def question_about(kinds, absent, rng):
+    """A question about the kinds of the objects, given from left to right: which of two is further
+    left, where two kinds have one object each; else whether a kind is there, or which comes first.
+    """
+    alone = [kind for kind in kinds if kinds.count(kind) == 1]
+    if len(alone) > 1:
+        first, second = rng.permutation(len(alone))[:2].tolist()
+        question = f"Is the {alone[first]} left or right of the {alone[second]}?"
+        answer = "left" if first < second else "right"
+    elif rng.random() < 0.5:
+        question = "Which is furthest left?"
+        answer = kinds[0]
+    else:
+        some = absent if absent and rng.random() < 0.5 else kinds
+        kind = some[int(rng.integers(len(some)))]
+        question = f"Is there any {kind}?"
+        answer = "yes" if kind in kinds else "no"
+    return {"type": "qa", "question": question, "answer": answer}
 
 
 def captions_of(photos, kinds, languages):

@@ -125,17 +125,25 @@ def learning_rate(step, base, steps):
 
 
 def losses(vit, head, tasks, pixels, classes):
-    """Mean nll of each task, scalars in nats.
+    """Mean nll of each task, scalars in nats."""
+    logits = head(vit(patches_of(pixels, vit))).flatten(0, 1)                    # (N*P, C)
+    return nll_of_tasks(logits.split(tasks.n_classes, dim=1), np.concatenate(classes), tasks)
+
+
+def patches_of(pixels, vit):
+    """Images [(H,W,3), ..] -> (N,P,F) uint8 on the ViT's device, each image as one crop."""
+    crop = vit.config.crop
+    pixels = np.stack([vision.resize(image, crop, crop) for image in pixels])
+    return torch.from_numpy(vision.patchify(pixels, vit.config)).to(vit.pos.device)
+
+
+def nll_of_tasks(logits, classes, tasks):
+    """[(N,C) of each task], (N,tasks) -> [mean nll of each task], scalars in nats.
 
     Of all patches, ground with GROUND_WEIGHT; column and row of patches of objects only, since
     ground has no place.
     """
-    config = vit.config
-    pixels = [vision.resize(image, config.crop, config.crop) for image in pixels]
-    patches = torch.from_numpy(vision.patchify(np.stack(pixels), config)).to(vit.pos.device)
-    targets = torch.from_numpy(np.concatenate(classes)).to(vit.pos.device)       # (N*P, tasks)
-    logits = head(vit(patches)).flatten(0, 1).split(tasks.n_classes, dim=1)      # of (N*P, C)
-
+    targets = torch.from_numpy(classes).to(logits[0].device)
     is_object = targets[:, -1:] >= 0
     weights = torch.where(is_object, 1.0, GROUND_WEIGHT).repeat(1, len(tasks.names))
     weights[:, -2:] *= is_object

@@ -1,4 +1,5 @@
-"""A vision tower from scratch: resumed exactly, and a SigLIP as transformers understands it."""
+"""Stage 0 on cut-outs. A vision tower from scratch: resumed exactly, and a SigLIP as transformers
+understands it. A connector that learns the words of the decoder's embedding."""
 
 import json
 
@@ -8,8 +9,13 @@ import torch
 from PIL import Image
 
 import vision
+from data import DataConfig
+from model import PRESETS, Molmo2
 from tests.training.hf_models import noise_image, transformers
-from tools import tower
+from text.tokenizer import ByteTokenizer
+from tools import connector, tower
+from training import weights
+from training.open_model import open_model_folder
 
 
 @pytest.fixture
@@ -81,4 +87,49 @@ def test_a_folder_without_cut_outs_is_named(tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
         tower.main([str(tmp_path), str(tmp_path / "out")])
     assert "no PNG files" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture
+def base(tmp_path):
+    """The toy's model from random numbers, as a folder."""
+    torch.manual_seed(1)
+    model = Molmo2(PRESETS["toy"])
+    model.init_weights()
+    weights.save(model, tmp_path / "base")
+    ByteTokenizer().save(tmp_path / "base")
+    weights.save_data_config(DataConfig(max_tokens=512), tmp_path / "base")
+    return tmp_path / "base"
+
+
+def test_a_connector_learns_the_words_and_nothing_else_changes(cut_outs, base, tmp_path, capsys):
+    """Three colours have three names: guessing one of them and the ground costs 1.4 nats."""
+    out = tmp_path / "start"
+    connector.main([str(base), str(cut_outs), str(out), "--steps", "60"])
+    assert json.loads(capsys.readouterr().out)["nll"]["kind"] < 0.4
+    before, *_ = open_model_folder(base)
+    model, tokenizer, config = open_model_folder(out)
+    assert config.max_tokens == 512 and tokenizer.encode("cup") == ByteTokenizer().encode("cup")
+    changed = {name for name, tensor in before.state_dict().items()
+               if not torch.equal(tensor, model.state_dict()[name])}
+    assert changed == {f"vision.{name}" for name, _ in model.vision.named_parameters()
+                       if not name.startswith("vit.")}
+
+    cuts, kinds = tower.open_cut_outs(cut_outs)
+    image, placed = tower.Photos(cuts, kinds, [], "train", config.vision.crop, 5).scene(3)
+    words = connector.word_vectors(model, tokenizer, ["cup", "hat", "key", "background"])
+    patches = connector.patches_of([image], model.vision.vit)
+    pool_src = torch.from_numpy(vision.windows(
+        np.arange(config.vision.n_patch).reshape(config.vision.grid, -1), 2))
+    with torch.no_grad():
+        nearest = (model.vision(patches, pool_src) @ words.T).argmax(1)
+    labels = tower.labels(placed, cuts, ["cup", "hat", "key"], config.vision,
+                          config.vision.grid // 2)[:, 0]
+    assert (nearest.numpy() == labels).mean() > 0.8
+
+
+def test_a_connector_without_a_base_is_told(cut_outs, tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        connector.main([str(tmp_path / "nowhere"), str(cut_outs), str(tmp_path / "out")])
+    assert "nowhere" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
