@@ -3,7 +3,9 @@
 # counts and describes (docs/photos.md says where the three folders come from):
 #
 #   STAMPS=stamps LLM=smollm2 BACKGROUNDS=photographs bash stages/photos.sh
-#   SCENES=100 HELD_OUT=4 TOWER_STEPS=20 .. bash stages/photos.sh --steps 5      # only to try it
+#   SCENES=100 HELD_OUT=4 TOWER_STEPS=20 CONNECTOR_STEPS=20 .. bash stages/photos.sh --steps 5
+#
+# The second line only tries it. DEVICE=cuda: connector and evaluation on a GPU, as the training.
 #
 # Flags go to the training. When started again after an interruption, it continues where it was.
 set -euo pipefail
@@ -19,7 +21,7 @@ if [ ! -f "$out/base/config.json" ]; then
 fi
 if [ ! -f "$out/start/config.json" ]; then
   python -m tools.connector "$out/base" "$STAMPS" "$out/start" "${world[@]}" \
-      --steps "${CONNECTOR_STEPS:-400}"
+      --steps "${CONNECTOR_STEPS:-400}" --device "${DEVICE:-cpu}"
 fi
 if [ ! -f "$out/data/masks.npz" ]; then
   python -m tools.prepare stamps "$STAMPS" "$out/data" "${world[@]}" --n "${SCENES:-3000}" \
@@ -30,5 +32,7 @@ python train.py --stage 1 --tiny --resume --data "$out/data/train.jsonl" --media
     --lora 16 --lr.llm=2e-3 --lr.connector=1e-4 --warmup.llm=10 --warmup.connector=10 "$@"
 for part in known stamps backgrounds kinds; do
   python -m tools.evaluate --model "$out/model" --data "$out/data/$part.jsonl" --max-new 100 \
-      --media "$out/data/media" --masks "$out/data/masks.npz" --draw "$out/$part" --out "$out/$part"
+      --media "$out/data/media" --masks "$out/data/masks.npz" --draw "$out/$part" --out "$out/$part" \
+      --device "${DEVICE:-cpu}"
 done
+python -m toy.photo_scores "$out"

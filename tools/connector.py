@@ -45,6 +45,7 @@ def parse(argv):
     add("--backgrounds", nargs="+", default=[], metavar="FILE", help="photographs, or folders")
     add("--steps", type=int, default=400, help="of eight images (default 400)")
     add("--seed", type=int, default=0)
+    add("--device", default="cpu", help="default cpu")
     return parser.parse_args(argv)
 
 
@@ -53,7 +54,7 @@ def word_vectors(model, tokenizer, words):
     """(n,C) of length 1: the mean embedding of the tokens of each word."""
     vectors = []
     for word in words:
-        tokens = torch.tensor([tokenizer.encode(f" {word}")])
+        tokens = torch.tensor([tokenizer.encode(f" {word}")], device=model.norm.weight.device)
         vectors.append(model.embed_tokens(tokens)[0].mean(0))
     return F.normalize(torch.stack(vectors), dim=1)
 
@@ -68,10 +69,11 @@ def train(model, tokenizer, photos, args):
     words = word_vectors(model, tokenizer, [*kinds, GROUND])
 
     patch_ids = np.arange(IMAGES * config.n_patch).reshape(IMAGES, config.grid, config.grid)
-    pool_src = torch.from_numpy(np.concatenate([vision.windows(ids, 2) for ids in patch_ids]))
+    pool_src = np.concatenate([vision.windows(ids, 2) for ids in patch_ids])
+    pool_src = torch.from_numpy(pool_src).to(words.device)
     n_windows = -(-config.grid // 2)                     # along one side
     torch.manual_seed(args.seed)
-    head = nn.Linear(model.config.n_embd, sum(tasks.n_classes[1:]))
+    head = nn.Linear(model.config.n_embd, sum(tasks.n_classes[1:]), device=words.device)
     connector = [*model.vision.pool.parameters(), *model.vision.projector.parameters()]
     for parameter in connector:
         parameter.requires_grad_(True)
@@ -105,7 +107,7 @@ def main(argv=None):
     out = Path(args.out)
     try:
         cut_outs, kinds = open_cut_outs(args.source, args.kinds)
-        model, tokenizer, data_config = open_model_folder(args.base)
+        model, tokenizer, data_config = open_model_folder(args.base, args.device)
         photos = Photos(cut_outs, kinds, read_backgrounds(args.backgrounds), "train",
                         model.config.vision.crop, args.seed)
         nll = train(model.requires_grad_(False), tokenizer, photos, args)

@@ -14,6 +14,7 @@ from records.errors import DataError
 from records.reader import Records
 from text.tokenizer import ByteTokenizer
 from tools.prepare.__main__ import main as prepare
+from toy import photo_scores
 from toy.photo_videos import Films
 from toy.photos import (
     Photos,
@@ -185,6 +186,41 @@ def test_the_files_are_records_that_train_as_one_tree(stamps, tmp_path):
     assert not any(name.startswith("train-") for name in masks.files)
     assert {name.split("-")[0] for name in masks.files} == {
         "known", "stamps", "backgrounds", "kinds"}
+
+
+def test_scores_stand_beside_those_of_answers_about_another_scene(stamps, tmp_path, capsys):
+    """Right answers score 1; those to the scene before score what the table calls chance."""
+    prepare(["stamps", str(stamps / "cut-outs"), str(tmp_path / "data"), "--n", "1", "--held-out",
+             "12", "--kinds", str(stamps / "kinds.json"), "--languages", "en", "de"])
+    records = [json.loads(line) for line in open(tmp_path / "data" / "known.jsonl")]
+    (tmp_path / "known").mkdir()
+
+    def scores(shift):
+        answers = {}
+        for record in records:
+            for k, a in enumerate(record["annotations"]):
+                text = a.get("text") or a.get("answer") or str(a.get("count"))
+                answers.setdefault(a.get("style", a["type"]), []).append(
+                    {"id": record["id"], "annotation": k, "type": a["type"], "text": text,
+                     **({"point_f1": float(bool(a["points"]))} if a["type"] == "point" else {})})
+        lines = []
+        for of_style in answers.values():
+            texts = [p["text"] for p in of_style]
+            texts = texts[-shift:] + texts[:-shift] if shift else texts
+            lines += [p | {"text": text} for p, text in zip(of_style, texts, strict=True)]
+        (tmp_path / "known" / "predictions.jsonl").write_text("\n".join(map(json.dumps, lines)))
+        photo_scores.main([str(tmp_path)])
+        rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
+        return dict(rows[-8:])
+
+    right = scores(0)
+    assert right.pop("points, F1") == "1.00" and right.pop("points of absent kinds") == "0.00"
+    assert set(right) == {"captions en, recall", "captions en, precision", "captions de, recall",
+                          "captions de, precision", "counts", "questions"}
+    assert all(cell.startswith("1.00 (") for cell in right.values())
+    wrong = scores(1)
+    for name, cell in right.items():
+        assert wrong[name].split()[0] == cell.split()[1].strip("()") != "1.00"
 
 
 def test_videos_are_records_with_tracks(stamps, tmp_path):

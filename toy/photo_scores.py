@@ -1,0 +1,116 @@
+"""How well a model knows composed photographs, part by part, beside chance.
+
+    python -m toy.photo_scores runs/photos
+
+in    data/PART.jsonl of tools.prepare stamps, PART/predictions.jsonl of tools.evaluate
+out   a table: a column for every part, and in brackets what the same answers score as answers
+      about the next scene of the part: what a model reaches that does not look
+
+A caption's recall is the share of the kinds in a scene that it names, its precision the share of
+the kinds it names that are in the scene. Points of kinds that are not there count as found if the
+model gives none.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from records.errors import warn
+from toy.photos import PARTS
+
+
+def read_lines(path):
+    with open(path, encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def read_answers(folder, part):
+    """{style or type: [(prediction, annotation), ..]}, in the order of the records."""
+    records = {record["id"]: record for record in read_lines(folder / "data" / f"{part}.jsonl")}
+    order = {name: k for k, name in enumerate(records)}
+    answers = {}
+    predictions = read_lines(folder / part / "predictions.jsonl")
+    for p in sorted(predictions, key=lambda p: (order[p["id"]], p["annotation"])):
+        annotation = records[p["id"]]["annotations"][p["annotation"]]
+        answers.setdefault(annotation.get("style", p["type"]), []).append((p, annotation))
+    return answers
+
+
+def kinds_of(text):
+    return {noun.strip() for noun in text.split(",")}
+
+
+def recall(text, annotation):
+    true = kinds_of(annotation["text"])
+    return len(true & kinds_of(text)) / len(true)
+
+
+def precision(text, annotation):
+    named = kinds_of(text)
+    return len(named & kinds_of(annotation["text"])) / len(named)
+
+
+def same_count(text, annotation):
+    return text.strip() == str(annotation["count"])
+
+
+def same_answer(text, annotation):
+    return text.strip() == annotation["answer"]
+
+
+def mean(values):
+    values = list(values)
+    return sum(values) / len(values) if values else float("nan")
+
+
+def scores_of(answers):
+    """{name: (score, chance or None)}"""
+    rules = {"count": [("counts", same_count)], "qa": [("questions", same_answer)]}
+    for style in answers:
+        if style.startswith("caption_"):
+            language = style.removeprefix("caption_")
+            rules[style] = [(f"captions {language}, recall", recall),
+                            (f"captions {language}, precision", precision)]
+    scores = {}
+    for style in sorted(rules):
+        texts = [p["text"] for p, _ in answers.get(style, ())]
+        truths = [annotation for _, annotation in answers.get(style, ())]
+        of_next = truths[1:] + truths[:1]
+        for name, rule in rules[style]:
+            scores[name] = mean(map(rule, texts, truths)), mean(map(rule, texts, of_next))
+    points = answers.get("point", ())
+    scores["points, F1"] = mean(p["point_f1"] for p, a in points if a["points"]), None
+    absent = [p["point_f1"] for p, a in points if not a["points"]]
+    scores["points of absent kinds"] = mean(absent), None
+    return scores
+
+
+def table(folder):
+    """Markdown. OSError if a file is missing."""
+    parts = [part for part in PARTS if (folder / part / "predictions.jsonl").is_file()]
+    columns = {part: scores_of(read_answers(folder, part)) for part in parts}
+    lines = [f"| | {' | '.join(parts)} |", "|---" * (len(parts) + 1) + "|"]
+    names = {name: None for scores in columns.values() for name in scores}
+    for name in names:
+        cells = []
+        for scores in columns.values():
+            score, chance = scores.get(name, (float("nan"), None))
+            cells.append(f"{score:.2f}" + (f" ({chance:.2f})" if chance is not None else ""))
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(prog="python -m toy.photo_scores", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", metavar="RUN", help="OUT of stages/photos.sh")
+    args = parser.parse_args(argv)
+    try:
+        print(table(Path(args.folder)))
+    except (OSError, ValueError, KeyError) as e:
+        warn(f"toy.photo_scores: {e!r}")
+        raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    main()
