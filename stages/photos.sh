@@ -11,7 +11,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-out=${OUT:-runs/photos}
+out=${OUT:-runs/composed}
 world=(--kinds toy/stamp_kinds.json --backgrounds "$BACKGROUNDS")
 
 # first a ViT by itself, then the connector, in the decoder's words
@@ -28,8 +28,9 @@ if [ ! -f "$out/data/masks.npz" ]; then
       --held-out "${HELD_OUT:-60}" --languages en de
 fi
 python train.py --stage 1 --tiny --resume --data "$out/data/train.jsonl" --media "$out/data/media" \
-    --else-init "$out/start" --out "$out/model" --steps 450 --batch 2 --data.length_hint=1 \
-    --lora 16 --lr.llm=2e-3 --lr.connector=1e-4 --warmup.llm=10 --warmup.connector=10 "$@"
+    --else-init "$out/start" --out "$out/model" --steps 450 --save-every 100 --batch 2 \
+    --data.length_hint=1 --lora 16 --lr.llm=2e-3 --lr.connector=1e-4 --warmup.llm=10 \
+    --warmup.connector=10 "$@"
 for part in known stamps backgrounds kinds; do
   python -m tools.evaluate --model "$out/model" --data "$out/data/$part.jsonl" --max-new 100 \
       --media "$out/data/media" --masks "$out/data/masks.npz" --draw "$out/$part" --out "$out/$part" \

@@ -1,6 +1,6 @@
 """Stage 0, second part: a new connector learns the language model's words for what the ViT sees.
 
-    python -m tools.connector runs/photos/base CUT_OUTS runs/photos/start \\
+    python -m tools.connector runs/composed/base CUT_OUTS runs/composed/start \\
         --kinds toy/stamp_kinds.json --backgrounds PHOTOGRAPHS
 
 A new connector writes vectors that mean nothing to the language model, and the gradient that comes

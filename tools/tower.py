@@ -1,6 +1,6 @@
 """Stage 0 on composed photographs: a vision tower for readers who have no pre-trained one.
 
-    python -m tools.tower CUT_OUTS runs/photos/tower --kinds toy/stamp_kinds.json \\
+    python -m tools.tower CUT_OUTS runs/composed/tower --kinds toy/stamp_kinds.json \\
         --backgrounds PHOTOGRAPHS --steps 4000
 
 Every patch of a composed photograph is asked, without words: which kind, which cut-out, and where

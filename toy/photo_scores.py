@@ -1,6 +1,6 @@
 """How well a model knows composed photographs, part by part, beside chance.
 
-    python -m toy.photo_scores runs/photos
+    python -m toy.photo_scores runs/composed
 
 in    data/PART.jsonl of tools.prepare stamps, PART/predictions.jsonl of tools.evaluate
 out   a table: a column for every part, and in brackets what the same answers score as answers
