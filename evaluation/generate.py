@@ -64,8 +64,13 @@ class KVCache:
             def attend(q, k, v, chunks):
                 keys[:, self.start : self.stop] = k
                 values[:, self.start : self.stop] = v
-                filled = slice(0, self.stop)
-                return attention.attend_chunks(q, keys[:, filled], values[:, filled], chunks)
+                filled = keys[:, : self.stop], values[:, : self.stop]
+                if q.shape[1] > 1:
+                    return attention.attend_chunks(q, *filled, chunks)
+                # query heads of the same kv head as queries of one head: no key is repeated
+                grouped = q.view(len(q), k.shape[2], -1, q.shape[3]).transpose(1, 2)
+                out = attention.attend_chunks(grouped, *filled, chunks)
+                return out.transpose(1, 2).reshape(q.shape)
 
             return attend
 
