@@ -2,7 +2,8 @@
 
     python -m toy.photo_scores runs/composed
 
-in    data/PART.jsonl of tools.prepare stamps, PART/predictions.jsonl of tools.evaluate
+in    data/PART.jsonl and data/masks.npz of tools.prepare stamps, PART/predictions.jsonl of
+      tools.evaluate
 out   a table: a column for every part, and in brackets what the same answers score as answers
       about the next scene of the part: what a model reaches that does not look
 
@@ -15,6 +16,9 @@ import argparse
 import json
 from pathlib import Path
 
+import numpy as np
+
+from evaluation.metrics import hit_in_mask, score_points
 from records.errors import warn
 from toy.photos import PARTS
 
@@ -63,7 +67,24 @@ def mean(values):
     return sum(values) / len(values) if values else float("nan")
 
 
-def scores_of(answers):
+def point_scores(answers, masks):
+    """The F1 of points at kinds that are there, and its chance."""
+    answers = [p for p, annotation in answers if annotation["points"]]
+    first_of = {p["id"]: p for p in reversed(answers)}
+    scenes = list(dict.fromkeys(p["id"] for p in answers))
+    next_of = dict(zip(scenes, scenes[1:] + scenes[:1], strict=True))
+
+    def f1(answer, truth):
+        predicted, true = ([point[-2:] for point in points]
+                           for points in (answer["predicted"], truth["true"]))
+        hit = hit_in_mask(masks[f"{truth['id']}/{truth['annotation']}"])
+        return score_points(predicted, true, hit).f1
+
+    return (mean(f1(p, p) for p in answers),
+            mean(f1(p, first_of[next_of[p["id"]]]) for p in answers))
+
+
+def scores_of(answers, masks):
     """{name: (score, chance or None)}"""
     rules = {"count": [("counts", same_count)], "qa": [("questions", same_answer)]}
     for style in answers:
@@ -79,7 +100,7 @@ def scores_of(answers):
         for name, rule in rules[style]:
             scores[name] = mean(map(rule, texts, truths)), mean(map(rule, texts, of_next))
     points = answers.get("point", ())
-    scores["points, F1"] = mean(p["point_f1"] for p, a in points if a["points"]), None
+    scores["points, F1"] = point_scores(points, masks)
     absent = [p["point_f1"] for p, a in points if not a["points"]]
     scores["points of absent kinds"] = mean(absent), None
     return scores
@@ -88,7 +109,8 @@ def scores_of(answers):
 def table(folder):
     """Markdown. OSError if a file is missing."""
     parts = [part for part in PARTS if (folder / part / "predictions.jsonl").is_file()]
-    columns = {part: scores_of(read_answers(folder, part)) for part in parts}
+    masks = np.load(folder / "data" / "masks.npz")
+    columns = {part: scores_of(read_answers(folder, part), masks) for part in parts}
     lines = [f"| | {' | '.join(parts)} |", "|---" * (len(parts) + 1) + "|"]
     names = {name: None for scores in columns.values() for name in scores}
     for name in names:
