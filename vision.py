@@ -274,8 +274,8 @@ class Pool(nn.Module):
         window = features.flatten(0, 1)[source] * valid[..., None]                     # (M,K,2E)
         mean = window.sum(1) / valid.sum(1, keepdim=True).clamp(min=1)
         q = self.q(mean).view(M, 1, self.n_head, -1)
-        k = self.k(window).view(M, K, self.n_head, -1)
-        v = self.v(window).view(M, K, self.n_head, -1)
+        q = q.to(torch.promote_types(q.dtype, torch.float32))      # products not rounded to bf16
+        k, v = (linear(window).view(M, K, self.n_head, -1) for linear in (self.k, self.v))
         score = (q * k).sum(-1) * q.shape[-1] ** -0.5                                  # (M,K,H)
         # a padding row has no valid patch: it looks at all of its zeros, so that there is no NaN
         allowed = valid | ~valid.any(1, keepdim=True)

@@ -364,3 +364,21 @@ def test_padding_of_a_window_reads_none_but_its_own_patches():
     features[0, 0] = math.nan
     source = torch.tensor([[1, 2, -1, -1], [-1, -1, 7, 9], [-1, SMALL.n_patch, -1, 5]])
     assert pool(features, source).isfinite().all()
+
+
+def test_pooling_in_bfloat16_sums_products_that_are_not_rounded():
+    """As the official code does: only q, k and v are bfloat16, their scores are float32."""
+    torch.manual_seed(0)
+    pool = vision.Pool(SMALL)
+    for p in pool.parameters():
+        torch.nn.init.normal_(p)
+    features = torch.randn(2, SMALL.n_patch, len(SMALL.feature_layers) * SMALL.n_embd)
+    source = torch.randint(2 * SMALL.n_patch, (20, 4))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        window = features.flatten(0, 1)[source]
+        q, k, v = pool.q(window.mean(1)), pool.k(window), pool.v(window)
+        q, k, v = (x.float().unflatten(-1, (SMALL.n_head, -1)) for x in (q, k, v))
+        shares = torch.einsum("mhd,mkhd->mkh", q, k).div(k.shape[-1] ** 0.5).softmax(1)
+        expected = pool.out(torch.einsum("mkh,mkhd->mhd", shares, v).flatten(1))
+        found = pool(features, source)
+    assert (found - expected).abs().max() <= 2**-8 * expected.abs().max()    # one bfloat16 step
