@@ -3,37 +3,41 @@
 # counts and describes (docs/photos.md says where the three folders come from):
 #
 #   STAMPS=stamps LLM=smollm2 BACKGROUNDS=photographs bash stages/photos.sh
-#   SCENES=100 HELD_OUT=4 TOWER_STEPS=20 CONNECTOR_STEPS=20 .. bash stages/photos.sh --steps 5
+#   OUT=runs/try SCENES=90 HELD_OUT=4 TOWER_STEPS=9 CONNECTOR_STEPS=9 .. bash stages/photos.sh \
+#       --steps 5
 #
-# The second line only tries it. DEVICE=cuda: connector and evaluation on a GPU, as the training.
-#
-# Flags go to the training. When started again after an interruption, it continues where it was.
+# The second command only tries it. DEVICE=cuda: connector and evaluation on a GPU, as the training.
+# SIZE: pixels along one side of an image. Flags go to the training. When started again after an
+# interruption, it continues where it was.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 out=${OUT:-runs/composed}
 world=(--kinds toy/stamp_kinds.json --backgrounds "$BACKGROUNDS")
 
-# first a ViT by itself, then the connector, in the decoder's words
-if [ ! -f "$out/base/config.json" ]; then
+# data.json is the last file of a model folder, masks.npz that of the data
+if [ ! -f "$out/base/data.json" ]; then
   python -m tools.tower "$STAMPS" "$out/tower" "${world[@]}" --steps "${TOWER_STEPS:-2400}"
+  rm -rf "$out/base"
   python -m tools.hf base "$LLM" "$out/tower" "$out/base"
 fi
-if [ ! -f "$out/start/config.json" ]; then
+if [ ! -f "$out/start/data.json" ]; then
   python -m tools.connector "$out/base" "$STAMPS" "$out/start" "${world[@]}" \
       --steps "${CONNECTOR_STEPS:-400}" --device "${DEVICE:-cpu}"
 fi
 if [ ! -f "$out/data/masks.npz" ]; then
   python -m tools.prepare stamps "$STAMPS" "$out/data" "${world[@]}" --n "${SCENES:-3000}" \
-      --held-out "${HELD_OUT:-60}" --languages en de
+      --held-out "${HELD_OUT:-60}" --size "${SIZE:-168}" --languages en de
 fi
 python train.py --stage 1 --tiny --resume --data "$out/data/train.jsonl" --media "$out/data/media" \
     --else-init "$out/start" --out "$out/model" --steps 450 --save-every 100 --batch 2 \
     --data.length_hint=1 --lora 16 --lr.llm=2e-3 --lr.connector=1e-4 --warmup.llm=10 \
     --warmup.connector=10 "$@"
-for part in known stamps backgrounds kinds; do
-  python -m tools.evaluate --model "$out/model" --data "$out/data/$part.jsonl" --max-new 100 \
-      --media "$out/data/media" --masks "$out/data/masks.npz" --draw "$out/$part" --out "$out/$part" \
+for data in "$out"/data/{known,stamps,backgrounds,kinds}.jsonl; do
+  part=$(basename "$data" .jsonl)
+  [ -f "$data" ] || continue                   # one background alone is not held out
+  python -m tools.evaluate --model "$out/model" --data "$data" --media "$out/data/media" \
+      --masks "$out/data/masks.npz" --draw "$out/$part" --out "$out/$part" --max-new 100 \
       --device "${DEVICE:-cpu}"
 done
 python -m toy.photo_scores "$out"

@@ -6,12 +6,13 @@
 A new connector writes vectors that mean nothing to the language model, and the gradient that comes
 back through all of its layers is a slow teacher (docs/photos.md). So the connector is trained for
 some minutes without these layers: the visual token of a bird shall be similar to the embedding of
-the word " bird". Which cut-out it is, and where its centre is, is asked as in tools.tower. The ViT
+the word " bird". A linear head tells cut-out and centre from it, as in tools.tower. The ViT
 and the language model stay as they are. OUT is BASE with this connector.
 """
 
 import argparse
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -23,14 +24,15 @@ from tqdm import tqdm
 import vision
 from records.errors import DataError, warn
 from tools.tower import IMAGES, labels, tasks_of
-from toy.photos import Photos, open_cut_outs, read_backgrounds
+from toy.photos import Photos, add_arguments, open_cut_outs, read_backgrounds
 from toy.vit import learning_rate, nll_of_tasks, patches_of
 from training import weights
 from training.open_model import open_model_folder
 
 LR = 1e-3
 GROUND = "background"                # the word for what is no cut-out
-LOGIT_FACTORS = (4.5, 4, 4, 4)       # as large as a visual token becomes: about as a word
+# The smaller the factors, the longer the visual tokens become; with these, about as long as words.
+LOGIT_FACTORS = (4.5, 4, 4, 4)
 
 
 def parse(argv):
@@ -38,11 +40,8 @@ def parse(argv):
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("base", metavar="BASE", help="of tools.hf base")
-    add("source", metavar="CUT_OUTS", help="folder of PNG files with an alpha channel")
+    add_arguments(parser)
     add("out", metavar="OUT")
-    add("--kinds", metavar="FILE", help="names of the folders (toy/stamp_kinds.json); without it "
-        "each folder is a kind by its name")
-    add("--backgrounds", nargs="+", default=[], metavar="FILE", help="photographs, or folders")
     add("--steps", type=int, default=400, help="of eight images (default 400)")
     add("--seed", type=int, default=0)
     add("--device", default="cpu", help="default cpu")
@@ -71,7 +70,7 @@ def train(model, tokenizer, photos, args):
     patch_ids = np.arange(IMAGES * config.n_patch).reshape(IMAGES, config.grid, config.grid)
     pool_src = np.concatenate([vision.windows(ids, 2) for ids in patch_ids])
     pool_src = torch.from_numpy(pool_src).to(words.device)
-    n_windows = -(-config.grid // 2)                     # along one side
+    n_windows = math.ceil(config.grid / 2)               # along one side
     torch.manual_seed(args.seed)
     head = nn.Linear(model.config.n_embd, sum(tasks.n_classes[1:]), device=words.device)
     connector = [*model.vision.pool.parameters(), *model.vision.projector.parameters()]

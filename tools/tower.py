@@ -3,7 +3,7 @@
     python -m tools.tower CUT_OUTS runs/composed/tower --kinds toy/stamp_kinds.json \\
         --backgrounds PHOTOGRAPHS --steps 4000
 
-Every patch of a composed photograph is asked, without words: which kind, which cut-out, and where
+A linear head classifies every patch of a composed photograph: which kind, which cut-out, and where
 is the centre of the object (toy/vit.py)? OUT becomes a folder in the layout of SigLIP, so tools.hf
 base reads it as it reads a released tower. A killed command goes on where it was when it is given
 again.
@@ -25,7 +25,7 @@ import vision
 from model import ModelConfig
 from records.errors import DataError, warn
 from toy.neighbor_init import init_neighbor_heads
-from toy.photos import Photos, open_cut_outs, read_backgrounds
+from toy.photos import Photos, add_arguments, open_cut_outs, read_backgrounds
 from toy.vit import Pretraining, Tasks, classes_of_patches
 from training.base import PATCH_EMBEDDING, siglip_config, siglip_names
 from training.tensor_files import write_safetensors
@@ -51,11 +51,8 @@ def parse(argv):
     parser = argparse.ArgumentParser(prog="python -m tools.tower", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("source", metavar="CUT_OUTS", help="folder of PNG files with an alpha channel")
+    add_arguments(parser)
     add("out", metavar="OUT")
-    add("--kinds", metavar="FILE", help="names of the folders (toy/stamp_kinds.json); without it "
-        "each folder is a kind by its name")
-    add("--backgrounds", nargs="+", default=[], metavar="FILE", help="photographs, or folders")
     add("--steps", type=int, default=4000, help="of eight images (default 4000)")
     add("--seed", type=int, default=0)
     return parser.parse_args(argv)
@@ -105,14 +102,15 @@ def pretrain(vit, photos, args, out):
     parts = {"vit": vit, "head": pretraining.head, "optimizer": pretraining.optimizer}
     path = out / "state.pt"
     log_path = out / "stage0.jsonl"
-    made_for = json.dumps([args.steps, args.seed, [c.name for c in cut_outs]])
+    made_for = json.dumps([args.steps, args.seed, args.backgrounds,
+                           [(c.name, c.kind) for c in cut_outs]])
     done = 0
     lines = []
     if path.is_file():
         state = torch.load(path, weights_only=True)
         if state["made_for"] != made_for:
-            raise ValueError(f"{path} was begun with other cut-outs, steps or seed: name another "
-                             "folder")
+            raise ValueError(f"{path} was begun with other cut-outs, backgrounds, steps or seed: "
+                             "name another folder")
         for name, part in parts.items():
             part.load_state_dict(state[name])
         done = state["step"]

@@ -4,8 +4,11 @@
 
 in    data/PART.jsonl and data/masks.npz of tools.prepare stamps, PART/predictions.jsonl of
       tools.evaluate
-out   a table: a column for every part, and in brackets what the same answers score as answers
-      about the next scene of the part: what a model reaches that does not look
+out   a table: a column for every part, and in brackets chance: the score of the same answers when
+      they are taken for answers about the next scene of the part
+
+The next scene of a question is the next one with the same form of question, since "left" is never
+an answer to "Is there any ..?".
 
 A caption's recall is the share of the kinds in a scene that it names, its precision the share of
 the kinds it names that are in the scene. Points of kinds that are not there count as found if the
@@ -18,7 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
-from evaluation.metrics import hit_in_mask, score_points
+from evaluation.metrics import count_from_text, hit_in_mask, score_points
+from evaluation.text_metrics import exact_match
 from records.errors import warn
 from toy.photos import PARTS
 
@@ -55,16 +59,31 @@ def precision(text, annotation):
 
 
 def same_count(text, annotation):
-    return text.strip() == str(annotation["count"])
+    return count_from_text(text) == annotation["count"]
 
 
 def same_answer(text, annotation):
-    return text.strip() == annotation["answer"]
+    return exact_match(text, [annotation["answer"]])
 
 
 def mean(values):
     values = list(values)
     return sum(values) / len(values) if values else float("nan")
+
+
+def with_next_truth(answers):
+    """[(prediction, the annotation of the next scene), ..]; of questions, the next of a form."""
+    forms = {}
+    for p, annotation in answers:
+        form = tuple(annotation.get("question", "").split()[:2])     # Is the, Which is, Is there
+        forms.setdefault(form, []).append((p, annotation))
+    pairs = []
+    for of_form in forms.values():
+        if len(of_form) > 1:
+            truths = [annotation for _, annotation in of_form]
+            others = truths[1:] + truths[:1]
+            pairs += [(p, other) for (p, _), other in zip(of_form, others, strict=True)]
+    return pairs
 
 
 def point_scores(answers, masks):
@@ -75,8 +94,8 @@ def point_scores(answers, masks):
     next_of = dict(zip(scenes, scenes[1:] + scenes[:1], strict=True))
 
     def f1(answer, truth):
-        predicted, true = ([point[-2:] for point in points]
-                           for points in (answer["predicted"], truth["true"]))
+        predicted = [point[-2:] for point in answer["predicted"]]
+        true = [point[-2:] for point in truth["true"]]
         hit = hit_in_mask(masks[f"{truth['id']}/{truth['annotation']}"])
         return score_points(predicted, true, hit).f1
 
@@ -94,11 +113,11 @@ def scores_of(answers, masks):
                             (f"captions {language}, precision", precision)]
     scores = {}
     for style in sorted(rules):
-        texts = [p["text"] for p, _ in answers.get(style, ())]
-        truths = [annotation for _, annotation in answers.get(style, ())]
-        of_next = truths[1:] + truths[:1]
+        of_style = answers.get(style, [])
         for name, rule in rules[style]:
-            scores[name] = mean(map(rule, texts, truths)), mean(map(rule, texts, of_next))
+            score, chance = (mean(rule(p["text"], annotation) for p, annotation in pairs)
+                             for pairs in (of_style, with_next_truth(of_style)))
+            scores[name] = score, chance
     points = answers.get("point", ())
     scores["points, F1"] = point_scores(points, masks)
     absent = [p["point_f1"] for p, a in points if not a["points"]]
@@ -107,8 +126,10 @@ def scores_of(answers, masks):
 
 
 def table(folder):
-    """Markdown. OSError if a file is missing."""
+    """Markdown. OSError or ValueError if a file is missing."""
     parts = [part for part in PARTS if (folder / part / "predictions.jsonl").is_file()]
+    if not parts:
+        raise ValueError(f"{folder}: no predictions of any part")
     masks = np.load(folder / "data" / "masks.npz")
     columns = {part: scores_of(read_answers(folder, part), masks) for part in parts}
     lines = [f"| | {' | '.join(parts)} |", "|---" * (len(parts) + 1) + "|"]

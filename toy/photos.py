@@ -1,8 +1,8 @@
 """Composed photographs: cut-outs with exact masks on photographic backgrounds, as records.
 
 in    a folder of cut-outs (PNG files with an alpha channel, in folders by kind; beside cat.png may
-      lie cat.txt with a sentence that names it, and with the same in other languages), and
-      photographs for the background
+      lie cat.txt with a sentence that names it, and with the same in other languages, and cat.dat
+      with the word nomirror), and photographs for the background
 out   a scene: image (S,S,3) uint8, its objects with their visible masks; its record
 
 Masks, centres and counts follow from the alpha channel, kinds from the folders, captions from the
@@ -28,6 +28,7 @@ VISIBLE = 128                        # alpha from which a pixel belongs to the m
 MIN_VISIBLE = 0.5                    # share of each object's pixels that no other object hides
 MIN_SIDE = 0.06                      # the smallest object has MIN_SIDE**2 of the image's pixels
 MAX_OBJECTS = 6
+PHOTOGRAPHS = (".jpg", ".jpeg", ".png", ".webp")
 TRANSLATION = re.compile(r"(\w+)\.utf8=(.+)")
 
 
@@ -42,14 +43,14 @@ class CutOut:
     kind: str                        # English
     sentences: dict                  # {language: sentence}
     held_out: bool                   # only in the part "stamps"
-    may_flip: bool
+    may_mirror: bool                 # left to right; no signs with letters
     pixels: Image.Image              # RGBA, cropped to what is visible
 
 
 class Placed(NamedTuple):
     cut_out: CutOut
     mask: np.ndarray                 # (S,S) bool, what is visible
-    n_pixels: int                    # of it, before other objects hid a part
+    n_pixels: int                    # of the mask before other objects hid a part of it
 
     @property
     def centre(self):
@@ -66,6 +67,16 @@ def centre_of(mask):
 
 # ------------------------------------------------------------------------------------------------
 # files
+
+
+def add_arguments(parser):
+    """The arguments of a command that draws composed photographs: from which files."""
+    parser.add_argument("source", metavar="CUT_OUTS", help="folder of PNG files with an alpha "
+                        "channel, in folders by kind")
+    parser.add_argument("--kinds", metavar="FILE", help="names of the folders in several languages "
+                        "(toy/stamp_kinds.json); without it each folder is a kind by its name")
+    parser.add_argument("--backgrounds", nargs="+", default=[], metavar="FILE",
+                        help="photographs, or folders of them; without them, smooth noise")
 
 
 def read_kinds(path):
@@ -94,20 +105,29 @@ def kinds_of_folders(source):
 
 
 def png_files(source):
-    return sorted(p for p in Path(source).rglob("*") if p.suffix.lower() == ".png")
+    """Sorted. Without cat_mirror.png where there is a cat.png: it could be held out, and cat.png
+    not."""
+    paths = sorted(p for p in Path(source).rglob("*") if p.suffix.lower() == ".png")
+    without_suffix = {path.with_suffix("") for path in paths}
+
+    def is_copy(path):
+        original = path.with_name(path.stem.removesuffix("_mirror"))
+        return path.stem.endswith("_mirror") and original in without_suffix
+
+    return [path for path in paths if not is_copy(path)]
 
 
 def read_cut_outs(source, kinds, without):
     """The cut-outs of a folder, sorted by name. One in five of a kind is held out, by a hash of its
-    name. DataError for a file that is no visible image."""
+    name; none of a kind with fewer. DataError for a file that is no visible cut-out."""
     source = Path(source)
     paths_of = {}
     for path in png_files(source):
         inside = path.relative_to(source)
-        folders = [folder.as_posix() for folder in inside.parents]       # the nearest first
-        folder = next(filter(kinds.__contains__, folders), None)
-        if folder is not None and not without & set(inside.parts):
-            paths_of.setdefault(folder, []).append(path)
+        above = [folder.as_posix() for folder in inside.parents]         # the nearest first
+        known = [folder for folder in above if folder in kinds]
+        if known and not without & set(inside.parts):
+            paths_of.setdefault(known[0], []).append(path)
     cut_outs = []
     for folder, paths in sorted(paths_of.items()):
         kind = kinds[folder]
@@ -115,16 +135,16 @@ def read_cut_outs(source, kinds, without):
         held_out = set(sorted(names, key=hash_of)[: len(names) // 5])
         for name, path in zip(names, paths, strict=True):
             settings = path.with_suffix(".dat")
-            may_flip = not (settings.is_file() and "noflip" in settings.read_text())
+            may_mirror = not (settings.is_file() and "nomirror" in settings.read_text())
             cut_outs.append(CutOut(name, kind.names["en"], read_sentences(path), name in held_out,
-                                   may_flip, read_pixels(path)))
+                                   may_mirror, read_pixels(path)))
     return cut_outs
 
 
 def open_cut_outs(source, kinds_file=None):
     """-> the cut-outs of a folder, {folder: Kind}. ValueError if it has none."""
-    kinds, without = read_kinds(kinds_file) if kinds_file else (kinds_of_folders(source), ())
-    cut_outs = read_cut_outs(source, kinds, set(without))
+    kinds, without = read_kinds(kinds_file) if kinds_file else (kinds_of_folders(source), set())
+    cut_outs = read_cut_outs(source, kinds, without)
     if not cut_outs:
         raise ValueError(f"{source}: no PNG files in folders of a known kind")
     return cut_outs, kinds
@@ -138,9 +158,12 @@ def read_pixels(path):
     """RGBA, cropped to what is visible, its longer side LARGEST pixels at most."""
     try:
         with Image.open(path) as image:
+            has_alpha = "A" in image.getbands() or "transparency" in image.info
             pixels = image.convert("RGBA")
     except (OSError, SyntaxError, ValueError) as e:
         raise DataError(f"cannot decode {path}: {e}") from None
+    if not has_alpha:
+        raise DataError(f"{path} is no cut-out: it has no alpha channel")
     box = pixels.getchannel("A").point(lambda a: 255 * (a >= VISIBLE)).getbbox()
     if box is None:
         raise DataError(f"{path}: nothing in it is visible")
@@ -151,15 +174,16 @@ def read_pixels(path):
 
 def read_sentences(path):
     """{language: sentence}: the first line of cat.txt is English, then lines such as
-    de.utf8=Eine Katze. Without the file, the words of the file's name."""
+    de.utf8=Eine Katze. Without a first line, the words of the file's name."""
+    sentences = {"en": re.sub(r"[\W_]+", " ", path.stem).strip() or "thing"}
     words = path.with_suffix(".txt")
-    if not words.is_file():
-        return {"en": re.sub(r"[\W_]+", " ", path.stem).strip()}
-    first, *others = words.read_text(encoding="utf-8", errors="replace").splitlines() or [""]
-    sentences = {"en": first.strip()}
-    for line in others:
-        if found := TRANSLATION.match(line):
-            sentences[found[1]] = found[2].strip()
+    if words.is_file():
+        first, *others = [*words.read_text("utf-8-sig", errors="replace").splitlines(), ""]
+        sentences["en"] = first.strip() or sentences["en"]
+        for line in others:
+            found = TRANSLATION.match(line)
+            if found and found[2].strip():
+                sentences[found[1]] = found[2].strip()
     return sentences
 
 
@@ -169,11 +193,13 @@ def read_backgrounds(paths):
     files = []
     for path in map(Path, paths):
         if path.is_dir():
-            files += [p for p in sorted(path.rglob("*")) if p.suffix.lower() in (".jpg", ".png")]
+            files += [p for p in sorted(path.rglob("*")) if p.suffix.lower() in PHOTOGRAPHS]
         else:
             files.append(path)
-    order = sorted(files, key=lambda path: hash_of(path.name))
-    held_out = set(order[: max(len(files) // 5, len(files) > 1)])
+    if paths and not files:
+        raise ValueError(f"{', '.join(map(str, paths))}: no photographs ({' '.join(PHOTOGRAPHS)})")
+    n_held_out = max(len(files) // 5, 1) if len(files) > 1 else 0
+    held_out = set(sorted(files, key=lambda path: hash_of(path.name))[:n_held_out])
     backgrounds = []
     for path in files:
         try:
@@ -202,16 +228,18 @@ class Photos:
     stamps        held out, of known kinds     of training
     backgrounds   of training                  held out
     kinds         of the kinds held out        of training
+
+    No other part asks for a kind that is held out: it would be learned that there never is one.
     """
 
     def __init__(self, cut_outs, kinds, backgrounds, part, size, seed=0, max_objects=MAX_OBJECTS):
         held_out_kinds = {kind.names["en"] for kind in kinds.values() if kind.held_out}
-        self.kinds = kinds
         self.part = part
         self.size = size
         self.seed = seed
         self.max_objects = max_objects
-        self.names = {kind.names["en"]: kind.names for kind in kinds.values()}
+        self.names = {kind.names["en"]: kind.names for kind in kinds.values()
+                      if part == "kinds" or not kind.held_out}
         self.by_kind = {}
         for c in cut_outs:
             if part == "kinds":
@@ -286,7 +314,7 @@ def changed_pixels(cut_out, length, rng):
     scale = length / max(pixels.size)
     size = [max(round(side * scale), 2) for side in pixels.size]
     pixels = pixels.resize(size, Image.BILINEAR, reducing_gap=2)
-    if cut_out.may_flip and rng.random() < 0.5:
+    if cut_out.may_mirror and rng.random() < 0.5:
         pixels = pixels.transpose(Image.FLIP_LEFT_RIGHT)
     pixels = pixels.rotate(rng.uniform(-20, 20), Image.BILINEAR, expand=True)
     alpha = pixels.getchannel("A")
@@ -345,7 +373,7 @@ def record_of(photos, i, placed, path, languages):
     annotations.append({"type": "count", "label": counted, "count": kinds.count(counted)})
     if kinds:
         annotations.append(question_about(kinds, absent, rng))
-    annotations += captions_of(photos, list(dict.fromkeys(kinds)), languages)
+    annotations += captions_of(photos, kinds, languages)
     if len(ordered) == 1:
         for language, sentence in ordered[0].cut_out.sentences.items():
             if language in languages:
@@ -377,10 +405,10 @@ def question_about(kinds, absent, rng):
 
 
 def captions_of(photos, kinds, languages):
-    """A caption in every language that has words for these kinds, which it lists in their order."""
+    """A caption in every language that has words for these kinds: it lists each once, in order."""
     captions = []
     for language in languages:
-        nouns = [photos.names[kind].get(language) for kind in kinds]
+        nouns = [photos.names[kind].get(language) for kind in dict.fromkeys(kinds)]
         if nouns and all(nouns):
             captions.append({"type": "caption", "style": f"caption_{language}",
                              "text": ", ".join(nouns)})

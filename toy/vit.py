@@ -1,4 +1,4 @@
-"""Stage 0, for the toy only: what the pre-training of SigLIP2 is to the released ViT.
+"""Stage 0: it replaces the pre-training that the released ViT has had as SigLIP2.
 
 Molmo2 starts from a pre-trained ViT. A ViT from scratch behind a decoder from scratch learns
 colours within minutes and shapes hardly at all, because one token in twenty of all answers names a
@@ -140,8 +140,8 @@ def patches_of(pixels, vit):
 def nll_of_tasks(logits, classes, tasks):
     """[(N,C) of each task], (N,tasks) -> [mean nll of each task], scalars in nats.
 
-    Of all patches, ground with GROUND_WEIGHT; column and row of patches of objects only, since
-    ground has no place.
+    The first tasks: over all patches, ground weighted by GROUND_WEIGHT. Column and row: over the
+    patches of objects, since ground has no place.
     """
     targets = torch.from_numpy(classes).to(logits[0].device)
     is_object = targets[:, -1:] >= 0

@@ -63,7 +63,7 @@ def test_a_tower_does_not_go_on_with_other_settings(cut_outs, tmp_path, capsys):
     run(cut_outs, tmp_path / "tower", "2")
     with pytest.raises(SystemExit, match="2"):
         run(cut_outs, tmp_path / "tower", "4")
-    assert "was begun with other cut-outs, steps or seed" in capsys.readouterr().err
+    assert "was begun with other cut-outs, backgrounds, steps or seed" in capsys.readouterr().err
 
 
 def test_transformers_reads_the_tower_as_a_siglip(cut_outs, tmp_path):

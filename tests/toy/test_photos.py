@@ -120,7 +120,8 @@ def test_annotations_say_what_the_scene_shows(parts):
         kinds = Counter(p.cut_out.kind for p in placed)
         points = [a for a in record["annotations"] if a["type"] == "point"]
         assert {a["label"]: len(a["points"]) for a in points if a["points"]} == kinds
-        assert sum(not a["points"] for a in points) == 1         # one kind that is absent
+        absent = [a["label"] for a in points if not a["points"]]
+        assert absent == sorted({"disc", "bar"} - set(kinds))    # never a kind that is held out
         (count,) = [a for a in record["annotations"] if a["type"] == "count"]
         assert count["count"] == kinds[count["label"]]
         arrays = masks_of(record, placed)
@@ -167,7 +168,8 @@ def test_questions_are_answered_by_the_scene(stamps):
 
 
 def test_the_files_are_records_that_train_as_one_tree(stamps, tmp_path):
-    """Two languages are two branches that share the image; all parts and their masks are there."""
+    """Two languages are two branches that share the image; all parts and their masks are there.
+    Nothing in training is about a kind that is held out, also not that there is none."""
     out = tmp_path / "out"
     prepare(["stamps", str(stamps / "cut-outs"), str(out), "--kinds", str(stamps / "kinds.json"),
              "--backgrounds", str(stamps / "grounds"), "--n", "6", "--held-out", "3",
@@ -182,6 +184,9 @@ def test_the_files_are_records_that_train_as_one_tree(stamps, tmp_path):
         assert example.n_branches == len(record["annotations"])
         visual = np.flatnonzero(example.bidir)
         assert (example.visible_until[visual] == len(example.tokens)).all()      # all share it
+    texts = (out / "train.jsonl").read_text()
+    assert "disc" in texts and "Scheibe" in texts and "ring" not in texts and "Ring" not in texts
+    assert '"ring"' in (out / "kinds.jsonl").read_text()
     masks = np.load(out / "masks.npz")
     assert not any(name.startswith("train-") for name in masks.files)
     assert {name.split("-")[0] for name in masks.files} == {
@@ -204,9 +209,10 @@ def test_scores_stand_beside_those_of_answers_about_another_scene(stamps, tmp_pa
                 if a["type"] == "point":
                     places = [[1, n, q["x"] - 0.5, q["y"] - 0.5] for n, q in enumerate(a["points"])]
                     p |= {"point_f1": 0.0, "predicted": places, "true": places}
-                answers.setdefault(a.get("style", a["type"]), []).append(p)
+                form = a.get("question", "").split()[:2]
+                answers.setdefault((a.get("style", a["type"]), *form), []).append(p)
         lines = []
-        for of_style in answers.values():
+        for of_style in (a for a in answers.values() if len(a) > 1):     # one alone has no next
             texts = [p["text"] for p in of_style]
             texts = texts[-shift:] + texts[:-shift] if shift else texts
             lines += [p | {"text": text} for p, text in zip(of_style, texts, strict=True)]
@@ -266,22 +272,30 @@ def test_a_film_shows_behind_the_cut_outs(stamps, parts):
     assert shown == list(range(shown[0], shown[0] + len(images)))
 
 
-def test_a_folder_of_cut_outs_without_any_other_file(stamps, tmp_path):
-    """Folders are kinds, the names of files their sentences, the ground is noise."""
-    for folder, name in (("cup", "old_cup.png"), ("cup/tall", "a tall one.PNG")):
-        (tmp_path / "my" / folder).mkdir(parents=True)
+def test_a_folder_of_cut_outs_without_any_other_file(tmp_path):
+    """Folders are kinds, the names of files their sentences, the ground is noise. One photograph
+    for the background is not held out. A copy in the mirror is left out."""
+    for folder, name in (("cup", "old_cup.png"), ("cup/tall", "a tall one.PNG"),
+                         ("cup", "old_cup_mirror.png"), ("cup", "shaving_mirror.png")):
+        (tmp_path / "my" / folder).mkdir(parents=True, exist_ok=True)
         Image.new("RGBA", (40, 30), "red").save(tmp_path / "my" / folder / name)
+    (tmp_path / "my/cup/shaving_mirror.txt").write_text("\nde.utf8= \nfr.utf8=Un miroir.\n")
+    (tmp_path / "my/cup/shaving_mirror.dat").write_text("nomirror\n")
     cut_outs, kinds = open_cut_outs(tmp_path / "my")
-    assert [(c.kind, c.sentences, c.held_out) for c in cut_outs] == [
-        ("cup", {"en": "old cup"}, False), ("tall", {"en": "a tall one"}, False)]
+    assert [(c.kind, c.sentences, c.held_out, c.may_mirror) for c in cut_outs] == [
+        ("cup", {"en": "old cup"}, False, True),
+        ("cup", {"en": "shaving mirror", "fr": "Un miroir."}, False, False),
+        ("tall", {"en": "a tall one"}, False, True)]
     photos = Photos(cut_outs, kinds, [], "train", SIZE)
     assert photos.scene(0)[0].shape == (SIZE, SIZE, 3)
-    prepare(["stamps", str(tmp_path / "my"), str(tmp_path / "out"), "--n", "2", "--held-out", "1"])
+    Image.new("RGB", (90, 80)).save(tmp_path / "ground.webp")
+    prepare(["stamps", str(tmp_path / "my"), str(tmp_path / "out"), "--n", "2", "--held-out", "1",
+             "--backgrounds", str(tmp_path / "ground.webp")])
     assert sorted(p.stem for p in (tmp_path / "out").glob("*.jsonl")) == ["known", "train"]
 
 
 @pytest.mark.parametrize("content", [b"no image", b""])
-def test_a_damaged_cut_out_is_named(stamps, tmp_path, content, capsys):
+def test_a_damaged_cut_out_is_named(tmp_path, content, capsys):
     (tmp_path / "cup").mkdir()
     (tmp_path / "cup" / "a.png").write_bytes(content)
     with pytest.raises(SystemExit):
@@ -289,11 +303,17 @@ def test_a_damaged_cut_out_is_named(stamps, tmp_path, content, capsys):
     assert "a.png" in capsys.readouterr().err
 
 
-def test_an_invisible_cut_out_and_a_wrong_file_of_kinds_are_named(tmp_path):
+def test_what_is_no_cut_out_no_photograph_and_no_file_of_kinds_is_named(tmp_path):
     (tmp_path / "cup").mkdir()
     Image.new("RGBA", (9, 9)).save(tmp_path / "cup" / "a.png")
     with pytest.raises(DataError, match="nothing in it is visible"):
         open_cut_outs(tmp_path)
+    Image.new("RGB", (9, 9)).save(tmp_path / "cup" / "a.png")
+    with pytest.raises(DataError, match=r"a\.png is no cut-out: it has no alpha channel"):
+        open_cut_outs(tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"empty: no photographs"):
+        read_backgrounds([tmp_path / "empty"])
     for text in ("no", "{}", '{"languages": ["en", "de"], "kinds": {"cup": ["cup"]}}'):
         (tmp_path / "kinds.json").write_text(text)
         with pytest.raises(ValueError, match=r"kinds\.json: not a file of kinds"):

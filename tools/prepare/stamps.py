@@ -29,6 +29,7 @@ from toy.photos import (
     MAX_OBJECTS,
     PARTS,
     Photos,
+    add_arguments,
     masks_of,
     open_cut_outs,
     read_backgrounds,
@@ -40,12 +41,8 @@ def parse(argv):
     parser = argparse.ArgumentParser(prog="python -m tools.prepare stamps", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("source", metavar="CUT_OUTS")
+    add_arguments(parser)
     add("out", metavar="OUT")
-    add("--kinds", metavar="FILE", help="names of the folders in several languages "
-        "(toy/stamp_kinds.json); without it each folder is a kind by its name")
-    add("--backgrounds", nargs="+", default=[], metavar="FILE",
-        help="photographs, or folders of them; without them, smooth noise")
     add("--n", type=int, default=4000, help="scenes for training (default 4000)")
     add("--held-out", type=int, default=100, metavar="N",
         help="scenes of every other part (default 100)")
@@ -53,8 +50,8 @@ def parse(argv):
         help=f"in a scene (default {MAX_OBJECTS}); a curriculum begins with 1")
     add("--videos", type=int, default=0, metavar="N",
         help="videos for training (default 0), and a quarter of --held-out of every other part")
-    add("--film", metavar="FILE", help="a video for their background; without it, the camera pans "
-        "over a photograph")
+    add("--film", metavar="FILE", help="a video for their background, of every part but "
+        "backgrounds; without it, the camera pans over a photograph")
     add("--size", type=int, default=168, help="pixels along one side (default 168)")
     add("--languages", nargs="+", metavar="CODE", default=["en"],
         help="of captions, each a branch of the tree (default en)")
@@ -108,12 +105,14 @@ def prepare(args):
             continue
         counts[part] = args.n if part == "train" else args.held_out
         of_part = write_part(photos, counts[part], args.languages, out)
-        if args.videos:
+        if args.videos and not (film and part == "backgrounds"):     # there is one film
             n = args.videos if part == "train" else args.held_out // 4
             counts[f"{part}-videos"] = n
             of_part |= write_videos(Films(photos, film), n, args.languages, out)
         masks |= of_part if part != "train" else {}
-    np.savez_compressed(out / "masks.npz", **masks)
+    draft = out / "masks.draft.npz"
+    np.savez_compressed(draft, **masks)
+    draft.replace(out / "masks.npz")             # the last file: all of it is there, or it is not
     return counts
 
 
