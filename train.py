@@ -24,7 +24,7 @@ import time
 from functools import partial
 
 # Before torch is imported: OpenMP's threads spin for a moment, then sleep. By default they spin for
-# milliseconds, which makes a step beside another process 3.5 times as long (RESULTS.md).
+# milliseconds, which makes a step beside another process 3.5 times as long (docs/log.md).
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 

@@ -5,7 +5,8 @@
 in    data/PART.jsonl and data/masks.npz of tools.prepare stamps, PART/predictions.jsonl of
       tools.evaluate
 out   a table: a column for every part, and in brackets chance: the score of the same answers when
-      they are taken for answers about the next scene of the part
+      they are taken for answers about the next scene of the part; of every part PART/scenes.png,
+      some scenes with the answers
 
 The next scene of a question is the next one with the same form of question, since "left" is never
 an answer to "Is there any ..?".
@@ -20,7 +21,9 @@ import json
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
+from evaluation.marks import draw_marks, numbered, side_by_side, stacked, with_text
 from evaluation.metrics import count_from_text, hit_in_mask, score_points
 from evaluation.text_metrics import exact_match
 from records.errors import warn
@@ -125,9 +128,13 @@ def scores_of(answers, masks):
     return scores
 
 
+def parts_of(folder):
+    return [part for part in PARTS if (folder / part / "predictions.jsonl").is_file()]
+
+
 def table(folder):
     """Markdown. OSError or ValueError if a file is missing."""
-    parts = [part for part in PARTS if (folder / part / "predictions.jsonl").is_file()]
+    parts = parts_of(folder)
     if not parts:
         raise ValueError(f"{folder}: no predictions of any part")
     masks = np.load(folder / "data" / "masks.npz")
@@ -143,13 +150,50 @@ def table(folder):
     return "\n".join(lines)
 
 
+def lines_of(answers):
+    """What was answered, and in brackets what would be right where it differs. Captions in English:
+    the font has no letters of other languages."""
+    lines = []
+    for p, a in answers:
+        if a.get("style") == "caption_en" or p["type"] in ("count", "qa"):
+            asked = {"count": f"how many: {a.get('label')}?", "qa": a.get("question")}
+            true = a.get("text") or a.get("answer") or str(a["count"])
+            wrong = f"   ({true})" if p["text"].strip() != true else ""
+            lines.append(f"{asked.get(p['type'], 'caption:')} {p['text']}{wrong}")
+    return lines
+
+
+def draw_scenes(folder, part, n=8):
+    """The first n scenes with objects: the answers, and points at one kind, as rings, beside the
+    true ones, as crosses -> PIL image."""
+    records = {record["id"]: record for record in read_lines(folder / "data" / f"{part}.jsonl")}
+    by_scene = {name: [] for name in records}
+    for of_style in read_answers(folder, part).values():
+        for p, annotation in of_style:
+            by_scene[p["id"]].append((p, annotation))
+    drawn = []
+    for name, answers in by_scene.items():
+        points = [p for p, annotation in answers if annotation.get("points")]
+        if points and len(drawn) < n:
+            predicted, true = ([place[-2:] for place in points[0][key]]
+                               for key in ("predicted", "true"))
+            path = folder / "data" / "media" / records[name]["image"]["path"]
+            picture = draw_marks(np.asarray(Image.open(path)), numbered(predicted), true)
+            drawn.append(with_text(picture, [points[0]["prompt"], *lines_of(answers)]))
+    page = side_by_side(drawn[:4])
+    return stacked(page, side_by_side(drawn[4:])) if len(drawn) > 4 else page
+
+
 def main(argv=None):
     parser = argparse.ArgumentParser(prog="python -m toy.photo_scores", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", metavar="RUN", help="OUT of stages/photos.sh")
     args = parser.parse_args(argv)
     try:
-        print(table(Path(args.folder)))
+        folder = Path(args.folder)
+        print(table(folder))
+        for part in parts_of(folder):
+            draw_scenes(folder, part).save(folder / part / "scenes.png")
     except (OSError, ValueError, KeyError) as e:
         warn(f"toy.photo_scores: {e!r}")
         raise SystemExit(2) from None

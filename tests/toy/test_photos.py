@@ -205,7 +205,8 @@ def test_scores_stand_beside_those_of_answers_about_another_scene(stamps, tmp_pa
         for record in records:
             for k, a in enumerate(record["annotations"]):
                 text = a.get("text") or a.get("answer") or str(a.get("count"))
-                p = {"id": record["id"], "annotation": k, "type": a["type"], "text": text}
+                p = {"id": record["id"], "annotation": k, "type": a["type"], "text": text,
+                     "prompt": "pointing"}
                 if a["type"] == "point":
                     places = [[1, n, q["x"] - 0.5, q["y"] - 0.5] for n, q in enumerate(a["points"])]
                     p |= {"point_f1": 0.0, "predicted": places, "true": places}
@@ -222,6 +223,8 @@ def test_scores_stand_beside_those_of_answers_about_another_scene(stamps, tmp_pa
         return dict(rows[-8:])
 
     right = scores(0)
+    with Image.open(tmp_path / "known" / "scenes.png") as scenes:        # four in a row, two rows
+        assert scenes.width >= 4 * 288 and scenes.height >= 2 * 288
     assert right.pop("points of absent kinds") == "0.00"
     points, chance = right.pop("points, F1").split()
     assert points == "1.00" and 0 <= float(chance.strip("()")) < 0.5
