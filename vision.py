@@ -280,7 +280,7 @@ class Pool(nn.Module):
         # a padding row has no valid patch: it looks at all of its zeros, so that there is no NaN
         allowed = valid | ~valid.any(1, keepdim=True)
         score = score.masked_fill(~allowed[..., None], float("-inf"))
-        return self.out((score.softmax(1)[..., None] * v).sum(1).flatten(1))
+        return self.out((score.softmax(1)[..., None] * v).sum(1).flatten(1).to(v.dtype))
 
 
 class Projector(nn.Module):

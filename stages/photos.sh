@@ -40,4 +40,4 @@ for data in "$out"/data/{known,stamps,backgrounds,kinds}.jsonl; do
       --masks "$out/data/masks.npz" --draw "$out/$part" --out "$out/$part" --max-new 100 \
       --device "${DEVICE:-cpu}"
 done
-python -m toy.photo_scores "$out"
+python -m tools.photo_scores "$out"

@@ -15,7 +15,8 @@ from PIL import Image
 
 from records.media import frames, probe
 from records.mixture import rng_for
-from toy.photos import MIN_VISIBLE, VISIBLE, CutOut, Shadow, captions_of, centre_of, paste
+from toy.photo_records import captions_of
+from toy.photos import MIN_VISIBLE, VISIBLE, CutOut, Shadow, centre_of, paste
 
 FPS = 2
 N_FRAMES = (5, 9)                    # the fewest and the most of a video

@@ -1,12 +1,12 @@
-"""Composed photographs: cut-outs with exact masks on photographic backgrounds, as records.
+"""Composed photographs: cut-outs with exact masks on photographic backgrounds.
 
 in    a folder of cut-outs (PNG files with an alpha channel, in folders by kind; beside cat.png may
       lie cat.txt with a sentence that names it, and with the same in other languages, and cat.dat
       with the word nomirror), and photographs for the background
-out   a scene: image (S,S,3) uint8, its objects with their visible masks; its record
+out   a scene: image (S,S,3) uint8, its objects with their visible masks
 
-Masks, centres and counts follow from the alpha channel, kinds from the folders, captions from the
-words. These are composed photographs, not natural scenes: lighting, scale and context are random.
+Masks follow from the alpha channel, kinds from the folders; photo_records.py makes a record of a
+scene. These are composed photographs, not natural scenes: lighting, scale and context are random.
 """
 
 import json
@@ -341,87 +341,3 @@ def paste(canvas, layer, shadow):
     canvas.paste((0, 0, 0), shadow.shift, dark)
     canvas.paste(layer.convert("RGB"), (0, 0), alpha)
     return canvas
-
-
-# ------------------------------------------------------------------------------------------------
-# records
-
-
-def record_of(photos, i, placed, path, languages):
-    """The record of scene i: points for every kind in it and for one that is absent, the count of
-    one kind, a question, and captions in every language, branches of one message tree.
-
-    A caption lists the kinds, each once, from left to right. One object alone is also named by the
-    sentence that lies beside its file.
-    """
-    rng = rng_for(photos.seed, "questions", photos.part, i)
-    ordered = sorted(placed, key=lambda p: p.centre)
-    kinds = [p.cut_out.kind for p in ordered]
-    absent = sorted(set(photos.names) - set(kinds))
-    asked = sorted(set(kinds))
-    countable = asked or absent      # a scene may be empty
-    counted = countable[int(rng.integers(len(countable)))]
-    if absent:
-        asked.append(absent[int(rng.integers(len(absent)))])
-    annotations = []
-    for kind in asked:
-        numbers = [k for k, p in enumerate(ordered) if p.cut_out.kind == kind]
-        places = [ordered[k].centre for k in numbers]
-        annotations.append({"type": "point", "label": kind, "coords": "pixel", "mode": "point",
-                            "points": [{"x": x + 0.5, "y": y + 0.5} for x, y in places],
-                            "meta": {"objects": numbers}})
-    annotations.append({"type": "count", "label": counted, "count": kinds.count(counted)})
-    if kinds:
-        annotations.append(question_about(kinds, absent, rng))
-    annotations += captions_of(photos, kinds, languages)
-    if len(ordered) == 1:
-        for language, sentence in ordered[0].cut_out.sentences.items():
-            if language in languages:
-                annotations.append({"type": "caption", "style": f"name_{language}",
-                                    "text": sentence})
-    return {"id": f"{photos.part}-{i}", "annotations": annotations,
-            "image": {"path": path, "width": photos.size, "height": photos.size},
-            "meta": {"cut_outs": [p.cut_out.name for p in ordered]}}
-
-
-def question_about(kinds, absent, rng):
-    """A question about the kinds of the objects, given from left to right: which of two is further
-    left, where two kinds have one object each; else whether a kind is there, or which comes first.
-    """
-    alone = [kind for kind in kinds if kinds.count(kind) == 1]
-    if len(alone) > 1:
-        first, second = rng.permutation(len(alone))[:2].tolist()
-        question = f"Is the {alone[first]} left or right of the {alone[second]}?"
-        answer = "left" if first < second else "right"
-    elif rng.random() < 0.5:
-        question = "Which is furthest left?"
-        answer = kinds[0]
-    else:
-        some = absent if absent and rng.random() < 0.5 else kinds
-        kind = some[int(rng.integers(len(some)))]
-        question = f"Is there any {kind}?"
-        answer = "yes" if kind in kinds else "no"
-    return {"type": "qa", "question": question, "answer": answer}
-
-
-def captions_of(photos, kinds, languages):
-    """A caption in every language that has words for these kinds: it lists each once, in order."""
-    captions = []
-    for language in languages:
-        nouns = [photos.names[kind].get(language) for kind in dict.fromkeys(kinds)]
-        if nouns and all(nouns):
-            captions.append({"type": "caption", "style": f"caption_{language}",
-                             "text": ", ".join(nouns)})
-    return captions
-
-
-def masks_of(record, placed):
-    """{name in masks.npz: (n,S,S) bool}, one for each point of a point annotation, in its order."""
-    ordered = sorted(placed, key=lambda p: p.centre)
-    arrays = {}
-    for k, annotation in enumerate(record["annotations"]):
-        if annotation["type"] == "point":
-            masks = [ordered[j].mask for j in annotation["meta"]["objects"]]
-            size = record["image"]["width"]
-            arrays[f"{record['id']}/{k}"] = np.array(masks, dtype=bool).reshape(-1, size, size)
-    return arrays

@@ -13,16 +13,11 @@ from model import PRESETS
 from records.errors import DataError
 from records.reader import Records
 from text.tokenizer import ByteTokenizer
+from tools import photo_scores
 from tools.prepare.__main__ import main as prepare
-from toy import photo_scores
+from toy.photo_records import masks_of, record_of
 from toy.photo_videos import Films
-from toy.photos import (
-    Photos,
-    masks_of,
-    open_cut_outs,
-    read_backgrounds,
-    record_of,
-)
+from toy.photos import Photos, open_cut_outs, read_backgrounds
 
 SIZE = 96
 MEDIA = Path(__file__).parents[1] / "media"

@@ -115,7 +115,7 @@ def connector_saved(shape):
     s = shape.compute_bytes
     v = shape.vision
     window = shape.window
-    saved = s * (1 + 2 * window) * v.n_embd + 4 * window * v.n_head      # q, k, v; the softmax
+    saved = (4 + s * 2 * window) * v.n_embd + 4 * window * v.n_head      # q, k, v; the softmax
     saved += s * 3 * shape.model.n_hidden                                # gate, silu(gate), up
     if shape.trains_connector:
         mean_and_window = matrix_input_saved(shape, 1) + matrix_input_saved(shape, 2) * window

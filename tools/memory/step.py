@@ -209,11 +209,12 @@ def answering(config, compute_bytes):
               "cache": m.n_layer * 2 * shape.kv_width * s * shape.tokens,
               "batch": batch_bytes(shape)}
     of_patch = s * (shape.feature_width + 5 * v.n_embd + 2 * v.n_hidden)     # as in training
-    # features; windows, k, v, v weighted, their mean and q; or the projector's gate, up and product
-    pooling = ((shape.feature_width + 3 * v.n_embd) * shape.window
-               + shape.feature_width + v.n_embd)
-    connector = (s * m.n_embd * shape.tokens + s * shape.feature_width * shape.patches
-                 + s * max(pooling, 3 * m.n_hidden) * shape.visual_tokens)
+    # windows, their mean, k, v; in float32 q, and v weighted. Or gate, up, product of the projector
+    pooling = s * ((shape.feature_width + 2 * v.n_embd) * shape.window + shape.feature_width)
+    pooling += 4 * v.n_embd * (1 + shape.window)
+    of_visual_token = max(pooling, s * 3 * m.n_hidden)
+    connector = (s * m.n_embd * shape.tokens + s * shape.feature_width * shape.patches   # features
+                 + of_visual_token * shape.visual_tokens)
     # the stream: of the model, of the block, after attention, normalised. q, k, v and float32 RoPE
     # (q, its rotated halves, both joined), or gate, up and product
     attention = s * (shape.q_width + 2 * shape.kv_width) + 3 * 4 * shape.q_width

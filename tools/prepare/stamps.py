@@ -24,17 +24,9 @@ from PIL import Image
 from tqdm import tqdm
 
 from records.errors import DataError, Unreadable, warn
+from toy.photo_records import masks_of, record_of
 from toy.photo_videos import Films, read_film, video_masks_of, video_record_of
-from toy.photos import (
-    MAX_OBJECTS,
-    PARTS,
-    Photos,
-    add_arguments,
-    masks_of,
-    open_cut_outs,
-    read_backgrounds,
-    record_of,
-)
+from toy.photos import MAX_OBJECTS, PARTS, Photos, add_arguments, open_cut_outs, read_backgrounds
 
 
 def parse(argv):

@@ -1,6 +1,6 @@
 """How well a model knows composed photographs, part by part, beside chance.
 
-    python -m toy.photo_scores runs/composed
+    python -m tools.photo_scores runs/composed
 
 in    data/PART.jsonl and data/masks.npz of tools.prepare stamps, PART/predictions.jsonl of
       tools.evaluate
@@ -185,7 +185,7 @@ def draw_scenes(folder, part, n=8):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(prog="python -m toy.photo_scores", description=__doc__,
+    parser = argparse.ArgumentParser(prog="python -m tools.photo_scores", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", metavar="RUN", help="OUT of stages/photos.sh")
     args = parser.parse_args(argv)
@@ -195,7 +195,7 @@ def main(argv=None):
         for part in parts_of(folder):
             draw_scenes(folder, part).save(folder / part / "scenes.png")
     except (OSError, ValueError, KeyError) as e:
-        warn(f"toy.photo_scores: {e!r}")
+        warn(f"tools.photo_scores: {e!r}")
         raise SystemExit(2) from None
 
 
