@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageEnhance, ImageFilter
 
-from records.errors import DataError
+from records.errors import DataError, warn
 from records.mixture import rng_for
 
 LARGEST = 256                        # pixels of the longer side of a cut-out in memory
@@ -147,6 +147,10 @@ def open_cut_outs(source, kinds_file=None):
     cut_outs = read_cut_outs(source, kinds, without)
     if not cut_outs:
         raise ValueError(f"{source}: no PNG files in folders of a known kind")
+    opaque = [c.name for c in cut_outs if is_opaque(c.pixels)]
+    if opaque:
+        warn(f"{source}: {len(opaque)} cut-outs are whole rectangles, nothing in them is "
+             f"transparent: {', '.join(opaque[:3])}")
     return cut_outs, kinds
 
 
@@ -158,18 +162,19 @@ def read_pixels(path):
     """RGBA, cropped to what is visible, its longer side LARGEST pixels at most."""
     try:
         with Image.open(path) as image:
-            has_alpha = "A" in image.getbands() or "transparency" in image.info
             pixels = image.convert("RGBA")
     except (OSError, SyntaxError, ValueError) as e:
         raise DataError(f"cannot decode {path}: {e}") from None
-    if not has_alpha:
-        raise DataError(f"{path} is no cut-out: it has no alpha channel")
     box = pixels.getchannel("A").point(lambda a: 255 * (a >= VISIBLE)).getbbox()
     if box is None:
         raise DataError(f"{path}: nothing in it is visible")
     pixels = pixels.crop(box)
     pixels.thumbnail((LARGEST, LARGEST))
     return pixels
+
+
+def is_opaque(pixels):
+    return pixels.getchannel("A").getextrema() == (255, 255)
 
 
 def read_sentences(path):
