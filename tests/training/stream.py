@@ -2,6 +2,9 @@
 
 import itertools
 import json
+import os
+import signal
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -50,6 +53,21 @@ def loader_of(files, config=CONFIG, ranks=None, rates=(0.7, 0.3), plans=None, st
     plans = plans or planner_of(files, config, rates)
     mixture = Mixture([Records(f) for f in files], list(rates), config.seed)
     return Loader(mixture, TOKENIZER, config, plans, ranks, start)
+
+
+class FailingDecoder:
+    """Decodes four packs in each worker, then the worker dies or hangs."""
+
+    def __init__(self, decoder, how):
+        self.decoder, self.how, self.packs = decoder, how, 0
+
+    def __getitem__(self, pack):
+        self.packs += 1
+        if self.packs > 4 and self.how == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif self.packs > 4:
+            time.sleep(600)
+        return self.decoder[pack]
 
 
 def taken(loader, n):
