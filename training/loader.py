@@ -11,6 +11,8 @@ bad here is masked: it keeps its place in the row, without loss, so that packs s
 from collections import deque
 from dataclasses import dataclass
 from itertools import chain, islice
+from multiprocessing import active_children
+from threading import Timer
 
 import numpy as np
 from torch.utils.data import DataLoader
@@ -18,7 +20,7 @@ from torch.utils.data import DataLoader
 import data
 import packing
 import parallel
-from records.errors import DataError, Unreadable
+from records.errors import DataError, Unreadable, warn
 from training.planner import (
     BadRecords,
     RunError,
@@ -29,7 +31,7 @@ from training.planner import (
     start_child,
 )
 
-DECODE_TIMEOUT_S = 900      # for a worker to deliver the next pack
+DECODE_TIMEOUT_S = 900      # for the next pack to be planned and decoded
 
 
 @dataclass(frozen=True)
@@ -140,8 +142,7 @@ class Loader:
         ahead = {}
         if config.workers:
             ahead = {"num_workers": config.workers, "worker_init_fn": start_child,
-                     "prefetch_factor": 2, "timeout": DECODE_TIMEOUT_S,
-                     "multiprocessing_context": "spawn"}
+                     "prefetch_factor": 2, "multiprocessing_context": "spawn"}
         if not self.first_plan:
             self.begin()
         # batch_size=None: packs go to the data set one by one, and come back in their order
@@ -153,10 +154,15 @@ class Loader:
             yield self.planned.popleft(), batched(chain([first], rows), config.micro_batch)
 
     def next_row(self, decoded):
+        # the DataLoader's own timeout does not end a wait for the second half of a pack
+        timer = Timer(DECODE_TIMEOUT_S, end_stuck_children)
+        timer.start()
         try:
             examples = next(decoded)
         except RuntimeError as e:
             raise self.worker_error(e) from None
+        finally:
+            timer.cancel()
         if isinstance(examples, DataError):
             examples.on_one_rank = True
             raise examples
@@ -193,6 +199,13 @@ class Loader:
         ids = [record_at(self.mixture, item.index)[0]["id"] for item in items]
         return RunError("a decoding worker died, of too little memory perhaps, or is stuck "
                         f"({cause}); the next records are {', '.join(ids)[:400]}")
+
+
+def end_stuck_children():
+    """In a thread; in the main thread the DataLoader then raises for its workers."""
+    warn(f"no pack arrived in {DECODE_TIMEOUT_S} s: planner and decoding workers are ended")
+    for process in active_children():
+        process.kill()
 
 
 def first_line(error):

@@ -3,7 +3,6 @@
 import itertools
 import json
 import os
-import signal
 import time
 from dataclasses import replace
 
@@ -56,17 +55,20 @@ def loader_of(files, config=CONFIG, ranks=None, rates=(0.7, 0.3), plans=None, st
 
 
 class FailingDecoder:
-    """Decodes four packs in each worker, then the worker dies or hangs."""
+    """Decodes five packs in each worker, then the worker hangs or sends itself a signal, a second
+    after the fifth went to the pipe: it is larger than that, so one that is not read stays half in
+    it."""
 
     def __init__(self, decoder, how):
         self.decoder, self.how, self.packs = decoder, how, 0
 
     def __getitem__(self, pack):
         self.packs += 1
-        if self.packs > 4 and self.how == "dies":
-            os.kill(os.getpid(), signal.SIGKILL)
-        elif self.packs > 4:
-            time.sleep(600)
+        if self.packs > 5:
+            time.sleep(1)
+            if self.how == "hangs":
+                time.sleep(600)
+            os.kill(os.getpid(), self.how)
         return self.decoder[pack]
 
 
