@@ -3,8 +3,8 @@
 #
 #     INIT=runs/stage1 bash stages/cluster.sh --stage 2 --data mix.json --out runs/stage2  # one node
 #     NODES=16 HEAD=node0:29400 INIT=runs/stage2 \
-#       bash stages/cluster.sh --stage 3 --cp 8 --out runs/stage3            # on each of 16 nodes
-#     sbatch --nodes 16 stages/slurm.sh --stage 3 --cp 8 --out runs/stage3  # with Slurm
+#       bash stages/cluster.sh --stage 3 --data mix.json --cp 8 --out runs/stage3  # on each of 16
+#     sbatch --nodes 16 stages/slurm.sh --stage 3 --data mix.json --cp 8 --out runs/stage3  # Slurm
 #
 # --out must be on a disk that all nodes share. INIT=DIR names the weights to start from while there
 # is no checkpoint yet. If a process or a node fails, torchrun restarts all of them, up to RESTARTS

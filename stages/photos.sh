@@ -1,12 +1,11 @@
 #!/usr/bin/env bash
-# Composed photographs: from cut-outs, a language model and no vision tower to a model that points,
-# counts and describes (docs/photos.md says where the three folders come from):
+# Composed photographs: from cut-outs, a language model and no vision tower to a model that is asked
+# to point, to count and to describe (docs/photos.md: where the folders come from, what it learns):
 #
 #   STAMPS=stamps LLM=smollm2 BACKGROUNDS=photographs bash stages/photos.sh
-#   OUT=runs/try SCENES=90 HELD_OUT=4 TOWER_STEPS=9 CONNECTOR_STEPS=9 .. bash stages/photos.sh \
-#       --steps 5
 #
-# The second command only tries it. DEVICE=cuda: connector and evaluation on a GPU, as the training.
+# OUT=runs/try SCENES=90 HELD_OUT=4 TOWER_STEPS=9 CONNECTOR_STEPS=9 before it, and --steps 5 behind it,
+# only try it. DEVICE=cuda: connector and evaluation on a GPU, as the training.
 # SIZE: pixels along one side of an image. Flags go to the training. When started again after an
 # interruption, it continues where it was.
 set -euo pipefail

@@ -87,10 +87,13 @@ def test_each_attempt_has_a_store_gloo_connects_late_and_files_may_be_many(folde
     """Seen by the process that torchrun starts; an exported variable of the user wins."""
     fake(folder, "torchrun", 'echo "$TORCH_DISABLE_SHARE_RDZV_TCP_STORE $TORCH_GLOO_LAZY_INIT '
                              '$(ulimit -n) $(ulimit -Hn)" >> "$NOTES"')
-    _, (_, seen), _ = run(folder, "cluster.sh", "--out", "out", TORCH_GLOO_LAZY_INIT="0")
+    _, (_, seen), _ = run(folder, "cluster.sh", "--out", "out")
     own_store, lazy, soft, hard = seen.split()
-    assert (own_store, lazy) == ("1", "0")
+    assert (own_store, lazy) == ("1", "1")
     assert soft == hard
+    (folder / "notes").unlink()
+    _, (_, seen), _ = run(folder, "cluster.sh", "--out", "out", TORCH_GLOO_LAZY_INIT="0")
+    assert seen.split()[1] == "0"
 
 
 @pytest.mark.parametrize(("flags", "env", "message"), [

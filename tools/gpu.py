@@ -274,7 +274,7 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description="Check and measure everything on a GPU.")
     parser.add_argument("--device", default="cuda", help="default cuda")
     parser.add_argument("--small", action="store_true", help="the toy in place of the 4B")
-    parser.add_argument("--peak", type=float, help="FLOP/s that 100 %% MFU means")
+    parser.add_argument("--peak", type=float, help="TFLOP/s that 100 %% MFU means")
     parser.add_argument("--out", default="gpu", help="name of a JSON file, and of the table's")
     args = parser.parse_args(argv)
     try:
@@ -285,7 +285,10 @@ def main(argv=None):
     device = torch.device(args.device)
     torch.set_flush_denormal(True)                       # as in train.py
     compiles = device.type == "cuda"                     # on a CPU it would take minutes
-    peak = args.peak or matmul_peak(device, "bfloat16" if compiles else "float32")
+    if args.peak:
+        peak = args.peak * 1e12
+    else:
+        peak = matmul_peak(device, "bfloat16" if compiles else "float32")
     found = {"device": hardware(device), "torch": torch.__version__, "commit": commit(),
              "small": args.small, "peak": peak, "checks": run_checks(device, compiles),
              "measurements": run_measurements(args, device, compiles, peak)}

@@ -40,7 +40,7 @@ TYPES = ("chart", "chemical", "circuit", "diagram", "doc", "document", "graphic"
 def parse(argv):
     parser = argparse.ArgumentParser(
         prog="python -m tools.prepare", description=__doc__.split("\n\n")[0], allow_abbrev=False,
-        epilog="names: " + ", ".join(SETS))
+        epilog=f"names: {', '.join(SETS)}; stamps has flags of its own")
     add = parser.add_argument
     add("name", help="which published set: see below")
     add("source", nargs="+", help="its files, or a folder of them")
