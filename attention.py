@@ -88,7 +88,7 @@ def attend(q, k, v, mask):
         return attend_blocks(q, k, v, mask)
     if isinstance(mask, DocumentMask):
         return attend_documents(q, k, v, mask)
-    if mask is not None and q.is_cuda:  # fused CUDA kernels take a mask or grouped heads, not both
+    if mask is not None and q.is_cuda and q.shape[2] > k.shape[2]:   # no fused kernel takes both
         k, v = (x.repeat_interleave(q.shape[2] // k.shape[2], dim=2) for x in (k, v))
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     mask = None if mask is None else mask[:, None]   # with 3 dimensions SDPA is slow on a CPU

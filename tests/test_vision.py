@@ -381,4 +381,4 @@ def test_pooling_in_bfloat16_sums_products_that_are_not_rounded():
         shares = torch.einsum("mhd,mkhd->mkh", q, k).div(k.shape[-1] ** 0.5).softmax(1)
         expected = pool.out(torch.einsum("mkh,mkhd->mhd", shares, v).flatten(1))
         found = pool(features, source)
-    assert (found - expected).abs().max() <= 2**-8 * expected.abs().max()    # one bfloat16 step
+    assert (found - expected).abs().max() <= 2**-7 * expected.abs().max()    # one bfloat16 step

@@ -5,7 +5,7 @@
 
 A new connector writes vectors that mean nothing to the language model, and the gradient that comes
 back through all of its layers is a slow teacher (docs/photos.md). So the connector is trained for
-some minutes without these layers: the visual token of a bird shall be similar to the embedding of
+some minutes without these layers: the visual token of a bird becomes similar to the embedding of
 the word " bird". A linear head tells cut-out and centre from it, as in tools.tower. The ViT
 and the language model stay as they are. OUT is BASE with this connector.
 """
@@ -71,6 +71,7 @@ def train(model, tokenizer, photos, args):
     pool_src = np.concatenate([vision.windows(ids, 2) for ids in patch_ids])
     pool_src = torch.from_numpy(pool_src).to(words.device)
     n_windows = math.ceil(config.grid / 2)               # along one side
+    padding = 2 * n_windows * config.patch - config.crop         # pixels: windows may jut out
     torch.manual_seed(args.seed)
     head = nn.Linear(model.config.n_embd, sum(tasks.n_classes[1:]), device=words.device)
     connector = [*model.vision.pool.parameters(), *model.vision.projector.parameters()]
@@ -82,7 +83,10 @@ def train(model, tokenizer, photos, args):
     progress = tqdm(range(1, args.steps + 1), unit="step", desc="connector", mininterval=1)
     for step in progress:
         scenes = [photos.scene(i) for i in range((step - 1) * IMAGES, step * IMAGES)]
-        classes = [labels(placed, cut_outs, kinds, config, n_windows) for _, placed in scenes]
+        classes = []
+        for _, placed in scenes:
+            padded = [p._replace(mask=np.pad(p.mask, (0, padding))) for p in placed]
+            classes.append(labels(padded, cut_outs, kinds, config, n_windows))
         with torch.no_grad():
             features = vit(patches_of([image for image, _ in scenes], vit))
         tokens = model.vision.connect(features, pool_src)                        # (M,C)

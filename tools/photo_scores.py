@@ -4,20 +4,22 @@
 
 in    data/PART.jsonl and data/masks.npz of tools.prepare stamps, PART/predictions.jsonl of
       tools.evaluate
-out   a table: a column for every part, and in brackets chance: the score of the same answers when
-      they are taken for answers about the next scene of the part; of every part PART/scenes.png,
-      some scenes with the answers
+out   a table: a column for every part, and in brackets chance; of every part PART/scenes.png, some
+      scenes with the answers
 
-The next scene of a question is the next one with the same form of question, since "left" is never
-an answer to "Is there any ..?".
+Chance is the score of the same answers when they are taken for answers about the next scene of the
+part. The next scene of a question is the next one with the same form of question, since "left" is
+never an answer to "Is there any ..?". Counts and questions: or the score of always giving the most
+frequent right answer, if that is higher.
 
 A caption's recall is the share of the kinds in a scene that it names, its precision the share of
-the kinds it names that are in the scene. Points of kinds that are not there count as found if the
-model gives none.
+the kinds it names that are in the scene. The last line is the share of absent kinds at which the
+model does not point; in brackets, of present kinds.
 """
 
 import argparse
 import json
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -89,9 +91,19 @@ def with_next_truth(answers):
     return pairs
 
 
+def always_the_same(answers):
+    """The score of giving each form of question its most frequent right answer."""
+    forms = {}
+    for _, annotation in answers:
+        form = tuple(annotation.get("question", "").split()[:2])
+        truth = annotation.get("answer", annotation.get("count"))
+        forms.setdefault(form, Counter())[truth] += 1
+    right = sum(max(truths.values()) for truths in forms.values())
+    return right / len(answers) if answers else float("nan")
+
+
 def point_scores(answers, masks):
     """The F1 of points at kinds that are there, and its chance."""
-    answers = [p for p, annotation in answers if annotation["points"]]
     first_of = {p["id"]: p for p in reversed(answers)}
     scenes = list(dict.fromkeys(p["id"] for p in answers))
     next_of = dict(zip(scenes, scenes[1:] + scenes[:1], strict=True))
@@ -120,11 +132,14 @@ def scores_of(answers, masks):
         for name, rule in rules[style]:
             score, chance = (mean(rule(p["text"], annotation) for p, annotation in pairs)
                              for pairs in (of_style, with_next_truth(of_style)))
+            if style in ("count", "qa"):
+                chance = max(chance, always_the_same(of_style))
             scores[name] = score, chance
-    points = answers.get("point", ())
-    scores["points, F1"] = point_scores(points, masks)
-    absent = [p["point_f1"] for p, a in points if not a["points"]]
-    scores["points of absent kinds"] = mean(absent), None
+    present = [p for p, a in answers.get("point", ()) if a["points"]]
+    absent = [p for p, a in answers.get("point", ()) if not a["points"]]
+    scores["points, F1"] = point_scores(present, masks)
+    scores["no points at absent kinds"] = (mean(not p["predicted"] for p in absent),
+                                           mean(not p["predicted"] for p in present))
     return scores
 
 

@@ -89,12 +89,17 @@ def read_kinds(path):
         found = json.loads(Path(path).read_text(encoding="utf-8"))
         languages = found["languages"]
         kinds = {}
+        held_out = found.get("held_out", [])
         for folder, nouns in found["kinds"].items():
             names = dict(zip(languages, nouns, strict=True))
-            kinds[folder] = Kind(names, names["en"] in found.get("held_out", []))
+            kinds[folder] = Kind(names, names["en"] in held_out)
+        unknown = set(held_out) - {kind.names["en"] for kind in kinds.values()}
+        without = set(found.get("without", []))
     except (KeyError, TypeError, AttributeError, ValueError) as e:
         raise ValueError(f"{path}: not a file of kinds: {e!r}") from None
-    return kinds, set(found.get("without", []))
+    if unknown:
+        raise ValueError(f"{path}: held_out names no kind: {', '.join(sorted(unknown))}")
+    return kinds, without
 
 
 def kinds_of_folders(source):

@@ -202,7 +202,7 @@ class Loader:
 
 
 def end_stuck_children():
-    """In a thread; in the main thread the DataLoader then raises for its workers."""
+    """Runs in a thread. The DataLoader, in the main thread, raises when its workers die."""
     warn(f"no pack arrived in {DECODE_TIMEOUT_S} s: planner and decoding workers are ended")
     for process in active_children():
         process.kill()

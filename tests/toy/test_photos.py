@@ -220,15 +220,28 @@ def test_scores_stand_beside_those_of_answers_about_another_scene(stamps, tmp_pa
     right = scores(0)
     with Image.open(tmp_path / "known" / "scenes.png") as scenes:        # four in a row, two rows
         assert scenes.width >= 4 * 288 and scenes.height >= 2 * 288
-    assert right.pop("points of absent kinds") == "0.00"
+    assert right.pop("no points at absent kinds") == "1.00 (0.00)"
     points, chance = right.pop("points, F1").split()
     assert points == "1.00" and 0 <= float(chance.strip("()")) < 0.5
     assert set(right) == {"captions en, recall", "captions en, precision", "captions de, recall",
                           "captions de, precision", "counts", "questions"}
     assert all(cell.startswith("1.00 (") for cell in right.values())
     wrong = scores(1)
+    truths = [a for record in records for a in record["annotations"]]
+    same = {"counts": same_score([("", a["count"]) for a in truths if "count" in a]),
+            "questions": same_score([(tuple(a["question"].split()[:2]), a["answer"])
+                                     for a in truths if "question" in a])}
     for name, cell in right.items():
-        assert wrong[name].split()[0] == cell.split()[1].strip("()") != "1.00"
+        chance = max(wrong[name].split()[0], same.get(name, "0.00"))
+        assert cell.split()[1].strip("()") == chance != "1.00"
+
+
+def same_score(questions):
+    """Of [(form, answer), ..], if each form is always given its most frequent answer. Forms that
+    are asked once were left out above."""
+    forms = [[a for f, a in questions if f == form] for form in {form for form, _ in questions}]
+    forms = [answers for answers in forms if len(answers) > 1]
+    return f"{sum(max(Counter(a).values()) for a in forms) / sum(map(len, forms)):.2f}"
 
 
 def test_videos_are_records_with_tracks(stamps, tmp_path):
@@ -272,7 +285,8 @@ def test_a_film_shows_behind_the_cut_outs(stamps, parts):
 
 def test_a_folder_of_cut_outs_without_any_other_file(tmp_path):
     """Folders are kinds, the names of files their sentences, the ground is noise. One photograph
-    for the background is not held out. A copy in the mirror is left out."""
+    for the background is not held out. A copy in the mirror is left out. A part of an earlier
+    command is removed."""
     for folder, name in (("cup", "old_cup.png"), ("cup/tall", "a tall one.PNG"),
                          ("cup", "old_cup_mirror.png"), ("cup", "shaving_mirror.png")):
         (tmp_path / "my" / folder).mkdir(parents=True, exist_ok=True)
@@ -287,6 +301,8 @@ def test_a_folder_of_cut_outs_without_any_other_file(tmp_path):
     photos = Photos(cut_outs, kinds, [], "train", SIZE)
     assert photos.scene(0)[0].shape == (SIZE, SIZE, 3)
     Image.new("RGB", (90, 80)).save(tmp_path / "ground.webp")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "kinds.jsonl").touch()
     prepare(["stamps", str(tmp_path / "my"), str(tmp_path / "out"), "--n", "2", "--held-out", "1",
              "--backgrounds", str(tmp_path / "ground.webp")])
     assert sorted(p.stem for p in (tmp_path / "out").glob("*.jsonl")) == ["known", "train"]
@@ -312,7 +328,12 @@ def test_what_is_no_cut_out_no_photograph_and_no_file_of_kinds_is_named(tmp_path
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"empty: no photographs"):
         read_backgrounds([tmp_path / "empty"])
-    for text in ("no", "{}", '{"languages": ["en", "de"], "kinds": {"cup": ["cup"]}}'):
+    one = '{"languages": ["en"], "kinds": {"cup": ["cup"]}, '
+    (tmp_path / "kinds.json").write_text(one + '"held_out": ["cups"]}')
+    with pytest.raises(ValueError, match="held_out names no kind: cups"):
+        open_cut_outs(tmp_path, tmp_path / "kinds.json")
+    for text in ("no", "{}", '{"languages": ["en", "de"], "kinds": {"cup": ["cup"]}}',
+                 one + '"without": 5}'):
         (tmp_path / "kinds.json").write_text(text)
         with pytest.raises(ValueError, match=r"kinds\.json: not a file of kinds"):
             open_cut_outs(tmp_path, tmp_path / "kinds.json")

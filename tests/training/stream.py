@@ -55,9 +55,10 @@ def loader_of(files, config=CONFIG, ranks=None, rates=(0.7, 0.3), plans=None, st
 
 
 class FailingDecoder:
-    """Decodes five packs in each worker, then the worker hangs or sends itself a signal, a second
-    after the fifth went to the pipe: it is larger than that, so one that is not read stays half in
-    it."""
+    """Decodes five packs in each worker. A second later the worker hangs or sends itself a signal.
+
+    A pack is larger than the pipe to the trainer: while nobody reads it, half of it waits there.
+    """
 
     def __init__(self, decoder, how):
         self.decoder, self.how, self.packs = decoder, how, 0

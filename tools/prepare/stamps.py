@@ -87,6 +87,8 @@ def prepare(args):
     backgrounds = read_backgrounds(args.backgrounds)
     out = Path(args.out)
     (out / "media").mkdir(parents=True, exist_ok=True)
+    for path in [out / "masks.npz", *out.glob("*.jsonl")]:       # of an earlier command
+        path.unlink(missing_ok=True)
     film = read_film(args.film) if args.film else ()
     counts = {}
     masks = {}
