@@ -198,6 +198,8 @@ def begin_on_a_full_disk(self, step, *args):
     begin(self, step, *args)
 
 checkpoint.Saver.begin = begin_on_a_full_disk
+if os.environ["RANK"] == "0":        # it hears of the failure from rank 1, still writing itself
+    checkpoint.Saver.done = lambda self: False
 train.main()
 """
 
@@ -208,9 +210,7 @@ def test_a_disk_that_is_full_for_one_rank_ends_the_run_with_one_sentence(records
     program.write_text(FULL_FOR_RANK_1)
     out = tmp_path / "out"
     flags = [*SMALL, *records, "--steps", "8", "--save-every", "2"]
-    began = time.monotonic()
     text = stderr_of(start(out, *flags, ranks=2, program=str(program)), 1)
-    assert time.monotonic() - began < 100
     (sentence,) = [line for line in text.splitlines() if "train.py: " in line]
     assert_no_space(sentence, out)
 
