@@ -60,7 +60,7 @@ import torch.distributed as dist
 import parallel
 from tests.training.stream import CONFIG, loader_of, taken
 
-if __name__ == "__main__":
+def main():
     ranks = parallel.join(1, torch.device("cpu"))
     found = []
     for workers, micro_batch in ((0, 8 // ranks.world), (3 if ranks.world < 4 else 1, 1)):
@@ -74,8 +74,12 @@ if __name__ == "__main__":
     of_ranks = parallel.all_gather(found)
     if ranks.first:
         print(json.dumps(of_ranks))
-    if ranks.mesh:                       # at exit, gloo's threads may abort a process with a group
+    if ranks.mesh:
         dist.destroy_process_group()
+
+# A function: groups that live as long as the module may abort the process when Python ends.
+if __name__ == "__main__":
+    main()
 """
 
 
