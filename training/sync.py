@@ -23,7 +23,7 @@ def sync_ranks(step, loader, saver, stop_requested, ranks):
     newly_masked, masked = [], Counter()
     for failure, _, new, counts in of_ranks:
         if failure:
-            error_of(saver.wait)     # of the others, too: the first rank removes what was written
+            error_of(saver.wait)     # whichever rank failed, the first removes the unfinished files
             raise RunError(f"step {step}: {failure}", on_all_ranks=True)
         newly_masked += new
         masked += counts

@@ -39,8 +39,7 @@ def parse(argv):
     add("--held-out", type=int, default=100, metavar="N",
         help="scenes of every other part (default 100)")
     add("--max-objects", type=int, default=MAX_OBJECTS, choices=range(1, MAX_OBJECTS + 1),
-        metavar="N",
-        help=f"in a scene (default {MAX_OBJECTS}); a curriculum begins with 1")
+        metavar="N", help=f"in a scene (default {MAX_OBJECTS}); a curriculum begins with 1")
     add("--videos", type=int, default=0, metavar="N",
         help="videos for training (default 0), and a quarter of --held-out of every other part")
     add("--film", metavar="FILE", help="a video for their background, of every part but "
