@@ -58,6 +58,15 @@ def word_vectors(model, tokenizer, words):
     return F.normalize(torch.stack(vectors), dim=1)
 
 
+def labels_of_windows(placed, cut_outs, kinds, config):
+    """(M,4) int64: tools.tower's classes of a scene for the windows of 2 x 2 patches. Where the
+    grid is odd, the last windows jut out of the crop."""
+    n_windows = math.ceil(config.grid / 2)               # along one side
+    padding = 2 * n_windows * config.patch - config.crop         # pixels
+    padded = [p._replace(mask=np.pad(p.mask, (0, padding))) for p in placed]
+    return labels(padded, cut_outs, kinds, config, n_windows)
+
+
 def train(model, tokenizer, photos, args):
     """Trains pooling and projector; -> {task: mean nll of the last tenth of the steps}."""
     kinds = sorted(photos.by_kind)
@@ -70,8 +79,6 @@ def train(model, tokenizer, photos, args):
     patch_ids = np.arange(IMAGES * config.n_patch).reshape(IMAGES, config.grid, config.grid)
     pool_src = np.concatenate([vision.windows(ids, 2) for ids in patch_ids])
     pool_src = torch.from_numpy(pool_src).to(words.device)
-    n_windows = math.ceil(config.grid / 2)               # along one side
-    padding = 2 * n_windows * config.patch - config.crop         # pixels: windows may jut out
     torch.manual_seed(args.seed)
     head = nn.Linear(model.config.n_embd, sum(tasks.n_classes[1:]), device=words.device)
     connector = [*model.vision.pool.parameters(), *model.vision.projector.parameters()]
@@ -83,10 +90,7 @@ def train(model, tokenizer, photos, args):
     progress = tqdm(range(1, args.steps + 1), unit="step", desc="connector", mininterval=1)
     for step in progress:
         scenes = [photos.scene(i) for i in range((step - 1) * IMAGES, step * IMAGES)]
-        classes = []
-        for _, placed in scenes:
-            padded = [p._replace(mask=np.pad(p.mask, (0, padding))) for p in placed]
-            classes.append(labels(padded, cut_outs, kinds, config, n_windows))
+        classes = [labels_of_windows(placed, cut_outs, kinds, config) for _, placed in scenes]
         with torch.no_grad():
             features = vit(patches_of([image for image, _ in scenes], vit))
         tokens = model.vision.connect(features, pool_src)                        # (M,C)

@@ -14,6 +14,7 @@ from model import PRESETS, Molmo2
 from tests.training.hf_models import noise_image, transformers
 from text.tokenizer import ByteTokenizer
 from tools import connector, tower
+from toy.photos import Placed, open_cut_outs
 from training import weights
 from training.open_model import open_model_folder
 
@@ -126,6 +127,19 @@ def test_a_connector_learns_the_words_and_nothing_else_changes(cut_outs, base, t
     labels = tower.labels(placed, cuts, ["cup", "hat", "key"], config.vision,
                           config.vision.grid // 2)[:, 0]
     assert (nearest.numpy() == labels).mean() > 0.8
+
+
+def test_windows_that_jut_out_of_an_odd_grid_keep_their_places(cut_outs):
+    """Three patches of four pixels are two windows of eight, of which the second is half outside.
+    An object in the first eight rows is not in the second window."""
+    config = vision.VisionConfig(grid=3, patch=4)
+    all_of_them, _ = open_cut_outs(cut_outs)
+    mask = np.zeros((12, 12), bool)
+    mask[:8] = True
+    placed = [Placed(all_of_them[0], mask, mask.sum())]
+    found = connector.labels_of_windows(placed, all_of_them, ["cup", "hat", "key"], config)
+    is_object = found[:, 2].reshape(2, 2) >= 0
+    assert is_object.tolist() == [[True, True], [False, False]]
 
 
 def test_a_connector_without_a_base_is_told(cut_outs, tmp_path, capsys):

@@ -339,3 +339,9 @@ def test_what_is_no_cut_out_no_photograph_and_no_file_of_kinds_is_named(tmp_path
             open_cut_outs(tmp_path, tmp_path / "kinds.json")
     with pytest.raises(ValueError, match="no PNG files"):
         open_cut_outs(tmp_path / "nowhere")
+
+
+def test_a_scene_without_objects_cannot_be_asked_for(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        prepare(["stamps", str(tmp_path), str(tmp_path / "out"), "--max-objects", "0"])
+    assert "--max-objects: invalid choice: 0" in capsys.readouterr().err
