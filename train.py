@@ -40,7 +40,7 @@ from training.config import parse
 from training.ending import Ending, Terminated
 from training.gather import gather_on_first
 from training.lock import RunLock
-from training.log import RunLog, first_log_line, print_header
+from training.log import RunLog, first_log_line, print_header, show_progress
 from training.resume import config_as_text, run_directory
 from training.setup import dry_run_largest_batch, fill_weights, pretrain_vit, start_run
 from training.stats import StepStats, loss_fields, plan_fields, report_nonfinite
@@ -149,7 +149,7 @@ def train(run, model, groups, optimizer, log, eval_every=0):
                 "skipped_steps": n_skipped, **plan_fields(config, plan, stats, others.masked),
                 "seconds": time.monotonic() - began}
         log.step(line, others.newly_masked)
-        bar.set_postfix(loss=f"{stats.loss:.3f}", fill=f"{line['fill_tokens']:.0%}", refresh=False)
+        show_progress(bar, run, stats.loss, line["fill_tokens"])
         began = time.monotonic()
         if others.stop or is_due(step, config.save_every, config.steps):
             state = {"step": step, "config": config_as_text(config), "data": run.fingerprint,

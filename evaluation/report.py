@@ -10,6 +10,8 @@ import math
 import shlex
 from itertools import accumulate
 
+from tqdm import tqdm
+
 from evaluation import charts, marks, pictures
 from evaluation.evaluate import SCORES, evaluate
 from records.errors import printable
@@ -169,22 +171,25 @@ def draw_scores(log, path, seconds_before=0.0):
 
 
 def print_end(run, loss, scores, seconds):
-    """What a run leaves, on stdout: a table of scores and paths and how to ask the model, then one
-    line of JSON for programs."""
+    """What a run has learned, where to look and how to ask it, on stdout; then one line of JSON for
+    programs."""
     out = shlex.quote(printable(str(run.out)))
     parts = ("precision", "recall", "close", "det_a", "ass_a")       # of other scores
-    rows = [(name, f"{scores[name]:.3f}") for name in SCORES
-            if name in scores and not name.endswith(parts)]
-    rows += [("weights", f"{out}/model"), ("curves", f"{out}/loss.png")]
+    learned = [f"{name} {scores[name]:.3f}" for name in SCORES
+               if name in scores and not name.endswith(parts)]
+    after = f"After {run.config.steps} steps ({tqdm.format_interval(seconds)})"
+    if learned:
+        print(f"{after} the model reaches, on held-out examples, {', '.join(learned)}.")
+        print(f"Answers are drawn in {out}/samples, curves in {out}/loss.png; ", end="")
+    else:
+        print(f"{after} the loss is {loss:.3f}; without --eval nothing was scored.")
+        print(f"Curves are drawn in {out}/loss.png; ", end="")
+    print(f"the weights are in {out}/model. Ask it something:")
     image, prompt = "IMAGE", "long_caption:"
     if run.eval_records is None:
-        rows.append(("samples", f"{out}/samples"))
-        rows.append(("next", "python -m toy.world runs/toy --n 20"))
+        print("    python -m toy.world runs/toy --n 20")
         image, prompt = "runs/toy/tiny-test-all-3.png", "pointing: any shape"
-    ask = f'python -m tools.generate --model {out} --image {image} --prompt "{prompt}"'
-    rows.append(("" if run.eval_records is None else "next", ask))
-    for name, value in rows:
-        print(f"{name:20} {value}")
+    print(f'    python -m tools.generate --model {out} --image {image} --prompt "{prompt}"')
     print(json.dumps({"out": str(run.out), "steps": run.config.steps, "loss": loss,
                       "seconds": round(seconds, 1), "eval": scores}))
 

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
-from tqdm import tqdm
 
 import vision
 from toy import shapes
@@ -82,7 +81,7 @@ def pretrain(vit, seed, steps, lr=1e-3, images=8):
     """
     world = World("train", seed, questions="patches")
     pretraining = Pretraining(vit, TASKS, steps, lr)
-    for step in tqdm(range(1, steps + 1), unit="step", desc="stage 0", mininterval=1):
+    for step in range(1, steps + 1):
         started = time.monotonic()
         scenes = [world.scene(i) for i in range((step - 1) * images, step * images)]
         pixels = [shapes.render(scene) for scene in scenes]

@@ -1,4 +1,5 @@
-"""What a run writes about itself as it goes: log.jsonl, skips.jsonl, batches that are not finite.
+"""What a run writes about itself as it goes: log.jsonl, skips.jsonl, batches that are not finite,
+and what it says on the terminal before its first step and beside its progress bar.
 
 in    the numbers of a step, the records that were masked in it
 out   files for charts and tools, and for the rest of an interrupted run
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
 from records.errors import warn
 from training.tensorboard import Board
@@ -218,6 +220,35 @@ def print_header(run, head):
          f"steps: {steps}; a batch is {count(config.batch, 'row')} of {config.data.max_tokens} "
          "tokens\n"
          f"writes to {run.out}")
+
+
+# How long the parts of the first command take beside a step of its training, which lasts as long as
+# 4 of stage 0, or the answers about 3 held-out images; only for the time that is left.
+STAGE0_STEPS = 4
+HELD_OUT_RECORDS = 3
+
+
+def evaluation_in_steps(run):
+    """How many steps of training last as long as the evaluation at the end, about."""
+    if run.eval_records is None:
+        parts = 2 if run.config.stage == 1 else 4        # as toy.world.held_out
+        return parts * run.config.eval_images / HELD_OUT_RECORDS
+    return sum(map(len, run.eval_records.values())) / HELD_OUT_RECORDS
+
+
+def show_progress(bar, run, loss, fill):
+    """Writes loss, the share of tokens that are filled and the time left behind the bar."""
+    bar.set_postfix(loss=f"{loss:.3f}", fill=f"{fill:.0%}",
+                    ends_in=time_left(bar, evaluation_in_steps(run)), refresh=False)
+
+
+def time_left(bar, steps_after):
+    """"07:40" until the whole command ends; "?" before any step was timed.
+
+    steps_after: what comes after the steps of this progress bar, counted in such steps.
+    """
+    rate = bar.format_dict["rate"]
+    return tqdm.format_interval((bar.total - bar.n + steps_after) / rate) if rate else "?"
 
 
 def count(n, noun):

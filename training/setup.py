@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import torch
+from tqdm import tqdm
 
 import data
 import model as models
@@ -20,6 +21,7 @@ from toy.neighbor_init import init_neighbor_heads
 from training import lora, weights
 from training.config import Config, UserError
 from training.loader import Loader
+from training.log import STAGE0_STEPS, evaluation_in_steps, time_left
 from training.open_model import open_model_folder
 from training.planner import PlanFile, RunError, StepPlanner
 from training.resume import (
@@ -215,12 +217,17 @@ def model_shape(args, config, resume_from):
 
 def pretrain_vit(run, vit):
     """Stage 0: released ViTs start from SigLIP2, the toy's from this. Its log is stage0.jsonl."""
+    config = run.config
     vit.requires_grad_(True)
     path = run.out / "stage0.jsonl" if run.ranks.first else os.devnull
+    steps_after = STAGE0_STEPS * (config.steps + evaluation_in_steps(run))
+    bar = tqdm(stage0.pretrain(vit, config.seed, config.vit_steps), total=config.vit_steps,
+               unit="step", mininterval=1, desc="stage 0", disable=not run.ranks.first)
     with open(path, "w", buffering=1) as log:
-        for line in stage0.pretrain(vit, run.config.seed, run.config.vit_steps):
+        for line in bar:
             log.write(json.dumps(line) + "\n")
-    vit.requires_grad_("vit" in run.config.train)
+            bar.set_postfix(ends_in=time_left(bar, steps_after), refresh=False)
+    vit.requires_grad_("vit" in config.train)
 
 
 def dry_run_largest_batch(run, groups, forward_backward):

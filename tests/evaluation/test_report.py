@@ -2,6 +2,7 @@
 on."""
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -183,3 +184,27 @@ def test_samples_of_a_run_are_pictures_of_every_part(small_model, tmp_path):
     assert list((tmp_path / "samples" / "test").glob("*.png"))
     assert list((tmp_path / "samples" / "unseen").glob("*.png"))
     assert (tmp_path / "samples.png").exists()
+
+
+# -------------------------------------------------------------------------------------------------
+# the end of a run
+
+
+@pytest.mark.parametrize(("eval_records", "scores", "sentences"), [
+    (None, {"point_f1": 0.9, "point_recall": 0.8, "n_point": 4},
+     ["After 30 steps (01:05) the model reaches, on held-out examples, point_f1 0.900.",
+      "Answers are drawn in runs/x/samples, ",
+      "pointing: any shape"]),
+    ({"mine": []}, {"caption_exact": 0.5}, ["caption_exact 0.500", "--image IMAGE"]),
+    ({}, {}, ["After 30 steps (01:05) the loss is 0.250; without --eval nothing was scored."]),
+])
+def test_the_end_says_what_was_learned_and_how_to_ask(capsys, eval_records, scores, sentences):
+    run = SimpleNamespace(out=Path("runs/x"), eval_records=eval_records,
+                          config=SimpleNamespace(steps=30))
+    report.print_end(run, 0.25, scores, 65.04)
+    *text, last = capsys.readouterr().out.splitlines()
+    for sentence in sentences:
+        assert sentence in "\n".join(text)
+    assert "--model runs/x" in text[-1]
+    assert json.loads(last) == {
+        "out": "runs/x", "steps": 30, "loss": 0.25, "seconds": 65.0, "eval": scores}

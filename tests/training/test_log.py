@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -128,3 +129,29 @@ def test_hardware_is_a_gpu_by_its_name_or_a_processor_and_its_cores(monkeypatch)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU of {device}")
     assert log.hardware(torch.device("cuda:1")) == "GPU of cuda:1"
     assert "cores, " in log.hardware("cpu")
+
+
+class Bar:
+    """A progress bar of tqdm, as far as time_left reads it: 2 steps a second."""
+
+    total = 1000
+
+    def __init__(self, n):
+        self.n = n
+        self.format_dict = {"rate": 2.0 if n else None}
+
+
+def test_the_time_left_includes_what_follows_the_bar():
+    assert log.time_left(Bar(0), 60) == "?"
+    assert log.time_left(Bar(400), 0) == "05:00"
+    assert log.time_left(Bar(400), 60) == "05:30"
+    assert log.time_left(Bar(1000), 60) == "00:30"
+
+
+@pytest.mark.parametrize(("eval_records", "stage", "steps"), [
+    (None, 1, 200 * 2 / 3), (None, 3, 200 * 4 / 3), ({"a": [1] * 6, "b": [1] * 3}, 1, 3), ({}, 1, 0)
+])
+def test_an_evaluation_counts_as_a_third_of_a_step_for_each_record(eval_records, stage, steps):
+    run = SimpleNamespace(eval_records=eval_records,
+                          config=SimpleNamespace(stage=stage, eval_images=200))
+    assert log.evaluation_in_steps(run) == pytest.approx(steps)
