@@ -62,8 +62,9 @@ def final_scores(config, model, tokenizer, eval_records, samples_dir=None, ranks
 def toy_scores(config, model, tokenizer, samples_dir, ranks=None):
     """final_scores on the toy world, whose masks are known."""
     max_new = 128 if config.stage == 1 else 384
+    held_out = world.held_out(config.stage, config.seed, config.eval_images, config.toy_kinds)
     metrics = {}
-    for part, records in world.held_out(config.stage, config.seed, config.eval_images).items():
+    for part, records in held_out.items():
         found, predictions = evaluate(
             model, tokenizer, config.data, records, toy_masks, max_new=max_new, ranks=ranks
         )
@@ -89,8 +90,9 @@ def score_of_rare(predictions, records):
     """The mean F1 of points on kinds of objects that training never shows -> a dict, empty without
     any."""
     annotations = {record["id"]: record["annotations"] for record in records}
+    kinds = records[0]["source"].kinds
     rare = [p["point_f1"] for p in predictions
-            if world.is_rare(annotations[p["id"]][p["annotation"]])]
+            if world.is_rare(annotations[p["id"]][p["annotation"]], kinds)]
     return {"point_f1_of_unseen_kinds": round(sum(rare) / len(rare), 4)} if rare else {}
 
 

@@ -16,9 +16,8 @@ import numpy as np
 
 from records.mixture import rng_for
 from toy.shapes import (
-    COLOURS,
-    SEEN,
-    SHAPES,
+    FEW,
+    KINDS_BY_NAME,
     SIZE,
     VERSION,
     draw_scene,
@@ -81,19 +80,20 @@ class World:
     The annotations of an image are points on every kind of object in it, on a kind that is absent,
     on everything, on one whole colour and on one whole shape. Where questions is "all", a caption
     and the count of everything are added. Images with one object, the first of the curriculum, have
-    fewer annotations, so that a row holds more images.
+    fewer annotations, so that a row holds more images. kinds of objects: few or many.
     """
 
-    def __init__(self, split, seed=0, questions="all", curriculum=0, max_objects=6):
+    def __init__(self, split, seed=0, questions="all", curriculum=0, max_objects=6, kinds="few"):
         self.split = split
         self.seed = seed
         self.questions = questions
         self.curriculum = curriculum                     # images until they are as hard as any
         self.max_objects = max_objects
+        self.kinds = KINDS_BY_NAME[kinds]
         self.name = f"tiny-{split}-{questions}"
         self.ordered = True                              # endless: comes in order, not shuffled
         self.fingerprint = (f"{self.name} seed {seed} lessons {curriculum} most {max_objects} "
-                            f"version {VERSION}")
+                            f"version {VERSION}" + (f" kinds {kinds}" if kinds != "few" else ""))
 
     def __len__(self):
         return 1 << 40
@@ -112,7 +112,7 @@ class World:
     def scene(self, i):
         for attempt in range(1000):
             rng = rng_for(self.seed, "scene", self.split, self.questions, i, attempt)
-            scene = draw_scene(rng, self.split, *self.difficulty(i))
+            scene = draw_scene(rng, self.split, self.kinds, *self.difficulty(i))
             if is_held_out(scene) == (self.split != "train"):
                 return scene
         raise AssertionError(f"no scene for {self.name} {i}")
@@ -146,9 +146,7 @@ class World:
 
     def _kinds_to_ask_for(self, objects, rng):
         present = sorted({(o["colour"], o["shape"]) for o in objects})
-        pool = SEEN
-        if self.split == "unseen":
-            pool = [(colour, shape) for colour in COLOURS for shape in SHAPES]
+        pool = self.kinds.all if self.split == "unseen" else self.kinds.seen
         absent = [kind for kind in pool if kind not in present]
         kinds = [*present, absent[int(rng.integers(len(absent)))], ("any", "shape")]
         if objects:
@@ -211,7 +209,7 @@ class ImageSeries:
             answer = str(min(images_of[label]) + 1)
             question = f"which image shows {label}"
             annotations.append({"type": "qa", "question": question, "answer": answer})
-        shape = SHAPES[int(rng.integers(4))]
+        shape = FEW.shapes[int(rng.integers(4))]
         count = sum(o["shape"] == shape for objects in scenes for o in objects)
         annotations.append({"type": "count", "label": f"any {shape}", "count": count})
 
@@ -269,7 +267,7 @@ class Sums:
         a = int(rng.integers(1, 4))
         b = int(rng.integers(1, 4))
         first, second = rng.permutation(4)[:2].tolist()
-        question = f"{self._term(a, SHAPES[first])}, {self._term(b, SHAPES[second])}"
+        question = f"{self._term(a, FEW.shapes[first])}, {self._term(b, FEW.shapes[second])}"
         name = f"{self.name}-{i}"
         annotations = [{"type": "qa", "question": question, "answer": str(a + b)}]
         return {"id": name, "where": name, "source": self, "annotations": annotations}

@@ -8,6 +8,8 @@ A scene is a dict of plain numbers and words, so that its JSON can be hashed:
     noise      seed of everything else
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
 VERSION = 2                          # of the drawing; part of the sources' fingerprints
@@ -22,11 +24,34 @@ COLOURS = {
     "yellow": (250, 225, 60),
     "purple": (200, 90, 235),
     "white": (245, 245, 245),
+    "orange": (250, 140, 40),
+    "cyan": (70, 220, 230),
+    "pink": (255, 150, 195),
 }
-SHAPES = ("circle", "square", "triangle", "cross")
-# combinations that exist in the split `unseen` only
-UNSEEN = {("red", "cross"), ("green", "triangle"), ("blue", "square"), ("yellow", "circle")}
-SEEN = [(colour, shape) for colour in COLOURS for shape in SHAPES if (colour, shape) not in UNSEEN]
+SHAPES = ("circle", "square", "triangle", "cross", "diamond", "bar")
+
+
+class Kinds(NamedTuple):
+    """The colours and shapes of a world. Combinations in `unseen` exist in that split only."""
+    colours: tuple
+    shapes: tuple
+    unseen: list
+
+    @property
+    def all(self):
+        return [(colour, shape) for colour in self.colours for shape in self.shapes]
+
+    @property
+    def seen(self):
+        return [kind for kind in self.all if kind not in self.unseen]
+
+
+FEW = Kinds(
+    tuple(COLOURS)[:6], SHAPES[:4],
+    [("blue", "square"), ("green", "triangle"), ("red", "cross"), ("yellow", "circle")])
+MANY = Kinds(
+    tuple(COLOURS), SHAPES, sorted([*FEW.unseen, ("purple", "diamond"), ("white", "bar")]))
+KINDS_BY_NAME = {"few": FEW, "many": MANY}
 # least and greatest radius in a scene of 0, 1, .. 6 objects
 RADII = ((14, 22), (14, 22), (14, 21), (13, 19), (12, 17), (11, 16), (10, 15))
 
@@ -34,17 +59,18 @@ RADII = ((14, 22), (14, 22), (14, 21), (13, 19), (12, 17), (11, 16), (10, 15))
 Y, X = np.mgrid[0:SIZE, 0:SIZE].astype(np.float32) + 0.5
 
 
-def draw_scene(rng, split, min_objects=0, max_objects=6, extra_radius=0):
+def draw_scene(rng, split, kinds, min_objects=0, max_objects=6, extra_radius=0):
     """A random scene. Every radius is extra_radius pixels larger than RADII says."""
     n = int(rng.integers(min_objects, max_objects + 1))
     smallest, largest = RADII[n]
+    seen = kinds.seen
     objects = []
     for _ in range(300):             # attempts: objects must not overlap
         if len(objects) == n:
             break
         unseen = split == "unseen" and (not objects or rng.random() < 0.5)
-        kinds = sorted(UNSEEN) if unseen else SEEN
-        colour, shape = kinds[int(rng.integers(len(kinds)))]
+        possible = kinds.unseen if unseen else seen
+        colour, shape = possible[int(rng.integers(len(possible)))]
         r = int(rng.integers(smallest, largest + 1)) + extra_radius
         x, y = rng.integers(-(-r // LATTICE), (SIZE - r) // LATTICE + 1, 2).tolist()
         x *= LATTICE
@@ -81,6 +107,10 @@ def mask_of(o, box=...):
         return np.maximum(x, abs(y)) <= 0.82 * r
     if o["shape"] == "triangle":
         return (y <= 0.7 * r) & (y >= 2 * x - r)
+    if o["shape"] == "diamond":
+        return x + abs(y) <= r
+    if o["shape"] == "bar":
+        return (x <= 0.36 * r) & (abs(y) <= r)
     return (np.minimum(x, abs(y)) <= 0.36 * r) & (np.maximum(x, abs(y)) <= r)
 
 

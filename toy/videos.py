@@ -21,7 +21,7 @@ from toy.motion import (
     render_frames,
     visible_masks,
 )
-from toy.shapes import LATTICE, SEEN, SIZE, VERSION, name_of
+from toy.shapes import FEW, LATTICE, SIZE, VERSION, name_of
 
 # videos of a source with one object only, and until there are as many as in held-out ones
 CURRICULUM = (600, 1800)
@@ -162,7 +162,7 @@ def annotations_of(video, rng):
     objects = video["objects"]
     names = sorted({name_of(o) for o in objects})
     later_names = {f"{o['becomes']} {o['shape']}" for o in objects if o["becomes"]}
-    kinds = [f"{colour} {shape}" for colour, shape in SEEN]
+    kinds = [f"{colour} {shape}" for colour, shape in FEW.seen]
     absent = [kind for kind in kinds if kind not in {*names, *later_names}]
     absent = [absent[int(k)] for k in rng.permutation(len(absent))]
 

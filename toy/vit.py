@@ -19,8 +19,6 @@ import vision
 from toy import shapes
 from toy.images import World
 
-COLOURS = list(shapes.COLOURS)
-SHAPES = list(shapes.SHAPES)
 N_PLACES = shapes.SIZE // shapes.LATTICE + 1             # columns, and rows, of centres
 
 
@@ -36,26 +34,31 @@ class Tasks(NamedTuple):
     logit_factors: tuple
 
 
-TASKS = Tasks(
-    names=("colour", "shape", "column", "row"),
-    n_classes=[len(COLOURS) + 1, len(SHAPES) + 1, N_PLACES, N_PLACES],
-    loss_shares=(1, 4, 0.5, 0.5),
-    logit_factors=(0.4, 0.4, 8, 8),
-)
+def tasks_of(kinds):
+    return Tasks(
+        names=("colour", "shape", "column", "row"),
+        n_classes=[len(kinds.colours) + 1, len(kinds.shapes) + 1, N_PLACES, N_PLACES],
+        loss_shares=(1, 4, 0.5, 0.5),
+        logit_factors=(0.4, 0.4, 8, 8),
+    )
+
+
 GROUND_WEIGHT = 0.1                  # most patches are ground, and easy
 
 
-def labels(scene, grid):
-    """(grid*grid, 4) int64: the classes of TASKS for each patch of a toy scene. The ground is one
-    past the last colour and the last shape, and has no place (-1)."""
+def labels(scene, grid, kinds):
+    """(grid*grid, 4) int64: the classes of tasks_of(kinds) for each patch of a toy scene. The
+    ground is one past the last colour and the last shape, and has no place (-1)."""
     masks = []
     classes = []
     for o in scene["objects"]:
         masks.append(shapes.mask_of(o))
         column = o["x"] // shapes.LATTICE
         row = o["y"] // shapes.LATTICE
-        classes.append((COLOURS.index(o["colour"]), SHAPES.index(o["shape"]), column, row))
-    return classes_of_patches(masks, classes, (len(COLOURS), len(SHAPES), -1, -1), grid)
+        colour = kinds.colours.index(o["colour"])
+        classes.append((colour, kinds.shapes.index(o["shape"]), column, row))
+    ground = (len(kinds.colours), len(kinds.shapes), -1, -1)
+    return classes_of_patches(masks, classes, ground, grid)
 
 
 def classes_of_patches(masks, of_objects, of_ground, grid):
@@ -73,19 +76,19 @@ def classes_of_patches(masks, of_objects, of_ground, grid):
     return classes
 
 
-def pretrain(vit, seed, steps, lr=1e-3, images=8):
+def pretrain(vit, seed, steps, lr=1e-3, images=8, kinds="few"):
     """Trains the ViT for `steps` batches of images: training scenes that no later stage shows.
 
     Yields {"step", "nll": {task: nats}, "seconds"} after each. The head that answers is thrown away
     at the end.
     """
-    world = World("train", seed, questions="patches")
-    pretraining = Pretraining(vit, TASKS, steps, lr)
+    world = World("train", seed, questions="patches", kinds=kinds)
+    pretraining = Pretraining(vit, tasks_of(world.kinds), steps, lr)
     for step in range(1, steps + 1):
         started = time.monotonic()
         scenes = [world.scene(i) for i in range((step - 1) * images, step * images)]
         pixels = [shapes.render(scene) for scene in scenes]
-        classes = [labels(scene, vit.config.grid) for scene in scenes]
+        classes = [labels(scene, vit.config.grid, world.kinds) for scene in scenes]
         nll = pretraining.step(step, pixels, classes)
         yield {"step": step, "nll": nll, "seconds": time.monotonic() - started}
 

@@ -1,7 +1,8 @@
 """The toy world: coloured shapes on textured grounds, with captions, counts, points and tracks.
 
-It needs no download and has no end. Training and held-out scenes cannot coincide (images.py), and
-four of the 24 combinations of colour and shape exist in the split `unseen` only.
+It needs no download and has no end. Training and held-out scenes cannot coincide (images.py). Four
+of the 24 combinations of colour and shape exist in the split `unseen` only; with more colours and
+shapes, six of 54.
 
     python -m toy.world OUT --n 100 --split test      # images, records.jsonl, masks.npz
     python -m toy.world OUT --n 100 --what tracks     # videos as folders of frames
@@ -17,7 +18,7 @@ from PIL import Image
 
 from records.mixture import group_rates, sqrt_size
 from toy.images import CURRICULUM, NUMBERS, ImageSeries, Sums, World
-from toy.shapes import COLOURS, LATTICE, SHAPES, SIZE, UNSEEN
+from toy.shapes import COLOURS, FEW, KINDS_BY_NAME, LATTICE, SHAPES, SIZE
 from toy.videos import MovingShapes
 
 # What the toy's tokenizer encodes as one id: the markup of chats and points, the words and the
@@ -26,8 +27,8 @@ WORDS = (
     "user\n", "assistant\n", "pointing: ", "count: ", "long_caption", "text_sft",
     "There are none.", '<points coords="1', '">', "</points>", ", ", "nothing", "any", " shape",
     *(f"{number} " for number in NUMBERS),
-    *COLOURS,
-    *(f" {shape}" for shape in SHAPES),
+    *FEW.colours,
+    *(f" {shape}" for shape in FEW.shapes),
     *(f" {10 * v:03d}" for v in range(LATTICE, SIZE, LATTICE)),
     # of videos and series of images
     "video_point: ", "video_count: ", "video_point_track_per_frame: ", "multi_image_pointing: ",
@@ -39,6 +40,9 @@ WORDS = (
     " image shows ", " at ", "from", " to", " Answer: ", "left", "right", "up", "down", "nowhere",
     *(f" {k}" for k in range(1, 7)),
     *(f"{k / 2:.1f}" for k in range(18)),
+    # of the world with more kinds
+    *(colour for colour in COLOURS if colour not in FEW.colours),
+    *(f" {shape}" for shape in SHAPES if shape not in FEW.shapes),
 )
 
 # Stage 2 sees the short videos whole, and every third frame of the long ones.
@@ -54,18 +58,18 @@ KINDS = {
 VIDEO_SHARE = {2: 0.7, 3: 0.85}      # of the draws, by stage
 
 
-def mixture(seed, stage=1, curriculum=True, video_share=None):
+def mixture(seed, stage=1, curriculum=True, video_share=None, kinds="few"):
     """(sources, rates) of a stage of --tiny; the rates add up to 1.
 
     Stage 1: captions with everything else, points, text, as published. Stages 2 and 3: groups as in
     stages/stage2.py, whose members share the rate of the group by the square root of their sizes;
     the sources are endless, so the sizes are made up. Stage 3 adds long videos. curriculum: do
-    sources begin with easy scenes, in stages 1 and 2?
+    sources begin with easy scenes, in stages 1 and 2? kinds: of objects in single images.
     """
     if stage == 1:
         n_images = CURRICULUM if curriculum else 0
-        captions = World("train", seed, curriculum=n_images)
-        points = World("train", seed, questions="points", curriculum=n_images)
+        captions = World("train", seed, curriculum=n_images, kinds=kinds)
+        points = World("train", seed, questions="points", curriculum=n_images, kinds=kinds)
         return [captions, points, Sums(seed)], [0.6, 0.3, 0.1]
     short = {"curriculum": curriculum and stage == 2}
     videos = [
@@ -76,7 +80,7 @@ def mixture(seed, stage=1, curriculum=True, video_share=None):
         videos.append((KINDS["long-videos"]("train", seed), 60_000))
         videos.append((KINDS["long-tracks"]("train", seed), 20_000))
     others = [
-        (World("train", seed), 5_000),
+        (World("train", seed, kinds=kinds), 5_000),
         (ImageSeries("train", seed), 9_000),
         (Sums(seed), 400),
     ]
@@ -88,33 +92,33 @@ def mixture(seed, stage=1, curriculum=True, video_share=None):
     return sources, rates_of_videos + rates_of_others
 
 
-def held_out(stage, seed, n):
+def held_out(stage, seed, n, kinds="few"):
     """{part: records} to be scored, n of each kind of a part or fewer.
 
     Parts: test (from stage 2 on with series of images and videos), long (long videos, from stage 2
     on), unseen (images with combinations that training never shows).
     """
-    parts = {"test": _first("images", "test", seed, n)}
+    parts = {"test": _first("images", "test", seed, n, kinds=kinds)}
     if stage > 1:
         parts["test"] += _first("series", "test", seed, n // 4)
         parts["test"] += _first("videos", "test", seed, n // 2)
         parts["test"] += _first("tracks", "test", seed, n // 2)
         parts["long"] = _first("long-videos", "test", seed, n // 2)
         parts["long"] += _first("long-tracks", "test", seed, n // 2)
-    parts["unseen"] = _first("images", "unseen", seed, n)
+    parts["unseen"] = _first("images", "unseen", seed, n, kinds=kinds)
     return parts
 
 
-def _first(kind, split, seed, n):
-    source = KINDS[kind](split, seed)
+def _first(kind, split, seed, n, **options):
+    source = KINDS[kind](split, seed, **options)
     return [source[i] for i in range(max(n, 1))]
 
 
-def is_rare(annotation):
+def is_rare(annotation, kinds):
     """Does a point annotation ask for a combination of the split `unseen` that the image shows?"""
     if annotation["type"] != "point" or not annotation["points"]:
         return False
-    return tuple(annotation["label"].split(" ", 1)) in UNSEEN
+    return tuple(annotation["label"].split(" ", 1)) in kinds.unseen
 
 
 # ------------------------------------------------------------------------------------------------
@@ -180,10 +184,13 @@ def main():
     parser.add_argument("--split", choices=("train", "test", "unseen"), default="test",
                         help="unseen: of images only")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kinds", choices=KINDS_BY_NAME, default="few",
+                        help="of objects in images: 24 (few, the default) or 54")
     args = parser.parse_args()
-    if args.split == "unseen" and args.what != "images":
-        parser.error("--split unseen: the unseen combinations exist as images only")
-    export(args.out, KINDS[args.what](args.split, args.seed), args.n)
+    options = {"kinds": args.kinds} if args.what == "images" else {}
+    if args.what != "images" and (args.split == "unseen" or args.kinds != "few"):
+        parser.error("--split unseen and --kinds many: these combinations exist as images only")
+    export(args.out, KINDS[args.what](args.split, args.seed, **options), args.n)
 
 
 if __name__ == "__main__":

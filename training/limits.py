@@ -7,6 +7,7 @@ The bounds refuse what trains in the wrong direction (a negative learning rate),
 from model import PRESETS
 from records.media import MAX_FRAMES
 from stages.recipes import STAGES
+from toy.shapes import KINDS_BY_NAME
 from training.lora import LAYERS
 
 MANY = 10**9                 # more steps or records than any run has
@@ -38,7 +39,7 @@ BOUNDS = (
     (0, 999, "model.yarn.layers model.vision.feature_layers"),
     (1, 10**6, "model.n_embd model.n_hidden model.vision.n_embd model.vision.n_hidden"),
     (1, 1024, "model.n_head model.n_kv_head model.head_dim model.vision.n_head"),
-    (364, 10**7, "model.n_vocab"),                         # the byte tokenizer with the toy's words
+    (369, 10**7, "model.n_vocab"),                         # the byte tokenizer with the toy's words
     (10, 10**4, "model.n_extra"),                          # the special tokens of text/tokenizer.py
     (1, 1e12, "model.rope_theta"),
     (1e-3, 1e4, "model.yarn.factor model.yarn.attention_factor"),
@@ -55,6 +56,7 @@ CHOICES = {
     "preset": tuple(PRESETS),
     "train": ("vit", "connector", "llm"),
     "dry_run": ("auto", "true", "false"),
+    "toy_kinds": tuple(KINDS_BY_NAME),
     "on_nonfinite": ("stop", "skip"),
     "device": ("auto", "cpu", "cuda", "mps"),
     "dtype": ("auto", "float32", "bfloat16"),
@@ -70,5 +72,5 @@ def broken_rule(name, values):
     if name in RANGES and not all(least <= value <= greatest for value in values):   # nor is NaN
         return f"must be between {least} and {greatest}"
     if name in CHOICES and not set(values) <= set(CHOICES[name]):
-        return f"choose from {', '.join(CHOICES[name])}"
+        return f"choose from {', '.join(map(str, CHOICES[name]))}"
     return ""

@@ -221,8 +221,9 @@ def pretrain_vit(run, vit):
     vit.requires_grad_(True)
     path = run.out / "stage0.jsonl" if run.ranks.first else os.devnull
     steps_after = STAGE0_STEPS * (config.steps + evaluation_in_steps(run))
-    bar = tqdm(stage0.pretrain(vit, config.seed, config.vit_steps), total=config.vit_steps,
-               unit="step", mininterval=1, desc="stage 0", disable=not run.ranks.first)
+    lines = stage0.pretrain(vit, config.seed, config.vit_steps, kinds=config.toy_kinds)
+    bar = tqdm(lines, total=config.vit_steps, unit="step", mininterval=1, desc="stage 0",
+               disable=not run.ranks.first)
     with open(path, "w", buffering=1) as log:
         for line in bar:
             log.write(json.dumps(line) + "\n")

@@ -137,7 +137,7 @@ def evaluated(monkeypatch):
 
 
 def config_of(stage):
-    return SimpleNamespace(stage=stage, seed=0, eval_images=4, data=DATA)
+    return SimpleNamespace(stage=stage, seed=0, eval_images=4, toy_kinds="few", data=DATA)
 
 
 @pytest.mark.parametrize(("stage", "parts", "max_new"), [
@@ -178,7 +178,7 @@ def test_given_records_are_scored_with_one_limit_and_drawn(evaluated, monkeypatc
 
 @pytest.mark.slow
 def test_samples_of_a_run_are_pictures_of_every_part(small_model, tmp_path):
-    config = SimpleNamespace(stage=1, seed=0, eval_images=2, data=DATA)
+    config = SimpleNamespace(stage=1, seed=0, eval_images=2, toy_kinds="few", data=DATA)
     metrics = report.final_scores(config, small_model, TOKENIZER, None, tmp_path / "samples")
     assert metrics["n_caption"] == metrics["unseen"]["n_caption"] == 2
     assert list((tmp_path / "samples" / "test").glob("*.png"))

@@ -64,11 +64,12 @@ def test_a_released_vit_does_not_start_with_neighbour_heads():
 def test_labels_are_of_the_object_that_covers_most_of_a_patch():
     world = World("train")
     patch = SIZE // 10
-    ground = (len(vit.COLOURS), len(vit.SHAPES), -1, -1)
+    colours, shape_names, _ = shapes.FEW
+    ground = (len(colours), len(shape_names), -1, -1)
     shape_classes = set()
     for i in range(30):
         scene = world.scene(i)
-        classes = vit.labels(scene, 10).reshape(10, 10, 4)
+        classes = vit.labels(scene, 10, shapes.FEW).reshape(10, 10, 4)
         for r, c in np.ndindex(10, 10):
             cut = np.s_[r * patch : (r + 1) * patch, c * patch : (c + 1) * patch]
             coverage = [shapes.mask_of(o)[cut].mean() for o in scene["objects"]]
@@ -78,9 +79,9 @@ def test_labels_are_of_the_object_that_covers_most_of_a_patch():
                 assert (colour, shape, column, row) == ground
             else:
                 o = scene["objects"][int(np.argmax(coverage))]
-                assert (vit.COLOURS[colour], vit.SHAPES[shape]) == (o["colour"], o["shape"])
+                assert (colours[colour], shape_names[shape]) == (o["colour"], o["shape"])
                 assert (column * LATTICE, row * LATTICE) == (o["x"], o["y"])
-    assert shape_classes == set(range(len(shapes.SHAPES) + 1))
+    assert shape_classes == set(range(len(shape_names) + 1))
 
 
 def test_patches_learn_their_objects_and_the_seed_decides_the_result():
@@ -99,12 +100,12 @@ def test_patches_learn_their_objects_and_the_seed_decides_the_result():
     lines, _ = pretrained(0, 250)
 
     def mean_nll(part):
-        return {task: np.mean([line["nll"][task] for line in part]) for task in vit.TASKS.names}
+        return {task: np.mean([line["nll"][task] for line in part]) for task in part[0]["nll"]}
 
     first = mean_nll(lines[:3])
     soon = mean_nll(lines[57:60])
     last = mean_nll(lines[-20:])
-    assert all(soon[task] < 0.8 * first[task] for task in vit.TASKS.names), (first, soon)
+    assert all(soon[task] < 0.8 * first[task] for task in first), (first, soon)
     # telling objects from the ground alone gives 0.9, and the places of any object 2.9
     assert last["colour"] < 0.3, last
     assert last["column"] < 2.5, last
@@ -126,7 +127,7 @@ def test_stage_0_draws_no_held_out_scene_and_no_unseen_combination(monkeypatch):
     assert not any(is_held_out(scene) for scene in drawn)
     for scene in drawn:
         kinds = {(o["colour"], o["shape"]) for o in scene["objects"]}
-        assert not kinds & shapes.UNSEEN
+        assert not kinds & set(shapes.FEW.unseen)
 
 
 def test_few_steps_and_scenes_without_objects_are_no_problem(monkeypatch):
@@ -134,7 +135,7 @@ def test_few_steps_and_scenes_without_objects_are_no_problem(monkeypatch):
         assert len(list(vit.pretrain(toy_vit(), 0, steps, images=1))) == steps
 
     def empty_scene(self, i):
-        return shapes.draw_scene(np.random.default_rng(0), "train", 0, 0)
+        return shapes.draw_scene(np.random.default_rng(0), "train", shapes.FEW, 0, 0)
 
     monkeypatch.setattr(images.World, "scene", empty_scene)
     tower = toy_vit()

@@ -10,7 +10,7 @@ from text.points import format_points, parse_points, unit_points
 from text.tokenizer import ByteTokenizer
 from toy import world
 from toy.images import CURRICULUM, ImageSeries, World, is_held_out
-from toy.shapes import COLOURS, LATTICE, SEEN, SIZE, UNSEEN, mask_of, name_of
+from toy.shapes import COLOURS, FEW, KINDS_BY_NAME, LATTICE, SIZE, mask_of, name_of
 from training.config import parse
 
 TOKENIZER = ByteTokenizer(world.WORDS)
@@ -34,7 +34,7 @@ def colour_of(pixels):
     """The name of the colour that most of these pixels are nearest to."""
     colours = np.array(list(COLOURS.values()))
     distance = np.linalg.norm(pixels[:, None].astype(float) - colours, axis=-1)
-    return list(COLOURS)[np.bincount(distance.argmin(1), minlength=6).argmax()]
+    return list(COLOURS)[np.bincount(distance.argmin(1), minlength=len(COLOURS)).argmax()]
 
 
 # ------------------------------------------------------------------------------------------------
@@ -67,27 +67,34 @@ def test_training_and_held_out_images_cannot_coincide():
         assert all(is_held_out(World(split).scene(i)) for i in range(100))
 
 
-def test_unseen_combinations_are_never_shown_in_training():
+@pytest.mark.parametrize("kinds_name", KINDS_BY_NAME)
+def test_unseen_combinations_are_never_shown_in_training(kinds_name):
     def kinds(source, indices):
         return [kinds_of(source.scene(i)["objects"]) for i in indices]
 
-    shown = [kinds(source, INDICES) for source in TRAINING]
-    shown.append(kinds(World("test"), range(300)))
+    sources = world.mixture(0, kinds=kinds_name)[0]
+    training = [source for source in sources if isinstance(source, World)]
+    training.append(World("train", questions="patches", kinds=kinds_name))
+    colours, shapes, unseen = KINDS_BY_NAME[kinds_name]
+    seen = KINDS_BY_NAME[kinds_name].seen
+    assert len(seen) + len(unseen) == len(colours) * len(shapes)
+    shown = [kinds(source, INDICES) for source in training]
+    shown.append(kinds(World("test", kinds=kinds_name), range(300)))
     for of_images in shown:
-        assert set().union(*of_images) == set(SEEN)
-    of_unseen = kinds(World("unseen"), range(300))
-    assert all(of_image & UNSEEN for of_image in of_unseen)
-    assert set().union(*of_unseen) >= UNSEEN
+        assert set().union(*of_images) == set(seen)
+    of_unseen = kinds(World("unseen", kinds=kinds_name), range(300))
+    assert all(of_image & set(unseen) for of_image in of_unseen)
+    assert set().union(*of_unseen) >= set(unseen)
     # nor does a training image's annotation name one
-    for source in TRAINING:
+    for source in training:
         labels = set()
         for i in INDICES:
             labels |= {a["label"] for a in source[i]["annotations"] if "label" in a}
-        assert not labels & {" ".join(kind) for kind in UNSEEN}
+        assert not labels & {" ".join(kind) for kind in unseen}
     # each of their colours and each of their shapes is shown in other combinations
-    for colour, shape in UNSEEN:
-        assert any(colour == c for c, _ in SEEN)
-        assert any(shape == s for _, s in SEEN)
+    for colour, shape in unseen:
+        assert any(colour == c for c, _ in seen)
+        assert any(shape == s for _, s in seen)
 
 
 def test_held_out_parts_of_later_stages_have_series_and_videos_and_long_ones_apart():
@@ -109,8 +116,9 @@ def test_held_out_parts_of_later_stages_have_series_and_videos_and_long_ones_apa
 # annotations
 
 
-def test_annotations_of_an_image_are_true_of_its_masks():
-    source = World("train")
+@pytest.mark.parametrize("kinds_name", KINDS_BY_NAME)
+def test_annotations_of_an_image_are_true_of_its_masks(kinds_name):
+    source = World("train", kinds=kinds_name)
     n_objects = set()
     types = set()
     for i in range(200):
@@ -234,10 +242,10 @@ def test_the_world_as_files_is_the_same_world(kind, tmp_path):
 
 def test_rare_annotations_are_those_of_unseen_combinations_that_are_shown():
     point = {"type": "point", "label": "red cross", "points": [{"x": 1, "y": 1}]}
-    assert world.is_rare(point)
-    assert not world.is_rare({**point, "points": []})
-    assert not world.is_rare({**point, "label": "red circle"})
-    assert not world.is_rare({"type": "count", "label": "red cross", "count": 1})
+    assert world.is_rare(point, FEW)
+    assert not world.is_rare({**point, "points": []}, FEW)
+    assert not world.is_rare({**point, "label": "red circle"}, FEW)
+    assert not world.is_rare({"type": "count", "label": "red cross", "count": 1}, FEW)
 
 
 def test_sums_are_right():
