@@ -10,8 +10,6 @@ import math
 import shlex
 from itertools import accumulate
 
-from tqdm import tqdm
-
 from evaluation import charts, marks, pictures
 from evaluation.evaluate import SCORES, evaluate
 from records.errors import printable
@@ -174,26 +172,36 @@ def draw_scores(log, path, seconds_before=0.0):
 
 def print_end(run, loss, scores, seconds):
     """What a run has learned, where to look and how to ask it, on stdout; then one line of JSON for
-    programs."""
+    programs. loss: of the last step, None if it was not finite."""
     out = shlex.quote(printable(str(run.out)))
-    parts = ("precision", "recall", "close", "det_a", "ass_a")       # of other scores
-    learned = [f"{name} {scores[name]:.3f}" for name in SCORES
-               if name in scores and not name.endswith(parts)]
-    after = f"After {run.config.steps} steps ({tqdm.format_interval(seconds)})"
-    if learned:
-        print(f"{after} the model reaches, on held-out examples, {', '.join(learned)}.")
-        print(f"Answers are drawn in {out}/samples, curves in {out}/loss.png; ", end="")
+    is_toy = run.eval_records is None
+    if learned := main_scores(scores):
+        asked = "held-out examples" if is_toy else "the records of --eval"
+        print(f"After {run.config.steps} steps the model reaches on {asked}: {learned}.")
     else:
-        print(f"{after} the loss is {loss:.3f}; without --eval nothing was scored.")
-        print(f"Curves are drawn in {out}/loss.png; ", end="")
-    print(f"the weights are in {out}/model. Ask it something:")
+        last = "is not finite" if loss is None else f"is {loss:.3f}"
+        print(f"After {run.config.steps} steps the loss {last}; no answer was scored.")
+    if "unseen" in scores:
+        print(f"On combinations that training never shows: {main_scores(scores['unseen'])}.")
+    print(f"Curves are drawn in {out}/loss.png, predicted points in {out}/samples; the weights are "
+          f"in {out}/model.\nAsk it something:")
     image, prompt = "IMAGE", "long_caption:"
-    if run.eval_records is None:
-        print("    python -m toy.world runs/toy --n 20")
-        image, prompt = "runs/toy/tiny-test-all-3.png", "pointing: any shape"
+    if is_toy:
+        few = run.config.toy_kinds == "few"
+        folder = "runs/toy" if few else "runs/toy-many"
+        print(f"    python -m toy.world {folder} --n 20{'' if few else ' --kinds many'}")
+        image = f"{folder}/{'tiny' if few else 'many'}-test-all-3.png"
+        prompt = "pointing: any shape"
     print(f'    python -m tools.generate --model {out} --image {image} --prompt "{prompt}"')
     print(json.dumps({"out": str(run.out), "steps": run.config.steps, "loss": loss,
                       "seconds": round(seconds, 1), "eval": scores}))
+
+
+def main_scores(scores):
+    """'caption_exact 0.850, point_f1 0.913', without the parts of these scores."""
+    parts = ("precision", "recall", "close", "det_a", "ass_a")
+    return ", ".join(f"{name} {scores[name]:.3f}" for name in SCORES
+                     if name in scores and not name.endswith(parts))
 
 
 def draw_curves(out):

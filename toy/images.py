@@ -80,20 +80,21 @@ class World:
     The annotations of an image are points on every kind of object in it, on a kind that is absent,
     on everything, on one whole colour and on one whole shape. Where questions is "all", a caption
     and the count of everything are added. Images with one object, the first of the curriculum, have
-    fewer annotations, so that a row holds more images. kinds of objects: few or many.
+    fewer annotations, so that a row holds more images. kinds_name: of KINDS_BY_NAME.
     """
 
-    def __init__(self, split, seed=0, questions="all", curriculum=0, max_objects=6, kinds="few"):
+    def __init__(self, split, seed=0, questions="all", curriculum=0, max_objects=6,
+                 kinds_name="few"):
         self.split = split
         self.seed = seed
         self.questions = questions
         self.curriculum = curriculum                     # images until they are as hard as any
         self.max_objects = max_objects
-        self.kinds = KINDS_BY_NAME[kinds]
-        self.name = f"tiny-{split}-{questions}"
+        self.kinds = KINDS_BY_NAME[kinds_name]
+        self.name = f"{'tiny' if kinds_name == 'few' else kinds_name}-{split}-{questions}"
         self.ordered = True                              # endless: comes in order, not shuffled
         self.fingerprint = (f"{self.name} seed {seed} lessons {curriculum} most {max_objects} "
-                            f"version {VERSION}" + (f" kinds {kinds}" if kinds != "few" else ""))
+                            f"version {VERSION}")
 
     def __len__(self):
         return 1 << 40
@@ -209,7 +210,7 @@ class ImageSeries:
             answer = str(min(images_of[label]) + 1)
             question = f"which image shows {label}"
             annotations.append({"type": "qa", "question": question, "answer": answer})
-        shape = FEW.shapes[int(rng.integers(4))]
+        shape = FEW.shapes[int(rng.integers(len(FEW.shapes)))]
         count = sum(o["shape"] == shape for objects in scenes for o in objects)
         annotations.append({"type": "count", "label": f"any {shape}", "count": count})
 
@@ -266,7 +267,7 @@ class Sums:
         rng = rng_for(self.seed, "sums", i)
         a = int(rng.integers(1, 4))
         b = int(rng.integers(1, 4))
-        first, second = rng.permutation(4)[:2].tolist()
+        first, second = rng.permutation(len(FEW.shapes))[:2].tolist()
         question = f"{self._term(a, FEW.shapes[first])}, {self._term(b, FEW.shapes[second])}"
         name = f"{self.name}-{i}"
         annotations = [{"type": "qa", "question": question, "answer": str(a + b)}]

@@ -32,25 +32,25 @@ SHAPES = ("circle", "square", "triangle", "cross", "diamond", "bar")
 
 
 class Kinds(NamedTuple):
-    """The colours and shapes of a world. Combinations in `unseen` exist in that split only."""
+    """The combinations of colour and shape in a world; those in `unseen` are in that split only."""
     colours: tuple
     shapes: tuple
-    unseen: list
-
-    @property
-    def all(self):
-        return [(colour, shape) for colour in self.colours for shape in self.shapes]
-
-    @property
-    def seen(self):
-        return [kind for kind in self.all if kind not in self.unseen]
+    all: tuple
+    seen: tuple
+    unseen: tuple
 
 
-FEW = Kinds(
+def combine(colours, shapes, unseen):
+    combinations = [(colour, shape) for colour in colours for shape in shapes]
+    seen = [kind for kind in combinations if kind not in unseen]
+    return Kinds(tuple(colours), tuple(shapes), tuple(combinations), tuple(seen), tuple(unseen))
+
+
+# Scenes are drawn by the places in these tuples: in another order the worlds would be other ones.
+FEW = combine(
     tuple(COLOURS)[:6], SHAPES[:4],
     [("blue", "square"), ("green", "triangle"), ("red", "cross"), ("yellow", "circle")])
-MANY = Kinds(
-    tuple(COLOURS), SHAPES, sorted([*FEW.unseen, ("purple", "diamond"), ("white", "bar")]))
+MANY = combine(COLOURS, SHAPES, sorted([*FEW.unseen, ("purple", "diamond"), ("white", "bar")]))
 KINDS_BY_NAME = {"few": FEW, "many": MANY}
 # least and greatest radius in a scene of 0, 1, .. 6 objects
 RADII = ((14, 22), (14, 22), (14, 21), (13, 19), (12, 17), (11, 16), (10, 15))
@@ -63,13 +63,12 @@ def draw_scene(rng, split, kinds, min_objects=0, max_objects=6, extra_radius=0):
     """A random scene. Every radius is extra_radius pixels larger than RADII says."""
     n = int(rng.integers(min_objects, max_objects + 1))
     smallest, largest = RADII[n]
-    seen = kinds.seen
     objects = []
     for _ in range(300):             # attempts: objects must not overlap
         if len(objects) == n:
             break
         unseen = split == "unseen" and (not objects or rng.random() < 0.5)
-        possible = kinds.unseen if unseen else seen
+        possible = kinds.unseen if unseen else kinds.seen
         colour, shape = possible[int(rng.integers(len(possible)))]
         r = int(rng.integers(smallest, largest + 1)) + extra_radius
         x, y = rng.integers(-(-r // LATTICE), (SIZE - r) // LATTICE + 1, 2).tolist()

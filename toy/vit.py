@@ -76,13 +76,13 @@ def classes_of_patches(masks, of_objects, of_ground, grid):
     return classes
 
 
-def pretrain(vit, seed, steps, lr=1e-3, images=8, kinds="few"):
+def pretrain(vit, seed, steps, lr=1e-3, images=8, kinds_name="few"):
     """Trains the ViT for `steps` batches of images: training scenes that no later stage shows.
 
     Yields {"step", "nll": {task: nats}, "seconds"} after each. The head that answers is thrown away
     at the end.
     """
-    world = World("train", seed, questions="patches", kinds=kinds)
+    world = World("train", seed, questions="patches", kinds_name=kinds_name)
     pretraining = Pretraining(vit, tasks_of(world.kinds), steps, lr)
     for step in range(1, steps + 1):
         started = time.monotonic()

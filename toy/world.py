@@ -47,7 +47,7 @@ WORDS = (
 
 # Stage 2 sees the short videos whole, and every third frame of the long ones.
 LONG = (7, 18)                       # steps
-KINDS = {
+SOURCES = {
     "images": World,
     "series": ImageSeries,
     "videos": MovingShapes,
@@ -58,29 +58,29 @@ KINDS = {
 VIDEO_SHARE = {2: 0.7, 3: 0.85}      # of the draws, by stage
 
 
-def mixture(seed, stage=1, curriculum=True, video_share=None, kinds="few"):
+def mixture(seed, stage=1, curriculum=True, video_share=None, kinds_name="few"):
     """(sources, rates) of a stage of --tiny; the rates add up to 1.
 
     Stage 1: captions with everything else, points, text, as published. Stages 2 and 3: groups as in
     stages/stage2.py, whose members share the rate of the group by the square root of their sizes;
     the sources are endless, so the sizes are made up. Stage 3 adds long videos. curriculum: do
-    sources begin with easy scenes, in stages 1 and 2? kinds: of objects in single images.
+    sources begin with easy scenes, in stages 1 and 2? kinds_name: of single images.
     """
     if stage == 1:
-        n_images = CURRICULUM if curriculum else 0
-        captions = World("train", seed, curriculum=n_images, kinds=kinds)
-        points = World("train", seed, questions="points", curriculum=n_images, kinds=kinds)
+        options = {"curriculum": CURRICULUM if curriculum else 0, "kinds_name": kinds_name}
+        captions = World("train", seed, **options)
+        points = World("train", seed, questions="points", **options)
         return [captions, points, Sums(seed)], [0.6, 0.3, 0.1]
     short = {"curriculum": curriculum and stage == 2}
     videos = [
-        (KINDS["videos"]("train", seed, **short), 30_000),
-        (KINDS["tracks"]("train", seed, **short), 10_000),
+        (SOURCES["videos"]("train", seed, **short), 30_000),
+        (SOURCES["tracks"]("train", seed, **short), 10_000),
     ]
     if stage == 3:
-        videos.append((KINDS["long-videos"]("train", seed), 60_000))
-        videos.append((KINDS["long-tracks"]("train", seed), 20_000))
+        videos.append((SOURCES["long-videos"]("train", seed), 60_000))
+        videos.append((SOURCES["long-tracks"]("train", seed), 20_000))
     others = [
-        (World("train", seed, kinds=kinds), 5_000),
+        (World("train", seed, kinds_name=kinds_name), 5_000),
         (ImageSeries("train", seed), 9_000),
         (Sums(seed), 400),
     ]
@@ -92,25 +92,25 @@ def mixture(seed, stage=1, curriculum=True, video_share=None, kinds="few"):
     return sources, rates_of_videos + rates_of_others
 
 
-def held_out(stage, seed, n, kinds="few"):
+def held_out(stage, seed, n, kinds_name="few"):
     """{part: records} to be scored, n of each kind of a part or fewer.
 
     Parts: test (from stage 2 on with series of images and videos), long (long videos, from stage 2
     on), unseen (images with combinations that training never shows).
     """
-    parts = {"test": _first("images", "test", seed, n, kinds=kinds)}
+    parts = {"test": _first("images", "test", seed, n, kinds_name=kinds_name)}
     if stage > 1:
         parts["test"] += _first("series", "test", seed, n // 4)
         parts["test"] += _first("videos", "test", seed, n // 2)
         parts["test"] += _first("tracks", "test", seed, n // 2)
         parts["long"] = _first("long-videos", "test", seed, n // 2)
         parts["long"] += _first("long-tracks", "test", seed, n // 2)
-    parts["unseen"] = _first("images", "unseen", seed, n, kinds=kinds)
+    parts["unseen"] = _first("images", "unseen", seed, n, kinds_name=kinds_name)
     return parts
 
 
 def _first(kind, split, seed, n, **options):
-    source = KINDS[kind](split, seed, **options)
+    source = SOURCES[kind](split, seed, **options)
     return [source[i] for i in range(max(n, 1))]
 
 
@@ -180,17 +180,18 @@ def main():
     parser = argparse.ArgumentParser(description="Write a part of the toy world as files.")
     parser.add_argument("out")
     parser.add_argument("--n", type=int, default=100, help="records (default 100)")
-    parser.add_argument("--what", choices=KINDS, default="images")
+    parser.add_argument("--what", choices=SOURCES, default="images")
     parser.add_argument("--split", choices=("train", "test", "unseen"), default="test",
                         help="unseen: of images only")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", choices=KINDS_BY_NAME, default="few",
-                        help="of objects in images: 24 (few, the default) or 54")
+                        help="combinations of colour and shape: few (default) 24, many 54, of "
+                        "single images only")
     args = parser.parse_args()
-    options = {"kinds": args.kinds} if args.what == "images" else {}
+    options = {"kinds_name": args.kinds} if args.what == "images" else {}
     if args.what != "images" and (args.split == "unseen" or args.kinds != "few"):
-        parser.error("--split unseen and --kinds many: these combinations exist as images only")
-    export(args.out, KINDS[args.what](args.split, args.seed, **options), args.n)
+        parser.error("--split unseen and --kinds many: only with --what images")
+    export(args.out, SOURCES[args.what](args.split, args.seed, **options), args.n)
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ class Config:
     workers: int = 0  # decoding processes per rank (when not given, on a GPU: its cores less one)
     vit_steps: int = 0  # steps of stage 0 for a toy ViT that starts from nothing
     eval_images: int = 200  # held-out images asked about at the end of a toy run
-    toy_kinds: str = "few"  # colours and shapes of the toy world's images: few 6 x 4, many 9 x 6
+    toy_kinds: str = "few"  # combinations in the toy's single images: few 6 x 4, many 9 x 6
     data: DataConfig = DataConfig()
     model: models.ModelConfig = models.PRESETS["4b"]
 

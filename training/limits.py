@@ -72,5 +72,5 @@ def broken_rule(name, values):
     if name in RANGES and not all(least <= value <= greatest for value in values):   # nor is NaN
         return f"must be between {least} and {greatest}"
     if name in CHOICES and not set(values) <= set(CHOICES[name]):
-        return f"choose from {', '.join(map(str, CHOICES[name]))}"
+        return f"choose from {', '.join(CHOICES[name])}"
     return ""

@@ -222,18 +222,19 @@ def print_header(run, head):
          f"writes to {run.out}")
 
 
-# How long the parts of the first command take beside a step of its training, which lasts as long as
-# 4 of stage 0, or the answers about 3 held-out images; only for the time that is left.
-STAGE0_STEPS = 4
-HELD_OUT_RECORDS = 3
+# In the first command a training step takes as long as 4 steps of stage 0, or as the answers about
+# 3 held-out images (EPYC, one thread). Only for the time left that is displayed.
+STAGE0_STEPS_PER_STEP = 4
+RECORDS_PER_STEP = 3
 
 
 def evaluation_in_steps(run):
-    """How many steps of training last as long as the evaluation at the end, about."""
-    if run.eval_records is None:
-        parts = 2 if run.config.stage == 1 else 4        # as toy.world.held_out
-        return parts * run.config.eval_images / HELD_OUT_RECORDS
-    return sum(map(len, run.eval_records.values())) / HELD_OUT_RECORDS
+    """How many training steps take as long as the evaluation at the end. 0 for records of the
+    user, whose questions can take any time."""
+    if run.eval_records is not None:
+        return 0
+    n_records = (2 if run.config.stage == 1 else 4) * run.config.eval_images     # of world.held_out
+    return n_records / RECORDS_PER_STEP / run.ranks.world
 
 
 def show_progress(bar, run, loss, fill):

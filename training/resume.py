@@ -8,7 +8,7 @@ import model as models
 import parallel
 from records.errors import DataError, warn
 from training import checkpoint, weights
-from training.config import UserError, field_values
+from training.config import Config, UserError, field_values
 from training.log import read_skips
 
 # fields that may change on resume: they affect layout and speed, not results
@@ -75,7 +75,9 @@ def find_checkpoint(args, config):
 
 
 def check_recipe(args, folder, theirs, ours):
-    """UserError if the recipe has changed, but for fields that do not affect results."""
+    """UserError if the recipe has changed, but for fields that do not affect results. A field that
+    is younger than the checkpoint had its default."""
+    theirs = config_as_text(Config()) | theirs
     changed = [f"{key} was {theirs.get(key)} and is {ours.get(key)}"
                for key in sorted({*theirs, *ours})
                if key.split(".")[0] not in LAYOUT_FIELDS and theirs.get(key) != ours.get(key)]

@@ -21,7 +21,7 @@ from toy.neighbor_init import init_neighbor_heads
 from training import lora, weights
 from training.config import Config, UserError
 from training.loader import Loader
-from training.log import STAGE0_STEPS, evaluation_in_steps, time_left
+from training.log import STAGE0_STEPS_PER_STEP, evaluation_in_steps, time_left
 from training.open_model import open_model_folder
 from training.planner import PlanFile, RunError, StepPlanner
 from training.resume import (
@@ -220,8 +220,8 @@ def pretrain_vit(run, vit):
     config = run.config
     vit.requires_grad_(True)
     path = run.out / "stage0.jsonl" if run.ranks.first else os.devnull
-    steps_after = STAGE0_STEPS * (config.steps + evaluation_in_steps(run))
-    lines = stage0.pretrain(vit, config.seed, config.vit_steps, kinds=config.toy_kinds)
+    steps_after = STAGE0_STEPS_PER_STEP * (config.steps + evaluation_in_steps(run))
+    lines = stage0.pretrain(vit, config.seed, config.vit_steps, kinds_name=config.toy_kinds)
     bar = tqdm(lines, total=config.vit_steps, unit="step", mininterval=1, desc="stage 0",
                disable=not run.ranks.first)
     with open(path, "w", buffering=1) as log:

@@ -190,7 +190,7 @@ def open_sources(args, config):
         if not args.tiny:
             raise DataError("--data: name record files to train on (or --tiny for the toy world, "
                             "which needs none)")
-        return *world.mixture(config.seed, config.stage, kinds=config.toy_kinds), None
+        return *world.mixture(config.seed, config.stage, kinds_name=config.toy_kinds), None
     groups = []
     for item in args.data:
         groups += read_item(item, config.stage)

@@ -12,6 +12,7 @@ from PIL import Image
 from evaluation import charts, report
 from records.reader import Records
 from tests.evaluation.small_model import DATA, MEDIA, TOKENIZER
+from toy.shapes import MANY
 
 LOG = [
     {"config": {}},
@@ -158,6 +159,13 @@ def test_the_toy_is_scored_by_parts_with_its_own_masks(evaluated, stage, parts, 
         assert len(masks) == len(records[0]["annotations"][index]["points"])
 
 
+def test_the_toy_of_many_kinds_is_scored_on_them(evaluated):
+    config = config_of(1)
+    config.toy_kinds = "many"
+    report.final_scores(config, None, TOKENIZER, None)
+    assert [records[0]["source"].kinds for records, *_ in evaluated] == [MANY, MANY]
+
+
 def test_given_records_are_scored_with_one_limit_and_drawn(evaluated, monkeypatch, tmp_path):
     drawn = []
     monkeypatch.setattr(report.pictures, "draw", lambda *args, **options: drawn.append(args))
@@ -190,21 +198,25 @@ def test_samples_of_a_run_are_pictures_of_every_part(small_model, tmp_path):
 # the end of a run
 
 
-@pytest.mark.parametrize(("eval_records", "scores", "sentences"), [
-    (None, {"point_f1": 0.9, "point_recall": 0.8, "n_point": 4},
-     ["After 30 steps (01:05) the model reaches, on held-out examples, point_f1 0.900.",
-      "Answers are drawn in runs/x/samples, ",
-      "pointing: any shape"]),
-    ({"mine": []}, {"caption_exact": 0.5}, ["caption_exact 0.500", "--image IMAGE"]),
-    ({}, {}, ["After 30 steps (01:05) the loss is 0.250; without --eval nothing was scored."]),
+@pytest.mark.parametrize(("eval_records", "loss", "scores", "sentences"), [
+    (None, 0.25, {"point_f1": 0.9, "point_recall": 0.8, "unseen": {"caption_exact": 0.04}},
+     ["After 30 steps the model reaches on held-out examples: point_f1 0.900.",
+      "On combinations that training never shows: caption_exact 0.040.",
+      "predicted points in runs/x/samples", "toy.world runs/toy-many --n 20 --kinds many",
+      "--image runs/toy-many/many-test-all-3.png"]),
+    ({"mine": []}, 0.25, {"caption_exact": 0.5}, ["on the records of --eval: caption_exact 0.500.",
+                                                  "--image IMAGE"]),
+    ({}, 0.25, {}, ["After 30 steps the loss is 0.250; no answer was scored."]),
+    ({}, None, {}, ["After 30 steps the loss is not finite; no answer was scored."]),
 ])
-def test_the_end_says_what_was_learned_and_how_to_ask(capsys, eval_records, scores, sentences):
+def test_the_end_says_what_was_learned_and_how_to_ask(capsys, eval_records, loss, scores,
+                                                      sentences):
     run = SimpleNamespace(out=Path("runs/x"), eval_records=eval_records,
-                          config=SimpleNamespace(steps=30))
-    report.print_end(run, 0.25, scores, 65.04)
+                          config=SimpleNamespace(steps=30, toy_kinds="many"))
+    report.print_end(run, loss, scores, 65.04)
     *text, last = capsys.readouterr().out.splitlines()
     for sentence in sentences:
         assert sentence in "\n".join(text)
     assert "--model runs/x" in text[-1]
     assert json.loads(last) == {
-        "out": "runs/x", "steps": 30, "loss": 0.25, "seconds": 65.0, "eval": scores}
+        "out": "runs/x", "steps": 30, "loss": loss, "seconds": 65.0, "eval": scores}

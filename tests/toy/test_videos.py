@@ -18,10 +18,10 @@ from training.config import parse
 
 TOKENIZER = ByteTokenizer(world.WORDS)
 CONFIG = {stage: parse(["--stage", str(stage), "--tiny"])[1].data for stage in (2, 3)}
-SHORT = world.KINDS["videos"]("test")
-LONG = world.KINDS["long-videos"]("test")
-TRACKS = world.KINDS["tracks"]("test")
-LONG_TRACKS = world.KINDS["long-tracks"]("test")
+SHORT = world.SOURCES["videos"]("test")
+LONG = world.SOURCES["long-videos"]("test")
+TRACKS = world.SOURCES["tracks"]("test")
+LONG_TRACKS = world.SOURCES["long-tracks"]("test")
 every_kind = pytest.mark.parametrize(
     "source", [SHORT, LONG, TRACKS, LONG_TRACKS], ids=lambda source: source.name)
 

@@ -64,7 +64,7 @@ def test_a_released_vit_does_not_start_with_neighbour_heads():
 def test_labels_are_of_the_object_that_covers_most_of_a_patch():
     world = World("train")
     patch = SIZE // 10
-    colours, shape_names, _ = shapes.FEW
+    colours, shape_names, *_ = shapes.FEW
     ground = (len(colours), len(shape_names), -1, -1)
     shape_classes = set()
     for i in range(30):
@@ -82,6 +82,23 @@ def test_labels_are_of_the_object_that_covers_most_of_a_patch():
                 assert (colours[colour], shape_names[shape]) == (o["colour"], o["shape"])
                 assert (column * LATTICE, row * LATTICE) == (o["x"], o["y"])
     assert shape_classes == set(range(len(shape_names) + 1))
+
+
+def test_a_world_of_many_kinds_has_more_classes(monkeypatch):
+    scenes = []
+    labels = vit.labels
+
+    def recorded(scene, grid, kinds):
+        scenes.append(scene)
+        return labels(scene, grid, kinds)
+
+    monkeypatch.setattr(vit, "labels", recorded)
+    assert vit.tasks_of(shapes.FEW).n_classes[:2] == [7, 5]
+    assert vit.tasks_of(shapes.MANY).n_classes[:2] == [10, 7]
+    assert len(list(vit.pretrain(toy_vit(), 0, 3, kinds_name="many"))) == 3
+    drawn = {(o["colour"], o["shape"]) for scene in scenes for o in scene["objects"]}
+    assert drawn <= set(shapes.MANY.seen)
+    assert drawn - set(shapes.FEW.all)
 
 
 def test_patches_learn_their_objects_and_the_seed_decides_the_result():

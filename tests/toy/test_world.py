@@ -1,6 +1,9 @@
 """The toy world: what it says of its images is true of their pixels, and no training scene is a
 held-out one."""
 
+import json
+import zlib
+
 import numpy as np
 import pytest
 
@@ -10,7 +13,7 @@ from text.points import format_points, parse_points, unit_points
 from text.tokenizer import ByteTokenizer
 from toy import world
 from toy.images import CURRICULUM, ImageSeries, World, is_held_out
-from toy.shapes import COLOURS, FEW, KINDS_BY_NAME, LATTICE, SIZE, mask_of, name_of
+from toy.shapes import COLOURS, FEW, KINDS_BY_NAME, LATTICE, MANY, SIZE, mask_of, name_of
 from training.config import parse
 
 TOKENIZER = ByteTokenizer(world.WORDS)
@@ -59,6 +62,18 @@ def test_a_series_is_a_function_of_seed_and_index():
     assert not np.array_equal(a.images(a[7])[1], other.images(other[7])[1])
 
 
+def test_the_world_of_few_kinds_is_that_of_the_runs_in_results_md():
+    """What another order of colours, shapes or words would change."""
+    def crc(value):
+        return zlib.crc32(json.dumps(value).encode())
+
+    training, unseen = World("train"), World("unseen")
+    assert crc([training.scene(i) for i in range(50)]) == 3453446965
+    assert crc([training[i]["annotations"] for i in range(50)]) == 904077864
+    assert crc([unseen[i]["annotations"] for i in range(50)]) == 123535509
+    assert crc(world.WORDS[:106]) == 2174340752          # their places are their ids
+
+
 def test_training_and_held_out_images_cannot_coincide():
     assert len(TRAINING) == 3
     for source in TRAINING:
@@ -72,17 +87,16 @@ def test_unseen_combinations_are_never_shown_in_training(kinds_name):
     def kinds(source, indices):
         return [kinds_of(source.scene(i)["objects"]) for i in indices]
 
-    sources = world.mixture(0, kinds=kinds_name)[0]
+    sources = world.mixture(0, kinds_name=kinds_name)[0]
     training = [source for source in sources if isinstance(source, World)]
-    training.append(World("train", questions="patches", kinds=kinds_name))
-    colours, shapes, unseen = KINDS_BY_NAME[kinds_name]
-    seen = KINDS_BY_NAME[kinds_name].seen
+    training.append(World("train", questions="patches", kinds_name=kinds_name))
+    colours, shapes, _, seen, unseen = KINDS_BY_NAME[kinds_name]
     assert len(seen) + len(unseen) == len(colours) * len(shapes)
     shown = [kinds(source, INDICES) for source in training]
-    shown.append(kinds(World("test", kinds=kinds_name), range(300)))
+    shown.append(kinds(World("test", kinds_name=kinds_name), range(300)))
     for of_images in shown:
         assert set().union(*of_images) == set(seen)
-    of_unseen = kinds(World("unseen", kinds=kinds_name), range(300))
+    of_unseen = kinds(World("unseen", kinds_name=kinds_name), range(300))
     assert all(of_image & set(unseen) for of_image in of_unseen)
     assert set().union(*of_unseen) >= set(unseen)
     # nor does a training image's annotation name one
@@ -118,7 +132,7 @@ def test_held_out_parts_of_later_stages_have_series_and_videos_and_long_ones_apa
 
 @pytest.mark.parametrize("kinds_name", KINDS_BY_NAME)
 def test_annotations_of_an_image_are_true_of_its_masks(kinds_name):
-    source = World("train", kinds=kinds_name)
+    source = World("train", kinds_name=kinds_name)
     n_objects = set()
     types = set()
     for i in range(200):
@@ -218,7 +232,7 @@ def test_colour_alone_does_not_tell_objects_from_the_ground():
 @pytest.mark.parametrize("kind", ["images", "series", "videos", "long-tracks"])
 def test_the_world_as_files_is_the_same_world(kind, tmp_path):
     """Tokens and pixels to the bit, and the masks."""
-    source = world.KINDS[kind]("test")
+    source = world.SOURCES[kind]("test")
     world.export(tmp_path, source, 5)
     records = Records(tmp_path / "records.jsonl")
     masks = np.load(tmp_path / "masks.npz")
@@ -246,6 +260,24 @@ def test_rare_annotations_are_those_of_unseen_combinations_that_are_shown():
     assert not world.is_rare({**point, "points": []}, FEW)
     assert not world.is_rare({**point, "label": "red circle"}, FEW)
     assert not world.is_rare({"type": "count", "label": "red cross", "count": 1}, FEW)
+    assert world.is_rare({**point, "label": "white bar"}, MANY)
+    assert not world.is_rare({**point, "label": "white bar"}, FEW)
+
+
+def test_the_command_writes_images_of_many_kinds(tmp_path, monkeypatch, capsys):
+    def write(*words):
+        monkeypatch.setattr("sys.argv", ["world", str(tmp_path), "--kinds", "many", *words])
+        world.main()
+
+    write("--split", "unseen", "--n", "30")
+    records = list(Records(tmp_path / "records.jsonl"))
+    assert records[3]["id"] == "many-unseen-all-3"
+    assert (tmp_path / "many-unseen-all-3.png").exists()
+    assert any(world.is_rare(a, MANY) and not world.is_rare(a, FEW)
+               for record in records for a in record["annotations"])
+    with pytest.raises(SystemExit):
+        write("--what", "videos")
+    assert "only with --what images" in capsys.readouterr().err
 
 
 def test_sums_are_right():

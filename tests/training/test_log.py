@@ -1,11 +1,13 @@
 """log.jsonl and skips.jsonl: what a resumed run adds to them, and lines that cannot be read."""
 
+import io
 import json
 import shutil
 from types import SimpleNamespace
 
 import pytest
 import torch
+from tqdm import tqdm
 
 from training import log
 from training.ending import Ending
@@ -148,10 +150,17 @@ def test_the_time_left_includes_what_follows_the_bar():
     assert log.time_left(Bar(1000), 60) == "00:30"
 
 
-@pytest.mark.parametrize(("eval_records", "stage", "steps"), [
-    (None, 1, 200 * 2 / 3), (None, 3, 200 * 4 / 3), ({"a": [1] * 6, "b": [1] * 3}, 1, 3), ({}, 1, 0)
+@pytest.mark.parametrize(("eval_records", "stage", "world", "steps"), [
+    (None, 1, 1, 400 / 3), (None, 3, 1, 800 / 3), (None, 1, 2, 200 / 3), ({"a": [1] * 6}, 1, 1, 0)
 ])
-def test_an_evaluation_counts_as_a_third_of_a_step_for_each_record(eval_records, stage, steps):
-    run = SimpleNamespace(eval_records=eval_records,
+def test_three_images_of_the_toy_are_evaluated_in_a_step(eval_records, stage, world, steps):
+    run = SimpleNamespace(eval_records=eval_records, ranks=SimpleNamespace(world=world),
                           config=SimpleNamespace(stage=stage, eval_images=200))
     assert log.evaluation_in_steps(run) == pytest.approx(steps)
+
+
+def test_the_bar_shows_loss_fill_and_the_time_left(monkeypatch):
+    bar = tqdm(range(10), file=io.StringIO())
+    monkeypatch.setattr(log, "time_left", lambda *_: "07:40")
+    log.show_progress(bar, SimpleNamespace(eval_records={}), 0.12345, 0.976)
+    assert bar.postfix == "ends_in=07:40, fill=98%, loss=0.123"

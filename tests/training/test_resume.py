@@ -19,7 +19,9 @@ from tests.training.faulty_disk import FaultyDisk
 from tests.training.runs import RECIPE, assert_same_run, back_to, logged, run, sentence, weights
 from training import checkpoint
 from training.checkpoint_files import Reader
+from training.config import UserError, parse
 from training.log import read_skips
+from training.resume import check_recipe, config_as_text
 
 
 @pytest.fixture
@@ -112,6 +114,15 @@ def test_another_recipe_is_refused_with_the_fields_named(whole, records, capsys,
     assert run(whole, *RECIPE, *records, "--resume", *flags) == 2
     sentence(capsys, "--resume:", "step-6", words)
     assert before == {path: path.stat().st_mtime_ns for path in whole.rglob("*")}
+
+
+def test_a_field_that_is_younger_than_the_checkpoint_had_its_default():
+    args, config = parse(RECIPE)
+    ours = config_as_text(config)
+    theirs = {name: value for name, value in ours.items() if name != "toy_kinds"}
+    check_recipe(args, "step-2", theirs, ours)
+    with pytest.raises(UserError, match='toy_kinds was "few" and is "many"'):
+        check_recipe(args, "step-2", theirs, {**ours, "toy_kinds": '"many"'})
 
 
 def test_resume_anyway_insists(whole, records, tmp_path):

@@ -10,6 +10,7 @@ from records.reader import DataError
 from stages import stage2
 from tests.training.runs import run, sentence
 from text.tokenizer import ByteTokenizer
+from toy.shapes import KINDS_BY_NAME
 from training.config import parse
 from training.sources import check_fingerprint, fingerprint, open_sources, published
 
@@ -192,6 +193,14 @@ def test_files_of_one_name_get_their_folders_in_front(tmp_path):
     names = [source.name for source in sources]
     assert len(set(names)) == 3
     assert names[1] == names[0] + "#2"
+
+
+@pytest.mark.parametrize("name", KINDS_BY_NAME)
+def test_the_toy_world_has_the_kinds_that_the_config_names(name):
+    captions, points, _ = opened("--stage", "1", f"--toy_kinds={name}")[0]
+    assert captions.kinds == points.kinds == KINDS_BY_NAME[name]
+    other = opened("--stage", "1")[0][0]
+    assert (captions.fingerprint == other.fingerprint) == (name == "few")
 
 
 def test_the_toy_world_has_evaluation_records_of_its_own_and_other_data_those_of_eval(tmp_path):
