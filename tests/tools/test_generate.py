@@ -179,7 +179,7 @@ def test_a_video_of_a_single_frame_can_be_asked_about(tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def toy_tracks(tmp_path_factory):
     """A record with tracks of the toy world, and its video as a file, two frames per second."""
-    source = world.KINDS["tracks"]("test")
+    source = world.SOURCES["tracks"]("test")
     record = source[0]
     _, _, duration, half_frame = source.video_size(record)
     times = np.arange(0, duration, 2 * half_frame)
