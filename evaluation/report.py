@@ -14,6 +14,7 @@ from evaluation import charts, marks, pictures
 from evaluation.evaluate import SCORES, evaluate
 from records.errors import printable
 from toy import world
+from toy.images import World
 from training import lora
 from training.gather import gather_on_each
 from training.log import read_log
@@ -187,10 +188,9 @@ def print_end(run, loss, scores, seconds):
           f"in {out}/model.\nAsk it something:")
     image, prompt = "IMAGE", "long_caption:"
     if is_toy:
-        few = run.config.toy_kinds == "few"
-        folder = "runs/toy" if few else "runs/toy-many"
-        print(f"    python -m toy.world {folder} --n 20{'' if few else ' --kinds many'}")
-        image = f"{folder}/{'tiny' if few else 'many'}-test-all-3.png"
+        kinds_name = run.config.toy_kinds
+        print(f"    python -m toy.world runs/toy-{kinds_name} --kinds {kinds_name} --n 20")
+        image = f"runs/toy-{kinds_name}/{World('test', kinds_name=kinds_name).name}-3.png"
         prompt = "pointing: any shape"
     print(f'    python -m tools.generate --model {out} --image {image} --prompt "{prompt}"')
     print(json.dumps({"out": str(run.out), "steps": run.config.steps, "loss": loss,

@@ -34,16 +34,17 @@ class Tasks(NamedTuple):
     logit_factors: tuple
 
 
+GROUND_WEIGHT = 0.1                  # most patches are ground, and easy
+
+
 def tasks_of(kinds):
+    """What stage 0 asks in a world of these kinds, with one more class each for the ground."""
     return Tasks(
         names=("colour", "shape", "column", "row"),
         n_classes=[len(kinds.colours) + 1, len(kinds.shapes) + 1, N_PLACES, N_PLACES],
         loss_shares=(1, 4, 0.5, 0.5),
         logit_factors=(0.4, 0.4, 8, 8),
     )
-
-
-GROUND_WEIGHT = 0.1                  # most patches are ground, and easy
 
 
 def labels(scene, grid, kinds):

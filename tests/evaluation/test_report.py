@@ -202,7 +202,7 @@ def test_samples_of_a_run_are_pictures_of_every_part(small_model, tmp_path):
     (None, 0.25, {"point_f1": 0.9, "point_recall": 0.8, "unseen": {"caption_exact": 0.04}},
      ["After 30 steps the model reaches on held-out examples: point_f1 0.900.",
       "On combinations that training never shows: caption_exact 0.040.",
-      "predicted points in runs/x/samples", "toy.world runs/toy-many --n 20 --kinds many",
+      "predicted points in runs/x/samples", "toy.world runs/toy-many --kinds many --n 20",
       "--image runs/toy-many/many-test-all-3.png"]),
     ({"mine": []}, 0.25, {"caption_exact": 0.5}, ["on the records of --eval: caption_exact 0.500.",
                                                   "--image IMAGE"]),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+from tqdm import tqdm
 
 import data
 import model as models
@@ -17,6 +18,8 @@ import parallel
 import train
 from evaluation import report
 from tests.training.runs import SMALL, logged, run, sentence
+from toy import vit as stage0
+from training import setup
 from training.config import UserError, parse
 from training.setup import (
     choose_layout,
@@ -182,6 +185,31 @@ def test_ranks_that_see_other_data_end_in_one_sentence(tmp_path, capsys, monkeyp
 
 # --------------------------------------------------------------------------------------------------
 # dry run
+
+
+@pytest.mark.parametrize("kinds_name", ["few", "many"])
+def test_stage_0_is_of_the_kinds_of_the_run_and_says_when_the_command_ends(tmp_path, monkeypatch,
+                                                                           capsys, kinds_name):
+    asked = []
+    pretrain = stage0.pretrain
+
+    def shown_at_once(lines, **options):
+        return tqdm(lines, **options | {"mininterval": 0})
+
+    def noted(*args, **options):
+        asked.append(options)
+        return pretrain(*args, **options)
+
+    monkeypatch.setattr(report, "final_scores", lambda *_: {})
+    monkeypatch.setattr(stage0, "pretrain", noted)
+    monkeypatch.setattr(setup, "time_left", lambda bar, steps: f"{bar.total} and {steps:.0f}")
+    monkeypatch.setattr(setup, "tqdm", shown_at_once)
+    flags = [*SMALL, "--steps", "20", "--vit_steps=2", f"--toy_kinds={kinds_name}"]
+    assert run(tmp_path / "out", *flags) == 0
+    assert asked == [{"kinds_name": kinds_name}]
+    # four steps of stage 0 for each of training, and for three images that are asked about
+    assert f"ends_in=2 and {4 * 20 + 4 * 400 / 3:.0f}" in capsys.readouterr().err
+    assert len((tmp_path / "out" / "stage0.jsonl").read_text().splitlines()) == 2
 
 
 def test_a_dry_run_has_the_largest_shapes_and_changes_nothing(tmp_path, monkeypatch):
