@@ -12,6 +12,7 @@ from PIL import Image
 from evaluation import charts, report
 from records.reader import Records
 from tests.evaluation.small_model import DATA, MEDIA, TOKENIZER
+from toy.images import World
 from toy.shapes import MANY
 
 LOG = [
@@ -164,6 +165,18 @@ def test_the_toy_of_many_kinds_is_scored_on_them(evaluated):
     config.toy_kinds = "many"
     report.final_scores(config, None, TOKENIZER, None)
     assert [records[0]["source"].kinds for records, *_ in evaluated] == [MANY, MANY]
+
+
+def test_points_on_unseen_kinds_are_those_of_the_world_asked_about():
+    source = World("unseen", kinds_name="many")
+    records = [source[i] for i in range(30)]
+    predictions = []
+    for record in records:
+        for k, annotation in enumerate(record["annotations"]):
+            if annotation["type"] == "point":
+                is_new = annotation["label"] in ("white bar", "purple diamond")
+                predictions.append({"id": record["id"], "annotation": k, "point_f1": is_new})
+    assert 0 < report.score_of_rare(predictions, records)["point_f1_of_unseen_kinds"] < 1
 
 
 def test_given_records_are_scored_with_one_limit_and_drawn(evaluated, monkeypatch, tmp_path):
