@@ -4,10 +4,10 @@
 #
 #   STAMPS=stamps LLM=smollm2 BACKGROUNDS=photographs bash stages/photos.sh
 #
-# DEVICE=cuda: connector and evaluation on a GPU, as the training. SIZE: pixels along one side of an
-# image. Flags go to the training. When started again after an interruption, it continues where it
-# was. To try it in minutes: OUT=runs/try SCENES=90 HELD_OUT=4 TOWER_STEPS=9 CONNECTOR_STEPS=9, and
-# the flag --steps 5.
+# DEVICE=cuda: connector and evaluation on a GPU (the training uses one by itself). SIZE: pixels
+# along one side of an image. Flags go to the training. When started again after an interruption, it
+# continues where it was. To try it in minutes: OUT=runs/try SCENES=90 HELD_OUT=4 TOWER_STEPS=9
+# CONNECTOR_STEPS=9, and the flag --steps 5.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
