@@ -4,9 +4,9 @@ in    a packing.Batch
 out   nll and logsumexp per token (B,T), 0 where there is no loss; logits(batch) for small inputs
 
 Letters: B rows, T tokens, C width, H query heads, G kv heads, D head dim, V vocabulary, M visual
-tokens. (Paper: architecture; docs/molmo2.md 1.) Two families, one block:
+tokens. (Paper: architecture; docs/molmo2.md 1.) Three families, one block:
 
-    qwen (4b, 8b)   x + attn(norm(x)),  x + mlp(norm(x))    q, k normalised per head
+    qwen (4b, 8b)   x + attn(norm(x)),  x + mlp(norm(x))    q, k normalised per head (llama: not)
     olmo (o7b)      x + norm(attn(x)),  x + norm(mlp(x))    q, k normalised whole, before the split
                                                             into heads; YaRN on some layers
 

@@ -34,7 +34,7 @@ class Batch:
     pool_dst: torch.Tensor           # (M,) int64, flat token index b*T+t that receives it
     ids: list                        # of str, record ids
     # under context parallelism (parallel.py)
-    cp_rank: torch.Tensor = None     # (n,) int32, the rank that has each crop; images has ours
+    cp_rank: torch.Tensor = None     # (n,) int32, rank of each crop; `images` has this rank's
     dispatch: tuple = None           # (sent, received): pooled tokens to and from each rank
     # (L,) int64, flat indices of tokens with loss, found here so that no GPU is waited for
     labelled: torch.Tensor = field(init=False)

@@ -275,7 +275,7 @@ def local(tensor):
 
 
 # --------------------------------------------------------------------------------------------------
-# exchanges of numbers and objects; of one process, they are its own
+# collectives for numbers and objects; one process gets its own back
 
 
 def all_reduce_sums(numbers):

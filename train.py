@@ -130,7 +130,7 @@ def train(run, model, groups, optimizer, log, eval_every=0):
         for k, rows in enumerate(micro_batches, 1):
             parallel.accumulate(model, last=k == n_micro_batches)
             batch, nll = forward_backward(run, model, rows)
-            stats.add(rows, batch, nll)              # read one micro-batch later: nobody waits here
+            stats.add(rows, batch, nll)              # read one micro-batch later: no wait here
         stats.all_reduce()
         norms = divide_and_clip(run, groups, stats.weight)
         finite = math.isfinite(stats.loss) and all(map(math.isfinite, norms.values()))

@@ -184,7 +184,7 @@ def frame_windows(config=RELEASED):
 def frame_times(duration, max_frames, fps=2, last=True):
     """Seconds at which a video is looked at: every 1/fps and the last; spread evenly if too many.
 
-    last=False is an older rule of the official code without the last instant (docs/molmo2.md 3.1).
+    last=False is the official mode "uniform", without the last instant; training does not use it.
     """
     if (max_frames - 1) / fps < duration:
         return np.linspace(0, duration, max_frames, endpoint=last).tolist()
@@ -194,8 +194,8 @@ def frame_times(duration, max_frames, fps=2, last=True):
 def track_times(duration, max_frames, rates):
     """Seconds at which a video with tracks is looked at (docs/molmo2.md 3.1).
 
-    A grid of the highest of the rising `rates`, per second, with which max_frames reach the end, or
-    of the lowest if none does. The last instant only where it lies on the grid.
+    Every 1/rate seconds, without the last instant: at the highest of the rising `rates` with which
+    max_frames reach the end, or at the lowest if none does.
     """
     fps = rates[0]
     for rate in rates[1:]:

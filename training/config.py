@@ -49,7 +49,7 @@ class Config:
     batch: int = 128  # packs per optimizer step, over all ranks
     micro_batch: int = 4  # packs per forward pass of one rank; the rest is accumulation
     cp: int = 1  # context-parallel degree: ranks that share a row
-    shard: int = 0  # neighbouring ranks that hold the weights together; 0: a node, alone all ranks
+    shard: int = 0  # neighbouring ranks that share the weights; 0: all (not given: those of a node)
     pack_crops: int = 16  # crops of one pack at most
     pool_size: int = 48  # examples that the packer chooses from
     lr: GroupRates = GroupRates(6e-6, 2e-4, 2e-5)  # peak learning rates
