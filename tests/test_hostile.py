@@ -121,7 +121,7 @@ CONFIGS = {
     "10^9 layers": ({"n_layer": 10**9}, {}, "1,000,000,003 layers, more than 1,000"),
     "10^9 layers of the ViT": ({}, {"n_layer": 10**9}, "layers, more than 1,000"),
     "a vocabulary of 10^30": ({"n_vocab": 10**30}, {}, "describes no model"),
-    "another vocabulary": ({"n_vocab": 10**6}, {}, "has shape"),
+    "another vocabulary": ({"n_vocab": 10**6}, {}, "shape"),
     "words for numbers": ({"eps": "x"}, {}, "eps = 'x' is not of type float"),
     "no size": ({"n_embd": -1}, {}, "describes no model"),
     "a list for an object": ({"yarn": []}, {}, "describes no model"),
@@ -137,7 +137,7 @@ def test_an_absurd_config_is_refused_at_once(tmp_path, name):
     (tmp_path / "config.json").write_text(json.dumps(config))
     began = time.monotonic()
     tracemalloc.start()
-    with pytest.raises(ValueError, match=r"config\.json|model\.safetensors") as error:
+    with pytest.raises(ValueError, match=r"config\.json|model\.(safetensors|pt)") as error:
         weights.load(tmp_path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

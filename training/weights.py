@@ -208,7 +208,7 @@ def open_pickled(folder):
     if not isinstance(tensors, dict) or not all(map(torch.is_tensor, tensors.values())):
         raise ValueError(f"{path}: holds something else than a dictionary of tensors")
     try:
-        meta_model(folder.config).load_state_dict(tensors)
+        meta_model(folder.config).load_state_dict(tensors, assign=True)
     except RuntimeError as e:
         reason = " ".join(str(e).split())
         raise ValueError(f"{path}: weights do not fit config.json: {reason:.300}") from None

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
+from tests.training.hf_models import ROOT
 from tests.training.runs import logged
-from tests.training.test_base import ROOT, save_language_model
+from tests.training.test_base import save_language_model
 
 FOLDERS = ("animals/birds", "food/fruit", "hobbies/music")     # the last is held out
 
