@@ -35,16 +35,16 @@ from tqdm import tqdm
 import packing
 import parallel
 from evaluation import report
-from training import checkpoint, weights
+from training import checkpoint
 from training.config import parse
 from training.ending import Ending, Terminated
-from training.gather import gather_on_first
 from training.lock import RunLock
 from training.log import RunLog, first_log_line, print_header, show_progress
 from training.resume import config_as_text, run_directory
 from training.setup import dry_run_largest_batch, fill_weights, pretrain_vit, start_run
 from training.stats import StepStats, loss_fields, plan_fields, report_nonfinite
 from training.sync import all_ranks_or_none, sync_ranks
+from weights import files, gather
 
 # --------------------------------------------------------------------------------------------------
 # optimizer
@@ -202,12 +202,12 @@ def dropout_seed(seed, step, rank):
 
 def save_model(run, model):
     """Weights, tokenizer, and the settings with which to ask, in out/model; then the curves."""
-    whole = gather_on_first(model, run.ranks)
+    whole = gather.gather_on_first(model, run.ranks)
     if not run.ranks.first:
         return
-    weights.save(whole, run.out / "model")
+    files.save(whole, run.out / "model")
     run.tokenizer.save(run.out / "model")
-    weights.save_data_config(run.config.data, run.out / "model")
+    files.save_data_config(run.config.data, run.out / "model")
     report.draw_curves(run.out)
 
 

@@ -15,9 +15,9 @@ from evaluation.evaluate import SCORES, evaluate
 from records.errors import printable
 from toy import world
 from toy.images import World
-from training import lora
-from training.gather import gather_on_each
 from training.log import read_log
+from weights import lora
+from weights.gather import gather_on_each
 
 PROGRESS_SCORES = (
     "point_f1", "count_accuracy", "caption_exact", "video_point_f1", "track_f1", "qa_accuracy"

@@ -19,9 +19,9 @@ import torch
 import model
 from records.reader import DataError
 from text import tokenizer as text
-from training import weights
-from training.export import byte_tokenizer_files
 from training.planner import PlanFile
+from weights import files
+from weights.export import byte_tokenizer_files
 
 
 class Payload:
@@ -36,7 +36,7 @@ class Payload:
 
 def toy(folder):
     """A folder with a sound model, small."""
-    weights.save(model.Molmo2(model.PRESETS["toy"]), folder)
+    files.save(model.Molmo2(model.PRESETS["toy"]), folder)
     text.ByteTokenizer().save(folder)
     return folder
 
@@ -67,7 +67,7 @@ def test_a_pickle_in_a_models_folder_does_not_run(tmp_path, name, form):
         DUMPS[form]({"a": Payload(tmp_path / "harm")}, file)
     if name == "model.pt":
         (tmp_path / "model.safetensors").unlink(missing_ok=True)
-    load = weights.load
+    load = files.load
     if name == "tokenizer.json":
         load = partial(text.load_tokenizer, n_vocab=384)
     with pytest.raises(ValueError, match=name) as error:
@@ -95,7 +95,7 @@ def test_a_safetensors_header_of_2_to_the_60_bytes_is_refused(tmp_path):
     pytest.importorskip("safetensors")
     (toy(tmp_path) / "model.safetensors").write_bytes((2**60).to_bytes(8, "little") + b"{}")
     with pytest.raises(ValueError, match="not readable as weights") as error:
-        weights.load(tmp_path)
+        files.load(tmp_path)
     is_one_sentence(error, "model.safetensors")
 
 
@@ -108,7 +108,7 @@ def test_an_index_names_no_shard_outside_its_folder(tmp_path, shard):
     weight_map = {"weight_map": {"embedding.weight": shard}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(weight_map))
     with pytest.raises(FileNotFoundError, match="that the index names is missing") as error:
-        weights.load(folder)
+        files.load(folder)
     is_one_sentence(error)
 
 
@@ -138,7 +138,7 @@ def test_an_absurd_config_is_refused_at_once(tmp_path, name):
     began = time.monotonic()
     tracemalloc.start()
     with pytest.raises(ValueError, match=r"config\.json|model\.(safetensors|pt)") as error:
-        weights.load(tmp_path)
+        files.load(tmp_path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     is_one_sentence(error, words)

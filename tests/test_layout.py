@@ -27,6 +27,7 @@ LAYERS = [
     {"model", "records"},
     {"data"},
     {"packing", "parallel", "toy"},
+    {"weights"},
     {"training"},
     {"evaluation"},
     {"train"},

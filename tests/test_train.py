@@ -23,13 +23,13 @@ from records.mixture import Mixture
 from text.tokenizer import ByteTokenizer, load_tokenizer
 from toy import world
 from toy.shapes import SIZE
-from training import weights
 from training.config import parse
 from training.loader import Loader
 from training.planner import StepPlanner
 from training.resume import Checkpoint
 from training.setup import open_model
 from training.sources import open_sources
+from weights import files
 
 ROOT = Path(__file__).parents[1]
 MEDIA = ROOT / "tests" / "media"
@@ -187,7 +187,7 @@ def test_three_steps_equal_three_written_by_hand(tmp_path):
         whole = sum(n**2 for n in norms.values()) ** 0.5
         assert line["grad_norm"] == pytest.approx(whole, rel=1e-4)
         assert max(norms.values()) > 1.5                 # so that clipping matters
-    after = dict(weights.load(tmp_path / "a").named_parameters())
+    after = dict(files.load(tmp_path / "a").named_parameters())
     for name, p in model.named_parameters():
         moved = after[name].detach() - before[name]
         expected = p.detach() - before[name]
@@ -279,7 +279,7 @@ def test_a_frozen_embedding_stays_and_the_extra_ones_learn(tmp_path, frozen):
     run(tmp_path / "a", f"--freeze_embedding={frozen}", "--steps", "1", "--warmup.llm=0",
         "--warmup.connector=0")
     before, _, _ = opened()
-    after = weights.load(tmp_path / "a")
+    after = files.load(tmp_path / "a")
     assert torch.equal(before.embedding.weight, after.embedding.weight) == frozen
     assert not torch.equal(before.extra.weight, after.extra.weight)
 
@@ -288,7 +288,7 @@ def test_only_the_named_parts_learn(tmp_path):
     run(tmp_path / "a", "--train", "connector", "--steps", "1", "--warmup.connector=0",
         "--vit_steps=0")
     before = dict(opened()[0].named_parameters())
-    after = dict(weights.load(tmp_path / "a").named_parameters())
+    after = dict(files.load(tmp_path / "a").named_parameters())
     assert before.keys() == after.keys()
     changed = [name for name in before if not torch.equal(before[name], after[name])]
     assert changed
@@ -319,7 +319,7 @@ def test_stage_0_teaches_a_vit_that_starts_from_nothing_and_no_other(plain, tmp_
 def test_a_run_leaves_log_weights_curves_and_samples(plain):
     out, lines = plain
     assert {"config", "commit", "versions", "params"} <= set(lines[0])
-    n_parameters = sum(p.numel() for p in weights.load(out).parameters())
+    n_parameters = sum(p.numel() for p in files.load(out).parameters())
     assert sum(lines[0]["params"].values()) == n_parameters
     expected = {*EXACT, "loss", "grad_norm", "grad_norms", "seconds"}
     assert all(expected <= set(line) for line in steps_of(lines))
@@ -383,12 +383,12 @@ def test_a_run_takes_shape_and_tokenizer_of_the_one_it_starts_from(tmp_path):
     shape = dataclasses.replace(toy, n_layer=1, vision=vision)
     torch.manual_seed(1)
     before = models.Molmo2(shape).init_weights()
-    weights.save(before, old)
+    files.save(before, old)
     ByteTokenizer(world.WORDS[:-1]).save(old)
     (old / "data.json").write_text("{}")
     train.main([*WITHOUT_SHAPE, "--steps", "1", "--init", str(old), "--out", str(new), "--lr.vit=0",
                 "--warmup.vit=0"])
-    after = weights.load(new)
+    after = files.load(new)
     assert after.config == shape
     assert load_tokenizer(new / "model", 384).words == world.WORDS[:-1]
     config = json.loads((new / "config.json").read_text())["config"]

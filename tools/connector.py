@@ -26,8 +26,8 @@ from records.errors import DataError, warn
 from tools.tower import IMAGES, labels, tasks_of
 from toy.photos import Photos, add_arguments, open_cut_outs, read_backgrounds
 from toy.vit import learning_rate, nll_of_tasks, patches_of
-from training import weights
-from training.open_model import open_model_folder
+from weights import files
+from weights.open_model import open_model_folder
 
 LR = 1e-3
 GROUND = "background"                # the word for what is no cut-out
@@ -118,9 +118,9 @@ def main(argv=None):
         photos = Photos(cut_outs, kinds, read_backgrounds(args.backgrounds), "train",
                         model.config.vision.crop, args.seed)
         nll = train(model.requires_grad_(False), tokenizer, photos, args)
-        weights.save(model, out)
+        files.save(model, out)
         tokenizer.save(out)
-        weights.save_data_config(data_config, out)
+        files.save_data_config(data_config, out)
     except (OSError, DataError, ValueError) as e:
         warn(f"tools.connector: {e}")
         raise SystemExit(2) from None

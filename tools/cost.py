@@ -24,8 +24,8 @@ from tools.bench.attend import packed_row
 from tools.bench.flops import Work, flops
 from tools.bench.run import IMAGE_WINDOW, VIDEO_WINDOW
 from tools.bench.stream import ExampleSize, recipe, stream, video_size
-from training import weights
 from training.log import commit
+from weights import files
 
 H100 = 989                               # TFLOP/s in bfloat16, by data sheet
 PARTS = {                                # of a step, by the fields of Work that cause it
@@ -84,7 +84,7 @@ def flops_of_parts(model, work):
 
 def cost(preset, stage, n):
     """FLOPs of a whole stage by part, and the attention of a row that is one long video."""
-    model = weights.meta_model(PRESETS[preset])
+    model = files.meta_model(PRESETS[preset])
     n_patch = model.config.vision.n_patch
     values = STAGES[stage].RECIPE
     rows = values["steps"] * values["batch"]

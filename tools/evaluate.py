@@ -30,8 +30,8 @@ from records.errors import warn
 from records.reader import Records
 from tools import benchmarks
 from training.config import UserError
-from training.open_model import open_model_folder
 from training.sources import unique_names
+from weights.open_model import open_model_folder
 
 CURVES = (
     "caption_exact", "caption_recall", "video_point_f1", "count_accuracy", "track_f1", "hota",

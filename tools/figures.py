@@ -21,7 +21,7 @@ from tools import ablate
 from tools.evaluate import draw_curves, table
 from toy import world
 from training.log import read_log
-from training.open_model import open_model_folder
+from weights.open_model import open_model_folder
 
 ROOT = Path(__file__).parent.parent
 FRAMES = (3, 6, 9, 12, 18)

@@ -28,7 +28,7 @@ from records.errors import warn
 from records.media import Unreadable
 from records.visual import clip_times, open_clip
 from text.styles import TASK_OF_STYLE, TRACK_TASKS
-from training.open_model import open_model_folder
+from weights.open_model import open_model_folder
 
 # -------------------------------------------------------------------------------------------------
 # command line

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from data import DataConfig
 from records.errors import warn
-from training import weights
-from training.base import extended_tokenizer, start_from_base
-from training.export import add_hub_code, export
-from training.open_model import RELEASED_SETTINGS, open_model_folder
+from weights import files
+from weights.base import extended_tokenizer, start_from_base
+from weights.export import add_hub_code, export
+from weights.open_model import RELEASED_SETTINGS, open_model_folder
 
 
 def parse(argv):
@@ -65,9 +65,9 @@ def run(args):
         if args.code:
             add_hub_code(args.code, out)
     else:
-        weights.save(model, out)
+        files.save(model, out)
         tokenizer.save(out)
-        weights.save_data_config(data_config, out)
+        files.save_data_config(data_config, out)
     return model
 
 

@@ -27,8 +27,8 @@ from records.errors import DataError, warn
 from toy.neighbor_init import init_neighbor_heads
 from toy.photos import Photos, add_arguments, open_cut_outs, read_backgrounds
 from toy.vit import Pretraining, Tasks, classes_of_patches
-from training.base import PATCH_EMBEDDING, siglip_config, siglip_names
-from training.tensor_files import write_safetensors
+from weights.base import PATCH_EMBEDDING, siglip_config, siglip_names
+from weights.tensor_files import write_safetensors
 
 IMAGES = 8                           # of a step
 SAVE_EVERY = 200                     # steps

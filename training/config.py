@@ -23,7 +23,7 @@ from data import DataConfig
 from stages import tiny as tiny_recipe
 from stages.recipes import STAGES
 from training.limits import CHOICES, broken_rule
-from training.lora import LoraConfig
+from weights.lora import LoraConfig
 
 
 class UserError(Exception):

@@ -8,7 +8,7 @@ from model import PRESETS
 from records.media import MAX_FRAMES
 from stages.recipes import STAGES
 from toy.shapes import KINDS_BY_NAME
-from training.lora import LAYERS
+from weights.lora import LAYERS
 
 MANY = 10**9                 # more steps or records than any run has
 

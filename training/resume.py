@@ -7,9 +7,10 @@ from pathlib import Path
 import model as models
 import parallel
 from records.errors import DataError, warn
-from training import checkpoint, weights
+from training import checkpoint
 from training.config import Config, UserError, field_values
 from training.log import read_skips
+from weights import files
 
 # fields that may change on resume: they affect layout and speed, not results
 LAYOUT_FIELDS = {
@@ -62,8 +63,8 @@ def find_checkpoint(args, config):
     if state.get("base"):
         args.init = args.else_init or state["base"]["path"]
     try:
-        shape = weights.config_from_dict(state["model"])
-    except weights.CONFIG_ERRORS as e:
+        shape = files.config_from_dict(state["model"])
+    except files.CONFIG_ERRORS as e:
         raise checkpoint.LoadError(folder, e) from None
     shape_is_asked_for = args.preset or config.model != models.PRESETS[config.preset]
     if config.model != shape and shape_is_asked_for:
@@ -94,10 +95,10 @@ def find_base(args, config, resume_from):
     if args.init is None:
         raise UserError("--lora: adapters are put on trained weights; name them with --init")
     try:
-        files = weights.fingerprint(args.init) if parallel.is_first_process() else None
+        checksums = files.fingerprint(args.init) if parallel.is_first_process() else None
     except (OSError, ValueError) as e:
         raise UserError(f"--init (or --else-init) {args.init}: {e}") from None
-    base = {"path": str(Path(args.init).absolute()), "files": parallel.broadcast(files)}
+    base = {"path": str(Path(args.init).absolute()), "files": parallel.broadcast(checksums)}
     if (resume_from.state.get("base") or base)["files"] != base["files"]:
         raise UserError(f"--resume: {base['path']} has other weights than those that the adapters "
                         "were put on; --else-init DIR names a folder that has them")

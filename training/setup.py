@@ -18,11 +18,9 @@ from text.tokenizer import ByteTokenizer, load_tokenizer
 from toy import vit as stage0
 from toy import world
 from toy.neighbor_init import init_neighbor_heads
-from training import lora, weights
 from training.config import Config, UserError
 from training.loader import Loader
 from training.log import STAGE0_STEPS_PER_STEP, evaluation_in_steps, time_left
-from training.open_model import open_model_folder
 from training.planner import PlanFile, RunError, StepPlanner
 from training.resume import (
     Checkpoint,
@@ -33,6 +31,8 @@ from training.resume import (
     restore_loader,
 )
 from training.sources import fingerprint, open_sources
+from weights import files, lora
+from weights.open_model import open_model_folder
 
 # --------------------------------------------------------------------------------------------------
 # device and data
@@ -149,7 +149,7 @@ def open_model(args, config, resume_from):
     else:
         try:
             if resume_from.folder:
-                model = weights.meta_model(config.model)
+                model = files.meta_model(config.model)
             else:
                 model = models.Molmo2(config.model).init_weights()
                 if config.model.vision.neighbor_init:
@@ -183,7 +183,7 @@ def fill_weights(args, config, model):
     lora.init_adapters(model, config.seed)
     if args.init is not None:
         try:
-            weights.read_weights(model, args.init)
+            files.read_weights(model, args.init)
         except (OSError, ValueError) as e:
             raise UserError(f"--init {args.init}: {e}") from None
 
@@ -193,7 +193,7 @@ def open_tokenizer(args, config):
     if args.init is None:
         return ByteTokenizer(world.WORDS, config.model.n_vocab), config
     try:
-        folder, shape, _ = weights.describe(args.init)
+        folder, shape, _ = files.describe(args.init)
         tokenizer = load_tokenizer(folder, shape.n_vocab)
     except (OSError, ValueError) as e:
         raise UserError(f"--init {args.init}: {e}") from None
@@ -210,7 +210,7 @@ def model_shape(args, config, resume_from):
     if resume_from.folder or args.init is None:
         return config.model
     try:
-        return weights.describe(args.init)[1]
+        return files.describe(args.init)[1]
     except (OSError, ValueError) as e:
         raise UserError(f"--init {args.init}: {e}") from None
 

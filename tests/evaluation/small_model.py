@@ -10,7 +10,7 @@ import data
 import model
 from text.tokenizer import ByteTokenizer
 from toy import world
-from training import weights
+from weights import files
 
 MEDIA = Path(__file__).parents[1] / "media"
 VISION = dataclasses.replace(model.TOY_VISION, n_layer=2, feature_layers=(1, 0))
@@ -26,7 +26,7 @@ def random_model(config=CONFIG):
 
 def save_run(folder):
     """The model/ of a finished run."""
-    weights.save(random_model(), folder)
+    files.save(random_model(), folder)
     TOKENIZER.save(folder)
     settings = {"max_tokens": 512, "max_crops": 1, "length_hint": 0}
     (folder / "data.json").write_text(json.dumps(settings))

@@ -8,11 +8,11 @@ from model import PRESETS
 from tools import cost
 from tools.bench.flops import Work, flops
 from tools.bench.stream import ExampleSize
-from training import weights
+from weights import files
 
 
 def test_the_parts_of_a_row_add_up_to_the_flops_of_its_work():
-    model = weights.meta_model(PRESETS["toy"])
+    model = files.meta_model(PRESETS["toy"])
     work = Work(patches=300, pooled=120, visual=30, tokens=90, labelled=40, pairs=2500)
     parts = cost.flops_of_parts(model, work)
     assert sum(parts.values()) == flops(model, work, freeze_embedding=True)
@@ -35,7 +35,7 @@ def test_the_work_of_a_row_by_hand():
 
 def test_attention_of_one_long_video_costs_more_than_the_decoder_of_the_4b():
     """In stage 3. A row's pairs grow with the square of its length, its matrices do not."""
-    model = weights.meta_model(PRESETS["4b"])
+    model = files.meta_model(PRESETS["4b"])
     work = cost.longest_video_row(3, n_patch=729)
     assert work.tokens == 36864
     assert work.pairs == pytest.approx(1.2e9, rel=0.1)

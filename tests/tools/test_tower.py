@@ -15,8 +15,8 @@ from tests.training.hf_models import noise_image, transformers
 from text.tokenizer import ByteTokenizer
 from tools import connector, tower
 from toy.photos import Placed, open_cut_outs
-from training import weights
-from training.open_model import open_model_folder
+from weights import files
+from weights.open_model import open_model_folder
 
 
 @pytest.fixture
@@ -97,9 +97,9 @@ def base(tmp_path):
     torch.manual_seed(1)
     model = Molmo2(PRESETS["toy"])
     model.init_weights()
-    weights.save(model, tmp_path / "base")
+    files.save(model, tmp_path / "base")
     ByteTokenizer().save(tmp_path / "base")
-    weights.save_data_config(DataConfig(max_tokens=512), tmp_path / "base")
+    files.save_data_config(DataConfig(max_tokens=512), tmp_path / "base")
     return tmp_path / "base"
 
 

@@ -15,7 +15,8 @@ from PIL import Image
 
 import data
 from tests.training.runs import RECIPE, logged, run, skipped, wait_for_saves
-from training import base, checkpoint, export, weights
+from training import checkpoint
+from weights import base, export, files
 
 
 @pytest.fixture(autouse=True)
@@ -125,7 +126,7 @@ def saved(tmp_path_factory, tokenizer):
         folder = tmp_path_factory.mktemp(kind)
         export.write_processors(KINDS[kind], tokenizer, data.DataConfig(), folder)
         peer.save_pretrained(folder, max_shard_size="100KB")
-        return SavedModel(peer, folder, weights.load(folder))
+        return SavedModel(peer, folder, files.load(folder))
 
     return make
 

@@ -45,7 +45,7 @@ class SavedModel(NamedTuple):
 
 
 def peer_config(config):
-    """The same shape in transformers' own words, not through training/hf.py."""
+    """The same shape in transformers' own words, not through weights/released.py."""
     c = config
     v = config.vision
     rope = {"rope_type": "default", "rope_theta": c.rope_theta}

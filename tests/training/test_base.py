@@ -25,8 +25,8 @@ from tests.training.hf_models import (
 )
 from text.tokenizer import ByteTokenizer, chat, load_tokenizer
 from tools import hf as command
-from training import base, export, weights
-from training.open_model import open_model_folder
+from weights import base, export, files
+from weights.open_model import open_model_folder
 
 SIGLIP = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 11,
           "num_attention_heads": 2, "image_size": 130, "patch_size": 14,
@@ -136,8 +136,8 @@ def test_the_seed_of_a_start_decides_every_number(tmp_path, base_tokenizer):
             [sys.executable, "-m", "tools.hf", "base", *folders], cwd=ROOT, env=environment,
             stdout=subprocess.DEVNULL))
     assert [child.wait() for child in children] == [0, 0]
-    first = weights.load(tmp_path / "1").state_dict()
-    again = weights.load(tmp_path / "2").state_dict()
+    first = files.load(tmp_path / "1").state_dict()
+    again = files.load(tmp_path / "2").state_dict()
     assert all(torch.equal(first[name], again[name]) for name in first)
 
 
@@ -194,7 +194,7 @@ def test_a_siglip_without_its_default_fields_is_the_same_model(tmp_path, base_to
 
     edit(tmp_path / "siglip" / "config.json", leave_out)
     run_base(tmp_path, base_tokenizer)
-    check_vit(siglip, weights.load(tmp_path / "out"), 144)
+    check_vit(siglip, files.load(tmp_path / "out"), 144)
 
 
 # patch 14 and 16, images of 224 to 518 pixels: grids from 14 to 37

@@ -31,9 +31,9 @@ from tools import evaluate
 from tools import hf as command
 from toy.images import World
 from toy.world import WORDS
-from training import weights
-from training.export import export
-from training.open_model import open_model_folder
+from weights import files
+from weights.export import export
+from weights.open_model import open_model_folder
 
 pytestmark = pytest.mark.usefixtures("two_threads")
 
@@ -84,7 +84,7 @@ def test_every_field_of_the_config_comes_back(tmp_path):
 
     model = Molmo2(UNUSUAL).init_weights().bfloat16()
     export(model, ByteTokenizer(n_vocab=333), DATA_CONFIG, tmp_path)
-    assert weights.load(tmp_path).config == UNUSUAL
+    assert files.load(tmp_path).config == UNUSUAL
     peer = transformers.Molmo2ForConditionalGeneration.from_pretrained(tmp_path)
     assert peer.dtype == torch.bfloat16                                  # as config.json says
     raw = read_json(tmp_path / "config.json")
@@ -100,7 +100,7 @@ def test_files_have_the_mode_that_the_umask_says(tmp_path):
     before = os.umask(0o027)
     try:
         export(model, ByteTokenizer(n_vocab=333), DATA_CONFIG, tmp_path / "hf")
-        weights.save(model, tmp_path / "ours")
+        files.save(model, tmp_path / "ours")
     finally:
         os.umask(before)
     for path in (*(tmp_path / "hf").iterdir(), *(tmp_path / "ours").iterdir()):
@@ -125,7 +125,7 @@ def test_a_toy_run_is_served_by_transformers(tmp_path):
     for name in ("config.json", "model.safetensors"):
         shutil.copy(first / name, second)
     for folder in (first, second):
-        loaded = weights.load(folder).config.vision
+        loaded = files.load(folder).config.vision
         assert dataclasses.replace(loaded, neighbor_init=True) == toy.config.vision
     loaded = open_model_folder(first)[2]
     assert dataclasses.replace(loaded, vision=toy.config.vision) == config

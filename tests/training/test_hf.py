@@ -28,7 +28,7 @@ from tests.training.hf_models import (
     peer_inputs,
     transformers,
 )
-from training import hf, weights
+from weights import files, released
 
 pytestmark = pytest.mark.usefixtures("two_threads")
 
@@ -105,7 +105,7 @@ def to_hub_form(folder, out):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_hubs_form_of_the_config_gives_the_same_model(saved, tmp_path, kind):
     model = saved(kind).ours
-    again = weights.load(to_hub_form(saved(kind).folder, tmp_path / "hub"))
+    again = files.load(to_hub_form(saved(kind).folder, tmp_path / "hub"))
     assert again.config == model.config
     expected = model.state_dict()
     assert again.state_dict().keys() == expected.keys()
@@ -126,7 +126,7 @@ def test_yarn_is_read_as_transformers_reads_it(given):
     peer_text = transformers.Molmo2Config(text_config=text).text_config
     peer_yarn = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS["yarn"]
     expected, expected_factor = peer_yarn(peer_text, "cpu")
-    theta, yarn = hf.rope_from("here", {"rope_parameters": rope}, [1])
+    theta, yarn = released.rope_from("here", {"rope_parameters": rope}, [1])
     config = dataclasses.replace(OLMO, rope_theta=theta, yarn=yarn)
     frequencies, factor = rope_frequencies(config, yarn=True)
     assert torch.allclose(frequencies, expected, rtol=1e-6, atol=0)
@@ -138,8 +138,8 @@ def test_yarn_without_a_list_of_layers_applies_to_all():
     rope = {"rope_type": "yarn", "rope_theta": 5e5, "factor": 8.0,
             "original_max_position_embeddings": 512}
     text = {"rope_parameters": rope, "num_hidden_layers": 3}
-    assert hf.rope_from("here", text, None)[1].layers == (0, 1, 2)
-    assert isinstance(hf.rope_from("here", text, None)[1], YarnConfig)
+    assert released.rope_from("here", text, None)[1].layers == (0, 1, 2)
+    assert isinstance(released.rope_from("here", text, None)[1], YarnConfig)
 
 
 PUBLISHED = {"4b": "qwen3_4b_instruct", "8b": "qwen3_8b", "o7b": "olmo3_7b_instruct"}
@@ -154,9 +154,9 @@ def test_the_presets_are_what_the_published_configs_say(preset):
     config = PRESETS[preset]
     with torch.device("meta"):
         parameters = Molmo2(config).state_dict()
-    table = hf.released_names(config)
+    table = released.released_names(config)
     if config.tied:
-        table[(hf.LM_HEAD,)] = ["embedding.weight"]
+        table[(released.LM_HEAD,)] = ["embedding.weight"]
     shapes = {}
     for theirs, ours in table.items():
         if len(theirs) == 1:
@@ -171,7 +171,7 @@ def test_the_presets_are_what_the_published_configs_say(preset):
             expected[name.replace("{i}", str(i))] = entry["shape"]
     assert shapes == expected
     if "hub_config" in published:
-        found = hf.released_config(Path("none"), published["hub_config"])
+        found = released.released_config(Path("none"), published["hub_config"])
         assert dataclasses.replace(found, tied=config.tied) == config
 
 

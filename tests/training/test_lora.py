@@ -11,12 +11,13 @@ from tests.test_parallel import VISION, T, new_model, packs_of
 from tests.training.processes import start, stderr_of
 from tests.training.runs import RECIPE, SMALL, assert_same_run, back_to, run, sentence
 from tools import generate, hf
-from training import checkpoint, lora
-from training import weights as model_folders
+from training import checkpoint
 from training.config import UserError, parse
-from training.gather import whole_model
-from training.lora import LoraConfig
-from training.weights import fingerprint, load
+from weights import files as model_folders
+from weights import lora
+from weights.files import fingerprint, load
+from weights.gather import whole_model
+from weights.lora import LoraConfig
 
 ALL = LoraConfig(rank=4, alpha=8.0)
 EXACT = ("ids", "tokens", "loss_tokens", "examples", "lr")

@@ -9,8 +9,8 @@ import torch
 
 import data
 from tests.evaluation.small_model import CONFIG, TOKENIZER, VISION, random_model, save_run
-from training import weights
-from training.open_model import RELEASED_SETTINGS, open_model_folder
+from weights import files
+from weights.open_model import RELEASED_SETTINGS, open_model_folder
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +56,8 @@ def test_a_device_that_does_not_exist_is_refused(run):
 
 def test_weights_come_back_bit_for_bit(tmp_path):
     saved = random_model().double()
-    weights.save(saved, tmp_path)
-    loaded = weights.load(tmp_path, dtype=torch.float64)
+    files.save(saved, tmp_path)
+    loaded = files.load(tmp_path, dtype=torch.float64)
     assert loaded.config == saved.config
     assert not loaded.training
     tensors = zip(saved.state_dict().items(), loaded.state_dict().items(), strict=True)
@@ -66,14 +66,14 @@ def test_weights_come_back_bit_for_bit(tmp_path):
         assert torch.equal(a, b)
     (tmp_path / "config.json").write_text(json.dumps({**dataclasses.asdict(CONFIG), "n_embd": 64}))
     with pytest.raises(ValueError, match=r"config.json asks for|do not fit"):
-        weights.load(tmp_path)
+        files.load(tmp_path)
     with pytest.raises(FileNotFoundError, match="no model here; released ones come by hf download"):
-        weights.load(tmp_path / "none")
+        files.load(tmp_path / "none")
 
 
 def test_a_tied_head_is_saved_once_and_stays_tied(tmp_path):
     tied = random_model(dataclasses.replace(CONFIG, tied=True))
-    weights.save(tied, tmp_path)
-    loaded = weights.load(tmp_path)
+    files.save(tied, tmp_path)
+    loaded = files.load(tmp_path)
     assert loaded.head is None
     assert torch.equal(loaded.lm_head(torch.eye(CONFIG.n_embd)), tied.embedding.weight.T)

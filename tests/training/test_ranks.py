@@ -30,12 +30,12 @@ from tests.training.processes import (
     wait_for,
 )
 from tests.training.runs import SMALL
-from training import weights
 from training.config import parse
 from training.loader import Loader
 from training.planner import StepPlanner
 from training.setup import first_rank_first, open_tokenizer
 from training.sources import open_sources
+from weights import files
 
 pytestmark = pytest.mark.slow
 RUN = [*SMALL, "--eval_images=1", "--save-every", "0"]
@@ -68,7 +68,7 @@ def test_a_run_logs_the_same_numbers_on_any_layout(tmp_path):
         assert "view tensor" not in stderr               # a warning of FSDP
         assert json.loads(stdout.splitlines()[-1])["steps"] == 3
         logs.append([json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()])
-        assert weights.load(out).config.n_layer == 1
+        assert files.load(out).config.n_layer == 1
     first = logs[0]
     for lines in logs[1:]:
         assert len(lines) == len(first) == 1 + 3 + 2     # head, steps, scores

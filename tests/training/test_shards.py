@@ -11,7 +11,7 @@ import model as models
 import parallel
 from tests.ranks import run_ranks
 from tools.bench.measure import process_memory
-from training import weights
+from weights import files
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(
     not Path("/proc/self/clear_refs").exists(), reason="Linux tells the peak of a process")]
@@ -30,19 +30,19 @@ def read_shard(rank, world, folder):
                             world_size=world)
     mesh = parallel.make_mesh(1)
     # what the first collective and the first file import is no memory of weights
-    parallel.all_gather(weights.describe(folder))
+    parallel.all_gather(files.describe(folder))
     small = models.Molmo2(replace(SHAPE, n_layer=1, n_vocab=64))
     parallel.parallelize(small, mesh)
     Path("/proc/self/clear_refs").write_text("5")
     before = process_memory("self", "VmRSS")
-    model = weights.load(folder, device="meta")
+    model = files.load(folder, device="meta")
     largest = max(p.nbytes for p in model.parameters()) / MIB
     parallel.parallelize(model, mesh)
     model.to_empty(device="cpu")
-    weights.read_weights(model, folder)
+    files.read_weights(model, folder)
     added = process_memory("self", "VmHWM") - before
     shard = sum(parallel.local(p).nbytes for p in model.parameters()) / MIB
-    saved = weights.load(folder)
+    saved = files.load(folder)
     for (name, p), whole in zip(model.named_parameters(), saved.parameters(), strict=True):
         assert torch.equal(p.full_tensor(), whole), name
     torch.save((added, shard, largest), f"{folder}/{world}-{rank}.pt")
@@ -52,11 +52,11 @@ def read_shard(rank, world, folder):
 @pytest.mark.parametrize("world", [2, 4])
 def test_a_rank_holds_its_shard_and_one_tensor_at_most(tmp_path, world):
     pytest.importorskip("safetensors")
-    model = weights.meta_model(SHAPE).to_empty(device="cpu")
+    model = files.meta_model(SHAPE).to_empty(device="cpu")
     with torch.no_grad():
         for k, p in enumerate(model.parameters()):
             p.copy_(torch.arange(p.numel()).view(p.shape) % 1000 + k)    # each row is another
-    weights.save(model, tmp_path)
+    files.save(model, tmp_path)
     total = sum(p.nbytes for p in model.parameters()) / MIB
     del model
     run_ranks(read_shard, (world, str(tmp_path)), world)

@@ -14,8 +14,8 @@ from model import Molmo2
 from tests.training.hf_models import DATA_CONFIG, QWEN, ROOT, edit
 from text.tokenizer import ByteTokenizer
 from tools import hf as command
-from training import hf, tensor_files, weights
-from training.export import export
+from weights import files, released, tensor_files
+from weights.export import export
 
 # ------------------------------------------------------------------------------------------------
 # what is loaded
@@ -26,7 +26,7 @@ def test_a_head_is_tied_only_if_all_of_it_is_a_copy(tmp_path):
     wide.head.weight.data.copy_(wide.embedding.weight)
     wide.head.weight.data[1400, 3] += 1
     export(wide, ByteTokenizer(n_vocab=1500), DATA_CONFIG, tmp_path)
-    again = weights.load(tmp_path)
+    again = files.load(tmp_path)
     assert not again.config.tied
     assert torch.equal(again.head.weight, wide.head.weight)
 
@@ -42,7 +42,7 @@ def test_a_tied_folder_may_leave_out_the_head(saved, tmp_path, where):
 
     edit(folder / "config.json", declare_tied)
     edit(folder / "model.safetensors.index.json", lambda i: i["weight_map"].pop("lm_head.weight"))
-    again = weights.load(folder)
+    again = files.load(folder)
     assert again.head is None
     assert torch.equal(again.embedding.weight, saved("tied").ours.embedding.weight)
 
@@ -58,7 +58,7 @@ def test_one_file_goes_before_an_index(saved, tmp_path):
         tensors |= load_file(path)
     tensors["model.transformer.ln_f.weight"] = torch.full((64,), 7.0)
     save_file(tensors, folder / "model.safetensors")
-    assert (weights.load(folder).norm.weight == 7).all()
+    assert (files.load(folder).norm.weight == 7).all()
 
 
 @pytest.mark.parametrize("split", [[7, 5], [1, 11], [10, 2], [12, 0], [3, 3, 6]])
@@ -75,13 +75,13 @@ def test_stacked_rows_reach_the_right_parameter_wherever_files_are_split(split):
 def test_as_stored_keeps_every_dtype(tmp_path):
     model = Molmo2(QWEN).init_weights().bfloat16()
     model.norm.float()
-    weights.save(model, tmp_path)
-    again = weights.load(tmp_path, dtype=None)
+    files.save(model, tmp_path)
+    again = files.load(tmp_path, dtype=None)
     assert again.embedding.weight.dtype == torch.bfloat16
     assert again.norm.weight.dtype == torch.float32
     for name, tensor in again.state_dict().items():
         assert torch.equal(tensor, model.state_dict()[name]), name
-    assert weights.load(tmp_path).embedding.weight.dtype == torch.float32
+    assert files.load(tmp_path).embedding.weight.dtype == torch.float32
 
 
 @pytest.mark.parametrize("dtype", [None, torch.float64])
@@ -90,8 +90,8 @@ def test_without_safetensors_a_run_is_saved_and_loaded_as_model_pt(tmp_path, mon
     with monkeypatch.context() as absent:
         absent.setitem(sys.modules, "safetensors", None)
         absent.setitem(sys.modules, "safetensors.torch", None)
-        weights.save(model, tmp_path)
-        again = weights.load(tmp_path, dtype)
+        files.save(model, tmp_path)
+        again = files.load(tmp_path, dtype)
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["config.json", "model.pt"]
     for name, tensor in model.state_dict().items():
         assert torch.equal(again.state_dict()[name], tensor.to(dtype)), name
@@ -112,14 +112,14 @@ def test_loading_holds_the_model_once(tmp_path):
 import re
 import torch
 import safetensors.torch
-from training import weights
+from weights import files
 
 def peak():
     return 1024 * int(re.search(r"VmHWM:\s+(\d+)", open("/proc/self/status").read()).group(1))
 
 torch.zeros(2**20).sum()
 before = peak()
-model = weights.load({str(tmp_path / "big")!r}, {dtype})
+model = files.load({str(tmp_path / "big")!r}, {dtype})
 print(peak() - before)
 """
         child = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True,
@@ -281,16 +281,16 @@ def test_a_wrong_folder_is_refused_in_one_sentence(saved, tmp_path, capsys, name
     {"embedding.weight": torch.zeros(2, 2)},
 ])
 def test_a_wrong_model_pt_is_refused_in_one_sentence(tmp_path, content):
-    weights.save(Molmo2(QWEN), tmp_path)
+    files.save(Molmo2(QWEN), tmp_path)
     (tmp_path / "model.safetensors").unlink()
     torch.save(content, tmp_path / "model.pt")
     with pytest.raises(ValueError, match=r"model\.pt: ") as error:
-        weights.load(tmp_path)
+        files.load(tmp_path)
     assert "\n" not in str(error.value)
     assert re.search("do not fit config.json|than a dictionary of tensors", str(error.value))
 
 
 def test_a_config_with_too_many_layers_is_refused_before_memory_is_used(tmp_path):
-    raw = dataclasses.asdict(QWEN) | {"n_layer": hf.MAX_LAYERS}
+    raw = dataclasses.asdict(QWEN) | {"n_layer": released.MAX_LAYERS}
     with pytest.raises(ValueError, match="1,003 layers, more than 1,000"):
-        weights.meta_model(weights.config_from_dict(raw))
+        files.meta_model(files.config_from_dict(raw))

@@ -11,8 +11,8 @@ from torch.nn.utils.rnn import pad_sequence
 import data
 import model as models
 from text.tokenizer import ByteTokenizer
-from training.export import export
 from vision import VisionConfig
+from weights.export import export
 
 # A model that a CPU can train: a decoder of 8 x 512 and a ViT of 6 x 384 on crops of 378 pixels.
 SMALL = models.ModelConfig(

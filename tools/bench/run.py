@@ -12,8 +12,8 @@ from statistics import median
 
 from evaluation.report import steps_of
 from tools.bench.flops import Work, flops
-from training import weights
 from training.log import read_log
+from weights import files
 
 # patches in the window of a visual token: of images, and of videos
 IMAGE_WINDOW = 4
@@ -64,7 +64,7 @@ def run(args):
     if len(steps) <= args.skip:
         raise ValueError(f"{args.run} has {len(steps)} steps, and --skip {args.skip} of them.")
     steps = steps[args.skip :]
-    model = weights.meta_model(weights.config_from_dict(config["model"]))
+    model = files.meta_model(files.config_from_dict(config["model"]))
     seconds = [line["seconds"] for line in steps]
     step_flops = []
     for line in steps:

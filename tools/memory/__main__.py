@@ -22,9 +22,9 @@ from records.errors import warn
 from tools.memory.activations import saved_activations
 from tools.memory.shape import largest_shape
 from tools.memory.step import answering, most_uncheckpointed_blocks, sent, training
-from training import tensor_files, weights
 from training.config import Parser, UserError, parse
 from training.setup import default_shard, layout_error
+from weights import files, tensor_files
 
 GIB = 2**30
 # {what it is called: GiB that there are}
@@ -40,11 +40,11 @@ def with_shape_of_init(config, args):
         raise UserError(f"--init {args.init}: has a shape of its own; leave out --preset and "
                         "--model.*")
     try:
-        folder = weights.describe(args.init)
+        folder = files.describe(args.init)
         model = folder.config
         if folder.released:
             stored = tensor_files.stored_tensors(folder.path)
-            model = replace(model, tied=weights.has_tied_head(folder, stored))
+            model = replace(model, tied=files.has_tied_head(folder, stored))
     except (OSError, ValueError) as error:
         raise UserError(f"--init: {error}") from None
     return replace(config, model=model)

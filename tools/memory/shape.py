@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from model import ModelConfig
-from training.lora import LoraConfig
 from vision import VisionConfig
+from weights.lora import LoraConfig
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from evaluation import report
 from tools.bench import __main__ as command
 from tools.bench.flops import allowed_pairs, batch_work, flops
 from tools.bench.run import read_run
-from training import weights
 from training.log import commit, hardware
+from weights import files
 
 
 class Run(NamedTuple):
@@ -62,7 +62,7 @@ def test_flops_of_a_step_are_those_of_its_batches(run, monkeypatch, capsys):
     """From the log they are up to a fifth more: windows count as full, and a mosaic that repeats
     the low-resolution view as encoded."""
     first, lines = read_run(run.out)
-    model = weights.meta_model(weights.config_from_dict(first["config"]["model"]))
+    model = files.meta_model(files.config_from_dict(first["config"]["model"]))
     learning = first["config"]["train"]
     expected = sum(flops(model, batch_work(model, b), learning) for b in run.steps[-1])
     found = bench(monkeypatch, capsys, run.out, "--peak", 0.1, "--skip", 2)  # the last step

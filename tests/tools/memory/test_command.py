@@ -8,8 +8,8 @@ import pytest
 
 import model as models
 from tools.memory import __main__ as command
-from training import export, weights
-from training.hub_config import hub_config
+from weights import export, files
+from weights.hub_config import hub_config
 
 TRAIN_4B = ["--stage", "1", "--preset", "4b", "--train", "connector,llm", "--micro-batch", "1",
             "--data.max_tokens=1000"]
@@ -42,7 +42,7 @@ def test_command_prints_a_table_and_one_line_of_json(capsys):
 
 def test_init_has_the_shape_of_a_saved_model(tmp_path, capsys):
     model = models.Molmo2(models.PRESETS["toy"])
-    weights.save(model, tmp_path / "run" / "model")
+    files.save(model, tmp_path / "run" / "model")
     _, by_preset = printed(capsys, "--stage", "2", "--tiny")
     for folder in (tmp_path / "run", tmp_path / "run" / "model"):
         # without --tiny the preset is 4b: the shape comes from the folder

@@ -16,10 +16,10 @@ from tests.tools.memory.test_activations import counted_bytes
 from tools.memory.__main__ import read_command
 from tools.memory.shape import largest_shape
 from tools.memory.step import training
-from training import lora
-from training.lora import LoraConfig
 from training.resume import Checkpoint
 from training.setup import open_model
+from weights import lora
+from weights.lora import LoraConfig
 
 CASES = [LoraConfig(8), LoraConfig(8, 16.0, ("q", "v")), LoraConfig(24, 16.0, ("up", "down"))]
 

@@ -19,7 +19,8 @@ from tests.training.runs import wait_for_saves
 from text.tokenizer import ByteTokenizer
 from tools.walk import own_data, pages
 from toy.world import WORDS
-from training import config, weights
+from training import config
+from weights import files
 
 EXTRAS = ("safetensors", "tokenizers", "transformers", "torchvision")
 FEWER = {"steps": 1, "n": 2, "max-new": 4}           # instead of the numbers in the cells
@@ -64,9 +65,9 @@ def untrained(tmp_path):
     toy = Molmo2(PRESETS["toy"]).init_weights()
     folder = tmp_path / "run" / "model"
     folder.mkdir(parents=True)
-    weights.save(toy, folder)
+    files.save(toy, folder)
     ByteTokenizer(WORDS).save(folder)
-    weights.save_data_config(DataConfig(max_tokens=512, max_crops=1, prefix_all=True), folder)
+    files.save_data_config(DataConfig(max_tokens=512, max_crops=1, prefix_all=True), folder)
     return folder.parent
 
 

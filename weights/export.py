@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 
 from text.tokenizer import ByteTokenizer, token_text
-from training import hf, tensor_files, weights
-from training.hub_config import hub_config
+from weights import files, released, tensor_files
+from weights.hub_config import hub_config
 
 # Images and video stand before the first turn; several images are numbered (docs/molmo2.md 4.2).
 CHAT_TEMPLATE = """
@@ -64,7 +64,7 @@ def export(model, tokenizer, data_config, out, file_bytes=5 * 10**9):
     dtype = str(model.embedding.weight.dtype).removeprefix("torch.")
     (out / "config.json").write_text(json.dumps(hub_config(model.config, dtype), indent=1))
     write_processors(model.config, tokenizer, data_config, out)
-    weights.save_data_config(data_config, out)
+    files.save_data_config(data_config, out)
 
 
 def export_tensors(model, out, file_bytes):
@@ -75,17 +75,17 @@ def export_tensors(model, out, file_bytes):
         "the table does not hold every tensor"
     sizes = {name: sum(parameters[ours].nbytes for ours in names)
              for name, names in sources.items()}
-    files = split_by_size(sizes, file_bytes)
+    parts = split_by_size(sizes, file_bytes)
     index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": {}}
-    for k, names in enumerate(files, 1):
+    for k, names in enumerate(parts, 1):
         file = "model.safetensors"
-        if len(files) > 1:
-            file = f"model-{k:05d}-of-{len(files):05d}.safetensors"
+        if len(parts) > 1:
+            file = f"model-{k:05d}-of-{len(parts):05d}.safetensors"
         tensors = {name: torch.cat([parameters[ours].cpu() for ours in sources[name]])
                    for name in names}
         tensor_files.write_safetensors(tensors, out / file)
         index["weight_map"] |= dict.fromkeys(names, file)
-    if len(files) > 1:
+    if len(parts) > 1:
         (out / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
 
 
@@ -93,14 +93,14 @@ def tensor_sources(config):
     """{name on disk: our names, whose rows it holds one under the other}. The head of a tied model
     is written as a copy of the embedding, as in the released 4B."""
     sources = {}
-    for theirs, ours in hf.released_names(config).items():
+    for theirs, ours in released.released_names(config).items():
         if len(theirs) == 1:
             sources[theirs[0]] = ours
         else:                        # embedding and extra embedding: one for one
             for name, our_name in zip(theirs, ours, strict=True):
                 sources[name] = [our_name]
     if config.tied:
-        sources[hf.LM_HEAD] = ["embedding.weight"]
+        sources[released.LM_HEAD] = ["embedding.weight"]
     return sources
 
 
@@ -136,7 +136,7 @@ def write_processors(config, tokenizer, data_config, out):
         "image_std": [0.5] * 3,
         "resample": 2,               # bilinear
     }
-    files = {
+    contents = {
         "preprocessor_config.json": {
             "image_processor_type": "Molmo2ImageProcessor",
             "max_crops": data_config.max_crops,
@@ -167,10 +167,10 @@ def write_processors(config, tokenizer, data_config, out):
         },
     }
     if isinstance(tokenizer, ByteTokenizer):
-        files |= byte_tokenizer_files(tokenizer)
+        contents |= byte_tokenizer_files(tokenizer)
     else:
         tokenizer.save(out)
-    for name, content in files.items():
+    for name, content in contents.items():
         (out / name).write_text(json.dumps(content, indent=1))
     template = out / "chat_template.jinja"
     if not template.exists():        # a released tokenizer brings its own

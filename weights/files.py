@@ -16,9 +16,8 @@ from typing import NamedTuple
 import torch
 
 from model import ModelConfig, Molmo2, YarnConfig
-from training import hf, tensor_files
-from training.checkpoint_files import checksum
 from vision import VisionConfig
+from weights import released, tensor_files
 
 MAX_PARAMETERS = 10**11              # sanity limit for an untrusted config.json
 # what a config.json from elsewhere can raise on its way to a model
@@ -83,11 +82,11 @@ def describe(folder):
     try:
         raw = json.loads(path.read_text())
         if "model_type" in raw:
-            config = hf.released_config(folder, raw)
+            config = released.released_config(folder, raw)
         else:
             config = config_from_dict(raw)
         meta_model(config)
-    except hf.Unsupported:
+    except released.Unsupported:
         raise
     except CONFIG_ERRORS as e:
         raise ValueError(f"{path} describes no model of this project (or its run is not finished): "
@@ -119,8 +118,8 @@ def fill(kind, values):
 def meta_model(config):
     """A model without memory, on the meta device. ValueError if its size is absurd."""
     layers = config.n_layer + config.vision.n_layer
-    if layers > hf.MAX_LAYERS:
-        raise ValueError(f"{layers:,} layers, more than {hf.MAX_LAYERS:,}")
+    if layers > released.MAX_LAYERS:
+        raise ValueError(f"{layers:,} layers, more than {released.MAX_LAYERS:,}")
     with torch.device("meta"):
         model = Molmo2(config)
     parameters = sum(p.numel() for p in model.parameters())
@@ -131,7 +130,7 @@ def meta_model(config):
 
 def fingerprint(folder):
     """{file: CRC-32} of the weights of what `describe` takes."""
-    return {file.name: checksum(file) for file in describe(folder).path.iterdir()
+    return {file.name: tensor_files.checksum(file) for file in describe(folder).path.iterdir()
             if file.suffix in (".safetensors", ".pt")}
 
 
@@ -185,8 +184,8 @@ def match(folder, stored, tied=None):
         tied = has_tied_head(folder, stored) if tied is None else tied
         config = dataclasses.replace(config, tied=tied)
         if tied:
-            stored.pop(hf.LM_HEAD, None)
-        table = hf.released_names(config)
+            stored.pop(released.LM_HEAD, None)
+        table = released.released_names(config)
     else:
         table = {(name,): [name] for name in meta_model(config).state_dict()}
     model = meta_model(config)
@@ -218,15 +217,15 @@ def open_pickled(folder):
 def has_tied_head(folder, stored):
     """Is the head of a released checkpoint a copy of the embedding's first rows, as in the
     released 4B? Without a head, config.json tells."""
-    if not {hf.LM_HEAD, *hf.EMBEDDINGS} <= set(stored):
+    if not {released.LM_HEAD, *released.EMBEDDINGS} <= set(stored):
         text = folder.raw["text_config"]
         return bool(folder.raw.get("tie_word_embeddings") or text.get("tie_word_embeddings"))
-    tensors = [stored[name] for name in (hf.LM_HEAD, *hf.EMBEDDINGS)]
+    tensors = [stored[name] for name in (released.LM_HEAD, *released.EMBEDDINGS)]
     if any(len(t.shape) != 2 or t.dtype != tensors[0].dtype for t in tensors):
         return False
-    head = tensor_files.read_tensor(stored[hf.LM_HEAD])
+    head = tensor_files.read_tensor(stored[released.LM_HEAD])
     start = 0
-    for name in hf.EMBEDDINGS:
+    for name in released.EMBEDDINGS:
         rows = tensor_files.read_tensor(stored[name])[: len(head) - start]
         if not torch.equal(head[start : start + len(rows)], rows):
             return False

@@ -8,7 +8,7 @@ out   a whole Molmo2: on the CPU of the first rank in float32, or on the device 
 import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-from training import lora, weights
+from weights import files, lora
 
 
 def gather_on_first(model, ranks):
@@ -41,6 +41,6 @@ def gather_on_each(model, ranks, device, dtype):
 
 def whole_model(model, tensors, dtype):
     """A copy without adapters; dtype: of the merged tensors."""
-    copy = weights.meta_model(model.config)
+    copy = files.meta_model(model.config)
     copy.load_state_dict(lora.merged(model, tensors, dtype), assign=True)
     return copy.eval()

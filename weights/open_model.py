@@ -9,7 +9,7 @@ import torch
 from data import DataConfig
 from stages import stage3
 from text.tokenizer import load_tokenizer
-from training import weights
+from weights import files
 
 # a released checkpoint has no data.json: it is asked and fine-tuned with the settings of stage 3
 RELEASED_SETTINGS = {
@@ -24,13 +24,13 @@ def open_model_folder(folder, device="cpu", dtype=torch.float32, read=True):
     training.
 
     OSError or ValueError, in one sentence, if one of them cannot be read. dtype None: as stored.
-    read False: weights are checked, and the model is on the meta device (weights.read_weights).
+    read False: weights are checked, and the model is on the meta device (files.read_weights).
     """
     try:
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError, NotImplementedError) as e:
         raise ValueError(f"--device {device}: {str(e).splitlines()[0]}") from None
-    model = weights.load(folder, dtype, device if read else "meta")
+    model = files.load(folder, dtype, device if read else "meta")
     folder = Path(folder)
     if (folder / "model" / "config.json").is_file():
         folder = folder / "model"

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from training import tensor_files
+from weights import tensor_files
 
 LAYERS = ("q", "k", "v", "out", "up", "gate", "down")
 

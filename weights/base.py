@@ -13,12 +13,12 @@ import torch
 
 from model import ModelConfig
 from text.tokenizer import SPECIAL, load_tokenizer, token_text
-from training import tensor_files, weights
-from training.hf import LM_HEAD, MAX_LAYERS, Unsupported, require, rope_from, with_biases
 from vision import VisionConfig
+from weights import files, tensor_files
+from weights.released import LM_HEAD, MAX_LAYERS, Unsupported, require, rope_from, with_biases
 
 # ------------------------------------------------------------------------------------------------
-# names; a table is explained in training/hf.py
+# names; a table is explained in weights/released.py
 
 LLM_EMBEDDING = "model.embed_tokens.weight"
 LLM_BLOCK = {
@@ -171,7 +171,7 @@ def start_from_base(llm_folder, siglip_folder, seed=0):
     llm_folder = Path(llm_folder)
     siglip_folder = Path(siglip_folder)
     config = read_configs(llm_folder, siglip_folder)
-    model = weights.meta_model(config)
+    model = files.meta_model(config)
     llm_table = llm_names(config)
     siglip_table = siglip_names(config)
     llm = tensor_files.stored_tensors(llm_folder)
@@ -206,10 +206,10 @@ def read_configs(llm_folder, siglip_folder):
         llm = json.loads(llm_path.read_text())
         siglip = json.loads(siglip_path.read_text())
         config = base_config(llm, siglip, llm_path, siglip_path)
-        weights.meta_model(config)
+        files.meta_model(config)
     except Unsupported:
         raise
-    except weights.CONFIG_ERRORS as e:
+    except files.CONFIG_ERRORS as e:
         raise ValueError(f"{llm_path} and {siglip_path} do not describe a base language model and "
                          f"SigLIP: {e!r:.300}") from None
     return config

@@ -1,7 +1,7 @@
 """Safetensors files: headers, checks, and copies into a model's parameters.
 
 A table says where tensors go, {names on disk: our names}: the rows of the tensors on disk, one
-under the other, are the rows of our tensors, one under the other (training/hf.py has examples).
+under the other, are the rows of our tensors, one under the other (examples: weights/released.py).
 
     1  stored_tensors                 the headers of all files of a folder: names, shapes, dtypes
     2  check_names, check_shapes      everything fits, before a tensor is read
@@ -11,6 +11,7 @@ under the other, are the rows of our tensors, one under the other (training/hf.p
 """
 
 import json
+import zlib
 from functools import reduce
 from pathlib import Path
 from typing import NamedTuple
@@ -190,3 +191,12 @@ def write_safetensors(tensors, path):
     mode = path.stat().st_mode
     save_file(tensors, path, metadata={"format": "pt"})
     path.chmod(mode)
+
+
+def checksum(path):
+    """The CRC-32 of a file."""
+    crc32 = 0
+    with open(path, "rb") as file:
+        while block := file.read(1 << 22):
+            crc32 = zlib.crc32(block, crc32)
+    return crc32

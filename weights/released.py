@@ -15,8 +15,8 @@ other, are the rows of our tensors, one under the other:
                              | attn.v |
                              +--------+
 
-The same table serves to load and to export. This file reads no weights: training/weights.py does.
-In the other direction, a config.json is made by training/hub_config.py.
+The same table serves to load and to export. This file reads no weights: weights/files.py does.
+In the other direction, a config.json is made by weights/hub_config.py.
 """
 
 import json
@@ -162,7 +162,7 @@ def equal_margins(path, settings):
 
 def released_config(folder, raw):
     """config.json of a released folder, in the Hub's form or in the form of transformers
-    -> ModelConfig. `tied` stays False: only the weights tell (weights.load)."""
+    -> ModelConfig. `tied` stays False: only the weights tell (weights.files.load)."""
     path = f"{folder}/config.json"
     require(path, raw, model_type="molmo2")
     text = raw["text_config"]

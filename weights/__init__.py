@@ -1,0 +1,1 @@
+"""Model folders: reading them, writing them, and what lies between ours and released ones."""
