@@ -2,7 +2,6 @@
 
     python -m tools.prepare pixmo-points downloads/pixmo-points data/points
     python -m tools.prepare molmo2-cap downloads/Molmo2-Cap data/cap --videos youtube-cc
-    python -m tools.prepare stamps CUT_OUTS OUT         # composed photographs: stamps.py
 
 in    a set's parquet, json or jsonl files as they are published, or a folder of them
 out   OUT/records.jsonl   a record per visual input, its annotations the branches of a message tree
@@ -26,7 +25,6 @@ from contextlib import closing
 from pathlib import Path
 
 from records.errors import warn
-from tools.prepare import stamps
 from tools.prepare.files import source_files
 from tools.prepare.media import Media
 from tools.prepare.sets import SETS
@@ -40,7 +38,7 @@ TYPES = ("chart", "chemical", "circuit", "diagram", "doc", "document", "graphic"
 def parse(argv):
     parser = argparse.ArgumentParser(
         prog="python -m tools.prepare", description=__doc__.split("\n\n")[0], allow_abbrev=False,
-        epilog=f"names: {', '.join(SETS)}; stamps has flags of its own")
+        epilog=f"names: {', '.join(SETS)}")
     add = parser.add_argument
     add("name", help="which published set: see below")
     add("source", nargs="+", help="its files, or a folder of them")
@@ -121,8 +119,6 @@ def prepare(args):
 
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
-    if argv[:1] == ["stamps"]:
-        return stamps.main(argv[1:])
     args = parse(argv)
     try:
         counts, media = prepare(args)
