@@ -1,10 +1,12 @@
 """The commands of README.md and docs/, taken from the pages instead of being typed again here.
 
-    python .ci/readme.py install       the first pip command
-    python .ci/readme.py first         the first training command, which runs in full
-    python .ci/readme.py tests         the test commands
-    python .ci/readme.py others        all other commands; the steps that they name are capped
-    python .ci/readme.py check JSON    compares the first command's last line with the aims
+    python .ci/readme.py install           the first pip command
+    python .ci/readme.py first             the first training command, which runs in full
+    python .ci/readme.py tests             the first test command, for a plain install
+    python .ci/readme.py readme            README's other commands; the steps they name are capped
+    python .ci/readme.py docs              the commands of the pages in docs/, likewise
+    python .ci/readme.py scores JSON       compares the first command's last line with the aims
+    python .ci/readme.py stderr FILE ..    refuses what a command must not write to stderr
 
 Only blocks that are marked as bash are commands; a backslash continues a line.
 """
@@ -15,7 +17,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+README = ROOT / "README.md"
 FIRST = "python train.py --stage 1 --tiny"
 # whole recipes of the toy, whose time README.md states; the second in a few steps
 RECIPES = (FIRST, "STAGE1=runs/stage1-tiny bash stages/tiny.sh")
@@ -23,16 +25,18 @@ MAX_STEPS = 4                        # of a training command other than the firs
 # A little below the worst of three seeds (RESULTS.md): another processor or number of threads
 # rounds differently, which changes the scores as much as another seed does.
 AIMS = {"point_f1": 0.85, "count_accuracy": 0.90, "caption_exact": 0.64}
+# A line of tqdm, a sentence of one of our commands, or what torchrun says about its threads.
+ALLOWED = re.compile(r"\d+%\||\d+(it|B)? \[|^(train\.py|(tools|toy|evaluation)\.\w+): |"
+                     r"torch/distributed/run\.py")
 
 
-def commands():
-    """All commands of all pages in their order, without comments."""
+def commands(page):
+    """All commands of a page in their order, without comments."""
     found = []
-    for page in PAGES:
-        for block in re.findall(r"```bash\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
-            for line in block.replace("\\\n", " ").splitlines():
-                without_comment = line.split("   #")[0]
-                found += [" ".join(part.split()) for part in without_comment.split(" && ")]
+    for block in re.findall(r"```bash\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines():
+            without_comment = line.split("   #")[0]
+            found += [" ".join(part.split()) for part in without_comment.split(" && ")]
     return [command for command in found if command and not command.startswith("#")]
 
 
@@ -51,30 +55,41 @@ def shortened(command):
     return re.sub(r"--steps (\d+)", lambda m: f"--steps {min(int(m[1]), MAX_STEPS)}", command)
 
 
-def others():
+def others(page):
     own = ("pip ", "git ", "python -m pytest")
-    return [shortened(c) for c in commands() if c != FIRST and not c.startswith(own)]
+    return [shortened(c) for c in commands(page) if c != FIRST and not c.startswith(own)]
 
 
-def check(last_line):
+def check_scores(last_line):
     result = json.loads(last_line)
     below = {name: result["eval"][name] for name in AIMS if result["eval"][name] < AIMS[name]}
     assert not below, f"below the aims {AIMS}: {below}"
     print(f"the aims {AIMS} are reached after {result['seconds']} s")
 
 
+def check_stderr(path):
+    lines = re.split(r"[\r\n]+", Path(path).read_text(encoding="utf-8", errors="replace"))
+    wrong = [line for line in lines if line.strip() and not ALLOWED.search(line)]
+    assert not wrong, f"{len(wrong)} lines on stderr that are not its user's:\n" + "\n".join(wrong)
+
+
 def main(what, *arguments):
+    readme = commands(README)
     if what == "install":
-        print(next(command for command in commands() if command.startswith("pip install")))
+        print(next(command for command in readme if command.startswith("pip install")))
     elif what == "first":
-        assert FIRST in commands(), f"README.md does not show: {FIRST}"
+        assert FIRST in readme, f"README.md does not show: {FIRST}"
         print(FIRST)
     elif what == "tests":
-        print("\n".join(c for c in commands() if c.startswith("python -m pytest")))
-    elif what == "others":
-        print("\n".join(others()))
+        print(next(command for command in readme if command.startswith("python -m pytest")))
+    elif what == "readme":
+        print("\n".join(others(README)))
+    elif what == "docs":
+        print("\n".join(c for page in sorted((ROOT / "docs").glob("*.md")) for c in others(page)))
+    elif what == "scores":
+        check_scores(*arguments)
     else:
-        check(*arguments)
+        check_stderr(*arguments)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ PAGES = [ROOT / "README.md", ROOT / "RESULTS.md", *sorted((ROOT / "docs").rglob(
 TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in PAGES}
 README = TEXTS["README.md"]
 CI = runpy.run_path(str(ROOT / ".ci" / "readme.py"))
-COMMANDS = CI["commands"]()
+MARKDOWN = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+COMMANDS = [command for page in MARKDOWN for command in CI["commands"](page)]
 CODE = re.compile(r"\b[ESW]\d\d\b")
 FACT = re.compile(r"docs/molmo2\.md (\d+(?:\.\d+)?b?)")      # a section of the page, in comments
 

@@ -1,0 +1,24 @@
+"""Tests that need packages of requirements-extras.txt.
+
+    @pytest.mark.extras("safetensors", "tokenizers")         on a test: conftest.py skips it
+    pytestmark = require("transformers")                     at the top of a module, before imports
+"""
+
+from importlib.util import find_spec
+
+import pytest
+
+
+def missing(*packages):
+    """-> the sentence for the first package that is not installed, or None."""
+    for package in packages:
+        if find_spec(package) is None:
+            return f"{package} is not installed: pip install -r requirements-extras.txt"
+    return None
+
+
+def require(*packages):
+    """Skips the module that is being imported where a package is missing -> its tests' mark."""
+    if sentence := missing(*packages):
+        pytest.skip(sentence, allow_module_level=True)
+    return pytest.mark.extras(*packages)
