@@ -26,8 +26,8 @@ MAX_STEPS = 4                        # of a training command other than the firs
 # rounds differently, which changes the scores as much as another seed does.
 AIMS = {"point_f1": 0.85, "count_accuracy": 0.90, "caption_exact": 0.64}
 # A line of tqdm, a sentence of one of our commands, or what torchrun says about its threads.
-ALLOWED = re.compile(r"\d+%\||\d+(it|B)? \[|^(train\.py|(tools|toy|evaluation)\.\w+): |"
-                     r"torch/distributed/run\.py")
+ALLOWED = re.compile(r"\d+%\||\d+(it|B)? \[|^(train[.]py|(tools|toy|evaluation)\.\w+): |"
+                     r"torch/distributed/run[.]py")
 
 
 def commands(page):

@@ -1,8 +1,9 @@
 """Rules about the layout of this repository: which modules there are, who imports whom, how long
-files and functions are, and that no text refers to a file that does not exist.
+files and functions are, how large the whole is, and that no text refers to a file that does not
+exist.
 
     python -m pytest tests/test_layout.py    # one test per rule; a failure lists all violations
-    python tests/test_layout.py [FOLDER]     # the violations by file, and the numbers of a checkout
+    python tests/test_layout.py [FOLDER]     # the numbers of a checkout beside their ceilings
 
 Files are parsed (ast, tokenize), never imported, so that any checkout can be measured.
 """
@@ -12,9 +13,10 @@ import io
 import re
 import sys
 import tokenize
-from collections import Counter, defaultdict
+from collections import defaultdict
 from functools import cached_property
 from pathlib import Path
+from statistics import mean
 from typing import NamedTuple
 
 import pytest
@@ -34,11 +36,36 @@ LAYERS = [
     {"tools"},
 ]
 TOP_LEVEL = ["attention", "vision", "model", "data", "packing", "parallel", "train"]
-MAX_TOP_LEVEL_LINES = 2150           # of the seven modules together
 MAX_MODULE_LINES = 340               # of one module at top level
 MAX_FILE_LINES = 400                 # of any other file but tests: one test file per module
 MAX_FUNCTION_LINES = 60              # but for tests
 MAX_COLUMNS = 100
+
+# What the whole may measure: a change that makes it smaller lowers these numbers. Lines are those
+# of Python files, maps (__init__.py) included; `numbers` counts them.
+CEILINGS = {
+    "lines: the seven modules": 2_150,
+    "lines: attention.py": 275,
+    "lines: data.py": 340,
+    "lines: text/": 1_253,
+    "lines: records/": 2_922,
+    "lines: training/": 2_780,
+    "lines: weights/": 1_516,
+    "lines: evaluation/": 2_538,
+    "lines: toy/": 1_290,
+    "lines: stages/": 221,
+    "lines: tools/": 10_376,
+    "lines: all Python but tests": 25_082,
+    "lines: html, js, css, txt, sh": 1_832,
+    "lines: tests": 25_720,
+    "files imported by train.py": 79,
+    "lines imported by train.py": 13_831,
+    "% of lines over 88 columns": 11.6,
+    "mean characters of a non-blank line": 50.5,
+    "raise per 1,000 lines": 18.8,
+    "tuple-to-tuple assignments per 1,000 lines": 6.4,
+}
+MIN_PROSE = 15                       # % of lines that are comments or docstrings
 
 # Packages that requirements.txt does not install: functions that need one import it when they are
 # called. `resource` belongs to Python, but not on every system.
@@ -150,10 +177,10 @@ class Repository:
         return next((path for path in paths if path in self.sources), None)
 
     def imported(self, source, with_functions):
-        """Paths of the project's files that a file imports, without empty __init__.py files."""
+        """Paths of the project's files that a file imports; a.b runs a/__init__.py too."""
         names = {i.name for i in source.imports if with_functions or not i.in_function}
-        paths = {self.module(name) for name in names} - {None, source.path}
-        return {path for path in paths if self.sources[path].lines}
+        names |= {i.head for i in source.imports if i.name in names}
+        return {self.module(name) for name in names} - {None, source.path}
 
     def reached(self, start, with_functions):
         """Paths of `start` and of all files that are imported when it is imported."""
@@ -185,10 +212,6 @@ def the_modules_at_top_level_are_the_seven(repository):
         yield Violation(path, 1, "a module at top level beside the seven")
     for path in sorted(wanted - found):
         yield Violation(path, 1, "one of the seven modules is missing")
-    total = count_lines([repository.sources[path] for path in wanted & found])
-    if total > MAX_TOP_LEVEL_LINES:
-        what = f"the seven modules have {total} lines, more than {MAX_TOP_LEVEL_LINES}"
-        yield Violation("*.py", 1, what)
 
 
 def no_file_is_too_long(repository):
@@ -201,7 +224,7 @@ def no_file_is_too_long(repository):
 def no_function_is_too_long(repository):
     for source in repository.python:
         for function in source.functions:
-            length = length_of(function)
+            length = function.end_lineno - function.lineno + 1
             if length > MAX_FUNCTION_LINES and not source.is_test:
                 what = f"{function.name} has {length} lines, more than {MAX_FUNCTION_LINES}"
                 yield Violation(source.path, function.lineno, what)
@@ -317,91 +340,69 @@ def count_lines(sources):
     return sum(len(source.lines) for source in sources)
 
 
-def length_of(function):
-    return function.end_lineno - function.lineno + 1
+def prose_lines(source):
+    """How many lines hold a comment or belong to a docstring."""
+    tokens = tokenize.generate_tokens(io.StringIO(source.text).readline)
+    lines = {token.start[0] for token in tokens if token.type == tokenize.COMMENT}
+    for node in ast.walk(source.tree):
+        kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
+        if isinstance(node, kinds) and ast.get_docstring(node) is not None:
+            lines |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+    return len(lines)
 
 
-def comment_lines(source):
-    return sum(line.lstrip().startswith("#") for line in source.lines)
-
-
-def wide_lines(source):
-    return sum(len(line) > MAX_COLUMNS for line in source.lines)
-
-
-def tuple_assignments(source):
+def is_tuple_assignment(node):
     """`a, b = c, d`; a swap counts too."""
-    assigned = [node for node in ast.walk(source.tree) if isinstance(node, ast.Assign)]
-    values = [node for node in assigned if isinstance(node.value, ast.Tuple)]
-    return sum(isinstance(node.targets[0], ast.Tuple) for node in values)
-
-
-def raises(source):
-    return sum(isinstance(node, ast.Raise) for node in ast.walk(source.tree))
+    tuples = isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple)
+    return tuples and isinstance(node.targets[0], ast.Tuple)
 
 
 def numbers(repository):
-    """{what: number}. The training path is train.py with all that it imports when it starts."""
-    path = [repository.sources[name] for name in repository.reached("train.py", False)]
-    longer = [repository.sources[name] for name in repository.reached("train.py", True)]
+    """{what: number} with the keys of CEILINGS, and the share of prose."""
     code = [s for s in repository.python if not s.is_test and not s.path.startswith(".")]
-    top_level = [source for source in code if "/" not in source.path]
-    functions = [(length_of(f), f.name, source.path) for source in path for f in source.functions]
-    circles = repository.circles()
-    sizes = ", ".join(str(len(circle)) for circle in circles)
-    readme = repository.sources.get("README.md")
+    lines = [line for source in code for line in source.lines]
+    nodes = [node for source in code for node in ast.walk(source.tree)]
+    path = [repository.sources[name] for name in repository.reached("train.py", False)]
+    others = [path for suffix in ("html", "js", "css", "txt", "sh")
+              for path in repository.root.glob(f"[a-z]*/**/*.{suffix}")
+              if not SKIPPED_FOLDERS & set(path.parts)]
     found = {
-        "modules at top level": len(top_level),
-        "lines of these modules": count_lines(top_level),
-        "files on the training path": len(path),
-        "lines on the training path": count_lines(path),
-        "files, imports in functions included": len(longer),
-        "lines, imports in functions included": count_lines(longer),
-        "lines of all code without tests": count_lines(code),
-        "longest function on the training path": "{}: {} in {}".format(*max(functions)),
-        "import circles": f"{len(circles)}, of {sizes} files" if circles else 0,
-        "README words": len(readme.text.split()) if readme else 0,
+        "lines: the seven modules": count_lines(s for s in code if "/" not in s.path),
+        "lines: attention.py": len(repository.sources["attention.py"].lines),
+        "lines: data.py": len(repository.sources["data.py"].lines),
     }
-    for counter in (comment_lines, wide_lines, tuple_assignments, raises):
-        name = f"{counter.__name__.replace('_', ' ')} per 1,000 lines: training path, all code"
-        shares = [1000 * sum(map(counter, part)) / count_lines(part) for part in (path, code)]
-        found[name] = ", ".join(f"{share:.1f}" for share in shares)
-    return found
+    for package in ("text", "records", "training", "weights", "evaluation", "toy", "stages",
+                    "tools"):
+        inside = [source for source in code if source.path.startswith(f"{package}/")]
+        found[f"lines: {package}/"] = count_lines(inside)
+    per_thousand = 1000 / len(lines)
+    return found | {
+        "lines: all Python but tests": len(lines),
+        "lines: html, js, css, txt, sh": sum(len(p.read_text().splitlines()) for p in others),
+        "lines: tests": count_lines(s for s in repository.python if s.is_test),
+        "files imported by train.py": len(path),
+        "lines imported by train.py": count_lines(path),
+        "% of lines over 88 columns": 100 * sum(len(x) > 88 for x in lines) / len(lines),
+        "mean characters of a non-blank line": mean(len(x) for x in lines if x.strip()),
+        "raise per 1,000 lines": per_thousand * sum(isinstance(n, ast.Raise) for n in nodes),
+        "tuple-to-tuple assignments per 1,000 lines": per_thousand * sum(
+            map(is_tuple_assignment, nodes)),
+        "% of lines that are comments or docstrings": (
+            100 * sum(map(prose_lines, code)) / len(lines)),
+    }
 
 
-def print_violations(repository):
-    by_file = defaultdict(list)
-    counts = Counter()
-    for rule in RULES:
-        for violation in rule(repository):
-            by_file[violation.path].append(violation)
-            counts[rule] += 1
-    for path, violations in sorted(by_file.items()):
-        print(f"{path}: {len(violations)}")
-        for violation in sorted(violations, key=lambda v: v.line):
-            print(f"  {violation.line:5} {violation.what}")
-    print("\nviolations by rule")
-    for rule in RULES:
-        print(f"  {counts[rule]:5} {rule.__name__.replace('_', ' ')}")
-
-
-def print_lengths(repository):
-    print("\nlines of the modules at top level, of the longest other files, of the longest tests")
-    ordered = sorted(repository.python, key=lambda source: -len(source.lines))
-    top_level = [source for source in ordered if "/" not in source.path]
-    tests = [source for source in ordered if source.is_test]
-    others = [source for source in ordered if "/" in source.path and not source.is_test]
-    for source in [*top_level, *others[:12], *tests[:5]]:
-        print(f"  {len(source.lines):5} {source.path}")
+def test_the_whole_is_no_larger_than_its_ceilings(repository):
+    found = numbers(repository)
+    above = {what: f"{found[what]:.1f} > {most}" for what, most in CEILINGS.items()
+             if round(found[what], 1) > most}
+    assert not above
+    assert found["% of lines that are comments or docstrings"] >= MIN_PROSE
 
 
 def main(folder=ROOT):
-    repository = Repository(folder)
-    print_violations(repository)
-    print_lengths(repository)
-    print()
-    for what, number in numbers(repository).items():
-        print(f"{what:70} {number}")
+    for what, number in numbers(Repository(folder)).items():
+        print(f"{what:44} {number:9,.1f} {CEILINGS.get(what, MIN_PROSE):9,}")
 
 
 if __name__ == "__main__":
