@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import attention
 import data
 import model
 import packing
@@ -197,6 +198,16 @@ def test_examples_cannot_see_each_other(changed):
     assert torch.equal(before[0, :start], after[0, :start])
     assert torch.equal(before[0, stop:], after[0, stop:])
     assert not torch.equal(before[0, start:stop], after[0, start:stop])
+
+
+def test_the_dense_mask_of_a_row_never_crosses_examples():
+    """Images of different examples have different bidir numbers. Equal ones would go unnoticed on
+    a CPU, where a row is cut at the ends of examples."""
+    batch = packing.collate([examples(3)], 1024, CONFIG.vision)
+    allowed = attention.allow(batch.visible_until, batch.bidir)
+    same = batch.example[:, :, None] == batch.example[:, None]
+    assert len(batch.bidir.unique()) == 3            # text, and the images of two of the examples
+    assert not (allowed & ~same).any()
 
 
 def test_padding_changes_nothing_and_is_never_nan():
