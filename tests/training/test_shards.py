@@ -10,7 +10,6 @@ import torch.distributed as dist
 import model as models
 import parallel
 from tests.ranks import run_ranks
-from tools.bench.measure import process_memory
 from weights import files
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(
@@ -20,6 +19,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(
 SHAPE = replace(models.PRESETS["4b"], n_embd=320, n_head=4, n_kv_head=1, head_dim=80, n_hidden=1216,
                 n_vocab=37984, vision=replace(models.TOY_VISION, n_embd=144, n_hidden=538))
 MIB = 2**20
+
+
+def process_memory(pid, key):
+    """MiB of a process as Linux counts them: VmRSS is the present, VmHWM the highest value."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(key))
 
 
 def read_shard(rank, world, folder):

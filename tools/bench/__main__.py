@@ -1,4 +1,4 @@
-"""Benchmarks: this project beside others at the same work, measured in one run.
+"""Benchmarks: this project and reference implementations on the same work, timed in one run.
 
     python -m tools.bench pack                # packers on streams like stages 1, 2 and 3
     python -m tools.bench load                # a video to model input, beside other decoders
@@ -6,22 +6,22 @@
     python -m tools.bench step                # a training step, beside transformers' Molmo2
     python -m tools.bench generate            # answers, beside transformers' Molmo2
     python -m tools.bench run DIR --peak 989  # MFU of a run of train.py, from its log
-    python -m tools.bench ranks               # start and small exchanges of up to 64 processes
-    python -m tools.bench speedrun            # the first training command, beside an older commit
 
-Each prints a table, then one JSON line that also holds the flags, the hardware, the date and the
-commit. A ratio above 1 says that this project is faster. Contestants take turns, so that other
-load on the machine meets all of them; a ratio is the median over the rounds, with its range.
+Each command prints a table, then one JSON line that also holds the flags, the hardware, the date
+and the commit. Implementations alternate their order in every round, so that background load
+affects all equally. A ratio is the median over the rounds, with its range.
 """
 
 import argparse
 import json
+import os
+import sys
 from datetime import date
 
 import torch
 
-from records.errors import warn
-from tools.bench import attend, generate, load, pack, ranks, run, speedrun, step
+from records.errors import Unreadable, warn
+from tools.bench import attend, flops, generate, load, pack, step
 from training.log import commit, hardware
 
 COMMANDS = {
@@ -30,9 +30,7 @@ COMMANDS = {
     "attend": attend,
     "step": step,
     "generate": generate,
-    "run": run,
-    "ranks": ranks,
-    "speedrun": speedrun,
+    "run": flops,
 }
 
 
@@ -46,6 +44,7 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescript
 
 
 def parse(argv=None):
+    """The arguments of one of the COMMANDS."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.bench",
         description=__doc__,
@@ -63,22 +62,15 @@ def parse(argv=None):
     return parser.parse_args(argv)
 
 
-def four_digits(value):
-    """The same results with four digits of every float: more digits would be noise."""
-    if isinstance(value, dict):
-        return {name: four_digits(entry) for name, entry in value.items()}
-    if isinstance(value, list):
-        return [four_digits(entry) for entry in value]
-    return float(f"{value:.4g}") if isinstance(value, float) else value
-
-
 def main():
     args = parse()
     try:
         results = COMMANDS[args.command].run(args)
-    except ValueError as e:
+    except (ValueError, Unreadable) as e:
         warn(f"tools.bench: {e}")
         raise SystemExit(2) from None
+    # four digits of every float: more would be noise
+    cases = json.loads(json.dumps(results), parse_float=lambda text: float(f"{float(text):.4g}"))
     line = {
         "bench": args.command,
         **vars(args),
@@ -87,10 +79,15 @@ def main():
         "torch": torch.__version__,
         "commit": commit(),
         "date": str(date.today()),
-        "cases": four_digits(results),
+        "cases": cases,
     }
-    print(json.dumps(line))
+    print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except BrokenPipeError:  # whoever read the output, such as head, has stopped reading
+        # Python flushes stdout once more when it exits, which would raise again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None

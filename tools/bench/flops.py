@@ -1,17 +1,28 @@
-"""FLOPs that a training step has to do, by a convention that both sides of a comparison share.
+"""Tokens per second and MFU of a run of train.py, from its log.
 
-A matrix costs 2 FLOPs for each weight and each vector that it multiplies. Attention costs 4 for
-each allowed pair of tokens and each number of a query, all heads together (products with keys and
-with values). The backward pass costs as much again for the gradient that is passed on, and for
-matrices once more for the gradient of the weights, where they learn. What need not be done is not
-counted: padding, pairs that the mask hides, logits without a label, blocks that run again.
+    python -m tools.bench run runs/x --peak 989     # TFLOP/s of an H100 in bfloat16, by data sheet
+
+A step is all that train.py does in it: planning, decoding, encoding, transfers, forward, backward,
+communication and the optimizer. The windows of all visual tokens count as full.
+
+FLOPs are those that a training step needs, by one convention for every implementation. A matrix
+costs 2 FLOPs for each weight and each vector that it multiplies. Attention costs 4 for each allowed
+pair of tokens and each number of a query, all heads together (products with keys and with values).
+The backward pass costs as much again for the gradient that is passed on, and for matrices once more
+for the gradient of the weights, where they learn. Not counted are padding, pairs that the mask
+hides, logits without a label, and blocks that activation checkpointing computes again.
 """
 
+from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 from torch import nn
 
 import attention
+from evaluation.report import steps_of
+from training.log import read_log
+from weights import files
 
 ALL_PARTS = ("vit", "connector", "llm")
 
@@ -29,12 +40,8 @@ class Work(NamedTuple):
 
 def matrix_size(*modules):
     """Weights of all nn.Linear in the modules."""
-    total = 0
-    for module in modules:
-        for layer in module.modules():
-            if isinstance(layer, nn.Linear):
-                total += layer.weight.numel()
-    return total
+    layers = [layer for module in modules for layer in module.modules()]
+    return sum(layer.weight.numel() for layer in layers if isinstance(layer, nn.Linear))
 
 
 def flops(model, work, train=ALL_PARTS, freeze_embedding=False):
@@ -72,35 +79,80 @@ def flops(model, work, train=ALL_PARTS, freeze_embedding=False):
     return vit + connector + llm
 
 
-def is_token(batch):
-    """(B,T) bool: not padding."""
-    return batch.example < len(batch.ids)
-
-
-def allowed_pairs(batch):
-    """Pairs of tokens that may attend, padding left out."""
-    total = 0
-    for row, length in enumerate(is_token(batch).sum(1).tolist()):
-        fields = batch.visible_until[row, :length], batch.bidir[row, :length]
-        total += attention.allowed_pairs(*fields)
-    return total
-
-
-def count_crops(batch, vision_config):
-    """Crops of a batch that some visual token pools: all but blank ones."""
-    pooled = batch.pool_src[batch.pool_src >= 0]
-    return len((pooled // vision_config.n_patch).unique())
-
-
 def batch_work(model, batch):
-    """The Work of a packing.Batch."""
-    vision_config = model.config.vision
+    """The Work of a packing.Batch. Padding and blank crops, which no visual token pools, are left
+    out."""
+    n_patch = model.config.vision.n_patch
     in_window = batch.pool_src >= 0
+    n_crops = len((batch.pool_src[in_window] // n_patch).unique())
+    lengths = (batch.example < len(batch.ids)).sum(1).tolist()
+    pairs = 0
+    for visible_until, bidir, n in zip(batch.visible_until, batch.bidir, lengths, strict=True):
+        pairs += attention.allowed_pairs(visible_until[:n], bidir[:n])
     return Work(
-        patches=count_crops(batch, vision_config) * vision_config.n_patch,
+        patches=n_crops * n_patch,
         pooled=int(in_window.sum()),
         visual=int(in_window.any(1).sum()),
-        tokens=int(is_token(batch).sum()),
+        tokens=sum(lengths),
         labelled=int((batch.weights > 0).sum()),
-        pairs=allowed_pairs(batch),
+        pairs=pairs,
     )
+
+
+def logged_work(line, config, vision_config):
+    """A step's line of the log -> its Work. Windows have 4 patches in stage 1, else 9: those of
+    images and of videos."""
+    window = 4 if config["stage"] == 1 else 9
+    return Work(
+        patches=line["crops"] * vision_config.n_patch,
+        pooled=window * line["visual_tokens"],
+        visual=line["visual_tokens"],
+        tokens=line["tokens"],
+        labelled=line["loss_tokens"],
+        pairs=line["pairs"],
+    )
+
+
+def add_arguments(parser):
+    add = parser.add_argument
+    add("run", metavar="DIR", help="a run directory")
+    add("--peak", type=float, required=True, help="TFLOP/s of one GPU in the run's dtype")
+    add("--skip", type=int, default=5, help="first steps that do not count: compilation, caches")
+
+
+def run(args):
+    """Prints a summary -> medians over the steps. ValueError where no step counts."""
+    lines = read_log(Path(args.run) / "log.jsonl")
+    if not lines or "config" not in lines[0]:
+        raise ValueError(f"{args.run} has no log of a run.")
+    if args.peak <= 0 or args.skip < 0:
+        raise ValueError("--peak must be more than 0, and --skip not less than 0.")
+    steps = steps_of(lines)
+    if len(steps) <= args.skip:
+        raise ValueError(f"{args.run} has {len(steps)} steps, and --skip {args.skip} of them.")
+    steps = steps[args.skip :]
+    config = lines[0]["config"]
+    gpus = lines[0]["world"]
+    model = files.meta_model(files.config_from_dict(config["model"]))
+    step_flops = []
+    for line in steps:
+        work = logged_work(line, config, model.config.vision)
+        step_flops.append(flops(model, work, config["train"], config["freeze_embedding"]))
+    rates = [n / line["seconds"] for n, line in zip(step_flops, steps, strict=True)]
+    found = {
+        "steps": len(steps),
+        "seconds": median(line["seconds"] for line in steps),
+        "flops": median(step_flops),
+        "tokens_per_second": median(line["tokens"] / line["seconds"] for line in steps),
+        "crops_per_second": median(line["crops"] / line["seconds"] for line in steps),
+        "mfu": median(rates) / (gpus * args.peak * 1e12),
+        "gpus": gpus,
+        "run": {name: lines[0].get(name) for name in ("hardware", "dtype", "commit")},
+    }
+    print(
+        f"{args.run}: {found['steps']} steps of {found['seconds']:.3f} s, "
+        f"{found['tokens_per_second']:.0f} tokens and {found['crops_per_second']:.1f} crops a "
+        f"second\n{found['flops'] / 1e12:.3g} TFLOP a step, {found['mfu']:.1%} of {gpus} x "
+        f"{args.peak:g} TFLOP/s"
+    )
+    return found

@@ -10,6 +10,7 @@ equally likely, so the table only counts how many tokens agree.
 
 import statistics
 import time
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -17,11 +18,10 @@ import numpy as np
 import torch
 
 import data
-import model as models
 from evaluation.generate import generate
 from records.visual import VideoClip
-from tools.bench.measure import check_device, in_turn, spread
-from tools.bench.peers import IdTokenizer, model_config, model_inputs, model_pair
+from tools.bench.measure import check_device, positive, print_table, run_rounds, spread
+from tools.bench.peers import PRESETS, IdTokenizer, model_inputs, model_pair
 
 QUESTION = "x" * 280
 NEVER = -1  # no id: an answer does not end before its last token
@@ -42,35 +42,30 @@ def time_answer(answer):
 
 
 def our_answer(model, prompt, n_tokens):
+    """A function for time_answer: this project's greedy answer."""
     return lambda on_token: generate(model, [prompt], NEVER, n_tokens, on_token=on_token)[0]
 
 
-def their_answer(model, prompt, n_tokens, vision_config, device, dtype):
-    inputs = model_inputs(prompt, vision_config, device, dtype)
-    settings = {
-        "max_new_tokens": n_tokens,
-        "do_sample": False,
-        "eos_token_id": None,
-        "pad_token_id": 0,
-    }
+def reference_answer(model, inputs, n_tokens):
+    """A function for time_answer: the greedy answer of transformers' generate. inputs: those of
+    peers.model_inputs."""
 
     def answer(on_token):
         def stopping_criterion(ids, scores):
             on_token(ids[0, -1].item())  # reads the token, so on a GPU it waits for it
-            return torch.zeros(1, dtype=torch.bool, device=device)
+            return torch.zeros(1, dtype=torch.bool, device=ids.device)
 
-        ids = model.generate(**inputs, **settings, stopping_criteria=[stopping_criterion])
-        return ids[0, len(prompt.tokens) :].tolist()
+        ids = model.generate(
+            **inputs,
+            max_new_tokens=n_tokens,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+            stopping_criteria=[stopping_criterion],
+        )
+        return ids[0, -n_tokens:].tolist()
 
     return answer
-
-
-def agreeing_tokens(a, b):
-    """How many tokens two answers have in common before they differ."""
-    for n, (x, y) in enumerate(zip(a, b, strict=True)):
-        if x != y:
-            return n
-    return len(a)
 
 
 def prompts(config):
@@ -89,66 +84,57 @@ def prompts(config):
     }
 
 
-def bench_prompt(name, prompt, sides, rounds, must_agree):
-    """One prompt -> its row. sides: {"ours", "theirs": function to time}. RuntimeError if the
-    answers must agree and do not."""
-    answers = {side: time_answer(answer).tokens for side, answer in sides.items()}  # warms up too
-    same_tokens = agreeing_tokens(answers["ours"], answers["theirs"])
-    if must_agree and same_tokens < len(answers["ours"]):
+def bench_prompt(name, prompt, implementations, rounds, must_agree):
+    """One prompt -> its row. implementations: {"ours", "reference": function to time}. RuntimeError
+    if the answers must agree and do not."""
+    # the first answers also warm up
+    answers = [time_answer(answer).tokens for answer in implementations.values()]
+    same = [a == b for a, b in zip(*answers, strict=True)]
+    same_tokens = [*same, False].index(False)  # before the answers differ
+    if must_agree and not all(same):
         raise RuntimeError(f"{name}: the answers differ from token {same_tokens} on.")
-    timings = []
-    for k in range(rounds):
-        timings.append({side: time_answer(sides[side]) for side in in_turn(sides, k)})
+    runs = {key: partial(time_answer, answer) for key, answer in implementations.items()}
+    timings = run_rounds(runs, rounds)
     row = {
         "tokens": len(prompt.tokens),
         "crops": 0 if prompt.images is None else len(prompt.images),
         "same_tokens": same_tokens,
     }
     for phase in ("prefill", "decode"):
-        seconds = {side: [getattr(t[side], phase) for t in timings] for side in sides}
-        row[phase] = {side: statistics.median(seconds[side]) for side in sides}
-        pairs = zip(seconds["theirs"], seconds["ours"], strict=True)
-        row[phase]["ratio"] = spread(theirs / ours for theirs, ours in pairs)
+        seconds = [{key: getattr(t[key], phase) for key in t} for t in timings]
+        for key in implementations:
+            row[f"{phase}_{key}"] = statistics.median(s[key] for s in seconds)
+        row[f"{phase}_ratio"] = spread(s["reference"] / s["ours"] for s in seconds)
     return row
 
 
 def add_arguments(parser):
-    presets = ("small", *models.PRESETS)
-    parser.add_argument("--preset", choices=presets, default="small", help="shape of the model")
-    parser.add_argument("--device", default="cpu", help="cpu, cuda, ..")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--tokens", type=int, default=64, help="of an answer")
-    parser.add_argument("--rounds", type=int, default=7, help="measurements of each prompt")
+    add = parser.add_argument
+    add("--preset", choices=PRESETS, default="small", help="shape of the model")
+    add("--device", default="cpu", help="cpu, cuda, ..")
+    add("--dtype", choices=("float32", "bfloat16"), default="float32", help="of both models")
+    add("--tokens", type=positive, default=64, help="of an answer")
+    add("--rounds", type=positive, default=7, help="measurements of each prompt")
 
 
 def run(args):
     """Prints the table -> {case: its row}. ValueError for flags that nothing can be measured with,
     RuntimeError where the answers differ in float32."""
-    if args.tokens < 2 or args.rounds < 1:
-        raise ValueError("--tokens must be at least 2 and --rounds at least 1.")
+    if args.tokens < 2:
+        raise ValueError("--tokens must be at least 2.")
     check_device(args.device)
-    config = model_config(args.preset)
+    config = PRESETS[args.preset]
     device = args.device
     dtype = getattr(torch, args.dtype)
-    ours, theirs = model_pair(config, device, dtype)
-    print(
-        "case                  tokens |  prefill: ours    theirs  ratio |"
-        "  a token: ours     theirs  ratio"
-    )
+    ours, reference = model_pair(config, device, dtype)
     rows = {}
     for name, prompt in prompts(config).items():
-        sides = {
+        inputs = model_inputs(prompt, config.vision, device, dtype)
+        implementations = {
             "ours": our_answer(ours, prompt, args.tokens),
-            "theirs": their_answer(theirs, prompt, args.tokens, config.vision, device, dtype),
+            "reference": reference_answer(reference, inputs, args.tokens),
         }
-        row = bench_prompt(name, prompt, sides, args.rounds, dtype == torch.float32)
-        rows[name] = row
-        prefill = row["prefill"]
-        decode = row["decode"]
-        print(
-            f"{name:20s} {row['tokens']:7d} | {prefill['ours']:12.3f} s {prefill['theirs']:7.3f} s "
-            f"{prefill['ratio']['median']:6.2f} | {decode['ours'] * 1e3:11.2f} ms "
-            f"{decode['theirs'] * 1e3:7.2f} ms {decode['ratio']['median']:6.2f}",
-            flush=True,
-        )
+        must_agree = dtype == torch.float32
+        rows[name] = bench_prompt(name, prompt, implementations, args.rounds, must_agree)
+    print_table("seconds of a prompt, of a token", rows)
     return rows

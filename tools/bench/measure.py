@@ -1,16 +1,18 @@
-"""What every benchmark needs: clocks, ratios with their range, the memory of a process, and
-measurements in a process of their own."""
+"""What every benchmark uses: the type of a flag, clocks, rounds, ratios and tables."""
 
-import json
-import re
+import argparse
 import statistics
-import sys
 import time
-from pathlib import Path
 
 import torch
 
-REPOSITORY = Path(__file__).parents[2]
+
+def positive(text):
+    """The type of a flag: an int of at least 1."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} must be at least 1.")
+    return number
 
 
 def check_device(device):
@@ -29,47 +31,40 @@ def clock(device):
     return time.perf_counter()
 
 
-def median_seconds(run, device, rounds):
-    """Median seconds of run() over the rounds, after one call that warms up."""
-    seconds = []
-    for _ in range(rounds + 1):
-        start = clock(device)
-        run()
-        seconds.append(clock(device) - start)
-    return statistics.median(seconds[1:])
-
-
 def spread(ratios):
     """Ratios, one per round -> {"median", "min", "max"}, as the JSON line reports them."""
     ratios = list(ratios)
     return {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
 
 
-def in_turn(contestants, round_number):
-    """The contestants in their order, reversed in every second round, so that other load on the
-    machine and the caches of the previous run meet all of them."""
-    contestants = list(contestants)
-    return contestants[::-1] if round_number % 2 else contestants
+def run_rounds(runs, rounds):
+    """{key: function} -> [{key: its result} for each round]. The order is reversed in every second
+    round, so that background load and the caches of the previous run affect all equally."""
+    results = []
+    for k in range(rounds):
+        keys = list(runs)[::-1] if k % 2 else list(runs)
+        results.append({key: runs[key]() for key in keys})
+    return results
 
 
-def process_memory(pid, key):
-    """MiB of a process as Linux counts them: VmRSS is the present, VmHWM the highest value."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    found = re.search(rf"{key}:\s+(\d+) kB", status)
-    return int(found[1]) / 1024 if found else 0.0
+def show(value):
+    """A cell of a table: floats with four digits, a spread as its median and range."""
+    if isinstance(value, dict):
+        return "{median:.3g} ({min:.3g}-{max:.3g})".format(**value)
+    if isinstance(value, (list, tuple)):
+        return "-".join(show(entry) for entry in value)
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "-" if value is None else str(value)
 
 
-def child_command(module, function, arguments):
-    """The command of a new Python process that calls module.function(*arguments) and prints the
-    result as a line of JSON. The arguments must be fit for JSON. Run it in REPOSITORY."""
-    code = (
-        f"import json, sys; from {module} import {function}; "
-        f"print(json.dumps({function}(*json.loads(sys.argv[1]))))"
-    )
-    return [sys.executable, "-c", code, json.dumps(arguments)]
-
-
-def last_line(text, default):
-    """The last line of a child's stderr, which names the exception."""
-    lines = text.splitlines()
-    return lines[-1] if lines else default
+def print_table(title, rows):
+    """Prints {label: {column: value}} with the title in the first column of the first line."""
+    columns = list(dict.fromkeys(name for row in rows.values() for name in row))
+    lines = [[title, *columns]]
+    for label, row in rows.items():
+        lines.append([label, *(show(row.get(name)) for name in columns)])
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    for label, *cells in lines:
+        aligned = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
+        print("  ".join([label.ljust(widths[0]), *aligned]), flush=True)

@@ -1,7 +1,8 @@
-"""transformers' Molmo2, the other side of a comparison: its model with the same random weights, and
-the same examples as its inputs."""
+"""transformers' Molmo2, the reference that this project is compared with: its model with the same
+random weights, and the same examples as its inputs."""
 
 import tempfile
+from collections import defaultdict
 from dataclasses import replace
 
 import numpy as np
@@ -26,10 +27,7 @@ SMALL = models.ModelConfig(
     vision=VisionConfig(n_layer=6, n_embd=384, n_head=6, n_hidden=1536, feature_layers=(5, 2)),
 )
 TEXT_INPUTS = ("input_ids", "attention_mask", "mm_token_type_ids", "labels")
-
-
-def model_config(preset):
-    return SMALL if preset == "small" else models.PRESETS[preset]
+PRESETS = {"small": SMALL, **models.PRESETS}
 
 
 class IdTokenizer:
@@ -48,16 +46,11 @@ class IdTokenizer:
         return [3 + ord(c) for c in text]
 
 
-# ------------------------------------------------------------------------------------------------
-# models
-
-
 def import_transformers():
     """The package transformers; ValueError with the pip command if it is missing.
 
-    A torchvision that was built for another torch does not load its compiled operators, and
-    transformers would refuse to start beside it. The operators are declared here; Molmo2's model
-    never calls them (only the processors do).
+    A torchvision built for another torch does not load its compiled operators, and transformers
+    then refuses to start. Molmo2's model calls none of them, so declaring two of them is enough.
     """
     try:
         import torchvision  # noqa: F401
@@ -72,7 +65,7 @@ def import_transformers():
         import transformers
     except ImportError:
         raise ValueError(
-            "The comparison needs an optional package: pip install transformers."
+            "The comparison needs an optional package: pip install -r requirements-extras.txt"
         ) from None
     return transformers
 
@@ -95,12 +88,8 @@ def model_pair(config, device, dtype):
     with tempfile.TemporaryDirectory() as folder:
         export(ours, ByteTokenizer(n_vocab=config.n_vocab), data.DataConfig(), folder)
         model_class = transformers.Molmo2ForConditionalGeneration
-        theirs = model_class.from_pretrained(folder, dtype=dtype).to(device).eval()
-    return ours, theirs
-
-
-# ------------------------------------------------------------------------------------------------
-# inputs
+        reference = model_class.from_pretrained(folder, dtype=dtype).to(device).eval()
+    return ours, reference
 
 
 def model_inputs(example, vision_config, device, dtype=torch.float32):
@@ -130,26 +119,25 @@ def model_inputs(example, vision_config, device, dtype=torch.float32):
 def padded_batch(examples, config, device):
     """Examples as transformers' processor batches them: text padded on the right to the longest
     example, the crops of all examples one after the other, labels -100 where there is no loss."""
-    parts = []
+    columns = defaultdict(list)
     first_patch = 0
     for example in examples:
-        part = model_inputs(example, config.vision, device)
+        inputs = model_inputs(example, config.vision, device)
         # transformers shifts the labels itself; the first token has no label
         labels = np.where(example.weights[:-1] > 0, example.targets[:-1], -100)
-        part["labels"] = torch.from_numpy(np.append(-100, labels))[None].to(device)
-        for name in part:
+        inputs["labels"] = torch.from_numpy(np.append(-100, labels))[None].to(device)
+        for name, value in inputs.items():
             if name.endswith("pooling"):
-                part[name] = torch.where(part[name] >= 0, part[name] + first_patch, -1)
+                value = torch.where(value >= 0, value + first_patch, -1)
+            columns[name].append(value)
         if example.images is not None:
             first_patch += len(example.images) * config.vision.n_patch
-        parts.append(part)
 
     batch = {}
-    for name in dict.fromkeys(name for part in parts for name in part):
-        values = [part[name] for part in parts if name in part]
+    for name, values in columns.items():
         if name in TEXT_INPUTS:
-            rows = [value[0] for value in values]
             padding = -100 if name == "labels" else 0
+            rows = [value[0] for value in values]
             batch[name] = pad_sequence(rows, batch_first=True, padding_value=padding)
         else:
             batch[name] = torch.cat(values)

@@ -1,279 +1,262 @@
 """A training step beside transformers' Molmo2: forward and backward, without the optimizer.
 
     python -m tools.bench step                # a small random model on this machine's CPU
-    python -m tools.bench step --preset toy --cases image stream --rounds 2 --no-memory
-    python -m tools.bench step --preset toy --cases growth --dtypes float32 --lengths 1024 4096
+    python -m tools.bench step --preset toy --cases image stream --rounds 2
     python -m tools.bench step --preset 4b --device cuda --dtypes bfloat16 --cases stream \\
-        --stage 2 --n 16 --activation-checkpointing --no-theirs
+        --stage 2 --n 16 --activation-checkpointing --no-reference
 
-Both sides have the same weights and learn the same tokens of the same examples, with random pixels
-and ids. Before anything is timed, their losses and two gradients must agree in float32.
+Both implementations have the same weights and learn the same tokens of the same examples, with
+random pixels and ids. In float32 their losses and two gradients must agree before they are timed.
 
-    image, video    one image of 9 crops, or 16 frames, and 300 tokens of text: nothing to pad
-    padded, single  9, 5 and 2 crops and a text: one row for us; for transformers padded to the
-                    longest, as its processor does, or one by one
+    image, video    one image of 9 crops, or 16 frames, and 300 tokens of text: no padding
+    padded, single  9, 5 and 2 crops and a text: one row for this project; for the reference one
+                    batch padded to the longest, as its processor does, or one by one
     stream          --n rows of training as tools.bench pack draws them. Ours: message trees, packed
-                    by packing.Planner. Theirs: a sequence for each annotation, in random order, in
-                    padded batches; videos apart, since transformers refuses them beside images
-    growth          ours alone: rows of about --lengths tokens, of several videos or of one, and how
-                    much of their time is attention
+                    by packing.Planner. Reference: a sequence for each annotation, in random order,
+                    in padded batches; videos apart, since transformers refuses them beside images
 
-MFU is the FLOPs that have to be done (tools/bench/flops.py), the same for both sides, over the
-seconds and over the FLOP/s of a large matrix product. Memory is the most that a step adds to what
-there was before it, gradients and inputs included.
+MFU is the FLOPs that a step needs (tools/bench/flops.py), the same for both implementations, over
+the seconds and over the FLOP/s of a large matrix product. Memory is measured on a GPU only: the
+most that a step adds to what there was before it, gradients and inputs included.
 """
 
 import argparse
 import statistics
+from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
-import attention
-import model as models
 import packing
-from tools.bench import growth, peers
-from tools.bench.flops import allowed_pairs, batch_work, count_crops, flops
-from tools.bench.measure import check_device, in_turn, median_seconds, spread
-from tools.bench.step_cases import PLAIN_CASES, make_case, n_crops
-from tools.bench.stream import Recipe, recipe
-from tools.bench.training_step import (
-    added_memory,
-    added_memory_in_child,
-    build_models,
-    check_agreement,
-    training_step,
-)
+from tools.bench import peers, stream
+from tools.bench.flops import batch_work, flops
+from tools.bench.measure import check_device, clock, positive, print_table, run_rounds, show, spread
+from tools.bench.step_cases import CASES, make_case, n_crops
 
-CASES = [*PLAIN_CASES, "stream"]
-STREAM_ROW = Recipe(max_tokens=4096, max_crops=32, max_frames=8)  # without --stage
+STREAM_ROW = stream.Recipe(max_tokens=4096, max_crops=32, max_frames=8)  # without --stage
+# Gradients that are compared, by our name and transformers': those of the first blocks are computed
+# last, so that they show an error in any block.
+WATCHED = {
+    "blocks.0.attn.q.weight": "model.language_model.layers.0.self_attn.q_proj.weight",
+    "vision.vit.blocks.0.q.weight": "model.vision_tower.layers.0.self_attn.q_proj.weight",
+}
+LOSS_TOLERANCE = 1e-4
+GRADIENT_TOLERANCE = 1e-3
 
-# ------------------------------------------------------------------------------------------------
-# one case
+
+class StepResult(NamedTuple):
+    seconds: float
+    loss: float  # mean over all tokens with loss
+    gradients: list  # of WATCHED
+
+
+def our_loss(model, config, row, case, device):
+    """A row -> function that computes its part of the case's mean loss. The inputs are on the
+    device before the clock starts."""
+    batch = packing.collate([row], case.length, config.vision).to(device)
+    batch = replace(batch, weights=(batch.weights > 0) / case.labelled)
+    return lambda: (batch.weights * model(batch)[0]).sum()
+
+
+def reference_loss(model, config, examples, case, device):
+    """A padded batch -> function that computes its part of the case's mean loss."""
+    inputs = peers.padded_batch(examples, config, device)
+    share = int((inputs["labels"] >= 0).sum()) / case.labelled  # its loss is the batch's own mean
+    return lambda: model(**inputs, use_cache=False).loss * share
+
+
+def training_step(side, model, config, case, dtype, args):
+    """Forward and backward of one case -> StepResult. Leaves no gradients behind. side: "ours" or
+    "reference"."""
+    device = torch.device(args.device)
+    autocast_dtype = getattr(torch, dtype)
+    is_ours = side == "ours"
+    prepare = our_loss if is_ours else reference_loss
+    seconds = 0.0
+    loss = 0.0
+    for part in case.rows if is_ours else case.batches:
+        loss_of_part = prepare(model, config, part, case, device)
+        start = clock(device)
+        with torch.autocast(
+            device.type,
+            autocast_dtype,
+            enabled=autocast_dtype != torch.float32,
+            cache_enabled=not args.activation_checkpointing,  # as in train.py
+        ):
+            value = loss_of_part()
+        value.backward()
+        seconds += clock(device) - start
+        loss += value.item()
+    gradients = []
+    for name in WATCHED.keys() if is_ours else WATCHED.values():
+        weight = model.get_parameter(name)
+        # the ViT has no gradient where there was no image
+        gradients.append(torch.zeros_like(weight) if weight.grad is None else weight.grad.clone())
+    start = clock(device)
+    model.zero_grad()
+    seconds += clock(device) - start
+    return StepResult(seconds, loss, gradients)
+
+
+def check_agreement(case, ours, reference):
+    """RuntimeError unless two StepResults are of the same step."""
+    if abs(ours.loss - reference.loss) > LOSS_TOLERANCE * abs(reference.loss):
+        raise RuntimeError(f"{case}: the loss is {ours.loss}, the reference's {reference.loss}.")
+    for name, a, b in zip(WATCHED, ours.gradients, reference.gradients, strict=True):
+        difference = (a - b).norm()
+        if difference > GRADIENT_TOLERANCE * b.norm():
+            raise RuntimeError(
+                f"{case}: the gradient of {name} differs from the reference's by {difference:.3g}; "
+                f"its norm is {b.norm():.3g}."
+            )
+
+
+def build_models(config, args):
+    """{"ours", "reference": model in training mode, float32} with the same random weights; the
+    reference only if args ask for it. ValueError if transformers is missing."""
+    torch.set_flush_denormal(True)  # as in train.py
+    found = {}
+    if args.reference:
+        ours, reference = peers.model_pair(config, args.device, torch.float32)
+        if args.activation_checkpointing:
+            reference.gradient_checkpointing_enable(
+                gradient_checkpointing_kwargs={"use_reentrant": False}
+            )
+        found["reference"] = reference.train()
+    else:
+        ours = peers.random_model(config, args.device, torch.float32)
+    ours.activation_checkpointing = args.activation_checkpointing
+    if args.compile:
+        ours.compile_blocks()
+    return {"ours": ours.train(), **found}
 
 
 def matmul_peak(device, dtype):
-    """FLOP/s of one large square matrix product."""
+    """FLOP/s of one large square matrix product: the median of five, after one that warms up."""
     n = 8192 if device.type == "cuda" else 2048
     a = torch.randn(n, n, device=device, dtype=getattr(torch, dtype))
     b = torch.randn(n, n, device=device, dtype=getattr(torch, dtype))
-    return 2 * n**3 / median_seconds(lambda: a @ b, device, 5)
+    seconds = []
+    for _ in range(6):
+        start = clock(device)
+        a @ b
+        seconds.append(clock(device) - start)
+    return 2 * n**3 / statistics.median(seconds[1:])
 
 
-def describe(case, model, args):
-    """The size of a case and of the work of each side: numbers that need no step."""
-    device = torch.device(args.device)
+def describe(case, model):
+    """The size of a case and the FLOPs that it needs."""
     batches = [packing.collate([row], case.length, model.config.vision) for row in case.rows]
-    fields = []
-    for batch in batches:
-        fields.append((batch.visible_until.to(device), batch.bidir.to(device)))
-    mask_seconds = median_seconds(
-        lambda: [attention.packed_mask(*row_fields) for row_fields in fields], device, 3
-    )
+    work = [batch_work(model, batch) for batch in batches]
     trees = [example for row in case.rows for example in row]
     singles = [example for batch in case.batches for example in batch]
-    padded = sum(len(batch) * max(len(e.tokens) for e in batch) for batch in case.batches)
-    area = len(batches) * case.length**2
     return {
         "labelled": case.labelled,
         "annotations": len(singles),
         "examples": len(trees),
-        "flops": sum(flops(model, batch_work(model, batch)) for batch in batches),
-        "mask_seconds": mask_seconds,
-        "mask_share": sum(allowed_pairs(batch) for batch in batches) / area,
+        "flops": sum(flops(model, w) for w in work),
         "ours": {
             "tokens": sum(len(e.tokens) for e in trees),
             "padded": len(batches) * case.length,
-            "crops": sum(count_crops(batch, model.config.vision) for batch in batches),
+            "crops": sum(w.patches for w in work) // model.config.vision.n_patch,
         },
-        "theirs": {
+        "reference": {
             "tokens": sum(len(e.tokens) for e in singles),
-            "padded": padded,
+            "padded": sum(len(b) * max(len(e.tokens) for e in b) for b in case.batches),
             "crops": sum(n_crops(example) for example in singles),
         },
     }
 
 
-def frames_compiled(args, reset=False):
-    """Frames that torch.compile has compiled so far, FlexAttention's on a GPU among them. reset
-    forgets the compiled code: else the shapes of one case would count against the recompilation
-    limit of the next."""
-    if not args.compile and torch.device(args.device).type == "cpu":
-        return 0
-    if reset:
-        torch._dynamo.reset()
-    return torch._dynamo.utils.counters["frames"]["ok"]
+def added_memory(run_step, device):
+    """MiB that a step adds at its peak; None where torch does not count them."""
+    if device.type != "cuda":
+        return None
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    run_step()
+    return (torch.cuda.max_memory_allocated(device) - before) / 2**20
 
 
-def ratios_of(rounds, dtypes):
-    """Seconds of theirs over ours within each round, by dtype, and float32 over bfloat16."""
-    pairs = [(dtype, dtype) for dtype in dtypes]
-    if len(dtypes) == 2:
-        pairs.append(("float32", "bfloat16"))
-    ratios = {}
-    for a, b in pairs:
-        name = f"theirs {a} / ours {b}"
-        ratios[name] = spread(seconds["theirs", a] / seconds["ours", b] for seconds in rounds)
-    return ratios
-
-
-def bench_case(name, config, contestants, peaks, args):
-    """Prints the table of one case -> its numbers. contestants: {side: model}; peaks: {dtype:
-    FLOP/s}. RuntimeError where the sides differ."""
+def bench_case(name, config, implementations, peaks, args):
+    """Prints the table of one case -> its numbers. implementations: {"ours", "reference": model};
+    peaks: {dtype: FLOP/s}. RuntimeError where the implementations differ."""
     case = make_case(name, config, args)
     device = torch.device(args.device)
-    row = describe(case, contestants["ours"], args)
-    compiled_before = frames_compiled(args, reset=True)
-    checked = len(contestants) == 2
-    if checked:
+    if args.compile or device.type == "cuda":
+        torch.compiler.reset()  # the shapes of other cases count against the recompilation limit
+    row = describe(case, implementations["ours"])
+    compared = len(implementations) == 2
+    if compared:
         results = {}
-        for side, model in contestants.items():
+        for side, model in implementations.items():
             results[side] = training_step(side, model, config, case, "float32", args)
-        check_agreement(name, results["ours"], results["theirs"])
+        check_agreement(name, results["ours"], results["reference"])
     runs = {}
     for dtype in args.dtypes:
-        for side, model in contestants.items():
+        for side, model in implementations.items():
             run_step = partial(training_step, side, model, config, case, dtype, args)
             runs[side, dtype] = run_step
-            if not (checked and dtype == "float32"):
+            if not (compared and dtype == "float32"):
                 run_step()  # warms up; the comparison has done so for float32
-    compiled_warm = frames_compiled(args)
-    rounds = []
-    for k in range(args.rounds):
-        rounds.append({key: runs[key]().seconds for key in in_turn(runs, k)})
-    row["compiled"] = compiled_warm - compiled_before
-    row["recompiled"] = frames_compiled(args) - compiled_warm
+    rounds = run_rounds(runs, args.rounds)
     row["sides"] = {}
     for (side, dtype), run_step in runs.items():
-        seconds = statistics.median(seconds[side, dtype] for seconds in rounds)
-        mib = None
-        if args.memory and device.type == "cuda":
-            mib = added_memory(run_step, device)
-        elif args.memory:
-            mib = added_memory_in_child(name, side, dtype, args)
+        seconds = statistics.median(results[side, dtype].seconds for results in rounds)
         row["sides"][f"{side} {dtype}"] = {
             "seconds": seconds,
             "tokens_per_second": row[side]["tokens"] / seconds,
-            "mib": mib,
+            "mib": added_memory(run_step, device),
             "annotations_per_second": row["annotations"] / seconds,
             "mfu": row["flops"] / seconds / peaks[dtype],
         }
-    row["ratios"] = ratios_of(rounds, args.dtypes) if checked else {}
-    print_case(name, row)
+    row["ratios"] = {}
+    if compared:
+        for dtype in args.dtypes:
+            ratios = [r["reference", dtype].seconds / r["ours", dtype].seconds for r in rounds]
+            row["ratios"][f"reference {dtype} / ours {dtype}"] = spread(ratios)
+    print(f"\n{name}: {row['labelled']} tokens with loss; {row['flops'] / 1e12:.3g} TFLOP needed")
+    print_table(name, {key: row[key.split()[0]] | r for key, r in row["sides"].items()})
+    for key, ratio in row["ratios"].items():
+        print(f"{key}: {show(ratio)}", flush=True)
     return row
 
 
-def print_case(name, row):
-    compiled = "-"
-    if row["compiled"]:
-        compiled = f"{row['compiled']} frames, {row['recompiled']} after warm-up"
-    print(
-        f"\n{name}: {row['examples']} example(s), {row['annotations']} annotation(s), "
-        f"{row['labelled']} tokens with loss; useful {row['flops'] / 1e12:.3g} TFLOP; "
-        f"compiled: {compiled}\n"
-        f"mask: {row['mask_share']:.1%} of T x T, built in {row['mask_seconds'] * 1e3:.1f} ms\n"
-        f"{'':16s}  tokens  padded crops   seconds  tokens/s  annotations/s    MFU  MiB more"
-    )
-    for key, r in row["sides"].items():
-        size = row[key.split()[0]]
-        mib = "-" if r["mib"] is None else f"{r['mib']:.0f}"
-        print(
-            f"{key:16s} {size['tokens']:7d} {size['padded']:7d} {size['crops']:5d} "
-            f"{r['seconds']:9.3f} {r['tokens_per_second']:9.0f} "
-            f"{r['annotations_per_second']:14.2f} {r['mfu']:6.1%} {mib:>9s}"
-        )
-    for key, r in row["ratios"].items():
-        print(f"{key}: {r['median']:.2f} ({r['min']:.2f} to {r['max']:.2f})", flush=True)
-
-
-# ------------------------------------------------------------------------------------------------
-# the command
-
-
 def add_arguments(parser):
-    presets = ("small", *models.PRESETS)
     dtypes = ("float32", "bfloat16")
-    switch = argparse.BooleanOptionalAction
     add = parser.add_argument
-    add("--preset", choices=presets, default="small", help="shape of the model")
+    add("--preset", choices=peers.PRESETS, default="small", help="shape of the model")
     add("--device", default="cpu", help="cpu, cuda, ..")
     add("--dtypes", nargs="+", choices=dtypes, default=list(dtypes), help="of autocast")
-    add("--cases", nargs="+", choices=(*CASES, "growth"), default=CASES, help="see above")
-    add("--rounds", type=int, default=5, help="measurements of each case")
-    add("--n", type=int, default=1, help="rows of the stream")
-    add("--stage", type=int, choices=(1, 2, 3), help="its recipe sets --tokens, --crops, --frames")
-    add("--tokens", type=int, help=f"of a row of the stream, else {STREAM_ROW.max_tokens}")
-    add("--crops", type=int, help=f"of a row of the stream, else {STREAM_ROW.max_crops}")
-    add("--frames", type=int, help=f"of a video of the stream, else {STREAM_ROW.max_frames}")
-    add("--lengths", type=int, nargs="+", default=growth.LENGTHS, help="tokens of rows of growth")
-    add(
-        "--videos",
-        "--films",  # its name in earlier commits, so that both can be run with the same flags
-        nargs="+",
-        choices=growth.KINDS,
-        default=list(growth.KINDS),
-        help="in a row of growth: several of 16 frames, or one that fills it",
-    )
+    add("--cases", nargs="+", choices=CASES, default=list(CASES), help="see above")
+    add("--rounds", type=positive, default=5, help="measurements of each case")
+    add("--n", type=positive, default=1, help="rows of the stream")
+    add("--stage", type=int, choices=(1, 2, 3), help=f"its recipe's rows, else {STREAM_ROW}")
     add("--peak", type=float, nargs="+", help="TFLOP/s for each of --dtypes, else measured")
     add("--compile", action="store_true", help="ours: compile the blocks")
-    add(
-        "--activation-checkpointing",
-        "--recompute",  # its name in earlier commits
-        action="store_true",
-        help="both sides",
-    )
-    add(
-        "--uncheckpointed-blocks",
-        "--keep-blocks",  # its name in earlier commits
-        type=int,
-        default=0,
-        help="ours: the last blocks of the decoder keep their activations",
-    )
-    add("--theirs", action=switch, default=True, help="measure transformers too")
-    add("--memory", action=switch, default=True, help="a process for every number on a CPU")
-
-
-def complete(args):
-    """Fills in the size of the stream's rows and checks the flags; ValueError names a wrong one."""
-    row = recipe(args.stage) if args.stage else STREAM_ROW
-    if args.tokens is None:
-        args.tokens = row.max_tokens
-    if args.crops is None:
-        args.crops = row.max_crops
-    if args.frames is None:
-        args.frames = row.max_frames
-    if min(args.rounds, args.n, args.tokens, args.crops, args.frames, *args.lengths) < 1:
-        raise ValueError(
-            "--rounds, --n, --tokens, --crops, --frames and --lengths must be at least 1."
-        )
-    uncheckpointed = args.uncheckpointed_blocks
-    if uncheckpointed < 0 or (uncheckpointed and not args.activation_checkpointing):
-        raise ValueError(
-            "--uncheckpointed-blocks must not be negative, and needs --activation-checkpointing."
-        )
-    if args.peak and len(args.peak) != len(args.dtypes):
-        raise ValueError(f"--peak needs a number for each of --dtypes {' '.join(args.dtypes)}.")
-    check_device(args.device)
+    add("--activation-checkpointing", action="store_true", help="in both implementations")
+    switch = argparse.BooleanOptionalAction
+    add("--reference", action=switch, default=True, help="measure transformers too")
 
 
 def run(args):
     """Prints a table per case -> {"peak": FLOP/s by dtype, case: its numbers, ..}.
-    ValueError where nothing can be measured, RuntimeError where both sides do not do the same."""
-    complete(args)
-    config = peers.model_config(args.preset)
+    ValueError where nothing can be measured, RuntimeError where the implementations differ."""
+    if args.peak and len(args.peak) != len(args.dtypes):
+        raise ValueError(f"--peak needs a number for each of --dtypes {' '.join(args.dtypes)}.")
+    check_device(args.device)
+    args.tokens, args.crops, args.frames = stream.recipe(args.stage) if args.stage else STREAM_ROW
+    config = peers.PRESETS[args.preset]
     device = torch.device(args.device)
-    compared = args.theirs and set(args.cases) != {"growth"}
-    contestants = build_models(config, args, ("ours", "theirs") if compared else ("ours",))
+    implementations = build_models(config, args)
     if args.peak:
         peaks = {dtype: n * 1e12 for dtype, n in zip(args.dtypes, args.peak, strict=True)}
     else:
         peaks = {dtype: matmul_peak(device, dtype) for dtype in args.dtypes}
-    shown = [f"{n / 1e12:.3g} TFLOP/s in {dtype}" for dtype, n in peaks.items()]
-    print(f"peak: {', '.join(shown)}")
+    for dtype, peak in peaks.items():
+        print(f"peak: {peak / 1e12:.3g} TFLOP/s in {dtype}")
     found = {"peak": peaks}
     for name in args.cases:
-        if name != "growth":
-            found[name] = bench_case(name, config, contestants, peaks, args)
-    if "growth" in args.cases:
-        found["growth"] = growth.run(config, contestants["ours"], args)
+        found[name] = bench_case(name, config, implementations, peaks, args)
     return found

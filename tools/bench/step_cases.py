@@ -1,7 +1,7 @@
 """What tools.bench step measures: examples with random pixels and ids, as packed rows for us and as
 padded batches for transformers.
 
-    FOUR          ours, a row                      theirs, padded             theirs, one by one
+    FOUR          ours, a row                      reference, padded       reference, one by one
     9 crops       | 9 crops | 5 | 2 | text |       | 9 crops               |  | 9 crops      |
     5                                              | 5           . . . . . |  | 5     |
     2                                              | 2      . . . . . . . .|  | 2  |
@@ -25,6 +25,8 @@ from text.visual import images_tokens, video_tokens
 from tools.bench import stream
 from tools.bench.peers import IdTokenizer
 
+REFERENCE_BATCH = 4  # sequences in a batch of the stream for transformers
+
 
 class Plain(NamedTuple):
     """An example with one annotation."""
@@ -33,26 +35,27 @@ class Plain(NamedTuple):
     tiling: tuple = None  # (rows, columns) of the mosaic of its image
     frames: int = 0  # of its video
 
-
 FOUR = [Plain(300, (2, 4)), Plain(200, (2, 2)), Plain(150, (1, 1)), Plain(400)]
-PLAIN_CASES = {
+CASES = {
     "image": [Plain(300, (2, 4))],
     "video": [Plain(300, frames=16)],
     "padded": FOUR,
     "single": FOUR,
+    "stream": None,
 }
-PEER_BATCH = 4  # sequences in a batch of the stream for transformers
 
 
 @dataclass
 class Case:
+    """The same examples for both implementations."""
+
     rows: list  # ours: for each row a list of data.Example, message trees
-    batches: list  # theirs: for each batch a list of data.Example of one annotation each
+    batches: list  # reference: for each batch a list of data.Example of one annotation each
     length: int  # tokens of a row
 
     @property
     def labelled(self):
-        """Tokens with loss, the same for both sides."""
+        """Tokens with loss, the same for both implementations."""
         return sum(int((e.weights > 0).sum()) for row in self.rows for e in row)
 
 
@@ -85,7 +88,7 @@ def random_tree(config, rng, image_sizes, n_frames, texts):
     for n_read, n_learned in texts:
         read = rng.integers(10, config.n_vocab, n_read).tolist()
         learned = rng.integers(10, config.n_vocab, n_learned).tolist()
-        # the last id is a target only, here without loss, so that both sides read the same tokens
+        # the last id is a target only, here without loss, so that all read the same tokens
         branches.append(data.Branch([(read, False), (learned, True), ([0], False)]))
     examples = []
     for kept in (branches, *([branch] for branch in branches)):
@@ -97,14 +100,14 @@ def random_tree(config, rng, image_sizes, n_frames, texts):
 
 
 def set_random_pixels(examples, config, rng):
-    """Gives the annotations of one example the same random crops."""
+    """Gives the annotations of one example the same random crops. A mosaic of one crop repeats the
+    low-resolution view, on which packing.collate relies."""
     image_id = examples[0].image_id
     if image_id is None:
         return
     shape = len(image_id), config.vision.n_patch, config.vision.n_pixel
     crops = rng.integers(0, 256, shape, np.uint8)
     if len(image_id) == 2 and image_id[0] == image_id[1]:
-        # a mosaic of one crop repeats the low-resolution view; packing.collate relies on it
         crops[1] = crops[0]
     for example in examples:
         example.images = crops
@@ -131,13 +134,12 @@ def draw_tree(config, rng, stage, max_frames):
     group = stream.draw_group(rng, stage)
     n_frames = 0
     image_sizes = []
-    if isinstance(group.visual, stream.Video):
-        seconds = group.visual.seconds.draw(rng)
-        n_frames = len(vision.frame_times(seconds, max_frames))
+    if group.seconds:
+        n_frames = len(vision.frame_times(group.seconds.draw(rng), max_frames))
     else:
         stride = config.vision.stride
         released = vision.RELEASED.stride
-        for height, width in stream.draw_image_sizes(rng, group.visual):
+        for height, width in stream.draw_image_sizes(rng, group):
             image_sizes.append((width * stride // released, height * stride // released))
     texts = []
     for length in group.draw_text_lengths(rng):
@@ -146,31 +148,13 @@ def draw_tree(config, rng, stage, max_frames):
     return random_tree(config, rng, image_sizes, n_frames, texts)
 
 
-def padded_batches(singles, batch_size):
-    """Batches of examples with one annotation; videos apart, since transformers refuses them beside
-    images."""
-    videos = [e for e in singles if e.pool_src.shape[1] == 9]
-    others = [e for e in singles if e.pool_src.shape[1] != 9]
-    batches = []
-    for kind in (videos, others):
-        for start in range(0, len(kind), batch_size):
-            batches.append(kind[start : start + batch_size])
-    return batches
-
-
 def stream_case(config, args):
-    """Packed rows from the middle of a stage's stream -> Case. ValueError where hardly an example
-    fits into a row."""
+    """Packed rows from the middle of a stage's stream -> Case. args: n rows of so many tokens and
+    crops, frames of a video at most, and the stage."""
     rng = np.random.default_rng(0)
     trees = []
-    enough = 50 * (args.n + packing.MAX_WAIT)
 
     def next_size(_):
-        if len(trees) == enough:
-            raise ValueError(
-                f"Hardly an example fits into a row of --tokens {args.tokens} and --crops "
-                f"{args.crops}."
-            )
         trees.append(draw_tree(config, rng, args.stage or 2, args.frames))
         whole = trees[-1].whole
         return len(whole.tokens), n_crops(whole)
@@ -186,13 +170,19 @@ def stream_case(config, args):
         for i in pack:
             singles += trees[i].singles
     singles = [singles[k] for k in rng.permutation(len(singles))]
-    return Case(rows, padded_batches(singles, PEER_BATCH), args.tokens)
+    batches = []
+    for is_video in (True, False):
+        kind = [e for e in singles if (e.pool_src.shape[1] == 9) == is_video]
+        for start in range(0, len(kind), REFERENCE_BATCH):
+            batches.append(kind[start : start + REFERENCE_BATCH])
+    return Case(rows, batches, args.tokens)
 
 
 def make_case(name, config, args):
+    """The Case of one of CASES."""
     if name == "stream":
         return stream_case(config, args)
     rng = np.random.default_rng(0)
-    row = [plain_example(config, rng, plain) for plain in PLAIN_CASES[name]]
+    row = [plain_example(config, rng, plain) for plain in CASES[name]]
     batches = [[example] for example in row] if name == "single" else [row]
     return Case([row], batches, sum(len(example.tokens) for example in row))

@@ -17,9 +17,6 @@ import numpy as np
 import vision
 from stages.recipes import STAGES
 
-# ------------------------------------------------------------------------------------------------
-# distributions
-
 
 class LogNormal(NamedTuple):
     """A log-normal number, clipped to [least, most]."""
@@ -45,87 +42,73 @@ class Count(NamedTuple):
         return min(max(1 + rng.poisson(self.mean - 1), self.least), self.most)
 
 
-class Images(NamedTuple):
-    least: int
-    most: int
-
-
-class Video(NamedTuple):
-    seconds: LogNormal
-
-
 class Group(NamedTuple):
-    """Examples of one kind."""
+    """Examples of one kind: videos where seconds is given, else images or text alone."""
 
     share: float  # of the stream, relative to the sum of all shares
-    visual: Images | Video
     annotations: Count
     text: LogNormal  # tokens of one annotation
+    images: tuple = (0, 0)  # fewest and most images of an example
+    seconds: LogNormal | None = None  # of its video
     subtitles: float = 0.0  # share of the videos that come with subtitles
 
     def draw_text_lengths(self, rng):
         """Tokens of each annotation of one example."""
         return [int(self.text.draw(rng)) for _ in range(self.annotations.draw(rng))]
 
-
-# ------------------------------------------------------------------------------------------------
-# the mixture
-
 VIDEO_SCALE = 0.90  # multiplies every median duration: fitted to stage 2
 CAPTION_TOKENS = 320  # median of a caption or a transcript of stage 1: fitted to stage 1
 
 
-def video(median, sigma, longest):
-    return Video(LogNormal(median * VIDEO_SCALE, sigma, 2, longest))
+def seconds(median, sigma, longest):
+    """Distribution of the durations of a group's videos."""
+    return LogNormal(median * VIDEO_SCALE, sigma, 2, longest)
 
+ONE = (1, 1)
+SEVERAL = (2, 5)
+CAPTIONS = Count(2, 2, 2), LogNormal(CAPTION_TOKENS, 0.35, 60, 800)  # a caption and a transcript
+POINTING = Count(4, 1, 12), LogNormal(45, 0.9, 15, 600)
+TEXT_ONLY = Count(1, 1, 1), LogNormal(450, 0.9, 30, 2304)
+VIDEO_QA = Count(4.5, 1, 16), LogNormal(55, 0.8, 15, 700)
+IMAGE_QA = Count(5, 1, 20), LogNormal(35, 0.8, 12, 500)
 
-ONE_IMAGE = Images(1, 1)
-POINTING = {
-    "visual": ONE_IMAGE,
-    "annotations": Count(4, 1, 12),
-    "text": LogNormal(45, 0.9, 15, 600),
-}
-TEXT_ONLY = {
-    "visual": Images(0, 0),
-    "annotations": Count(1, 1, 1),
-    "text": LogNormal(450, 0.9, 30, 2304),
-}
 STAGE_1 = [
-    # a caption and a transcript
-    Group(0.6, ONE_IMAGE, Count(2, 2, 2), LogNormal(CAPTION_TOKENS, 0.35, 60, 800)),
-    Group(0.3, **POINTING),
-    Group(0.1, **TEXT_ONLY),
+    Group(0.6, *CAPTIONS, images=ONE),
+    Group(0.3, *POINTING, images=ONE),
+    Group(0.1, *TEXT_ONLY),
 ]
 STAGE_2 = [  # the released rates sum to 1.1
     # demonstrations: long answers about a video, several images or one image
-    Group(0.15 * 0.40, video(55, 0.9, 3600), Count(3, 1, 8), LogNormal(180, 0.8, 30, 1500)),
-    Group(0.15 * 0.15, Images(2, 5), Count(3, 1, 8), LogNormal(120, 0.7, 20, 700)),
-    Group(0.15 * 0.45, ONE_IMAGE, Count(3, 1, 10), LogNormal(140, 0.8, 20, 700)),
+    Group(
+        0.15 * 0.40,
+        Count(3, 1, 8),
+        LogNormal(180, 0.8, 30, 1500),
+        seconds=seconds(55, 0.9, 3600),
+    ),
+    Group(0.15 * 0.15, Count(3, 1, 8), LogNormal(120, 0.7, 20, 700), images=SEVERAL),
+    Group(0.15 * 0.45, Count(3, 1, 10), LogNormal(140, 0.8, 20, 700), images=ONE),
     # academic videos, minutes long or short clips
-    Group(0.20 * 0.35, video(90, 0.7, 3600), Count(4.5, 1, 16), LogNormal(55, 0.8, 15, 700), 0.15),
-    Group(0.20 * 0.65, video(11, 0.8, 3600), Count(4.5, 1, 16), LogNormal(55, 0.8, 15, 700), 0.15),
+    Group(0.20 * 0.35, *VIDEO_QA, seconds=seconds(90, 0.7, 3600), subtitles=0.15),
+    Group(0.20 * 0.65, *VIDEO_QA, seconds=seconds(11, 0.8, 3600), subtitles=0.15),
     # academic images
-    Group(0.25 * 0.20, Images(2, 5), Count(5, 1, 20), LogNormal(35, 0.8, 12, 500)),
-    Group(0.25 * 0.80, ONE_IMAGE, Count(5, 1, 20), LogNormal(35, 0.8, 12, 500)),
+    Group(0.25 * 0.20, *IMAGE_QA, images=SEVERAL),
+    Group(0.25 * 0.80, *IMAGE_QA, images=ONE),
     # tracking
-    Group(0.15, video(12, 0.8, 120), Count(3, 1, 8), LogNormal(200, 0.9, 30, 1500)),
+    Group(0.15, Count(3, 1, 8), LogNormal(200, 0.9, 30, 1500), seconds=seconds(12, 0.8, 120)),
     # pointing in clips of up to 63 s
-    Group(0.15, video(32, 0.6, 63), Count(4, 1, 12), LogNormal(70, 0.9, 15, 900)),
-    Group(0.10, **POINTING),
-    Group(0.10, **TEXT_ONLY),
+    Group(0.15, Count(4, 1, 12), LogNormal(70, 0.9, 15, 900), seconds=seconds(32, 0.6, 63)),
+    Group(0.10, *POINTING, images=ONE),
+    Group(0.10, *TEXT_ONLY),
 ]
 GROUPS = {1: STAGE_1, 2: STAGE_2, 3: STAGE_2}
 SUBTITLE_TOKENS = LogNormal(700, 0.8, 60, 4000)
 
 
 def draw_group(rng, stage):
+    """A group of the stage's mixture, by its share."""
     groups = GROUPS[stage]
     edges = list(accumulate(group.share for group in groups))
     return groups[bisect(edges, rng.random() * edges[-1])]
-
-
-# ------------------------------------------------------------------------------------------------
-# sizes
 
 
 class Recipe(NamedTuple):
@@ -149,7 +132,6 @@ class ExampleSize(NamedTuple):
     trunk: int  # tokens that all annotations share: BOS, visual tokens, subtitles
     branches: list  # tokens of each annotation
 
-
 WEB_AREA = LogNormal(7e5, 0.7, 1, 1e9)
 WEB_ASPECT = LogNormal(math.exp(0.2), 0.35, 0.01, 100)
 
@@ -170,8 +152,10 @@ def draw_image_size(rng):
     return (2200, 1700) if rng.random() < 0.8 else (1600, 1200)
 
 
-def draw_image_sizes(rng, images):
-    count = int(rng.integers(images.least, images.most + 1))
+def draw_image_sizes(rng, group):
+    """(height, width) of each image of one example, none for text alone."""
+    least, most = group.images
+    count = int(rng.integers(least, most + 1))
     return [draw_image_size(rng) for _ in range(count)]
 
 
@@ -194,14 +178,14 @@ def draw_example(rng, group, max_tokens, max_frames):
     """One ExampleSize of a group. Tokens beyond max_tokens are cut off the last annotations."""
     trunk = 1  # BOS
     crops = 0
-    if isinstance(group.visual, Video):
-        tokens, crops = video_size(group.visual.seconds.draw(rng), max_frames)
+    if group.seconds:
+        tokens, crops = video_size(group.seconds.draw(rng), max_frames)
         subtitles = 0.0
         if rng.random() < group.subtitles:
             subtitles = SUBTITLE_TOKENS.draw(rng)
         trunk = min(trunk + tokens + int(subtitles), max_tokens - 1)
     else:
-        sizes = draw_image_sizes(rng, group.visual)
+        sizes = draw_image_sizes(rng, group)
         for size in sizes:
             tokens, image_crops = image_size(*size)
             trunk += tokens

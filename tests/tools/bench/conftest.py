@@ -1,12 +1,13 @@
 """What several tests of the benchmarks share."""
 
-import subprocess
+import json
+import sys
 
-import imageio_ffmpeg
 import pytest
 
 import model as models
-from tools.bench import load, peers
+from tools.bench import __main__ as command
+from tools.bench import peers
 from vision import VisionConfig
 
 TINY = models.ModelConfig(
@@ -33,23 +34,18 @@ TINY = models.ModelConfig(
 @pytest.fixture
 def tiny(monkeypatch):
     """A model config that stands in for the preset "small"."""
-    monkeypatch.setattr(peers, "SMALL", TINY)
+    monkeypatch.setitem(peers.PRESETS, "small", TINY)
     return TINY
 
 
 @pytest.fixture
-def with_transformers():
-    """Skips where the other side of the comparison is not installed."""
-    for name in ("transformers", "safetensors"):
-        pytest.importorskip(name)
+def bench(monkeypatch, capsys):
+    """A function that runs tools.bench with flags -> (its JSON line as a dict, its table)."""
 
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["bench", *map(str, words)])
+        command.main()
+        table, _, line = capsys.readouterr().out.rstrip().rpartition("\n")
+        return json.loads(line), table
 
-@pytest.fixture(scope="session")
-def video(tmp_path_factory):
-    """A video of 2 s whose first frame appears at 0.7 s of the file."""
-    folder = tmp_path_factory.mktemp("video")
-    load.make_video(folder / "a.mp4", 2, "96x64")
-    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-loglevel", "error", "-itsoffset", "0.7"]
-    command += ["-i", str(folder / "a.mp4"), "-c", "copy", str(folder / "b.mkv")]
-    subprocess.run(command, check=True)
-    return folder / "b.mkv"
+    return run

@@ -1,36 +1,98 @@
-"""python -m tools.bench: help, and what its JSON line holds."""
+"""python -m tools.bench: help, the JSON line, and mistakes in the flags of every benchmark."""
 
 import os
+import subprocess
 import sys
+from datetime import date
+from pathlib import Path
 
 import pytest
-import torch
 
 from tools.bench import __main__ as command
+from tools.bench import measure, pack
 from training import log
 
+ROOT = Path(__file__).parents[3]
 
-@pytest.mark.parametrize("words", [[], *([name] for name in command.COMMANDS)])
-def test_help_says_what_is_measured(words, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["bench", *words, "--help"])
+
+@pytest.mark.parametrize("name", command.COMMANDS)
+def test_help_says_what_is_measured(name, bench, capsys):
     with pytest.raises(SystemExit, match="0"):
-        command.main()
+        bench(name, "--help")
     printed = capsys.readouterr().out
-    assert f"usage: {' '.join(['python -m tools.bench', *words])}" in printed
-    assert f"    python -m tools.bench {' '.join(words)}" in printed
+    assert f"    python -m tools.bench {name}" in printed
+    assert "default: " in printed
     assert "None)" not in printed
 
 
-def test_floats_have_four_digits_and_no_other_number_changes():
+def test_the_json_line_holds_flags_machine_and_four_digits_of_every_float(bench, monkeypatch):
     results = {"a": [1234567, 0.123456, {"b": 2.23456e11}], "c": "0.123456", "d": None, "e": True}
+    monkeypatch.setattr(pack, "run", lambda args: results)
+    line, _ = bench("pack", "--n", 7)
     expected = {"a": [1234567, 0.1235, {"b": 2.235e11}], "c": "0.123456", "d": None, "e": True}
-    assert command.four_digits(results) == expected
+    assert line["cases"] == expected
+    assert (line["bench"], line["n"], line["seeds"]) == ("pack", 7, 3)
+    assert str(os.cpu_count()) in line["hardware"]
+    assert (line["commit"], line["date"]) == (log.commit(), str(date.today()))
 
 
-def test_the_json_line_names_the_gpu_or_the_processor(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU of {device}")
-    assert log.hardware(torch.device("cuda:1")) == "GPU of cuda:1"
-    monkeypatch.setattr(log.Path, "is_file", lambda path: False)  # not on Linux
-    monkeypatch.setattr(log.platform, "processor", lambda: "")
-    monkeypatch.setattr(log.platform, "machine", lambda: "arm64")
-    assert log.hardware("mps") == f"{os.cpu_count()} cores, arm64"
+def test_implementations_alternate_in_every_round():
+    called = []
+    runs = {name: lambda name=name: called.append(name) or len(called) for name in "abc"}
+    results = measure.run_rounds(runs, 3)
+    assert "".join(called) == "abccbaabc"
+    assert results[1] == {"c": 4, "b": 5, "a": 6}
+
+
+def test_a_table_has_a_column_for_every_name_and_a_dash_where_a_row_has_none(capsys):
+    ratio = measure.spread([3.0, 1.0, 2.0])
+    rows = {"ours": {"s": 0.123456, "x": ratio}, "b": {"s": 12345, "t": None}}
+    measure.print_table("unit", rows)
+    assert capsys.readouterr().out.splitlines() == [
+        "unit       s        x  t",
+        "ours  0.1235  2 (1-3)  -",
+        "b      12345        -  -",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("pack --n 0", "argument --n: 0 must be at least 1"),
+        ("attend --heads 3", "--heads 3 must be a multiple of --kv-heads 2"),
+        ("attend --tokens 3", "--tokens 3: 400 examples fill 0 such rows, not 3"),
+        ("attend --device nowhere", "--device nowhere"),
+        ("step --peak 1 2 3", "--peak needs a number for each of --dtypes float32 bfloat16"),
+        ("step --device cuda:99", "--device cuda:99: "),
+        ("step --cases image", "pip install -r requirements-extras.txt"),
+        ("generate --tokens 1", "--tokens must be at least 2"),
+        ("generate", "pip install -r requirements-extras.txt"),
+        ("load --size 720p", "WIDTHxHEIGHT"),
+        ("load --size 1x1", "ffmpeg cannot make a video with --size 1x1"),
+        ("load --seconds nan", "above 0"),
+        ("load --video no.mp4", "no file"),
+        ("run nowhere --peak 1", "nowhere has no log of a run"),
+    ],
+)
+def test_a_mistake_ends_in_one_sentence(flags, message, tiny, bench, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(SystemExit, match="2"):
+        bench(*flags.split())
+    printed = capsys.readouterr()
+    *usage, sentence = printed.err.splitlines()
+    assert message in sentence
+    assert all(line.startswith(("usage: ", " ")) for line in usage)
+    assert not printed.out
+
+
+def test_a_reader_that_stops_reading_ends_the_command_without_a_traceback():
+    """As `tools.bench pack | head -1` does."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tools.bench", "pack", "--n", "50", "--seeds", "1"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait() == 1

@@ -1,6 +1,8 @@
-"""The FLOPs that a step has to do, against torch's counter and by hand."""
+"""The FLOPs that a step needs, against torch's counter and by hand, and tools.bench run: the MFU of
+a run from its log, against batches of the same examples."""
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -10,8 +12,9 @@ from torch.utils.flop_counter import FlopCounterMode
 import attention
 import packing
 from tools.bench import peers
-from tools.bench.flops import Work, allowed_pairs, batch_work, flops
+from tools.bench.flops import Work, batch_work, flops
 from tools.bench.step_cases import Plain, plain_example
+from training.stats import batch_counts
 
 
 def random_model(config):
@@ -111,6 +114,51 @@ def test_pairs_of_a_batch_leave_padding_out(tiny):
             n = len(example.tokens)
             visual = int((example.bidir > 0).sum())
             expected += n * (n + 1) // 2 + visual * (visual - 1) // 2
-    assert allowed_pairs(batch) == expected
+    assert batch_work(random_model(tiny), batch).pairs == expected
     padding = sum(n * (n + 1) // 2 for n in (80 - sum(len(e.tokens) for e in row) for row in rows))
     assert attention.allow(batch.visible_until, batch.bidir).sum() == expected + padding
+
+
+# ------------------------------------------------------------------------------------------------
+# a run
+
+
+@pytest.fixture
+def run(tmp_path, tiny):
+    """A log of three steps of one batch -> its folder, and the FLOPs of the batch."""
+    rng = np.random.default_rng(0)
+    row = [plain_example(tiny, rng, Plain(20, (2, 2))), plain_example(tiny, rng, Plain(9))]
+    batch = packing.collate([row], 200, tiny.vision)
+    config = {"model": asdict(tiny), "stage": 1, "train": ["llm"], "freeze_embedding": False}
+    lines = [{"config": config, "world": 4, "dtype": "float32"}]
+    for step, seconds in enumerate((50.0, 2.0, 3.0), 1):
+        counts = batch_counts([row])
+        lines.append({"step": step, "loss": 1.0, "lr": {"llm": 0.1}, "seconds": seconds, **counts})
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return tmp_path, flops(random_model(tiny), batch_work(random_model(tiny), batch), ["llm"])
+
+
+def test_mfu_of_a_run_is_that_of_its_batches_over_all_gpus(run, bench):
+    """From the log they are a little more: windows count as full."""
+    folder, expected = run
+    line, table = bench("run", folder, "--peak", 0.1, "--skip", 1)
+    found = line["cases"]
+    assert expected <= found["flops"] <= 1.02 * expected
+    assert found["seconds"] == 2.5
+    rate = found["flops"] * (1 / 2 + 1 / 3) / 2
+    assert found["mfu"] == pytest.approx(rate / (4 * 0.1e12), rel=2e-3)
+    assert (found["steps"], found["gpus"], found["run"]["dtype"]) == (2, 4, "float32")
+    assert "2 steps of 2.500 s" in table
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--peak", "0"], "--peak must be more than 0"),
+        (["--peak", "1", "--skip", "3"], "has 3 steps, and --skip 3 of them"),
+    ],
+)
+def test_a_run_without_a_step_that_counts_is_one_sentence(run, flags, message, bench, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        bench("run", run[0], *flags)
+    assert message in capsys.readouterr().err

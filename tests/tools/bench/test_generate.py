@@ -1,52 +1,42 @@
-"""tools.bench generate: answers of both sides agree, and times are those of the tokens."""
+"""tools.bench generate: both implementations answer the same, and times are those of the tokens."""
 
-import argparse
-import sys
 import time
 from types import SimpleNamespace
 
 import pytest
 
-from tools.bench import generate as bench
+from tools.bench import generate
 
 
-def parse(*words):
-    parser = argparse.ArgumentParser()
-    bench.add_arguments(parser)
-    return parser.parse_args(words)
-
-
-def test_both_sides_give_the_same_answers(tiny, with_transformers, monkeypatch, capsys):
-    rows = bench.run(parse("--tokens", "3", "--rounds", "2"))
+@pytest.mark.extras("transformers", "safetensors")
+def test_both_implementations_give_the_same_answers(tiny, bench):
+    line, table = bench("generate", "--tokens", 3, "--rounds", 2)
+    rows = line["cases"]
     assert list(rows) == ["text", "image of 9 crops", "video of 16 frames"]
     assert [row["crops"] for row in rows.values()] == [0, 9, 16]
-    for row in rows.values():
+    for name, row in rows.items():
+        assert f"\n{name} " in table
         assert row["same_tokens"] == 3
         for phase in ("prefill", "decode"):
-            assert row[phase]["ours"] > 0
-            assert row[phase]["theirs"] > 0
-            assert row[phase]["ratio"]["min"] <= row[phase]["ratio"]["max"]
-    printed = capsys.readouterr().out
-    assert all(f"\n{name} " in printed for name in rows)
+            assert row[f"{phase}_ours"] > 0
+            assert row[f"{phase}_reference"] > 0
+            assert row[f"{phase}_ratio"]["min"] <= row[f"{phase}_ratio"]["max"]
 
 
 def test_different_answers_end_the_run_in_float32_only():
-    def sides(theirs):
-        def answer(tokens):
-            def run(on_token):
-                for _ in tokens:
-                    on_token()
-                return tokens
+    def answer(tokens):
+        def run(on_token):
+            for _ in tokens:
+                on_token()
+            return tokens
 
-            return run
+        return run
 
-        return {"ours": answer([5, 6, 7]), "theirs": answer(theirs)}
-
+    both = {"ours": answer([5, 6, 7]), "reference": answer([5, 0, 7])}
     prompt = SimpleNamespace(tokens=[1, 2], images=None)
     with pytest.raises(RuntimeError, match="text: the answers differ from token 1 on"):
-        bench.bench_prompt("text", prompt, sides([5, 0, 7]), 1, must_agree=True)
-    row = bench.bench_prompt("text", prompt, sides([5, 0, 7]), 1, must_agree=False)
-    assert row["same_tokens"] == 1
+        generate.bench_prompt("text", prompt, both, 1, must_agree=True)
+    assert generate.bench_prompt("text", prompt, both, 1, must_agree=False)["same_tokens"] == 1
 
 
 def test_the_first_token_is_the_prefill_and_the_median_of_the_others_a_token():
@@ -56,22 +46,7 @@ def test_the_first_token_is_the_prefill_and_the_median_of_the_others_a_token():
             on_token()
         return [1, 2, 3, 4]
 
-    timing = bench.time_answer(answer)
+    timing = generate.time_answer(answer)
     assert timing.tokens == [1, 2, 3, 4]
     assert timing.prefill >= 0.06
     assert 0.01 <= timing.decode < timing.prefill
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [("--tokens 1", "--tokens must be at least 2"), ("--device cuda:99", "--device cuda:99")],
-)
-def test_mistakes_are_named(flags, message):
-    with pytest.raises(ValueError, match=message):
-        bench.run(parse(*flags.split()))
-
-
-def test_a_missing_package_is_named(tiny, monkeypatch):
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ValueError, match="pip install transformers"):
-        bench.run(parse())

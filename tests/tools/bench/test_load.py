@@ -1,159 +1,119 @@
-"""tools.bench load: all decoders are asked for the same frames, and tables tell who is left out."""
+"""tools.bench load: decoders show the frame on display, and a table of times over decoding."""
 
-import json
-import os
-import sys
+import subprocess
 
+import imageio_ffmpeg
 import numpy as np
 import pytest
 import torch
 
+import vision
+from records import media
 from records.video import probe
-from tools.bench import __main__ as command
-from tools.bench import decoders
-from tools.bench import load as bench
-from tools.bench.decoders import FFMPEG, Decoder
+from tools.bench import load
+
+
+@pytest.fixture(scope="module")
+def video(tmp_path_factory):
+    """A video of 2 s whose first frame appears at 0.7 s of the file."""
+    folder = tmp_path_factory.mktemp("video")
+    load.make_video(folder / "a.mp4", 2, "96x64")
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-loglevel", "error", "-itsoffset", "0.7"]
+    command += ["-i", str(folder / "a.mp4"), "-c", "copy", str(folder / "b.mkv")]
+    subprocess.run(command, check=True)
+    return folder / "b.mkv"
+
+
+@pytest.fixture(autouse=True)
+def keep_threads():
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("name", ["ours", "PyAV", "torchcodec"])
+def test_every_decoder_shows_the_frame_on_display(video, name):
+    """Against all 60 frames, decoded at once: at times between frames, at those at which one
+    appears, twice in the same frame, from the middle on, and at the end."""
+    probed = probe(video)
+    first = float(probed.pts[0] * probed.time_base)
+    assert first == pytest.approx(0.7, abs=0.002)
+    if reason := load.explain_failure(name, video, first):
+        pytest.skip(reason)
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-loglevel", "error", "-i", str(video)]
+    command += ["-f", "rawvideo", "-pix_fmt", "rgb24", "pipe:1"]
+    raw = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
+    all_frames = np.frombuffer(raw, np.uint8).reshape(60, 64, 96, 3)
+    appears = probed.times
+    last = appears[-1]
+    for times in (
+        (0.0, 0.04, 0.05, 0.9, 1.5),
+        (appears[31], appears[31] + 0.01, appears[32], last),
+        (1.0, 1.02, last),
+    ):
+        found = [frame.copy() for frame in load.DECODERS[name](video, list(times), first)]
+        assert len(found) == len(times)
+        for t, frame in zip(times, found, strict=True):
+            expected = np.flatnonzero(appears <= t + 1e-9)[-1]
+            nearest = np.abs(all_frames.astype(int) - frame).mean((1, 2, 3)).argmin()
+            assert nearest == expected, f"{name}: frame {nearest} where {expected} is on display"
+
+
+def test_a_neighbouring_frame_is_noticed(tmp_path):
+    """In the video that the benchmark makes, at its size: every frame differs from the next by more
+    than twice what passes as the same frame."""
+    load.make_video(tmp_path / "a.mp4", 0.4, "1280x720")
+    frames = media.frames(probe(tmp_path / "a.mp4"), [k / 30 for k in range(12)])
+    means = np.stack([vision.frame(frame)[0][0].mean(1) for frame in frames])
+    assert np.abs(np.diff(means, axis=0)).mean(1).min() > 2 * load.SAME_FRAME
 
 
 def test_the_times_asked_for(video):
     """No more frames than there are, evenly spread to the last one; then a clip of the middle."""
     probed = probe(video)
-    cases = bench.cases_of(probed, [384, 128, 9])
+    cases = load.choose_times(probed, [384, 128, 9])
     assert list(cases) == ["60 frames", "9 frames", "0.3333 s from 1 s"]
     evenly = [*np.arange(8) / 4, probed.times[-1]]
     np.testing.assert_allclose(cases["9 frames"], evenly, atol=0.002)
     assert cases["0.3333 s from 1 s"] == pytest.approx([1, 4 / 3], abs=0.002)
 
 
-def test_medians_ratios_and_decoders_that_are_left_out(video, monkeypatch):
-    """Three rounds of made-up measurements: a ratio is to the decoding of the same round, memory is
-    the highest, and a failure is named."""
-    seconds = {FFMPEG: [2, 4, 1], "ours": [2, 5, 3], "late": [4, 4, 4]}
-    asked = []
+def test_ratios_are_within_a_round_and_other_frames_are_named(video, bench, monkeypatch):
+    """PyAV fails; torchcodec shows each frame one too late."""
 
-    def made_up(name, path, times, first, output):
-        asked.append((name, len(times)))
-        if name == "broken":
-            return {"note": "fails: of course"}
-        k = asked.count((name, len(times))) - 1
-        result = {
-            "seconds": seconds[name][k],
-            "cpu": 1.0,
-            "mib": 100 + k,
-            "mib_before": 50,
-            "mib_child": 10,
-        }
-        if times:
-            means = np.full((len(times), 729), 100.0)
-            means[1] += 2 * bench.SAME_FRAME * (name == "late")
-            np.save(output, means)
-            result["frames"] = len(times)
-        return result
+    def late(path, times, first):
+        return media.frames(probe(path), [t + 0.04 for t in times])
 
-    monkeypatch.setattr(bench, "measure", made_up)
-    made_up_decoders = {
-        FFMPEG: Decoder(None),
-        "ours": Decoder(None),
-        "late": Decoder(None, "numpy", "numpy"),
-        "broken": Decoder(None, "numpy", "numpy"),
-        "absent": Decoder(None, "no_such_package", "no_such_package"),
-    }
-    monkeypatch.setattr(bench, "DECODERS", made_up_decoders)
-    results = bench.compare(video, [5], 3)
-    assert list(results) == [FFMPEG, "5 frames", "0.3333 s from 1 s"]
+    def broken(path, times, first):
+        raise OSError("of course\nand more")
+
+    monkeypatch.setitem(load.DECODERS, "PyAV", broken)
+    monkeypatch.setitem(load.DECODERS, "torchcodec", late)
+    line, table = bench("load", "--video", video, "--frames", 5, "--rounds", 2)
+    results = line["cases"]["results"]
+    assert list(results) == [load.FFMPEG, "5 frames", "0.3333 s from 1 s"]
+    assert results[load.FFMPEG][load.FFMPEG]["times_decode"] == 1
     rows = results["5 frames"]
-    assert rows["ours"] == {
+    assert rows["PyAV"] == {"note": "fails: of course"}
+    assert rows["torchcodec"]["note"].startswith("not the same frame at ")
+    ours = rows["ours"]
+    assert (ours["frames"], ours["off"]) == (5, 0)
+    assert ours["fps"] == pytest.approx(5 / ours["seconds"], rel=1e-3)
+    low, high = ours["times_decode_range"]
+    assert 0 < low <= ours["times_decode"] <= high
+    assert line["threads"] == 1
+    assert "fails: of course" in table
+    assert load.summarise([2, 5, 3], [2, 4, 1]) == {
         "seconds": 3,
-        "cpu": 1.0,
-        "mib": 102,
-        "mib_before": 50,
-        "mib_child": 10,
-        "frames": 5,
         "times_decode": 1.25,
         "times_decode_range": [1, 3],
-        "times_decode_cpu": 1.0,
-        "fps": 5 / 3,
-        "off": 0.0,
     }
-    assert rows["late"]["off"] > bench.SAME_FRAME
-    assert rows["late"]["note"] == "not the same frame at 0.50 s"
-    assert rows["broken"] == {"note": "fails: of course"}
-    assert rows["absent"] == {"note": "not installed (pip install no_such_package)"}
-    names = [name for name, _ in asked]
-    assert asked.count(("broken", 5)) == 1
-    assert "absent" not in names
-    assert names[:4] == [FFMPEG, "ours", "late", "broken"]
-    second_round = ["late", "ours", "late", "ours", FFMPEG]
-    assert names[7:12] == second_round, "from the end"
 
 
-def test_the_command_prints_a_table_and_json(monkeypatch, capsys):
-    """From the making of the video to the last line; a decoder that is not installed is named. In
-    this process, since torch takes seconds to start."""
+def test_a_package_that_is_missing_is_named_with_its_command(video, monkeypatch):
+    def missing(path, times, first):
+        raise ModuleNotFoundError("No module named 'no_such_package'", name="no_such_package")
 
-    def in_this_process(name, path, times, first, output):
-        threads = torch.get_num_threads()
-        result = decoders.decode_in_child(name, str(path), times, first, str(output))
-        torch.set_num_threads(threads)
-        result = json.loads(json.dumps(result))
-        return result | {"mib": result.pop("mib_own"), "mib_child": 0.0}
-
-    monkeypatch.setattr(bench, "measure", in_this_process)
-    kept = {name: decoders.DECODERS[name] for name in (FFMPEG, "ours")}
-    absent = Decoder(None, "no_such_package", "no_such_package")
-    monkeypatch.setattr(bench, "DECODERS", kept | {"absent": absent})
-    flags = "--seconds 1 --size 96x64 --rounds 1 --frames 4"
-    monkeypatch.setattr(sys, "argv", ["bench", "load", *flags.split()])
-    command.main()
-    *table, line = capsys.readouterr().out.splitlines()
-    assert sum("not installed (pip install no_such_package)" in row for row in table) == 2
-    printed = json.loads(line)
-    assert printed["bench"] == "load"
-    assert printed["frames"] == [4]
-    assert printed["torch"]
-    assert str(os.cpu_count()) in printed["hardware"]
-    cases = printed["cases"]
-    assert set(cases) == {"system", "load", "versions", "video", "bars", "results"}
-    assert cases["versions"]["ffmpeg"]
-    assert cases["video"]["frames"] == 30
-    ours = cases["results"]["4 frames"]["ours"]
-    decoding = cases["results"][FFMPEG][FFMPEG]
-    assert ours["frames"] == 4
-    assert ours["off"] == 0
-    assert ours["cpu"] > 0
-    ratio = ours["seconds"] / decoding["seconds"]
-    assert ours["times_decode"] == pytest.approx(ratio, rel=2e-3)
-    assert ours["fps"] == pytest.approx(ours["frames"] / ours["seconds"], rel=1e-3)
-    assert set(ours) >= {"mib", "mib_before", "mib_child", "times_decode_range"}
-    assert cases["bars"]["times_decode"]["held"] is None, "starting processes is most of it"
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("--rounds 0", "at least 1"),
-        ("--size 720p", "WIDTHxHEIGHT"),
-        ("--frames 0", "at least 1"),
-        ("--seconds nan", "above 0"),
-        ("--video no.mp4", "no file"),
-        ("--size 1x1", "--size 1x1"),
-    ],
-)
-def test_a_mistake_ends_in_one_sentence(monkeypatch, capsys, flags, message):
-    monkeypatch.setattr(sys, "argv", ["bench", "load", *flags.split()])
-    with pytest.raises(SystemExit, match="2"):
-        command.main()
-    printed = capsys.readouterr()
-    assert message in printed.err
-    assert len(printed.err.splitlines()) == 1
-    assert not printed.out
-
-
-def test_a_video_that_cannot_be_decoded_is_one_sentence_and_no_table(video, monkeypatch, capsys):
-    monkeypatch.setattr(bench, "measure", lambda *_: {"note": "fails: media.Unreadable: S23"})
-    monkeypatch.setattr(sys, "argv", ["bench", "load", "--video", str(video), "--rounds", "1"])
-    with pytest.raises(SystemExit, match="2"):
-        command.main()
-    printed = capsys.readouterr()
-    assert "fails" in printed.err
-    assert "ffmpeg, decoding alone  " not in printed.out
+    monkeypatch.setitem(load.DECODERS, "PyAV", missing)
+    reason = load.explain_failure("PyAV", video, 0)
+    assert reason == "not installed (pip install no_such_package)"

@@ -66,7 +66,7 @@ def test_sizes_are_those_of_training():
 
 def test_three_images_have_names():
     group = stream.Group(
-        1, stream.Images(3, 3), stream.Count(2, 2, 2), stream.LogNormal(10, 0, 10, 10)
+        1, stream.Count(2, 2, 2), stream.LogNormal(10, 0, 10, 10), images=(3, 3)
     )
     rng = np.random.default_rng(5)
     assert rng.integers(3, 4) == 3
@@ -80,9 +80,9 @@ def test_three_images_have_names():
 def test_what_does_not_fit_is_cut_off_the_end_and_subtitles_before_the_last_token():
     video = stream.Group(
         1,
-        stream.Video(stream.LogNormal(90, 0, 2, 100)),
         stream.Count(3, 3, 3),
         stream.LogNormal(50, 0, 50, 50),
+        seconds=stream.LogNormal(90, 0, 2, 100),
     )
 
     def example(group, max_tokens):
