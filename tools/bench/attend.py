@@ -5,6 +5,7 @@
     python -m tools.bench attend --device cuda --dtype bfloat16 --heads 32 --kv-heads 8 --dim 128 \\
         --tokens 16384 36864
 
+
 Rows are packs of the stream of tools.bench pack (of stage 3 from 36,864 tokens on, else of stage 2,
 with crops in proportion): trunks, visual tokens that see each other, annotations as branches. All
 implementations compute the same, forward and backward, which is checked before they are timed.
@@ -109,6 +110,7 @@ def example_masks(row):
 def attend_in_loop(q, k, v, masks):
     outputs = [attention.attend(q[:, at], k[:, at], v[:, at], mask) for at, mask in masks]
     return torch.cat(outputs, dim=1)
+
 
 WAYS = {
     "dense": Way(lambda row: attention.allow(row.visible_until, row.bidir), attention.attend),

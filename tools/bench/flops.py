@@ -2,6 +2,7 @@
 
     python -m tools.bench run runs/x --peak 989     # TFLOP/s of an H100 in bfloat16, by data sheet
 
+
 A step is all that train.py does in it: planning, decoding, encoding, transfers, forward, backward,
 communication and the optimizer. The windows of all visual tokens count as full.
 

@@ -4,6 +4,7 @@
     python -m tools.bench load --seconds 6 --rounds 1 --frames 32
     python -m tools.bench load --video FILE --frames 128
 
+
 Every decoder turns the same times into the same array, with one thread and the same resize: frames
 evenly spread over the video, and ten seconds from its middle at two frames a second, which should
 not cost what comes before them. The unit of the table is ffmpeg that only decodes the file once,
@@ -96,6 +97,7 @@ def torchcodec(path, times, first):
     )
     for t in times:
         yield decoder.get_frame_played_at(t + first + NANOSECOND).data.numpy()
+
 
 DECODERS = {FFMPEG: decode_only, "ours": ours, "PyAV": pyav, "torchcodec": torchcodec}
 

@@ -4,6 +4,7 @@ and how much time planning takes.
     python -m tools.bench pack              # stages 1 to 3, three streams of 20,000 examples each
     python -m tools.bench pack --n 4000 --seeds 1 --stages 2
 
+
 Prints for each stage a table of packers and a table of what message trees and packing save.
 tools/bench/stream.py describes the stream. The bound is the number of packs that any packer needs
 at least. A packer is a function (sizes, max_tokens, max_crops) -> packs, each a list of example
@@ -40,6 +41,7 @@ def lower_bound(sizes, limits):
             counted = np.where(resource > limit - threshold, limit, counted)
             bounds.append(-(-counted.sum() // limit))
     return int(max(bounds))
+
 
 # ------------------------------------------------------------------------------------------------
 # packers
@@ -182,6 +184,7 @@ def official(sizes, max_tokens, max_crops, image_weight, pool=48):
         waiting.append((i, size))
     while waiting:
         yield take_pack()
+
 
 OFFICIAL = "official knapsack, 48"
 

@@ -5,6 +5,7 @@
     python -m tools.bench step --preset 4b --device cuda --dtypes bfloat16 --cases stream \\
         --stage 2 --n 16 --activation-checkpointing --no-reference
 
+
 Both implementations have the same weights and learn the same tokens of the same examples, with
 random pixels and ids. In float32 their losses and two gradients must agree before they are timed.
 
@@ -14,6 +15,7 @@ random pixels and ids. In float32 their losses and two gradients must agree befo
     stream          --n rows of training as tools.bench pack draws them. Ours: message trees, packed
                     by packing.Planner. Reference: a sequence for each annotation, in random order,
                     in padded batches; videos apart, since transformers refuses them beside images
+
 
 MFU is the FLOPs that a step needs (tools/bench/flops.py), the same for both implementations, over
 the seconds and over the FLOP/s of a large matrix product. Memory is measured on a GPU only: the

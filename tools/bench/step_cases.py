@@ -7,6 +7,7 @@ padded batches for transformers.
     2                                              | 2      . . . . . . . .|  | 2  |
     text                                           | text  . . . . . . . . |  | text |
 
+
 A tree with three annotations is one part of our row. For transformers it is three sequences, each
 with all visual tokens.
 """
@@ -34,6 +35,7 @@ class Plain(NamedTuple):
     text: int  # tokens
     tiling: tuple = None  # (rows, columns) of the mosaic of its image
     frames: int = 0  # of its video
+
 
 FOUR = [Plain(300, (2, 4)), Plain(200, (2, 2)), Plain(150, (1, 1)), Plain(400)]
 CASES = {

@@ -56,6 +56,7 @@ class Group(NamedTuple):
         """Tokens of each annotation of one example."""
         return [int(self.text.draw(rng)) for _ in range(self.annotations.draw(rng))]
 
+
 VIDEO_SCALE = 0.90  # multiplies every median duration: fitted to stage 2
 CAPTION_TOKENS = 320  # median of a caption or a transcript of stage 1: fitted to stage 1
 
@@ -63,6 +64,7 @@ CAPTION_TOKENS = 320  # median of a caption or a transcript of stage 1: fitted t
 def seconds(median, sigma, longest):
     """Distribution of the durations of a group's videos."""
     return LogNormal(median * VIDEO_SCALE, sigma, 2, longest)
+
 
 ONE = (1, 1)
 SEVERAL = (2, 5)
@@ -131,6 +133,7 @@ class ExampleSize(NamedTuple):
     crops: int
     trunk: int  # tokens that all annotations share: BOS, visual tokens, subtitles
     branches: list  # tokens of each annotation
+
 
 WEB_AREA = LogNormal(7e5, 0.7, 1, 1e9)
 WEB_ASPECT = LogNormal(math.exp(0.2), 0.35, 0.01, 100)

@@ -87,6 +87,11 @@ def test_ratios_are_within_a_round_and_other_frames_are_named(video, bench, monk
     def broken(path, times, first):
         raise OSError("of course\nand more")
 
+    def missing(path, times, first):
+        raise ModuleNotFoundError("No module named 'abc'", name="abc")
+
+    monkeypatch.setitem(load.DECODERS, "PyAV", missing)
+    assert load.explain_failure("PyAV", video, 0) == "not installed (pip install abc)"
     monkeypatch.setitem(load.DECODERS, "PyAV", broken)
     monkeypatch.setitem(load.DECODERS, "torchcodec", late)
     line, table = bench("load", "--video", video, "--frames", 5, "--rounds", 2)
@@ -101,19 +106,10 @@ def test_ratios_are_within_a_round_and_other_frames_are_named(video, bench, monk
     assert ours["fps"] == pytest.approx(5 / ours["seconds"], rel=1e-3)
     low, high = ours["times_decode_range"]
     assert 0 < low <= ours["times_decode"] <= high
-    assert line["threads"] == 1
+    assert line["threads"] == 1  # as a worker of the training loader has
     assert "fails: of course" in table
     assert load.summarise([2, 5, 3], [2, 4, 1]) == {
         "seconds": 3,
         "times_decode": 1.25,
         "times_decode_range": [1, 3],
     }
-
-
-def test_a_package_that_is_missing_is_named_with_its_command(video, monkeypatch):
-    def missing(path, times, first):
-        raise ModuleNotFoundError("No module named 'no_such_package'", name="no_such_package")
-
-    monkeypatch.setitem(load.DECODERS, "PyAV", missing)
-    reason = load.explain_failure("PyAV", video, 0)
-    assert reason == "not installed (pip install no_such_package)"

@@ -64,19 +64,6 @@ def test_sizes_are_those_of_training():
         assert stream.video_size(seconds, 128) == (len(ids), frames)
 
 
-def test_three_images_have_names():
-    group = stream.Group(
-        1, stream.Count(2, 2, 2), stream.LogNormal(10, 0, 10, 10), images=(3, 3)
-    )
-    rng = np.random.default_rng(5)
-    assert rng.integers(3, 4) == 3
-    sizes = [stream.image_size(*stream.draw_image_size(rng)) for _ in range(3)]
-    tokens, crops = np.sum(sizes, axis=0)
-    found = stream.draw_example(np.random.default_rng(5), group, 16384, 128)
-    trunk = 1 + tokens + 3 * len(["Image", " ", "1"])
-    assert found == (trunk + 20, crops, trunk, [10, 10])
-
-
 def test_what_does_not_fit_is_cut_off_the_end_and_subtitles_before_the_last_token():
     video = stream.Group(
         1,
