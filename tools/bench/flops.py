@@ -22,6 +22,7 @@ from torch import nn
 
 import attention
 from evaluation.report import steps_of
+from tools.bench.measure import print_table
 from training.log import read_log
 from weights import files
 
@@ -122,7 +123,7 @@ def add_arguments(parser):
 
 
 def run(args):
-    """Prints a summary -> medians over the steps. ValueError where no step counts."""
+    """Prints a table -> medians over the steps. ValueError where no step counts."""
     lines = read_log(Path(args.run) / "log.jsonl")
     if not lines or "config" not in lines[0]:
         raise ValueError(f"{args.run} has no log of a run.")
@@ -148,12 +149,6 @@ def run(args):
         "crops_per_second": median(line["crops"] / line["seconds"] for line in steps),
         "mfu": median(rates) / (gpus * args.peak * 1e12),
         "gpus": gpus,
-        "run": {name: lines[0].get(name) for name in ("hardware", "dtype", "commit")},
     }
-    print(
-        f"{args.run}: {found['steps']} steps of {found['seconds']:.3f} s, "
-        f"{found['tokens_per_second']:.0f} tokens and {found['crops_per_second']:.1f} crops a "
-        f"second\n{found['flops'] / 1e12:.3g} TFLOP a step, {found['mfu']:.1%} of {gpus} x "
-        f"{args.peak:g} TFLOP/s"
-    )
-    return found
+    print_table("medians of the steps", {args.run: found})
+    return found | {"run": {name: lines[0].get(name) for name in ("hardware", "dtype", "commit")}}

@@ -40,14 +40,9 @@ NANOSECOND = 1e-9  # added to a time before it is compared, as in media.frames
 # the same. Neighbouring frames of the video made here differ by more than twice as much.
 SAME_FRAME = 0.5
 
-# ------------------------------------------------------------------------------------------------
-# decoders: functions (path, times, first) -> frames (H,W,3) uint8, one by one: the frame on display
-# at each of the ascending times, in seconds from the first frame, which appears at second `first`
-# of the file
-
 
 def run_ffmpeg(arguments, failure):
-    """Runs ffmpeg on one thread; ValueError with its first message if it fails."""
+    """Runs ffmpeg; ValueError with its first message if it fails."""
     command = [imageio_ffmpeg.get_ffmpeg_exe(), "-nostdin", "-loglevel", "error", *arguments]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode:
@@ -99,6 +94,9 @@ def torchcodec(path, times, first):
         yield decoder.get_frame_played_at(t + first + NANOSECOND).data.numpy()
 
 
+# Functions (path, times, first) -> frames (H,W,3) uint8, one by one: the frame on display at each
+# of the ascending times, in seconds from the first frame, which appears at second `first` of the
+# file.
 DECODERS = {FFMPEG: decode_only, "ours": ours, "PyAV": pyav, "torchcodec": torchcodec}
 
 

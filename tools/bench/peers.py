@@ -1,5 +1,5 @@
-"""transformers' Molmo2, the reference that this project is compared with: its model with the same
-random weights, and the same examples as its inputs."""
+"""transformers' Molmo2, the reference of tools.bench: its model with our random weights, and our
+examples as its inputs."""
 
 import tempfile
 from collections import defaultdict

@@ -136,7 +136,7 @@ def test_mfu_of_a_run_is_that_of_its_batches_over_all_gpus(run, bench):
     rate = found["flops"] * (1 / 2 + 1 / 3) / 2
     assert found["mfu"] == pytest.approx(rate / (4 * 0.1e12), rel=2e-3)
     assert (found["steps"], found["gpus"], found["run"]["dtype"]) == (2, 4, "float32")
-    assert "2 steps of 2.500 s" in table
+    assert table.startswith("medians of the steps")
 
 
 @pytest.mark.parametrize(
