@@ -234,7 +234,7 @@ def add_arguments(parser):
     add("--cases", nargs="+", choices=CASES, default=list(CASES), help="see above")
     add("--rounds", type=positive, default=5, help="measurements of each case")
     add("--n", type=positive, default=1, help="rows of the stream")
-    add("--stage", type=int, choices=(1, 2, 3), help=f"its recipe's rows, else {STREAM_ROW}")
+    add("--stage", type=int, choices=(1, 2, 3), help="its recipe's rows, else of 4,096 tokens")
     add("--peak", type=float, nargs="+", help="TFLOP/s for each of --dtypes, else measured")
     add("--compile", action="store_true", help="ours: compile the blocks")
     add("--activation-checkpointing", action="store_true", help="in both implementations")

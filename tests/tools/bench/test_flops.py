@@ -101,6 +101,14 @@ def test_parts_that_do_not_learn_cost_less(tiny, train, tied):
     assert ratio == pytest.approx(1 if "vit" in train else 1 / 3)
 
 
+def test_a_frozen_embedding_spares_the_gradient_of_a_tied_head(tiny):
+    work = Work(labelled=5)
+    for tied in (False, True):
+        model = random_model(replace(tiny, tied=tied))
+        spared = flops(model, work) - flops(model, work, freeze_embedding=True)
+        assert spared == tied * 2 * tiny.n_vocab * tiny.n_embd * 5
+
+
 def test_padding_and_blank_crops_need_no_work(tiny):
     rng = np.random.default_rng(0)
     row = [plain_example(tiny, rng, Plain(20, (1, 1))), plain_example(tiny, rng, Plain(7))]
