@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 import attention
 import packing
 from records.mixture import Mixture
-from tests.tools.memory.small_model import SMALL, batch_of, config_of, model_of
+from tests.small_model import SMALL, batch_of, config_of, model_of
 from training.config import parse
 from training.loader import Loader
 from training.planner import StepPlanner

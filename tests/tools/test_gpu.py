@@ -43,6 +43,6 @@ def test_a_machine_without_a_gpu_costs_one_sentence(tmp_path, capsys, monkeypatc
     assert not list(tmp_path.iterdir())
 
 
-def test_the_flags_of_the_steps_are_those_of_train(monkeypatch):
+def test_the_flags_of_the_steps_are_those_of_train():
     for flags in {**gpu.STEPS, **gpu.SMALL_STEPS}.values():
-        gpu.parse(flags)
+        gpu.parse(flags.split())

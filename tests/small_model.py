@@ -1,0 +1,39 @@
+"""A small model with the largest batch that it can get, for tests of memory and of compilation."""
+
+from dataclasses import replace
+
+import torch
+
+import data
+import model as models
+import packing
+import vision
+from training.config import Config
+from training.setup import apply_recipe
+
+VISION = vision.VisionConfig(n_layer=2, n_embd=64, n_head=4, n_hidden=160, feature_layers=(1, 0),
+                             grid=6, patch=4, overlap_margin=1)
+SMALL = models.ModelConfig(n_layer=2, n_embd=96, n_head=4, n_kv_head=2, head_dim=24, n_hidden=256,
+                           n_vocab=400, init_std=0.0, vision=VISION)
+
+
+def config_of(model, max_tokens=96, **changes):
+    """A train config with this ModelConfig, small rows, and the given fields changed."""
+    small = {"micro_batch": 2, "pack_crops": 3, "crop_bucket": 1, "activation_checkpointing": False}
+    config = replace(Config(), model=model, **{**small, **changes})
+    return replace(config, data=replace(config.data, max_tokens=max_tokens))
+
+
+def model_of(config):
+    return apply_recipe(models.Molmo2(config.model).init_weights(), config).train()
+
+
+def batch_of(config):
+    """The largest micro-batch: each row one example, all crops, loss at every token, and as many
+    visual tokens as the crops can have. Tokens and pixels are random."""
+    example = data.largest_example(config.data, config.pack_crops, config.model.n_vocab)
+    rows = [[example]] * config.micro_batch
+    batch = packing.collate(rows, config.data.max_tokens, config.data.vision, config.crop_bucket)
+    tokens = torch.randint(0, config.model.n_vocab, batch.tokens.shape)
+    images = torch.randint(0, 256, batch.images.shape, dtype=torch.uint8)
+    return replace(batch, tokens=tokens, targets=tokens.roll(-1, 1), images=images)

@@ -1,0 +1,144 @@
+"""tools.memory: the fake step is the real one, on one rank and on one of eight; what fits."""
+
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+import model as models
+import parallel
+import train
+from tests.small_model import SMALL, batch_of, config_of, model_of
+from tools import memory
+from weights import files, lora
+
+READS = {"cpu", "item", "tolist", "numpy", "nonzero", "__bool__", "__int__", "__float__"}
+
+
+@pytest.mark.parametrize(("dtype", "changes"), [
+    (torch.float32, {}),
+    (torch.bfloat16, {"activation_checkpointing": True, "residual_dropout": 0.1}),
+    (torch.bfloat16, {"activation_checkpointing": True, "uncheckpointed_blocks": 1,
+                      "train": ("connector",)}),
+    (torch.bfloat16, {"lora": lora.LoraConfig(8), "train": ("connector", "llm")}),
+], ids=str)
+def test_the_peaks_on_fake_tensors_are_those_of_a_real_step(dtype, changes, monkeypatch):
+    monkeypatch.setattr(models, "rope_frequencies", models.rope_frequencies.__wrapped__)
+    config = config_of(SMALL, max_tokens=600, **changes)
+    model = model_of(config)
+    if config.lora.rank:
+        lora.hold_frozen(model, dtype)
+    run = SimpleNamespace(
+        config=config, ranks=parallel.Ranks(), device=torch.device("cpu"), dtype=dtype)
+    real = memory.run_step(run, model, batch_of(config), {})
+    fake = memory.count(config, dtype)
+    assert fake.parts == real.parts
+    assert fake.peaks == real.peaks
+    assert fake.parts["weights"] == sum(p.nbytes for p in model.parameters())
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
+    optimizer.step()
+    averages = [x for state in optimizer.state.values() for x in state.values() if x.ndim]
+    assert fake.parts["optimizer"] == sum(x.nbytes for x in averages)
+
+
+class NoReads(TorchFunctionMode):
+    """A method that brings the values of a tensor to the host is an error."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        name = getattr(func, "__name__", "")
+        assert name not in READS, f"the host reads a tensor: {name}"
+        return func(*args, **(kwargs or {}))
+
+
+def route_that_waits(features, batch):
+    return features[features[:, 0] > 0]
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_no_step_waits_for_a_number_that_the_gpu_computes(checkpointing, monkeypatch):
+    """Operations whose result, or whose shape, the host must know are errors on fake tensors."""
+    step = train.forward_backward
+
+    def step_without_reads(*args):
+        with NoReads():
+            return step(*args)
+
+    monkeypatch.setattr(train, "forward_backward", step_without_reads)
+    config = config_of(SMALL, activation_checkpointing=checkpointing, residual_dropout=0.1)
+    memory.count(config, torch.bfloat16)
+
+    def recipe_that_waits(model, config):
+        model.route = route_that_waits
+        return model
+
+    monkeypatch.setattr(memory, "apply_recipe", recipe_that_waits)
+    with pytest.raises(RuntimeError, match="nonzero"):
+        memory.count(config, torch.bfloat16)
+
+
+def test_one_of_eight_ranks_holds_its_shard_and_its_slice():
+    """Two copies of the weights, each over four ranks; two ranks share a row."""
+    config = config_of(SMALL, pack_crops=32, max_tokens=512, activation_checkpointing=True)
+    one = memory.count(config, torch.bfloat16).parts
+    rank = memory.count(replace(config, cp=2, shard=4), torch.bfloat16, gpus=8).parts
+    for part in ("weights", "gradients", "optimizer"):
+        assert rank[part] == pytest.approx(one[part] / 4, rel=0.02)      # with rows of padding
+    assert rank["saved for backward"] < 0.75 * one["saved for backward"]
+    assert rank["FSDP's flat buffer"] == 4 * SMALL.n_vocab * SMALL.n_embd
+    assert rank["NCCL's buffers"] == 3 * memory.NCCL_BUFFERS
+
+
+# --------------------------------------------------------------------------------------------------
+# the command
+
+
+def printed(capsys, flags):
+    memory.main(flags.split())
+    out, err = capsys.readouterr()
+    assert not err
+    return out, json.loads(out.splitlines()[-1])
+
+
+def test_the_table_says_which_card_is_large_enough(capsys):
+    text, step = printed(capsys, "--stage 2 --preset 8b --model.n_layer=1 --model.vision.n_layer=9 "
+                                 "--model.vision.feature_layers=8,2 --pack_crops=8 "
+                                 "--data.max_tokens=1024 --micro-batch 1")
+    assert step["total"] == step["peaks"]["backward"] == max(step["peaks"].values())
+    assert f"total {step['total'] / 2**30:.3f}" in " ".join(text.split())
+    assert " 16 GB: does not fit" in text
+    assert " 24 GB: too tight" in text
+    assert " 40 GB: fits" in text
+
+
+@pytest.mark.slow
+def test_the_4b_with_adapters_fits_a_card_of_24_gb(capsys):
+    text, _ = printed(capsys, "--stage 2 --preset 4b --lora 16 --micro-batch 1 "
+                              "--data.max_tokens=2560")
+    assert " 24 GB: fits" in text
+
+
+def test_init_has_the_shape_of_a_saved_model(tmp_path, capsys):
+    model = models.Molmo2(models.PRESETS["toy"])
+    files.save(model, tmp_path / "run" / "model")
+    _, found = printed(capsys, f"--stage 2 --init {tmp_path}/run --generate")
+    # bfloat16, and float32 in the file
+    assert 2 * found["parts"]["weights"] == sum(p.nbytes for p in model.parameters())
+    assert found["peaks"]["forward"] > found["parts"]["weights"] + found["parts"]["cache"]
+
+
+@pytest.mark.parametrize(("flags", "message"), [
+    ("--preset 4b --gpus 6 --cp 6", "--cp 6: 32 query and 8 kv heads allow 1, 2, 4, 8, 16, 32"),
+    ("--gpus 0", "at least 1"),
+    ("--gpus 2 --generate", "1 with --generate"),
+    ("--init nowhere", "--init: nowhere: no such folder"),
+    ("--model.n_head=3", "--model: query heads must be a multiple"),
+    ("--gpu 4", "--gpu: no such flag")])
+def test_mistakes_end_in_one_sentence(flags, message, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        memory.main(["--stage", "3", *flags.split()])
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert message in error

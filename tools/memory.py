@@ -1,0 +1,245 @@
+"""Counts the memory of one GPU in a training step, or in an answer, by part.
+
+    python -m tools.memory --stage 2 --preset 4b --train connector,llm --micro-batch 1
+    python -m tools.memory --stage 3 --preset 8b --gpus 128 --cp 8       # in nodes of 8
+    python -m tools.memory --stage 2 --init Molmo2-4B --lora 16
+    python -m tools.memory --stage 3 --preset 4b --generate
+
+Takes the flags of train.py. The step of train.py runs, with the largest batch that can occur, on
+fake tensors, which have shapes, dtypes and lifetimes but no storage. An operation that reads their
+values, for which a GPU would wait, is an error. Not counted: workspace inside kernels, the CUDA
+context (half a GiB), what torch.compile saves, and fragmentation. Leave a tenth of the GPU free.
+"""
+
+import copy
+import json
+import weakref
+from dataclasses import replace
+from datetime import timedelta
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+import torch.distributed._tools.fake_collectives  # shapes of collectives on fake tensors
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.functional import scaled_dot_product_attention
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import attention
+import data
+import model as models
+import parallel
+import train
+from evaluation.generate import KVCache
+from records.errors import warn
+from training.config import Parser, UserError, parse
+from training.setup import apply_recipe, default_shard, layout_error
+from weights import files, lora
+
+GIB = 2**30
+GPU_SIZES = {16: 15.6, 24: 23.6, 40: 39.4, 48: 47.5, 80: 79.6, 141: 140.4}     # {GB: GiB}
+NCCL_BUFFERS = 2**29       # bytes of one communicator on a rank: an estimate, not measured yet
+
+
+class LiveBytes(TorchDispatchMode):
+    """Bytes of all storages that are alive: now, and at the peak of each pass. held: {part: tensors
+    that are there from the beginning, in any nest of lists and dicts}."""
+
+    def __init__(self, held):
+        super().__init__()
+        self.sizes = {}    # {address of a storage: bytes}
+        self.parts = {}
+        self.now = 0
+        self.phase = "forward"
+        self.peaks = {}
+        self.plain_resize = torch.UntypedStorage.resize_
+        for part, tensors in held.items():
+            tensors = [parallel.local(x) for x in tree_leaves(tensors) if torch.is_tensor(x)]
+            self.parts[part] = sum(x.nbytes for x in tensors)
+            self.add(tensors)
+
+    def add(self, tensors):
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self.sizes:
+                weakref.finalize(storage, self.remove, storage._cdata)
+                self.set_size(storage)
+
+    def set_size(self, storage):
+        self.now += storage.nbytes() - self.sizes.get(storage._cdata, 0)
+        self.sizes[storage._cdata] = storage.nbytes()
+        self.peaks[self.phase] = max(self.peaks.get(self.phase, 0), self.now)
+
+    def remove(self, address):
+        self.now -= self.sizes.pop(address)
+
+    def resize(self, storage, size):
+        """Replaces UntypedStorage.resize_, with which FSDP frees storages: it is no operation."""
+        self.plain_resize(storage, size)
+        if storage._cdata in self.sizes:
+            self.set_size(storage)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if self.phase == "forward" and torch._C._current_graph_task_id() != -1:
+            self.phase = "backward"
+            self.parts["saved for backward"] = self.now - sum(self.parts.values())
+        out = func(*args, **(kwargs or {}))
+        self.add([leaf for leaf in tree_leaves(out) if torch.is_tensor(leaf)])
+        return out
+
+
+def attend_causally(q, k, v, **options):
+    """Replaces FlexAttention, which has no backward pass on the CPU, where fake tensors are. SDPA
+    keeps the same tensors: q, k, v, the output and a logsumexp per head and token."""
+    return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+
+def run_step(run, model, batch, buffers):
+    """Runs the second micro-batch of a step, which finds gradients and optimizer state, on fake or
+    on real tensors -> LiveBytes. buffers: {name: tensor} that are there as well."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    for p in trained:
+        p.grad = torch.zeros_like(p)
+    live = LiveBytes({
+        "weights": list(model.parameters()),
+        "gradients": [p.grad for p in trained],
+        "optimizer": [torch.zeros_like(parallel.local(p)) for p in trained for _ in range(2)],
+        "batch": vars(batch),
+        **buffers})
+    with (
+        patch.object(attention, "packed_mask", attention.block_mask),
+        patch.object(attention, "compiled_flex_attention", lambda: attend_causally),
+        patch.object(torch.UntypedStorage, "resize_", lambda *args: live.resize(*args)),
+        patch.object(train, "batch_of", lambda run, rows: batch),
+        live,
+    ):
+        train.forward_backward(run, model, None)
+    return live
+
+
+def run_prefill(model, dtype, batch):
+    """Runs the prompt of an answer, as tools.generate does -> LiveBytes."""
+    B, T = batch.tokens.shape
+    for p in model.parameters():
+        p.data = p.data.to(dtype)
+    model.attend = lambda q, k, v, mask: attention.attend(q, k, v, None)
+    cache = KVCache(model, B, T).kv
+    live = LiveBytes({"weights": list(model.parameters()), "cache": cache, "batch": vars(batch)})
+    with live, torch.no_grad():
+        x = model.embed(batch)
+        mask = torch.empty(B, T, T, dtype=torch.bool)    # of all chunks of queries together
+        x = model.transformer(x, batch.pos, mask)
+        model.lm_head(x[:, -1]).float()
+    return live
+
+
+def make_model(config, gpus, dtype, mode):
+    """-> a fake model to train, its weights on the first rank of a world of `gpus` that sends
+    nothing, and {buffer: tensor} of what FSDP and NCCL hold beside it."""
+    with mode:
+        model = apply_recipe(models.Molmo2(config.model), config).train()
+    if config.lora.rank:
+        lora.hold_frozen(model, dtype)
+    if gpus == 1:
+        return model, {}
+    # FSDP gathers into a pool that keeps the largest unit, the head (tied: the embedding).
+    # Communicators: of all ranks or of a shard, of copies of the weights, of a shared row.
+    communicators = 1 + (config.shard not in (0, gpus)) + (config.cp > 1)
+    with mode:
+        buffers = {"FSDP's flat buffer": torch.empty_like(model.embedding.weight),
+                   "NCCL's buffers": torch.empty(communicators * NCCL_BUFFERS, dtype=torch.uint8)}
+    # outside of the mode, because a mesh reads its tensor of ranks
+    dist.init_process_group("fake", rank=0, world_size=gpus, store=FakeStore())
+    with (
+        patch.object(parallel, "with_timeout", lambda mesh: mesh),       # it has none
+        patch.object(parallel, "process_group_timeout", timedelta),
+    ):
+        parallel.parallelize(model, parallel.make_mesh(config.cp), config.shard, dtype)
+    parallel.accumulate(model, last=True)
+    return model, buffers
+
+
+def count(config, dtype, gpus=1, generate=False):
+    """-> LiveBytes of the first of `gpus` ranks, after the largest micro-batch or prompt."""
+    shard = data.CropShard(0, config.cp, 0, config.pack_crops) if config.cp > 1 else None
+    example = data.largest_example(config.data, config.pack_crops, config.model.n_vocab, shard)
+    run = SimpleNamespace(
+        config=config, ranks=parallel.Ranks(), device=torch.device("cpu"), dtype=dtype)
+    batch = copy.copy(train.batch_of(run, [[example]] * config.micro_batch))
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    vars(batch).update({name: mode.from_tensor(x) for name, x in vars(batch).items()
+                        if torch.is_tensor(x)})
+    # without its cache, which would keep a fake tensor
+    frequencies = getattr(models.rope_frequencies, "__wrapped__", models.rope_frequencies)
+    with patch.object(models, "rope_frequencies", frequencies):
+        if generate:
+            with mode:
+                return run_prefill(models.Molmo2(config.model), dtype, batch)
+        model, buffers = make_model(config, gpus, dtype, mode)
+        with mode:
+            live = run_step(run, model, batch, buffers)
+    if gpus > 1:
+        dist.destroy_process_group()
+    return live
+
+
+def read_command(argv):
+    """-> this tool's own arguments, train.py's, its config as the ranks would have it."""
+    parser = Parser(
+        prog="python -m tools.memory", description=__doc__.split("\n\n")[0], allow_abbrev=False,
+        epilog="Takes all flags of train.py too (python train.py --help); --stage is required.")
+    parser.add_argument("--gpus", type=int, default=1, help="processes that train together")
+    parser.add_argument("--generate", action="store_true",
+                        help="inference: one prompt, or --micro-batch of them")
+    own, rest = parser.parse_known_args(argv)
+    args, config = parse(rest)
+    if own.gpus < 1 or (own.generate and own.gpus > 1):
+        raise UserError(f"--gpus {own.gpus}: must be at least 1, and 1 with --generate")
+    try:
+        if args.init:
+            config = replace(config, model=files.load(args.init, device="meta").config)
+        files.meta_model(config.model)
+    except (AssertionError, OSError, ValueError) as e:
+        raise UserError(f"{'--init' if args.init else '--model'}: {e}") from None
+    packs_of_rank = max(config.batch * config.cp // own.gpus, 1)
+    if own.generate and "micro_batch" not in args.fields:
+        packs_of_rank = 1
+    config = replace(config, micro_batch=min(config.micro_batch, packs_of_rank))
+    if "shard" not in args.fields:
+        config = replace(config, shard=default_shard(own.gpus, 8))       # in nodes of 8
+    if error := layout_error(own.gpus, config, config.model):
+        raise UserError(error)
+    return own, args, config
+
+
+def report(own, args, config):
+    """Prints a table in GiB, which GPUs are large enough, and a JSON line in bytes."""
+    dtype = torch.bfloat16 if config.dtype == "auto" else getattr(torch, config.dtype)
+    live = count(config, dtype, own.gpus, own.generate)
+    total = max(live.peaks.values())
+    print(f"stage {config.stage}, {args.init or config.preset}, {dtype}: {config.micro_batch} x "
+          f"{config.data.max_tokens} tokens, GiB on one of {own.gpus} GPUs")
+    peaks = {f"peak of the {name} pass": n for name, n in live.peaks.items()}
+    for name, n in {**live.parts, **peaks, "total": total}.items():
+        print(f"{name:34s}{n / GIB:9.3f}")
+    for size, gib in GPU_SIZES.items():
+        share = total / (gib * GIB)
+        verdict = "fits" if share <= 0.9 else "too tight" if share <= 1 else "does not fit"
+        print(f"{size:4d} GB: {verdict}, {share:.0%} of it")
+    print(json.dumps({**vars(own), "stage": config.stage, "micro_batch": config.micro_batch,
+                      "parts": live.parts, "peaks": live.peaks, "total": total}))
+
+
+def main(argv=None):
+    try:
+        report(*read_command(argv))
+    except UserError as error:
+        warn(f"tools.memory: {error}")
+        raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    main()
