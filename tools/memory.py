@@ -56,6 +56,7 @@ class LiveBytes(TorchDispatchMode):
         self.phase = "forward"
         self.peaks = {}
         self.plain_resize = torch.UntypedStorage.resize_
+        self.held = held   # and so alive to the end
         for part, tensors in held.items():
             tensors = [parallel.local(x) for x in tree_leaves(tensors) if torch.is_tensor(x)]
             self.parts[part] = sum(x.nbytes for x in tensors)
