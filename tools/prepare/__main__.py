@@ -8,27 +8,25 @@ out   OUT/records.jsonl   a record per visual input, its annotations the branche
       OUT/media/          images that lay inside the files, named by the sha256 of their bytes
       OUT/urls.txt        url TAB path below the media folder, for you to fetch: no connection is
                           opened here
-      stdout              {"records":, "annotations":, "skipped": {reason: n}, "urls":,
-                          "missing_media":}
+      stdout              {"records":, "annotations":, "urls":, "missing_media":,
+                          "skipped": {reason: n}}
 
 What cannot become a record is skipped and counted by its reason; a record whose media file is
-absent is written all the same. A killed command goes on where it was when it is given again.
+absent is written all the same. A set takes minutes: a command that was killed begins anew, and
+images that it wrote are not written again.
 """
 
 import argparse
 import dataclasses
-import difflib
 import json
-import sqlite3
-import sys
-from contextlib import closing
+from collections import Counter
 from pathlib import Path
 
 from records.errors import warn
-from tools.prepare.files import source_files
+from tools.prepare.collect import convert_files, group, make_records, write
 from tools.prepare.media import Media
+from tools.prepare.rows import source_files
 from tools.prepare.sets import SETS
-from tools.prepare.store import collect, open_database, write
 from training.config import UserError
 
 TYPES = ("chart", "chemical", "circuit", "diagram", "doc", "document", "graphic", "math", "music",
@@ -37,8 +35,8 @@ TYPES = ("chart", "chemical", "circuit", "diagram", "doc", "document", "graphic"
 
 def parse(argv):
     parser = argparse.ArgumentParser(
-        prog="python -m tools.prepare", description=__doc__.split("\n\n")[0], allow_abbrev=False,
-        epilog=f"names: {', '.join(SETS)}")
+        prog="python -m tools.prepare", description=__doc__, allow_abbrev=False,
+        epilog=f"names: {', '.join(SETS)}", formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("name", help="which published set: see below")
     add("source", nargs="+", help="its files, or a folder of them")
@@ -65,74 +63,51 @@ def parse(argv):
     return parser.parse_args(argv)
 
 
-def published_set(name):
-    if name in SETS:
-        return SETS[name]
-    near = difflib.get_close_matches(name, SETS, 1)
-    hint = f" - did you mean '{near[0]}'?" if near else "; --help lists them"
-    raise UserError(f"no set is called '{name}'{hint}")
-
-
-def check_types(files, settings):
-    """Sets with a style per type need --type, or files in folders named for their type."""
-    if "{type}" not in settings.style or settings.type:
-        return
-    for path in files:
-        if path.absolute().parent.name not in TYPES:
-            raise UserError(f"{path} does not lie in a folder named for its type "
-                            f"({', '.join(TYPES)}): say --type")
-
-
 def read_excluded(path):
     """The URLs of a file with url TAB path, or a URL, in every line."""
-    if not path:
-        return set()
     with open(path, encoding="utf-8") as lines:
         return {line.split("\t")[0].strip() for line in lines}
 
 
 def prepare(args):
-    """-> (counts, Media). UserError, OSError or sqlite3.Error in one sentence."""
-    published = published_set(args.name)
+    """-> (counts, Media). UserError or OSError in one sentence."""
+    if args.name not in SETS:
+        raise UserError(f"no set is called '{args.name}'; --help lists them")
     for path in (args.media, args.videos, args.exclude):
         if path and not Path(path).exists():
             raise UserError(f"{path}: no such file or folder")
     files = source_files(args.source, args.split)
+    published = SETS[args.name]
+    for path in files if "{type}" in published.settings.style and not args.type else ():
+        if path.absolute().parent.name not in TYPES:
+            raise UserError(f"{path} does not lie in a folder named for its type: say --type")
     settings = dataclasses.replace(
         published.settings, counts=args.counts, min_score=args.min_score,
         first_tokens=args.first_tokens, type=args.type, full_video=args.full_video)
-    check_types(files, settings)
     out = Path(args.out)
-    media = Media(args.videos or args.media or out / "media")
-    excluded = read_excluded(args.exclude)
-    states = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    job = repr((args.name, str(media.root), settings, sorted(excluded), states))
     out.mkdir(parents=True, exist_ok=True)
-    with closing(open_database(out / "prepare.sqlite", job)) as db:
-        for path in files:
-            of_file = dataclasses.replace(settings, file=path)
-            collect(db, path, published, of_file, media, excluded)
-        counts = write(db, out, args.name, settings.points_per_record, media)
-    (out / "prepare.sqlite").unlink()
-    return counts, media
+    media = Media(args.videos or args.media or out / "media")
+    excluded = read_excluded(args.exclude) if args.exclude else set()
+    skipped = Counter()
+    rows = convert_files(files, published, settings, media, excluded, skipped)
+    inputs = group(rows) if settings.group else rows
+    counts = write(make_records(inputs, args.name, settings.points_per_record), out, media)
+    return counts | {"skipped": dict(sorted(skipped.items()))}, media
 
 
 def main(argv=None):
-    argv = sys.argv[1:] if argv is None else argv
     args = parse(argv)
     try:
         counts, media = prepare(args)
-    except UserError as e:
+    except (UserError, OSError) as e:
         warn(f"tools.prepare: {e}")
-        raise SystemExit(2) from None
-    except (OSError, sqlite3.Error) as e:
-        warn(f"tools.prepare: {e}; what is done is kept, the same command goes on from there")
-        raise SystemExit(1) from None
+        raise SystemExit(2 if isinstance(e, UserError) else 1) from None
     if media.root != Path(args.out) / "media":
-        warn(f"paths in the records start at {media.root}: train with --media {media.root}")
+        warn(f"tools.prepare: paths in the records start at {media.root}: train with --media "
+             f"{media.root}")
     if counts["missing_media"]:
-        warn(f"{counts['missing_media']} media files are not in {media.root}; the trainer leaves "
-             "their records out")
+        warn(f"tools.prepare: {counts['missing_media']} media files are not in {media.root}; the "
+             "trainer leaves their records out")
     print(json.dumps(counts, ensure_ascii=False))
 
 

@@ -1,12 +1,14 @@
 """Cells of published sets -> annotations of records (docs/records.md).
 
-Every function returns a part of a record, or raises Skip with a reason, which is counted.
+Every function returns a part of a record, or raises Skip with a reason, which is counted. What a
+record may hold is checked by tools.check, not here; an annotation that breaks a rule is left out
+here only where it would cost the other annotations of its record.
 """
 
 import math
-import re
 
 MAX_OPTIONS = 26                     # one letter each
+UNKNOWN_SIZE = (math.inf, math.inf)  # of an image that is not there yet
 ROLES = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant"}
 
 
@@ -14,16 +16,24 @@ class Skip(Exception):
     """The reason why a row, or one annotation of a row, is left out."""
 
 
+def require(condition, reason):
+    if not condition:
+        raise Skip(reason)
+
+
 # ------------------------------------------------------------------------------------------------
 # single cells
 
 
 def text_of(value):
-    """A string without surrounding white space; None if nothing is left, or if JSON cannot hold
-    it (NUL, half a surrogate pair)."""
-    if not isinstance(value, str) or re.search("[\0\ud800-\udfff]", value):
-        return None
-    return value.strip() or None
+    """A string without surrounding white space; None if nothing is left."""
+    return value.strip() or None if isinstance(value, str) else None
+
+
+def text_or_skip(value, what):
+    text = text_of(value)
+    require(text, f"empty {what}")
+    return text
 
 
 def number_of(value):
@@ -61,8 +71,7 @@ def xy_points(cell):
 
 def check_image_count(images):
     """The images of a multi-image record, of which Molmo2 takes two to five."""
-    if not 2 <= len(images) <= 5:
-        raise Skip("not 2 to 5 images")
+    require(2 <= len(images) <= 5, "not 2 to 5 images")
     return images
 
 
@@ -71,30 +80,18 @@ def check_image_count(images):
 
 
 def label_fields(label, question=None):
-    fields = {}
-    if text_of(label):
-        fields["label"] = text_of(label)
-    if text_of(question):
-        fields["question"] = text_of(question)
-    if not fields:
-        raise Skip("no label")
+    cells = {"label": text_of(label), "question": text_of(question)}
+    fields = {name: text for name, text in cells.items() if text}
+    require(fields, "no label")
     return fields
 
 
 def check_inside(points, width, height):
-    """Up to 1 % outside is allowed, since the trainer clips that much. NaN is outside as well."""
+    """Skip if a point is more than 1 % outside, which the trainer does not clip, or NaN."""
     for point in points:
         inside_x = -width / 100 <= point["x"] <= 1.01 * width
         inside_y = -height / 100 <= point["y"] <= 1.01 * height
-        if not (inside_x and inside_y and math.isfinite(point["x"] + point["y"])):
-            raise Skip("point outside the image")
-
-
-def bounds(coords, size):
-    """Largest x and y: percent, or the size of the image where it is known."""
-    if coords == "percent":
-        return 100, 100
-    return size or (math.inf, math.inf)
+        require(inside_x and inside_y, "point outside the image")
 
 
 def point_annotation(points, coords, label, question=None, size=None, count=None, clip=False,
@@ -103,18 +100,17 @@ def point_annotation(points, coords, label, question=None, size=None, count=None
     published, which must be the number of points; clip: points outside are moved to the border;
     counts: (lowest, highest) number of points to take."""
     names = label_fields(label, question)
-    width, height = bounds(coords, size)
+    width, height = (100, 100) if coords == "percent" else size or UNKNOWN_SIZE
     if clip:
         points = [{**p, "x": min(max(p["x"], 0), width), "y": min(max(p["y"], 0), height)}
                   for p in points]
     check_inside(points, width, height)
-    if len(points) > max_points:
-        raise Skip(f"more than {max_points} points")
-    if counts and not counts[0] <= len(points) <= counts[1]:
-        raise Skip(f"not {counts[0]} to {counts[1]} points")
+    require(len(points) <= max_points, f"more than {max_points} points")
+    if counts:
+        least, most = counts
+        require(least <= len(points) <= most, f"not {least} to {most} points")
     if count is not None:
-        if count != len(points):
-            raise Skip("count is not the number of points")
+        require(count == len(points), "count is not the number of points")
         fields["count"] = len(points)
     if size:
         fields = {"size": size, **fields}
@@ -126,29 +122,24 @@ def box_annotation(boxes, label, width, height, max_points):
     those without an area are left out."""
     kept = []
     for left, top, w, h in boxes:
-        if None in map(number_of, (left, top, w, h)):
-            raise Skip("box of something else than numbers")
         right, bottom = min(left + w, width), min(top + h, height)
         left, top = max(left, 0), max(top, 0)
         if right > left and bottom > top:
             kept.append({"box": [left, top, right, bottom]})
-    if not kept:
-        raise Skip("no box with an area")
-    if len(kept) > max_points:
-        raise Skip(f"more than {max_points} points")
+    require(kept, "no box with an area")
+    require(len(kept) <= max_points, f"more than {max_points} points")
     return {"type": "box", **label_fields(label), "coords": "pixel", "form": "xyxy", "boxes": kept}
 
 
 def count_annotation(count, label, question=None):
-    if number_of(count) is None or count < 0:
-        raise Skip("no count")
+    require(number_of(count) is not None and count >= 0, "no count")
     return {"type": "count", **label_fields(label, question), "count": int(count)}
 
 
 def track_annotation(label, points, times, rate, mode, size):
     """points: [{"t":, "id":, "x":, "y":, "occluded"}, ..] in pixels; times: of the frames, in
     seconds; rate: frames a second."""
-    check_inside(points, *bounds("pixel", size))
+    check_inside(points, *(size or UNKNOWN_SIZE))
     visible = [p for p in points if "occluded" not in p]
     query = {}
     if mode == "from_point" and visible:                 # the first visible point is the question
@@ -156,8 +147,7 @@ def track_annotation(label, points, times, rate, mode, size):
         query = {"query": first}
         points = [p for p in points if p["id"] == first["id"] and p["t"] > first["t"]]
         visible = [p for p in points if "occluded" not in p]
-    if not visible:
-        raise Skip("track without a visible point")
+    require(visible, "track without a visible point")
     fields = {"size": size} if size else {}
     fields |= {"mode": mode, "fps": rate, "times": times, **query}
     names = label_fields(label)
@@ -169,31 +159,24 @@ def track_annotation(label, points, times, rate, mode, size):
 
 
 def caption(value, style):
-    if not text_of(value):
-        raise Skip("empty caption")
-    return {"type": "caption", "style": style, "text": text_of(value)}
+    return {"type": "caption", "style": style, "text": text_or_skip(value, "caption")}
 
 
 def question_fields(question, style):
-    if not text_of(question):
-        raise Skip("empty question")
-    return {"type": "qa", "style": style, "question": text_of(question)}
+    return {"type": "qa", "style": style, "question": text_or_skip(question, "question")}
 
 
 def answer(question, style, value, **fields):
     """A question with one answer."""
     start = question_fields(question, style)
-    if not text_of(value):
-        raise Skip("empty answer")
-    return {**start, "answer": text_of(value), **fields}
+    return {**start, "answer": text_or_skip(value, "answer"), **fields}
 
 
 def crowd_answers(question, style, values):
     """A question with the answers of several people."""
     start = question_fields(question, style)
     values = [text_of(value) for value in values if text_of(value)]
-    if not values:
-        raise Skip("empty answer")
+    require(values, "empty answer")
     return {**start, "answers": values}
 
 
@@ -202,8 +185,8 @@ def multiple_choice(question, style, options, correct, **fields):
     start = question_fields(question, style)
     options = [option.strip() for option in options]
     distinct = list(dict.fromkeys(options))              # one letter for an option given twice
-    if not 2 <= len(distinct) <= MAX_OPTIONS or correct not in range(len(options)):
-        raise Skip("no right option among 2 to 26")
+    is_complete = 2 <= len(distinct) <= MAX_OPTIONS and correct in range(len(options))
+    require(is_complete, "no right option among 2 to 26")
     answer_idx = distinct.index(options[correct])
     return {**start, "options": distinct, "answer_idx": answer_idx, **fields}
 
@@ -229,11 +212,8 @@ def parse_messages(messages):
         system = text_of(parsed.pop(0)[1])
     turns = []
     for (role, question), (next_role, reply) in zip(parsed[::2], parsed[1::2], strict=False):
-        if (role, next_role) != ("user", "assistant"):
-            raise Skip("turns that do not alternate")
+        require((role, next_role) == ("user", "assistant"), "turns that do not alternate")
+        require(text_of(question) and text_of(reply), "empty turn")
         turns.append((question, reply))
-    if not turns:
-        raise Skip("turns that do not alternate")
-    if not all(text_of(question) and text_of(reply) for question, reply in turns):
-        raise Skip("empty turn")
+    require(turns, "turns that do not alternate")
     return system, turns

@@ -22,7 +22,6 @@ from functools import partial
 from records.errors import Unreadable
 from records.image import header
 from tools.prepare.annotations import (
-    Skip,
     answer,
     box_annotation,
     caption,
@@ -34,13 +33,14 @@ from tools.prepare.annotations import (
     multiple_choice,
     parse_messages,
     point_annotation,
+    require,
     size_of,
     text_of,
     xy_points,
 )
+from tools.prepare.media import check_path
 
 MAX_POINTS = 60                      # of an annotation
-MAX_SIDE = 10**6                     # of an image
 # sources of Tulu that Molmo2 leaves out: puzzles, long reasoning, answers about the model itself
 NOT_CHAT = re.compile("puzzle_data|verifiable-reasoning|dino-hardcodes|hardcoded-olmo")
 # rows of ChartQA by who wrote the question (docs/molmo2.md 7.1)
@@ -65,8 +65,7 @@ def points(row, settings, media):
     places = xy_points(row.get("points"))
     count = row.get("count")
     method = row.get("collection_method")
-    if settings.method not in (None, method):
-        raise Skip("another collection_method")
+    require(settings.method in (None, method), "another collection_method")
     if count and not places:
         return {"image": image}, [partial(count_annotation, count, row["label"])]
     size = None
@@ -83,13 +82,11 @@ def boxes(row, settings, media):
     """A label per row, as files.coco_rows makes them. Where a crowd has one box, the places of the
     others are not known, so the label is left out."""
     size = size_of(row["width"], row["height"])
-    if size is None or max(size) > MAX_SIDE:
-        raise Skip("no size")
-    image = {"path": media.use(row["image"]), "width": size[0], "height": size[1]}
+    require(size, "no size")
+    image = {"path": check_path(row["image"]), "width": size[0], "height": size[1]}
 
     def annotation():
-        if row["boxes"] is None:
-            raise Skip("a crowd in one box")
+        require(row["boxes"] is not None, "a crowd in one box")
         return box_annotation(row["boxes"], row["label"], *size, MAX_POINTS)
 
     return {"image": image}, [annotation]
@@ -106,8 +103,8 @@ def tagged_dialogues(row, settings, media):
     before, *parts = re.split(r"\[(USER|ASSISTANT)\]", row["question"])
     roles = parts[::2]
     texts = parts[1::2]
-    if before.strip() or roles[-1:] != ["ASSISTANT"] or texts[-1].strip():
-        raise Skip("dialogue that does not parse")
+    ends_open = roles[-1:] == ["ASSISTANT"] and not texts[-1].strip()
+    require(ends_open and not before.strip(), "dialogue that does not parse")
     texts[-1] = row["answer"]
     messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
     _, turns = parse_messages(messages)
@@ -240,8 +237,9 @@ def multi_image_conversations(row, settings, media):
     _, turns = parse_messages(row["conversation"])
     questions = [question.split("<image>") for question, _ in turns]
     n_placeholders = sum(len(parts) - 1 for parts in questions)
-    if n_placeholders not in (0, len(images)) or any("<image>" in reply for _, reply in turns):
-        raise Skip("placeholders that do not fit the images")
+    in_replies = any("<image>" in reply for _, reply in turns)
+    require(n_placeholders in (0, len(images)) and not in_replies,
+            "placeholders that do not fit the images")
     first = questions[0]
     if len(first) > len(images) and not "".join(first[:-1]).strip():
         questions[0] = first[-1:]    # a block in front: the trainer puts images there anyway
@@ -255,8 +253,7 @@ def multi_image_conversations(row, settings, media):
             for part in parts[1:]:
                 question += [{"image": next(numbers)}, part]
             question = [part for part in question if part]
-        if not question:
-            raise Skip("empty question")
+        require(question, "empty question")
         new_turns.append((question, reply.strip()))
     return {"images": images}, [partial(dialogue, new_turns, "user_qa")]
 
@@ -264,12 +261,13 @@ def multi_image_conversations(row, settings, media):
 def messages(row, settings, media):
     """Text alone, word for word. The filters are Molmo2's, by source and by the columns of its
     classified copy."""
-    if row.get("category") in ("code", "non-english") or NOT_CHAT.search(row.get("source") or ""):
-        raise Skip("code, another language, puzzles, reasoning")
-    if (row.get("first_message_qwen3_tokens") or 0) > settings.first_tokens:
-        raise Skip("first message too long")
+    is_chat = not NOT_CHAT.search(row.get("source") or "")
+    require(is_chat and row.get("category") not in ("code", "non-english"),
+            "code, another language, puzzles, reasoning")
+    n_tokens = row.get("first_message_qwen3_tokens") or 0
+    require(n_tokens <= settings.first_tokens, "first message too long")
     system, turns = parse_messages(row["messages"])
-    if row.get("has_special_token") or re.search(r"<\|\w+\|>", json.dumps([system, turns])):
-        raise Skip("special tokens in the text")
+    in_text = re.search(r"<\|\w+\|>", json.dumps([system, turns]))
+    require(not (in_text or row.get("has_special_token")), "special tokens in the text")
     head = meta_of(id=row.get("id"), source=row.get("source"))
     return head, [partial(dialogue, turns, "text_sft", system)]

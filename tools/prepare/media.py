@@ -5,7 +5,7 @@ import os
 import re
 from pathlib import Path, PurePosixPath
 
-from tools.prepare.annotations import Skip, number_of, text_of
+from tools.prepare.annotations import Skip, number_of, require, text_of
 
 VIDEO_SUFFIXES = (".mp4", ".mkv", ".mov", ".webm", ".avi", ".m4v")
 MAGIC_BYTES = {
@@ -16,26 +16,6 @@ MAGIC_BYTES = {
     b"II*\0": "tiff",
     b"MM\0*": "tiff",
 }
-MAX_PATH = 1000                      # characters
-URL_OR_ABSOLUTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:|[/\\]")
-
-
-def files_below(root):
-    """Paths below a folder, as strings from there on, in a fixed order, through links too. A link
-    to a folder that it lies in is not followed: it would lead round for ever."""
-    above = {str(root): {os.path.realpath(root)}}        # folder -> itself and those it lies in
-    for folder, subfolders, files in os.walk(root, followlinks=True):
-        real_paths = above.pop(folder)
-        inside = []
-        for name in sorted(subfolders):
-            path = os.path.join(folder, name)
-            real_path = os.path.realpath(path)
-            if real_path not in real_paths:
-                inside.append(name)
-                above[path] = real_paths | {real_path}
-        subfolders[:] = inside
-        for name in sorted(files):
-            yield Path(folder, name).relative_to(root).as_posix()
 
 
 def image_suffix(data):
@@ -48,15 +28,18 @@ def image_suffix(data):
     raise Skip("bytes that are no image")
 
 
-class Media:
-    """The folder that the paths of records start from.
+def check_path(path):
+    """The path of a media file that a row names; Skip if it leaves the media folder."""
+    leaves = path.startswith("/") or ".." in PurePosixPath(path).parts
+    require(not leaves, "path that leaves the media folder")
+    return path
 
-    named: {path: its URL, or None} of what the present row names; whoever reads rows empties it.
-    """
+
+class Media:
+    """The folder that the paths of records start from."""
 
     def __init__(self, root):
         self.root = Path(root)
-        self.named = {}
         self.by_stem = None          # file name without extension -> paths
         self.by_folder = None        # folder name -> paths of the videos in it
 
@@ -69,12 +52,13 @@ class Media:
         """Looks through the folder, once."""
         self.by_stem = {}
         self.by_folder = {}
-        for path in files_below(self.root):
-            folder, name = os.path.split(path)
-            self.by_stem.setdefault(os.path.splitext(name)[0], []).append(path)
-            if name.lower().endswith(VIDEO_SUFFIXES):
-                folder = os.path.basename(folder or str(self.root))
-                self.by_folder.setdefault(folder, []).append(path)
+        for folder, subfolders, names in os.walk(self.root, followlinks=True):
+            subfolders.sort()        # so that the same file is found on every machine
+            for name in sorted(names):
+                path = Path(folder, name).relative_to(self.root).as_posix()
+                self.by_stem.setdefault(os.path.splitext(name)[0], []).append(path)
+                if name.lower().endswith(VIDEO_SUFFIXES):
+                    self.by_folder.setdefault(os.path.basename(folder), []).append(path)
 
     def find(self, name, video=False):
         """Path of the file of this name, whatever its extension, or else of a video in a folder of
@@ -91,21 +75,12 @@ class Media:
                 return path
         return None
 
-    def use(self, path, url=None):
-        """Notes that a record names this path, which must stay below the folder."""
-        if not text_of(path) or len(path) > MAX_PATH or path.endswith("/") \
-                or URL_OR_ABSOLUTE.match(path) or ".." in PurePosixPath(path).parts:
-            raise Skip("path that leaves the media folder")
-        self.named[path] = url
-        return path
-
     def image_by_url(self, url, sha256=None):
         """An image whose file is called by the sha256 of its URL. The argument is the sha256 of its
         bytes."""
-        if not text_of(url) or re.search(r"[\t\r\n]", url):
-            raise Skip("no image")
+        require(text_of(url) and not re.search(r"[\t\r\n]", url), "no image")
         name = hashlib.sha256(url.encode()).hexdigest()
-        image = {"path": self.use(self.find(name) or name, url), "url": url}
+        image = {"path": self.find(name) or name, "url": url}
         if re.fullmatch("[0-9a-f]{64}", sha256 or ""):
             image["sha256"] = sha256
         return image
@@ -117,12 +92,11 @@ class Media:
             data = cell.get("bytes")
             path = cell.get("path")
         if data and isinstance(data, bytes):
-            return self.use(self.write_image(data))
-        if not path:
-            raise Skip("no image")
+            return self.write_image(data)
+        require(path, "no image")
         if path.startswith(("http:", "https:")):
             return self.image_by_url(path)
-        return self.use(path)
+        return check_path(path)
 
     def write_image(self, data):
         """-> the file's name, the sha256 of its bytes."""
@@ -138,17 +112,15 @@ class Media:
     def video(self, *names, start=None, end=None):
         """{"video": ..} of the video that goes by one of these names; if none is found, by the
         first of them, as an mp4 file."""
-        if not all(names):
-            raise Skip("no video")
+        require(all(names), "no video")
         path = None
         for name in names:
             path = path or self.find(self.stem(name), video=True)
         if not path:
             has_suffix = self.stem(names[0]) != names[0]
             path = names[0] if has_suffix else f"{names[0]}.mp4"
-        video = {"path": self.use(path)}
+        video = {"path": check_path(path)}
         if number_of(start) is not None and number_of(end) is not None:
-            if not 0 <= start < end:
-                raise Skip("clip that ends before it starts")
+            require(0 <= start < end, "clip that ends before it starts")
             video |= {"start": start, "end": end}
         return {"video": video}

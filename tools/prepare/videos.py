@@ -8,7 +8,6 @@ import re
 from functools import partial
 
 from tools.prepare.annotations import (
-    Skip,
     answer,
     caption,
     count_annotation,
@@ -17,6 +16,7 @@ from tools.prepare.annotations import (
     number_of,
     parse_messages,
     point_annotation,
+    require,
     size_of,
     text_of,
     track_annotation,
@@ -40,10 +40,8 @@ HALF_FRAME_S = 0.25                  # at two frames a second
 def video_captions(row, settings, media):
     name = row["video_id"]
     score = row["annotation_score"]
-    if name in CORRUPT:
-        raise Skip("video known not to decode")
-    if (score or 0) < settings.min_score:
-        raise Skip(f"annotation_score below {settings.min_score:g}")
+    require(name not in CORRUPT, "video known not to decode")
+    require((score or 0) >= settings.min_score, f"annotation_score below {settings.min_score:g}")
     head = media.video(name, f"v_{name}", f"ytb_{name}", start=row.get("video_start"),
                        end=row.get("video_end"))
     builders = [partial(caption, row[column], style)
@@ -86,8 +84,8 @@ def video_points(row, settings, media):
     if start is not None and end is not None:
         first = start
         last = end
-    if last < math.inf and last - first > settings.max_seconds:
-        raise Skip(f"no clip of at most {settings.max_seconds} s")
+    require(last == math.inf or last - first <= settings.max_seconds,
+            f"no clip of at most {settings.max_seconds} s")
     head = media.video(f"{media.stem(name)}_2fps", name, start=start, end=end)
     head |= meta_of(video_source=row.get("video_source"))
     label = row["label"] if "label" in row else row["category"].lower()
@@ -102,8 +100,8 @@ def video_points(row, settings, media):
             places = xy_points(cell if isinstance(cell, list) else [cell])
             points += [{"t": t, **place} for place in places]
         low = max(first - HALF_FRAME_S, 0)
-        if not all(low <= point["t"] <= last + HALF_FRAME_S for point in points):
-            raise Skip("point outside the clip")
+        in_clip = all(low <= point["t"] <= last + HALF_FRAME_S for point in points)
+        require(in_clip, "point outside the clip")
         size = size_of(row["width"], row["height"]) if settings.coords == "pixel" else None
         meta = meta_of(category=row.get("category"), annotator_unsure=row.get("annotator_unsure"))
         return point_annotation(points, settings.coords, label, question, size, row["count"],
@@ -135,10 +133,8 @@ def trajectories(row, settings, media):
     rate = number_of(row["sampling_fps"])
     mode = TRACK_MODES.get(row["task"])
     belongs = objects_of(row)
-    if not mode:
-        raise Skip("another task")
-    if not rate or rate < 0 or fps % rate:
-        raise Skip("fps is no multiple of the sampling rate")
+    require(mode, "another task")
+    require(rate and fps % rate == 0, "fps is no multiple of the sampling rate")
     frames = {}                      # time -> points; yt-vis has every native frame
     for frame in row["frame_trajectories"]:
         nearest = round(frame["time"] * rate) / rate
@@ -165,8 +161,7 @@ def positions(row, settings, media):
     fps = row["fps"]
     belongs = objects_of(row)
     rate = next((rate for rate in (2, 1) if fps % rate == 0), None)
-    if rate is None:
-        raise Skip("fps is no multiple of the sampling rate")
+    require(rate, "fps is no multiple of the sampling rate")
     begin = 0
     if settings.full_video:
         begin = row["start_frame"] / fps
@@ -203,13 +198,11 @@ def video_conversations(row, settings, media):
     styles = {"oe": "video_short_answer", "mc": "video_multiple_choice"}
     style = styles.get(kind, "user_qa")
     source = row.get("data_source") or ""
-    if not re.search(settings.source, source):
-        raise Skip("another source")
+    require(re.search(settings.source, source), "another source")
 
     def annotation(question, reply):
         question, n_placeholders = re.subn(r"\s*<(image|video)>\s*", "", question)
-        if n_placeholders > 1:
-            raise Skip("placeholders that do not fit the video")
+        require(n_placeholders <= 1, "placeholders that do not fit the video")
         if kind == "cap":
             return caption(reply, "video_long_caption")
         return answer(question, style, reply)

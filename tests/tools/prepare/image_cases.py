@@ -132,7 +132,7 @@ CASES = {
              "annotations": [{"type": "count", "label": "cars", "count": 3}]},
         ],
     ),
-    "coco": Case(                    # as files.coco_rows gives them
+    "coco": Case(                    # as rows.coco_rows gives them
         columns=None,
         rows=[
             {"image": "val/1.jpg", "width": 640, "height": 480, "label": "cup",

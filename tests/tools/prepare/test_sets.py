@@ -4,12 +4,11 @@ import json
 
 import pytest
 
-from records import reader
+from records.reader import Records
 from tests.tools.prepare import academic_cases, image_cases, video_cases
-from tests.tools.prepare.cases import Case, U, V, W, file_name, image_file, sha, xy
+from tests.tools.prepare.cases import Case, U, V, W, image_file, sha, xy
 from tests.tools.prepare.command import prepare, published
 from tests.tools.prepare.image_cases import POINTS
-from tests.tools.prepare.schema import assert_valid
 from tests.tools.prepare.video_cases import TIMED, TIMED_ROWS
 from tools.prepare.sets import SETS
 
@@ -38,11 +37,8 @@ def test_the_miniature_becomes_these_records(name, tmp_path):
     without_ids = [{k: v for k, v in record.items() if k != "id"} for record in records]
     assert without_ids == case.records
     assert counts["skipped"] == case.skipped
-    for record in records:
-        assert_valid(record)
-    trained_on = reader.Records(out / "records.jsonl")   # the trainer takes them as they are
-    assert len(trained_on) == n
-    assert not trained_on.found
+    trained_on = list(Records(out / "records.jsonl"))    # the trainer takes them as they are
+    assert [record["id"] for record in trained_on] == [record["id"] for record in records]
     urls = {}
     for line in (out / "urls.txt").read_text().splitlines():
         url, path = line.split("\t")
@@ -78,35 +74,6 @@ def test_a_file_of_coco_annotations_becomes_a_record_per_image(tmp_path, capsys)
     with pytest.raises(SystemExit):
         prepare("coco", source, tmp_path / "other")
     assert "not COCO annotations, KeyError: 3" in capsys.readouterr().err
-
-
-GARBAGE = [None, 7, -1.5, "x", "", [], {}, [None], ["a", None], [[]], [{}], {"x": [1]},
-           {"x": [1, 2], "y": [3]}, [{"x": "1", "y": 2}], True, "\ud800", "a\0b", "http://",
-           [{"role": "user", "content": None}], float("inf"), [0.5, "t"],
-           {"bytes": "zz", "path": 3}, [[1]], 10**30, 10**400]
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_rows_with_garbage_in_any_cell_are_counted_and_never_written_wrong(name, tmp_path):
-    case = CASES[name]
-    columns = case.columns or {}
-    sound = json.loads(json.dumps(case.rows, default=file_name))
-    lines = [json.dumps(sound[0])]
-    for row in sound:
-        empty = dict.fromkeys(columns or sound[0])
-        for column in columns or row:
-            for value in GARBAGE:
-                lines.append(json.dumps(empty | row | {column: value}))
-            absent = empty | row
-            del absent[column]
-            lines.append(json.dumps(absent))
-    source = tmp_path / "a_mc_.jsonl"
-    source.write_text("\n".join([*lines, "[1]", '{"torn', "7", "null"]))
-    records, counts = prepare(name, source, tmp_path / "out", *case.arguments)
-    assert records
-    for record in records:
-        assert_valid(record)
-    assert counts["skipped"]["row of another shape"] >= 4
 
 
 # ------------------------------------------------------------------------------------------------

@@ -1,13 +1,13 @@
-"""Files of a published set -> rows, a batch at a time."""
+"""Files of a published set -> rows."""
 
 import json
 import re
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 
 from training.config import UserError
 
+BATCH = 32                           # rows of a parquet file in memory; images may lie inside
 SPLITS = {"train", "validation", "val", "test"}
 FILE_NUMBER = re.compile(r"-\d{5}-of-\d{5}.*")          # train-00000-of-00002.parquet
 
@@ -38,15 +38,20 @@ def files_in(folder):
     return parquet or sorted([*folder.rglob("*.json"), *folder.rglob("*.jsonl")])
 
 
-def batches(path, columns, size, start):
-    """Yields (row number, [row, ..]) from row `start` on, at which a batch begins. columns: names
-    with white space between; with a ? behind it, a column may be absent."""
-    required = [name for name in columns.split() if not name.endswith("?")]
+def read_rows(path, columns):
+    """Yields the rows of a file, dicts. columns: names with white space between; a column with a ?
+    behind its name may be absent."""
+    names = columns.split()
+    required = [name for name in names if not name.endswith("?")]
     if path.suffix == ".parquet":
-        optional = [name.rstrip("?") for name in columns.split() if name.endswith("?")]
-        yield from parquet_batches(path, required, optional, size, start)
-    else:
-        yield from json_batches(path, required, size, start)
+        yield from parquet_rows(path, required, [name.rstrip("?") for name in names])
+        return
+    first = None
+    for row in read_json(path):
+        if first is None and isinstance(row, dict):
+            first = row
+            check_columns(path, required, list(first))
+        yield row
 
 
 def check_columns(path, required, found):
@@ -54,18 +59,6 @@ def check_columns(path, required, found):
     if missing:
         raise UserError(f"{path} has no column {', '.join(missing)}: expected "
                         f"{', '.join(required)}; found {', '.join(found) or 'none'}")
-
-
-def json_batches(path, required, size, start):
-    rows = read_json(path)
-    number = 0
-    while batch := list(islice(rows, size)):
-        if number == 0:
-            first = next((row for row in batch if isinstance(row, dict)), {})
-            check_columns(path, required, list(first))
-        if number >= start:
-            yield number, batch
-        number += len(batch)
 
 
 def read_json(path):
@@ -87,7 +80,7 @@ def read_json(path):
         rows = coco_rows(path, rows)
     elif isinstance(rows, dict):
         rows = next((value for value in rows.values() if isinstance(value, list)), None)
-    if rows is None:
+    if not isinstance(rows, list):
         raise UserError(f"{path}: not an array of rows")
     yield from rows
 
@@ -101,17 +94,14 @@ def coco_rows(path, coco):
         names = {category["id"]: category["name"] for category in coco["categories"]}
         for annotation in coco["annotations"]:
             key = annotation["image_id"], annotation["category_id"]
-            image = images[key[0]]
-            row = rows.setdefault(key, {"image": image["file_name"], "width": image["width"],
-                                        "height": image["height"], "label": names[key[1]],
-                                        "boxes": []})
-            if annotation.get("iscrowd"):
-                row["boxes"] = None
-            elif row["boxes"] is not None:
-                row["boxes"].append(annotation["bbox"])
+            boxes = rows.setdefault(key, [])
+            boxes.append(None if annotation.get("iscrowd") else annotation["bbox"])
+        return [{"image": images[image]["file_name"], "width": images[image]["width"],
+                 "height": images[image]["height"], "label": names[category],
+                 "boxes": None if None in boxes else boxes}
+                for (image, category), boxes in rows.items()]
     except (KeyError, TypeError) as e:
         raise UserError(f"{path}: not COCO annotations, {type(e).__name__}: {e}") from None
-    return list(rows.values())
 
 
 @contextmanager
@@ -121,26 +111,18 @@ def parquet_file(path):
         import pyarrow
         from pyarrow import parquet
     except ImportError:
-        raise UserError(f"{path} is a parquet file, which needs pyarrow: pip install "
-                        "pyarrow") from None
+        raise UserError(f"{path} is a parquet file, which needs pyarrow: pip install -r "
+                        "requirements-extras.txt") from None
     try:
         yield parquet.ParquetFile(path)
     except (pyarrow.ArrowException, UnicodeDecodeError) as e:
         raise UserError(f"{path}: not a parquet file that can be read: {e}") from None
 
 
-def parquet_batches(path, required, optional, size, start):
+def parquet_rows(path, required, names):
     with parquet_file(path) as table:
         found = table.schema_arrow.names
         check_columns(path, required, found)
-        names = [name for name in (*required, *optional) if name in found]
-        number = 0
-        for group in range(table.num_row_groups):
-            n_rows = table.metadata.row_group(group).num_rows
-            if number + n_rows <= start:
-                number += n_rows
-                continue
-            for batch in table.iter_batches(size, [group], names):
-                if number >= start:
-                    yield number, batch.to_pylist()
-                number += len(batch)
+        wanted = [name for name in names if name in found]
+        for batch in table.iter_batches(BATCH, columns=wanted):
+            yield from batch.to_pylist()
