@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 
 import torch
+from PIL import Image
 
 import data
 import vision
@@ -28,14 +29,19 @@ from records.errors import warn
 from records.media import Unreadable
 from records.visual import clip_times, open_clip
 from text.styles import TASK_OF_STYLE, TRACK_TASKS
+from training.config import Parser, UserError
 from weights.open_model import open_model_folder
+
+# a line with two times, and the lines up to an empty one
+SUBTITLE = re.compile(r"([\d:]+[.,]\d+) *--> *([\d:]+[.,]\d+).*\n((?:.*\S.*\n?)*)")
 
 # -------------------------------------------------------------------------------------------------
 # command line
 
 
-def argument_parser():
-    parser = argparse.ArgumentParser(description="Ask a model about images or a video.")
+def parse(argv):
+    parser = Parser(prog="tools.generate", description=__doc__,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--model", required=True, help="run directory, or a folder with a released checkpoint")
     source = parser.add_mutually_exclusive_group()
@@ -58,55 +64,34 @@ def argument_parser():
     add("--end", type=float, default=math.inf, help=(
         "second of the video to end at (default: its end)"))
     add("--subtitles", metavar="F", help=".srt, .vtt or .json, in seconds of the video")
-    add("--max-crops", type=int, metavar="N", help=(
-        "crops of an image at most (default 24; for the toy as in training)"))
+    add("--max-crops", type=int, metavar="N",
+        help="crops of an image at most (default 24; for the toy as in training)")
     add("--max-new", type=int, default=256, help="tokens of an answer at most (default 256)")
     add("--temperature", type=float, default=0.0, help="0: greedy (default)")
     add("--seed", type=int, default=0, help="of the sampling (default 0)")
-    add("--draw", metavar="PNG", help="write the images, or frames, with the predicted points")
+    add("--draw", metavar="FILE", help=(
+        "write the images, or frames, with the predicted points: .png, .jpeg, .webp or another "
+        "format that Pillow writes"))
     add("--json", action="store_true", help="one JSON object instead of text")
     add("--device", default="cpu", help="default cpu")
     add("--dtype", choices=("float32", "bfloat16"), default="float32",
         help="of the weights (default float32)")
-    return parser
-
-
-def parse(argv):
-    """ValueError in one sentence for values that cannot be used."""
-    parser = argument_parser()
     args = parser.parse_args(argv)
-    limits = {"max_new": (1, 65536), "temperature": (0, 100), "frames": (1, media.MAX_FRAMES),
-              "max_crops": (1, 1000), "seed": (0, 2**63 - 1)}
-    for name, (least, most) in limits.items():
-        value = getattr(args, name)
-        if value is not None and not least <= value <= most:
-            flag = name.replace("_", "-")
-            raise ValueError(f"--{flag} must be from {least} to {most}, not {value}")
-    if 0 < args.temperature < 0.001:
-        raise ValueError(f"--temperature {args.temperature}: below 0.001 it is greedy; use 0")
-    if args.prompt:
-        check_utf8(args.prompt, "--prompt")
     for flag in ("frames", "track", "subtitles", "start", "end"):
         if getattr(args, flag) != parser.get_default(flag) and not args.video:
-            raise ValueError(f"--{flag} needs --video")
-    if args.draw and not (args.image or args.images or args.video):
-        raise ValueError("--draw needs --image, --images or --video")
+            parser.error(f"--{flag} needs --video")
+    if min(args.max_new, args.frames or 1, args.max_crops or 1) < 1 or not args.temperature >= 0:
+        parser.error("--max-new, --frames and --max-crops start at 1, --temperature at 0")
     if args.chat and (args.draw or args.json):
-        raise ValueError("--draw and --json go with --prompt")
+        parser.error("--draw and --json go with --prompt")
     if args.draw:
+        if not (args.image or args.images or args.video):
+            parser.error("--draw needs --image, --images or --video")
         path = Path(args.draw)
-        if path.suffix.lower() not in (".png", ".jpg") or not path.parent.is_dir() or path.is_dir():
-            raise ValueError(f"--draw {args.draw}: name a .png or .jpg in a folder that exists")
+        writes = Image.registered_extensions().get(path.suffix.lower()) in Image.SAVE
+        if not writes or not path.parent.is_dir():
+            parser.error(f"--draw {path}: name a .png, .jpeg or .webp in a folder that exists")
     return args
-
-
-def check_utf8(text, where):
-    """The text; ValueError if UTF-8 cannot hold it: no tokenizer takes half a surrogate pair."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError(f"{where}: not UTF-8") from None
-    return text
 
 
 # -------------------------------------------------------------------------------------------------
@@ -115,43 +100,29 @@ def check_utf8(text, where):
 
 def read_subtitles(path):
     """An .srt or .vtt file, or .json with [{"start": s, "end": s, "text": ..}, ..]
-    -> [(start, end, text), ..] in seconds. ValueError in one sentence otherwise."""
+    -> [(start, end, text), ..] in seconds. UserError if there are none in it."""
     try:
         content = Path(path).read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as e:
-        raise ValueError(f"--subtitles {path}: not UTF-8 at byte {e.start}") from None
-    if Path(path).suffix.lower() == ".json":
-        try:
-            entries = []
-            for entry in json.loads(content):
-                text = check_utf8(str(entry["text"]), path)
-                entries.append((float(entry["start"]), float(entry["end"]), text))
-            return entries
-        except (ValueError, KeyError, TypeError) as e:
-            wanted = "a list of objects with start, end and text"
-            raise ValueError(f"--subtitles {path}: not {wanted}: {e!r}") from None
-    clock = r"(?:(\d+):)?(\d+):(\d+)[.,](\d{3})"
-    entries = []
-    for block in re.split(r"\n\s*\n", content.replace("\r\n", "\n")):
-        timing = re.search(rf"{clock} *--> *{clock}[^\n]*\n(.*)", block, re.S)
-        if timing:
-            *clocks, text = timing.groups()
-            text = " ".join(re.sub(r"<[^>]*>", "", text).split())
-            entries.append((to_seconds(*clocks[:4]), to_seconds(*clocks[4:]), text))
+        if Path(path).suffix.lower() == ".json":
+            found = [(entry["start"], entry["end"], entry["text"]) for entry in json.loads(content)]
+        else:
+            found = [(to_seconds(start), to_seconds(end), re.sub("<[^>]*>", "", text))
+                     for start, end, text in SUBTITLE.findall(content)]
+        entries = [(float(start), float(end), " ".join(text.split())) for start, end, text in found]
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
+        raise UserError(f"--subtitles {path}: {e!r}; needed is an .srt or .vtt file in UTF-8, or "
+                        "a .json list of objects with start, end and text") from None
     if not entries:
-        raise ValueError(f"--subtitles {path}: no subtitle in it (.srt, .vtt or .json)")
+        raise UserError(f"--subtitles {path}: no subtitle in it (.srt, .vtt or .json)")
     return entries
 
 
-def to_seconds(hours, minutes, seconds, milliseconds):
-    """Digits -> seconds; hours may be None."""
-    whole = int(hours or 0) * 3600 + int(minutes) * 60 + int(seconds)
-    return whole + int(milliseconds) / 1000
-
-
-def is_tracking(prompt):
-    """Does the prompt begin with a tracking style?"""
-    return TASK_OF_STYLE.get(prompt.partition(":")[0]) in TRACK_TASKS
+def to_seconds(clock):
+    """"01:02:03,500" or "02:03.500" -> seconds."""
+    seconds = 0.0
+    for part in clock.replace(",", ".").split(":"):
+        seconds = 60 * seconds + float(part)
+    return seconds
 
 
 def tracking_times(video, config, start, end):
@@ -168,7 +139,8 @@ def open_video(args, config):
     """-> VideoClip with its frames decoded, and the video (media.Video)."""
     subtitles = read_subtitles(args.subtitles) if args.subtitles else None
     clip, video = open_clip(args.video, config, subtitles, args.start, args.end)
-    if args.track or is_tracking(args.prompt or ""):
+    style = (args.prompt or "").partition(":")[0]
+    if args.track or TASK_OF_STYLE.get(style) in TRACK_TASKS:
         clip.times = tracking_times(video, config, args.start, args.end)
         clip.frames = media.frames(video, [args.start + t for t in clip.times])
     # as small as the ViT takes them: 384 frames of 11 MB would be 4 GB
@@ -204,26 +176,31 @@ class StreamPrinter:
         self.printed = ""
 
 
-def chat(model, tokenizer, config, images, clip, args):
+def ask(loaded, shown, turns, args, printer=None, cache=None):
+    """The ids of an answer. loaded: model, tokenizer and data config; shown: images and VideoClip;
+    turns: [(question, answer), ..] of which the last is (question, None)."""
+    model, tokenizer, config = loaded
+    images, clip = shown
+    prompt = data.encode_prompt(images, turns, tokenizer, config, clip)
+    (ids,) = generate(model, [prompt], tokenizer.stops, args.max_new, args.temperature, args.seed,
+                      printer, cache)
+    return ids
+
+
+def chat(loaded, shown, args):
     """A question per line of standard input, until an empty one; the KV cache keeps earlier
     turns."""
+    model, tokenizer, _ = loaded
     cache = KVCache(model, 1, 0)
     printer = StreamPrinter(tokenizer)
     turns = []
-    while True:
-        print("> ", end="", flush=True, file=sys.stderr)
-        question = check_utf8(sys.stdin.readline().strip(), "standard input")
-        if not question:
-            return
-        asked = [*turns, (question, None)]
-        prompt = data.encode_prompt(images, asked, tokenizer, config, clip)
-        (ids,) = generate(
-            model, [prompt], tokenizer.stops, args.max_new, args.temperature, args.seed, printer,
-            cache,
-        )
+    print("> ", end="", flush=True, file=sys.stderr)
+    while question := sys.stdin.readline().strip():
+        ids = ask(loaded, shown, [*turns, (question, None)], args, printer, cache)
         answer = tokenizer.decode(ids)
         printer.finish(answer)
         turns.append((question, answer))
+        print("> ", end="", flush=True, file=sys.stderr)
 
 
 def points_in_pixels(answer, sizes):
@@ -245,25 +222,21 @@ def run(args):
     dtype = getattr(torch, args.dtype)
     model, tokenizer, config = open_model_folder(args.model, args.device, dtype)
     config = evaluation_config(config, args.max_crops, args.frames)
+    loaded = model, tokenizer, config
     files = [args.image] if args.image else args.images or []
     if len(files) > config.max_images:
-        raise ValueError(f"--images: {len(files)} images; at most {config.max_images} are possible")
+        raise UserError(f"--images: {len(files)} images; at most {config.max_images} are possible")
     images = [media.read_image(file) for file in files]
     clip, video = open_video(args, config) if args.video else (None, None)
     if args.chat:
-        chat(model, tokenizer, config, images, clip, args)
+        chat(loaded, (images, clip), args)
         return
-    prompt = data.encode_prompt(images, [(args.prompt, None)], tokenizer, config, clip)
     printer = None if args.json else StreamPrinter(tokenizer)
-    (ids,) = generate(
-        model, [prompt], tokenizer.stops, args.max_new, args.temperature, args.seed, printer
-    )
+    ids = ask(loaded, (images, clip), [(args.prompt, None)], args, printer)
     answer = tokenizer.decode(ids)
     if printer:
         printer.finish(answer)
-    sizes = [image.shape[1::-1] for image in images]
-    if video:
-        sizes = [(video.width, video.height)]
+    sizes = [(video.width, video.height)] if video else [image.shape[1::-1] for image in images]
     points = points_in_pixels(answer, sizes)
     if args.draw:
         if not points:
@@ -277,7 +250,7 @@ def run(args):
 def main(argv=None):
     try:
         run(parse(argv))
-    except (OSError, ValueError, Unreadable) as e:
+    except (UserError, OSError, ValueError, Unreadable) as e:
         warn(f"tools.generate: {e}")
         raise SystemExit(2) from None
     except KeyboardInterrupt:

@@ -4,7 +4,6 @@ mistake."""
 import dataclasses
 import io
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -13,10 +12,9 @@ from PIL import Image
 
 import vision
 from evaluation.generate import KVCache
-from evaluation.marks import Mark, colour_of, draw_marks
 from records import media
 from records.visual import open_clip, read_headers
-from tests.evaluation.small_model import DATA, MEDIA, TOKENIZER, VISION, random_model, save_run
+from tests.evaluation.small_model import DATA, MEDIA, TOKENIZER, VISION, save_run
 from tools import generate
 from toy import world
 
@@ -81,10 +79,9 @@ def text_of(prompt):
 # images
 
 
-def test_several_images_are_numbered_and_each_has_its_own_points(call, fake, tmp_path):
+def test_several_images_are_numbered_and_each_has_its_own_points(call, fake):
     fake.answer = '<points coords="1 1 500 500;3 2 1000 000;4 3 100 100">x</points>'
-    out = call("--images", *PHOTOS, "--prompt", "pointing: x", "--json",
-               "--draw", tmp_path / "a.png")
+    out = call("--images", *PHOTOS, "--prompt", "pointing: x", "--json")
     text = text_of(fake.prompts[0])
     named = [f"Image {k}<low_res_im_start>" in text for k in (1, 2, 3, 4)]
     assert named == [True, True, True, False]
@@ -92,20 +89,20 @@ def test_several_images_are_numbered_and_each_has_its_own_points(call, fake, tmp
     # there is no fourth image
     assert json.loads(out)["points"] == [
         [1.0, "1", sizes[0][0] / 2, sizes[0][1] / 2], [3.0, "2", sizes[2][0], 0.0]]
-    drawn = np.array(Image.open(tmp_path / "a.png"))
-    assert drawn.shape[0] == 396
-    photo = Image.open(PHOTOS[1]).convert("RGB")
-    width = round(photo.width * 360 / photo.height)
-    left = (drawn.shape[1] - 8) // 3 + 4
-    second = drawn[:360, left : left + width]            # without a point
-    assert np.array_equal(second, np.array(photo.resize((width, 360), Image.LANCZOS)))
 
 
-def test_a_number_of_hundreds_of_digits_stays_json(call, fake):
-    fake.answer = f'<points coords="{"9" * 309} 1 500 500">x</points>'
-    out = call("--image", PHOTOS[0], "--prompt", "pointing: x", "--json")
-    assert "Infinity" not in out
-    assert json.loads(out)["points"][0][1:] == ["1", 384 / 2, 303 / 2]
+@pytest.mark.parametrize("suffix", ["png", "PNG", "jpg", "jpeg", "webp"])
+def test_points_are_drawn_in_every_format_that_pillow_writes(call, fake, tmp_path, suffix):
+    fake.answer = '<points coords="1 1 500 500">x</points>'
+    call("--image", PHOTOS[1], "--prompt", "pointing: x", "--draw", tmp_path / f"a.{suffix}")
+    drawn = np.array(Image.open(tmp_path / f"a.{suffix}").convert("RGB"), int)
+    photo = np.array(Image.open(PHOTOS[1]).convert("RGB"), int)
+    assert drawn.shape == photo.shape
+    height, width, _ = photo.shape
+    changed = np.abs(drawn - photo).max(2) > 100         # more than compression changes
+    rows, columns = np.nonzero(changed)
+    assert abs(rows.mean() - height / 2) < 15
+    assert abs(columns.mean() - width / 2) < 15
 
 
 # -------------------------------------------------------------------------------------------------
@@ -130,12 +127,7 @@ def test_a_video_with_subtitles_is_shown_at_its_times(call, fake, tmp_path):
     w, h = video.width, video.height
     assert json.loads(out)["points"] == [
         [0.0, "1", 0.5 * w, 0.5 * h], [1.0, "2", 0.25 * w, 0.75 * h]]
-    drawn = Image.open(tmp_path / "frames.png")
-    width = round(w * 360 / h)
-    first = draw_marks(shown[0], [Mark(0.5 * w, 0.5 * h, "1", colour_of(1))])
-    first = np.array(first.resize((width, 360), Image.LANCZOS))
-    assert np.array_equal(np.array(drawn)[:360, :width], first)
-    assert drawn.size == (2 * width + 4, 396)            # the times are written below
+    assert Image.open(tmp_path / "frames.png").width > 100
 
 
 def test_a_clip_has_times_of_its_own(call, fake):
@@ -218,9 +210,6 @@ def test_subtitles_are_read_from_three_kinds_of_files(tmp_path):
     for kind in ("srt", "vtt", "json"):
         found = generate.read_subtitles(tmp_path / f"a.{kind}")
         assert found == [(1.5, 3.25, "a b"), (3600.0, 3601.0, "c")]
-    (tmp_path / "b.srt").write_text("nothing")
-    with pytest.raises(ValueError, match="no subtitle in it"):
-        generate.read_subtitles(tmp_path / "b.srt")
 
 
 # -------------------------------------------------------------------------------------------------
@@ -259,79 +248,25 @@ def test_a_conversation_is_held_over_standard_input(call, fake, monkeypatch):
 # mistakes
 
 
-def cut_in_half(path):
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def as_pickle(run):
-    """The run as it is saved where safetensors is not installed."""
-    torch.save(random_model().state_dict(), run / "model.pt")
-    (run / "model.safetensors").unlink(missing_ok=True)
-
-
-def cut_pickle(run):
-    as_pickle(run)
-    cut_in_half(run / "model.pt")
-
-
-def without_weights(run):
-    as_pickle(run)
-    (run / "model.pt").unlink()
-
-
-def other_tokenizer(run):
-    (run / "tokenizer.json").write_text('{"version": "1.0", "model": {}}')
-
-
-@pytest.mark.parametrize(("damage", "message"), [
-    (lambda run: cut_in_half(run / "model.safetensors"), "model.safetensors"),
-    (cut_pickle, "model.pt"),
-    (without_weights, "without weights"),
-    (other_tokenizer, "tokenizer"),
-])
-def test_a_damaged_run_costs_one_sentence(saved_run, tmp_path, capsys, damage, message):
-    if message == "model.safetensors":
-        pytest.importorskip("safetensors")
-    run = tmp_path / "run"
-    shutil.copytree(saved_run, run)
-    damage(run)
-    with pytest.raises(SystemExit) as end:
-        generate.main(["--model", str(run), "--prompt", "count: any shape"])
-    assert_one_sentence(end, capsys, message)
-
-
 @pytest.mark.parametrize(("flags", "message"), [
-    (["--max-new", "0"], "--max-new"),
-    (["--max-new", "10000000000000"], "--max-new must be"),
+    (["--max-new", "0"], "--max-new, --frames and --max-crops start at 1"),
+    (["--temperature", "nan"], "--temperature at 0"),
     (["--image", PHOTOS[0], "--draw", "gone/a.png"], "--draw gone/a.png"),
+    (["--image", PHOTOS[0], "--draw", "a.txt"], "name a .png, .jpeg or .webp"),
     (["--draw", "a.png"], "--draw needs"),
-    (["--image", "gone.png"], "S20 there is no file gone.png"),
+    (["--image", "gone.png"], "gone.png"),
     (["--images", *["x.png"] * 21], "at most 20"),
-    (["--video", "a.srt"], "S23 a.srt"),
-    (["--video", VIDEO, "--start", "9"], "S23 the clip 9 to"),
-    (["--video", VIDEO, "--frames", "3000"], "--frames must be from 1 to 2048"),
     (["--video", VIDEO, "--subtitles", "a.srt"], "no subtitle in it"),
-    (["--video", VIDEO, "--subtitles", "latin1.srt"], "latin1.srt: not UTF-8 at byte 0"),
+    (["--video", VIDEO, "--subtitles", "latin1.srt"], "an .srt or .vtt file in UTF-8"),
     (["--frames", "5"], "--frames needs --video"),
-    (["--track"], "--track needs --video"),
-    (["--end", "3"], "--end needs --video"),
-    (["--temperature", "nan"], "--temperature must be"),
-    (["--temperature", "1e-45"], "below 0.001 it is greedy"),
-    (["--seed", str(2**70)], "--seed must be"),
     (["--device", "meta"], "--device meta"),
-    (["--prompt", "a\udcff"], "--prompt: not UTF-8"),
 ])
 def test_a_mistake_costs_one_sentence(saved_run, tmp_path, monkeypatch, capsys, flags, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.srt").write_text("nothing")
     (tmp_path / "latin1.srt").write_bytes(b"\xe4")
-    prompt = [] if "--prompt" in flags else ["--prompt", "count: any shape"]
     with pytest.raises(SystemExit) as end:
-        generate.main(["--model", str(saved_run), *prompt, *flags])
-    assert_one_sentence(end, capsys, message)
-
-
-def assert_one_sentence(end, capsys, message):
+        generate.main(["--model", str(saved_run), "--prompt", "count: any shape", *flags])
     captured = capsys.readouterr()
     assert end.value.code == 2
     assert not captured.out
