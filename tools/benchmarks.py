@@ -16,7 +16,6 @@ A row becomes a record with one question:
 """
 
 import json
-import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,37 +23,38 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from PIL import Image
 
-from evaluation import point_bench
-from records.errors import Unreadable, short_repr, warn
+from records.errors import Unreadable, warn
 from records.image import header, open_image
-from records.reader import Records, check
-from tools.prepare.annotations import Skip, xy_points
-from tools.prepare.files import check_columns, parquet_file, source_files
+from records.reader import Records
+from tools.prepare.annotations import Skip, require, xy_points
+from tools.prepare.collect import SHAPE_ERRORS
 from tools.prepare.media import Media
+from tools.prepare.rows import check_columns, parquet_file, read_rows, source_files
 from training.config import UserError
 
 MODELS = ("Molmo2-4B", "Molmo2-8B", "Molmo2-O-7B")
 NOT_FOUND = ("-", "-", "-")          # published scores
-# what a parquet column holds -> its type, in the words of type_name()
-COLUMN_TYPES = {
-    "text": r"string",
-    "whole numbers": r"u?int\d+",
-    "images": r"struct<bytes: binary, path: string>",
-    "points": r"list<struct<x: (float|double), y: (float|double)>>",
-    "masks": r"list<list<list<bool>>>",          # masks, rows of pixels, pixels
-}
 COUNT_SCORES = ("count_accuracy", "count_close")
 POINT_SCORES = ("point_f1", "point_precision", "point_recall")
+CATEGORIES = ("affordable", "counting", "reasoning", "spatial", "steerable")     # of Point-Bench
 
 
 class Benchmark(NamedTuple):
     layout: Callable                 # (row, Media) -> image and annotation of a record, or Skip
-    columns: dict                    # {name: key of COLUMN_TYPES}
+    columns: str
     scores: tuple                    # the first is the main one
     published: tuple = NOT_FOUND     # in percent, of MODELS
     source: str = "not found"        # of the published scores
     max_new: int | None = None       # tokens of an answer at most; None: answer_limit()
+
+
+class Target(NamedTuple):
+    """What an answer of Point-Bench is compared with."""
+    category: str
+    mask: Path
+    size: tuple                      # (width, height) of the image
 
 
 @dataclass
@@ -64,7 +64,7 @@ class Loaded:
     n_rows: int = 0
     records: list = field(default_factory=list)
     left_out: Counter = field(default_factory=Counter)     # {reason: number of rows}
-    masks: dict = field(default_factory=dict)    # {record id: arrow cell, or point_bench.Target}
+    masks: dict = field(default_factory=dict)    # {record id: arrow cell, or Target}
     missing: list = field(default_factory=list)  # image files, with the row that names each
 
     @property
@@ -97,8 +97,7 @@ def counting_question(row, media):
     path = media.image_of_cell(row["image"])
     with open_image(media.root / path) as image:
         n_channels = len(image.getbands())
-    if n_channels == 1:
-        raise Skip("image with a single channel")
+    require(n_channels > 1, "image with a single channel")
     return {"path": path}, count_annotation(row["question"], row["number"])
 
 
@@ -111,28 +110,20 @@ def labelled_points(row, media):
 
 def pointing_question(row, media):
     """Point-Bench. It has masks and no true points."""
-    path = media.use(f"selected_images/{row['category']}/{row['image_filename']}")
+    require(row["category"] in CATEGORIES, f"category {row['category']}")
     annotation = {"type": "point", "style": "pointing", "question": row["user_input"],
                   "coords": "percent", "points": []}
-    return {"path": path}, annotation
+    return {"path": f"selected_images/{row['category']}/{row['image_filename']}"}, annotation
 
 
 BENCHMARKS = {
-    "pixmo-count": Benchmark(
-        counted_label, {"image_url": "text", "label": "text", "count": "whole numbers"},
-        COUNT_SCORES),
-    "pixmo-points": Benchmark(
-        labelled_points,
-        {"image_url": "text", "label": "text", "points": "points", "masks": "masks"},
-        POINT_SCORES),
-    "countbench": Benchmark(
-        counting_question, {"image": "images", "question": "text", "number": "whole numbers"},
-        COUNT_SCORES),
+    "pixmo-count": Benchmark(counted_label, "image_url label count", COUNT_SCORES),
+    "pixmo-points": Benchmark(labelled_points, "image_url label points", POINT_SCORES),
+    "countbench": Benchmark(counting_question, "image question number", COUNT_SCORES),
     "point-bench": Benchmark(
-        pointing_question,
-        dict.fromkeys(("image_filename", "mask_filename", "category", "user_input"), "text"),
-        ("average", *point_bench.CATEGORIES), (67.7, 68.7, 66.5),
-        "allenai/molmo2, issue 18, as corrected in April 2026", point_bench.MAX_NEW),
+        pointing_question, "image_filename mask_filename? category user_input",
+        ("average", *CATEGORIES), (67.7, 68.7, 66.5),
+        "allenai/molmo2, issue 18, as corrected in April 2026", max_new=256),
 }
 
 
@@ -153,117 +144,55 @@ def load(name, source, media_folder, work):
     media = Media(media_folder if by_url else source if name == "point-bench" else work)
     loaded = Loaded(name)
     lines = []
-    for path, row in rows_of(name, source):
+    for path, row in read_files(name, source):
         loaded.n_rows += 1
+        where = f"{path}: row {loaded.n_rows}"
         try:
-            record = to_record(row, loaded, media, f"{path}: row {loaded.n_rows}")
+            record = to_record(row, loaded, media, where)
         except Skip as e:
             loaded.left_out[str(e)] += 1
         except Unreadable:
             loaded.left_out["damaged image"] += 1
+        except SHAPE_ERRORS as e:
+            raise UserError(f"{where} is not as published: {type(e).__name__}: {e}") from None
         else:
             lines.append(json.dumps(record) + "\n")
     if loaded.missing:
-        warn(f"{len(loaded.missing)} of {loaded.n_rows} images are missing; the first is "
-             f"{loaded.missing[0]}")
+        warn(f"tools.evaluate: {len(loaded.missing)} of {loaded.n_rows} images are missing; the "
+             f"first is {loaded.missing[0]}")
     if not lines:
         raise UserError(f"{source}: none of its {loaded.n_rows} rows could be used: "
-                        f"{short_repr(dict(loaded.left_out))}")
+                        f"{dict(loaded.left_out)}")
     records = Path(work) / f"{name}.jsonl"
     records.write_text("".join(lines), encoding="utf-8")
     loaded.records = list(Records(records, media.root))
     return loaded
 
 
-def to_record(row, loaded, media, where):
-    """One row -> its record; its masks go to loaded.masks. Skip or Unreadable if it is left out."""
-    for column, value in row.items():
-        if value is None:
-            raise Skip(f"no {column}")
-    image, annotation = BENCHMARKS[loaded.name].layout(row, media)
-    record = {"id": f"{loaded.name}-{loaded.n_rows}", "image": image, "annotations": [annotation]}
-    check(record, where)                         # DataError, such as points that are not percent
-    file = media.root / image["path"]
-    if not file.is_file():
-        url = f", to be fetched from {image['url']}" if "url" in image else ""
-        loaded.missing.append(f"{file} ({where}{url})")
-        raise Skip("missing image")
-    if "masks" in row:
-        check_point_masks(row, header(file), where)
-        loaded.masks[record["id"]] = row["masks"]
-    if "mask_filename" in row:
-        loaded.masks[record["id"]] = point_bench_target(row, header(file), media.root, where)
-    return record
-
-
-def check_point_masks(row, size, where):
-    """One mask for each point, of the image's (width, height). Masks are checked here, before the
-    hours of answers."""
-    try:
-        masks = to_masks(row["masks"])
-    except ValueError:                           # NumPy's sentence does not name the column
-        raise UserError(f"{where}: column masks: its rows differ in length") from None
-    n_points = len(row["points"])
-    if n_points and len(masks) != n_points:
-        raise UserError(f"{where}: column masks: {len(masks)} masks, but the number of points is "
-                        f"{n_points}")
-    if n_points and masks.shape[1:] != size[::-1]:
-        raise Skip("image of another size than its masks")
-
-
-def point_bench_target(row, size, root, where):
-    category = row["category"]
-    if category not in point_bench.CATEGORIES:
-        raise UserError(f"{where}: column category is {short_repr(category)}, which is none of "
-                        f"{', '.join(point_bench.CATEGORIES)}")
-    mask = root / "selected_masks" / category / row["mask_filename"]
-    if not mask.is_file():
-        raise UserError(f"{where}: column mask_filename: there is no file {mask}")
-    point_bench.read_mask(mask)                  # ValueError if it is damaged
-    return point_bench.Target(category, mask, size)
-
-
-# -------------------------------------------------------------------------------------------------
-# files -> rows
-
-
-def rows_of(name, source):
-    """Yields (path, row) of the split test; a row holds the columns of the benchmark alone."""
+def read_files(name, source):
+    """Yields (path, row). The rows of pixmo-points hold their masks as an arrow cell, a bit for
+    each pixel, for which Python lists would take 8 bytes."""
     columns = BENCHMARKS[name].columns
     if name == "point-bench":
-        yield from point_bench_rows(Path(source) / "data.json", columns)
+        path = Path(source) / "data.json"
+        for row in read_rows(path, columns):
+            if "mask_filename" in row:           # as in the official code
+                yield path, row
         return
     for path in source_files([source], "test"):
-        if path.suffix != ".parquet":
-            raise UserError(f"{path}: {name} is published as parquet files")
-        yield from parquet_rows(path, columns)
+        cells = iter(mask_cells(path)) if name == "pixmo-points" else None
+        for row in read_rows(path, columns):
+            yield path, row | {"masks": next(cells)} if cells else row
 
 
-def parquet_rows(path, columns):
+def mask_cells(path):
     with parquet_file(path) as file:
-        schema = file.schema_arrow
-        check_columns(path, list(columns), schema.names)
-        for column, kind in columns.items():
-            found = type_name(schema.field(column).type)
-            if not re.fullmatch(COLUMN_TYPES[kind], found):
-                raise UserError(f"{path}: column {column} has the type {found}, not {kind}")
-        table = file.read(columns=list(columns))
-    # masks stay arrow cells, a bit for each pixel: Python lists would take 8 bytes
-    masks = table["masks"] if "masks" in columns else None
-    others = table if masks is None else table.drop_columns(["masks"])
-    for number, row in enumerate(others.to_pylist()):
-        if masks is not None:
-            row["masks"] = masks[number] if masks[number].is_valid else None
-        yield path, row
-
-
-def type_name(arrow_type):
-    """"list<string>" for what pyarrow may call "large_list<element: large_string not null>"."""
-    return re.sub(r"\b(element|item): |\blarge_| not null", "", str(arrow_type))
+        check_columns(path, ["masks"], file.schema_arrow.names)
+        return file.read(columns=["masks"])["masks"]
 
 
 def to_masks(cell):
-    """An arrow cell of masks -> (n,h,w) bool."""
+    """An arrow cell of masks, a list of rows of pixels -> (n,h,w) bool."""
     masks = []
     for mask in cell.values:
         pixels = mask.values.flatten().to_numpy(zero_copy_only=False)
@@ -271,33 +200,82 @@ def to_masks(cell):
     return np.array(masks, bool)
 
 
-def point_bench_rows(path, columns):
-    """The entries of data.json. As in the official code, those without a mask are left out."""
-    try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as e:
-        raise UserError(f"{path}: not JSON: {e}") from None
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise UserError(f"{path}: not an array of objects")
-    for entry in entries:
-        if "mask_filename" in entry:
-            check_columns(path, list(columns), list(entry))
-            row = {column: entry[column] for column in columns}
-            for column, value in row.items():
-                if not isinstance(value, str):
-                    raise UserError(f"{path}: column {column} holds {short_repr(value)}, not text")
-            yield path, row
+def to_record(row, loaded, media, where):
+    """One row -> its record; its masks go to loaded.masks. Skip or Unreadable if it is left out."""
+    for column, value in row.items():
+        require(value is not None, f"no {column}")
+    image, annotation = BENCHMARKS[loaded.name].layout(row, media)
+    record = {"id": f"{loaded.name}-{loaded.n_rows}", "image": image, "annotations": [annotation]}
+    file = media.root / image["path"]
+    if not file.is_file():
+        url = f", to be fetched from {image['url']}" if "url" in image else ""
+        loaded.missing.append(f"{file} ({where}{url})")
+        raise Skip("missing image")
+    # Masks are checked here, before the hours of answers.
+    width, height = header(file)
+    if "masks" in row:
+        require(row["masks"].is_valid, "no masks")
+        n_points = len(annotation["points"])
+        shape = to_masks(row["masks"]).shape
+        require(not n_points or shape == (n_points, height, width),
+                "masks that do not fit the points and the image")
+        loaded.masks[record["id"]] = row["masks"]
+    if "mask_filename" in row:
+        mask = media.root / "selected_masks" / row["category"] / row["mask_filename"]
+        read_mask(mask)
+        loaded.masks[record["id"]] = Target(row["category"], mask, (width, height))
+    return record
 
 
 # -------------------------------------------------------------------------------------------------
 # scores
 
 
+def read_mask(path):
+    """An image file -> (h,w) bool, true where a channel is above 127. OSError if damaged."""
+    with Image.open(path) as image:
+        pixels = np.array(image)
+    return pixels > 127 if pixels.ndim == 2 else (pixels > 127).any(axis=2)
+
+
+def all_in_mask(points, mask, size):
+    """Is there a point (x, y), and does every point, cut to whole pixels, lie in the mask?
+
+    Some masks do not have the size (width, height) of their image. A point beside the mask misses.
+    """
+    width = min(size[0], mask.shape[1])
+    height = min(size[1], mask.shape[0])
+    for x, y in points:
+        column = int(x)
+        row = int(y)
+        if not (0 <= column < width and 0 <= row < height and mask[row, column]):
+            return False
+    return len(points) > 0
+
+
+def score_point_bench(predictions, targets):
+    """The score of Point-Bench, as the official code of Molmo2 defines it (docs/molmo2.md 13): the
+    mean over the categories of their shares of successes, answers with a point and all points in
+    the mask. Categories without a question are left out.
+
+    predictions: of evaluate(); targets: {record id: Target}. -> {"average" or category: score}
+    """
+    successes = {category: [] for category in CATEGORIES}
+    for prediction in predictions:
+        target = targets[prediction["id"]]
+        points = [(x, y) for _, _, x, y in prediction["predicted"]]
+        success = all_in_mask(points, read_mask(target.mask), target.size)
+        successes[target.category].append(success)
+    means = {name: float(np.mean(found)) for name, found in successes.items() if found}
+    average = float(np.mean(list(means.values())))
+    return {name: round(value, 4) for name, value in {"average": average, **means}.items()}
+
+
 def summary(loaded, metrics, predictions):
     """Loaded and what evaluate() returned -> the last line of tools.evaluate, as a dict."""
     benchmark = BENCHMARKS[loaded.name]
     if loaded.name == "point-bench":
-        scores = point_bench.score(predictions, loaded.masks)
+        scores = score_point_bench(predictions, loaded.masks)
     else:
         scores = {name: metrics[name] for name in benchmark.scores}
     left_out = Counter(loaded.left_out)

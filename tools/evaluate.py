@@ -5,7 +5,7 @@ other under its name.
     python -m tools.evaluate --model runs/stage1-tiny --data records.jsonl --masks masks.npz
     python -m tools.evaluate --model runs/stage3 --data videos.jsonl --frames 8 16 32 --draw drawn
     torchrun --nproc-per-node 8 -m tools.evaluate --model Molmo2-8B --data videos.jsonl \
-        --device cuda --dtype bfloat16       # questions are dealt out, the scores are the same
+        --device cuda --dtype bfloat16       # records are dealt out to the ranks
     python -m tools.evaluate --model Molmo2-8B --benchmark countbench --data downloads/CountBenchQA
 """
 
@@ -13,7 +13,7 @@ import argparse
 import json
 import os
 import tempfile
-from itertools import chain
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,27 +21,21 @@ import torch
 import torch.distributed as dist
 
 import parallel
-from evaluation import charts, pictures
+from evaluation import pictures
 from evaluation.evaluate import SCORES, evaluate
 from evaluation.generate import evaluation_config
 from evaluation.mask_files import open_masks
-from records import media
 from records.errors import warn
 from records.reader import Records
 from tools import benchmarks
-from training.config import UserError
+from training.config import Parser, UserError
 from training.sources import unique_names
 from weights.open_model import open_model_folder
 
-CURVES = (
-    "caption_exact", "caption_recall", "video_point_f1", "count_accuracy", "track_f1", "hota",
-    "qa_accuracy", "choice_accuracy",
-)
-
 
 def parse(argv):
-    """ValueError in one sentence for values out of range."""
-    parser = argparse.ArgumentParser(description="Score a model on records.")
+    parser = Parser(prog="tools.evaluate", description=__doc__,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--model", required=True, help="run directory, or a folder with a released checkpoint")
     add("--data", required=True, nargs="+", help=(
@@ -50,15 +44,15 @@ def parse(argv):
         "a published benchmark, from its files as they are published; its published scores are "
         "printed beside ours"))
     add("--media", help="folder of their images and videos")
-    add("--masks", help=(
-        'an .npz with an array (n,h,w) for each pointing annotation, named "record id/annotation '
+    add("--masks", nargs="+", metavar="NPZ", help=(
+        "one for each file of --data, in their order; files beyond the last are scored without "
+        'masks. It has an array (n,h,w) for each pointing annotation, named "record id/annotation '
         'number"; of videos (n,t,h,w), also for each tracking annotation, and another array '
         '"record id/annotation number/times"'))
     add("--frames", type=int, nargs="+", metavar="N", help=(
         "frames of a video at most (default 384, or more if the model was trained with more); "
         "several numbers give a table of scores, and the metrics of the last one in full"))
-    add("--draw", metavar="DIR", help=(
-        "draw predicted and true points; frames.png for several --frames"))
+    add("--draw", metavar="DIR", help="draw predicted and true points")
     add("--out", default=".", help="folder for predictions.jsonl (default: here)")
     add("--max-new", type=int, help=(
         "tokens of an answer at most (default: by its kind, 12 to 4096)"))
@@ -66,13 +60,13 @@ def parse(argv):
     add("--dtype", choices=("float32", "bfloat16"), default="float32",
         help="of the weights (default float32)")
     args = parser.parse_args(argv)
-    if args.max_new is not None and args.max_new < 1:
-        raise ValueError("--max-new must be at least 1")
+    if min(args.frames or [1]) < 1 or (args.max_new is not None and args.max_new < 1):
+        parser.error("--frames and --max-new start at 1")
     if args.benchmark and (len(args.data) > 1 or args.frames or args.masks):
-        raise ValueError("--benchmark takes one folder as --data, and neither --frames nor --masks")
-    if args.frames and not all(1 <= n <= media.MAX_FRAMES for n in args.frames):
-        given = " ".join(map(str, args.frames))
-        raise ValueError(f"--frames must be from 1 to {media.MAX_FRAMES}, not {given}")
+        parser.error("--benchmark takes one folder as --data, and neither --frames nor --masks")
+    if args.masks and len(args.masks) > len(args.data):
+        parser.error(f"--masks names {len(args.masks)} files, --data {len(args.data)}: the first "
+                     "of --masks belongs to the first of --data, and so on")
     return args
 
 
@@ -88,16 +82,6 @@ def table(by_frames):
 
 def cell(value):
     return "-" if value is None else f"{value:.4f}"
-
-
-def draw_curves(by_frames, path):
-    """Scores against the number of frames."""
-    series = {}
-    for name in CURVES:
-        points = [(int(n), metrics[name]) for n, metrics in by_frames.items() if name in metrics]
-        if points:
-            series[name] = points
-    charts.save_line_chart(series, path, "frames", ylimits=(0, 1), dots=True)
 
 
 class Results(NamedTuple):
@@ -116,13 +100,14 @@ class Results(NamedTuple):
 
 
 def open_sets(args):
-    """-> {name: records} of the files of --data."""
-    sets = [Records(path, args.media) for path in args.data]
-    unique_names(sets)
-    records = {of_file.name: list(of_file) for of_file in sets}
-    if args.frames and not any("video" in record for record in chain(*records.values())):
-        raise ValueError(f"--frames: no video in {' '.join(args.data)}")
-    return records
+    """-> [(name, records, masks_of or None), ..] of the files of --data."""
+    readers = [Records(path, args.media) for path in args.data]
+    unique_names(readers)
+    sets = []
+    for reader, path in zip_longest(readers, args.masks or []):
+        records = list(reader)
+        sets.append((reader.name, records, open_masks(path, records) if path else None))
+    return sets
 
 
 def ask(args, loaded, name, records, masks_of, ranks):
@@ -134,12 +119,10 @@ def ask(args, loaded, name, records, masks_of, ranks):
         max_new = benchmarks.BENCHMARKS[args.benchmark].max_new
     for n in dict.fromkeys(args.frames or [None]):
         asked = evaluation_config(config, max_frames=n)
-        metrics, predictions = evaluate(
-            model, tokenizer, asked, records, masks_of, max_new=max_new, ranks=ranks,
-            with_nll=not args.benchmark,
-        )
+        metrics, predictions = evaluate(model, tokenizer, asked, records, masks_of,
+                                        max_new=max_new, ranks=ranks, with_nll=not args.benchmark)
         if metrics["skipped"] == len(records):
-            raise ValueError(f"{name}: none of its {len(records)} records could be used")
+            raise UserError(f"{name}: none of its {len(records)} records could be used")
         by_frames[str(n)] = metrics
         more = {"set": name} if len(args.data) > 1 else {}
         more |= {"frames": n} if args.frames else {}
@@ -152,19 +135,16 @@ def run(args, device, ranks, benchmark):
     benchmarks.Loaded, or None for the records of --data."""
     loaded = open_model_folder(args.model, device, getattr(torch, args.dtype))
     if benchmark:
-        sets = {benchmark.name: benchmark.records}
-        masks_of = benchmark.masks_of
+        sets = [(benchmark.name, benchmark.records, benchmark.masks_of)]
     else:
         sets = open_sets(args)
-        masks_of = open_masks(args.masks, list(chain(*sets.values()))) if args.masks else None
     for folder in (args.out, args.draw):
         if folder:
             Path(folder).mkdir(parents=True, exist_ok=True)
-    results = [ask(args, loaded, name, records, masks_of, ranks)
-               for name, records in sets.items()]
+    results = [ask(args, loaded, *of_file, ranks) for of_file in sets]
     if ranks.first:
         with open(Path(args.out) / "predictions.jsonl", "w") as out:
-            for line in chain.from_iterable(of_set.lines for of_set in results):
+            for line in chain.from_iterable(of_file.lines for of_file in results):
                 out.write(json.dumps(line) + "\n")
     return results
 
@@ -176,7 +156,25 @@ def device_of_rank(name):
     try:
         return torch.device(name)
     except RuntimeError as e:
-        raise ValueError(f"--device {name}: {str(e).splitlines()[0]}") from None
+        raise UserError(f"--device {name}: {str(e).splitlines()[0]}") from None
+
+
+def report(args, results, benchmark):
+    """Pictures and a table; metrics as JSON on the last line."""
+    for k, of_file in enumerate(results):
+        folder = Path(args.draw, of_file.name) if args.draw and k else args.draw
+        if folder:
+            pictures.draw(of_file.predictions, of_file.records, folder)
+        if len(of_file.by_frames) > 1:
+            if len(results) > 1:
+                print(of_file.name)
+            print(table(of_file.by_frames))
+    first, *others = results
+    last_line = first.metrics | {of_file.name: of_file.metrics for of_file in others}
+    if benchmark:
+        last_line = benchmarks.summary(benchmark, first.metrics, first.predictions)
+        print(benchmarks.table(last_line))
+    print(json.dumps(last_line))
 
 
 def main(argv=None):
@@ -196,26 +194,6 @@ def main(argv=None):
             dist.destroy_process_group()
         if ranks.first:
             report(args, results, benchmark)
-
-
-def report(args, results, benchmark):
-    """Pictures, curves and a table; metrics as JSON on the last line."""
-    for k, of_set in enumerate(results):
-        folder = Path(args.draw, of_set.name) if args.draw and k else args.draw
-        if folder:
-            pictures.draw(of_set.predictions, of_set.records, folder)
-        if len(of_set.by_frames) > 1:
-            if len(results) > 1:
-                print(of_set.name)
-            print(table(of_set.by_frames))
-            if folder:
-                draw_curves(of_set.by_frames, Path(folder) / "frames.png")
-    first, *others = results
-    last_line = first.metrics | {of_set.name: of_set.metrics for of_set in others}
-    if benchmark:
-        last_line = benchmarks.summary(benchmark, first.metrics, first.predictions)
-        print(benchmarks.table(last_line))
-    print(json.dumps(last_line))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """tools.generate: what the model is shown and asked, what is printed and drawn, one sentence for a
 mistake."""
 
-import dataclasses
 import io
 import json
 
@@ -13,7 +12,7 @@ from PIL import Image
 import vision
 from evaluation.generate import KVCache
 from records import media
-from records.visual import open_clip, read_headers
+from records.visual import read_headers
 from tests.evaluation.small_model import DATA, MEDIA, TOKENIZER, VISION, save_run
 from tools import generate
 from toy import world
@@ -139,33 +138,6 @@ def test_a_clip_has_times_of_its_own(call, fake):
     crops = [vision.frame(frame, VISION)[0] for frame in shown]
     assert np.array_equal(prompt.images, np.concatenate(crops))
     assert out == "fine\n"
-
-
-def test_subtitles_and_frames_of_a_clip_are_in_its_own_seconds():
-    subtitles = [(2.0, 2.5, "first"), (3.9, 4.0, "second")]
-    config = dataclasses.replace(DATA, fps=1.0, max_frames=128)
-    clip, video = open_clip(VIDEO, config, subtitles, start=2, end=4)
-    assert clip.times == [0.0, 1.0, 2.0]
-    assert clip.subtitles == [(0.0, 0.5, "first"), (pytest.approx(1.9), 2.0, "second")]
-    clip, _ = open_clip(VIDEO, config, start=4)
-    assert clip.times[-1] == pytest.approx(video.duration - 4)
-
-
-def test_a_video_of_a_single_frame_can_be_asked_about(tmp_path, monkeypatch):
-    """Also where its only frame lasts no time, as some files leave it open."""
-    path = tmp_path / "one.gif"
-    Image.fromarray(np.full((40, 60, 3), 7, np.uint8)).save(path)
-    video = media.probe(path)
-    for duration, times in ((video.duration, [0.0, video.duration]), (0.0, [0.0])):
-        probed = dataclasses.replace(video, duration=duration)
-        monkeypatch.setattr(media, "probe", lambda path, probed=probed: probed)
-        clip, _ = open_clip(path, DATA)
-        frames = list(clip.frames)
-        assert clip.times == times
-        assert len(frames) == len(times)
-        for frame in frames:
-            assert frame.shape == (40, 60, 3)
-            assert abs(int(frame.mean()) - 7) < 2
 
 
 @pytest.fixture(scope="module")
