@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 from records.errors import warn
+from training.config import Parser, UserError
 from training.log import read_log
 
 
@@ -33,41 +34,28 @@ def final_scores(run):
 
 def table(columns):
     """{run: {metric: number}} -> lines of text, a row for each metric; "-" where a run lacks it."""
-    metrics = {}                         # a dict keeps the order of the first appearance
-    for scores in columns.values():
-        metrics |= {key: None for key, value in scores.items() if isinstance(value, int | float)}
-    first = max(map(len, metrics), default=0)
+    metrics = dict.fromkeys(metric for scores in columns.values() for metric in scores)
     width = max(13, *map(len, columns)) + 1
-    lines = [" " * first + "".join(f"{run:>{width}}" for run in columns)]
-    for key in metrics:
-        cells = [cell(key, scores.get(key)) for scores in columns.values()]
-        lines.append(f"{key:{first}}" + "".join(f"{text:>{width}}" for text in cells))
+    lines = [" " * 24 + "".join(f"{run:>{width}}" for run in columns)]
+    for metric in metrics:
+        cells = [scores.get(metric, "-") for scores in columns.values()]
+        texts = [f"{cell:.3f}" if isinstance(cell, float) else str(cell) for cell in cells]
+        lines.append(f"{metric:24}" + "".join(f"{text:>{width}}" for text in texts))
     return lines
 
 
-def cell(key, value):
-    if value is None:
-        return "-"
-    return f"{value:.0f}" if key == "seconds" or isinstance(value, int) else f"{value:.3f}"
-
-
-def exit_with(message):
-    warn(message)
-    raise SystemExit(2)
-
-
-def main():
-    parser = argparse.ArgumentParser(prog="python -m tools.runs", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(argv=None):
+    parser = Parser(prog="tools.runs", description=__doc__,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", metavar="DIR", help="run directory of train.py")
-    runs = list(dict.fromkeys(parser.parse_args().runs))
-    scores = {run: final_scores(run) for run in runs}
-    for run in runs:
-        if scores[run] is None:
-            exit_with(f"tools.runs: {run} has no log of a finished run")
-    names = {Path(run).name for run in runs}
-    if len(names) == len(runs):
-        scores = {Path(run).name: scores[run] for run in runs}
+    try:
+        scores = {run: final_scores(run) for run in parser.parse_args(argv).runs}
+        for run, found in scores.items():
+            if found is None:
+                parser.error(f"{run} has no log of a finished run")
+    except UserError as e:
+        warn(f"tools.runs: {e}")
+        raise SystemExit(2) from None
     print(*table(scores), sep="\n")
     print(json.dumps(scores))
 

@@ -26,50 +26,30 @@ def write_log(folder, scores, seconds=61.0):
     return folder
 
 
-def call(monkeypatch, *folders):
-    monkeypatch.setattr(sys, "argv", ["runs", *map(str, folders)])
-    runs.main()
-
-
 def test_scores_stand_side_by_side(tmp_path, capsys, monkeypatch):
-    first = {"point_f1": 0.9, "n_point": 12, "nll": {"all": 1.49}}
-    second = {"point_f1": 0.8, "long": {"track_f1": 0.7}}
-    folders = [write_log(tmp_path / "stage1", first), write_log(tmp_path / "stage2", second)]
-    call(monkeypatch, *folders)
+    monkeypatch.chdir(tmp_path)
+    write_log(Path("a/stage1"), {"point_f1": 0.9, "n_point": 12, "nll": {"all": 1.49}})
+    write_log(Path("b/stage1"), {"point_f1": 0.8, "long": {"track_f1": 0.7}})
+    runs.main(["a/stage1", "b/stage1"])
     *table, last = capsys.readouterr().out.splitlines()
     assert [line.split() for line in table] == [
-        ["stage1", "stage2"],
+        ["a/stage1", "b/stage1"],
         ["point_f1", "0.900", "0.800"],
         ["n_point", "12", "-"],
         ["nll.all", "1.490", "-"],
-        ["seconds", "61", "61"],
+        ["seconds", "61.000", "61.000"],
         ["long.track_f1", "-", "0.700"],
     ]
     expected = {"point_f1": 0.8, "long.track_f1": 0.7, "seconds": 61.0}
-    assert json.loads(last)["stage2"] == expected
-
-
-def test_runs_of_the_same_name_are_named_by_their_paths(tmp_path, capsys, monkeypatch):
-    a = write_log(tmp_path / "a" / "stage2", {"point_f1": 0.25})
-    b = write_log(tmp_path / "b" / "stage2", {"point_f1": 0.75})
-    call(monkeypatch, a, b)
-    columns = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert {run: scores["point_f1"] for run, scores in columns.items()} == {
-        str(a): 0.25, str(b): 0.75}
+    assert json.loads(last)["b/stage1"] == expected
 
 
 def test_a_truncated_last_line_is_not_the_end_of_a_run(tmp_path):
     folder = write_log(tmp_path / "stage2", {"point_f1": 0.25})
+    assert runs.final_scores(folder)
     log = folder / "log.jsonl"
     log.write_text(log.read_text()[:-9])
     assert runs.final_scores(folder) is None
-
-
-def test_an_unfinished_run_is_named(tmp_path, monkeypatch, capsys):
-    for folder in (tmp_path / "none", write_log(tmp_path / "unfinished", None)):
-        with pytest.raises(SystemExit, match="2"):
-            call(monkeypatch, folder)
-        assert f"{folder.name} has no log of a finished run" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -85,6 +65,7 @@ def test_three_stages_from_one_command(tmp_path):
                           capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     columns = json.loads(done.stdout.splitlines()[-1])
+    columns = {Path(run).name: scores for run, scores in columns.items()}
     assert list(columns) == ["stage1", "stage2", "stage3"]
     assert {"caption_exact", "point_f1", "count_accuracy"} <= set(columns["stage1"])
     later = {"video_point_f1", "track_f1", "qa_accuracy", "images_point_f1", "long.qa_accuracy",
