@@ -1,4 +1,5 @@
-"""Every command of tools/ answers --help with a text and status 0."""
+"""Every command of tools/ answers --help with a text and status 0, and a mistake with one sentence
+and status 2."""
 
 import runpy
 import sys
@@ -15,18 +16,49 @@ for path in sorted(TOOLS.rglob("*.py")):
     elif "__name__ ==" in path.read_text(encoding="utf-8"):
         COMMANDS.append(".".join(parts))
 
+MISTAKES = {                         # {command: (flags, words of the sentence)}
+    "tools.ablate": ("--only trees,colours", "--only colours: choose from packing, trees"),
+    "tools.bench": ("run none --peak 1", "none"),
+    "tools.evaluate": ("--model none --data none.jsonl", "none: no such folder"),
+    "tools.generate": ("--model none --prompt x", "none: no such folder"),
+    "tools.gpu": ("--device none", "--device none"),
+    "tools.hf": ("import none out", "none: no such folder"),
+    "tools.memory": ("--stage 9", "--stage"),
+    "tools.plan": ("--stage 1 --data none.jsonl --out p.npz", "none.jsonl: no such file"),
+    "tools.prepare": ("none rows out", "no set is called 'none'"),
+    "tools.runs": ("none", "none has no log of a finished run"),
+    "tools.stats": ("none.jsonl", "none.jsonl: no such file"),
+    "tools.view": ("--stage 9 --row 1 --out page.html", "--stage"),
+}
+
+
+def run(command, flags, monkeypatch):
+    """-> the exit status of `python -m command flags`, here."""
+    monkeypatch.setattr(sys, "argv", [command, *flags.split()])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module(command, run_name="__main__")
+    return ended.value.code
+
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_is_a_text_and_status_0(command, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", [command, "--help"])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_module(command, run_name="__main__")
-    assert ended.value.code == 0
+    assert run(command, "--help", monkeypatch) == 0
     stdout, stderr = capsys.readouterr()
     assert len(stdout.split()) > 30
     assert not stderr
 
 
+@pytest.mark.parametrize("command", MISTAKES)
+def test_a_mistake_is_one_sentence_and_status_2(command, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    flags, words = MISTAKES[command]
+    assert run(command, flags, monkeypatch) == 2
+    stdout, stderr = capsys.readouterr()
+    (sentence,) = stderr.splitlines()
+    assert sentence.startswith(f"{command}: ")
+    assert words in sentence
+    assert not stdout
+
+
 def test_all_commands_are_found():
-    assert len(COMMANDS) > 12
-    assert {"tools.check", "tools.runs", "tools.ablations", "tools.bench"} <= set(COMMANDS)
+    assert set(MISTAKES) <= set(COMMANDS)
