@@ -31,7 +31,6 @@ from training.setup import open_tokenizer
 from training.sources import fingerprint, open_sources
 
 ROOT = Path(__file__).parents[2]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 FLAGS = ["--stage", "2", "--tiny", "--batch", "4", "--pool_size=9", "--data.max_tokens=700",
          "--vit_steps=0", "--deterministic", "--device", "cpu", "--model.n_layer=1", "--steps", "3"]
 
@@ -200,9 +199,8 @@ def test_warnings_name_a_skipped_record_once(files, capsys):
 # plans made ahead
 
 
-def run_tool(*flags, ranks=1):
-    start = [*TORCHRUN, str(ranks)] if ranks > 1 else [sys.executable]
-    command = [*start, "-m", "tools.plan", *FLAGS, *map(str, flags)]
+def run_tool(*flags):
+    command = [sys.executable, "-m", "tools.plan", *FLAGS, *map(str, flags)]
     return subprocess.run(command, cwd=ROOT, text=True, capture_output=True,
                           env={**os.environ, "OMP_NUM_THREADS": "1"})
 
@@ -212,7 +210,7 @@ def made(files, tmp_path_factory):
     """A plan file of 14 packs, and what the tool printed."""
     path = tmp_path_factory.mktemp("plan") / "plan.npz"
     args = plan_tool_args(path, 14)
-    found = plan_tool.plan(args, *parse([*FLAGS, *mixed(files)]), 0, 1)
+    found = plan_tool.plan(args, *parse([*FLAGS, *mixed(files)]))
     return path, found
 
 
@@ -254,7 +252,7 @@ def test_a_run_from_a_plan_is_the_run_without(files, tmp_path):
 @pytest.mark.slow
 def test_a_plan_made_by_three_processes_is_the_one_made_by_one(files, made, tmp_path):
     path, found = made
-    done = run_tool(*mixed(files), "--packs", 14, "--out", tmp_path / "plan.npz", ranks=3)
+    done = run_tool(*mixed(files), "--packs", 14, "--workers", 3, "--out", tmp_path / "plan.npz")
     assert done.returncode == 0, done.stderr
     assert {**json.loads(done.stdout.splitlines()[-1]), "out": ""} == {**found, "out": ""}
     one, three = np.load(path), np.load(tmp_path / "plan.npz")
