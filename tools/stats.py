@@ -1,16 +1,16 @@
-"""What a record file, or a mixture, holds in the units that training counts in.
+"""Counts records, branches, tokens and crops of a record file or a mixture.
 
     python -m tools.stats FILE [--media DIR] [--stage N] [--tiny] [--init DIR] [--a.b=value]
 
-Records, branches, tokens and crops, the longest example, what is skipped and why, and how full the
-packer makes rows. Each record counts once, as in its first epoch; nothing is decoded. FILE may be a
-mix.json. The last line is one JSON object. Other flags are those of train.py.
+Also the longest example, what is skipped and why, and how full the packer makes rows. Each record
+counts once, as in its first epoch; nothing is decoded. FILE may be a mix.json. The last line is one
+JSON object. Other flags are those of train.py.
 """
 
+import argparse
 import json
 import sys
 from collections import Counter
-from dataclasses import dataclass, field
 
 import data
 import packing
@@ -21,62 +21,56 @@ from training.setup import open_tokenizer
 from training.sources import open_sources
 
 
-@dataclass
-class Counts:
-    sizes: list = field(default_factory=list)        # (tokens, crops) of each record that is used
-    skipped: Counter = field(default_factory=Counter)
-    branches: int = 0
-    branches_dropped: int = 0
-    longest: int = 0
-    longest_id: str = ""
-
-
-def count(reader, tokenizer, config, counts):
-    """Adds all records of a reader to Counts."""
-    for i in range(len(reader)):
-        try:
-            record = reader[i]
-            size, example = data.size_and_example(record, tokenizer, config.data, config.seed, 0)
-            reason = skip_reason(record, size, config)
-        except Unreadable as e:
-            reason = str(e)
-        if reason:
-            counts.skipped[reason[:3]] += 1
-            continue
-        counts.sizes.append(size)
-        counts.branches += example.n_branches
-        counts.branches_dropped += example.dropped_branches
-        if (size[0], record["id"]) > (counts.longest, counts.longest_id):
-            counts.longest, counts.longest_id = size[0], record["id"]
-
-
 def stats(readers, tokenizer, config):
     """-> {name: number} about all records of these readers under a Config."""
-    counts = Counts()
+    sizes = []                           # (tokens, crops) of each record that is used
+    skipped = Counter()
+    branches = dropped = longest = 0
+    longest_id = ""
+    given = tokenizer, config.data, config.seed, 0               # epoch 0
     for reader in readers:
-        count(reader, tokenizer, config, counts)
+        for i in range(len(reader)):
+            try:
+                record = reader[i]
+                size, example = data.size_and_example(record, *given)
+                reason = skip_reason(record, size, config)
+            except Unreadable as e:
+                reason = str(e)
+            if reason:
+                skipped[reason[:3]] += 1
+                continue
+            sizes.append(size)
+            branches += example.n_branches
+            dropped += example.dropped_branches
+            if size[0] > longest:
+                longest = size[0]
+                longest_id = record["id"]
     found = {
-        "records": sum(map(len, readers)), "usable": len(counts.sizes),
-        "skipped": dict(counts.skipped), "branches": counts.branches,
-        "branches_dropped": counts.branches_dropped, "tokens": sum(t for t, _ in counts.sizes),
-        "crops": sum(c for _, c in counts.sizes), "longest": counts.longest,
-        "longest_id": counts.longest_id}
-    limits = config.data.max_tokens, config.pack_crops
-    planner = packing.Planner(counts.sizes, *limits, config.pool_size)
+        "records": sum(map(len, readers)), "usable": len(sizes), "skipped": dict(skipped),
+        "branches": branches, "branches_dropped": dropped, "tokens": sum(t for t, _ in sizes),
+        "crops": sum(c for _, c in sizes), "longest": longest, "longest_id": longest_id}
+    return found | pack(sizes, branches, config)
+
+
+def pack(sizes, branches, config):
+    """What the packer makes of [(tokens, crops), ..] -> {name: number}; {} of none."""
+    planner = packing.Planner(sizes, config.data.max_tokens, config.pack_crops, config.pool_size)
     waits = [0]
     for _ in planner:
         waits += [planner.n_packs - 1 - e.arrived for e in planner.last]
-    if packs := planner.n_packs:
-        found |= {"packs": packs, "fill_tokens": round(found["tokens"] / packs / limits[0], 4),
-                  "fill_crops": round(found["crops"] / packs / limits[1], 4),
-                  "examples_per_pack": round(len(counts.sizes) / packs, 2),
-                  "branches_per_pack": round(counts.branches / packs, 2),
-                  "longest_wait": max(waits)}
-    return found
+    packs = planner.n_packs
+    if not packs:
+        return {}
+    fill_tokens, fill_crops = (sum(part) / packs for part in zip(*sizes, strict=True))
+    return {"packs": packs, "fill_tokens": round(fill_tokens / config.data.max_tokens, 4),
+            "fill_crops": round(fill_crops / config.pack_crops, 4),
+            "examples_per_pack": round(len(sizes) / packs, 2),
+            "branches_per_pack": round(branches / packs, 2), "longest_wait": max(waits)}
 
 
 def main(argv):
-    parser = Parser(prog="tools.stats", allow_abbrev=False, description=__doc__.split("\n")[0],
+    parser = Parser(prog="tools.stats", allow_abbrev=False, description=__doc__,
+                    formatter_class=argparse.RawDescriptionHelpFormatter,
                     epilog="Other flags are those of train.py, such as --init and --a.b=value.")
     parser.add_argument("file", metavar="FILE", help="records (.jsonl, .json) or a mix.json")
     parser.add_argument("--stage", default="1", help="whose row length and prompts (default 1)")

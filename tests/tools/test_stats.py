@@ -61,15 +61,9 @@ def test_stats_are_those_of_the_encoded_examples(tmp_path):
     assert found["fill_tokens"] == pytest.approx(found["tokens"] / len(packs) / 800, abs=1e-4)
 
 
-def test_the_command_prints_them_and_a_mistake_is_one_sentence(tmp_path, capsys):
+def test_the_command_prints_them(tmp_path):
     path = write(tmp_path / "r.jsonl", {"annotations": [{"type": "text", "text": "abc"}]})
     command = [sys.executable, "-m", "tools.stats", path, "--stage", "2", "--tiny"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0
     assert json.loads(done.stdout.splitlines()[-1])["tokens"] == 4
-    with pytest.raises(SystemExit) as refused:
-        stats.main([str(tmp_path / "none.jsonl")])
-    printed = capsys.readouterr().err.strip()
-    assert refused.value.code == 2
-    assert printed.endswith("none.jsonl: no such file")
-    assert len(printed.splitlines()) == 1
