@@ -1,17 +1,18 @@
-"""Removes the paper's choices from the toy, one at a time, with several seeds (paper: ablations,
-Table 11).
+"""Removes the paper's choices from the toy, one at a time, with several seeds (paper:
+ablations, Table 11).
 
     python -m tools.ablate --out runs/ablate       # all of them: hours; continues where it stopped
     python -m tools.ablate --only trees,packing --steps 400 --seeds 2 --out runs/ablate
     python -m tools.ablate --only long-context --init videos=runs/stage2-tiny --out runs/ablate
     python -m tools.ablate run trees --stage 1 --tiny --workers 0 ..       # train.py without trees
 
-Every run is train.py in a process of its own. The runs of a family have the same number of steps,
-with rows of the same size, and start from the same weights; so the examples and the seconds of a
-step may differ, and are printed beside the scores.
+Every run is train.py in a process of its own. The runs of a family have the same number
+of steps, with rows of the same size, and start from the same weights; so the examples
+and the seconds of a step may differ, and are printed beside the scores.
 
-A choice is removed by flags of train.py, or by replacing one function in the process of the run.
-Decoding processes would not know of the replacement: such runs need --workers 0.
+A choice is removed by flags of train.py, or by replacing one function in the process of
+the run. Decoding processes would not know of the replacement: such runs need --workers
+0.
 """
 
 import argparse
@@ -51,8 +52,8 @@ class Choice:
     flags: tuple = ()                # of train.py, to do without it; else one of REMOVALS does
 
 
-# Runs of a family are compared: they have the same stage and start from the same weights, those of
-# the run with all choices of the family before.
+# Runs of a family are compared: they have the same stage and start from the same
+# weights, those of the run with all choices of the family before.
 STAGES = {"images": 1, "videos": 2, "long": 3}
 STARTS = {"videos": "images", "long": "videos"}
 IMAGE_METRICS = ("point_f1", "count_accuracy")
@@ -125,7 +126,8 @@ def remove_square_root_mixture():
 
 
 def remove_long_context():
-    """Stage 2 with as many videos as stage 3, as hard from the start: only their length differs."""
+    """Stage 2 with as many videos as stage 3, as hard from the start: only their length
+    differs."""
     world.mixture = partial(world.mixture, curriculum=False, video_share=world.VIDEO_SHARE[3])
 
 
@@ -200,7 +202,8 @@ def perform(run):
 
 
 def train_without(choice, flags):
-    """train.py in this process without a choice of the paper; "all": with all of them."""
+    """train.py in this process without a choice of the paper; "all": with all of
+    them."""
     if choice in REMOVALS:
         REMOVALS[choice]()
     train.main(flags)
@@ -210,14 +213,15 @@ def train_without(choice, flags):
 # comparisons
 
 
-# Student's t: what a mean of 2, 3, .. pairs must exceed, in standard errors, to differ from 0 with
-# 95 % confidence
+# Student's t: what a mean of 2, 3, .. pairs must exceed, in standard errors, to differ
+# from 0 with 95 % confidence
 T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
 
 
 def compare(choice, metric, args):
-    """One metric with and without a choice, means over pairs of runs with the same seed -> dict;
-    None without a pair. error: standard error of the difference, None for a single seed."""
+    """One metric with and without a choice, means over pairs of runs with the same seed
+    -> dict; None without a pair. error: standard error of the difference, None for a
+    single seed."""
     pairs = []
     for seed in range(args.seeds):
         with_it = final_scores(run_path(args, choice.family, None, seed)) or {}
@@ -242,7 +246,8 @@ def compare(choice, metric, args):
 
 
 def print_costs(choice, args):
-    """What a step of the runs with and without a choice holds: means; of seconds the median."""
+    """What a step of the runs with and without a choice holds: means; of seconds the
+    median."""
     for name, removed in (("with", None), ("without", choice)):
         steps = []
         for seed in range(args.seeds):
@@ -277,8 +282,8 @@ def print_report(args):
 
 
 def parse_command(argv):
-    """-> args. args.baselines: {family: run directory to use as the run with all choices instead
-    of training one}."""
+    """-> args. args.baselines: {family: run directory to use as the run with all
+    choices instead of training one}."""
     parser = Parser(prog="tools.ablate", description=__doc__,
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument

@@ -1,5 +1,5 @@
-"""Published benchmarks: their files as published to records, and a table of the scores beside the
-published ones (docs/training.md, "Published benchmarks").
+"""Published benchmarks: their files as published to records, and a table of the scores
+beside the published ones (docs/training.md, "Published benchmarks").
 
     name          set on the Hub              what is read
     pixmo-count   allenai/pixmo-count         parquet of the split test; images by URL
@@ -69,7 +69,8 @@ class Loaded:
 
     @property
     def masks_of(self):
-        """The function that evaluate() asks for masks; None where points are not matched."""
+        """The function that evaluate() asks for masks; None where points are not
+        matched."""
         return self.point_masks if self.name == "pixmo-points" else None
 
     def point_masks(self, record, index):
@@ -87,13 +88,15 @@ def count_annotation(question, count):
 
 
 def counted_label(row, media):
-    """PixMo-Count. The official code draws one of many wordings, of which this is the first."""
+    """PixMo-Count. The official code draws one of many wordings, of which this is the
+    first."""
     question = f"How many {row['label'].lower()} are there?"
     return media.image_by_url(row["image_url"]), count_annotation(question, row["count"])
 
 
 def counting_question(row, media):
-    """CountBench. As in the official code, images with a single channel are left out."""
+    """CountBench. As in the official code, images with a single channel are left
+    out."""
     path = media.image_of_cell(row["image"])
     with open_image(media.root / path) as image:
         n_channels = len(image.getbands())
@@ -132,11 +135,11 @@ BENCHMARKS = {
 
 
 def load(name, source, media_folder, work):
-    """The published files at `source`, a folder -> Loaded. UserError, ValueError or OSError in one
-    sentence.
+    """The published files at `source`, a folder -> Loaded. UserError, ValueError or
+    OSError in one sentence.
 
-    media_folder: where images lie that were fetched by URL, or None. work: an empty folder for the
-    records, and for images from inside the files.
+    media_folder: where images lie that were fetched by URL, or None. work: an empty
+    folder for the records, and for images from inside the files.
     """
     by_url = "image_url" in BENCHMARKS[name].columns
     if by_url and not media_folder:
@@ -170,8 +173,8 @@ def load(name, source, media_folder, work):
 
 
 def read_files(name, source):
-    """Yields (path, row). The rows of pixmo-points hold their masks as an arrow cell, a bit for
-    each pixel, for which Python lists would take 8 bytes."""
+    """Yields (path, row). The rows of pixmo-points hold their masks as an arrow cell, a
+    bit for each pixel, for which Python lists would take 8 bytes."""
     columns = BENCHMARKS[name].columns
     if name == "point-bench":
         path = Path(source) / "data.json"
@@ -201,7 +204,8 @@ def to_masks(cell):
 
 
 def to_record(row, loaded, media, where):
-    """One row -> its record; its masks go to loaded.masks. Skip or Unreadable if it is left out."""
+    """One row -> its record; its masks go to loaded.masks. Skip or Unreadable if it is
+    left out."""
     for column, value in row.items():
         require(value is not None, f"no {column}")
     image, annotation = BENCHMARKS[loaded.name].layout(row, media)
@@ -232,16 +236,19 @@ def to_record(row, loaded, media, where):
 
 
 def read_mask(path):
-    """An image file -> (h,w) bool, true where a channel is above 127. OSError if damaged."""
+    """An image file -> (h,w) bool, true where a channel is above 127. OSError if
+    damaged."""
     with Image.open(path) as image:
         pixels = np.array(image)
     return pixels > 127 if pixels.ndim == 2 else (pixels > 127).any(axis=2)
 
 
 def all_in_mask(points, mask, size):
-    """Is there a point (x, y), and does every point, cut to whole pixels, lie in the mask?
+    """Is there a point (x, y), and does every point, cut to whole pixels, lie in the
+    mask?
 
-    Some masks do not have the size (width, height) of their image. A point beside the mask misses.
+    Some masks do not have the size (width, height) of their image. A point beside the
+    mask misses.
     """
     width = min(size[0], mask.shape[1])
     height = min(size[1], mask.shape[0])
@@ -254,11 +261,13 @@ def all_in_mask(points, mask, size):
 
 
 def score_point_bench(predictions, targets):
-    """The score of Point-Bench, as the official code of Molmo2 defines it (docs/molmo2.md 13): the
-    mean over the categories of their shares of successes, answers with a point and all points in
-    the mask. Categories without a question are left out.
+    """The score of Point-Bench, as the official code of Molmo2 defines it
+    (docs/molmo2.md 13): the mean over the categories of their shares of successes,
+    answers with a point and all points in the mask. Categories without a question are
+    left out.
 
-    predictions: of evaluate(); targets: {record id: Target}. -> {"average" or category: score}
+    predictions: of evaluate(); targets: {record id: Target}. -> {"average" or category:
+    score}
     """
     successes = {category: [] for category in CATEGORIES}
     for prediction in predictions:
@@ -272,7 +281,8 @@ def score_point_bench(predictions, targets):
 
 
 def summary(loaded, metrics, predictions):
-    """Loaded and what evaluate() returned -> the last line of tools.evaluate, as a dict."""
+    """Loaded and what evaluate() returned -> the last line of tools.evaluate, as a
+    dict."""
     benchmark = BENCHMARKS[loaded.name]
     if loaded.name == "point-bench":
         scores = score_point_bench(predictions, loaded.masks)
@@ -290,7 +300,8 @@ def summary(loaded, metrics, predictions):
 
 
 def table(found):
-    """What summary() returns -> text: a line for each score, ours and the published ones."""
+    """What summary() returns -> text: a line for each score, ours and the published
+    ones."""
     benchmark = BENCHMARKS[found["benchmark"]]
     rows = [("percent", "ours", *MODELS)]
     for name in benchmark.scores:

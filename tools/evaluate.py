@@ -111,9 +111,11 @@ def open_sets(args):
 
 
 def ask(args, loaded, name, records, masks_of, ranks):
-    """One file of records -> its Results. A benchmark has no nll: it has no answers to learn."""
+    """One file of records -> its Results. A benchmark has no nll: it has no answers to
+    learn."""
     model, tokenizer, config = loaded
-    by_frames, lines = {}, []
+    by_frames = {}
+    lines = []
     max_new = args.max_new
     if args.benchmark and not max_new:
         max_new = benchmarks.BENCHMARKS[args.benchmark].max_new
@@ -131,8 +133,8 @@ def ask(args, loaded, name, records, masks_of, ranks):
 
 
 def run(args, device, ranks, benchmark):
-    """Asks the model; the first rank writes predictions.jsonl -> [Results, ..]. benchmark:
-    benchmarks.Loaded, or None for the records of --data."""
+    """Asks the model; the first rank writes predictions.jsonl -> [Results, ..].
+    benchmark: benchmarks.Loaded, or None for the records of --data."""
     loaded = open_model_folder(args.model, device, getattr(torch, args.dtype))
     if benchmark:
         sets = [(benchmark.name, benchmark.records, benchmark.masks_of)]

@@ -126,9 +126,10 @@ def to_seconds(clock):
 
 
 def tracking_times(video, config, start, end):
-    """Seconds of the clip to look at for a tracking question, as records.visual.read_headers
-    chooses them for tracks with 2 points per second: a grid of the highest multiple of this rate
-    that divides the video's, if it reaches the end (docs/molmo2.md 3.1)."""
+    """Seconds of the clip to look at for a tracking question, as
+    records.visual.read_headers chooses them for tracks with 2 points per second: a grid
+    of the highest multiple of this rate that divides the video's, if it reaches the end
+    (docs/molmo2.md 3.1)."""
     _, end = clip_times(video.duration, config, start, end)
     frame_rate = round(len(video.times) / video.duration) if video.duration else 0
     rates = [rate for rate in range(2, 11, 2) if frame_rate % rate == 0] or [2]
@@ -154,7 +155,8 @@ def open_video(args, config):
 
 
 class StreamPrinter:
-    """Prints an answer as it grows. A character waits until all of its bytes are there."""
+    """Prints an answer as it grows. A character waits until all of its bytes are
+    there."""
 
     def __init__(self, tokenizer):
         self.tokenizer = tokenizer
@@ -177,8 +179,8 @@ class StreamPrinter:
 
 
 def ask(loaded, shown, turns, args, printer=None, cache=None):
-    """The ids of an answer. loaded: model, tokenizer and data config; shown: images and VideoClip;
-    turns: [(question, answer), ..] of which the last is (question, None)."""
+    """The ids of an answer. loaded: model, tokenizer and data config; shown: images and
+    VideoClip; turns: [(question, answer), ..] of which the last is (question, None)."""
     model, tokenizer, config = loaded
     images, clip = shown
     prompt = data.encode_prompt(images, turns, tokenizer, config, clip)
@@ -188,8 +190,8 @@ def ask(loaded, shown, turns, args, printer=None, cache=None):
 
 
 def chat(loaded, shown, args):
-    """A question per line of standard input, until an empty one; the KV cache keeps earlier
-    turns."""
+    """A question per line of standard input, until an empty one; the KV cache keeps
+    earlier turns."""
     model, tokenizer, _ = loaded
     cache = KVCache(model, 1, 0)
     printer = StreamPrinter(tokenizer)
@@ -204,8 +206,9 @@ def chat(loaded, shown, args):
 
 
 def points_in_pixels(answer, sizes):
-    """The points of an answer -> [Place, ..] in pixels of the image that each is on. sizes:
-    (width, height) of every image, or of the video; points on other images are left out."""
+    """The points of an answer -> [Place, ..] in pixels of the image that each is on.
+    sizes: (width, height) of every image, or of the video; points on other images are
+    left out."""
     points = []
     for place in parse_places(answer):
         if len(sizes) == 1:

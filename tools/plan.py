@@ -1,11 +1,12 @@
-"""Packs planned ahead, on machines without a GPU: rows of record ids, no pixels (paper: packing).
+"""Packs planned ahead, on machines without a GPU: rows of record ids, no pixels (paper:
+packing).
 
     python -m tools.plan --stage 2 --data a.jsonl b.jsonl --packs 4096 --out plan.npz --workers 32
     python train.py --stage 2 --data a.jsonl b.jsonl --plan plan.npz      # the same run as without
 
-The plan is the same for any number of workers. It is tied to the record files, the tokenizer and
-the config, and is refused when one of them has changed. Images and videos are not compared: one of
-another size than planned is masked.
+The plan is the same for any number of workers. It is tied to the record files, the
+tokenizer and the config, and is refused when one of them has changed. Images and videos
+are not compared: one of another size than planned is masked.
 """
 
 import argparse
@@ -42,7 +43,8 @@ def measure_in_worker(index):
 
 
 def measured(mixture, tokenizer, config):
-    """Yields what `measure` returns for the indices 0, 1, 2, .., from --workers processes."""
+    """Yields what `measure` returns for the indices 0, 1, 2, .., from --workers
+    processes."""
     arguments = mixture, tokenizer, config
     if not config.workers:
         yield from map(partial(measure, *arguments), count())
@@ -65,7 +67,9 @@ def make_plan(mixture, tokenizer, config, n_packs):
         return found
 
     steps = StepPlanner(mixture, tokenizer, config, measure_and_note)
-    items, ids, ends = [], [], []
+    items = []
+    ids = []
+    ends = []
     for _ in tqdm(range(n_packs), unit="pack", desc="plan", mininterval=1):
         next(steps.planner)
         items += steps.planner.last

@@ -24,7 +24,8 @@ def flatten(scores, prefix=""):
 
 
 def final_scores(run):
-    """Flat scores of a finished run, and its "seconds", from its log; None if it is unfinished."""
+    """Flat scores of a finished run, and its "seconds", from its log; None if it is
+    unfinished."""
     log = read_log(Path(run) / "log.jsonl")
     last = log[-1] if log else {}
     if "eval" not in last or "seconds" not in last:
@@ -33,7 +34,8 @@ def final_scores(run):
 
 
 def table(columns):
-    """{run: {metric: number}} -> lines of text, a row for each metric; "-" where a run lacks it."""
+    """{run: {metric: number}} -> lines of text, a row for each metric; "-" where a run
+    lacks it."""
     metrics = dict.fromkeys(metric for scores in columns.values() for metric in scores)
     width = max(13, *map(len, columns)) + 1
     lines = [" " * 24 + "".join(f"{run:>{width}}" for run in columns)]

@@ -2,9 +2,9 @@
 
     python -m tools.stats FILE [--media DIR] [--stage N] [--tiny] [--init DIR] [--a.b=value]
 
-Also the longest example, what is skipped and why, and how full the packer makes rows. Each record
-counts once, as in its first epoch; nothing is decoded. FILE may be a mix.json. The last line is one
-JSON object. Other flags are those of train.py.
+Also the longest example, what is skipped and why, and how full the packer makes rows.
+Each record counts once, as in its first epoch; nothing is decoded. FILE may be a
+mix.json. The last line is one JSON object. Other flags are those of train.py.
 """
 
 import argparse

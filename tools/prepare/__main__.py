@@ -1,4 +1,5 @@
-"""Published data sets to records (paper: data; docs/datasets.md: size and licence of each set).
+"""Published data sets to records (paper: data; docs/datasets.md: size and licence of
+each set).
 
     python -m tools.prepare pixmo-points downloads/pixmo-points data/points
     python -m tools.prepare molmo2-cap downloads/Molmo2-Cap data/cap --videos youtube-cc
@@ -11,9 +12,9 @@ out   OUT/records.jsonl   a record per visual input, its annotations the branche
       stdout              {"records":, "annotations":, "urls":, "missing_media":,
                           "skipped": {reason: n}}
 
-What cannot become a record is skipped and counted by its reason; a record whose media file is
-absent is written all the same. A set takes minutes: a command that was killed begins anew, and
-images that it wrote are not written again.
+What cannot become a record is skipped and counted by its reason; a record whose media
+file is absent is written all the same. A set takes minutes: a command that was killed
+begins anew, and images that it wrote are not written again.
 """
 
 import argparse
@@ -27,14 +28,14 @@ from tools.prepare.collect import convert_files, group, make_records, write
 from tools.prepare.media import Media
 from tools.prepare.rows import source_files
 from tools.prepare.sets import SETS
-from training.config import UserError
+from training.config import Parser, UserError
 
 TYPES = ("chart", "chemical", "circuit", "diagram", "doc", "document", "graphic", "math", "music",
          "nutrition", "table")
 
 
 def parse(argv):
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m tools.prepare", description=__doc__, allow_abbrev=False,
         epilog=f"names: {', '.join(SETS)}", formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
@@ -96,8 +97,8 @@ def prepare(args):
 
 
 def main(argv=None):
-    args = parse(argv)
     try:
+        args = parse(argv)
         counts, media = prepare(args)
     except (UserError, OSError) as e:
         warn(f"tools.prepare: {e}")

@@ -1,8 +1,8 @@
 """Cells of published sets -> annotations of records (docs/records.md).
 
-Every function returns a part of a record, or raises Skip with a reason, which is counted. What a
-record may hold is checked by tools.check, not here; an annotation that breaks a rule is left out
-here only where it would cost the other annotations of its record.
+Every function returns a part of a record, or raises Skip with a reason, which is
+counted. What a record may hold is checked by tools.check; here, an annotation is left
+out where it would cost the other annotations of its record.
 """
 
 import math
@@ -44,8 +44,8 @@ def number_of(value):
 
 
 def meta_of(**values):
-    """{"meta": {..}} of the values that are not null; {} if none is. Parquet fills in nulls
-    wherever rows differ."""
+    """{"meta": {..}} of the values that are not null; {} if none is. Parquet fills in
+    nulls wherever rows differ."""
     meta = {}
     for name, value in values.items():
         if text_of(value) or number_of(value) is not None or isinstance(value, bool):
@@ -87,7 +87,7 @@ def label_fields(label, question=None):
 
 
 def check_inside(points, width, height):
-    """Skip if a point is more than 1 % outside, which the trainer does not clip, or NaN."""
+    """Skip if a point is NaN, or more than 1 % outside, which no record may have."""
     for point in points:
         inside_x = -width / 100 <= point["x"] <= 1.01 * width
         inside_y = -height / 100 <= point["y"] <= 1.01 * height
@@ -96,9 +96,9 @@ def check_inside(points, width, height):
 
 def point_annotation(points, coords, label, question=None, size=None, count=None, clip=False,
                      max_points=math.inf, counts=None, **fields):
-    """points: [{"x":, "y":, "t" or "image"}, ..]; size: [width, height] or None; count: as
-    published, which must be the number of points; clip: points outside are moved to the border;
-    counts: (lowest, highest) number of points to take."""
+    """points: [{"x":, "y":, "t" or "image"}, ..]; size: [width, height] or None; count:
+    as published, which must be the number of points; clip: points outside are moved to
+    the border; counts: (lowest, highest) number of points to take."""
     names = label_fields(label, question)
     width, height = (100, 100) if coords == "percent" else size or UNKNOWN_SIZE
     if clip:
@@ -118,8 +118,8 @@ def point_annotation(points, coords, label, question=None, size=None, count=None
 
 
 def box_annotation(boxes, label, width, height, max_points):
-    """boxes: [[left, top, width, height], ..] in pixels of the image, whose border cuts them off;
-    those without an area are left out."""
+    """boxes: [[left, top, width, height], ..] in pixels of the image, whose border cuts
+    them off; those without an area are left out."""
     kept = []
     for left, top, w, h in boxes:
         right, bottom = min(left + w, width), min(top + h, height)
@@ -137,8 +137,8 @@ def count_annotation(count, label, question=None):
 
 
 def track_annotation(label, points, times, rate, mode, size):
-    """points: [{"t":, "id":, "x":, "y":, "occluded"}, ..] in pixels; times: of the frames, in
-    seconds; rate: frames a second."""
+    """points: [{"t":, "id":, "x":, "y":, "occluded"}, ..] in pixels; times: of the
+    frames, in seconds; rate: frames a second."""
     check_inside(points, *(size or UNKNOWN_SIZE))
     visible = [p for p in points if "occluded" not in p]
     query = {}

@@ -1,7 +1,8 @@
 """Rows -> records.jsonl and urls.txt.
 
-The rows of one image lie anywhere among millions. So annotations are collected in memory under
-their visual input, and records keep the order of first appearance of their input:
+The rows of one image lie anywhere among millions. So annotations are collected in
+memory under their visual input, and records keep the order of first appearance of their
+input:
 
     row 0  u1  mug            u1  [mug, cat]        record 1
     row 1  u2  dog     ->     u2  [dog]             record 2
@@ -16,12 +17,14 @@ from dataclasses import replace
 from tools.prepare.annotations import Skip, require
 from tools.prepare.rows import read_rows
 
-# what a row of another shape raises: a null, a list for a text, lists of different lengths
+# what a row of another shape raises: a null, a list for a text, lists of different
+# lengths
 SHAPE_ERRORS = (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError)
 
 
 def to_json(value):
-    """One line; ValueError for what no record can hold, such as NaN or half a surrogate pair."""
+    """One line; ValueError for what no record can hold, such as NaN or half a surrogate
+    pair."""
     line = json.dumps(value, ensure_ascii=False, allow_nan=False)
     line.encode()
     return line
@@ -39,7 +42,8 @@ def attempt(skipped, what, act, *args):
 
 
 def read_row(row, published, settings, media, excluded):
-    """One row -> the head of its record, and the functions that make its annotations."""
+    """One row -> the head of its record, and the functions that make its
+    annotations."""
     urls = [row.get("image_url"), *(row.get("image_urls") or [])]
     require(excluded.isdisjoint(urls), "excluded")
     head, builders = published.layout(row, settings, media)
@@ -53,10 +57,12 @@ def make_line(builder):
 
 
 def convert_files(files, published, settings, media, excluded, skipped):
-    """Yields (head, annotations) of the rows of all files: the visual input, weight and meta of a
-    record; and its annotations, each as JSON, which takes less memory than a dict.
+    """Yields (head, annotations) of the rows of all files: the visual input, weight and
+    meta of a record; and its annotations, each as JSON, which takes less memory than a
+    dict.
 
-    excluded: URLs of images to leave out. skipped: a Counter of the reasons for what is left out.
+    excluded: URLs of images to leave out. skipped: a Counter of the reasons for what is
+    left out.
     """
     for path in files:
         given = published, replace(settings, file=path), media, excluded
@@ -69,7 +75,8 @@ def convert_files(files, published, settings, media, excluded, skipped):
 
 
 def visual_input(head):
-    """What the rows of one record share: the path of an image, the images, or the video."""
+    """What the rows of one record share: the path of an image, the images, or the
+    video."""
     image = head.get("image")
     if isinstance(image, dict):
         return image["path"]
@@ -86,7 +93,8 @@ def group(rows):
 
 
 def split_by_points(annotations, max_points):
-    """Yields annotations of one input, in order, for records of at most `max_points` points."""
+    """Yields annotations of one input, in order, for records of at most `max_points`
+    points."""
     part = []
     total = 0
     for annotation in annotations:
@@ -101,7 +109,8 @@ def split_by_points(annotations, max_points):
 
 
 def make_records(inputs, name, max_points):
-    """Yields the records; ids follow the order of visual inputs: name-1, name-1.1, name-2."""
+    """Yields the records; ids follow the order of visual inputs: name-1, name-1.1,
+    name-2."""
     for n, (head, lines) in enumerate(inputs, 1):
         meta = {"meta": head.pop("meta")} if "meta" in head else {}
         parts = split_by_points(map(json.loads, lines), max_points)
@@ -121,7 +130,8 @@ def media_files(record):
 
 
 def write(records, out, media):
-    """records.jsonl and urls.txt, complete or not at all -> the counts of the last line."""
+    """records.jsonl and urls.txt, complete or not at all -> the counts of the last
+    line."""
     counts = {"records": 0, "annotations": 0}
     urls = {}                        # {path: URL or None}
     draft = out / "records.jsonl.draft"

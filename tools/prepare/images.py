@@ -10,8 +10,8 @@ out   head: the visual input, weight and meta of a record
     builders  [-> {"type": "point", "label": "mug", "coords": "percent", "count": 1,
                    "points": [{"x": 21.4, "y": 55.0}]}]
 
-The order of options, the choice of a transcript, and pointing or counting are left to the trainer.
-Left out: masks, and the boxes that Molmo2 draws into AI2D.
+The order of options, the choice of a transcript, and pointing or counting are left to
+the trainer. Left out: masks, and the boxes that Molmo2 draws into AI2D.
 """
 
 import json
@@ -41,7 +41,8 @@ from tools.prepare.annotations import (
 from tools.prepare.media import check_path
 
 MAX_POINTS = 60                      # of an annotation
-# sources of Tulu that Molmo2 leaves out: puzzles, long reasoning, answers about the model itself
+# sources of Tulu that Molmo2 leaves out: puzzles, long reasoning, answers about the
+# model itself
 NOT_CHAT = re.compile("puzzle_data|verifiable-reasoning|dino-hardcodes|hardcoded-olmo")
 # rows of ChartQA by who wrote the question (docs/molmo2.md 7.1)
 CHARTQA_HUMAN = 20901
@@ -59,8 +60,8 @@ def captions(row, settings, media):
 
 
 def points(row, settings, media):
-    """A label per row. PixMo-Count is in pixels of the original image, whose size is read from the
-    fetched file; rows for evaluation have a count and no points."""
+    """A label per row. PixMo-Count is in pixels of the original image, whose size is
+    read from the fetched file; rows for evaluation have a count and no points."""
     image = media.image_by_url(row["image_url"], row.get("image_sha256"))
     places = xy_points(row.get("points"))
     count = row.get("count")
@@ -79,8 +80,8 @@ def points(row, settings, media):
 
 
 def boxes(row, settings, media):
-    """A label per row, as files.coco_rows makes them. Where a crowd has one box, the places of the
-    others are not known, so the label is left out."""
+    """A label per row, as files.coco_rows makes them. Where a crowd has one box, the
+    places of the others are not known, so the label is left out."""
     size = size_of(row["width"], row["height"])
     require(size, "no size")
     image = {"path": check_path(row["image"]), "width": size[0], "height": size[1]}
@@ -98,8 +99,8 @@ def image_questions(row, settings, media):
 
 
 def tagged_dialogues(row, settings, media):
-    """"[USER] q1 [ASSISTANT] a1 [USER] q2 [ASSISTANT]", and the last answer in a column of its
-    own."""
+    """"[USER] q1 [ASSISTANT] a1 [USER] q2 [ASSISTANT]", and the last answer in a column
+    of its own."""
     before, *parts = re.split(r"\[(USER|ASSISTANT)\]", row["question"])
     roles = parts[::2]
     texts = parts[1::2]
@@ -161,7 +162,8 @@ def same_label(a, b):
 
 
 def points_of_images(row, settings, media):
-    """A label per image. Images whose labels differ in a plural at most share an annotation."""
+    """A label per image. Images whose labels differ in a plural at most share an
+    annotation."""
     images = check_image_count([media.image_by_url(url) for url in row["image_urls"]])
     labels = row.get("normalized_labels") or [label.strip().lower() for label in row["labels"]]
     counts = row.get("counts") or [None] * len(images)
@@ -185,8 +187,8 @@ def points_of_images(row, settings, media):
 
 
 def questions_with_crowd_answers(row, settings, media):
-    """Answers of several people, as texts or as structs. In ChartQA, questions that people wrote
-    weigh more."""
+    """Answers of several people, as texts or as structs. In ChartQA, questions that
+    people wrote weigh more."""
     head = {"image": media.image_of_cell(row["image"])}
     answers = row[settings.answers_column] or []
     if isinstance(answers, str):
@@ -232,7 +234,8 @@ def multi_image_multiple_choice(row, settings, media):
 
 
 def multi_image_conversations(row, settings, media):
-    """Mantis: <image> as a block in front, or inside the questions; all turns are one dialogue."""
+    """Mantis: <image> as a block in front, or inside the questions; all turns are one
+    dialogue."""
     images = check_image_count([media.image_of_cell(cell) for cell in row["images"]])
     _, turns = parse_messages(row["conversation"])
     questions = [question.split("<image>") for question, _ in turns]
@@ -259,8 +262,8 @@ def multi_image_conversations(row, settings, media):
 
 
 def messages(row, settings, media):
-    """Text alone, word for word. The filters are Molmo2's, by source and by the columns of its
-    classified copy."""
+    """Text alone, word for word. The filters are Molmo2's, by source and by the columns
+    of its classified copy."""
     is_chat = not NOT_CHAT.search(row.get("source") or "")
     require(is_chat and row.get("category") not in ("code", "non-english"),
             "code, another language, puzzles, reasoning")

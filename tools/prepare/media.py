@@ -1,4 +1,5 @@
-"""Images and videos of published sets: found in a folder, written to it, or to be fetched."""
+"""Images and videos of published sets: found in a folder, written to it, or to be
+fetched."""
 
 import hashlib
 import os
@@ -61,8 +62,9 @@ class Media:
                     self.by_folder.setdefault(os.path.basename(folder), []).append(path)
 
     def find(self, name, video=False):
-        """Path of the file of this name, whatever its extension, or else of a video in a folder of
-        this name; None if there is none. "sora2/clip" must lie in a folder sora2 or sora2-2fps."""
+        """Path of the file of this name, whatever its extension, or else of a video in
+        a folder of this name; None if there is none. "sora2/clip" must lie in a folder
+        sora2 or sora2-2fps."""
         if self.by_stem is None:
             self.search()
         folder, _, stem = f"/{name}".rpartition("/")
@@ -76,8 +78,8 @@ class Media:
         return None
 
     def image_by_url(self, url, sha256=None):
-        """An image whose file is called by the sha256 of its URL. The argument is the sha256 of its
-        bytes."""
+        """An image whose file is called by the sha256 of its URL. The argument is the
+        sha256 of its bytes."""
         require(text_of(url) and not re.search(r"[\t\r\n]", url), "no image")
         name = hashlib.sha256(url.encode()).hexdigest()
         image = {"path": self.find(name) or name, "url": url}
@@ -86,7 +88,8 @@ class Media:
         return image
 
     def image_of_cell(self, cell):
-        """An image cell: {bytes, path}, bytes, a path or a URL. Bytes become a file, once."""
+        """An image cell: {bytes, path}, bytes, a path or a URL. Bytes become a file,
+        once."""
         data = path = cell
         if isinstance(cell, dict):
             data = cell.get("bytes")
@@ -110,8 +113,8 @@ class Media:
         return name
 
     def video(self, *names, start=None, end=None):
-        """{"video": ..} of the video that goes by one of these names; if none is found, by the
-        first of them, as an mp4 file."""
+        """{"video": ..} of the video that goes by one of these names; if none is found,
+        by the first of them, as an mp4 file."""
         require(all(names), "no video")
         path = None
         for name in names:

@@ -13,8 +13,8 @@ FILE_NUMBER = re.compile(r"-\d{5}-of-\d{5}.*")          # train-00000-of-00002.p
 
 
 def source_files(sources, split=None):
-    """The files to read, in order: those named, or all below a folder (parquet before json), of one
-    split."""
+    """The files to read, in order: those named, or all below a folder (parquet before
+    json), of one split."""
     files = []
     for source in map(Path, sources):
         if not source.exists():
@@ -39,8 +39,8 @@ def files_in(folder):
 
 
 def read_rows(path, columns):
-    """Yields the rows of a file, dicts. columns: names with white space between; a column with a ?
-    behind its name may be absent."""
+    """Yields the rows of a file, dicts. columns: names with white space between; a
+    column with a ? behind its name may be absent."""
     names = columns.split()
     required = [name for name in names if not name.endswith("?")]
     if path.suffix == ".parquet":
@@ -62,8 +62,8 @@ def check_columns(path, required, found):
 
 
 def read_json(path):
-    """The rows of a .jsonl, or of a .json that holds an array, or (DocVQA, TextVQA) an object
-    around an array. A .jsonl line that is not JSON gives None."""
+    """The rows of a .jsonl, or of a .json that holds an array, or (DocVQA, TextVQA) an
+    object around an array. A .jsonl line that is not JSON gives None."""
     if path.suffix == ".jsonl":
         with open(path, encoding="utf-8-sig", errors="replace") as lines:
             for line in filter(str.strip, lines):
@@ -86,8 +86,9 @@ def read_json(path):
 
 
 def coco_rows(path, coco):
-    """Annotations in COCO's format -> a row per image and category, with all of its boxes, in the
-    order of the annotations; boxes None where one of them is of a crowd."""
+    """Annotations in COCO's format -> a row per image and category, with all of its
+    boxes, in the order of the annotations; boxes None where one of them is of a
+    crowd."""
     rows = {}
     try:
         images = {image["id"]: image for image in coco["images"]}
@@ -106,7 +107,8 @@ def coco_rows(path, coco):
 
 @contextmanager
 def parquet_file(path):
-    """The opened pyarrow ParquetFile; UserError without pyarrow, or where the file is damaged."""
+    """The opened pyarrow ParquetFile; UserError without pyarrow, or where the file is
+    damaged."""
     try:
         import pyarrow
         from pyarrow import parquet

@@ -1,4 +1,5 @@
-"""The published sets: the layout of each, its columns, and its settings (docs/datasets.md).
+"""The published sets: the layout of each, its columns, and its settings
+(docs/datasets.md).
 
 A column with a ? may be absent.
 """

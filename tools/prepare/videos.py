@@ -1,4 +1,5 @@
-"""Layouts of video sets: what a row becomes. The form of a layout is explained in images.py.
+"""Layouts of video sets: what a row becomes. The form of a layout is explained in
+images.py.
 
 Left out: captions of clips and of frames in Molmo2-Cap, and masks.
 """
@@ -55,8 +56,8 @@ def video_questions(row, settings, media):
 
 
 def negative_answers(row, settings, media):
-    """The right answer and the wrong ones; the trainer shuffles. All rows of a video have the same
-    subtitles."""
+    """The right answer and the wrong ones; the trainer shuffles. All rows of a video
+    have the same subtitles."""
     head = media.video(row["video_id"])
     subtitles = []
     for line in row.get("subtitle") or []:
@@ -74,8 +75,8 @@ def negative_answers(row, settings, media):
 
 
 def video_points(row, settings, media):
-    """points[i] at time i: a list of points, one point (evaluation), or no such column (counts).
-    Times are seconds of the whole video, of which the clip is a window."""
+    """points[i] at time i: a list of points, one point (evaluation), or no such column
+    (counts). Times are seconds of the whole video, of which the clip is a window."""
     name = row.get("video_id") or row["video_name"]
     start = row.get("clip_start", row.get("clip_start_time"))
     end = row.get("clip_end", row.get("clip_end_time"))
@@ -121,14 +122,15 @@ def has_position(place):
 
 
 def objects_of(row):
-    """A test of whether an object belongs to the row's expression: mask_id lists them, or is empty
-    for all."""
+    """A test of whether an object belongs to the row's expression: mask_id lists them,
+    or is empty for all."""
     ids = {str(i) for i in row.get("mask_id") or []}
     return lambda object_id: not ids or str(object_id) in ids
 
 
 def trajectories(row, settings, media):
-    """Instruction form: the points of objects per frame, in seconds of the clip's own file."""
+    """Instruction form: the points of objects per frame, in seconds of the clip's own
+    file."""
     fps = row["fps"]
     rate = number_of(row["sampling_fps"])
     mode = TRACK_MODES.get(row["task"])
@@ -156,8 +158,8 @@ def trajectories(row, settings, media):
 
 
 def positions(row, settings, media):
-    """Raw form: of every object a position, or null, per frame of the clip. --full-video shifts the
-    times into the source video."""
+    """Raw form: of every object a position, or null, per frame of the clip.
+    --full-video shifts the times into the source video."""
     fps = row["fps"]
     belongs = objects_of(row)
     rate = next((rate for rate in (2, 1) if fps % rate == 0), None)
@@ -191,8 +193,8 @@ def positions(row, settings, media):
 
 
 def video_conversations(row, settings, media):
-    """LLaVA-Video: the video is marked <image> and lies in data_source/video; the name of the file
-    tells the style. Every question with its answer is an annotation."""
+    """LLaVA-Video: the video is marked <image> and lies in data_source/video; the name
+    of the file tells the style. Every question with its answer is an annotation."""
     kind = re.search(r"_(oe|mc|cap)(?=[_.-])", settings.file.name)
     kind = kind[1] if kind else None
     styles = {"oe": "video_short_answer", "mc": "video_multiple_choice"}
