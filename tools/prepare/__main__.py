@@ -64,12 +64,6 @@ def parse(argv):
     return parser.parse_args(argv)
 
 
-def read_excluded(path):
-    """The URLs of a file with url TAB path, or a URL, in every line."""
-    with open(path, encoding="utf-8") as lines:
-        return {line.split("\t")[0].strip() for line in lines}
-
-
 def prepare(args):
     """-> (counts, Media). UserError or OSError in one sentence."""
     if args.name not in SETS:
@@ -88,7 +82,10 @@ def prepare(args):
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
     media = Media(args.videos or args.media or out / "media")
-    excluded = read_excluded(args.exclude) if args.exclude else set()
+    excluded = set()
+    if args.exclude:
+        lines = Path(args.exclude).read_text(encoding="utf-8").splitlines()
+        excluded = {line.split("\t")[0].strip() for line in lines}
     skipped = Counter()
     rows = convert_files(files, published, settings, media, excluded, skipped)
     inputs = group(rows) if settings.group else rows

@@ -74,20 +74,25 @@ def convert_files(files, published, settings, media, excluded, skipped):
                 yield head, lines
 
 
-def visual_input(head):
-    """What the rows of one record share: the path of an image, the images, or the
-    video."""
-    image = head.get("image")
-    if isinstance(image, dict):
-        return image["path"]
-    return image or head.get("images") or head.get("video")
+def media_files(head):
+    """{path: URL or None} of the images or the video of a record."""
+    entries = head.get("images") or [head[k] for k in ("image", "video") if k in head]
+    files = {}
+    for entry in entries:
+        if isinstance(entry, str):
+            files[entry] = None
+        else:
+            files[entry["path"]] = entry.get("url")
+    return files
 
 
 def group(rows):
-    """(head, annotations) of rows -> those of records, one for each visual input."""
+    """(head, annotations) of rows -> those of records, one for each visual input: the
+    same images, or the same clip of a video."""
     inputs = {}
     for head, lines in rows:
-        _, collected = inputs.setdefault(to_json(visual_input(head)), (head, []))
+        key = to_json([head.get("video"), *media_files(head)])
+        _, collected = inputs.setdefault(key, (head, []))
         collected += lines
     return inputs.values()
 
@@ -119,16 +124,6 @@ def make_records(inputs, name, max_points):
             yield {"id": record_id, **head, "annotations": annotations, **meta}
 
 
-def media_files(record):
-    """Yields (path, URL or None) of the images or the video of a record."""
-    entries = record.get("images") or [record[k] for k in ("image", "video") if k in record]
-    for entry in entries:
-        if isinstance(entry, str):
-            yield entry, None
-        else:
-            yield entry["path"], entry.get("url")
-
-
 def write(records, out, media):
     """records.jsonl and urls.txt, complete or not at all -> the counts of the last
     line."""
@@ -140,8 +135,7 @@ def write(records, out, media):
             lines.write(to_json(record) + "\n")
             counts["records"] += 1
             counts["annotations"] += len(record["annotations"])
-            for path, url in media_files(record):
-                urls.setdefault(path, url)
+            urls |= media_files(record)
     fetched = [f"{url}\t{path}\n" for path, url in urls.items() if url]
     (out / "urls.txt").write_text("".join(fetched), encoding="utf-8", newline="\n")
     draft.replace(out / "records.jsonl")

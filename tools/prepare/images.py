@@ -36,6 +36,7 @@ from tools.prepare.annotations import (
     require,
     size_of,
     text_of,
+    text_or_skip,
     xy_points,
 )
 from tools.prepare.media import check_path
@@ -80,7 +81,7 @@ def points(row, settings, media):
 
 
 def boxes(row, settings, media):
-    """A label per row, as files.coco_rows makes them. Where a crowd has one box, the
+    """A label per row, as rows.coco_rows makes them. Where a crowd has one box, the
     places of the others are not known, so the label is left out."""
     size = size_of(row["width"], row["height"])
     require(size, "no size")
@@ -101,15 +102,13 @@ def image_questions(row, settings, media):
 def tagged_dialogues(row, settings, media):
     """"[USER] q1 [ASSISTANT] a1 [USER] q2 [ASSISTANT]", and the last answer in a column
     of its own."""
-    before, *parts = re.split(r"\[(USER|ASSISTANT)\]", row["question"])
+    before, *parts = re.split(r"\[(USER|ASSISTANT)\]", row["question"].strip())
     roles = parts[::2]
-    texts = parts[1::2]
-    ends_open = roles[-1:] == ["ASSISTANT"] and not texts[-1].strip()
-    require(ends_open and not before.strip(), "dialogue that does not parse")
-    texts[-1] = row["answer"]
-    messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
-    _, turns = parse_messages(messages)
-    turns = [(question.strip(), reply.strip()) for question, reply in turns]
+    *texts, after = parts[1::2]
+    alternate = roles == ["USER", "ASSISTANT"] * (len(roles) // 2)
+    require(alternate and not before and not after, "dialogue that does not parse")
+    texts = [text_or_skip(text, "turn") for text in [*texts, row["answer"]]]
+    turns = list(zip(texts[::2], texts[1::2], strict=True))
     image = media.image_by_url(row["image_url"])
     return {"image": image}, [partial(dialogue, turns, "user_qa")]
 

@@ -41,18 +41,8 @@ class Media:
 
     def __init__(self, root):
         self.root = Path(root)
-        self.by_stem = None          # file name without extension -> paths
-        self.by_folder = None        # folder name -> paths of the videos in it
-
-    @staticmethod
-    def stem(name):
-        """The name of a video without its extension; "a.b" has none."""
-        return os.path.splitext(name)[0] if name.lower().endswith(VIDEO_SUFFIXES) else name
-
-    def search(self):
-        """Looks through the folder, once."""
-        self.by_stem = {}
-        self.by_folder = {}
+        self.by_stem = {}            # file name without extension -> paths
+        self.by_folder = {}          # folder name -> paths of the videos in it
         for folder, subfolders, names in os.walk(self.root, followlinks=True):
             subfolders.sort()        # so that the same file is found on every machine
             for name in sorted(names):
@@ -61,12 +51,15 @@ class Media:
                 if name.lower().endswith(VIDEO_SUFFIXES):
                     self.by_folder.setdefault(os.path.basename(folder), []).append(path)
 
+    @staticmethod
+    def stem(name):
+        """The name of a video without its extension; "a.b" has none."""
+        return os.path.splitext(name)[0] if name.lower().endswith(VIDEO_SUFFIXES) else name
+
     def find(self, name, video=False):
         """Path of the file of this name, whatever its extension, or else of a video in
         a folder of this name; None if there is none. "sora2/clip" must lie in a folder
         sora2 or sora2-2fps."""
-        if self.by_stem is None:
-            self.search()
         folder, _, stem = f"/{name}".rpartition("/")
         paths = self.by_stem.get(stem, [])
         if video:
@@ -95,22 +88,18 @@ class Media:
             data = cell.get("bytes")
             path = cell.get("path")
         if data and isinstance(data, bytes):
-            return self.write_image(data)
+            name = f"{hashlib.sha256(data).hexdigest()}.{image_suffix(data)}"
+            path = self.root / name
+            if not path.exists():
+                self.root.mkdir(parents=True, exist_ok=True)
+                draft = self.root / f"{name}.draft"      # a kill leaves no half of an image
+                draft.write_bytes(data)
+                draft.replace(path)
+            return name
         require(path, "no image")
         if path.startswith(("http:", "https:")):
             return self.image_by_url(path)
         return check_path(path)
-
-    def write_image(self, data):
-        """-> the file's name, the sha256 of its bytes."""
-        name = f"{hashlib.sha256(data).hexdigest()}.{image_suffix(data)}"
-        path = self.root / name
-        if not path.exists():
-            self.root.mkdir(parents=True, exist_ok=True)
-            draft = self.root / f"{name}.draft"          # so that a kill leaves no half of an image
-            draft.write_bytes(data)
-            draft.replace(path)
-        return name
 
     def video(self, *names, start=None, end=None):
         """{"video": ..} of the video that goes by one of these names; if none is found,

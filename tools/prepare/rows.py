@@ -19,7 +19,11 @@ def source_files(sources, split=None):
     for source in map(Path, sources):
         if not source.exists():
             raise UserError(f"{source}: no such file or folder")
-        files += [source] if source.is_file() else files_in(source)
+        if source.is_file():
+            files.append(source)
+        else:
+            tables = sorted(source.rglob("*.parquet"))
+            files += tables or sorted([*source.rglob("*.json"), *source.rglob("*.jsonl")])
     splits = {path: FILE_NUMBER.sub("", path.stem) for path in files}
     found = SPLITS & set(splits.values())
     if split:
@@ -33,18 +37,18 @@ def source_files(sources, split=None):
     return files
 
 
-def files_in(folder):
-    parquet = sorted(folder.rglob("*.parquet"))
-    return parquet or sorted([*folder.rglob("*.json"), *folder.rglob("*.jsonl")])
-
-
 def read_rows(path, columns):
     """Yields the rows of a file, dicts. columns: names with white space between; a
     column with a ? behind its name may be absent."""
     names = columns.split()
     required = [name for name in names if not name.endswith("?")]
     if path.suffix == ".parquet":
-        yield from parquet_rows(path, required, [name.rstrip("?") for name in names])
+        with parquet_file(path) as table:
+            found = table.schema_arrow.names
+            check_columns(path, required, found)
+            wanted = [name.rstrip("?") for name in names if name.rstrip("?") in found]
+            for batch in table.iter_batches(BATCH, columns=wanted):
+                yield from batch.to_pylist()
         return
     first = None
     for row in read_json(path):
@@ -119,12 +123,3 @@ def parquet_file(path):
         yield parquet.ParquetFile(path)
     except (pyarrow.ArrowException, UnicodeDecodeError) as e:
         raise UserError(f"{path}: not a parquet file that can be read: {e}") from None
-
-
-def parquet_rows(path, required, names):
-    with parquet_file(path) as table:
-        found = table.schema_arrow.names
-        check_columns(path, required, found)
-        wanted = [name for name in names if name in found]
-        for batch in table.iter_batches(BATCH, columns=wanted):
-            yield from batch.to_pylist()

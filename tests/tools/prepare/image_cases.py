@@ -191,7 +191,7 @@ CASES = {
                              {"type": "qa", "style": "user_qa",
                               "turns": [{"question": "One?", "answer": "Yes."}]}]},
         ],
-        skipped={"dialogue that does not parse": 2, "turns that do not alternate": 1},
+        skipped={"dialogue that does not parse": 3},
     ),
     "cosyn-point": Case(
         columns={"id": "s", "image": IMAGE_CELL, "questions": ["s"], "answer_points": [XSYS],
