@@ -35,7 +35,6 @@ from tools.prepare.rows import check_columns, parquet_file, read_rows, source_fi
 from training.config import UserError
 
 MODELS = ("Molmo2-4B", "Molmo2-8B", "Molmo2-O-7B")
-NOT_FOUND = ("-", "-", "-")          # published scores
 COUNT_SCORES = ("count_accuracy", "count_close")
 POINT_SCORES = ("point_f1", "point_precision", "point_recall")
 CATEGORIES = ("affordable", "counting", "reasoning", "spatial", "steerable")     # of Point-Bench
@@ -45,7 +44,7 @@ class Benchmark(NamedTuple):
     layout: Callable                 # (row, Media) -> image and annotation of a record, or Skip
     columns: str
     scores: tuple                    # the first is the main one
-    published: tuple = NOT_FOUND     # in percent, of MODELS
+    published: tuple = ()            # in percent, of MODELS
     source: str = "not found"        # of the published scores
     max_new: int | None = None       # tokens of an answer at most; None: answer_limit()
 
@@ -206,9 +205,10 @@ def to_masks(cell):
 def to_record(row, loaded, media, where):
     """One row -> its record; its masks go to loaded.masks. Skip or Unreadable if it is
     left out."""
-    for column, value in row.items():
-        require(value is not None, f"no {column}")
-    image, annotation = BENCHMARKS[loaded.name].layout(row, media)
+    benchmark = BENCHMARKS[loaded.name]
+    for column in benchmark.columns.replace("?", "").split():
+        require(row.get(column) is not None, f"no {column}")
+    image, annotation = benchmark.layout(row, media)
     record = {"id": f"{loaded.name}-{loaded.n_rows}", "image": image, "annotations": [annotation]}
     file = media.root / image["path"]
     if not file.is_file():
@@ -288,12 +288,8 @@ def summary(loaded, metrics, predictions):
         scores = score_point_bench(predictions, loaded.masks)
     else:
         scores = {name: metrics[name] for name in benchmark.scores}
-    left_out = Counter(loaded.left_out)
-    if metrics["skipped"]:
-        left_out["damaged image"] += metrics["skipped"]
-    published = {}
-    if benchmark.published != NOT_FOUND:
-        published = dict(zip(MODELS, benchmark.published, strict=True))
+    left_out = loaded.left_out + Counter({"damaged image": metrics["skipped"]})
+    published = dict(zip(MODELS, benchmark.published, strict=False))
     return {"benchmark": loaded.name, **scores, "questions": len(predictions),
             "rows": loaded.n_rows, "left_out": dict(left_out),
             "published": published, "source": benchmark.source}
@@ -302,14 +298,13 @@ def summary(loaded, metrics, predictions):
 def table(found):
     """What summary() returns -> text: a line for each score, ours and the published
     ones."""
-    benchmark = BENCHMARKS[found["benchmark"]]
-    rows = [("percent", "ours", *MODELS)]
-    for name in benchmark.scores:
+    main, *others = BENCHMARKS[found["benchmark"]].scores
+    lines = [f"{'percent':<16}{'ours':>8}" + "".join(f"{model:>13}" for model in MODELS)]
+    for name in (main, *others):
         ours = f"{100 * found[name]:.1f}" if name in found else "-"
-        published = benchmark.published if name == benchmark.scores[0] else NOT_FOUND
-        rows.append((name, ours, *published))
-    lines = [f"{name:<16}{ours:>8}" + "".join(f"{score:>13}" for score in others)
-             for name, ours, *others in rows]
+        published = found["published"] if name == main else {}
+        cells = [str(published.get(model, "-")) for model in MODELS]
+        lines.append(f"{name:<16}{ours:>8}" + "".join(f"{cell:>13}" for cell in cells))
     lines.append(f"{found['questions']} of {found['rows']} rows were asked; published scores: "
                  f"{found['source']}")
     return "\n".join(lines)

@@ -42,7 +42,7 @@ def measure_in_worker(index):
     return measure(*WORKER["arguments"], index)
 
 
-def measured(mixture, tokenizer, config):
+def measure_in_order(mixture, tokenizer, config):
     """Yields what `measure` returns for the indices 0, 1, 2, .., from --workers
     processes."""
     arguments = mixture, tokenizer, config
@@ -57,7 +57,7 @@ def measured(mixture, tokenizer, config):
 def make_plan(mixture, tokenizer, config, n_packs):
     """-> {column: array} of a PlanFile, and the StepPlanner."""
     skipped = []                     # (pack before which a record was skipped, "source: code")
-    results = measured(mixture, tokenizer, config)
+    results = measure_in_order(mixture, tokenizer, config)
 
     def measure_and_note(index):     # a planner asks for all indices in order
         found = next(results)
