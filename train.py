@@ -44,7 +44,7 @@ from training.resume import config_as_text, run_directory
 from training.setup import dry_run_largest_batch, fill_weights, pretrain_vit, start_run
 from training.stats import StepStats, loss_fields, plan_fields, report_nonfinite
 from training.sync import all_ranks_or_none, sync_ranks
-from weights import files, gather
+from weights import files
 
 # --------------------------------------------------------------------------------------------------
 # optimizer
@@ -202,7 +202,7 @@ def dropout_seed(seed, step, rank):
 
 def save_model(run, model):
     """Weights, tokenizer, and the settings with which to ask, in out/model; then the curves."""
-    whole = gather.gather_on_first(model, run.ranks)
+    whole = files.gather_on_first(model, run.ranks)
     if not run.ranks.first:
         return
     files.save(whole, run.out / "model")

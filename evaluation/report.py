@@ -17,7 +17,7 @@ from toy import world
 from toy.images import World
 from training.log import read_log
 from weights import lora
-from weights.gather import gather_on_each
+from weights.files import gather_on_each
 
 PROGRESS_SCORES = (
     "point_f1", "count_accuracy", "caption_exact", "video_point_f1", "track_f1", "qa_accuracy"

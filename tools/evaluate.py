@@ -30,7 +30,7 @@ from records.reader import Records
 from tools import benchmarks
 from training.config import Parser, UserError
 from training.sources import unique_names
-from weights.open_model import open_model_folder
+from weights.files import open_model_folder
 
 
 def parse(argv):

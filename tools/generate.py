@@ -30,7 +30,7 @@ from records.media import Unreadable
 from records.visual import clip_times, open_clip
 from text.styles import TASK_OF_STYLE, TRACK_TASKS
 from training.config import Parser, UserError
-from weights.open_model import open_model_folder
+from weights.files import open_model_folder
 
 # a line with two times, and the lines up to an empty one
 SUBTITLE = re.compile(r"([\d:]+[.,]\d+) *--> *([\d:]+[.,]\d+).*\n((?:.*\S.*\n?)*)")

@@ -17,10 +17,11 @@ from pathlib import Path
 
 from data import DataConfig
 from records.errors import warn
+from text.tokenizer import ByteTokenizer
 from weights import files
 from weights.base import extended_tokenizer, start_from_base
-from weights.export import add_hub_code, export
-from weights.open_model import RELEASED_SETTINGS, open_model_folder
+from weights.export import export
+from weights.files import RELEASED_SETTINGS, open_model_folder
 
 
 def parse(argv):
@@ -40,18 +41,12 @@ def parse(argv):
                                   "a released folder")
     command.add_argument("source", metavar="MODEL")
     command.add_argument("out", metavar="HF_DIR")
-    command.add_argument("--file-gb", type=float, default=5,
-                         help="largest size of a weight file in GB (default 5)")
-    command.add_argument("--code", metavar="HUB_DIR",
-                         help="add the Hub's own classes from a downloaded checkpoint, for vLLM")
     return parser.parse_args(argv)
 
 
 def run(args):
     """-> the model that was written to args.out. OSError or ValueError in one sentence."""
     out = Path(args.out)
-    if args.command == "export" and not 0 < args.file_gb < 1e6:
-        raise ValueError("--file-gb must be above 0")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out}: not empty; name another folder")
     if args.command == "base":
@@ -61,9 +56,10 @@ def run(args):
     else:
         model, tokenizer, data_config = open_model_folder(args.source, dtype=None)
     if args.command == "export":
-        export(model, tokenizer, data_config, out, int(args.file_gb * 1e9))
-        if args.code:
-            add_hub_code(args.code, out)
+        export(model, tokenizer, data_config, out)
+        if isinstance(tokenizer, ByteTokenizer):
+            warn("tools.hf: the byte tokenizer of the toy is not exported, only weights and "
+                 "settings; ask the toy by its run directory")
     else:
         files.save(model, out)
         tokenizer.save(out)

@@ -30,9 +30,8 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from parallel import all_gather
-from training.checkpoint_files import Reader, Writer, sync, write_synced
+from training.checkpoint_files import Reader, Writer, checksum, sync, write_synced
 from weights import lora
-from weights.tensor_files import checksum
 
 # of a process without others, torch says at every save and load that it is alone
 warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\.distributed\.checkpoint")

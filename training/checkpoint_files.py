@@ -9,13 +9,12 @@ import dataclasses
 import os
 import pickle
 import re
+import zlib
 from pathlib import Path
 
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.storage import WriteResult
-
-from weights.tensor_files import checksum
 
 
 def write_synced(path, text):
@@ -33,6 +32,15 @@ def sync(path):
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def checksum(path):
+    """The CRC-32 of a file."""
+    crc32 = 0
+    with open(path, "rb") as file:
+        while block := file.read(1 << 22):
+            crc32 = zlib.crc32(block, crc32)
+    return crc32
 
 
 @dataclasses.dataclass(frozen=True)

@@ -64,7 +64,7 @@ def find_checkpoint(args, config):
         args.init = args.else_init or state["base"]["path"]
     try:
         shape = files.config_from_dict(state["model"])
-    except files.CONFIG_ERRORS as e:
+    except (AttributeError, KeyError, TypeError) as e:
         raise checkpoint.LoadError(folder, e) from None
     shape_is_asked_for = args.preset or config.model != models.PRESETS[config.preset]
     if config.model != shape and shape_is_asked_for:

@@ -32,7 +32,6 @@ from training.resume import (
 )
 from training.sources import fingerprint, open_sources
 from weights import files, lora
-from weights.open_model import open_model_folder
 
 # --------------------------------------------------------------------------------------------------
 # device and data
@@ -137,7 +136,7 @@ def open_model(args, config, resume_from):
     """
     if args.init is not None:
         try:
-            model, tokenizer, _ = open_model_folder(args.init, read=False)
+            model, tokenizer, _ = files.open_model_folder(args.init, read=False)
         except (OSError, ValueError) as e:
             raise UserError(f"--init {args.init}: {e}") from None
         asked_for = args.preset or config.model != models.PRESETS[config.preset]

@@ -1,32 +1,30 @@
-"""A model -> the folder of a released checkpoint, for transformers, vLLM and the official code."""
+"""A model -> a released folder, which transformers, vLLM and the official code load.
+
+    model.safetensors  config.json                          `export_tensors`, `hub_config`
+    tokenizer, chat template, settings of processors        `write_processors`
+"""
 
 import json
 from pathlib import Path
 
 import torch
 
-from text.tokenizer import ByteTokenizer, token_text
-from weights import files, released, tensor_files
-from weights.hub_config import hub_config
+from text.tokenizer import SPECIAL, ByteTokenizer
+from weights import files, released
 
 # Images and video stand before the first turn; several images are numbered (docs/molmo2.md 4.2).
 CHAT_TEMPLATE = """
-{%- set seen = namespace(images=0, n=0) -%}
+{%- set media = namespace(parts=[]) -%}
 {%- for message in messages if message.content is not string -%}
-    {%- for part in message.content if part.type == 'image' -%}
-        {%- set seen.images = seen.images + 1 -%}
-    {%- endfor -%}
+    {%- set media.parts = media.parts + message.content -%}
 {%- endfor -%}
-{%- for message in messages if message.content is not string -%}
-    {%- for part in message.content -%}
-        {%- if part.type == 'image' -%}
-            {%- set seen.n = seen.n + 1 -%}
-            {{- 'Image ' ~ seen.n if seen.images > 1 -}}
-            {{- '<|image|>' -}}
-        {%- elif part.type == 'video' -%}
-            {{- '<|video|>' -}}
-        {%- endif -%}
-    {%- endfor -%}
+{%- set images = media.parts | selectattr('type', 'equalto', 'image') | list -%}
+{%- for image in images -%}
+    {{- 'Image ' ~ loop.index if images | length > 1 -}}
+    {{- '<|image|>' -}}
+{%- endfor -%}
+{%- for part in media.parts if part.type == 'video' -%}
+    {{- '<|video|>' -}}
 {%- endfor -%}
 {%- for message in messages -%}
     {{- '<|im_start|>' ~ message.role ~ '\\n' -}}
@@ -45,77 +43,41 @@ CHAT_TEMPLATE = """
 """
 
 
-def export(model, tokenizer, data_config, out, file_bytes=5 * 10**9):
-    """Molmo2 -> a released folder, every tensor bit for bit in its own dtype.
+def export(model, tokenizer, data_config, out):
+    """Writes Molmo2 as a released folder, every tensor bit for bit in its own dtype.
 
-    data_config: the DataConfig of training, which decides on crops and frames in the processors'
-    settings. Memory: the model and one weight file of `file_bytes`.
+    data_config: the DataConfig of training, whose crops and frames become the settings of the
+    processors. The toy's ByteTokenizer is left out, since transformers could not read it.
+    ValueError for a decoder of the Llama kind.
     """
-    try:
-        import safetensors  # noqa: F401
-    except ImportError:
-        raise ValueError("export needs an extra package: pip install safetensors") from None
     if model.config.family == "llama":
         raise ValueError("the released layout has norms of q and k, which a decoder of the Llama "
-                         "kind lacks: transformers has no class for it")
+                         "kind lacks; train on a Qwen3 or OLMo-3 to export")
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
-    export_tensors(model, out, file_bytes)
+    export_tensors(model, out)
     dtype = str(model.embedding.weight.dtype).removeprefix("torch.")
     (out / "config.json").write_text(json.dumps(hub_config(model.config, dtype), indent=1))
-    write_processors(model.config, tokenizer, data_config, out)
     files.save_data_config(data_config, out)
+    write_processors(model.config, tokenizer, data_config, out)
 
 
-def export_tensors(model, out, file_bytes):
-    """model.safetensors, or several weight files of `file_bytes` at most and their index."""
-    parameters = model.state_dict()
-    sources = tensor_sources(model.config)
-    assert {ours for names in sources.values() for ours in names} == set(parameters), \
-        "the table does not hold every tensor"
-    sizes = {name: sum(parameters[ours].nbytes for ours in names)
-             for name, names in sources.items()}
-    parts = split_by_size(sizes, file_bytes)
-    index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": {}}
-    for k, names in enumerate(parts, 1):
-        file = "model.safetensors"
-        if len(parts) > 1:
-            file = f"model-{k:05d}-of-{len(parts):05d}.safetensors"
-        tensors = {name: torch.cat([parameters[ours].cpu() for ours in sources[name]])
-                   for name in names}
-        tensor_files.write_safetensors(tensors, out / file)
-        index["weight_map"] |= dict.fromkeys(names, file)
-    if len(parts) > 1:
-        (out / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
-
-
-def tensor_sources(config):
-    """{name on disk: our names, whose rows it holds one under the other}. The head of a tied model
-    is written as a copy of the embedding, as in the released 4B."""
-    sources = {}
-    for theirs, ours in released.released_names(config).items():
+def export_tensors(model, out):
+    """Writes model.safetensors, for which memory must hold the weights twice. The head of a tied
+    model is written as a copy of the embedding, as in the released 4B."""
+    ours = model.state_dict()
+    tensors = {}
+    for theirs, names in released.released_names(model.config).items():
         if len(theirs) == 1:
-            sources[theirs[0]] = ours
+            tensors[theirs[0]] = torch.cat([ours.pop(name).cpu() for name in names])
         else:                        # embedding and extra embedding: one for one
-            for name, our_name in zip(theirs, ours, strict=True):
-                sources[name] = [our_name]
-    if config.tied:
-        sources[released.LM_HEAD] = ["embedding.weight"]
-    return sources
-
-
-def split_by_size(sizes, limit):
-    """{name: bytes} -> lists of names in their order, of `limit` bytes at most; a larger tensor has
-    a list of its own."""
-    groups = []
-    room = 0
-    for name, size in sizes.items():
-        if size > room:
-            groups.append([])
-            room = limit
-        groups[-1].append(name)
-        room -= size
-    return groups
+            for name, our_name in zip(theirs, names, strict=True):
+                tensors[name] = ours.pop(our_name).cpu().contiguous()
+    assert not ours, f"the table of names lacks {min(ours)}"
+    if model.config.tied:
+        tensors[released.LM_HEAD] = tensors[released.EMBEDDINGS[0]].clone()
+    save_file = files.import_safetensors().torch.save_file
+    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
 
 
 # ------------------------------------------------------------------------------------------------
@@ -166,9 +128,7 @@ def write_processors(config, tokenizer, data_config, out):
             "pad_token_id": tokenizer.eos,
         },
     }
-    if isinstance(tokenizer, ByteTokenizer):
-        contents |= byte_tokenizer_files(tokenizer)
-    else:
+    if not isinstance(tokenizer, ByteTokenizer):
         tokenizer.save(out)
     for name, content in contents.items():
         (out / name).write_text(json.dumps(content, indent=1))
@@ -177,85 +137,104 @@ def write_processors(config, tokenizer, data_config, out):
         template.write_text(CHAT_TEMPLATE)
 
 
-def byte_alphabet():
-    """{character: byte} of byte-level BPE: printable bytes are themselves, others start at 256."""
-    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    alphabet = {}
-    n_others = 0
-    for byte in range(256):
-        if byte in printable:
-            alphabet[chr(byte)] = byte
-        else:
-            alphabet[chr(256 + n_others)] = byte
-            n_others += 1
-    return alphabet
+# ------------------------------------------------------------------------------------------------
+# config.json
+
+SPECIAL_IDS = {
+    "image_start_token_id": "im_start",
+    "image_end_token_id": "im_end",
+    "image_patch_id": "im_patch",
+    "image_col_id": "im_col",
+    "low_res_image_start_token_id": "low_res_im_start",
+    "image_high_res_id": "im_patch",
+    "image_low_res_id": "im_low",
+    "frame_start_token_id": "frame_start",
+    "frame_end_token_id": "frame_end",
+}
 
 
-def byte_tokenizer_files(tokenizer):
-    """ByteTokenizer -> the same ids in the format of the `tokenizers` package: byte-level BPE
-    without merges, and the words as added tokens."""
-    added = {"<|im_start|>": tokenizer.chat_start, "<|im_end|>": tokenizer.chat_end}
-    added |= tokenizer.ids
-    added |= {token_text(name): i for name, i in tokenizer.special.items()}
-    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    added_tokens = []
-    for content, i in sorted(added.items(), key=lambda item: item[1]):
-        special = content not in tokenizer.ids
-        added_tokens.append({"id": i, "content": content, "special": special, **plain})
-    level = {
-        "type": "ByteLevel",
-        "add_prefix_space": False,
-        "trim_offsets": True,
-        "use_regex": False,
+def hub_config(config, dtype):
+    """ModelConfig -> config.json as it was released, which transformers, vLLM and the official code
+    read. What is left out has the right default. dtype: as a word, "bfloat16".
+
+    Two values differ from the published files, which are wrong there (docs/molmo2.md 0.6, 1.6):
+    frame tokens are on, and the ViT has as many blocks as there are weights for.
+    """
+    return {
+        "architectures": ["Molmo2ForConditionalGeneration"],
+        "model_type": "molmo2",
+        "dtype": dtype,
+        "tie_word_embeddings": False,
+        "use_frame_special_tokens": True,
+        **{key: config.n_vocab + SPECIAL.index(name) for key, name in SPECIAL_IDS.items()},
+        "text_config": hub_text_config(config),
+        **hub_vision_configs(config),
     }
-    model = {
-        "type": "BPE",
-        "dropout": None,
-        "unk_token": None,
-        "continuing_subword_prefix": None,
-        "end_of_word_suffix": None,
-        "fuse_unk": False,
-        "byte_fallback": False,
-        "ignore_merges": False,
-        "vocab": byte_alphabet() | added,
-        "merges": [],
-    }
-    state = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "normalizer": None,
-        "post_processor": None,
-        "added_tokens": added_tokens,
-        "pre_tokenizer": level,
-        "decoder": level,
-        "model": model,
-    }
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "clean_up_tokenization_spaces": False,
-        "eos_token": "<|im_end|>",
-        "pad_token": "<|im_end|>",
-        "model_max_length": 36864,
-    }
-    return {"tokenizer.json": state, "tokenizer_config.json": settings}
 
 
-def add_hub_code(hub, out):
-    """Adds the Hub's own classes for vLLM and older versions of transformers: the *.py files of a
-    downloaded checkpoint, and the entries of its configs that point to them (auto_map)."""
-    configs = ("config.json", "preprocessor_config.json", "video_preprocessor_config.json",
-               "processor_config.json")
-    auto_maps = {}
-    for name in configs:
-        path = Path(hub) / name
-        auto_map = json.loads(path.read_text()).get("auto_map") if path.is_file() else None
-        if auto_map:
-            auto_maps[name] = auto_map
-    if not auto_maps:
-        raise ValueError(f"--code {hub}: no config there points to classes of its own (auto_map)")
-    for path in sorted(Path(hub).glob("*.py")):
-        (out / path.name).write_bytes(path.read_bytes())
-    for name, auto_map in auto_maps.items():
-        settings = json.loads((out / name).read_text()) | {"auto_map": auto_map}
-        (out / name).write_text(json.dumps(settings, indent=1))
+def hub_text_config(config):
+    yarn = config.yarn
+    scaling = {
+        "rope_type": "yarn",
+        "factor": yarn.factor,
+        "attention_factor": yarn.attention_factor,
+        "beta_fast": yarn.beta_fast,
+        "beta_slow": yarn.beta_slow,
+        "original_max_position_embeddings": yarn.original_max,
+    }
+    olmo = config.family == "olmo"
+    return {
+        "attn_implementation": "sdpa",
+        "model_type": "molmo2_text",
+        "hidden_size": config.n_embd,
+        "num_hidden_layers": config.n_layer,
+        "num_attention_heads": config.n_head,
+        "num_key_value_heads": config.n_kv_head,
+        "head_dim": config.head_dim,
+        "intermediate_size": config.n_hidden,
+        "vocab_size": config.n_vocab,
+        "additional_vocab_size": config.n_extra,
+        "norm_after": olmo,
+        "use_qk_norm": True,
+        "qk_norm_type": "olmo" if olmo else "qwen3",
+        "qkv_bias": False,
+        "hidden_act": "silu",
+        "layer_norm_eps": config.eps,
+        "rope_theta": config.rope_theta,
+        "rope_scaling": scaling if yarn.layers else None,
+        "rope_scaling_layers": list(yarn.layers) or None,
+        "max_position_embeddings": 65536 if olmo else 36864,
+    }
+
+
+def hub_vision_configs(config):
+    """-> vit_config and adapter_config."""
+    vision = config.vision
+    shared = {
+        "model_type": "molmo2",
+        "attn_implementation": "sdpa",
+        "float32_attention": True,
+        "hidden_size": vision.n_embd,
+        "num_attention_heads": vision.n_head,
+        "num_key_value_heads": vision.n_head,
+        "head_dim": vision.n_embd // vision.n_head,
+    }
+    vit = {
+        **shared,
+        "num_hidden_layers": vision.n_layer,
+        "intermediate_size": vision.n_hidden,
+        "hidden_act": "gelu_pytorch_tanh",
+        "layer_norm_eps": vision.eps,
+        "image_default_input_size": [vision.crop, vision.crop],
+        "image_patch_size": vision.patch,
+        "image_num_pos": vision.n_patch,
+    }
+    adapter = {
+        **shared,
+        "intermediate_size": config.n_hidden,
+        "text_hidden_size": config.n_embd,
+        "vit_layers": list(vision.feature_layers),
+        "hidden_act": "silu",
+        "pooling_attention_mask": True,
+    }
+    return {"vit_config": vit, "adapter_config": adapter}

@@ -1,233 +1,317 @@
-"""Weights on disk: save and load a model's folder (paper: architecture).
+"""Model folders: reads and writes them, and gathers a sharded model (paper: architecture).
 
-    runs/mine/model/    config.json  model.safetensors                     written by `save`
-    Molmo2-4B/          config.json  model-00001-of-00002.safetensors ..   a released checkpoint
+    runs/mine/model/    config.json  model.pt  data.json  tokenizer files        written by `save`
+    Molmo2-4B/          config.json  model-00001-of-00002.safetensors ..         a released folder
 
-`load` takes both. It builds the model on the meta device, where tensors have shapes and no memory,
-allocates it on its device, and copies tensor by tensor: memory holds one copy of the weights.
-Names, shapes and dtypes of all tensors are checked before the first one is read.
+`load`, `read_weights` and `open_model_folder` take both, and one function, `read`, reads both.
+Tensors on disk are mapped into memory: each rank of a sharded model copies the rows of its own
+shard, and a process holds the weights once. Only released folders need the package safetensors.
 """
 
 import dataclasses
+import hashlib
 import json
+from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.tensor import DTensor, distribute_tensor
 
+from data import DataConfig
 from model import ModelConfig, Molmo2, YarnConfig
+from stages import stage3
+from text.tokenizer import load_tokenizer
 from vision import VisionConfig
-from weights import released, tensor_files
+from weights import lora, released
 
-MAX_PARAMETERS = 10**11              # sanity limit for an untrusted config.json
-# what a config.json from elsewhere can raise on its way to a model
-CONFIG_ERRORS = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError,
-                 AssertionError, RuntimeError)
+# A released folder has no data.json: it is asked and fine-tuned with the settings of stage 3.
+RELEASED_SETTINGS = {
+    name.removeprefix("data."): value
+    for name, value in stage3.RECIPE.items()
+    if name.startswith("data.")
+}
 
 
 class ModelFolder(NamedTuple):
     path: Path                       # the folder with config.json
     config: ModelConfig
-    raw: dict                        # config.json as it stands
-
-    @property
-    def released(self):              # in the layout of released checkpoints
-        return "model_type" in self.raw
+    table: dict                      # names of a released folder (released.py); None: model.pt
 
 
-# ------------------------------------------------------------------------------------------------
+@contextmanager
+def explained(path):
+    """Turns an exception about what a file contains into a ValueError in one sentence."""
+    try:
+        yield
+    except Exception as e:           # safetensors, pickle, json and dataclasses raise their own
+        if isinstance(e, OSError) and e.filename:
+            raise
+        reason = (str(e).splitlines() or [type(e).__name__])[0]
+        reason = f"{reason} is missing" if isinstance(e, KeyError) else reason
+        raise ValueError(f"{path} cannot be used: {reason:.300}") from None
+
+
+# --------------------------------------------------------------------------------------------------
 # out
 
 
 def save(model, folder):
-    """config.json, and model.safetensors where safetensors is installed, else model.pt."""
+    """Writes config.json, and model.pt with {name: tensor} in the dtypes of the model."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(dataclasses.asdict(model.config), indent=1))
     tensors = {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
-    try:
-        tensor_files.write_safetensors(tensors, folder / "model.safetensors")
-    except ImportError:
-        torch.save(tensors, folder / "model.pt")
+    torch.save(tensors, folder / "model.pt")
 
 
 def save_data_config(data_config, folder):
-    """data.json: how records became tokens in training, to ask the model in the same way. The
-    vision geometry is in config.json."""
-    values = {f.name: getattr(data_config, f.name) for f in dataclasses.fields(data_config)}
+    """Writes data.json: the settings with which records became tokens in training, used at
+    inference too. The shape of crops is in config.json."""
+    values = dataclasses.asdict(data_config)
     del values["vision"]
     (Path(folder) / "data.json").write_text(json.dumps(values))
 
 
-# ------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # config.json -> a model without memory
 
 
 def describe(folder):
-    """A run directory, its model/, or a released checkpoint's folder -> ModelFolder.
+    """A run directory, its model/, or a released folder -> ModelFolder.
 
-    FileNotFoundError or ValueError in one sentence if there is no model. Reads no weights; of a
-    released checkpoint `config.tied` is not known yet.
+    FileNotFoundError or ValueError in one sentence if there is no model. Of the weights it reads at
+    most eight rows of two tensors, which tell whether a released head is tied.
     """
     folder = Path(folder)
     if (folder / "model" / "config.json").is_file():
         folder = folder / "model"
     path = folder / "config.json"
-    if not folder.exists():
-        raise FileNotFoundError(f"{folder}: no such folder, so no model here; released ones come "
-                                "by hf download allenai/Molmo2-4B --local-dir Molmo2-4B")
     if not path.is_file():
-        raise FileNotFoundError(f"{folder}: no model here (config.json is missing); name a run "
-                                "directory, or the model/ in it")
-    try:
+        raise FileNotFoundError(f"{folder}: no model here (config.json is missing); released ones "
+                                "come by hf download allenai/Molmo2-4B --local-dir Molmo2-4B")
+    with explained(path):
         raw = json.loads(path.read_text())
-        if "model_type" in raw:
-            config = released.released_config(folder, raw)
-        else:
-            config = config_from_dict(raw)
-        meta_model(config)
-    except released.Unsupported:
-        raise
-    except CONFIG_ERRORS as e:
-        raise ValueError(f"{path} describes no model of this project (or its run is not finished): "
-                         f"{e!r:.300}") from None
-    return ModelFolder(folder, config, raw)
+        if "model_type" not in raw:
+            return ModelFolder(folder, config_from_dict(raw), None)
+        config = released.released_config(folder, raw)
+    config = dataclasses.replace(config, tied=has_tied_head(folder, raw))
+    return ModelFolder(folder, config, released.released_names(config))
 
 
 def config_from_dict(raw):
-    """config.json as `save` writes it -> ModelConfig. One of CONFIG_ERRORS if a field is unknown
-    or of another type."""
-    yarn = fill(YarnConfig, raw["yarn"])
-    vision = fill(VisionConfig, raw["vision"])
-    return fill(ModelConfig, {**raw, "yarn": yarn, "vision": vision})
+    """config.json as `save` writes it -> ModelConfig. A missing field has its default, TypeError
+    names an unknown one."""
+    yarn = from_json(YarnConfig, raw.get("yarn", {}))
+    vision = from_json(VisionConfig, raw.get("vision", {}))
+    return from_json(ModelConfig, {**raw, "yarn": yarn, "vision": vision})
 
 
-def fill(kind, values):
-    """A dataclass from values of the types of its defaults; JSON has lists for tuples, and 1 for
-    1.0."""
-    values = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
-    for field in dataclasses.fields(kind):
-        if field.name in values:
-            value = values[field.name]
-            expected = type(field.default)
-            if type(value) is not expected and (expected, type(value)) != (float, int):
-                raise TypeError(f"{field.name} = {value!r:.60} is not of type {expected.__name__}")
-    return kind(**values)
+def from_json(kind, values):
+    """A dataclass from a JSON object, which has lists for tuples."""
+    return kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
 
 
 def meta_model(config):
-    """A model without memory, on the meta device. ValueError if its size is absurd."""
-    layers = config.n_layer + config.vision.n_layer
-    if layers > released.MAX_LAYERS:
-        raise ValueError(f"{layers:,} layers, more than {released.MAX_LAYERS:,}")
+    """A model on the meta device, where tensors have shapes and no memory."""
     with torch.device("meta"):
-        model = Molmo2(config)
-    parameters = sum(p.numel() for p in model.parameters())
-    if parameters > MAX_PARAMETERS:
-        raise ValueError(f"{parameters:,} parameters, more than {MAX_PARAMETERS:,}")
-    return model
+        return Molmo2(config)
 
 
-def fingerprint(folder):
-    """{file: CRC-32} of the weights of what `describe` takes."""
-    return {file.name: tensor_files.checksum(file) for file in describe(folder).path.iterdir()
-            if file.suffix in (".safetensors", ".pt")}
+def has_tied_head(folder, raw):
+    """Is the head of a released folder a copy of the embedding, as in the 4B? The first eight rows
+    tell, because config.json says False for every model; without a head, config.json tells."""
+    files = weight_files(folder)
+    if released.LM_HEAD not in files:
+        return bool(raw.get("tie_word_embeddings") or raw["text_config"].get("tie_word_embeddings"))
+    names = (released.LM_HEAD, released.EMBEDDINGS[0])
+    head, embedding = (read_tensor(files[name], name)[:8] for name in names)
+    return torch.equal(head, embedding)
 
 
-# ------------------------------------------------------------------------------------------------
-# in
+# --------------------------------------------------------------------------------------------------
+# weights in
+
+
+def import_safetensors():
+    """The package, which only released folders need; ValueError if it is not installed."""
+    try:
+        import safetensors.torch
+    except ImportError:
+        raise ValueError("released folders need an extra package: pip install -r "
+                         "requirements-extras.txt") from None
+    return safetensors
+
+
+def weight_files(folder):
+    """{name of a tensor: its file} of model.safetensors, or else of the files in its index."""
+    path = folder / "model.safetensors"
+    if path.is_file():
+        with explained(path), import_safetensors().safe_open(path, "pt") as file:
+            return dict.fromkeys(file.keys(), path)
+    path = folder / "model.safetensors.index.json"
+    with explained(path):
+        weight_map = json.loads(path.read_text())["weight_map"]
+        return {name: folder / file for name, file in weight_map.items()}
+
+
+def read_tensor(path, name):
+    """A tensor of a safetensors file, mapped. The file is opened for each one, because the pages
+    that were read of a mapped file count as memory of the process until it is closed."""
+    with explained(path), import_safetensors().safe_open(path, "pt") as file:
+        return file.get_tensor(name)
+
+
+def read_table(path, files, table, shapes):
+    """Yields (our name, tensor) by a table of names (released.py). files: {name on disk: file}.
+    Tensors are mapped, but for the two embeddings of a released folder, which are copied."""
+    check_names(path, files.keys(), {name for theirs in table for name in theirs})
+    for theirs, ours in table.items():
+        stored = [read_tensor(files[name], name) for name in theirs]
+        rows = stored[0] if len(stored) == 1 else torch.cat(stored)
+        ends = accumulate(shapes[name][0] for name in ours[:-1])
+        yield from zip(ours, rows.tensor_split(list(ends)), strict=True)
+
+
+def read_pickled(path, names):
+    """Yields (name, mapped tensor) of model.pt. Each time that as much as its largest tensor has
+    been read, the file is mapped anew, so that the pages that were read are released."""
+    n_left = 0
+    for name in names:
+        if n_left <= 0:
+            with explained(path):
+                tensors = torch.load(path, mmap=True, weights_only=True)
+                n_left = max(tensor.nbytes for tensor in tensors.values())
+            check_names(path, tensors.keys(), names)
+        n_left -= tensors[name].nbytes
+        yield name, tensors[name]
+
+
+def check_names(path, found, expected):
+    if different := found ^ expected:
+        raise ValueError(f"{path}: {len(different)} tensors are missing or unknown to config.json, "
+                         f"first {min(different)}")
+
+
+def check_shape(path, name, tensor, shape):
+    if tensor.shape != shape:
+        raise ValueError(f"{path}: {name} has shape {list(tensor.shape)}, config.json asks for "
+                         f"{list(shape)}")
+
+
+def read(folder):
+    """Yields (our name, mapped tensor) of a ModelFolder. ValueError in one sentence if names or
+    shapes are not those that config.json asks for."""
+    shapes = {name: t.shape for name, t in meta_model(folder.config).state_dict().items()}
+    if folder.table is None:
+        tensors = read_pickled(folder.path / "model.pt", shapes.keys())
+    else:
+        files = weight_files(folder.path)
+        if folder.config.tied:
+            files.pop(released.LM_HEAD, None)
+        tensors = read_table(folder.path, files, folder.table, shapes)
+    for name, tensor in tensors:
+        check_shape(folder.path, name, tensor, shapes[name])
+        yield name, tensor
 
 
 def load(folder, dtype=torch.float32, device="cpu"):
     """What `describe` takes -> Molmo2 in eval mode; dtype None: as stored.
 
     FileNotFoundError or ValueError in one sentence if there is no model or its weights do not fit.
-    device "meta": everything is checked, and nothing read; `read_weights` does that later.
     """
     folder = describe(folder)
-    if is_pickled(folder):
-        tensors = open_pickled(folder)
-        model = meta_model(folder.config)
-        dtypes = {name: t.dtype for name, t in tensors.items()}
-    else:
-        stored = tensor_files.stored_tensors(folder.path)
-        model, table = match(folder, stored)
-        dtypes = tensor_files.stored_dtypes(stored, table)
-    if dtype is not None:
-        dtypes = dict.fromkeys(dtypes, dtype)
-    tensor_files.allocate(model, dtypes, device)
-    if torch.device(device).type != "meta":
-        read_weights(model, folder.path)
+    model = meta_model(folder.config)
+    tensors = {name: t.to(device, dtype, copy=True) for name, t in read(folder)}
+    model.load_state_dict(tensors, assign=True)
     return model.eval()
 
 
 @torch.no_grad()
 def read_weights(model, folder):
-    """Reads a folder's weights into a model that `load` has found to fit; of a sharded one each
-    rank reads its own rows. Errors as those of `load`."""
-    folder = describe(folder)
+    """Reads the weights of what `describe` takes into a model; of a sharded one each rank reads the
+    rows of its shard. Errors as those of `load`."""
     parameters = dict(model.named_parameters())
-    if is_pickled(folder):
-        for name, tensor in open_pickled(folder).items():
-            tensor_files.copy_rows(tensor, len(tensor), 0, [parameters[name]])
-    else:
-        stored = tensor_files.stored_tensors(folder.path)
-        _, table = match(folder, stored, model.config.tied)
-        tensor_files.copy_tensors(stored, table, parameters)
+    for name, tensor in read(describe(folder)):
+        own, first = own_rows(parameters[name])
+        own.copy_(tensor[first : first + len(own)])
 
 
-def match(folder, stored, tied=None):
-    """-> a model on the meta device and the table of its tensors, which are there and fit. Leaves
-    the copy of a tied head out of `stored`; tied None: found out by reading the head."""
-    config = folder.config
-    if folder.released:
-        tied = has_tied_head(folder, stored) if tied is None else tied
-        config = dataclasses.replace(config, tied=tied)
-        if tied:
-            stored.pop(released.LM_HEAD, None)
-        table = released.released_names(config)
-    else:
-        table = {(name,): [name] for name in meta_model(config).state_dict()}
-    model = meta_model(config)
-    tensor_files.check_names(stored, table, folder.path)
-    tensor_files.check_shapes(stored, table, model.state_dict())
-    return model, table
+def own_rows(parameter):
+    """-> the rows of a parameter that this rank holds, and the number of the first of them."""
+    if not isinstance(parameter, DTensor):
+        return parameter, 0
+    numbers = torch.arange(len(parameter), device=parameter.device)
+    own = distribute_tensor(numbers, parameter.device_mesh, parameter.placements,
+                            src_data_rank=None).to_local()
+    return parameter.to_local(), int(own[0]) if len(own) else 0
 
 
-def is_pickled(folder):
-    """Are the weights in model.pt, which `save` writes where safetensors is not installed?"""
-    single = folder.path / "model.safetensors"
-    return not folder.released and not single.is_file() and (folder.path / "model.pt").is_file()
+def fingerprint(folder):
+    """A hash of the weight files of what `describe` takes: of 256 evenly spaced samples of 4 KB of
+    each. It reads 1 MB of a file; further training changes nearly every number of a tensor."""
+    digest = hashlib.sha256()
+    for path in sorted(describe(folder).path.glob("model*")):
+        with open(path, "rb") as file:
+            size = file.seek(0, 2)
+            for start in range(0, size, size // 256 + 1):
+                file.seek(start)
+                digest.update(file.read(4096))
+    return digest.hexdigest()
 
 
-def open_pickled(folder):
-    """{name: tensor} of model.pt, mapped; they fit the model. Only tensors are unpickled."""
-    path = folder.path / "model.pt"
-    tensors = tensor_files.open_or_explain(torch.load, path, weights_only=True, mmap=True)
-    if not isinstance(tensors, dict) or not all(map(torch.is_tensor, tensors.values())):
-        raise ValueError(f"{path}: holds something else than a dictionary of tensors")
-    try:
-        meta_model(folder.config).load_state_dict(tensors, assign=True)
-    except RuntimeError as e:
-        reason = " ".join(str(e).split())
-        raise ValueError(f"{path}: weights do not fit config.json: {reason:.300}") from None
-    return tensors
+def open_model_folder(folder, device="cpu", dtype=torch.float32, read=True):
+    """What `describe` takes -> model, tokenizer, DataConfig of training: all that is needed to ask.
+
+    OSError or ValueError in one sentence if one of them cannot be read. read False: the model is on
+    the meta device, for `read_weights`.
+    """
+    with explained(f"--device {device}"):
+        torch.zeros(1, device=device)
+    path, config, _ = describe(folder)
+    tokenizer = load_tokenizer(path, config.n_vocab)
+    data_config = DataConfig(**RELEASED_SETTINGS)
+    if (path / "data.json").is_file():
+        with explained(path / "data.json"):
+            data_config = from_json(DataConfig, json.loads((path / "data.json").read_text()))
+    model = load(folder, dtype, device) if read else meta_model(config).eval()
+    return model, tokenizer, dataclasses.replace(data_config, vision=config.vision)
 
 
-def has_tied_head(folder, stored):
-    """Is the head of a released checkpoint a copy of the embedding's first rows, as in the
-    released 4B? Without a head, config.json tells."""
-    if not {released.LM_HEAD, *released.EMBEDDINGS} <= set(stored):
-        text = folder.raw["text_config"]
-        return bool(folder.raw.get("tie_word_embeddings") or text.get("tie_word_embeddings"))
-    tensors = [stored[name] for name in (released.LM_HEAD, *released.EMBEDDINGS)]
-    if any(len(t.shape) != 2 or t.dtype != tensors[0].dtype for t in tensors):
-        return False
-    head = tensor_files.read_tensor(stored[released.LM_HEAD])
-    start = 0
-    for name in released.EMBEDDINGS:
-        rows = tensor_files.read_tensor(stored[name])[: len(head) - start]
-        if not torch.equal(head[start : start + len(rows)], rows):
-            return False
-        start += len(rows)
-    return start == len(head)
+# --------------------------------------------------------------------------------------------------
+# a sharded model as one process has it
+
+
+def gather_on_first(model, ranks):
+    """-> on the first rank the model itself, or a copy on the CPU if it is sharded or has adapters,
+    which are merged; None on the others."""
+    if not ranks.mesh and not lora.has_adapters(model):
+        return model
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    tensors = get_model_state_dict(model, options=options)
+    return whole_model(model, tensors, torch.float32) if ranks.first else None
+
+
+def gather_on_each(model, ranks, device, dtype):
+    """-> the model that this rank evaluates: a copy on its device, in the dtype of the arithmetic.
+
+    Gathered once: layer by layer, as in training, all weights would be sent for every generated
+    token, and answers of different lengths would need different numbers of collectives. The 8B's
+    copy in bfloat16 takes 16 GiB. One process in float32, or with adapters, evaluates the model.
+    """
+    if not ranks.mesh and (dtype == torch.float32 or lora.has_adapters(model)):
+        return model
+    tensors = {}
+    for name, p in model.named_parameters():
+        shard = p.detach().to(device, dtype)             # a cast before it is sent: half the bytes
+        tensors[name] = shard.full_tensor() if isinstance(shard, DTensor) else shard
+    return whole_model(model, tensors, dtype)
+
+
+def whole_model(model, tensors, dtype):
+    """A copy without adapters; dtype: of the merged tensors."""
+    copy = meta_model(model.config)
+    copy.load_state_dict(lora.merged(model, tensors, dtype), assign=True)
+    return copy.eval()

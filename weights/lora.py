@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import nn
-
-from weights import tensor_files
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 LAYERS = ("q", "k", "v", "out", "up", "gate", "down")
 
@@ -54,7 +53,10 @@ def init_adapters(model, seed):
     for name, p in model.named_parameters():
         if name.endswith(".lora_a"):
             a = torch.randn(p.shape, generator=generator) * p.shape[1] ** -0.5
-            tensor_files.copy_rows(a, len(a), 0, [p])
+            if isinstance(p, DTensor):
+                a = distribute_tensor(a.to(p.device), p.device_mesh, p.placements,
+                                      src_data_rank=None)
+            p.copy_(a)
         elif name.endswith(".lora_b"):
             p.zero_()
 

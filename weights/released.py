@@ -1,7 +1,7 @@
 """Layout of released checkpoints: tensor names, config.json -> ModelConfig (docs/molmo2.md 1.6).
 
-A table of names is {names on disk: our names}. The rows of the tensors on disk, one under the
-other, are the rows of our tensors, one under the other:
+A table of names is {names on disk: our names}: concatenating the tensors on disk along their rows
+gives the concatenation of our tensors.
 
     ("model.transformer.blocks.0.self_attn.att_proj.weight",):
         ["blocks.0.attn.q.weight", "blocks.0.attn.k.weight", "blocks.0.attn.v.weight"]
@@ -15,8 +15,8 @@ other, are the rows of our tensors, one under the other:
                              | attn.v |
                              +--------+
 
-The same table serves to load and to export. This file reads no weights: weights/files.py does.
-In the other direction, a config.json is made by weights/hub_config.py.
+The same table serves to load (weights/files.py) and to export (weights/export.py), which also makes
+a config.json in the other direction.
 """
 
 import json
@@ -26,8 +26,6 @@ from pathlib import Path
 
 from model import ModelConfig, YarnConfig
 from vision import VisionConfig
-
-MAX_LAYERS = 1000                    # sanity limit for an untrusted config.json
 
 # ------------------------------------------------------------------------------------------------
 # names
@@ -98,19 +96,14 @@ def released_names(config):
 # config.json -> ModelConfig
 
 
-class Unsupported(ValueError):
-    """A valid checkpoint of a kind that this project does not implement."""
-
-
-def require(path, values, **expected):
-    """Unsupported if a config asks for another value than the one that this project implements."""
+def require(values, **expected):
+    """ValueError if a config asks for another value than the one that this project implements."""
     for key, value in expected.items():
         if values.get(key, value) not in (value, None):
-            message = f"{path}: {key} = {values[key]!r} is not supported, only {value!r}"
-            raise Unsupported(message)
+            raise ValueError(f"{key} = {values[key]!r} is not supported, only {value!r}")
 
 
-def rope_from(path, text, layers):
+def rope_from(text, layers):
     """Text part of a config.json, and the layers that YaRN applies to (None: all of them)
     -> theta, YarnConfig."""
     rope = text.get("rope_parameters")
@@ -119,15 +112,15 @@ def rope_from(path, text, layers):
     if "full_attention" in rope:     # OLMo-3: parameters by kind of layer
         sliding = rope["sliding_attention"]
         rope = rope["full_attention"]
-        require(path, sliding, rope_type="default", rope_theta=rope["rope_theta"])
+        require(sliding, rope_type="default", rope_theta=rope["rope_theta"])
     theta = float(rope["rope_theta"])
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":
         return theta, YarnConfig()
-    require(path, {"rope_type": kind}, rope_type="yarn")
-    require(path, rope, truncate=True, mscale=None, mscale_all_dim=None)
+    require({"rope_type": kind}, rope_type="yarn")
+    require(rope, truncate=True, mscale=None, mscale_all_dim=None)
     if layers is None:
-        layers = range(min(text["num_hidden_layers"], MAX_LAYERS))
+        layers = range(text["num_hidden_layers"])
     factor = float(rope["factor"])
     optional = {"attention_factor": 0.1 * math.log(factor) + 1}
     for key in ("attention_factor", "beta_fast", "beta_slow"):
@@ -138,46 +131,22 @@ def rope_from(path, text, layers):
     return theta, replace(yarn, **optional)
 
 
-def overlap_margin_from(folder):
-    """Patches that crops share on each side, from the image processor's settings; 4 if the folder
-    has none."""
-    path = Path(folder) / "preprocessor_config.json"
-    if path.is_file():
-        settings = json.loads(path.read_text())
-        if "overlap_margins" in settings:
-            return equal_margins(path, settings)
-    path = Path(folder) / "processor_config.json"        # transformers writes them here
-    if path.is_file():
-        settings = json.loads(path.read_text()).get("image_processor", {})
-        if "overlap_margins" in settings:
-            return equal_margins(path, settings)
-    return VisionConfig().overlap_margin
-
-
-def equal_margins(path, settings):
-    margin = settings["overlap_margins"][0]
-    require(path, settings, overlap_margins=[margin, margin])
-    return margin
-
-
 def released_config(folder, raw):
     """config.json of a released folder, in the Hub's form or in the form of transformers
-    -> ModelConfig. `tied` stays False: only the weights tell (weights.files.load)."""
-    path = f"{folder}/config.json"
-    require(path, raw, model_type="molmo2")
+    -> ModelConfig. `tied` stays False: only the weights tell (weights/files.py)."""
+    require(raw, model_type="molmo2")
     text = raw["text_config"]
     adapter = raw["adapter_config"]
     vit = raw["vit_config"] if "vit_config" in raw else raw["vision_config"]
-    require(path, text, hidden_act="silu", attention_bias=False, qkv_bias=False, use_qk_norm=True)
-    require(path, adapter, hidden_act="silu", attention_bias=True, mlp_bias=False,
+    require(text, hidden_act="silu", attention_bias=False, qkv_bias=False, use_qk_norm=True)
+    require(adapter, hidden_act="silu", attention_bias=True, mlp_bias=False,
             pooling_attention_mask=True, hidden_size=vit["hidden_size"],
             num_attention_heads=vit["num_attention_heads"],
             intermediate_size=text["intermediate_size"], text_hidden_size=text["hidden_size"])
     norms = (text["norm_after"], text["qk_norm_type"])
     if norms not in ((False, "qwen3"), (True, "olmo")):
-        raise Unsupported(f"{path}: norm_after {norms[0]} with QK-norm {norms[1]} is neither Qwen "
-                          "nor OLMo")
-    theta, yarn = rope_from(path, text, text.get("rope_scaling_layers"))
+        raise ValueError(f"norm_after {norms[0]} with QK-norm {norms[1]} is neither Qwen nor OLMo")
+    theta, yarn = rope_from(text, text.get("rope_scaling_layers"))
     return ModelConfig(
         n_layer=text["num_hidden_layers"],
         n_embd=text["hidden_size"],
@@ -197,15 +166,16 @@ def released_config(folder, raw):
 
 def released_vision(folder, raw, vit, adapter):
     """The vision part of a released config.json -> VisionConfig."""
-    path = f"{folder}/config.json"
-    require(path, vit, hidden_act="gelu_pytorch_tanh", attention_bias=True)
+    require(vit, hidden_act="gelu_pytorch_tanh", attention_bias=True)
     layers = adapter.get("vit_layers", adapter.get("vision_feature_layer", (24, 18)))
     layers = tuple(i % vit["num_hidden_layers"] for i in layers)         # -3 of 27 is 24
     height, width = vit.get("image_default_input_size", vit.get("image_size"))
     patch = vit.get("image_patch_size", vit.get("patch_size"))
+    path = Path(folder) / "preprocessor_config.json"     # of the image processor
+    processor = json.loads(path.read_text()) if path.is_file() else {}
     if height != width or height % patch:
-        raise Unsupported(f"{path}: images of {[height, width]} pixels in patches of {patch} are "
-                          "not supported, only squares of whole patches")
+        raise ValueError(f"images of {[height, width]} pixels in patches of {patch} are not "
+                         "supported, only squares of whole patches")
     return VisionConfig(
         # The Hub's config declares 27 blocks, but has weights up to the last feature layer only.
         n_layer=max(layers) + 1 if "vit_config" in raw else vit["num_hidden_layers"],
@@ -215,6 +185,6 @@ def released_vision(folder, raw, vit, adapter):
         feature_layers=layers,
         grid=height // patch,
         patch=patch,
-        overlap_margin=overlap_margin_from(folder),
+        overlap_margin=processor.get("overlap_margins", [VisionConfig.overlap_margin])[0],
         eps=vit["layer_norm_eps"],
     )

@@ -13,7 +13,7 @@ import packing
 from evaluation.generate import KVCache, evaluation_config, generate
 from tests.evaluation.small_model import CONFIG, DATA, TOKENIZER, VISION, random_model
 from toy import world
-from weights.open_model import RELEASED_SETTINGS
+from weights.files import RELEASED_SETTINGS
 
 
 @pytest.fixture(scope="module")

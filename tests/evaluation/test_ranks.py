@@ -15,7 +15,7 @@ from records.reader import Records
 from tests.evaluation.small_model import DATA, MEDIA, TOKENIZER, random_model
 from tests.ranks import run_ranks
 from weights import lora
-from weights.gather import gather_on_each, gather_on_first
+from weights.files import gather_on_each, gather_on_first
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow

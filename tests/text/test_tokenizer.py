@@ -1,4 +1,4 @@
-"""The toy's tokenizer. Pretrained ones are tested in tests/training/test_hf.py."""
+"""The toy's tokenizer. Pretrained ones are tested in tests/weights/test_released.py."""
 
 import pytest
 

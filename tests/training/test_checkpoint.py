@@ -18,7 +18,7 @@ from tests.training.faulty_disk import FaultyDisk, Killed
 from tests.training.runs import RECIPE, back_to, run, sentence
 from text.tokenizer import ByteTokenizer
 from training import checkpoint
-from weights.tensor_files import checksum
+from training.checkpoint_files import checksum
 
 
 class Toy:

@@ -5,24 +5,20 @@ YaRN on some layers; crops of the released size behind a narrow ViT.
 """
 
 import dataclasses
-import importlib.util
 import json
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import pytest
 
 import data
 import vision
 from model import ModelConfig, Molmo2, YarnConfig
 from records.visual import VideoClip
+from tests.extras import require
 from tools.bench import peers
 
-for _extra in ("safetensors", "tokenizers", "transformers", "torchvision"):
-    if importlib.util.find_spec(_extra) is None:
-        reason = f"{_extra} is not installed (pip install -r requirements-extras.txt)"
-        pytest.skip(reason, allow_module_level=True)
+EXTRAS = require("safetensors", "tokenizers", "transformers", "torchvision")
 transformers = peers.import_transformers()
 
 ROOT = Path(__file__).parents[2]

@@ -2,9 +2,6 @@
 
 import dataclasses
 import json
-import os
-import shutil
-import stat
 
 import pytest
 import torch
@@ -14,28 +11,28 @@ import data
 import train
 import vision
 from evaluation import generate
-from model import PRESETS, ModelConfig, Molmo2, YarnConfig
-from tests.training.hf_models import (
+from model import ModelConfig, Molmo2, YarnConfig
+from tests.weights.byte_tokenizer import save_byte_tokenizer
+from tests.weights.hf_models import (
     DATA_CONFIG,
+    EXTRAS,
     KINDS,
     ROOT,
     VISION,
     both_inputs,
-    edit,
     greedy,
     noise_image,
     transformers,
 )
-from text.tokenizer import ByteTokenizer
+from text.tokenizer import SPECIAL, ByteTokenizer
 from tools import evaluate
 from tools import hf as command
 from toy.images import World
-from toy.world import WORDS
 from weights import files
 from weights.export import export
-from weights.open_model import open_model_folder
+from weights.files import open_model_folder
 
-pytestmark = pytest.mark.usefixtures("two_threads")
+pytestmark = [EXTRAS, pytest.mark.usefixtures("two_threads")]
 
 UNUSUAL_VISION = vision.VisionConfig(
     n_layer=5, n_embd=24, n_head=3, n_hidden=20, feature_layers=(4, 1), grid=7, patch=6,
@@ -45,15 +42,15 @@ UNUSUAL = ModelConfig(
     rope_theta=12345.0, eps=1e-5, family="olmo", yarn=YarnConfig((1,), 4.0, 1.1, 16.0, 2.0, 128),
     vision=UNUSUAL_VISION)
 SPECIAL_IDS = {
-    "image_start_token_id": "<im_start>",
-    "image_end_token_id": "<im_end>",
-    "image_patch_id": "<im_patch>",
-    "image_col_id": "<im_col>",
-    "low_res_image_start_token_id": "<low_res_im_start>",
-    "image_low_res_id": "<im_low>",
-    "image_high_res_id": "<im_patch>",
-    "frame_start_token_id": "<frame_start>",
-    "frame_end_token_id": "<frame_end>",
+    "image_start_token_id": "im_start",
+    "image_end_token_id": "im_end",
+    "image_patch_id": "im_patch",
+    "image_col_id": "im_col",
+    "low_res_image_start_token_id": "low_res_im_start",
+    "image_low_res_id": "im_low",
+    "image_high_res_id": "im_patch",
+    "frame_start_token_id": "frame_start",
+    "frame_end_token_id": "frame_end",
 }
 
 
@@ -65,7 +62,7 @@ def read_json(path):
 def test_what_is_exported_transformers_loads_bit_for_bit(saved, tokenizer, tmp_path, kind):
     peer, _, ours = saved(kind)
     out = tmp_path / "out"
-    export(ours, tokenizer, DATA_CONFIG, out, file_bytes=200_000)
+    export(ours, tokenizer, DATA_CONFIG, out)
     again, report = transformers.Molmo2ForConditionalGeneration.from_pretrained(
         out, output_loading_info=True)
     assert not any(report.values()), report
@@ -73,73 +70,55 @@ def test_what_is_exported_transformers_loads_bit_for_bit(saved, tokenizer, tmp_p
     assert set(tensors) == set(peer.state_dict())
     for name, value in peer.state_dict().items():
         assert torch.equal(value, tensors[name]), name
-    assert len(list(out.glob("*.safetensors"))) > 3
     raw = read_json(out / "config.json")
     assert raw["use_frame_special_tokens"]
     assert raw["vit_config"]["num_hidden_layers"] == VISION.n_layer
 
 
 def test_every_field_of_the_config_comes_back(tmp_path):
-    import tokenizers
-
     model = Molmo2(UNUSUAL).init_weights().bfloat16()
     export(model, ByteTokenizer(n_vocab=333), DATA_CONFIG, tmp_path)
     assert files.load(tmp_path).config == UNUSUAL
     peer = transformers.Molmo2ForConditionalGeneration.from_pretrained(tmp_path)
     assert peer.dtype == torch.bfloat16                                  # as config.json says
     raw = read_json(tmp_path / "config.json")
-    tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     for key, token in SPECIAL_IDS.items():
-        assert raw[key] == tokenizer.token_to_id(token)
+        assert raw[key] == 333 + SPECIAL.index(token)
     assert read_json(tmp_path / "generation_config.json")["eos_token_id"] == [257]
     assert read_json(tmp_path / "video_preprocessor_config.json")["num_frames"] == 128
 
 
-def test_files_have_the_mode_that_the_umask_says(tmp_path):
-    model = Molmo2(UNUSUAL).init_weights()
-    before = os.umask(0o027)
-    try:
-        export(model, ByteTokenizer(n_vocab=333), DATA_CONFIG, tmp_path / "hf")
-        files.save(model, tmp_path / "ours")
-    finally:
-        os.umask(before)
-    for path in (*(tmp_path / "hf").iterdir(), *(tmp_path / "ours").iterdir()):
-        assert stat.S_IMODE(path.stat().st_mode) == 0o640, path.name
-
-
-def test_a_toy_run_is_served_by_transformers(tmp_path):
-    """The byte tokenizer as tokenizer.json, small crops: the same ids, the same greedy answer."""
-    torch.manual_seed(0)
-    toy = Molmo2(PRESETS["toy"]).init_weights().eval()
-    own = ByteTokenizer(WORDS)
-    config = data.DataConfig(max_crops=3, length_hint=7, vision=toy.config.vision)
-    first = tmp_path / "toy"
-    export(toy, own, config, first)
-    peer = transformers.Molmo2ForConditionalGeneration.from_pretrained(first)
-    processor = transformers.AutoProcessor.from_pretrained(first)
-    question = "pointing: any shape, ünïcode <|im_end|> <im_patch>"
-    test_world = World("test")
-    image = test_world.image(test_world[0])
-    second = tmp_path / "toy2"
-    processor.save_pretrained(second)                    # which keeps the margin in another file
-    for name in ("config.json", "model.safetensors"):
-        shutil.copy(first / name, second)
-    for folder in (first, second):
-        loaded = files.load(folder).config.vision
-        assert dataclasses.replace(loaded, neighbor_init=True) == toy.config.vision
-    loaded = open_model_folder(first)[2]
-    assert dataclasses.replace(loaded, vision=toy.config.vision) == config
-    assert processor.image_processor.max_crops == 3
-    # transformers reads special tokens in a user's text as tokens; here they stay text
-    safe = question.replace("<", "(")
-    prompt = f"<|image|><|im_start|>user\n{safe}<|im_end|>\n<|im_start|>assistant\n"
-    want = processor(images=[image], text=prompt, return_tensors="pt")
-    got = data.encode_prompt([image], [(safe, None)], own, config)
-    assert want["input_ids"][0].tolist() == got.tokens.tolist()
-    assert generate.generate(toy, [got], -1, 40)[0] == greedy(peer, want, 40)
-    ids = processor.tokenizer("<|im_end|><im_patch>")["input_ids"]
-    assert ids == [own.eos, own.special["im_patch"]]
-    assert not set(ids) & set(own.encode(question))
+@pytest.mark.slow
+def test_a_trained_toy_answers_six_questions_through_transformers(tmp_path, capsys):
+    """Exported by the command, which leaves the byte tokenizer out and says so; with its tokenizer
+    added, transformers' own processor makes the same ids and its generate the same answers."""
+    run = tmp_path / "run"
+    train.main(["--stage", "1", "--tiny", "--steps", "40", "--vit_steps=40", "--device", "cpu",
+                "--eval_images=2", "--out", str(run)])
+    capsys.readouterr()
+    out = tmp_path / "hf"
+    command.main(["export", str(run), str(out)])
+    assert capsys.readouterr().err.startswith("tools.hf: the byte tokenizer of the toy is not ")
+    assert not (out / "tokenizer.json").exists()
+    toy, own, config = open_model_folder(run)
+    save_byte_tokenizer(own, out)
+    peer = transformers.Molmo2ForConditionalGeneration.from_pretrained(out)
+    processor = transformers.AutoProcessor.from_pretrained(out)
+    loaded = files.load(out).config.vision
+    assert dataclasses.replace(loaded, neighbor_init=True) == toy.config.vision
+    world = World("test")
+    answers = set()
+    for k, question in enumerate(("pointing: any shape", "pointing: red circle", "caption:",
+                                  "How many shapes?", "pointing: ünïcode", "What is this?")):
+        image = world.image(world[k])
+        prompt = f"<|image|><|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+        want = processor(images=[image], text=prompt, return_tensors="pt")
+        got = data.encode_prompt([image], [(question, None)], own, config)
+        assert want["input_ids"][0].tolist() == got.tokens.tolist()
+        (answer,) = generate.generate(toy, [got], -1, 30)
+        assert answer == greedy(peer, want, 30)
+        answers.add(tuple(answer))
+    assert len(answers) > 2
 
 
 def test_a_released_checkpoint_is_fine_tuned_and_served(saved, tokenizer, tmp_path, capsys):
@@ -208,7 +187,7 @@ def test_a_folder_of_ours_and_back_is_the_same_folder(saved, tmp_path, capsys):
     ours = tmp_path / "ours"
     out = tmp_path / "again"
     command.main(["import", str(folder), str(ours)])
-    command.main(["export", str(ours), str(out), "--file-gb", "0.0002"])
+    command.main(["export", str(ours), str(out)])
     first = {}
     again = {}
     for tensors, source in ((first, folder), (again, out)):
@@ -223,20 +202,3 @@ def test_a_folder_of_ours_and_back_is_the_same_folder(saved, tmp_path, capsys):
     with pytest.raises(SystemExit):
         command.main(["export", str(ours), str(out)])
     assert "not empty" in capsys.readouterr().err
-
-
-def test_the_hubs_own_classes_are_added_where_they_are_asked_for(saved, tmp_path, capsys):
-    """For vLLM: its *.py files, and the entries of configs that point to them."""
-    hub = tmp_path / "hub"
-    out = tmp_path / "out"
-    shutil.copytree(saved("untied").folder, hub)
-    (hub / "modeling_molmo2.py").write_text("x = 1")
-    auto_map = {"AutoConfig": "configuration_molmo2.Molmo2Config"}
-    edit(hub / "config.json", lambda c: c.update(auto_map=auto_map))
-    command.main(["export", str(hub), str(out), "--code", str(hub)])
-    assert (out / "modeling_molmo2.py").read_text() == "x = 1"
-    assert read_json(out / "config.json")["auto_map"] == auto_map
-    with pytest.raises(SystemExit):
-        command.main(["export", str(hub), str(tmp_path / "none"),
-                      "--code", str(saved("untied").folder)])
-    assert "points to classes" in capsys.readouterr().err

@@ -15,8 +15,9 @@ import packing
 import vision
 from evaluation import generate
 from model import PRESETS, Molmo2, YarnConfig, rope_frequencies
-from tests.training.hf_models import (
+from tests.weights.hf_models import (
     DATA_CONFIG,
+    EXTRAS,
     KINDS,
     OLMO,
     ROOT,
@@ -30,7 +31,7 @@ from tests.training.hf_models import (
 )
 from weights import files, released
 
-pytestmark = pytest.mark.usefixtures("two_threads")
+pytestmark = [EXTRAS, pytest.mark.usefixtures("two_threads")]
 
 INPUTS = {
     "text": {},
@@ -126,7 +127,7 @@ def test_yarn_is_read_as_transformers_reads_it(given):
     peer_text = transformers.Molmo2Config(text_config=text).text_config
     peer_yarn = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS["yarn"]
     expected, expected_factor = peer_yarn(peer_text, "cpu")
-    theta, yarn = released.rope_from("here", {"rope_parameters": rope}, [1])
+    theta, yarn = released.rope_from({"rope_parameters": rope}, [1])
     config = dataclasses.replace(OLMO, rope_theta=theta, yarn=yarn)
     frequencies, factor = rope_frequencies(config, yarn=True)
     assert torch.allclose(frequencies, expected, rtol=1e-6, atol=0)
@@ -138,8 +139,8 @@ def test_yarn_without_a_list_of_layers_applies_to_all():
     rope = {"rope_type": "yarn", "rope_theta": 5e5, "factor": 8.0,
             "original_max_position_embeddings": 512}
     text = {"rope_parameters": rope, "num_hidden_layers": 3}
-    assert released.rope_from("here", text, None)[1].layers == (0, 1, 2)
-    assert isinstance(released.rope_from("here", text, None)[1], YarnConfig)
+    assert released.rope_from(text, None)[1].layers == (0, 1, 2)
+    assert isinstance(released.rope_from(text, None)[1], YarnConfig)
 
 
 PUBLISHED = {"4b": "qwen3_4b_instruct", "8b": "qwen3_8b", "o7b": "olmo3_7b_instruct"}

@@ -1,0 +1,196 @@
+"""Model folders: what is saved is what is loaded, by a process that holds it once."""
+
+import dataclasses
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import data
+from model import Molmo2
+from tests.evaluation.small_model import CONFIG, TOKENIZER, VISION, random_model, save_run
+from text.tokenizer import ByteTokenizer
+from weights import files
+from weights.export import export_tensors, hub_config
+
+ROOT = Path(__file__).parents[2]
+MIB = 2**20
+on_linux = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(),
+                              reason="Linux tells what a process reads and holds")
+
+
+@pytest.fixture
+def run(tmp_path):
+    return save_run(tmp_path / "run" / "model").parent
+
+
+def edit(path, **values):
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float64, torch.float32])
+@pytest.mark.parametrize("tied", [True, False])
+def test_weights_come_back_bit_for_bit(tmp_path, tied, dtype):
+    saved = random_model(dataclasses.replace(CONFIG, tied=tied)).bfloat16()
+    saved.norm.float()
+    files.save(saved, tmp_path)
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["config.json", "model.pt"]
+    loaded = files.load(tmp_path, dtype)
+    assert loaded.config == saved.config
+    assert (loaded.head is None) == tied
+    assert not loaded.training
+    assert loaded.state_dict().keys() == saved.state_dict().keys()
+    for name, tensor in saved.state_dict().items():
+        found = loaded.state_dict()[name]
+        assert found.dtype == (dtype or tensor.dtype), name
+        assert torch.equal(found, tensor.to(found.dtype)), name
+
+
+def test_a_model_is_asked_by_a_process_that_lacks_the_extra_packages(tmp_path):
+    script = f"""
+import sys
+for name in ("safetensors", "tokenizers", "transformers", "pyarrow", "scipy"):
+    sys.modules[name] = None
+from tests.evaluation.small_model import save_run
+from tools import generate
+from pathlib import Path
+save_run(Path({str(tmp_path)!r}) / "run")
+generate.main(["--model", {str(tmp_path / "run")!r}, "--image", "tests/media/coins.png",
+               "--prompt", "Point to a coin.", "--max-new", "8"])
+"""
+    child = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True,
+                           check=True)
+    assert child.stdout
+    assert child.stderr == ""
+
+
+@pytest.mark.parametrize("inner", ["", "model"])
+def test_a_run_is_opened_with_the_settings_that_it_was_trained_with(run, inner):
+    model, tokenizer, config = files.open_model_folder(run / inner, dtype=torch.bfloat16)
+    assert model.config == CONFIG
+    assert model.norm.weight.dtype == torch.bfloat16
+    assert tokenizer.encode("red circle") == TOKENIZER.encode("red circle")
+    assert config == data.DataConfig(max_tokens=512, max_crops=1, length_hint=0, vision=VISION)
+    (run / "model" / "data.json").unlink()
+    config = files.open_model_folder(run / inner)[2]
+    assert config == data.DataConfig(**files.RELEASED_SETTINGS, vision=VISION)
+
+
+def test_a_missing_field_of_a_config_takes_its_default(run):
+    path = run / "model" / "config.json"
+    raw = json.loads(path.read_text())
+    del raw["eps"], raw["vision"]["eps"], raw["yarn"]
+    path.write_text(json.dumps(raw))
+    assert files.load(run).config == CONFIG
+
+
+def drop_a_tensor(path):
+    tensors = torch.load(path)
+    del tensors["norm.weight"]
+    torch.save(tensors, path)
+
+
+MISTAKES = {
+    "an unknown field": (lambda m: edit(m / "config.json", n_heads=4), "config.json", "'n_heads'"),
+    "an unknown setting": (lambda m: edit(m / "data.json", odd=1), "data.json", "'odd'"),
+    "another width": (lambda m: edit(m / "config.json", n_hidden=8), "has shape", "asks for [8, "),
+    "another depth": (lambda m: edit(m / "config.json", n_layer=3), "are missing", "blocks.2"),
+    "a tensor less": (lambda m: drop_a_tensor(m / "model.pt"), "1 tensors", "first norm.weight"),
+    "half a file": (lambda m: (m / "model.pt").write_bytes((m / "model.pt").read_bytes()[:9999]),
+                    "model.pt", "cannot be used"),
+    "no weights": (lambda m: (m / "model.pt").unlink(), "No such file", "model.pt"),
+    "no model": (lambda m: shutil.rmtree(m), "no model here", "hf download"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_wrong_folder_is_refused_in_one_sentence(run, name):
+    damage, *words = MISTAKES[name]
+    damage(run / "model")
+    with pytest.raises((OSError, ValueError)) as error:
+        files.open_model_folder(run)
+    assert "\n" not in str(error.value)
+    assert all(word in str(error.value) for word in [str(run), *words]), error.value
+
+
+def test_a_device_that_does_not_exist_is_refused(run):
+    with pytest.raises(ValueError, match="--device nowhere"):
+        files.open_model_folder(run, "nowhere")
+
+
+# ------------------------------------------------------------------------------------------------
+# memory
+
+
+def status(name):
+    text = Path("/proc/self/status").read_text()
+    return int(re.search(rf"{name}:\s+(\d+) kB", text)[1]) / 1024
+
+
+def added_memory(act):
+    """MiB that act() adds to this process at its highest."""
+    Path("/proc/self/clear_refs").write_text("5")
+    before = status("VmRSS")
+    result = act()
+    return status("VmHWM") - before, result
+
+
+def save_released(config, folder):
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(hub_config(config, "float32")))
+    export_tensors(Molmo2(config), folder)
+    ByteTokenizer(n_vocab=config.n_vocab).save(folder)
+    return folder
+
+
+@on_linux
+@pytest.mark.extras("safetensors")
+def test_eight_rows_tell_whether_a_released_head_is_tied(tmp_path):
+    wide = dataclasses.replace(CONFIG, n_vocab=2**17)    # head and embedding of 64 MiB each
+    for tied in (True, False):
+        config = dataclasses.replace(wide, tied=tied)
+        folder = save_released(config, tmp_path / str(tied))
+        added, opened = added_memory(lambda f=folder: files.open_model_folder(f, read=False))
+        assert opened[0].config.tied == tied
+        assert added < 32
+
+
+@on_linux
+@pytest.mark.extras("safetensors")
+@pytest.mark.parametrize("kind", ["ours", "released"])
+def test_loading_holds_the_model_once(tmp_path, kind):
+    config = dataclasses.replace(CONFIG, n_embd=512, n_hidden=2048, n_layer=6, n_head=16,
+                                 vision=dataclasses.replace(VISION, neighbor_init=False))
+    model = Molmo2(config)
+    size = sum(p.nbytes for p in model.parameters()) / MIB
+    if kind == "ours":
+        files.save(model, tmp_path / kind)
+    else:
+        save_released(config, tmp_path / kind)
+    added, _ = added_memory(lambda: files.load(tmp_path / kind))
+    assert size > 64
+    assert 0.5 * size < added < size + 16
+
+
+@on_linux
+def test_a_fingerprint_reads_little_and_tells_trained_weights_apart(tmp_path):
+    model = random_model(dataclasses.replace(CONFIG, n_vocab=2**16))
+    files.save(model, tmp_path / "a")
+    shutil.copytree(tmp_path / "a", tmp_path / "copy")
+    before = read_bytes()
+    found = files.fingerprint(tmp_path / "a")
+    assert read_bytes() - before < (tmp_path / "a" / "model.pt").stat().st_size / 8
+    assert files.fingerprint(tmp_path / "copy") == found
+    model.embedding.weight.data += 0.01
+    files.save(model, tmp_path / "b")
+    assert files.fingerprint(tmp_path / "b") != found
+
+
+def read_bytes():
+    """Bytes that this process has read from files so far."""
+    return int(re.search(r"rchar: (\d+)", Path("/proc/self/io").read_text())[1])
