@@ -90,8 +90,9 @@ def describe(folder):
         folder = folder / "model"
     path = folder / "config.json"
     if not path.is_file():
-        raise FileNotFoundError(f"{folder}: no model here (config.json is missing); released ones "
-                                "come by hf download allenai/Molmo2-4B --local-dir Molmo2-4B")
+        raise FileNotFoundError(f"{folder}: no such folder with a model (config.json is missing); "
+                                "released ones come by hf download allenai/Molmo2-4B "
+                                "--local-dir Molmo2-4B")
     with explained(path):
         raw = json.loads(path.read_text())
         if "model_type" not in raw:
