@@ -77,7 +77,11 @@ def export_tensors(model, out):
     if model.config.tied:
         tensors[released.LM_HEAD] = tensors[released.EMBEDDINGS[0]].clone()
     save_file = files.import_safetensors().torch.save_file
-    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+    path = out / "model.safetensors"
+    path.touch()                     # safetensors writes files with mode 0600, whatever the umask
+    mode = path.stat().st_mode
+    save_file(tensors, path, metadata={"format": "pt"})
+    path.chmod(mode)
 
 
 # ------------------------------------------------------------------------------------------------
