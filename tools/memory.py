@@ -201,7 +201,7 @@ def read_command(argv):
         raise UserError(f"--gpus {own.gpus}: must be at least 1, and 1 with --generate")
     try:
         if args.init:
-            config = replace(config, model=files.load(args.init, device="meta").config)
+            config = replace(config, model=files.describe(args.init).config)
         files.meta_model(config.model)
     except (AssertionError, OSError, ValueError) as e:
         raise UserError(f"{'--init' if args.init else '--model'}: {e}") from None
