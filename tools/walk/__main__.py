@@ -1,31 +1,157 @@
-"""Makes the walk through one packed row, and checks its exercises.
+"""Tests your solutions of the exercises of docs/walk/README.md.
 
-    python -m tools.walk                              # writes docs/walk/ and docs/images/whole.png
-    python -m tools.walk --check docs/walk/mine.py    # the exercises, with your functions
+    python -m tools.walk --check docs/walk/mine.py
 
-The page, its pictures and the notebook come from tools/walk/page.txt.
+Each function of the file takes the place of the project's function while tests of the project run.
+If a test fails, you read what it protects. Functions that still raise NotImplementedError are left
+out.
 """
 
 import argparse
+import os
+import re
+import subprocess
 import sys
 from pathlib import Path
 
-from tools.walk import check, pages
+import torch
+
+import attention
+from records.errors import warn
+from tools.walk import examples, swap
+from training.config import Parser, UserError
 
 ROOT = Path(__file__).parents[2]
+N_LINES = 6                          # of a failed test's own message
+
+# {exercise: {test: what it protects}}
+TESTS = {
+    "allow": {
+        "tests/test_attention.py::test_mask_equals_the_official_code":
+            "The mask must be that of the released training code, for trees, images and padding.",
+        "tests/test_attention.py::test_mask_of_a_packed_row_equals_the_official_code":
+            "A real packed row, compared with the mask of the released training code.",
+        "tests/test_attention.py::test_draw_gives_the_picture_in_the_docstring":
+            "The worked example at the top of attention.py, cell by cell.",
+        "tests/test_attention.py::test_no_row_is_empty_and_padding_sees_padding_only":
+            "Padding must see padding: softmax over no key at all is NaN on some devices.",
+        "tests/test_packing.py::test_branches_cannot_see_each_other":
+            "Changing one branch must not change one bit of the loss of another branch.",
+        "tests/test_packing.py::test_examples_cannot_see_each_other":
+            "Changing one example must not change one bit of the loss of its neighbours.",
+    },
+    "best_subset": {
+        "tests/test_packing.py::test_the_search_finds_the_fullest_row":
+            "All 1,024 subsets of ten examples are tried: none may be worth more than yours. "
+            "Taking the largest first is not enough.",
+        "tests/test_packing.py::test_what_rounding_loses_is_looked_for_once_more":
+            "If you count in bins, look once more for what the rounding left free.",
+        "tests/test_packing.py::"
+        "test_every_fitting_example_is_packed_once_and_no_pack_is_over_a_limit[2]":
+            "In a stream of 300 examples none may be lost, doubled, or put into a full row.",
+    },
+    "token_weight": {
+        "tests/test_data.py::test_tree_equals_the_official_code":
+            "Trees of the released training code, with the weight of every token.",
+        "tests/test_data.py::"
+        "test_points_and_captions_of_videos_have_flat_weights_and_all_else_square_roots":
+            "The table of stop 3, for every kind of annotation.",
+        "tests/test_data.py::test_the_weight_by_branches_counts_those_that_were_kept":
+            "n_branches is the number of branches that fitted the row; use it as it is given.",
+        "tests/test_data.py::test_weights_of_record_annotation_and_turn_multiply":
+            "The weights that a user writes into a record multiply; they replace nothing.",
+    },
+    "ulysses": {
+        "tests/test_parallel.py::"
+        "test_any_layout_gives_loss_and_gradients_of_one_process[2-2-1]":
+            "Two processes must give the loss and all gradients of one process. So backward has "
+            "to travel through the exchange as well (parallel.AllToAll does this).",
+    },
+    "forward_backward": {
+        "tests/test_train.py::test_the_loss_is_a_weighted_mean_over_the_whole_step":
+            "The logged loss is the mean over the step, whatever the micro-batches weigh.",
+        "tests/test_train.py::test_three_steps_equal_three_written_by_hand":
+            "Three steps in micro-batches, compared with three in one batch and plain AdamW: the "
+            "gradients must be sums, and the z-loss belongs to them.",
+    },
+}
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(prog="python -m tools.walk", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=ROOT, help="the repository to write into")
-    parser.add_argument("--check", type=Path, metavar="FILE", help="a file with your functions")
-    args = parser.parse_args(argv)
-    if args.check:
-        return check.main(args.check)
-    for path in pages.write(args.out):
-        print(path)
-    return 0
+    parser = Parser(prog="python -m tools.walk", description=__doc__,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", type=Path, metavar="FILE", required=True,
+                        help="a file with your functions: docs/walk/mine.py, or a copy of it")
+    try:
+        path = parser.parse_args(argv).check
+        module = load(path)
+    except UserError as e:
+        warn(f"tools.walk: {e}")
+        return 2
+    results = [check(name, getattr(module, name), path) for name in TESTS if hasattr(module, name)]
+    return 0 if all(results) else 1
+
+
+def load(path):
+    """A reader's file -> module; UserError if it cannot be loaded or holds no exercise."""
+    try:
+        module = swap.load(path)
+    except Exception as e:           # whatever a reader's file raises
+        raise UserError(f"--check {path}: {type(e).__name__}: {e}") from None
+    if not any(hasattr(module, name) for name in TESTS):
+        raise UserError(f"--check {path}: it has none of the functions {', '.join(TESTS)}")
+    return module
+
+
+def check(name, mine, path):
+    """Checks one function and prints the result -> bool: it is right, or not written yet."""
+    print(f"{name}: ", end="", flush=True)
+    if "NotImplementedError" in mine.__code__.co_names:
+        print("not written yet")
+        return True
+    problem = find_difference(mine) if name == "allow" else None
+    problem = problem or run_tests(name, path)
+    print(f"not yet right\n    {problem}" if problem else "right, all of its tests pass")
+    return not problem
+
+
+def find_difference(mine):
+    """Compares a reader's `allow` with the project's on the row of the walk -> where the first
+    difference is, or None."""
+    row = examples.encode()
+    batch = examples.collate(row)
+    expected = attention.allow(batch.visible_until, batch.bidir)
+    try:
+        found = mine(batch.visible_until, batch.bidir)
+    except Exception as e:           # whatever a reader's function raises
+        return f"{type(e).__name__}: {e}"
+    if not torch.is_tensor(found) or (found.dtype, found.shape) != (torch.bool, expected.shape):
+        return f"the mask must be a torch.bool tensor of shape {tuple(expected.shape)}"
+    wrong = (found != expected)[0].nonzero().tolist()
+    if not wrong:
+        return None
+    q, k = wrong[0]
+    parts = examples.find_parts(row, examples.ROW)
+    names = [part.name for part in parts for _ in range(part.start, part.stop)]
+    verb = "must see" if expected[0, q, k] else "must not see"
+    return f"first difference: query {q} ({names[q]}) {verb} key {k} ({names[k]})"
+
+
+def run_tests(name, path):
+    """Runs the project's tests with the reader's function -> what is wrong, or None."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=short", "-p", "no:cacheprovider",
+               "-p", "tools.walk.swap", *TESTS[name]]
+    variables = {"WALK_FILE": str(path.resolve()), "WALK_EXERCISE": name}
+    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True,
+                          env=os.environ | variables)
+    if done.returncode == 0:
+        return None
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    if not failed:
+        return "the tests did not run:\n" + (done.stdout + done.stderr)[-2000:]
+    meaning = next((text for test, text in TESTS[name].items() if failed[1].startswith(test)), "")
+    message = re.findall(r"^E +(.*)$", done.stdout, re.MULTILINE)[:N_LINES]
+    return "\n    ".join([f"{failed[1]} fails.", meaning, *message])
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""A pytest plugin that puts a reader's function in the place of the project's.
+"""Pytest plugin that replaces a function of the project by the reader's.
 
-Which function, and of which file, two environment variables say, so that processes that a test
-starts find them too. Run by tools/walk/check.py: python -m pytest -p tools.walk.swap TESTS
+The environment variables WALK_FILE and WALK_EXERCISE name the file and the function, so that
+processes that a test starts find them too. tools/walk/__main__.py runs
+python -m pytest -p tools.walk.swap TESTS
 """
 
 import importlib
 import importlib.util
 import os
-from pathlib import Path
 
 import attention
 import data
@@ -15,40 +15,31 @@ import packing
 import parallel
 import train
 
-FILE, NAME = "WALK_FILE", "WALK_EXERCISE"
 MODULE_OF = {"allow": attention, "best_subset": packing, "token_weight": data,
              "ulysses": parallel, "forward_backward": train}
 
 
 def load(path):
-    """A reader's file as a module; whatever it raises is the reader's to see."""
-    found = importlib.util.spec_from_file_location("mine", Path(path))
+    """A reader's file -> module; whatever it raises is the reader's to see."""
+    found = importlib.util.spec_from_file_location("mine", path)
     module = importlib.util.module_from_spec(found)
     found.loader.exec_module(module)
     return module
 
 
-def adapt(name, mine):
-    """The reader's function with the arguments of the project's."""
-    if name != "allow":
-        return mine
+def swap_in():
+    """Replaces the function in this process."""
+    name = os.environ["WALK_EXERCISE"]
+    mine = getattr(load(os.environ["WALK_FILE"]), name)
 
     def allow(visible_until, bidir, rows=slice(None), keys=slice(None)):
         return mine(visible_until, bidir)[:, rows][:, :, keys]
 
-    return allow
-
-
-def swap_in():
-    """Puts the function there, in this process."""
-    name = os.environ[NAME]
-    mine = getattr(load(os.environ[FILE]), name)
-    setattr(MODULE_OF[name], name, adapt(name, mine))
+    setattr(MODULE_OF[name], name, allow if name == "allow" else mine)
 
 
 def swapped_worker(*arguments):
-    """The worker of tests/test_parallel.py in a process of its own, which imports everything
-    anew."""
+    """The worker of tests/test_parallel.py for a new process, which imports everything again."""
     swap_in()
     importlib.import_module("tests.test_parallel").worker(*arguments)
 

@@ -1,0 +1,249 @@
+"""python -m tools.view: the page shows what the batch holds, and text cannot become markup."""
+
+import base64
+import hashlib
+import html
+import io
+import json
+import re
+from functools import cache
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import attention
+import train
+import vision
+from tests.test_layout import ROOT
+from text.points import unit_points
+from tools import view
+from training.config import parse
+
+MEDIA = ROOT / "tests" / "media"
+PHOTOS = ("--data", str(MEDIA / "records.jsonl"), "--media", str(MEDIA))
+TOY = ("--stage", "1", "--tiny")
+ROWS = [TOY, (*TOY, "--data.max_tokens=331"), (*TOY, *PHOTOS), ("--stage", "2", "--tiny"),
+        ("--stage", "2", *PHOTOS, "--data.max_tokens=2600", "--pack_crops=12")]
+HOSTILE = "</script><img src=x onerror=alert(1)>&amp;\"'{{MASK}}"
+
+
+@cache
+def make_row(*flags):
+    """The first row of a plan, from train.py's flags -> view.Row, (T,T) bool allowed, its page."""
+    args, config = parse([*flags, "--batch", "1", "--micro-batch", "1"])
+    row = view.plan_row(args, config, 1, 0)
+    allowed = attention.allow(row.batch.visible_until, row.batch.bidir)[0].numpy()
+    return row, allowed, view.write_page(row)
+
+
+class PageReader(HTMLParser):
+    """The runs of text, the figures with their circles, and all kinds of elements of a page."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.runs = []                   # attributes, with "text" and "weight" as shown
+        self.figures = []                # attributes, with "src" and "circles"
+        self.elements = set()            # (tag, attributes)
+        self.open = []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        attributes = dict(attrs)
+        self.elements.add((tag, *sorted(attributes)))
+        if "data-sees" in attributes:
+            self.runs.append(attributes | {"text": "", "weight": "0"})
+        if tag == "figure":
+            self.figures.append(attributes | {"circles": []})
+        if tag == "circle":
+            self.figures[-1]["circles"].append((float(attributes["cx"]), float(attributes["cy"])))
+        if tag == "img" and self.figures:
+            self.figures[-1]["src"] = attributes["src"]
+        if tag not in ("meta", "img", "br"):             # these have no end
+            self.open.append((tag, "data-sees" in attributes))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop()[0] == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] == ("sup", False):
+            self.runs[-1]["weight"] = data
+        elif self.open and self.open[-1] == ("span", True):      # not in <i>: names of tokens
+            self.runs[-1]["text"] += data
+
+
+def open_image(uri):
+    return np.array(Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))))
+
+
+@pytest.mark.parametrize("flags", ROWS)
+def test_runs_and_blocks_allow_what_attention_allows(flags):
+    _, allowed, page = make_row(*flags)
+    T = len(allowed)
+    for run in PageReader(page).runs:
+        seen = np.zeros(T, bool)
+        for pair in run["data-sees"].split():
+            first, last = map(int, pair.split("-"))
+            seen[first : last + 1] = True
+        assert np.array_equal(seen, allowed[int(run["data-last"])])
+    assert f"<dd>{allowed.mean():.2%};" in page
+    mask = open_image(re.search(r'alt="the mask" src="([^"]+)"', page)[1])
+    size = -(-T // len(mask))
+    padded = np.pad(allowed, (0, len(mask) * size - T))
+    blocks = padded.reshape(len(mask), size, len(mask), size).any((1, 3))
+    assert np.array_equal((mask < 255).any(2), blocks)
+
+
+@pytest.mark.parametrize("flags", ROWS)
+def test_every_part_is_there_word_for_word_with_its_weights(flags):
+    row, _, page = make_row(*flags)
+    runs = PageReader(page).runs
+    expected = ""
+    for example in row.examples:
+        for start, stop in view.find_parts(example):
+            tokens = example.tokens[start:stop]
+            expected += row.tokenizer.decode(tokens[example.bidir[start:stop] == 0].tolist())
+    assert "".join(run["text"] for run in runs) == expected
+
+    weights = row.batch.weights[0].numpy()
+    shown = np.zeros_like(weights)
+    for run in runs:
+        shown[int(run["data-first"]) : int(run["data-last"]) + 1] = float(run["weight"])
+    assert np.allclose(shown, weights, rtol=1e-3, atol=0)
+    assert f"<dd>{weights.sum(dtype='f8'):.6g}</dd>" in page
+    assert f"<dd>{sum(len(x.tokens) for x in row.examples)} of {len(weights)}, " in page
+
+
+def test_the_tree_of_an_example_is_found_from_visible_until():
+    for visible_until, parts in (
+            ([8, 8, 8, 8, 6, 6, 8, 8], [(0, 4), (4, 6), (6, 8)]), ([5] * 5, [(0, 5)])):
+        class Example:
+            tokens = visible_until
+        Example.visible_until = np.array(visible_until)
+        assert view.find_parts(Example) == parts
+
+
+@pytest.mark.parametrize("flags", [ROWS[2], ROWS[4]])
+def test_figures_are_the_crops_and_circles_the_points(flags):
+    row, _, page = make_row(*flags)
+    figures = PageReader(page).figures
+    crops = np.concatenate([x.images for x in row.examples if x.images is not None])
+    assert len(figures) == len(crops)
+    for figure, crop in zip(figures, crops, strict=True):
+        pixels = open_image(figure["src"])
+        assert np.array_equal(vision.patchify(pixels[None], row.config.data.vision)[0], crop)
+    expected = [(100 * x, 100 * y) for record in row.records for a in record["annotations"]
+                if a["type"] == "point" for x, y in unit_points(a, None)]
+    circles = [circle for figure in figures for circle in figure["circles"]]
+    assert len(circles) > 0
+    assert np.allclose(sorted(circles), sorted(expected), atol=0.01)
+
+
+def test_frames_show_the_points_of_their_time(tmp_path):
+    points = [{"x": 20, "y": 30, "t": 1.5}, {"x": 60, "y": 70, "t": 1.5, "occluded": True}]
+    annotation = {"type": "point", "label": "ball", "coords": "percent", "points": points[:1]}
+    track = {"type": "track", "label": "rabbit", "coords": "percent", "points": [
+        {"x": 20, "y": 30, "t": 1.0, "id": 0}, {**points[1], "id": 0}]}
+    record = {"video": "bigbuckbunny.mp4", "annotations": [annotation, track]}
+    (tmp_path / "r.jsonl").write_text(json.dumps(record))
+    row, _, page = make_row("--stage", "2", "--tiny", "--data", str(tmp_path / "r.jsonl"),
+                            "--media", str(MEDIA), "--data.max_tokens=2000", "--data.max_frames=8")
+    n_frames = len(row.examples[0].images)
+    times = re.findall(r"frame at ([0-9.]+) s", page)[:n_frames]
+    figures = PageReader(page).figures[:n_frames]
+    circles = {time: figure["circles"] for time, figure in zip(times, figures, strict=True)}
+    assert {time: found for time, found in circles.items() if found} == {
+        "1.0": [(20, 30)], "1.5": [(20, 30)]}
+
+
+def test_text_cannot_become_markup(tmp_path):
+    Image.new("RGB", (100, 100)).save(tmp_path / "a.png")
+    annotations = [
+        {"type": "caption", "text": HOSTILE},
+        {"type": "qa", "question": HOSTILE, "answer": HOSTILE},
+        {"type": "point", "label": HOSTILE, "coords": "unit", "points": [{"x": 0.5, "y": 0.5}]}]
+    record = {"id": HOSTILE, "image": "a.png", "annotations": annotations}
+    (tmp_path / "r.jsonl").write_text(json.dumps(record))
+    _, _, page = make_row(*TOY, "--data", str(tmp_path / "r.jsonl"), "--data.max_tokens=2000")
+    harmless = PageReader(make_row(*TOY, *PHOTOS)[2])
+    assert PageReader(page).elements <= harmless.elements
+    assert "<img src=x" not in page
+    assert html.unescape(page).count(HOSTILE) >= 5       # all of it is shown as text
+
+
+def test_a_damaged_image_is_named_and_has_no_weight(tmp_path):
+    (tmp_path / "a.png").write_bytes((MEDIA / "coffee.png").read_bytes()[:90_000])
+    record = {"image": "a.png", "annotations": [{"type": "caption", "text": "A cup."}]}
+    (tmp_path / "r.jsonl").write_text(json.dumps(record))
+    row, _, page = make_row(*TOY, "--data", str(tmp_path / "r.jsonl"))
+    reader = PageReader(page)
+    assert page.count("Zeros stand in its place") == len(row.examples)
+    assert reader.figures == reader.runs == []
+    assert "<dt>sum of weights</dt><dd>0</dd>" in page
+
+
+def test_the_page_needs_nothing_else_and_little_script():
+    page = make_row(*TOY, *PHOTOS)[2]
+    assert not re.search(r'(?:src|href)="(?!data:image/png;base64,)|url\(|@import|https?:', page)
+    (script,) = re.findall("<script>(.*?)</script>", page, re.DOTALL)
+    assert len(script.splitlines()) <= 60
+
+
+@pytest.mark.parametrize(("flags", "message"), [
+    (["--data", "nowhere.jsonl", "--stage", "1"], "nowhere.jsonl: no such file"),
+    (["--stage", "1"], "--data"),
+    (["--stage", "1", "--tiny", "--row", "-1"], "--row"),
+    (["--stage", "1", "--tiny", "--rows", "1"], "--rows"),
+    (["--run", "nowhere"], "--step"),
+    (["--run", "nowhere", "--step", "1"], "no run directory"),
+    (["--stage", "1", "--tiny", "--out", "no/such/folder.html"], "no/such/folder.html"),
+])
+def test_a_mistake_ends_in_one_sentence(flags, message, tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        view.main(["--out", str(tmp_path / "p.html"), *flags])
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("tools.view: ")
+    assert message in line
+    assert not (tmp_path / "p.html").exists()
+
+
+def test_a_step_of_a_run_is_shown_as_it_was_trained_on(tmp_path, capsys):
+    """Its rows have the ids that the log hashed, what the run masked is masked, and data that has
+    changed since is refused."""
+    lines = []
+    for name in ("coffee.png", "cut.png", "chelsea.png"):
+        annotations = [{"type": "caption", "text": "an object"}] * 2
+        lines.append(json.dumps({"image": name, "annotations": annotations}))
+        (tmp_path / name).write_bytes((MEDIA / name.replace("cut", "coffee")).read_bytes())
+    (tmp_path / "r.jsonl").write_text("\n".join(lines))
+    whole = (tmp_path / "cut.png").read_bytes()
+    (tmp_path / "cut.png").write_bytes(whole[:90_000])
+    run = tmp_path / "run"
+    train.main(["--stage", "1", "--tiny", "--batch", "2", "--steps", "3", "--data",
+                str(tmp_path / "r.jsonl"), "--model.n_layer=1", "--device", "cpu", "--vit_steps=0",
+                "--pool_size=3", "--out", str(run)])
+    (tmp_path / "cut.png").write_bytes(whole)        # repaired since: the run saw it cut
+    log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    steps = {line["step"]: line for line in log if "loss" in line}
+    masked = 0
+    for step, line in steps.items():
+        rows = [view.read_row_of_run(run, step, number) for number in (0, 1)]
+        ids = "\n".join(record["id"] for row in rows for record in row.records)
+        assert hashlib.sha256(ids.encode()).hexdigest()[:16] == line["ids"]
+        masked += sum(len(x.tokens) for row in rows for x in row.examples if x.mask_reason)
+    assert masked == sum(line["masked_tokens"] for line in steps.values()) > 0
+
+    command = ["--run", str(run), "--out", str(tmp_path / "page.html")]
+    view.main([*command, "--step", "2", "--row", "1"])
+    shown = view.read_row_of_run(run, 2, 1).records[0]["id"]
+    assert f"<code>{shown}</code>" in (tmp_path / "page.html").read_text()
+    changed = (run / "log.jsonl").read_text().replace(steps[2]["ids"], "0" * 16)
+    (run / "log.jsonl").write_text(changed)
+    for wrong, message in ((["--step", "4"], "steps 1 to 3"), (["--step", "2"], "other records"),
+                           (["--step", "1", "--row", "2"], "rows 0 to 1"),
+                           (["--step", "1", "--stage", "1"], "nothing else")):
+        with pytest.raises(SystemExit):
+            view.main([*command, *wrong])
+        assert message in capsys.readouterr().err

@@ -1,0 +1,382 @@
+"""Writes a packed row as one HTML page that opens offline (paper: message trees, packing).
+
+    python -m tools.view --stage 1 --tiny --row 7 --out page.html            # of the toy world
+    python -m tools.view --stage 2 --data my.jsonl --row 0 --out page.html   # of your records
+    python -m tools.view --run runs/mine --step 812 --row 3 --out page.html  # of a run's step
+
+The page shows the mask, and for each example its message tree with loss weights, its crops
+and the points of its record. Point at a piece of text, a crop or the mask, and the page marks
+what it may attend to. Tinted text is learned: it shows the targets of the positions that it
+names.
+"""
+
+import argparse
+import base64
+import html
+import io
+import json
+import re
+from collections import Counter
+from dataclasses import replace
+from itertools import groupby, islice
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+
+import attention
+import packing
+from records.errors import DataError, Unreadable, warn
+from records.mixture import Mixture
+from records.visual import read_headers
+from text.points import unit
+from text.prompts import scales
+from text.tokenizer import token_text
+from text.tracks import since_start
+from training.config import Config, Parser, UserError, config_from_json, parse
+from training.loader import Decoder
+from training.log import read_log, read_skips
+from training.planner import StepPlanner, record_at
+from training.setup import open_tokenizer
+from training.sources import open_sources
+
+TEMPLATE = Path(__file__).with_suffix(".html")
+MAX_BLOCKS = 256                         # along one side of the mask
+MAX_PIXELS = 6_000_000                   # of all crops; a page of 384 crops has about 12 MB
+# of tokens, and of the pairs that they attend to: padding, read, visual, with loss
+COLOURS = np.array([(200, 196, 186), (128, 116, 96), (60, 124, 168), (200, 30, 90)])
+N_COLOURS = 6                            # of points; the template has as many
+
+
+class Row(NamedTuple):
+    """One row as it is trained on."""
+    examples: list                       # of data.Example, in the order of the row
+    records: list                        # theirs
+    tokenizer: object
+    config: Config
+    batch: packing.Batch                 # the examples as one row
+
+
+def plan_row(args, config, step, number, log=(), masked=None):
+    """The Row of that number in a step, counted from 1, as training plans it.
+
+    log: lines of the run, with the hash of the step's ids. masked: {index of a record: reason}.
+    """
+    tokenizer, config = open_tokenizer(args, config)
+    sources, rates, _ = open_sources(args, config)
+    mixture = Mixture(sources, rates, config.seed)
+    plan = next(islice(StepPlanner(mixture, tokenizer, config), step - 1, None))
+    hashes = [line["ids"] for line in log if line.get("step") == step and "ids" in line]
+    if hashes and hashes[-1] != plan.hash:
+        raise UserError(f"step {step} of the run had other records; the data, or the code "
+                        "that draws them, has changed since")
+    decoder = Decoder(mixture, tokenizer, config)
+    examples = []
+    records = []
+    for item in plan.packs[number]:
+        reason = (masked or {}).get(item.index, "")
+        examples.append(decoder.decode(item, reason=reason))
+        records.append(record_at(mixture, item.index)[0])
+    batch = packing.collate([examples], config.data.max_tokens, config.data.vision)
+    return Row(examples, records, tokenizer, config, batch)
+
+
+def read_row_of_run(run, step, number):
+    """A run directory -> Row of a step; what the run masked is masked."""
+    try:
+        head = json.loads((run / "config.json").read_text())
+        args = argparse.Namespace(**head["command"])
+        config = config_from_json(head["config"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"--run {run}: no run directory: {error!r}") from None
+    if not (1 <= step <= config.steps and number < config.batch):
+        raise UserError(f"--step {step} --row {number}: the run has steps 1 to "
+                        f"{config.steps} and rows 0 to {config.batch - 1}")
+    masked = {skip["index"]: skip["reason"] for skip in read_skips(run)}
+    return plan_row(args, config, step, number, read_log(run / "log.jsonl"), masked)
+
+
+def draw_mask(row):
+    """-> the mask as an image in blocks, how many tokens a side of it stands for, and how many
+    pairs attention.allow allows.
+
+    A block is darker where more of its pairs are allowed, in the colour of its first query.
+    """
+    batch = row.batch
+    T = batch.tokens.shape[1]
+    size = -(-T // MAX_BLOCKS)
+    counts = []
+    for start in range(0, T, size):
+        queries = slice(start, start + size)
+        allowed = attention.allow(batch.visible_until, batch.bidir, rows=queries)[0]
+        counts.append(np.add.reduceat(allowed.sum(0).numpy(), np.arange(0, T, size)))
+    counts = np.array(counts)
+    kinds = 1 + (batch.bidir[0] > 0)
+    kinds[batch.weights[0] > 0] = 3
+    kinds[batch.example[0] == len(row.examples)] = 0
+    pixels = 255 - counts[..., None] / size**2 * (255 - COLOURS[kinds[::size], None])
+    return Image.fromarray(pixels.astype(np.uint8)), len(counts) * size, int(counts.sum())
+
+
+def find_visible(batch, places):
+    """Places of tokens -> for each a text such as "0-15 42-51", what it may attend to."""
+    queries = torch.tensor(places)
+    allowed = attention.allow(batch.visible_until, batch.bidir, rows=queries)[0]
+    changes = F.pad(allowed.to(torch.int8), (1, 1)).diff(dim=1)
+    ranges = []
+    for line in changes:
+        starts = (line > 0).nonzero()[:, 0].tolist()
+        stops = (line < 0).nonzero()[:, 0].tolist()
+        pairs = zip(starts, stops, strict=True)
+        ranges.append(" ".join(f"{start}-{stop - 1}" for start, stop in pairs))
+    return ranges
+
+
+def find_parts(example):
+    """The trunk of a data.Example and its branches -> [(start, stop), ..]. An example with a
+    single annotation is one part.
+
+        tokens         b I I I Q A q a      I visual, Q A and q a two annotations
+        visible_until  8 8 8 8 6 6 8 8      -> (0, 4), (4, 6), (6, 8)
+    """
+    stop = len(example.tokens)
+    parts = [(0, int((example.visible_until == stop).argmin()) or stop)]
+    while parts[-1][1] < stop:
+        first = parts[-1][1]
+        parts.append((first, int(example.visible_until[first])))
+    return parts
+
+
+class TextRun(NamedTuple):
+    ids: list                            # of tokens to show
+    first: int                           # places in the example
+    last: int
+    weight: float                        # 0: nothing is learned here
+    image: int                           # of visual tokens: which image or frame; else -1
+
+
+def split_runs(example, start, stop, ends):
+    """Tokens start to stop of an example -> [TextRun, ..]: what is read, and what is learned.
+
+        place       52  53  54  55        weight 0: the token at the place
+        token        :  \n  red  cat      weight > 0: the target of the place, so that all text
+        target      \n red  cat EOS       is shown once and in order:
+        weight       0   w   w   w        (": \n", 52, 53, 0)  ("red cat EOS", 53, 55, w)
+
+    ends: the last token has a target of its own, EOS.
+    """
+    is_visual = example.bidir > 0
+    begins = np.diff(is_visual, prepend=False) & is_visual   # text separates images and frames
+    image = np.where(is_visual, begins.cumsum() - 1, -1)
+    shown = [(int(example.tokens[start]), start, 0.0, -1)]
+    for t in range(start, stop):
+        if example.weights[t] > 0 or (ends and t == stop - 1):
+            shown.append((int(example.targets[t]), t, float(example.weights[t]), -1))
+        elif t + 1 < stop:
+            shown.append((int(example.tokens[t + 1]), t + 1, 0.0, int(image[t + 1])))
+    runs = []
+    for (weight, image_of_run), group in groupby(shown, lambda item: item[2:]):
+        ids, places, *_ = zip(*group, strict=True)
+        runs.append(TextRun(list(ids), places[0], places[-1], weight, image_of_run))
+    return runs
+
+
+def name_tokens(tokenizer):
+    """{id: what to show} of the tokens that decode to nothing."""
+    names = {id_: token_text(name) for name, id_ in tokenizer.special.items()}
+    names |= {tokenizer.bos: "<bos>", tokenizer.eos: "<eos>"}
+    names |= {tokenizer.chat_start: "<|im_start|>", tokenizer.chat_end: "<|im_end|>"}
+    return names
+
+
+def write_words(ids, tokenizer):
+    """Token ids -> their text, and as <i> the names and numbers of those without text."""
+    names = name_tokens(tokenizer)
+    words = ""
+    for special, group in groupby(ids, lambda id_: id_ in names):
+        if special:
+            for id_, n in Counter(group).items():
+                words += f"<i>{html.escape(names[id_])}{f' x{n}' if n > 1 else ''}</i>"
+        else:
+            words += html.escape(tokenizer.decode(list(group)))
+    return words
+
+
+def write_run(row, number, start, run, sees):
+    """A TextRun of example `number`, which starts at place `start` of the row, as a <span>."""
+    example = row.examples[number]
+    first = start + run.first
+    last = start + run.last
+    until = start + example.visible_until[run.last]
+    title = (f"tokens {first} to {last}, positions {example.pos[run.first]} to "
+             f"{example.pos[run.last]}, visible until {until}")
+    words = write_words(run.ids, row.tokenizer)
+    kind = "visual" if run.image >= 0 else "read"
+    tint = ""
+    if run.weight > 0:
+        kind = "learned"
+        words += f"<sup>{run.weight:.4g}</sup>"
+        tint = f' style="--weight:{run.weight / float(row.batch.weights.max()):.3f}"'
+    return (f'<span class="run {kind}" data-first="{first}" data-last="{last}" '
+            f'data-sees="{sees}" data-media="{number}.{run.image}" title="{title}"{tint}>'
+            f"{words}</span>")
+
+
+def write_tree(row, number, start):
+    """The message tree of an example: its trunk, and below it its branches."""
+    example = row.examples[number]
+    parts = find_parts(example)
+    nodes = []
+    for k, (a, b) in enumerate(parts):
+        runs = split_runs(example, a, b, ends=k > 0 or len(parts) == 1)
+        visible = find_visible(row.batch, [start + run.last for run in runs])
+        text = ""
+        for run, sees in zip(runs, visible, strict=True):
+            text += write_run(row, number, start, run, sees)
+        kind = "branch" if k else "trunk"
+        name = f"branch {k}" if k else "trunk" if len(parts) > 1 else "a single annotation"
+        about = f"tokens {start + a} to {start + b - 1}, positions from {example.pos[a]}"
+        nodes.append(f'<div class="{kind}"><b>{name}: {about}</b><p>{text}</p></div>')
+    return "".join(nodes)
+
+
+def write_crops(row, number):
+    """The crops of an example as <figure>s, with the points of its record."""
+    example, record = row.examples[number], row.records[number]
+    info = read_headers(record, row.config.data)
+    side = int((MAX_PIXELS / len(row.batch.images)) ** 0.5)
+    figures = []
+    for k, image in enumerate(example.image_id.tolist()):
+        is_whole = k == 0 or example.image_id[k - 1] != image    # else a part of a mosaic
+        name = f"image {image + 1}: {'whole' if is_whole else 'crop'}"
+        if info.times is not None:
+            name = f"frame at {info.times[image]:.1f} s"
+        marks = ""
+        for a, label, points in find_points(record, info, image) if is_whole else ():
+            colour = f"c{a % N_COLOURS}"
+            text = html.escape(label)
+            name += f'<br><b class="{colour}">{text}</b> {len(points)}'
+            for x, y in points:          # radii differ, so that two marks on a place show
+                marks += (f'<circle class="{colour}" cx="{100 * x:.2f}" cy="{100 * y:.2f}" '
+                          f'r="{2 + a % 4}"><title>{text}</title></circle>')
+        picture = join_patches(example.images[k], row.config.data.vision)
+        picture.thumbnail((side, side))
+        svg = f'<svg viewBox="0 0 100 100" preserveAspectRatio="none">{marks}</svg>'
+        figures.append(f'<figure data-media="{number}.{image}"><div>'
+                       f'<img alt="" src="{png_uri(picture)}">'
+                       f"{svg}</div><figcaption>{name}</figcaption></figure>")
+    return "".join(figures)
+
+
+def find_points(record, info, image):
+    """What a record points at in one image or frame -> yields an annotation's number, its label
+    and its points there, [(x, y), ..] as fractions of the sides."""
+    sizes = scales(record, info.sizes)
+    for k, annotation in enumerate(record["annotations"]):
+        if annotation["type"] not in ("point", "track"):
+            continue
+        if info.times is None:
+            here = [p for p in annotation["points"] if p.get("image", 0) == image]
+        else:
+            time = f"{info.times[image]:.1f}"
+            shown = [p for p in annotation["points"] if "t" in p and not p.get("occluded")]
+            here = [p for p in shown if f"{since_start(p['t'], record):.1f}" == time]
+        if here:
+            size = sizes[min(image, len(sizes) - 1)]
+            label = annotation.get("label", annotation.get("question", ""))
+            yield k, label, [unit(p, annotation, size) for p in here]
+
+
+def join_patches(patches, config):
+    """(P,F) -> image of crop x crop pixels, the inverse of vision.patchify."""
+    grid, size = config.grid, config.patch
+    pixels = patches.reshape(grid, grid, size, size, 3).transpose(0, 2, 1, 3, 4)
+    return Image.fromarray(pixels.reshape(grid * size, grid * size, 3))
+
+
+def png_uri(image):
+    """An image as a data: URI of a PNG."""
+    out = io.BytesIO()
+    image.save(out, "PNG")
+    return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
+
+
+def write_example(row, number, start):
+    example = row.examples[number]
+    weight = example.weights.sum(dtype="f8")
+    facts = (f"{len(example.tokens)} tokens, {example.n_branches} annotations, "
+             f"{example.dropped_branches} left out, weight {weight:.4g}")
+    crops = ""
+    if example.mask_reason:              # the row holds zeros, not the record
+        reason = html.escape(example.mask_reason)
+        tree = f"<p>{reason}. Zeros stand in its place, without loss.</p>"
+    else:
+        tree = write_tree(row, number, start)
+        crops = write_crops(row, number) if example.images is not None else ""
+    title = f"<h2>example {number} <code>{html.escape(example.id)}</code></h2><p>{facts}</p>"
+    body = f'<div>{tree}</div><div class="crops">{crops}</div>'
+    return f'{title}<div class="example">{body}</div>'
+
+
+def write_page(row):
+    """Row -> the page as text."""
+    batch = row.batch
+    config = row.config
+    lengths = [len(x.tokens) for x in row.examples]
+    starts = np.cumsum([0, *lengths]).tolist()
+    n_crops = sum(len(x.images) for x in row.examples if x.images is not None)
+    n_annotations = sum(x.n_branches for x in row.examples)
+    mask, n_tokens, n_pairs = draw_mask(row)
+    T = batch.tokens.shape[1]
+    numbers = {
+        "tokens": f"{sum(lengths)} of {T}, {sum(lengths) / T:.1%} of the row",
+        "crops": f"{n_crops} of {config.pack_crops}; {len(batch.images)} encoded",
+        "annotations": f"{n_annotations} of {len(lengths)} examples",
+        "tokens with loss": f"{len(batch.labelled)}",
+        "sum of weights": f"{batch.weights.sum(dtype=torch.float64):.6g}",
+        "allowed pairs": f"{n_pairs / T**2:.2%}; a causal mask has {(T + 1) / (2 * T):.1%}"}
+    examples = [write_example(row, k, starts[k]) for k in range(len(lengths))]
+    lines = [f"<dt>{name}</dt><dd>{text}</dd>" for name, text in numbers.items()]
+    parts = {
+        "TITLE": f"A packed row of stage {config.stage}",
+        "NUMBERS": "".join(lines),
+        "MASK": png_uri(mask),
+        "TOKENS": str(n_tokens),
+        "EXAMPLES": "\n".join(examples)}
+    # one pass: text that was put in is not searched again
+    return re.sub("{{([A-Z]+)}}", lambda match: parts[match[1]], TEMPLATE.read_text())
+
+
+def main(argv=None):
+    parser = Parser(prog="python -m tools.view", description=__doc__.split("\n\n")[0],
+                    epilog="Without --run, all other arguments are those of train.py: "
+                    "--stage, --tiny, --data, --media, --init and so on.", allow_abbrev=False)
+    add = parser.add_argument
+    add("--run", type=Path, metavar="DIR", help="a run directory, instead of --stage")
+    add("--step", type=int, metavar="N", help="with --run: the step whose row to show")
+    add("--row", type=int, default=0, metavar="N", help="which row (default 0, the first)")
+    add("--out", type=Path, required=True, metavar="HTML", help="the page to write")
+    try:
+        own, rest = parser.parse_known_args(argv)
+        if own.row < 0 or (own.run and (own.step is None or rest)):
+            raise UserError("--row begins at 0; --run DIR needs --step N and nothing else")
+        if own.run:
+            row = read_row_of_run(own.run, own.step, own.row)
+        else:
+            args, config = parse(rest)
+            config = replace(config, batch=1, micro_batch=1, steps=own.row + 1)
+            row = plan_row(args, config, own.row + 1, 0)
+        page = write_page(row)
+        own.out.write_text(page, encoding="utf-8")
+    except (UserError, DataError, Unreadable, OSError) as error:
+        warn(f"tools.view: {error}")
+        raise SystemExit(2) from None
+    megabytes = len(page) / 1e6
+    print(f"{own.out}: row {own.row}, {len(row.examples)} examples, {megabytes:.1f} MB")
+
+
+if __name__ == "__main__":
+    main()
