@@ -38,7 +38,7 @@ from text.tokenizer import token_text
 from text.tracks import since_start
 from training.config import Config, Parser, UserError, config_from_json, parse
 from training.loader import Decoder
-from training.log import read_log, read_skips
+from training.log import read_log
 from training.planner import StepPlanner, record_at
 from training.setup import open_tokenizer
 from training.sources import open_sources
@@ -60,10 +60,10 @@ class Row(NamedTuple):
     batch: packing.Batch                 # the examples as one row
 
 
-def plan_row(args, config, step, number, log=(), masked=None):
-    """The Row of that number in a step, counted from 1, as training plans it.
+def plan_row(args, config, step, number, log=()):
+    """The Row of that number in a step, counted from 1, as training plans and decodes it.
 
-    log: lines of the run, with the hash of the step's ids. masked: {index of a record: reason}.
+    log: the lines of the run, one of which has the hash of the step's record ids.
     """
     tokenizer, config = open_tokenizer(args, config)
     sources, rates, _ = open_sources(args, config)
@@ -74,18 +74,14 @@ def plan_row(args, config, step, number, log=(), masked=None):
         raise UserError(f"step {step} of the run had other records; the data, or the code "
                         "that draws them, has changed since")
     decoder = Decoder(mixture, tokenizer, config)
-    examples = []
-    records = []
-    for item in plan.packs[number]:
-        reason = (masked or {}).get(item.index, "")
-        examples.append(decoder.decode(item, reason=reason))
-        records.append(record_at(mixture, item.index)[0])
+    examples = [decoder.decode(item) for item in plan.packs[number]]
+    records = [record_at(mixture, item.index)[0] for item in plan.packs[number]]
     batch = packing.collate([examples], config.data.max_tokens, config.data.vision)
     return Row(examples, records, tokenizer, config, batch)
 
 
 def read_row_of_run(run, step, number):
-    """A run directory -> Row of a step; what the run masked is masked."""
+    """A run directory -> the Row of that number in a step."""
     try:
         head = json.loads((run / "config.json").read_text())
         args = argparse.Namespace(**head["command"])
@@ -95,8 +91,7 @@ def read_row_of_run(run, step, number):
     if not (1 <= step <= config.steps and number < config.batch):
         raise UserError(f"--step {step} --row {number}: the run has steps 1 to "
                         f"{config.steps} and rows 0 to {config.batch - 1}")
-    masked = {skip["index"]: skip["reason"] for skip in read_skips(run)}
-    return plan_row(args, config, step, number, read_log(run / "log.jsonl"), masked)
+    return plan_row(args, config, step, number, read_log(run / "log.jsonl"))
 
 
 def draw_mask(row):
@@ -215,13 +210,11 @@ def write_run(row, number, start, run, sees):
              f"{example.pos[run.last]}, visible until {until}")
     words = write_words(run.ids, row.tokenizer)
     kind = "visual" if run.image >= 0 else "read"
-    tint = ""
     if run.weight > 0:
         kind = "learned"
         words += f"<sup>{run.weight:.4g}</sup>"
-        tint = f' style="--weight:{run.weight / float(row.batch.weights.max()):.3f}"'
     return (f'<span class="run {kind}" data-first="{first}" data-last="{last}" '
-            f'data-sees="{sees}" data-media="{number}.{run.image}" title="{title}"{tint}>'
+            f'data-sees="{sees}" data-media="{number}.{run.image}" title="{title}">'
             f"{words}</span>")
 
 
@@ -233,9 +226,8 @@ def write_tree(row, number, start):
     for k, (a, b) in enumerate(parts):
         runs = split_runs(example, a, b, ends=k > 0 or len(parts) == 1)
         visible = find_visible(row.batch, [start + run.last for run in runs])
-        text = ""
-        for run, sees in zip(runs, visible, strict=True):
-            text += write_run(row, number, start, run, sees)
+        text = "".join(write_run(row, number, start, run, sees)
+                       for run, sees in zip(runs, visible, strict=True))
         kind = "branch" if k else "trunk"
         name = f"branch {k}" if k else "trunk" if len(parts) > 1 else "a single annotation"
         about = f"tokens {start + a} to {start + b - 1}, positions from {example.pos[a]}"
@@ -245,7 +237,8 @@ def write_tree(row, number, start):
 
 def write_crops(row, number):
     """The crops of an example as <figure>s, with the points of its record."""
-    example, record = row.examples[number], row.records[number]
+    example = row.examples[number]
+    record = row.records[number]
     info = read_headers(record, row.config.data)
     side = int((MAX_PIXELS / len(row.batch.images)) ** 0.5)
     figures = []
