@@ -91,6 +91,8 @@ def read_row_of_run(run, step, number):
     if not (1 <= step <= config.steps and number < config.batch):
         raise UserError(f"--step {step} --row {number}: the run has steps 1 to "
                         f"{config.steps} and rows 0 to {config.batch - 1}")
+    if (run / "model").is_dir():         # a finished run has a tokenizer of its own
+        args.init = run
     return plan_row(args, config, step, number, read_log(run / "log.jsonl"))
 
 
@@ -153,22 +155,20 @@ class TextRun(NamedTuple):
     image: int                           # of visual tokens: which image or frame; else -1
 
 
-def split_runs(example, start, stop, ends):
+def split_runs(example, start, stop):
     """Tokens start to stop of an example -> [TextRun, ..]: what is read, and what is learned.
 
         place       52  53  54  55        weight 0: the token at the place
         token        :  \n  red  cat      weight > 0: the target of the place, so that all text
         target      \n red  cat EOS       is shown once and in order:
         weight       0   w   w   w        (": \n", 52, 53, 0)  ("red cat EOS", 53, 55, w)
-
-    ends: the last token has a target of its own, EOS.
     """
     is_visual = example.bidir > 0
     begins = np.diff(is_visual, prepend=False) & is_visual   # text separates images and frames
     image = np.where(is_visual, begins.cumsum() - 1, -1)
     shown = [(int(example.tokens[start]), start, 0.0, -1)]
     for t in range(start, stop):
-        if example.weights[t] > 0 or (ends and t == stop - 1):
+        if example.weights[t] > 0:
             shown.append((int(example.targets[t]), t, float(example.weights[t]), -1))
         elif t + 1 < stop:
             shown.append((int(example.tokens[t + 1]), t + 1, 0.0, int(image[t + 1])))
@@ -179,17 +179,11 @@ def split_runs(example, start, stop, ends):
     return runs
 
 
-def name_tokens(tokenizer):
-    """{id: what to show} of the tokens that decode to nothing."""
+def write_words(ids, tokenizer):
+    """Token ids -> their text, and as <i> the names and numbers of those without text."""
     names = {id_: token_text(name) for name, id_ in tokenizer.special.items()}
     names |= {tokenizer.bos: "<bos>", tokenizer.eos: "<eos>"}
     names |= {tokenizer.chat_start: "<|im_start|>", tokenizer.chat_end: "<|im_end|>"}
-    return names
-
-
-def write_words(ids, tokenizer):
-    """Token ids -> their text, and as <i> the names and numbers of those without text."""
-    names = name_tokens(tokenizer)
     words = ""
     for special, group in groupby(ids, lambda id_: id_ in names):
         if special:
@@ -224,7 +218,7 @@ def write_tree(row, number, start):
     parts = find_parts(example)
     nodes = []
     for k, (a, b) in enumerate(parts):
-        runs = split_runs(example, a, b, ends=k > 0 or len(parts) == 1)
+        runs = split_runs(example, a, b)
         visible = find_visible(row.batch, [start + run.last for run in runs])
         text = "".join(write_run(row, number, start, run, sees)
                        for run, sees in zip(runs, visible, strict=True))
@@ -265,8 +259,7 @@ def write_crops(row, number):
 
 
 def find_points(record, info, image):
-    """What a record points at in one image or frame -> yields an annotation's number, its label
-    and its points there, [(x, y), ..] as fractions of the sides."""
+    """Yields (annotation's number, label, [(x, y), ..] as fractions) of one image or frame."""
     sizes = scales(record, info.sizes)
     for k, annotation in enumerate(record["annotations"]):
         if annotation["type"] not in ("point", "track"):
@@ -280,7 +273,7 @@ def find_points(record, info, image):
         if here:
             size = sizes[min(image, len(sizes) - 1)]
             label = annotation.get("label", annotation.get("question", ""))
-            yield k, label, [unit(p, annotation, size) for p in here]
+            yield k, label, [unit(point, annotation, size) for point in here]
 
 
 def join_patches(patches, config):

@@ -8,6 +8,7 @@ import json
 import re
 from functools import cache
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -38,57 +39,55 @@ def make_row(*flags):
     return row, allowed, view.write_page(row)
 
 
-class PageReader(HTMLParser):
-    """The runs of text, the figures with their circles, and all kinds of elements of a page."""
+def read_runs(page):
+    """-> [(first, last, sees, HTML of the run), ..]"""
+    found = re.findall(r'<span class="run \w+" data-first="(\d+)" data-last="(\d+)" '
+                       r'data-sees="([-\d ]+)" [^>]+>(.*?)</span>', page, re.DOTALL)
+    assert len(found) == page.count("data-sees=")
+    return [(int(first), int(last), sees, inner) for first, last, sees, inner in found]
+
+
+def read_circles(figure):
+    return [(float(x), float(y)) for x, y in re.findall('cx="([0-9.]+)" cy="([0-9.]+)"', figure)]
+
+
+def read_image(text):
+    """The first picture in a piece of HTML -> (H,W,3)."""
+    png = re.search('src="data:image/png;base64,([^"]+)"', text)[1]
+    return np.array(Image.open(io.BytesIO(base64.b64decode(png))))
+
+
+class Elements(HTMLParser):
+    """All kinds of elements of a page with their attributes; each end tag fits its start tag."""
 
     def __init__(self, page):
         super().__init__()
-        self.runs = []                   # attributes, with "text" and "weight" as shown
-        self.figures = []                # attributes, with "src" and "circles"
-        self.elements = set()            # (tag, attributes)
+        self.kinds = set()
         self.open = []
         self.feed(page)
+        assert not self.open
 
     def handle_starttag(self, tag, attrs):
-        attributes = dict(attrs)
-        self.elements.add((tag, *sorted(attributes)))
-        if "data-sees" in attributes:
-            self.runs.append(attributes | {"text": "", "weight": "0"})
-        if tag == "figure":
-            self.figures.append(attributes | {"circles": []})
-        if tag == "circle":
-            self.figures[-1]["circles"].append((float(attributes["cx"]), float(attributes["cy"])))
-        if tag == "img" and self.figures:
-            self.figures[-1]["src"] = attributes["src"]
+        self.kinds.add((tag, *sorted(dict(attrs))))
         if tag not in ("meta", "img", "br"):             # these have no end
-            self.open.append((tag, "data-sees" in attributes))
+            self.open.append(tag)
 
     def handle_endtag(self, tag):
-        assert self.open.pop()[0] == tag
-
-    def handle_data(self, data):
-        if self.open and self.open[-1] == ("sup", False):
-            self.runs[-1]["weight"] = data
-        elif self.open and self.open[-1] == ("span", True):      # not in <i>: names of tokens
-            self.runs[-1]["text"] += data
-
-
-def open_image(uri):
-    return np.array(Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))))
+        assert self.open.pop() == tag
 
 
 @pytest.mark.parametrize("flags", ROWS)
 def test_runs_and_blocks_allow_what_attention_allows(flags):
     _, allowed, page = make_row(*flags)
     T = len(allowed)
-    for run in PageReader(page).runs:
+    for _, token, sees, _ in read_runs(page):
         seen = np.zeros(T, bool)
-        for pair in run["data-sees"].split():
+        for pair in sees.split():
             first, last = map(int, pair.split("-"))
             seen[first : last + 1] = True
-        assert np.array_equal(seen, allowed[int(run["data-last"])])
+        assert np.array_equal(seen, allowed[token])
     assert f"<dd>{allowed.mean():.2%};" in page
-    mask = open_image(re.search(r'alt="the mask" src="([^"]+)"', page)[1])
+    mask = read_image(page)
     size = -(-T // len(mask))
     padded = np.pad(allowed, (0, len(mask) * size - T))
     blocks = padded.reshape(len(mask), size, len(mask), size).any((1, 3))
@@ -98,63 +97,59 @@ def test_runs_and_blocks_allow_what_attention_allows(flags):
 @pytest.mark.parametrize("flags", ROWS)
 def test_every_part_is_there_word_for_word_with_its_weights(flags):
     row, _, page = make_row(*flags)
-    runs = PageReader(page).runs
     expected = ""
     for example in row.examples:
         for start, stop in view.find_parts(example):
             tokens = example.tokens[start:stop]
             expected += row.tokenizer.decode(tokens[example.bidir[start:stop] == 0].tolist())
-    assert "".join(run["text"] for run in runs) == expected
-
     weights = row.batch.weights[0].numpy()
+    text = ""
     shown = np.zeros_like(weights)
-    for run in runs:
-        shown[int(run["data-first"]) : int(run["data-last"]) + 1] = float(run["weight"])
+    for first, last, _, inner in read_runs(page):
+        text += html.unescape(re.sub("<(i|sup)>.*?</(i|sup)>", "", inner))
+        shown[first : last + 1] = float((re.findall("<sup>(.*)</sup>", inner) or [0])[0])
+    assert text == expected
     assert np.allclose(shown, weights, rtol=1e-3, atol=0)
     assert f"<dd>{weights.sum(dtype='f8'):.6g}</dd>" in page
     assert f"<dd>{sum(len(x.tokens) for x in row.examples)} of {len(weights)}, " in page
 
 
 def test_the_tree_of_an_example_is_found_from_visible_until():
-    for visible_until, parts in (
-            ([8, 8, 8, 8, 6, 6, 8, 8], [(0, 4), (4, 6), (6, 8)]), ([5] * 5, [(0, 5)])):
-        class Example:
-            tokens = visible_until
-        Example.visible_until = np.array(visible_until)
-        assert view.find_parts(Example) == parts
+    for until, parts in (([8, 8, 8, 8, 6, 6, 8, 8], [(0, 4), (4, 6), (6, 8)]), ([2, 2], [(0, 2)])):
+        example = SimpleNamespace(tokens=until, visible_until=np.array(until))
+        assert view.find_parts(example) == parts
 
 
 @pytest.mark.parametrize("flags", [ROWS[2], ROWS[4]])
 def test_figures_are_the_crops_and_circles_the_points(flags):
     row, _, page = make_row(*flags)
-    figures = PageReader(page).figures
+    figures = page.split("<figure")[1:]
     crops = np.concatenate([x.images for x in row.examples if x.images is not None])
     assert len(figures) == len(crops)
     for figure, crop in zip(figures, crops, strict=True):
-        pixels = open_image(figure["src"])
+        pixels = read_image(figure)
         assert np.array_equal(vision.patchify(pixels[None], row.config.data.vision)[0], crop)
     expected = [(100 * x, 100 * y) for record in row.records for a in record["annotations"]
                 if a["type"] == "point" for x, y in unit_points(a, None)]
-    circles = [circle for figure in figures for circle in figure["circles"]]
-    assert len(circles) > 0
-    assert np.allclose(sorted(circles), sorted(expected), atol=0.01)
+    assert len(expected) > 0
+    assert np.allclose(sorted(read_circles(page)), sorted(expected), atol=0.01)
 
 
 def test_frames_show_the_points_of_their_time(tmp_path):
-    points = [{"x": 20, "y": 30, "t": 1.5}, {"x": 60, "y": 70, "t": 1.5, "occluded": True}]
-    annotation = {"type": "point", "label": "ball", "coords": "percent", "points": points[:1]}
-    track = {"type": "track", "label": "rabbit", "coords": "percent", "points": [
-        {"x": 20, "y": 30, "t": 1.0, "id": 0}, {**points[1], "id": 0}]}
-    record = {"video": "bigbuckbunny.mp4", "annotations": [annotation, track]}
+    track = [{"x": 20, "y": 30, "t": 1.0, "id": 0},
+             {"x": 60, "y": 70, "t": 1.5, "id": 0, "occluded": True}]
+    points = [{"x": 5, "y": 6, "t": 1.5}]
+    annotations = [{"type": "point", "label": "ear", "coords": "percent", "points": points},
+                   {"type": "track", "label": "rabbit", "coords": "percent", "points": track}]
+    record = {"video": "bigbuckbunny.mp4", "annotations": annotations}
     (tmp_path / "r.jsonl").write_text(json.dumps(record))
     row, _, page = make_row("--stage", "2", "--tiny", "--data", str(tmp_path / "r.jsonl"),
                             "--media", str(MEDIA), "--data.max_tokens=2000", "--data.max_frames=8")
     n_frames = len(row.examples[0].images)
     times = re.findall(r"frame at ([0-9.]+) s", page)[:n_frames]
-    figures = PageReader(page).figures[:n_frames]
-    circles = {time: figure["circles"] for time, figure in zip(times, figures, strict=True)}
-    assert {time: found for time, found in circles.items() if found} == {
-        "1.0": [(20, 30)], "1.5": [(20, 30)]}
+    circles = [read_circles(figure) for figure in page.split("<figure")[1 : n_frames + 1]]
+    found = {time: points for time, points in zip(times, circles, strict=True) if points}
+    assert found == {"1.0": [(20, 30)], "1.5": [(5, 6)]}
 
 
 def test_text_cannot_become_markup(tmp_path):
@@ -166,8 +161,7 @@ def test_text_cannot_become_markup(tmp_path):
     record = {"id": HOSTILE, "image": "a.png", "annotations": annotations}
     (tmp_path / "r.jsonl").write_text(json.dumps(record))
     _, _, page = make_row(*TOY, "--data", str(tmp_path / "r.jsonl"), "--data.max_tokens=2000")
-    harmless = PageReader(make_row(*TOY, *PHOTOS)[2])
-    assert PageReader(page).elements <= harmless.elements
+    assert Elements(page).kinds <= Elements(make_row(*TOY, *PHOTOS)[2]).kinds
     assert "<img src=x" not in page
     assert html.unescape(page).count(HOSTILE) >= 5       # all of it is shown as text
 
@@ -177,13 +171,13 @@ def test_a_damaged_image_is_named_and_has_no_weight(tmp_path):
     record = {"image": "a.png", "annotations": [{"type": "caption", "text": "A cup."}]}
     (tmp_path / "r.jsonl").write_text(json.dumps(record))
     row, _, page = make_row(*TOY, "--data", str(tmp_path / "r.jsonl"))
-    reader = PageReader(page)
     assert page.count("Zeros stand in its place") == len(row.examples)
-    assert reader.figures == reader.runs == []
+    assert "<figure" not in page
+    assert read_runs(page) == []
     assert "<dt>sum of weights</dt><dd>0</dd>" in page
 
 
-def test_the_page_needs_nothing_else_and_little_script():
+def test_the_page_needs_no_other_file_and_little_script():
     page = make_row(*TOY, *PHOTOS)[2]
     assert not re.search(r'(?:src|href)="(?!data:image/png;base64,)|url\(|@import|https?:', page)
     (script,) = re.findall("<script>(.*?)</script>", page, re.DOTALL)
