@@ -1,12 +1,19 @@
 """J&F of masks, as in DAVIS (docs/molmo2.md 13).
 
-Molmo2 writes points; a segmenter that takes them as prompts makes the masks, and tools.metrics
-scores them.
+Molmo2 writes points. A segmenter that takes them as prompts makes the masks, and this command
+scores them:
+
+    python -m evaluation.j_and_f --predicted segmenter.npz --masks true.npz
 """
 
+import argparse
+import json
 import math
 
 import numpy as np
+
+from evaluation.masks import read_npz
+from records.errors import warn
 
 
 def jaccard(a, b):
@@ -54,12 +61,45 @@ def boundary_f(predicted, true, tolerance=0.008):
 
 def j_and_f(predicted, true):
     """Masks (t,h,w) bool of everything that an expression means, in the same frames
-    -> {"j", "f", "j_and_f"}: means over frames. ValueError for other shapes, or for no frames."""
-    if predicted.shape != true.shape:
-        raise ValueError(f"masks of shape {predicted.shape} are compared with {true.shape}")
-    if len(true) == 0:
-        raise ValueError("the masks have no frames")
+    -> {"j", "f", "j_and_f"}: means over frames."""
     pairs = list(zip(predicted, true, strict=True))
     j = float(np.mean([jaccard(a, b) for a, b in pairs]))
     f = float(np.mean([boundary_f(a, b) for a, b in pairs]))
     return {"j": j, "f": f, "j_and_f": (j + f) / 2}
+
+
+def score_files(predicted_path, true_path):
+    """Two .npz files with an array (n,t,h,w) for each expression -> means over the expressions."""
+    predicted, true = read_npz(predicted_path, "--predicted"), read_npz(true_path, "--masks")
+    true = {name: masks for name, masks in true.items() if masks.ndim == 4 and masks.shape[1]}
+    if not true:
+        raise ValueError(f"--masks {true_path}: no array (n,t,h,w) with a frame")
+    scores = []
+    for name, masks in true.items():
+        found = predicted.get(name, np.empty(0))
+        if found.ndim != 4 or found.shape[1:] != masks.shape[1:]:
+            wanted = ("n", *masks.shape[1:])
+            raise ValueError(f"--predicted {predicted_path}: '{name}' needs an array {wanted}, but "
+                             f"its shape is {found.shape}")
+        # an expression may mean several objects, which a segmenter numbers in any order: their
+        # union counts, as in MeViS
+        scores.append(j_and_f(found.astype(bool).any(0), masks.astype(bool).any(0)))
+    means = {key: round(float(np.mean([s[key] for s in scores])), 4) for key in scores[0]}
+    return {**means, "n": len(scores)}
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description="J&F of masks made from predicted tracks.")
+    what = 'arrays (n,t,h,w), named "record id/annotation number"'
+    parser.add_argument("--predicted", required=True, help=f".npz of predicted masks: {what}")
+    parser.add_argument("--masks", required=True, help=f".npz of true masks: {what}")
+    args = parser.parse_args(argv)
+    try:
+        print(json.dumps(score_files(args.predicted, args.masks)))
+    except (OSError, ValueError) as e:
+        warn(f"evaluation.j_and_f: {e}")
+        raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -4,61 +4,153 @@
 in    predictions as in evaluate.py, with points as [frame, id, x, y] in pixels; frame is 1 for an
       image, the number of one of several, or seconds of a clip
 out   PNG files: the image; several images side by side; rows of frames of a video with their times.
-      Tracks also get the path of every object up to each frame, and charts of x and y over time
+      Tracks also get the path of every object up to each frame
 
-A point at a time that was not shown is drawn on the nearest frame, with a dashed ring and its
-time.
+A point at a time that was not shown is drawn on the nearest frame, with its time.
 """
 
 import re
 from pathlib import Path
 from typing import NamedTuple
 
-from evaluation import charts
-from evaluation.marks import (
-    Mark,
-    Trail,
-    colour_of,
-    draw_marks,
-    image_grid,
-    numbered,
-    side_by_side,
-    stacked,
-    with_text,
-)
-from records import media
-from records.errors import warn
-from records.media import Unreadable
+from PIL import Image, ImageDraw, ImageFont
 
-MAX_SIDE = 1024                          # pixels of the longer side of a drawn image
+from records import media
+from records.errors import Unreadable, warn
+
+# bright, for photographs; the colours of charts are for white paper
+COLOURS = (
+    (255, 0, 80), (0, 150, 255), (255, 170, 0), (0, 200, 90), (170, 80, 255), (0, 200, 200),
+    (255, 90, 220), (150, 110, 60),
+)
+BLACK, WHITE = (0, 0, 0), (255, 255, 255)
+MIN_WIDTH, MAX_SIDE = 288, 1024          # pixels of a drawn image
+GRID_COLUMNS = 4
 MAX_FRAMES = 12                          # of a video, in the picture of a prediction
 SAME_TIME = 0.05                         # seconds: answers have one decimal
 
 
-def draw_images(images, predicted, true):
-    """Points on an image, or on several side by side -> PIL image, notes on what cannot be
-    drawn."""
+# -------------------------------------------------------------------------------------------------
+# marks on one image, several images
 
-    def points_on(number, points):
-        return [(x, y) for frame, _, x, y in points if int(frame) == number]
 
-    drawn = []
-    for number, image in enumerate(images, 1):
-        marks = numbered(points_on(number, predicted))
-        drawn.append(draw_marks(image, marks, points_on(number, true)))
-    missing = sorted({int(frame) for frame, *_ in predicted if not 1 <= frame <= len(images)})
-    notes = []
-    if missing:
-        names = ", ".join(str(number) for number in missing)
-        notes.append(f"also points on image {names}, which does not exist")
-    if len(drawn) > 1:
-        return image_grid(drawn, [f"image {k}" for k in range(1, len(drawn) + 1)]), notes
-    drawn[0].thumbnail((MAX_SIDE, MAX_SIDE))
-    return drawn[0], notes
+class Mark(NamedTuple):
+    """A predicted point: a ring with a label beside it."""
+    x: float
+    y: float
+    label: str
+    colour: tuple = COLOURS[0]
+
+
+def colour_of(object_id):
+    """The colour of a track. Ids are numbers from 1, but a model may write anything."""
+    name = str(object_id)
+    number = int(name) - 1 if name.isdecimal() and len(name) < 18 else sum(map(ord, name))
+    return COLOURS[number % len(COLOURS)]
+
+
+def numbered(points):
+    """[(x, y), ..] -> [Mark, ..] with the labels 1, 2, .."""
+    return [Mark(x, y, str(number)) for number, (x, y) in enumerate(points, 1)]
+
+
+def draw_marks(image, marks, true=(), trails=()):
+    """(H,W,3) uint8 -> PIL image, at least MIN_WIDTH wide, with a ring for each Mark, a cross for
+    each true (x, y), and below them a line for each trail (colour, [(x, y), ..])."""
+    scale = max(1, -(-MIN_WIDTH // image.shape[1]))
+    size = image.shape[1] * scale, image.shape[0] * scale
+    picture = Image.fromarray(image).resize(size, Image.NEAREST)
+    # marks are drawn twice as large and reduced, because Pillow's lines are jagged
+    overlay = Image.new("RGBA", (2 * picture.width, 2 * picture.height))
+    pen = ImageDraw.Draw(overlay)
+    k = 2 * scale
+    r = 2 * (max(size) // 60 + 3)
+    # each mark has a white edge, to be seen on dark ground
+    for width, is_edge in ((r // 2 + 2, True), (r // 3, False)):
+        for colour, points in trails:
+            pen.line([(x * k, y * k) for x, y in points], WHITE if is_edge else colour, width,
+                     joint="curve")
+        for x, y in true:
+            reach = r + 3 * is_edge
+            for dx, dy in ((reach, 0), (0, reach)):
+                ends = [x * k - dx, y * k - dy, x * k + dx, y * k + dy]
+                pen.line(ends, WHITE if is_edge else BLACK, width)
+        for mark in marks:
+            reach = r + width / 2
+            box = [mark.x * k - reach, mark.y * k - reach, mark.x * k + reach, mark.y * k + reach]
+            pen.ellipse(box, outline=WHITE if is_edge else mark.colour, width=width)
+    font = ImageFont.load_default(max(22, 1.7 * r))
+    for mark in marks:
+        x, y = mark.x * k, mark.y * k
+        length = font.getlength(mark.label)
+        right = x + 1.3 * r
+        left = right if right + length < overlay.width else x - 1.3 * r - length
+        pen.text((left, max(y - 1.6 * r, 0)), mark.label, WHITE, font,
+                 stroke_width=max(4, r // 6), stroke_fill=BLACK)
+    overlay = overlay.reduce(2)
+    picture.paste(overlay, (0, 0), overlay)
+    return picture
+
+
+def image_grid(images, labels, height=240):
+    """PIL images of any sizes, scaled to one height, in rows, each with its label below."""
+    scaled = []
+    for image in images:
+        width = max(1, round(image.width * height / image.height))
+        scaled.append(image.resize((width, height), Image.LANCZOS))
+    width = max(image.width for image in scaled)
+    label_height = height // 10
+    font = ImageFont.load_default(label_height * 0.75)
+    columns = min(GRID_COLUMNS, len(scaled))
+    n_rows = -(-len(scaled) // columns)
+    page = Image.new("RGB", (columns * (width + 4) - 4, n_rows * (height + label_height)), "white")
+    for k, (image, label) in enumerate(zip(scaled, labels, strict=True)):
+        left = k % columns * (width + 4)
+        top = k // columns * (height + label_height)
+        page.paste(image, (left, top))
+        middle = left + image.width / 2, top + height + label_height / 2
+        ImageDraw.Draw(page).text(middle, label, BLACK, font, "mm")
+    return page
+
+
+def with_text(image, lines):
+    """An image with lines of text below it, each cut to its width."""
+    width = max(image.width, MIN_WIDTH)
+    size = max(12, width // 80)
+    font = ImageFont.load_default(size)
+    page = Image.new("RGB", (width, image.height + round(len(lines) * size * 1.35) + 6), "white")
+    page.paste(image, (0, 0))
+    for k, line in enumerate(lines):
+        line = " ".join(line.split())[:width]        # no letter is narrower than a pixel
+        text = line
+        while font.getlength(text) > width - 8:
+            line = line[:-1]
+            text = f"{line} .."
+        ImageDraw.Draw(page).text((4, image.height + 3 + k * size * 1.35), text, BLACK, font)
+    return page
 
 
 # -------------------------------------------------------------------------------------------------
-# frames and tracks
+# points on images, on frames
+
+
+def draw_images(images, predicted, true, height=240):
+    """Points on an image, or on several side by side, scaled to one height -> PIL image, notes on
+    what cannot be drawn."""
+
+    def points_on(number, points):
+        return [(x, y) for frame, _, x, y in points if frame == number]
+
+    numbers = range(1, len(images) + 1)
+    drawn = [draw_marks(image, numbered(points_on(number, predicted)), points_on(number, true))
+             for number, image in zip(numbers, images, strict=True)]
+    missing = sorted({frame for frame, *_ in predicted} - {*numbers})
+    names = ", ".join(f"{number:g}" for number in missing)
+    notes = [f"also points on image {names}, which does not exist"] if missing else []
+    if len(drawn) > 1:
+        return image_grid(drawn, [f"image {number}" for number in numbers], height), notes
+    drawn[0].thumbnail((MAX_SIDE, MAX_SIDE))
+    return drawn[0], notes
 
 
 def nearest(times, t):
@@ -75,39 +167,19 @@ def evenly(items, n):
 def select_frames(times, points, n=MAX_FRAMES):
     """Which frames of `times` to draw, at most n -> their indices, ascending: those that points
     [frame, ..] are on, and others evenly while there is room."""
-    with_points = sorted({nearest(times, t) for t, *_ in points})
-    if len(with_points) >= n:
-        return sorted(set(evenly(with_points, n)))
+    with_points = evenly(sorted({nearest(times, t) for t, *_ in points}), n)
     others = [k for k in evenly(range(len(times)), n) if k not in with_points]
-    room = n - len(with_points)
-    if len(others) > room:
-        others = [others[k * len(others) // room] for k in range(room)]
-    return sorted({*with_points, *others})
+    return sorted([*with_points, *evenly(others, n - len(with_points))])
 
 
-class Position(NamedTuple):
-    t: float
-    x: float
-    y: float
-
-
-def tracks_of(points):
-    """[[t, id, x, y], ..] -> {id: [Position, ..] in order of time}, in order of ids as text, since
+def trails_until(points, t):
+    """[[t, id, x, y], ..] -> the path of every object up to a time, [(colour, [(x, y), ..]), ..].
     1 and "1" are one object."""
-    tracks = {}
-    for t, object_id, x, y in sorted(points, key=lambda point: (str(point[1]), point[0])):
-        tracks.setdefault(str(object_id), []).append(Position(t, x, y))
-    return tracks
-
-
-def trails_until(tracks, t):
-    """The part of every track up to a time -> [Trail, ..]."""
-    trails = []
-    for object_id, positions in tracks.items():
-        path = [(p.x, p.y) for p in positions if p.t <= t + SAME_TIME]
-        if len(path) > 1:
-            trails.append(Trail(colour_of(object_id), path))
-    return trails
+    paths = {}
+    for time, object_id, x, y in sorted(points, key=lambda point: point[0]):
+        if time <= t + SAME_TIME:
+            paths.setdefault(str(object_id), []).append((x, y))
+    return [(colour_of(name), path) for name, path in paths.items() if len(path) > 1]
 
 
 def draw_frames(frames_at, times, predicted, true, with_trails):
@@ -116,47 +188,20 @@ def draw_frames(frames_at, times, predicted, true, with_trails):
     frames_at(times) yields the frames at these times.
     """
     selected = select_frames(times, [*predicted, *true])
-    tracks = tracks_of(predicted) if with_trails else {}
     drawn = []
-    any_dashed = False
     for k, frame in zip(selected, frames_at([times[k] for k in selected]), strict=True):
         marks = []
         for t, object_id, x, y in predicted:
             if nearest(times, t) == k:
-                dashed = abs(t - times[k]) > SAME_TIME
-                label = f"{object_id}  {t:.1f} s" if dashed else str(object_id)
-                marks.append(Mark(x, y, label, colour_of(object_id), dashed))
-                any_dashed = any_dashed or dashed
-        truth = [(x, y) for t, _, x, y in true if nearest(times, t) == k]
-        drawn.append(draw_marks(frame, marks, truth, trails_until(tracks, times[k])))
+                other = f"  {t:.1f} s" if abs(t - times[k]) > SAME_TIME else ""
+                marks.append(Mark(x, y, f"{object_id}{other}", colour_of(object_id)))
+        here = [(x, y) for t, _, x, y in true if nearest(times, t) == k]
+        trails = trails_until(predicted, times[k]) if with_trails else []
+        drawn.append(draw_marks(frame, marks, here, trails))
     notes = []
     if len(selected) < len(times):
         notes.append(f"{len(selected)} of {len(times)} frames")
-    if any_dashed:
-        notes.append("dashed: at a time that was not shown")
     return image_grid(drawn, [f"{times[k]:.1f} s" for k in selected]), notes
-
-
-def draw_track_charts(predicted, true, width):
-    """x and y of every object over time, side by side -> PIL image, 400 high; None without points.
-
-    Predicted tracks have dots, true ones are pale.
-    """
-    tracks, true_tracks = tracks_of(predicted), tracks_of(true)
-    colours = {i: colour_of(i) for i in tracks} | {f"{i} (true)": colour_of(i) for i in true_tracks}
-    size = max(width // 4, 240), 200
-    drawn = []
-    for axis, ylabel in (("x", "x, in pixels from the left"), ("y", "y, in pixels from the top")):
-        series = {}
-        for i, positions in tracks.items():
-            series[i] = [(p.t, getattr(p, axis)) for p in positions]
-        for i, positions in true_tracks.items():
-            series[f"{i} (true)"] = [(p.t, getattr(p, axis)) for p in positions]
-        faint = tuple(f"{i} (true)" for i in true_tracks)
-        drawn.append(charts.line_chart(
-            series, "seconds", size, ylabel=ylabel, dots=True, faint=faint, colours=colours
-        ))
-    return side_by_side(drawn) if drawn[0] else None
 
 
 # -------------------------------------------------------------------------------------------------
@@ -168,40 +213,28 @@ def draw_prediction(prediction, record):
     answer."""
     source = record["source"]
     predicted, true = prediction["predicted"], prediction["true"]
-    track = prediction["type"] == "track"
-    legend = "rings: predicted; crosses: true"
     if prediction["medium"] == "video":
-
-        def frames_at(times):
-            return source.frames(record, times)
-
-        image, notes = draw_frames(frames_at, prediction["times"], predicted, true, track)
+        image, notes = draw_frames(lambda times: source.frames(record, times), prediction["times"],
+                                   predicted, true, prediction["type"] == "track")
     else:
         image, notes = draw_images(source.images(record), predicted, true)
-    if track:
-        legend += "; charts: dark predicted, pale true"
-        below = draw_track_charts(predicted, true, image.width)
-        image = stacked(image, below) if below else image
-    text = [prediction["prompt"], f"-> {prediction['text']}", ". ".join([legend, *notes])]
-    return with_text(image, text)
+    legend = ". ".join(["rings: predicted; crosses: true", *notes])
+    return with_text(image, [prediction["prompt"], f"-> {prediction['text']}", legend])
 
 
-def in_turns(predictions):
-    """Predictions that have points, by id within each medium and type; media and types take
-    turns."""
+def round_robin(predictions):
+    """Predictions with points, alternating between media and annotation types."""
     groups = {}
-    for p in sorted(predictions, key=lambda p: (p["id"], p["annotation"])):
+    for p in predictions:
         if "true" in p:
             groups.setdefault((p["medium"], p["type"]), []).append(p)
-    turns = []
-    for key, group in groups.items():
-        turns += [(k, key) for k in range(len(group))]
-    return [groups[key][k] for k, key in sorted(turns)]
+    places = [(k, key) for key, group in groups.items() for k in range(len(group))]
+    return [groups[key][k] for k, key in sorted(places)]
 
 
 def draw(predictions, records, folder, n=24):
     """A PNG file for each of the first n questions that ask for points, named
-    id-annotation-label.png; media and types of questions take turns.
+    id-annotation-label.png; media and types of questions alternate.
 
     A record that cannot be read, or whose id is not unique, is named on stderr instead.
     """
@@ -210,7 +243,7 @@ def draw(predictions, records, folder, n=24):
     by_id, names = {}, set()
     for record in records:
         by_id.setdefault(record["id"], []).append(record)
-    for prediction in in_turns(predictions)[:n]:
+    for prediction in round_robin(predictions)[:n]:
         record, *others = by_id[prediction["id"]]
         if others:
             warn(f"{prediction['id']}: {len(others) + 1} records have this id; no picture")
@@ -234,13 +267,9 @@ def draw_answer(points, images, video=None, start=0.0, n=24):
     that they name, at most n -> PIL image. video: from media.probe; start: second of it where the
     clip begins."""
     if video is None:
-        drawn = []
-        for number, image in enumerate(images, 1):
-            here = [(x, y) for frame, _, x, y in points if frame == number or len(images) == 1]
-            drawn.append(draw_marks(image, numbered(here)))
-        if len(drawn) == 1:
-            return drawn[0]
-        return image_grid(drawn, [f"image {k}" for k in range(1, len(drawn) + 1)], 360)
+        if len(images) == 1:
+            return draw_marks(images[0], numbered([(x, y) for _, _, x, y in points]))
+        return draw_images(images, points, [], 360)[0]
     times = sorted({frame for frame, *_ in points})[:n] or [0.0]
     frames = media.frames(video, [start + t for t in times])
     drawn = []

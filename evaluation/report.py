@@ -1,8 +1,7 @@
-"""What a training run leaves behind besides its weights: scores, samples and curves (paper:
-evaluation).
+"""Evaluation, samples and curves of a training run (paper: evaluation).
 
-    loss.png, lr.png, eval.png         curves, from log.jsonl
-    samples/, samples.png              held-out images and videos with predicted and true points
+    loss.png, scores.png    curves, from log.jsonl
+    samples/                held-out images and videos with predicted and true points
 """
 
 import json
@@ -10,8 +9,10 @@ import math
 import shlex
 from itertools import accumulate
 
-from evaluation import charts, marks, pictures
+from evaluation import pictures
+from evaluation.charts import line_chart
 from evaluation.evaluate import SCORES, evaluate
+from evaluation.generate import evaluation_config
 from records.errors import printable
 from toy import world
 from toy.images import World
@@ -46,12 +47,9 @@ def final_scores(config, model, tokenizer, eval_records, samples_dir=None, ranks
     if eval_records is None:
         return toy_scores(config, model, tokenizer, samples_dir, ranks)
     metrics = {}
+    asked = evaluation_config(config.data)           # as tools.evaluate
     for name, records in eval_records.items():
-        # the limits by kind of question are for released tokenizers; in bytes, answers are 4 times
-        # as long
-        found, predictions = evaluate(
-            model, tokenizer, config.data, records, max_new=512, ranks=ranks
-        )
+        found, predictions = evaluate(model, tokenizer, asked, records, ranks=ranks)
         if samples_dir:
             pictures.draw(predictions, records, samples_dir / name if metrics else samples_dir)
         metrics |= {name: found} if metrics else found
@@ -73,11 +71,8 @@ def toy_scores(config, model, tokenizer, samples_dir, ranks=None):
             metrics |= found
             continue
         if part == "unseen":
-            found |= score_of_rare(predictions, records)
+            found |= score_of_unseen_kinds(predictions, records)
         metrics[part] = found
-    if samples_dir:
-        samples = sorted((samples_dir / "test").glob("*any_shape.png"))[:8]
-        marks.save_contact_sheet(samples, samples_dir.parent / "samples.png")
     return metrics
 
 
@@ -85,14 +80,14 @@ def toy_masks(record, index):
     return record["source"].masks(record, record["annotations"][index])
 
 
-def score_of_rare(predictions, records):
+def score_of_unseen_kinds(predictions, records):
     """The mean F1 of points on kinds of objects that training never shows -> a dict, empty without
     any."""
     annotations = {record["id"]: record["annotations"] for record in records}
     kinds = records[0]["source"].kinds
-    rare = [p["point_f1"] for p in predictions
-            if world.is_rare(annotations[p["id"]][p["annotation"]], kinds)]
-    return {"point_f1_of_unseen_kinds": round(sum(rare) / len(rare), 4)} if rare else {}
+    scores = [p["point_f1"] for p in predictions
+              if world.asks_for_unseen(annotations[p["id"]][p["annotation"]], kinds)]
+    return {"point_f1_of_unseen_kinds": round(sum(scores) / len(scores), 4)} if scores else {}
 
 
 # -------------------------------------------------------------------------------------------------
@@ -122,38 +117,22 @@ def running_mean(points):
 
 
 def draw_losses(log, path):
-    """Loss against steps on a log axis, which leaves out 0: every step pale, and over it the
-    running mean of all and of each source (nll_by_source).
-
-    Sources that are in most steps come first; those beyond the colours of the chart are grey.
-    """
-    every, by_source = [], {}
+    """Loss against steps on a logarithmic axis: every step pale, and over it the running means of
+    all sources together and of each (nll_by_source). Sources that are in most steps come first."""
+    losses, by_source = [], {}
     for line in steps_of(log):
-        every.append((line["step"], line["loss"]))
+        losses.append((line["step"], line["loss"]))
         for source, value in (line.get("nll_by_source") or {}).items():
             by_source.setdefault(source, []).append((line["step"], value))
     sources = sorted(by_source, key=lambda source: (-len(by_source[source]), source))
     means = {}
-    for name, points in [("loss", every), *((source, by_source[source]) for source in sources)]:
+    for name, points in [("loss", losses), *((source, by_source[source]) for source in sources)]:
         finite = [(x, y) for x, y in points if y is not None and math.isfinite(y)]
         if finite:
             mean = running_mean(finite)
             means[f"{name} {mean[-1][1]:.3f}"] = mean
-    palette = [charts.INK, *charts.COLOURS] + [charts.OTHERS] * len(means)
-    colours = dict(zip(means, palette, strict=False)) | {"": charts.INK}
-    charts.save_line_chart(
-        {**means, "": every}, path, "step", log=True, faint=("",), colours=colours,
-        ylabel="loss: pale every step, dark the running mean",
-    )
-
-
-def draw_learning_rates(log, path):
-    """Learning rates by group against steps, on a log axis: the ViT's is a small part of the
-    connector's."""
-    steps = steps_of(log)
-    groups = dict.fromkeys(group for line in steps for group in line["lr"])
-    series = {group: [(line["step"], line["lr"].get(group)) for line in steps] for group in groups}
-    charts.save_line_chart(series, path, "step", log=True, ylabel="learning rate")
+    line_chart(means, path, "step", "loss: pale every step, dark the running mean", log=True,
+               pale=losses)
 
 
 def draw_scores(log, path, seconds_before=0.0):
@@ -168,7 +147,7 @@ def draw_scores(log, path, seconds_before=0.0):
             if name in line.get("eval", {}):
                 series[name].append((minutes, line["eval"][name]))
     series = {name: points for name, points in series.items() if len(points) > 1}
-    charts.save_line_chart(series, path, "minutes", ylimits=(0, 1), dots=True, ylabel="score")
+    line_chart(series, path, "minutes", "score")
 
 
 def print_end(run, loss, scores, seconds):
@@ -205,13 +184,11 @@ def main_scores(scores):
 
 
 def draw_curves(out):
-    """loss.png and lr.png of the run directory `out`, from its log.jsonl."""
-    log = read_log(out / "log.jsonl")
-    draw_losses(log, out / "loss.png")
-    draw_learning_rates(log, out / "lr.png")
+    """loss.png of the run directory `out`, from its log.jsonl."""
+    draw_losses(read_log(out / "log.jsonl"), out / "loss.png")
 
 
 def draw_progress(out):
-    """eval.png of the run directory `out`; its minutes begin with those of stage 0, if it ran."""
+    """scores.png of the run directory `out`; its minutes begin with those of stage 0, if it ran."""
     stage0 = sum(line["seconds"] for line in read_log(out / "stage0.jsonl"))
-    draw_scores(read_log(out / "log.jsonl"), out / "eval.png", stage0)
+    draw_scores(read_log(out / "log.jsonl"), out / "scores.png", stage0)

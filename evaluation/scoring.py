@@ -77,12 +77,18 @@ def score(question, text, masks):
     predicted = predicted_places(question, text)
     score_places = score_tracks if annotation["type"] == "track" else score_points
     places = {"predicted": [list(p) for p in predicted], "true": [list(p) for p in true]}
-    return {**score_places(question, predicted, true, masks), **places}
+    rule = "box" if has_boxes(annotation) else "within 5 % of the diagonal"
+    return {
+        **score_places(question, predicted, true, masks),
+        **places,
+        "hits": rule if masks is None else "mask",
+    }
 
 
 def score_qa(turn, style, text):
     """One turn of a conversation. After an explanation, the text after "Answer:" counts
-    (docs/molmo2.md 4.3). Of several right options all must be named, one per line."""
+    (docs/molmo2.md 4.3). If several options are correct, the answer must list all of them, one per
+    line."""
     said = text.rpartition("Answer:")[2] if "explanation" in turn else text
     if "options" in turn:
         right = turn["answer_idx"] if isinstance(turn["answer_idx"], list) else [turn["answer_idx"]]
@@ -134,12 +140,6 @@ def true_places(question):
 
 def has_boxes(annotation):
     return any("box" in point for point in annotation["points"])
-
-
-def hit_rule(annotation, masks):
-    if masks is not None:
-        return "mask"
-    return "box" if has_boxes(annotation) else "within 5 % of the diagonal"
 
 
 def true_boxes(question):

@@ -325,7 +325,7 @@ def test_a_run_leaves_log_weights_curves_and_samples(plain):
     assert all(expected <= set(line) for line in steps_of(lines))
     assert len(steps_of(lines)) == 3
     assert {"caption_exact", "point_f1", "count_accuracy", "unseen"} <= set(lines[-1]["eval"])
-    for name in ("loss.png", "lr.png", "config.json"):
+    for name in ("loss.png", "config.json"):
         assert (out / name).exists()
     assert list((out / "samples" / "test").glob("*.png"))
 

@@ -24,7 +24,7 @@ import parallel
 from evaluation import pictures
 from evaluation.evaluate import SCORES, evaluate
 from evaluation.generate import evaluation_config
-from evaluation.mask_files import open_masks
+from evaluation.masks import open_masks
 from records.errors import warn
 from records.reader import Records
 from tools import benchmarks
@@ -106,7 +106,7 @@ def open_sets(args):
     sets = []
     for reader, path in zip_longest(readers, args.masks or []):
         records = list(reader)
-        sets.append((reader.name, records, open_masks(path, records) if path else None))
+        sets.append((reader.name, records, open_masks(path) if path else None))
     return sets
 
 

@@ -114,7 +114,7 @@ def _first(kind, split, seed, n, **options):
     return [source[i] for i in range(max(n, 1))]
 
 
-def is_rare(annotation, kinds):
+def asks_for_unseen(annotation, kinds):
     """Does a point annotation ask for a combination of the split `unseen` that the image shows?"""
     if annotation["type"] != "point" or not annotation["points"]:
         return False

@@ -48,7 +48,7 @@ def evaluate_answers(records, answer, masks_of=None, draw_in=None, **options):
     records = list(records)
     options = {"max_new": 10_000, "progress": False, **options}
     with mock.patch.multiple(evaluation, prompt_batches=noted_batches, generate=answers,
-                             nll=lambda *args: {}):
+                             losses_of=lambda *args: []):
         metrics, predictions = evaluation.evaluate(
             None, TOKENIZER, DATA, records, masks_of, **options)
     if draw_in:

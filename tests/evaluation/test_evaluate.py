@@ -13,7 +13,6 @@ import data
 import packing
 from evaluation import evaluate as evaluation
 from evaluation.generate import generate
-from records.media import Unreadable
 from records.reader import Records
 from records.visual import VideoClip, read_headers
 from tests.evaluation.answers import evaluate_answers, true_answer
@@ -192,12 +191,8 @@ def test_a_batch_holds_no_more_rows_crops_and_tokens_than_allowed(
     monkeypatch.setattr(evaluation, "decode_media", decode_once)
     monkeypatch.setattr(evaluation, "MAX_CROPS", max_crops)
     monkeypatch.setattr(evaluation, "MAX_CACHED_TOKENS", max_tokens)
-    questions = []
-    for record in all_records():
-        info = read_headers(record, DATA)
-        questions += evaluation.questions_of(record, info, DATA, max_new=20)
-    planned = evaluation.plan_batches(questions, TOKENIZER, DATA, max_rows)
-    batches = list(evaluation.prompt_batches(planned, TOKENIZER, DATA, {}))
+    questions, _ = evaluation.collect_questions(all_records(), DATA, max_new=20)
+    batches = list(evaluation.prompt_batches(questions, TOKENIZER, DATA, max_rows, {}))
     assert [question for batch in batches for question, _ in batch] == questions
     assert len(batches) > 1
 
@@ -218,8 +213,8 @@ def test_a_batch_holds_no_more_rows_crops_and_tokens_than_allowed(
 def test_frames_resized_once_are_the_frames_of_training(videos):
     """data.encode makes its crops from the full frames."""
     record = videos[1]
-    questions = evaluation.questions_of(record, read_headers(record, DATA), DATA, max_new=9)
-    (batch,) = evaluation.prompt_batches([questions], TOKENIZER, DATA, {})
+    questions, _ = evaluation.collect_questions([record], DATA, max_new=9)
+    (batch,) = evaluation.prompt_batches(questions, TOKENIZER, DATA, 99, {})
     _, prompt = batch[0]
     assert np.array_equal(prompt.images, data.encode(record, TOKENIZER, DATA, 0, 0).images)
     # subtitles are shown, in seconds of the clip
@@ -230,9 +225,8 @@ def test_frames_resized_once_are_the_frames_of_training(videos):
 # nll
 
 
-def test_the_nll_is_the_weighted_mean_of_training_by_source(small_model, monkeypatch):
-    """Against the formula, record by record, with the weights of stage 2; the same in batches of
-    any size."""
+def test_the_nll_is_the_weighted_mean_of_training_by_source(small_model):
+    """Against the formula, record by record, with the weights of stage 2."""
     config = dataclasses.replace(
         DATA, sqrt_length=True, sqrt_branches=True, point_weight=0.2, video_caption_weight=0.1,
         prefix_all=False)
@@ -255,25 +249,16 @@ def test_the_nll_is_the_weighted_mean_of_training_by_source(small_model, monkeyp
         sums["all"] = [*sums["records.jsonl"], *sums["films.jsonl"]]
     expected = {name: sum(losses[name]) / sum(weights[name]) for name in losses}
     assert expected["records.jsonl"] != pytest.approx(expected["films.jsonl"], abs=1e-3)
-    expected = pytest.approx(expected, abs=1e-4)
-    assert evaluation.nll(small_model, TOKENIZER, config, records) == expected
-    monkeypatch.setattr(evaluation, "MAX_CACHED_TOKENS", 1)
-    assert evaluation.nll(small_model, TOKENIZER, config, records) == expected
+    found = evaluation.losses_of(small_model, TOKENIZER, config, records, {})
+    assert evaluation.mean_nll(found) == pytest.approx(expected, abs=1e-4)
 
 
 def test_records_that_cannot_be_decoded_are_left_out_of_the_nll(small_model, damaged):
     text = {"type": "text", "text": "A heron."}
     path = damaged({"annotations": [text]}, {"image": "cut.jpg", "annotations": [text]})
-    records, bad = list(Records(path)), {}
-
-    def nll(records, *bad):
-        return evaluation.nll(small_model, TOKENIZER, DATA, records, *bad)
-
-    assert nll(records, bad) == nll(records[:1])
-    assert list(bad) == [f"{path}:2"]
-    with pytest.raises(Unreadable):
-        nll(records)
+    records = list(Records(path))
     metrics, _ = evaluation.evaluate(small_model, TOKENIZER, DATA, records, progress=False)
-    assert metrics["skipped"] == 1
+    alone, _ = evaluation.evaluate(small_model, TOKENIZER, DATA, records[:1], progress=False)
+    assert (metrics["skipped"], metrics["not_scored"]) == (1, 1)
+    assert metrics["nll"] == alone["nll"]
     assert set(metrics["nll"]) == {"all", "records.jsonl"}
-    assert metrics["not_scored"] == 2

@@ -1,4 +1,7 @@
-"""J&F of masks, by hand and as by scipy."""
+"""J&F of masks, by hand and as by scipy; the command scores files, and a mistake costs one
+sentence."""
+
+import json
 
 import numpy as np
 import pytest
@@ -39,13 +42,6 @@ def test_j_and_f_are_means_over_frames():
     assert j_and_f.boundary_f(empty, empty) == 1
     scores = j_and_f.j_and_f(np.array([true, true]), np.array([true, empty]))
     assert scores == {"j": 0.5, "f": 0.5, "j_and_f": 0.5}
-    with pytest.raises(ValueError, match=r"\(1, 4, 4\) are compared with \(2, 4, 4\)"):
-        j_and_f.j_and_f(np.zeros((1, 4, 4), bool), np.zeros((2, 4, 4), bool))
-
-
-def test_masks_without_frames_have_no_score():
-    with pytest.raises(ValueError, match="the masks have no frames"):
-        j_and_f.j_and_f(np.zeros((0, 4, 4), bool), np.zeros((0, 4, 4), bool))
 
 
 def test_a_dilated_mask_equals_that_of_scipy_with_a_disk():
@@ -56,3 +52,48 @@ def test_a_dilated_mask_equals_that_of_scipy_with_a_disk():
         y, x = np.mgrid[-radius : radius + 1, -radius : radius + 1]
         wanted = ndimage.binary_dilation(mask, x * x + y * y <= radius * radius)
         assert np.array_equal(j_and_f.dilate(mask, radius), wanted)
+
+
+# -------------------------------------------------------------------------------------------------
+# the command
+
+
+def two_objects():
+    masks = np.zeros((2, 3, 20, 20), bool)
+    masks[0, :, 2:8, 2:8] = True
+    masks[1, :, 12:18, 12:18] = True
+    return masks
+
+
+@pytest.mark.parametrize(("predicted", "true", "answer"), [
+    # the objects of one expression count as one region, in any order; other arrays are left out
+    ({"video/0": two_objects()[::-1]},
+     {"video/0": two_objects(), "video/0/times": np.arange(3), "image/0": np.zeros((1, 4, 4))},
+     {"j": 1.0, "f": 1.0, "j_and_f": 1.0, "n": 1}),
+    ({"other/0": two_objects()}, {"video/0": two_objects()}, "'video/0' needs an array"),
+    ({"video/0": two_objects()[:, :2]}, {"video/0": two_objects()}, "its shape is (2, 2, 20, 20)"),
+    ({"video/0": two_objects()}, {"video/0/times": np.arange(3)}, "no array (n,t,h,w)"),
+    # no frame: a mean of nothing would be NaN, which is no JSON
+    ({"video/0": two_objects()[:, :0]}, {"video/0": two_objects()[:, :0]}, "no array (n,t,h,w)"),
+    (None, {"video/0": two_objects()}, "predicted.npz: not an .npz file"),
+])
+def test_files_are_scored_and_a_mistake_costs_one_sentence(tmp_path, capsys, predicted, true,
+                                                           answer):
+    paths = {"--predicted": tmp_path / "predicted.npz", "--masks": tmp_path / "true.npz"}
+    for path, arrays in zip(paths.values(), (predicted, true), strict=True):
+        if arrays is None:
+            path.write_bytes(b"PK damaged")
+        else:
+            np.savez(path, **arrays)
+    words = [str(word) for pair in paths.items() for word in pair]
+    if isinstance(answer, dict):
+        j_and_f.main(words)
+        assert json.loads(capsys.readouterr().out) == answer
+        return
+    with pytest.raises(SystemExit) as ended:
+        j_and_f.main(words)
+    assert ended.value.code == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert answer in err
+    assert len(err.splitlines()) == 1

