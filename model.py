@@ -318,7 +318,7 @@ class Molmo2(nn.Module):
     def init_weights(self):
         """New weights: normal matrices, zero biases, unit norms.
 
-        With vision.neighbor_init the ViT's positions stay 0, for toy.neighbor_init to fill.
+        With vision.neighbor_init the ViT's positions stay 0, for init_neighbor_heads of toy/vit.py.
         """
         std = self.config.init_std
         for module in self.modules():

@@ -36,7 +36,7 @@ class VisionConfig:
     patch: int = 14                    # pixels along one side of a patch
     overlap_margin: int = 4            # patches of overlap on each side of a high-resolution crop
     eps: float = 1e-6                  # of the LayerNorms
-    neighbor_init: bool = False        # heads start by looking at neighbours (toy/neighbor_init.py)
+    neighbor_init: bool = False        # heads start by looking at neighbours (toy/vit.py)
 
     @property
     def crop(self):                    # 378 pixels

@@ -15,16 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from records.mixture import rng_for
-from toy.shapes import (
-    FEW,
-    KINDS_BY_NAME,
-    SIZE,
-    VERSION,
-    draw_scene,
-    mask_of,
-    name_of,
-    render,
-)
+from toy.shapes import FEW, KINDS_BY_NAME, SIZE, VERSION, draw_scene, mask_of, name_of, render
 
 CURRICULUM = 4000                    # images of a source until they are as hard as held-out ones
 SINGLE = 0.2                         # share of the curriculum with one object only
@@ -50,11 +41,6 @@ def caption_of(objects):
     return ", ".join(map(name_of, ordered)) or "nothing"
 
 
-def count_annotation(objects, colour, shape):
-    count = len(matching(objects, colour, shape))
-    return {"type": "count", "label": f"{colour} {shape}", "count": count}
-
-
 def point_annotation(label, points, indices):
     """points in pixels; indices: which object of the scene each point is on, for the masks."""
     return {
@@ -66,6 +52,17 @@ def point_annotation(label, points, indices):
         "points": points,
         "meta": {"objects": indices},
     }
+
+
+def make_record(source, i, annotations, **media):
+    """Record i of a source, as records.reader gives those of files."""
+    name = f"{source.name}-{i}"
+    return {"id": name, "where": name, "source": source, "index": i, "annotations": annotations,
+            **media}
+
+
+def image_entry(name):
+    return {"path": f"{name}.png", "width": SIZE, "height": SIZE}
 
 
 class Difficulty(NamedTuple):
@@ -134,16 +131,9 @@ class World:
         if self.questions == "all":
             annotations.append({"type": "caption", "text": caption_of(objects)})
             if not is_single:
-                annotations.append(count_annotation(objects, "any", "shape"))
-        name = f"{self.name}-{i}"
-        return {
-            "id": name,
-            "where": name,
-            "source": self,
-            "index": i,
-            "annotations": annotations,
-            "image": {"path": f"{name}.png", "width": SIZE, "height": SIZE},
-        }
+                count = {"type": "count", "label": "any shape", "count": len(objects)}
+                annotations.append(count)
+        return make_record(self, i, annotations, image=image_entry(f"{self.name}-{i}"))
 
     def _kinds_to_ask_for(self, objects, rng):
         present = sorted({(o["colour"], o["shape"]) for o in objects})
@@ -214,22 +204,11 @@ class ImageSeries:
         count = sum(o["shape"] == shape for objects in scenes for o in objects)
         annotations.append({"type": "count", "label": f"any {shape}", "count": count})
 
-        name = f"{self.name}-{i}"
-        images = []
-        for k in range(len(scenes)):
-            images.append({"path": f"{name}-{k}.png", "width": SIZE, "height": SIZE})
-        return {
-            "id": name,
-            "where": name,
-            "source": self,
-            "index": i,
-            "annotations": annotations,
-            "images": images,
-        }
+        images = [image_entry(f"{self.name}-{i}-{k}") for k in range(len(scenes))]
+        return make_record(self, i, annotations, images=images)
 
     def _points(self, scenes, label):
-        points = []
-        indices = []
+        points, indices = [], []
         for k, objects in enumerate(scenes):
             for j, o in enumerate(objects):
                 if name_of(o) == label:
@@ -267,11 +246,8 @@ class Sums:
         rng = rng_for(self.seed, "sums", i)
         a = int(rng.integers(1, 4))
         b = int(rng.integers(1, 4))
-        first, second = rng.permutation(len(FEW.shapes))[:2].tolist()
-        question = f"{self._term(a, FEW.shapes[first])}, {self._term(b, FEW.shapes[second])}"
-        name = f"{self.name}-{i}"
-        annotations = [{"type": "qa", "question": question, "answer": str(a + b)}]
-        return {"id": name, "where": name, "source": self, "annotations": annotations}
-
-    def _term(self, n, shape):
-        return f"{NUMBERS[n - 1]} {shape}s" if n > 1 else f"one {shape}"
+        first, second = rng.permutation(FEW.shapes)[:2].tolist()
+        question = ", ".join(f"{NUMBERS[n - 1]} {shape}{'s' * (n > 1)}"
+                             for n, shape in ((a, first), (b, second)))
+        answer = {"type": "qa", "question": question, "answer": str(a + b)}
+        return make_record(self, i, [answer])

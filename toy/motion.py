@@ -35,7 +35,7 @@ def reflect(v):
 
 
 def object_at(o, time):
-    """An object at a time in seconds, with its colour and place of then; None if it is absent."""
+    """An object with its colour and position at a time in seconds; None if it is absent."""
     step = time / STEP
     if not o["come"] <= step < o["gone"]:
         return None

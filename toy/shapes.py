@@ -46,7 +46,7 @@ def combine(colours, shapes, unseen):
     return Kinds(tuple(colours), tuple(shapes), tuple(combinations), tuple(seen), tuple(unseen))
 
 
-# Scenes are drawn by the places in these tuples: in another order the worlds would be other ones.
+# Scenes are sampled by index into these tuples; reordering them changes every scene.
 FEW = combine(
     tuple(COLOURS)[:6], SHAPES[:4],
     [("blue", "square"), ("green", "triangle"), ("red", "cross"), ("yellow", "circle")])

@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 from records.mixture import rng_for
-from toy.images import is_held_out, point_annotation
+from toy.images import is_held_out, make_record, point_annotation
 from toy.motion import (
     HIGH,
     LOW,
@@ -43,7 +43,7 @@ class MovingShapes:
         self.steps = steps
         self.max_objects = max_objects
         self.curriculum = curriculum
-        # part of the seeds of all draws: under another name the videos would be other ones
+        # record ids, which contain the name, seed draws: another name gives other examples
         self.name = f"films-{split}-{questions}-{steps[1]}"
         self.ordered = True                              # endless: comes in order, not shuffled
         self.fingerprint = (f"{self.name} seed {seed} steps {steps} most {max_objects} "
@@ -89,16 +89,9 @@ class MovingShapes:
                 start = float(rng.integers(video["steps"])) * STEP
                 entry = {"start": start, "end": start + STEP, "text": named}
                 subtitles = {"subtitles": [entry]}
-        name = f"{self.name}-{i}"
-        return {
-            "id": name,
-            "where": name,
-            "source": self,
-            "index": i,
-            "annotations": annotations,
-            **subtitles,
-            "video": {"path": f"{name}.mp4", "width": SIZE, "height": SIZE},
-        }
+        path = f"{self.name}-{i}.mp4"
+        video = {"path": path, "width": SIZE, "height": SIZE}
+        return make_record(self, i, annotations, **subtitles, video=video)
 
     def duration(self, i):
         """Seconds. A grid leaves out the very end (vision.track_times), so videos with tracks end
@@ -187,8 +180,7 @@ def annotations_of(video, rng):
 
 def coming_annotation(video, label):
     """Points where and when each object of a name comes."""
-    points = []
-    indices = []
+    points, indices = [], []
     for k, o in enumerate(video["objects"]):
         if label in ("any shape", name_of(o)):
             time = o["come"] * STEP
@@ -199,23 +191,16 @@ def coming_annotation(video, label):
 
 
 def track_annotation(video, label):
-    points = []
-    indices = []
+    points, indices = [], []
     for k, o in enumerate(video["objects"]):
         if label in ("any shape", name_of(o)):
             indices.append(k)
             for step in o["seen"]:
                 now = object_at(o, step * STEP)
                 points.append({"t": step * STEP, "id": k, "x": now["x"], "y": now["y"]})
-    return {
-        "type": "track",
-        "label": label,
-        "fps": 2,
-        "coords": "pixel",
-        "size": [SIZE, SIZE],
-        "points": points,
-        "meta": {"objects": indices},
-    }
+    annotation = point_annotation(label, points, indices)
+    del annotation["mode"]
+    return {**annotation, "type": "track", "fps": 2}
 
 
 def with_unique_name(objects):

@@ -167,12 +167,11 @@ def _masks_of(source, record):
     for k, annotation in enumerate(record["annotations"]):
         if annotation["type"] in ("point", "track"):
             name = f"{record['id']}/{k}"
-            found = source.masks(record, annotation)
+            masks = source.masks(record, annotation)
             if "video" in record:
-                arrays[name] = found["masks"]
-                arrays[f"{name}/times"] = found["times"]
+                arrays |= {name: masks["masks"], f"{name}/times": masks["times"]}
             else:
-                arrays[name] = found
+                arrays[name] = masks
     return arrays
 
 

@@ -17,7 +17,6 @@ from records.mixture import Mixture
 from text.tokenizer import ByteTokenizer, load_tokenizer
 from toy import vit as stage0
 from toy import world
-from toy.neighbor_init import init_neighbor_heads
 from training.config import Config, UserError
 from training.loader import Loader
 from training.log import STAGE0_STEPS_PER_STEP, evaluation_in_steps, time_left
@@ -152,7 +151,7 @@ def open_model(args, config, resume_from):
             else:
                 model = models.Molmo2(config.model).init_weights()
                 if config.model.vision.neighbor_init:
-                    init_neighbor_heads(model.vision.vit)
+                    stage0.init_neighbor_heads(model.vision.vit)
             n_vocab = config.model.n_vocab
             tokenizer = (load_tokenizer(resume_from.folder, n_vocab) if resume_from.folder
                          else ByteTokenizer(world.WORDS, n_vocab))

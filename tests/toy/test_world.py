@@ -256,12 +256,12 @@ def test_the_world_as_files_is_the_same_world(kind, tmp_path):
 
 def test_rare_annotations_are_those_of_unseen_combinations_that_are_shown():
     point = {"type": "point", "label": "red cross", "points": [{"x": 1, "y": 1}]}
-    assert world.is_rare(point, FEW)
-    assert not world.is_rare({**point, "points": []}, FEW)
-    assert not world.is_rare({**point, "label": "red circle"}, FEW)
-    assert not world.is_rare({"type": "count", "label": "red cross", "count": 1}, FEW)
-    assert world.is_rare({**point, "label": "white bar"}, MANY)
-    assert not world.is_rare({**point, "label": "white bar"}, FEW)
+    assert world.asks_for_unseen(point, FEW)
+    assert not world.asks_for_unseen({**point, "points": []}, FEW)
+    assert not world.asks_for_unseen({**point, "label": "red circle"}, FEW)
+    assert not world.asks_for_unseen({"type": "count", "label": "red cross", "count": 1}, FEW)
+    assert world.asks_for_unseen({**point, "label": "white bar"}, MANY)
+    assert not world.asks_for_unseen({**point, "label": "white bar"}, FEW)
 
 
 def test_the_command_writes_images_of_many_kinds(tmp_path, monkeypatch, capsys):
@@ -273,7 +273,7 @@ def test_the_command_writes_images_of_many_kinds(tmp_path, monkeypatch, capsys):
     records = list(Records(tmp_path / "records.jsonl"))
     assert records[3]["id"] == "many-unseen-all-3"
     assert (tmp_path / "many-unseen-all-3.png").exists()
-    assert any(world.is_rare(a, MANY) and not world.is_rare(a, FEW)
+    assert any(world.asks_for_unseen(a, MANY) and not world.asks_for_unseen(a, FEW)
                for record in records for a in record["annotations"])
     with pytest.raises(SystemExit):
         write("--what", "videos")
