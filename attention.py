@@ -31,7 +31,6 @@ Trees of any depth follow the same rule. Causality is the order in the row, not 
 which branches share.
 """
 
-from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
 from typing import NamedTuple
@@ -86,7 +85,7 @@ def attend(q, k, v, mask):
     """
     if isinstance(mask, BlockMask):
         return attend_blocks(q, k, v, mask)
-    if isinstance(mask, DocumentMask):
+    if isinstance(mask, list):
         return attend_documents(q, k, v, mask)
     if mask is not None and q.is_cuda and q.shape[2] > k.shape[2]:   # no fused kernel takes both
         k, v = (x.repeat_interleave(q.shape[2] // k.shape[2], dim=2) for x in (k, v))
@@ -144,12 +143,8 @@ def block_list(blocks):
     return blocks.sum(-1, dtype=torch.int32)[:, None], numbers.int()[:, None]
 
 
-@cache
-def compiled_flex_attention():
-    """Compiled at the first call, because loading a compiler takes seconds.
-
-    fullgraph: an error where it cannot be compiled; uncompiled it would build all T x T scores.
-    """
+@cache                                   # compiled at the first call: that takes seconds
+def compiled_flex_attention():           # fullgraph: uncompiled it would build all T x T scores
     return torch.compile(flex_attention, fullgraph=True)
 
 
@@ -163,7 +158,7 @@ def attend_blocks(q, k, v, mask):
 
 
 # --------------------------------------------------------------------------------------------------
-# elsewhere: chunks of queries, each with the keys that it needs
+# elsewhere: one document after the other, long ones in chunks of queries
 
 
 class Chunk(NamedTuple):
@@ -173,20 +168,11 @@ class Chunk(NamedTuple):
     mask: torch.Tensor | None        # (B,queries,keys) bool; None: all allowed
 
 
-@dataclass(frozen=True)
-class DocumentMask:
-    """Rows cut into documents, runs of tokens that attend to nothing outside, these into chunks."""
-    lengths: list                    # of the documents of all rows, one row after the other
-    chunks: list                     # of each document a list of Chunk
-
-
 def chunk_mask(visible_until, bidir, queries, size=CHUNK):
-    """The mask of `queries`, a slice of the T places, in chunks of `size` -> [Chunk, ..].
-
-    For a long document, and for the KV cache, whose queries are the new tokens.
-    """
+    """The mask of `queries`, a slice of the T places, in chunks of `size` -> [Chunk, ..]: those of
+    a document, or the new tokens of the KV cache."""
     place = torch.arange(bidir.shape[1], device=bidir.device)
-    found = []
+    chunks = []
     for start in range(queries.start, queries.stop, size):
         rows = slice(start, min(start + size, queries.stop))
         needed = (place < rows.stop) & (visible_until > rows.start)
@@ -195,50 +181,31 @@ def chunk_mask(visible_until, bidir, queries, size=CHUNK):
         first, stop = int(keys[0]), int(keys[-1]) + 1
         if len(keys) > 0.75 * (stop - first):    # a range is a view; the mask excludes the others
             keys = slice(first, stop)
-        dense = allow_by_kind if len(bidir) == 1 else allow
-        mask = dense(visible_until, bidir, rows, keys)
+        mask = allow(visible_until, bidir, rows, keys)
         whole = bool(mask[:, 0].all()) and bool(mask.all())      # the first query often decides
-        found.append(Chunk(rows, keys, None if whole else mask))
-    return found
-
-
-def allow_by_kind(visible_until, bidir, rows, keys):
-    """allow for a run of queries, a slice, of one row, where most keys lie outside the run.
-
-    Queries between the same two ends of visibility, with the same bidir, see the same keys outside
-    the run: one of each kind is compared with all keys, and the run with itself.
-    """
-    place = torch.arange(rows.start, rows.stop, device=bidir.device)
-    segment = torch.bucketize(place, visible_until[0].unique(), right=True)
-    kinds, kind = torch.stack([segment, bidir[0, rows]]).unique(dim=1, return_inverse=True)
-    one_of_kind = place.new_empty(kinds.shape[1]).scatter_(0, kind, place)
-    mask = allow(visible_until, bidir, one_of_kind, keys)[:, kind]
-    first = rows.start - keys.start if isinstance(keys, slice) else int((keys < rows.start).sum())
-    mask[:, :, first : first + len(place)] = allow(visible_until, bidir, rows, rows)
-    return mask
+        chunks.append(Chunk(rows, keys, None if whole else mask))
+    return chunks
 
 
 def document_mask(visible_until, bidir, size=CHUNK):
-    """(B,T) integers -> DocumentMask. Made once per batch, for all layers."""
-    lengths, chunks = [], []
+    """(B,T) integers -> [[Chunk, ..], ..] of each document of all rows, made once per batch. A
+    document is a run of tokens that attend to nothing outside."""
+    documents = []
     for row, until in enumerate(visible_until.tolist()):
         start = 0
         while start < len(until):                # the first token sees its document to the end
-            stop = until[start]
-            fields = visible_until[row, None, start:stop] - start, bidir[row, None, start:stop]
-            all_of_it = slice(0, stop - start)
-            if stop - start <= 2 * size:
-                chunks.append([Chunk(all_of_it, all_of_it, allow(*fields))])
-            else:
-                chunks.append(chunk_mask(*fields, all_of_it, size))
-            lengths.append(stop - start)
-            start = stop
-    return DocumentMask(lengths, chunks)
+            n = until[start] - start
+            own = row, None, slice(start, start + n)
+            fields = visible_until[own] - start, bidir[own]
+            documents.append(chunk_mask(*fields, slice(0, n), size if n > 2 * size else n))
+            start += n
+    return documents
 
 
-def attend_documents(q, k, v, mask):
-    documents = (x.flatten(0, 1)[None].split(mask.lengths, dim=1) for x in (q, k, v))
-    done = [attend_chunks(*parts) for parts in zip(*documents, mask.chunks, strict=True)]
+def attend_documents(q, k, v, documents):
+    lengths = [chunks[-1].queries.stop for chunks in documents]
+    parts = (x.flatten(0, 1)[None].split(lengths, dim=1) for x in (q, k, v))
+    done = [attend_chunks(*part) for part in zip(*parts, documents, strict=True)]
     return torch.cat(done, dim=1).view_as(q)
 
 
