@@ -2,21 +2,9 @@
 questions and tracks, on images and videos.
 
 Every annotation except type `text` becomes a question, worded with the evaluation templates and
-answered by greedy decoding. Scores are means over questions. Every turn of a conversation is a
-question, asked after the true answers to the earlier turns.
-
-caption_exact caption_recall caption_precision
-point_f1 point_precision point_recall       on one image; on several images_point_.., on a video
-                                            video_point_..
-count_accuracy count_close                  of all media; close is wider for a video
-track_precision track_recall track_f1 hota det_a ass_a
-qa_accuracy                                 of all questions: the right option, else an exact match
-                                            with one of the `answers`
-choice_accuracy                             of questions with options
-anls relaxed_accuracy vqa_score             of the styles in scoring.STYLE_SCORE; vqa_score also of
-                                            all others with several `answers`
-nll                                         the loss of training, with its weights, of all records
-                                            and by source
+answered by greedy decoding. Every turn of a conversation is a question, asked after the true
+answers to the earlier turns. SCORES are means over questions; nll is the loss of training, with its
+weights, of all records and by source.
 
 A prediction holds the question and the answer; of points and tracks also `predicted` and `true`,
 [[frame, id, x, y], ..] in pixels of what was shown, where frame is 1, the number of the image, or
@@ -59,12 +47,16 @@ TYPES = ("caption", "point", "count", "qa", "track")
 LOCATED = ("point", "track")             # scored by places, with masks or without
 SCORES = (
     "caption_exact", "caption_recall", "caption_precision",
+    # on one image, on several, on a video
     "point_f1", "point_precision", "point_recall",
     "images_point_f1", "images_point_precision", "images_point_recall",
     "video_point_f1", "video_point_precision", "video_point_recall",
-    "count_accuracy", "count_close",
+    "count_accuracy", "count_close",     # of all media; close is wider for a video
     "track_precision", "track_recall", "track_f1", "hota", "det_a", "ass_a",
-    "qa_accuracy", "choice_accuracy", "vqa_score", "anls", "relaxed_accuracy",
+    "qa_accuracy",                       # the right option, else an exact match with an answer
+    "choice_accuracy",                   # of questions with options
+    # of the styles in scoring.STYLE_SCORE; vqa_score also of others with several answers
+    "vqa_score", "anls", "relaxed_accuracy",
 )
 MAX_CROPS = 256                          # encoded at once by the ViT
 MAX_CACHED_TOKENS = 1 << 16              # rows x (prompt + answer): the slots of the KV cache
@@ -120,11 +112,10 @@ def collect_questions(records, config, masks_of=None, max_new=None, least=1):
         except Unreadable as e:
             skipped[record["where"]] = str(e)
             continue
-        questions += questions_of(record, info, config, max_new, least)
-    if masks_of:
-        for question in questions:
-            if question.annotation["type"] in LOCATED:
-                check_masks(question, masks_of(question.record, question.index))
+        for question in questions_of(record, info, config, max_new, least):
+            if masks_of and question.annotation["type"] in LOCATED:
+                check_masks(question, masks_of(record, question.index))
+            questions.append(question)
     return questions, skipped
 
 
@@ -180,8 +171,7 @@ def prompt_batches(questions, tokenizer, config, max_rows, skipped):
 def fits(batch, max_rows):
     """Is [(question, prompt), ..] within max_rows, MAX_CROPS and MAX_CACHED_TOKENS?"""
     longest = max(len(prompt.tokens) + question.max_new for question, prompt in batch)
-    crops = {question.record["where"]: len(prompt.images)
-             for question, prompt in batch if prompt.images is not None}
+    crops = {q.record["where"]: len(p.images) for q, p in batch if p.images is not None}
     small = len(batch) <= max_rows and len(batch) * longest <= MAX_CACHED_TOKENS
     return small and sum(crops.values()) <= MAX_CROPS
 
@@ -192,17 +182,16 @@ def fits(batch, max_rows):
 
 def evaluate(model, tokenizer, config, records, masks_of=None, batch=128, max_new=None,
              progress=True, ranks=None, with_nll=True):
-    """Records from a source -> metrics, predictions in the order of the records, on all ranks.
+    """Records from a source -> metrics, predictions by record id and annotation, on all ranks.
 
-    masks_of(record, annotation index) -> masks of that annotation (see above) or None. batch:
-    questions answered at once. max_new: tokens of every answer at most, in place of answer_limit.
-    progress: show a bar on stderr. A record whose media cannot be read is named on stderr and
-    counted in `skipped`; a text, which has only its nll, in `not_scored`. ValueError if masks
-    do not fit their annotation. with_nll False: no forward pass for the loss, `nll` is empty.
+    masks_of(record, annotation index) -> masks of that annotation (see above) or None; ValueError
+    if they do not fit. batch: questions answered at once. max_new: tokens of every answer at most,
+    in place of answer_limit. with_nll False: no forward pass for the loss. A record whose media
+    cannot be read is named on stderr and counted in `skipped`, a text in `not_scored`.
 
     ranks: parallel.Ranks, each of which calls this with the same arguments and a whole model.
-    Records are dealt out to them. Other batches may round differently, so that on another number of
-    ranks an answer in a hundred may be another one.
+    Records are dealt out to them. Batches differ with their number, and so does the rounding: an
+    answer or two in 100 may be another one.
     """
     ranks = ranks or parallel.Ranks()
     records = list(records)
@@ -277,12 +266,9 @@ def answer(model, tokenizer, batch, masks_of):
 
 @torch.no_grad()
 def losses_of(model, tokenizer, config, records, skipped):
-    """-> [(name of the source, sum of weight * -log p, sum of weights) of each record].
-
-    For a model in eval mode, with the weights of training (docs/molmo2.md 7.1). Examples are worded
-    as in epoch 0 with seed 0, and whole: nothing is cut at max_tokens. skipped: {where: reason}, to
-    which undecodable records are added.
-    """
+    """-> [(name of the source, sum of weight * -log p, sum of weights) of each record], with the
+    weights of training (docs/molmo2.md 7.1). Examples are worded as in epoch 0 with seed 0, and
+    whole. skipped: {where: reason}, to which undecodable records are added."""
     config = replace(config, max_tokens=math.inf)
     losses = []
     for record in records:

@@ -132,8 +132,7 @@ def score_video(predicted, truth, hit, size):
     scale = 100 / np.maximum(np.array(size, float), 1e-9)        # a single frame lasts no time
 
     def percent(points):
-        # a time of 1e300 or infinity would leave nothing of the other distances in their sum
-        return [np.round(np.minimum(point * scale, 1e6), 1) for point in np.array(points, float)]
+        return [np.round(point * scale, 1) for point in np.array(points, float)]
 
     pairs = match_by_distance(percent(predicted), percent(truth))
     hits = sum(hit(k, predicted[i]) for i, k in pairs)
@@ -197,12 +196,6 @@ def hit_in_box(truth, boxes):
 # counts
 
 
-def to_int(digits):
-    """int() refuses more than 4,300 digits; a number that is too large stays too large when it is
-    cut."""
-    return int(digits[:18])
-
-
 def count_from_text(text):
     """The number that a text states, else the number of its points, else None."""
     if "there are none" in text.lower():
@@ -213,7 +206,7 @@ def count_from_text(text):
         or re.match(r"\s*There (?:are|is) (\d+)\b", text)
     )
     if stated:
-        return to_int(stated.group(1))
+        return int(stated.group(1))
     return len(parse_points(text, 1, 1)) or None
 
 
@@ -267,8 +260,8 @@ def score_tracks(predicted, truth, hit):
 def hota(matches):
     """[FrameMatch, ..] -> {hota, det_a, ass_a} as TrackEval defines them.
 
-    The similarity of a point and an object is 1 inside its mask, else 0, so the 19 thresholds
-    agree.
+    Similarity is 0 or 1, so HOTA is the same at all 19 localisation thresholds, and one is
+    computed.
 
     1. Over all frames, true track i and predicted track j collect an alignment: in each frame,
        their similarity over that of i or j with anything (an IoU), summed; then over frames of i +

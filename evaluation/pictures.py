@@ -3,10 +3,9 @@
 
 in    predictions as in evaluate.py, with points as [frame, id, x, y] in pixels; frame is 1 for an
       image, the number of one of several, or seconds of a clip
-out   PNG files: the image; several images side by side; rows of frames of a video with their times.
-      Tracks also get the path of every object up to each frame
-
-A point at a time that was not shown is drawn on the nearest frame, with its time.
+out   PNG files: the image; several images side by side; rows of frames of a video with their
+      times, and with the path of every object of a track up to each frame. A point at a time that
+      was not shown is drawn on the nearest frame, with its time
 """
 
 import re
@@ -76,9 +75,8 @@ def draw_marks(image, marks, true=(), trails=()):
                 ends = [x * k - dx, y * k - dy, x * k + dx, y * k + dy]
                 pen.line(ends, WHITE if is_edge else BLACK, width)
         for mark in marks:
-            reach = r + width / 2
-            box = [mark.x * k - reach, mark.y * k - reach, mark.x * k + reach, mark.y * k + reach]
-            pen.ellipse(box, outline=WHITE if is_edge else mark.colour, width=width)
+            pen.circle((mark.x * k, mark.y * k), r + width / 2, width=width,
+                       outline=WHITE if is_edge else mark.colour)
     font = ImageFont.load_default(max(22, 1.7 * r))
     for mark in marks:
         x, y = mark.x * k, mark.y * k
@@ -94,10 +92,9 @@ def draw_marks(image, marks, true=(), trails=()):
 
 def image_grid(images, labels, height=240):
     """PIL images of any sizes, scaled to one height, in rows, each with its label below."""
-    scaled = []
-    for image in images:
-        width = max(1, round(image.width * height / image.height))
-        scaled.append(image.resize((width, height), Image.LANCZOS))
+    sizes = [(max(1, round(image.width * height / image.height)), height) for image in images]
+    scaled = [image.resize(size, Image.LANCZOS)
+              for image, size in zip(images, sizes, strict=True)]
     width = max(image.width for image in scaled)
     label_height = height // 10
     font = ImageFont.load_default(label_height * 0.75)
@@ -198,9 +195,7 @@ def draw_frames(frames_at, times, predicted, true, with_trails):
         here = [(x, y) for t, _, x, y in true if nearest(times, t) == k]
         trails = trails_until(predicted, times[k]) if with_trails else []
         drawn.append(draw_marks(frame, marks, here, trails))
-    notes = []
-    if len(selected) < len(times):
-        notes.append(f"{len(selected)} of {len(times)} frames")
+    notes = [f"{len(selected)} of {len(times)} frames"] if len(selected) < len(times) else []
     return image_grid(drawn, [f"{times[k]:.1f} s" for k in selected]), notes
 
 
@@ -266,9 +261,9 @@ def draw_answer(points, images, video=None, start=0.0, n=24):
     """The points [(frame, id, x, y), ..] of an answer on its images, or on the frames of a video
     that they name, at most n -> PIL image. video: from media.probe; start: second of it where the
     clip begins."""
+    if video is None and len(images) == 1:
+        return draw_marks(images[0], numbered([(x, y) for _, _, x, y in points]))
     if video is None:
-        if len(images) == 1:
-            return draw_marks(images[0], numbered([(x, y) for _, _, x, y in points]))
         return draw_images(images, points, [], 360)[0]
     times = sorted({frame for frame, *_ in points})[:n] or [0.0]
     frames = media.frames(video, [start + t for t in times])

@@ -179,7 +179,7 @@ def predicted_places(question, text):
             frame = 1
         elif exists:
             frame = int(frame)
-        places.append(Place(frame, metrics.to_int(object_id), x * w, y * h))
+        places.append(Place(frame, int(object_id), x * w, y * h))
     return places
 
 

@@ -166,14 +166,6 @@ def test_no_row_is_empty_and_padding_sees_padding_only(official_row):
     assert not mask[tokens == -1][:, tokens != -1].any()
 
 
-def test_some_rows_and_keys_of_the_mask_equal_those_of_the_whole(official_row):
-    *_, row = official_row
-    whole = attention.allow(*row)
-    keys = torch.tensor([3, 700, 450])
-    assert torch.equal(attention.allow(*row, rows=slice(400, 500)), whole[:, 400:500])
-    assert torch.equal(attention.allow(*row, slice(440, 480), keys), whole[:, 440:480][:, :, keys])
-
-
 def test_two_integers_give_the_rule_of_three_on_100000_random_rows():
     rng = random.Random(0)
     seen = set()
@@ -426,18 +418,6 @@ def test_autocast_reaches_what_flex_attention_is_given(monkeypatch):
     attention.attend(q, k, v, mask)
     assert given == [torch.bfloat16] * 3 + [torch.float32] * 3
     assert out.shape == q.shape
-
-
-def test_block_lists_of_a_row_of_stage_3_are_found_without_its_square():
-    T = 36_864
-    place = torch.arange(T)
-    example_end = (place // 9000 + 1) * 9000
-    until = torch.where(place % 9000 > 8000, place + 1, example_end).clamp(max=T).int()[None]
-    with Allocated() as made:
-        mask = attention.block_mask(until, torch.zeros_like(until))
-    assert made.largest <= 2**20 < T * T / 1000
-    whole, partial = mask.full_kv_num_blocks.sum(), mask.kv_num_blocks.sum()
-    assert 0 < whole < whole + partial < (T // 128) ** 2 / 6
 
 
 def test_packed_rows_go_to_flex_attention_where_it_can_be_compiled(monkeypatch):

@@ -113,18 +113,6 @@ def test_sampling_follows_its_seed_and_becomes_greedy_as_it_cools(exact_model, p
     assert cool == generate(exact_model, prompts, -1, max_new=12)
 
 
-def test_every_token_before_the_end_is_reported(exact_model, prompts):
-    (greedy,) = generate(exact_model, prompts[:1], -1, max_new=12)
-    reported = []
-
-    def on_token(ids):
-        reported.append(list(ids))
-
-    generate(exact_model, prompts[:1], greedy[5], 12, on_token=on_token)
-    end = greedy.index(greedy[5])
-    assert reported == [greedy[:n] for n in range(1, end + 1)]
-
-
 def test_prompts_without_images_do_not_run_the_vit(exact_model, prompts, monkeypatch):
     def forward(*args):
         raise AssertionError("the ViT runs")
@@ -211,9 +199,3 @@ def test_dropout_applies_to_the_positions_of_its_stage(residual, response):
     assert abs(float((x[has_loss] == 0).float().mean()) - 0.25) < 0.01
     assert abs(float(x.mean()) - 1) < 0.01
     assert float(x.max()) == pytest.approx(1 / 0.75)
-
-
-def test_evaluation_has_no_dropout(exact_model, prompts, monkeypatch):
-    monkeypatch.setattr(exact_model, "residual_dropout", 0.5)
-    batch = packing.collate([[prompts[0]]], 256, VISION)
-    assert torch.equal(exact_model.hidden(batch), exact_model.hidden(batch))

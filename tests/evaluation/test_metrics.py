@@ -156,41 +156,6 @@ def test_points_of_a_video_hit_at_a_time_of_their_mask():
     assert metrics.score_video([], [], hit, (10, 100, 100)) == (1, 1, 1)
 
 
-def test_a_video_of_a_single_frame_lasts_no_time_and_is_scored():
-    hit = metrics.hit_nearby([(0.0, 2, 2)], [(100, 100)])
-    scores = metrics.score_video([(0.0, 1, 1)], [(0.0, 2, 2)], hit, (0, 100, 100))
-    assert scores == pytest.approx((1, 1, 1))
-
-
-def test_distance_in_a_video_is_measured_in_hundredths_of_each_side():
-    """Ten seconds of ten against ten pixels of a thousand: without a scale, time would not
-    matter."""
-    truth = [(0.0, 100, 50), (10.0, 112, 50)]
-    hit = metrics.hit_nearby(truth, [(1000, 1000)] * 2)
-    predicted = [(10.0, 101, 50), (0.0, 111, 50)]
-    scores = metrics.score_video(predicted, truth, hit, (10, 1000, 1000))
-    assert scores == pytest.approx((1, 1, 1))
-
-
-def test_distances_are_rounded_to_a_tenth_of_a_hundredth():
-    """As in the official code: two points 0.04 % apart are equally near, and the first is
-    matched."""
-    truth = [(0.0, 500, 500)]
-    predicted = [(0.0, 500.4, 500), (0.0, 500, 500)]
-    scores = metrics.score_video(predicted, truth, lambda k, p: p[1] == 500.4, (1, 1000, 1000))
-    assert scores.recall == 1
-    assert metrics.hit_nearby(truth, [(10, 10)])(0, (0.0, 500.4, 500))
-
-
-@pytest.mark.parametrize("seconds", [float("inf"), 1e300, 1e12])
-def test_an_absurd_time_does_not_spoil_the_match_of_other_points(seconds):
-    truth = [(1.0, 10, 50), (2.0, 50, 50), (3.0, 90, 50)]
-    predicted = [(seconds, 10, 50), (2.0, 50, 50), (1.0, 10, 50)]
-    hit = metrics.hit_nearby(truth, [(100, 100)] * 3)
-    scores = metrics.score_video(predicted, truth, hit, (4, 100, 100))
-    assert scores == pytest.approx((2 / 3, 2 / 3, 2 / 3))
-
-
 # -------------------------------------------------------------------------------------------------
 # counts
 
@@ -207,10 +172,6 @@ def test_an_absurd_time_does_not_spoil_the_match_of_other_points(seconds):
 ])
 def test_counts_are_read_from_every_way_to_state_them(text, count):
     assert metrics.count_from_text(text) == count
-
-
-def test_a_count_of_thousands_of_digits_is_wrong_and_no_error():
-    assert metrics.score_count(metrics.count_from_text("9" * 5000), 9) == (0, 0)
 
 
 @pytest.mark.parametrize("kind", ["image_count", "video_count"])
@@ -236,16 +197,6 @@ def test_defect_none_and_a_leading_number_are_read_for_a_video():
     for case in official:
         count = metrics.count_from_text(case["input"]["text"])
         assert metrics.score_count(count, case["input"]["gt"], video=True) == (1, 1)
-
-
-def test_no_number_at_all_is_never_right():
-    assert metrics.score_count(metrics.count_from_text("many"), 0) == (0, 0)
-    assert metrics.score_count(None, 1, video=True) == (0, 0)
-
-
-def test_a_count_of_an_image_is_close_if_it_is_off_by_one_whatever_the_number():
-    assert metrics.score_count(39, 40) == (0, 1)
-    assert metrics.score_count(38, 40) == (0, 0)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -281,12 +232,6 @@ def test_defect_an_object_that_is_absent_from_a_frame_does_not_misalign_the_mask
     assert case["expected"]["f1"] < 0.67                 # officially, for a perfect prediction
     perfect = dict.fromkeys(TRACK_SCORES.values(), 1.0)
     assert metrics.score_tracks(*tracks_of(case["input"])) == pytest.approx(perfect, abs=1e-9)
-
-
-def test_a_frame_that_holds_nothing_does_not_enter_the_mean():
-    predicted, truth = {0: {1: (1, 1)}, 1: {}}, {0: {"a": (9, 9)}, 2: {}}
-    scores = metrics.score_tracks(predicted, truth, lambda *_: False)
-    assert scores == dict.fromkeys(TRACK_SCORES.values(), 0)
 
 
 def test_a_swap_of_identities_costs_association_and_nothing_else():

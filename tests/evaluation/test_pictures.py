@@ -108,13 +108,6 @@ def test_marks_at_the_edge_stay_and_the_rest_of_the_image_is_untouched():
     assert not changed.any()
 
 
-def test_ids_choose_colours_whatever_a_model_writes():
-    colour_of = pictures.colour_of
-    assert colour_of(1) == colour_of("1") == colour_of("9") == FIRST
-    for odd in ("ball", "0", "7" * 5000):
-        assert colour_of(odd) in pictures.COLOURS
-
-
 # -------------------------------------------------------------------------------------------------
 # images and frames
 
@@ -130,21 +123,6 @@ def test_points_lie_on_the_image_they_name_and_others_are_noted():
     assert middle(right, FIRST, 30)[:2] == pytest.approx((120, 200), abs=1.5)
     assert middle(left.crop((100, 0, 320, 240)), pictures.BLACK)[2] == 0
     assert middle(right.crop((0, 0, 110, 100)), pictures.BLACK, 60)[2] > 10
-
-
-def test_frames_with_points_are_selected_and_others_fill_up():
-    times = [k / 2 for k in range(100)]
-    assert pictures.select_frames(times[:5], []) == [0, 1, 2, 3, 4]
-    assert pictures.select_frames(times, [], 4) == [0, 33, 66, 99]
-    found = pictures.select_frames(times, [[7.0], [7.1], [30.3]], 6)
-    assert {14, 61} <= set(found)
-    assert len(found) == 6
-    assert found == sorted(found)
-    # more than there is room for: evenly, the first and the last among them
-    found = pictures.select_frames(times, [[t] for t in times[10:60]], 5)
-    assert found == [10, 22, 34, 47, 59]
-    assert pictures.select_frames([3.0], [[0.0], [9.0]]) == [0]
-    assert pictures.select_frames(times, [[1.0]], 1) == [2]
 
 
 def test_a_point_lies_on_the_frame_of_its_time_or_with_its_time_on_the_nearest(drawn):
@@ -222,17 +200,6 @@ def test_every_kind_of_question_gets_its_turn(tmp_path):
         "video-1-ball.png"]
     pictures.draw([*points, caption], [photo], tmp_path / "all", n=24)
     assert len(list((tmp_path / "all").iterdir())) == 9
-
-
-def test_a_large_photograph_is_drawn_at_a_bounded_size(tmp_path):
-    record = record_of(FakeSource([grey(3000, 2000)]), "photo")
-    given = prediction(id="photo", medium="image", predicted=[[1, 1, 1500, 1000]],
-                       text="word " * 5000)
-    pictures.draw([given], [record], tmp_path)
-    image = Image.open(tmp_path / "photo-0-ball.png")
-    assert image.width == 1024
-    assert 682 < image.height < 760
-    assert middle(image, FIRST, 30)[:2] == pytest.approx((512, 341), abs=2)
 
 
 def test_what_cannot_be_drawn_is_named_and_no_file_leaves_the_folder(tmp_path, capsys):

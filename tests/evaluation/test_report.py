@@ -12,8 +12,6 @@ import pytest
 from evaluation import report
 from records.reader import Records
 from tests.evaluation.small_model import DATA, MEDIA, TOKENIZER
-from toy.images import World
-from toy.shapes import MANY
 
 LOG = [
     {"config": {}},
@@ -76,16 +74,6 @@ def test_scores_stand_at_the_minutes_trained_by_then(drawn, tmp_path):
     assert xlabel == "minutes"
 
 
-def test_curves_are_files_and_none_where_there_is_nothing(tmp_path):
-    for lines, names in ((LOG, ["loss.png", "scores.png"]), (LOG[:1], [])):
-        for path in tmp_path.glob("*.png"):
-            path.unlink()
-        (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        report.draw_curves(tmp_path)
-        report.draw_progress(tmp_path)
-        assert sorted(path.name for path in tmp_path.glob("*.png")) == names
-
-
 # -------------------------------------------------------------------------------------------------
 # scores
 
@@ -129,25 +117,6 @@ def test_the_toy_is_scored_by_parts_with_its_own_masks(evaluated, stage, parts, 
         masks = masks_of(records[0], index)
         masks = masks["masks"] if "video" in records[0] else masks
         assert len(masks) == len(records[0]["annotations"][index]["points"])
-
-
-def test_the_toy_of_many_kinds_is_scored_on_them(evaluated):
-    config = config_of(1)
-    config.toy_kinds = "many"
-    report.final_scores(config, None, TOKENIZER, None)
-    assert [records[0]["source"].kinds for records, *_ in evaluated] == [MANY, MANY]
-
-
-def test_points_on_unseen_kinds_are_those_of_the_world_asked_about():
-    source = World("unseen", kinds_name="many")
-    records = [source[i] for i in range(30)]
-    predictions = []
-    for record in records:
-        for k, annotation in enumerate(record["annotations"]):
-            if annotation["type"] == "point":
-                is_new = annotation["label"] in ("white bar", "purple diamond")
-                predictions.append({"id": record["id"], "annotation": k, "point_f1": is_new})
-    assert 0 < report.score_of_unseen_kinds(predictions, records)["point_f1_of_unseen_kinds"] < 1
 
 
 def test_given_records_are_scored_as_by_tools_evaluate(evaluated, monkeypatch, tmp_path):

@@ -7,11 +7,10 @@ import pytest
 
 import data
 from tests.toy.test_world import colour_of
-from text.prompts import turns_of
 from text.tokenizer import ByteTokenizer
 from toy import world
 from toy.images import is_held_out
-from toy.motion import POLE_HALF_WIDTH, STEP, object_at, visible_masks
+from toy.motion import STEP, object_at
 from toy.shapes import FEW, name_of
 from toy.videos import MovingShapes
 from training.config import parse
@@ -32,15 +31,6 @@ def frame_at(source, record, time):
 
 # ------------------------------------------------------------------------------------------------
 # splits and sizes
-
-
-def test_a_video_is_a_function_of_seed_and_index():
-    a = MovingShapes("train", seed=1)
-    b = MovingShapes("train", seed=1)
-    other = MovingShapes("train", seed=2)
-    assert np.array_equal(frame_at(a, a[7], 0.3), frame_at(b, b[7], 0.3))
-    assert a[7]["annotations"] == b[7]["annotations"]
-    assert not np.array_equal(frame_at(a, a[7], 0.3), frame_at(other, other[7], 0.3))
 
 
 def test_training_and_held_out_videos_cannot_coincide():
@@ -78,15 +68,6 @@ def test_sources_fit_the_rows_of_their_stage_and_planned_sizes_are_those_encoded
             assert planned == (len(example.tokens), n_crops)
             assert planned[0] <= config.max_tokens
             assert not example.dropped_branches
-
-
-def test_times_and_coordinates_are_one_id_each():
-    records = (TRACKS[i] for i in range(50))
-    record = next(r for r in records if len(r["annotations"][0]["points"]) > 2)
-    track = record["annotations"][0]
-    info = data.read_headers(record, CONFIG[3])
-    ((_, answer),) = turns_of(track, record, info.sizes, CONFIG[3], None, info.times)
-    assert len(TOKENIZER.encode(answer)) <= 4 + 5 * len(track["points"])
 
 
 def test_long_videos_have_more_frames_than_stage_2_sees():
@@ -160,22 +141,6 @@ def test_no_name_means_two_objects(source):
                 assert named == set(a["meta"]["objects"])
                 n_absent += not named
     assert n_absent > 5 or source.questions == "tracks"
-
-
-def test_an_object_counts_as_hidden_when_more_than_half_of_it_is():
-    o = {"colour": "red", "shape": "square", "r": 20, "light": 0, "x": 50, "y": 50,
-         "way": "nowhere", "speed": 1, "come": 0, "gone": 4, "becomes": "", "change": 0}
-    ground = {"slope": [0, 0], "texture": 0, "period": 4, "noise": 1}
-    video = {"objects": [o], "pole": 0, "steps": 4, **ground}
-    area = visible_masks(video, 0.0)[0].sum()
-    assert area > 0
-    assert not visible_masks(video, 2.0).any()           # gone
-    behind_pole = visible_masks({**video, "pole": 50}, 0.0)
-    assert behind_pole[0].sum() == area - 32 * 2 * POLE_HALF_WIDTH
-    for x, visible in ((60, [False, True]), (75, [True, True])):
-        in_front = {**o, "x": x, "colour": "blue"}
-        masks = visible_masks({**video, "objects": [o, in_front]}, 0.0)
-        assert masks.any((1, 2)).tolist() == visible
 
 
 # ------------------------------------------------------------------------------------------------
