@@ -38,8 +38,8 @@ def finite(points, log):
 def line_chart(series, path, xlabel, ylabel, log=False, pale=()):
     """Draws {name: [(x, y), ..]}, with x from 0, into the PNG file `path`.
 
-    log: a logarithmic y axis; otherwise y reaches from 0 to 1, and points are dots. pale: [(x, y),
-    ..] drawn below the lines. Without a point that can be drawn there is no file.
+    log: a logarithmic y axis; otherwise y reaches from 0 to 1, and points are dots. pale:
+    [(x, y), ..] drawn below the lines. Without a point that can be drawn there is no file.
     """
     series = {name: found for name, points in series.items() if (found := finite(points, log))}
     pale = finite(pale, log)

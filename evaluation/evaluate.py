@@ -1,25 +1,27 @@
-"""Scores of a model on records (paper: evaluation; docs/molmo2.md 13): captions, points, counts,
-questions and tracks, on images and videos.
+"""Scores of a model on records (paper: evaluation; docs/molmo2.md 13):
+captions, points, counts, questions and tracks, on images and videos.
 
-Every annotation except type `text` becomes a question, worded with the evaluation templates and
-answered by greedy decoding. Every turn of a conversation is a question, asked after the true
-answers to the earlier turns. SCORES are means over questions; nll is the loss of training, with its
-weights, of all records and by source.
+Every annotation except type `text` becomes a question, worded with
+the evaluation templates and answered by greedy decoding. Every turn
+of a conversation is a question, asked after the true answers to the
+earlier turns. SCORES are means over questions; nll is the loss of
+training, with its weights, of all records and by source.
 
-A prediction holds the question and the answer; of points and tracks also `predicted` and `true`,
-[[frame, id, x, y], ..] in pixels of what was shown, where frame is 1, the number of the image, or
-seconds of the clip, and `hits`, the rule by which a prediction is right; of videos the `times` of
-the frames shown.
+A prediction holds the question and the answer; of points and tracks
+also `predicted` and `true`, [[frame, id, x, y], ..] in pixels of what
+was shown, where frame is 1, the number of the image, or seconds of
+the clip, and `hits`, the rule by which a prediction is right; of
+videos the `times` of the frames shown.
 
-Masks (--masks, an .npz file with an array for each pointing or tracking annotation, named
-"record id/annotation number"; or the function masks_of):
+Masks (--masks, an .npz file with an array for each pointing or tracking
+annotation, named "record id/annotation number"; or the function masks_of):
     images    (n,h,w) bool, one per point, in their order, each of its own image (padded to the
               largest)
     video     (n,t,h,w), one per point, or per object of a track by sorted ids; and the array
-              "record id/annotation number/times", (t,) seconds of the file, as all times of a
-              record. masks_of returns {"times": .., "masks": ..}
-Without masks a prediction hits if it lies in the matched object's box or, without boxes, within 5 %
-of the image diagonal of the true point; in videos also at the same time, rounded to 0.1 s.
+              "record id/annotation number/times", (t,) seconds of the file, as
+              all times of a record. masks_of returns {"times": .., "masks": ..}
+Without masks a prediction hits if it lies in the matched object's box or, without boxes, within
+5 % of the image diagonal of the true point; in videos also at the same time, rounded to 0.1 s.
 """
 
 import math
@@ -84,8 +86,8 @@ def answer_limit(annotation, record):
 
 
 def questions_of(record, info, config, max_new=None, least=1):
-    """A record and its MediaInfo -> [Question, ..]. Their answers have at most max_new tokens, or
-    else answer_limit, but not less than `least`."""
+    """A record and its MediaInfo -> [Question, ..]. Their answers have at
+    most max_new tokens, or else answer_limit, but not less than `least`."""
     questions = []
     for index, annotation in enumerate(record["annotations"]):
         if annotation["type"] not in TYPES:
@@ -120,8 +122,8 @@ def collect_questions(records, config, masks_of=None, max_new=None, least=1):
 
 
 def batch_order(question):
-    """Sort key. Answers of one type and length end at about the same time; but all questions about
-    a video stay together, because decoding it costs more than the answers."""
+    """Sort key. Answers of one type and length end at about the same time; but all questions
+    about a video stay together, because decoding it costs more than the answers."""
     if question.info.times is not None:
         return 1, "", 0
     annotation = question.annotation
@@ -184,14 +186,15 @@ def evaluate(model, tokenizer, config, records, masks_of=None, batch=128, max_ne
              progress=True, ranks=None, with_nll=True):
     """Records from a source -> metrics, predictions by record id and annotation, on all ranks.
 
-    masks_of(record, annotation index) -> masks of that annotation (see above) or None; ValueError
-    if they do not fit. batch: questions answered at once. max_new: tokens of every answer at most,
-    in place of answer_limit. with_nll False: no forward pass for the loss. A record whose media
-    cannot be read is named on stderr and counted in `skipped`, a text in `not_scored`.
+    masks_of(record, annotation index) -> masks of that annotation (see above)
+    or None; ValueError if they do not fit. batch: questions answered at once.
+    max_new: tokens of every answer at most, in place of answer_limit. with_nll
+    False: no forward pass for the loss. A record whose media cannot be read is
+    named on stderr and counted in `skipped`, a text in `not_scored`.
 
-    ranks: parallel.Ranks, each of which calls this with the same arguments and a whole model.
-    Records are dealt out to them. Batches differ with their number, and so does the rounding: an
-    answer or two in 100 may be another one.
+    ranks: parallel.Ranks, each of which calls this with the same arguments and a
+    whole model. Records are dealt out to them. Batches differ with their number,
+    and so does the rounding: an answer or two in 100 may be another one.
     """
     ranks = ranks or parallel.Ranks()
     records = list(records)
@@ -266,9 +269,9 @@ def answer(model, tokenizer, batch, masks_of):
 
 @torch.no_grad()
 def losses_of(model, tokenizer, config, records, skipped):
-    """-> [(name of the source, sum of weight * -log p, sum of weights) of each record], with the
-    weights of training (docs/molmo2.md 7.1). Examples are worded as in epoch 0 with seed 0, and
-    whole. skipped: {where: reason}, to which undecodable records are added."""
+    """-> [(name of the source, sum of weight * -log p, sum of weights) of each record], with
+    the weights of training (docs/molmo2.md 7.1). Examples are worded as in epoch 0 with seed
+    0, and whole. skipped: {where: reason}, to which undecodable records are added."""
     config = replace(config, max_tokens=math.inf)
     losses = []
     for record in records:

@@ -1,12 +1,11 @@
-"""Answers of a model: prefill, then decoding with a KV cache, under the same mask rule as
-training.
+"""Answers of a model: prefill, then decoding with a KV cache, under the same mask rule as training.
 
 in    prompts (data.Example, from data.encode_prompt)
 out   ids of the answers
 
-The KV cache wraps `attend`, once per block; the model knows nothing of it. Prompts of different
-lengths form one batch. A prompt is visible to the end; its padding (.) only as far as the padding
-reaches, so that no generated token (A) sees it:
+The KV cache wraps `attend`, once per block; the model knows nothing of it. Prompts
+of different lengths form one batch. A prompt is visible to the end; its padding
+(.) only as far as the padding reaches, so that no generated token (A) sees it:
 
     slot                 0 1 2 3 4 5 6 7         prompts of 6 and 4 tokens, then 2 generated tokens
     row 0                b I I I Q Q A A
@@ -30,8 +29,8 @@ import packing
 def evaluation_config(config, max_crops=None, max_frames=None):
     """The DataConfig of training -> the one to ask the model with (docs/molmo2.md 2.4, 14).
 
-    24 crops per image, 20 images, 384 frames, unless training had more. A model trained with fewer
-    than 8 crops, like the toy, keeps that number.
+    24 crops per image, 20 images, 384 frames, unless training had more. A
+    model trained with fewer than 8 crops, like the toy, keeps that number.
     """
     if max_crops is None:
         max_crops = max(config.max_crops, 24) if config.max_crops >= 8 else config.max_crops
@@ -57,8 +56,8 @@ class KVCache:
         self.images = None
 
     def attend_functions(self):
-        """One function per block in place of attention.attend: it stores the new keys and values,
-        and attends to all slots so far. Its mask is made by attention.chunk_mask."""
+        """One function per block in place of attention.attend: it stores the new keys and
+        values, and attends to all slots so far. Its mask is made by attention.chunk_mask."""
 
         def of_block(keys, values):
             def attend(q, k, v, chunks):
@@ -96,8 +95,8 @@ class KVCache:
 @torch.no_grad()
 def generate(model, prompts, stops, max_new=128, temperature=0.0, seed=0, on_token=None,
              cache=None):
-    """prompts: [data.Example, ..] -> [ids of the answer, ..], each up to the first of `stops` (an
-    id, or several) and at most max_new long.
+    """prompts: [data.Example, ..] -> [ids of the answer, ..], each up to
+    the first of `stops` (an id, or several) and at most max_new long.
 
     temperature 0 is greedy; sampling has a random generator of its own, started with seed.
     on_token(ids): called after every token of the first row, with its ids so far. cache: the
@@ -154,8 +153,8 @@ def generate(model, prompts, stops, max_new=128, temperature=0.0, seed=0, on_tok
 
 
 def mask_fields(bidir, lengths, n_slots):
-    """bidir (B,T) and lengths (B,) of prompts -> visible_until, bidir (B,n_slots) for prompts and
-    answers, as drawn above."""
+    """bidir (B,T) and lengths (B,) of prompts -> visible_until, bidir
+    (B,n_slots) for prompts and answers, as drawn above."""
     T = bidir.shape[1]
     place = torch.arange(n_slots, device=bidir.device)
     is_padding = (place >= lengths[:, None]) & (place < T)

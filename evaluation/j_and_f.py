@@ -1,7 +1,7 @@
 """J&F of masks, as in DAVIS (docs/molmo2.md 13).
 
-Molmo2 writes points. A segmenter that takes them as prompts makes the masks, and this command
-scores them:
+Molmo2 writes points. A segmenter that takes them as prompts makes the
+masks, and this command scores them:
 
     python -m evaluation.j_and_f --predicted segmenter.npz --masks true.npz
 """
@@ -23,16 +23,15 @@ def jaccard(a, b):
 
 
 def mask_boundary(mask):
-    """(h,w) bool -> (h,w) bool: pixels that differ from their neighbour to the right, below, or to
-    the lower right. The edge of the image is no boundary."""
+    """(h,w) bool -> (h,w) bool: pixels that differ from their neighbour to the
+    right, below, or to the lower right. The edge of the image is no boundary."""
     padded = np.pad(mask, ((0, 1), (0, 1)), mode="edge")
     right, below, diagonal = padded[:-1, 1:], padded[1:, :-1], padded[1:, 1:]
     return (mask != right) | (mask != below) | (mask != diagonal)
 
 
 def dilate(mask, radius):
-    """(h,w) bool -> the pixels within `radius` of the mask: the union of its shifts over a
-    disk."""
+    """(h,w) bool -> the pixels within `radius` of the mask: the union of its shifts over a disk."""
     h, w = mask.shape
     padded = np.pad(mask, radius)
     result = np.zeros_like(mask)
@@ -47,8 +46,8 @@ def dilate(mask, radius):
 def boundary_f(predicted, true, tolerance=0.008):
     """Masks (h,w) bool -> F1 of their boundaries; 1 where neither has a boundary.
 
-    Precision is the share of the predicted boundary within `tolerance` of the image's diagonal (in
-    whole pixels, rounded up) of the true one; recall is the reverse.
+    Precision is the share of the predicted boundary within `tolerance` of the image's
+    diagonal (in whole pixels, rounded up) of the true one; recall is the reverse.
     """
     edge, true_edge = mask_boundary(predicted), mask_boundary(true)
     if not edge.any() or not true_edge.any():
@@ -81,8 +80,8 @@ def score_files(predicted_path, true_path):
             wanted = ("n", *masks.shape[1:])
             raise ValueError(f"--predicted {predicted_path}: '{name}' needs an array {wanted}, but "
                              f"its shape is {found.shape}")
-        # an expression may mean several objects, which a segmenter numbers in any order: their
-        # union counts, as in MeViS
+        # an expression may mean several objects, which a segmenter
+        # numbers in any order: their union counts, as in MeViS
         scores.append(j_and_f(found.astype(bool).any(0), masks.astype(bool).any(0)))
     means = {key: round(float(np.mean([s[key] for s in scores])), 4) for key in scores[0]}
     return {**means, "n": len(scores)}

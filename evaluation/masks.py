@@ -7,8 +7,8 @@ from text.tracks import seconds
 
 
 def read_npz(path, flag):
-    """An .npz file -> {name: array}; OSError or ValueError in one sentence, with the flag that
-    named it."""
+    """An .npz file -> {name: array}; OSError or ValueError in one
+    sentence, with the flag that named it."""
     try:
         return dict(np.load(path))
     except OSError:
@@ -18,8 +18,8 @@ def read_npz(path, flag):
 
 
 def open_masks(path):
-    """The .npz file with the masks of one file of records -> masks_of(record, annotation index),
-    which gives None where the file has no array of that name."""
+    """The .npz file with the masks of one file of records -> masks_of(record,
+    annotation index), which gives None where the file has no array of that name."""
     arrays = read_npz(path, "--masks")
 
     def masks_of(record, index):
@@ -32,8 +32,8 @@ def open_masks(path):
 
 
 def check_masks(question, masks):
-    """ValueError if the masks of a pointing or tracking annotation do not fit its media and
-    times; or if there are none, and no boxes either."""
+    """ValueError if the masks of a pointing or tracking annotation do not
+    fit its media and times; or if there are none, and no boxes either."""
     annotation, sizes = question.annotation, question.info.sizes
     name = f"the masks of {question.record['id']}/{question.index}"
     n = len(object_ids(annotation) if annotation["type"] == "track" else annotation["points"])

@@ -4,14 +4,14 @@ in    predicted and true points, counts or tracks
 out   scores between 0 and 1; where there is nothing to find, 1 if nothing was predicted, else 0
 
 points      predicted and true points are matched one to one by distance (Hungarian algorithm). A
-            hit is a matched prediction inside the matched object's mask. Points of several images
-            are matched image by image; points of a video all at once, by distance in time, x and
-            y, each on a scale of 0 to 100.
+            hit is a matched prediction inside the matched object's mask. Points
+            of several images are matched image by image; points of a video all
+            at once, by distance in time, x and y, each on a scale of 0 to 100.
 counts      the number that the text states; without one, the number of its points.
 tracks      every frame is scored as points are, then HOTA over all frames.
 
-The definitions are those of docs/molmo2.md 13, without the defects of the official code that are
-listed there. Scores of words are in text_metrics.py, of masks in j_and_f.py.
+The definitions are those of docs/molmo2.md 13, without the defects of the official code
+that are listed there. Scores of words are in text_metrics.py, of masks in j_and_f.py.
 """
 
 import math
@@ -36,9 +36,9 @@ class PointScores(NamedTuple):
 def linear_sum_assignment(cost):
     """(n,m) finite costs -> [(row, column), ..]: min(n,m) pairs with the smallest total cost.
 
-    Shortest augmenting paths with potentials (Crouse 2016). Of several assignments with the same
-    total, it returns the one of scipy.optimize.linear_sum_assignment: the official scores are made
-    with scipy, and HOTA depends on which one is taken.
+    Shortest augmenting paths with potentials (Crouse 2016). Of several assignments
+    with the same total, it returns the one of scipy.optimize.linear_sum_assignment:
+    the official scores are made with scipy, and HOTA depends on which one is taken.
     """
     cost = np.asarray(cost, dtype=np.float64)
     n_rows, n_columns = cost.shape
@@ -83,8 +83,8 @@ def linear_sum_assignment(cost):
 
 
 def match_by_distance(predicted, truth):
-    """Points with any number of coordinates -> [(predicted index, true index), ..], matched so
-    that the sum of Euclidean distances is smallest."""
+    """Points with any number of coordinates -> [(predicted index, true index),
+    ..], matched so that the sum of Euclidean distances is smallest."""
     if not predicted or not truth:
         return []
     difference = np.array(predicted, float)[:, None] - np.array(truth, float)[None]
@@ -154,8 +154,8 @@ def hit_in_mask(masks):
 
 
 def hit_in_video_mask(times, masks):
-    """Times (t,) in seconds and masks (n,t,h,w) bool -> hit(k, (seconds, x, y)): the point lies in
-    object k, at one of the times to a tenth of a second."""
+    """Times (t,) in seconds and masks (n,t,h,w) bool -> hit(k, (seconds, x, y)):
+    the point lies in object k, at one of the times to a tenth of a second."""
     index_of = {round(float(t), 1): i for i, t in enumerate(times)}
 
     def hit(k, point):
@@ -172,8 +172,8 @@ def same_frame(point, true):
 
 
 def hit_nearby(truth, sizes):
-    """The hit rule where there are no masks -> hit(k, point): within 5 % of the diagonal of true
-    point k, on the same frame. sizes: (width, height) of the image of every true point."""
+    """The hit rule where there are no masks -> hit(k, point): within 5 % of the diagonal of
+    true point k, on the same frame. sizes: (width, height) of the image of every true point."""
 
     def hit(k, point):
         distance = math.dist(point[-2:], truth[k][-2:])
@@ -213,8 +213,7 @@ def count_from_text(text):
 def score_count(count, truth, video=False):
     """-> (exact, close), each 0 or 1; both are 0 for a count of None.
 
-    Close is off by at most 1; in a video, by at most 1 plus a twentieth of the truth, rounded
-    down.
+    Close is off by at most 1; in a video, by at most 1 plus a twentieth of the truth, rounded down.
     """
     off = math.inf if count is None else abs(count - truth)
     tolerance = 1 + (truth // 20 if video else 0)
@@ -235,10 +234,11 @@ class FrameMatch(NamedTuple):
 def score_tracks(predicted, truth, hit):
     """Tracks {frame: {id: (x, y)}} -> {precision, recall, f1, hota, det_a, ass_a}.
 
-    hit(frame, true id, point): does the point lie on the object? Precision, recall and f1: every
-    frame with a prediction or a true object is scored as an image, with the objects that are in it
-    and no others (the official code compares it with the masks of all objects); then the mean over
-    frames.
+    hit(frame, true id, point): does the point lie on the object?
+    Precision, recall and f1: every frame with a prediction or a true
+    object is scored as an image, with the objects that are in it and
+    no others (the official code compares it with the masks of all
+    objects); then the mean over frames.
     """
     frames = sorted(t for t in {*predicted, *truth} if predicted.get(t) or truth.get(t))
     if not frames:
@@ -260,18 +260,18 @@ def score_tracks(predicted, truth, hit):
 def hota(matches):
     """[FrameMatch, ..] -> {hota, det_a, ass_a} as TrackEval defines them.
 
-    Similarity is 0 or 1, so HOTA is the same at all 19 localisation thresholds, and one is
-    computed.
+    Similarity is 0 or 1, so HOTA is the same at all 19 localisation
+    thresholds, and one is computed.
 
     1. Over all frames, true track i and predicted track j collect an alignment: in each frame,
-       their similarity over that of i or j with anything (an IoU), summed; then over frames of i +
-       frames of j - that sum.
+       their similarity over that of i or j with anything (an IoU),
+       summed; then over frames of i + frames of j - that sum.
     2. In every frame, true and predicted points are matched one to one so that the sum of
-       alignment x similarity is largest, and pairs without similarity are dropped. The pairs that
-       are left are the true positives; c(i,j) of them belong to tracks i and j.
+       alignment x similarity is largest, and pairs without similarity are dropped. The
+       pairs that are left are the true positives; c(i,j) of them belong to tracks i and j.
     3. DetA = TP / (TP + FN + FP). AssA = the mean over true positives of
-       c(i,j) / (frames of i + frames of j - c(i,j)): a track that keeps its identity scores more
-       than pieces of it. HOTA = sqrt(DetA AssA).
+       c(i,j) / (frames of i + frames of j - c(i,j)): a track that keeps
+       its identity scores more than pieces of it. HOTA = sqrt(DetA AssA).
     """
     overlap, true_frames, predicted_frames = Counter(), Counter(), Counter()
     for true_ids, ids, similarity in matches:

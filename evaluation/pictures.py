@@ -1,11 +1,11 @@
-"""Predictions drawn on images and frames: rings where the model points, crosses at the true points
-(paper: pointing, tracking).
+"""Predictions drawn on images and frames: rings where the model
+points, crosses at the true points (paper: pointing, tracking).
 
 in    predictions as in evaluate.py, with points as [frame, id, x, y] in pixels; frame is 1 for an
       image, the number of one of several, or seconds of a clip
 out   PNG files: the image; several images side by side; rows of frames of a video with their
-      times, and with the path of every object of a track up to each frame. A point at a time that
-      was not shown is drawn on the nearest frame, with its time
+      times, and with the path of every object of a track up to each frame. A point
+      at a time that was not shown is drawn on the nearest frame, with its time
 """
 
 import re
@@ -54,8 +54,8 @@ def numbered(points):
 
 
 def draw_marks(image, marks, true=(), trails=()):
-    """(H,W,3) uint8 -> PIL image, at least MIN_WIDTH wide, with a ring for each Mark, a cross for
-    each true (x, y), and below them a line for each trail (colour, [(x, y), ..])."""
+    """(H,W,3) uint8 -> PIL image, at least MIN_WIDTH wide, with a ring for each Mark, a cross
+    for each true (x, y), and below them a line for each trail (colour, [(x, y), ..])."""
     scale = max(1, -(-MIN_WIDTH // image.shape[1]))
     size = image.shape[1] * scale, image.shape[0] * scale
     picture = Image.fromarray(image).resize(size, Image.NEAREST)
@@ -132,8 +132,8 @@ def with_text(image, lines):
 
 
 def draw_images(images, predicted, true, height=240):
-    """Points on an image, or on several side by side, scaled to one height -> PIL image, notes on
-    what cannot be drawn."""
+    """Points on an image, or on several side by side, scaled to one
+    height -> PIL image, notes on what cannot be drawn."""
 
     def points_on(number, points):
         return [(x, y) for frame, _, x, y in points if frame == number]
@@ -162,16 +162,16 @@ def evenly(items, n):
 
 
 def select_frames(times, points, n=MAX_FRAMES):
-    """Which frames of `times` to draw, at most n -> their indices, ascending: those that points
-    [frame, ..] are on, and others evenly while there is room."""
+    """Which frames of `times` to draw, at most n -> their indices, ascending:
+    those that points [frame, ..] are on, and others evenly while there is room."""
     with_points = evenly(sorted({nearest(times, t) for t, *_ in points}), n)
     others = [k for k in evenly(range(len(times)), n) if k not in with_points]
     return sorted([*with_points, *evenly(others, n - len(with_points))])
 
 
 def trails_until(points, t):
-    """[[t, id, x, y], ..] -> the path of every object up to a time, [(colour, [(x, y), ..]), ..].
-    1 and "1" are one object."""
+    """[[t, id, x, y], ..] -> the path of every object up to a time,
+    [(colour, [(x, y), ..]), ..]. 1 and "1" are one object."""
     paths = {}
     for time, object_id, x, y in sorted(points, key=lambda point: point[0]):
         if time <= t + SAME_TIME:
@@ -204,8 +204,8 @@ def draw_frames(frames_at, times, predicted, true, with_trails):
 
 
 def draw_prediction(prediction, record):
-    """A prediction and its record -> PIL image: what was seen, marked; below it question and
-    answer."""
+    """A prediction and its record -> PIL image: what was seen,
+    marked; below it question and answer."""
     source = record["source"]
     predicted, true = prediction["predicted"], prediction["true"]
     if prediction["medium"] == "video":
@@ -258,9 +258,9 @@ def draw(predictions, records, folder, n=24):
 
 
 def draw_answer(points, images, video=None, start=0.0, n=24):
-    """The points [(frame, id, x, y), ..] of an answer on its images, or on the frames of a video
-    that they name, at most n -> PIL image. video: from media.probe; start: second of it where the
-    clip begins."""
+    """The points [(frame, id, x, y), ..] of an answer on its images, or
+    on the frames of a video that they name, at most n -> PIL image.
+    video: from media.probe; start: second of it where the clip begins."""
     if video is None and len(images) == 1:
         return draw_marks(images[0], numbered([(x, y) for _, _, x, y in points]))
     if video is None:

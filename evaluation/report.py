@@ -81,8 +81,8 @@ def toy_masks(record, index):
 
 
 def score_of_unseen_kinds(predictions, records):
-    """The mean F1 of points on kinds of objects that training never shows -> a dict, empty without
-    any."""
+    """The mean F1 of points on kinds of objects that training never
+    shows -> a dict, empty without any."""
     annotations = {record["id"]: record["annotations"] for record in records}
     kinds = records[0]["source"].kinds
     scores = [p["point_f1"] for p in predictions
@@ -95,8 +95,8 @@ def score_of_unseen_kinds(predictions, records):
 
 
 def steps_of(log):
-    """Lines of log.jsonl -> those of steps, in order. Of a step that occurs twice, after a resume,
-    the later line counts."""
+    """Lines of log.jsonl -> those of steps, in order. Of a step that
+    occurs twice, after a resume, the later line counts."""
     by_step = {line["step"]: line for line in log if "lr" in line}
     return [by_step[step] for step in sorted(by_step)]
 
@@ -136,8 +136,8 @@ def draw_losses(log, path):
 
 
 def draw_scores(log, path, seconds_before=0.0):
-    """Scores against minutes of training; no file where no score was taken twice. seconds_before:
-    of training before the first line of the log."""
+    """Scores against minutes of training; no file where no score was taken
+    twice. seconds_before: of training before the first line of the log."""
     minutes = seconds_before / 60
     series = {name: [] for name in PROGRESS_SCORES}
     for line in log:
@@ -151,8 +151,8 @@ def draw_scores(log, path, seconds_before=0.0):
 
 
 def print_end(run, loss, scores, seconds):
-    """What a run has learned, where to look and how to ask it, on stdout; then one line of JSON for
-    programs. loss: of the last step, None if it was not finite."""
+    """What a run has learned, where to look and how to ask it, on stdout; then one
+    line of JSON for programs. loss: of the last step, None if it was not finite."""
     out = shlex.quote(printable(str(run.out)))
     is_toy = run.eval_records is None
     if learned := main_scores(scores):

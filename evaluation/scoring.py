@@ -1,8 +1,8 @@
 """An answer to a question about a record -> its scores (paper: evaluation; docs/molmo2.md 13).
 
-The scores themselves are in metrics.py and text_metrics.py. This file knows annotations: which
-score belongs to which kind of question, and where the true points lie in pixels of the image or
-frame.
+The scores themselves are in metrics.py and text_metrics.py. This file
+knows annotations: which score belongs to which kind of question, and
+where the true points lie in pixels of the image or frame.
 """
 
 from dataclasses import dataclass
@@ -45,8 +45,8 @@ class Question:
 class Place(NamedTuple):
     """A point of an annotation or of an answer.
 
-    frame: 1 for an image, the number of one of several, or seconds of the clip; x and y in pixels
-    of the image or frame.
+    frame: 1 for an image, the number of one of several, or seconds of
+    the clip; x and y in pixels of the image or frame.
     """
     frame: float
     id: object
@@ -55,8 +55,8 @@ class Place(NamedTuple):
 
 
 def score(question, text, masks):
-    """Text of an answer -> {name: score}; of points and tracks also the places: `predicted`,
-    `true`.
+    """Text of an answer -> {name: score}; of points and tracks also
+    the places: `predicted`, `true`.
 
     masks: the true masks of a point or track annotation (see evaluate.py), or None.
     """
@@ -86,9 +86,9 @@ def score(question, text, masks):
 
 
 def score_qa(turn, style, text):
-    """One turn of a conversation. After an explanation, the text after "Answer:" counts
-    (docs/molmo2.md 4.3). If several options are correct, the answer must list all of them, one per
-    line."""
+    """One turn of a conversation. After an explanation, the text
+    after "Answer:" counts (docs/molmo2.md 4.3). If several options
+    are correct, the answer must list all of them, one per line."""
     said = text.rpartition("Answer:")[2] if "explanation" in turn else text
     if "options" in turn:
         right = turn["answer_idx"] if isinstance(turn["answer_idx"], list) else [turn["answer_idx"]]
@@ -115,8 +115,8 @@ def object_ids(annotation):
 
 
 def true_places(question):
-    """The places of a point or track annotation; ids of points are 1, 2, .. in the annotation's
-    order."""
+    """The places of a point or track annotation; ids of points are 1,
+    2, .. in the annotation's order."""
     annotation, record = question.annotation, question.record
     sizes = question.info.sizes
     scale = scales(record, sizes)
@@ -165,8 +165,8 @@ def parse_places(text):
 
 
 def predicted_places(question, text):
-    """The places of an answer. A point on an image that does not exist counts as predicted, in
-    pixels of the first image, and hits nothing."""
+    """The places of an answer. A point on an image that does not exist
+    counts as predicted, in pixels of the first image, and hits nothing."""
     sizes = question.info.sizes
     kind = medium(question.record)
     places = []
@@ -194,8 +194,8 @@ def hit_in_clip(question, masks):
 
 
 def score_points(question, predicted, true, masks):
-    """Places of points -> {name: score}; the names begin with the medium, but for a single
-    image."""
+    """Places of points -> {name: score}; the names begin with the
+    medium, but for a single image."""
     kind = medium(question.record)
     sizes = question.info.sizes
     points = [(p.frame, p.x, p.y) for p in predicted]

@@ -1,5 +1,5 @@
-"""Scores of answers in words: exact match, VQA, ANLS, relaxed accuracy, options, captions
-(docs/molmo2.md 13).
+"""Scores of answers in words: exact match, VQA, ANLS, relaxed
+accuracy, options, captions (docs/molmo2.md 13).
 
 in    the text of an answer, and the true answers
 out   scores between 0 and 1, or the number of an option
@@ -46,11 +46,11 @@ FULL_FORM = full_forms(CONTRACTIONS.split())
 
 
 def normalize_vqa_answer(text):
-    """An answer as VQA compares it: lower case, no articles, hardly any punctuation, numbers as
-    digits, contractions with their apostrophes.
+    """An answer as VQA compares it: lower case, no articles, hardly any
+    punctuation, numbers as digits, contractions with their apostrophes.
 
-    A punctuation mark next to a blank is removed, one inside a word becomes a blank; all marks are
-    removed where the text has a comma between digits.
+    A punctuation mark next to a blank is removed, one inside a word becomes
+    a blank; all marks are removed where the text has a comma between digits.
     """
     text = re.sub(r"\s+", " ", text).strip()
     comma_in_number = re.search(r"\d,\d", text)
@@ -64,8 +64,8 @@ def normalize_vqa_answer(text):
 
 
 def vqa_score(text, answers):
-    """A third for each person who gave this answer, at most 1; of fewer than three people, the
-    share who gave it."""
+    """A third for each person who gave this answer, at most 1; of
+    fewer than three people, the share who gave it."""
     normal = normalize_vqa_answer(text)
     agreed = sum(normalize_vqa_answer(answer) == normal for answer in answers)
     return min(agreed / min(3, len(answers)), 1.0)
@@ -87,8 +87,8 @@ def normalize_blanks(text):
 
 
 def anls(text, answers, threshold=0.5):
-    """Average normalised Levenshtein similarity of one question: 1 - edits / length of the longer
-    text, the best over the answers, in lower case; 0 below the threshold."""
+    """Average normalised Levenshtein similarity of one question: 1 - edits / length of
+    the longer text, the best over the answers, in lower case; 0 below the threshold."""
     said = normalize_blanks(text)
     best = 0.0
     for answer in answers:
@@ -122,9 +122,9 @@ def relaxed_accuracy(text, answers, tolerance=0.05):
 def select_option(text, options, letters=True):
     """The number of the option that a text means, or None for an empty text.
 
-    In this order: "B. blue" or "blue" in full; the label in front ("b", "(B)", "B: ..") if options
-    have letters; the only option that the text names; the option with the fewest edits, the first
-    of equals (as in the official code, which rejects no answer).
+    In this order: "B. blue" or "blue" in full; the label in front ("b", "(B)", "B: ..")
+    if options have letters; the only option that the text names; the option with the
+    fewest edits, the first of equals (as in the official code, which rejects no answer).
     """
     said = normalize_blanks(text)
     names = [normalize_blanks(option) for option in options]
@@ -153,8 +153,8 @@ def statements(caption):
 def score_statements(text, caption):
     """-> recall, precision of the statements of a caption, each counted as often as it occurs.
 
-    Right for captions of the toy world, which are lists. For prose it only compares clauses; the
-    paper asks a language model which statements agree.
+    Right for captions of the toy world, which are lists. For prose it only
+    compares clauses; the paper asks a language model which statements agree.
     """
     said, true = statements(text), statements(caption)
     scores = precision_recall_f1((said & true).total(), said.total(), true.total())
