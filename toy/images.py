@@ -1,10 +1,10 @@
 """The toy's sources without time: single images, series of images, and sums in words.
 
-Image i of a split is a function of (seed, split, i). Scenes whose hash is
-0 modulo 8 are held out, so training and held-out images cannot coincide.
+Image i of a split is a function of (seed, split, i). Scenes whose hash is 0 modulo 8 are held out,
+so training and held-out images cannot coincide.
 
-A source has the same methods as a file of records (records/reader.py); `questions` names
-what is asked about its scenes, and is part of the seed, so that sources do not share scenes.
+A source has the same methods as a file of records (records/reader.py); `questions` names what is
+asked about its scenes, and is part of the seed, so that sources do not share scenes.
 """
 
 import json
@@ -74,11 +74,10 @@ class Difficulty(NamedTuple):
 class World:
     """Single images; split: train, test or unseen.
 
-    The annotations of an image are points on every kind of object in it, on a
-    kind that is absent, on everything, on one whole colour and on one whole
-    shape. Where questions is "all", a caption and the count of everything are
-    added. Images with one object, the first of the curriculum, have fewer
-    annotations, so that a row holds more images. kinds_name: of KINDS_BY_NAME.
+    The annotations of an image are points on every kind of object in it, on a kind that is absent,
+    on everything, on one whole colour and on one whole shape. Where questions is "all", a caption
+    and the count of everything are added. Images with one object, the first of the curriculum, have
+    fewer annotations, so that a row holds more images. kinds_name: of KINDS_BY_NAME.
     """
 
     def __init__(self, split, seed=0, questions="all", curriculum=0, max_objects=6,
@@ -164,8 +163,8 @@ class World:
 
 
 class ImageSeries:
-    """Two or three images at once with at most three objects each: points on
-    all of them, a count, and questions about which image shows something."""
+    """Two or three images at once with at most three objects each: points on all of them, a count,
+    and questions about which image shows something."""
 
     def __init__(self, split, seed=0):
         self.world = World(split, seed, questions="series", max_objects=3)

@@ -1,14 +1,14 @@
 """Videos of moving shapes: drawn at random, and rendered at any time.
 
-What happens in a video is known in closed form. Half a second is a
-step; at a step, centres lie on the lattice of coordinates.
+What happens in a video is known in closed form. Half a second is a step; at a step, centres lie on
+the lattice of coordinates.
 
     step      0     1     2     3     4     5
     object 1  .     red   red   red   blue  blue      comes at 0.5 s, becomes blue at 2.0 s
     object 2  on    behind the pole   on    .         leaves at 2.0 s; hidden for a second
 
-A video is a dict like a scene (shapes.py), with the number of `steps`, the x of
-a vertical `pole` in front of everything (0: none), and for every object also
+A video is a dict like a scene (shapes.py), with the number of `steps`, the x of a vertical `pole`
+in front of everything (0: none), and for every object also
 
     way, speed         direction, and lattice places per step; reflected at LOW and HIGH
     come, gone         the first step that shows the object, the first that does not any more
@@ -83,8 +83,8 @@ def _draw_object(rng, kind, kinds, steps):
 def visible_masks(video, time):
     """(n,SIZE,SIZE) bool: the pixels of each object that nothing hides at a time in seconds.
 
-    The pole hides everything, and later objects hide earlier ones. The mask is empty
-    where more than half of the object is hidden: then it counts as not visible.
+    The pole hides everything, and later objects hide earlier ones. The mask is empty where more
+    than half of the object is hidden: then it counts as not visible.
     """
     masks = np.zeros((len(video["objects"]), SIZE, SIZE), bool)
     free = np.ones((SIZE, SIZE), bool)
@@ -114,8 +114,8 @@ def _pole(video):
 def render_frames(video, times):
     """Yields a frame (SIZE,SIZE,3) uint8 for each time in seconds.
 
-    As shapes.render draws a scene, but faster, as there are many frames: ground
-    and noise are drawn once, and each object only in the box where it is.
+    As shapes.render draws a scene, but faster, as there are many frames: ground and noise are drawn
+    once, and each object only in the box where it is.
     """
     ground = render({**video, "objects": []})
     noise = np.random.default_rng([video["noise"], 1]).normal(0, 6, (SIZE, SIZE))

@@ -116,12 +116,11 @@ def mask_of(o, box=...):
 def render(scene):
     """Scene -> (SIZE,SIZE,3) uint8.
 
-    Stripes or checks of two tints cover a shaded ground, and objects
-    are shaded too, so colour alone does not tell an object from the
-    ground. But over its three channels every object is brighter than
-    the mean of its ground, and all grounds have the same mean. A ViT
-    trained from scratch needs both: then an edge is bright on one side
-    always and needs one feature, not one per colour (docs/log.md).
+    Stripes or checks of two tints cover a shaded ground, and objects are shaded too, so colour
+    alone does not tell an object from the ground. But over its three channels every object is
+    brighter than the mean of its ground, and all grounds have the same mean. A ViT trained from
+    scratch needs both: then an edge is bright on one side always and needs one feature, not one
+    per colour (docs/log.md).
     """
     rng = np.random.default_rng(scene["noise"])
     tints = rng.normal(0, 1, (2, 3))

@@ -1,7 +1,7 @@
 """The toy's source of videos, and what is asked about them (stages 2 and 3 of --tiny).
 
-Video i of a split is a function of (seed, split, i), as images are.
-All questions can be answered from what is visible: see `_is_fair`.
+Video i of a split is a function of (seed, split, i), as images are. All questions can be answered
+from what is visible: see `_is_fair`.
 """
 
 from functools import lru_cache
@@ -30,9 +30,9 @@ CURRICULUM = (600, 1800)
 class MovingShapes:
     """Videos of `steps` half seconds, from the first to the last number of that range.
 
-    questions="all": where each kind of object comes, how many there are, what happens,
-    who does it. questions="tracks": the paths of objects, in videos of their own, because
-    the frames of a video with tracks lie on the grid of its tracks (vision.track_times).
+    questions="all": where each kind of object comes, how many there are, what happens, who does it.
+    questions="tracks": the paths of objects, in videos of their own, because the frames of a video
+    with tracks lie on the grid of its tracks (vision.track_times).
     """
 
     def __init__(self, split, seed=0, questions="all", steps=(4, 6), max_objects=3,
@@ -94,8 +94,8 @@ class MovingShapes:
         return make_record(self, i, annotations, **subtitles, video=video)
 
     def duration(self, i):
-        """Seconds. A grid leaves out the very end (vision.track_times),
-        so videos with tracks end one step after the last."""
+        """Seconds. A grid leaves out the very end (vision.track_times), so videos with tracks end
+        one step after the last."""
         steps = self.video(i)["steps"]
         return (steps if self.questions == "tracks" else steps - 1) * STEP
 
@@ -115,8 +115,8 @@ class MovingShapes:
         return render_frames(self.video(record["index"]), times)
 
     def masks(self, record, annotation):
-        """{"times": (t,), "masks": (n,t,SIZE,SIZE) bool} of the
-        objects of an annotation's points or tracks at every step."""
+        """{"times": (t,), "masks": (n,t,SIZE,SIZE) bool} of the objects of an annotation's points
+        or tracks at every step."""
         video = self.video(record["index"])
         times = np.array(self.step_times(record))
         masks = np.array([visible_masks(video, time) for time in times])
@@ -222,8 +222,8 @@ def behaviour_questions(objects):
 def direction_question(o, name):
     """The direction of an object's path, with an explanation.
 
-    A model of this size does not learn to answer with the word alone. So it first says
-    from where to where the object moves, and the answer follows from that (docs/log.md).
+    A model of this size does not learn to answer with the word alone. So it first says from where
+    to where the object moves, and the answer follows from that (docs/log.md).
     """
     start = _place(o, o["come"])
     end = _place(o, o["gone"] - 1)

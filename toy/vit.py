@@ -1,10 +1,9 @@
 """Stage 0: supervised pre-training of the toy's ViT. Released models start from SigLIP 2 instead.
 
-A ViT from scratch behind a decoder from scratch learns colours within
-minutes and shapes hardly at all, because one token in twenty of all
-answers names a shape. So the patches are asked first, without words:
-which colour, which shape, where is the centre of the object? At the start
-every head of the ViT attends to a neighbour. docs/log.md has the gains.
+A ViT from scratch behind a decoder from scratch learns colours within minutes and shapes
+hardly at all, because one token in twenty of all answers names a shape. So the patches are
+asked first, without words: which colour, which shape, where is the centre of the object?
+At the start every head of the ViT attends to a neighbour. docs/log.md has the gains.
 """
 
 import math
@@ -22,8 +21,8 @@ from toy.images import World
 N_PLACES = shapes.SIZE // shapes.LATTICE + 1             # columns, and rows, of centres
 TASKS = ("colour", "shape", "column", "row")             # column and row of the object's centre
 LOSS_SHARES = (1, 4, 0.5, 0.5)
-# Small factors on the logits make the features of a task large. Without them, places
-# take up most of the variance, and the decoder does not find the shapes (docs/log.md).
+# Small factors on the logits make the features of a task large. Without them, places take
+# up most of the variance, and the decoder does not find the shapes (docs/log.md).
 LOGIT_FACTORS = (0.4, 0.4, 8, 8)
 GROUND_WEIGHT = 0.1                  # most patches are ground, and easy
 
@@ -36,8 +35,8 @@ OFFSETS = (((0, 1), (0, -1), (1, 0), (-1, 0)),
 def labels(scene, grid, kinds):
     """(grid*grid, 4) int64: the classes of TASKS for each patch of a toy scene.
 
-    They are those of the object that covers most of the patch. Where none covers a
-    quarter, it is ground: one past the last colour and the last shape, and no place (-1).
+    They are those of the object that covers most of the patch. Where none covers a quarter,
+    it is ground: one past the last colour and the last shape, and no place (-1).
     """
     classes = np.tile((len(kinds.colours), len(kinds.shapes), -1, -1), (grid * grid, 1))
     if scene["objects"]:
@@ -95,8 +94,8 @@ def patches_of(scenes, vit):
 def nll_of_tasks(logits, classes):
     """[(N,C) of each task], (N,4) -> [mean nll of each task], scalars in nats.
 
-    Colour and shape: over all patches, ground weighted by GROUND_WEIGHT.
-    Column and row: over the patches of objects, since ground has no place.
+    Colour and shape: over all patches, ground weighted by GROUND_WEIGHT. Column and row:
+    over the patches of objects, since ground has no place.
     """
     targets = torch.from_numpy(classes).to(logits[0].device)
     is_object = targets[:, -1:] >= 0
@@ -118,11 +117,10 @@ def nll_of_tasks(logits, classes):
 def init_neighbor_heads(vit, sharpness=2.0):
     """Sets positions, queries and keys of a vision.ViT; AssertionError if its heads do not fit.
 
-    With d the width of a head, the first d dimensions of the input
-    hold sines and cosines of row and column, and no pixels. Keys read
-    them as they are; queries read them rotated by the offset to the
-    neighbour, so that the score, a sum of cos(frequency * distance),
-    is highest there. All of these weights learn.
+    With d the width of a head, the first d dimensions of the input hold sines and cosines of
+    row and column, and no pixels. Keys read them as they are; queries read them rotated by
+    the offset to the neighbour, so that the score, a sum of cos(frequency * distance), is
+    highest there. All of these weights learn.
     """
     config = vit.config
     d = config.n_embd // config.n_head

@@ -1,8 +1,8 @@
 """The toy world: coloured shapes on textured grounds, with captions, counts, points and tracks.
 
-It needs no download and has no end. Training and held-out scenes cannot
-coincide (images.py). Four of the 24 combinations of colour and shape
-exist in the split `unseen` only; with more colours and shapes, six of 54.
+It needs no download and has no end. Training and held-out scenes cannot coincide (images.py). Four
+of the 24 combinations of colour and shape exist in the split `unseen` only; with more colours and
+shapes, six of 54.
 
     python -m toy.world OUT --n 100 --split test      # images, records.jsonl, masks.npz
     python -m toy.world OUT --n 100 --what tracks     # videos as folders of frames
@@ -21,8 +21,8 @@ from toy.images import CURRICULUM, NUMBERS, ImageSeries, Sums, World
 from toy.shapes import COLOURS, FEW, KINDS_BY_NAME, LATTICE, SHAPES, SIZE
 from toy.videos import MovingShapes
 
-# What the toy's tokenizer encodes as one id: the markup of chats and points,
-# the words and the coordinates of this world. The order decides the ids.
+# What the toy's tokenizer encodes as one id: the markup of chats and points, the words and the
+# coordinates of this world. The order decides the ids.
 WORDS = (
     "user\n", "assistant\n", "pointing: ", "count: ", "long_caption", "text_sft",
     "There are none.", '<points coords="1', '">', "</points>", ", ", "nothing", "any", " shape",
@@ -61,11 +61,10 @@ VIDEO_SHARE = {2: 0.7, 3: 0.85}      # of the draws, by stage
 def mixture(seed, stage=1, curriculum=True, video_share=None, kinds_name="few"):
     """(sources, rates) of a stage of --tiny; the rates add up to 1.
 
-    Stage 1: captions with everything else, points, text, as published. Stages
-    2 and 3: groups as in stages/stage2.py, whose members share the rate of
-    the group by the square root of their sizes; the sources are endless, so
-    the sizes are made up. Stage 3 adds long videos. curriculum: do sources
-    begin with easy scenes, in stages 1 and 2? kinds_name: of single images.
+    Stage 1: captions with everything else, points, text, as published. Stages 2 and 3: groups as in
+    stages/stage2.py, whose members share the rate of the group by the square root of their sizes;
+    the sources are endless, so the sizes are made up. Stage 3 adds long videos. curriculum: do
+    sources begin with easy scenes, in stages 1 and 2? kinds_name: of single images.
     """
     if stage == 1:
         options = {"curriculum": CURRICULUM if curriculum else 0, "kinds_name": kinds_name}
@@ -96,8 +95,8 @@ def mixture(seed, stage=1, curriculum=True, video_share=None, kinds_name="few"):
 def held_out(stage, seed, n, kinds_name="few"):
     """{part: records} to be scored, n of each kind of a part or fewer.
 
-    Parts: test (from stage 2 on with series of images and videos), long (long videos,
-    from stage 2 on), unseen (images with combinations that training never shows).
+    Parts: test (from stage 2 on with series of images and videos), long (long videos, from stage 2
+    on), unseen (images with combinations that training never shows).
     """
     parts = {"test": _first("images", "test", seed, n, kinds_name=kinds_name)}
     if stage > 1:
@@ -129,8 +128,8 @@ def asks_for_unseen(annotation, kinds):
 def export(folder, source, n):
     """The first n records of a source as files.
 
-    Images, or the frames of videos; records.jsonl; and masks.npz, with an array
-    for every annotation with points or tracks, as tools.evaluate reads them.
+    Images, or the frames of videos; records.jsonl; and masks.npz, with an array for every
+    annotation with points or tracks, as tools.evaluate reads them.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
