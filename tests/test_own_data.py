@@ -1,7 +1,6 @@
 """docs/own_data.ipynb: its cells run in their order, its text names the numbers of the outputs."""
 
 import contextlib
-import importlib.util
 import io
 import json
 import os
@@ -38,8 +37,7 @@ def shell(command):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not importlib.util.find_spec("transformers"),
-                    reason="needs pip install -r requirements-extras.txt")
+@pytest.mark.extras("transformers", "safetensors", "tokenizers")
 def test_every_cell_runs_on_a_toy_of_one_step(tmp_path, monkeypatch):
     """In a folder that looks like the root of the repository."""
     for path in ROOT.iterdir():

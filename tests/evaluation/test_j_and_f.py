@@ -44,8 +44,10 @@ def test_j_and_f_are_means_over_frames():
     assert scores == {"j": 0.5, "f": 0.5, "j_and_f": 0.5}
 
 
+@pytest.mark.extras("scipy")
 def test_a_dilated_mask_equals_that_of_scipy_with_a_disk():
-    ndimage = pytest.importorskip("scipy.ndimage")
+    from scipy import ndimage
+
     rng = np.random.default_rng(2)
     for radius in (1, 2, 5):
         mask = rng.random((40, 30)) < 0.02

@@ -89,8 +89,10 @@ def test_the_assignment_is_optimal():
             assert found == pytest.approx(min(totals, default=0))
 
 
+@pytest.mark.extras("scipy")
 def test_the_assignment_is_that_of_scipy_also_where_several_cost_the_same():
-    optimize = pytest.importorskip("scipy.optimize")
+    from scipy import optimize
+
     rng = np.random.default_rng(1)
     for _ in range(50):
         cost = rng.random(rng.integers(1, 40, 2))
@@ -266,7 +268,8 @@ def reference_hota(matches, n_true, n_predicted):
 
     matches: [(ids of true objects, ids of predicted ones, similarity), ..]
     """
-    optimize = pytest.importorskip("scipy.optimize")
+    from scipy import optimize
+
     overlap = np.zeros((n_true, n_predicted))
     true, predicted = np.zeros((n_true, 1)), np.zeros((1, n_predicted))
     for rows, columns, s in matches:
@@ -304,6 +307,7 @@ def random_tracks(rng, n, m, n_frames):
     return predicted, truth, lambda t, i, p: similar[t, i, p], matches
 
 
+@pytest.mark.extras("scipy")
 @pytest.mark.parametrize(("seed", "n_cases", "tracks", "frames"), [(5, 40, 6, 8), (11, 130, 8, 12)])
 def test_hota_equals_a_dense_one_on_random_tracks(seed, n_cases, tracks, frames):
     """The 124th case of the second seed has two best assignments of a frame, with different

@@ -231,7 +231,6 @@ def test_a_conversation_is_held_over_standard_input(call, fake, monkeypatch):
     (["--video", VIDEO, "--subtitles", "a.srt"], "no subtitle in it"),
     (["--video", VIDEO, "--subtitles", "latin1.srt"], "an .srt or .vtt file in UTF-8"),
     (["--frames", "5"], "--frames needs --video"),
-    (["--device", "meta"], "--device meta"),
 ])
 def test_a_mistake_costs_one_sentence(saved_run, tmp_path, monkeypatch, capsys, flags, message):
     monkeypatch.chdir(tmp_path)

@@ -4,8 +4,6 @@ import contextlib
 import io
 import json
 
-import pytest
-
 from tests.tools.prepare.cases import arrow_type
 from tools.prepare import __main__ as command
 
@@ -16,7 +14,7 @@ def published(path, columns, rows, **options):
         path = path.with_name(f"{path.name}_oe_qa_processed.json")
         path.write_text(json.dumps(rows))
         return path
-    pa = pytest.importorskip("pyarrow")
+    import pyarrow as pa
     from pyarrow import parquet
 
     path = path.with_name(f"{path.name}.parquet")

@@ -12,6 +12,8 @@ from tests.tools.prepare.image_cases import POINTS
 from tests.tools.prepare.video_cases import TIMED, TIMED_ROWS
 from tools.prepare.sets import SETS
 
+pytestmark = pytest.mark.extras("pyarrow")
+
 CASES = image_cases.CASES | video_cases.CASES | academic_cases.CASES
 
 
