@@ -1,0 +1,109 @@
+"""Records become the same arrays as when tests/conformance/encoded.json was written.
+
+    python -m pytest tests/test_encoded.py       # compares
+    python -m tests.test_encoded --write         # writes the file anew, which changes the reference
+
+The file has, for every record and stage, one hash an epoch of all that `data.encode` returns but
+the pixels, of which it has the shape and the mean. Pixels are not hashed, because ffmpeg and
+torch's interpolation round some of them differently on other processors. The random choices of an
+example depend on the id of its record, so that the order of the records does not matter.
+"""
+
+import hashlib
+import json
+import sys
+from dataclasses import fields
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import data
+import model
+from records.errors import Unreadable
+from records.reader import Records
+from text.tokenizer import ByteTokenizer
+from toy import world
+
+TESTS = Path(__file__).parent
+REFERENCE = TESTS / "conformance/encoded.json"
+FILES = ("media/records.jsonl", "media/films.jsonl", "conformance/chats.jsonl",
+         "conformance/sharegpt.json")
+COMMON = {"max_tokens": 2048, "max_crops": 4, "max_frames": 6, "vision": model.TOY_VISION}
+CONFIGS = {
+    "stage 1": data.DataConfig(**COMMON),
+    "stage 2": data.DataConfig(**COMMON, prefix_all=False, separator=";", sqrt_length=True,
+                               sqrt_branches=True, point_weight=0.2, video_caption_weight=0.1),
+}
+N_EPOCHS = 5
+TOKENIZER = ByteTokenizer(world.WORDS)
+NO_CROPS = data.CropShard(cp_rank=1, cp_size=2, before=0, total=10**9)   # of a rank that has none
+
+
+def encoded(record, config):
+    """-> {"epochs": [hash, ..], "pixels": [shape, mean]}, or "cannot be used"."""
+    found = {"epochs": []}
+    for epoch in range(N_EPOCHS):
+        try:
+            shard = NO_CROPS if epoch else None      # the pixels are the same in every epoch
+            example = data.encode(record, TOKENIZER, config, 0, epoch, shard)
+        except Unreadable:
+            return "cannot be used"
+        digest = hashlib.sha256()
+        for field in fields(example):
+            value = getattr(example, field.name)
+            if field.name == "images":
+                if value is not None and not epoch:
+                    found["pixels"] = [list(value.shape), round(float(value.mean()), 1)]
+            elif field.name != "source":
+                array = value if isinstance(value, np.ndarray) else np.array(str(value))
+                digest.update(f"{field.name} {array.dtype} {array.shape}".encode())
+                digest.update(array.tobytes())
+        found["epochs"].append(digest.hexdigest()[:16])
+    return found
+
+
+@lru_cache
+def records_by_name():
+    """{name: record, or None where it cannot be used} of the files and the held-out toy world."""
+    records = {}
+    for name in FILES:
+        source = Records(TESTS / name, TESTS / "media")
+        for i in range(len(source)):
+            try:
+                record = source[i]
+            except Unreadable:
+                record = None
+            records[source.where(i).removeprefix(f"{TESTS}/")] = record
+    for part, drawn in world.held_out(3, 0, 4).items():
+        for k, record in enumerate(drawn):
+            records[f"toy {part} {k}"] = record
+    return records
+
+
+def write():
+    lines = []
+    for name, record in records_by_name().items():
+        for stage, config in CONFIGS.items():
+            value = encoded(record, config) if record else "cannot be used"
+            lines.append(f" {json.dumps(f'{name}, {stage}')}: {json.dumps(value)}")
+    REFERENCE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+@pytest.mark.parametrize("stage", CONFIGS)
+def test_every_record_becomes_the_same_arrays(stage):
+    expected = json.loads(REFERENCE.read_text())
+    for name, record in records_by_name().items():
+        found = encoded(record, CONFIGS[stage]) if record else "cannot be used"
+        wanted = expected.pop(f"{name}, {stage}")
+        if "pixels" in found:
+            shape, mean = wanted.pop("pixels")
+            assert found["pixels"][0] == shape, name
+            assert found.pop("pixels")[1] == pytest.approx(mean, abs=0.3), name
+        assert found == wanted, name
+    assert not [name for name in expected if name.endswith(stage)]
+
+
+if __name__ == "__main__" and sys.argv[1:] == ["--write"]:
+    write()
