@@ -28,7 +28,7 @@ from records.mixture import rng_for
 from records.visual import MediaInfo, crops_per_image, read_headers
 from text.prompts import turns_of
 from text.tokenizer import chat
-from text.visual import images_tokens, video_tokens
+from text.visual_tokens import images_tokens, video_tokens
 from vision import RELEASED, VisionConfig
 
 
@@ -56,7 +56,7 @@ class RecordReader(Protocol):
     """A set of records, as files (records.reader.Records) or drawn (toy.world.World).
 
     A record is a dict (docs/records.md) with its "id", its place "where" and its reader, "source".
-    Each method raises Unreadable, with a code and the reason, if the media cannot be used.
+    Each method raises Unreadable if the media cannot be used.
     """
     name: str
     fingerprint: str                                # what a plan or a resumed run depends on
@@ -66,7 +66,6 @@ class RecordReader(Protocol):
     def image_sizes(self, record): ...              # -> [(width, height), ..] from headers
     def images(self, record, only=None): ...        # -> [(H,W,3) uint8, ..], numbers in only or all
     def video_size(self, record): ...               # -> width, height, seconds, half a frame's time
-    def video_of(self, record): ...                 # -> path or frames, start, end of the clip
     def frames(self, record, times): ...            # -> yields (H,W,3) uint8 for seconds of a clip
 
 
@@ -275,7 +274,7 @@ def encode(record, tokenizer, config, seed, epoch, shard=None):
     else:
         example.images = visual.image_crops(reader.images(record, mine), config)
         if len(example.images) != n_crops[mine].sum():
-            raise Unreadable(f"S21 {record['where']}: an image is not as large as its header says")
+            raise Unreadable("size differs", "an image is not as large as its header says")
     place_visual_tokens(example, info, tokenizer, config)
     example.cp_rank = cp_rank[example.image_id] if shard else None
     return example

@@ -13,7 +13,6 @@ from evaluation import pictures
 from evaluation.charts import line_chart
 from evaluation.evaluate import SCORES, evaluate
 from evaluation.generate import evaluation_config
-from records.errors import printable
 from toy import world
 from toy.images import World
 from training.log import read_log
@@ -153,7 +152,7 @@ def draw_scores(log, path, seconds_before=0.0):
 def print_end(run, loss, scores, seconds):
     """What a run has learned, where to look and how to ask it, on stdout; then one
     line of JSON for programs. loss: of the last step, None if it was not finite."""
-    out = shlex.quote(printable(str(run.out)))
+    out = shlex.quote(str(run.out))
     is_toy = run.eval_records is None
     if learned := main_scores(scores):
         asked = "held-out examples" if is_toy else "the records of --eval"

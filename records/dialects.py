@@ -1,279 +1,256 @@
-"""Rows of other projects as native records: LLaVA (ShareGPT), Hugging Face chats, Mantis, Cauldron.
-
-in    a row of a .json or .jsonl file, a dict
-out   a native record with one "qa" annotation, or one per question (split_turns); and findings
+"""Rows of other projects as native records: ShareGPT and LLaVA ("conversations"), Hugging Face and
+OpenAI ("messages").
 
     {"image": "9.jpg", "conversations": [{"from": "human", "value": "<image>\\nWhat is it?"},
                                          {"from": "gpt", "value": "A tray."}]}
     {"image": "9.jpg", "annotations": [{"type": "qa", "turns": [{"question": "What is it?",
                                                                 "answer": "A tray."}]}]}
 
-Only the shape of the chat is judged here. Paths, times, weights and blank texts are judged in
-records/check.py, as in native records. Where images stand in the text: records/placeholders.py.
-An answer of <box> tags becomes a "box" annotation (records/boxes.py). Audio, masks, tools and pairs
-of a better and a worse answer are refused.
+A placeholder is an <image> or <video> in a text of the user, or a part of typed content:
+
+    as many as images      the k-th stands for image k; one for a video, of either name
+    none                   the images or the video come first
+    any other number       is refused: nothing is repeated and nothing is dropped
+
+Placeholders that open the first turn, and a single one in it, are taken out with the blanks around
+them, since the images come first anyway. Others keep their places, as {"image": k}.
+
+Only the shape of the chat is judged here; the record is checked like a native one (check.py).
 """
 
-import difflib
+import re
 from typing import NamedTuple
 
-from records.boxes import from_text
-from records.errors import Finding, InvalidRecord, short_repr
-from records.placeholders import (
-    PLACEHOLDER,
-    Placeholder,
-    collect_media,
-    listed,
-    place_media,
-    whole_number,
-)
+from records.check import require, short
 
-# the list key of a record: native, ShareGPT / LLaVA, Hugging Face, Mantis, Cauldron
-LIST_KEYS = ("annotations", "conversations", "messages", "conversation", "texts")
-ROLES = {"human": "user", "user": "user",
-         "gpt": "assistant", "assistant": "assistant", "model": "assistant", "bot": "assistant",
-         "system": "system"}
+CHAT_KEYS = ("conversations", "messages")        # by which such a row is known
+ROLES = {
+    "human": "user", "user": "user", "system": "system",
+    "gpt": "assistant", "assistant": "assistant", "model": "assistant", "bot": "assistant"}
+# fields that would change what is trained, and are not read
 MISSPELLED = {
     "img": "image", "image_path": "image", "image_file": "image", "picture": "image",
     "photo": "image", "imgs": "images", "image_paths": "images", "pictures": "images",
-    "vid": "video", "video_path": "video", "video_file": "video", "clip_path": "video"}
-UNSUPPORTED = ("audio", "audios", "sound", "sounds", "speech", "point_cloud", "point_clouds",
-               "depth", "depths", "pdf", "pdfs")
-COCO_HINT = ("it looks like COCO annotations (one object with images, annotations and categories); "
-             "convert them to records with python -m tools.prepare coco")
+    "vid": "video", "video_path": "video", "video_file": "video"}
+UNSUPPORTED = ("audio", "audios", "sound", "sounds", "speech", "clip", "chosen", "rejected")
+PLACEHOLDER = re.compile("(<image>|<video>)")
+# Qwen-VL: <ref>a cup</ref><box>(12,40),(300,420)</box>; InternVL: <box>[[12, 40, 300, 420]]</box>
+BOX_TAG = r"(?:<ref>([^<]*)</ref>\s*)?<box>([\d\s,()\[\]]*)</box>[\s.,;]*"
+
+
+class Placeholder(NamedTuple):
+    kind: str                        # image or video
+    entry: object = None             # the path or object that it names; None: the row names it
 
 
 class Turn(NamedTuple):
-    role: str                        # user or assistant
+    role: str                        # user, assistant or system
     parts: list                      # texts and Placeholders
-    weight: float                    # of the loss; None if not given
-    place: str                       # in the row, for messages
+    weight: float = None             # of the loss, if given
 
 
-def list_key(record):
-    """The one list key that tells which form a record has, of LIST_KEYS; else InvalidRecord E06."""
-    if {"images", "annotations", "categories"} <= set(record):
-        raise InvalidRecord("E06", "this is not a record", "", COCO_HINT)
-    found = [key for key in LIST_KEYS if record.get(key) is not None]
-    found = found or [key for key in LIST_KEYS if key in record]
-    known = ", ".join(LIST_KEYS)
-    if len(found) > 1:
-        message = f"the record has both '{found[0]}' and '{found[1]}'"
-        raise InvalidRecord("E06", message, "", f"a record has one of {known}")
-    if not found:
-        fields = [short_repr(key)[1:-1] for key in list(record)[:12]]
-        message = ("'annotations' is missing and the form of the record is not known: "
-                   f"its fields are {', '.join(fields) or 'none'}")
-        close = difflib.get_close_matches("annotations", fields, 1, 0.8)
-        hint = f"a known form has one of {known}"
-        if close:
-            hint = f"did you mean 'annotations' by '{close[0]}'?"
-        raise InvalidRecord("E06", message, "", hint)
-    return found[0]
-
-
-def convert(record, split_turns=False, path_prefix_field=None):
-    """A row -> (native record, [Finding, ..]); InvalidRecord if it cannot be converted.
+def convert(row, split_turns=False):
+    """A row -> native record; ValueError if it cannot be one.
 
     split_turns: every question with its answer is an annotation of its own, which does not see the
-    others. path_prefix_field: a field of the row with the folder of its media (LLaVA-Video:
-    data_source). A last question without an answer is left out with a finding S01; if nothing
-    remains, the record is None.
+    others: right for visual questions, wrong for conversations.
     """
-    key = list_key(record)
-    row = {k: v for k, v in record.items() if v is not None}     # tables fill empty cells with null
+    row = {key: value for key, value in row.items() if value not in (None, "", [], [""], [None])}
     refuse_unsupported(row)
-    system, turns = read_chat(row, key)
-    findings = []
-    if len(turns) % 2:
-        turns = turns[:-1]
-        if not turns:
-            return None, [Finding("S01", "the last question has no answer")]
-        findings.append(Finding("S01", "the last question has no answer; it is left out"))
-    prompts = [turn.parts for turn in turns[::2]]
-    placeholders = []
-    for parts in prompts:
-        placeholders += [part for part in parts if isinstance(part, Placeholder)]
-    images, video, targets = collect_media(row, placeholders, path_prefix_field)
-    questions = place_media(prompts, images, video, targets)
-
+    system, turns = read_chat(row)
+    placeholders = [part for turn in turns for part in turn.parts if isinstance(part, Placeholder)]
+    media, references = collect_media(row, placeholders)
+    questions = place_media([turn.parts for turn in turns[::2]], references)
     pairs, boxes = [], []
     for question, answer in zip(questions, turns[1::2], strict=True):
-        pair = {"question": question, "answer": "".join(answer.parts)}
-        if "<box>" in pair["answer"]:
-            pair = from_text(question, pair["answer"], answer.place)
-            boxes.append(pair)
+        text = "".join(answer.parts)
+        weight = {} if answer.weight is None else {"weight": answer.weight}
+        if "<box>" in text:
+            boxes.append(read_boxes(question, text) | weight)
         else:
-            pairs.append(pair)
-        if answer.weight is not None:
-            pair["weight"] = answer.weight
-    native = native_record(row, key, images, video, system, pairs, split_turns)
-    native["annotations"] += boxes
-    return native, findings
-
-
-def native_record(row, key, images, video, system, pairs, split_turns):
-    """Puts the parts together; fields of the row that a native record does not have go to meta."""
-    native = {}
-    row_id = row.get("id")
-    if whole_number(row_id) or (isinstance(row_id, str) and row_id):
-        native["id"] = str(row_id)
-    if video:
-        native["video"] = video["path"] if list(video) == ["path"] else video
-    elif images:
-        native |= {"image": images[0]} if len(images) == 1 else {"images": images}
-    native |= {name: row[name] for name in ("subtitles", "weight") if name in row}
-
-    annotation = {"type": "qa"}
-    if "style" in row:
-        annotation["style"] = row["style"]
+            pairs.append({"question": question, "answer": text, **weight})
+    qa = {"type": "qa", **{key: row[key] for key in ("style",) if key in row}}
     if system:
-        annotation["system"] = system
+        qa["system"] = system
     groups = [[pair] for pair in pairs] if split_turns else [pairs] if pairs else []
-    native["annotations"] = [{**annotation, "turns": group} for group in groups]
-
-    used = {key, "id", "style", "system", "subtitles", "weight"}
-    used |= {"image", "images", "video", "videos"}
-    if video:
-        used |= {"start", "end", "clip", "fps"}
-    meta = {name: value for name, value in row.items() if name not in used}
-    if isinstance(meta.get("meta"), dict):
-        meta |= meta.pop("meta")
-    if meta:
-        native["meta"] = meta
-    return native
+    kept = {key: row[key] for key in ("subtitles", "weight") if key in row}
+    if "id" in row:
+        kept["id"] = str(row["id"])
+    return {**kept, **media, "annotations": [*({**qa, "turns": group} for group in groups), *boxes]}
 
 
 def refuse_unsupported(row):
-    """Other fields of a row may be anything, but a misspelled image would be trained on blindly."""
-    media = any(row.get(name) for name in ("image", "images", "video", "videos"))
-    for key, name in MISSPELLED.items():
-        if isinstance(row.get(key), (str, list)) and row[key] and not media:
-            raise InvalidRecord("E16", f"the field '{key}' is not read", "",
-                                f"did you mean '{name}'?")
+    if not any(key in row for key in ("image", "images", "video", "videos")):
+        for key, meant in MISSPELLED.items():
+            require(key not in row, "the row",
+                    f"the field '{key}' is not read; did you mean '{meant}'?")
     for key in UNSUPPORTED:
-        if listed(row.get(key)):
-            raise InvalidRecord("E16", f"'{key}' is not an input of Molmo2", "",
-                                "only images, or one video, and text")
-    if "chosen" in row and "rejected" in row:
-        raise InvalidRecord("E07", "a pair of a better and a worse answer cannot be trained on",
-                            "chosen, rejected")
+        require(key not in row, "the row", f"'{key}' cannot be trained on; take the field out")
 
 
 # --------------------------------------------------------------------------------------------------
 # the chat
 
 
-def read_chat(row, key):
-    """The chat of a row -> (system text, [Turn, ..] of user and assistant alternately)."""
-    system = row.get("system", "")
-    turns = read_turns(row, key)
-    if not isinstance(system, str):
-        raise InvalidRecord("E07", f"a system text must be a text, not {short_repr(system)}",
-                            "system")
-    if PLACEHOLDER.search(system):
-        raise InvalidRecord("E24", "a system text cannot hold a placeholder of an image or a video",
-                            "system")
-    system_texts = [system]
+def read_chat(row):
+    """-> (system text, [Turn, ..] of user and assistant alternately)."""
+    key = next((key for key in CHAT_KEYS if key in row), None)
+    require(key, "the row", f"there are no turns in {' or '.join(CHAT_KEYS)}")
+    turns = [read_turn(turn, f"{key}[{k}]") for k, turn in enumerate(row[key])]
+    system = [row["system"]] if "system" in row else []
     if turns and turns[0].role == "system":
-        system_texts.append("".join(turns.pop(0).parts))
-    if not turns:
-        raise InvalidRecord("E25", f"'{key}' has no turns")
+        system.append("".join(turns.pop(0).parts))
     for k, turn in enumerate(turns):
         expected = ("user", "assistant")[k % 2]
-        if turn.role != expected:
-            hint = "turns alternate, and the user comes first"
-            if turn.role == "system":
-                hint = "a system text comes first"
-            message = f"a turn of the {turn.role} stands where the {expected}'s should"
-            raise InvalidRecord("E20", message, turn.place, hint)
-    return "\n".join(text for text in system_texts if text.strip()), turns
-
-
-def read_turns(row, key):
-    """The turns of a row in their order, also one of the system."""
-    given = row.get(key)
-    if not isinstance(given, list):
-        code = "E07" if given else "E25"
-        raise InvalidRecord(code, f"'{key}' must be a list of turns, not {short_repr(given)}")
-    if key != "texts":
-        return [read_turn(turn, f"{key}[{k}]") for k, turn in enumerate(given)]
-    turns = []
-    for k, pair in enumerate(given):
-        for role in ("user", "assistant"):
-            content = pair.get(role) if isinstance(pair, dict) else None
-            turns.append(read_turn({"role": role, "content": content}, f"texts[{k}]"))
-    return turns
+        require(turn.role == expected, key, f"turn {k} is of the {turn.role}, not of the "
+                f"{expected}: turns alternate, and the user is first")
+    turns = turns[: len(turns) // 2 * 2]             # without a last question that has no answer
+    require(turns, key, "there is no question with an answer")
+    texts = [text for text in system if text.strip()]
+    require(not PLACEHOLDER.search("".join(texts)), "system", "it cannot hold an image or a video")
+    return "\n".join(texts), turns
 
 
 def read_turn(turn, place):
-    if not isinstance(turn, dict):
-        raise InvalidRecord("E07", f"a turn must be an object, not {short_repr(turn)}", place)
     name = turn.get("from", turn.get("role"))
-    role = ROLES.get(name) if isinstance(name, str) else None
-    if role is None:
-        raise InvalidRecord("E21", f"the role {short_repr(name)} is not known", place,
-                            f"known are {', '.join(ROLES)}")
-    if turn.get("tool_calls") or turn.get("function_call"):
-        raise InvalidRecord("E21", "tool calls cannot be trained on", place)
+    require(name in ROLES, place, f"the role {short(name)} is not one of {', '.join(ROLES)}")
+    require(not turn.get("tool_calls") and not turn.get("function_call"), place,
+            "tool calls cannot be trained on")
     parts = read_parts(turn.get("value", turn.get("content")), place)
-    if role != "user" and any(isinstance(part, Placeholder) for part in parts):
-        message = f"a turn of the {role} cannot hold a placeholder of an image or a video"
-        raise InvalidRecord("E24", message, place)
-    return Turn(role, parts, turn.get("loss_weight"), place)
+    require(ROLES[name] == "user" or all(isinstance(part, str) for part in parts), place,
+            "only turns of the user can hold an image or a video")
+    return Turn(ROLES[name], parts, turn.get("loss_weight"))
 
 
 def read_parts(content, place):
     """The content of a turn, a text or typed parts -> texts and Placeholders."""
     if isinstance(content, str):
         content = [{"type": "text", "text": content}]
-    if not isinstance(content, list):
-        message = ("the content of a turn must be a text or a list of parts, "
-                   f"not {short_repr(content)}")
-        raise InvalidRecord("E23", message, place)
+    require(isinstance(content, list), place,
+            f"a turn is a text or a list of parts, not {short(content)}")
     parts = []
     for part in content:
-        if not isinstance(part, dict):
-            message = f"a part must be an object with a type, not {short_repr(part)}"
-            raise InvalidRecord("E23", message, place)
-        # Tables unify the fields of parts and fill those that a part does not have with null.
-        part = {key: value for key, value in part.items() if value is not None}
+        part = without_nulls(part)                   # tables give every part the fields of all
         kind = str(part.get("type")).removesuffix("_url")
+        require(kind in ("text", "image", "video"), place,
+                f"a part is a text, an image or a video, not {short(part)}")
+        require("index" not in part, place, "the 'index' of a part is not read: images stand in "
+                "the order of the row's images")
         if kind == "text":
-            parts += split_text(part.get("text", part.get("value")), place)
-        elif kind in ("image", "video"):
-            parts.append(Placeholder(kind, media_of_part(part, kind)))
-        elif kind in ("audio", "input_audio"):
-            parts.append(Placeholder("audio"))
+            pieces = PLACEHOLDER.split(part["text"])
+            parts += [Placeholder(piece[1:-1]) if k % 2 else piece
+                      for k, piece in enumerate(pieces) if piece]
         else:
-            message = f"the type of a part, {short_repr(part.get('type'))}, is not known"
-            raise InvalidRecord("E22", message, place, "known are text, image, image_url, video")
-    if Placeholder("audio") in parts:
-        raise InvalidRecord("E16", "audio is not an input of Molmo2", place)
+            parts.append(Placeholder(kind, named_media(part, kind)))
     return parts
 
 
-def split_text(text, place):
-    if not isinstance(text, str):
-        raise InvalidRecord("E23", "a part of type text has no text", place)
-    parts = []
-    for k, piece in enumerate(PLACEHOLDER.split(text)):
-        if k % 2:
-            parts.append(Placeholder(piece[1:-1]))
-        elif piece:
-            parts.append(piece)
-    return parts
+def without_nulls(value):
+    return {key: field for key, field in value.items() if field is not None}
 
 
-def media_of_part(part, kind):
-    """The path, object or number that a part of typed content names; None if it names nothing."""
-    names = [key for key in (kind, f"{kind}_url", "path", "url", "value") if key in part]
-    entry = part[names[0]] if names else part.get("index")
-    if kind == "image" and isinstance(entry, dict) and "url" in entry:
-        return entry.get("path", entry["url"])           # {"image_url": {"url": ..}}
-    if kind == "video" and entry is not None:
-        if not isinstance(entry, dict):
-            entry = {"frames" if isinstance(entry, list) else "path": entry}
-        beside = {"fps": "fps", "start": "video_start", "end": "video_end"}
-        return {name: part[key] for name, key in beside.items() if key in part} | entry
+def named_media(part, kind):
+    """The path or object that a part names; None: the next one of the row."""
+    names = [key for key in (kind, f"{kind}_url", "path", "url") if part.get(key)]
+    entry = part[names[0]] if names else None
+    if isinstance(entry, dict) and "url" in entry:
+        entry = entry["url"]
+    if entry and kind == "video":
+        clip = {"fps": "fps", "start": "video_start", "end": "video_end"}
+        return read_video(entry, {name: part.get(key) for name, key in clip.items()})
     return entry
+
+
+def read_boxes(question, text):
+    """A question and an answer made of <box> tags, in thousandths -> a box annotation."""
+    tags = re.findall(BOX_TAG, text)
+    labels = {label.strip() for label, _ in tags if label.strip()}
+    numbers = [[int(n) / 1000 for n in re.findall(r"\d+", inside)] for _, inside in tags]
+    require(not re.sub(BOX_TAG, "", text).strip() and len(labels) < 2 and isinstance(question, str)
+            and all(n and len(n) % 4 == 0 for n in numbers), "an answer with <box>",
+            "it must hold the boxes of one <ref> and nothing else, as x1, y1, x2, y2 in "
+            "thousandths of the image's sides")
+    boxes = [{"box": n[k : k + 4]} for n in numbers for k in range(0, len(n), 4)]
+    label = {"label": labels.pop()} if labels else {}
+    return {"type": "box", "question": question, **label, "coords": "unit", "form": "xyxy",
+            "boxes": boxes}
+
+
+# --------------------------------------------------------------------------------------------------
+# images and videos
+
+
+def collect_media(row, placeholders):
+    """-> the field image, images or video of a native record; and what the placeholders stand for
+    one after the other: [{"image": 0}, ..] or [{"video": 0}]."""
+    named = [part for part in placeholders if part.entry]
+    images = listed(row, "image") + [part.entry for part in named if part.kind == "image"]
+    videos = listed(row, "video") + [part.entry for part in named if part.kind == "video"]
+    require(len(videos) < 2 and not (images and videos), "the row", "it must have images or one "
+            f"video, not {len(images)} images and {len(videos)} videos")
+    references = [{"video": 0}] if videos else [{"image": k} for k in range(len(images))]
+    require(len(placeholders) in (0, len(references)), "the row",
+            f"it has {len(placeholders)} placeholders for {len(references)} images or videos")
+    require(len(named) in (0, len(placeholders)), "the row",
+            "some of its images are named in the text, and others are not")
+    if videos:
+        return {"video": read_video(videos[0], row)}, references
+    if len(images) == 1:
+        return {"image": images[0]}, references
+    return {"images": images} if images else {}, references
+
+
+def listed(row, kind):
+    """The images or videos of a row: a path, an object or a list of them, in the singular or the
+    plural."""
+    values = [row[key] for key in (kind, f"{kind}s") if key in row]
+    entries = [entry for value in values
+               for entry in (value if isinstance(value, list) else [value])]
+    return [without_nulls(entry) if isinstance(entry, dict) else entry for entry in entries]
+
+
+def read_video(video, fields):
+    """A path, an object or a list of frames -> the same with the clip that the fields name."""
+    if isinstance(video, list):
+        video = {"frames": video, "fps": fields.get("fps")}
+    clip = {key: fields[key] for key in ("start", "end") if fields.get(key) is not None}
+    if not clip:
+        return video
+    return {**(video if isinstance(video, dict) else {"path": video}), **clip}
+
+
+def place_media(prompts, references):
+    """The user's turns as questions of a native record, texts or lists of texts and references."""
+    following = iter(references)
+    questions = []
+    for k, parts in enumerate(prompts):
+        parts = [part if isinstance(part, str) else next(following) for part in parts]
+        if k == 0:
+            parts = without_leading_media(parts, references)
+        is_text = all(isinstance(part, str) for part in parts)
+        questions.append("".join(parts) if is_text else parts)
+    if references and isinstance(questions[0], str) and not questions[0].strip():
+        questions[0] = references                    # a prompt of nothing but images
+    return questions
+
+
+def without_leading_media(parts, references):
+    """The first turn without placeholders that only say that the images come first.
+
+        <image> <image> Which is alive?      Which is alive?
+        What is it? <image>                  What is it?
+        Is <image> a cat?                    Is a cat?
+    """
+    places = [k for k, part in enumerate(parts) if not isinstance(part, str)]
+    if not places or len(places) < len(references):
+        return parts
+    before = "".join(part for part in parts[: places[-1]] if isinstance(part, str))
+    after = "".join(parts[places[-1] + 1 :])
+    if not before.strip():
+        return [after.lstrip()]
+    if len(places) == 1:
+        left, right = before.rstrip(), after.lstrip()
+        blanks = before[len(left) :] + after[: len(after) - len(right)]
+        gap = "" if not right else "\n" if "\n" in blanks else " "
+        return [left + gap + right]
+    return parts

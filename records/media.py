@@ -1,88 +1,87 @@
-"""The media of a record: which files it names, and their sizes and frames, whatever the format.
+"""The images and videos of a record: files, or videos as lists of images.
 
-in    a record, and the folder where its paths start
-out   paths; (width, height, seconds) of a video from a cache; frames at given seconds
-
-A video is a file (records/video.py) or a list of images with a frame rate (FrameFolder).
+in    paths
+out   sizes from headers alone; pixels (H,W,3) uint8 as displayed (docs/molmo2.md 2.1)
 """
 
 import json
-import os
-from contextlib import closing, suppress
+import warnings
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
+from PIL import Image
 
+import vision
 from records.errors import Unreadable
-from records.image import absurd_size, file_exists, header, read_image
-from records.video import (
-    MAX_FRAME_PIXELS,
-    MAX_FRAMES,
-    MAX_SECONDS,
-    decode,
-    displayed_frames,
-    probe,
-)
+from records.video import decode, displayed_frames, probe
 
-PROBE_VERSION = 1                    # of the rules of `probe`: notes made under others do not count
+EXIF_ORIENTATION = 0x0112            # values of 5 and above exchange width and height
+MAX_FRAMES = 2048                    # of one call: ffmpeg takes their times in one word of 128 KiB
 
 
-# --------------------------------------------------------------------------------------------------
-# what a record names
-
-
-def media_entries(record):
-    """Its images, or its video, as the record names them: a list of paths or objects."""
-    if "images" in record:
-        return record["images"]
-    return [record[key] for key in ("image", "video") if key in record]
-
-
-def declared_size(entry):
-    """(width, height) that an image or video of a record declares, or None."""
-    if isinstance(entry, dict) and "width" in entry:
-        return entry["width"], entry["height"]
-    return None
-
-
-def media_paths(record, folder):
-    """Paths of its images, its video, or the frames of its video.
-
-    Unreadable if one lies outside the folder. Links are followed: what they lead to must lie in
-    the folder, too.
-    """
+def names_of(record):
+    """The paths of its images, its video, or the frames of its video, as the record names them."""
+    entries = record.get("images") or [record[key] for key in ("image", "video") if key in record]
     names = []
-    for entry in media_entries(record):
+    for entry in entries:
         if isinstance(entry, str):
             names.append(entry)
         else:
             names += entry.get("frames") or [entry["path"]]
-    root = os.path.realpath(folder)
-    paths = [Path(folder) / name for name in names]
-    for path in paths:
-        if not Path(os.path.realpath(path)).is_relative_to(root):
-            raise Unreadable(f"S20 {path} leaves the media folder")
-    return paths
+    return names
+
+
+# --------------------------------------------------------------------------------------------------
+# images
+
+
+@contextmanager
+def open_image(path):
+    """The Pillow image of a file, not yet decoded; Unreadable, also for errors inside the block."""
+    try:
+        with warnings.catch_warnings():
+            # Pillow warns of more than 89 million pixels: such an image costs its record.
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            image = Image.open(path)
+        with image:
+            yield image
+    except FileNotFoundError:
+        raise Unreadable("missing file", str(path)) from None
+    except Exception as error:       # damaged files make Pillow raise KeyError, struct.error, ..
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise Unreadable("damaged image", f"{path}: {reason}") from None
+
+
+def image_size(path):
+    """(width, height) of an image as displayed, without decoding it; Unreadable."""
+    with open_image(path) as image:
+        # Pillow turns the sides of a TIFF itself. To look for EXIF data behind the pixels, it would
+        # decode a whole PNG: only what stands in front of them counts here.
+        in_front = {"exif", "Raw profile type exif", "XML:com.adobe.xmp"} & set(image.info)
+        if image.format == "TIFF" or (image.format == "PNG" and not in_front):
+            return image.size
+        turned = image.getexif().get(EXIF_ORIENTATION, 1) >= 5
+        return image.size[::-1] if turned else image.size
+
+
+def read_image(path):
+    """The pixels of an image as displayed, (H,W,3) uint8; Unreadable."""
+    with open_image(path) as image:
+        return vision.to_array(image)
 
 
 # --------------------------------------------------------------------------------------------------
 # videos
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class FrameFolder:
     """A video that is given as images: frame k appears at k / fps and stays 1 / fps seconds."""
     paths: list
     fps: float
-    width: int                       # of the first frame
-    height: int
-
-    @property
-    def path(self):                  # for messages
-        return self.paths[0].parent
 
     @property
     def duration(self):
@@ -93,15 +92,6 @@ class FrameFolder:
         return np.arange(len(self.paths)) / self.fps
 
 
-def open_frames(paths, fps):
-    """Paths of images -> FrameFolder, by the header of the first; Unreadable S24 if one is gone."""
-    paths = [Path(path) for path in paths]
-    for path in paths:
-        if not file_exists(path):
-            raise Unreadable(f"S24 there is no frame {path}")
-    return FrameFolder(paths, fps, *header(paths[0]))
-
-
 def frames(video, times):
     """Yields the frame on display at each of the ascending seconds, (H,W,3) uint8; Unreadable.
 
@@ -110,8 +100,8 @@ def frames(video, times):
     times = np.asarray(times, dtype=np.float64)
     assert (np.diff(times) >= 0).all(), f"times must ascend: {times}"
     wanted, counts = np.unique(displayed_frames(video.times, times), return_counts=True)
-    assert len(wanted) <= MAX_FRAMES, f"{len(wanted)} frames of {video.path} in one call"
-    if not len(wanted):
+    assert len(wanted) <= MAX_FRAMES, f"{len(wanted)} frames in one call"
+    if not len(wanted):              # a rank may have none of a video's crops
         return
     if isinstance(video, FrameFolder):
         decoded = (read_image(video.paths[k]) for k in wanted)
@@ -122,67 +112,45 @@ def frames(video, times):
             yield from repeat(pixels, count)
 
 
-class VideoSize(NamedTuple):
-    """What planning needs to know of a video."""
-    width: int
-    height: int
-    seconds: float
-    frame_seconds: float             # how long a frame is displayed, on average
-
-
 class Probes:
-    """Cache of what `probe` found, in a file: planning asks for sizes again and again, and `probe`
-    reads every packet.
-
-    The file has a line per video, with its size in bytes and time of change, so that a changed file
-    is probed anew. Several processes may append to it. Where it cannot be written, memory serves.
-    """
+    """What `probe` found of videos, kept in a file to which every process appends: planning asks
+    for sizes in every epoch, and a probe reads a whole video."""
 
     def __init__(self, path):
-        self.path = Path(path)
-        self.known = None            # {(path, bytes, time of change): VideoSize, or a reason, str}
+        self.path = path
+        self.known = None            # {path, bytes and time of change: what was found, Unreadable}
 
     def __call__(self, video):
-        """Path -> VideoSize; Unreadable as `probe`."""
+        """Path -> (width, height, seconds, half a frame in seconds); Unreadable."""
         if self.known is None:
             self.known = self._read()
         try:
             status = Path(video).stat()
         except OSError:
-            raise Unreadable(f"S20 there is no file {video}") from None
-        key = (str(video), status.st_size, status.st_mtime_ns)
+            raise Unreadable("missing file", str(video)) from None
+        key = f"{video} {status.st_size} {status.st_mtime_ns}"
         if key not in self.known:
-            try:
-                self.known[key] = self._probe(video, key)
-            except Unreadable as error:
-                # Kept in memory: a file at which ffmpeg hangs costs its deadline once a run.
-                self.known[key] = str(error)
-        if isinstance(self.known[key], str):
-            raise Unreadable(self.known[key])
+            self.known[key] = self._probe(video, key)
+        if isinstance(self.known[key], Unreadable):
+            raise self.known[key]
         return self.known[key]
 
     def _probe(self, video, key):
-        found = probe(video)
-        size = VideoSize(found.width, found.height, found.duration,
-                         found.duration / len(found.times))
+        try:
+            found = probe(video)
+        except Unreadable as error:  # kept in memory alone: a hang costs its deadline once a run
+            return error
+        half_frame = found.duration / len(found.times) / 2
+        size = (found.width, found.height, found.duration, half_frame)
         with suppress(OSError), open(self.path, "a", encoding="utf-8") as file:
-            file.write(json.dumps([[*key, PROBE_VERSION], size]) + "\n")
+            file.write(json.dumps([key, size]) + "\n")
         return size
 
     def _read(self):
         known = {}
-        lines = []
-        if file_exists(self.path):
-            with suppress(OSError):
-                lines = self.path.read_bytes().splitlines()
-        for line in lines:
-            # A line may be cut off by a kill, damaged or absurd: then the video is probed again.
-            with suppress(ValueError, TypeError, RecursionError, OverflowError):
-                (name, n_bytes, changed, version), values = json.loads(line)
-                width, height, seconds, frame_seconds = values
-                size = VideoSize(int(width), int(height), float(seconds), float(frame_seconds))
-                possible = (0 <= frame_seconds <= seconds <= MAX_SECONDS
-                            and not absurd_size(width, height, MAX_FRAME_PIXELS))
-                if version == PROBE_VERSION and possible:
-                    known[name, n_bytes, changed] = size
+        with suppress(OSError), open(self.path, encoding="utf-8", errors="replace") as file:
+            for line in file:
+                with suppress(ValueError, TypeError):        # a kill may cut a line off
+                    key, size = json.loads(line)
+                    known[key] = tuple(size)
         return known

@@ -1,179 +1,151 @@
 """A file of records (docs/records.md) as a sequence of native records, with their media.
 
 in    a .jsonl file, one record per line, or a .json file with one array of them; native records or
-      rows of other projects (records/dialects.py)
+      rows of other projects (dialects.py)
 out   records[i] -> a dict with id, where ("file:line") and source, the Records that it came from
 
-A file is checked when its index is made (records/index.py): then a mistake stops with a sentence,
-and some records are skipped. After that the index is trusted. `python -m tools.check FILE` prints
-all that is found.
+A record is read and checked when it is asked for, and one that is wrong raises Unreadable, which
+costs the record. A native file is checked when it is opened, before a run begins: then mistakes
+stop with DataError. `python -m tools.check FILE` checks every record of any file.
 """
 
 import hashlib
 import json
-import math
 import os
-from dataclasses import asdict
+import re
+from array import array
 from pathlib import Path
-from typing import NamedTuple
 
-from records import index, media
-from records.check import check, check_pixels
-from records.errors import DataError, Unreadable, short_repr, warn
-from records.index import Options
+import numpy as np
+
+from records import media
+from records.check import as_points, check, unlikely_units
+from records.dialects import CHAT_KEYS, convert
+from records.errors import DataError, Unreadable, warn
 from records.media import Probes
-from records.parse import parse_line
-from records.schema import KINDS
 
-__all__ = ["DataError", "Options", "Records", "Unreadable", "check", "check_pixels", "digest",
-           "parse_line"]
-
-
-def digest(path, first=b""):
-    """The sha256 of `first` and the bytes of a file, read in chunks: a video may have many GB."""
-    sha = hashlib.sha256(first)
-    with open(path, "rb") as file:
-        while data := file.read(1 << 20):
-            sha.update(data)
-    return sha
-
-
-class Found(NamedTuple):
-    """What was found in a file under one code."""
-    count: int
-    first: str                       # message
-
-
-class VideoInput(NamedTuple):
-    """The video of a record."""
-    video: object                    # a path, or a media.FrameFolder
-    start: float                     # of the clip, in seconds of the file
-    end: float                       # inf where no clip is named
+MAX_CHECKED_BYTES = 64 << 20         # a native file up to this size is checked when it is opened,
+N_CHECKED = 1000                     # and of a larger one so many records
+MAX_MISTAKES = 20                    # shown at once
+# Python's answer to a row that is nothing like a record, such as a number in the place of a list
+SHAPE_ERRORS = (AttributeError, KeyError, TypeError, RecursionError)
 
 
 class Records:
-    """A file of records and the folder of their media.
+    """A file of records and the folder where the paths of their media start.
 
-    A record to be skipped raises Unreadable with its code and the reason; iterating passes it over.
-    Options: see index.Options. Can be pickled: the file is opened again where it arrives.
+    media: if not given, the folder media/ beside the file, else the folder of the file. Options:
+    split_turns, see dialects.convert; style, of annotations that name none; weight, times that of
+    every record. Iterating leaves out, with a warning, the records that cannot be used. Can be
+    pickled: the file is opened again where it arrives, and must be the same one.
     """
 
-    def __init__(self, path, media=None, **options):
+    def __init__(self, path, media=None, split_turns=False, style=None, weight=1.0,
+                 stop_on_mistakes=True):
         self.path = Path(path)
         self.name = self.path.name
-        self.options = checked_options(path, options)
-        check_is_file(self.path)
+        self.options = {"split_turns": split_turns, "style": style, "weight": weight}
         self.media = media_folder(self.path, media)
-        self.probes = Probes(self.path.with_name(f".{self.name}.probes.jsonl"))
-        self.stamp = index.stamp(self.path, self.options)
-        self._file = None
-        self._fingerprint = None
-        self._open_index()
-        for found in self.found.values():
-            times = f" ({found.count} times in this file)" if found.count > 1 else ""
-            warn(f"{found.first}{times}")
+        self.probes = Probes(self.path.with_name(f".{self.name}.videos.jsonl"))
+        try:
+            find_records = {".jsonl": find_lines, ".json": find_elements}[self.path.suffix]
+            self._file = open(self.path, "rb")
+            self.stamp = stamp_of(self._file)
+            # (n+1,) int64: where each record begins, and where the last one ends; lines from 1
+            self.offsets, self.lines, digest = find_records(self.path)
+        except KeyError:
+            raise DataError(f"{path}: the name of a file of records ends in .jsonl (one per line) "
+                            "or .json (one array)") from None
+        except OSError as error:
+            raise DataError(f"{path}: the file cannot be read: {error.strerror}") from None
+        if not len(self):
+            raise DataError(f"{path}: the file holds no record")
+        digest.update(json.dumps(self.options).encode())
+        self.fingerprint = digest.hexdigest()        # what plans and resumed runs depend on
+        if stop_on_mistakes:
+            self.check_native()
 
-    def _open_index(self):
-        """Loads the index, or makes it, and keeps it beside a file that takes long to check."""
-        self._index = index.load(self.path, self.stamp)
-        self._index_saved = self._index is not None
-        if self._index is None:
-            self._index = index.build(self.path, self.options)
-            if self.path.stat().st_size >= index.MIN_INDEXED_BYTES:
-                self._index.fingerprints = {self._rules: self.fingerprint}
-                self._index_saved = index.save(self._index, self.path, self.stamp)
+    def check_native(self):
+        """DataError with the first mistakes of a native file; other rows are checked one by one.
+
+        Warns once if points seem to have another unit than they say.
+        """
+        n = len(self) if self.offsets[-1] <= MAX_CHECKED_BYTES else min(len(self), N_CHECKED)
+        mistakes, unlikely = [], []
+        for i in range(0 if is_chat(self.text(0)) else n):
+            try:
+                unlikely += [f"{self.where(i)}: {what}" for what in unlikely_units(self[i])]
+            except Unreadable as error:
+                mistakes.append(f"{self.where(i)}: {error}")
+            if len(mistakes) == MAX_MISTAKES:
+                break
+        if mistakes:
+            raise DataError("\n".join(mistakes))
+        for sentence in unlikely[:1]:
+            warn(sentence)
 
     def __getstate__(self):
-        """An index that is on disk is not sent to another process."""
-        return self.__dict__ | {"_file": None} | ({"_index": None} if self._index_saved else {})
-
-    def __setstate__(self, state):
-        self.__dict__ = state
-        if self._index is None:
-            self._open_index()
-
-    @property
-    def found(self):
-        """{code: Found} of all that was found without stopping."""
-        return {code: Found(count, f"{self.path}{first}")
-                for code, (count, first) in sorted(self._index.found.items())}
-
-    @property
-    def fingerprint(self):
-        """Hex sha256 of the file's bytes and the options: what plans and resumed runs depend on.
-        Kept in the index, so that not every process reads the whole file."""
-        if self._fingerprint is None:
-            self._fingerprint = self._index.fingerprints.get(self._rules)
-        if self._fingerprint is None:
-            self._fingerprint = digest(self.path, self._rules.encode()).hexdigest()
-        return self._fingerprint
-
-    @property
-    def _rules(self):
-        return json.dumps([index.VERSION, asdict(self.options)])
-
-    # ----------------------------------------------------------------------------------------------
-    # records
+        return self.__dict__ | {"_file": None}
 
     def __len__(self):
-        return len(self._index)
+        return len(self.offsets) - 1
 
     def __iter__(self):
         for i in range(len(self)):
-            if not self._index.skip[self._index.rows(i)[0]]:
+            try:
                 yield self[i]
+            except Unreadable as error:
+                warn(f"{self.where(i)}: {error}; left out")
 
     def where(self, i):
         """The place of record i, "file:line"."""
-        return self._where(self._index.rows(i)[0])
+        return f"{self.path}:{self.lines[i]}"
 
-    def _where(self, row):
-        return f"{self.path}:{self._index.line[row]}"
+    def text(self, i):
+        """The bytes of record i; DataError if the file is another one than when it was opened."""
+        if self._file is None:
+            self._file = open(self.path, "rb")
+        if stamp_of(self._file) != self.stamp:
+            raise DataError(f"{self.path}: the file has changed since it was opened")
+        i = range(len(self))[i]                      # negative numbers count from the end
+        self._file.seek(self.offsets[i])
+        text = self._file.read(int(self.offsets[i + 1] - self.offsets[i]))
+        if self.path.suffix == ".json":
+            return text.rstrip(b" \t\r\n,]")         # what follows an element of an array
+        return text
 
     def __getitem__(self, i):
-        first, *others = [self._read(row) for row in self._index.rows(i)]
-        if others:
-            merge(first, others)
-        return first
-
-    def _read(self, row):
-        if self._file is None:
-            if index.stamp(self.path, self.options) != self.stamp:
-                raise DataError(f"{self.path}: the file has changed since it was opened")
-            self._file = open(self.path, "rb", buffering=0)
-        self._file.seek(int(self._index.offset[row]))
-        data = self._file.read(int(self._index.length[row]))
-        status = os.fstat(self._file.fileno())
-        if json.loads(self.stamp)[1:3] != [status.st_size, status.st_mtime_ns]:
-            raise DataError(f"{self.path}: the file has changed since it was opened")
-        where = self._where(row)
-        if self._index.skip[row]:
-            raise Unreadable(index.skip_reason(data, where, self.options))
+        text = self.text(i)
         try:
-            record = index.read_trusted(data, self.options)
-        except ValueError:
-            raise DataError(f"{where}: the index does not fit the file; delete "
-                            f"{index.index_path(self.path)}") from None
-        record.setdefault("id", f"{self.name}:{self._index.line[row]}")
-        return {**record, "where": where, "source": self}
+            record = parse(text)
+            if is_chat(text):
+                record = convert(record, self.options["split_turns"])
+            check(record)
+        except ValueError as error:
+            raise Unreadable("wrong record", str(error)) from None
+        except SHAPE_ERRORS as error:
+            raise Unreadable("wrong record", f"this is not the form of a record: {error}") from None
+        line = self.lines[i]
+        annotations = [as_points(annotation) for annotation in record["annotations"]]
+        if self.options["style"]:
+            annotations = [{"style": self.options["style"], **a} for a in annotations]
+        if self.options["weight"] != 1:
+            record["weight"] = record.get("weight", 1) * self.options["weight"]
+        return {"id": f"{self.name}:{line}", **record, "annotations": annotations,
+                "where": f"{self.path}:{line}", "source": self}
 
     # ----------------------------------------------------------------------------------------------
     # their media
 
     def paths_of(self, record):
-        """The paths of its images, its video, or the frames of its video; Unreadable."""
-        return media.media_paths(record, self.media)
+        """The paths of its images, its video, or the frames of its video."""
+        return [self.media / name for name in media.names_of(record)]
 
     def image_sizes(self, record):
-        """[(width, height), ..] of its images as displayed, from headers.
-
-        Unreadable if a file is bad, or a point in pixels lies outside.
-        """
+        """[(width, height), ..] of its images as displayed, from headers; Unreadable."""
         if "video" in record:
             return []
-        sizes = [media.header(path) for path in self.paths_of(record)]
-        check_pixels(record, sizes)
-        return sizes
+        return [media.image_size(path) for path in self.paths_of(record)]
 
     def images(self, record, only=None):
         """[(H,W,3) uint8, ..] of its images as displayed; Unreadable if one is damaged.
@@ -187,56 +159,34 @@ class Records:
 
     def video_size(self, record):
         """(width, height, seconds, half a frame in seconds) of its video as shown; Unreadable."""
-        video = self.video_of(record).video
+        video = self.video(record)
         if isinstance(video, media.FrameFolder):
-            size = media.VideoSize(video.width, video.height, video.duration, 1 / video.fps)
-        else:
-            size = self.probes(video)
-        check_pixels(record, [(size.width, size.height)])
-        return size.width, size.height, size.seconds, size.frame_seconds / 2
+            return *media.image_size(video.paths[0]), video.duration, 0.5 / video.fps
+        return self.probes(video)
 
     def frames(self, record, times):
         """Yields the frames (H,W,3) uint8 of its video on display at `times`; Unreadable.
 
         times: ascending seconds of the clip.
         """
-        video, start, _ = self.video_of(record)
+        entry = record["video"]
+        start = entry.get("start", 0) if isinstance(entry, dict) else 0
+        video = self.video(record)
         if not isinstance(video, media.FrameFolder):
             video = media.probe(video)
         return media.frames(video, [start + t for t in times])
 
-    def video_of(self, record):
-        """Its VideoInput; Unreadable if a frame of a list of frames is missing."""
-        entry = record["video"]
+    def video(self, record):
+        """The path of its video, or a media.FrameFolder."""
         paths = self.paths_of(record)
-        if isinstance(entry, str):
-            return VideoInput(paths[0], 0.0, math.inf)
-        video = media.open_frames(paths, entry["fps"]) if "frames" in entry else paths[0]
-        return VideoInput(video, entry.get("start", 0.0), entry.get("end", math.inf))
-
-
-def checked_options(path, options):
-    options = Options(**options)
-    for name, kind in (("style", "style"), ("weight", "positive")):
-        value = getattr(options, name)
-        description, accepts = KINDS[kind]
-        if value is not None and not accepts(value):
-            message = f"the option {name} must be {description}, not {short_repr(value)}"
-            raise DataError(f"{path}: {message}")
-    return options
-
-
-def check_is_file(path):
-    if not path.exists():
-        raise DataError(f"{path}: there is no such file")
-    if path.is_dir():
-        raise DataError(f"{path}: this is a folder; name the .jsonl file in it")
-    if not path.is_file():           # to open a pipe would wait for ever
-        raise DataError(f"{path}: this is not a plain file")
+        entry = record["video"]
+        if isinstance(entry, dict) and "frames" in entry:
+            return media.FrameFolder(paths, entry["fps"])
+        return paths[0]
 
 
 def media_folder(path, given):
-    """The folder where the paths in a file of records start: given, else beside the file."""
+    """The folder where the paths in a file of records start."""
     if given is None:
         beside = path.parent / "media"
         return beside if beside.is_dir() else path.parent
@@ -245,16 +195,83 @@ def media_folder(path, given):
     return Path(given)
 
 
-def merge(first, others):
-    """Adds the annotations of records of the same media to the first record, with their weights."""
-    key = index.visual_key(first)
-    assert all(index.visual_key(other) == key for other in others), "two media have the same hash"
-    annotations = []
-    for record in (first, *others):
-        for annotation in record["annotations"]:
-            if "weight" in record:
-                weight = annotation.get("weight", 1) * record["weight"]
-                annotation = annotation | {"weight": weight}
-            annotations.append(annotation)
-    first["annotations"] = annotations
-    first.pop("weight", None)
+def stamp_of(file):
+    """By which a file is known to be the same: its size and the time of its last change."""
+    status = os.fstat(file.fileno())
+    return status.st_size, status.st_mtime_ns
+
+
+# --------------------------------------------------------------------------------------------------
+# where the records of a file are, and their JSON
+
+
+def find_lines(path):
+    """A .jsonl file -> offsets, lines and sha256 of Records."""
+    offsets, lines, digest, offset = array("q"), array("q"), hashlib.sha256(), 0
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            digest.update(line)
+            if line.strip():
+                offsets.append(offset)
+                lines.append(number)
+            offset += len(line)
+    offsets.append(offset)
+    if lines and lines[-1] == len(lines):            # no line is blank: nothing to keep
+        lines = range(1, len(lines) + 1)
+    return np.array(offsets), lines, digest
+
+
+def find_elements(path):
+    """The same of a .json file with one array; DataError if it is none.
+
+    The text is read as Latin-1: a character is a byte, and what is not ASCII stands inside of
+    strings, so that a JSON parser finds where an element ends.
+    """
+    content = path.read_bytes()
+    text = content.decode("latin-1")
+    start = re.compile("(\xef\xbb\xbf)?\\s*\\[").match(text)
+    if not start:
+        raise DataError(f"{path}:1: the file is not an array of records; one record per line is a "
+                        ".jsonl file, and COCO annotations are converted by "
+                        "python -m tools.prepare coco")
+    parser, gap = json.JSONDecoder(), re.compile(r"[\s,]*")
+    offsets, lines, at, line = [], [], start.end(), 1
+    line += text.count("\n", 0, at)
+    while True:
+        begin = gap.match(text, at).end()
+        line += text.count("\n", at, begin)
+        if text[begin : begin + 1] == "]":
+            break
+        try:
+            end = parser.raw_decode(text, begin)[1]
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path}:{line}: the record that begins here is not JSON, or the "
+                            f"array does not end: {error}") from None
+        offsets.append(begin)
+        lines.append(line)
+        line += text.count("\n", begin, end)
+        at = end
+    return np.array([*offsets, begin]), lines, hashlib.sha256(content)
+
+
+def parse(text):
+    """The bytes of a JSON value -> the value; ValueError, also for what Python's json lets pass:
+    NaN and half of a surrogate pair."""
+    def refuse_constant(name):
+        raise ValueError(f"{name} is not a number")
+
+    try:
+        value = json.loads(text, parse_constant=refuse_constant)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error.msg} at column {error.colno}; a record stands on one "
+                         "line, alone") from None
+    if b"\\ud" in text.lower():
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
+
+
+def is_chat(text):
+    """Is this the text of a row of another project?"""
+    if b'"annotations"' in text:
+        return False
+    return any(f'"{key}"'.encode() in text for key in CHAT_KEYS)

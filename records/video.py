@@ -12,39 +12,28 @@ display and has ffmpeg select exactly that one:
     sorted: frames appear    0  10  30  40  60  90       here in 1/100 s
     asked for               .15  .30  .45  9.0  seconds
     on display               10   30   40   90
-
-A file that cannot be used raises Unreadable: S20 is missing, S22 has an absurd size, S23 fails.
 """
 
 import re
 import subprocess
-import sys
 import tempfile
-import threading
-import time
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
-from typing import NamedTuple
+from threading import Timer
 
 import imageio_ffmpeg
 import numpy as np
 
 from records.errors import Unreadable
-from records.image import absurd_size, file_exists
 
 # Demuxers that read one file and nothing else. hls, dash, concat and image2 follow references.
 CONTAINERS = "mov,matroska,avi,mpegts,mpeg,flv,asf,ogg,gif"
-MAX_FRAME_PIXELS = 40_000_000        # 8K has 33 million
-MAX_PACKETS = 1_000_000              # nine hours at 30 frames a second
-MAX_SECONDS = 1_000_000              # eleven days
-MAX_FRAMES = 2048                    # of one call: named in a command line of at most 128 KiB
-MAX_MEMORY_BYTES = 4 << 30           # address space of ffmpeg; 8K H.264 takes 1.4 GiB
-MAX_LOG_BYTES = 16 << 20             # of ffmpeg's messages
-SEEK_MARGIN_S = 10                   # decoded ahead of a clip: with intra refresh no frame is whole
-DEADLINE_S = 300                     # for ffmpeg; the caller's work between frames does not count
+SEEK_MARGIN_S = 10                   # decoded before a clip: with intra refresh no frame is whole
+DEADLINE_S = 300                     # for ffmpeg, which may hang at a damaged file
 HIDDEN = 4                           # packet flag: an edit list hides the frame
+# stream, dts, pts, duration, size, checksum, and F=flags unless it is a plain key frame (1)
+PACKET = re.compile(r"^0,[^,]+, *(-?\d+), *(\d+),[^,]+,[^,\n]+(?:, *F=0x(\w+))?", re.M)
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,80 +49,24 @@ class Video:
     seekable: bool = field(repr=False)   # decoding may start at any key frame
 
 
-# --------------------------------------------------------------------------------------------------
-# ffmpeg
-
-
-@contextmanager
-def run_ffmpeg(path, input_options, output_options, log_level):
-    """Runs ffmpeg on a file's first video stream: (process, its log).
-
-    The process is killed when the block ends, however that happens.
-    """
+def ffmpeg_command(path, input_options, output_options, log_level):
+    """Reads a file's first video stream, writes to the standard output."""
     command = [imageio_ffmpeg.get_ffmpeg_exe(), "-nostdin", "-hide_banner", "-nostats", "-xerror"]
     command += ["-loglevel", f"level+{log_level}"]
     command += ["-protocol_whitelist", "file", "-format_whitelist", CONTAINERS]
     # copyts keeps timestamps as the file has them. 0:V is a video stream that is no cover image.
     command += ["-copyts", *input_options, "-i", f"file:{path.absolute()}"]
-    command += ["-map", "0:V:0", *output_options, "pipe:1"]
-    with tempfile.TemporaryFile() as log:
-        # A session of its own: a signal to the whole process group is the trainer's to answer.
-        # If it ended ffmpeg, a sound video would seem to be damaged.
-        process = subprocess.Popen(with_limits(command), stdin=subprocess.DEVNULL,
-                                   stdout=subprocess.PIPE, stderr=log, start_new_session=True)
-        with process:
-            try:
-                yield process, log
-            finally:
-                process.kill()
+    return [*command, "-map", "0:V:0", *output_options, "pipe:1"]
 
 
-def with_limits(command):
-    """The command under limits of memory and log size, on Linux only.
-
-    A shell sets them before it becomes ffmpeg: from outside they could come too late, and Python
-    between fork and exec is unsafe beside threads.
-    """
-    if sys.platform != "linux":
-        return command
-    kilobytes, blocks = MAX_MEMORY_BYTES >> 10, MAX_LOG_BYTES >> 9
-    limits = f'ulimit -S -v {kilobytes}; ulimit -S -f {blocks}; exec "$@"'
-    return ["/bin/sh", "-c", limits, "sh", *command]
-
-
-@contextmanager
-def kill_after(seconds, process, path):
-    """Kills the process if the block takes longer; then raises Unreadable at its end."""
-    timer = threading.Timer(seconds, process.kill)
-    timer.start()
-    try:
-        yield
-        too_late = not timer.is_alive()
-    finally:
-        timer.cancel()
-    if too_late:
-        raise Unreadable(f"S23 ffmpeg takes too long for {path}")
-
-
-def read_log(log):
-    log.seek(0)
-    return log.read().decode(errors="replace")
-
-
-def ffmpeg_error(path, failure, log):
+def damaged(path, failure, log=""):
     """Unreadable with the first error in ffmpeg's log: the others follow from it."""
-    cause = re.search(r"\[(?:error|fatal)\] (.+)", read_log(log))
-    return Unreadable(f"S23 {path} {failure}" + (f" (ffmpeg: {cause[1]})" if cause else ""))
+    cause = re.search(r"\[(?:error|fatal)\] (.+)", log)
+    return Unreadable("damaged video", f"{path} {failure}" + (f" ({cause[1]})" if cause else ""))
 
 
 # --------------------------------------------------------------------------------------------------
 # timestamps
-
-
-class Packet(NamedTuple):
-    pts: int                         # presentation timestamp
-    length: int
-    flags: int
 
 
 def probe(path):
@@ -143,54 +76,43 @@ def probe(path):
     count, and a last frame whose length the file leaves open has none.
     """
     path = Path(path)
-    if not file_exists(path):
-        raise Unreadable(f"S20 there is no file {path}")
+    if not path.is_file():
+        raise Unreadable("missing file", str(path))
     listing, log = list_packets(path)
-    packets = parse_packets(listing)
-    if len(packets) > MAX_PACKETS:
-        raise Unreadable(f"S22 {path} has more than {MAX_PACKETS} frames")
+    packets = [(int(pts), int(length), int(flags or "1", 16))
+               for pts, length, flags in PACKET.findall(listing)]
     # Frames before the first key frame are never displayed: they need what was cut off.
-    displayed = [p for p in packets if not p.flags & HIDDEN and p.pts >= packets[0].pts]
+    displayed = [(pts, length) for pts, length, flags in packets
+                 if not flags & HIDDEN and pts >= packets[0][0]]
     if not displayed:
-        raise Unreadable(f"S23 {path} has no frames")
-    width, height = displayed_size(listing, log)
-    if absurd_size(width, height, MAX_FRAME_PIXELS):
-        raise Unreadable(f"S22 {path} is {width} x {height} pixels")
-
+        raise damaged(path, "has no frames")
     time_base = Fraction(re.search(r"#tb 0: (\S+)", listing)[1])
-    end = max(p.pts + p.length for p in displayed)
-    duration = float((end - min(p.pts for p in displayed)) * time_base)
-    if duration > MAX_SECONDS:       # checked before the 64 bits of NumPy overflow
-        raise Unreadable(f"S22 {path} claims to last {duration:.0f} s")
-    pts = np.unique([p.pts for p in displayed])
+    pts = np.unique([pts for pts, _ in displayed])
     times = (pts - pts[0]) * time_base.numerator / time_base.denominator
+    end = max(pts + length for pts, length in displayed)
+    duration = float((end - int(pts[0])) * time_base)
     # MPEG streams are searched instead of indexed: decoding would start anywhere.
     seekable = "Input #0, mov" in log or "Input #0, matroska" in log
-    return Video(path, width, height, times, duration, pts, time_base, seekable)
+    return Video(path, *displayed_size(listing, log), times, duration, pts, time_base, seekable)
 
 
 def list_packets(path):
     """What ffmpeg prints of all packets in its framecrc format, and its log."""
     # genpts makes the timestamps that AVI and MPEG-PS leave out. setts replaces the decoding
     # timestamps: they do not matter here, and ffmpeg refuses packets that are out of order by them.
-    options = ["-c", "copy", "-bsf:v", "setts=pts=PTS:dts=N-1e12"]
-    options += ["-frames:v", str(MAX_PACKETS + 1), "-f", "framecrc"]
-    with run_ffmpeg(path, ["-fflags", "+genpts"], options, "info") as (process, log_file):
-        with kill_after(DEADLINE_S, process, path):
-            listing = process.stdout.read().decode()
-            process.wait()
-        log = read_log(log_file)
-        # ffmpeg exits with 0 for a Matroska file that is cut off.
-        if process.returncode or "File ended prematurely" in log:
-            raise ffmpeg_error(path, "cannot be read as a video", log_file)
-    return listing, log
-
-
-def parse_packets(listing):
-    # stream, dts, pts, duration, size, checksum, and F=flags unless it is a plain key frame (1)
-    line = re.compile(r"^0,[^,]+, *(-?\d+), *(\d+),[^,]+,[^,\n]+(?:, *F=0x(\w+))?", re.M)
-    return [Packet(int(pts), int(length), int(flags or "1", 16))
-            for pts, length, flags in line.findall(listing)]
+    output = ["-c", "copy", "-bsf:v", "setts=pts=PTS:dts=N-1e12", "-f", "framecrc"]
+    command = ffmpeg_command(path, ["-fflags", "+genpts"], output, "info")
+    try:
+        # In a session of its own: Ctrl-C must not reach ffmpeg, or a good video looks damaged.
+        done = subprocess.run(command, capture_output=True, timeout=DEADLINE_S,
+                              start_new_session=True)
+    except subprocess.TimeoutExpired:
+        raise damaged(path, f"keeps ffmpeg busy for more than {DEADLINE_S} s") from None
+    log = done.stderr.decode(errors="replace")
+    # ffmpeg exits with 0 for a Matroska file that is cut off.
+    if done.returncode or "File ended prematurely" in log:
+        raise damaged(path, "cannot be read as a video", log)
+    return done.stdout.decode(), log
 
 
 def displayed_size(listing, log):
@@ -237,26 +159,31 @@ def decode(video, wanted):
     # since ffmpeg's scaling differs from docs/molmo2.md 2.1.
     wanted_pts = nth_expression(video.pts[wanted].tolist())
     select = f"settb={video.time_base},select='eq(pts,{wanted_pts})',format=rgb24"
-    input_options = ["-threads", "1", "-max_pixels", str(MAX_FRAME_PIXELS)]
+    input_options = ["-threads", "1"]
     start = float(video.pts[wanted[0]] * video.time_base) - SEEK_MARGIN_S
     if video.seekable and start > 0:
         input_options += ["-noaccurate_seek", "-seek_timestamp", "1", "-ss", f"{start:.6f}"]
     # noautoscale: scaling would hide that a video changes its size midway.
     output_options = ["-vf", select, "-noautoscale", "-fps_mode", "passthrough"]
     output_options += ["-c:v", "ppm", "-f", "image2pipe"]
+    command = ffmpeg_command(video.path, input_options, output_options, "error")
 
     ppm_header = f"P6\n{video.width} {video.height}\n255\n".encode()
-    seconds_left = DEADLINE_S
-    with run_ffmpeg(video.path, input_options, output_options, "error") as (process, log):
-        for k in wanted:
-            pixels = np.empty((video.height, video.width, 3), np.uint8)
-            began = time.monotonic()
-            with kill_after(seconds_left, process, video.path):
+    with tempfile.TemporaryFile() as log, subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=log, start_new_session=True) as process:
+        deadline = Timer(DEADLINE_S, process.kill)
+        deadline.start()
+        try:
+            for k in wanted:
+                pixels = np.empty((video.height, video.width, 3), np.uint8)
                 complete = (process.stdout.read(len(ppm_header)) == ppm_header
                             and process.stdout.readinto(pixels) == pixels.nbytes)
-            seconds_left -= time.monotonic() - began
-            if not complete:
-                size = f"{video.width} x {video.height}"
-                failure = f"gives no frame of {size} pixels at {video.times[k]:.3f} s"
-                raise ffmpeg_error(video.path, failure, log)
-            yield pixels
+                if not complete:
+                    log.seek(0)
+                    failure = (f"gives no frame of {video.width} x {video.height} pixels at "
+                               f"{video.times[k]:.3f} s")
+                    raise damaged(video.path, failure, log.read().decode(errors="replace"))
+                yield pixels
+        finally:
+            deadline.cancel()
+            process.kill()

@@ -11,8 +11,10 @@ import numpy as np
 
 import vision
 from records import media
+from records.check import check_range
 from records.errors import Unreadable
-from text.visual import shift_subtitles
+from text.points import scales
+from text.visual_tokens import shift_subtitles
 
 
 @dataclass
@@ -31,15 +33,14 @@ class VideoClip:
 
 
 def clip_times(duration, config, start=0.0, end=math.inf):
-    """Seconds at which the clip start..end is looked at, and its end in seconds of the file.
+    """-> times of the frames shown, in seconds of the clip; its end, in seconds of the file.
 
     Unreadable where the clip lies outside the video (docs/molmo2.md 3.1).
     """
     end = min(end, duration)
-    if not math.isfinite(end):
-        raise Unreadable(f"S23 the video lasts {end} s")
     if not 0 <= start < end and (start or duration):              # a single frame lasts no time
-        raise Unreadable(f"S23 the clip {start:g} to {end:g} s is empty, of {duration:g} s")
+        raise Unreadable("outside the clip",
+                         f"the clip {start:g} to {end:g} s is empty, of {duration:g} s")
     return vision.frame_times(end - start, config.max_frames, config.fps), end
 
 
@@ -52,30 +53,45 @@ def open_clip(path, config, subtitles=None, start=0.0, end=math.inf):
 
 
 def read_headers(record, config):
-    """A record -> MediaInfo without decoding; Unreadable if its media or its times are no good."""
-    reader = record["source"]
-    if "video" not in record:
-        sizes = reader.image_sizes(record) if "image" in record or "images" in record else []
-        if len(sizes) > config.max_images:
-            raise Unreadable(f"S03 {len(sizes)} images; --data.max_images is {config.max_images}")
-        return MediaInfo(sizes)
-    width, height, duration, half_frame = reader.video_size(record)
-    _, start, end = reader.video_of(record)
-    times, end = clip_times(duration, config, start, end)
+    """A record -> MediaInfo without decoding; Unreadable if its media, its times or its points in
+    pixels cannot be used."""
+    if "video" in record:
+        info = read_video_header(record, config)
+    else:
+        has_images = "image" in record or "images" in record
+        info = MediaInfo(record["source"].image_sizes(record) if has_images else [])
+    if len(info.sizes) > config.max_images:
+        raise Unreadable("too long", f"it has {len(info.sizes)} images, and --data.max_images is "
+                         f"{config.max_images}")
+    for k, annotation in enumerate(record["annotations"]):
+        if annotation.get("coords") == "pixel":      # others were checked with the record
+            try:
+                check_range(annotation, scales(record, info.sizes), f"annotations[{k}]")
+            except ValueError as error:
+                raise Unreadable("wrong record", str(error)) from None
+    return info
+
+
+def read_video_header(record, config):
+    width, height, duration, half_frame = record["source"].video_size(record)
+    video = record["video"] if isinstance(record["video"], dict) else {}
+    start = video.get("start", 0.0)
+    times, end = clip_times(duration, config, start, video.get("end", math.inf))
     rates = [a.get("fps", 2) for a in record["annotations"] if a["type"] == "track"]
     if rates:                        # frames where the tracks have points (docs/molmo2.md 3.1)
         lowest = max(int(min(rates)), 1)
         video_rate = round(0.5 / half_frame) if half_frame else 0   # a single frame lasts no time
         grid = [rate for rate in range(lowest, 11, lowest) if video_rate % rate == 0]
         times = vision.track_times(end - start, config.max_frames, grid or [lowest]) or [0.0]
-    for i, a in enumerate(record["annotations"]):
-        for t in annotated_times(a):
+    for k, annotation in enumerate(record["annotations"]):
+        for t in annotated_times(annotation):
             if not start - half_frame <= t <= end + half_frame:
-                raise Unreadable(f"S10 annotations[{i}] is at {t:g} s, "
-                                 f"outside of the clip, {start:g} to {end:g} s")
+                raise Unreadable("outside the clip", f"annotations[{k}] is at {t:g} s, and the "
+                                 f"clip lasts from {start:g} to {end:g} s")
     subtitles = record.get("subtitles")
     if subtitles and not isinstance(subtitles, str):
-        subtitles = [(s["start"], s["end"], s["text"]) for s in subtitles]
+        subtitles = sorted(subtitles, key=lambda line: line["start"])
+        subtitles = [(line["start"], line["end"], line["text"]) for line in subtitles]
     return MediaInfo([(width, height)], times, shift_subtitles(subtitles, start))
 
 
@@ -91,8 +107,7 @@ def crops_per_image(info, config):
     """How many crops each image, or each frame, of a MediaInfo has."""
     if info.times is not None:
         return [1] * len(info.times)
-    return [vision.pooled_grids(h, w, config.max_crops, config.vision)[2]
-            for w, h in info.sizes[: config.max_images]]
+    return [vision.pooled_grids(h, w, config.max_crops, config.vision)[2] for w, h in info.sizes]
 
 
 def pool_windows(info, config):
@@ -100,8 +115,7 @@ def pool_windows(info, config):
     if info.times is not None:
         each = [vision.frame_windows(config.vision)] * len(info.times)
     else:
-        tilings = [vision.tiling(h, w, config.max_crops, config.vision)
-                   for w, h in info.sizes[: config.max_images]]
+        tilings = [vision.tiling(h, w, config.max_crops, config.vision) for w, h in info.sizes]
         each = [vision.image_windows(rows, cols, config.vision) for rows, cols in tilings]
     starts = np.cumsum([0, *crops_per_image(info, config)]) * config.vision.n_patch
     shifted = [np.where(source < 0, -1, source + start)
@@ -112,8 +126,7 @@ def pool_windows(info, config):
 def image_crops(images, config):
     """[(H,W,3), ..] -> crops (n,P,F) uint8 of all of them."""
     none = np.zeros((0, config.vision.n_patch, config.vision.n_pixel), np.uint8)
-    each = [vision.crops(image, config.max_crops, config.vision)[0]
-            for image in images[: config.max_images]]
+    each = [vision.crops(image, config.max_crops, config.vision)[0] for image in images]
     return np.concatenate([none, *each])
 
 

@@ -19,7 +19,7 @@ from records import visual
 from records.visual import MediaInfo
 from tests.ranks import run_ranks
 from text.tokenizer import ByteTokenizer
-from text.visual import images_tokens, video_tokens
+from text.visual_tokens import images_tokens, video_tokens
 
 TOY = models.PRESETS["toy"]
 VISION = replace(TOY.vision, n_layer=3, feature_layers=(2, 1), neighbor_init=False)

@@ -240,8 +240,8 @@ def test_decoding_in_worker_processes_changes_nothing(tmp_path):
     flags = [*with_bad_images(tmp_path), "--steps", "5", "--pool_size=3"]
     here = run(tmp_path / "a", *flags)
     assert_same_steps(here, run(tmp_path / "b", *flags, "--workers", "2"), rel=1e-12)
-    dropped = [line["dropped"] for line in steps_of(here)]
-    assert {"S20", "S21"} <= set(dropped[-1])
+    dropped = [line["dropped"]["r.jsonl"] for line in steps_of(here)]
+    assert {"missing file", "damaged image"} <= set(dropped[-1])
     assert dropped[0] != dropped[-1]
     skips = [(tmp_path / name / "skips.jsonl").read_text() for name in "ab"]
     assert skips[0] == skips[1]
@@ -249,11 +249,12 @@ def test_decoding_in_worker_processes_changes_nothing(tmp_path):
 
 def test_bad_images_are_counted_and_the_run_continues(tmp_path):
     lines = steps_of(run(tmp_path / "a", *with_bad_images(tmp_path)))
-    assert lines[-1]["dropped"]["S21"] >= 2
-    assert lines[-1]["dropped"]["S20"] >= 1
+    dropped = lines[-1]["dropped"]["r.jsonl"]
+    assert dropped["damaged image"] >= 2
+    assert dropped["missing file"] >= 1
     skips = [json.loads(line) for line in (tmp_path / "a" / "skips.jsonl").read_text().splitlines()]
     assert {skip["id"] for skip in skips} == {"r.jsonl:1"}
-    assert all("S21" in skip["reason"] for skip in skips)
+    assert all("damaged image: " in skip["reason"] for skip in skips)
 
 
 @pytest.mark.slow

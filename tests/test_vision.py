@@ -14,7 +14,7 @@ import vision
 from data import DataConfig
 from records.visual import MediaInfo, image_crops, pool_windows
 from text.tokenizer import ByteTokenizer
-from text.visual import image_tokens, images_tokens, video_tokens
+from text.visual_tokens import image_tokens, images_tokens, video_tokens
 
 HERE = Path(__file__).parent / "conformance"
 TILING, POOLING, PIXELS, VIDEO, TIMES = (

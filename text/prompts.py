@@ -8,17 +8,16 @@ out   [(question, answer), ..] for tokenizer.chat
 
 In stage 1 every prompt opens with its style; later only the styles of benchmarks are named, and
 what people ask is asked in plain words (docs/molmo2.md 4.3). Prompts hold text alone: the visual
-tokens come before them (visual.py).
+tokens come before them (visual_tokens.py).
 
 Every random choice is a draw from `rng`, a NumPy Generator or RandomState. rng None is the form of
 evaluation: no draws, the first of all templates.
 """
 
 import re
-from itertools import zip_longest
 
 from text import choices, styles
-from text.points import format_points, format_tracks, unit
+from text.points import format_points, format_tracks, scales, unit
 from text.styles import chance, medium, pick, style_of
 from text.tracks import (
     AskedFrames,
@@ -57,36 +56,8 @@ def turns_of(annotation, record, sizes, config, rng, times=None):
     return [point_turn(annotation, record, sizes, config, rng)]
 
 
-def question_of(annotation, record, config, sizes=()):
-    """The first question of an annotation, in the form of evaluation.
-
-    sizes, as in turns_of, matter only where a track starts from a point in pixels and the record
-    declares no size.
-    """
-    if "points" in annotation:
-        # only the answer needs them, and the scale of points in pixels may be unknown
-        annotation = {**annotation, "points": []}
-    return turns_of(annotation, record, sizes, config, None)[0][0]
-
-
 # ------------------------------------------------------------------------------------------------
-# scales and times
-
-
-def scales(record, sizes):
-    """[(width, height), ..] of the scales of points in pixels, one per image (docs/records.md).
-
-    The record's own declaration counts before the sizes of the files.
-    """
-    if "images" in record:
-        files = record["images"]
-    else:
-        files = [record.get("image", record.get("video"))]
-    declared = []
-    for file in files:
-        has_size = isinstance(file, dict) and "width" in file
-        declared.append((file["width"], file["height"]) if has_size else None)
-    return [own or size for own, size in zip_longest(declared, sizes)]
+# times
 
 
 def clock(time):
@@ -200,7 +171,7 @@ def qa_turn(turn, style, record, config, rng):
 def question_text(question):
     """A question, one string or a list of strings and names, as text.
 
-    {"image": k} becomes "Image k+1", the text before that image's visual tokens (visual.py).
+    {"image": k} becomes "Image k+1", the text before that image's visual tokens (visual_tokens.py).
     {"video": 0} is dropped at the start of the question, where the video itself stands, and is
     "the video" elsewhere.
     """

@@ -26,7 +26,7 @@ import numpy as np
 from PIL import Image
 
 from records.errors import Unreadable, warn
-from records.image import header, open_image
+from records.media import image_size, open_image
 from records.reader import Records
 from tools.prepare.annotations import Skip, require, xy_points
 from tools.prepare.collect import SHAPE_ERRORS
@@ -216,7 +216,7 @@ def to_record(row, loaded, media, where):
         loaded.missing.append(f"{file} ({where}{url})")
         raise Skip("missing image")
     # Masks are checked here, before the hours of answers.
-    width, height = header(file)
+    width, height = image_size(file)
     if "masks" in row:
         require(row["masks"].is_valid, "no masks")
         n_points = len(annotation["points"])

@@ -14,9 +14,9 @@ from collections import Counter
 
 import data
 import packing
-from records.errors import DataError, Unreadable, printable, warn
+from records.errors import DataError, Unreadable, warn
 from training.config import Parser, UserError, parse
-from training.planner import skip_reason
+from training.planner import kind_of, skip_reason
 from training.setup import open_tokenizer
 from training.sources import open_sources
 
@@ -37,7 +37,7 @@ def stats(readers, tokenizer, config):
             except Unreadable as e:
                 reason = str(e)
             if reason:
-                skipped[reason[:3]] += 1
+                skipped[kind_of(reason)] += 1
                 continue
             sizes.append(size)
             branches += example.n_branches
@@ -86,7 +86,7 @@ def main(argv):
         warn(f"tools.stats: {e}")
         raise SystemExit(2) from None
     for name, value in found.items():
-        print(f"{name:18} {printable(str(value))}")
+        print(f"{name:18} {value}")
     print(json.dumps({"file": args.file, "stage": config.stage, **found}))
 
 

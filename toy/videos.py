@@ -103,10 +103,6 @@ class MovingShapes:
         """(width, height, seconds, seconds that half a frame is shown)"""
         return SIZE, SIZE, self.duration(record["index"]), STEP / 2
 
-    def video_of(self, record):
-        """(path, start, end in seconds)"""
-        return record["video"]["path"], 0.0, self.duration(record["index"])
-
     def step_times(self, record):
         """The seconds of all steps."""
         return [step * STEP for step in range(self.video(record["index"])["steps"])]

@@ -147,7 +147,7 @@ def _export_media(folder, source, record):
     """Writes the images or frames of a record; returns the record as a line of the file."""
     line = {k: v for k, v in record.items() if k not in ("where", "source", "index")}
     if "video" in record:
-        _, _, end = source.video_of(record)
+        _, _, end, _ = source.video_size(record)
         times = source.step_times(record)
         images = source.frames(record, times)
         names = [f"{record['id']}-{k}.png" for k in range(len(times))]

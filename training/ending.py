@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 import parallel
-from records.errors import DataError, Unreadable, printable
+from records.errors import DataError, Unreadable
 from training.checkpoint import LoadError, SaveError, newest_step
 from training.config import UserError
 from training.loader import first_line
@@ -68,7 +68,7 @@ class Ending:
             sentence = f"rank {self.ranks.rank}: {sentence}"
         if alone or os.environ.get("LOCAL_RANK", "0") == "0":
             gap = "\n" if self.ranks.world > 1 else ""
-            print(printable(f"{gap}train.py: {sentence}"), file=sys.stderr, flush=True)
+            print(f"{gap}train.py: {sentence}", file=sys.stderr, flush=True)
         if self.ranks.world > 1:
             os._exit(status)         # leaving the process group would wait for the others
         raise SystemExit(status) from None
@@ -87,7 +87,7 @@ class Ending:
         answering = set(range(self.ranks.world)) - set(silent or ())
         if self.ranks.rank == min(answering, default=0):
             sentence = f"{who}; all end ({first_line(error)[:150]})"
-            print(printable(f"\ntrain.py: {sentence}"), file=sys.stderr, flush=True)
+            print(f"\ntrain.py: {sentence}", file=sys.stderr, flush=True)
         os._exit(1)
 
 

@@ -58,14 +58,14 @@ class Decoder:
         """An Item -> data.Example of its size, a placeholder if it cannot be had."""
         record, epoch = record_at(self.mixture, item.index)
         config = self.config
+        if reason:
+            return self.placeholder(record["id"], item, shard, reason)
         try:
-            if reason:
-                raise Unreadable(reason)
             example = data.encode(record, self.tokenizer, config.data, config.seed, epoch, shard)
             n_crops = 0 if example.image_id is None else len(example.image_id)
             if (len(example.tokens), n_crops) != (item.tokens, item.crops):
-                raise Unreadable(f"S21 {record['where']}: {len(example.tokens)} tokens, {n_crops} "
-                                 f"crops; planned: {item.tokens} and {item.crops}")
+                raise Unreadable("size differs", f"{len(example.tokens)} tokens, {n_crops} crops; "
+                                 f"planned: {item.tokens} and {item.crops}")
         except Unreadable as e:
             return self.placeholder(record["id"], item, shard, str(e))
         return example

@@ -11,7 +11,6 @@ import os
 import platform
 import re
 import subprocess
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -158,14 +157,13 @@ def save_nonfinite_batches(out, step, batches, rank):
         np.savez(out / f"nonfinite-step-{step}-rank-{rank}-{k}.npz", **arrays)
 
 
-def dropped_by(counts):
-    """{"source: reason": n} -> the fields of the log: by reason, and by source and reason."""
-    by_reason, by_source = Counter(), {}
+def dropped_by_source(counts):
+    """{"source: kind": n} -> {source: {kind: n}}, as in the log."""
+    by_source = {}
     for key, n in counts.items():
-        source, _, reason = key.rpartition(": ")
-        by_reason[reason] += n
-        by_source.setdefault(source, {})[reason] = n
-    return {"dropped": dict(by_reason), "dropped_by_source": by_source}
+        source, _, kind = key.rpartition(": ")
+        by_source.setdefault(source, {})[kind] = n
+    return by_source
 
 
 def commit():

@@ -48,7 +48,7 @@ class BadRecords:
     def __init__(self, done, error, max_share=None):
         self.done = done             # "skipped" or "masked", for messages
         self.error, self.max_share = error, max_share
-        self.counts = Counter()      # {"source: code": n}
+        self.counts = Counter()      # {"source: kind": n}, see records.errors.Unreadable
         self.tried = Counter()       # {source: n}
         self.consecutive = Counter() # {source: n}, since its last good one
         self.warned = set()
@@ -61,7 +61,7 @@ class BadRecords:
         """Counts it and says so once; `error` in a sentence if there are too many."""
         self.tried[source] += 1
         self.consecutive[source] += 1
-        self.counts[f"{source}: {reason[:3]}"] += 1
+        self.counts[f"{source}: {kind_of(reason)}"] += 1
         if where not in self.warned:
             warn(f"{where}: {reason}; {self.done}")
         self.warned.add(where)
@@ -85,6 +85,11 @@ class BadRecords:
         self.consecutive = Counter(state["consecutive"])
 
 
+def kind_of(reason):
+    """The kind of an Unreadable, given as text."""
+    return reason.partition(":")[0]
+
+
 # --------------------------------------------------------------------------------------------------
 # planning
 
@@ -94,7 +99,7 @@ class StepPlan:
     packs: list                      # of packs, each a list of packing.Item
     ids: list                        # of str, the records of the packs in their order
     longest_wait: int                # packs that one of its examples saw go by before it
-    skipped: dict                    # records skipped while planning so far, {"source: code": n}
+    skipped: dict                    # records skipped while planning so far, {"source: kind": n}
     state: dict                      # of the planner after this step: where a resume goes on
 
     @property
@@ -108,7 +113,7 @@ class Measured:
     id: str
     where: str                       # "file:line"
     size: tuple = None               # (tokens, crops)
-    reason: str = ""                 # why it is skipped, with its code
+    reason: str = ""                 # why it is skipped, an Unreadable as text
 
 
 def record_at(mixture, index):
@@ -126,7 +131,7 @@ def measure(mixture, tokenizer, config, index):
     source, i, _ = mixture[index]
     try:
         record, epoch = record_at(mixture, index)
-    except Unreadable as e:          # it was found wrong when its file was opened
+    except Unreadable as e:
         where = mixture.sources[source].where(i)
         return Measured(where, where, reason=str(e))
     try:
@@ -138,19 +143,20 @@ def measure(mixture, tokenizer, config, index):
 
 
 def skip_reason(record, size, config):
-    """Why a record of (tokens, crops) is skipped, with its code; "" if it is used."""
+    """Why a record of (tokens, crops) is skipped, "kind: sentence"; "" if it is used."""
     tokens, crops = size
     if size == (0, 0):               # nothing with loss fits a row
         with_loss = [a for a in record["annotations"] if has_loss(a, config)]
         too_many = [len(a.get("points", ())) > config.data.max_points and a["type"] != "track"
                     for a in with_loss]
         if with_loss and all(too_many):
-            return f"S12 more than {config.data.max_points} points"
+            return f"too many points: each annotation has more than {config.data.max_points}"
         if with_loss:
-            return "S03 none of its annotations fits a row, or its tracks have no point on a frame"
-        return "S04 none of its annotations has loss"
+            return ("too long: none of its annotations fits a row, or its tracks have no point on "
+                    "a frame")
+        return "nothing to learn: none of its annotations has loss"
     if tokens > config.data.max_tokens or crops > config.pack_crops:
-        return (f"S03 {tokens} tokens and {crops} crops do not fit a row of "
+        return (f"too long: {tokens} tokens and {crops} crops do not fit a row of "
                 f"{config.data.max_tokens} and {config.pack_crops}")
     return ""
 

@@ -12,7 +12,7 @@ from tqdm import tqdm
 import data
 import model as models
 import parallel
-from records.errors import warn
+from records.errors import DataError, warn
 from records.mixture import Mixture
 from text.tokenizer import ByteTokenizer, load_tokenizer
 from toy import vit as stage0
@@ -86,15 +86,20 @@ def choose_layout(args, config, device):
     return config
 
 
-def first_rank_first(ranks, act):
-    """act() on the first rank, then on the others, which find what it has written: the indexes of
-    large record files."""
-    if not ranks.first:
-        ranks.barrier()
-    result = act()
+def open_on_first_rank(ranks, args, config):
+    """open_sources(args, config) on the first rank, which sends the others where the records of
+    each file begin: they do not read the files for that (records/reader.py)."""
+    opened = None
     if ranks.first:
-        ranks.barrier()
-    return result
+        try:
+            opened = open_sources(args, config)
+        except DataError as e:       # sent to all, or the others would wait
+            opened = e
+    opened = parallel.broadcast(opened)
+    if isinstance(opened, DataError):
+        opened.on_all_ranks = True
+        raise opened
+    return opened
 
 
 def default_shard(world, ranks_of_node):
@@ -332,7 +337,7 @@ def start_run(args, config, ending):
         torch.use_deterministic_algorithms(True)
     torch.manual_seed(config.seed)
     # before the model, which may take minutes, so that a mistake in --data does not
-    sources, rates, eval_records = first_rank_first(ranks, lambda: open_sources(args, config))
+    sources, rates, eval_records = open_on_first_rank(ranks, args, config)
     base = find_base(args, config, resume_from)
     model, tokenizer, config = open_model(args, config, resume_from)
     if config.lora.rank and config.frozen_dtype == "auto":

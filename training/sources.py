@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from records.errors import warn
 from records.mixture import group_rates, sqrt_size
-from records.reader import DataError, Options, Records
+from records.reader import DataError, Records
 from stages.recipes import STAGES
 from toy import world
 
@@ -38,9 +38,9 @@ class Group(NamedTuple):
 
 ENTRY_FIELDS = {
     "path": str, "media": str, "rate": float, "size": float, "sampling_rate": float,
-    "split_turns": bool, "group_by_media": bool, "path_prefix_field": str, "style": str,
-    "weight": float, "lenient": bool, "strict": bool,
+    "split_turns": bool, "style": str, "weight": float,
 }
+OPTIONS = ("split_turns", "style", "weight")         # of Records
 GROUP_FIELDS = {"group": str, "rate": float, "data": list}
 
 
@@ -194,13 +194,12 @@ def open_sources(args, config):
     groups = []
     for item in args.data:
         groups += read_item(item, config.stage)
-    options = [field.name for field in dataclasses.fields(Options)]
     sources = []
     weighted = []
     for group in drop_missing(args, groups):
         weights = []
         for entry in group.entries:
-            given = {key: entry[key] for key in options if key in entry}
+            given = {key: entry[key] for key in OPTIONS if key in entry}
             sources.append(Records(entry["path"], entry.get("media", args.media), **given))
             weights.append(sqrt_size(len(sources[-1]), entry.get("size"),
                                      entry.get("sampling_rate")))

@@ -8,7 +8,7 @@ import torch
 import attention
 import parallel
 from records.errors import warn
-from training.log import dropped_by, save_nonfinite_batches
+from training.log import dropped_by_source, save_nonfinite_batches
 from training.planner import RunError
 
 
@@ -108,7 +108,7 @@ def plan_fields(config, plan, stats, masked):
     return {"fill_tokens": stats.counts["tokens"] / (config.batch * config.data.max_tokens),
             "fill_crops": stats.counts["crops"] / (config.batch * config.pack_crops),
             "longest_wait": plan.longest_wait,
-            **dropped_by(Counter(plan.skipped) + masked),
+            "dropped": dropped_by_source(Counter(plan.skipped) + masked),
             "ids": plan.hash}
 
 

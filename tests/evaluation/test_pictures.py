@@ -24,7 +24,7 @@ class FakeSource:
 
     def images(self, record):
         if self.broken:
-            raise Unreadable("S21 cannot decode")
+            raise Unreadable("damaged image", "cut")
         return self.given
 
     def frames(self, record, times):
@@ -216,7 +216,7 @@ def test_what_cannot_be_drawn_is_named_and_no_file_leaves_the_folder(tmp_path, c
         assert path.parent.as_posix() == "in/here"
         assert not path.name.startswith(".")
     assert capsys.readouterr().err.splitlines() == [
-        "file:cut: S21 cannot decode; no picture",
+        "file:cut: damaged image: cut; no picture",
         "twice: 2 records have this id; no picture"]
 
 

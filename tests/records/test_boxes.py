@@ -1,7 +1,5 @@
 """A box is read in three forms and three units, refused where it is none, and becomes a point."""
 
-import json
-
 import numpy as np
 import pytest
 from PIL import Image
@@ -9,12 +7,11 @@ from PIL import Image
 import data
 from evaluation import scoring
 from evaluation.evaluate import collect_questions
-from records import boxes
 from records.reader import Records, Unreadable
+from records.visual import read_headers
 from tests.evaluation.answers import evaluate_answers
 from tests.records.samples import image, verdict, video, write
 from text.tokenizer import ByteTokenizer
-from tools import check
 
 BOX = {"type": "box", "label": "cup", "coords": "percent", "form": "xyxy",
        "boxes": [{"box": [10, 20, 30, 60]}, {"box": [50, 50, 70, 60]}]}
@@ -28,9 +25,7 @@ def test_a_box_in_every_form_and_unit_is_the_point_at_its_centre(tmp_path, form,
                                                                  factor, more):
     entry = {"box": [number * factor for number in numbers]}
     annotation = {**BOX, "coords": coords, "form": form, "boxes": [entry], **more}
-    records = Records(write(tmp_path / "r.jsonl", image(annotation)))
-    assert not records.found
-    (found,) = records[0]["annotations"]
+    (found,) = Records(write(tmp_path / "r.jsonl", image(annotation)))[0]["annotations"]
     (point,) = found.pop("points")
     assert found == {"type": "point", "label": "cup", "coords": coords, **more}
     assert [point["x"], point["y"]] == pytest.approx([20 * factor, 40 * factor])
@@ -38,38 +33,32 @@ def test_a_box_in_every_form_and_unit_is_the_point_at_its_centre(tmp_path, form,
 
 
 WRONG = [
-    ({"boxes": [{"box": [10, 20, 30, 102]}]}, "E62", "box y=102 lies outside"),
-    ({"boxes": [{"box": [-2, 20, 30, 60]}]}, "E62", "boxes[0]"),
-    ({"boxes": [{"box": [10, 20, 10, 60]}]}, "E65", "no area"),
-    ({"form": "xywh", "boxes": [{"box": [10, 20, 5, 0]}]}, "E65", "no area"),
-    ({"boxes": [{"box": [30, 20, 10, 60]}]}, "E66", "swapped"),
-    ({"form": "cxcywh", "boxes": [{"box": [30, 20, -10, 60]}]}, "E66", "negative"),
-    ({"boxes": [{"box": [10, 20, 30]}]}, "E07", "four numbers"),
-    ({"boxes": [{"box": [10, 20, 30, True]}]}, "E07", "four numbers"),
-    ({"boxes": [[10, 20, 30, 60]]}, "E07", "must be an object"),
-    ({"form": "xyhw"}, "E07", "did you mean 'xywh'"),
-    ({"boxes": [{"box": [10, 20, 30, 60], "t": 1}]}, "E60", "no t"),
-    ({"boxes": [{"box": [10, 20, 30, 60], "image": 0}]}, "E61", "several images"),
-    ({"coords": "pixel", "size": [20, 200]}, "E62", "box x=30"),
-    ({"boxes": [{"box": [10, 20, 30, 100.5]}]}, "W01", "is clipped"),
-    ({"boxes": [{"box": [0.1, 0.2, 0.3, 0.6]}]}, "W03", "is it 'unit'"),
+    ({"boxes": [{"box": [10, 20, 30, 102]}]}, "point 0 lies outside"),
+    ({"boxes": [{"box": [10, 20, 30, 60]}, {"box": [-2, 20, 30, 60]}]}, "point 1 lies outside"),
+    ({"boxes": [{"box": [10, 20, 10, 60]}]}, "boxes[0]: [10, 20, 10, 60] is no box with a width"),
+    ({"form": "xywh", "boxes": [{"box": [10, 20, 5, 0]}]}, "is no box with a width"),
+    ({"boxes": [{"box": [30, 20, 10, 60]}]}, "is the form wrong?"),
+    ({"boxes": [{"box": [10, 20, 30]}]}, "'box' must be a list of four numbers"),
+    ({"boxes": [[10, 20, 30, 60]]}, "annotations[0].boxes[0]: it must be an object"),
+    ({"form": "xyhw"}, "did you mean 'xywh'"),
+    ({"boxes": [{"box": [10, 20, 30, 60], "t": 1}]}, "'t' must be given if"),
+    ({"boxes": [{"box": [10, 20, 30, 60], "image": 0}]}, "'image', from 0, must be given if"),
+    ({"coords": "pixel", "size": [20, 200]}, "outside the image with coords=pixel"),
 ]
 
 
-@pytest.mark.parametrize(("change", "code", "words"), WRONG)
-def test_what_is_no_box_is_refused_with_its_place(tmp_path, change, code, words):
-    found, message = verdict(tmp_path, image({**BOX, **change}))
-    assert found == code
-    assert words in message
+@pytest.mark.parametrize(("change", "words"), WRONG)
+def test_what_is_no_box_is_refused_with_its_place(tmp_path, change, words):
+    assert words in verdict(tmp_path, image({**BOX, **change}))
 
 
 def test_a_box_needs_a_label_a_form_and_something_to_see(tmp_path):
     for key in ("label", "form", "coords", "boxes"):
         without = {name: value for name, value in BOX.items() if name != key}
-        assert verdict(tmp_path, image(without))[0] == "E07"
-    assert verdict(tmp_path, {"annotations": [BOX]})[0] == "E50"
-    assert verdict(tmp_path, video(BOX))[0] == "E60"
-    assert verdict(tmp_path, video({**BOX, "boxes": [{"box": [1, 2, 3, 40], "t": 2}]}))[0] == ""
+        assert key in verdict(tmp_path, image(without))
+    assert "a box needs an image" in verdict(tmp_path, {"annotations": [BOX]})
+    assert "'t' must be given" in verdict(tmp_path, video(BOX))
+    assert verdict(tmp_path, video({**BOX, "boxes": [{"box": [1, 2, 3, 40], "t": 2}]})) == ""
 
 
 @pytest.fixture
@@ -82,11 +71,10 @@ def two_boxes(tmp_path):
 
 
 def test_a_box_in_pixels_is_checked_against_the_file_itself(tmp_path, two_boxes):
-    assert two_boxes.image_sizes(two_boxes[0]) == [(200, 100)]
+    assert read_headers(two_boxes[0], data.DataConfig()).sizes == [(200, 100)]
     Image.new("RGB", (180, 100)).save(tmp_path / "a.png")
-    with pytest.raises(Unreadable, match=r"^E62 box x=190 lies outside 0\.\.180 .*boxes\[1\]"):
-        two_boxes.image_sizes(two_boxes[0])
-    assert check.main([str(two_boxes.path), "--decode"]) == 1
+    with pytest.raises(Unreadable, match=r"^wrong record: annotations\[0\]: point 1 lies outside"):
+        read_headers(two_boxes[0], data.DataConfig())
 
 
 def test_it_is_trained_as_points_with_their_weight_and_limit(two_boxes):
@@ -170,18 +158,6 @@ BAD = ["It is here: <box>[[1, 2, 3, 4]]</box>", "<box>[[1, 2, 3]]</box>", "<box>
 @pytest.mark.parametrize("answer", BAD)
 def test_boxes_among_other_words_are_refused(tmp_path, answer):
     row = {"image": "a.png", "conversations": chat("Where?", answer)}
-    assert verdict(tmp_path, row, lenient=False)[0] == "E26"
-
-
-def test_hostile_tags_cost_no_time_and_no_crash(tmp_path):
-    tag = "<box>[[1, 2, 3, 4]]</box>"
-    huge = f"<box>[[1, 2, 3, {'9' * 5000}]]</box>"
-    for answer in ((tag + " " * 50) * 3000 + "x", "<box>" * 20_000, tag + " " * 100_000 + "x"):
-        row = {"image": "a.png", "conversations": chat("Where?", answer)}
-        assert verdict(tmp_path, row, lenient=False)[0] == "E26"
-    row = {"image": "a.png", "conversations": chat("Where?", huge)}
-    assert verdict(tmp_path, row, lenient=False)[0] == "E62"
-
-
-def test_corners_are_named_once():
-    assert json.dumps(list(boxes.FORMS)) == '["xyxy", "xywh", "cxcywh"]'
+    records = Records(write(tmp_path / "r.jsonl", row))
+    with pytest.raises(Unreadable, match=r"^wrong record: an answer with <box>: it must hold"):
+        records[0]

@@ -1,11 +1,10 @@
-"""Images of every mode become 8-bit RGB as displayed, or are refused."""
+"""Images of every mode become 8-bit RGB as displayed, or cost their record."""
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from records.image import EXIF_ORIENTATION
-from records.media import Unreadable, header, read_image
+from records.media import EXIF_ORIENTATION, Unreadable, image_size, read_image
 from records.reader import Records
 from tests.records.samples import CAPTION, image, write
 
@@ -37,38 +36,41 @@ def test_16_bits_are_scaled_and_not_cut_off(tmp_path, suffix):
     assert np.array_equal(read_image(path), RAMP[..., None].repeat(3, 2))
 
 
-@pytest.mark.parametrize("suffix", ["png", "tif"])
-def test_a_16_bit_image_keeps_its_rotation(tmp_path, suffix):
+@pytest.mark.parametrize("suffix", ["png", "tif", "jpg"])
+def test_an_image_that_exif_turns_is_read_as_displayed(tmp_path, suffix):
     path = tmp_path / f"a.{suffix}"
-    Image.fromarray(RAMP * 257).save(path, exif=turned_by_90_degrees())
-    upright = np.rot90(RAMP, -1)                                 # clockwise
-    assert header(path) == (4, 256)
-    assert np.array_equal(read_image(path), upright[..., None].repeat(3, 2))
-
-
-@pytest.mark.parametrize("compression", ["raw", "tiff_lzw"])
-@pytest.mark.parametrize("mode", ["L", "RGB"])
-def test_a_turned_tiff_is_read_as_displayed(tmp_path, mode, compression):
-    rng = np.random.default_rng(0)
-    stored = rng.integers(0, 255, (20, 30) if mode == "L" else (20, 30, 3), np.uint8)
-    path = tmp_path / "a.tif"
-    Image.fromarray(stored).save(path, exif=turned_by_90_degrees(), compression=compression)
-    upright = Image.fromarray(np.rot90(stored, -1)).convert("RGB")
-    assert header(path) == (20, 30)
-    assert np.array_equal(read_image(path), np.array(upright))
-
-
-def test_a_photo_that_exif_turns_is_read_as_displayed(tmp_path):
-    Image.new("RGB", (40, 30)).save(tmp_path / "a.jpg", exif=turned_by_90_degrees())
-    records = Records(write(tmp_path / "r.jsonl", image(CAPTION, image="a.jpg")))
-    assert records.image_sizes(records[0]) == [(30, 40)]
-    assert records.images(records[0])[0].shape == (40, 30, 3)
+    stored = np.kron(np.array([[0, 250], [90, 170]], np.uint8), np.ones((16, 24), np.uint8))
+    options = {"compression": "tiff_lzw"} if suffix == "tif" else {}
+    Image.fromarray(stored).save(path, exif=turned_by_90_degrees(), **options)
+    assert image_size(path) == (32, 48)
+    upright = np.rot90(stored, -1)[..., None].repeat(3, 2)       # clockwise
+    assert np.abs(read_image(path).astype(int) - upright).max() < 5
 
 
 @pytest.mark.parametrize("pixels", [RAMP.astype(np.int32) * 257, RAMP.astype(np.float32) / 255])
 def test_32_bit_pixels_are_refused_and_do_not_become_black(tmp_path, pixels):
     """Their range is unknown: of floats from 0 to 1, all would round to 0."""
     Image.fromarray(pixels).save(tmp_path / "a.tif")
-    assert header(tmp_path / "a.tif") == (256, 4)
-    with pytest.raises(Unreadable, match=r"^S21 cannot decode .* have no known range"):
+    assert image_size(tmp_path / "a.tif") == (256, 4)
+    with pytest.raises(Unreadable, match=r"^damaged image: .* have no known range"):
         read_image(tmp_path / "a.tif")
+
+
+def test_whatever_a_decoder_raises_costs_the_image(tmp_path, monkeypatch):
+    (tmp_path / "page.png").write_text("<html>404</html>")
+    Image.new("RGB", (40, 30)).save(tmp_path / "a.png")
+    for path, kind in ((tmp_path / "page.png", "damaged image"), (tmp_path, "damaged image"),
+                       (tmp_path / "gone.png", "missing file")):
+        with pytest.raises(Unreadable, match=f"^{kind}: {path}"):
+            image_size(path)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)         # of Pillow: an error from 2000 on
+    with pytest.raises(Unreadable, match=r"^damaged image: .* exceeds limit"):
+        image_size(tmp_path / "a.png")
+    monkeypatch.undo()
+    for error in (KeyError("x"), SyntaxError("x"), ZeroDivisionError(), MemoryError()):
+        def fail(image, error=error):
+            raise error
+
+        monkeypatch.setattr("vision.to_array", fail)
+        with pytest.raises(Unreadable, match=r"^damaged image: .*a.png: \S"):
+            read_image(tmp_path / "a.png")

@@ -1,5 +1,6 @@
 """Videos against what was put into them: every frame of the videos made here carries its number."""
 
+import os
 import struct
 import subprocess
 from itertools import pairwise
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from records import media
+from records import video as video_module
 from records.media import Unreadable
 from tests.records.numbered import FFMPEG, H264, MPEG4, ffmpeg, make_video, number, numbers
 
@@ -189,5 +191,103 @@ def test_a_clip_needs_nothing_from_the_start_of_the_file(tmp_path):
     content[start : start + 2000] = bytes(2000)
     path.write_bytes(content)
     assert numbers(video, [35, 36.2]) == [350, 362]
-    with pytest.raises(Unreadable, match="S23"):
+    with pytest.raises(Unreadable, match=r"^damaged video"):
         numbers(video, [0, 36.2])
+
+
+# --------------------------------------------------------------------------------------------------
+# damaged files, and the ffmpeg process
+
+
+@pytest.fixture
+def children(monkeypatch):
+    """Every process that a test starts; all must be gone at its end."""
+    started = []
+    popen = subprocess.Popen
+
+    def recorded(*args, **kwargs):
+        started.append(popen(*args, **kwargs))
+        return started[-1]
+
+    monkeypatch.setattr(video_module.subprocess, "Popen", recorded)
+    yield started
+    assert started
+    for child in started:
+        assert child.returncode is not None
+        with pytest.raises(ProcessLookupError):
+            os.kill(child.pid, 0)
+
+
+@pytest.mark.parametrize("suffix", ["mp4", "mkv"])
+def test_a_file_that_was_cut_off_is_unreadable(tmp_path, suffix):
+    encoder = H264 + " -movflags +faststart" * (suffix == "mp4")
+    path = make_video(tmp_path / f"a.{suffix}", encoder, n=100)
+    content = path.read_bytes()
+    video = media.probe(path)
+    path.write_bytes(content[: int(len(content) * 0.6)])
+    with pytest.raises(Unreadable, match=f"^damaged video: .*a.{suffix} cannot be read as a video"):
+        media.probe(path)
+    seen = []
+    with pytest.raises(Unreadable, match=f"^damaged video: .*a.{suffix} gives no frame of 64 x 48"):
+        seen.extend(number(frame) for frame in media.frames(video, video.times))
+    assert seen == list(range(len(seen)))
+
+
+def test_no_other_frame_comes_out_of_a_damaged_file(tmp_path):
+    path = make_video(tmp_path / "a.mp4", n=100)
+    video = media.probe(path)
+    content = path.read_bytes()
+    rng = np.random.default_rng(0)
+    first = content.find(b"mdat") + 900
+    last = content.find(b"moov") - 200
+    lengths = set()
+    for at in np.linspace(first, last, 6).astype(int):
+        path.write_bytes(content[:at] + rng.bytes(150) + content[at + 150 :])
+        seen = []
+        with pytest.raises(Unreadable, match=r"gives no frame of 64 x 48 pixels at \d\.\d00 s"):
+            seen.extend(number(frame) for frame in media.frames(video, video.times))
+        assert seen == list(range(len(seen)))
+        lengths.add(len(seen))
+    assert len(lengths) > 3                      # all that stands before the damage is there
+
+
+def test_what_is_no_video_is_unreadable_and_no_other_file_is_read(tmp_path):
+    make_video(tmp_path / "other.ts")
+    playlist = "#EXTM3U\n#EXT-X-TARGETDURATION:10\n#EXTINF:3,\nother.ts\n#EXT-X-ENDLIST\n"
+    path = tmp_path / "a.mp4"
+    image = (REAL.parent / "coins.png").read_bytes()
+    list_of_files = b"ffconcat version 1.0\nfile other.ts"
+    for content in (b"", b"hello", image, playlist.encode(), list_of_files):
+        path.write_bytes(content)
+        with pytest.raises(Unreadable, match=r"^damaged video: .*a.mp4 cannot be read as a video"):
+            media.probe(path)
+    for path in (tmp_path / "gone.mp4", tmp_path, "http://127.0.0.1/a.mp4"):
+        with pytest.raises(Unreadable, match=r"^missing file: "):
+            media.probe(path)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a script in ffmpeg's place")
+def test_a_decoder_that_hangs_is_killed_at_the_deadline(tmp_path, monkeypatch, children):
+    video = media.probe(make_video(tmp_path / "a.mp4"))
+    stub = tmp_path / "stub"
+    stub.write_text("#!/bin/sh\nexec sleep 600\n")
+    stub.chmod(0o755)
+    monkeypatch.setattr(video_module.imageio_ffmpeg, "get_ffmpeg_exe", lambda: str(stub))
+    monkeypatch.setattr(video_module, "DEADLINE_S", 0.2)
+    with pytest.raises(Unreadable, match=r"a.mp4 keeps ffmpeg busy for more than 0.2 s"):
+        media.probe(video.path)
+    with pytest.raises(Unreadable, match=r"a.mp4 gives no frame"):
+        list(media.frames(video, [0]))
+
+
+def test_an_abandoned_clip_leaves_no_child(tmp_path, children):
+    video = media.probe(make_video(tmp_path / "a.mp4", n=600))
+    clip = media.frames(video, video.times)
+    assert number(next(clip)) == 0
+    assert children[-1].poll() is None           # far from done: a pipe holds few of its frames
+    clip.close()
+    assert children[-1].returncode is not None
+    clip = media.frames(video, video.times)
+    next(clip)
+    assert children[-1].returncode is None
+    del clip                         # the fixture looks for what is left

@@ -61,18 +61,20 @@ def percent_point(**point):
 
 
 GREY = {"path": GREY_FRAMES[0]}                                  # of 32 x 24 pixels
+OUTSIDE = "wrong record: annotations\\[0\\]: point 0 lies outside the image"
 UNUSABLE = [
-    ({"images": ["0.png"] * 6, "annotations": [QA]}, "S03 6 images"),
-    ({"images": ["0.png", "gone.png"], "annotations": [QA]}, "S20"),
-    (image(pixel_point(x=31, y=25), image=GREY), "E62 point y=25"),
-    ({"video": "gone.mp4", "annotations": [QA]}, "S20"),
-    ({"video": "0.png", "annotations": [QA]}, "S23"),
-    ({"video": {"path": VIDEO, "start": 1000.0, "end": 1001.0}, "annotations": [QA]}, "S23"),
-    ({"video": {"frames": [GREY_FRAMES[0], "gone.png"], "fps": 2.0}, "annotations": [QA]}, "S24"),
-    ({"video": VIDEO, "annotations": [{**CAPTION, "start": 1.0, "end": 5000.0}]}, "S10"),
+    ({"images": ["0.png"] * 6, "annotations": [QA]}, "too long: it has 6 images"),
+    ({"images": ["0.png", "gone.png"], "annotations": [QA]}, "missing file: .*gone.png"),
+    (image(pixel_point(x=31, y=25), image=GREY), OUTSIDE),
+    ({"video": "gone.mp4", "annotations": [QA]}, "missing file: "),
+    ({"video": "0.png", "annotations": [QA]}, "damaged video: "),
+    ({"video": {"path": VIDEO, "start": 1000.0, "end": 1001.0}, "annotations": [QA]},
+     "outside the clip: the clip 1000 to 5.28 s is empty"),
+    ({"video": VIDEO, "annotations": [{**CAPTION, "start": 1.0, "end": 5000.0}]},
+     "outside the clip: "),
     ({"video": VIDEO, "annotations": [QA, percent_point(x=1, y=1, t=999.0)]},
-     r"S10 annotations\[1\] is at 999 s, outside of the clip, 0 to 5\.28 s"),
-    ({"video": VIDEO, "annotations": [pixel_point(x=9999, y=1, t=0.0)]}, "E62"),
+     r"outside the clip: annotations\[1\] is at 999 s, and the clip lasts from 0 to 5\.28 s"),
+    ({"video": VIDEO, "annotations": [pixel_point(x=9999, y=1, t=0.0)]}, OUTSIDE),
 ]
 
 
@@ -91,7 +93,7 @@ def test_a_time_may_lie_half_a_frame_outside_the_clip(folder, t, is_inside):
     if is_inside:
         assert read_headers(record, CONFIG).times == [0, 0.5, 1, 1.5, 2]
         return
-    with pytest.raises(Unreadable, match=r"^S10 .* outside of the clip, 1 to 3 s"):
+    with pytest.raises(Unreadable, match=r"^outside the clip: .* from 1 to 3 s"):
         read_headers(record, CONFIG)
 
 
@@ -122,9 +124,9 @@ def test_times_count_from_the_start_of_the_clip(duration, start, end, times, cli
 
 @pytest.mark.parametrize(("duration", "start", "end"), [
     (3.0, 3.0, math.inf), (3.0, 4.0, 5.0), (3.0, 2.0, 2.0), (3.0, 2.0, 1.0), (3.0, -1.0, 2.0),
-    (0.0, 1.0, 2.0), (math.inf, 0.0, math.inf), (math.nan, 0.0, math.inf)])
+    (0.0, 1.0, 2.0)])
 def test_a_clip_outside_its_video_is_unreadable(duration, start, end):
-    with pytest.raises(Unreadable, match=r"^S23 the (clip .* is empty|video lasts)"):
+    with pytest.raises(Unreadable, match=r"^outside the clip: the clip .* is empty"):
         clip_times(duration, CONFIG, start, end)
 
 
@@ -135,7 +137,7 @@ def test_an_opened_clip_has_the_frames_of_its_times():
     expected = media.frames(video, [1.0, 1.5, 2.0])
     for ours, theirs in zip(clip.frames, expected, strict=True):
         assert np.array_equal(ours, theirs)
-    with pytest.raises(Unreadable, match=r"^S23 the clip 1000 to 5\.28 s is empty"):
+    with pytest.raises(Unreadable, match=r"^outside the clip: the clip 1000 "):
         open_clip(VIDEO_PATH, CONFIG, start=1000.0)
 
 
@@ -170,10 +172,9 @@ def test_videos_with_tracks_are_looked_at_where_the_tracks_have_points(folder):
 
 def test_planned_crops_and_windows_are_those_of_the_images():
     rng = np.random.default_rng(0)
-    sizes = [tuple(rng.integers(12, 400, 2).tolist()) for _ in range(CONFIG.max_images + 1)]
+    sizes = [tuple(rng.integers(12, 400, 2).tolist()) for _ in range(CONFIG.max_images)]
     images = [rng.integers(0, 255, (h, w, 3), np.uint8) for w, h in sizes]
-    kept = images[: CONFIG.max_images]
-    parts = [vision.crops(pixels, CONFIG.max_crops, CONFIG.vision) for pixels in kept]
+    parts = [vision.crops(pixels, CONFIG.max_crops, CONFIG.vision) for pixels in images]
     info = MediaInfo(sizes)
     assert crops_per_image(info, CONFIG) == [len(crops) for crops, _ in parts]
     assert set(crops_per_image(info, CONFIG)) == {2, 3}

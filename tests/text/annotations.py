@@ -24,6 +24,13 @@ def one_turn(annotation, record=IMAGE, config=LATER, rng=None, **kwargs):
     return question, answer
 
 
+def question_of(annotation, record, config, sizes=None):
+    """The first question of an annotation, in the form of evaluation."""
+    without_points = annotation | ({"points": []} if "points" in annotation else {})
+    sizes = SIZES[medium(record)] if sizes is None else sizes
+    return turns_of(without_points, record, sizes, config, None)[0][0]
+
+
 def draws(annotation, record=IMAGE, config=LATER, n=N_DRAWS, **kwargs):
     """n draws of (question, answer)."""
     return [one_turn(annotation, record, config, rng_for(i), **kwargs) for i in range(n)]

@@ -6,9 +6,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from tests.text.annotations import IMAGE, LATER, QA, STAGE1, draws, one_turn, share
+from tests.text.annotations import IMAGE, LATER, QA, STAGE1, draws, one_turn, question_of, share
 from text.choices import INSTRUCTIONS, ONE_OPTION
-from text.prompts import question_of
 
 QUESTION = "Which colour?"
 OPTIONS = ["red one", "blue one", "green, dark", "none of these"]

@@ -20,9 +20,10 @@ from tests.text.annotations import (
     XY,
     draws,
     one_turn,
+    question_of,
     share,
 )
-from text.prompts import question_of, turns_of
+from text.prompts import turns_of
 
 TAG = '<points coords="1 1 100 900 2 500 200">cat</points>'
 

@@ -20,12 +20,14 @@ def cases(kind):
     """Parametrizes a test by the cases of a kind.
 
     Without those of a known bug: the official code does not clip a y outside the image, ours does.
+    And without those with an `alt`, which no record of the published sets has.
     """
     chosen = []
     names = []
     for case in CASES:
         given = case["input"]
-        if case["kind"] == kind and "known bug" not in given.get("label", ""):
+        left_out = given.get("alt") or given.get("alt_text")
+        if case["kind"] == kind and "known bug" not in given.get("label", "") and not left_out:
             chosen.append(case)
             names.append(str(given.get("label", given.get("text"))))
     return pytest.mark.parametrize("case", chosen, ids=names)
@@ -39,7 +41,7 @@ def fractions(positions, scale):
 def format_points(given, groups):
     mode = MODE.get(given["mode"], given["mode"])
     separator = SEPARATOR[given["format"]]
-    return points.format_points(groups, given["label"], mode, separator, given.get("alt"))
+    return points.format_points(groups, given["label"], mode, separator)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -107,8 +109,7 @@ def frames_of(given):
 def test_tracks_equal_the_official_text(case):
     given = case["input"]
     separator = SEPARATOR[given["format"]]
-    text = points.format_tracks(
-        frames_of(given), given["label"], separator, given.get("alt_text"))
+    text = points.format_tracks(frames_of(given), given["label"], separator)
     assert text == case["expected"]
 
 

@@ -33,9 +33,10 @@ from tests.text.annotations import (
     VIDEO_FROM_30,
     draws,
     one_turn,
+    question_of,
     share,
 )
-from text.prompts import question_of, turns_of
+from text.prompts import turns_of
 from text.tokenizer import chat
 
 CONFORMANCE = Path(__file__).parents[1] / "conformance"

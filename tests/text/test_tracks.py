@@ -20,9 +20,10 @@ from tests.text.annotations import (
     VIDEO_FROM_30,
     draws,
     one_turn,
+    question_of,
     share,
 )
-from text.prompts import question_of, turns_of
+from text.prompts import turns_of
 
 CONFORMANCE = Path(__file__).parents[1] / "conformance"
 CASES = []
@@ -98,7 +99,7 @@ def test_a_start_in_pixels_is_on_the_declared_scale_or_the_given_one():
     asked = question_of(annotation, VIDEO_FROM_30, LATER, [(100, 50)])
     assert 'coords="0.0 1 500 400"' in asked
     with pytest.raises(AssertionError, match="of which size"):
-        question_of(annotation, VIDEO_FROM_30, LATER)
+        question_of(annotation, VIDEO_FROM_30, LATER, [])
 
 
 RATE = re.compile(r"(\d+) (fps|frames per second|points per second)")

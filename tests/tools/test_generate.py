@@ -226,7 +226,7 @@ def test_a_conversation_is_held_over_standard_input(call, fake, monkeypatch):
     (["--image", PHOTOS[0], "--draw", "gone/a.png"], "--draw gone/a.png"),
     (["--image", PHOTOS[0], "--draw", "a.txt"], "name a .png, .jpeg or .webp"),
     (["--draw", "a.png"], "--draw needs"),
-    (["--image", "gone.png"], "gone.png"),
+    (["--image", "gone.png"], "missing file: gone.png"),
     (["--images", *["x.png"] * 21], "at most 20"),
     (["--video", VIDEO, "--subtitles", "a.srt"], "no subtitle in it"),
     (["--video", VIDEO, "--subtitles", "latin1.srt"], "an .srt or .vtt file in UTF-8"),

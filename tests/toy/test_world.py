@@ -9,7 +9,7 @@ import pytest
 
 import data
 from records.reader import Records
-from text.points import format_points, parse_points, unit_points
+from text.points import format_points, parse_points, unit
 from text.tokenizer import ByteTokenizer
 from toy import world
 from toy.images import CURRICULUM, ImageSeries, World, is_held_out
@@ -149,7 +149,9 @@ def test_points_and_captions_go_from_left_to_right_and_a_coordinate_is_one_id():
         for a in record["annotations"]:
             if a.get("label") in (None, "any shape"):
                 by_type[a["type"]] = a
-        text = format_points([(1, unit_points(by_type["point"], (SIZE, SIZE)))], "any shape")
+        point = by_type["point"]
+        places = [unit(place, point, (SIZE, SIZE)) for place in point["points"]]
+        text = format_points([(1, places)], "any shape")
         at = {(o["x"], o["y"]): name_of(o) for o in objects}
         names = [at[round(p.x), round(p.y)] for p in parse_points(text, SIZE, SIZE)]
         assert by_type["caption"]["text"] == (", ".join(names) or "nothing")

@@ -112,7 +112,7 @@ def test_data_order_is_the_same_on_1_2_and_4_ranks(files, tmp_path):
 def test_a_step_is_resumed_exactly_and_its_skips_with_it(files):
     whole = taken(loader_of(files), 6)
     assert any(e.mask_reason for _, rows in whole for e in examples_of(rows))
-    assert whole[-1][0].skipped["a.jsonl: S20"] >= 1
+    assert whole[-1][0].skipped["a.jsonl: missing file"] >= 1
     for n in (1, 4):
         planner = planner_of(files)
         planner.restore(json.loads(json.dumps(whole[n - 1][0].state)))
@@ -212,13 +212,12 @@ def test_a_file_of_records_that_changes_ends_the_run_in_one_sentence(files, tmp_
 STUBS = {                            # what ffmpeg does when it is to decode; probing works
     "hangs": "import time; time.sleep(600)",
     "crashes": "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
-    "eats memory": "hoard = []\nwhile True: hoard.append(bytes(1 << 26))",
     "says nothing": "pass",
     "babbles": "import sys\nwhile True: sys.stdout.buffer.write(b'P7' * 99999)",
 }
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="limits of memory are set on Linux only")
+@pytest.mark.skipif(os.name != "posix", reason="needs a script in ffmpeg's place")
 @pytest.mark.parametrize("what", STUBS)
 def test_a_decoder_that_goes_wrong_costs_its_record_and_no_more(tmp_path, monkeypatch, what):
     """The step ends within the deadline, the record is counted, the rest is as without trouble."""
@@ -243,7 +242,6 @@ def test_a_decoder_that_goes_wrong_costs_its_record_and_no_more(tmp_path, monkey
     (tmp_path / "stub.py").chmod(0o755)
     monkeypatch.setattr(imageio_ffmpeg, "get_ffmpeg_exe", lambda: str(tmp_path / "stub.py"))
     monkeypatch.setattr(video, "DEADLINE_S", 1)
-    monkeypatch.setattr(video, "MAX_MEMORY_BYTES", 1 << 30)
     loader = make()
     for (plan, rows), (wanted, others) in zip(taken(loader, 2), untroubled, strict=True):
         assert (plan.ids, plan.packs) == (wanted.ids, wanted.packs)
@@ -251,10 +249,10 @@ def test_a_decoder_that_goes_wrong_costs_its_record_and_no_more(tmp_path, monkey
             assert x.id == y.id
             assert len(x.tokens) == len(y.tokens)
             if "video" in x.id:
-                assert x.mask_reason.startswith("S23")
+                assert x.mask_reason.startswith("damaged video: ")
             else:
                 assert np.array_equal(x.weights, y.weights)
-    assert loader.masked.counts["v.jsonl: S23"] == len(loader.newly_masked) > 0
+    assert loader.masked.counts["v.jsonl: damaged video"] == len(loader.newly_masked) > 0
     assert all("video" in masked["id"] for masked in loader.newly_masked)
 
 
@@ -264,7 +262,7 @@ def test_a_batch_of_masked_images_alone_is_trained_through():
     m = model.Molmo2(replace(CONFIG.model, n_layer=1)).init_weights()
     config = CONFIG.data
     text = data.layout([TOKENIZER.bos], [False], [data.Branch([([5] * 9, True)])], config)
-    masked = data.placeholder("a", 30, 2, config, "S21")
+    masked = data.placeholder("a", 30, 2, config, "damaged image: x")
     for row in ([masked], [masked, text]):
         batch = packing.collate([row], 64, config.vision)
         assert len(batch.pool_src) == len(batch.pool_dst) == 1
@@ -281,7 +279,7 @@ def test_a_hundred_undecodable_records_in_a_row_stop_the_run(tmp_path):
     line = {"image": "a.png", "annotations": [{"type": "caption", "text": "x"}]}
     (tmp_path / "r.jsonl").write_text("\n".join([json.dumps(line)] * 20))
     loader = loader_of([tmp_path / "r.jsonl"], replace(CONFIG, steps=20), rates=[1])
-    with pytest.raises(RunError, match=r"of the last 100 records of .* none .*; the last: .*S21"):
+    with pytest.raises(RunError, match=r"of the last 100 records of .* none .*damaged image"):
         taken(loader, 20)
 
 
@@ -403,7 +401,8 @@ def test_what_one_rank_of_a_group_masks_all_of_it_mask(tmp_path, monkeypatch):
         (_, again), _ = threads.map(lambda rank: run(rank, known), (0, 1))
     assert first.newly_masked
     assert first.newly_masked == second.newly_masked
-    assert first.masked.counts == second.masked.counts == {"r.jsonl: S21": len(first.newly_masked)}
+    counts = {"r.jsonl: damaged image": len(first.newly_masked)}
+    assert first.masked.counts == second.masked.counts == counts
     for (_, rows), (_, others), (_, later) in zip(a, b, again, strict=True):
         for x, y, z in zip(*map(examples_of, (rows, others, later)), strict=True):
             assert x.id == y.id

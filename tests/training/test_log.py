@@ -21,7 +21,8 @@ def step(n, **more):
 
 
 def masked(*indices):
-    return [{"index": i, "id": f"r:{i}", "where": f"r.jsonl:{i}", "reason": "S21"} for i in indices]
+    return [{"index": i, "id": f"r:{i}", "where": f"r.jsonl:{i}", "reason": "damaged image: x"}
+            for i in indices]
 
 
 def test_a_log_begins_with_its_head_and_has_a_line_per_step_and_evaluation(tmp_path):
@@ -99,7 +100,7 @@ def test_a_malformed_line_is_passed_over(tmp_path, content):
     lines = json.dumps(step(1)).encode(), content, json.dumps(step(2, loss=1.5)).encode()
     (tmp_path / "log.jsonl").write_bytes(b"\n".join(lines) + b"\n")
     assert read_log(tmp_path / "log.jsonl") == [step(1), step(2, loss=1.5)]
-    skips = json.dumps(masked(4)[0]).encode(), content, b'{"index": "5", "reason": "S21"}'
+    skips = json.dumps(masked(4)[0]).encode(), content, b'{"index": "5", "reason": "x"}'
     (tmp_path / "skips.jsonl").write_bytes(b"\n".join(skips) + b"\n")
     assert read_skips(tmp_path) == masked(4)
     resumed = RunLog(tmp_path, True, {}, 2)
@@ -112,11 +113,10 @@ def test_a_file_that_is_not_there_has_no_lines(tmp_path):
     assert read_log(tmp_path / "log.jsonl") == read_skips(tmp_path) == []
 
 
-def test_dropped_records_are_counted_by_reason_and_by_source():
-    counts = {"a.jsonl: S21": 2, "b: c.jsonl: S21": 1, "a.jsonl: S03": 4}
-    assert log.dropped_by(counts) == {
-        "dropped": {"S21": 3, "S03": 4},
-        "dropped_by_source": {"a.jsonl": {"S21": 2, "S03": 4}, "b: c.jsonl": {"S21": 1}}}
+def test_dropped_records_are_counted_by_source_and_kind():
+    counts = {"a.jsonl: missing file": 2, "b: c.jsonl: missing file": 1, "a.jsonl: too long": 4}
+    assert log.dropped_by_source(counts) == {
+        "a.jsonl": {"missing file": 2, "too long": 4}, "b: c.jsonl": {"missing file": 1}}
 
 
 def test_the_commit_of_code_outside_a_checkout_is_unknown(tmp_path, monkeypatch):

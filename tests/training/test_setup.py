@@ -137,11 +137,11 @@ MISTAKES = [
     ([*TINY, "--init", "nowhere"], "--init nowhere"),
     ([*TINY, "--init", ""], "--init"),
     ([*TINY, "--out", "full"], "--out full: not empty"),
-    ([*TINY, "--data", "empty.jsonl"], "E05"),
-    ([*TINY, "--data", "wrong.jsonl"], "wrong.jsonl:2: E07"),
-    ([*TINY, "--data", "outside.jsonl"], "outside.jsonl:1: E62"),
-    ([*TINY, "--data", "unreadable.jsonl"], "unreadable.jsonl:1: S21"),
-    ([*TINY, "--data", "good.jsonl", "--eval", "gone.jsonl"], "gone.jsonl: there is no such file"),
+    ([*TINY, "--data", "empty.jsonl"], "empty.jsonl: the file holds no record"),
+    ([*TINY, "--data", "wrong.jsonl"], "wrong.jsonl:2: wrong record: "),
+    ([*TINY, "--data", "outside.jsonl"], "outside.jsonl:1: wrong record: "),
+    ([*TINY, "--data", "unreadable.jsonl"], "unreadable.jsonl:1: damaged image: "),
+    ([*TINY, "--data", "good.jsonl", "--eval", "gone.jsonl"], "gone.jsonl: the file cannot be"),
     ([*TINY, "--model.n_head=3"], "--model: no model has this shape"),
 ]
 

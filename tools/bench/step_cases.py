@@ -22,7 +22,7 @@ import data
 import packing
 import vision
 from records.visual import MediaInfo
-from text.visual import images_tokens, video_tokens
+from text.visual_tokens import images_tokens, video_tokens
 from tools.bench import stream
 from tools.bench.peers import IdTokenizer
 

@@ -20,7 +20,7 @@ from contextlib import suppress
 from functools import partial
 
 from records.errors import Unreadable
-from records.image import header
+from records.media import image_size
 from tools.prepare.annotations import (
     answer,
     box_annotation,
@@ -73,7 +73,7 @@ def points(row, settings, media):
     size = None
     if settings.coords == "pixel" and (media.root / image["path"]).is_file():
         with suppress(Unreadable):   # the trainer counts what is no image
-            size = size_of(*header(media.root / image["path"]))
+            size = size_of(*image_size(media.root / image["path"]))
     builder = partial(point_annotation, places, settings.coords, row["label"], size=size,
                       count=count, clip=settings.clip, max_points=MAX_POINTS,
                       counts=settings.counts, **meta_of(collection_method=method))

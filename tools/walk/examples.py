@@ -69,9 +69,6 @@ class Drawn:
     def video_size(self, record):
         return VISION.crop, VISION.crop, 0.5, 0.25
 
-    def video_of(self, record):
-        return None, 0.0, 0.5
-
     def frames(self, record, times):
         for time in times:
             yield draw_square(1 + round(6 * time), 3, 2)

@@ -7,7 +7,7 @@ import pytest
 import data
 import vision
 from text.tokenizer import ByteTokenizer
-from text.visual import image_tokens, video_tokens
+from text.visual_tokens import image_tokens, video_tokens
 from tools.bench import stream
 
 # Of streams of 4,000 examples, 20 seeds (stage 1: 5): means of tokens, crops and annotations. 5
