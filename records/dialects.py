@@ -12,8 +12,8 @@ A placeholder is an <image> or <video> in a text of the user, or a part of typed
     none                   the images or the video come first
     any other number       is refused: nothing is repeated and nothing is dropped
 
-Placeholders that open the first turn, and a single one in it, are taken out with the blanks around
-them, since the images come first anyway. Others keep their places, as {"image": k}.
+Placeholders that open the first turn, and a single one that closes it, are taken out with the
+blanks around them, since the images come first anyway. Others keep their places, as {"image": k}.
 
 Only the shape of the chat is judged here; the record is checked like a native one (check.py).
 """
@@ -239,7 +239,7 @@ def without_leading_media(parts, references):
 
         <image> <image> Which is alive?      Which is alive?
         What is it? <image>                  What is it?
-        Is <image> a cat?                    Is a cat?
+        Is <image> a cat?                    as it stands
     """
     places = [k for k, part in enumerate(parts) if not isinstance(part, str)]
     if not places or len(places) < len(references):
@@ -248,9 +248,6 @@ def without_leading_media(parts, references):
     after = "".join(parts[places[-1] + 1 :])
     if not before.strip():
         return [after.lstrip()]
-    if len(places) == 1:
-        left, right = before.rstrip(), after.lstrip()
-        blanks = before[len(left) :] + after[: len(after) - len(right)]
-        gap = "" if not right else "\n" if "\n" in blanks else " "
-        return [left + gap + right]
+    if len(places) == 1 and not after.strip():
+        return [before.rstrip()]
     return parts

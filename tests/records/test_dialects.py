@@ -53,6 +53,7 @@ def questions(record):
     (("<image>\n<image>\nq", "a"), {"images": ["x", "y"]}, ["q"]),
     ((" <image><image> q ", "a"), {"images": ["x", "y"]}, ["q "]),
     (("q\n<image>", "a"), {"image": "x"}, ["q"]),
+    (("Is <image> a cat?", "a"), {"image": "x"}, [["Is ", {"image": 0}, " a cat?"]]),
     (("<image> x <image>", "a"), {"images": ["x", "y"]}, [[{"image": 0}, " x ", {"image": 1}]]),
     (("q <image><image>", "a"), {"images": ["x", "y"]}, [["q ", {"image": 0}, {"image": 1}]]),
     (("who?", "a", "<image> now?", "b"), {"image": "x"}, ["who?", [{"image": 0}, " now?"]]),
