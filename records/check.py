@@ -261,7 +261,6 @@ def check_points(annotation, record, place):
 
 
 def check_track(track, place):
-    require(track.get("fps", 1) % 1 == 0, place, "'fps' must be a multiple of 1 or 2")
     for k, point in enumerate(track["points"]):
         check_fields(point, "track points", f"{place}.points[{k}]")
     found = {(point["t"], point["id"]) for point in track["points"]}

@@ -80,6 +80,8 @@ def read_video_header(record, config):
     rates = [a.get("fps", 2) for a in record["annotations"] if a["type"] == "track"]
     if rates:                        # frames where the tracks have points (docs/molmo2.md 3.1)
         lowest = max(int(min(rates)), 1)
+        if lowest > 10:              # annotated on every frame: asked for twice a second
+            lowest = 2
         video_rate = round(0.5 / half_frame) if half_frame else 0   # a single frame lasts no time
         grid = [rate for rate in range(lowest, 11, lowest) if video_rate % rate == 0]
         times = vision.track_times(end - start, config.max_frames, grid or [lowest]) or [0.0]

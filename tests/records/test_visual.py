@@ -30,6 +30,8 @@ from tests.records.visual_records import (
     open_records,
     write_media,
 )
+from text.points import parse_points
+from text.prompts import turns_of
 from text.tokenizer import ByteTokenizer
 
 TOKENIZER = ByteTokenizer()
@@ -164,6 +166,21 @@ def test_videos_with_tracks_are_looked_at_where_the_tracks_have_points(folder):
     n_frames = len(read_headers(both, CONFIG).times)
     assert data.size(both, TOKENIZER, CONFIG, 0, 0)[1] == n_frames
     assert len(data.encode(both, TOKENIZER, CONFIG, 0, 0).images) == n_frames
+
+
+@pytest.mark.parametrize("fps", [25, 30, 29.97])
+def test_a_track_of_every_frame_is_asked_about_over_the_whole_video(folder, fps):
+    """Not at 25 or 30 frames a second, of which 128 would end after 5 seconds."""
+    points = [{"t": k / fps, "id": 1, "x": 50, "y": 50} for k in range(int(60 * fps))]
+    track = {"type": "track", "label": "dot", "coords": "percent", "fps": fps, "points": points}
+    video = {"frames": [GREY_FRAMES[0]] * int(60 * fps), "fps": fps}
+    record = first_record(folder, {"video": video, "annotations": [track, CAPTION]})
+    config = replace(CONFIG, max_frames=128)
+    info = read_headers(record, config)
+    assert len(info.times) == 120
+    assert info.times[-1] == pytest.approx(59.5)
+    ((_, answer),) = turns_of(track, record, info.sizes, config, None, info.times)
+    assert len(parse_points(answer, 1, 1)) >= 60                 # one a second for 25 fps
 
 
 # --------------------------------------------------------------------------------------------------
