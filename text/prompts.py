@@ -21,11 +21,11 @@ from text.points import format_points, format_tracks, scales, unit
 from text.styles import chance, medium, pick, style_of
 from text.tracks import (
     AskedFrames,
+    points_on_frames,
     seconds,
     track_frames,
     track_mode,
     track_rate,
-    visible_points,
 )
 
 COUNTING = re.compile(
@@ -249,8 +249,8 @@ def select_images(text, n_images, rng):
 def track_turn(annotation, record, size, config, rng, times):
     """A track annotation (docs/molmo2.md 5.3). size: the scale of the video.
 
-    A track from a point starts at the query; in 20 %, at another visible point of the object, but
-    not its last. None if the annotation has points, but none on the frames at `times`.
+    A track from a point starts at the query; in 20 %, at another point of the object that is on a
+    frame shown, but not its last. None if the annotation has points, but none on the frames at `times`.
     """
     style = style_of(annotation, record, rng)
     mode = track_mode(annotation, record)
@@ -260,7 +260,8 @@ def track_turn(annotation, record, size, config, rng, times):
     start_tag = ""
     if mode == "from_point":
         query = annotation["query"]
-        track = [p for p in visible_points(annotation) if p["id"] == query["id"]]
+        shown = points_on_frames(annotation, record, times)
+        track = [point for _, point in shown if point["id"] == query["id"]]
         if chance(rng, 0.2) and len(track) > 1:
             query = pick(rng, track[:-1])
         time = AskedFrames(annotation, record, times).text_time(query["t"])

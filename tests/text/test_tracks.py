@@ -199,3 +199,13 @@ def test_the_nearest_point_counts_and_one_further_than_half_an_interval_does_not
     track = {"type": "track", "label": "x", "coords": "percent", "points": points, "fps": 6}
     answer = one_turn(track, VIDEO, times=[0.0, 0.5, 1.0, 1.5, 2.0])[1]
     assert groups_of(answer) == {"0.0": 0, "1.0": 200}   # 2.1 s is 0.1 s away; half of 1/6 is 0.083
+
+
+def test_a_track_never_starts_behind_the_frames_that_are_shown():
+    """Of 300 s at 2 points a second, 128 frames show the first 64: no draw may be lost."""
+    points = [{"t": k / 2, "id": 1, "x": 50, "y": 50} for k in range(600)]
+    track = TRACK_FROM_POINT | {"fps": 2, "points": points, "query": points[0]}
+    times = [k / 2 for k in range(128)]
+    answers = [answer for _, answer in draws(track, VIDEO, n=300, times=times)]
+    assert all(answers)
+    assert len(set(answers)) > 30
