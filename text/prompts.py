@@ -250,7 +250,7 @@ def track_turn(annotation, record, size, config, rng, times):
     """A track annotation (docs/molmo2.md 5.3). size: the scale of the video.
 
     A track from a point starts at the query; in 20 %, at another point of the object that is on a
-    frame shown, but not its last. None if the annotation has points, but none on the frames at `times`.
+    frame shown, but not its last. None if the annotation has points, but none on the frames.
     """
     style = style_of(annotation, record, rng)
     mode = track_mode(annotation, record)
