@@ -109,7 +109,8 @@ def crops_per_image(info, config):
     """How many crops each image, or each frame, of a MediaInfo has."""
     if info.times is not None:
         return [1] * len(info.times)
-    return [vision.pooled_grids(h, w, config.max_crops, config.vision)[2] for w, h in info.sizes]
+    return [vision.pooled_grids(h, w, config.max_crops, config.vision)[2]
+            for w, h in info.sizes[: config.max_images]]
 
 
 def pool_windows(info, config):
@@ -117,7 +118,8 @@ def pool_windows(info, config):
     if info.times is not None:
         each = [vision.frame_windows(config.vision)] * len(info.times)
     else:
-        tilings = [vision.tiling(h, w, config.max_crops, config.vision) for w, h in info.sizes]
+        tilings = [vision.tiling(h, w, config.max_crops, config.vision)
+                   for w, h in info.sizes[: config.max_images]]
         each = [vision.image_windows(rows, cols, config.vision) for rows, cols in tilings]
     starts = np.cumsum([0, *crops_per_image(info, config)]) * config.vision.n_patch
     shifted = [np.where(source < 0, -1, source + start)
@@ -128,7 +130,8 @@ def pool_windows(info, config):
 def image_crops(images, config):
     """[(H,W,3), ..] -> crops (n,P,F) uint8 of all of them."""
     none = np.zeros((0, config.vision.n_patch, config.vision.n_pixel), np.uint8)
-    each = [vision.crops(image, config.max_crops, config.vision)[0] for image in images]
+    each = [vision.crops(image, config.max_crops, config.vision)[0]
+            for image in images[: config.max_images]]
     return np.concatenate([none, *each])
 
 
