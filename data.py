@@ -13,6 +13,8 @@ of the visual input, the trunk, and cannot see each other: the message tree.
     branch   <|im_start|>user\\nWhere?<|im_end|>\\n<|im_start|>assistant\\n<points ..><|im_end|>
 
 The random choices of an example are keyed by (seed, its id, epoch): size and encode draw the same.
+Files of records are read by records/, whose map is records/__init__.py; what is asked and answered,
+and the tokens, are in text/ (text/__init__.py).
 """
 
 import math
@@ -94,7 +96,7 @@ class Example:
     dropped_branches: int = 0        # branches that did not fit
     dropped_tokens: int = 0          # their tokens
     id: str = ""
-    images: np.ndarray = None        # (n,P,F) uint8; with a CropShard, this rank's crops only
+    images: np.ndarray = None        # (n,P,F) uint8; with a CropShard: only the crops of its rank
     image_id: np.ndarray = None      # (n,) int32, the image or frame that each crop belongs to
     cp_rank: np.ndarray = None       # (n,) int32, with a CropShard: the rank that has each crop
     pool_src: np.ndarray = field(default_factory=lambda: np.zeros((0, 4), np.int64))
@@ -259,7 +261,7 @@ def size(record, tokenizer, config, seed, epoch):
 
 
 def encode(record, tokenizer, config, seed, epoch, shard=None):
-    """A record -> Example, with a CropShard its crops only; Unreadable if it cannot be decoded."""
+    """A record -> Example; with a CropShard: only the crops of that rank. Unreadable."""
     info = read_headers(record, config)
     example = build_tree(record, info, tokenizer, config, seed, epoch)
     if not info.sizes:

@@ -147,21 +147,21 @@ def qa_turns(annotation, record, config, rng):
 def qa_turn(turn, style, record, config, rng):
     """(question, answer) of one turn, without the style."""
     question = question_text(turn["question"])
-    free = rng is not None and not config.prefix_all
+    randomize = rng is not None and not config.prefix_all
     if style.endswith("_exp"):
         question = f"{question} {styles.REASONS}"
     if "options" in turn:
-        question, answer = choices.lay_out(question, turn, free, rng)
+        question, answer = choices.lay_out(question, turn, randomize, rng)
     else:
         answers = turn["answers"] if "answers" in turn else [turn["answer"]]
         counts = {text: answers.count(text) for text in answers}
         most = max(counts.values())
         answer = pick(rng, [text for text, n in counts.items() if n == most])
         on_images = style in ("user_qa", "correction_qa") and medium(record) in ("image", "images")
-        if free and on_images and COUNTING.search(question):
+        if randomize and on_images and COUNTING.search(question):
             # else it would look like a request to count by pointing
             question = pick(rng, styles.NO_POINTS) + question
-        elif free and styles.TASK_OF_STYLE.get(style) == "short_answer":
+        elif randomize and styles.TASK_OF_STYLE.get(style) == "short_answer":
             question = draw_template("short_answer", record, rng).format(question=question)
     if "explanation" in turn:
         answer = f"{turn['explanation']} Answer: {answer}"

@@ -42,10 +42,7 @@ class ByteTokenizer:
     def __init__(self, words=(), n_vocab=384):
         self.words = tuple(words)
         self.n_vocab = n_vocab
-        n_distinct = len(set(self.words))
-        assert all(self.words) and n_distinct == len(self.words), "a word is empty or given twice"
-        fits = 258 + len(self.words) <= n_vocab
-        assert fits, f"{len(self.words)} words do not fit {n_vocab} ids"
+        assert 258 + len(self.words) <= n_vocab, f"{len(self.words)} words do not fit {n_vocab} ids"
         self.chat_start = 256
         self.chat_end = 257
         self.eos = self.chat_end
@@ -80,7 +77,7 @@ class ByteTokenizer:
 
 
 class MissingToken(ValueError):
-    """A tokenizer lacks a token that the model needs."""
+    """A tokenizer lacks what the model needs, or the package that reads it."""
 
 
 class PretrainedTokenizer:
@@ -100,33 +97,12 @@ class PretrainedTokenizer:
         try:
             from tokenizers import Tokenizer
         except ImportError:
-            raise ValueError(f"{folder}/tokenizer.json needs an extra package: "
-                             "pip install tokenizers") from None
+            raise MissingToken(f"{folder}/tokenizer.json needs an extra package: "
+                               "pip install -r requirements-extras.txt") from None
         self.folder = Path(folder)
         self.n_vocab = n_vocab
-        self.files = {}
-        for name in self.FILES:
-            if (self.folder / name).is_file():
-                self.files[name] = (self.folder / name).read_bytes()
-        try:
-            self._read(Tokenizer)
-        except (MissingToken, KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as e:       # the package's panics are not even Exceptions
-            reason = (str(e).splitlines() or [type(e).__name__])[0]
-            raise ValueError(f"{folder}: not readable as a tokenizer: {reason}") from None
-        self.chat_start = self._id("<|im_start|>")
-        self.chat_end = self._id("<|im_end|>")
-        self.stops = {self.eos, self.chat_end}
-        self.special = special_ids(n_vocab)
-        for name, wanted in self.special.items():
-            found = self._id(token_text(name))
-            if found != wanted:
-                raise ValueError(f"{folder}: {token_text(name)} is id {found} of the tokenizer "
-                                 f"and {wanted} of the model")
-
-    def _read(self, Tokenizer):
-        """Sets inner (a tokenizers.Tokenizer), eos and bos."""
+        paths = [self.folder / name for name in self.FILES]
+        self.files = {path.name: path.read_bytes() for path in paths if path.is_file()}
         state = json.loads(self.files["tokenizer.json"])
         # a special token that is not declared special would be recognised in a user's text
         ours = {"<|im_start|>", "<|im_end|>", *map(token_text, SPECIAL)}
@@ -136,14 +112,20 @@ class PretrainedTokenizer:
         self.inner.encode_special_tokens = True          # what a user types stays text
 
         settings = json.loads(self.files.get("tokenizer_config.json", b"{}"))
-        names = {}
-        for key in ("bos_token", "eos_token"):
-            if token := settings.get(key):
-                names[key] = token["content"] if isinstance(token, dict) else token
-        self.eos = self._id(names.get("eos_token", "<|im_end|>"))
-        self.bos = self._id(names["bos_token"]) if "bos_token" in names else self.eos
+        self.eos = self._id(settings.get("eos_token") or "<|im_end|>")
+        self.bos = self._id(settings["bos_token"]) if settings.get("bos_token") else self.eos
+        self.chat_start = self._id("<|im_start|>")
+        self.chat_end = self._id("<|im_end|>")
+        self.stops = {self.eos, self.chat_end}
+        self.special = special_ids(n_vocab)
+        for name, wanted in self.special.items():
+            found = self._id(token_text(name))
+            if found != wanted:
+                raise MissingToken(f"{folder}: {token_text(name)} is id {found} of the tokenizer "
+                                   f"and {wanted} of the model")
 
     def _id(self, token):
+        token = token["content"] if isinstance(token, dict) else token
         found = self.inner.token_to_id(token)
         if found is None:
             raise MissingToken(f"{self.folder}: the tokenizer lacks the special token {token}: "
@@ -164,20 +146,18 @@ class PretrainedTokenizer:
 def load_tokenizer(folder, n_vocab):
     """The tokenizer in a model's folder; n_vocab: V of the model. OSError or ValueError."""
     path = Path(folder) / "tokenizer.json"
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file; text cannot be read without a tokenizer")
     try:
         state = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as e:
-        raise ValueError(f"{path}: not JSON: {e}") from None
-    if not isinstance(state, dict) or state.get("kind") != "bytes":
-        return PretrainedTokenizer(folder, n_vocab)
-    if set(state) != {"kind", "words", "n_vocab"} or state["n_vocab"] != n_vocab:
+        if state.get("kind") != "bytes":
+            return PretrainedTokenizer(folder, n_vocab)
+        tokenizer = ByteTokenizer(state["words"], state["n_vocab"])
+    except (MissingToken, OSError):
+        raise
+    except Exception as error:       # the package raises none but Exception itself
+        raise ValueError(f"{path}: not readable as a tokenizer: {error}") from None
+    if tokenizer.n_vocab != n_vocab:
         raise ValueError(f"{path} is no byte tokenizer for a model of {n_vocab} ids")
-    try:
-        return ByteTokenizer(state["words"], state["n_vocab"])
-    except (TypeError, AssertionError) as e:
-        raise ValueError(f"{path}: {e}") from None
+    return tokenizer
 
 
 class Segment(NamedTuple):
@@ -190,8 +170,8 @@ def chat(turns, tokenizer):
     """[(question, answer), ..] -> [Segment, ..]: loss on every answer and the EOS that ends it.
 
     An answer of None must be the last: then the segments are the prompt of a generation. After the
-    first turn, EOS (with loss) is followed by <|im_end|> (without); in Qwen's vocabulary these are
-    the same token twice. The released models are trained so (docs/molmo2.md 4.1).
+    first turn, EOS (with loss) is followed by <|im_end|> (without); for Qwen both are the
+    same token. The released models are trained so (docs/molmo2.md 4.1).
     """
     encode = tokenizer.encode
     newline = encode("\n")
