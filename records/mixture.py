@@ -20,8 +20,8 @@ def rng_for(seed, *key):
 def sqrt_size(n, size=None, rate=None):
     """The weight of a source of n records within its group (docs/molmo2.md 9.1): sqrt(n) * rate.
 
-    size replaces n: below 1 it is the fraction of n that counts, from 1 on the number that counts,
-    and 0 counts as one record.
+    size, if given, takes the place of n: a number of records from 1 on, a fraction of n below 1; 0
+    means one record.
     """
     if size is None:
         counted = n
@@ -72,9 +72,9 @@ def permute_index(i, n, *key):
 class Mixture:
     """Index i of an endless stream -> numbers of reader, record, epoch: a function of (seed, i).
 
-    Shares are exact: of any first n records (n a multiple of `block`) reader k has its rate's share
-    to within one per reader before it; inside a block the order is shuffled. Every epoch of a
-    reader is a permutation of it (paper: data; docs/molmo2.md 9).
+    Of the first n records, n a multiple of `block`, reader k has given rate * n, off by k at most;
+    inside a block the order is shuffled. Every epoch of a reader is a permutation of it (paper:
+    data; docs/molmo2.md 9).
     """
 
     def __init__(self, readers, rates, seed, block=1000):
@@ -98,9 +98,3 @@ class Mixture:
                     return k, j, epoch
                 return k, permute_index(j, len(reader), self.seed, reader.name, epoch), epoch
             n -= before
-
-
-# --------------------------------------------------------------------------------------------------
-# rates
-
-

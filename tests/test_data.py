@@ -13,8 +13,7 @@ import pytest
 
 import data
 import model
-from tests.records.samples import QA, image
-from tests.records.visual_records import GREY_FRAMES, open_records, write_media
+from tests.records.visual_records import open_records, write_media
 from text.tokenizer import ByteTokenizer
 
 TESTS = Path(__file__).parent
@@ -158,15 +157,6 @@ def test_branches_past_max_tokens_are_dropped_and_counted_never_cut(max_tokens, 
     assert (ours.targets == EOS).sum() == kept
 
 
-def test_a_dropped_branch_takes_those_behind_it_along():
-    # as in the official code, though a later and shorter one would fit
-    branches = [branch(100, 5), branch(200, 50), branch(300, 2)]
-    ours = data.layout([BOS], [False], branches, CONFIG, 20)
-    assert ours.tokens.tolist() == [BOS, 100, 101, 102, 103, 104]
-    assert ours.dropped_branches == 2
-    assert set(ours.visible_until.tolist()) == {6}               # one branch is left: no tree
-
-
 def test_a_branch_too_long_by_itself_does_not_take_the_others_with_it():
     """Whether an example can be used does not depend on the order of its branches."""
     short = data.Branch([([5] * 3, 0), ([6] * 3, 1)])
@@ -178,17 +168,6 @@ def test_a_branch_too_long_by_itself_does_not_take_the_others_with_it():
     # after one that fits, the first that does not ends the tree
     ours = data.layout([1, 2], [False, True], [short, long, short], CONFIG, 40)
     assert (ours.dropped_branches, len(ours.tokens)) == (2, 7)
-
-
-def test_tokens_laid_out_and_tokens_dropped_are_those_of_the_whole_tree():
-    branches = [data.Branch([([7] * n, 0), ([8] * 3, 1)]) for n in (5, 9, 2, 30)]
-    whole = data.layout([1, 2, 3], [False, True, True], branches, CONFIG)
-    assert whole.dropped_tokens == 0
-    for limit in range(3, len(whole.tokens) + 2):
-        part = data.layout([1, 2, 3], [False, True, True], branches, CONFIG, limit)
-        assert len(part.tokens) + part.dropped_tokens == len(whole.tokens)
-        assert len(part.tokens) <= limit
-        assert (part.dropped_tokens == 0) == (part.dropped_branches == 0)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -214,24 +193,6 @@ def test_points_and_captions_of_videos_have_flat_weights_and_all_else_square_roo
     of_branch = data.Branch([], kind, 3.0, of_video)
     assert data.token_weight(of_branch, 9, 4, FLAT) == pytest.approx(3 * weight)
     assert data.token_weight(of_branch, 9, 4, CONFIG) == 3
-
-
-def test_captions_of_videos_and_tracks_have_their_flat_weights(folder):
-    """0.1 and 0.2 in stages 2 and 3, whatever their length (docs/molmo2.md 7.1)."""
-    video = {"video": {"frames": GREY_FRAMES[:2], "fps": 2.0}}
-    track = {"type": "track", "label": "x", "coords": "percent",
-             "points": [{"t": 0.0, "id": 1, "x": 5, "y": 5}]}
-    n_loss = len("grey") + 1                                     # and EOS
-    for annotation, weight in (({"type": "caption", "text": "grey"}, 0.1), (track, 0.2),
-                               ({**QA, "answer": "grey"}, 2 / n_loss**0.5)):
-        example = encoded(folder, video | {"annotations": [annotation]}, FLAT)
-        assert loss_weights(example) == pytest.approx([weight])
-    count = {"type": "count", "label": "dots", "count": 3}
-    config = replace(FLAT, prefix_all=False)
-    caption = {"type": "caption", "text": "abc"}
-    for annotation, weight in ((count, 0.2), (caption, 1.0)):
-        example = encoded(folder, image(annotation, image="0.png"), config)
-        assert loss_weights(example) == pytest.approx([weight])
 
 
 def test_weights_of_record_annotation_and_turn_multiply(folder):

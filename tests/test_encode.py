@@ -27,7 +27,7 @@ from tests.records.visual_records import (
     write_media,
 )
 from text.tokenizer import ByteTokenizer
-from toy.world import WORDS, Sums, World
+from toy.world import WORDS
 
 MEDIA = Path(__file__).parent / "media"
 BYTES = ByteTokenizer()
@@ -60,34 +60,6 @@ def branches_of(example):
 
 # --------------------------------------------------------------------------------------------------
 # sizes
-
-
-@pytest.mark.parametrize("limit", [4096, 400, 260, 120])
-@pytest.mark.parametrize("epoch", [0, 5])
-def test_size_equals_what_encode_gives_on_real_and_toy_records(limit, epoch):
-    """... and no visual token is cut, no branch half kept: branches in = kept + dropped."""
-    records = list(Records(MEDIA / "records.jsonl"))
-    for split in ("train", "test", "unseen"):
-        toy = World(split)
-        records += [toy[i] for i in range(15)]
-    sums = Sums()
-    records += [sums[i] for i in range(5)]
-    config = data.DataConfig(max_tokens=limit, max_crops=4, vision=model.TOY_VISION,
-                             sqrt_length=True)
-    for record in records:
-        size = data.size(record, TOKENIZER, config, 3, epoch)
-        example = data.encode(record, TOKENIZER, config, 3, epoch)
-        if size == (0, 0):
-            assert example.weights.sum() == 0
-            continue
-        assert size == (len(example.tokens), n_crops(example))
-        assert size[0] <= limit
-        n_visual = (example.tokens == TOKENIZER.special["im_patch"]).sum()
-        assert len(example.pool_src) == len(example.pool_dst) == n_visual
-        assert example.n_branches + example.dropped_branches == len(record["annotations"])
-        again = data.encode(record, TOKENIZER, config, 3, epoch)
-        assert np.array_equal(again.tokens, example.tokens)
-        assert np.array_equal(again.weights, example.weights)
 
 
 def check_tree(example, whole):

@@ -75,44 +75,6 @@ def test_points_of_a_video_equal_the_official_text(case):
     assert format_points(given, groups) == case["expected"]
 
 
-def frames_of(given):
-    """The tracks of a case as format_tracks takes them, and the case's selection of frames."""
-    frames = []
-    for frame in given["tracks"]:
-        time = frame["time"]
-        if isinstance(time, str):
-            minutes, seconds = time.split(":")
-            time = int(minutes) * 60 + float(seconds)
-        visible = {n: p["point"] for n, p in frame["points"].items() if not p["occluded"]}
-        positions = fractions(visible.values(), given["scale"])
-        frames.append((time, dict(zip(visible, positions, strict=True))))
-    if given.get("start_end_only"):
-        first = {}
-        last = {}
-        for time, visible in frames:
-            for name in visible:
-                first.setdefault(name, time)
-                last[name] = time
-        selected = []
-        for time, visible in frames:
-            ends = {n: p for n, p in visible.items() if time in (first[n], last[n])}
-            selected.append((time, ends))
-        frames = selected
-    if "from_initial_points" in given:
-        # the prompt holds the first frame; the answer goes on after it
-        start = given["from_initial_points"][0]["time"]
-        frames = [(time, visible) for time, visible in frames if time > start]
-    return frames
-
-
-@cases("tracks")
-def test_tracks_equal_the_official_text(case):
-    given = case["input"]
-    separator = SEPARATOR[given["format"]]
-    text = points.format_tracks(frames_of(given), given["label"], separator)
-    assert text == case["expected"]
-
-
 @cases("extract")
 def test_parsed_points_equal_the_official_ones(case):
     given = case["input"]
