@@ -13,8 +13,7 @@ of the visual input, the trunk, and cannot see each other: the message tree.
     branch   <|im_start|>user\\nWhere?<|im_end|>\\n<|im_start|>assistant\\n<points ..><|im_end|>
 
 The random choices of an example are keyed by (seed, its id, epoch): size and encode draw the same.
-Files of records are read by records/, whose map is records/__init__.py; what is asked and answered,
-and the tokens, are in text/ (text/__init__.py).
+Files are read by records/ (map: records/__init__.py), text is made by text/ (text/__init__.py).
 """
 
 import math
@@ -246,18 +245,17 @@ def segments_of(a, record, info, tokenizer, config, rng):
     return [(ids, learn * weights[k // 2]) for k, (ids, learn) in enumerate(segments)]
 
 
-def size_and_example(record, tokenizer, config, seed, epoch):
-    """-> (tokens, crops) and the Example without pixels; (0, 0) if nothing with loss fits a row."""
-    info = read_headers(record, config)
-    example = build_tree(record, info, tokenizer, config, seed, epoch)
-    if example.weights.max(initial=0) == 0:
-        return (0, 0), example
-    return (len(example.tokens), sum(crops_per_image(info, config))), example
-
-
 def size(record, tokenizer, config, seed, epoch):
     """(tokens, crops) of an example, without decoding; Unreadable as read_headers."""
-    return size_and_example(record, tokenizer, config, seed, epoch)[0]
+    info = read_headers(record, config)
+    return size_of(build_tree(record, info, tokenizer, config, seed, epoch), info, config)
+
+
+def size_of(example, info, config):
+    """(tokens, crops), or (0, 0) if nothing with loss fits a row."""
+    if not example.weights.any():
+        return 0, 0
+    return len(example.tokens), sum(crops_per_image(info, config))
 
 
 def encode(record, tokenizer, config, seed, epoch, shard=None):

@@ -15,6 +15,7 @@ from collections import Counter
 import data
 import packing
 from records.errors import DataError, Unreadable, warn
+from records.visual import read_headers
 from training.config import Parser, UserError, parse
 from training.planner import kind_of, skip_reason
 from training.setup import open_tokenizer
@@ -32,7 +33,9 @@ def stats(readers, tokenizer, config):
         for i in range(len(reader)):
             try:
                 record = reader[i]
-                size, example = data.size_and_example(record, *given)
+                info = read_headers(record, config.data)
+                example = data.build_tree(record, info, *given)
+                size = data.size_of(example, info, config.data)
                 reason = skip_reason(record, size, config)
             except Unreadable as e:
                 reason = str(e)
