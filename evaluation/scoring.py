@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from evaluation import metrics, text_metrics
 from records.visual import MediaInfo
-from text.points import parse_points, unit
-from text.prompts import scales
+from text.points import parse_points, scales, unit
 from text.styles import medium, style_of
 from text.tracks import AskedFrames, seconds, track_frames, track_mode
 

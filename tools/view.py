@@ -32,8 +32,7 @@ import packing
 from records.errors import DataError, Unreadable, warn
 from records.mixture import Mixture
 from records.visual import read_headers
-from text.points import unit
-from text.prompts import scales
+from text.points import scales, unit
 from text.tokenizer import token_text
 from text.tracks import since_start
 from training.config import Config, Parser, UserError, config_from_json, parse
