@@ -18,7 +18,7 @@ import attention
 import train
 import vision
 from tests.test_layout import ROOT
-from text.points import unit_points
+from text.points import unit
 from tools import view
 from training.config import parse
 
@@ -130,7 +130,7 @@ def test_figures_are_the_crops_and_circles_the_points(flags):
         pixels = read_image(figure)
         assert np.array_equal(vision.patchify(pixels[None], row.config.data.vision)[0], crop)
     expected = [(100 * x, 100 * y) for record in row.records for a in record["annotations"]
-                if a["type"] == "point" for x, y in unit_points(a, None)]
+                if a["type"] == "point" for x, y in (unit(point, a, None) for point in a["points"])]
     assert len(expected) > 0
     assert np.allclose(sorted(read_circles(page)), sorted(expected), atol=0.01)
 

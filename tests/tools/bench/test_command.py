@@ -70,7 +70,7 @@ def test_a_table_has_a_column_for_every_name_and_a_dash_where_a_row_has_none(cap
         ("load --size 720p", "WIDTHxHEIGHT"),
         ("load --size 1x1", "ffmpeg cannot make a video with --size 1x1"),
         ("load --seconds nan", "above 0"),
-        ("load --video no.mp4", "no file"),
+        ("load --video no.mp4", "missing file"),
         ("run nowhere --peak 1", "nowhere has no log of a run"),
     ],
 )
