@@ -27,7 +27,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from model import Block
@@ -46,8 +45,7 @@ class Ranks:
     dp_rank: int = 0
     cp: int = 1
     cp_rank: int = 0
-    waiting: object = None           # a gloo group for long waits: ranks evaluate for hours
-    saving: object = None            # a gloo group for the threads that write checkpoints
+    long_waits: object = None        # a gloo group with a long timeout: ranks evaluate for hours
 
     @property
     def first(self):
@@ -55,26 +53,26 @@ class Ranks:
 
     def barrier(self):
         """Waits, for any time, until all ranks are here."""
-        if self.waiting:
-            dist.barrier(self.waiting)
+        if self.long_waits:
+            dist.barrier(self.long_waits)
 
 
-def join(cp, device, timeout_s=600):
+def join(cp, device):
     """Under torchrun: the process group and the mesh -> Ranks.
 
-    A rank that does not answer an exchange for timeout_s ends the run (the process group's timeout;
-    stages/cluster.sh switches on the flight recorder, which names the exchange). Numbers that steer
-    the run travel over gloo, for which no GPU waits.
+    A rank that does not answer an exchange for ten minutes ends the run (stages/cluster.sh switches
+    on torch's flight recorder, which names the exchange). Numbers that steer the run travel over
+    gloo, for which no GPU waits.
     """
     world = int(os.environ.get("WORLD_SIZE", 1))
     if world == 1:
         return Ranks()
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+    dist.init_process_group(backend, timeout=timedelta(minutes=10))
     mesh = make_mesh(cp, device.type)
-    waiting, saving = (dist.new_group(backend="gloo", timeout=timedelta(days=7)) for _ in range(2))
+    long_waits = dist.new_group(backend="gloo", timeout=timedelta(days=7))
     return Ranks(dist.get_rank(), world, mesh, world // cp, mesh["dp"].get_local_rank(),
-                 cp, mesh["cp"].get_local_rank(), waiting, saving)
+                 cp, mesh["cp"].get_local_rank(), long_waits)
 
 
 def is_first_process():
@@ -85,18 +83,7 @@ def is_first_process():
 def make_mesh(cp, device="cpu"):
     """The ranks of this world as (dp, cp), cp varying fastest: neighbours are a group."""
     shape = (dist.get_world_size() // cp, cp)
-    return with_timeout(init_device_mesh(device, shape, mesh_dim_names=("dp", "cp")))
-
-
-def with_timeout(mesh):
-    """The mesh, with the timeout of the process group for its groups, which do not inherit it."""
-    for group in mesh.get_all_groups():
-        _set_pg_timeout(process_group_timeout(), group)
-    return mesh
-
-
-def process_group_timeout():
-    return dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout
+    return init_device_mesh(device, shape, mesh_dim_names=("dp", "cp"))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -143,15 +130,6 @@ def ulysses(attend, group):
         return out.permute(1, 2, 0, 3, 4).reshape(B, t, H, D)
 
     return exchanged
-
-
-def bytes_sent(config, tokens, cp, width=2):
-    """Bytes that one rank sends in a layer, forward: q, k, v, the result, less the part that stays.
-
-    width: bytes of a number.
-    """
-    h, g = config.n_head, max(config.n_kv_head, cp)
-    return tokens // cp * (2 * h + 2 * g) * config.head_dim * width * (cp - 1) // cp
 
 
 # --------------------------------------------------------------------------------------------------
@@ -238,14 +216,14 @@ def parallelize(model, mesh, shard=0, dtype=torch.float32):
     if mesh["cp"].size() > 1:
         group = mesh["cp"].get_group()
         if group is dist.group.WORLD:    # its NCCL stream would queue behind FSDP's gathers
-            group = dist.new_group(timeout=process_group_timeout())
+            group = dist.new_group()
         model.attend = ulysses(model.attend, group)
         model.route = dispatch_route(group)
     world = mesh.size()
     over = mesh._flatten("dp_cp")
     if shard not in (0, world):
-        over = with_timeout(init_device_mesh(mesh.device_type, (world // shard, shard),
-                                             mesh_dim_names=("replicate", "shard")))
+        over = init_device_mesh(mesh.device_type, (world // shard, shard),
+                                mesh_dim_names=("replicate", "shard"))
     vit_blocks = model.vision.vit.blocks
     # an embedding that is not the head too is whole only while it is looked up
     embedding = () if model.head is None else (model.embedding,)

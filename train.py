@@ -15,13 +15,13 @@ The one division, by the weight of the whole step and never of a micro-batch, ma
 accumulation and the number of ranks invisible.
 """
 
-import dataclasses
 import hashlib
 import math
 import os
 import signal
 import time
 from functools import partial
+from pathlib import Path
 
 # Before torch is imported: OpenMP's threads spin for a moment, then sleep. By default they spin for
 # milliseconds, which makes a step beside another process 3.5 times as long (docs/log.md).
@@ -35,32 +35,42 @@ from tqdm import tqdm
 import packing
 import parallel
 from evaluation import report
+from records.errors import DataError, Unreadable
 from training import checkpoint
-from training.config import parse
-from training.ending import Ending, Terminated
-from training.lock import RunLock
-from training.log import RunLog, first_log_line, print_header, show_progress
-from training.resume import config_as_text, run_directory
+from training.config import RunError, Terminated, UserError, parse
+from training.log import (
+    RunLog,
+    StepStats,
+    end,
+    end_if_lost,
+    how_to_resume,
+    make_head,
+    make_line,
+    print_head,
+    stop_nonfinite,
+)
 from training.setup import dry_run_largest_batch, fill_weights, pretrain_vit, start_run
-from training.stats import StepStats, loss_fields, plan_fields, report_nonfinite
-from training.sync import all_ranks_or_none, sync_ranks
 from weights import files
 
 # --------------------------------------------------------------------------------------------------
 # optimizer
 
 
-def build_optimizer(run, model):
-    """Places and shards the model -> its trainable parameters by learning rate, and their AdamW."""
-    config = run.config
+def place(run, model):
+    """Puts the model on the device, or allocates this rank's shard of it there; compiles blocks."""
     if run.ranks.mesh:
-        parallel.parallelize(model, run.ranks.mesh, config.shard, run.dtype)
+        parallel.parallelize(model, run.ranks.mesh, run.config.shard, run.dtype)
     if model.norm.weight.is_meta:
-        model.to_empty(device=run.device)                # the shard of this rank, to be filled
+        model.to_empty(device=run.device)                # to be filled by fill_weights
     elif not run.ranks.mesh:
         model.to(run.device)
-    if config.compile:
+    if run.config.compile:
         model.compile_blocks()
+
+
+def build_optimizer(run, model):
+    """-> the parameters that learn {group: [parameter, ..]}, and their AdamW."""
+    config = run.config
     groups = {part: [p for p in parameters if p.requires_grad]
               for part, parameters in model.parameter_groups().items() if part in config.train}
     named = [{"params": parameters, "name": part} for part, parameters in groups.items()]
@@ -84,8 +94,9 @@ def learning_rate(step, base, warmup, total, final=0.1):
 
 def set_learning_rates(optimizer, config, step):
     for group in optimizer.param_groups:
-        base, warmup = getattr(config.lr, group["name"]), getattr(config.warmup, group["name"])
-        warmup = min(warmup, config.steps // 10)         # a short run warms up over a tenth of it
+        base = getattr(config.lr, group["name"])
+        # a short run warms up over a tenth of it
+        warmup = min(getattr(config.warmup, group["name"]), config.steps // 10)
         group["lr"] = learning_rate(step, base, warmup, config.steps, config.final_lr)
 
 
@@ -115,12 +126,10 @@ def divide_and_clip(run, groups, weight):
 def train(run, model, groups, optimizer, log, eval_every=0):
     """Runs the steps that are left; scores the model every eval_every steps."""
     config, ranks, loader = run.config, run.ranks, run.loader
-    saver = checkpoint.Saver(run.out, config.keep, ranks.first, ranks.saving)
     stop_requested = []
     signal.signal(signal.SIGTERM, lambda *_: stop_requested.append(True))    # ends after this step
     bar = tqdm(loader, total=config.steps, initial=run.resume_from.step, unit="step", mininterval=1,
                desc=f"stage {config.stage}", disable=not ranks.first)
-    n_skipped = run.resume_from.state.get("skipped_steps", 0)
     n_micro_batches = config.batch // ranks.dp // config.micro_batch
     began = time.monotonic()
     for step, (plan, micro_batches) in enumerate(bar, run.resume_from.step + 1):
@@ -133,38 +142,25 @@ def train(run, model, groups, optimizer, log, eval_every=0):
             stats.add(rows, batch, nll)              # read one micro-batch later: no wait here
         stats.all_reduce()
         norms = divide_and_clip(run, groups, stats.weight)
-        finite = math.isfinite(stats.loss) and all(map(math.isfinite, norms.values()))
-        if finite:
-            optimizer.step()
-        else:
-            n_skipped += 1
-            all_ranks_or_none(saver.wait)            # the run may end here
-            batches = [batch_of(run, rows) for rows in stats.nonfinite]
-            report_nonfinite(run, step, plan, stats, norms, batches)
+        if not all(map(math.isfinite, (stats.loss, *norms.values()))):
+            stop_nonfinite(run, step, plan, stats, norms)
+        optimizer.step()
         optimizer.zero_grad()
 
-        others = sync_ranks(step, loader, saver, stop_requested, ranks)
+        stop, newly_masked, masked = loader.exchange(bool(stop_requested))
         rates = {group["name"]: group["lr"] for group in optimizer.param_groups}
-        line = {"step": step, **loss_fields(stats, norms, finite), "lr": rates,
-                "skipped_steps": n_skipped, **plan_fields(config, plan, stats, others.masked),
-                "seconds": time.monotonic() - began}
-        log.step(line, others.newly_masked)
-        show_progress(bar, run, stats.loss, line["fill_tokens"])
+        line = make_line(config, step, plan, stats, norms, rates, masked)
+        log.step(line | {"seconds": time.monotonic() - began}, newly_masked)
+        bar.set_postfix(loss=f"{stats.loss:.3f}", fill=f"{line['fill_tokens']:.0%}", refresh=False)
         began = time.monotonic()
-        if others.stop or is_due(step, config.save_every, config.steps):
-            state = {"step": step, "config": config_as_text(config), "data": run.fingerprint,
-                     "model": dataclasses.asdict(config.model), "skipped_steps": n_skipped,
-                     "base": run.base, "loader": {"plans": plan.state, "masked": others.masked}}
-            all_ranks_or_none(partial(saver.begin, step, run.tokenizer))
-            saver.save(step, model, optimizer, state)
-        if others.stop:
-            all_ranks_or_none(saver.wait)
+        if stop or is_due(step, config.save_every, config.steps):
+            checkpoint.save(run, model, optimizer, step, {"plans": plan.state, "masked": masked})
+        if stop:
             raise Terminated(f"SIGTERM: ended after step {step}; --resume continues from there")
         if is_due(step, eval_every) and step < config.steps:
             log.scores(step, report.scores_of_run(run, model.eval()))
             model.train()
             began = time.monotonic()
-    all_ranks_or_none(saver.wait)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
@@ -216,31 +212,48 @@ def main(argv=None):
     # holds for this thread and those that it starts, so it comes before the first work
     torch.set_flush_denormal(True)
     began = time.monotonic()
-    with Ending() as ending:
+    out = ""
+    try:
         args, config = parse(argv)
-        with RunLock(run_directory(args, config)):
-            run, model = start_run(args, config, ending)
-            head = first_log_line(run, args, model)
-            print_header(run, head)
+        out = args.out
+        with checkpoint.lock(Path(out)):
+            run, model = start_run(args, config)
+            head = make_head(run, args, model)
+            print_head(run, head)
             if run.config.vit_steps and not args.init and not run.resume_from.folder:
                 pretrain_vit(run, model.vision.vit.to(run.device))
+            place(run, model)
             groups, optimizer = build_optimizer(run, model)
-            fill_weights(args, run.config, model)
-            dry_run_largest_batch(run, groups, partial(forward_backward, run, model))
-            if run.resume_from.folder:
-                checkpoint.restore(run.resume_from.folder, model, optimizer)
-            log = RunLog(run.out, run.ranks.first, head, run.resume_from.step or None,
-                         args.tensorboard)
+            if run.device.type == "cuda":
+                dry_run_largest_batch(run, groups, partial(forward_backward, run, model))
+            fill_weights(run, args, model, optimizer)
+            log = RunLog(run, head, args.tensorboard)
             train(run, model, groups, optimizer, log, args.eval_every)
             save_model(run, model.eval())
-            scores = report.scores_of_run(run, model, run.out / "samples")
-            if run.ranks.mesh:
-                dist.destroy_process_group()
-            if run.ranks.first:
-                seconds = time.monotonic() - began
-                log.scores(run.config.steps, scores, seconds=seconds)
-                report.draw_progress(run.out)
-                report.print_end(run, log.loss, scores, seconds)
+            finish(run, model, log, began)
+    except (UserError, DataError) as e:
+        end(2, e)
+    except (RunError, Unreadable, OSError, torch.OutOfMemoryError) as e:
+        end(1, e)
+    except Terminated as e:
+        end(143, e)
+    except KeyboardInterrupt:
+        end(130, f"interrupted; {how_to_resume(out)}")
+    except RuntimeError as e:
+        end_if_lost(e)
+        raise
+
+
+def finish(run, model, log, began):
+    """Scores the model, draws what the log holds, and prints where to look."""
+    scores = report.scores_of_run(run, model, run.out / "samples")
+    if run.ranks.mesh:
+        dist.destroy_process_group()
+    if run.ranks.first:
+        seconds = time.monotonic() - began
+        log.scores(run.config.steps, scores, seconds=seconds)
+        report.draw_progress(run.out)
+        report.print_end(run, log.loss, scores, seconds)
 
 
 if __name__ == "__main__":

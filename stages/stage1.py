@@ -33,6 +33,7 @@ RECIPE = {
     "warmup.llm": 2000,
     "response_dropout": 0.1,         # only where the target has loss: captions are few and repeated
     "residual_dropout": 0.0,
+    "save_every": 2000,              # at many GPUs a save takes as long as 25 steps
     "freeze_embedding": True,        # of the base vocabulary; the 128 extra ones learn with the
                                      # connector
 }

@@ -12,11 +12,11 @@ import attention
 import packing
 from records.mixture import Mixture
 from tests.small_model import SMALL, batch_of, config_of, model_of
+from training.checkpoint import Checkpoint
 from training.config import parse
 from training.loader import Loader
 from training.planner import StepPlanner
-from training.resume import Checkpoint
-from training.setup import open_model
+from training.setup import open_model, open_tokenizer
 from training.sources import open_sources
 
 
@@ -56,7 +56,8 @@ def test_fifty_different_packs_of_videos_and_images_are_compiled_once():
     args, config = parse(["--stage", "2", "--tiny", "--batch", "1", "--data.max_tokens=512",
                           "--pack_crops=16", "--crop_bucket=2", "--steps", "50"])
     sources, rates, _ = open_sources(args, config)
-    plain, tokenizer, config = open_model(args, config, Checkpoint())
+    tokenizer, config = open_tokenizer(args, config)
+    plain = open_model(args, config, Checkpoint())
     compiled = copy.deepcopy(plain)
     compiled.compile_blocks()
     plain.activation_checkpointing = compiled.activation_checkpointing = True

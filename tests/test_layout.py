@@ -49,7 +49,7 @@ CEILINGS = {
     "lines: data.py": 340,
     "lines: text/": 1_253,
     "lines: records/": 2_922,
-    "lines: training/": 2_780,
+    "lines: training/": 1_910,
     "lines: weights/": 1_516,
     "lines: evaluation/": 2_538,
     "lines: toy/": 1_290,

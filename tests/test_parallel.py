@@ -361,24 +361,6 @@ def test_the_shards_of_a_batch_are_the_batch(kind, cp):
     assert torch.equal(found.flatten(), expected)
 
 
-def test_bytes_sent_are_those_of_the_exchanges(monkeypatch):
-    """Counted where they are sent, one rank of four standing for all."""
-    sent = []
-
-    def exchange(out, x, group=None):
-        sent.append(x.numel() * 3 // 4)
-        out.copy_(x)
-
-    monkeypatch.setattr(dist, "get_world_size", lambda group=None: 4)
-    monkeypatch.setattr(dist, "all_to_all_single", exchange)
-    q = torch.randn(1, 16, 8, 4)
-    k = torch.randn(1, 16, 2, 4)
-    parallel.ulysses(lambda q, k, v, mask: q, None)(q, k, k, None)
-    config = replace(CONFIG, n_head=8, n_kv_head=2, head_dim=4)
-    assert len(sent) == 2
-    assert sum(sent) * 2 == parallel.bytes_sent(config, 64, 4)
-
-
 def test_one_process_needs_no_exchange():
     batch = packing.collate(packs_of("mixed")[:1], T, VISION)
     assert parallel.shard(batch, 0, 1) is batch

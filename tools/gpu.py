@@ -149,7 +149,8 @@ def measure_step(flags, device, compiles, peak, rounds):
     with device:
         model = models.Molmo2(config.model).init_weights()
     run = SimpleNamespace(config=config, ranks=parallel.Ranks(), device=device, dtype=dtype)
-    groups, optimizer = train.build_optimizer(run, apply_recipe(model, config).train())
+    train.place(run, apply_recipe(model, config).train())
+    groups, optimizer = train.build_optimizer(run, model)
 
     def step(rows):
         batch, _ = train.forward_backward(run, model, rows)

@@ -15,7 +15,6 @@ import copy
 import json
 import weakref
 from dataclasses import replace
-from datetime import timedelta
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -154,11 +153,7 @@ def make_model(config, gpus, dtype, mode):
                    "NCCL's buffers": torch.empty(communicators * NCCL_BUFFERS, dtype=torch.uint8)}
     # outside of the mode, because a mesh reads its tensor of ranks
     dist.init_process_group("fake", rank=0, world_size=gpus, store=FakeStore())
-    with (
-        patch.object(parallel, "with_timeout", lambda mesh: mesh),       # it has none
-        patch.object(parallel, "process_group_timeout", timedelta),
-    ):
-        parallel.parallelize(model, parallel.make_mesh(config.cp), config.shard, dtype)
+    parallel.parallelize(model, parallel.make_mesh(config.cp), config.shard, dtype)
     parallel.accumulate(model, last=True)
     return model, buffers
 

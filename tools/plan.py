@@ -25,7 +25,7 @@ from tqdm import tqdm
 from records.errors import DataError, warn
 from records.mixture import Mixture
 from training.config import Parser, UserError, parse
-from training.planner import PlanFile, StepPlanner, kind_of, measure, source_at
+from training.planner import PlanFile, StepPlanner, measure, name_kind, source_at
 from training.setup import open_tokenizer
 from training.sources import fingerprint, open_sources
 
@@ -62,7 +62,7 @@ def make_plan(mixture, tokenizer, config, n_packs):
     def measure_and_note(index):     # a planner asks for all indices in order
         found = next(results)
         if found.reason:
-            name = f"{source_at(mixture, index)}: {kind_of(found.reason)}"
+            name = f"{source_at(mixture, index)}: {name_kind(found.reason)}"
             skipped.append((steps.planner.n_packs, name))
         return found
 

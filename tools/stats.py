@@ -17,7 +17,7 @@ import packing
 from records.errors import DataError, Unreadable, warn
 from records.visual import read_headers
 from training.config import Parser, UserError, parse
-from training.planner import kind_of, skip_reason
+from training.planner import name_kind, skip_reason
 from training.setup import open_tokenizer
 from training.sources import open_sources
 
@@ -40,7 +40,7 @@ def stats(readers, tokenizer, config):
             except Unreadable as e:
                 reason = str(e)
             if reason:
-                skipped[kind_of(reason)] += 1
+                skipped[name_kind(reason)] += 1
                 continue
             sizes.append(size)
             branches += example.n_branches

@@ -1,25 +1,20 @@
-"""Checkpoints: what a run needs to continue, bit by bit, on any number of ranks (paper: training).
+"""Checkpoints: what a run needs to continue bit by bit, on any number of ranks (paper: training).
 
-in    model, optimizer, and a state fit for JSON: step, config, position in the data
-out   out/step-N/, from which another process, or another number of them, continues
-
-    step-N.part/  __0_0.distcp ..   tensors, one file of each rank (torch.distributed.checkpoint)
-                  .metadata         which tensor is in which file
+    step-N.part/  __0_0.distcp ..    tensors, one file per rank (torch.distributed.checkpoint)
+                  .metadata          which tensor is in which file
                   tokenizer files
-                  state.json        the rest
-                  complete          written last: size and CRC-32 of every file
-    step-N/       its name once all of that is on the disk
+                  state.json         step, recipe, position in the data, sizes of the other files
+    step-N/       the name of the folder once all of that is on the disk
 
-A save that is interrupted anywhere leaves a .part, which is never read and which the next save of
-that step removes. The tensors are copied before a save begins, and a thread writes them: the step
-does not wait for the disk. Randomness needs no state: it is a function of seed, step and rank.
+A save that is interrupted leaves a .part folder, which is never read and which the next save
+removes. Random numbers need no state: they are a function of seed, step and rank.
 """
 
+import dataclasses
+import fcntl
 import json
 import os
-import re
 import shutil
-import stat
 import warnings
 from pathlib import Path
 from typing import NamedTuple
@@ -27,280 +22,243 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-from parallel import all_gather
-from training.checkpoint_files import Reader, Writer, checksum, sync, write_synced
-from weights import lora
+import model as models
+import parallel
+from records.errors import warn
+from training.config import (
+    RankError,
+    RunError,
+    UserError,
+    adopt_model,
+    config_from_json,
+    field_values,
+)
+from training.sources import list_changes
+from weights import files, lora
 
-# of a process without others, torch says at every save and load that it is alone
+# a process without others is told at every save and load that it is alone
 warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\.distributed\.checkpoint")
 
-ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")           # what AdamW keeps for each parameter
-DCP_ERRORS = (Exception, dcp.api.CheckpointException)    # the latter is only a BaseException
-
-
-def first_line(error):
-    if isinstance(error, dcp.api.CheckpointException):   # of several ranks: the first that failed
-        error = next(iter(error.failures.values()))[0]
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
-
-
-class SaveError(Exception):
-    """A checkpoint could not be written: one sentence."""
-
-
-class LoadError(Exception):
-    """A checkpoint cannot be read: one sentence with the folder, the error and what to do."""
-
-    def __init__(self, folder, error, advice="without that folder, --resume continues from the "
-                                             "checkpoint before it"):
-        super().__init__(f"{folder}: not readable as a checkpoint: {first_line(error)}; {advice}")
+# fields that may change on resume: they affect layout and speed, not results
+LAYOUT_FIELDS = {
+    "device", "cp", "shard", "micro_batch", "workers", "activation_checkpointing",
+    "uncheckpointed_blocks", "compile", "crop_bucket", "save_every", "keep", "eval_images",
+    "max_skip", "preset", "model",
+}
 
 
 # --------------------------------------------------------------------------------------------------
-# tensors of a run by name
+# the directory of a run
 
 
-def tensors(model, optimizer):
+def lock(out):
+    """Makes the run directory -> an open file. As long as the first process has it open, however it
+    ends, no other run writes there. UserError if another run does, or if it cannot be made."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        file = open(out / "lock", "w")
+        if parallel.is_first_process():
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as e:
+        taken = isinstance(e, BlockingIOError)
+        reason = "another run is writing there; name another directory" if taken else e.strerror
+        raise UserError(f"--out {out}: {reason}") from None
+    return file
+
+
+class Checkpoint(NamedTuple):
+    """The step after which a run continues; one that begins has no folder."""
+    folder: Path = None
+    step: int = 0
+    state: dict = None
+
+
+def find(args, config):
+    """-> the Checkpoint in --out that the run continues from, and config with its model.
+
+    UserError if the run may not write there. args.init becomes the folder of the weights to read.
+    """
+    out = Path(args.out)
+    found = find_newest(out) if args.resume else Checkpoint()
+    if not found.folder:
+        check_directory(args, out)
+        if args.resume:
+            args.init = args.else_init
+            warn_once(f"no checkpoint in {out}: the run starts afresh")
+        return found, config
+    if found.state["base"]:
+        args.init = args.else_init or found.state["base"]
+    shape = config_from_json(found.state["model"], models.ModelConfig())
+    return found, adopt_model(args, config, shape, found.folder)
+
+
+def find_newest(out):
+    """The newest complete Checkpoint in `out`; UserError if there are only incomplete ones."""
+    steps = list_steps(out)
+    for step in steps:
+        folder = out / f"step-{step}"
+        if state := read_state(folder):
+            return Checkpoint(folder, step, state)
+        warn_once(f"{folder}: a file is missing or cut short; trying the checkpoint before it")
+    if steps:
+        raise UserError(f"--resume: {out} has no complete checkpoint; --overwrite begins anew")
+    return Checkpoint()
+
+
+def warn_once(sentence):
+    if parallel.is_first_process():
+        warn(f"train.py: {sentence}")
+
+
+def list_steps(out):
+    """Steps of the checkpoints in `out`, newest first."""
+    names = [path.name.removeprefix("step-") for path in out.glob("step-*")]
+    return sorted((int(name) for name in names if name.isdigit()), reverse=True)
+
+
+def read_state(folder):
+    """state.json of a checkpoint; None if it or another file is missing or cut short."""
+    try:
+        state = json.loads((folder / "state.json").read_text())
+        sizes = {name: (folder / name).stat().st_size for name in state["files"]}
+    except (OSError, ValueError):
+        return None
+    return state if sizes == state["files"] else None
+
+
+def check_directory(args, out):
+    """UserError if a run that begins may not write to `out`."""
+    others = [path for path in out.glob("*") if path.name != "lock"]
+    init_is_there = args.init and Path(args.init).resolve().is_relative_to(out.resolve())
+    reason = ""
+    if not args.overwrite and (list_steps(out) or (out / "model").exists()):
+        reason = "holds a run; --resume continues it, --overwrite deletes it"
+    elif args.overwrite and others and not (out / "config.json").is_file():
+        reason = "has no config.json, so it is no run directory to --overwrite"
+    elif args.overwrite and init_is_there:
+        reason = f"--overwrite would delete the weights of --init {args.init}"
+    if reason:
+        raise UserError(f"--out {out}: {reason}; or name another directory")
+
+
+def delete_run(out):
+    """Deletes the files of a run from its directory, and nothing else."""
+    checkpoints = [path for path in out.glob("step-*") if path.stem[5:].isdigit()]
+    for name in (*checkpoints, "model", "samples", "tensorboard"):
+        shutil.rmtree(out / name, ignore_errors=True)
+    for name in ("config.json", "log.jsonl", "stage0.jsonl", "skips.jsonl", "loss.png",
+                 "scores.png", "progress.gif"):
+        (out / name).unlink(missing_ok=True)
+
+
+def recipe_fields(config, base=None):
+    """{dotted field: value as JSON} of what the results of a run depend on, but for its data. base:
+    the folder of the weights below adapters, of which checkpoints hold no copy."""
+    fields = {name: json.dumps(value) for name, value in field_values(config).items()
+              if name.split(".")[0] not in LAYOUT_FIELDS}
+    return fields | ({"base": files.fingerprint(base)} if base else {})
+
+
+def check_unchanged(args, found, what, ours):
+    """Is `what`, "recipe" or "data", the same as in the checkpoint? If not: UserError, or False
+    with --resume-anyway."""
+    changes = list_changes(found.state[what], ours)
+    if changes and not args.resume_anyway:
+        raise UserError(f"--resume: {found.folder} is of another {what}: {changes}. "
+                        "--resume-anyway continues all the same")
+    return not changes
+
+
+# --------------------------------------------------------------------------------------------------
+# out
+
+
+def name_tensors(model, optimizer):
     """{name: tensor} of weights and optimizer state, not copied; of sharded ones, this rank's.
 
-    A model with adapters has the weights that do not learn from its base (training/resume.py)."""
+    A model with adapters has the weights that do not learn from its base."""
     from_base = lora.has_adapters(model)
     named = {f"model.{name}": p.detach() for name, p in model.named_parameters()
              if p.requires_grad or not from_base}
     for name, p in model.named_parameters():
-        state = optimizer.state.get(p, {})
-        named |= {f"{kind}.{name}": state[kind] for kind in ADAM_STATE if kind in state}
+        named |= {f"{kind}.{name}": value for kind, value in optimizer.state.get(p, {}).items()}
     return named
 
 
-def init_adam_state(model, optimizer, known):
-    """Gives AdamW empty state to be filled, for the parameters that have one in `known`, the names
-    in a checkpoint: a parameter whose gradient has always been None has none."""
-    trained = {p for group in optimizer.param_groups for p in group["params"]}
-    for name, p in model.named_parameters():
-        if f"exp_avg.{name}" in known and p in trained:
-            # as AdamW itself does: its fused kernel counts steps on the device of the parameter
-            device = p.device if optimizer.defaults["fused"] else "cpu"
-            optimizer.state[p] = {
-                "step": torch.zeros((), device=device),
-                "exp_avg": torch.zeros_like(p.detach()),
-                "exp_avg_sq": torch.zeros_like(p.detach()),
-            }
+def save(run, model, optimizer, step, position):
+    """Writes step-N of a run; all ranks call it. position: of the loader after this step. RunError
+    if it cannot be written."""
+    part = run.out / f"step-{step}.part"
+    state = {"step": step, "recipe": run.recipe, "data": run.fingerprint, "base": run.base,
+             "model": dataclasses.asdict(run.config.model), "loader": position}
+    try:
+        if run.ranks.first:
+            for old in run.out.glob("step-*.part"):      # of a save that was interrupted
+                shutil.rmtree(old)
+            part.mkdir()
+        run.ranks.barrier()
+        dcp.save(name_tensors(model, optimizer), checkpoint_id=part,
+                 no_dist=not dist.is_initialized())      # returns once its files are on the disk
+        if run.ranks.first:
+            complete(run, part, state)
+        run.ranks.barrier()
+    except (OSError, dcp.api.CheckpointException) as e:
+        shutil.rmtree(part, ignore_errors=True)          # on a full disk it is in the way
+        kind = RankError if isinstance(e, OSError) else RunError
+        raise kind(f"the checkpoint of step {step} cannot be written: {explain(e)}; --resume "
+                   "continues from the one before it") from None
+
+
+def complete(run, part, state):
+    """Writes the last files of a checkpoint, gives it its name and removes the oldest ones."""
+    run.tokenizer.save(part)
+    state["files"] = {path.name: path.stat().st_size for path in sorted(part.iterdir())}
+    (part / "state.json").write_text(json.dumps(state))
+    for path in (*part.iterdir(), part):
+        sync(path)
+    whole = part.with_suffix("")
+    shutil.rmtree(whole, ignore_errors=True)             # a damaged one, which was passed over
+    part.rename(whole)
+    sync(run.out)
+    earlier = [step for step in list_steps(run.out) if step <= state["step"]]
+    for step in earlier[run.config.keep :] if run.config.keep else ():
+        shutil.rmtree(run.out / f"step-{step}")
+
+
+def sync(path):
+    """Returns when a file, or the names in a folder, are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    os.fsync(handle)
+    os.close(handle)
+
+
+def explain(error):
+    """The first line of the error of a save; of several ranks, that of the first that failed."""
+    if isinstance(error, dcp.api.CheckpointException):
+        error = next(iter(error.failures.values()))[0]
+    while error.__context__ and not isinstance(error, OSError):      # torch hides a full disk
+        error = error.__context__
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 # --------------------------------------------------------------------------------------------------
-# writing
-
-
-class PendingSave(NamedTuple):
-    step: int
-    part: Path  # the folder that is being written
-    writer: Writer
-    future: object
-    state: str
-
-
-class Saver:
-    """Writes the checkpoints of a run into `out`, one at a time; the newest `keep` stay (0: all).
-
-    first: is this the rank that completes them? group: a gloo group that only these saves use.
-    """
-
-    def __init__(self, out, keep=2, first=True, group=None):
-        self.out = Path(out)
-        self.keep = keep
-        self.first = first
-        self.group = group
-        self.pending = None
-        # on a GPU copies to pinned memory, several at a time; the memory is kept for the next save
-        on_gpu = torch.cuda.is_available()
-        self.stager = DefaultStager(StagingOptions(
-            use_pinned_memory=on_gpu, use_shared_memory=False, use_async_staging=False,
-            use_non_blocking_copy=on_gpu))
-
-    def begin(self, step, tokenizer):
-        """Makes step-N.part; SaveError if that, or an earlier save, failed.
-
-        All ranks must return from here before one of them calls `save`: that would make the folder
-        again after the first rank failed to."""
-        self.wait()
-        part = self.out / f"step-{step}.part"
-        try:
-            if self.first:
-                shutil.rmtree(part, ignore_errors=True)
-                part.mkdir(parents=True)
-                tokenizer.save(part)
-        except OSError as e:
-            shutil.rmtree(part, ignore_errors=True)  # on a full disk it is in the way
-            raise SaveError(self.sentence(step, e)) from None
-
-    def save(self, step, model, optimizer, state):
-        """Starts to write step-N, once begun. The model may change as soon as this returns."""
-        part = self.out / f"step-{step}.part"
-        writer = Writer(part)
-        future = dcp.async_save(tensors(model, optimizer), storage_writer=writer,  # copies first
-                                async_stager=self.stager, process_group=self.group,
-                                no_dist=not dist.is_initialized())
-        self.pending = PendingSave(step, part, writer, future, json.dumps(state))
-
-    def done(self):
-        """Whether nothing is being written; completes what has been. SaveError if it failed."""
-        if self.pending and self.pending.future.done():
-            self.wait()
-        return self.pending is None
-
-    def wait(self):
-        """Returns when what is being written is complete; SaveError if it failed."""
-        if not self.pending:
-            return
-        pending = self.pending
-        self.pending = None
-        try:
-            pending.future.result()
-            if self.first:
-                self.complete(pending)
-        except DCP_ERRORS as e:  # whatever the writing thread, or that of another rank, met with
-            if self.first:
-                shutil.rmtree(pending.part, ignore_errors=True)
-            raise SaveError(self.sentence(pending.step, e)) from None
-
-    def complete(self, pending):
-        """Writes the last files of a checkpoint, gives it its name and removes older ones."""
-        part = pending.part
-        write_synced(part / "state.json", pending.state)
-        files = {}
-        for path in sorted(part.iterdir()):
-            crc32 = pending.writer.crc32.get(path.name)
-            if crc32 is None:                            # a small file, written by this rank
-                crc32 = checksum(path)
-            files[path.name] = {"bytes": path.stat().st_size, "crc32": crc32}
-            sync(path)                                   # the tokenizer's are not on the disk yet
-        write_synced(part / "complete", json.dumps(files))
-        sync(part)
-        whole = self.out / f"step-{pending.step}"
-        shutil.rmtree(whole, ignore_errors=True)  # of a run that passed this step before
-        part.rename(whole)
-        sync(self.out)
-        self.remove_old(pending.step)
-
-    def remove_old(self, step):
-        """Removes checkpoints beyond the newest `keep`, and what a kill left half written."""
-        try:
-            kept = [f"step-{n}" for n in complete_steps(self.out)[: self.keep or None]]
-        except LoadError:
-            return  # one of them cannot be read just now: remove none
-        for path in self.out.glob("step-*"):
-            name = re.fullmatch(r"step-(\d+)(\.part)?", path.name)
-            if name and int(name[1]) <= step and path.name not in kept:
-                shutil.rmtree(path, ignore_errors=True)
-
-    def sentence(self, step, error):
-        newest = newest_step(self.out)
-        left = "there is none before it"
-        if newest is not None:
-            left = f"step-{newest} is complete, --resume continues from it"
-        return f"the checkpoint of step {step} cannot be written: {first_line(error)}; {left}"
-
-
-# --------------------------------------------------------------------------------------------------
-# reading
-
-
-def complete_steps(out):
-    """Steps of the checkpoints in `out` whose files have the sizes that were written, newest first.
-
-    [] only if there is no checkpoint: LoadError where there may be one that cannot be read.
-    """
-    advice = "--resume starts a new run only where there is no checkpoint at all"
-    try:
-        with os.scandir(out) as entries:
-            folders = [Path(entry.path) for entry in entries
-                       if re.fullmatch(r"step-\d+", entry.name) and entry.is_dir()]
-        intact = [int(folder.name[5:]) for folder in folders if is_intact(folder)]
-    except FileNotFoundError:
-        return []
-    except OSError as e:
-        raise LoadError(out, e, advice) from None
-    if folders and not intact:
-        names = ", ".join(sorted(folder.name for folder in folders))
-        raise LoadError(out, f"files are missing or cut short in {names}", advice)
-    return sorted(intact, reverse=True)
-
-
-def newest_step(out):
-    """The step that --resume continues from; None if there is none, or none that can be read."""
-    try:
-        return next(iter(complete_steps(out)), None)
-    except LoadError:
-        return None
-
-
-DAMAGE = (FileNotFoundError, ValueError, AttributeError, TypeError, KeyError, RecursionError)
-
-
-def is_intact(folder):
-    """Are all files of a checkpoint there, in their sizes? OSError if that cannot be known."""
-    try:
-        files = json.loads((folder / "complete").read_bytes())
-        for name, file in files.items():
-            status = (folder / name).stat()
-            if not stat.S_ISREG(status.st_mode) or status.st_size != file["bytes"]:
-                return False
-    except DAMAGE:
-        return False
-    return True
-
-
-def damage_of(folder, rank=0, ranks=1, only=None):
-    """What is wrong with the contents of a checkpoint's files, "" if nothing: of each `ranks`-th
-    file from number `rank` on, or of the file `only`."""
-    try:
-        files = json.loads((folder / "complete").read_bytes())
-        for name in [only] if only else sorted(files)[rank::ranks]:
-            if checksum(folder / name) != files[name]["crc32"]:
-                return f"{name} is damaged: it has another checksum than when it was written"
-    except (OSError, *DAMAGE) as e:
-        return first_line(e)
-    return ""
-
-
-STATE_TYPES = {"step": int, "config": dict, "model": dict, "data": dict, "skipped_steps": int,
-               "loader": dict}
-
-
-def state_of(folder):
-    """The state that `save` was given, with the keys of STATE_TYPES; LoadError if it is damaged."""
-    folder = Path(folder)
-    if damage := damage_of(folder, only="state.json"):
-        raise LoadError(folder, damage)
-    try:
-        state = json.loads((folder / "state.json").read_bytes())
-        for key, kind in STATE_TYPES.items():
-            if type(state[key]) is not kind:
-                raise ValueError(f"state.json has another {key}")
-        if f"step-{state['step']}" != folder.name:
-            raise ValueError("state.json has another step")
-    except (OSError, *DAMAGE) as e:
-        raise LoadError(folder, e) from None
-    return state
+# in
 
 
 def restore(folder, model, optimizer):
-    """Fills weights and optimizer state from a checkpoint of any number of ranks, in place.
+    """Fills weights and optimizer state from a checkpoint of any number of ranks, in place."""
+    reader = dcp.FileSystemReader(folder)
+    init_adam_state(model, optimizer, reader.read_metadata().state_dict_metadata)
+    dcp.load(name_tensors(model, optimizer), storage_reader=reader,
+             no_dist=not dist.is_initialized())
 
-    Called by all ranks; each compares the checksums of its part of the files. Parameters without
-    optimizer state there have none afterwards. LoadError, on all ranks, if it cannot be read.
-    """
-    alone = not dist.is_initialized()
-    part = (0, 1) if alone else (dist.get_rank(), dist.get_world_size())
-    for damage in all_gather(damage_of(Path(folder), *part)):
-        if damage:
-            raise LoadError(folder, damage)
-    try:
-        reader = Reader(folder)
-        init_adam_state(model, optimizer, reader.read_metadata().state_dict_metadata)
-        dcp.load(tensors(model, optimizer), storage_reader=reader, no_dist=alone)
-    except DCP_ERRORS as e:              # the file layer has errors of its own for damaged files
-        raise LoadError(folder, e) from None
+
+def init_adam_state(model, optimizer, known):
+    """Gives AdamW state to be filled, for the parameters that have one in `known`, the names in a
+    checkpoint: a parameter whose gradient has always been None has none."""
+    for name, p in model.named_parameters():
+        if f"exp_avg.{name}" in known and p.requires_grad:
+            p.grad = torch.zeros_like(p)
+    optimizer.step()
+    optimizer.zero_grad()

@@ -1,8 +1,5 @@
 """The configuration of a run and the command line that sets it (paper: training, Table 12).
 
-in    the words after `train.py`
-out   the arguments that are no settings (files, --resume ...), and a Config
-
 A Config is made of defaults, then the stage's recipe, then the recipe of --tiny, then the flags.
 One rule for all flags: `--key value` and `--key=value` are the same, so are `-` and `_` in a key,
 and every field is a key: `--micro-batch 2`, `--data.max_tokens=512`, `--lr.vit 1e-5`.
@@ -15,19 +12,34 @@ import inspect
 import re
 import sys
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
+from math import inf
 
 import model as models
 from data import DataConfig
+from stages import stage1, stage2, stage3
 from stages import tiny as tiny_recipe
-from stages.recipes import STAGES
-from training.limits import CHOICES, broken_rule
-from weights.lora import LoraConfig
+from toy.shapes import KINDS_BY_NAME
+from weights.lora import LAYERS, LoraConfig
+
+STAGES = {1: stage1, 2: stage2, 3: stage3}
 
 
 class UserError(Exception):
     """A mistake of the user: ends the command with status 2 and this one sentence."""
+
+
+class RunError(Exception):
+    """The run itself failed on all ranks: ends the command with status 1 and this one sentence."""
+
+
+class RankError(RunError):
+    """A RunError of one rank, which says so."""
+
+
+class Terminated(Exception):
+    """SIGTERM has come and a checkpoint is written: ends the command with status 143."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +53,7 @@ class GroupRates:
 
 @dataclass(frozen=True)
 class Config:
-    """All settings of a run. UserError for a value that training/limits.py refuses."""
+    """All settings of a run."""
 
     stage: int = 1  # which recipe of stages/
     preset: str = "4b"  # the model shape that `model` starts from
@@ -70,13 +82,11 @@ class Config:
     crop_bucket: int = 2  # the crops of a batch are padded to a multiple of this
     save_every: int = 500  # steps between checkpoints, and one at the end; 0: none
     keep: int = 2  # how many checkpoints stay, the newest; 0: all
-    dry_run: str = "auto"  # try the largest possible batch before step 1; auto: on a GPU
-    on_nonfinite: str = "stop"  # at NaN or Inf in loss or gradient: stop, or skip the step
     seed: int = 0  # of every random choice
+    deterministic: bool = False  # dropout off, deterministic kernels
     device: str = "auto"  # auto: cuda, else mps, else cpu
     dtype: str = "auto"  # of the arithmetic; what learns and the optimizer are always float32
-    frozen_dtype: str = "auto"  # of matrices that do not learn beside adapters; auto: --dtype
-    max_skip: float = 0.01  # share of a source's records that planning may skip
+    max_skip: float = 0.01  # share of a source's records that may be unusable
     workers: int = 0  # decoding processes per rank (when not given, on a GPU: its cores less one)
     vit_steps: int = 0  # steps of stage 0 for a toy ViT that starts from nothing
     eval_images: int = 200  # held-out images asked about at the end of a toy run
@@ -87,9 +97,24 @@ class Config:
     def __post_init__(self):
         # the crops are those that the model expects, so there is one geometry and not two
         object.__setattr__(self, "data", replace(self.data, vision=self.model.vision))
-        for name, value in field_values(self).items():
-            if rule := broken_rule(name, as_tuple(value)):
-                raise UserError(f"--{name} {as_text(value)[:60]}: {rule}")
+
+
+CHOICES = {
+    "train": ("vit", "connector", "llm"), "device": ("auto", "cpu", "cuda", "mps"),
+    "dtype": ("auto", "float32", "bfloat16"), "toy_kinds": tuple(KINDS_BY_NAME),
+    "lora.layers": LAYERS, "model.family": ("qwen", "olmo", "llama"),
+}
+# {fields: (least, greatest)}: beyond these bounds a run would learn nothing, or the opposite
+RANGES = {
+    "steps batch micro_batch cp pack_crops pool_size crop_bucket eval_images": (1, inf),
+    "data.max_tokens data.max_crops data.max_frames data.max_images": (1, inf),
+    "shard save_every keep workers vit_steps uncheckpointed_blocks lora.rank": (0, inf),
+    "seed warmup.vit warmup.connector warmup.llm": (0, 2**63),
+    "lr.vit lr.connector lr.llm final_lr z_loss max_skip": (0, 1),
+    "betas residual_dropout response_dropout": (0, 0.999999),
+    "clip adam_eps data.fps lora.alpha": (1e-16, inf),
+    "data.point_weight data.video_caption_weight": (0, 1000),
+}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -100,8 +125,7 @@ def field_values(config, prefix=""):
     """{dotted name: value} of every field, but for data.vision, which is a copy of model.vision."""
     values = {}
     for field in dataclasses.fields(config):
-        name = prefix + field.name
-        value = getattr(config, field.name)
+        name, value = prefix + field.name, getattr(config, field.name)
         if not dataclasses.is_dataclass(value):
             values[name] = value
         elif name != "data.vision":
@@ -109,50 +133,29 @@ def field_values(config, prefix=""):
     return values
 
 
+def override(config, name, value):
+    """config with one dotted field replaced; a string is read as the type of that field."""
+    head, _, rest = name.partition(".")
+    old = getattr(config, head)
+    if rest:
+        value = override(old, rest, value)
+    elif isinstance(value, str):
+        value = read(old, value)
+    return replace(config, **{head: value})
+
+
+def read(old, text):
+    """The text of a field as a value of the type of `old`; ValueError if it is none."""
+    if isinstance(old, bool):
+        return ["false", "0", "true", "1"].index(text.lower()) > 1
+    if isinstance(old, tuple):
+        kind = type(old[0]) if old else int
+        return tuple(kind(part) for part in text.split(",") if part)
+    return type(old)(text)
+
+
 def as_tuple(value):
     return value if isinstance(value, tuple) else (value,)
-
-
-def as_text(value):
-    """The value of a field as the command line takes it."""
-    return ",".join(map(str, as_tuple(value)))
-
-
-def unknown_key(key, known):
-    """UserError for a key that is not in `known`, with the nearest one that is."""
-    near = difflib.get_close_matches(key, known, 1)
-    hint = f" - did you mean --{near[0]}?" if near else "; --help lists all"
-    return UserError(f"--{key}: no such flag or field{hint}")
-
-
-def parsed(text, old, key):
-    """The text of a field as a value of the type of `old`; UserError if it is none."""
-    try:
-        if isinstance(old, bool):
-            return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
-        if isinstance(old, tuple):
-            kind = type(old[0]) if old else int
-            return tuple(kind(part) for part in text.split(",") if part)
-        return type(old)(text)
-    except (KeyError, ValueError):
-        kinds = {bool: "true or false", int: "an integer", float: "a number"}
-        kind = kinds.get(type(old), "a list with commas between its values")
-        raise UserError(f"--{key} {text}: not {kind}") from None
-
-
-def override(config, key, value):
-    """config with one dotted field replaced; a string is parsed by the type of that field."""
-    values = field_values(config)
-    if key not in values:
-        raise unknown_key(key, values)
-    if isinstance(value, str):
-        value = parsed(value, values[key], key)
-
-    def replaced(part, names):
-        head, *rest = names
-        return replace(part, **{head: replaced(getattr(part, head), rest) if rest else value})
-
-    return replaced(config, key.split("."))
 
 
 def config_from_json(fields, like=None):
@@ -166,6 +169,19 @@ def config_from_json(fields, like=None):
     return replace(like, **values)
 
 
+def adopt_model(args, config, shape, where):
+    """config with the model found in the folder `where`; UserError if the command line asks for one
+    of another shape."""
+    def without_init(shape):             # without the fields that matter only to new weights
+        return replace(shape, init_std=0.0, vision=replace(shape.vision, neighbor_init=False))
+
+    asked_for = args.preset or config.model != models.PRESETS[config.preset]
+    if asked_for and without_init(config.model) != without_init(shape):
+        raise UserError(f"{where}: its model has another shape than --preset and --model.* ask "
+                        "for; leave them out")
+    return replace(config, model=shape)
+
+
 # --------------------------------------------------------------------------------------------------
 # the command line
 
@@ -177,144 +193,123 @@ class Parser(argparse.ArgumentParser):
         raise UserError(message)
 
 
-STAGE = {"type": int, "choices": tuple(STAGES), "required": True}
-SWITCH = {"action": "store_true"}
-FILE = {"metavar": "FILE"}
-FOLDER = {"metavar": "DIR"}
-FLAGS = {                    # {flag: (kind, help)}: the recipe of a run, what it reads and writes
-    "stage": (STAGE, "the recipe of stages/"),
-    "tiny": (SWITCH, "toy model and laptop settings; toy world unless --data is given"),
-    "preset": ({"choices": tuple(models.PRESETS)}, "model shape (default 4b; with --tiny, toy)"),
-    "data": ({"nargs": "+", "metavar": "FILE[=rate]"}, "record files (.jsonl, .json), their rates"
-             " (default 1); a mix.json; or the folder of the recipe's published sets"),
-    "media": (FOLDER, "where the paths in the records start"),
-    "skip-missing": (SWITCH, "train without the files of a mixture that are missing"),
-    "plan": (FILE, "packs planned ahead by tools.plan"),
-    "eval": ({"nargs": "+", **FILE}, "records asked about at the end (with --data), each file"
-             " scored apart"),
-    "eval-every": ({"type": int, "default": 0, "metavar": "N"},
-                   "evaluate every N steps too (default 0: only at the end)"),
-    "tensorboard": (SWITCH, "scalars and samples for TensorBoard, in tensorboard/ of the run"),
-    "init": (FOLDER, "start from the weights of a run directory or of a released checkpoint"),
-    "out": (FOLDER, "run directory, new or empty (default runs/stage1-tiny and so on, where an"
-            " older run is renamed)"),
-    "resume": (SWITCH, "continue from the newest checkpoint in --out, exactly; none there: start"),
-    "resume-anyway": (SWITCH, "--resume, even if the recipe or the data have changed"),
-    "else-init": (FOLDER, "with --resume: --init, as long as there is no checkpoint"),
-    "deterministic": (SWITCH, "dropout off, deterministic kernels"),
-}
+# {dotted name: default} of the fields, but for two that are flags of their own
+FIELDS = {name: default for name, default in field_values(Config()).items()
+          if name not in ("stage", "preset")}
 
 
-source_of = cache(inspect.getsource)
+@cache
+def read_comments():
+    """{field: the comment beside it in the source}, for --help."""
+    source = "".join(map(inspect.getsource, (Config, GroupRates, LoraConfig, DataConfig)))
+    return dict(re.findall(r"^    (\w+): .*?# *(.+)$", source.replace("%", "%%"), re.MULTILINE))
 
 
-class FlagParser(Parser):
-    """Adds the fields of the config to --help, each with the comment beside it in the source."""
-
-    def format_help(self):
-        lines = ["", "fields of the config, with their defaults before a recipe changes them:"]
-        for name, value in field_values(Config()).items():
-            part = Config()
-            comments = []
-            for field in name.split("."):
-                pattern = rf"^    {field}: .*?# *(.+)$"
-                comments += re.findall(pattern, source_of(type(part)), re.MULTILINE)
-                part = getattr(part, field)
-            default = as_text(value).strip() or repr(value)
-            lines.append(f"  {f'--{name} {default}':<44} {': '.join(comments)}")
-        return super().format_help() + "\n".join(lines) + "\n"
-
-
-def split_arguments(argv):
-    """The words of a command line -> those of FLAGS, for argparse, and {field: text}."""
-    fields = field_values(Config())
-    for_argparse = []
-    texts = {}
-    words = list(argv)
-    while words:
-        word = words.pop(0)
-        key, equals, text = word[2:].partition("=")
-        flag = key.replace("_", "-")
-        field = "lora.rank" if key == "lora" else key.replace("-", "_")
-        if not word.startswith("--"):
-            for_argparse.append(word)
-        elif flag in FLAGS or flag == "help":
-            for_argparse.append(f"--{flag}{equals}{text}")
-        elif field not in fields:
-            raise unknown_key(key, [*FLAGS, *fields])
-        elif equals:
-            texts[field] = text
-        elif words and not words[0].startswith("--"):
-            texts[field] = words.pop(0)
-        else:
-            raise UserError(f"--{key}: needs a value")
-    return for_argparse, texts
-
-
-def parse(argv):
-    """Command line (None: of this process) -> (arguments of FLAGS, Config); or UserError.
-
-    args.fields keeps the fields that were given, {name: text}: train.py chooses some of the others.
-    """
-    for_argparse, texts = split_arguments(sys.argv[1:] if argv is None else argv)
-    parser = FlagParser(
+def make_parser():
+    parser = Parser(
         description="Train Molmo2 (paper: training, Table 12).", allow_abbrev=False,
+        usage="train.py --stage N [--key value ..]",
         epilog="--key value and --key=value are the same, and so are - and _ in a key.")
-    for flag, (kind, text) in FLAGS.items():
-        parser.add_argument(f"--{flag}", help=text, **kind)
-    args = parser.parse_args(for_argparse)
-    args.fields = texts
+    add = parser.add_argument
+    switch = partial(add, action="store_true")
+    add("--stage", type=int, choices=STAGES, required=True, help="the recipe of stages/")
+    switch("--tiny", help="toy model and laptop settings; toy world unless --data is given")
+    add("--preset", choices=models.PRESETS, help="model shape (default 4b; with --tiny, toy)")
+    add("--data", nargs="+", metavar="FILE[=rate]", help="record files (.jsonl, .json), their "
+        "rates (default 1); a mix.json; or the folder of the recipe's published sets")
+    add("--media", metavar="DIR", help="where the paths in the records start")
+    switch("--skip_missing", help="train without the files of a mixture that are missing")
+    add("--plan", metavar="FILE", help="packs planned ahead by tools.plan")
+    add("--eval", nargs="+", metavar="FILE",
+        help="records asked about at the end (with --data), each file scored apart")
+    add("--eval_every", type=int, default=0, metavar="N",
+        help="evaluate every N steps too (default 0: only at the end)")
+    switch("--tensorboard", help="scalars for TensorBoard, in tensorboard/ of the run")
+    add("--init", metavar="DIR", help="start from the weights of a run or a released checkpoint")
+    add("--out", metavar="DIR", help="run directory (default runs/stage1-tiny and so on)")
+    switch("--overwrite", help="delete the run in --out first")
+    switch("--resume", help="continue from the newest checkpoint in --out; none there: start")
+    switch("--resume_anyway", help="--resume, even if the recipe or the data have changed")
+    add("--else_init", metavar="DIR", help="with --resume: --init while there is no checkpoint")
+    add("--lora", dest="lora.rank", default=argparse.SUPPRESS, metavar="R",
+        help="low-rank adapters on the decoder learn in its place (short for --lora.rank)")
+    for name, default in FIELDS.items():
+        alone = {"nargs": "?", "const": "true"} if isinstance(default, bool) else {}
+        text = ": ".join(read_comments().get(part, part) for part in name.split("."))
+        add(f"--{name}", dest=name, default=argparse.SUPPRESS, metavar="X",
+            help=f"{text} (default {default})", **alone)
+    return parser
+
+
+def normalise(word):
+    """A word of the command line, with _ for every - in a key."""
+    key, equals, text = word.partition("=")
+    return f"--{key[2:].replace('-', '_')}{equals}{text}" if key.startswith("--") else word
+
+
+def parse(argv=None):
+    """Command line (None: of this process) -> (arguments that are no fields, Config); or UserError.
+
+    args.fields keeps the fields that were given, {name: text}: the machine decides some others.
+    """
+    words = list(map(normalise, sys.argv[1:] if argv is None else argv))
+    parser = make_parser()
+    args, unknown = parser.parse_known_args(words)
+    if unknown:
+        key = unknown[0].partition("=")[0]
+        near = difflib.get_close_matches(key, parser._option_string_actions, 1)
+        hint = f"did you mean {near[0]}?" if near else "--help lists all"
+        raise UserError(f"{key}: no such flag or field; {hint}")
+    args.fields = {name: vars(args).pop(name) for name in [*vars(args)] if name in FIELDS}
     args.resume = args.resume or args.resume_anyway
 
-    recipe = dict(STAGES[args.stage].RECIPE)
+    recipe = STAGES[args.stage].RECIPE | {"stage": args.stage}
     if args.tiny:
-        recipe |= tiny_recipe.RECIPE | tiny_recipe.STAGES[args.stage]
-    recipe |= {"stage": args.stage}
-    recipe |= {"preset": args.preset} if args.preset else {}
+        recipe = recipe | tiny_recipe.RECIPE | tiny_recipe.STAGES[args.stage]
+    if args.preset:
+        recipe = recipe | {"preset": args.preset}
     config = Config()
-    for key, value in recipe.items():
-        config = override(config, key, value)
+    for name, value in recipe.items():
+        config = override(config, name, value)
     config = replace(config, model=models.PRESETS[config.preset])
-    for key, text in texts.items():
-        config = override(config, key, text)
-    if config.lora.rank and "train" not in texts:
+    for name, text in args.fields.items():
+        try:
+            config = override(config, name, text)
+        except ValueError:
+            raise UserError(f"--{name} {text}: must be like {FIELDS[name]}") from None
+    if config.lora.rank and "train" not in args.fields:
         config = replace(config, train=("connector", "llm"))
-    if args.deterministic:
+    if config.deterministic:
         config = replace(config, residual_dropout=0.0, response_dropout=0.0)
     # a laptop's batch may be smaller than the recipe's micro-batch, a short run than its stage 0
     config = replace(config, micro_batch=min(config.micro_batch, config.batch),
                      vit_steps=min(config.vit_steps, config.steps))
-    check_together(args, config)
+    args.out = args.out or f"runs/stage{config.stage}{'-tiny' if args.tiny else ''}"
+    check(args, config)
     return args, config
 
 
-def check_together(args, config):
-    """UserError for flags that contradict one another."""
-    vision = config.model.vision
-    if config.batch % config.micro_batch:
-        raise UserError(f"--micro-batch {config.micro_batch}: --batch {config.batch} is not a "
-                        "multiple of it")
-    if config.uncheckpointed_blocks and not config.activation_checkpointing:
-        raise UserError(f"--uncheckpointed_blocks {config.uncheckpointed_blocks}: only goes with "
-                        "--activation_checkpointing true")
-    if len(config.betas) != 2:
-        raise UserError(f"--betas {as_text(config.betas)}: must be two numbers")
-    if not config.train:
-        raise UserError(f"--train: choose from {', '.join(CHOICES['train'])}")
+def check(args, config):
+    """UserError for values that no run can have and for flags that contradict one another."""
+    values = field_values(config)
+    wrong = [f"--{name} {values[name]}: choose from {', '.join(choices)}"
+             for name, choices in CHOICES.items() if not set(as_tuple(values[name])) <= {*choices}]
+    for names, (least, most) in RANGES.items():
+        for name in names.split():
+            if not all(least <= value <= most for value in as_tuple(values[name])):      # NaN: no
+                wrong.append(f"--{name} {values[name]}: must be from {least} to {most}")
+    if not wrong and config.batch % config.micro_batch:
+        wrong.append(f"--micro-batch {config.micro_batch}: --batch {config.batch} is no multiple "
+                     "of it")
+    if len(config.betas) != 2 or not config.train:
+        wrong.append("--betas needs two numbers, and --train a part that learns")
     if config.lora.rank and not ("llm" in config.train and config.lora.layers):
-        raise UserError("--lora: needs llm in --train, and a layer in --lora.layers")
-    if 2 * vision.overlap_margin >= vision.grid:
-        raise UserError(f"--model.vision.overlap_margin {vision.overlap_margin}: must be less than "
-                        f"half of --model.vision.grid {vision.grid}")
+        wrong.append("--lora: needs llm in --train, and a layer in --lora.layers")
+    if (args.media or args.eval or args.skip_missing) and not args.data:
+        wrong.append("--media, --eval and --skip-missing only go with --data")
+    if (args.resume and (args.init or args.overwrite)) or (args.else_init and not args.resume):
+        wrong.append("--resume goes with --else-init, and without --init and --overwrite")
     if args.tensorboard and not find_spec("tensorboard"):
-        raise UserError("--tensorboard needs an extra package: pip install tensorboard")
-    if args.resume and args.init:
-        raise UserError("--init starts from weights and --resume continues a run: leave one of "
-                        "them out (or use --resume --else-init DIR)")
-    if args.else_init and not args.resume:
-        raise UserError("--else-init only goes with --resume; without it, use --init")
-    if args.eval_every < 0:
-        raise UserError(f"--eval-every {args.eval_every}: must be at least 0")
-    for flag in () if args.data else ("media", "eval", "skip_missing"):
-        if getattr(args, flag):
-            raise UserError(f"--{flag.replace('_', '-')}: only goes with --data")
+        wrong.append("--tensorboard needs an extra package: pip install -r requirements-extras.txt")
+    if wrong:
+        raise UserError(wrong[0])

@@ -1,53 +1,170 @@
-"""What a run writes about itself as it goes: log.jsonl, skips.jsonl, batches that are not finite,
-and what it says on the terminal before its first step and beside its progress bar.
+"""The numbers of a step, and what a run writes about itself.
 
-in    the numbers of a step, the records that were masked in it
-out   files for charts and tools, and for the rest of an interrupted run
+    rows and losses of each micro-batch  --StepStats-->  sums over all ranks  --RunLog-->  log.jsonl
+
+A run writes config.json, log.jsonl, skips.jsonl (records found bad while decoding), and with
+--tensorboard the same numbers once more. Before its first step it says what it is about to do.
 """
 
+import copy
 import dataclasses
 import json
+import math
 import os
 import platform
 import re
+import shlex
 import subprocess
+import sys
+from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import torch
-from tqdm import tqdm
+import torch.distributed as dist
 
-from records.errors import warn
-from training.tensorboard import Board
+import attention
+import parallel
+from records.errors import Unreadable, printable, warn
+from training.checkpoint import list_steps
+from training.config import RankError, RunError
+from training.loader import kill_children
+from training.planner import add_counts
+
+# --------------------------------------------------------------------------------------------------
+# the numbers of a step
+
+
+def count_rows(rows):
+    """What is in these rows of data.Example, to be added up over the micro-batches of a step."""
+    examples = [x for row in rows for x in row]
+    return {
+        "packs": len(rows),
+        "examples": len(examples),
+        "branches": sum(x.n_branches for x in examples if not x.mask_reason),
+        "tokens": sum(len(x.tokens) for x in examples),
+        "crops": sum(0 if x.image_id is None else len(x.image_id) for x in examples),
+        "visual_tokens": sum(len(x.pool_dst) for x in examples),
+        "pairs": sum(attention.allowed_pairs(*map(torch.from_numpy, (x.visible_until, x.bidir)))
+                     for x in examples),         # of tokens, that attention computes
+        "loss_tokens": sum(int((x.weights > 0).sum()) for x in examples),
+        "masked_tokens": sum(len(x.tokens) for x in examples if x.mask_reason),
+        "branches_dropped": sum(x.dropped_branches for x in examples),
+        "tokens_dropped": sum(x.dropped_tokens for x in examples),
+    }
+
+
+class StepStats:
+    """Sums over the micro-batches of a step: counts, and the weighted nll and the weight by source.
+
+    Losses are read from the device one micro-batch late, so that no GPU is waited for. nonfinite
+    collects the ids of the records whose loss is NaN or infinite.
+    """
+
+    def __init__(self, sources, cp):
+        self.cp = cp
+        self.counts = Counter()
+        self.nll = dict.fromkeys(sources, 0.0)
+        self.weights = dict.fromkeys(sources, 0.0)
+        self.nonfinite = []
+        self.delayed = None
+
+    def add(self, rows, batch, nll):
+        """nll (B,T): of each token of a Batch made of these rows; weighted, summed by example."""
+        n_examples = len(batch.ids)
+        sums = torch.zeros(n_examples + 1, device=nll.device)            # the last is padding
+        sums.index_add_(0, batch.example.flatten(), (batch.weights * nll.detach()).flatten())
+        self.read_delayed()
+        self.delayed = rows, sums
+
+    def read_delayed(self):
+        if self.delayed is None:
+            return
+        rows, sums = self.delayed
+        self.delayed = None
+        examples = [x for row in rows for x in row]
+        sums = sums.tolist()
+        if not math.isfinite(sum(sums)):
+            self.nonfinite += [x.id for x in examples]
+        for x, value in zip(examples, sums, strict=False):               # all but padding
+            self.nll[x.source] += value
+            self.weights[x.source] += float(x.weights.sum(dtype="float64")) / self.cp
+        self.counts.update(count_rows(rows))
+
+    def all_reduce(self):
+        """Sums over all ranks, in one exchange: counts, weight, loss and nll_by_source are set."""
+        self.read_delayed()
+        # the ranks that share a row have all counted it
+        sums = parallel.all_reduce_sums({
+            **{("count", name): n / self.cp for name, n in self.counts.items()},
+            **{("nll", name): value for name, value in self.nll.items()},
+            **{("weight", name): value for name, value in self.weights.items()}})
+        self.counts = {name: round(sums["count", name]) for name in self.counts}
+        weights = {name: sums["weight", name] for name in self.weights}
+        nll = {name: sums["nll", name] for name in self.nll}
+        self.total_weight = sum(weights.values())
+        self.weight = max(self.total_weight, 1e-8)
+        self.loss = sum(nll.values()) / self.weight
+        self.nll_by_source = {name: nll[name] / weights[name] for name in nll if weights[name] > 0}
+
+
+def stop_nonfinite(run, step, plan, stats, norms):
+    """RunError that names the records of a step whose loss or gradient is not finite."""
+    ids = dict.fromkeys(name for ids in parallel.all_gather(stats.nonfinite) for name in ids)
+    raise RunError(f"step {step}: loss {stats.loss}, gradient norm {math.hypot(*norms.values())}; "
+                   f"records: {', '.join(list(ids or plan.ids)[:20])}; tools.view --run {run.out} "
+                   f"--step {step} shows them")
+
+
+def make_line(config, step, plan, stats, norms, rates, masked):
+    """The line of a step in log.jsonl. norms and rates {group: number}; masked: the state of
+    Loader.masked for all ranks."""
+    return {
+        "step": step, "loss": stats.loss, **stats.counts, "weight": stats.total_weight,
+        "nll_by_source": stats.nll_by_source, "grad_norm": math.hypot(*norms.values()),
+        "grad_norms": norms, "lr": rates,
+        "fill_tokens": stats.counts["tokens"] / (config.batch * config.data.max_tokens),
+        "fill_crops": stats.counts["crops"] / (config.batch * config.pack_crops),
+        "longest_wait": plan.longest_wait,
+        "dropped": add_counts(copy.deepcopy(plan.skipped), masked["counts"]), "ids": plan.hash,
+    }
+
+
+# --------------------------------------------------------------------------------------------------
+# files
 
 
 class RunLog:
     """log.jsonl, one line per step after a first line, and skips.jsonl; only the first rank writes.
 
-    head: the first line of a run that begins. resume_step: the step after which a run continues; a
-    line that a kill cut short is dropped, and of a step that is logged twice the later line counts.
-    loss: that of the last step. tensorboard: write for TensorBoard too.
+    head: the first line of a run that begins. A run that is resumed appends: a line that a kill cut
+    short is dropped, and of a step that is logged twice the later line counts. loss: the last one.
     """
 
-    def __init__(self, out, writes, head, resume_step=None, tensorboard=False):
+    def __init__(self, run, head, tensorboard=False):
+        self.out = run.out
+        self.writes = run.ranks.first
         self.loss = None
-        self.out = out
-        self.board = Board(out, resume_step) if tensorboard and writes else None
-        self.logged = set()              # the indices that skips.jsonl has already
-        self.skips = out / "skips.jsonl" if writes else Path(os.devnull)
-        log = out / "log.jsonl" if writes else Path(os.devnull)
-        if resume_step is not None:
-            self.logged = {skip["index"] for skip in read_skips(out)}
-            self.loss = loss_of(log, resume_step) if writes else None
-            for path in (log, self.skips) if writes else ():
-                drop_partial_line(path)
-            self.file = open(log, "a", buffering=1)
+        self.board = None
+        self.known = set()               # indices of the records that skips.jsonl has already
+        if not self.writes:
+            return
+        step = run.resume_from.step
+        if step:
+            steps = read_steps(read_log(self.out / "log.jsonl"))
+            self.loss = steps[-1]["loss"] if steps else None
+            self.known = {skip["index"] for skip in read_log(self.out / "skips.jsonl")}
+            for name in ("log.jsonl", "skips.jsonl"):
+                drop_partial_line(self.out / name)
         else:
-            if writes:
-                (out / "config.json").write_text(json.dumps(head, indent=1))
-                self.skips.unlink(missing_ok=True)
-            self.file = open(log, "w", buffering=1)
-            self.file.write(json.dumps(head) + "\n")
+            (self.out / "config.json").write_text(json.dumps(head, indent=1))
+            (self.out / "skips.jsonl").unlink(missing_ok=True)
+            (self.out / "log.jsonl").write_text(json.dumps(head) + "\n")
+        self.file = open(self.out / "log.jsonl", "a", buffering=1)
+        if tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            purge = step + 1 if step else None           # drops the steps that are run again
+            self.board = SummaryWriter(self.out / "tensorboard", purge_step=purge, flush_secs=10)
 
     def step(self, line, masked):
         """Logs a step and the records that were masked in it, each index of the mixture once.
@@ -56,84 +173,49 @@ class RunLog:
         """
         self.write(line)
         self.loss = line["loss"]
-        new = [skip for skip in masked if skip["index"] not in self.logged]
-        if new:
-            with open(self.skips, "a") as skips:
-                for skip in sorted(new, key=lambda skip: skip["index"]):
-                    skips.write(json.dumps({"step": line["step"], **skip}) + "\n")
+        new = {skip["index"]: skip for skip in masked if skip["index"] not in self.known}
+        if new and self.writes:
+            with open(self.out / "skips.jsonl", "a") as skips:
+                for index in sorted(new):
+                    skips.write(json.dumps({"step": line["step"], **new[index]}) + "\n")
+            self.known |= new.keys()
 
     def scores(self, step, scores, **more):
-        line = {"step": step, "eval": scores, **more}
-        self.write(line)
-        if self.board:
-            self.board.pictures(step)
+        self.write({"step": step, "eval": scores, **more})
 
     def write(self, line):
-        """FileNotFoundError, which ends the run, if another file or none has taken the log's place:
-        what is written to a deleted file is lost."""
-        if self.file.name != os.devnull:
-            try:
-                in_place = os.path.samestat(os.stat(self.file.name), os.fstat(self.file.fileno()))
-            except FileNotFoundError:
-                in_place = False
-            if not in_place:
-                raise FileNotFoundError(f"{self.out}: the run directory was deleted or moved while "
-                                        "the run was writing to it; its log ends here")
-        self.file.write(json.dumps(line) + "\n")
+        if self.writes:
+            self.file.write(json.dumps(line) + "\n")
         if self.board:
-            self.board.line(line)
+            add_scalars(self.board, line, line["step"])
 
 
-# --------------------------------------------------------------------------------------------------
-# reading
-
-
-NUMBER = (int, float)
-# fields of a line by which readers go, and their types
-LINE_FIELDS = {"step": int, "seconds": NUMBER, "loss": (*NUMBER, type(None)), "lr": dict,
-               "nll_by_source": (dict, type(None)), "eval": dict}
-
-
-def is_well_formed(line):
-    """Can readers rely on the fields of this line of a log?"""
-    if not isinstance(line, dict):
-        return False
-    if any(key in line and not isinstance(line[key], kind) for key, kind in LINE_FIELDS.items()):
-        return False
-    numbers = [*line.get("lr", {}).values(), *(line.get("nll_by_source") or {}).values()]
-    needed = {"step", "loss", "seconds"} if "lr" in line else {"step"} if "eval" in line else set()
-    return needed <= line.keys() and all(isinstance(number, NUMBER) for number in numbers)
+def add_scalars(board, values, step, prefix=""):
+    """Nested fields of a log line as scalars: "eval/point_f1" and so on; texts are left out."""
+    for name, value in values.items():
+        if isinstance(value, dict):
+            add_scalars(board, value, step, f"{prefix}{name}/")
+        elif isinstance(value, (int, float)):
+            board.add_scalar(prefix + name, value, step)
 
 
 def read_log(path):
-    """The lines of a file of the run as dicts, none where there is no file.
-
-    A line that a kill cut short, that a disk damaged or that somebody changed is passed over.
-    """
+    """The lines of a .jsonl file of a run as dicts, none where there is no file. A line that a kill
+    cut short is left out."""
     lines = []
-    for row in path.read_bytes().splitlines() if path.exists() else []:
+    for row in path.read_bytes().splitlines() if path.exists() else ():
         try:
-            line = json.loads(row)
-        except (ValueError, RecursionError):
+            lines.append(json.loads(row))
+        except ValueError:
             continue
-        if is_well_formed(line):
-            lines.append(line)
     return lines
 
 
-def read_skips(out):
-    """The records that a run could not decode and masked: [{"index": .., "reason": .., ..}, ..].
-
-    A damaged line is passed over: the run masks that record again.
-    """
-    return [skip for skip in read_log(out / "skips.jsonl")
-            if isinstance(skip.get("index"), int) and isinstance(skip.get("reason"), str)]
-
-
-def loss_of(log, step):
-    """The loss of a step in a log, None if it is not there."""
-    losses = [line["loss"] for line in read_log(log) if "lr" in line and line["step"] == step]
-    return losses[-1] if losses else None
+def read_steps(lines):
+    """Lines of log.jsonl -> those of steps, in order. Of a step that occurs twice, after a resume,
+    the later line counts."""
+    by_step = {line["step"]: line for line in lines if "lr" in line}
+    return [by_step[step] for step in sorted(by_step)]
 
 
 def drop_partial_line(path):
@@ -143,35 +225,22 @@ def drop_partial_line(path):
 
 
 # --------------------------------------------------------------------------------------------------
-# what else is noted of a run
+# the first line
 
 
-def save_nonfinite_batches(out, step, batches, rank):
-    """Writes batches whose loss is not finite to `out` as arrays."""
-    for k, batch in enumerate(batches):
-        arrays = {"ids": np.array(batch.ids)}
-        for field in dataclasses.fields(batch):
-            value = getattr(batch, field.name)
-            if torch.is_tensor(value):
-                arrays[field.name] = value.cpu()
-        np.savez(out / f"nonfinite-step-{step}-rank-{rank}-{k}.npz", **arrays)
-
-
-def dropped_by_source(counts):
-    """{"source: kind": n} -> {source: {kind: n}}, as in the log."""
-    by_source = {}
-    for key, n in counts.items():
-        source, _, kind = key.rpartition(": ")
-        by_source.setdefault(source, {})[kind] = n
-    return by_source
+def make_head(run, args, model):
+    """The first line of log.jsonl: with this config, command and commit the run can be repeated."""
+    params = {part: sum(p.numel() for p in ps) for part, ps in model.parameter_groups().items()}
+    return {"config": dataclasses.asdict(run.config), "command": vars(args), "commit": commit(),
+            "device": str(run.device), "hardware": hardware(run.device),
+            "dtype": str(run.dtype).split(".")[-1], "world": run.ranks.world, "params": params,
+            "versions": {"python": platform.python_version(), "torch": torch.__version__}}
 
 
 def commit():
     """The commit of the code that runs, with + if files differ from it; 'unknown' without git."""
-    here = Path(__file__).parents[1]
-
     def git(*words):
-        return subprocess.check_output(["git", *words], cwd=here, text=True,
+        return subprocess.check_output(["git", *words], cwd=Path(__file__).parents[1], text=True,
                                        stderr=subprocess.DEVNULL).strip()
 
     try:
@@ -186,70 +255,59 @@ def hardware(device):
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(device)
     cpuinfo = Path("/proc/cpuinfo")          # of Linux
-    names = []
-    if cpuinfo.is_file():
-        names = re.findall(r"model name\s*: *(.*)", cpuinfo.read_text())
-    name = names[0] if names else platform.processor() or platform.machine()
-    return f"{os.cpu_count()} cores, {name}"
+    names = re.findall(r"model name\s*: *(.*)", cpuinfo.read_text()) if cpuinfo.is_file() else []
+    return f"{os.cpu_count()} cores, {names[0] if names else platform.machine()}"
 
 
-def first_log_line(run, args, model):
-    params = {part: sum(p.numel() for p in ps) for part, ps in model.parameter_groups().items()}
-    return {"config": dataclasses.asdict(run.config), "command": vars(args), "commit": commit(),
-            "device": str(run.device), "hardware": hardware(run.device),
-            "dtype": str(run.dtype).split(".")[-1], "world": run.ranks.world, "params": params,
-            "versions": {"python": platform.python_version(), "torch": torch.__version__}}
-
-
-def print_header(run, head):
-    """What a run is about to do, on stderr above its progress bars. head: the first log line."""
+def print_head(run, head):
+    """Says on stderr what a run is about to do. head: the first line of its log."""
     if not run.ranks.first:
         return
-    config = run.config
-    of_parts = [f"{part} {n / 1e6:.1f} M" for part, n in head["params"].items()]
-    threads = f", {count(torch.get_num_threads(), 'thread')}" if run.device.type == "cpu" else ""
-    done = run.resume_from.step
-    steps = f"{config.steps - done} of {config.steps} are left" if done else str(config.steps)
-    if config.vit_steps and not done and not head["command"]["init"]:
-        steps += f" after {config.vit_steps} of stage 0"
-    warn(f"stage {config.stage} on {head['device']} ({head['hardware']}{threads}), "
-         f"{head['dtype']}, {count(head['world'], 'process')}\n"
-         f"parameters: {', '.join(of_parts)}; {', '.join(config.train)} learn\n"
-         f"steps: {steps}; a batch is {count(config.batch, 'row')} of {config.data.max_tokens} "
-         "tokens\n"
-         f"writes to {run.out}")
+    config, done = run.config, run.resume_from.step
+    params = ", ".join(f"{part} {n / 1e6:.1f} M" for part, n in head["params"].items())
+    warn(f"train.py: stage {config.stage} on {head['device']} ({head['hardware']}), "
+         f"{head['dtype']}, processes: {head['world']}\n"
+         f"train.py: parameters: {params}; {', '.join(config.train)} learn\n"
+         f"train.py: steps: {config.steps - done} of {config.steps}; a batch: {config.batch} rows "
+         f"of {config.data.max_tokens} tokens; writes to {run.out}")
 
 
-# In the first command a training step takes as long as 4 steps of stage 0, or as the answers about
-# 3 held-out images (EPYC, one thread). Only for the time left that is displayed.
-STAGE0_STEPS_PER_STEP = 4
-RECORDS_PER_STEP = 3
+# --------------------------------------------------------------------------------------------------
+# the end
+
+# how torch says that another rank, or a decoding process, has ended or hangs
+LOST_PROCESS = r"[Cc]onnection (closed|reset|refused)|[Tt]imed out|NCCL|gloo|DataLoader worker"
 
 
-def evaluation_in_steps(run):
-    """How many training steps take as long as the evaluation at the end. 0 for records of the
-    user, whose questions can take any time."""
-    if run.eval_records is not None:
-        return 0
-    n_records = (2 if run.config.stage == 1 else 4) * run.config.eval_images     # of world.held_out
-    return n_records / RECORDS_PER_STEP / run.ranks.world
+def end(status, error):
+    """Ends the process with one sentence on stderr. What every rank has met is said by the first of
+    each machine; what one rank has met, by that rank."""
+    alone = isinstance(error, (RankError, Unreadable, OSError, RuntimeError))
+    sentence = str(error) or type(error).__name__
+    if isinstance(error, torch.OutOfMemoryError):
+        sentence = (f"{sentence.split('.')[0]}; use a smaller --micro-batch or --data.max_tokens, "
+                    "or a larger --cp; python -m tools.memory counts what a step takes")
+    if alone and dist.is_initialized():
+        sentence = f"rank {dist.get_rank()}: {sentence}"
+    if alone or os.environ.get("LOCAL_RANK", "0") == "0":
+        gap = "\n" if dist.is_initialized() else ""      # after an unfinished progress bar
+        print(printable(f"{gap}train.py: {sentence}"), file=sys.stderr, flush=True)
+    kill_children()
+    if dist.is_initialized():
+        os._exit(status)             # to leave the process group would wait for the others
+    raise SystemExit(status) from None
 
 
-def show_progress(bar, run, loss, fill):
-    """Writes loss, the share of tokens that are filled and the time left behind the bar."""
-    bar.set_postfix(loss=f"{loss:.3f}", fill=f"{fill:.0%}",
-                    ends_in=time_left(bar, evaluation_in_steps(run)), refresh=False)
+def end_if_lost(error):
+    """Ends this rank if the error says that another process of the run has ended or hangs."""
+    if re.search(LOST_PROCESS, str(error)):
+        end(1, RankError(f"another process has ended or hangs: {str(error).splitlines()[0]}"))
 
 
-def time_left(bar, steps_after):
-    """"07:40" until the whole command ends; "?" before any step was timed.
-
-    steps_after: what comes after the steps of this progress bar, counted in such steps.
-    """
-    rate = bar.format_dict["rate"]
-    return tqdm.format_interval((bar.total - bar.n + steps_after) / rate) if rate else "?"
-
-
-def count(n, noun):
-    plural = "es" if noun.endswith("s") else "s"
-    return f"{n} {noun}{plural if n > 1 else ''}"
+def how_to_resume(out):
+    """Tells how an interrupted run goes on."""
+    words = [word.replace("--init", "--else-init", 1) if word.startswith("--init") else word
+             for word in sys.argv if word not in ("--overwrite", "--resume")]
+    there = list_steps(Path(out))
+    command = f"python {shlex.join([*words, '--resume'])}"
+    return f"continue with: {command}" if there else "there is no checkpoint yet"

@@ -1,4 +1,4 @@
-"""What a run starts with: device, data, model, and a dry run that tells whether they fit."""
+"""What a run starts with: device, layout, data, model, and a dry run of the largest batch."""
 
 import json
 import os
@@ -17,36 +17,29 @@ from records.mixture import Mixture
 from text.tokenizer import ByteTokenizer, load_tokenizer
 from toy import vit as stage0
 from toy import world
-from training.config import Config, UserError
+from training import checkpoint
+from training.config import Config, RunError, UserError, adopt_model
 from training.loader import Loader
-from training.log import STAGE0_STEPS_PER_STEP, evaluation_in_steps, time_left
-from training.planner import PlanFile, RunError, StepPlanner
-from training.resume import (
-    Checkpoint,
-    check_data,
-    find_base,
-    find_checkpoint,
-    make_run_directory,
-    restore_loader,
-)
+from training.log import read_log
+from training.planner import PlanFile, StepPlanner
 from training.sources import fingerprint, open_sources
 from weights import files, lora
 
 # --------------------------------------------------------------------------------------------------
-# device and data
+# what the machine decides
 
 
 def pick_device(config):
     """-> device and dtype of the arithmetic; weights that learn and the optimizer are float32."""
-    # read at the first allocation. The sizes of blocks differ from row to row: segments that grow
-    # prevent fragmentation
+    # read at the first allocation: the sizes of blocks differ from row to row, and segments that
+    # grow prevent fragmentation
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(),
+             "cpu": True}
     name = config.device
     if name == "auto":
-        mps = torch.backends.mps.is_available()
-        name = "cuda" if torch.cuda.is_available() else "mps" if mps else "cpu"
-    missing = {"cuda": not torch.cuda.is_available(), "mps": not torch.backends.mps.is_available()}
-    if missing.get(name):
+        name = next(kind for kind, is_there in there.items() if is_there)
+    if not there[name]:
         raise UserError(f"--device {name}: this machine or this torch has none")
     dtype = config.dtype
     if dtype == "auto":
@@ -57,33 +50,49 @@ def pick_device(config):
     return torch.device(name), getattr(torch, dtype)
 
 
-def default_workers(device):
-    """Decoding processes of a rank: on a GPU, which would wait for videos, its cores but one."""
-    if device.type != "cuda":
-        return 0
-    linux = hasattr(os, "sched_getaffinity")
-    cores = len(os.sched_getaffinity(0)) if linux else os.cpu_count() or 1
-    return min(max(cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)) - 1, 0), 8)
-
-
 def choose_layout(args, config, device):
-    """The config with what this machine decides, where it was not given: fields of LAYOUT_FIELDS,
-    which affect the speed and not the results."""
-    given = args.fields
-    if "workers" not in given:
-        config = replace(config, workers=default_workers(device))
-    if "shard" not in given:
-        world = int(os.environ.get("WORLD_SIZE", 1))
-        config = replace(config, shard=default_shard(
-            world, int(os.environ.get("LOCAL_WORLD_SIZE", world))))
-    if device.type == "cuda" and "compile" not in given:
-        if find_spec("triton") is None:              # Windows has none
-            warn("train.py: no triton, so blocks are not compiled")
-        else:
-            # a block that fails to compile runs as it is, and torch logs why
-            torch._dynamo.config.suppress_errors = True
-            config = replace(config, compile=True)
-    return config
+    """Sets workers, shard, compile and micro_batch by the hardware, unless the user has set the
+    first three. They affect the speed and not the results."""
+    world = int(os.environ.get("WORLD_SIZE", 1))
+    ranks_of_node = int(os.environ.get("LOCAL_WORLD_SIZE", world))
+    chosen = {"shard": default_shard(world, ranks_of_node)}
+    if device.type == "cuda":
+        # a GPU would wait for videos: its cores but one decode
+        cores = len(os.sched_getaffinity(0)) // ranks_of_node
+        chosen["workers"] = min(max(cores - 1, 0), 8)
+        chosen["compile"] = find_spec("triton") is not None
+        # a block that fails to compile runs as it is, and torch logs why
+        torch._dynamo.config.suppress_errors = True
+    chosen = {name: value for name, value in chosen.items() if name not in args.fields}
+    packs_of_rank = max(config.batch * config.cp // world, 1)
+    return replace(config, micro_batch=min(config.micro_batch, packs_of_rank), **chosen)
+
+
+def default_shard(world, ranks_of_node):
+    """--shard where it is not given: of several nodes each holds all weights, because between
+    nodes gathering them for every micro-batch would take longer than computing with them."""
+    return ranks_of_node if world > ranks_of_node and world % ranks_of_node == 0 else 0
+
+
+def layout_error(world, config, model):
+    """Why `world` ranks cannot train this Config and ModelConfig, a sentence; "" if they can."""
+    cp, heads, kv_heads = config.cp, model.n_head, model.n_kv_head
+    if heads % cp or (kv_heads % cp and cp % kv_heads):
+        return f"--cp {cp}: {heads} query and {kv_heads} kv heads cannot be dealt out to so many"
+    if world % cp:
+        return f"--cp {cp}: {world} processes are no multiple of it"
+    if config.batch % (world // cp * config.micro_batch):
+        return (f"--batch {config.batch}: no multiple of {world // cp} data-parallel ranks times "
+                f"--micro-batch {config.micro_batch}")
+    if config.shard and world % config.shard:
+        return f"--shard {config.shard}: {world} processes are no multiple of it"
+    if config.data.max_tokens % cp:
+        return f"--data.max_tokens={config.data.max_tokens}: no multiple of --cp {cp}"
+    return ""
+
+
+# --------------------------------------------------------------------------------------------------
+# data
 
 
 def open_on_first_rank(ranks, args, config):
@@ -97,22 +106,16 @@ def open_on_first_rank(ranks, args, config):
             opened = e
     opened = parallel.broadcast(opened)
     if isinstance(opened, DataError):
-        opened.on_all_ranks = True
         raise opened
     return opened
 
 
-def default_shard(world, ranks_of_node):
-    """--shard where it is not given: of several nodes each holds all weights, because between
-    nodes gathering them for every micro-batch would take longer than computing with them."""
-    return ranks_of_node if world > ranks_of_node and world % ranks_of_node == 0 else 0
-
-
 def open_loader(args, config, ranks, tokenizer, resume_from, sources, rates):
-    """-> Loader with its first step planned, fingerprint of the data."""
+    """-> Loader that continues after `resume_from`, fingerprint of the data."""
     made_for = fingerprint(sources, rates, tokenizer, config)
-    if any(other != made_for for other in parallel.all_gather(made_for)):
-        raise RunError("the ranks do not see the same record files, tokenizer and config", True)
+    seen = str(resume_from.folder), made_for
+    if any(other != seen for other in parallel.all_gather(seen)):
+        raise RunError("the ranks do not see the same checkpoint, record files and config")
     mixture = Mixture(sources, rates, config.seed)
     plans = None
     if ranks.first:
@@ -120,10 +123,14 @@ def open_loader(args, config, ranks, tokenizer, resume_from, sources, rates):
         plans = PlanFile(args.plan, made_for, config) if args.plan else planner
     loader = Loader(mixture, tokenizer, config, plans, ranks, resume_from.step)
     if resume_from.folder:
-        check_data(args, resume_from, made_for)
-        restore_loader(loader, plans, resume_from)
-    if resume_from.step < config.steps:
-        loader.begin()
+        # with other data the pool begins empty, and no record is masked: sizes and masks belong to
+        # the old records
+        same_data = checkpoint.check_unchanged(args, resume_from, "data", made_for)
+        skips = Path(args.out, "skips.jsonl")
+        if not same_data:
+            skips.unlink(missing_ok=True)
+        loader.restore(resume_from.state["loader"], read_log(skips), same_data)
+    loader.begin()
     return loader, made_for
 
 
@@ -131,42 +138,44 @@ def open_loader(args, config, ranks, tokenizer, resume_from, sources, rates):
 # model
 
 
+def open_tokenizer(args, config, saved=None):
+    """-> tokenizer of --init, of the checkpoint in the folder `saved` or of the toy, and config
+    with the model of --init. Reads no weights."""
+    folder = saved
+    try:
+        if args.init is not None:
+            folder, shape, _ = files.describe(args.init)
+            config = adopt_model(args, config, shape, f"--init {args.init}")
+        n_vocab = config.model.n_vocab
+        if folder is None:
+            return ByteTokenizer(world.WORDS, n_vocab), config
+        return load_tokenizer(folder, n_vocab), config
+    except (OSError, ValueError) as e:
+        where = "--model" if args.init is None else f"--init {args.init}"
+        raise UserError(f"{where}: {e}") from None
+
+
 def open_model(args, config, resume_from):
-    """-> model, tokenizer, and config with its shape: from --init, or new from --preset.
+    """-> a model as in the recipe, of the shape in the config.
 
     Without --init a new model is on the CPU. With --init or --resume it is on the meta device, so
-    that no rank ever holds all of it: build_optimizer allocates each rank's shard, fill_weights or
-    checkpoint.restore reads it.
+    that no rank ever holds all of it: train.place allocates each rank's shard, fill_weights reads
+    it.
     """
-    if args.init is not None:
-        try:
-            model, tokenizer, _ = files.open_model_folder(args.init, read=False)
-        except (OSError, ValueError) as e:
-            raise UserError(f"--init {args.init}: {e}") from None
-        asked_for = args.preset or config.model != models.PRESETS[config.preset]
-        if asked_for and without_init(config.model) != without_init(model.config):
-            raise UserError(f"--init {args.init}: its model has another shape than --preset and "
-                            "--model.* ask for; leave them out")
-        vision = model.config.vision
-        config = replace(config, model=model.config, data=replace(config.data, vision=vision))
-    else:
-        try:
-            if resume_from.folder:
-                model = files.meta_model(config.model)
-            else:
-                model = models.Molmo2(config.model).init_weights()
-                if config.model.vision.neighbor_init:
-                    stage0.init_neighbor_heads(model.vision.vit)
-            n_vocab = config.model.n_vocab
-            tokenizer = (load_tokenizer(resume_from.folder, n_vocab) if resume_from.folder
-                         else ByteTokenizer(world.WORDS, n_vocab))
-        except (AssertionError, IndexError, RuntimeError, ValueError, ZeroDivisionError) as e:
-            raise UserError(f"--model: no model has this shape: {e}") from None
-    return apply_recipe(model, config).train(), tokenizer, config
+    try:
+        if args.init is not None or resume_from.folder:
+            model = files.meta_model(config.model)
+        else:
+            model = models.Molmo2(config.model).init_weights()
+            if config.model.vision.neighbor_init:
+                stage0.init_neighbor_heads(model.vision.vit)
+    except (AssertionError, IndexError, RuntimeError, ValueError, ZeroDivisionError) as e:
+        raise UserError(f"--model: no model has this shape: {e}") from None
+    return apply_recipe(model, config).train()
 
 
 def apply_recipe(model, config):
-    """What a stage's recipe sets of a model: dropout, checkpointing, which parts learn."""
+    """Sets what a stage's recipe says of a model: dropout, checkpointing, which parts learn."""
     model.residual_dropout = config.residual_dropout
     model.response_dropout = config.response_dropout
     model.activation_checkpointing = config.activation_checkpointing
@@ -181,41 +190,17 @@ def apply_recipe(model, config):
     return model
 
 
-def fill_weights(args, config, model):
-    """Initialises the adapters, if any, and reads this rank's part of the weights of --init."""
-    lora.init_adapters(model, config.seed)
+def fill_weights(run, args, model, optimizer):
+    """Reads this rank's part of the weights of --init, then of the checkpoint."""
+    if run.config.lora.rank:
+        lora.init_adapters(model, run.config.seed)
     if args.init is not None:
         try:
             files.read_weights(model, args.init)
         except (OSError, ValueError) as e:
             raise UserError(f"--init {args.init}: {e}") from None
-
-
-def open_tokenizer(args, config):
-    """-> tokenizer of --init or of the toy, config with its model's shape; reads no weights."""
-    if args.init is None:
-        return ByteTokenizer(world.WORDS, config.model.n_vocab), config
-    try:
-        folder, shape, _ = files.describe(args.init)
-        tokenizer = load_tokenizer(folder, shape.n_vocab)
-    except (OSError, ValueError) as e:
-        raise UserError(f"--init {args.init}: {e}") from None
-    return tokenizer, replace(config, model=shape, data=replace(config.data, vision=shape.vision))
-
-
-def without_init(shape):
-    """A ModelConfig without the fields that matter only to new weights."""
-    return replace(shape, init_std=0.0, vision=replace(shape.vision, neighbor_init=False))
-
-
-def model_shape(args, config, resume_from):
-    """The ModelConfig that open_model will find, without reading weights."""
-    if resume_from.folder or args.init is None:
-        return config.model
-    try:
-        return files.describe(args.init)[1]
-    except (OSError, ValueError) as e:
-        raise UserError(f"--init {args.init}: {e}") from None
+    if run.resume_from.folder:
+        checkpoint.restore(run.resume_from.folder, model, optimizer)
 
 
 def pretrain_vit(run, vit):
@@ -223,78 +208,32 @@ def pretrain_vit(run, vit):
     config = run.config
     vit.requires_grad_(True)
     path = run.out / "stage0.jsonl" if run.ranks.first else os.devnull
-    steps_after = STAGE0_STEPS_PER_STEP * (config.steps + evaluation_in_steps(run))
     lines = stage0.pretrain(vit, config.seed, config.vit_steps, kinds_name=config.toy_kinds)
-    bar = tqdm(lines, total=config.vit_steps, unit="step", mininterval=1, desc="stage 0",
-               disable=not run.ranks.first)
     with open(path, "w", buffering=1) as log:
-        for line in bar:
+        for line in tqdm(lines, total=config.vit_steps, unit="step", mininterval=1, desc="stage 0",
+                         disable=not run.ranks.first):
             log.write(json.dumps(line) + "\n")
-            bar.set_postfix(ends_in=time_left(bar, steps_after), refresh=False)
     vit.requires_grad_("vit" in config.train)
 
 
 def dry_run_largest_batch(run, groups, forward_backward):
-    """Runs two micro-batches as large as any can be, beside as much as the optimizer will hold.
-
-    RunError, before the first step, if they do not fit; --dry_run says whether it is done.
-    forward_backward(rows) adds to the gradients.
-    """
+    """Runs two micro-batches of the largest possible size, with Adam's memory allocated, so that a
+    run out of memory ends before step 1. forward_backward(rows) adds to the gradients."""
     config, ranks = run.config, run.ranks
-    if config.dry_run == "false" or (config.dry_run == "auto" and run.device.type != "cuda"):
-        return
     parameters = [p for of_group in groups.values() for p in of_group]
-    state = [torch.empty_like(parallel.local(p)) for p in parameters for _ in range(2)]
+    adam = [torch.empty_like(parallel.local(p)) for p in parameters for _ in range(2)]
     shard = None
     if config.cp > 1:
         shard = data.CropShard(ranks.cp_rank, config.cp, 0, config.pack_crops)
     example = data.largest_example(config.data, config.pack_crops, config.model.n_vocab, shard)
-    rows = [[example]] * config.micro_batch
-    try:
-        for _ in range(2):           # the second beside the gradients of the first
-            forward_backward(rows)
-    except torch.OutOfMemoryError as e:
-        raise RunError(f"the largest batch does not fit: {str(e).split('.')[0]}; use a smaller "
-                       "--micro-batch or --data.max_tokens, a larger --cp or more GPUs; python -m "
-                       "tools.memory counts it") from None
+    for _ in range(2):               # the second beside the gradients of the first
+        forward_backward([[example]] * config.micro_batch)
+    del adam
     for p in parameters:
         p.grad = None
-    if run.device.type == "cuda" and ranks.first:
+    if ranks.first:
         peak = torch.cuda.max_memory_allocated() / 2**30
-        warn(f"dry run: at most {peak:.1f} GiB of a GPU")
-    del state
-
-
-def cp_degrees(n_head, n_kv_head):
-    """Context-parallel degrees that these heads allow: query heads are dealt out evenly, kv heads
-    too, or as many copies of each as there are ranks for it."""
-    return [cp for cp in range(1, n_head + 1)
-            if n_head % cp == 0 and (n_kv_head % cp == 0 or cp % n_kv_head == 0)]
-
-
-def layout_error(world, config, model):
-    """Why `world` ranks cannot train this Config and ModelConfig, a sentence; "" if they can."""
-    cp, batch, tokens = config.cp, config.batch, config.data.max_tokens
-    degrees = cp_degrees(model.n_head, model.n_kv_head)
-    if cp not in degrees:
-        return (f"--cp {cp}: {model.n_head} query and {model.n_kv_head} kv heads allow "
-                f"{', '.join(map(str, degrees))}")
-    if world % cp:
-        fit = [c for c in degrees if world % c == 0]
-        return (f"--cp {cp}: {world} processes are no multiple of it; "
-                f"{', '.join(map(str, fit))} would do")
-    packs = world // cp * config.micro_batch
-    if batch % packs:
-        near = [str(n) for n in (batch // packs * packs, -(-batch // packs) * packs) if n]
-        return (f"--batch {batch}: no multiple of {world // cp} data-parallel ranks times "
-                f"--micro-batch {config.micro_batch}; {', '.join(near)} would do")
-    if config.shard and world % config.shard:
-        fit = [str(n) for n in range(1, world + 1) if world % n == 0]
-        return (f"--shard {config.shard}: {world} processes are no multiple of it; "
-                f"{', '.join(fit)} would do")
-    if tokens % cp:
-        return f"--data.max_tokens={tokens}: no multiple of --cp {cp}; {tokens // cp * cp} would do"
-    return ""
+        warn(f"train.py: dry run: at most {peak:.1f} GiB of a GPU")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -313,40 +252,41 @@ class Run:
     loader: Loader
     fingerprint: dict                # of the data
     eval_records: dict               # {name: records} of --eval; None: the toy world's
-    resume_from: Checkpoint          # of step 0 if the run begins
-    base: dict                       # LoRA: path and checksums of the weights below
+    resume_from: checkpoint.Checkpoint
+    recipe: dict                     # what the results depend on; a resumed run has the same
+    base: str                        # LoRA: the folder of the weights below
 
 
-def start_run(args, config, ending):
+def start_run(args, config):
     """Opens everything that can be wrong, before anything is written -> Run, model."""
     device, dtype = pick_device(config)
     config = choose_layout(args, config, device)
-    resume_from, config = find_checkpoint(args, config)
-    world_size = int(os.environ.get("WORLD_SIZE", 1))
-    packs_of_rank = max(config.batch * config.cp // world_size, 1)
-    config = replace(config, micro_batch=min(config.micro_batch, packs_of_rank))
-    if error := layout_error(world_size, config, model_shape(args, config, resume_from)):
+    resume_from, config = checkpoint.find(args, config)
+    tokenizer, config = open_tokenizer(args, config, resume_from.folder)
+    error = layout_error(int(os.environ.get("WORLD_SIZE", 1)), config, config.model)
+    if config.lora.rank and args.init is None:
+        error = "--lora: adapters are put on trained weights; name them with --init"
+    if error:
         raise UserError(error)
-    ranks = ending.ranks = parallel.join(config.cp, device)
+    base = str(files.describe(args.init).path.absolute()) if config.lora.rank else None
+    recipe = checkpoint.recipe_fields(config, base)
+    if resume_from.folder:
+        checkpoint.check_unchanged(args, resume_from, "recipe", recipe)
+    ranks = parallel.join(config.cp, device)
     config = replace(config, workers=parallel.broadcast(config.workers))     # one for all ranks
-    folders = sorted(set(parallel.all_gather(str(resume_from.folder))))
-    if len(folders) > 1:
-        raise RunError(f"--resume: the ranks see different checkpoints: {', '.join(folders)}", True)
-    if args.deterministic:
+    if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     torch.manual_seed(config.seed)
     # before the model, which may take minutes, so that a mistake in --data does not
     sources, rates, eval_records = open_on_first_rank(ranks, args, config)
-    base = find_base(args, config, resume_from)
-    model, tokenizer, config = open_model(args, config, resume_from)
-    if config.lora.rank and config.frozen_dtype == "auto":
+    model = open_model(args, config, resume_from)
+    if config.lora.rank:
         lora.hold_frozen(model, dtype)
     loader, made_for = open_loader(args, config, ranks, tokenizer, resume_from, sources, rates)
-    ending.loader = loader
-    out = make_run_directory(args, config, resume_from) if ranks.first else None
-    out, args.init = parallel.broadcast((out, args.init))        # the first rank may have moved it
-    ending.out = out
-    run = Run(config, ranks, device, dtype, out, tokenizer, loader, made_for, eval_records,
-              resume_from, base)
+    if args.overwrite and ranks.first:
+        checkpoint.delete_run(Path(args.out))
+    ranks.barrier()
+    run = Run(config, ranks, device, dtype, Path(args.out), tokenizer, loader, made_for,
+              eval_records, resume_from, recipe, base)
     return run, model

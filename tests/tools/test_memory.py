@@ -131,7 +131,7 @@ def test_init_has_the_shape_of_a_saved_model(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("flags", "message"), [
-    ("--preset 4b --gpus 6 --cp 6", "--cp 6: 32 query and 8 kv heads allow 1, 2, 4, 8, 16, 32"),
+    ("--preset 4b --gpus 6 --cp 6", "--cp 6: 32 query and 8 kv heads cannot be dealt out"),
     ("--gpus 0", "at least 1"),
     ("--gpus 2 --generate", "1 with --generate"),
     ("--init nowhere", "--init: nowhere: no such folder"),

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import threading
 
 import train
 from training import checkpoint
@@ -15,21 +14,12 @@ SMALL = [
 RECIPE = [*SMALL, "--steps", "6", "--save-every", "2", "--keep", "0", "--response_dropout=0.2"]
 
 
-def wait_for_saves():
-    """No thread of a run that ended in this process writes any more."""
-    for thread in threading.enumerate():
-        if thread.name.startswith("AsyncCheckpoint"):
-            thread.join(60)
-
-
 def run(out, *flags):
     """Calls train.main in this process -> its exit status, 0 for success."""
     try:
         train.main([*flags, "--out", str(out)])
     except SystemExit as end:
         return end.code
-    finally:
-        wait_for_saves()
     return 0
 
 
@@ -63,7 +53,8 @@ def assert_same_run(out, whole):
 def back_to(whole, out, step):
     """Copies a run as it was after the checkpoint of `step`, but for its log."""
     shutil.copytree(whole, out)
-    for later in checkpoint.complete_steps(out):
+    shutil.rmtree(out / "model")
+    for later in checkpoint.list_steps(out):
         if later > step:
             shutil.rmtree(out / f"step-{later}")
     return out
@@ -73,7 +64,9 @@ def sentence(capsys, *words):
     """The one sentence on stderr with which a run ended, which has these words; no traceback."""
     text = capsys.readouterr().err
     assert "Traceback" not in text
-    sentences = [line[10:] for line in text.splitlines() if line.startswith("train.py: ")]
+    head = ("train.py: stage ", "train.py: parameters: ", "train.py: steps: ")
+    sentences = [line[10:] for line in text.splitlines()
+                 if line.startswith("train.py: ") and not line.startswith(head)]
     assert len(sentences) == 1, text
     assert len(sentences[0]) < 1000
     assert all(word in sentences[0] for word in words), text

@@ -2,9 +2,6 @@
 
 import itertools
 import json
-import os
-import time
-from dataclasses import replace
 
 import numpy as np
 from PIL import Image
@@ -54,25 +51,6 @@ def loader_of(files, config=CONFIG, ranks=None, rates=(0.7, 0.3), plans=None, st
     return Loader(mixture, TOKENIZER, config, plans, ranks, start)
 
 
-class FailingDecoder:
-    """Decodes five packs in each worker. A second later the worker hangs or sends itself a signal.
-
-    A pack is larger than the pipe to the trainer: while nobody reads it, half of it waits there.
-    """
-
-    def __init__(self, decoder, how):
-        self.decoder, self.how, self.packs = decoder, how, 0
-
-    def __getitem__(self, pack):
-        self.packs += 1
-        if self.packs > 5:
-            time.sleep(1)
-            if self.how == "hangs":
-                time.sleep(600)
-            os.kill(os.getpid(), self.how)
-        return self.decoder[pack]
-
-
 def taken(loader, n):
     """The first n steps -> [(StepPlan, rows of this rank)]."""
     steps = []
@@ -84,6 +62,3 @@ def taken(loader, n):
 def examples_of(rows):
     return [example for row in rows for example in row]
 
-
-def with_steps(config, n):
-    return replace(config, steps=n)

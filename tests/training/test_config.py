@@ -1,26 +1,13 @@
-"""One rule for all flags, every field has bounds, and a mistake costs one sentence."""
+"""One rule for all flags, every field is a flag, and a mistake costs one sentence."""
 
 import dataclasses
 import json
-import math
 
 import pytest
 
 import model as models
-from records.media import MAX_FRAMES
 from tests.training.runs import run, sentence
-from text.tokenizer import SPECIAL
-from toy import world
-from training.config import (
-    Config,
-    GroupRates,
-    UserError,
-    config_from_json,
-    field_values,
-    override,
-    parse,
-)
-from training.limits import CHOICES, RANGES
+from training.config import Config, GroupRates, UserError, config_from_json, field_values, parse
 
 TINY = ["--stage", "1", "--tiny"]
 
@@ -90,7 +77,8 @@ def test_every_field_is_a_flag_of_its_type():
              tuple: lambda v: v, str: lambda v: v}
     config = config_of()
     for name, value in field_values(config).items():
-        if name in ("stage", "preset", "vit_steps", "uncheckpointed_blocks", "batch", "lora.rank"):
+        if name in ("stage", "preset", "vit_steps", "uncheckpointed_blocks", "batch", "lora.rank",
+                    "deterministic"):
             continue
         wanted = other[type(value)](value)
         text = ",".join(map(str, wanted)) if isinstance(wanted, tuple) else str(wanted)
@@ -115,6 +103,7 @@ def test_tuples_booleans_and_numbers_are_read():
     assert config_of("--model.yarn.layers=1,2").model.yarn.layers == (1, 2)
     assert config_of("--model.vision.feature_layers", "1,0").model.vision.feature_layers == (1, 0)
     assert config_of("--compile", "True").compile
+    assert config_of("--compile").compile
     assert not config_of("--freeze-embedding=0").freeze_embedding
     assert config_of("--lr.vit", "1e-5").lr == dataclasses.replace(config_of().lr, vit=1e-5)
     assert config_of("--data.separator", ";").data.separator == ";"
@@ -142,11 +131,10 @@ def test_help_lists_every_flag_and_field_with_its_default_and_meaning(capsys):
     text = capsys.readouterr().out
     for name in field_values(Config()):
         assert f"--{name} " in text
-    for line in ("  --clip 1.0   ", "  --lr.connector 0.0002   ", "  --data.max_tokens 2536   "):
-        assert line in text
-    assert "largest gradient norm" in text
-    assert "peak learning rates: the decoder" in text
-    for flag in ("--resume", "--init DIR", "--data FILE", "--eval-every N"):
+    words = " ".join(text.split())
+    assert "--clip X largest gradient norm, of each parameter group by itself (default" in words
+    assert "--lr.llm X peak learning rates: the decoder (default 2e-05)" in words
+    for flag in ("--resume", "--init DIR", "--data FILE", "--eval_every N"):
         assert flag in text
 
 
@@ -155,55 +143,34 @@ def test_a_config_is_read_from_the_json_of_a_run():
     assert config_from_json(json.loads(json.dumps(dataclasses.asdict(config)))) == config
 
 
-def test_override_replaces_one_field():
-    assert override(Config(), "model.vision.grid", "9").model.vision.grid == 9
-    assert override(Config(), "lr.vit", 1e-3).lr.vit == 1e-3
-    with pytest.raises(UserError, match=r"did you mean --model\.vision\.grid"):
-        override(Config(), "data.vision.grdi", 3)
-
-
-# --------------------------------------------------------------------------------------------------
-# mistakes
-
-
 MISTAKES = [
-    (["--stpes", "3"], "--stpes: no such flag or field - did you mean --steps?"),
+    (["--stpes", "3"], "--stpes: no such flag or field; did you mean --steps?"),
     (["--lr.vot=1"], "did you mean --lr.vit?"),
     (["--resmue"], "did you mean --resume?"),
-    (["--data.vision.grid=3"], "did you mean --model.vision.grid?"),
     (["--model=3"], "--model: no such flag or field"),
-    (["--cache", "x"], "--cache: no such flag or field"),
-    (["--"], "no such flag"),
     (["stray"], "stray"),
-    (["-x"], "-x"),
-    (["--steps"], "--steps: needs a value"),
-    (["--steps", "--batch=2"], "--steps: needs a value"),
+    (["--steps", "--batch=2"], "--steps: expected one argument"),
     (["--stage", "7"], "--stage"),
-    (["--pool_size=many"], "--pool_size many: not an integer"),
-    (["--pool_size=1.5"], "not an integer"),
-    (["--pool_size=inf"], "not an integer"),
-    (["--steps="], "not an integer"),
-    (["--clip=x"], "--clip x: not a number"),
-    (["--compile=maybe"], "--compile maybe: not true or false"),
-    (["--betas=0.9,x"], "--betas 0.9,x: not a list"),
-    (["--betas=0.9"], "--betas 0.9: must be two numbers"),
-    (["--train", "vision"], "--train vision: choose from vit, connector, llm"),
-    (["--train", ""], "choose from vit, connector, llm"),
-    (["--dry_run=maybe"], "choose from auto, true, false"),
-    (["--on-nonfinite", "ignore"], "choose from stop, skip"),
+    (["--pool_size=many"], "--pool_size many: must be like 48"),
+    (["--compile=maybe"], "--compile maybe: must be like False"),
+    (["--betas=0.9,x"], "--betas 0.9,x: must be like (0.9, 0.95)"),
+    (["--betas=0.9"], "--betas needs two numbers"),
+    (["--train", "vision"], "choose from vit, connector, llm"),
+    (["--train", ""], "--train a part that learns"),
     (["--device", "tpu"], "choose from auto, cpu, cuda, mps"),
-    (["--dtype", "float16"], "choose from auto, float32, bfloat16"),
     (["--model.family=gemma"], "choose from qwen, olmo, llama"),
-    (["--preset", "70b"], "--preset"),
-    (["--batch", "4", "--micro-batch", "3"], "--micro-batch 3: --batch 4 is not a multiple of it"),
-    (["--uncheckpointed_blocks=1"], "only goes with --activation_checkpointing true"),
-    (["--model.vision.overlap_margin=5"], "less than half of --model.vision.grid 10"),
-    (["--resume", "--init", "x"], "leave one of them out"),
-    (["--else-init", "x"], "--else-init only goes with --resume"),
-    (["--eval-every", "-1"], "--eval-every -1: must be at least 0"),
-    (["--eval", "x"], "--eval: only goes with --data"),
-    (["--media", "x"], "--media: only goes with --data"),
-    (["--skip-missing"], "--skip-missing: only goes with --data"),
+    (["--batch", "4", "--micro-batch", "3"], "--micro-batch 3: --batch 4 is no multiple of it"),
+    (["--steps", "0"], "--steps 0: must be from 1"),
+    (["--clip=-1"], "--clip -1.0: must be from"),
+    (["--lr.llm=nan"], "--lr.llm nan: must be from 0 to 1"),
+    (["--lr.vit=-1e-4"], "--lr.vit -0.0001: must be from 0 to 1"),
+    (["--betas=0.9,1"], "--betas (0.9, 1.0): must be from 0 to"),
+    (["--response_dropout=1"], "--response_dropout 1.0: must be from 0 to"),
+    (["--data.point_weight=-1"], "--data.point_weight -1.0: must be from 0 to"),
+    (["--resume", "--init", "x"], "without --init"),
+    (["--resume", "--overwrite"], "without --init and --overwrite"),
+    (["--else-init", "x"], "--resume goes with --else-init"),
+    (["--eval", "x"], "--eval and --skip-missing only go with --data"),
 ]
 
 
@@ -217,53 +184,5 @@ def test_a_mistake_is_one_sentence_that_says_where(words, message):
 
 def test_a_mistake_ends_the_command_with_status_2(tmp_path, capsys):
     assert run(tmp_path / "out", *TINY, "--clip=-1") == 2
-    sentence(capsys, "--clip -1.0: must be between 1e-06 and 1000000000.0")
+    sentence(capsys, "--clip -1.0: must be from")
     assert not list(tmp_path.iterdir())
-
-
-# --------------------------------------------------------------------------------------------------
-# bounds
-
-
-def test_every_number_has_bounds_and_its_defaults_lie_within():
-    values = field_values(Config())
-    for name, value in values.items():
-        numbers = value if isinstance(value, tuple) else (value,)
-        is_number = name == "model.yarn.layers" or (
-            isinstance(numbers[0], (int, float)) and not isinstance(numbers[0], bool))
-        assert (name in RANGES) == is_number, name
-    assert RANGES.keys() | CHOICES.keys() <= values.keys()
-    assert RANGES["data.max_frames"][1] == MAX_FRAMES
-    assert RANGES["model.n_vocab"][0] == 258 + len(world.WORDS)
-    assert RANGES["model.n_extra"][0] == len(SPECIAL)
-
-
-@pytest.mark.parametrize("name", RANGES)
-def test_a_number_outside_its_bounds_is_refused(name):
-    """... and so are NaN and infinity; what an integer cannot be is refused before."""
-    least, greatest = RANGES[name]
-    step = 1 if isinstance(least, int) and isinstance(greatest, int) else abs(greatest) / 1e9
-    is_tuple = isinstance(field_values(Config())[name], tuple)
-    for value in (least - step, greatest + step, math.nan, math.inf, -math.inf, -1, 1e308, 2**64):
-        with pytest.raises(UserError, match=rf"--{name} .*must be between .* and "):
-            override(Config(), name, (value,) * 2 if is_tuple else value)
-    for value in (least, greatest):
-        override(Config(), name, (value,) * 2 if is_tuple else value)
-
-
-TURNED_AROUND = [
-    "--clip=-1", "--clip=0", "--clip=nan", "--lr.llm=-1e-4", "--lr.vit=1e308", "--lr.vit=inf",
-    "--data.point_weight=-1", "--data.video_caption_weight=nan", "--z_loss=-1", "--final_lr=-0.1",
-    "--residual_dropout=1.5", "--response_dropout=-0.1", "--response_dropout=1", "--max_skip=nan",
-    "--seed=18446744073709551616", "--model.n_vocab=100", "--model.n_layer=-1", "--model.n_extra=0",
-    "--model.vision.grid=0", "--adam_eps=-1", "--data.max_tokens=1000000000",
-    "--crop_bucket=1000000000", "--workers=-1", "--seed=-1", "--uncheckpointed_blocks=-1",
-    "--data.max_crops=0", "--pool_size=0", "--data.fps=0", "--warmup.llm=-1", "--betas=0.9,1",
-]
-
-
-@pytest.mark.parametrize("flag", TURNED_AROUND)
-def test_what_would_turn_training_around_is_refused(flag):
-    name = flag.partition("=")[0]
-    with pytest.raises(UserError, match=f"{name} .*must be between"):
-        config_of(flag)

@@ -4,10 +4,8 @@ import itertools
 import json
 import multiprocessing
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,7 +13,6 @@ from pathlib import Path
 from threading import Barrier
 from types import SimpleNamespace
 
-import imageio_ffmpeg
 import numpy as np
 import pytest
 import torch
@@ -25,23 +22,18 @@ import data
 import model
 import packing
 import parallel
-from records import video
-from records.errors import DataError
-from records.reader import Records
+from tests.training.processes import all_end
 from tests.training.stream import (
     CONFIG,
     TOKENIZER,
-    FailingDecoder,
     examples_of,
     loader_of,
     planner_of,
     taken,
     write_files,
 )
-from training import loader as loading
-from training.loader import Loader
-from training.planner import RunError
-from training.stats import batch_counts
+from training.config import RankError
+from training.log import count_rows
 
 ROOT = Path(__file__).parents[2]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
@@ -58,6 +50,7 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 import parallel
+from tests.training.processes import all_end
 from tests.training.stream import CONFIG, loader_of, taken
 
 def main():
@@ -112,7 +105,7 @@ def test_data_order_is_the_same_on_1_2_and_4_ranks(files, tmp_path):
 def test_a_step_is_resumed_exactly_and_its_skips_with_it(files):
     whole = taken(loader_of(files), 6)
     assert any(e.mask_reason for _, rows in whole for e in examples_of(rows))
-    assert whole[-1][0].skipped["a.jsonl: missing file"] >= 1
+    assert whole[-1][0].skipped["a.jsonl"]["missing file"] >= 1
     for n in (1, 4):
         planner = planner_of(files)
         planner.restore(json.loads(json.dumps(whole[n - 1][0].state)))
@@ -163,7 +156,7 @@ def test_every_token_is_trained_on_or_reported(files):
     loader = loader_of(files, config)
     total = Counter()
     for plan, rows in taken(loader, 6):
-        counts = batch_counts(rows)
+        counts = count_rows(rows)
         items = [item for pack in plan.packs for item in pack]
         assert counts["tokens"] == sum(item.tokens for item in items)
         assert counts["crops"] == sum(item.crops for item in items)
@@ -172,14 +165,16 @@ def test_every_token_is_trained_on_or_reported(files):
             total["whole"] += 0 if x.mask_reason else len(x.tokens) + x.dropped_tokens
     assert total["masked_tokens"] > 0
     assert total["branches_dropped"] > 0
-    assert sum(loader.masked.counts.values()) == len(loader.newly_masked)
+    assert sum(loader.masked.counts["a.jsonl"].values()) == len(loader.newly_masked)
     assert total["whole"] == total["tokens"] - total["masked_tokens"] + total["tokens_dropped"]
 
 
 def test_an_image_that_changes_between_plan_and_step_costs_itself_only(files):
-    loader = loader_of(files, replace(CONFIG, data=replace(CONFIG.data, max_crops=4)))
-    loader.begin()
-    name = next(name for name in loader.first_plan.ids if name.startswith("a.jsonl"))
+    config = replace(CONFIG, data=replace(CONFIG.data, max_crops=4))
+    planner = planner_of(files, config)
+    plan = next(planner)
+    name = next(name for name in plan.ids if name.startswith("a.jsonl"))
+    loader = loader_of(files, config, plans=itertools.chain([plan], planner))
     image = Path(files[0]).parent / f"{int(name.split(':')[1]) - 1}.png"
     before = image.read_bytes()
     try:
@@ -200,60 +195,10 @@ def test_a_file_of_records_that_changes_ends_the_run_in_one_sentence(files, tmp_
     steps = iter(loader)
     deque(next(steps)[1], maxlen=0)
     path.write_text("\n".join([line] * 31))
-    with pytest.raises(DataError) as error:
+    with pytest.raises(RankError) as error:
         deque((deque(micro, maxlen=0) for _, micro in steps), maxlen=0)
     assert "changed" in str(error.value)
     assert "Traceback" not in str(error.value)
-
-
-# --------------------------------------------------------------------------------------------------
-# decoders that go wrong
-
-STUBS = {                            # what ffmpeg does when it is to decode; probing works
-    "hangs": "import time; time.sleep(600)",
-    "crashes": "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
-    "says nothing": "pass",
-    "babbles": "import sys\nwhile True: sys.stdout.buffer.write(b'P7' * 99999)",
-}
-
-
-@pytest.mark.skipif(os.name != "posix", reason="needs a script in ffmpeg's place")
-@pytest.mark.parametrize("what", STUBS)
-def test_a_decoder_that_goes_wrong_costs_its_record_and_no_more(tmp_path, monkeypatch, what):
-    """The step ends within the deadline, the record is counted, the rest is as without trouble."""
-    real = imageio_ffmpeg.get_ffmpeg_exe()
-    lines = [{"id": f"video {k}", "video": {"path": "v.mp4", "start": k, "end": k + 1},
-              "annotations": [{"type": "caption", "text": "x"}]} for k in range(3)]
-    lines += [{"id": f"text {k}", "annotations": [
-        {"type": "qa", "question": "?", "answer": "x" * (100 * k + 1)}]} for k in range(5)]
-    (tmp_path / "v.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    source = ROOT / "tests" / "media" / "bigbuckbunny.mp4"
-    (tmp_path / "v.mp4").write_bytes(source.read_bytes())
-    config = replace(CONFIG, batch=3, micro_batch=3, data=replace(CONFIG.data, max_frames=2))
-
-    def make():
-        return loader_of([tmp_path / "v.jsonl"], config, rates=[1])
-
-    untroubled = taken(make(), 2)
-    (tmp_path / "stub.py").write_text(
-        f"#!{sys.executable}\nimport os, sys\n"
-        f"if 'framecrc' in sys.argv: os.execv({real!r}, [{real!r}, *sys.argv[1:]])\n"
-        f"{STUBS[what]}\n")
-    (tmp_path / "stub.py").chmod(0o755)
-    monkeypatch.setattr(imageio_ffmpeg, "get_ffmpeg_exe", lambda: str(tmp_path / "stub.py"))
-    monkeypatch.setattr(video, "DEADLINE_S", 1)
-    loader = make()
-    for (plan, rows), (wanted, others) in zip(taken(loader, 2), untroubled, strict=True):
-        assert (plan.ids, plan.packs) == (wanted.ids, wanted.packs)
-        for x, y in zip(examples_of(rows), examples_of(others), strict=True):
-            assert x.id == y.id
-            assert len(x.tokens) == len(y.tokens)
-            if "video" in x.id:
-                assert x.mask_reason.startswith("damaged video: ")
-            else:
-                assert np.array_equal(x.weights, y.weights)
-    assert loader.masked.counts["v.jsonl: damaged video"] == len(loader.newly_masked) > 0
-    assert all("video" in masked["id"] for masked in loader.newly_masked)
 
 
 def test_a_batch_of_masked_images_alone_is_trained_through():
@@ -279,37 +224,8 @@ def test_a_hundred_undecodable_records_in_a_row_stop_the_run(tmp_path):
     line = {"image": "a.png", "annotations": [{"type": "caption", "text": "x"}]}
     (tmp_path / "r.jsonl").write_text("\n".join([json.dumps(line)] * 20))
     loader = loader_of([tmp_path / "r.jsonl"], replace(CONFIG, steps=20), rates=[1])
-    with pytest.raises(RunError, match=r"of the last 100 records of .* none .*damaged image"):
+    with pytest.raises(RankError, match=r"the last 100 in a row; the last: .*damaged image: "):
         taken(loader, 20)
-
-
-def is_running(pid):
-    stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and "Z" not in stat.read_text().split()[2]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="signals")
-@pytest.mark.parametrize("how", ["hangs", signal.SIGKILL, signal.SIGSTOP])
-def test_a_worker_that_dies_or_hangs_ends_the_run_with_the_ids_of_the_next_records(
-        files, how, monkeypatch):
-    # torch sets its signal handler once in a process; an earlier test may have taken it away
-    monkeypatch.setattr(torch.utils.data._utils.signal_handling, "_SIGCHLD_handler_set", False)
-    loader = loader_of(files, replace(CONFIG, workers=2))
-    loader.decoder = FailingDecoder(loader.decoder, how)
-    steps = iter(loader)
-    try:
-        deque(next(steps)[1], maxlen=0)
-        time.sleep(4)                                # both workers are now as they will be
-        monkeypatch.setattr(loading, "DECODE_TIMEOUT_S", 5)
-        deque((deque(micro, maxlen=0) for _, micro in steps), maxlen=0)
-        pytest.fail("the steps went on without workers")
-    except (RunError, RuntimeError) as e:            # a signal handler of torch raises the latter
-        error = loader.worker_error(e)
-    assert isinstance(error, RunError)
-    assert "a decoding worker died, of too little memory perhaps, or is stuck" in str(error)
-    named = str(error).partition("the next records are ")[2].split(", ")
-    assert all(name.startswith(("a.jsonl:", "b.jsonl:")) for name in named)
 
 
 @pytest.mark.slow
@@ -318,6 +234,7 @@ def test_a_trainer_that_is_killed_leaves_no_worker(files, tmp_path):
     (tmp_path / "program.py").write_text(f"""
 import multiprocessing, sys, time
 from dataclasses import replace
+from tests.training.processes import all_end
 from tests.training.stream import CONFIG, loader_of
 if __name__ == "__main__":
     steps = iter(loader_of({files!r}, replace(CONFIG, workers=2)))
@@ -331,34 +248,7 @@ if __name__ == "__main__":
     trainer.kill()
     trainer.wait()
     assert len(workers) >= 2             # and the planner, unless it is done
-    until = time.monotonic() + 30
-    while any(map(is_running, workers)) and time.monotonic() < until:
-        time.sleep(0.1)
-    assert not any(map(is_running, workers))
-
-
-def test_packs_decoded_ahead_are_bounded_whatever_the_batch(files, monkeypatch):
-    """Two packs per worker, with those that are being decoded."""
-    handed_out = []
-
-    class Inline:                    # a DataLoader that asks for as many packs ahead as torch's
-        def __init__(self, decoder, sampler, num_workers, prefetch_factor, **options):
-            self.decoder, self.sampler = decoder, sampler
-            self.ahead = num_workers * prefetch_factor
-
-        def __iter__(self):
-            waiting = deque(itertools.islice(self.sampler, self.ahead))
-            while waiting:
-                handed_out.append(len(waiting))
-                yield self.decoder[waiting.popleft()]
-                waiting.extend(itertools.islice(self.sampler, 1))
-
-    monkeypatch.setattr(loading, "DataLoader", Inline)
-    monkeypatch.setattr(loading, "in_process", lambda plans, n: itertools.islice(plans, n))
-    loader = loader_of(files, replace(CONFIG, workers=3))
-    for n, _ in enumerate(taken(loader, 6)):
-        assert len(loader.in_flight) <= 6, n
-    assert max(handed_out) == 6
+    assert all_end(workers)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -401,8 +291,8 @@ def test_what_one_rank_of_a_group_masks_all_of_it_mask(tmp_path, monkeypatch):
         (_, again), _ = threads.map(lambda rank: run(rank, known), (0, 1))
     assert first.newly_masked
     assert first.newly_masked == second.newly_masked
-    counts = {"r.jsonl: damaged image": len(first.newly_masked)}
-    assert first.masked.counts == second.masked.counts == counts
+    assert first.masked.counts == second.masked.counts == {
+        "r.jsonl": {"damaged image": len(first.newly_masked)}}
     for (_, rows), (_, others), (_, later) in zip(a, b, again, strict=True):
         for x, y, z in zip(*map(examples_of, (rows, others, later)), strict=True):
             assert x.id == y.id
@@ -414,12 +304,3 @@ def test_what_one_rank_of_a_group_masks_all_of_it_mask(tmp_path, monkeypatch):
                 assert len(x.images) + len(y.images) == len(x.image_id)
                 assert np.array_equal(x.cp_rank, y.cp_rank)
                 assert not x.weights.any()
-
-
-def test_only_the_first_rank_plans(files):
-    loader = loader_of(files)
-    assert loader.plans is not None
-    other = Loader(loader.mixture, TOKENIZER, CONFIG, None, parallel.Ranks(rank=1, dp=2, dp_rank=1))
-    assert other.plans is None
-    assert other.receive_plan() is None              # alone, nothing is broadcast to it
-    assert isinstance(loader.mixture.sources[0], Records)

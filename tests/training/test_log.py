@@ -1,19 +1,84 @@
-"""log.jsonl and skips.jsonl: what a resumed run adds to them, and lines that cannot be read."""
+"""The numbers of a step, the files of a run, and how it ends."""
 
-import io
 import json
-import shutil
+import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
-from tqdm import tqdm
+import torch.distributed as dist
 
-from training import log
-from training.ending import Ending
-from training.log import RunLog, read_log, read_skips
+import data
+import packing
+import train
+from parallel import Ranks
+from records.errors import DataError
+from tests.training.runs import SMALL, logged, run, sentence
+from text.tokenizer import ByteTokenizer
+from training import config, log
+from training.config import RankError, RunError, UserError
+from training.log import RunLog, StepStats, count_rows, read_log, read_steps
 
+TOKENIZER = ByteTokenizer()
+CONFIG = data.DataConfig(max_tokens=64)
 STEP = {"step": 1, "loss": 2.5, "lr": {"llm": 1e-3}, "seconds": 0.1}
+
+
+# --------------------------------------------------------------------------------------------------
+# the numbers of a step
+
+
+def row_of(source, *n_answers):
+    """A row with one example, whose branches have a question of 3 ids and so long an answer."""
+    branches = [data.Branch([([5] * 3, 0), ([6] * n, 1)], weight=0.5) for n in n_answers]
+    example = data.layout([TOKENIZER.bos], [False], branches, CONFIG)
+    example.source = source
+    return [example]
+
+
+def add(stats, rows, nll=1.0):
+    batch = packing.collate(rows, CONFIG.max_tokens, CONFIG.vision)
+    stats.add(rows, batch, torch.full(batch.tokens.shape, nll))
+
+
+def test_a_micro_batch_is_read_once_the_next_has_begun():
+    """Else a GPU would wait for its host."""
+    stats = StepStats(["a", "b"], cp=1)
+    counted = []
+    for rows in [[row_of("a", 4)], [row_of("b", 2, 3)], [row_of("a", 7)]]:
+        add(stats, rows)
+        counted.append(stats.counts["loss_tokens"])
+    assert counted == [0, 4, 9]
+    stats.all_reduce()
+    assert stats.counts["loss_tokens"] == 4 + 5 + 7
+    assert stats.counts["branches"] == 4
+    assert stats.counts["examples"] == stats.counts["packs"] == 3
+
+
+def test_the_loss_of_a_source_is_the_mean_over_its_weight():
+    stats = StepStats(["a", "b", "none"], cp=1)
+    add(stats, [row_of("a", 4)], 1.0)
+    add(stats, [row_of("b", 6)], 3.0)
+    stats.all_reduce()
+    assert stats.nll_by_source == {"a": 1.0, "b": 3.0}
+    assert stats.weight == 0.5 * 10
+    assert stats.loss == (4 * 1 + 6 * 3) / 10
+    assert stats.nonfinite == []
+
+
+def test_ranks_that_share_a_row_count_it_once():
+    rows = [row_of("a", 4)]
+    stats = StepStats(["a"], cp=2)
+    for _ in range(2):               # as if the two ranks were this one
+        add(stats, rows, 0.5)
+    stats.all_reduce()
+    assert stats.counts == count_rows(rows)
+    assert stats.total_weight == 0.5 * 4
+    assert stats.loss == 1
+
+
+# --------------------------------------------------------------------------------------------------
+# files
 
 
 def step(n, **more):
@@ -25,98 +90,35 @@ def masked(*indices):
             for i in indices]
 
 
-def test_a_log_begins_with_its_head_and_has_a_line_per_step_and_evaluation(tmp_path):
-    head = {"config": {"steps": 3}}
-    written = RunLog(tmp_path, True, head)
-    written.step(step(1), masked(7, 3))
-    written.step(step(2, loss=None), [])
-    written.scores(2, {"f1": 0.5}, seconds=3.0)
-    assert read_log(tmp_path / "log.jsonl") == [
-        head, step(1), step(2, loss=None), {"step": 2, "eval": {"f1": 0.5}, "seconds": 3.0}]
-    assert json.loads((tmp_path / "config.json").read_text()) == head
-    assert [(skip["step"], skip["index"]) for skip in read_skips(tmp_path)] == [(1, 3), (1, 7)]
-    assert written.loss is None
+def open_log(out, resumed_from=0, rank=0):
+    of_run = SimpleNamespace(out=out, ranks=Ranks(rank=rank),
+                             resume_from=SimpleNamespace(step=resumed_from))
+    return RunLog(of_run, {"config": {}})
 
 
 def test_a_resumed_log_continues_after_the_last_whole_line(tmp_path):
-    """It knows the loss of its step, and repeats no skip that is there."""
-    first = RunLog(tmp_path, True, {"config": {}})
-    first.step(step(1), masked(4))
+    """It knows the loss of its step, and repeats no skip that is there. Only the first rank writes,
+    and of a step that is logged twice the later line counts."""
+    first = open_log(tmp_path)
+    first.step(step(1), masked(7, 4))
     first.step(step(2, loss=1.5), masked(5))
+    first.scores(2, {"f1": 0.5}, seconds=3.0)
     first.file.write('{"step": 3, "lo')
     first.file.close()
     with open(tmp_path / "skips.jsonl", "a") as skips:
         skips.write('{"index": 6, "rea')
-    resumed = RunLog(tmp_path, True, {"config": {}}, 2)
+    resumed = open_log(tmp_path, 2)
     assert resumed.loss == 1.5
-    resumed.step(step(3), masked(5, 6))
-    assert [line.get("step") for line in read_log(tmp_path / "log.jsonl")] == [None, 1, 2, 3]
-    assert [skip["index"] for skip in read_skips(tmp_path)] == [4, 5, 6]
-
-
-@pytest.mark.parametrize("replaced", [False, True])
-def test_a_run_directory_that_is_deleted_ends_the_run_with_a_sentence(tmp_path, capsys, replaced):
-    out = tmp_path / "run"
-    out.mkdir()
-    written = RunLog(out, True, {"config": {}})
-    written.step(step(1), [])
-    shutil.rmtree(out)
-    if replaced:
-        out.mkdir()
-        (out / "log.jsonl").write_text("another run's\n")
-    for write in (lambda: written.step(step(2), []), lambda: written.scores(2, {})):
-        with pytest.raises(SystemExit) as ended, Ending():
-            write()
-        assert ended.value.code == 1
-        sentence = f"train.py: {out}: the run directory was deleted or moved while"
-        assert capsys.readouterr().err.startswith(sentence)
-
-
-def test_only_the_first_rank_writes(tmp_path):
-    first = RunLog(tmp_path, True, {"config": {}})
-    first.step(step(1), masked(4))
-    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    for resume_step in (None, 1):
-        other = RunLog(tmp_path, False, {"config": {}}, resume_step)
-        other.step(step(2), masked(9))
-        other.scores(2, {})
-    assert before == {path: path.read_bytes() for path in tmp_path.iterdir()}
-
-
-NOT_LINES = [
-    b"", b"{", b"null", b"3", b"[1]", b'"lr"', b"\xff\xfe", b"\x00" * 50, b"[" * 100_000, b"{}{}",
-    b'{"lr": {}}', b'{"step": "4", "loss": 1, "lr": {}, "seconds": 1}', b'{"eval": {}}',
-    b'{"step": 4, "loss": "x", "lr": {}, "seconds": 1}', b'{"step": 4, "eval": 3}',
-    b'{"step": 4, "loss": 1, "lr": null, "seconds": 1}', b'{"loss": 1, "seconds": "x"}',
-    b'{"step": 4, "loss": 1, "lr": {"vit": "x"}, "seconds": 1}',
-    b'{"step": 4, "loss": 1, "lr": {}, "seconds": 1, "nll_by_source": {"a": []}}',
-    b"1" * 5000,
-]
-
-
-@pytest.mark.parametrize("content", NOT_LINES, ids=range(len(NOT_LINES)))
-def test_a_malformed_line_is_passed_over(tmp_path, content):
-    """... by readers, and by a run that resumes; in skips.jsonl too."""
-    lines = json.dumps(step(1)).encode(), content, json.dumps(step(2, loss=1.5)).encode()
-    (tmp_path / "log.jsonl").write_bytes(b"\n".join(lines) + b"\n")
-    assert read_log(tmp_path / "log.jsonl") == [step(1), step(2, loss=1.5)]
-    skips = json.dumps(masked(4)[0]).encode(), content, b'{"index": "5", "reason": "x"}'
-    (tmp_path / "skips.jsonl").write_bytes(b"\n".join(skips) + b"\n")
-    assert read_skips(tmp_path) == masked(4)
-    resumed = RunLog(tmp_path, True, {}, 2)
-    assert resumed.loss == 1.5
-    resumed.step(step(3), masked(4, 5))
-    assert [skip["index"] for skip in read_skips(tmp_path)] == [4, 5]
-
-
-def test_a_file_that_is_not_there_has_no_lines(tmp_path):
-    assert read_log(tmp_path / "log.jsonl") == read_skips(tmp_path) == []
-
-
-def test_dropped_records_are_counted_by_source_and_kind():
-    counts = {"a.jsonl: missing file": 2, "b: c.jsonl: missing file": 1, "a.jsonl: too long": 4}
-    assert log.dropped_by_source(counts) == {
-        "a.jsonl": {"missing file": 2, "too long": 4}, "b: c.jsonl": {"missing file": 1}}
+    resumed.step(step(2, loss=1.4), masked(5, 6))
+    open_log(tmp_path, 2, rank=1).step(step(9), masked(9))
+    lines = read_log(tmp_path / "log.jsonl")
+    assert lines == [{"config": {}}, step(1), step(2, loss=1.5),
+                     {"step": 2, "eval": {"f1": 0.5}, "seconds": 3.0}, step(2, loss=1.4)]
+    assert read_steps(lines) == [step(1), step(2, loss=1.4)]
+    assert json.loads((tmp_path / "config.json").read_text()) == {"config": {}}
+    skips = read_log(tmp_path / "skips.jsonl")
+    assert [(skip["step"], skip["index"]) for skip in skips] == [(1, 4), (1, 7), (2, 5), (2, 6)]
+    assert read_log(tmp_path / "none.jsonl") == []
 
 
 def test_the_commit_of_code_outside_a_checkout_is_unknown(tmp_path, monkeypatch):
@@ -127,40 +129,83 @@ def test_the_commit_of_code_outside_a_checkout_is_unknown(tmp_path, monkeypatch)
     assert log.commit() == "unknown"
 
 
-def test_hardware_is_a_gpu_by_its_name_or_a_processor_and_its_cores(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU of {device}")
-    assert log.hardware(torch.device("cuda:1")) == "GPU of cuda:1"
-    assert "cores, " in log.hardware("cpu")
+def test_tensorboard_has_the_numbers_of_the_log_by_their_path():
+    found = {}
+    board = SimpleNamespace(add_scalar=lambda name, *numbers: found.update({name: numbers}))
+    line = {"loss": 0.5, "lr": {"vit": 1e-6}, "ids": "ab", "eval": {"a.jsonl": {"point_f1": 1.0}}}
+    log.add_scalars(board, line, 3)
+    assert found == {"loss": (0.5, 3), "lr/vit": (1e-6, 3), "eval/a.jsonl/point_f1": (1.0, 3)}
 
 
-class Bar:
-    """A progress bar of tqdm, as far as time_left reads it: 2 steps a second."""
-
-    total = 1000
-
-    def __init__(self, n):
-        self.n = n
-        self.format_dict = {"rate": 2.0 if n else None}
+def test_a_missing_tensorboard_is_named_before_anything_is_written(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(config, "find_spec", lambda name: None)
+    assert run(tmp_path / "out", *SMALL, "--tensorboard") == 2
+    sentence(capsys, "pip install -r requirements-extras.txt")
+    assert not (tmp_path / "out").exists()
 
 
-def test_the_time_left_includes_what_follows_the_bar():
-    assert log.time_left(Bar(0), 60) == "?"
-    assert log.time_left(Bar(400), 0) == "05:00"
-    assert log.time_left(Bar(400), 60) == "05:30"
-    assert log.time_left(Bar(1000), 60) == "00:30"
+def test_a_run_with_tensorboard_writes_it_beside_its_log(tmp_path, records):
+    pytest.importorskip("tensorboard")
+    out = tmp_path / "out"
+    assert run(out, *SMALL, *records, "--steps", "1", "--save-every", "0", "--tensorboard") == 0
+    assert list((out / "tensorboard").iterdir())
+    assert sorted(logged(out)) == [1]
 
 
-@pytest.mark.parametrize(("eval_records", "stage", "world", "steps"), [
-    (None, 1, 1, 400 / 3), (None, 3, 1, 800 / 3), (None, 1, 2, 200 / 3), ({"a": [1] * 6}, 1, 1, 0)
-])
-def test_three_images_of_the_toy_are_evaluated_in_a_step(eval_records, stage, world, steps):
-    run = SimpleNamespace(eval_records=eval_records, ranks=SimpleNamespace(world=world),
-                          config=SimpleNamespace(stage=stage, eval_images=200))
-    assert log.evaluation_in_steps(run) == pytest.approx(steps)
+# --------------------------------------------------------------------------------------------------
+# ends
+
+ENDS = [
+    (UserError("a mistake"), 2, "a mistake"),
+    (DataError("r.jsonl:1: no record"), 2, "r.jsonl:1: no record"),
+    (RunError("step 3: loss nan"), 1, "step 3: loss nan"),
+    (OSError(28, "No space left on device"), 1, "[Errno 28] No space left on device"),
+    (config.Terminated("SIGTERM: ended after step 3"), 143, "SIGTERM: ended after step 3"),
+    (KeyboardInterrupt(), 130, "interrupted; there is no checkpoint yet"),
+    (torch.OutOfMemoryError("CUDA out of memory. Tried much"), 1,
+     "CUDA out of memory; use a smaller --micro-batch or --data.max_tokens, or a larger --cp; "
+     "python -m tools.memory counts what a step takes"),
+    (RuntimeError("[gloo/pair.cc:534] Connection closed by peer\nmore"), 1,
+     "another process has ended or hangs: [gloo/pair.cc:534] Connection closed by peer"),
+]
 
 
-def test_the_bar_shows_loss_fill_and_the_time_left(monkeypatch):
-    bar = tqdm(range(10), file=io.StringIO())
-    monkeypatch.setattr(log, "time_left", lambda *_: "07:40")
-    log.show_progress(bar, SimpleNamespace(eval_records={}), 0.12345, 0.976)
-    assert bar.postfix == "ends_in=07:40, fill=98%, loss=0.123"
+@pytest.mark.parametrize(("error", "status", "words"), ENDS, ids=lambda x: type(x).__name__)
+def test_an_error_that_ends_a_run_is_a_sentence_and_a_status(tmp_path, monkeypatch, capsys, error,
+                                                             status, words):
+    def start_run(*_):
+        raise error
+
+    monkeypatch.setattr(train, "start_run", start_run)
+    assert run(tmp_path / "out", *SMALL) == status
+    assert capsys.readouterr().err == f"train.py: {words}\n"
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), RuntimeError("shapes"), AssertionError()])
+def test_a_mistake_of_ours_keeps_its_traceback(tmp_path, monkeypatch, error):
+    def start_run(*_):
+        raise error
+
+    monkeypatch.setattr(train, "start_run", start_run)
+    with pytest.raises(type(error)):
+        run(tmp_path / "out", *SMALL)
+
+
+def test_an_interrupted_run_is_told_how_to_go_on(tmp_path, monkeypatch):
+    (tmp_path / "step-4").mkdir()
+    monkeypatch.setattr(sys, "argv", ["train.py", "--stage", "1", "--init", "a b", "--overwrite"])
+    assert log.how_to_resume(tmp_path) == (
+        "continue with: python train.py --stage 1 --else-init 'a b' --resume")
+
+
+def test_what_one_rank_has_met_is_told_by_it_and_what_all_have_met_once(monkeypatch, capsys):
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_rank", lambda: 3)
+    monkeypatch.setattr(log.os, "_exit", lambda status: None)
+    for error, local_rank, told in ((RunError("nan"), "0", "\ntrain.py: nan\n"),
+                                    (RunError("nan"), "1", ""),
+                                    (RankError("full"), "1", "\ntrain.py: rank 3: full\n")):
+        monkeypatch.setenv("LOCAL_RANK", local_rank)
+        with pytest.raises(SystemExit):
+            log.end(1, error)
+        assert capsys.readouterr().err == told

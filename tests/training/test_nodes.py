@@ -57,7 +57,7 @@ def test_three_replaced_nodes_join_and_the_run_logs_what_it_would_have_logged(tm
     nodes = [first, start_node(broken, port)]
     try:
         for n_logged in (7, 17, 27):
-            wait_for(first, lambda n=n_logged: len(checkpoint.complete_steps(broken)) > 0
+            wait_for(first, lambda n=n_logged: len(checkpoint.list_steps(broken)) > 0
                      and n_lines(broken) >= n)
             lose(nodes[-1])
             nodes.append(start_node(broken, port))

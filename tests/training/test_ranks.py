@@ -5,20 +5,12 @@ import json
 import os
 import shutil
 import signal
-import socket
 import time
 from dataclasses import replace
-from datetime import timedelta
-from pathlib import Path
 
 import pytest
-import torch
-import torch.distributed as dist
 
-import parallel
 from records.mixture import Mixture
-from records.reader import Records
-from tests.ranks import run_ranks
 from tests.training.processes import (
     ROOT,
     all_end,
@@ -31,8 +23,8 @@ from tests.training.processes import (
 from tests.training.runs import SMALL
 from training.config import parse
 from training.loader import Loader
-from training.planner import StepPlanner, kind_of
-from training.setup import open_on_first_rank, open_tokenizer
+from training.planner import StepPlanner, name_kind
+from training.setup import open_tokenizer
 from training.sources import open_sources
 from weights import files
 
@@ -111,7 +103,7 @@ def test_videos_several_images_and_a_bad_record_log_the_same_on_shared_rows(tmp_
         stderr_of(start(out, *flags, "--cp", str(cp), ranks=cp if cp > 1 else 0))
         steps = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()[1:-1]]
         skips = [json.loads(line) for line in (out / "skips.jsonl").read_text().splitlines()]
-        logs.append((steps, [(s["index"], s["id"], kind_of(s["reason"])) for s in skips]))
+        logs.append((steps, [(s["index"], s["id"], name_kind(s["reason"])) for s in skips]))
     (alone, skipped), (shared, skipped_by_two) = logs
     assert skipped == skipped_by_two
     assert len(skipped) > 0
@@ -142,98 +134,9 @@ def test_a_rank_that_is_killed_ends_the_others_and_is_named(tmp_path, victim):
     assert time.monotonic() - began < 60
     assert launcher.returncode == 1
     # torchrun's report names the rank, unless the other has found out first and ended by itself
-    named = [line.split(";")[0] for line in sentences(stderr)]
-    assert named in ([], [f"train.py: rank {victim} of 2 has ended or hangs"]), stderr
+    named = "another process has ended or hangs" in stderr
     assert f"rank      : {victim}" in stderr or named, stderr
     assert all_end(pids.values())
-
-
-HANG = """
-import functools, os, time
-import parallel, train
-from evaluation import report
-
-def slow_scores(*args):
-    if not evaluated and os.environ["RANK"] == "0":
-        time.sleep(TIMEOUT_S + 10)
-    evaluated.append(1)
-    return {}
-
-evaluated = []
-parallel.join = functools.partial(parallel.join, timeout_s=TIMEOUT_S)
-report.final_scores = slow_scores
-train.main()
-"""
-
-
-def test_a_rank_that_hangs_ends_the_others_and_is_named_and_one_that_evaluates_does_not(tmp_path):
-    """Evaluation on the first rank may take longer than the timeout, an exchange may not."""
-    timeout_s = 20
-    program = tmp_path / "program.py"
-    program.write_text(HANG.replace("TIMEOUT_S", str(timeout_s)))
-    out = tmp_path / "out"
-    # torchrun gives a stopped process this time before it kills it
-    launcher = start(out, *RUN, "--steps", "100000", "--eval-every", "2", ranks=2,
-                     program=str(program), env={"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5"})
-    wait_for(launcher, lambda: n_lines(out) >= 7)        # head, four steps, two evaluations
-    pids = pids_of_ranks(launcher)
-    began = time.monotonic()
-    os.kill(pids[1], signal.SIGSTOP)
-    try:
-        _, stderr = launcher.communicate(timeout=timeout_s + 60)
-    finally:
-        for pid in pids.values():
-            if not all_end([pid], within_s=10):
-                os.kill(pid, signal.SIGKILL)
-                pytest.fail("a rank is left running")
-    assert timeout_s - 5 < time.monotonic() - began < timeout_s + 60
-    assert launcher.returncode == 1
-    named = [line.split(";")[0] for line in sentences(stderr)]
-    assert named == ["train.py: rank 1 of 2 has ended or hangs"], stderr
-
-
-def wait_in_a_group(rank, folder):
-    """Rank 1 waits for rank 0 in their group, and notes the seconds until it gives up."""
-    timeout = timedelta(seconds=5)
-    dist.init_process_group("gloo", f"file://{folder}/rendezvous", timeout, world_size=4, rank=rank)
-    group = parallel.make_mesh(2)["cp"].get_group()
-    note = Path(folder) / "seconds"
-    began = time.monotonic()
-    if rank == 1:
-        with pytest.raises(RuntimeError, match=r"[Tt]imed out"):
-            dist.all_reduce(torch.ones(1), group=group)
-        note.write_text(str(time.monotonic() - began))
-    while not note.exists() and time.monotonic() < began + 60:
-        time.sleep(0.1)
-
-
-def test_an_exchange_within_a_group_ends_with_the_timeout_of_the_process_group(tmp_path):
-    run_ranks(wait_in_a_group, (str(tmp_path),), 4)
-    assert 4 < float((tmp_path / "seconds").read_text()) < 30
-
-
-def open_records(rank, folder):
-    """Opens a file of records, which only the first rank may read for that."""
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "3", "MASTER_ADDR": "localhost",
-                   "MASTER_PORT": (Path(folder) / "port").read_text()}
-    ranks = parallel.join(1, torch.device("cpu"))
-    if rank:
-        Records.__init__ = None
-    args, config = parse(["--stage", "1", "--data", f"{folder}/records.jsonl"])
-    (opened,), _, _ = open_on_first_rank(ranks, args, config)
-    found = parallel.all_gather((len(opened), opened.fingerprint, opened[9]["id"]))
-    assert len(set(found)) == 1
-    ranks.barrier()
-    dist.destroy_process_group()
-
-
-def test_a_file_is_opened_by_the_first_rank_alone(tmp_path):
-    record = {"annotations": [{"type": "text", "text": "x" * 1000}]}
-    (tmp_path / "records.jsonl").write_text(f"{json.dumps(record)}\n" * 1100)
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        (tmp_path / "port").write_text(str(free.getsockname()[1]))
-    run_ranks(open_records, (str(tmp_path),), 3)
 
 
 NAN = """
@@ -283,30 +186,3 @@ def test_a_loss_that_is_not_finite_on_one_rank_stops_all_before_the_weights_move
              for _, micro_batches in itertools.islice(loader, 2)]
     named = sentence.partition("records: ")[2].partition(";")[0].split(", ")
     assert named == steps[1][:20]
-    assert [path.name for path in out.glob("*.npz")] == ["nonfinite-step-2-rank-1-0.npz"]
-
-
-SEES_OTHER_CHECKPOINTS = """
-import os
-from pathlib import Path
-from training import resume, setup
-import train
-
-def find_checkpoint(args, config):
-    _, config = resume.find_checkpoint(args, config)
-    return resume.Checkpoint(Path(f"step-{1 + int(os.environ['RANK'])}"), {}), config
-
-setup.find_checkpoint = find_checkpoint
-train.main()
-"""
-
-
-def test_ranks_that_see_different_checkpoints_stop(tmp_path):
-    """As on machines whose directories are not the same disk."""
-    program = tmp_path / "program.py"
-    program.write_text(SEES_OTHER_CHECKPOINTS)
-    stderr = stderr_of(start(tmp_path / "out", *RUN, "--steps", "3", ranks=2,
-                             program=str(program)), 1)
-    assert sentences(stderr) == [
-        "train.py: --resume: the ranks see different checkpoints: step-1, step-2"]
-    assert [path.name for path in Path(tmp_path).iterdir()] == ["program.py"]

@@ -1,13 +1,13 @@
-"""A run is never lost: what it stopped at, it continues from bit by bit, or says why it cannot."""
+"""A run is never lost: it continues bit by bit from its checkpoint, or says why it cannot."""
 
 import errno
 import json
 import os
-import threading
-import time
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -15,13 +15,20 @@ import torch.distributed.checkpoint as dcp
 import data
 import model
 import train
-from tests.training.faulty_disk import FaultyDisk
-from tests.training.runs import RECIPE, assert_same_run, back_to, logged, run, sentence, weights
+from tests.training.runs import (
+    RECIPE,
+    SMALL,
+    assert_same_run,
+    back_to,
+    logged,
+    run,
+    sentence,
+    weights,
+)
 from training import checkpoint
-from training.checkpoint_files import Reader
-from training.config import UserError, parse
-from training.log import read_skips
-from training.resume import check_recipe, config_as_text
+from training.log import read_log
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -50,7 +57,7 @@ def test_a_resumed_run_is_the_run_that_nothing_stopped(whole, records, tmp_path,
     if step:
         lines = logged(whole)
         used = sum(lines[n]["examples"] for n in range(step + 1, 7))
-        known = [skip for skip in read_skips(whole) if skip["step"] > step]
+        known = [skip for skip in read_log(whole / "skips.jsonl") if skip["step"] > step]
         assert len(encoded) == used - len(known) > 0
         assert known or step == 4
 
@@ -70,9 +77,12 @@ def test_a_partial_line_is_cut_off_and_the_log_is_never_written_anew(whole, reco
         assert (out / name).read_bytes().startswith(content)
     assert logged(out) == logged(whole)
     assert weights(out) == weights(whole)
-    indices = [skip["index"] for skip in read_skips(out)]
+    indices = [skip["index"] for skip in read_log(out / "skips.jsonl")]
     assert len(indices) == len(set(indices))
 
+
+# --------------------------------------------------------------------------------------------------
+# another recipe, other data
 
 LAYOUTS = [
     ["--micro-batch", "1"],
@@ -93,36 +103,26 @@ def test_another_layout_is_no_other_recipe(whole, records, tmp_path, flags):
         for field in ("ids", "tokens", "weight", "lr"):
             assert ours[field] == theirs[field]
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=tolerance)
+    if "--keep" in flags:
+        assert [path.name for path in out.glob("step-*")] == ["step-6"]
 
 
 OTHER_RECIPES = [
     (["--lr.vit=1"], "lr.vit was 5e-05 and is 1.0"),
     (["--steps", "7"], "steps was 6 and is 7"),
-    (["--seed", "3"], "seed was 0 and is 3"),
-    (["--batch", "4"], "batch was 2 and is 4"),
-    (["--data.max_points=5"], "data.max_points"),
-    (["--clip=2", "--z_loss=0"], "clip was"),
     (["--clip=2", "--z_loss=0"], "z_loss was"),
-    (["--dtype", "bfloat16"], "dtype"),
-    (["--model.n_hidden=96"], "another model"),
+    (["--deterministic"], "deterministic was false and is true"),
+    (["--model.n_hidden=96"], "another shape"),
 ]
 
 
 @pytest.mark.parametrize(("flags", "words"), OTHER_RECIPES, ids=[w for _, w in OTHER_RECIPES])
 def test_another_recipe_is_refused_with_the_fields_named(whole, records, capsys, flags, words):
-    before = {path: path.stat().st_mtime_ns for path in whole.rglob("*")}
+    before = {path: path.stat().st_mtime_ns for path in whole.rglob("*") if path.name != "lock"}
     assert run(whole, *RECIPE, *records, "--resume", *flags) == 2
-    sentence(capsys, "--resume:", "step-6", words)
-    assert before == {path: path.stat().st_mtime_ns for path in whole.rglob("*")}
-
-
-def test_a_field_that_is_younger_than_the_checkpoint_had_its_default():
-    args, config = parse(RECIPE)
-    ours = config_as_text(config)
-    theirs = {name: value for name, value in ours.items() if name != "toy_kinds"}
-    check_recipe(args, "step-2", theirs, ours)
-    with pytest.raises(UserError, match='toy_kinds was "few" and is "many"'):
-        check_recipe(args, "step-2", theirs, {**ours, "toy_kinds": '"many"'})
+    sentence(capsys, "step-6", words)
+    assert before == {path: path.stat().st_mtime_ns for path in whole.rglob("*")
+                      if path.name != "lock"}
 
 
 def test_resume_anyway_insists(whole, records, tmp_path):
@@ -133,180 +133,222 @@ def test_resume_anyway_insists(whole, records, tmp_path):
     assert logged(out)[6]["loss"] != logged(whole)[6]["loss"]
 
 
-def test_other_data_are_refused_and_taken_when_insisted_on(whole, records, tmp_path, capsys):
-    other = tmp_path / "r.jsonl"
-    more = json.dumps({"annotations": [{"type": "text", "text": "more"}]})
-    other.write_text(Path(records[1]).read_text() + "\n" + more)
-    out = back_to(whole, tmp_path / "out", 4)
-    flags = ["--data", str(other), "--media", str(Path(records[1]).parent)]
-    assert run(out, *RECIPE, *flags, "--resume") == 2
-    sentence(capsys, "is of other data", "(data changed)", "--resume-anyway")
-    assert run(out, *RECIPE, *flags, "--resume-anyway") == 0
+def test_with_other_data_no_good_record_is_masked(tmp_path, capsys, encoded):
+    """The pool of the packer holds sizes of the old records, which the new ones do not have."""
+    path = tmp_path / "r.jsonl"
+    out = tmp_path / "out"
+
+    def write(more):
+        lines = [json.dumps({"annotations": [{"type": "text", "text": "x" * (9 + k) + more}]})
+                 for k in range(40)]
+        path.write_text("\n".join(lines))
+
+    write("")
+    flags = [*RECIPE, "--data", str(path), "--pool_size=30"]
+    assert run(out, *flags) == 0
+    shutil.rmtree(out / "step-6")
+    write("y" * 20)
+    assert run(out, *flags, "--resume") == 2
+    sentence(capsys, "is of another data", "other contents", "--resume-anyway")
+    encoded.clear()
+    assert run(out, *flags, "--resume-anyway") == 0
+    assert logged(out)[6]["dropped"] == {}
+    assert not (out / "skips.jsonl").exists()
+    assert len(encoded) == sum(logged(out)[step]["examples"] for step in (5, 6))
 
 
-def test_init_and_resume_exclude_each_other(whole, tmp_path, capsys):
-    assert run(tmp_path / "out", *RECIPE, "--resume", "--init", str(whole)) == 2
-    sentence(capsys, "--init", "--resume")
+# --------------------------------------------------------------------------------------------------
+# damage
 
 
 def test_a_checkpoint_that_lost_a_write_costs_the_steps_since_the_one_before(whole, records,
-                                                                              tmp_path):
+                                                                              tmp_path, capsys):
     out = back_to(whole, tmp_path / "out", 6)
     os.truncate(out / "step-6" / "__0_0.distcp", 100)
     assert run(out, *RECIPE, *records, "--resume") == 0
+    sentence(capsys, "step-6: a file is missing or cut short")
     assert_same_run(out, whole)
-    assert checkpoint.complete_steps(out) == [6, 4, 2]
+    assert checkpoint.find_newest(out).step == 6
+
+
+def test_a_checkpoint_is_complete_only_with_all_of_its_files(whole, tmp_path):
+    names = {path.name for path in (whole / "step-2").iterdir()}
+    assert names == {".metadata", "__0_0.distcp", "state.json", "tokenizer.json"}
+    for name in names:
+        for damage in ("cut", "gone"):
+            folder = tmp_path / damage / name / "step-2"
+            shutil.copytree(whole / "step-2", folder)
+            assert checkpoint.read_state(folder)["step"] == 2
+            if damage == "gone":
+                (folder / name).unlink()
+            else:
+                os.truncate(folder / name, (folder / name).stat().st_size // 2)
+            assert checkpoint.read_state(folder) is None
 
 
 def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_anew(whole, records, tmp_path,
                                                                      capsys):
     out = back_to(whole, tmp_path / "out", 2)
-    os.truncate(out / "step-2" / "complete", 100)
+    os.truncate(out / "step-2" / "state.json", 100)
     before = sorted(tmp_path.rglob("*"))
     assert run(out, *RECIPE, *records, "--resume") == 2
-    sentence(capsys, str(out), "step-2", "--resume starts a new run only where")
-    assert [path for path in sorted(tmp_path.rglob("*")) if path.name != ".out.lock"] == before
-
-
-# --------------------------------------------------------------------------------------------------
-# losses that are not finite
-
-
-@pytest.fixture
-def nan_at_3(monkeypatch):
-    """The loss of step 3 is NaN."""
-    steps = []
-    dropout_seed = train.dropout_seed
-    nll = model.Molmo2.nll
-
-    def noted(seed, step, rank):
-        steps.append(step)
-        return dropout_seed(seed, step, rank)
-
-    def nan(self, *args):
-        factor = float("nan") if steps[-1] == 3 else 1
-        return tuple(x * factor for x in nll(self, *args))
-
-    monkeypatch.setattr(train, "dropout_seed", noted)
-    monkeypatch.setattr(model.Molmo2, "nll", nan)
-
-
-def tensors_of(folder):
-    """{name: tensor} of a checkpoint, read without a model."""
-    metadata = Reader(folder).read_metadata().state_dict_metadata
-    tensors = {name: torch.empty(meta.size) for name, meta in metadata.items()}
-    dcp.load(tensors, storage_reader=Reader(folder), no_dist=True)
-    return tensors
-
-
-def test_a_step_that_is_not_finite_stops_the_run_and_leaves_its_batch(records, tmp_path, nan_at_3,
-                                                                      capsys):
-    out = tmp_path / "out"
-    assert run(out, *RECIPE, *records) == 1
-    text = sentence(capsys, "step 3: loss nan", "nonfinite-step-3-")
-    (path,) = out.glob("nonfinite-step-3-*.npz")
-    with np.load(path, allow_pickle=False) as batch:
-        assert {"ids", "tokens", "targets", "weights", "images", "pool_src"} <= set(batch)
-        assert len(batch["ids"])
-        assert all(name in text for name in batch["ids"])
-        assert batch["tokens"].shape == (2, 256)
-    assert sorted(logged(out)) == [1, 2]                 # no optimizer step: see test_parallel
-
-
-def test_a_step_that_is_not_finite_waits_for_the_checkpoint_of_the_step_before(
-        records, tmp_path, nan_at_3, monkeypatch):
-    out, found = tmp_path / "out", []
-    complete, report = checkpoint.Saver.complete, train.report_nonfinite
-
-    def slowly(self, *args):
-        time.sleep(0.3)
-        complete(self, *args)
-
-    def noted(*args):
-        found.append(checkpoint.complete_steps(out))
-        report(*args)
-
-    monkeypatch.setattr(checkpoint.Saver, "complete", slowly)
-    monkeypatch.setattr(train, "report_nonfinite", noted)
-    assert run(out, *RECIPE, *records, "--save-every", "2") == 1
-    assert found == [[2]]
-
-
-def test_a_dry_run_comes_before_the_state_of_a_resumed_run(whole, records, tmp_path, monkeypatch):
-    """Else a rank would hold twice the state of the optimizer. The run goes on as it would."""
-    order = []
-    for owner, name in ((train, "dry_run_largest_batch"), (checkpoint, "restore")):
-        act = getattr(owner, name)
-        monkeypatch.setattr(owner, name, lambda *args, name=name, act=act: (
-            order.append(name), act(*args))[1])
-    out = back_to(whole, tmp_path / "out", 2)
-    assert run(out, *RECIPE, *records, "--resume", "--dry_run=true") == 0
-    assert order == ["dry_run_largest_batch", "restore"]
-    assert_same_run(out, whole)
-
-
-def test_a_skipped_step_changes_no_weight_and_is_counted_after_a_resume_too(records, tmp_path,
-                                                                            nan_at_3):
-    whole = tmp_path / "whole"
-    flags = [*RECIPE, *records, "--on-nonfinite", "skip", "--save-every", "1"]
-    assert run(whole, *flags) == 0
-    lines = logged(whole)
-    assert [lines[n]["skipped_steps"] for n in range(1, 7)] == [0, 0, 1, 1, 1, 1]
-    assert lines[3]["loss"] is None
-    assert lines[4]["loss"] > 0
-    before, skipped, after = (tensors_of(whole / f"step-{n}") for n in (2, 3, 4))
-    assert before.keys() == skipped.keys()
-    assert all(torch.equal(before[name], skipped[name]) for name in before)
-    assert any(not torch.equal(before[name], after[name]) for name in before)
-    out = back_to(whole, tmp_path / "out", 3)
-    assert run(out, *flags, "--resume") == 0
-    assert_same_run(out, whole)
-
-
-# --------------------------------------------------------------------------------------------------
-# the disk
+    assert "no complete checkpoint; --overwrite begins anew" in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_full_disk_ends_the_run_in_one_sentence_and_resume_continues(whole, records, tmp_path,
-                                                                       capsys):
+                                                                       capsys, monkeypatch):
     out = tmp_path / "out"
+    write_item = dcp.filesystem._write_item
 
-    def full_at_4(n, what, path):
-        if what == "write" and "step-4.part" in path:
+    def full_at_4(*args):
+        if list(out.glob("step-4.part")):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write_item(*args)
 
-    with FaultyDisk(out, full_at_4):
+    with monkeypatch.context() as patch:
+        patch.setattr(dcp.filesystem, "_write_item", full_at_4)
         assert run(out, *RECIPE, *records) == 1
-    sentence(capsys, "the checkpoint of step 4 cannot be written", "No space left",
-             "step-2 is complete")
-    assert checkpoint.complete_steps(out) == [2]
-    assert not list(out.glob("*.part"))
+    sentence(capsys, "the checkpoint of step 4 cannot be written", "No space left", "--resume")
+    assert [path.name for path in out.glob("step-*")] == ["step-2"]
     assert run(out, *RECIPE, *records, "--resume") == 0
     assert_same_run(out, whole)
 
 
-def test_the_step_does_not_wait_for_the_disk(whole, records, tmp_path, monkeypatch):
-    """The tensors of step 2 are written only once the optimizer has taken step 4, before the next
-    save begins."""
+def test_a_loss_that_is_not_finite_stops_the_run_with_the_records_named(records, tmp_path, capsys,
+                                                                        monkeypatch):
+    """... before the optimizer takes the step; see also test_ranks."""
+    steps = []
+    dropout_seed = train.dropout_seed
+    nll = model.Molmo2.nll
+    monkeypatch.setattr(train, "dropout_seed", lambda seed, step, rank: (
+        steps.append(step), dropout_seed(seed, step, rank))[1])
+    monkeypatch.setattr(model.Molmo2, "nll", lambda self, *args: tuple(
+        x * (float("nan") if steps[-1] == 3 else 1) for x in nll(self, *args)))
     out = tmp_path / "out"
-    taken = []
-    waited = []
-    go = threading.Event()
-    optimizer_step = torch.optim.AdamW.step
+    assert run(out, *RECIPE, *records) == 1
+    sentence(capsys, "step 3: loss nan", "records: r.jsonl:", f"tools.view --run {out} --step 3")
+    assert sorted(logged(out)) == [1, 2]
 
-    def counted(self, *args):
-        optimizer_step(self, *args)
-        taken.append(1)
-        if len(taken) == 4:
-            go.set()
 
-    def slow(n, what, path):
-        if what == "create" and "step-2.part/__0" in path:
-            waited.append(go.wait(60))
+# --------------------------------------------------------------------------------------------------
+# the directory
 
-    monkeypatch.setattr(torch.optim.AdamW, "step", counted)
-    with FaultyDisk(out, slow):
-        assert run(out, *RECIPE, *records) == 0
-    assert waited == [True]
+
+def contents(folder):
+    return {path: path.is_file() and path.read_bytes() for path in Path(folder).rglob("*")
+            if path.name != "lock"}
+
+
+def test_a_directory_that_holds_a_run_needs_resume_or_overwrite(whole, records, tmp_path, capsys):
+    """Nothing is renamed. --overwrite deletes what a run writes and no file of the user's."""
+    out = tmp_path / "out"
+    shutil.copytree(whole, out)
+    (out / "notes.txt").write_text("mine")
+    (out / "step-by-step").mkdir()
+    before = contents(tmp_path)
+    assert run(out, *RECIPE, *records) == 2
+    sentence(capsys, f"--out {out}: holds a run; --resume continues it, --overwrite deletes it")
+    assert contents(tmp_path) == before
+    flags = [*RECIPE, *records, "--steps", "1", "--save-every", "0", "--overwrite"]
+    assert run(out, *flags, "--init", str(out)) == 2
+    sentence(capsys, "--overwrite would delete the weights of --init")
+    assert contents(tmp_path) == before
+    assert run(out, *flags) == 0
+    assert sorted(logged(out)) == [1]
+    assert not list(out.glob("step-[0-9]*"))
+    assert (out / "notes.txt").read_text() == "mine"
+    assert (out / "step-by-step").is_dir()
+
+
+def test_overwrite_refuses_a_folder_that_is_no_run_directory(tmp_path, capsys):
+    out = tmp_path / "photos"
+    out.mkdir()
+    (out / "cat.txt").write_text("not ours")
+    assert run(out, *SMALL, "--overwrite") == 2
+    sentence(capsys, "has no config.json, so it is no run directory to --overwrite")
+    assert (out / "cat.txt").read_text() == "not ours"
+
+
+def test_what_a_run_left_before_its_first_checkpoint_is_written_over(whole, records, tmp_path):
+    out = tmp_path / "out"
+    (out / "step-2.part").mkdir(parents=True)
+    for name in ("config.json", "log.jsonl", "skips.jsonl"):
+        (out / name).write_text("{")
+    assert run(out, *RECIPE, *records) == 0
     assert_same_run(out, whole)
-    assert checkpoint.complete_steps(out) == [6, 4, 2]
+    assert not list(out.glob("*.part"))
+
+
+def test_adapters_started_from_the_default_directory_leave_it_and_can_be_resumed(
+        records, tmp_path, monkeypatch, capsys):
+    """The base lies in the directory that the run would write to by default."""
+    monkeypatch.chdir(tmp_path)
+    base = Path("runs/stage1-tiny")
+    assert run(base, *SMALL, *records, "--steps", "2", "--save-every", "0") == 0
+    before = contents(base)
+    shape = [word for word in SMALL if not word.startswith("--model.")]
+    flags = [*shape, *records, "--lora", "4", "--init", str(base), "--steps", "4",
+             "--save-every", "2"]
+    with pytest.raises(SystemExit) as end:
+        train.main(flags)
+    assert end.value.code == 2
+    sentence(capsys, f"--out {base}: holds a run", "name another directory")
+    assert contents(base) == before
+    assert run("adapted", *flags) == 0
+    shutil.rmtree("adapted/step-4")
+    resumed = [word for word in flags if word not in ("--init", str(base))]
+    assert run("adapted", *resumed, "--resume") == 0
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from training import checkpoint
+lock = checkpoint.lock(Path(sys.argv[1]))
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_another_run_is_kept_out_until_the_first_ends_however_it_ends(tmp_path, capsys):
+    out = tmp_path / "out"
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(out)], cwd=ROOT, text=True,
+                              stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert holder.stdout.readline() == "locked\n"
+    assert run(out, *SMALL) == 2
+    sentence(capsys, f"--out {out}: another run is writing there")
+    assert [path.name for path in out.iterdir()] == ["lock"]
+    holder.kill()
+    holder.communicate()
+    checkpoint.lock(out).close()
+
+
+def test_a_directory_that_cannot_be_made_is_a_mistake_of_the_user(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert run(tmp_path / "file" / "out", *SMALL) == 2
+    sentence(capsys, "--out", "Not a directory")
+
+
+# --------------------------------------------------------------------------------------------------
+# tensors
+
+
+def test_parameters_that_have_no_optimizer_state_have_none_after_a_resume(tmp_path):
+    """Those whose gradient has always been None."""
+    def make():
+        linear = torch.nn.Linear(5, 2)
+        return linear, torch.optim.AdamW(linear.parameters(), fused=True)
+
+    linear, optimizer = make()
+    linear(torch.ones(3, 5)).sum().backward()
+    linear.bias.grad = None
+    optimizer.step()
+    saved = checkpoint.name_tensors(linear, optimizer)
+    dcp.save(saved, checkpoint_id=tmp_path / "step-1", no_dist=True)
+    other, other_optimizer = make()
+    checkpoint.restore(tmp_path / "step-1", other, other_optimizer)
+    restored = checkpoint.name_tensors(other, other_optimizer)
+    assert saved.keys() == restored.keys() >= {"model.bias", "exp_avg.weight"}
+    assert all(torch.equal(saved[name], restored[name]) for name in saved)
+    assert other.bias not in other_optimizer.state

@@ -8,11 +8,10 @@ import pytest
 from records.mixture import group_rates, sqrt_size
 from records.reader import DataError
 from stages import stage2
-from tests.training.runs import run, sentence
 from text.tokenizer import ByteTokenizer
 from toy.shapes import KINDS_BY_NAME
 from training.config import parse
-from training.sources import check_fingerprint, fingerprint, open_sources, published
+from training.sources import fingerprint, list_changes, open_sources, published
 
 FOLDER = Path(__file__).parents[1] / "conformance"
 CONFORMANCE = json.loads((FOLDER / "sampling_rates.json").read_text())
@@ -102,20 +101,17 @@ def test_an_entry_says_how_its_file_is_read(tmp_path):
 
 
 WRONG_MIXES = [
-    ("{}", "a list of entries"),
-    ("[", "not JSON"),
-    ("[" * 100_000, "not JSON"),
-    ("[3]", "not an object"),
-    ('[{"rate": 1}]', "without a path"),
-    ('[{"path": "a.jsonl", "rat": 1}]', "'rat'"),
-    ('[{"path": "a.jsonl", "rate": 0}]', "above 0"),
+    ("{}", "not a mix"),
+    ("[", "not a mix"),
+    ("[3]", "not a mix"),
+    ('[{"rate": 1}]', "'path' of"),
+    ('[{"path": "a.jsonl", "rat": 1}]', "'rat' of"),
+    ('[{"path": "a.jsonl", "rate": 0}]', "'rate' of .* above 0"),
     ('[{"path": "a.jsonl", "rate": NaN}]', "above 0"),
-    ('[{"path": "a.jsonl", "size": 3}]', "only allowed in a group"),
-    ('[{"group": "g", "data": []}]', "has no data"),
-    ('[{"group": "g", "data": [{"path": "a.jsonl", "rate": 2}]}]', "only allowed outside a group"),
-    ('[{"path": "none.jsonl"}]', "no such file"),
-    ('[{"path": "a.jsonl", "strict": 1}]', "'strict'"),
-    ('[{"path": "a.jsonl", "rate": true}]', "'rate'"),
+    ('[{"path": "a.jsonl", "size": 3}]', "'size' of"),
+    ('[{"group": "g", "data": []}]', "'data' of"),
+    ('[{"group": "g", "data": [{"path": "a.jsonl", "rate": 2}]}]', "'rate' of"),
+    ('[{"path": "none.jsonl"}]', "1 files are missing"),
 ]
 
 
@@ -125,12 +121,6 @@ def test_a_wrong_mix_is_refused(tmp_path, mix, message):
     (tmp_path / "mix.json").write_text(mix)
     with pytest.raises(DataError, match=message):
         opened("--data", tmp_path / "mix.json")
-
-
-def test_a_wrong_mix_ends_the_command_with_one_sentence(tmp_path, capsys):
-    (tmp_path / "mix.json").write_text("{}")
-    assert run(tmp_path / "out", *TINY, "--data", str(tmp_path / "mix.json")) == 2
-    sentence(capsys, "mix.json", "a list of entries")
 
 
 def test_a_size_of_0_counts_as_one_record_and_below_1_as_a_part():
@@ -144,17 +134,11 @@ def test_the_published_mixture_is_read_from_a_folder_and_says_what_is_missing(tm
     """... each source once; and goes on without them only if told to."""
     cap, count, cosyn = (write_records(tmp_path, f"{name}/records.jsonl", n) for name, n in (
         ("pixmo-cap", 10), ("pixmo-count", 100), ("cosyn-point", 400)))
-    with pytest.raises(DataError, match="--skip-missing") as refused:
+    with pytest.raises(DataError, match="3 files are missing; --skip-missing"):
         opened("--data", tmp_path)
-    assert "of records of your own" not in str(refused.value)
     text = capsys.readouterr().err
     for name in ("pixmo-points-basic", "pixmo-points-high-frequency", "tulu"):
         assert text.count(name) == 1
-    write_records(tmp_path, "mine.jsonl", 3)
-    hint = (f"{tmp_path} is a folder, for the published sets; of records of your own name the file")
-    with pytest.raises(DataError, match=hint):
-        opened("--data", tmp_path)
-    capsys.readouterr()
     found = rates_of("--data", tmp_path, "--skip-missing")
     assert found == pytest.approx({str(cap): 2 / 3, str(count): 1 / 9, str(cosyn): 2 / 9})
     assert "pixmo-points-basic" in capsys.readouterr().err
@@ -162,13 +146,10 @@ def test_the_published_mixture_is_read_from_a_folder_and_says_what_is_missing(tm
 
 MISTAKES = [
     ([], "--data: name record files"),
-    (["--data", "none.jsonl"], "--data none.jsonl: no such file"),
-    (["--data", "a.jsonl=x"], "'x' is not a number"),
-    (["--data", "a.jsonl=0"], "above 0"),
+    (["--data", "none.jsonl"], "1 files are missing"),
+    (["--data", "a.jsonl=x"], "the rate 'x' is not a number above 0"),
     (["--data", "a.jsonl=nan"], "above 0"),
-    (["--data", "a.jsonl", "none.jsonl"], "1 files of the mixture are missing"),
-    (["--data", "empty", "--skip-missing"], "none of the"),
-    (["--data", "a.jsonl", "./a.jsonl"], "is named twice"),
+    (["--data", "empty", "--skip-missing"], "6 files are missing"),
 ]
 
 
@@ -214,8 +195,6 @@ def test_the_toy_world_has_evaluation_records_of_its_own_and_other_data_those_of
     assert [len(records) for records in sets.values()] == [3, 2]
     (records,) = opened("--data", path, "--eval", path)[2].values()
     assert [record["id"] for record in records] == ["a.jsonl:1", "a.jsonl:2", "a.jsonl:3"]
-    with pytest.raises(DataError, match=r"--eval: .* is named twice"):
-        opened("--data", path, "--eval", path, path)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -238,11 +217,9 @@ def test_a_fingerprint_changes_with_what_the_packs_depend_on_and_with_nothing_el
     for name, field in {**fields, "data.vision": "model.vision.patch"}.items():
         changed = of(f"--{field}=7")
         assert [key for key in first if first[key] != changed[key]] == [name]
-        with pytest.raises(DataError, match=f"--plan p.npz: made for another run: {name} was "):
-            check_fingerprint("--plan p.npz", first, changed)
+        assert list_changes(first, changed).startswith(f"{name} was ")
     other = of(tokenizer=ByteTokenizer(["other"]))
     assert [key for key in first if first[key] != other[key]] == ["tokenizer"]
     path.write_text(path.read_text() + "\n" + path.read_text().splitlines()[0])
-    with pytest.raises(DataError, match="the data changed"):
-        check_fingerprint("--plan p.npz", first, of())
-    check_fingerprint("--plan p.npz", first, first)
+    assert list_changes(first, of()) == "data: other files, or other contents"
+    assert list_changes(first, first) == ""

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 import vision
-from stages.recipes import STAGES
+from training.config import STAGES
 
 
 class LogNormal(NamedTuple):

@@ -14,7 +14,7 @@ import packing
 from tools.bench import peers
 from tools.bench.flops import Work, batch_work, flops
 from tools.bench.step_cases import Plain, plain_example
-from training.stats import batch_counts
+from training.log import count_rows
 
 
 def random_model(config):
@@ -128,7 +128,7 @@ def run(tmp_path, tiny):
     config = {"model": asdict(tiny), "stage": 1, "train": ["llm"], "freeze_embedding": False}
     lines = [{"config": config, "world": 4, "dtype": "float32"}]
     for step, seconds in enumerate((50.0, 2.0, 3.0), 1):
-        counts = batch_counts([row])
+        counts = count_rows([row])
         lines.append({"step": step, "loss": 1.0, "lr": {"llm": 0.1}, "seconds": seconds, **counts})
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return tmp_path, flops(random_model(tiny), batch_work(random_model(tiny), batch), ["llm"])
