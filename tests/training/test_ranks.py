@@ -33,7 +33,9 @@ RUN = [*SMALL, "--eval_images=1", "--save-every", "0"]
 
 
 def sentences(stderr):
-    return [line for line in stderr.splitlines() if line.startswith("train.py:")]
+    head = ("train.py: stage ", "train.py: parameters: ", "train.py: steps: ")
+    return [line for line in stderr.splitlines()
+            if line.startswith("train.py:") and not line.startswith(head)]
 
 
 # --------------------------------------------------------------------------------------------------
