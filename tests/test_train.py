@@ -1,14 +1,11 @@
 """A step of training is what torch's own functions say it is, and a run leaves what it should."""
 
 import dataclasses
-import itertools
 import json
-import os
 import re
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -213,14 +210,6 @@ def test_the_same_seed_gives_the_same_run_and_another_gives_another(plain, tmp_p
     assert ids != [line["ids"] for line in steps_of(other)]
 
 
-def test_a_clock_that_is_set_back_changes_no_duration(tmp_path, monkeypatch):
-    clock = itertools.count(2e9, -1000)                  # every look at it is 1,000 s earlier
-    monkeypatch.setattr(time, "time", lambda: next(clock))
-    lines = run(tmp_path, "--vit_steps=3", "--steps", "1")
-    durations = [line["seconds"] for line in lines if "seconds" in line]
-    assert durations and all(0 <= seconds < 900 for seconds in durations)
-
-
 def with_bad_images(folder):
     """Flags that train on a record file of which one image is good, one missing, one no image, one
     cut short."""
@@ -255,20 +244,6 @@ def test_bad_images_are_counted_and_the_run_continues(tmp_path):
     skips = [json.loads(line) for line in (tmp_path / "a" / "skips.jsonl").read_text().splitlines()]
     assert {skip["id"] for skip in skips} == {"r.jsonl:1"}
     assert all("damaged image: " in skip["reason"] for skip in skips)
-
-
-@pytest.mark.slow
-def test_denormal_numbers_are_zero_on_all_threads(tmp_path):
-    code = f"""
-import torch, train
-torch.set_num_threads(2)
-train.main(["--stage", "1", "--tiny", "--steps", "1", "--vit_steps=0", "--eval_images=1",
-            "--out", {str(tmp_path / "out")!r}])
-print(int((torch.full((4_000_000,), 1e-40) * 1).count_nonzero()))
-"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-500:]
-    assert done.stdout.splitlines()[-1] == "0"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -345,27 +320,6 @@ def test_real_photographs_train_and_are_scored(tmp_path):
     twin, first = lines[-1]["eval"].pop("twin.jsonl"), lines[-1]["eval"]         # scored apart
     assert twin.pop("nll")["all"] == first.pop("nll")["all"]
     assert twin == first
-
-
-@pytest.mark.parametrize(("own", "expected"), [
-    ({}, "3000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")])
-def test_threads_soon_wait_asleep_unless_the_user_says_otherwise(own, expected):
-    """Set before torch is imported, which reads it."""
-    settings = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
-    environment = {key: value for key, value in os.environ.items() if key not in settings} | own
-    program = """
-import os, sys
-class Finder:
-    def find_spec(self, name, path=None, target=None):
-        if name == "torch":
-            print(os.environ.get("GOMP_SPINCOUNT"), flush=True)
-            os._exit(0)
-sys.meta_path.insert(0, Finder())
-import train
-"""
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment,
-                          capture_output=True, text=True)
-    assert done.stdout.strip() == expected, done.stderr
 
 
 def test_a_run_continues_from_the_weights_of_another(plain, tmp_path):

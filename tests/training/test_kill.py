@@ -97,7 +97,7 @@ def test_sigterm_saves_and_ends_and_the_resumed_run_is_the_whole_one(records, lo
     text = stderr_of(process, 143 if alone else 1)       # torchrun has a status of its own
     assert receiver != "one rank" or "exitcode  : 143" in text, text
     (step,) = checkpoint.list_steps(out)
-    (sentence,) = [line for line in text.splitlines() if "train.py: " in line]
+    (sentence,) = [line for line in text.splitlines() if "train.py: SIGTERM" in line]
     assert f"SIGTERM: ended after step {step}" in sentence
     assert sorted(logged(out)) == [*range(1, step + 1)]
     assert step < STEPS
