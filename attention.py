@@ -31,6 +31,7 @@ Trees of any depth follow the same rule. Causality is the order in the row, not 
 which branches share.
 """
 
+from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
 from typing import NamedTuple
@@ -85,8 +86,8 @@ def attend(q, k, v, mask):
     """
     if isinstance(mask, BlockMask):
         return attend_blocks(q, k, v, mask)
-    if isinstance(mask, list):
-        return attend_documents(q, k, v, mask)
+    if isinstance(mask, DocumentMask):
+        return attend_documents(q, k, v, mask.documents)
     if mask is not None and q.is_cuda and q.shape[2] > k.shape[2]:   # no fused kernel takes both
         k, v = (x.repeat_interleave(q.shape[2] // k.shape[2], dim=2) for x in (k, v))
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
@@ -168,6 +169,12 @@ class Chunk(NamedTuple):
     mask: torch.Tensor | None        # (B,queries,keys) bool; None: all allowed
 
 
+@dataclass(frozen=True)
+class DocumentMask:
+    """A class of its own, so that torch.compile does not look at the lists, which always differ."""
+    documents: list                  # of all rows, each a list of Chunk
+
+
 def chunk_mask(visible_until, bidir, queries, size=CHUNK):
     """The mask of `queries`, a slice of the T places, in chunks of `size` -> [Chunk, ..]: those of
     a document, or the new tokens of the KV cache."""
@@ -188,8 +195,8 @@ def chunk_mask(visible_until, bidir, queries, size=CHUNK):
 
 
 def document_mask(visible_until, bidir, size=CHUNK):
-    """(B,T) integers -> [[Chunk, ..], ..] of each document of all rows, made once per batch. A
-    document is a run of tokens that attend to nothing outside."""
+    """(B,T) integers -> DocumentMask, made once per batch. A document is a run of tokens that attend
+    to nothing outside."""
     documents = []
     for row, until in enumerate(visible_until.tolist()):
         start = 0
@@ -199,7 +206,7 @@ def document_mask(visible_until, bidir, size=CHUNK):
             fields = visible_until[own] - start, bidir[own]
             documents.append(chunk_mask(*fields, slice(0, n), size if n > 2 * size else n))
             start += n
-    return documents
+    return DocumentMask(documents)
 
 
 def attend_documents(q, k, v, documents):

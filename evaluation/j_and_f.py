@@ -96,7 +96,7 @@ def main(argv=None):
     try:
         print(json.dumps(score_files(args.predicted, args.masks)))
     except (OSError, ValueError) as e:
-        warn(f"evaluation.j_and_f: {e}")
+        warn(str(e))
         raise SystemExit(2) from None
 
 

@@ -1,6 +1,7 @@
 """What goes wrong with data, and what it costs."""
 
 import sys
+from pathlib import Path
 
 from tqdm import tqdm
 
@@ -23,6 +24,17 @@ class Unreadable(Exception):
         return ": ".join(self.args)
 
 
-def warn(sentence):
-    """Prints a sentence on stderr, above the progress bar of a run."""
-    tqdm.write(sentence, file=sys.stderr)
+def command_name():
+    """-> "train.py", "tools.generate" and so on: the command that runs in this process."""
+    path = Path(sys.argv[0])
+    if path.name == "train.py" or path.suffix != ".py":
+        return path.name
+    module = path.parent if path.name == "__main__.py" else path.with_suffix("")
+    return ".".join(module.parts[-2:])
+
+
+def warn(text):
+    """Prints sentences, one on a line, on stderr: each after the name of the command, above the
+    progress bar of a run."""
+    for sentence in text.splitlines():
+        tqdm.write(f"{command_name()}: {sentence}", file=sys.stderr)

@@ -7,6 +7,7 @@ when torch is imported, which is after this file; the processes that a test star
 """
 
 import os
+import sys
 
 import pytest
 
@@ -15,6 +16,14 @@ from tests.extras import missing
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(autouse=True)
+def _command_name(monkeypatch, request):
+    """Messages begin with the name of the command: for tests/tools/test_x.py it is tools.x."""
+    module = request.path.stem.removeprefix("test_")
+    name = f"tools.{module}" if "tools" in request.path.parts else "train.py"
+    monkeypatch.setattr(sys, "argv", [name])
 
 
 def pytest_runtest_setup(item):

@@ -254,8 +254,8 @@ def test_documents_in_chunks_equal_the_formula(size):
     for _ in range(PACKS):
         until, bidir, allowed = pack(rng, 2, 24)
         mask, given = attention.document_mask(until, bidir, size), inputs(rng, 2, 24)
-        assert sum(chunks[-1].queries.stop for chunks in mask) == 48
-        cut += sum(len(chunks) > 1 for chunks in mask)
+        assert sum(chunks[-1].queries.stop for chunks in mask.documents) == 48
+        cut += sum(len(chunks) > 1 for chunks in mask.documents)
         found = with_gradients(attention.attend(*given, mask), given)
         expected = with_gradients(formula(*given, allowed), given)
         for a, b in zip(found, expected, strict=True):
@@ -301,7 +301,7 @@ def test_attention_over_a_row_of_stage_3_makes_no_square_of_its_tokens():
         mask = attention.document_mask(until.int()[None], bidir.int()[None], size=chunk)
         attention.attend(*given, mask).sum().backward()
     assert made.largest <= 4 * chunk * T < T * T // 8
-    assert sum(chunk.mask.nbytes for chunk in mask[0]) < 0.6 * T * T
+    assert sum(chunk.mask.nbytes for chunk in mask.documents[0]) < 0.6 * T * T
     assert all(x.grad.abs().sum() > 0 for x in given)
 
 
@@ -321,7 +321,7 @@ def test_backward_of_a_long_document_runs_no_attention_again():
         assert counted.n == 4
         out.sum().backward()
     assert counted.n == 4
-    assert len(mask[0]) == 4
+    assert len(mask.documents[0]) == 4
 
 
 # --------------------------------------------------------------------------------------------------
@@ -426,9 +426,9 @@ def test_packed_rows_go_to_flex_attention_where_it_can_be_compiled(monkeypatch):
 
     until = torch.full((1, 16), 16)
     row = until, torch.zeros_like(until)
-    assert isinstance(attention.packed_mask(*row), list)
+    assert isinstance(attention.packed_mask(*row), attention.DocumentMask)
     row = [f.as_subclass(OnCuda) for f in row]
     monkeypatch.setattr(attention, "find_spec", lambda name: name)
     assert isinstance(attention.packed_mask(*row), attention.BlockMask)
     monkeypatch.setattr(attention, "find_spec", lambda name: None)
-    assert isinstance(attention.packed_mask(*row), list)
+    assert isinstance(attention.packed_mask(*row), attention.DocumentMask)

@@ -176,9 +176,10 @@ def test_commands_parse(command, repository):
         start = repository.module(f"{words[2]}.__main__") or repository.module(words[2])
         assert start, f"no module {words[2]}"
         reached = repository.reached(start, with_functions=True)
+        flags_of_training = config.make_parser().format_help()
         source = "\n".join(repository.sources[path].text for path in reached)
         for flag in (word.split("=")[0] for word in words if word.startswith("--")):
-            in_config = flag[2:] in config.FLAGS or flag[2:] in config.field_values(config.Config())
+            in_config = config.normalise(flag) in flags_of_training
             in_source = f'"{flag}"' in source or f'"{flag.replace("--no-", "--")}"' in source
             assert in_config or in_source, f"{words[2]} has no flag {flag}"
 

@@ -194,7 +194,7 @@ def perform(run):
     if final_scores(run.out):
         return
     shutil.rmtree(run.out, ignore_errors=True)           # of a run that was interrupted
-    warn(f"tools.ablate: {run.out.name}")
+    warn(run.out.name)
     command = [sys.executable, "-m", "tools.ablate", "run", run.choice, *run.flags]
     done = subprocess.run([*command, "--out", str(run.out)], stdout=subprocess.DEVNULL)
     if done.returncode:
@@ -321,7 +321,7 @@ def main(argv=None):
         for run in plan_runs(args):
             perform(run)
     except (UserError, RuntimeError) as e:
-        warn(f"tools.ablate: {e}")
+        warn(str(e))
         raise SystemExit(2 if isinstance(e, UserError) else 1) from None
     print_report(args)
 

@@ -160,7 +160,7 @@ def load(name, source, media_folder, work):
         else:
             lines.append(json.dumps(record) + "\n")
     if loaded.missing:
-        warn(f"tools.evaluate: {len(loaded.missing)} of {loaded.n_rows} images are missing; the "
+        warn(f"{len(loaded.missing)} of {loaded.n_rows} images are missing; the "
              f"first is {loaded.missing[0]}")
     if not lines:
         raise UserError(f"{source}: none of its {loaded.n_rows} rows could be used: "

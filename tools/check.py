@@ -134,7 +134,7 @@ def main(argv=None):
     try:
         entries = named_entries(args)
     except (OSError, ValueError) as error:
-        warn(f"tools.check: {error}")
+        warn(str(error))
         return 2
     status = 0
     for entry in entries:
@@ -143,7 +143,7 @@ def main(argv=None):
             records = Records(entry["path"], entry.get("media", args.media), **options,
                               stop_on_mistakes=False)
         except DataError as error:
-            warn(f"tools.check: {error}")
+            warn(str(error))
             status = 2
             continue
         status = max(status, int(check_file(records, args.decode, args.all)))

@@ -190,7 +190,7 @@ def main(argv=None):
                 benchmark = benchmarks.load(args.benchmark, args.data[0], args.media, folder)
             results = run(args, device, ranks, benchmark)
         except (OSError, ValueError, UserError) as e:
-            warn(f"tools.evaluate: {e}")
+            warn(str(e))
             raise SystemExit(2) from None
         if ranks.world > 1:
             dist.destroy_process_group()

@@ -243,7 +243,7 @@ def run(args):
     points = points_in_pixels(answer, sizes)
     if args.draw:
         if not points:
-            warn("tools.generate: the answer has no points to draw")
+            warn("the answer has no points to draw")
         draw_answer(points, images, video, args.start).save(args.draw)
     if args.json:
         result = {"prompt": args.prompt, "text": answer, "tokens": len(ids), "points": points}
@@ -254,7 +254,7 @@ def main(argv=None):
     try:
         run(parse(argv))
     except (UserError, OSError, ValueError, Unreadable) as e:
-        warn(f"tools.generate: {e}")
+        warn(str(e))
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None

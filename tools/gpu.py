@@ -252,7 +252,7 @@ def main(argv=None):
     try:
         check_device(args.device)
     except ValueError as e:
-        warn(f"tools.gpu: {e}")
+        warn(str(e))
         raise SystemExit(2) from None
     device = torch.device(args.device)
     torch.set_flush_denormal(True)                       # as in train.py

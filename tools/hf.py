@@ -58,7 +58,7 @@ def run(args):
     if args.command == "export":
         export(model, tokenizer, data_config, out)
         if isinstance(tokenizer, ByteTokenizer):
-            warn("tools.hf: the byte tokenizer of the toy is not exported, only weights and "
+            warn("the byte tokenizer of the toy is not exported, only weights and "
                  "settings; ask the toy by its run directory")
     else:
         files.save(model, out)
@@ -72,7 +72,7 @@ def main(argv=None):
     try:
         model = run(args)
     except (OSError, ValueError) as e:
-        warn(f"tools.hf: {e}")
+        warn(str(e))
         raise SystemExit(2) from None
     groups = {name: sum(p.numel() for p in parameters)
               for name, parameters in model.parameter_groups().items()}

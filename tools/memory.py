@@ -233,7 +233,7 @@ def main(argv=None):
     try:
         report(*read_command(argv))
     except UserError as error:
-        warn(f"tools.memory: {error}")
+        warn(str(error))
         raise SystemExit(2) from None
 
 

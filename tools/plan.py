@@ -129,7 +129,7 @@ def main(argv):
             parser.error(f"--out {args.out}: name a file in a folder that exists")
         found = plan(args, run, config)
     except (UserError, DataError, OSError) as e:
-        warn(f"tools.plan: {e}")
+        warn(str(e))
         raise SystemExit(1 if isinstance(e, OSError) else 2) from None
     print(json.dumps(found))
 

@@ -56,7 +56,7 @@ def main(argv=None):
             if found is None:
                 parser.error(f"{run} has no log of a finished run")
     except UserError as e:
-        warn(f"tools.runs: {e}")
+        warn(str(e))
         raise SystemExit(2) from None
     print(*table(scores), sep="\n")
     print(json.dumps(scores))

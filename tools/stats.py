@@ -86,7 +86,7 @@ def main(argv):
         tokenizer, config = open_tokenizer(run, config)
         found = stats(readers, tokenizer, config)
     except (UserError, DataError, OSError) as e:
-        warn(f"tools.stats: {e}")
+        warn(str(e))
         raise SystemExit(2) from None
     for name, value in found.items():
         print(f"{name:18} {value}")

@@ -357,7 +357,7 @@ def main(argv=None):
         page = write_page(row)
         own.out.write_text(page, encoding="utf-8")
     except (UserError, DataError, Unreadable, OSError) as error:
-        warn(f"tools.view: {error}")
+        warn(str(error))
         raise SystemExit(2) from None
     megabytes = len(page) / 1e6
     print(f"{own.out}: row {own.row}, {len(row.examples)} examples, {megabytes:.1f} MB")

@@ -108,7 +108,7 @@ def find_newest(out):
 
 def warn_once(sentence):
     if parallel.is_first_process():
-        warn(f"train.py: {sentence}")
+        warn(sentence)
 
 
 def list_steps(out):

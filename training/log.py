@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 import attention
 import parallel
-from records.errors import Unreadable, printable, warn
+from records.errors import Unreadable, warn
 from training.checkpoint import list_steps
 from training.config import RankError, RunError
 from training.loader import kill_children
@@ -265,10 +265,10 @@ def print_head(run, head):
         return
     config, done = run.config, run.resume_from.step
     params = ", ".join(f"{part} {n / 1e6:.1f} M" for part, n in head["params"].items())
-    warn(f"train.py: stage {config.stage} on {head['device']} ({head['hardware']}), "
+    warn(f"stage {config.stage} on {head['device']} ({head['hardware']}), "
          f"{head['dtype']}, processes: {head['world']}\n"
-         f"train.py: parameters: {params}; {', '.join(config.train)} learn\n"
-         f"train.py: steps: {config.steps - done} of {config.steps}; a batch: {config.batch} rows "
+         f"parameters: {params}; {', '.join(config.train)} learn\n"
+         f"steps: {config.steps - done} of {config.steps}; a batch: {config.batch} rows "
          f"of {config.data.max_tokens} tokens; writes to {run.out}")
 
 
@@ -291,7 +291,7 @@ def end(status, error):
         sentence = f"rank {dist.get_rank()}: {sentence}"
     if alone or os.environ.get("LOCAL_RANK", "0") == "0":
         gap = "\n" if dist.is_initialized() else ""      # after an unfinished progress bar
-        print(printable(f"{gap}train.py: {sentence}"), file=sys.stderr, flush=True)
+        print(f"{gap}train.py: {sentence}", file=sys.stderr, flush=True)
     kill_children()
     if dist.is_initialized():
         os._exit(status)             # to leave the process group would wait for the others

@@ -233,7 +233,7 @@ def dry_run_largest_batch(run, groups, forward_backward):
         p.grad = None
     if ranks.first:
         peak = torch.cuda.max_memory_allocated() / 2**30
-        warn(f"train.py: dry run: at most {peak:.1f} GiB of a GPU")
+        warn(f"dry run: at most {peak:.1f} GiB of a GPU")
 
 
 # --------------------------------------------------------------------------------------------------

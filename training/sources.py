@@ -117,11 +117,12 @@ def drop_missing(args, groups):
             for group in groups]
     missing = [entry["path"] for group in groups for entry in group.entries
                if not Path(entry["path"]).exists()]
-    for path in missing:
-        warn(f"train.py: --data {path}: no such file")
-    if (missing and not args.skip_missing) or not any(group.entries for group in left):
-        raise DataError(f"--data: {len(missing)} files are missing; --skip-missing trains on those "
-                        "that are there (a folder is for the published sets: name your own files)")
+    if missing:
+        sentence = f"--data: no such file: {', '.join(missing)}"
+        if not args.skip_missing or len(missing) == sum(len(group.entries) for group in groups):
+            raise DataError(f"{sentence}; --skip-missing trains on those that are there (a folder "
+                            "is for the published sets: name your own files)")
+        warn(sentence)
     return [group for group in left if group.entries]
 
 

@@ -24,10 +24,10 @@ MISTAKES = {                         # {command: (flags, words of the sentence)}
     "tools.gpu": ("--device none", "--device none"),
     "tools.hf": ("import none out", "none: no such folder"),
     "tools.memory": ("--stage 9", "--stage"),
-    "tools.plan": ("--stage 1 --data none.jsonl --out p.npz", "none.jsonl: no such file"),
+    "tools.plan": ("--stage 1 --data none.jsonl --out p.npz", "no such file: none.jsonl"),
     "tools.prepare": ("none rows out", "no set is called 'none'"),
     "tools.runs": ("none", "none has no log of a finished run"),
-    "tools.stats": ("none.jsonl", "none.jsonl: no such file"),
+    "tools.stats": ("none.jsonl", "no such file: none.jsonl"),
     "tools.view": ("--stage 9 --row 1 --out page.html", "--stage"),
 }
 

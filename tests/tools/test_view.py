@@ -185,7 +185,7 @@ def test_the_page_needs_no_other_file_and_little_script():
 
 
 @pytest.mark.parametrize(("flags", "message"), [
-    (["--data", "nowhere.jsonl", "--stage", "1"], "nowhere.jsonl: no such file"),
+    (["--data", "nowhere.jsonl", "--stage", "1"], "no such file: nowhere.jsonl"),
     (["--stage", "1"], "--data"),
     (["--stage", "1", "--tiny", "--row", "-1"], "--row"),
     (["--stage", "1", "--tiny", "--rows", "1"], "--rows"),

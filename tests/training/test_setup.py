@@ -103,7 +103,7 @@ FILES = {
 }
 MISTAKES = [
     (["--stage", "1"], "--data: name record files"),
-    ([*TINY, "--data", "none.jsonl"], "--data: 1 files are missing"),
+    ([*TINY, "--data", "none.jsonl"], "--data: no such file: none.jsonl"),
     ([*TINY, "--data", str(MEDIA / "records.jsonl"), "--media", "nowhere"], "--media nowhere"),
     ([*TINY, "--data", "r.jsonl=x"], "the rate 'x' is not a number"),
     ([*TINY, "--init", "nowhere"], "--init nowhere"),
@@ -114,7 +114,7 @@ MISTAKES = [
     ([*TINY, "--data", "wrong.jsonl"], "wrong.jsonl:2: wrong record: "),
     ([*TINY, "--data", "outside.jsonl"], "outside.jsonl:1: wrong record: "),
     ([*TINY, "--data", "unreadable.jsonl"], "unreadable.jsonl:1: damaged image: "),
-    ([*TINY, "--data", "good.jsonl", "--eval", "gone.jsonl"], "gone.jsonl: there is no such file"),
+    ([*TINY, "--data", "good.jsonl", "--eval", "gone.jsonl"], "gone.jsonl: the file cannot be read"),
     ([*TINY, "--model.n_head=3"], "--model: no model has this shape"),
 ]
 
@@ -136,7 +136,7 @@ def test_a_users_mistake_costs_one_sentence(tmp_path, monkeypatch, capsys, flags
     lines = capsys.readouterr().err.strip().splitlines()
     assert message in "\n".join(lines)
     assert "Traceback" not in "\n".join(lines)
-    assert all(line.startswith(("train.py: ", "unreadable.jsonl:", "outside.jsonl:"))
+    assert all(line.startswith("train.py: ")
                for line in lines)
     written = {path for path in Path().rglob("*") if path.is_file()} - {*before}
     assert {path.name for path in written} <= {"lock"}

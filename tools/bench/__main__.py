@@ -68,7 +68,7 @@ def main():
     try:
         results = COMMANDS[args.command].run(args)
     except (ValueError, Unreadable) as e:
-        warn(f"tools.bench: {e}")
+        warn(str(e))
         raise SystemExit(2) from None
     # four digits of every float: more would be noise
     cases = json.loads(json.dumps(results), parse_float=lambda text: float(f"{float(text):.4g}"))

@@ -146,7 +146,7 @@ def time_decoder(name, path, times, first):
     frames = DECODERS[name](path, times, first)
     crops = frame_crops(frames, len(times), data.DataConfig())
     seconds = time.perf_counter() - start
-    warn(f"tools.bench: {name}, {len(times)} frames: {seconds:.2f} s")
+    warn(f"{name}, {len(times)} frames: {seconds:.2f} s")
     return Decoded(seconds, crops.mean(2, dtype=np.float32))
 
 

@@ -98,13 +98,13 @@ def main(argv=None):
         args = parse(argv)
         counts, media = prepare(args)
     except (UserError, OSError) as e:
-        warn(f"tools.prepare: {e}")
+        warn(str(e))
         raise SystemExit(2 if isinstance(e, UserError) else 1) from None
     if media.root != Path(args.out) / "media":
-        warn(f"tools.prepare: paths in the records start at {media.root}: train with --media "
+        warn(f"paths in the records start at {media.root}: train with --media "
              f"{media.root}")
     if counts["missing_media"]:
-        warn(f"tools.prepare: {counts['missing_media']} media files are not in {media.root}; the "
+        warn(f"{counts['missing_media']} media files are not in {media.root}; the "
              "trainer leaves their records out")
     print(json.dumps(counts, ensure_ascii=False))
 

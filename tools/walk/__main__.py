@@ -86,7 +86,7 @@ def main(argv=None):
         path = parser.parse_args(argv).check
         module = load(path)
     except UserError as e:
-        warn(f"tools.walk: {e}")
+        warn(str(e))
         return 2
     results = [check(name, getattr(module, name), path) for name in TESTS if hasattr(module, name)]
     return 0 if all(results) else 1
