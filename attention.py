@@ -195,8 +195,10 @@ def chunk_mask(visible_until, bidir, queries, size=CHUNK):
 
 
 def document_mask(visible_until, bidir, size=CHUNK):
-    """(B,T) integers -> DocumentMask, made once per batch. A document is a run of tokens that attend
-    to nothing outside."""
+    """(B,T) integers -> DocumentMask, made once per batch.
+
+    A document is a run of tokens that attend to nothing outside.
+    """
     documents = []
     for row, until in enumerate(visible_until.tolist()):
         start = 0

@@ -27,10 +27,11 @@ class Unreadable(Exception):
 def command_name():
     """-> "train.py", "tools.generate" and so on: the command that runs in this process."""
     path = Path(sys.argv[0])
-    if path.name == "train.py" or path.suffix != ".py":
-        return path.name
-    module = path.parent if path.name == "__main__.py" else path.with_suffix("")
-    return ".".join(module.parts[-2:])
+    if path.parent.name in ("tools", "toy", "evaluation"):
+        return f"{path.parent.name}.{path.stem}"
+    if path.stem == "__main__":      # of a package of tools/
+        return f"tools.{path.parent.name}"
+    return path.name
 
 
 def warn(text):

@@ -20,7 +20,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 @pytest.fixture(autouse=True)
 def _command_name(monkeypatch, request):
-    """Messages begin with the name of the command: for tests/tools/test_x.py it is tools.x."""
+    """Messages begin with the name of the command: of tools.x for the tests of tools/x."""
     module = request.path.stem.removeprefix("test_")
     name = f"tools.{module}" if "tools" in request.path.parts else "train.py"
     monkeypatch.setattr(sys, "argv", [name])

@@ -216,8 +216,8 @@ def test_what_cannot_be_drawn_is_named_and_no_file_leaves_the_folder(tmp_path, c
         assert path.parent.as_posix() == "in/here"
         assert not path.name.startswith(".")
     assert capsys.readouterr().err.splitlines() == [
-        "file:cut: damaged image: cut; no picture",
-        "twice: 2 records have this id; no picture"]
+        "train.py: file:cut: damaged image: cut; no picture",
+        "train.py: twice: 2 records have this id; no picture"]
 
 
 def test_points_of_an_answer_are_drawn_on_the_frames_that_were_shown_then():

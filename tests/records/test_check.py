@@ -186,8 +186,9 @@ def test_points_that_look_like_fractions_are_warned_about_once(tmp_path, capsys)
              for coords in ("unit", "percent", "pixel")]
     path = write(tmp_path / "r.jsonl", *small)
     assert len(list(Records(path))) == 3
-    assert capsys.readouterr().err == (f"{path}:2: annotations[0]: every coordinate is at most 1 "
-                                       "with coords=percent; is it 'unit'?\n")
+    assert capsys.readouterr().err == (
+        f"train.py: {path}:2: annotations[0]: every coordinate is at most 1 "
+        "with coords=percent; is it 'unit'?\n")
 
 
 def test_the_examples_and_the_real_records_pass_without_a_word(capsys):

@@ -232,4 +232,5 @@ def test_a_row_is_refused_in_a_sentence_and_costs_itself_alone(tmp_path, capsys,
         with pytest.raises(Unreadable, match=r"^wrong record: ") as error:
             records[1]
         assert words in str(error.value)
-        assert capsys.readouterr().err == f"{records.where(1)}: {error.value}; left out\n"
+        assert capsys.readouterr().err == (
+            f"train.py: {records.where(1)}: {error.value}; left out\n")

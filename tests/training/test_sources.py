@@ -134,9 +134,9 @@ def test_the_published_mixture_is_read_from_a_folder_and_says_what_is_missing(tm
     """... each source once; and goes on without them only if told to."""
     cap, count, cosyn = (write_records(tmp_path, f"{name}/records.jsonl", n) for name, n in (
         ("pixmo-cap", 10), ("pixmo-count", 100), ("cosyn-point", 400)))
-    with pytest.raises(DataError, match="3 files are missing; --skip-missing"):
+    with pytest.raises(DataError, match="--data: no such file: .*; --skip-missing") as error:
         opened("--data", tmp_path)
-    text = capsys.readouterr().err
+    text = str(error.value)
     for name in ("pixmo-points-basic", "pixmo-points-high-frequency", "tulu"):
         assert text.count(name) == 1
     found = rates_of("--data", tmp_path, "--skip-missing")
@@ -149,7 +149,7 @@ MISTAKES = [
     (["--data", "none.jsonl"], "no such file: "),
     (["--data", "a.jsonl=x"], "the rate 'x' is not a number above 0"),
     (["--data", "a.jsonl=nan"], "above 0"),
-    (["--data", "empty", "--skip-missing"], "6 files are missing"),
+    (["--data", "empty", "--skip-missing"], "no such file: "),
 ]
 
 
