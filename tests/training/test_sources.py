@@ -134,7 +134,7 @@ def test_the_published_mixture_is_read_from_a_folder_and_says_what_is_missing(tm
     """... each source once; and goes on without them only if told to."""
     cap, count, cosyn = (write_records(tmp_path, f"{name}/records.jsonl", n) for name, n in (
         ("pixmo-cap", 10), ("pixmo-count", 100), ("cosyn-point", 400)))
-    with pytest.raises(DataError, match="--data: no such file: .*; --skip-missing") as error:
+    with pytest.raises(DataError, match=r"--data: no such file: .*; --skip-missing") as error:
         opened("--data", tmp_path)
     text = str(error.value)
     for name in ("pixmo-points-basic", "pixmo-points-high-frequency", "tulu"):
