@@ -57,7 +57,7 @@ CEILINGS = {
     "lines: tools/": 6_446,
     "lines: all Python but tests": 17_664,
     "lines: html, js, css, txt, sh": 219,
-    "lines: tests": 17_996,
+    "lines: tests": 18_000,
     "files imported by train.py": 58,
     "lines imported by train.py": 10_592,
     "% of lines over 88 columns": 11.1,

@@ -16,6 +16,8 @@ from tests.tools.prepare.command import published
 from text.points import format_points
 from tools import benchmarks, evaluate
 
+pytestmark = pytest.mark.extras("pyarrow")
+
 PIXMO_COUNT = {"image_url": "s", "image_sha256": "s", "count": "i", "points": XSYS, "label": "s"}
 PIXMO_POINTS = {"image_url": "s", "image_sha256": "s", "label": "s", "points": ["xy"],
                 "masks": [[["b"]]]}
