@@ -296,4 +296,4 @@ def mean_nll(losses):
         for name in ("all", source):
             sums[name] += loss
             weights[name] += weight
-    return {name: round(sums[name] / weights[name], 4) for name in sums}
+    return {name: round(sums[name] / weights[name], 4) for name in sums if weights[name]}

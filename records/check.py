@@ -184,7 +184,7 @@ def check(record):
 
 def check_media(record):
     given = [key for key in ("image", "images", "video") if key in record]
-    require(len(given) < 2, "the record", f"it has both '{' and '.join(given)}', not one of them")
+    require(len(given) < 2, "the record", f"it has {' and '.join(given)}, which exclude each other")
     require(record.get("images") != [], "the record", "'images' is empty")
     images = [record["image"]] if "image" in record else record.get("images", [])
     for k, image in enumerate(images):
@@ -278,7 +278,9 @@ def check_range(annotation, scales, place):
 
     scales: see text.points.scales. Where one is not known yet, its points are not checked.
     """
-    for k, point in enumerate(as_points(annotation, place)["points"]):
+    points = as_points(annotation, place)["points"]
+    points = [*points, annotation["query"]] if "query" in annotation else points
+    for k, point in enumerate(points):
         scale = scales[point.get("image", 0)]
         if annotation["coords"] == "pixel" and not annotation.get("size", scale):
             continue

@@ -265,6 +265,8 @@ def parse(text):
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON: {error.msg} at column {error.colno}; a record stands on one "
                          "line, alone") from None
+    if b"\\u0000" in text:
+        raise ValueError("a text holds a NUL character")
     if b"\\ud" in text.lower():
         json.dumps(value, ensure_ascii=False).encode()
     return value

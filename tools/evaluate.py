@@ -26,6 +26,7 @@ from evaluation.evaluate import SCORES, evaluate
 from evaluation.generate import evaluation_config
 from evaluation.masks import open_masks
 from records.errors import warn
+from records.media import MAX_FRAMES
 from records.reader import Records
 from tools import benchmarks
 from training.config import Parser, UserError
@@ -62,6 +63,8 @@ def parse(argv):
     args = parser.parse_args(argv)
     if min(args.frames or [1]) < 1 or (args.max_new is not None and args.max_new < 1):
         parser.error("--frames and --max-new start at 1")
+    if max(args.frames or [1]) > MAX_FRAMES:
+        parser.error(f"--frames: at most {MAX_FRAMES} are possible")
     if args.benchmark and (len(args.data) > 1 or args.frames or args.masks):
         parser.error("--benchmark takes one folder as --data, and neither --frames nor --masks")
     if args.masks and len(args.masks) > len(args.data):

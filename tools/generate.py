@@ -26,7 +26,7 @@ from evaluation.pictures import draw_answer
 from evaluation.scoring import parse_places
 from records import media
 from records.errors import warn
-from records.media import Unreadable
+from records.media import MAX_FRAMES, Unreadable
 from records.visual import clip_times, open_clip
 from text.styles import TASK_OF_STYLE, TRACK_TASKS
 from training.config import Parser, UserError
@@ -82,6 +82,8 @@ def parse(argv):
             parser.error(f"--{flag} needs --video")
     if min(args.max_new, args.frames or 1, args.max_crops or 1) < 1 or not args.temperature >= 0:
         parser.error("--max-new, --frames and --max-crops start at 1, --temperature at 0")
+    if (args.frames or 1) > MAX_FRAMES:
+        parser.error(f"--frames: at most {MAX_FRAMES} are possible")
     if args.chat and (args.draw or args.json):
         parser.error("--draw and --json go with --prompt")
     if args.draw:

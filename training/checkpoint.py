@@ -122,7 +122,7 @@ def read_state(folder):
     try:
         state = json.loads((folder / "state.json").read_text())
         sizes = {name: (folder / name).stat().st_size for name in state["files"]}
-    except (OSError, ValueError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return state if sizes == state["files"] else None
 
@@ -134,6 +134,8 @@ def check_directory(args, out):
     reason = ""
     if not args.overwrite and (list_steps(out) or (out / "model").exists()):
         reason = "holds a run; --resume continues it, --overwrite deletes it"
+        if args.resume:
+            reason = "holds a finished run without checkpoints to resume; --overwrite deletes it"
     elif args.overwrite and others and not (out / "config.json").is_file():
         reason = "has no config.json, so it is no run directory to --overwrite"
     elif args.overwrite and init_is_there:
@@ -143,11 +145,12 @@ def check_directory(args, out):
 
 
 def delete_run(out):
-    """Deletes the files of a run from its directory, and nothing else."""
+    """Deletes the files of a run from its directory, and nothing else. config.json, by which it is
+    known as a run directory, is written over later."""
     checkpoints = [path for path in out.glob("step-*") if path.stem[5:].isdigit()]
-    for name in (*checkpoints, "model", "samples", "tensorboard"):
-        shutil.rmtree(out / name, ignore_errors=True)
-    for name in ("config.json", "log.jsonl", "stage0.jsonl", "skips.jsonl", "loss.png",
+    for path in (*checkpoints, out / "model", out / "samples", out / "tensorboard"):
+        shutil.rmtree(path, ignore_errors=True)
+    for name in ("log.jsonl", "stage0.jsonl", "skips.jsonl", "loss.png",
                  "scores.png", "progress.gif"):
         (out / name).unlink(missing_ok=True)
 
@@ -250,8 +253,11 @@ def restore(folder, model, optimizer):
     """Fills weights and optimizer state from a checkpoint of any number of ranks, in place."""
     reader = dcp.FileSystemReader(folder)
     init_adam_state(model, optimizer, reader.read_metadata().state_dict_metadata)
-    dcp.load(name_tensors(model, optimizer), storage_reader=reader,
-             no_dist=not dist.is_initialized())
+    try:
+        dcp.load(name_tensors(model, optimizer), storage_reader=reader,
+                 no_dist=not dist.is_initialized())
+    except dcp.api.CheckpointException as e:
+        raise UserError(f"--resume: {folder} does not fit this model: {explain(e)}") from None
 
 
 def init_adam_state(model, optimizer, known):

@@ -18,6 +18,7 @@ from math import inf
 
 import model as models
 from data import DataConfig
+from records.media import MAX_FRAMES
 from stages import stage1, stage2, stage3
 from stages import tiny as tiny_recipe
 from toy.shapes import KINDS_BY_NAME
@@ -107,7 +108,8 @@ CHOICES = {
 # {fields: (least, greatest)}: beyond these bounds a run would learn nothing, or the opposite
 RANGES = {
     "steps batch micro_batch cp pack_crops pool_size crop_bucket eval_images": (1, inf),
-    "data.max_tokens data.max_crops data.max_frames data.max_images": (1, inf),
+    "data.max_tokens data.max_crops data.max_images": (1, inf),
+    "data.max_frames": (1, MAX_FRAMES),
     "shard save_every keep workers vit_steps uncheckpointed_blocks lora.rank": (0, inf),
     "seed warmup.vit warmup.connector warmup.llm": (0, 2**63),
     "lr.vit lr.connector lr.llm final_lr z_loss max_skip": (0, 1),
@@ -309,6 +311,8 @@ def check(args, config):
         wrong.append("--media, --eval and --skip-missing only go with --data")
     if (args.resume and (args.init or args.overwrite)) or (args.else_init and not args.resume):
         wrong.append("--resume goes with --else-init, and without --init and --overwrite")
+    if args.eval_every < 0:
+        wrong.append("--eval-every starts at 0")
     if args.tensorboard and not find_spec("tensorboard"):
         wrong.append("--tensorboard needs an extra package: pip install -r requirements-extras.txt")
     if wrong:

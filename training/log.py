@@ -276,7 +276,8 @@ def print_head(run, head):
 # the end
 
 # how torch says that another rank, or a decoding process, has ended or hangs
-LOST_PROCESS = r"[Cc]onnection (closed|reset|refused)|[Tt]imed out|NCCL|gloo|DataLoader worker"
+LOST_PROCESS = (r"[Cc]onnection (closed|reset|refused)|[Tt]imed out|NCCL|gloo|"
+                r"DataLoader worker \(pid")
 
 
 def end(status, error):
@@ -291,7 +292,8 @@ def end(status, error):
         sentence = f"rank {dist.get_rank()}: {sentence}"
     if alone or os.environ.get("LOCAL_RANK", "0") == "0":
         gap = "\n" if dist.is_initialized() else ""      # after an unfinished progress bar
-        print(f"{gap}train.py: {sentence}", file=sys.stderr, flush=True)
+        lines = "\n".join(f"train.py: {line}" for line in sentence.splitlines())
+        print(f"{gap}{lines}", file=sys.stderr, flush=True)
     kill_children()
     if dist.is_initialized():
         os._exit(status)             # to leave the process group would wait for the others

@@ -54,7 +54,7 @@ class BadRecords:
         self.warned.add(where)
         bad = sum(self.counts[source].values())
         tried = self.tried[source]
-        if self.in_a_row[source] >= MANY or bad >= max(MANY, self.max_skip * tried + 1):
+        if self.in_a_row[source] >= MANY or (bad >= MANY and bad > self.max_skip * tried):
             raise self.error(
                 f"{bad} of {tried} records of {source} could not be used, the last "
                 f"{self.in_a_row[source]} in a row; the last: {where}: {reason}; 'python -m "

@@ -13,6 +13,7 @@ Files in a group share the group's rate by the square root of their sizes.
 import dataclasses
 import hashlib
 import json
+import math
 import tempfile
 from collections import Counter
 from itertools import chain
@@ -35,6 +36,7 @@ OPTIONS = {"style", "weight", "split_turns"}             # of an entry, for reco
 FILE_FIELDS = {"path", "media", "rate", *OPTIONS}
 MEMBER_FIELDS = {"path", "media", "size", "sampling_rate", *OPTIONS}     # of a file in a group
 GROUP_FIELDS = {"group", "rate", "data"}
+KINDS = {"path": str, "media": str, "style": str, "split_turns": bool, "data": list}
 
 # --------------------------------------------------------------------------------------------------
 # mixtures
@@ -72,14 +74,19 @@ def read_mix(path):
 
 def read_entry(folder, entry, in_group=False):
     """An entry of the mix.json in `folder`, with whole paths; ValueError if a field is wrong."""
+    if not isinstance(entry, dict):
+        raise ValueError(f"{json.dumps(entry):.80} is no object with a path")
     is_group = "group" in entry and not in_group
     known = GROUP_FIELDS if is_group else MEMBER_FIELDS if in_group else FILE_FIELDS
     wrong = [name for name in entry if name not in known]
-    wrong += [name for name in ("rate", "sampling_rate", "weight") if not entry.get(name, 1) > 0]
+    wrong += [name for name in ("rate", "sampling_rate", "weight")
+              if not 0 < entry.get(name, 1) < math.inf]
+    wrong += ["size"] * (not 0 <= entry.get("size", 0) < math.inf)
+    wrong += [name for name, kind in KINDS.items() if not isinstance(entry.get(name, kind()), kind)]
     wrong += [name for name in ("data" if is_group else "path",) if not entry.get(name)]
     if wrong:
-        raise ValueError(f"'{wrong[0]}' of {json.dumps(entry):.80} is missing, unknown or not "
-                         f"above 0; the fields are {', '.join(sorted(known))}")
+        raise ValueError(f"'{wrong[0]}' of {json.dumps(entry):.80} is missing, unknown or of a "
+                         f"wrong kind or value; the fields are {', '.join(sorted(known))}")
     if is_group:
         return entry | {"data": [read_entry(folder, member, True) for member in entry["data"]]}
     whole = {name: str(folder / entry[name]) for name in ("path", "media") if name in entry}

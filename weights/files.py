@@ -64,7 +64,10 @@ def save(model, folder):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(dataclasses.asdict(model.config), indent=1))
     tensors = {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
-    torch.save(tensors, folder / "model.pt")
+    try:
+        torch.save(tensors, folder / "model.pt")
+    except RuntimeError as e:        # of a full disk torch's writer says no more than its position
+        raise OSError(f"{folder / 'model.pt'} cannot be written: {e}") from None
 
 
 def save_data_config(data_config, folder):
@@ -95,6 +98,8 @@ def describe(folder):
                                 "--local-dir Molmo2-4B")
     with explained(path):
         raw = json.loads(path.read_text())
+        if "config" in raw:          # of a run directory
+            raise ValueError("its run has not finished: there is no model/ yet")
         if "model_type" not in raw:
             return ModelFolder(folder, config_from_dict(raw), None)
         config = released.released_config(folder, raw)

@@ -196,6 +196,7 @@ def test_the_nll_is_the_weighted_mean_of_training_by_source(small_model):
     assert expected["records.jsonl"] != pytest.approx(expected["films.jsonl"], abs=1e-3)
     found = evaluation.losses_of(small_model, TOKENIZER, config, records, {})
     assert evaluation.mean_nll(found) == pytest.approx(expected, abs=1e-4)
+    assert evaluation.mean_nll([("a", 0.0, 0.0), ("b", 2.0, 4.0)]) == {"all": 0.5, "b": 0.5}
 
 
 def test_records_that_cannot_be_decoded_are_left_out_of_the_nll(small_model, damaged):

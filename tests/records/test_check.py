@@ -63,6 +63,7 @@ MISTAKES = [                         # a line, words of the message
     ("[" * 100_000, "recursion"),
     ('{"annotations":[{"type":"text","text":"\\ud800"}]}', "surrogates not allowed"),
     ('{"weight":NaN,"annotations":[]}', "NaN is not a number"),
+    ('{"annotations":[{"type":"text","text":"a\\u0000"}]}', "NUL"),
     ({"weight": 10**400, "annotations": []}, "'weight' must be a number above 0"),
     ('{"weight":1e999,"annotations":[]}', "'weight' must be a number above 0"),
     ([1, 2], "an array of records ends in .json"),
@@ -85,8 +86,8 @@ MISTAKES = [                         # a line, words of the message
     (image(CAPTION, image={"path": "a", "width": 4}), "width and height must be given together"),
     (image(CAPTION, image=""), "must be an object, not ''"),
     ({"images": [], "annotations": [CAPTION]}, "'images' is empty"),
-    (image(CAPTION, images=["b.png"]), "both 'image and images'"),
-    (image(CAPTION, video="b.mp4"), "both 'image and video'"),
+    (image(CAPTION, images=["b.png"]), "it has image and images"),
+    (image(CAPTION, video="b.mp4"), "it has image and video"),
     (video(CAPTION, video=["a.mp4", "b.mp4"]), "video: it must be an object"),
     (video(CAPTION, video={"frames": ["a.png"]}), "without 'fps'"),
     (video(CAPTION, video={"path": "a", "frames": ["b"], "fps": 1}), "either 'path' or 'frames'"),
@@ -148,6 +149,7 @@ MISTAKES = [                         # a line, words of the message
     (video({**TRACK, "points": TRACK["points"] * 2}), "stands twice at the same time"),
     (video({**TRACK, "mode": "from_point"}), "needs a query"),
     (video({**TRACK, "query": {"t": 0, "id": "1", "x": 4, "y": 2}}), "no point has the object"),
+    (video({**TRACK, "query": {"t": 0, "id": 1, "x": 5000, "y": -90}}), "lies outside the image"),
 ]
 
 

@@ -10,7 +10,7 @@ from tests.toy.test_world import colour_of
 from text.tokenizer import ByteTokenizer
 from toy import world
 from toy.images import is_held_out
-from toy.motion import STEP, object_at
+from toy.motion import POLE_HALF_WIDTH, STEP, object_at, visible_masks
 from toy.shapes import FEW, name_of
 from toy.videos import MovingShapes
 from training.config import parse
@@ -123,6 +123,22 @@ def test_points_and_tracks_lie_on_the_objects_that_they_name(source):
     assert n_points > 60
     assert n_hidden > 20
     assert (n_changed > 5) == (source.questions == "tracks")
+
+
+def test_an_object_counts_as_hidden_when_more_than_half_of_it_is():
+    o = {"colour": "red", "shape": "square", "r": 20, "light": 0, "x": 50, "y": 50,
+         "way": "nowhere", "speed": 1, "come": 0, "gone": 4, "becomes": "", "change": 0}
+    ground = {"slope": [0, 0], "texture": 0, "period": 4, "noise": 1}
+    video = {"objects": [o], "pole": 0, "steps": 4, **ground}
+    area = visible_masks(video, 0.0)[0].sum()
+    assert area > 0
+    assert not visible_masks(video, 2.0).any()           # gone
+    behind_pole = visible_masks({**video, "pole": 50}, 0.0)
+    assert behind_pole[0].sum() == area - 32 * 2 * POLE_HALF_WIDTH
+    for x, visible in ((60, [False, True]), (75, [True, True])):
+        in_front = {**o, "x": x, "colour": "blue"}
+        masks = visible_masks({**video, "objects": [o, in_front]}, 0.0)
+        assert masks.any((1, 2)).tolist() == visible
 
 
 @every_kind

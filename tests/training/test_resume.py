@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from tests.training.runs import (
     weights,
 )
 from training import checkpoint
+from training.config import UserError
 from training.log import read_log
 
 ROOT = Path(__file__).parents[2]
@@ -240,9 +242,11 @@ def contents(folder):
             if path.name != "lock"}
 
 
-def test_a_directory_that_holds_a_run_needs_resume_or_overwrite(whole, records, tmp_path, capsys):
+def test_a_directory_that_holds_a_run_needs_resume_or_overwrite(whole, records, tmp_path, capsys,
+                                                                monkeypatch):
     """Nothing is renamed. --overwrite deletes what a run writes and no file of the user's."""
-    out = tmp_path / "out"
+    monkeypatch.chdir(tmp_path)
+    out = Path("out")                # as in the default directory, relative
     shutil.copytree(whole, out)
     (out / "notes.txt").write_text("mine")
     (out / "step-by-step").mkdir()
@@ -259,6 +263,14 @@ def test_a_directory_that_holds_a_run_needs_resume_or_overwrite(whole, records, 
     assert not list(out.glob("step-[0-9]*"))
     assert (out / "notes.txt").read_text() == "mine"
     assert (out / "step-by-step").is_dir()
+    assert run(out, *RECIPE, *records, "--resume") == 2
+    sentence(capsys, "holds a finished run without checkpoints to resume")
+
+
+def test_a_checkpoint_of_another_model_is_refused_in_a_sentence(whole):
+    other = model.Molmo2(replace(model.PRESETS["toy"], n_layer=2))
+    with pytest.raises(UserError, match="does not fit this model"):
+        checkpoint.restore(whole / "step-2", other, torch.optim.AdamW(other.parameters()))
 
 
 def test_overwrite_refuses_a_folder_that_is_no_run_directory(tmp_path, capsys):
