@@ -258,7 +258,7 @@ def test_it_trains_compares_and_does_not_repeat_finished_runs(tmp_path):
     for _ in range(2):
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        begun.append(done.stderr.count("tools.ablate: "))
+        begun.append(done.stderr.count("writes to "))            # in the head of a run
     assert begun == [2, 0]
     rows = json.loads(done.stdout.splitlines()[-1])["rows"]
     assert {row["choice"] for row in rows} == {"trees"}
