@@ -171,7 +171,7 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True)
 class DocumentMask:
-    """A class of its own, so that torch.compile does not look at the lists, which always differ."""
+    """A class, so that torch.compile does not compare the lists, which always differ."""
     documents: list                  # of all rows, each a list of Chunk
 
 

@@ -15,7 +15,7 @@ from evaluation.evaluate import SCORES, evaluate
 from evaluation.generate import evaluation_config
 from toy import world
 from toy.images import World
-from training.log import read_log
+from training.log import read_log, read_steps
 from weights import lora
 from weights.files import gather_on_each
 
@@ -93,13 +93,6 @@ def score_of_unseen_kinds(predictions, records):
 # curves
 
 
-def steps_of(log):
-    """Lines of log.jsonl -> those of steps, in order. Of a step that
-    occurs twice, after a resume, the later line counts."""
-    by_step = {line["step"]: line for line in log if "lr" in line}
-    return [by_step[step] for step in sorted(by_step)]
-
-
 def running_mean(points):
     """[(x, y), ..] -> the mean of each point and its neighbours, 1 % of all points on each side.
 
@@ -119,7 +112,7 @@ def draw_losses(log, path):
     """Loss against steps on a logarithmic axis: every step pale, and over it the running means of
     all sources together and of each (nll_by_source). Sources that are in most steps come first."""
     losses, by_source = [], {}
-    for line in steps_of(log):
+    for line in read_steps(log):
         losses.append((line["step"], line["loss"]))
         for source, value in (line.get("nll_by_source") or {}).items():
             by_source.setdefault(source, []).append((line["step"], value))

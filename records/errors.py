@@ -13,12 +13,9 @@ class DataError(ValueError):
 class Unreadable(Exception):
     """A record or a media file that cannot be used: it costs that record and never the run.
 
-    kind: a few words by which the log counts, such as "missing file". sentence: what is wrong.
+    Unreadable(kind, sentence): a few words by which the log counts, such as "missing
+    file", and what is wrong.
     """
-
-    def __init__(self, kind, sentence):
-        super().__init__(kind, sentence)
-        self.kind = kind
 
     def __str__(self):
         return ": ".join(self.args)

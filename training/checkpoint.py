@@ -145,8 +145,8 @@ def check_directory(args, out):
 
 
 def delete_run(out):
-    """Deletes the files of a run from its directory, and nothing else. config.json, by which it is
-    known as a run directory, is written over later."""
+    """Deletes the files of a run from its directory, and nothing else. config.json
+    stays, because it marks a run directory, and is written over later."""
     checkpoints = [path for path in out.glob("step-*") if path.stem[5:].isdigit()]
     for path in (*checkpoints, out / "model", out / "samples", out / "tensorboard"):
         shutil.rmtree(path, ignore_errors=True)

@@ -212,14 +212,14 @@ def read_log(path):
 
 
 def read_steps(lines):
-    """Lines of log.jsonl -> those of steps, in order. Of a step that occurs twice, after a resume,
-    the later line counts."""
+    """Lines of log.jsonl -> those of steps, in order. Of a step that occurs twice,
+    after a resume, the later line counts."""
     by_step = {line["step"]: line for line in lines if "lr" in line}
     return [by_step[step] for step in sorted(by_step)]
 
 
 def drop_partial_line(path):
-    """Cuts off a last line that a kill left unfinished, so that the next one begins a new line."""
+    """Cuts off a last line that a kill left unfinished."""
     if path.exists():
         os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
@@ -281,8 +281,8 @@ LOST_PROCESS = (r"[Cc]onnection (closed|reset|refused)|[Tt]imed out|NCCL|gloo|"
 
 
 def end(status, error):
-    """Ends the process with one sentence on stderr. What every rank has met is said by the first of
-    each machine; what one rank has met, by that rank."""
+    """Ends the process with one sentence on stderr: an error of all ranks is printed
+    once per machine, an error of one rank by that rank."""
     alone = isinstance(error, (RankError, Unreadable, OSError, RuntimeError))
     sentence = str(error) or type(error).__name__
     if isinstance(error, torch.OutOfMemoryError):

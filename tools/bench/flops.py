@@ -21,9 +21,8 @@ from typing import NamedTuple
 from torch import nn
 
 import attention
-from evaluation.report import steps_of
 from tools.bench.measure import print_table
-from training.log import read_log
+from training.log import read_log, read_steps
 from weights import files
 
 ALL_PARTS = ("vit", "connector", "llm")
@@ -129,7 +128,7 @@ def run(args):
         raise ValueError(f"{args.run} has no log of a run.")
     if args.peak <= 0 or args.skip < 0:
         raise ValueError("--peak must be more than 0, and --skip not less than 0.")
-    steps = steps_of(lines)
+    steps = read_steps(lines)
     if len(steps) <= args.skip:
         raise ValueError(f"{args.run} has {len(steps)} steps, and --skip {args.skip} of them.")
     steps = steps[args.skip :]
