@@ -1,6 +1,5 @@
 """Rules about the layout of this repository: which modules there are, who imports whom, how long
-files and functions are, how large the whole is, and that no text refers to a file that does not
-exist.
+files and functions are, how large the whole is, and that no text names a file that does not exist.
 
     python -m pytest tests/test_layout.py    # one test per rule; a failure lists all violations
     python tests/test_layout.py [FOLDER]     # the numbers of a checkout beside their ceilings
@@ -13,7 +12,6 @@ import io
 import re
 import sys
 import tokenize
-from collections import defaultdict
 from functools import cached_property
 from pathlib import Path
 from statistics import mean
@@ -39,7 +37,6 @@ TOP_LEVEL = ["attention", "vision", "model", "data", "packing", "parallel", "tra
 MAX_MODULE_LINES = 340               # of one module at top level
 MAX_FILE_LINES = 400                 # of any other file but tests: one test file per module
 MAX_FUNCTION_LINES = 60              # but for tests
-MAX_COLUMNS = 100
 
 # What the whole may measure: a change that makes it smaller lowers these numbers. Lines are those
 # of Python files, maps (__init__.py) included; `numbers` counts them.
@@ -74,25 +71,12 @@ OPTIONAL = (
     "tokenizers", "torch.utils.tensorboard", "torchcodec", "torchvision", "transformers",
 )
 
-# Notes that the authors had and a reader does not.
-FOREIGN_TEXT = re.compile(
-    r"\bspecs?\b|_the_spec\b|formats\.md|\bDESIGN\b|\bINTERFACE\.md|\bSTYLE\.md|\.\./shared"
-)
 PATH_WORD = re.compile(r"(?<![\w./:~$}{*-])((?:\.\./)*[\w.-]+(?:/[\w.*-]+)*/?)(?![\w*{$])")
 CODE_SUFFIXES = (".py", ".md", ".sh")
 # Files of other repositories, which texts may name: the official code, and transformers.
 ELSEWHERE = ("allenai/", "olmo/", "launch_scripts/", "scripts/", "transformers/")
 HISTORY = {"docs/log.md"}            # it names files as they were called at the time
 SKIPPED_FOLDERS = {".git", ".venv", "runs", "__pycache__", ".pytest_cache", ".ruff_cache"}
-
-
-class Violation(NamedTuple):
-    path: str
-    line: int
-    what: str
-
-    def __str__(self):
-        return f"{self.path}:{self.line}: {self.what}"
 
 
 class Import(NamedTuple):
@@ -137,25 +121,6 @@ class Source:
                 continue
             found += [Import(node.lineno, name, id(node) in in_functions) for name in names]
         return found
-
-    @cached_property
-    def prose(self):
-        """[(line, text)] of what a reader reads: all of a page; of Python the comments and strings,
-        but of a test's strings the docstrings only, since the others are its inputs."""
-        if not self.path.endswith(".py"):
-            return list(enumerate(self.lines, 1))
-        tokens = tokenize.generate_tokens(io.StringIO(self.text).readline)
-        found = [(t.start[0], t.string) for t in tokens if t.type == tokenize.COMMENT]
-        docstrings = set()
-        for node in [self.tree, *ast.walk(self.tree)]:
-            kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
-            if isinstance(node, kinds) and ast.get_docstring(node) is not None:
-                docstrings.add(id(node.body[0].value))
-        for node in ast.walk(self.tree):
-            is_string = isinstance(node, ast.Constant) and isinstance(node.value, str)
-            if is_string and (id(node) in docstrings or not self.is_test):
-                found += enumerate(node.value.splitlines(), node.lineno)
-        return sorted(found)
 
 
 class Repository:
@@ -208,35 +173,21 @@ class Repository:
 def the_modules_at_top_level_are_the_seven(repository):
     found = {source.path for source in repository.python if "/" not in source.path}
     wanted = {f"{name}.py" for name in TOP_LEVEL}
-    for path in sorted(found - wanted):
-        yield Violation(path, 1, "a module at top level beside the seven")
-    for path in sorted(wanted - found):
-        yield Violation(path, 1, "one of the seven modules is missing")
+    for path in sorted(found ^ wanted):
+        yield f"{path}: " + ("not one of the seven" if path in found else "missing")
 
 
-def no_file_is_too_long(repository):
+def no_file_and_no_function_is_too_long(repository):
     for source in repository.python:
-        limit = MAX_FILE_LINES if "/" in source.path else MAX_MODULE_LINES
-        if len(source.lines) > limit and not source.is_test:
-            yield Violation(source.path, 1, f"{len(source.lines)} lines, more than {limit}")
-
-
-def no_function_is_too_long(repository):
-    for source in repository.python:
+        if source.is_test:
+            continue
+        most = MAX_FILE_LINES if "/" in source.path else MAX_MODULE_LINES
+        if len(source.lines) > most:
+            yield f"{source.path}: {len(source.lines)} lines, more than {most}"
         for function in source.functions:
-            length = function.end_lineno - function.lineno + 1
-            if length > MAX_FUNCTION_LINES and not source.is_test:
-                what = f"{function.name} has {length} lines, more than {MAX_FUNCTION_LINES}"
-                yield Violation(source.path, function.lineno, what)
-
-
-def no_line_is_too_wide(repository):
-    """One violation per file; `ruff check --select E501 --line-length 100` lists all lines."""
-    for source in repository.python:
-        wide = [k for k, line in enumerate(source.lines, 1) if len(line) > MAX_COLUMNS]
-        if wide:
-            what = f"{len(wide)} lines of more than {MAX_COLUMNS} columns, this is the first"
-            yield Violation(source.path, wide[0], what)
+            n = function.end_lineno - function.lineno + 1
+            if n > MAX_FUNCTION_LINES:
+                yield f"{source.path}:{function.lineno}: {n} lines, more than {MAX_FUNCTION_LINES}"
 
 
 def layer_of(name):
@@ -251,72 +202,41 @@ def imports_go_downwards(repository):
         for line, head in sorted({(i.line, i.head) for i in source.imports}):
             imported = layer_of(head)
             if layer is not None and imported is not None and imported > layer:
-                yield Violation(source.path, line, f"imports {head}, which stands higher")
+                yield f"{source.path}:{line}: imports {head}, which stands higher"
     for circle in repository.circles():
-        what = f"an import circle of {len(circle)} files: {', '.join(circle)}"
-        yield Violation(circle[0], 1, what)
+        yield f"{circle[0]}: a circle of imports: {', '.join(circle)}"
 
 
 def functions_import_optional_packages_only(repository):
     for source in repository.python:
-        heads = defaultdict(set)
         for i in source.imports:
-            helper = source.path.startswith("tests/") and i.head == "tests"  # it may skip
+            helper = source.is_test and i.head == "tests"                    # it may skip
             if i.in_function and not i.name.startswith(OPTIONAL) and not helper:
-                heads[i.line].add(i.head)
-        for line, names in sorted(heads.items()):
-            own = names & repository.own
-            kind = "a module of the project" if own else "a package that is always installed"
-            what = f"imports {', '.join(sorted(names))} inside a function: {kind}"
-            yield Violation(source.path, line, what)
-
-
-def no_text_refers_to_notes_that_a_reader_lacks(repository):
-    for source in repository.sources.values():
-        for line, text in enumerate(source.lines, 1):
-            found = FOREIGN_TEXT.search(text)
-            if found and source.path != "tests/test_layout.py":
-                yield Violation(source.path, line, f"refers to {found[0]!r}: {text.strip()[:60]}")
+                yield f"{source.path}:{i.line}: imports {i.name} inside a function"
 
 
 def every_file_that_a_text_names_exists(repository):
     """Words that end in .py, .md or .sh, and paths below a folder of this repository."""
     folders = {s.path.split("/")[0] for s in repository.python if "/" in s.path}
     for source in repository.sources.values():
-        if source.path in HISTORY or source.path == "tests/test_layout.py":
+        if source.is_test or source.path in HISTORY:
             continue
-        for line, text in source.prose:
+        for line, text in enumerate(source.lines, 1):
             for word in PATH_WORD.findall(text):
                 word = word.rstrip(".")
-                named = is_file_name(word, folders | {"docs", "conformance"})
-                if named and not exists(repository, source, word):
-                    yield Violation(source.path, line, f"names {word}, which does not exist")
-
-
-def is_file_name(word, folders):
-    """Does a word of a text name a file of this repository?"""
-    if word.startswith(ELSEWHERE) or FOREIGN_TEXT.search(word):
-        return False
-    below = word.split("/")[0] in folders and re.search(r"/.*\.\w+$", word)
-    return bool(below) or word.endswith(CODE_SUFFIXES) or word.startswith("tests/")
-
-
-def exists(repository, source, word):
-    """Is there a file or folder of this name, from the root or beside the file that names it?"""
-    folders = (repository.root, (repository.root / source.path).parent)
-    if "*" in word:
-        return any(list(folder.glob(word)) for folder in folders)
-    return any((folder / word).exists() for folder in folders)
+                below = word.split("/")[0] in folders and re.search(r"/.*\.\w+$", word)
+                is_file = below or word.endswith(CODE_SUFFIXES)
+                beside = (repository.root / source.path).parent
+                if is_file and not word.startswith(ELSEWHERE) and not any(
+                        list(folder.glob(word)) for folder in (repository.root, beside)):
+                    yield f"{source.path}:{line}: names {word}, which does not exist"
 
 
 RULES = [
     the_modules_at_top_level_are_the_seven,
-    no_file_is_too_long,
-    no_function_is_too_long,
-    no_line_is_too_wide,
+    no_file_and_no_function_is_too_long,
     imports_go_downwards,
     functions_import_optional_packages_only,
-    no_text_refers_to_notes_that_a_reader_lacks,
     every_file_that_a_text_names_exists,
 ]
 
@@ -329,7 +249,7 @@ def repository():
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_layout(rule, repository):
     found = list(rule(repository))
-    assert not found, f"{len(found)} violations:\n" + "\n".join(map(str, found))
+    assert not found, f"{len(found)} violations:\n" + "\n".join(found)
 
 
 # --------------------------------------------------------------------------------------------------
