@@ -47,7 +47,7 @@ CHUNK = 1024      # queries of a long document that attend together; up to twice
 def rule(q, k, visible_until_k, bidir_q, bidir_k):
     """The rule for places q and k: numbers, or tensors that broadcast -> bool."""
     causal = (k <= q) & (q < visible_until_k)
-    both_ways = (bidir_q == bidir_k) & (bidir_q != 0)
+    both_ways = (bidir_q == bidir_k) & (bidir_k != 0)
     return causal | both_ways
 
 
@@ -84,16 +84,17 @@ def attend(q, k, v, mask):
     mask: (B,T,S) bool, None, or what packed_mask gives. A plain function of tensors: the KV cache
     (evaluation/generate.py) and Ulysses (parallel.py) are wrappers around it.
     """
-    if isinstance(mask, BlockMask):
-        return attend_blocks(q, k, v, mask)
     if isinstance(mask, DocumentMask):
         return attend_documents(q, k, v, mask.documents)
-    if mask is not None and q.is_cuda and q.shape[2] > k.shape[2]:   # no fused kernel takes both
+    if torch.is_tensor(mask) and q.is_cuda and q.shape[2] > k.shape[2]:   # no fused kernel has both
         k, v = (x.repeat_interleave(q.shape[2] // k.shape[2], dim=2) for x in (k, v))
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    mask = None if mask is None else mask[:, None]   # with 3 dimensions SDPA is slow on a CPU
     grouped = q.shape[1] != k.shape[1]
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped)
+    if isinstance(mask, BlockMask):
+        out = compiled_flex_attention()(q, k, v, block_mask=mask, enable_gqa=grouped)
+    else:
+        mask = None if mask is None else mask[:, None]   # with 3 dimensions SDPA is slow on a CPU
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped)
     return out.transpose(1, 2)
 
 
@@ -149,15 +150,6 @@ def compiled_flex_attention():           # fullgraph: uncompiled it would build 
     return torch.compile(flex_attention, fullgraph=True)
 
 
-def attend_blocks(q, k, v, mask):
-    # autocast does not reach q and k, which come out of float32 norms
-    device = q.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else v.dtype
-    q, k, v = (x.transpose(1, 2).to(dtype) for x in (q, k, v))
-    grouped = q.shape[1] != k.shape[1]
-    return compiled_flex_attention()(q, k, v, block_mask=mask, enable_gqa=grouped).transpose(1, 2)
-
-
 # --------------------------------------------------------------------------------------------------
 # elsewhere: one document after the other, long ones in chunks of queries
 
@@ -195,10 +187,7 @@ def chunk_mask(visible_until, bidir, queries, size=CHUNK):
 
 
 def document_mask(visible_until, bidir, size=CHUNK):
-    """(B,T) integers -> DocumentMask, made once per batch.
-
-    A document is a run of tokens that attend to nothing outside.
-    """
+    """(B,T) integers -> DocumentMask: a document is a run of tokens that see nothing outside it."""
     documents = []
     for row, until in enumerate(visible_until.tolist()):
         start = 0
@@ -241,11 +230,3 @@ def attend_chunks(q, k, v, chunks):
     parts = q.split([chunk.queries.stop - chunk.queries.start for chunk in chunks], dim=1)
     return torch.cat([checkpoint(run, part, k, v, *chunk[1:], **options)
                       for part, chunk in zip(parts, chunks, strict=True)], dim=1)
-
-
-def draw(visible_until, bidir, labels):
-    """The mask of one row as text, (T,) integers and T letters: '#' may attend, '.' may not."""
-    rows = allow(visible_until[None], bidir[None])[0].tolist()
-    lines = [[label, *("#" if cell else "." for cell in row)]
-             for label, row in zip(labels, rows, strict=True)]
-    return "\n".join("  ".join(line) for line in lines)

@@ -142,7 +142,9 @@ class Attention(nn.Module):
         q, k, v = (x.view(B, T, -1, self.D) for x in (q, k, v))          # heads H, G, G
         if self.norm_per_head:
             q, k = self.q_norm(q), self.k_norm(k)
-        return self.out(attend(rotate(q, *rope), rotate(k, *rope), v, mask).reshape(B, T, -1))
+        # under autocast norms give float32, and v is bfloat16, as exchanges and kernels want all
+        q, k = (rotate(x, *rope).to(v.dtype) for x in (q, k))
+        return self.out(attend(q, k, v, mask).reshape(B, T, -1))
 
 
 class MLP(nn.Module):
@@ -221,9 +223,8 @@ class Molmo2(nn.Module):
 
     def hidden(self, batch):         # -> (B,T,C)
         mask = attention.packed_mask(batch.visible_until, batch.bidir)
-        drop = dropout(0, 0, None)
-        if self.training:
-            drop = dropout(self.residual_dropout, self.response_dropout, batch.weights > 0)
+        rates = (self.residual_dropout, self.response_dropout) if self.training else (0, 0)
+        drop = dropout(*rates, batch.weights > 0)
         return self.transformer(self.embed(batch), batch.pos, mask, drop=drop)
 
     def embed_tokens(self, tokens):  # (B,T) -> (B,T,C)

@@ -27,7 +27,7 @@ FAULTS = [
     # the seven modules
     Fault("attention.py", "causal = (k <= q) & (q < visible_until_k)",
           "causal = (k <= q) & (q <= visible_until_k)", "tests/test_attention.py"),
-    Fault("attention.py", "both_ways = (bidir_q == bidir_k) & (bidir_q != 0)",
+    Fault("attention.py", "both_ways = (bidir_q == bidir_k) & (bidir_k != 0)",
           "both_ways = (bidir_q == bidir_k)", "tests/test_attention.py"),
     Fault("attention.py", "whole = (q0 >= k1 - 1) &", "whole = (q0 >= k0) &",
           "tests/test_attention.py"),

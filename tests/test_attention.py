@@ -205,17 +205,15 @@ def test_trees_of_depth_three_equal_brute_force_over_ancestors():
     assert deepest == 3
 
 
-def test_draw_gives_the_picture_in_the_docstring():
+def test_the_rule_gives_the_picture_in_the_docstring():
     text = attention.__doc__
-    labels = re.search(r"^ +tokens((?: +\S){15})", text, re.M)[1].split()
-    row = [re.search(rf"^ +{name}((?: +\d+){{15}})", text, re.M)[1].split()
-           for name in ("visible_until", "bidir")]
-    drawn = [line.split() for line in attention.draw(
-        *(torch.tensor([int(n) for n in field]) for field in row), labels).split("\n")]
-    shown = [line[:16] for line in map(str.split, text.splitlines())
-             if len(line) > 15 and set(line[1:16]) <= {"#", "."}]
-    assert drawn == shown
-    assert len(drawn) == 15
+    until, bidir = (re.search(rf"^ +{name}((?: +\d+){{15}})", text, re.M)[1].split()
+                    for name in ("visible_until", "bidir"))
+    until = torch.tensor([list(map(int, until))])
+    allowed = attention.allow(until, torch.tensor([list(map(int, bidir))]))[0].tolist()
+    drawn = [["#" if cell else "." for cell in row] for row in allowed]
+    picture = re.findall(r"^    \S +((?:[#.]  ){14}[#.])", text, re.M)
+    assert drawn == [row.split() for row in picture]
 
 
 def test_allowed_pairs_counts_what_the_rule_allows():
@@ -399,25 +397,6 @@ def test_flex_attention_equals_the_formula_and_is_compiled_once(device):
     mask = attention.block_mask(until[:, :200].clamp(max=200).to(device), bidir[:, :200].to(device))
     with torch._dynamo.config.patch(recompile_limit=1), pytest.raises(FailOnRecompileLimitHit):
         attend(*(x[:, :200] for x in moved), mask)
-
-
-def test_autocast_reaches_what_flex_attention_is_given(monkeypatch):
-    """q and k come from norms in float32, v from a product in bfloat16."""
-    given = []
-
-    def compiled(q, k, v, **options):
-        given.extend([q.dtype, k.dtype, v.dtype])
-        return q
-
-    monkeypatch.setattr(attention, "compiled_flex_attention", lambda: compiled)
-    q, k, v = inputs(random.Random(0), 1, 16, torch.float32)
-    until = torch.full((1, 16), 16)
-    mask = attention.block_mask(until, torch.zeros_like(until))
-    with torch.autocast("cpu", torch.bfloat16):
-        out = attention.attend(q, k, v.bfloat16(), mask)
-    attention.attend(q, k, v, mask)
-    assert given == [torch.bfloat16] * 3 + [torch.float32] * 3
-    assert out.shape == q.shape
 
 
 def test_packed_rows_go_to_flex_attention_where_it_can_be_compiled(monkeypatch):

@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 import torch
 
-import attention
 import data
 import model as models
 import packing
@@ -83,10 +82,8 @@ TRAINING = {
     r"attn_out": "attn.out",
     r"(\d)\.ff_out": r"\1.mlp.down",
 }
-FUSED = {
-    "att_proj": ("attn.q", "attn.k", "attn.v"),
-    "ff_proj": ("mlp.up", "mlp.gate"),
-}  # one matrix there, several here
+# one matrix there, several here
+FUSED = {"att_proj": ("attn.q", "attn.k", "attn.v"), "ff_proj": ("mlp.up", "mlp.gate")}
 
 
 def rename(name, table):
@@ -103,34 +100,17 @@ def tiny():
 
 def config_of(family):
     c, vit = EXPECTED[family], EXPECTED["vit"]
-    yarn = (
-        models.YarnConfig(**{**c["yarn"], "layers": tuple(c["yarn"]["layers"])})
-        if "yarn" in c
-        else models.YarnConfig()
-    )
+    yarn = dict(c.get("yarn", {}))
+    if yarn:
+        yarn["layers"] = tuple(yarn["layers"])
     see = vision.VisionConfig(
-        n_layer=vit["layers_kept"],
-        n_embd=vit["width"],
-        n_head=vit["heads"],
-        n_hidden=vit["mlp"],
-        feature_layers=tuple(vit["feature_layers_0based_in_order"]),
-    )
+        n_layer=vit["layers_kept"], n_embd=vit["width"], n_head=vit["heads"], n_hidden=vit["mlp"],
+        feature_layers=tuple(vit["feature_layers_0based_in_order"]))
     return models.ModelConfig(
-        n_layer=c["layers"],
-        n_embd=c["hidden"],
-        n_head=c["heads"],
-        n_kv_head=c["kv_heads"],
-        head_dim=c["head_dim"],
-        n_hidden=c["mlp"],
-        n_vocab=c["vocab"],
-        n_extra=c["extra"],
-        family=family,
-        tied=c["tied"],
-        rope_theta=c["rope_theta"],
-        yarn=yarn,
-        eps=c["eps"],
-        vision=see,
-    )
+        n_layer=c["layers"], n_embd=c["hidden"], n_head=c["heads"], n_kv_head=c["kv_heads"],
+        head_dim=c["head_dim"], n_hidden=c["mlp"], n_vocab=c["vocab"], n_extra=c["extra"],
+        family=family, tied=c["tied"], rope_theta=c["rope_theta"], yarn=models.YarnConfig(**yarn),
+        eps=c["eps"], vision=see)
 
 
 @cache
@@ -138,9 +118,8 @@ def model_of(family):
     weights = {}
     for name, w in tiny().items():
         if name.startswith(f"{family}.model.language_model.embed_tokens"):
-            weights["embedding.weight"], weights["extra.weight"] = w.split(
-                [EXPECTED[family]["vocab"], EXPECTED[family]["extra"]]
-            )
+            sizes = [EXPECTED[family]["vocab"], EXPECTED[family]["extra"]]
+            weights["embedding.weight"], weights["extra.weight"] = w.split(sizes)
         elif name.startswith((f"{family}.model.", f"{family}.lm_head")):
             weights[rename(name.removeprefix(f"{family}."), PORT)] = w
     model = models.Molmo2(config_of(family))
@@ -150,10 +129,9 @@ def model_of(family):
 
 @cache
 def batch(mask="bidir"):
-    t = tiny()  # padding is -1 in every array of it
-    tokens, sub, pool_src = (
-        t[name].long() for name in ("input_ids", "subsegment_ids", "token_pooling")
-    )
+    t = tiny()                       # padding is -1 in every array of it
+    names = ("input_ids", "subsegment_ids", "token_pooling")
+    tokens, sub, pool_src = (t[name].long() for name in names)
     doc = sub.div(100000, rounding_mode="floor")
     branch = torch.where((doc == 0) & (sub < 10000), 1 + sub, 0)  # example 0 alone is a tree
     until = torch.tensor(until_of(doc.tolist(), branch.tolist()))
@@ -162,18 +140,11 @@ def batch(mask="bidir"):
     pool_dst = torch.zeros(len(pool_src), dtype=torch.long)
     pool_dst[(pool_src >= 0).any(1)] = (tokens == PATCH).nonzero()[:, 0]
     images = t["images"].repeat_interleave(2, dim=0)
-    row = [
-        tokens.clamp(min=0),
-        t["labels"].long().clamp(min=0),
-        t["loss_weights"].clamp(min=0),
-        t["position_ids"].long().clamp(min=0),
-        until.int(),
-        bidir.int(),
-        torch.where(doc < 0, 3, doc).int(),
-    ]
-    return packing.Batch(
-        *(x[None] for x in row), images, pool_src, pool_dst, ["tree", "image", "text"]
-    )
+    row = [tokens.clamp(min=0), t["labels"].long().clamp(min=0), t["loss_weights"].clamp(min=0),
+           t["position_ids"].long().clamp(min=0), until.int(), bidir.int(),
+           torch.where(doc < 0, 3, doc).int()]
+    ids = ["tree", "image", "text"]
+    return packing.Batch(*(x[None] for x in row), images, pool_src, pool_dst, ids)
 
 
 @cache
@@ -184,11 +155,8 @@ def run(family, mask):
     total = b.weights.sum()
     ce, z = (b.weights * nll).sum() / total, 1e-4 * (b.weights * lse**2).sum() / total
     grads = torch.autograd.grad(ce + z, list(model.parameters()))
-    return (
-        ce.item(),
-        z.item(),
-        dict(zip((name for name, _ in model.named_parameters()), grads, strict=True)),
-    )
+    names = [name for name, _ in model.named_parameters()]
+    return ce.item(), z.item(), dict(zip(names, grads, strict=True))
 
 
 def expected_of(family, mask="bidir"):
@@ -274,19 +242,16 @@ def ask(new=()):
     prompt.bidir = np.isin(tokens, VISUAL).astype(np.int32)
     prompt.image_id = np.arange(2, dtype=np.int32)
     prompt.pool_dst = np.flatnonzero(tokens == PATCH)
-    prompt.images, prompt.pool_src = (
-        b.images[:2].numpy(),
-        b.pool_src[: len(prompt.pool_dst)].numpy(),
-    )
+    prompt.images = b.images[:2].numpy()
+    prompt.pool_src = b.pool_src[: len(prompt.pool_dst)].numpy()
     return prompt
 
 
 def last_logits(model, prompt):
     """All of it at once, no cache: (V,) behind the last token."""
+    batch = packing.collate([[prompt]], len(prompt.tokens), model.config.vision)
     with torch.no_grad():
-        return model.logits(packing.collate([[prompt]], len(prompt.tokens), model.config.vision))[
-            0, -1
-        ]
+        return model.logits(batch)[0, -1]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -314,85 +279,72 @@ def test_the_cache_gives_the_official_tokens_and_the_logits_of_a_full_pass(famil
     torch.testing.assert_close(torch.cat(seen), full, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_under_autocast_attention_is_given_bfloat16(family, monkeypatch):
+    """q and k come from norms in float32; Ulysses would exchange twice the bytes."""
+    model, given = model_of(family), []
+
+    def attend(q, k, v, mask):
+        given.extend([q.dtype, k.dtype, v.dtype])
+        return q
+
+    monkeypatch.setattr(model, "attend", attend)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        model.hidden(batch())
+    assert set(given) == {torch.bfloat16}
+
+
 # --------------------------------------------------------------------------------------------------
 # RoPE
 
 
-@pytest.mark.parametrize(
-    ("name", "preset", "yarn"),
-    [
-        ("olmo3_7b_instruct.default", "o7b", False),
-        ("olmo3_7b_instruct.yarn", "o7b", True),
-        ("qwen3_8b.default", "8b", False),
-        ("qwen3_4b_instruct.default", "4b", False),
-    ],
-)
+FREQUENCIES = [("olmo3_7b_instruct.default", "o7b", False), ("olmo3_7b_instruct.yarn", "o7b", True),
+               ("qwen3_8b.default", "8b", False), ("qwen3_4b_instruct.default", "4b", False)]
+COSINES = [("olmo3_7b_instruct.cos_pos63_first8", "o7b", True),
+           ("qwen3_8b.cos_pos63_first8", "8b", False),
+           ("qwen3_4b_instruct.cos_pos63_first8", "4b", False)]
+
+
+@pytest.mark.parametrize(("name", "preset", "yarn"), FREQUENCIES)
 def test_rope_frequencies_equal_the_official_code(name, preset, yarn):
     e, config = ROPE[name], models.PRESETS[preset]
     freq, factor = models.rope_frequencies(config, yarn)
-    assert (config.head_dim, config.rope_theta, factor) == (
-        e["dim"],
-        e["theta"],
-        e["attention_factor"],
-    )
+    assert config.head_dim == e["dim"]
+    assert config.rope_theta == e["theta"]
+    assert factor == e["attention_factor"]
     torch.testing.assert_close(freq, torch.tensor(e["inv_freq"]), rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize(
-    ("name", "preset", "yarn"),
-    [
-        ("olmo3_7b_instruct", "o7b", True),
-        ("qwen3_8b", "8b", False),
-        ("qwen3_4b_instruct", "4b", False),
-    ],
-)
+@pytest.mark.parametrize(("name", "preset", "yarn"), COSINES)
 def test_rope_table_equals_the_official_code(name, preset, yarn):
-    cos, sin = models.rope_table(
-        torch.tensor([[0, 63]]), *models.rope_frequencies(models.PRESETS[preset], yarn)
-    )
-    factor = models.PRESETS[preset].yarn.attention_factor if yarn else 1.0
-    assert cos[0, 1, 0, :8].tolist() == pytest.approx(ROPE[f"{name}.cos_pos63_first8"], abs=1e-5)
+    config = models.PRESETS[preset]
+    freq, factor = models.rope_frequencies(config, yarn)
+    cos, sin = models.rope_table(torch.tensor([[0, 63]]), freq, factor)
+    assert cos[0, 1, 0, :8].tolist() == pytest.approx(ROPE[name], abs=1e-5)
     torch.testing.assert_close(cos**2 + sin**2, torch.full_like(cos, factor**2), rtol=1e-5, atol=0)
-
-
-def test_every_rope_value_is_checked():
-    names = {
-        "olmo3_7b_instruct.default",
-        "olmo3_7b_instruct.yarn",
-        "qwen3_8b.default",
-        "qwen3_4b_instruct.default",
-    }
-    assert set(ROPE) == names | {
-        f"{name}.cos_pos63_first8"
-        for name in ("olmo3_7b_instruct", "qwen3_8b", "qwen3_4b_instruct")
-    }
+    assert len(ROPE) == len(FREQUENCIES) + len(COSINES)
 
 
 @pytest.mark.parametrize("layers", [(3,), (0, 2), ()])
 def test_yarn_is_used_on_its_layers_only(layers):
     config = config_of("olmo")
     config = replace(config, yarn=replace(config.yarn, layers=layers))
-    model, used = models.Molmo2(config).eval(), []
-    for block in model.blocks:
-        block.register_forward_pre_hook(
-            lambda _, args: used.append(args[1])
-        )  # (x, rope, mask, ...)
+    model = models.Molmo2(config).eval()
+    used = []
+    for block in model.blocks:       # called as (x, rope, mask, ...)
+        block.register_forward_pre_hook(lambda _, inputs: used.append(inputs[1]))
     pos = torch.arange(20)[None]
     with torch.no_grad():
-        model.transformer(
-            torch.zeros(1, 20, config.n_embd),
-            pos,
-            attention.allow(torch.full((1, 20), 20), torch.zeros(1, 20)),
-        )
-    plain, yarn = (
-        models.rope_table(pos, *models.rope_frequencies(config, yarn)) for yarn in (False, True)
-    )
+        model.transformer(torch.zeros(1, 20, config.n_embd), pos,
+                          torch.ones(1, 20, 20, dtype=torch.bool))
+    plain, yarn = (models.rope_table(pos, *models.rope_frequencies(config, yarn))
+                   for yarn in (False, True))
     assert not torch.equal(plain[0], yarn[0])
+    assert len(used) == config.n_layer
     for i, rope in enumerate(used):
         expected = yarn if i in layers else plain
         assert torch.equal(rope[0], expected[0])
         assert torch.equal(rope[1], expected[1])
-    assert len(used) == config.n_layer
 
 
 def test_the_7b_model_has_yarn_on_every_fourth_layer():
