@@ -16,13 +16,13 @@ affects all equally. A ratio is the median over the rounds, with its range.
 import argparse
 import json
 import os
-import sys
 from datetime import date
 
 import torch
 
 from records.errors import Unreadable, warn
 from tools.bench import attend, flops, generate, load, pack, step
+from training.config import Parser, UserError
 from training.log import commit, hardware
 
 COMMANDS = {
@@ -36,44 +36,36 @@ COMMANDS = {
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Shows the docstring as it is written, and the default of every flag that has one."""
-
-    def _get_help_string(self, action):
-        if action.default in (None, False):
-            return action.help
-        return super()._get_help_string(action)
+    """Shows the docstring as it is written, and the default of every flag."""
 
 
-def parse(argv=None):
+def parse():
     """The arguments of one of the COMMANDS."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.bench",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = Parser(
+        prog="python -m tools.bench", description=__doc__, formatter_class=HelpFormatter
     )
-    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    subparsers = parser.add_subparsers(dest="bench", required=True, metavar="COMMAND")
     for name, module in COMMANDS.items():
         command = subparsers.add_parser(
             name,
-            help=module.__doc__.splitlines()[0].split(":")[0].rstrip("."),
+            help=module.__doc__.splitlines()[0].rstrip("."),
             description=module.__doc__,
             formatter_class=HelpFormatter,
         )
         module.add_arguments(command)
-    return parser.parse_args(argv)
+    return parser.parse_args()
 
 
 def main():
-    args = parse()
     try:
-        results = COMMANDS[args.command].run(args)
-    except (ValueError, Unreadable) as e:
+        args = parse()
+        results = COMMANDS[args.bench].run(args)
+    except (UserError, Unreadable) as e:
         warn(str(e))
         raise SystemExit(2) from None
     # four digits of every float: more would be noise
     cases = json.loads(json.dumps(results), parse_float=lambda text: float(f"{float(text):.4g}"))
     line = {
-        "bench": args.command,
         **vars(args),
         "hardware": hardware(getattr(args, "device", "cpu")),
         "threads": torch.get_num_threads(),
@@ -89,6 +81,6 @@ if __name__ == "__main__":
     try:
         main()
     except BrokenPipeError:  # whoever read the output, such as head, has stopped reading
-        # Python flushes stdout once more when it exits, which would raise again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(1) from None
+        os._exit(1)  # without another flush, which would raise again
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None

@@ -22,10 +22,11 @@ from torch import nn
 
 import attention
 from tools.bench.measure import print_table
+from training.config import UserError
 from training.log import read_log, read_steps
 from weights import files
 
-ALL_PARTS = ("vit", "connector", "llm")
+PARTS = ("vit", "connector", "llm")
 
 
 class Work(NamedTuple):
@@ -45,23 +46,21 @@ def matrix_size(*modules):
     return sum(layer.weight.numel() for layer in layers if isinstance(layer, nn.Linear))
 
 
-def flops(model, work, train=ALL_PARTS, freeze_embedding=False):
+def flops(model, work, train=PARTS, freeze_embedding=False):
     """FLOPs of forward and backward of a Work. train: the parts that learn. A part that does not
     learn still passes gradients on, if a part below it learns; a tied head does not learn where
     the embedding is frozen."""
     config = model.config
     vision = model.vision
-    passes_gradient = {
-        "vit": "vit" in train,
-        "connector": "vit" in train or "connector" in train,
-        "llm": len(train) > 0,
-    }
+
+    def needs_backward(part):  # it or a part below it learns
+        return any(below in train for below in PARTS[: PARTS.index(part) + 1])
 
     def matrices(part, learns):  # FLOPs for each weight and vector
-        return 2 * (1 + passes_gradient[part] + learns)
+        return 2 * (1 + needs_backward(part) + learns)
 
     def pairs(part):  # FLOPs for each pair and number of a query
-        return 4 * (1 + 2 * (passes_gradient[part] or part in train))
+        return 4 * (1 + 2 * needs_backward(part))
 
     vit = matrices("vit", "vit" in train) * matrix_size(vision.vit) * work.patches
     vit_pairs = config.vision.n_layer * work.patches * config.vision.n_patch
@@ -100,10 +99,10 @@ def batch_work(model, batch):
     )
 
 
-def logged_work(line, config, vision_config):
+def logged_work(line, stage, vision_config):
     """A step's line of the log -> its Work. Windows have 4 patches in stage 1, else 9: those of
     images and of videos."""
-    window = 4 if config["stage"] == 1 else 9
+    window = 4 if stage == 1 else 9
     return Work(
         patches=line["crops"] * vision_config.n_patch,
         pooled=window * line["visual_tokens"],
@@ -122,22 +121,17 @@ def add_arguments(parser):
 
 
 def run(args):
-    """Prints a table -> medians over the steps. ValueError where no step counts."""
+    """Prints a table -> medians over the steps. UserError where no step counts."""
     lines = read_log(Path(args.run) / "log.jsonl")
-    if not lines or "config" not in lines[0]:
-        raise ValueError(f"{args.run} has no log of a run.")
-    if args.peak <= 0 or args.skip < 0:
-        raise ValueError("--peak must be more than 0, and --skip not less than 0.")
-    steps = read_steps(lines)
-    if len(steps) <= args.skip:
-        raise ValueError(f"{args.run} has {len(steps)} steps, and --skip {args.skip} of them.")
-    steps = steps[args.skip :]
+    steps = read_steps(lines)[args.skip :]
+    if not steps or args.peak <= 0:
+        raise UserError(f"{args.run}: no log of more than {args.skip} steps, or no --peak above 0")
     config = lines[0]["config"]
     gpus = lines[0]["world"]
     model = files.meta_model(files.config_from_dict(config["model"]))
     step_flops = []
     for line in steps:
-        work = logged_work(line, config, model.config.vision)
+        work = logged_work(line, config["stage"], model.config.vision)
         step_flops.append(flops(model, work, config["train"], config["freeze_embedding"]))
     rates = [n / line["seconds"] for n, line in zip(step_flops, steps, strict=True)]
     found = {
@@ -150,4 +144,4 @@ def run(args):
         "gpus": gpus,
     }
     print_table("medians of the steps", {args.run: found})
-    return found | {"run": {name: lines[0].get(name) for name in ("hardware", "dtype", "commit")}}
+    return found

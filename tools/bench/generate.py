@@ -22,7 +22,8 @@ import data
 from evaluation.generate import generate
 from records.visual import VideoClip
 from tools.bench.measure import check_device, positive, print_table, run_rounds, spread
-from tools.bench.peers import PRESETS, IdTokenizer, model_inputs, model_pair
+from tools.bench.peers import PRESETS, IdTokenizer, model_pair, reference_inputs
+from training.config import UserError
 
 QUESTION = "x" * 280
 NEVER = -1  # no id: an answer does not end before its last token
@@ -49,7 +50,7 @@ def our_answer(model, prompt, n_tokens):
 
 def reference_answer(model, inputs, n_tokens):
     """A function for time_answer: the greedy answer of transformers' generate. inputs: those of
-    peers.model_inputs."""
+    peers.reference_inputs."""
 
     def answer(on_token):
         def stopping_criterion(ids, scores):
@@ -85,27 +86,24 @@ def prompts(config):
     }
 
 
-def bench_prompt(name, prompt, implementations, rounds, must_agree):
-    """One prompt -> its row. implementations: {"ours", "reference": function to time}. RuntimeError
-    if the answers must agree and do not."""
+def bench_prompt(name, prompt, answers, rounds, must_agree):
+    """One prompt -> its row. answers: {"ours", "reference": function for time_answer}.
+    RuntimeError if the answers must agree and do not."""
     # the first answers also warm up
-    answers = [time_answer(answer).tokens for answer in implementations.values()]
-    same = [a == b for a, b in zip(*answers, strict=True)]
+    ours, reference = (time_answer(answer).tokens for answer in answers.values())
+    same = [a == b for a, b in zip(ours, reference, strict=True)]
     same_tokens = [*same, False].index(False)  # before the answers differ
     if must_agree and not all(same):
         raise RuntimeError(f"{name}: the answers differ from token {same_tokens} on.")
-    runs = {key: partial(time_answer, answer) for key, answer in implementations.items()}
+    runs = {side: partial(time_answer, answer) for side, answer in answers.items()}
     timings = run_rounds(runs, rounds)
-    row = {
-        "tokens": len(prompt.tokens),
-        "crops": 0 if prompt.images is None else len(prompt.images),
-        "same_tokens": same_tokens,
-    }
+    row = {"tokens": len(prompt.tokens), "same_tokens": same_tokens}
     for phase in ("prefill", "decode"):
-        seconds = [{key: getattr(t[key], phase) for key in t} for t in timings]
-        for key in implementations:
-            row[f"{phase}_{key}"] = statistics.median(s[key] for s in seconds)
-        row[f"{phase}_ratio"] = spread(s["reference"] / s["ours"] for s in seconds)
+        seconds = {side: [getattr(t[side], phase) for t in timings] for side in answers}
+        for side in answers:
+            row[f"{phase}_{side}"] = statistics.median(seconds[side])
+        pairs = zip(seconds["reference"], seconds["ours"], strict=True)
+        row[f"{phase}_ratio"] = spread([reference / ours for reference, ours in pairs])
     return row
 
 
@@ -119,23 +117,21 @@ def add_arguments(parser):
 
 
 def run(args):
-    """Prints the table -> {case: its row}. ValueError for flags that nothing can be measured with,
-    RuntimeError where the answers differ in float32."""
+    """Prints the table -> {case: its row}. RuntimeError where the answers differ in float32."""
     if args.tokens < 2:
-        raise ValueError("--tokens must be at least 2.")
+        raise UserError("--tokens must be at least 2.")
     check_device(args.device)
     config = PRESETS[args.preset]
-    device = args.device
     dtype = getattr(torch, args.dtype)
-    ours, reference = model_pair(config, device, dtype)
+    ours, reference = model_pair(config, args.device, dtype)
     rows = {}
     for name, prompt in prompts(config).items():
-        inputs = model_inputs(prompt, config.vision, device, dtype)
-        implementations = {
+        inputs = reference_inputs([prompt], config, args.device, dtype)
+        del inputs["labels"]
+        answers = {
             "ours": our_answer(ours, prompt, args.tokens),
             "reference": reference_answer(reference, inputs, args.tokens),
         }
-        must_agree = dtype == torch.float32
-        rows[name] = bench_prompt(name, prompt, implementations, args.rounds, must_agree)
+        rows[name] = bench_prompt(name, prompt, answers, args.rounds, dtype == torch.float32)
     print_table("seconds of a prompt, of a token", rows)
     return rows

@@ -6,6 +6,8 @@ import time
 
 import torch
 
+from training.config import UserError
+
 
 def positive(text):
     """The type of a flag: an int of at least 1."""
@@ -16,12 +18,12 @@ def positive(text):
 
 
 def check_device(device):
-    """Raises ValueError with one sentence if torch cannot use this device."""
+    """Raises UserError if torch cannot use this device."""
     try:
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError) as e:
         reason = str(e).splitlines()[0].split(". ")[0]
-        raise ValueError(f"--device {device}: {reason}") from None
+        raise UserError(f"--device {device}: {reason}") from None
 
 
 def clock(device):
@@ -32,8 +34,7 @@ def clock(device):
 
 
 def spread(ratios):
-    """Ratios, one per round -> {"median", "min", "max"}, as the JSON line reports them."""
-    ratios = list(ratios)
+    """[ratio, one per round] -> {"median", "min", "max"}, as the JSON line reports them."""
     return {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
 
 

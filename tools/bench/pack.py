@@ -1,14 +1,14 @@
-"""Packers side by side on a seeded stream of sizes: how full the packs are, how long examples wait
-and how much time planning takes.
+"""Packers side by side on a seeded stream of sizes.
 
     python -m tools.bench pack              # stages 1 to 3, three streams of 20,000 examples each
     python -m tools.bench pack --n 4000 --seeds 1 --stages 2
 
 
-Prints for each stage a table of packers and a table of what message trees and packing save.
-tools/bench/stream.py describes the stream. The bound is the number of packs that any packer needs
-at least. A packer is a function (sizes, max_tokens, max_crops) -> packs, each a list of example
-numbers; it takes the next (tokens, crops) from the iterable `sizes` only when it needs one more.
+Prints for each stage how full the packs of each packer are, how long examples wait and what
+planning costs; then how many times fewer sequences, and tokens in padded batches of 8, message
+trees and packing leave. tools/bench/stream.py describes the stream. The bound is a number of packs
+that no packer can go below. A packer is a function (sizes, max_tokens, max_crops) -> packs, each a
+list of example numbers; it takes the next (tokens, crops) only when it needs one more.
 """
 
 import time
@@ -16,7 +16,6 @@ from bisect import insort
 from functools import partial
 from itertools import islice
 from statistics import fmean
-from typing import NamedTuple
 
 import numpy as np
 
@@ -52,51 +51,55 @@ def no_packing(sizes, max_tokens, max_crops):
     return ([i] for i, _ in enumerate(sizes))
 
 
-def in_order(sizes, max_tokens, max_crops):
+class OpenPack:
+    """A pack that is being filled: the tokens and crops that are left, its example numbers."""
+
+    def __init__(self, max_tokens, max_crops):
+        self.tokens = max_tokens
+        self.crops = max_crops
+        self.members = []
+
+    def take(self, i, size):
+        """Adds example i of (tokens, crops) if there is room for it -> whether there was."""
+        fits = size[0] <= self.tokens and size[1] <= self.crops
+        if fits:
+            self.tokens -= size[0]
+            self.crops -= size[1]
+            self.members.append(i)
+        return fits
+
+
+def in_order(sizes, *limits):
     """Example after example until the next one does not fit."""
-    pack = []
-    used_tokens = 0
-    used_crops = 0
-    for i, (tokens, crops) in enumerate(sizes):
-        if used_tokens + tokens > max_tokens or used_crops + crops > max_crops:
-            yield pack
-            pack = []
-            used_tokens = 0
-            used_crops = 0
-        pack.append(i)
-        used_tokens += tokens
-        used_crops += crops
-    yield pack
+    pack = OpenPack(*limits)
+    for i, size in enumerate(sizes):
+        if not pack.take(i, size):
+            yield pack.members
+            pack = OpenPack(*limits)
+            pack.take(i, size)
+    yield pack.members
 
 
-class OpenPack(NamedTuple):
-    tokens: int = 0
-    crops: int = 0
-    members: tuple = ()
-
-
-def internvl_buffer(sizes, max_tokens, max_crops, max_open=20):
+def internvl_buffer(sizes, *limits, max_open=20):
     """InternVL's buffer without overflow: up to max_open unfinished packs, most crops first.
 
     An example joins the first pack that has room for it. A pack leaves when it is exactly full, or
     as the first of too many.
     """
     unfinished = []
-    for i, (tokens, crops) in enumerate(sizes):
-        pack = OpenPack()
-        for k, candidate in enumerate(unfinished):
-            if candidate.tokens + tokens <= max_tokens and candidate.crops + crops <= max_crops:
-                pack = unfinished.pop(k)
-                break
-        pack = OpenPack(pack.tokens + tokens, pack.crops + crops, (*pack.members, i))
-        if pack.tokens == max_tokens or pack.crops == max_crops:
-            yield list(pack.members)
+    for i, size in enumerate(sizes):
+        new = OpenPack(*limits)
+        pack = next(pack for pack in [*unfinished, new] if pack.take(i, size))
+        if pack is not new:
+            unfinished.remove(pack)
+        if pack.tokens == 0 or pack.crops == 0:
+            yield pack.members
         else:
-            insort(unfinished, pack, key=lambda p: -p.crops)
+            insort(unfinished, pack, key=lambda pack: pack.crops)
         if len(unfinished) > max_open:
-            yield list(unfinished.pop(0).members)
+            yield unfinished.pop(0).members
     for pack in unfinished:
-        yield list(pack.members)
+        yield pack.members
 
 
 def first_fit(sizes, max_tokens, max_crops, pool=48):
@@ -111,16 +114,11 @@ def first_fit(sizes, max_tokens, max_crops, pool=48):
         others = sorted(
             waiting[1:], key=lambda e: -max(e[1][0] / max_tokens, e[1][1] / max_crops)
         )
-        pack = []
-        used_tokens = 0
-        used_crops = 0
-        for i, (tokens, crops) in [waiting[0], *others]:
-            if used_tokens + tokens <= max_tokens and used_crops + crops <= max_crops:
-                pack.append(i)
-                used_tokens += tokens
-                used_crops += crops
-        waiting = [(i, size) for i, size in waiting if i not in pack]
-        yield pack
+        pack = OpenPack(max_tokens, max_crops)
+        for i, size in [waiting[0], *others]:
+            pack.take(i, size)
+        waiting = [(i, size) for i, size in waiting if i not in pack.members]
+        yield pack.members
 
 
 def knapsack(sizes, max_tokens, max_crops, image_weight, granularity):
@@ -239,55 +237,46 @@ def measure(packer, sizes, bound, limits):
         "tokens": fill[:, 0].mean() / limits[0],
         "crops": fill[:, 1].mean() / limits[1],
         "wait": waits.mean(),
-        "wait_p99": np.percentile(waits, 99),
         "wait_max": waits.max(),
         "us": seconds / len(sizes) * 1e6,
     }
 
 
-def pack_totals(sizes, limits):
-    """Packs of sizes [(tokens, crops), ..] by packing.Planner -> (tokens, crops) of each pack."""
-    packs = packing.Planner(sizes, *limits)
-    return [tuple(np.sum([sizes[i] for i in pack], axis=0).tolist()) for pack in packs]
-
-
-def count_sequences(sequences):
-    """Sequences [(tokens, crops), ..] -> how many, tokens in batches of 8 padded to the longest of
-    each batch, tokens without padding, crops."""
-    tokens = [t for t, _ in sequences]
-    batches = [tokens[k : k + 8] for k in range(0, len(tokens), 8)]
-    return {
-        "sequences": len(sequences),
-        "batches": sum(max(batch) * len(batch) for batch in batches),
-        "tokens": sum(tokens),
-        "crops": sum(c for _, c in sequences),
-    }
+def count_sequences(lengths):
+    """[tokens of a sequence, ..] -> how many there are, and the tokens in batches of 8, each padded
+    to its longest."""
+    batches = [lengths[k : k + 8] for k in range(0, len(lengths), 8)]
+    padded = sum(max(batch) * len(batch) for batch in batches)
+    return {"sequences": len(lengths), "batches": padded}
 
 
 def savings(examples, limits):
-    """[ExampleSize, ..] -> the sequences, tokens and crops that message trees and packing leave,
-    each alone and both together."""
+    """[ExampleSize, ..] -> {name: count_sequences} without message trees and packing, with each
+    alone, and with both."""
     trees = [(e.tokens, e.crops) for e in examples]
     single = [(e.trunk + text, e.crops) for e in examples for text in e.branches]
     # in random order, as training draws them: not all annotations of a video in one row
     order = np.random.default_rng(0).permutation(len(single))
     single = [single[i] for i in order]
-    return {
-        "one annotation per sequence": count_sequences(single),
-        "message trees": count_sequences(trees),
-        "packing": count_sequences(pack_totals(single, limits)),
-        "both": count_sequences(pack_totals(trees, limits)),
-    }
+    found = {}
+    for sizes, alone, packed in (
+        (single, "one annotation per sequence", "packing"),
+        (trees, "message trees", "both"),
+    ):
+        packs = packing.Planner(sizes, *limits)
+        found[alone] = count_sequences([tokens for tokens, _ in sizes])
+        found[packed] = count_sequences([sum(sizes[i][0] for i in pack) for pack in packs])
+    return found
 
 
 def summarise(rows):
-    """A packer's rows, one per stream -> means, the worst of each maximum, the range of "over"."""
+    """A packer's rows, one per stream -> means, the longest wait, the range of "over"."""
     summary = {}
     for key in rows[0]:
         values = [row[key] for row in rows]
-        summary[key] = float(max(values) if key.endswith("max") else fmean(values))
-    over = [row["over"] for row in rows]
-    summary["over_range"] = min(over), max(over)
+        summary[key] = float(max(values) if key == "wait_max" else fmean(values))
+        if key == "over":
+            summary["over_range"] = min(values), max(values)
     return summary
 
 
@@ -300,8 +289,7 @@ def bench_stage(stage, n, seeds):
     print(f"\nstage {stage}: at least {fmean(bounds):.0f} packs of {limits} tokens and crops")
     table = {}
     for name, packer in packers(stage).items():
-        streams_of_packer = zip(sizes, bounds, strict=True)
-        rows = [measure(packer, each, bound, limits) for each, bound in streams_of_packer]
+        rows = [measure(packer, sizes[k], bounds[k], limits) for k in range(seeds)]
         table[name] = summarise(rows)
     print_table("packers", table)
 
@@ -309,9 +297,8 @@ def bench_stage(stage, n, seeds):
     most = saved["one annotation per sequence"]
     times_fewer = {}
     for name, row in saved.items():
-        times_fewer[name] = {key: most[key] / max(n, 1) for key, n in row.items()}
-    print_table("how many there are", saved)
-    print_table("how many times fewer", times_fewer)
+        times_fewer[name] = {key: most[key] / n for key, n in row.items()}
+    print_table(f"instead of {most['sequences']} sequences", times_fewer)
     return {"limits": limits, "bounds": bounds, "packers": table, "savings": saved}
 
 

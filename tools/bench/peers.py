@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 import data
 import model as models
 from text.tokenizer import ByteTokenizer
+from training.config import UserError
 from vision import VisionConfig
 from weights.export import export
 
@@ -26,7 +27,6 @@ SMALL = models.ModelConfig(
     n_vocab=32000,
     vision=VisionConfig(n_layer=6, n_embd=384, n_head=6, n_hidden=1536, feature_layers=(5, 2)),
 )
-TEXT_INPUTS = ("input_ids", "attention_mask", "mm_token_type_ids", "labels")
 PRESETS = {"small": SMALL, **models.PRESETS}
 
 
@@ -47,7 +47,7 @@ class IdTokenizer:
 
 
 def import_transformers():
-    """The package transformers; ValueError with the pip command if it is missing.
+    """The package transformers; UserError with the pip command if it is missing.
 
     A torchvision built for another torch does not load its compiled operators, and transformers
     then refuses to start. Molmo2's model calls none of them, so declaring two of them is enough.
@@ -64,7 +64,7 @@ def import_transformers():
     try:
         import transformers
     except ImportError:
-        raise ValueError(
+        raise UserError(
             "The comparison needs an optional package: pip install -r requirements-extras.txt"
         ) from None
     return transformers
@@ -92,53 +92,38 @@ def model_pair(config, device, dtype):
     return ours, reference
 
 
-def model_inputs(example, vision_config, device, dtype=torch.float32):
-    """One data.Example -> keyword arguments of transformers' Molmo2, a batch of one."""
-    n_tokens = len(example.tokens)
-    is_visual = (example.bidir > 0).astype(np.int64)
-    inputs = {
-        "input_ids": torch.from_numpy(example.tokens)[None],
-        "attention_mask": torch.ones(1, n_tokens, dtype=torch.long),
-        "mm_token_type_ids": torch.from_numpy(is_visual)[None],
-    }
-    if example.images is not None:
-        pixels = (torch.from_numpy(example.images) / 127.5 - 1).to(dtype)
-        pooling = torch.from_numpy(example.pool_src)
-        if pooling.shape[1] == 9:  # windows of 3 x 3 patches: frames of a video
-            side = -(-vision_config.grid // 3)
-            inputs["pixel_values_videos"] = pixels
-            inputs["video_token_pooling"] = pooling
-            inputs["video_grids"] = torch.tensor([[len(pixels), side, side]])
-        else:  # only the number of windows matters to the model: one grid that holds all of them
-            inputs["pixel_values"] = pixels
-            inputs["image_token_pooling"] = pooling
-            inputs["image_grids"] = torch.tensor([[1, len(pooling), 0, 0]])
-    return {name: value.to(device) for name, value in inputs.items()}
-
-
-def padded_batch(examples, config, device):
-    """Examples as transformers' processor batches them: text padded on the right to the longest
-    example, the crops of all examples one after the other, labels -100 where there is no loss."""
-    columns = defaultdict(list)
-    first_patch = 0
+def reference_inputs(examples, config, device, dtype=torch.float32):
+    """data.Examples -> keyword arguments of transformers' Molmo2, as its processor batches them:
+    text padded on the right to the longest example, the crops of all examples one after the other,
+    labels -100 where there is no loss."""
+    texts = defaultdict(list)
+    media = defaultdict(list)
+    n_crops = 0
     for example in examples:
-        inputs = model_inputs(example, config.vision, device)
         # transformers shifts the labels itself; the first token has no label
         labels = np.where(example.weights[:-1] > 0, example.targets[:-1], -100)
-        inputs["labels"] = torch.from_numpy(np.append(-100, labels))[None].to(device)
-        for name, value in inputs.items():
-            if name.endswith("pooling"):
-                value = torch.where(value >= 0, value + first_patch, -1)
-            columns[name].append(value)
-        if example.images is not None:
-            first_patch += len(example.images) * config.vision.n_patch
-
-    batch = {}
-    for name, values in columns.items():
-        if name in TEXT_INPUTS:
-            padding = -100 if name == "labels" else 0
-            rows = [value[0] for value in values]
-            batch[name] = pad_sequence(rows, batch_first=True, padding_value=padding)
-        else:
-            batch[name] = torch.cat(values)
-    return batch
+        texts["labels"].append(np.append(-100, labels))
+        texts["input_ids"].append(example.tokens)
+        texts["attention_mask"].append(np.ones_like(example.tokens))
+        texts["mm_token_type_ids"].append((example.bidir > 0).astype(np.int64))
+        if example.images is None:
+            continue
+        windows = torch.from_numpy(example.pool_src)
+        pooling = torch.where(windows >= 0, windows + n_crops * config.vision.n_patch, -1)
+        pixels = (torch.from_numpy(example.images) / 127.5 - 1).to(dtype)
+        n_crops += len(pixels)
+        if windows.shape[1] == 9:  # windows of 3 x 3 patches: frames of a video
+            side = -(-config.vision.grid // 3)
+            media["pixel_values_videos"].append(pixels)
+            media["video_token_pooling"].append(pooling)
+            media["video_grids"].append(torch.tensor([[len(pixels), side, side]]))
+        else:  # only the number of windows matters to the model: one grid that holds all of them
+            media["pixel_values"].append(pixels)
+            media["image_token_pooling"].append(pooling)
+            media["image_grids"].append(torch.tensor([[1, len(windows), 0, 0]]))
+    batch = {name: torch.cat(parts) for name, parts in media.items()}
+    for name, rows in texts.items():
+        padding = -100 if name == "labels" else 0
+        rows = [torch.from_numpy(row) for row in rows]
+        batch[name] = pad_sequence(rows, batch_first=True, padding_value=padding)
+    return {name: value.to(device) for name, value in batch.items()}

@@ -167,10 +167,7 @@ def stream_case(config, args):
     for i in sorted(i for pack in packs for i in pack):
         set_random_pixels([trees[i].whole, *trees[i].singles], config, rng)
     rows = [[trees[i].whole for i in pack] for pack in packs]
-    singles = []
-    for pack in packs:
-        for i in pack:
-            singles += trees[i].singles
+    singles = [single for pack in packs for i in pack for single in trees[i].singles]
     singles = [singles[k] for k in rng.permutation(len(singles))]
     batches = []
     for is_video in (True, False):

