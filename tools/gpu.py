@@ -5,16 +5,15 @@
 
 A part that fails becomes a line of the table with its reason, and the other parts still run; the
 exit status is 1. MFU divides the FLOPs of tools/bench/flops.py by the FLOP/s of a large matrix
-product on this device, or by --peak. Ai2 measured 14.1 % for its own code in stage 1 of the 4B on
-B300, and 19.4 % after tuning.
+product on this device. Ai2 measured 14.1 % for its own code in stage 1 of the 4B on B300, and
+19.4 % after tuning.
 """
 
-import argparse
 import gc
 import json
 from argparse import Namespace
-from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
@@ -22,7 +21,6 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-import attention
 import data
 import model as models
 import packing
@@ -36,7 +34,7 @@ from tools.bench.generate import our_answer, prompts, time_answer
 from tools.bench.measure import check_device, clock
 from tools.bench.step import matmul_peak
 from tools.bench.step_cases import Plain, plain_example, stream_case
-from training.config import parse
+from training.config import Parser, UserError, parse
 from training.log import commit, hardware
 from training.setup import apply_recipe
 
@@ -60,23 +58,6 @@ def relative(found, expected):
     return float((found - expected).abs().max() / expected.abs().max())
 
 
-def check_attention(device, dtype):
-    """Forward and gradients of attend under packed_mask, against SDPA under the dense mask."""
-    (row,) = attend.rows(1024, 1)
-    row = row.to(device)
-    generator = torch.Generator().manual_seed(0)
-    inputs = []
-    for heads in (8, 2, 2):
-        x = torch.randn(1, 1024, heads, 64, generator=generator)
-        inputs.append(x.to(device, dtype).requires_grad_())
-    found = []
-    for mask in (attention.packed_mask, attention.allow):
-        out = attention.attend(*inputs, mask(row.visible_until, row.bidir))
-        gradients = torch.autograd.grad(out.square().sum(), inputs)
-        found.append([x.detach().float() for x in (out, *gradients)])
-    return max(map(relative, *found))
-
-
 def loss_and_gradients(model, rows, device, dtype=torch.float32):
     """-> loss (1,), all gradients in one vector, both float32."""
     longest = max(sum(len(x.tokens) for x in row) for row in rows)
@@ -89,49 +70,27 @@ def loss_and_gradients(model, rows, device, dtype=torch.float32):
     return loss.detach()[None], torch.cat(gradients)
 
 
-def run_checks(device, compiles):
+def make_checks(device, compiles):
+    """{name: function that makes a check}."""
     torch.manual_seed(0)
     model = models.Molmo2(TINY).init_weights().to(device).train()
     rng = np.random.default_rng(0)
     examples = [plain_example(TINY, rng, Plain(60, (1, 1))), plain_example(TINY, rng, Plain(90))]
     expected = loss_and_gradients(model, [examples], device)
 
-    def check_model(rows, dtype=torch.float32):
-        return max(map(relative, loss_and_gradients(model, rows, device, dtype), expected))
+    def compare(limit, rows=(examples,), dtype=torch.float32, compiled=False):
+        if compiled:
+            model.compile_blocks()
+        off = max(map(relative, loss_and_gradients(model, rows, device, dtype), expected))
+        return {"off": off, "limit": limit, "ok": off <= limit}
 
-    def check_compiled():
-        model.compile_blocks()
-        return check_model([examples])
-
-    cases = {                        # a GPU may round products of float32
-        "attention against a dense mask, float32": (
-            lambda: check_attention(device, torch.float32), 0.01),
-        "attention against a dense mask, bfloat16": (
-            lambda: check_attention(device, torch.bfloat16), 0.05),
-        "bfloat16 against float32": (lambda: check_model([examples], torch.bfloat16), 0.1),
-        "a row against each example alone": (lambda: check_model([[x] for x in examples]), 0.01)}
+    # a GPU may round products of float32
+    checks = {
+        "bfloat16 against float32": partial(compare, 0.1, dtype=torch.bfloat16),
+        "a row against each example alone": partial(compare, 0.01, [[x] for x in examples])}
     if compiles:
-        cases["compiled against plain"] = (check_compiled, 0.01)
-    results = {}
-    for name, (check, limit) in cases.items():
-        with reported(results, name):
-            off = check()
-            results[name] = {"off": off, "limit": limit, "ok": off <= limit}
-    return results
-
-
-@contextmanager
-def reported(results, name):
-    """A failure becomes the result of this name; memory is given back."""
-    warn(f"{name} ..")
-    try:
-        yield
-    except Exception as e:           # the other parts still count
-        reason = f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"
-        results[name] = {"error": reason[:300], "ok": False}
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+        checks["compiled against plain"] = partial(compare, 0.01, compiled=True)
+    return checks
 
 
 # --------------------------------------------------------------------------------------------------
@@ -171,32 +130,28 @@ def measure_step(flags, device, compiles, peak, rounds):
         frames=config.data.max_frames))
     for row in case.rows:            # compiles what their shapes need
         step([row])
-    compiled = torch._dynamo.utils.counters["frames"]["ok"]
-    seconds, rates = [], []
+    seconds = []
+    rates = []
     for k in range(rounds):
         start = clock(device)
         batch = step([case.rows[k % 2]])
         seconds.append(clock(device) - start)
         work = batch_work(model, batch)
         rates.append(flops(model, work, config.train, config.freeze_embedding) / seconds[-1])
-    compiled = torch._dynamo.utils.counters["frames"]["ok"] - compiled
-    return found | {"seconds": median(seconds), "MFU": median(rates) / peak,
-                    "compiled after warm-up": compiled}
+    return found | {"seconds": median(seconds), "MFU": median(rates) / peak}
 
 
-def measure_attention(tokens, device, small):
-    model = TINY if small else models.PRESETS["4b"]
+def measure_attention(tokens, dtype, device, model):
+    """Compares attention with SDPA under a dense mask, forward and gradients, and times both."""
     case = attend.bench_row_length(tokens, Namespace(
-        rows=1, rounds=3, branches=0, device=device.type, heads=model.n_head,
-        kv_heads=model.n_kv_head, dim=model.head_dim,
-        dtype="bfloat16" if device.type == "cuda" else "float32"))
+        rows=1, rounds=3, device=device.type, heads=model.n_head, kv_heads=model.n_kv_head,
+        dim=model.head_dim, dtype=dtype))
     ours = case["ways"]["ours"]
     return {"ms forward and backward": 1e3 * ours["both"],
             "times dense SDPA": ours["dense_over"]["median"]}
 
 
-def measure_answer(device, small):
-    config = TINY if small else models.PRESETS["4b"]
+def measure_answer(device, config, n_tokens):
     torch.manual_seed(0)
     with device:
         model = models.Molmo2(config).init_weights().eval()
@@ -204,7 +159,7 @@ def measure_answer(device, small):
         model.to(torch.bfloat16)
     found = {}
     for name, prompt in prompts(config).items():
-        answer = our_answer(model, prompt, 8 if small else 64)
+        answer = our_answer(model, prompt, n_tokens)
         time_answer(answer)          # warms up
         timing = time_answer(answer)
         found[f"{name}: s to the first token"] = timing.prefill
@@ -212,22 +167,37 @@ def measure_answer(device, small):
     return found
 
 
-def run_measurements(small, device, compiles, peak):
-    results = {}
+def make_measurements(device, small, compiles, peak):
+    """{name: function that measures}."""
+    model = TINY if small else models.PRESETS["4b"]
+    parts = {}
     for name, flags in (SMALL_STEPS if small else STEPS).items():
-        with reported(results, name):
-            results[name] = measure_step(flags, device, compiles, peak, 2 if small else 6)
-    for tokens in ([512] if small else [16_384, 36_864]):
-        name = f"attention, a row of {tokens:,}"
-        with reported(results, name):
-            results[name] = measure_attention(tokens, device, small)
-    with reported(results, "answers"):
-        results["answers"] = measure_answer(device, small)
-    return results
+        parts[name] = partial(measure_step, flags, device, compiles, peak, 2 if small else 6)
+    lengths = {512: "float32"} if small else {
+        1024: "float32", 16_384: "bfloat16", 36_864: "bfloat16"}
+    for tokens, dtype in lengths.items():
+        name = f"attention, a row of {tokens:,}, {dtype}"
+        parts[name] = partial(measure_attention, tokens, dtype, device, model)
+    parts["answers"] = partial(measure_answer, device, model, 8 if small else 64)
+    return parts
 
 
 # --------------------------------------------------------------------------------------------------
-# output
+# the command
+
+
+def run_part(name, part):
+    """-> the numbers of a part, or the reason why it failed. Gives its memory back."""
+    warn(f"{name} ..")
+    try:
+        return part()
+    except Exception as e:           # the other parts still count
+        reason = f"{type(e).__name__}: {(str(e).splitlines() or [''])[0]}"
+        return {"error": reason[:300], "ok": False}
+    finally:
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
 
 def markdown(found):
@@ -235,7 +205,7 @@ def markdown(found):
     lines = [f"{found['device']}, torch {found['torch']}, commit {found['commit']}, "
              f"{found['peak'] / 1e12:.3g} TFLOP/s of a matrix product", "",
              "| what | result |", "|---|---|"]
-    for name, result in {**found["checks"], **found["measurements"]}.items():
+    for name, result in found["results"].items():
         cells = [f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
                  for key, value in result.items()]
         lines.append(f"| {name} | {'; '.join(cells)} |")
@@ -243,32 +213,34 @@ def markdown(found):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description="Check and measure everything on a GPU.")
+    parser = Parser(prog="python -m tools.gpu", description=__doc__.split("\n\n")[0])
     parser.add_argument("--device", default="cuda", help="default cuda")
     parser.add_argument("--small", action="store_true", help="the toy in place of the 4B")
-    parser.add_argument("--peak", type=float, help="TFLOP/s that 100 %% MFU means")
     parser.add_argument("--out", default="gpu", help="name of a JSON file, and of the table's")
-    args = parser.parse_args(argv)
     try:
+        args = parser.parse_args(argv)
         check_device(args.device)
-    except ValueError as e:
+    except UserError as e:
         warn(str(e))
         raise SystemExit(2) from None
     device = torch.device(args.device)
     torch.set_flush_denormal(True)                       # as in train.py
     compiles = device.type == "cuda"                     # on a CPU it would take minutes
-    peak = 1e12 * args.peak if args.peak else matmul_peak(
-        device, "bfloat16" if compiles else "float32")
+    peak = matmul_peak(device, "bfloat16" if compiles else "float32")
+    parts = make_checks(device, compiles)
+    parts |= make_measurements(device, args.small, compiles, peak)
+    results = {name: run_part(name, part) for name, part in parts.items()}
     found = {"device": hardware(device), "torch": torch.__version__, "commit": commit(),
-             "small": args.small, "peak": peak, "checks": run_checks(device, compiles),
-             "measurements": run_measurements(args.small, device, compiles, peak)}
-    files = {"json": json.dumps(found, indent=1) + "\n", "md": markdown(found)}
-    for kind, text in files.items():
-        Path(f"{args.out}.{kind}").write_text(text)
-    print(files["md"], end="")
-    parts = [*found["checks"].values(), *found["measurements"].values()]
-    raise SystemExit(0 if all(result.get("ok", True) for result in parts) else 1)
+             "small": args.small, "peak": peak, "results": results}
+    table = markdown(found)
+    Path(f"{args.out}.json").write_text(json.dumps(found, indent=1) + "\n")
+    Path(f"{args.out}.md").write_text(table)
+    print(table, end="")
+    raise SystemExit(0 if all(result.get("ok", True) for result in results.values()) else 1)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None

@@ -21,8 +21,9 @@ import torch
 import data
 from evaluation.generate import generate
 from records.visual import VideoClip
+from text.tokenizer import ByteTokenizer
 from tools.bench.measure import check_device, positive, print_table, run_rounds, spread
-from tools.bench.peers import PRESETS, IdTokenizer, model_pair, reference_inputs
+from tools.bench.peers import PRESETS, model_pair, reference_inputs
 from training.config import UserError
 
 QUESTION = "x" * 280
@@ -76,7 +77,7 @@ def prompts(config):
     image = rng.integers(0, 256, (1000, 1800, 3), np.uint8)
     frames = [rng.integers(0, 256, (90, 160, 3), np.uint8) for _ in range(16)]
     clip = VideoClip([k / 2 for k in range(16)], frames)
-    tokenizer = IdTokenizer(config.n_vocab)
+    tokenizer = ByteTokenizer(n_vocab=config.n_vocab)
     settings = data.DataConfig(vision=config.vision)
     turns = [(QUESTION, None)]
     return {

@@ -52,19 +52,15 @@ def show(value):
     """A cell of a table: floats with four digits, a spread as its median and range."""
     if isinstance(value, dict):
         return "{median:.3g} ({min:.3g}-{max:.3g})".format(**value)
-    if isinstance(value, (list, tuple)):
-        return "-".join(show(entry) for entry in value)
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return "-" if value is None else str(value)
+    if isinstance(value, tuple):
+        return "-".join(map(show, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def print_table(title, rows):
-    """Prints {label: {column: value}} with the title in the first column of the first line."""
-    columns = list(dict.fromkeys(name for row in rows.values() for name in row))
-    lines = [[title, *columns]]
-    for label, row in rows.items():
-        lines.append([label, *(show(row.get(name)) for name in columns)])
+    """Prints {label: {column: value}}, with the same columns in all rows."""
+    lines = [[title, *next(iter(rows.values()))]]
+    lines += [[label, *map(show, row.values())] for label, row in rows.items()]
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
     for label, *cells in lines:
         aligned = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]

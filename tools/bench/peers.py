@@ -30,22 +30,6 @@ SMALL = models.ModelConfig(
 PRESETS = {"small": SMALL, **models.PRESETS}
 
 
-class IdTokenizer:
-    """Encodes text as one id per character, for a vocabulary of any size: the cost of a step does
-    not depend on which ids it reads."""
-
-    chat_start = 1
-    chat_end = 2
-    bos = 2
-    eos = 2
-
-    def __init__(self, n_vocab):
-        self.special = ByteTokenizer(n_vocab=n_vocab).special
-
-    def encode(self, text):
-        return [3 + ord(c) for c in text]
-
-
 def import_transformers():
     """The package transformers; UserError with the pip command if it is missing.
 

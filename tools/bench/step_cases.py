@@ -22,9 +22,9 @@ import data
 import packing
 import vision
 from records.visual import MediaInfo
+from text.tokenizer import ByteTokenizer
 from text.visual_tokens import images_tokens, video_tokens
 from tools.bench import stream
-from tools.bench.peers import IdTokenizer
 
 REFERENCE_BATCH = 4  # sequences in a batch of the stream for transformers
 
@@ -78,7 +78,7 @@ def random_tree(config, rng, image_sizes, n_frames, texts):
     image_sizes: (width, height) of the images; n_frames: of a video in place of images, or 0.
     texts: (tokens read, tokens learned) of each annotation.
     """
-    tokenizer = IdTokenizer(config.n_vocab)
+    tokenizer = ByteTokenizer(n_vocab=config.n_vocab)
     settings = data.DataConfig(vision=config.vision)
     times = None
     if n_frames:

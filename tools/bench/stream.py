@@ -81,12 +81,8 @@ STAGE_1 = [
 ]
 STAGE_2 = [  # the released rates sum to 1.1
     # demonstrations: long answers about a video, several images or one image
-    Group(
-        0.15 * 0.40,
-        Count(3, 1, 8),
-        LogNormal(180, 0.8, 30, 1500),
-        seconds=seconds(55, 0.9, 3600),
-    ),
+    Group(0.15 * 0.40, Count(3, 1, 8), LogNormal(180, 0.8, 30, 1500),
+          seconds=seconds(55, 0.9, 3600)),
     Group(0.15 * 0.15, Count(3, 1, 8), LogNormal(120, 0.7, 20, 700), images=SEVERAL),
     Group(0.15 * 0.45, Count(3, 1, 10), LogNormal(140, 0.8, 20, 700), images=ONE),
     # academic videos, minutes long or short clips
@@ -183,18 +179,15 @@ def draw_example(rng, group, max_tokens, max_frames):
     crops = 0
     if group.seconds:
         tokens, crops = video_size(group.seconds.draw(rng), max_frames)
-        subtitles = 0.0
         if rng.random() < group.subtitles:
-            subtitles = SUBTITLE_TOKENS.draw(rng)
-        trunk = min(trunk + tokens + int(subtitles), max_tokens - 1)
+            tokens += int(SUBTITLE_TOKENS.draw(rng))
+        trunk = min(trunk + tokens, max_tokens - 1)
     else:
         sizes = draw_image_sizes(rng, group)
         for size in sizes:
             tokens, image_crops = image_size(*size)
-            trunk += tokens
+            trunk += tokens + 3 * (len(sizes) > 1)  # the text "Image 1"
             crops += image_crops
-            if len(sizes) > 1:
-                trunk += 3  # the text "Image 1"
     texts = group.draw_text_lengths(rng)
     ends = np.minimum(np.cumsum([trunk, *texts]), max_tokens).tolist()
     return ExampleSize(ends[-1], crops, trunk, np.diff(ends).tolist())
@@ -203,9 +196,5 @@ def draw_example(rng, group, max_tokens, max_frames):
 def stream(stage, n, seed):
     """n examples -> [ExampleSize, ..], a function of the stage and the seed alone."""
     rng = np.random.default_rng([seed, stage])
-    limits = recipe(stage)
-    examples = []
-    for _ in range(n):
-        group = draw_group(rng, stage)
-        examples.append(draw_example(rng, group, limits.max_tokens, limits.max_frames))
-    return examples
+    max_tokens, _, max_frames = recipe(stage)
+    return [draw_example(rng, draw_group(rng, stage), max_tokens, max_frames) for _ in range(n)]
