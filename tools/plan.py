@@ -1,19 +1,17 @@
-"""Packs planned ahead, on machines without a GPU: rows of record ids, no pixels (paper:
-packing).
+"""Plans packs ahead, on machines without a GPU: rows of record ids, no pixels (paper: packing).
 
     python -m tools.plan --stage 2 --data a.jsonl b.jsonl --packs 4096 --out plan.npz --workers 32
     python train.py --stage 2 --data a.jsonl b.jsonl --plan plan.npz      # the same run as without
 
-The plan is the same for any number of workers. It is tied to the record files, the
-tokenizer and the config, and is refused when one of them has changed. Images and videos
-are not compared: one of another size than planned is masked.
+The plan is the same for any number of workers. train.py refuses it when the record files, the
+tokenizer or the config have changed. Images and videos are not compared: one whose size differs
+from the plan is masked.
 """
 
 import argparse
 import json
 import os
 import signal
-import sys
 from functools import partial
 from itertools import count
 from multiprocessing import get_context
@@ -43,8 +41,7 @@ def measure_in_worker(index):
 
 
 def measure_in_order(mixture, tokenizer, config):
-    """Yields what `measure` returns for the indices 0, 1, 2, .., from --workers
-    processes."""
+    """Yields what `measure` returns for the indices 0, 1, 2, .., from --workers processes."""
     arguments = mixture, tokenizer, config
     if not config.workers:
         yield from map(partial(measure, *arguments), count())
@@ -68,14 +65,13 @@ def make_plan(mixture, tokenizer, config, n_packs):
 
     steps = StepPlanner(mixture, tokenizer, config, measure_and_note)
     items = []
-    ids = []
     ends = []
     for _ in tqdm(range(n_packs), unit="pack", desc="plan", mininterval=1):
         next(steps.planner)
         items += steps.planner.last
-        ids += [steps.ids.pop(e.index) for e in steps.planner.last]
         ends.append(len(items))
     results.close()
+    ids = [steps.ids[item.index] for item in items]
     columns = dict(zip(PlanFile.COLUMNS, np.array(items, np.int64).T, strict=True))
     columns |= {"ends": np.array(ends), "ids": as_bytes("\0".join(ids)),
                 "skipped_in": np.array([n for n, _ in skipped], np.int64),
@@ -87,19 +83,8 @@ def as_bytes(text):
     return np.frombuffer(text.encode(), np.uint8)
 
 
-def summary(out, columns, config, skipped):
-    n_packs = len(columns["ends"])
-    pack_of = np.repeat(np.arange(n_packs), np.diff([0, *columns["ends"]]))
-    return {
-        "out": out, "packs": n_packs, "examples": len(pack_of),
-        "fill_tokens": round(columns["tokens"].sum() / n_packs / config.data.max_tokens, 4),
-        "fill_crops": round(columns["crops"].sum() / n_packs / config.pack_crops, 4),
-        "longest_wait": int((pack_of - columns["arrived"]).max()), "dropped": dict(skipped),
-    }
-
-
 def plan(args, run, config):
-    """Writes the plan -> summary."""
+    """Writes the plan -> its size, how full the packs are, and what was dropped."""
     sources, rates, _ = open_sources(run, config)
     tokenizer, config = open_tokenizer(run, config)
     made_for = fingerprint(sources, rates, tokenizer, config)
@@ -110,10 +95,16 @@ def plan(args, run, config):
     with open(part, "wb") as file:
         np.savez_compressed(file, made_for=as_bytes(json.dumps(made_for)), **columns)
     os.replace(part, args.out)
-    return summary(args.out, columns, config, steps.skipped.counts)
+    pack_of = np.repeat(np.arange(n_packs), np.diff([0, *columns["ends"]]))
+    return {
+        "out": args.out, "packs": n_packs, "examples": len(pack_of),
+        "fill_tokens": round(columns["tokens"].sum() / n_packs / config.data.max_tokens, 4),
+        "fill_crops": round(columns["crops"].sum() / n_packs / config.pack_crops, 4),
+        "longest_wait": int((pack_of - columns["arrived"]).max()),
+        "dropped": dict(steps.skipped.counts)}
 
 
-def main(argv):
+def main(argv=None):
     parser = Parser(prog="tools.plan", allow_abbrev=False, description=__doc__,
                     formatter_class=argparse.RawDescriptionHelpFormatter,
                     epilog="Other flags are those of train.py: name the data, stage, --init and "
@@ -131,8 +122,10 @@ def main(argv):
     except (UserError, DataError, OSError) as e:
         warn(str(e))
         raise SystemExit(1 if isinstance(e, OSError) else 2) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
     print(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -4,10 +4,9 @@
     python -m tools.view --stage 2 --data my.jsonl --row 0 --out page.html   # of your records
     python -m tools.view --run runs/mine --step 812 --row 3 --out page.html  # of a run's step
 
-The page shows the mask, and for each example its message tree with loss weights, its crops
-and the points of its record. Point at a piece of text, a crop or the mask, and the page marks
-what it may attend to. Tinted text is learned: it shows the targets of the positions that it
-names.
+The page shows the mask, and for each example its message tree with loss weights, its crops and
+the points of its record. Point at a piece of text or at the mask, and the page marks what it may
+attend to. Text with loss is tinted: it shows the targets of its positions, not their tokens.
 """
 
 import argparse
@@ -53,7 +52,7 @@ N_COLOURS = 6                            # of points; the template has as many
 class Row(NamedTuple):
     """One row as it is trained on."""
     examples: list                       # of data.Example, in the order of the row
-    records: list                        # theirs
+    records: list                        # the record of each example
     tokenizer: object
     config: Config
     batch: packing.Batch                 # the examples as one row
@@ -151,7 +150,7 @@ class TextRun(NamedTuple):
     first: int                           # places in the example
     last: int
     weight: float                        # 0: nothing is learned here
-    image: int                           # of visual tokens: which image or frame; else -1
+    visual: bool                         # tokens of an image or a frame
 
 
 def split_runs(example, start, stop):
@@ -162,19 +161,17 @@ def split_runs(example, start, stop):
         target      \n red  cat EOS       is shown once and in order:
         weight       0   w   w   w        (": \n", 52, 53, 0)  ("red cat EOS", 53, 55, w)
     """
-    is_visual = example.bidir > 0
-    begins = np.diff(is_visual, prepend=False) & is_visual   # text separates images and frames
-    image = np.where(is_visual, begins.cumsum() - 1, -1)
-    shown = [(int(example.tokens[start]), start, 0.0, -1)]
+    visual = example.bidir > 0
+    shown = [(example.tokens[start], start, 0.0, False)]
     for t in range(start, stop):
         if example.weights[t] > 0:
-            shown.append((int(example.targets[t]), t, float(example.weights[t]), -1))
+            shown.append((example.targets[t], t, float(example.weights[t]), False))
         elif t + 1 < stop:
-            shown.append((int(example.tokens[t + 1]), t + 1, 0.0, int(image[t + 1])))
+            shown.append((example.tokens[t + 1], t + 1, 0.0, bool(visual[t + 1])))
     runs = []
-    for (weight, image_of_run), group in groupby(shown, lambda item: item[2:]):
+    for (weight, is_visual), group in groupby(shown, lambda item: item[2:]):
         ids, places, *_ = zip(*group, strict=True)
-        runs.append(TextRun(list(ids), places[0], places[-1], weight, image_of_run))
+        runs.append(TextRun(list(map(int, ids)), places[0], places[-1], weight, is_visual))
     return runs
 
 
@@ -202,13 +199,12 @@ def write_run(row, number, start, run, sees):
     title = (f"tokens {first} to {last}, positions {example.pos[run.first]} to "
              f"{example.pos[run.last]}, visible until {until}")
     words = write_words(run.ids, row.tokenizer)
-    kind = "visual" if run.image >= 0 else "read"
+    kind = "visual" if run.visual else "read"
     if run.weight > 0:
         kind = "learned"
         words += f"<sup>{run.weight:.4g}</sup>"
     return (f'<span class="run {kind}" data-first="{first}" data-last="{last}" '
-            f'data-sees="{sees}" data-media="{number}.{run.image}" title="{title}">'
-            f"{words}</span>")
+            f'data-sees="{sees}" title="{title}">{words}</span>')
 
 
 def write_tree(row, number, start):
@@ -251,28 +247,24 @@ def write_crops(row, number):
         picture = join_patches(example.images[k], row.config.data.vision)
         picture.thumbnail((side, side))
         svg = f'<svg viewBox="0 0 100 100" preserveAspectRatio="none">{marks}</svg>'
-        figures.append(f'<figure data-media="{number}.{image}"><div>'
-                       f'<img alt="" src="{png_uri(picture)}">'
-                       f"{svg}</div><figcaption>{name}</figcaption></figure>")
+        figures.append(f'<figure><div><img alt="" src="{png_uri(picture)}">{svg}</div>'
+                       f"<figcaption>{name}</figcaption></figure>")
     return "".join(figures)
 
 
 def find_points(record, info, image):
     """Yields (annotation's number, label, [(x, y), ..] as fractions) of one image or frame."""
     sizes = scales(record, info.sizes)
+    size = sizes[min(image, len(sizes) - 1)]
+    here = image if info.times is None else f"{info.times[image]:.1f}"
     for k, annotation in enumerate(record["annotations"]):
-        if annotation["type"] not in ("point", "track"):
-            continue
-        if info.times is None:
-            here = [p for p in annotation["points"] if p.get("image", 0) == image]
-        else:
-            time = f"{info.times[image]:.1f}"
-            shown = [p for p in annotation["points"] if "t" in p and not p.get("occluded")]
-            here = [p for p in shown if f"{since_start(p['t'], record):.1f}" == time]
-        if here:
-            size = sizes[min(image, len(sizes) - 1)]
-            label = annotation.get("label", annotation.get("question", ""))
-            yield k, label, [unit(point, annotation, size) for point in here]
+        points = []
+        for p in annotation["points"] if annotation["type"] in ("point", "track") else ():
+            place = p.get("image", 0) if "t" not in p else f"{since_start(p['t'], record):.1f}"
+            if place == here and not p.get("occluded"):
+                points.append(unit(p, annotation, size))
+        if points:
+            yield k, annotation.get("label", annotation.get("question", "")), points
 
 
 def join_patches(patches, config):
@@ -323,14 +315,12 @@ def write_page(row):
         "tokens with loss": f"{len(batch.labelled)}",
         "sum of weights": f"{batch.weights.sum(dtype=torch.float64):.6g}",
         "allowed pairs": f"{n_pairs / T**2:.2%}; a causal mask has {(T + 1) / (2 * T):.1%}"}
-    examples = [write_example(row, k, starts[k]) for k in range(len(lengths))]
-    lines = [f"<dt>{name}</dt><dd>{text}</dd>" for name, text in numbers.items()]
     parts = {
         "TITLE": f"A packed row of stage {config.stage}",
-        "NUMBERS": "".join(lines),
+        "NUMBERS": "".join(f"<dt>{name}</dt><dd>{text}</dd>" for name, text in numbers.items()),
         "MASK": png_uri(mask),
         "TOKENS": str(n_tokens),
-        "EXAMPLES": "\n".join(examples)}
+        "EXAMPLES": "\n".join(write_example(row, k, starts[k]) for k in range(len(lengths)))}
     # one pass: text that was put in is not searched again
     return re.sub("{{([A-Z]+)}}", lambda match: parts[match[1]], TEMPLATE.read_text())
 
