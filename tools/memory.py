@@ -5,14 +5,15 @@
     python -m tools.memory --stage 2 --init Molmo2-4B --lora 16
     python -m tools.memory --stage 3 --preset 4b --generate
 
-Takes the flags of train.py. The step of train.py runs, with the largest batch that can occur, on
-fake tensors, which have shapes, dtypes and lifetimes but no storage. An operation that reads their
-values, for which a GPU would wait, is an error. Not counted: workspace inside kernels, the CUDA
-context (half a GiB), what torch.compile saves, and fragmentation. Leave a tenth of the GPU free.
+Takes the flags of train.py. Runs the step of train.py, with the largest batch that can occur, on
+fake tensors, which have shapes, dtypes and lifetimes but no storage. An operation that needs their
+values, for which a GPU would have to wait, is an error. Not counted: workspace inside kernels, the
+CUDA context (half a GiB), what torch.compile saves, and fragmentation. Leave a tenth free.
 """
 
 import copy
 import json
+import sys
 import weakref
 from dataclasses import replace
 from types import SimpleNamespace
@@ -44,8 +45,8 @@ NCCL_BUFFERS = 2**29       # bytes of one communicator on a rank: an estimate, n
 
 
 class LiveBytes(TorchDispatchMode):
-    """Bytes of all storages that are alive: now, and at the peak of each pass. held: {part: tensors
-    that are there from the beginning, in any nest of lists and dicts}."""
+    """Counts the bytes of all storages that are alive: now, and at the peak of each pass. held:
+    {part: tensors that exist from the beginning, in nested lists and dicts}."""
 
     def __init__(self, held):
         super().__init__()
@@ -55,7 +56,7 @@ class LiveBytes(TorchDispatchMode):
         self.phase = "forward"
         self.peaks = {}
         self.plain_resize = torch.UntypedStorage.resize_
-        self.held = held   # and so alive to the end
+        self.held = held   # keeps them alive
         for part, tensors in held.items():
             tensors = [parallel.local(x) for x in tree_leaves(tensors) if torch.is_tensor(x)]
             self.parts[part] = sum(x.nbytes for x in tensors)
@@ -77,7 +78,7 @@ class LiveBytes(TorchDispatchMode):
         self.now -= self.sizes.pop(address)
 
     def resize(self, storage, size):
-        """Replaces UntypedStorage.resize_, with which FSDP frees storages: it is no operation."""
+        """Replaces UntypedStorage.resize_, by which FSDP frees storages without an operator."""
         self.plain_resize(storage, size)
         if storage._cdata in self.sizes:
             self.set_size(storage)
@@ -98,8 +99,8 @@ def attend_causally(q, k, v, **options):
 
 
 def run_step(run, model, batch, buffers):
-    """Runs the second micro-batch of a step, which finds gradients and optimizer state, on fake or
-    on real tensors -> LiveBytes. buffers: {name: tensor} that are there as well."""
+    """Runs a micro-batch of a step on fake or on real tensors -> LiveBytes. Gradients and optimizer
+    state exist, as from the second micro-batch on. buffers: {name: tensor} that exist as well."""
     trained = [p for p in model.parameters() if p.requires_grad]
     for p in trained:
         p.grad = torch.zeros_like(p)
@@ -137,8 +138,8 @@ def run_prefill(model, dtype, batch):
 
 
 def make_model(config, gpus, dtype, mode):
-    """-> a fake model to train, its weights on the first rank of a world of `gpus` that sends
-    nothing, and {buffer: tensor} of what FSDP and NCCL hold beside it."""
+    """-> a fake model to train, and {buffer: tensor} of what FSDP and NCCL hold. Of several `gpus`
+    this is the first rank, in a process group that sends nothing."""
     with mode:
         model = apply_recipe(models.Molmo2(config.model), config).train()
     if config.lora.rank:
@@ -183,7 +184,7 @@ def count(config, dtype, gpus=1, generate=False):
 
 
 def read_command(argv):
-    """-> this tool's own arguments, train.py's, its config as the ranks would have it."""
+    """-> this tool's own arguments, those of train.py, and the config as a rank would have it."""
     parser = Parser(
         prog="python -m tools.memory", description=__doc__.split("\n\n")[0], allow_abbrev=False,
         epilog="Takes all flags of train.py too (python train.py --help); --stage is required.")
@@ -199,7 +200,7 @@ def read_command(argv):
             config = replace(config, model=files.describe(args.init).config)
         files.meta_model(config.model)
     except (AssertionError, OSError, ValueError) as e:
-        raise UserError(f"{'--init' if args.init else '--model'}: {e}") from None
+        raise UserError(f"{'--init' if args.init else '--model.*'}: {e}") from None
     packs_of_rank = max(config.batch * config.cp // own.gpus, 1)
     if own.generate and "micro_batch" not in args.fields:
         packs_of_rank = 1
@@ -234,7 +235,9 @@ def main(argv=None):
         report(*read_command(argv))
     except UserError as error:
         warn(str(error))
-        raise SystemExit(2) from None
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import signal
+import sys
 from functools import partial
 from itertools import count
 from multiprocessing import get_context
@@ -121,9 +122,9 @@ def main(argv=None):
         found = plan(args, run, config)
     except (UserError, DataError, OSError) as e:
         warn(str(e))
-        raise SystemExit(1 if isinstance(e, OSError) else 2) from None
+        sys.exit(1 if isinstance(e, OSError) else 2)
     except KeyboardInterrupt:
-        raise SystemExit(130) from None
+        sys.exit(130)
     print(json.dumps(found))
 
 

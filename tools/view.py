@@ -15,6 +15,7 @@ import html
 import io
 import json
 import re
+import sys
 from collections import Counter
 from dataclasses import replace
 from itertools import groupby, islice
@@ -348,7 +349,7 @@ def main(argv=None):
         own.out.write_text(page, encoding="utf-8")
     except (UserError, DataError, Unreadable, OSError) as error:
         warn(str(error))
-        raise SystemExit(2) from None
+        sys.exit(2)
     megabytes = len(page) / 1e6
     print(f"{own.out}: row {own.row}, {len(row.examples)} examples, {megabytes:.1f} MB")
 

@@ -135,7 +135,7 @@ def test_init_has_the_shape_of_a_saved_model(tmp_path, capsys):
     ("--gpus 0", "at least 1"),
     ("--gpus 2 --generate", "1 with --generate"),
     ("--init nowhere", "--init: nowhere: no such folder"),
-    ("--model.n_head=3", "--model: query heads must be a multiple"),
+    ("--model.n_head=3", "--model.*: query heads must be a multiple"),
     ("--gpu 4", "--gpu: no such flag")])
 def test_mistakes_end_in_one_sentence(flags, message, capsys):
     with pytest.raises(SystemExit, match="2"):

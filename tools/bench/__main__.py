@@ -16,6 +16,7 @@ affects all equally. A ratio is the median over the rounds, with its range.
 import argparse
 import json
 import os
+import sys
 from datetime import date
 
 import torch
@@ -62,7 +63,7 @@ def main():
         results = COMMANDS[args.bench].run(args)
     except (UserError, Unreadable) as e:
         warn(str(e))
-        raise SystemExit(2) from None
+        sys.exit(2)
     # four digits of every float: more would be noise
     cases = json.loads(json.dumps(results), parse_float=lambda text: float(f"{float(text):.4g}"))
     line = {
@@ -83,4 +84,4 @@ if __name__ == "__main__":
     except BrokenPipeError:  # whoever read the output, such as head, has stopped reading
         os._exit(1)  # without another flush, which would raise again
     except KeyboardInterrupt:
-        raise SystemExit(130) from None
+        sys.exit(130)

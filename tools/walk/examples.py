@@ -16,6 +16,7 @@ import data
 import model as models
 import packing
 from text.tokenizer import ByteTokenizer
+from tools import view
 from vision import VisionConfig
 
 ROW = 112                            # tokens of a row
@@ -122,17 +123,15 @@ class Part(NamedTuple):
 def find_parts(examples, tokens=None):
     """The examples of a row -> [Part, ..]; tokens: the length of the row, if it ends in padding."""
     parts = []
-    start = 0
+    place = 0
     for x in examples:
-        stop = start + len(x.tokens)
-        trunk = int((x.visible_until == len(x.tokens)).argmin()) or len(x.tokens)
-        parts.append(Part("text" if x.id == "text" else f"{x.id}: trunk", start, start + trunk))
-        while parts[-1].stop < stop:
-            first = parts[-1].stop - start           # of the branch, counted in its example
-            word = TOKENIZER.decode(x.tokens[first + 2 : first + 3])     # after "<|im_start|>user"
-            end = int(x.visible_until[first])
-            parts.append(Part(f"{x.id}: {ANNOTATION_OF[word]}", start + first, start + end))
-        start = stop
+        for number, (start, stop) in enumerate(view.find_parts(x)):
+            name = "text" if x.id == "text" else f"{x.id}: trunk"
+            if number:
+                word = TOKENIZER.decode(x.tokens[start + 2 : start + 3])     # after "user\n"
+                name = f"{x.id}: {ANNOTATION_OF[word]}"
+            parts.append(Part(name, place + start, place + stop))
+        place += len(x.tokens)
     if tokens:
-        parts.append(Part("padding", start, tokens))
+        parts.append(Part("padding", place, tokens))
     return parts
