@@ -26,14 +26,8 @@ from tools.bench import attend, flops, generate, load, pack, step
 from training.config import Parser, UserError
 from training.log import commit, hardware
 
-COMMANDS = {
-    "pack": pack,
-    "load": load,
-    "attend": attend,
-    "step": step,
-    "generate": generate,
-    "run": flops,
-}
+COMMANDS = {"pack": pack, "load": load, "attend": attend, "step": step, "generate": generate,
+            "run": flops}
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -42,18 +36,13 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescript
 
 def parse():
     """The arguments of one of the COMMANDS."""
-    parser = Parser(
-        prog="python -m tools.bench", description=__doc__, formatter_class=HelpFormatter
-    )
+    parser = Parser(prog="python -m tools.bench", description=__doc__,
+                    formatter_class=HelpFormatter)
     subparsers = parser.add_subparsers(dest="bench", required=True, metavar="COMMAND")
     for name, module in COMMANDS.items():
-        command = subparsers.add_parser(
-            name,
-            help=module.__doc__.splitlines()[0].rstrip("."),
-            description=module.__doc__,
-            formatter_class=HelpFormatter,
-        )
-        module.add_arguments(command)
+        title = module.__doc__.splitlines()[0]
+        module.add_arguments(subparsers.add_parser(
+            name, help=title, description=module.__doc__, formatter_class=HelpFormatter))
     return parser.parse_args()
 
 

@@ -59,13 +59,8 @@ def reference_answer(model, inputs, n_tokens):
             return torch.zeros(1, dtype=torch.bool, device=ids.device)
 
         ids = model.generate(
-            **inputs,
-            max_new_tokens=n_tokens,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=0,
-            stopping_criteria=[stopping_criterion],
-        )
+            **inputs, max_new_tokens=n_tokens, do_sample=False, eos_token_id=None, pad_token_id=0,
+            stopping_criteria=[stopping_criterion])
         return ids[0, -n_tokens:].tolist()
 
     return answer

@@ -5,9 +5,9 @@
     python -m tools.bench load --video FILE --frames 128
 
 
-Measured are frames evenly spread over the video, and ten seconds from its middle at two frames a
-second, which should not cost what comes before them. The unit of the table is ffmpeg that decodes
-the file once with one thread, the least that looking at a whole video can cost.
+The frames are spread evenly over the video, or are those of ten seconds from its middle at two
+frames a second, which should not cost what comes before them. times_decode is relative to ffmpeg
+that decodes the whole file once with one thread, the least that looking at all of it can cost.
 """
 
 import math
@@ -42,8 +42,8 @@ def run_ffmpeg(arguments, failure):
 
 
 def make_video(path, seconds, size):
-    """Writes H.264 at 30 frames a second and 4 Mbit/s, a key frame every two seconds: a test
-    pattern that moves as a whole and in parts, under noise."""
+    """Writes a test pattern that moves as a whole and in parts, under noise: H.264 at 30 frames a
+    second and 4 Mbit/s, with a key frame every two seconds."""
     pattern = f"testsrc2=s={size}:r=30:d={seconds},scroll=h=0.002:v=0.001,noise=alls=10:allf=t"
     output = ["-c:v", "libx264", "-preset", "veryfast", "-b:v", "4M", "-g", "60"]
     output += ["-pix_fmt", "yuv420p", str(path)]

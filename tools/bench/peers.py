@@ -18,15 +18,8 @@ from weights.export import export
 
 # A model that a CPU can train: a decoder of 8 x 512 and a ViT of 6 x 384 on crops of 378 pixels.
 SMALL = models.ModelConfig(
-    n_layer=8,
-    n_embd=512,
-    n_head=8,
-    n_kv_head=2,
-    head_dim=64,
-    n_hidden=1536,
-    n_vocab=32000,
-    vision=VisionConfig(n_layer=6, n_embd=384, n_head=6, n_hidden=1536, feature_layers=(5, 2)),
-)
+    n_layer=8, n_embd=512, n_head=8, n_kv_head=2, head_dim=64, n_hidden=1536, n_vocab=32000,
+    vision=VisionConfig(n_layer=6, n_embd=384, n_head=6, n_hidden=1536, feature_layers=(5, 2)))
 PRESETS = {"small": SMALL, **models.PRESETS}
 
 
@@ -48,9 +41,8 @@ def import_transformers():
     try:
         import transformers
     except ImportError:
-        raise UserError(
-            "The comparison needs an optional package: pip install -r requirements-extras.txt"
-        ) from None
+        raise UserError("the comparison needs an optional package: "
+                        "pip install -r requirements-extras.txt") from None
     return transformers
 
 

@@ -10,25 +10,10 @@ from tools.bench import __main__ as command
 from tools.bench import peers
 from vision import VisionConfig
 
-TINY = models.ModelConfig(
-    n_layer=2,
-    n_embd=32,
-    n_head=4,
-    n_kv_head=2,
-    head_dim=8,
-    n_hidden=48,
-    n_vocab=400,
-    vision=VisionConfig(
-        n_layer=2,
-        n_embd=32,
-        n_head=2,
-        n_hidden=64,
-        feature_layers=(1, 0),
-        grid=7,
-        patch=4,
-        overlap_margin=1,
-    ),
-)
+VISION = VisionConfig(n_layer=2, n_embd=32, n_head=2, n_hidden=64, feature_layers=(1, 0), grid=7,
+                      patch=4, overlap_margin=1)
+TINY = models.ModelConfig(n_layer=2, n_embd=32, n_head=4, n_kv_head=2, head_dim=8, n_hidden=48,
+                          n_vocab=400, vision=VISION)
 
 
 @pytest.fixture

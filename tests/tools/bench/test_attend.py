@@ -37,11 +37,8 @@ def test_a_row_is_a_pack_of_the_stream(tokens):
 def test_the_mask_of_a_row_is_the_rule_of_message_trees():
     """Against a loop over pairs: a query sees the trunk and its own branch before it, and the
     visual tokens of its example if it is one. 83 of every 88 tokens of a trunk are visual."""
-    examples = [
-        ExampleSize(130, 2, 100, [10, 20]),
-        ExampleSize(9, 0, 4, [5]),
-        ExampleSize(20, 1, 10, [4, 6]),
-    ]
+    examples = [ExampleSize(130, 2, 100, [10, 20]), ExampleSize(9, 0, 4, [5]),
+                ExampleSize(20, 1, 10, [4, 6])]
     positions = []  # of each token: example, branch (0 the trunk), whether it is visual
     for number, example in enumerate(examples):
         for position in range(example.trunk):
@@ -80,14 +77,3 @@ def test_implementations_agree_and_one_that_does_not_ends_the_run(bench, monkeyp
     monkeypatch.setitem(attend.WAYS, "ours", wrong)
     with pytest.raises(RuntimeError, match="ours differs from dense"):
         bench(*flags)
-
-
-def test_what_is_timed_includes_the_gradients():
-    (row,) = attend.rows(700, 1)
-    inputs = [torch.randn(1, 700, heads, 8).requires_grad_() for heads in (4, 2, 2)]
-    for way in attend.WAYS.values():
-        times, (output, *gradients) = attend.measure(way, row, inputs, torch.device("cpu"))
-        assert output.shape == inputs[0].shape
-        assert [x.shape for x in gradients] == [x.shape for x in inputs]
-        assert all(x.abs().sum() > 0 for x in (output, *gradients))
-        assert 0 < times["forward"] < times["both"]

