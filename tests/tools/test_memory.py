@@ -54,10 +54,6 @@ class NoReads(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def route_that_waits(features, batch):
-    return features[features[:, 0] > 0]
-
-
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_no_step_waits_for_a_number_that_the_gpu_computes(checkpointing, monkeypatch):
     """Operations whose result, or whose shape, the host must know are errors on fake tensors."""
@@ -72,7 +68,7 @@ def test_no_step_waits_for_a_number_that_the_gpu_computes(checkpointing, monkeyp
     memory.count(config, torch.bfloat16)
 
     def recipe_that_waits(model, config):
-        model.route = route_that_waits
+        model.route = lambda features, batch: features[features[:, 0] > 0]
         return model
 
     monkeypatch.setattr(memory, "apply_recipe", recipe_that_waits)
@@ -133,13 +129,10 @@ def test_init_has_the_shape_of_a_saved_model(tmp_path, capsys):
 @pytest.mark.parametrize(("flags", "message"), [
     ("--preset 4b --gpus 6 --cp 6", "--cp 6: 32 query and 8 kv heads cannot be dealt out"),
     ("--gpus 0", "at least 1"),
-    ("--gpus 2 --generate", "1 with --generate"),
     ("--init nowhere", "--init: nowhere: no such folder"),
-    ("--model.n_head=3", "--model.*: query heads must be a multiple"),
-    ("--gpu 4", "--gpu: no such flag")])
+    ("--model.n_head=3", "--model.*: query heads must be a multiple")])
 def test_mistakes_end_in_one_sentence(flags, message, capsys):
     with pytest.raises(SystemExit, match="2"):
         memory.main(["--stage", "3", *flags.split()])
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert message in error
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert message in sentence
