@@ -1,9 +1,8 @@
-"""Counts the memory of one GPU in a training step, or in an answer, by part.
+"""Counts the memory of one GPU in a training step, by part.
 
     python -m tools.memory --stage 2 --preset 4b --train connector,llm --micro-batch 1
     python -m tools.memory --stage 3 --preset 8b --gpus 128 --cp 8       # in nodes of 8
     python -m tools.memory --stage 2 --init Molmo2-4B --lora 16
-    python -m tools.memory --stage 3 --preset 4b --generate
 
 Takes the flags of train.py. Runs the step of train.py, with the largest batch that can occur, on
 fake tensors, which have shapes, dtypes and lifetimes but no storage. An operation that needs their
@@ -33,7 +32,6 @@ import data
 import model as models
 import parallel
 import train
-from evaluation.generate import KVCache
 from records.errors import warn
 from training.config import Parser, UserError, parse
 from training.setup import apply_recipe, default_shard, layout_error
@@ -121,22 +119,6 @@ def run_step(run, model, batch, buffers):
     return live
 
 
-def run_prefill(model, dtype, batch):
-    """Runs the prompt of an answer, as tools.generate does -> LiveBytes."""
-    B, T = batch.tokens.shape
-    for p in model.parameters():
-        p.data = p.data.to(dtype)
-    model.attend = lambda q, k, v, mask: attention.attend(q, k, v, None)
-    cache = KVCache(model, B, T).kv
-    live = LiveBytes({"weights": list(model.parameters()), "cache": cache, "batch": vars(batch)})
-    with live, torch.no_grad():
-        x = model.embed(batch)
-        mask = torch.empty(B, T, T, dtype=torch.bool)    # of all chunks of queries together
-        x = model.transformer(x, batch.pos, mask)
-        model.lm_head(x[:, -1]).float()
-    return live
-
-
 def make_model(config, gpus, dtype, mode):
     """-> a fake model to train, and {buffer: tensor} of what FSDP and NCCL hold. Of several `gpus`
     this is the first rank, in a process group that sends nothing."""
@@ -159,8 +141,8 @@ def make_model(config, gpus, dtype, mode):
     return model, buffers
 
 
-def count(config, dtype, gpus=1, generate=False):
-    """-> LiveBytes of the first of `gpus` ranks, after the largest micro-batch or prompt."""
+def count(config, dtype, gpus=1):
+    """-> LiveBytes of the first of `gpus` ranks, after the largest micro-batch."""
     shard = data.CropShard(0, config.cp, 0, config.pack_crops) if config.cp > 1 else None
     example = data.largest_example(config.data, config.pack_crops, config.model.n_vocab, shard)
     run = SimpleNamespace(
@@ -172,9 +154,6 @@ def count(config, dtype, gpus=1, generate=False):
     # without its cache, which would keep a fake tensor
     frequencies = getattr(models.rope_frequencies, "__wrapped__", models.rope_frequencies)
     with patch.object(models, "rope_frequencies", frequencies):
-        if generate:
-            with mode:
-                return run_prefill(models.Molmo2(config.model), dtype, batch)
         model, buffers = make_model(config, gpus, dtype, mode)
         with mode:
             live = run_step(run, model, batch, buffers)
@@ -184,17 +163,15 @@ def count(config, dtype, gpus=1, generate=False):
 
 
 def read_command(argv):
-    """-> this tool's own arguments, those of train.py, and the config as a rank would have it."""
+    """-> how many GPUs, the arguments of train.py, the config as a rank would have it."""
     parser = Parser(
         prog="python -m tools.memory", description=__doc__.split("\n\n")[0], allow_abbrev=False,
         epilog="Takes all flags of train.py too (python train.py --help); --stage is required.")
     parser.add_argument("--gpus", type=int, default=1, help="processes that train together")
-    parser.add_argument("--generate", action="store_true",
-                        help="inference: one prompt, or --micro-batch of them")
     own, rest = parser.parse_known_args(argv)
     args, config = parse(rest)
-    if own.gpus < 1 or (own.generate and own.gpus > 1):
-        raise UserError(f"--gpus {own.gpus}: must be at least 1, and 1 with --generate")
+    if own.gpus < 1:
+        raise UserError(f"--gpus {own.gpus}: must be at least 1")
     try:
         if args.init:
             config = replace(config, model=files.describe(args.init).config)
@@ -202,23 +179,21 @@ def read_command(argv):
     except (AssertionError, OSError, ValueError) as e:
         raise UserError(f"{'--init' if args.init else '--model.*'}: {e}") from None
     packs_of_rank = max(config.batch * config.cp // own.gpus, 1)
-    if own.generate and "micro_batch" not in args.fields:
-        packs_of_rank = 1
     config = replace(config, micro_batch=min(config.micro_batch, packs_of_rank))
     if "shard" not in args.fields:
         config = replace(config, shard=default_shard(own.gpus, 8))       # in nodes of 8
     if error := layout_error(own.gpus, config, config.model):
         raise UserError(error)
-    return own, args, config
+    return own.gpus, args, config
 
 
-def report(own, args, config):
+def report(gpus, args, config):
     """Prints a table in GiB, which GPUs are large enough, and a JSON line in bytes."""
     dtype = torch.bfloat16 if config.dtype == "auto" else getattr(torch, config.dtype)
-    live = count(config, dtype, own.gpus, own.generate)
+    live = count(config, dtype, gpus)
     total = max(live.peaks.values())
     print(f"stage {config.stage}, {args.init or config.preset}, {dtype}: {config.micro_batch} x "
-          f"{config.data.max_tokens} tokens, GiB on one of {own.gpus} GPUs")
+          f"{config.data.max_tokens} tokens, GiB on one of {gpus} GPUs")
     peaks = {f"peak of the {name} pass": n for name, n in live.peaks.items()}
     for name, n in {**live.parts, **peaks, "total": total}.items():
         print(f"{name:34s}{n / GIB:9.3f}")
@@ -226,7 +201,7 @@ def report(own, args, config):
         share = total / (gib * GIB)
         verdict = "fits" if share <= 0.9 else "too tight" if share <= 1 else "does not fit"
         print(f"{size:4d} GB: {verdict}, {share:.0%} of it")
-    print(json.dumps({**vars(own), "stage": config.stage, "micro_batch": config.micro_batch,
+    print(json.dumps({"gpus": gpus, "stage": config.stage, "micro_batch": config.micro_batch,
                       "parts": live.parts, "peaks": live.peaks, "total": total}))
 
 

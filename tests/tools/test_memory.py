@@ -120,10 +120,8 @@ def test_the_4b_with_adapters_fits_a_card_of_24_gb(capsys):
 def test_init_has_the_shape_of_a_saved_model(tmp_path, capsys):
     model = models.Molmo2(models.PRESETS["toy"])
     files.save(model, tmp_path / "run" / "model")
-    _, found = printed(capsys, f"--stage 2 --init {tmp_path}/run --generate")
-    # bfloat16, and float32 in the file
-    assert 2 * found["parts"]["weights"] == sum(p.nbytes for p in model.parameters())
-    assert found["peaks"]["forward"] > found["parts"]["weights"] + found["parts"]["cache"]
+    _, found = printed(capsys, f"--stage 2 --tiny --init {tmp_path}/run")
+    assert found["parts"]["weights"] == sum(p.nbytes for p in model.parameters())
 
 
 @pytest.mark.parametrize(("flags", "message"), [

@@ -29,8 +29,6 @@ TESTS = {
             "The mask must be that of the released training code, for trees, images and padding.",
         "tests/test_attention.py::test_mask_of_a_packed_row_equals_the_official_code":
             "A real packed row, compared with the mask of the released training code.",
-        "tests/test_attention.py::test_draw_gives_the_picture_in_the_docstring":
-            "The worked example at the top of attention.py, cell by cell.",
         "tests/test_attention.py::test_no_row_is_empty_and_padding_sees_padding_only":
             "Padding must see padding: softmax over no key at all is NaN on some devices.",
         "tests/test_packing.py::test_branches_cannot_see_each_other":
@@ -42,8 +40,6 @@ TESTS = {
         "tests/test_packing.py::test_the_search_finds_the_fullest_row":
             "All 1,024 subsets of ten examples are tried: none may be worth more than yours. "
             "Taking the largest first is not enough.",
-        "tests/test_packing.py::test_what_rounding_loses_is_looked_for_once_more":
-            "If you count in bins, look once more for what the rounding left free.",
         "tests/test_packing.py::"
         "test_every_fitting_example_is_packed_once_and_no_pack_is_over_a_limit[2]":
             "In a stream of 300 examples none may be lost, doubled, or put into a full row.",
@@ -54,8 +50,6 @@ TESTS = {
         "tests/test_data.py::"
         "test_points_and_captions_of_videos_have_flat_weights_and_all_else_square_roots":
             "The table of stop 3, for every kind of annotation.",
-        "tests/test_data.py::test_the_weight_by_branches_counts_those_that_were_kept":
-            "n_branches is the number of branches that fitted the row; use it as it is given.",
         "tests/test_data.py::test_weights_of_record_annotation_and_turn_multiply":
             "The weights that a user writes into a record multiply; they replace nothing.",
     },

@@ -64,8 +64,6 @@ WRONG_MASKS = {
         "query 2 (video: trunk) must see key 3 (video: trunk)",
     "attention.allow(until + 1, bidir)":
         "query 25 (video: points) must not see key 15 (video: caption)",
-    "attention.allow(until, bidir).mT":
-        "query 0 (video: trunk) must not see key 1 (video: trunk)",
     "attention.allow(until, bidir + 1)":
         "query 0 (video: trunk) must not see key 1 (video: trunk)",
 }
@@ -87,16 +85,7 @@ def test_right_solutions_pass_the_tests_of_the_project(capsys):
 WRONG = {
     "best_subset": "def best_subset(items, *limits):\n    return items[:1]",
     "token_weight": "def token_weight(*branch):\n    return 1.0",
-    "ulysses": """
-import torch, torch.distributed as dist, parallel
-def ulysses(attend, group):
-    cp = dist.get_world_size(group)
-    def exchanged(q, k, v, mask):
-        def there(x):
-            parts = torch.stack(x.chunk(cp, dim=1))
-            return torch.cat(list(parallel.AllToAll.apply(parts, group)), dim=1).repeat(1, 2, 1, 1)
-        return attend(there(q), there(k), there(v), mask)[:, : q.shape[1]]
-    return exchanged""",
+    "ulysses": "def ulysses(attend, group):\n    return attend",
     "forward_backward": """
 import train
 def forward_backward(run, model, rows):
