@@ -24,7 +24,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from PIL import Image
 
 import attention
@@ -119,16 +118,12 @@ def draw_mask(row):
 
 def find_visible(batch, places):
     """Places of tokens -> for each a text such as "0-15 42-51", what it may attend to."""
-    queries = torch.tensor(places)
-    allowed = attention.allow(batch.visible_until, batch.bidir, rows=queries)[0]
-    changes = F.pad(allowed.to(torch.int8), (1, 1)).diff(dim=1)
-    ranges = []
-    for line in changes:
-        starts = (line > 0).nonzero()[:, 0].tolist()
-        stops = (line < 0).nonzero()[:, 0].tolist()
-        pairs = zip(starts, stops, strict=True)
-        ranges.append(" ".join(f"{start}-{stop - 1}" for start, stop in pairs))
-    return ranges
+    allowed = attention.allow(batch.visible_until, batch.bidir, rows=torch.tensor(places))[0]
+    texts = []
+    for line in allowed.numpy().astype(np.int8):
+        edges = np.diff(line, prepend=0, append=0).nonzero()[0].reshape(-1, 2)
+        texts.append(" ".join(f"{start}-{stop - 1}" for start, stop in edges))
+    return texts
 
 
 def find_parts(example):
@@ -191,15 +186,13 @@ def write_words(ids, tokenizer):
     return words
 
 
-def write_run(row, number, start, run, sees):
-    """A TextRun of example `number`, which starts at place `start` of the row, as a <span>."""
-    example = row.examples[number]
+def write_run(example, tokenizer, start, run, sees):
+    """A TextRun of an example that starts at place `start` of the row, as a <span>."""
     first = start + run.first
     last = start + run.last
-    until = start + example.visible_until[run.last]
     title = (f"tokens {first} to {last}, positions {example.pos[run.first]} to "
-             f"{example.pos[run.last]}, visible until {until}")
-    words = write_words(run.ids, row.tokenizer)
+             f"{example.pos[run.last]}, visible until {start + example.visible_until[run.last]}")
+    words = write_words(run.ids, tokenizer)
     kind = "visual" if run.visual else "read"
     if run.weight > 0:
         kind = "learned"
@@ -211,15 +204,14 @@ def write_run(row, number, start, run, sees):
 def write_tree(row, number, start):
     """The message tree of an example: its trunk, and below it its branches."""
     example = row.examples[number]
-    parts = find_parts(example)
     nodes = []
-    for k, (a, b) in enumerate(parts):
+    for k, (a, b) in enumerate(find_parts(example)):
         runs = split_runs(example, a, b)
         visible = find_visible(row.batch, [start + run.last for run in runs])
-        text = "".join(write_run(row, number, start, run, sees)
+        text = "".join(write_run(example, row.tokenizer, start, run, sees)
                        for run, sees in zip(runs, visible, strict=True))
         kind = "branch" if k else "trunk"
-        name = f"branch {k}" if k else "trunk" if len(parts) > 1 else "a single annotation"
+        name = f"branch {k}" if k else "trunk"
         about = f"tokens {start + a} to {start + b - 1}, positions from {example.pos[a]}"
         nodes.append(f'<div class="{kind}"><b>{name}: {about}</b><p>{text}</p></div>')
     return "".join(nodes)

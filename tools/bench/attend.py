@@ -42,11 +42,8 @@ class Row(NamedTuple):
     bidir: torch.Tensor
     starts: list  # one more than there are examples
 
-    def to(self, device):
-        return Row(self.visible_until.to(device), self.bidir.to(device), self.starts)
 
-
-def packed_row(examples, tokens):
+def packed_row(examples, tokens, device="cpu"):
     """[ExampleSize, ..] -> Row of so many tokens.
 
     A token of a trunk is visible until its example ends, a token of a branch until the branch ends,
@@ -67,10 +64,10 @@ def packed_row(examples, tokens):
         for length in example.branches:
             visible_until[end : end + length] = end + length
             end += length
-    return Row(visible_until[None], bidir[None], starts)
+    return Row(visible_until[None].to(device), bidir[None].to(device), starts)
 
 
-def rows(tokens, count):
+def rows(tokens, count, device="cpu"):
     """The first packs of the stream that fill at least 0.8 of a row -> [Row, ..]."""
     stage = 3 if tokens >= recipe(3).max_tokens else 2
     limits = recipe(stage)
@@ -83,7 +80,7 @@ def rows(tokens, count):
             found.append(members)
     if len(found) < count:
         raise UserError(f"--tokens {tokens}: {STREAM} examples do not fill {count} such rows.")
-    return [packed_row(members, tokens) for members in found[:count]]
+    return [packed_row(members, tokens, device) for members in found[:count]]
 
 
 # A way to attend is a function: Row -> function (q (1,T,H,D), k and v (1,T,G,D)) -> (1,T,H,D).
@@ -153,7 +150,7 @@ def bench_row_length(tokens, args):
     device = torch.device(args.device)
     dtype = getattr(torch, args.dtype)
     generator = torch.Generator().manual_seed(0)
-    several = [row.to(device) for row in rows(tokens, args.rows)]
+    several = rows(tokens, args.rows, device)
     inputs = []
     for heads in (args.heads, args.kv_heads, args.kv_heads):
         x = torch.randn(1, tokens, heads, args.dim, generator=generator)

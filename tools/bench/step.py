@@ -73,12 +73,8 @@ def training_step(side, model, config, case, dtype, args):
     device = torch.device(args.device)
     is_ours = side == "ours"
     prepare = our_loss if is_ours else reference_loss
-    autocast = torch.autocast(
-        device.type,
-        torch.bfloat16,
-        enabled=dtype == "bfloat16",
-        cache_enabled=not args.activation_checkpointing,  # as in train.py
-    )
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16",
+                              cache_enabled=not args.activation_checkpointing)  # as in train.py
     seconds = 0.0
     loss = 0.0
     for part in case.rows if is_ours else case.batches:
@@ -141,10 +137,9 @@ def matmul_peak(device, dtype):
 
 def describe(case, model):
     """The size of a case and the FLOPs that it needs."""
-    work = []
-    for row in case.rows:
-        batch = packing.collate([row], case.length, model.config.vision)
-        work.append(batch_work(model, batch))
+    vision = model.config.vision
+    batches = [packing.collate([row], case.length, vision) for row in case.rows]
+    work = [batch_work(model, batch) for batch in batches]
     trees = [example for row in case.rows for example in row]
     singles = [example for batch in case.batches for example in batch]
     return {
@@ -155,7 +150,7 @@ def describe(case, model):
         "ours": {
             "tokens": sum(len(e.tokens) for e in trees),
             "padded": len(case.rows) * case.length,
-            "crops": sum(w.patches for w in work) // model.config.vision.n_patch,
+            "crops": sum(w.patches for w in work) // vision.n_patch,
         },
         "reference": {
             "tokens": sum(len(e.tokens) for e in singles),

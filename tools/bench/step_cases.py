@@ -38,13 +38,8 @@ class Plain(NamedTuple):
 
 
 FOUR = [Plain(300, (2, 4)), Plain(200, (2, 2)), Plain(150, (1, 1)), Plain(400)]
-CASES = {
-    "image": [Plain(300, (2, 4))],
-    "video": [Plain(300, frames=16)],
-    "padded": FOUR,
-    "single": FOUR,
-    "stream": None,
-}
+CASES = {"image": [Plain(300, (2, 4))], "video": [Plain(300, frames=16)], "padded": FOUR,
+         "single": FOUR, "stream": None}
 
 
 @dataclass
