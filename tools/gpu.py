@@ -3,10 +3,11 @@
     python -m tools.gpu --out gpu                         # one CUDA GPU of 80 GB, ten minutes
     python -m tools.gpu --device cpu --small --out gpu    # the toy, in seconds: tests this file
 
-A part that fails becomes a line of the table with its reason, and the other parts still run; the
-exit status is 1. MFU divides the FLOPs of tools/bench/flops.py by the FLOP/s of a large matrix
-product on this device. Ai2 measured 14.1 % for its own code in stage 1 of the 4B on B300, and
-19.4 % after tuning.
+Compares bfloat16, packed rows and compiled blocks with the plain model, and attention with a dense
+mask, then measures. A part that fails becomes a line of the table with its reason, and the other
+parts still run; the exit status is 1. MFU divides the FLOPs of tools/bench/flops.py by the FLOP/s
+of a large matrix product on this device. Ai2 measured 14.1 % for its own code in stage 1 of the 4B
+on B300, and 19.4 % after tuning.
 """
 
 import gc
@@ -99,8 +100,8 @@ def make_checks(device, compiles):
 
 
 def measure_step(flags, device, compiles, peak, rounds):
-    """Optimizer steps of one micro-batch: the memory of the largest batch beside what tools.memory
-    counts, the seconds of rows of training."""
+    """Runs optimizer steps of one micro-batch -> the memory of the largest batch, as tools.memory
+    counts it and as it is; the seconds and the MFU of rows of training."""
     _, config = parse(flags.split())
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     config = replace(config, device=str(device), compile=compiles)

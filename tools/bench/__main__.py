@@ -1,10 +1,10 @@
 """Benchmarks: this project and reference implementations on the same work, timed in one run.
 
     python -m tools.bench pack                # packers on streams like stages 1, 2 and 3
-    python -m tools.bench load                # a video to model input, beside other decoders
-    python -m tools.bench attend              # attention in packed rows, beside a dense mask
-    python -m tools.bench step                # a training step, beside transformers' Molmo2
-    python -m tools.bench generate            # answers, beside transformers' Molmo2
+    python -m tools.bench load                # a video to model input, against its decoding alone
+    python -m tools.bench attend              # attention in packed rows, against a dense mask
+    python -m tools.bench step                # a training step, against transformers' Molmo2
+    python -m tools.bench generate            # answers, against transformers' Molmo2
     python -m tools.bench run DIR --peak 989  # MFU of a run of train.py, from its log
 
 

@@ -48,8 +48,8 @@ def packed_row(examples, tokens, device="cpu"):
 
     A token of a trunk is visible until its example ends, a token of a branch until the branch ends,
     padding until the row ends. The visual tokens of an example share one bidir number, which is
-    unique in the row. They lie in the trunk as those of frames do, 83 of every 88 tokens; an
-    example of text alone has none.
+    unique in the row. In a trunk they are 83 of every 88 tokens, as in a video; an example of text
+    alone has none.
     """
     visible_until = torch.full((tokens,), tokens, dtype=torch.int32)
     bidir = torch.zeros(tokens, dtype=torch.int32)

@@ -3,14 +3,14 @@
     python -m tools.bench run runs/x --peak 989     # TFLOP/s of an H100 in bfloat16, by data sheet
 
 
-A step is all that train.py does in it: planning, decoding, encoding, transfers, forward, backward,
+The seconds of a step hold planning, decoding, encoding, transfers, forward, backward,
 communication and the optimizer. The windows of all visual tokens count as full.
 
-FLOPs are those that a training step needs, by one convention for every implementation. A matrix
-costs 2 FLOPs for each weight and each vector that it multiplies. Attention costs 4 for each allowed
-pair of tokens and each number of a query, all heads together (products with keys and with values).
-The backward pass costs as much again for the gradient that is passed on, and for matrices once more
-for the gradient of the weights, where they learn. Not counted are padding, pairs that the mask
+FLOPs are the operations that a training step needs, counted alike for every implementation. A
+matrix costs 2 FLOPs for each weight and each vector that it multiplies. Attention costs 4 for each
+allowed pair of tokens and each number of a query, all heads together (products with keys and with
+values). The backward pass costs as much again for the gradient of the inputs, and for matrices once
+more for the gradient of the weights, where they learn. Not counted are padding, pairs that the mask
 hides, logits without a label, and blocks that activation checkpointing computes again.
 """
 
@@ -100,8 +100,8 @@ def batch_work(model, batch):
 
 
 def logged_work(line, stage, vision_config):
-    """A step's line of the log -> its Work. Windows have 4 patches in stage 1, else 9: those of
-    images and of videos."""
+    """A step's line of the log -> its Work. A window has 2 x 2 patches in stage 1, where all media
+    are images, and counts as 3 x 3, the window of videos, in later stages."""
     window = 4 if stage == 1 else 9
     return Work(
         patches=line["crops"] * vision_config.n_patch,

@@ -1,4 +1,4 @@
-"""Answers beside transformers' Molmo2: seconds of the prefill, vision included, and of each token.
+"""Answers against transformers' Molmo2: seconds of the prefill, with vision, and of each token.
 
     python -m tools.bench generate            # a small random model on this machine's CPU
     python -m tools.bench generate --preset 4b --device cuda --dtype bfloat16
@@ -50,8 +50,8 @@ def our_answer(model, prompt, n_tokens):
 
 
 def reference_answer(model, inputs, n_tokens):
-    """A function for time_answer: the greedy answer of transformers' generate. inputs: those of
-    peers.reference_inputs."""
+    """A function for time_answer: the greedy answer of transformers' generate. inputs: as
+    peers.reference_inputs makes them."""
 
     def answer(on_token):
         def stopping_criterion(ids, scores):

@@ -1,13 +1,13 @@
-"""A video to model input, beside ffmpeg that only decodes it: seconds and frames per second.
+"""A video to model input, against its decoding alone: seconds and frames per second.
 
     python -m tools.bench load              # 384 and 128 frames of three minutes at 720p
     python -m tools.bench load --seconds 6 --rounds 1 --frames 32
     python -m tools.bench load --video FILE --frames 128
 
 
-The frames are spread evenly over the video, or are those of ten seconds from its middle at two
-frames a second, which should not cost what comes before them. times_decode is relative to ffmpeg
-that decodes the whole file once with one thread, the least that looking at all of it can cost.
+The frames are spread evenly over the video, or fill ten seconds from its middle at two frames a
+second; then the video before them should cost nothing. The unit of times_decode is ffmpeg, with one
+thread, decoding the whole file once: no reader of the whole video can be faster.
 """
 
 import math

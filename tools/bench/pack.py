@@ -29,9 +29,9 @@ def lower_bound(sizes, limits):
     and Toth; Fekete and Schepers). Tokens and crops are bounded apart.
 
     Sizes below a threshold <= limit / 2 count as 0, sizes above limit - threshold as the limit.
-    Whatever fits into one pack still sums to the limit at most: beside a size above
-    limit - threshold there is only room for sizes that count as 0. So any packing needs at least
-    their sum / limit packs. With threshold 0 that is the volume.
+    What fits into one pack still sums to the limit at most, since a size above limit - threshold
+    leaves room only for sizes that count as 0. So any packing needs at least sum / limit packs.
+    With threshold 0 this is the bound by volume.
     """
     bounds = []
     for resource, limit in zip(sizes.T, limits, strict=True):

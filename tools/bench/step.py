@@ -1,4 +1,4 @@
-"""A training step beside transformers' Molmo2: forward and backward, without the optimizer.
+"""A training step against transformers' Molmo2: forward and backward, without the optimizer.
 
     python -m tools.bench step                # a small random model on this machine's CPU
     python -m tools.bench step --preset toy --cases image stream --rounds 2
@@ -14,12 +14,13 @@ random pixels and ids. In float32 their losses and two gradients must agree befo
                     batch padded to the longest, as its processor does, or one by one
     stream          --n rows of training as tools.bench pack draws them. Ours: message trees, packed
                     by packing.Planner. Reference: a sequence for each annotation, in random order,
-                    in padded batches; videos apart, since transformers refuses them beside images
+                    in padded batches; videos apart, since transformers refuses to mix them with
+                    images
 
 
 MFU is the FLOPs that a step needs (tools/bench/flops.py), the same for both implementations, over
-the seconds and over the FLOP/s of a large matrix product. Memory is measured on a GPU only: the
-most that a step adds to what there was before it, gradients and inputs included.
+the seconds and over the FLOP/s of a large matrix product. Memory is measured on a GPU only: by how
+much a step raises the peak, gradients and inputs included.
 """
 
 import argparse
@@ -38,8 +39,8 @@ from tools.bench.step_cases import CASES, make_case, n_crops
 
 SIDES = ("ours", "reference")
 STREAM_ROW = stream.Recipe(max_tokens=4096, max_crops=32, max_frames=8)  # without --stage
-# Gradients that are compared, by our name and transformers': those of the first blocks are computed
-# last, so that they show an error in any block.
+# Gradients that are compared, by our name and transformers'. The gradients of the first blocks are
+# computed last, so that an error in any block changes them.
 WATCHED = {
     "blocks.0.attn.q.weight": "model.language_model.layers.0.self_attn.q_proj.weight",
     "vision.vit.blocks.0.q.weight": "model.vision_tower.layers.0.self_attn.q_proj.weight",

@@ -50,8 +50,8 @@ def share_by_part(values, parts):
 
 
 def add_gradients(micro_batches, divisors):
-    """The gradient of a step, as one vector: of each micro-batch, a list of examples, the sum of
-    the loss is divided by a number of its own, and the gradients are added up."""
+    """The gradient of a step, as one vector: the sum over its micro-batches, lists of examples, of
+    the gradient of their summed loss, each divided by its own divisor."""
     model = examples.new_model()
     for micro_batch, divisor in zip(micro_batches, divisors, strict=True):
         loss, _ = sum_loss(model, examples.collate(micro_batch))

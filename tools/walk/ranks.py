@@ -23,9 +23,9 @@ class Rank:
     n_tokens: int                    # of its slice of the row
     n_crops: int                     # that it encodes
     sent: list                       # visual tokens that go to each rank
-    outside: torch.Tensor            # (T,H) bool: heads of tokens that it held before attention,
-    inside: torch.Tensor             # that its attention received after the first exchange,
-    returned: torch.Tensor           # and that it held after the second exchange
+    outside: torch.Tensor            # (T,H) bool: heads of tokens that it held before attention
+    inside: torch.Tensor             # the same after the first exchange, inside attention
+    returned: torch.Tensor           # the same after the second exchange
     loss: float                      # its part of the sum of the loss
     weight: float                    # its part of the sum of the weights
 

@@ -20,7 +20,7 @@ MODULE_OF = {"allow": attention, "best_subset": packing, "token_weight": data,
 
 
 def load(path):
-    """A reader's file -> module; whatever it raises is the reader's to see."""
+    """A reader's file -> module. Its errors are not caught."""
     found = importlib.util.spec_from_file_location("mine", path)
     module = importlib.util.module_from_spec(found)
     found.loader.exec_module(module)
