@@ -88,15 +88,14 @@ def reference_inputs(examples, config, device, dtype=torch.float32):
         pooling = torch.where(windows >= 0, windows + n_crops * config.vision.n_patch, -1)
         pixels = (torch.from_numpy(example.images) / 127.5 - 1).to(dtype)
         n_crops += len(pixels)
-        if windows.shape[1] == 9:  # windows of 3 x 3 patches: frames of a video
-            side = -(-config.vision.grid // 3)
-            media["pixel_values_videos"].append(pixels)
-            media["video_token_pooling"].append(pooling)
-            media["video_grids"].append(torch.tensor([[len(pixels), side, side]]))
-        else:  # only the number of windows matters to the model: one grid that holds all of them
-            media["pixel_values"].append(pixels)
-            media["image_token_pooling"].append(pooling)
-            media["image_grids"].append(torch.tensor([[1, len(windows), 0, 0]]))
+        is_video = windows.shape[1] == 9  # windows of 3 x 3 patches
+        kind = "video" if is_video else "image"
+        side = -(-config.vision.grid // 3)
+        # of an image only the number of windows matters to the model: one grid holds all of them
+        grid = [len(pixels), side, side] if is_video else [1, len(windows), 0, 0]
+        media["pixel_values_videos" if is_video else "pixel_values"].append(pixels)
+        media[f"{kind}_token_pooling"].append(pooling)
+        media[f"{kind}_grids"].append(torch.tensor([grid]))
     batch = {name: torch.cat(parts) for name, parts in media.items()}
     for name, rows in texts.items():
         padding = -100 if name == "labels" else 0

@@ -8,6 +8,7 @@
 
 Both implementations have the same weights and learn the same tokens of the same examples, with
 random pixels and ids. In float32 their losses and two gradients must agree before they are timed.
+On a GPU our blocks are compiled, as in training.
 
     image, video    one image of 9 crops, or 16 frames, and 300 tokens of text: no padding
     padded, single  9, 5 and 2 crops and a text: one row for this project; for the reference one
@@ -118,8 +119,8 @@ def build_models(config, args):
     if args.activation_checkpointing and args.reference:
         models["reference"].gradient_checkpointing_enable({"use_reentrant": False})
     models["ours"].activation_checkpointing = args.activation_checkpointing
-    if args.compile:
-        models["ours"].compile_blocks()
+    if torch.device(args.device).type == "cuda":
+        models["ours"].compile_blocks()  # as in train.py
     return {side: model.train() for side, model in models.items()}
 
 
@@ -176,7 +177,7 @@ def bench_case(name, config, models, peaks, args):
     peaks: {dtype: FLOP/s}. RuntimeError where the implementations differ."""
     case = make_case(name, config, args)
     device = torch.device(args.device)
-    if args.compile or device.type == "cuda":
+    if device.type == "cuda":
         torch.compiler.reset()  # the shapes of other cases count against the recompilation limit
     row = describe(case, models["ours"])
     runs = {}
@@ -220,7 +221,6 @@ def add_arguments(parser):
     add("--rounds", type=positive, default=5, help="measurements of each case")
     add("--n", type=positive, default=1, help="rows of the stream")
     add("--stage", type=int, choices=(1, 2, 3), help="its recipe's rows, else of 4,096 tokens")
-    add("--compile", action="store_true", help="ours: compile the blocks")
     add("--activation-checkpointing", action="store_true", help="in both implementations")
     switch = argparse.BooleanOptionalAction
     add("--reference", action=switch, default=True, help="measure transformers too")

@@ -58,7 +58,7 @@ def test_a_table_shows_four_digits_and_the_range_of_ratios(capsys):
         ("attend --tokens 3", "--tokens 3: 400 examples do not fill 3 such rows"),
         ("step --cases image", "pip install -r requirements-extras.txt"),
         ("generate --device cuda:99", "--device cuda:99: "),
-        ("load --size 720p", "ffmpeg cannot make a video with --size 720p"),
+        ("load --video no.mp4", "missing file"),
         ("run nowhere --peak 1", "nowhere: no log of more than 5 steps"),
     ],
 )
