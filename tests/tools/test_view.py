@@ -166,21 +166,6 @@ def test_the_page_needs_no_other_file_and_little_script():
     assert len(script.splitlines()) <= 60
 
 
-@pytest.mark.parametrize(("flags", "message"), [
-    (["--data", "nowhere.jsonl", "--stage", "1"], "no such file: nowhere.jsonl"),
-    (["--run", "nowhere"], "--step"),
-    (["--run", "nowhere", "--step", "1"], "no run directory"),
-])
-def test_a_mistake_ends_in_one_sentence(flags, message, tmp_path, capsys):
-    with pytest.raises(SystemExit) as ended:
-        view.main(["--out", str(tmp_path / "p.html"), *flags])
-    assert ended.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("tools.view: ")
-    assert message in line
-    assert not (tmp_path / "p.html").exists()
-
-
 def test_a_step_of_a_run_is_shown_as_it_was_trained_on(tmp_path, capsys):
     """Its rows have the ids that the log hashed, what the run masked is masked, and data that has
     changed since is refused."""
@@ -214,7 +199,8 @@ def test_a_step_of_a_run_is_shown_as_it_was_trained_on(tmp_path, capsys):
     assert f"<code>{shown}</code>" in (tmp_path / "page.html").read_text()
     changed = (run / "log.jsonl").read_text().replace(steps[2]["ids"], "0" * 16)
     (run / "log.jsonl").write_text(changed)
-    for wrong, message in ((["--step", "4"], "steps 1 to 3"), (["--step", "2"], "other records")):
-        with pytest.raises(SystemExit):
+    for wrong, message in ((["--step", "4"], "steps 1 to 3"), (["--step", "2"], "other records"),
+                           (["--run", "nowhere", "--step", "1"], "no run directory")):
+        with pytest.raises(SystemExit, match="2"):
             view.main([*command, *wrong])
-        assert message in capsys.readouterr().err
+        assert message in capsys.readouterr().err.splitlines()[-1]

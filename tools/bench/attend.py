@@ -6,14 +6,14 @@
         --tokens 16384 36864
 
 
-Rows are packs of the stream of tools.bench pack (of stage 3 from 36,864 tokens on, else of stage 2,
-with crops in proportion): trunks, visual tokens that see each other, annotations as branches. All
-implementations compute the same, forward and backward, which is checked before they are timed.
+Rows are packs of the stream of tools.bench pack (of stage 3 from 36,864 tokens on, else of
+stage 2, with crops in proportion). All implementations compute the same, forward and backward,
+which is checked before they are timed.
 
     dense   SDPA under one mask (1,1,T,T)
-    loop    SDPA for each example, with a mask of its own; all outputs concatenated
-    ours    attention.attend under attention.packed_mask: FlexAttention on a GPU, else chunks of
-            documents
+    loop    SDPA for each example under its own mask; all outputs concatenated
+    ours    attention.attend under attention.packed_mask: FlexAttention on a GPU,
+            else chunks of documents
 """
 
 from functools import partial

@@ -10,18 +10,14 @@ Both implementations have the same weights and learn the same tokens of the same
 random pixels and ids. In float32 their losses and two gradients must agree before they are timed.
 On a GPU our blocks are compiled, as in training.
 
-    image, video    one image of 9 crops, or 16 frames, and 300 tokens of text: no padding
-    padded, single  9, 5 and 2 crops and a text: one row for this project; for the reference one
-                    batch padded to the longest, as its processor does, or one by one
-    stream          --n rows of training as tools.bench pack draws them. Ours: message trees, packed
-                    by packing.Planner. Reference: a sequence for each annotation, in random order,
-                    in padded batches; videos apart, since transformers refuses to mix them with
-                    images
+    image, video    one image of 9 crops, or 16 frames, and 300 tokens of text
+    padded, single  9, 5 and 2 crops and a text: ours in one row; the reference in
+                    one batch padded to the longest, or one by one
+    stream          --n rows as training packs them; the reference in padded batches,
+                    a sequence for each annotation, in random order
 
-
-MFU is the FLOPs that a step needs (tools/bench/flops.py), the same for both implementations, over
-the seconds and over the FLOP/s of a large matrix product. Memory is measured on a GPU only: by how
-much a step raises the peak, gradients and inputs included.
+MFU is the FLOPs that a step needs (tools/bench/flops.py) over its seconds and the FLOP/s of
+a large matrix product. Memory (on a GPU only) is by how much a step raises the peak.
 """
 
 import argparse
