@@ -100,8 +100,8 @@ def make_checks(device, compiles):
 
 
 def measure_step(flags, device, compiles, peak, rounds):
-    """Runs optimizer steps of one micro-batch -> the memory of the largest batch, as tools.memory
-    counts it and as it is; the seconds and the MFU of rows of training."""
+    """Runs optimizer steps -> memory of the largest micro-batch, as tools.memory counts it
+    and as it is; seconds and MFU of rows of training."""
     _, config = parse(flags.split())
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     config = replace(config, device=str(device), compile=compiles)
@@ -144,7 +144,7 @@ def measure_step(flags, device, compiles, peak, rounds):
 
 
 def measure_attention(tokens, dtype, device, model):
-    """Compares attention with SDPA under a dense mask, forward and gradients, and times both."""
+    """Compares attention with SDPA under a dense mask, and times both."""
     case = attend.bench_row_length(tokens, Namespace(
         rows=1, rounds=3, device=device.type, heads=model.n_head, kv_heads=model.n_kv_head,
         dim=model.head_dim, dtype=dtype))
@@ -234,10 +234,10 @@ def main(argv=None):
     results = {name: run_part(name, part) for name, part in parts.items()}
     found = {"device": hardware(device), "torch": torch.__version__, "commit": commit(),
              "small": args.small, "peak": peak, "results": results}
-    table = markdown(found)
-    Path(f"{args.out}.json").write_text(json.dumps(found, indent=1) + "\n")
-    Path(f"{args.out}.md").write_text(table)
-    print(table, end="")
+    files = {"json": json.dumps(found, indent=1) + "\n", "md": markdown(found)}
+    for kind, text in files.items():
+        Path(f"{args.out}.{kind}").write_text(text)
+    print(files["md"], end="")
     sys.exit(0 if all(result.get("ok", True) for result in results.values()) else 1)
 
 

@@ -91,14 +91,14 @@ class LiveBytes(TorchDispatchMode):
 
 
 def attend_causally(q, k, v, **options):
-    """Replaces FlexAttention, which has no backward pass on the CPU, where fake tensors are. SDPA
-    keeps the same tensors: q, k, v, the output and a logsumexp per head and token."""
+    """Replaces FlexAttention, which has no backward pass on the CPU. SDPA keeps the same tensors:
+    q, k, v, the output and a logsumexp per head and token."""
     return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
 
 def run_step(run, model, batch, buffers):
-    """Runs a micro-batch of a step on fake or on real tensors -> LiveBytes. Gradients and optimizer
-    state exist, as from the second micro-batch on. buffers: {name: tensor} that exist as well."""
+    """Runs a micro-batch on fake or on real tensors -> LiveBytes. Gradients and optimizer state
+    exist, as from the second micro-batch on. buffers: other tensors by name."""
     trained = [p for p in model.parameters() if p.requires_grad]
     for p in trained:
         p.grad = torch.zeros_like(p)
@@ -120,8 +120,8 @@ def run_step(run, model, batch, buffers):
 
 
 def make_model(config, gpus, dtype, mode):
-    """-> a fake model to train, and {buffer: tensor} of what FSDP and NCCL hold. Of several `gpus`
-    this is the first rank, in a process group that sends nothing."""
+    """-> a fake model to train, and {name: buffer} of FSDP and NCCL. Of several `gpus` this is
+    the first rank, in a process group that sends nothing."""
     with mode:
         model = apply_recipe(models.Molmo2(config.model), config).train()
     if config.lora.rank:

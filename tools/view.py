@@ -59,10 +59,8 @@ class Row(NamedTuple):
 
 
 def plan_row(args, config, step, number, log=()):
-    """The Row of that number in a step, counted from 1, as training plans and decodes it.
-
-    log: the lines of the run, one of which has the hash of the step's record ids.
-    """
+    """The Row of that number in a step, counted from 1, as training plans and decodes it. A
+    log, the lines of a run, must have the same record ids at this step."""
     tokenizer, config = open_tokenizer(args, config)
     sources, rates, _ = open_sources(args, config)
     mixture = Mixture(sources, rates, config.seed)
@@ -95,8 +93,7 @@ def read_row_of_run(run, step, number):
 
 
 def draw_mask(row):
-    """-> the mask as an image in blocks, how many tokens a side of it stands for, and how many
-    pairs attention.allow allows.
+    """-> the mask as an image in blocks, the tokens along its side, the number of allowed pairs.
 
     A block is darker where more of its pairs are allowed, in the colour of its first query.
     """
@@ -262,9 +259,9 @@ def find_points(record, info, image):
 
 def join_patches(patches, config):
     """(P,F) -> image of crop x crop pixels, the inverse of vision.patchify."""
-    grid, size = config.grid, config.patch
-    pixels = patches.reshape(grid, grid, size, size, 3).transpose(0, 2, 1, 3, 4)
-    return Image.fromarray(pixels.reshape(grid * size, grid * size, 3))
+    size = config.patch
+    pixels = patches.reshape(config.grid, config.grid, size, size, 3).transpose(0, 2, 1, 3, 4)
+    return Image.fromarray(pixels.reshape(config.crop, config.crop, 3))
 
 
 def png_uri(image):

@@ -36,7 +36,7 @@ TIMES = ("mask", "forward", "both")  # seconds; both: forward and backward
 
 
 class Row(NamedTuple):
-    """The mask fields (1,T) int32 of a packed row, and where its examples and its padding begin."""
+    """The mask fields (1,T) int32 of a packed row, and where its examples begin."""
 
     visible_until: torch.Tensor
     bidir: torch.Tensor
@@ -46,10 +46,9 @@ class Row(NamedTuple):
 def packed_row(examples, tokens, device="cpu"):
     """[ExampleSize, ..] -> Row of so many tokens.
 
-    A token of a trunk is visible until its example ends, a token of a branch until the branch ends,
-    padding until the row ends. The visual tokens of an example share one bidir number, which is
-    unique in the row. In a trunk they are 83 of every 88 tokens, as in a video; an example of text
-    alone has none.
+    A token is visible until its example ends, in a branch until the branch ends, in the padding
+    until the row ends. Visual tokens, 83 of every 88 in a trunk, share the bidir number of their
+    example. An example of text alone has none.
     """
     visible_until = torch.full((tokens,), tokens, dtype=torch.int32)
     bidir = torch.zeros(tokens, dtype=torch.int32)
@@ -125,8 +124,8 @@ def measure(way, row, inputs, device):
 
 
 def check_ways(several, inputs, device, tolerance):
-    """RuntimeError unless all WAYS give the output and the gradients of the dense mask, up to a
-    tolerance relative to the largest value. Also warms up and compiles."""
+    """RuntimeError unless all WAYS give the output and gradients of the dense mask, within a
+    tolerance relative to the largest value. Also compiles."""
     for row in several:
         _, expected = measure(WAYS["dense"], row, inputs, device)
         for name, way in WAYS.items():

@@ -47,9 +47,8 @@ def matrix_size(*modules):
 
 
 def flops(model, work, train=PARTS, freeze_embedding=False):
-    """FLOPs of forward and backward of a Work. train: the parts that learn. A part that does not
-    learn still passes gradients on, if a part below it learns; a tied head does not learn where
-    the embedding is frozen."""
+    """FLOPs of forward and backward of a Work. train: the parts that learn. A tied head does
+    not learn where the embedding is frozen."""
     config = model.config
     vision = model.vision
 
@@ -80,8 +79,7 @@ def flops(model, work, train=PARTS, freeze_embedding=False):
 
 
 def batch_work(model, batch):
-    """The Work of a packing.Batch. Padding and blank crops, which no visual token pools, are left
-    out."""
+    """The Work of a packing.Batch, without padding and without blank crops."""
     n_patch = model.config.vision.n_patch
     in_window = batch.pool_src >= 0
     n_crops = len((batch.pool_src[in_window] // n_patch).unique())

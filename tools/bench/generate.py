@@ -50,8 +50,7 @@ def our_answer(model, prompt, n_tokens):
 
 
 def reference_answer(model, inputs, n_tokens):
-    """A function for time_answer: the greedy answer of transformers' generate. inputs: as
-    peers.reference_inputs makes them."""
+    """A function for time_answer: the greedy answer of transformers' generate."""
 
     def answer(on_token):
         def stopping_criterion(ids, scores):

@@ -39,8 +39,8 @@ def spread(ratios):
 
 
 def run_rounds(runs, rounds):
-    """{key: function} -> [{key: its result} for each round]. The order is reversed in every second
-    round, so that background load and the caches of the previous run affect all equally."""
+    """{key: function} -> [{key: its result} for each round]. Every second round goes in
+    reverse order, so that background load and caches affect all equally."""
     results = []
     for k in range(rounds):
         keys = list(runs)[::-1] if k % 2 else list(runs)

@@ -83,8 +83,8 @@ def in_order(sizes, *limits):
 def internvl_buffer(sizes, *limits, max_open=20):
     """InternVL's buffer without overflow: up to max_open unfinished packs, most crops first.
 
-    An example joins the first pack that has room for it. A pack leaves when it is exactly full, or
-    as the first of too many.
+    An example joins the first pack that has room for it. A pack leaves when it is exactly
+    full, or as the first of too many.
     """
     unfinished = []
     for i, size in enumerate(sizes):
@@ -122,12 +122,12 @@ def first_fit(sizes, max_tokens, max_crops, pool=48):
 
 
 def knapsack(sizes, max_tokens, max_crops, image_weight, granularity):
-    """The official choice (docs/molmo2.md 8): which of sizes [(tokens, crops), ..] give the highest
-    sum of tokens + image_weight * crops -> their numbers, from the last to the first.
+    """The official choice (docs/molmo2.md 8) from sizes [(tokens, crops), ..]: the subset with
+    the highest sum of tokens + image_weight * crops -> its numbers, from the last to the first.
 
-    Tokens count in steps of the granularity, rounded up. best[s, c], float32, is the highest value
-    of a subset with at most s steps and c crops; improved[i] says where example i raised it. The
-    subset is read off backwards, from the last example to the first.
+    Tokens count in steps of the granularity, rounded up. best[s, c], float32, is the highest
+    value of a subset with at most s steps and c crops; improved[i] says where example i raised
+    it. The subset is read off backwards.
     """
     max_steps = -(-max_tokens // granularity)
     best = np.zeros((max_steps + 1, max_crops + 1), np.float32)
@@ -159,9 +159,8 @@ def official(sizes, max_tokens, max_crops, image_weight, pool=48):
     """The official packer (docs/molmo2.md 8): when the pool is full and one more example arrives,
     the knapsack of the pool is a pack, whatever the age of the examples.
 
-    An example that fills a row leaves alone and at once. RuntimeError where nothing in the pool can
-    ever leave. The official stream never ends; at the end of this one the same rule empties the
-    pool.
+    An example that fills a row leaves alone and at once. RuntimeError if nothing in the pool
+    can ever leave. The same rule empties the pool at the end of the stream.
     """
     granularity = max(1, max_tokens // 512)
     max_steps = -(-max_tokens // granularity)
@@ -213,9 +212,8 @@ class CountedSizes(list):
 
 
 def measure(packer, sizes, bound, limits):
-    """One packer on sizes [(tokens, crops), ..] -> its row of the table. bound: packs that any
-    packer needs. The wait of an example counts the packs that were made after it arrived and before
-    its own."""
+    """One packer on sizes [(tokens, crops), ..] -> its row of the table. The wait of an
+    example is the number of packs made after it arrived and before its own."""
     counted = CountedSizes(sizes)
     packs = []
     n_read = []  # sizes read when each pack was made
@@ -243,16 +241,15 @@ def measure(packer, sizes, bound, limits):
 
 
 def count_sequences(lengths):
-    """[tokens of a sequence, ..] -> how many there are, and the tokens in batches of 8, each padded
-    to its longest."""
+    """[tokens of a sequence, ..] -> how many there are, and the tokens in padded batches of 8."""
     batches = [lengths[k : k + 8] for k in range(0, len(lengths), 8)]
     padded = sum(max(batch) * len(batch) for batch in batches)
     return {"sequences": len(lengths), "batches": padded}
 
 
 def savings(examples, limits):
-    """[ExampleSize, ..] -> {name: count_sequences} without message trees and packing, with each
-    alone, and with both."""
+    """[ExampleSize, ..] -> {name: counts} without message trees and packing, with each, with
+    both."""
     trees = [(e.tokens, e.crops) for e in examples]
     single = [(e.trunk + text, e.crops) for e in examples for text in e.branches]
     # in random order, as training draws them: not all annotations of a video in one row

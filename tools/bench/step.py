@@ -51,8 +51,7 @@ class StepResult(NamedTuple):
 
 
 def our_loss(model, config, row, case, device):
-    """A row -> function that computes its part of the case's mean loss. The inputs are on the
-    device before the clock starts."""
+    """A row -> function that computes its part of the case's mean loss."""
     batch = packing.collate([row], case.length, config.vision).to(device)
     batch = replace(batch, weights=(batch.weights > 0) / case.labelled)
     return lambda: (batch.weights * model(batch)[0]).sum()
@@ -66,8 +65,7 @@ def reference_loss(model, config, examples, case, device):
 
 
 def training_step(side, model, config, case, dtype, args):
-    """Forward and backward of one case -> StepResult. Leaves no gradients behind. side: "ours" or
-    "reference"."""
+    """Forward and backward of one case by one of SIDES -> StepResult."""
     device = torch.device(args.device)
     is_ours = side == "ours"
     prepare = our_loss if is_ours else reference_loss
@@ -105,8 +103,7 @@ def check_agreement(case, ours, reference):
 
 
 def build_models(config, args):
-    """{"ours", "reference": model in training mode, float32} with the same random weights; the
-    reference only if args ask for it. UserError if transformers is missing."""
+    """{side: model in training mode, float32}, with the same random weights."""
     torch.set_flush_denormal(True)  # as in train.py
     if not args.reference:
         models = {"ours": peers.random_model(config, args.device, torch.float32)}
@@ -169,8 +166,8 @@ def added_memory(run_step, device):
 
 
 def bench_case(name, config, models, peaks, args):
-    """Prints the table of one case -> its numbers. models: {"ours", "reference": model};
-    peaks: {dtype: FLOP/s}. RuntimeError where the implementations differ."""
+    """Prints the table of one case -> its numbers. models: {side: model}; peaks: {dtype:
+    FLOP/s}. RuntimeError where the implementations differ."""
     case = make_case(name, config, args)
     device = torch.device(args.device)
     if device.type == "cuda":
@@ -223,8 +220,7 @@ def add_arguments(parser):
 
 
 def run(args):
-    """Prints a table per case -> {"peak": FLOP/s by dtype, case: its numbers, ..}.
-    RuntimeError where the implementations differ."""
+    """Prints a table per case -> {"peak": FLOP/s by dtype, case: its numbers, ..}."""
     check_device(args.device)
     args.tokens, args.crops, args.frames = stream.recipe(args.stage) if args.stage else STREAM_ROW
     config = peers.PRESETS[args.preset]

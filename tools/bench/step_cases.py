@@ -97,8 +97,8 @@ def random_tree(config, rng, image_sizes, n_frames, texts):
 
 
 def set_random_pixels(examples, config, rng):
-    """Gives the annotations of one example the same random crops. A mosaic of one crop repeats the
-    low-resolution view, on which packing.collate relies."""
+    """Gives the annotations of one example the same random crops. A mosaic of one crop
+    repeats the low-resolution view, on which packing.collate relies."""
     image_id = examples[0].image_id
     if image_id is None:
         return
@@ -126,8 +126,8 @@ def plain_example(config, rng, plain):
 
 
 def draw_tree(config, rng, stage, max_frames):
-    """A Tree of the stream of tools/bench/stream.py, without subtitles. Its images have as many
-    crops as in the released model, whatever the size of a crop."""
+    """A Tree of the stream, without subtitles. Its images have as many crops as in the
+    released model, whatever the size of a crop."""
     group = stream.draw_group(rng, stage)
     n_frames = 0
     image_sizes = []
@@ -146,8 +146,8 @@ def draw_tree(config, rng, stage, max_frames):
 
 
 def stream_case(config, args):
-    """Packed rows from the middle of a stage's stream -> Case. args: n rows of so many tokens and
-    crops, frames of a video at most, and the stage."""
+    """Packed rows of a stage's stream -> Case. args: n rows of so many tokens and crops, frames
+    of a video at most, and the stage."""
     rng = np.random.default_rng(0)
     trees = []
 

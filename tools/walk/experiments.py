@@ -10,8 +10,7 @@ from tools.walk.ranks import sum_loss
 
 @torch.no_grad()
 def find_changed_outputs(example, place):
-    """Changes one token of an example -> the places whose output is then not bit for bit the same.
-    """
+    """Changes one token of an example -> the places whose output then changes, if by one bit."""
     model = examples.new_model()
     tokens = example.tokens.copy()
     tokens[place] += 1 if tokens[place] < 300 else -1            # any other token will do

@@ -83,7 +83,9 @@ def follow_heads(rank, group):
     Head h of the token at place t is the number t * H + h. An attend that returns its queries shows
     what arrived.
     """
-    T, H, G = examples.ROW, examples.MODEL.n_head, examples.MODEL.n_kv_head
+    T = examples.ROW
+    H = examples.MODEL.n_head
+    G = examples.MODEL.n_kv_head
     numbers = torch.arange(T * H).view(1, T, H, 1).double()
     mine = numbers[:, rank * T // CP : (rank + 1) * T // CP]
     arrived = []
