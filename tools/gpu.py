@@ -41,7 +41,7 @@ from training.log import commit, hardware
 from training.setup import apply_recipe
 
 TINY = replace(models.PRESETS["toy"], n_layer=2)
-STEPS = {                            # the flags of train.py
+STEPS = {  # the flags of train.py
     "stage 1, all parts, rows of 2,560":
         "--stage 1 --preset 4b --micro-batch 1 --data.max_tokens=2560",
     "stage 1, connector and decoder, rows of 2,560":
@@ -116,12 +116,12 @@ def measure_step(flags, device, compiles, peak, rounds):
     def step(rows):
         batch, _ = train.forward_backward(run, model, rows)
         train.divide_and_clip(run, groups, 1.0)
-        optimizer.step()             # with a learning rate of 0
+        optimizer.step()  # with a learning rate of 0
         return batch
 
     largest = data.largest_example(config.data, config.pack_crops, config.model.n_vocab)
     step([[largest]])
-    if device.type == "cuda":        # the second step finds gradients and optimizer state
+    if device.type == "cuda":  # the second step finds gradients and optimizer state
         torch.cuda.reset_peak_memory_stats()
         step([[largest]])
         found["GiB allocated"] = torch.cuda.max_memory_allocated() / memory.GIB
@@ -130,7 +130,7 @@ def measure_step(flags, device, compiles, peak, rounds):
     case = stream_case(config.model, Namespace(
         n=2, stage=config.stage, tokens=config.data.max_tokens, crops=config.pack_crops,
         frames=config.data.max_frames))
-    for row in case.rows:            # compiles what their shapes need
+    for row in case.rows:  # compiles what their shapes need
         step([row])
     seconds = []
     rates = []
@@ -162,7 +162,7 @@ def measure_answer(device, config, n_tokens):
     found = {}
     for name, prompt in prompts(config).items():
         answer = our_answer(model, prompt, n_tokens)
-        time_answer(answer)          # warms up
+        time_answer(answer)  # warms up
         timing = time_answer(answer)
         found[f"{name}: s to the first token"] = timing.prefill
         found[f"{name}: ms per token"] = 1e3 * timing.decode
@@ -193,7 +193,7 @@ def run_part(name, part):
     warn(f"{name} ..")
     try:
         return part()
-    except Exception as e:           # the other parts still count
+    except Exception as e:  # the other parts still count
         reason = f"{type(e).__name__}: {(str(e).splitlines() or [''])[0]}"
         return {"error": reason[:300], "ok": False}
     finally:
@@ -226,8 +226,8 @@ def main(argv=None):
         warn(str(e))
         sys.exit(2)
     device = torch.device(args.device)
-    torch.set_flush_denormal(True)                       # as in train.py
-    compiles = device.type == "cuda"                     # on a CPU it would take minutes
+    torch.set_flush_denormal(True)  # as in train.py
+    compiles = device.type == "cuda"  # on a CPU it would take minutes
     peak = matmul_peak(device, "bfloat16" if compiles else "float32")
     parts = make_checks(device, compiles)
     parts |= make_measurements(device, args.small, compiles, peak)

@@ -38,8 +38,8 @@ from training.setup import apply_recipe, default_shard, layout_error
 from weights import files, lora
 
 GIB = 2**30
-GPU_SIZES = {16: 15.6, 24: 23.6, 40: 39.4, 48: 47.5, 80: 79.6, 141: 140.4}     # {GB: GiB}
-NCCL_BUFFERS = 2**29       # bytes of one communicator on a rank: an estimate, not measured yet
+GPU_SIZES = {16: 15.6, 24: 23.6, 40: 39.4, 48: 47.5, 80: 79.6, 141: 140.4}  # {GB: GiB}
+NCCL_BUFFERS = 2**29  # bytes of one communicator on a rank: an estimate, not measured yet
 
 
 class LiveBytes(TorchDispatchMode):
@@ -48,13 +48,13 @@ class LiveBytes(TorchDispatchMode):
 
     def __init__(self, held):
         super().__init__()
-        self.sizes = {}    # {address of a storage: bytes}
+        self.sizes = {}  # {address of a storage: bytes}
         self.parts = {}
         self.now = 0
         self.phase = "forward"
         self.peaks = {}
         self.plain_resize = torch.UntypedStorage.resize_
-        self.held = held   # keeps them alive
+        self.held = held  # keeps them alive
         for part, tensors in held.items():
             tensors = [parallel.local(x) for x in tree_leaves(tensors) if torch.is_tensor(x)]
             self.parts[part] = sum(x.nbytes for x in tensors)
@@ -181,7 +181,7 @@ def read_command(argv):
     packs_of_rank = max(config.batch * config.cp // own.gpus, 1)
     config = replace(config, micro_batch=min(config.micro_batch, packs_of_rank))
     if "shard" not in args.fields:
-        config = replace(config, shard=default_shard(own.gpus, 8))       # in nodes of 8
+        config = replace(config, shard=default_shard(own.gpus, 8))  # in nodes of 8
     if error := layout_error(own.gpus, config, config.model):
         raise UserError(error)
     return own.gpus, args, config

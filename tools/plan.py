@@ -28,12 +28,12 @@ from training.planner import PlanFile, StepPlanner, measure, name_kind, source_a
 from training.setup import open_tokenizer
 from training.sources import fingerprint, open_sources
 
-CHUNK = 64                           # records of a worker at a time
-WORKER = {}                          # in a worker's process: the arguments of `measure`
+CHUNK = 64  # records of a worker at a time
+WORKER = {}  # in a worker's process: the arguments of `measure`
 
 
 def start_worker(*arguments):
-    signal.signal(signal.SIGINT, signal.SIG_IGN)     # Ctrl-C is for the first process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the first process
     WORKER["arguments"] = arguments
 
 
@@ -54,10 +54,10 @@ def measure_in_order(mixture, tokenizer, config):
 
 def make_plan(mixture, tokenizer, config, n_packs):
     """-> {column: array} of a PlanFile, and the StepPlanner."""
-    skipped = []                     # (pack before which a record was skipped, "source: kind")
+    skipped = []  # (pack before which a record was skipped, "source: kind")
     results = measure_in_order(mixture, tokenizer, config)
 
-    def measure_and_note(index):     # a planner asks for all indices in order
+    def measure_and_note(index):  # a planner asks for all indices in order
         found = next(results)
         if found.reason:
             name = f"{source_at(mixture, index)}: {name_kind(found.reason)}"

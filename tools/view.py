@@ -42,20 +42,20 @@ from training.setup import open_tokenizer
 from training.sources import open_sources
 
 TEMPLATE = Path(__file__).with_suffix(".html")
-MAX_BLOCKS = 256                         # along one side of the mask
-MAX_PIXELS = 6_000_000                   # of all crops; a page of 384 crops has about 12 MB
+MAX_BLOCKS = 256  # along one side of the mask
+MAX_PIXELS = 6_000_000  # of all crops; a page of 384 crops has about 12 MB
 # of tokens, and of the pairs that they attend to: padding, read, visual, with loss
 COLOURS = np.array([(200, 196, 186), (128, 116, 96), (60, 124, 168), (200, 30, 90)])
-N_COLOURS = 6                            # of points; the template has as many
+N_COLOURS = 6  # of points; the template has as many
 
 
 class Row(NamedTuple):
     """One row as it is trained on."""
-    examples: list                       # of data.Example, in the order of the row
-    records: list                        # the record of each example
+    examples: list  # of data.Example, in the order of the row
+    records: list  # the record of each example
     tokenizer: object
     config: Config
-    batch: packing.Batch                 # the examples as one row
+    batch: packing.Batch  # the examples as one row
 
 
 def plan_row(args, config, step, number, log=()):
@@ -87,7 +87,7 @@ def read_row_of_run(run, step, number):
     if not (1 <= step <= config.steps and number < config.batch):
         raise UserError(f"--step {step} --row {number}: the run has steps 1 to "
                         f"{config.steps} and rows 0 to {config.batch - 1}")
-    if (run / "model").is_dir():         # a finished run has a tokenizer of its own
+    if (run / "model").is_dir():  # a finished run has a tokenizer of its own
         args.init = run
     return plan_row(args, config, step, number, read_log(run / "log.jsonl"))
 
@@ -139,11 +139,11 @@ def find_parts(example):
 
 
 class TextRun(NamedTuple):
-    ids: list                            # of tokens to show
-    first: int                           # places in the example
+    ids: list  # of tokens to show
+    first: int  # places in the example
     last: int
-    weight: float                        # 0: nothing is learned here
-    visual: bool                         # tokens of an image or a frame
+    weight: float  # 0: nothing is learned here
+    visual: bool  # tokens of an image or a frame
 
 
 def split_runs(example, start, stop):
@@ -222,7 +222,7 @@ def write_crops(row, number):
     side = int((MAX_PIXELS / len(row.batch.images)) ** 0.5)
     figures = []
     for k, image in enumerate(example.image_id.tolist()):
-        is_whole = k == 0 or example.image_id[k - 1] != image    # else a part of a mosaic
+        is_whole = k == 0 or example.image_id[k - 1] != image  # else a part of a mosaic
         name = f"image {image + 1}: {'whole' if is_whole else 'crop'}"
         if info.times is not None:
             name = f"frame at {info.times[image]:.1f} s"
@@ -231,7 +231,7 @@ def write_crops(row, number):
             colour = f"c{a % N_COLOURS}"
             text = html.escape(label)
             name += f'<br><b class="{colour}">{text}</b> {len(points)}'
-            for x, y in points:          # radii differ, so that two marks on a place show
+            for x, y in points:  # radii differ, so that two marks on a place show
                 marks += (f'<circle class="{colour}" cx="{100 * x:.2f}" cy="{100 * y:.2f}" '
                           f'r="{2 + a % 4}"><title>{text}</title></circle>')
         picture = join_patches(example.images[k], row.config.data.vision)
@@ -277,7 +277,7 @@ def write_example(row, number, start):
     facts = (f"{len(example.tokens)} tokens, {example.n_branches} annotations, "
              f"{example.dropped_branches} left out, weight {weight:.4g}")
     crops = ""
-    if example.mask_reason:              # the row holds zeros, not the record
+    if example.mask_reason:  # the row holds zeros, not the record
         reason = html.escape(example.mask_reason)
         tree = f"<p>{reason}. Zeros stand in its place, without loss.</p>"
     else:

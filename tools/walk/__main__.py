@@ -20,7 +20,7 @@ from tools.walk import examples, swap
 from training.config import Parser, UserError
 
 ROOT = Path(__file__).parents[2]
-N_LINES = 6                          # of a failed test's own message
+N_LINES = 6  # of a failed test's own message
 
 # {exercise: {test: what it protects}}
 TESTS = {
@@ -88,7 +88,7 @@ def load(path):
     """A reader's file -> module; UserError if it cannot be loaded or holds no exercise."""
     try:
         module = swap.load(path)
-    except Exception as e:           # whatever a reader's file raises
+    except Exception as e:  # whatever a reader's file raises
         raise UserError(f"--check {path}: {type(e).__name__}: {e}") from None
     if not any(hasattr(module, name) for name in TESTS):
         raise UserError(f"--check {path}: it has none of the functions {', '.join(TESTS)}")
@@ -116,7 +116,7 @@ def find_difference(mine):
     try:
         found = mine(batch.visible_until, batch.bidir)
         q, k = (found != expected)[0].nonzero()[0].tolist()
-    except Exception:                # no difference, or whatever a reader's function raises
+    except Exception:  # no difference, or whatever a reader's function raises
         return None
     parts = examples.find_parts(row, examples.ROW)
     names = [part.name for part in parts for _ in range(part.start, part.stop)]

@@ -19,8 +19,8 @@ from text.tokenizer import ByteTokenizer
 from tools import view
 from vision import VisionConfig
 
-ROW = 112                            # tokens of a row
-MAX_CROPS = 5                        # crops of a row
+ROW = 112  # tokens of a row
+MAX_CROPS = 5  # crops of a row
 SEED = 0
 VISION = VisionConfig(n_layer=2, n_embd=16, n_head=2, n_hidden=32, feature_layers=(1, 0), grid=4,
                       patch=2, overlap_margin=1)
@@ -115,8 +115,8 @@ ANNOTATION_OF = {"caption:": "caption", "Where": "points", "How": "question", "W
 
 class Part(NamedTuple):
     """A run of tokens of the row: the trunk of an example, one of its branches, or padding."""
-    name: str                        # "video: trunk", "video: caption", .., "text", "padding"
-    start: int                       # places in the row
+    name: str  # "video: trunk", "video: caption", .., "text", "padding"
+    start: int  # places in the row
     stop: int
 
 
@@ -128,7 +128,7 @@ def find_parts(examples, tokens=None):
         for number, (start, stop) in enumerate(view.find_parts(x)):
             name = "text" if x.id == "text" else f"{x.id}: trunk"
             if number:
-                word = TOKENIZER.decode(x.tokens[start + 2 : start + 3])     # after "user\n"
+                word = TOKENIZER.decode(x.tokens[start + 2 : start + 3])  # after "user\n"
                 name = f"{x.id}: {ANNOTATION_OF[word]}"
             parts.append(Part(name, place + start, place + stop))
         place += len(x.tokens)

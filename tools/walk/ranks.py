@@ -13,21 +13,21 @@ import data
 import parallel
 from tools.walk import examples
 
-CP = 2                               # processes that share the row
+CP = 2  # processes that share the row
 Z_LOSS = 1e-4
 
 
 @dataclass
 class Rank:
     """What one process held and computed."""
-    n_tokens: int                    # of its slice of the row
-    n_crops: int                     # that it encodes
-    sent: list                       # visual tokens that go to each rank
-    outside: torch.Tensor            # (T,H) bool: heads of tokens that it held before attention
-    inside: torch.Tensor             # the same after the first exchange, inside attention
-    returned: torch.Tensor           # the same after the second exchange
-    loss: float                      # its part of the sum of the loss
-    weight: float                    # its part of the sum of the weights
+    n_tokens: int  # of its slice of the row
+    n_crops: int  # that it encodes
+    sent: list  # visual tokens that go to each rank
+    outside: torch.Tensor  # (T,H) bool: heads of tokens that it held before attention
+    inside: torch.Tensor  # the same after the first exchange, inside attention
+    returned: torch.Tensor  # the same after the second exchange
+    loss: float  # its part of the sum of the loss
+    weight: float  # its part of the sum of the weights
 
 
 def sum_loss(model, batch):
@@ -64,7 +64,7 @@ def worker(rank, folder):
     found = Rank(batch.tokens.shape[1], n_crops, batch.dispatch[0], *held, float(loss),
                  float(weight))
     torch.save(found, f"{folder}/{rank}.pt")
-    dist.barrier()                   # none leaves while the other still waits for it
+    dist.barrier()  # none leaves while the other still waits for it
     dist.destroy_process_group()
 
 
