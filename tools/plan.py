@@ -33,7 +33,6 @@ WORKER = {}  # in a worker's process: the arguments of `measure`
 
 
 def start_worker(*arguments):
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the first process
     WORKER["arguments"] = arguments
 
 
@@ -46,7 +45,9 @@ def measure_in_order(mixture, tokenizer, config):
     arguments = mixture, tokenizer, config
     if not config.workers:
         yield from map(partial(measure, *arguments), count())
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # for the workers
     with get_context("spawn").Pool(config.workers, start_worker, arguments) as pool:
+        signal.signal(signal.SIGINT, handler)
         n = CHUNK * config.workers
         for start in count(0, n):
             yield from pool.map(measure_in_worker, range(start, start + n))

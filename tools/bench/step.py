@@ -110,7 +110,7 @@ def build_models(config, args):
     else:
         models = dict(zip(SIDES, peers.model_pair(config, args.device, torch.float32), strict=True))
     if args.activation_checkpointing and args.reference:
-        models["reference"].gradient_checkpointing_enable({"use_reentrant": False})
+        models["reference"].activation_checkpointing_enable({"use_reentrant": False})
     models["ours"].activation_checkpointing = args.activation_checkpointing
     if torch.device(args.device).type == "cuda":
         models["ours"].compile_blocks()  # as in train.py
