@@ -54,7 +54,9 @@ def show(value):
         return "{median:.3g} ({min:.3g}-{max:.3g})".format(**value)
     if isinstance(value, tuple):
         return "-".join(map(show, value))
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "-" if value is None else str(value)
 
 
 def print_table(title, rows):

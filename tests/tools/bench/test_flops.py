@@ -55,7 +55,9 @@ def test_flops_of_a_step_are_those_of_its_matrices_and_of_the_pairs_that_attend(
     n_layer = 2
     attended = n_layer * pairs * 4 * 8 + n_layer * patches * 36 * 32 + in_windows * 32
     # forward 4, backward 8, for each pair and number of a query
-    assert flops(model, batch_work(model, batch)) == counted + 12 * attended
+    work = batch_work(model, batch)
+    assert flops(model, work) == counted + 12 * attended
+    assert batch_work(model, packing.collate([row], 400, config.vision)) == work  # with padding
 
 
 @pytest.mark.parametrize(
@@ -94,16 +96,6 @@ def test_a_frozen_embedding_spares_the_gradient_of_a_tied_head(tiny):
         model = random_model(replace(tiny, tied=tied))
         spared = flops(model, work) - flops(model, work, freeze_embedding=True)
         assert spared == tied * 2 * tiny.n_vocab * tiny.n_embd * 5
-
-
-def test_padding_and_blank_crops_need_no_work(tiny):
-    rng = np.random.default_rng(0)
-    row = [plain_example(tiny, rng, Plain(20, (1, 1))), plain_example(tiny, rng, Plain(7))]
-    model = random_model(tiny)
-    exact = packing.collate([row], sum(len(e.tokens) for e in row), tiny.vision)
-    padded = packing.collate([row], 200, tiny.vision)
-    assert batch_work(model, padded) == batch_work(model, exact)
-    assert batch_work(model, exact).patches == tiny.vision.n_patch
 
 
 def test_mfu_of_a_run_is_that_of_its_batches_over_all_gpus(tmp_path, tiny, bench):

@@ -149,11 +149,9 @@ def test_savings_by_hand():
 
 def test_the_command_prints_means_over_the_streams_and_the_worst_of_each_maximum(bench):
     line, table = bench("pack", "--n", 150, "--seeds", 2, "--stages", 2)
-    found = line["cases"]["stage 2"]
     sizes = [sizes_of(2, 150, seed) for seed in (0, 1)]
-    assert found["bounds"] == [packers.lower_bound(np.array(x), (16384, 128)) for x in sizes]
     rows = [packers.measure(packers.internvl_buffer, x, 10, (16384, 128)) for x in sizes]
-    row = found["packers"]["InternVL's buffer, 20"]
+    row = line["cases"]["stage 2"]["packers"]["InternVL's buffer, 20"]
     assert row["packs"] == np.mean([r["packs"] for r in rows])
     assert row["wait_max"] == max(r["wait_max"] for r in rows)
     for label in [*packers.packers(2), "message trees", "both"]:

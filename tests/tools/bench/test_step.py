@@ -94,11 +94,7 @@ def test_ours_alone_needs_no_transformers_and_denormal_numbers_are_zero(tiny, be
 def test_a_stream_is_whole_packs_and_every_annotation_once(tiny):
     args = argparse.Namespace(n=3, stage=None, tokens=1024, crops=16, frames=4)
     case = step_cases.stream_case(tiny, args)
-    again = step_cases.stream_case(tiny, args)
     trees = [e for row in case.rows for e in row]
-    for a, b in zip(trees, [e for row in again.rows for e in row], strict=True):
-        assert np.array_equal(a.tokens, b.tokens)
-        assert np.array_equal(a.images, b.images)
     assert len(case.rows) == 3
     tokens = [sum(len(e.tokens) for e in row) for row in case.rows]
     crops = [sum(n_crops(e) for e in row) for row in case.rows]

@@ -34,13 +34,9 @@ def test_stream_is_the_one_that_was_measured(stage):
     as_many_as_a_video = (crops == limits.max_frames).mean() * (stage > 1)
     shares = (crops == 0).mean(), as_many_as_a_video
     np.testing.assert_allclose(shares, measured[6:], atol=0.01)
-
-    assert (tokens <= limits.max_tokens).all()
-    assert (crops <= limits.max_crops).all()
-    for e in examples:
-        assert e.tokens == e.trunk + sum(e.branches)
-        assert e.trunk >= 1
-        assert min(e.branches) >= 0
+    assert tokens.max() <= limits.max_tokens
+    assert crops.max() <= limits.max_crops
+    assert all(e.tokens == e.trunk + sum(e.branches) for e in examples)
 
 
 def test_stream_is_a_function_of_stage_and_seed():
