@@ -109,15 +109,18 @@ def check(name, mine, path):
 
 def find_difference(mine):
     """Compares a reader's `allow` with the project's on the row of the walk -> the first
-    difference, or None. What is no mask at all is left to the tests."""
+    difference, or None. The tests show what a function raises."""
     row = examples.encode()
     batch = examples.collate(row)
     expected = attention.allow(batch.visible_until, batch.bidir)
     try:
         found = mine(batch.visible_until, batch.bidir)
-        q, k = (found != expected)[0].nonzero()[0].tolist()
-    except Exception:  # no difference, or whatever a reader's function raises
+        wrong = (found != expected)[0].nonzero().tolist()
+    except Exception:  # whatever a reader's function raises
+        wrong = []
+    if not wrong:
         return None
+    q, k = wrong[0]
     parts = examples.find_parts(row, examples.ROW)
     names = [part.name for part in parts for _ in range(part.start, part.stop)]
     verb = "must see" if expected[0, q, k] else "must not see"
