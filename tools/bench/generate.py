@@ -18,15 +18,17 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-import data
 from evaluation.generate import generate
-from records.visual import VideoClip
-from text.tokenizer import ByteTokenizer
 from tools.bench.measure import check_device, positive, print_table, run_rounds, spread
 from tools.bench.peers import PRESETS, model_pair, reference_inputs
+from tools.bench.step_cases import Plain, plain_example
 from training.config import UserError
 
-QUESTION = "x" * 280
+PROMPTS = {
+    "text": Plain(299),
+    "image of 9 crops": Plain(299, (2, 4)),
+    "video of 16 frames": Plain(299, frames=16),
+}
 NEVER = -1  # no id: an answer does not end before its last token
 
 
@@ -66,19 +68,9 @@ def reference_answer(model, inputs, n_tokens):
 
 
 def prompts(config):
-    """{case: data.Example}: text alone, one image and one video, with random pixels."""
+    """{name: data.Example} of PROMPTS, with random ids and pixels."""
     rng = np.random.default_rng(0)
-    image = rng.integers(0, 256, (1000, 1800, 3), np.uint8)
-    frames = [rng.integers(0, 256, (90, 160, 3), np.uint8) for _ in range(16)]
-    clip = VideoClip([k / 2 for k in range(16)], frames)
-    tokenizer = ByteTokenizer(n_vocab=config.n_vocab)
-    settings = data.DataConfig(vision=config.vision)
-    turns = [(QUESTION, None)]
-    return {
-        "text": data.encode_prompt([], turns, tokenizer, settings),
-        "image of 9 crops": data.encode_prompt([image], turns, tokenizer, settings),
-        "video of 16 frames": data.encode_prompt([], turns, tokenizer, settings, clip),
-    }
+    return {name: plain_example(config, rng, plain) for name, plain in PROMPTS.items()}
 
 
 def bench_prompt(name, prompt, answers, rounds, must_agree):
