@@ -76,23 +76,18 @@ def main(argv=None):
                         help="a file with your functions: docs/walk/mine.py, or a copy of it")
     try:
         path = parser.parse_args(argv).check
-        module = load(path)
+        module = swap.load(path)
+        mine = {name: getattr(module, name) for name in TESTS if hasattr(module, name)}
+        if not mine:
+            raise UserError(f"--check {path}: it has none of the functions {', '.join(TESTS)}")
     except UserError as e:
         warn(str(e))
         return 2
-    results = [check(name, getattr(module, name), path) for name in TESTS if hasattr(module, name)]
-    return 0 if all(results) else 1
-
-
-def load(path):
-    """A reader's file -> module; UserError if it cannot be loaded or holds no exercise."""
-    try:
-        module = swap.load(path)
     except Exception as e:  # whatever a reader's file raises
-        raise UserError(f"--check {path}: {type(e).__name__}: {e}") from None
-    if not any(hasattr(module, name) for name in TESTS):
-        raise UserError(f"--check {path}: it has none of the functions {', '.join(TESTS)}")
-    return module
+        warn(f"--check {path}: {type(e).__name__}: {e}")
+        return 2
+    results = [check(name, function, path) for name, function in mine.items()]
+    return 0 if all(results) else 1
 
 
 def check(name, mine, path):
