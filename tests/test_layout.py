@@ -67,8 +67,8 @@ MIN_PROSE = 15                       # % of lines that are comments or docstring
 # Packages that requirements.txt does not install: functions that need one import it when they are
 # called. `resource` belongs to Python, but not on every system.
 OPTIONAL = (
-    "av", "huggingface_hub", "pyarrow", "resource", "safetensors", "scipy", "tensorboard",
-    "tokenizers", "torch.utils.tensorboard", "torchcodec", "torchvision", "transformers",
+    "huggingface_hub", "pyarrow", "resource", "safetensors", "scipy", "tensorboard",
+    "tokenizers", "torch.utils.tensorboard", "torchvision", "transformers",
 )
 
 PATH_WORD = re.compile(r"(?<![\w./:~$}{*-])((?:\.\./)*[\w.-]+(?:/[\w.*-]+)*/?)(?![\w*{$])")
