@@ -1,18 +1,26 @@
 """Line charts, drawn with Pillow: losses on a logarithmic axis, scores on an axis from 0 to 1."""
 
 import math
+from itertools import chain
 
 from PIL import Image, ImageDraw, ImageFont
 
-INK, SOFT, GRID, PALE = (40, 38, 36), (120, 116, 110), (228, 226, 221), (205, 202, 196)
-# Okabe and Ito's colours, which colour-blind readers can tell apart, without yellow: pale on white
+INK = (40, 38, 36)
+SOFT = (120, 116, 110)
+GRID = (228, 226, 221)
+PALE = (205, 202, 196)
+# Colour-blind readers can tell these apart (Okabe and Ito; their yellow is too pale on white).
 COLOURS = (
     INK, (0, 114, 178), (213, 94, 0), (0, 158, 115), (204, 121, 167), (230, 159, 0),
     (86, 180, 233), (90, 70, 60),
 )
-WIDTH, HEIGHT = 1440, 720
-LEFT, RIGHT, TOP, BOTTOM = 90, 1050, 50, 640          # of the axes, in pixels
-LINE_HEIGHT = 30                                      # of the names beside them
+WIDTH = 1440                         # pixels
+HEIGHT = 720
+LEFT = 90                            # of the axes
+RIGHT = 1050
+TOP = 50
+BOTTOM = 640
+LINE_HEIGHT = 30                     # of the names beside them
 
 
 def round_steps(high):
@@ -41,15 +49,17 @@ def line_chart(series, path, xlabel, ylabel, log=False, pale=()):
     log: a logarithmic y axis; otherwise y reaches from 0 to 1, and points are dots. pale:
     [(x, y), ..] drawn below the lines. Without a point that can be drawn there is no file.
     """
-    series = {name: found for name, points in series.items() if (found := finite(points, log))}
+    series = {name: finite(points, log) for name, points in series.items()}
+    series = {name: points for name, points in series.items() if points}
     pale = finite(pale, log)
-    points = [*pale, *(point for of_series in series.values() for point in of_series)]
+    points = list(chain(pale, *series.values()))
     if not points:
         return
-    x_ticks = round_steps(max(1e-9, *(x for x, _ in points)))
+    x_high = max(x for x, _ in points)
     heights = [y for _, y in points]
+    x_ticks = round_steps(max(x_high, 1e-9))
     y_ticks = powers_of_ten(min(heights), max(heights)) if log else [k / 5 for k in range(6)]
-    x_high = max(x_ticks[-1], *(x for x, _ in points))
+    x_high = max(x_high, x_ticks[-1])
 
     def place(x, y):
         """-> pixels of an image that is drawn twice as large, then reduced"""
@@ -69,7 +79,8 @@ def line_chart(series, path, xlabel, ylabel, log=False, pale=()):
             pen.ellipse([x - 12, y - 12, x + 12, y + 12], colours[name])
     image = image.reduce(2)
 
-    pen, font = ImageDraw.Draw(image), ImageFont.load_default(24)
+    pen = ImageDraw.Draw(image)
+    font = ImageFont.load_default(24)
     for y in y_ticks:
         pen.text((LEFT - 12, place(0, y)[1] / 2), f"{y:g}", SOFT, font, "rm")
     for x in x_ticks:

@@ -1,32 +1,30 @@
-"""Scores of a model on records (paper: evaluation; docs/molmo2.md 13):
-captions, points, counts, questions and tracks, on images and videos.
+"""Scores of a model on records (paper: evaluation; docs/molmo2.md 13).
 
-Every annotation except type `text` becomes a question, worded with
-the evaluation templates and answered by greedy decoding. Every turn
-of a conversation is a question, asked after the true answers to the
-earlier turns. SCORES are means over questions; nll is the loss of
-training, with its weights, of all records and by source.
+Every annotation except type `text` becomes a question, worded with the evaluation
+templates and answered by greedy decoding. Every turn of a conversation is a question,
+asked after the true answers to the earlier turns. SCORES are means over questions; nll
+is the loss of training, with its weights, of all records and by source.
 
-A prediction holds the question and the answer; of points and tracks
-also `predicted` and `true`, [[frame, id, x, y], ..] in pixels of what
-was shown, where frame is 1, the number of the image, or seconds of
-the clip, and `hits`, the rule by which a prediction is right; of
-videos the `times` of the frames shown.
+A prediction holds the question and the answer; of points and tracks also `predicted`
+and `true`, [[frame, id, x, y], ..] in pixels of what was shown, where frame is 1, the
+number of the image, or seconds of the clip, and `hits`, the rule by which a prediction
+is right; of videos the `times` of the frames shown.
 
-Masks (--masks, an .npz file with an array for each pointing or tracking
-annotation, named "record id/annotation number"; or the function masks_of):
-    images    (n,h,w) bool, one per point, in their order, each of its own image (padded to the
-              largest)
-    video     (n,t,h,w), one per point, or per object of a track by sorted ids; and the array
-              "record id/annotation number/times", (t,) seconds of the file, as
-              all times of a record. masks_of returns {"times": .., "masks": ..}
-Without masks a prediction hits if it lies in the matched object's box or, without boxes, within
-5 % of the image diagonal of the true point; in videos also at the same time, rounded to 0.1 s.
+Masks (--masks, an .npz file with an array for each pointing or tracking annotation,
+named "record id/annotation number"; or the function masks_of):
+    images    (n,h,w) bool, one per point, each of its own image (padded to the largest)
+    video     (n,t,h,w), one per point, or per object of a track by sorted ids; and the
+              array "record id/annotation number/times", (t,) seconds of the file.
+              masks_of returns {"times": .., "masks": ..}
+Without masks a prediction hits if it lies in the matched object's box or, without boxes,
+within 5 % of the image diagonal of the true point; in videos also at the same time,
+rounded to 0.1 s.
 """
 
 import math
 from collections import Counter
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import torch
@@ -37,7 +35,7 @@ import packing
 import parallel
 import vision
 from evaluation.generate import generate
-from evaluation.masks import check_masks
+from evaluation.masks import find_misfit
 from evaluation.scoring import Question, score
 from records.errors import Unreadable, warn
 from records.visual import VideoClip, read_headers
@@ -49,17 +47,16 @@ TYPES = ("caption", "point", "count", "qa", "track")
 LOCATED = ("point", "track")             # scored by places, with masks or without
 SCORES = (
     "caption_exact", "caption_recall", "caption_precision",
-    # on one image, on several, on a video
-    "point_f1", "point_precision", "point_recall",
+    "point_f1", "point_precision", "point_recall",               # on one image
     "images_point_f1", "images_point_precision", "images_point_recall",
     "video_point_f1", "video_point_precision", "video_point_recall",
     "count_accuracy", "count_close",     # of all media; close is wider for a video
     "track_precision", "track_recall", "track_f1", "hota", "det_a", "ass_a",
     "qa_accuracy",                       # the right option, else an exact match with an answer
     "choice_accuracy",                   # of questions with options
-    # of the styles in scoring.STYLE_SCORE; vqa_score also of others with several answers
-    "vqa_score", "anls", "relaxed_accuracy",
+    "vqa_score", "anls", "relaxed_accuracy",             # see scoring.STYLE_SCORE
 )
+MAX_ROWS = 128                           # questions answered at once
 MAX_CROPS = 256                          # encoded at once by the ViT
 MAX_CACHED_TOKENS = 1 << 16              # rows x (prompt + answer): the slots of the KV cache
 LEAST_BYTES = 512                        # of an answer in bytes: a word takes several of them
@@ -71,18 +68,17 @@ LEAST_BYTES = 512                        # of an answer in bytes: a word takes s
 
 def answer_limit(annotation, record):
     """Tokens of an answer at most (docs/molmo2.md 13)."""
-    if annotation["type"] == "qa":
-        turns = annotation.get("turns", [annotation])
-        style = style_of(annotation, record, None)
-        in_sentences = style in ("user_qa", "correction_qa", "text_sft")
-        if in_sentences or any("explanation" in turn for turn in turns):
-            return 384
-        return 32 if any("options" in turn for turn in turns) else 12
     if annotation["type"] == "track":
         return 4096
-    if annotation["type"] != "caption" and medium(record) == "image":
-        return 192                       # points and counts of one image
-    return 2048                          # captions; points and counts of videos and several images
+    if annotation["type"] == "caption":
+        return 2048
+    if annotation["type"] != "qa":       # points and counts
+        return 192 if medium(record) == "image" else 2048
+    turns = annotation.get("turns", [annotation])
+    in_sentences = style_of(annotation, record, None) in ("user_qa", "correction_qa", "text_sft")
+    if in_sentences or any("explanation" in turn for turn in turns):
+        return 384
+    return 32 if any("options" in turn for turn in turns) else 12
 
 
 def questions_of(record, info, config, max_new=None, least=1):
@@ -104,10 +100,9 @@ def questions_of(record, info, config, max_new=None, least=1):
 
 def collect_questions(records, config, masks_of=None, max_new=None, least=1):
     """Records -> [Question, ..], and {where: reason} of records whose headers cannot be read.
-
-    ValueError if masks do not fit: before hours of answers, not after.
-    """
-    questions, skipped = [], {}
+    ValueError if masks do not fit, before hours of answers."""
+    questions = []
+    skipped = {}
     for record in records:
         try:
             info = read_headers(record, config)
@@ -116,7 +111,10 @@ def collect_questions(records, config, masks_of=None, max_new=None, least=1):
             continue
         for question in questions_of(record, info, config, max_new, least):
             if masks_of and question.annotation["type"] in LOCATED:
-                check_masks(question, masks_of(record, question.index))
+                misfit = find_misfit(question, masks_of(record, question.index))
+                if misfit:
+                    name = f"{record['id']}/{question.index}"
+                    raise ValueError(f"the masks of {name} {misfit}")
             questions.append(question)
     return questions, skipped
 
@@ -131,8 +129,9 @@ def batch_order(question):
 
 
 def decode_media(question, config):
-    """-> images, VideoClip of what a question is about: [] and a VideoClip, or images and None."""
-    source, info = question.record["source"], question.info
+    """-> what a question is about: images and None, or [] and a VideoClip."""
+    source = question.record["source"]
+    info = question.info
     if info.times is None:
         return (source.images(question.record) if info.sizes else []), None
     # as small as the ViT takes them: 384 frames of 11 MB would be 4 GB
@@ -142,13 +141,15 @@ def decode_media(question, config):
     return [], VideoClip(info.times, small, info.subtitles)
 
 
-def prompt_batches(questions, tokenizer, config, max_rows, skipped):
+def prompt_batches(questions, tokenizer, config, skipped):
     """Questions -> yields lists of (question, prompt), each as long as `fits` allows.
 
-    Media that several questions of a batch are about are decoded once, and their prompts share the
-    crops, which are encoded once. skipped: {where: reason}, to which undecodable records are added.
+    Media that several questions of a batch are about are decoded once, and their prompts
+    share the crops. skipped: {where: reason}, to which undecodable records are added.
     """
-    batch, decoded, crops = [], {}, {}
+    batch = []
+    decoded = {}                         # {where: images and clip} of this batch
+    crops = {}
     for question in questions:
         where = question.record["where"]
         if where in skipped:
@@ -161,20 +162,22 @@ def prompt_batches(questions, tokenizer, config, max_rows, skipped):
                 continue
         images, clip = decoded[where]
         prompt = data.encode_prompt(images, question.turns, tokenizer, config, clip)
-        if batch and not fits([*batch, (question, prompt)], max_rows):
+        if batch and not fits([*batch, (question, prompt)]):
             yield batch
-            batch, decoded, crops = [], {where: decoded[where]}, {}
+            batch = []
+            decoded = {where: decoded[where]}
+            crops = {}
         prompt.images = crops.setdefault(where, prompt.images)
         batch.append((question, prompt))
     if batch:
         yield batch
 
 
-def fits(batch, max_rows):
-    """Is [(question, prompt), ..] within max_rows, MAX_CROPS and MAX_CACHED_TOKENS?"""
+def fits(batch):
+    """Is [(question, prompt), ..] within MAX_ROWS, MAX_CROPS and MAX_CACHED_TOKENS?"""
     longest = max(len(prompt.tokens) + question.max_new for question, prompt in batch)
     crops = {q.record["where"]: len(p.images) for q, p in batch if p.images is not None}
-    small = len(batch) <= max_rows and len(batch) * longest <= MAX_CACHED_TOKENS
+    small = len(batch) <= MAX_ROWS and len(batch) * longest <= MAX_CACHED_TOKENS
     return small and sum(crops.values()) <= MAX_CROPS
 
 
@@ -182,18 +185,15 @@ def fits(batch, max_rows):
 # answers and scores
 
 
-def evaluate(model, tokenizer, config, records, masks_of=None, batch=128, max_new=None,
-             progress=True, ranks=None, with_nll=True):
+def evaluate(model, tokenizer, config, records, masks_of=None, max_new=None, ranks=None,
+             with_nll=True):
     """Records from a source -> metrics, predictions by record id and annotation, on all ranks.
 
-    masks_of(record, annotation index) -> masks of that annotation (see above)
-    or None; ValueError if they do not fit. batch: questions answered at once.
-    max_new: tokens of every answer at most, in place of answer_limit. with_nll
-    False: no forward pass for the loss. A record whose media cannot be read is
-    named on stderr and counted in `skipped`, a text in `not_scored`.
-
-    ranks: parallel.Ranks, each of which calls this with the same arguments and a
-    whole model. Records are dealt out to them. Batches differ with their number,
+    masks_of(record, annotation index) -> masks of that annotation (see above) or None.
+    max_new: tokens of every answer at most, in place of answer_limit. with_nll False: no
+    forward pass for the loss. A record whose media cannot be read is named on stderr and
+    counted in `skipped`, a text in `not_scored`. ranks: parallel.Ranks, each of which calls
+    this with a whole model. Records are dealt out to them. Batches differ with their number,
     and so does the rounding: an answer or two in 100 may be another one.
     """
     ranks = ranks or parallel.Ranks()
@@ -203,29 +203,28 @@ def evaluate(model, tokenizer, config, records, masks_of=None, batch=128, max_ne
     questions, skipped = collect_questions(mine, config, masks_of, max_new, least)
     questions.sort(key=batch_order)
     predictions = []
-    with tqdm(total=len(questions), desc="evaluation", unit="question", leave=False, mininterval=1,
-              disable=not (progress and questions and ranks.first)) as bar:
-        for group in prompt_batches(questions, tokenizer, config, batch, skipped):
-            predictions += answer(model, tokenizer, group, masks_of)
-            bar.update(len(group))
+    with tqdm(total=len(questions), desc="evaluation", unit="question", leave=False,
+              mininterval=1, disable=not (questions and ranks.first)) as bar:
+        for batch in prompt_batches(questions, tokenizer, config, skipped):
+            predictions += answer(model, tokenizer, batch, masks_of)
+            bar.update(len(batch))
     losses = losses_of(model, tokenizer, config, mine, skipped) if with_nll else []
 
     ranks.barrier()                      # for any time: ranks are done hours apart
-    parts = parallel.all_gather((predictions, losses, skipped))
-    predictions = [prediction for part, _, _ in parts for prediction in part]
+    by_rank = parallel.all_gather((predictions, losses, list(skipped.items())))
+    predictions, losses, skipped = (list(chain(*parts)) for parts in zip(*by_rank, strict=True))
     predictions.sort(key=lambda p: (p["id"], p["annotation"]))
-    losses = [loss for _, part, _ in parts for loss in part]
-    skipped = {where: reason for _, _, part in parts for where, reason in part.items()}
+    skipped = dict(skipped)
     for where, reason in skipped.items() if ranks.first else ():
         warn(f"{where}: {reason}; skipped")
-    used = [record for record in records if record["where"] not in skipped]
     metrics = mean_scores(predictions)
     metrics["nll"] = mean_nll(losses)
     rules = {p["hits"] for p in predictions if "hits" in p}
     metrics["hits"] = " and ".join(sorted(rules)) or "none"
     metrics["skipped"] = len(skipped)
-    metrics["not_scored"] = sum(annotation["type"] not in TYPES
-                                for record in used for annotation in record["annotations"])
+    used = [record for record in records if record["where"] not in skipped]
+    types = [a["type"] for record in used for a in record["annotations"]]
+    metrics["not_scored"] = sum(kind not in TYPES for kind in types)
     return metrics, predictions
 
 
@@ -241,14 +240,16 @@ def mean_scores(predictions):
 
 def answer(model, tokenizer, batch, masks_of):
     """[(question, prompt), ..] -> predictions, the lines of predictions.jsonl as dicts."""
-    longest = max(question.max_new for question, _ in batch)
-    answers = generate(model, [prompt for _, prompt in batch], tokenizer.stops, longest)
+    questions, prompts = zip(*batch, strict=True)
+    longest = max(question.max_new for question in questions)
+    answers = generate(model, prompts, tokenizer.stops, longest)
     predictions = []
-    for (question, _), ids in zip(batch, answers, strict=True):
+    for question, ids in zip(questions, answers, strict=True):
         annotation = question.annotation
         text = tokenizer.decode(ids[: question.max_new])
         is_located = masks_of and annotation["type"] in LOCATED
         masks = masks_of(question.record, question.index) if is_located else None
+        times = question.info.times
         predictions.append({
             "id": question.record["id"],
             "annotation": question.index,
@@ -258,7 +259,7 @@ def answer(model, tokenizer, batch, masks_of):
             "prompt": question.turns[-1][0],
             "text": text,
             **score(question, text, masks),
-            **({"times": question.info.times} if question.info.times is not None else {}),
+            **({} if times is None else {"times": times}),
         })
     return predictions
 
@@ -270,8 +271,8 @@ def answer(model, tokenizer, batch, masks_of):
 @torch.no_grad()
 def losses_of(model, tokenizer, config, records, skipped):
     """-> [(name of the source, sum of weight * -log p, sum of weights) of each record], with
-    the weights of training (docs/molmo2.md 7.1). Examples are worded as in epoch 0 with seed
-    0, and whole. skipped: {where: reason}, to which undecodable records are added."""
+    the weights of training (docs/molmo2.md 7.1). Examples are worded as in epoch 0 with
+    seed 0, and whole. skipped: {where: reason}, to which undecodable records are added."""
     config = replace(config, max_tokens=math.inf)
     losses = []
     for record in records:
@@ -291,7 +292,8 @@ def losses_of(model, tokenizer, config, records, skipped):
 
 def mean_nll(losses):
     """What losses_of gives -> {"all": nll, name of each source: nll}, means by weight."""
-    sums, weights = Counter(), Counter()
+    sums = Counter()
+    weights = Counter()
     for source, loss, weight in losses:
         for name in ("all", source):
             sums[name] += loss

@@ -3,9 +3,9 @@
 in    prompts (data.Example, from data.encode_prompt)
 out   ids of the answers
 
-The KV cache wraps `attend`, once per block; the model knows nothing of it. Prompts
-of different lengths form one batch. A prompt is visible to the end; its padding
-(.) only as far as the padding reaches, so that no generated token (A) sees it:
+The KV cache wraps `attend`, once per block; the model knows nothing of it. Prompts of
+different lengths form one batch. A prompt is visible to the end; its padding (.) only as
+far as the padding reaches, so that no generated token (A) sees it:
 
     slot                 0 1 2 3 4 5 6 7         prompts of 6 and 4 tokens, then 2 generated tokens
     row 0                b I I I Q Q A A
@@ -17,6 +17,7 @@ of different lengths form one batch. A prompt is visible to the end; its padding
 """
 
 from dataclasses import replace
+from itertools import takewhile
 
 import numpy as np
 import torch
@@ -29,8 +30,8 @@ import packing
 def evaluation_config(config, max_crops=None, max_frames=None):
     """The DataConfig of training -> the one to ask the model with (docs/molmo2.md 2.4, 14).
 
-    24 crops per image, 20 images, 384 frames, unless training had more. A
-    model trained with fewer than 8 crops, like the toy, keeps that number.
+    24 crops per image, 20 images, 384 frames, unless training had more. A model trained
+    with fewer than 8 crops, like the toy, keeps that number.
     """
     if max_crops is None:
         max_crops = max(config.max_crops, 24) if config.max_crops >= 8 else config.max_crops
@@ -47,9 +48,9 @@ class KVCache:
     """
 
     def __init__(self, model, n_rows, n_slots):
-        config, weight = model.config, model.norm.weight
+        config = model.config
         shape = (config.n_layer, 2, n_rows, n_slots, config.n_kv_head, config.head_dim)
-        self.kv = torch.zeros(shape, device=weight.device, dtype=weight.dtype)
+        self.kv = model.norm.weight.new_zeros(shape)
         self.start = self.stop = 0
         # what the filled slots of a single row hold, for the next turn of a conversation
         self.tokens = []
@@ -95,17 +96,18 @@ class KVCache:
 @torch.no_grad()
 def generate(model, prompts, stops, max_new=128, temperature=0.0, seed=0, on_token=None,
              cache=None):
-    """prompts: [data.Example, ..] -> [ids of the answer, ..], each up to
-    the first of `stops` (an id, or several) and at most max_new long.
+    """prompts: [data.Example, ..] -> [ids of the answer, ..], each up to the first of `stops`
+    (an id, or several) and at most max_new long.
 
     temperature 0 is greedy; sampling has a random generator of its own, started with seed.
     on_token(ids): called after every token of the first row, with its ids so far. cache: the
     KVCache of earlier turns of the same conversation (for a single prompt), updated in place.
     """
     device = model.norm.weight.device
+    n_rows = len(prompts)
     lengths = torch.tensor([len(p.tokens) for p in prompts], device=device)
     stops = torch.tensor(sorted({stops} if isinstance(stops, int) else stops), device=device)
-    n_rows, T = len(prompts), int(lengths.max())
+    T = int(lengths.max())
     rows = [[prompt] for prompt in prompts]
     # share_images: crops that several prompts have in common are encoded once
     batch = packing.collate(rows, T, model.config.vision, share_images=True).to(device)
@@ -127,9 +129,11 @@ def generate(model, prompts, stops, max_new=128, temperature=0.0, seed=0, on_tok
     pos = batch.pos[:, n_cached:]
     last = lengths - 1 - n_cached                                    # places of the last tokens
     done = torch.zeros(n_rows, dtype=torch.bool, device=device)
-    answers, first_row = [], []
+    answers = []
+    first_row = []
     while True:
-        cache.start, cache.stop = cache.stop, cache.stop + x.shape[1]
+        cache.start = cache.stop
+        cache.stop += x.shape[1]
         fields = visible_until[:, : cache.stop], bidir[:, : cache.stop]
         chunks = attention.chunk_mask(*fields, slice(cache.start, cache.stop))
         x = model.transformer(x, pos, chunks, attends)               # (B,t,C)
@@ -149,12 +153,13 @@ def generate(model, prompts, stops, max_new=128, temperature=0.0, seed=0, on_tok
     ids = torch.stack(answers, dim=1).tolist()
     if n_rows == 1:                      # the last token was not computed
         cache.tokens = [*prompts[0].tokens.tolist(), *ids[0]][: cache.stop]
-    return [before(row, set(stops.tolist())) for row in ids]
+    stop_ids = set(stops.tolist())
+    return [list(takewhile(lambda token: token not in stop_ids, row)) for row in ids]
 
 
 def mask_fields(bidir, lengths, n_slots):
-    """bidir (B,T) and lengths (B,) of prompts -> visible_until, bidir
-    (B,n_slots) for prompts and answers, as drawn above."""
+    """bidir (B,T) and lengths (B,) of prompts -> visible_until, bidir (B,n_slots) for prompts
+    and answers, as drawn above."""
     T = bidir.shape[1]
     place = torch.arange(n_slots, device=bidir.device)
     is_padding = (place >= lengths[:, None]) & (place < T)
@@ -167,11 +172,3 @@ def sample(logits, temperature, rng):
     if temperature == 0:
         return logits.argmax(-1)
     return torch.multinomial((logits / temperature).softmax(-1), 1, generator=rng)[:, 0]
-
-
-def before(ids, stops):
-    """The ids before the first that is in stops."""
-    for i, token in enumerate(ids):
-        if token in stops:
-            return ids[:i]
-    return ids

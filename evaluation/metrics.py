@@ -3,15 +3,15 @@
 in    predicted and true points, counts or tracks
 out   scores between 0 and 1; where there is nothing to find, 1 if nothing was predicted, else 0
 
-points      predicted and true points are matched one to one by distance (Hungarian algorithm). A
-            hit is a matched prediction inside the matched object's mask. Points
-            of several images are matched image by image; points of a video all
+points      predicted and true points are matched one to one by distance (Hungarian
+            algorithm). A hit is a matched prediction inside the matched object's mask.
+            Points of several images are matched image by image; points of a video all
             at once, by distance in time, x and y, each on a scale of 0 to 100.
 counts      the number that the text states; without one, the number of its points.
 tracks      every frame is scored as points are, then HOTA over all frames.
 
-The definitions are those of docs/molmo2.md 13, without the defects of the official code
-that are listed there. Scores of words are in text_metrics.py, of masks in j_and_f.py.
+The definitions are those of docs/molmo2.md 13, without the defects of the official
+code that are listed there.
 """
 
 import math
@@ -52,7 +52,8 @@ def linear_sum_assignment(cost):
         shortest = np.full(n_columns, np.inf)        # length of the shortest path to each column
         previous_row = np.full(n_columns, -1)        # on that path
         remaining = np.arange(n_columns)[::-1].copy()        # columns that are not visited yet
-        rows, columns = [], []                       # visited ones
+        rows = []                                    # visited ones
+        columns = []
         row = new_row
         length = 0.0                                 # of the path to `row`
         while row != -1:
@@ -78,13 +79,15 @@ def linear_sum_assignment(cost):
         while column != -1:                          # every row of the path takes the next column
             row = previous_row[column]
             row_of[column] = row
-            column, column_of[row] = column_of[row], column
+            next_column = column_of[row]
+            column_of[row] = column
+            column = next_column
     return [(row, int(column)) for row, column in enumerate(column_of)]
 
 
 def match_by_distance(predicted, truth):
-    """Points with any number of coordinates -> [(predicted index, true index),
-    ..], matched so that the sum of Euclidean distances is smallest."""
+    """Points with any number of coordinates -> [(predicted index, true index), ..],
+    matched so that the sum of Euclidean distances is smallest."""
     if not predicted or not truth:
         return []
     difference = np.array(predicted, float)[:, None] - np.array(truth, float)[None]
@@ -100,19 +103,10 @@ def precision_recall_f1(hits, n_predicted, n_true):
     return PointScores(precision, recall, 2 * precision * recall / (precision + recall + 1e-10))
 
 
-def score_points(predicted, truth, hit):
-    """Points [(x, y), ..] of one image -> PointScores.
-
-    hit(k, point): does the point lie on true object k?
-    """
-    hits = sum(hit(k, predicted[i]) for i, k in match_by_distance(predicted, truth))
-    return precision_recall_f1(hits, len(predicted), len(truth))
-
-
 def score_images(predicted, truth, hit):
-    """Points [(image, x, y), ..] of several images -> PointScores over all of them.
+    """Points [(image, x, y), ..] of one or several images -> PointScores over all of them.
 
-    Points are matched within an image only. hit(k, (image, x, y)) as in score_points.
+    Points are matched within an image only. hit(k, point): does it lie on true object k?
     """
     hits = 0
     for image in {image for image, _, _ in truth}:
@@ -127,7 +121,7 @@ def score_images(predicted, truth, hit):
 def score_video(predicted, truth, hit, size):
     """Points [(seconds, x, y), ..] of a video of size (seconds, width, height) -> PointScores.
 
-    hit(k, (seconds, x, y)) as in score_points.
+    hit(k, (seconds, x, y)) as in score_images.
     """
     scale = 100 / np.maximum(np.array(size, float), 1e-9)        # a single frame lasts no time
 
@@ -141,16 +135,14 @@ def score_video(predicted, truth, hit, size):
 
 def mask_contains(mask, x, y):
     """Does the rounded point lie in the mask (h,w)?"""
-    x, y = round(x), round(y)
+    x = round(x)
+    y = round(y)
     return 0 <= y < mask.shape[0] and 0 <= x < mask.shape[1] and bool(mask[y, x])
 
 
 def hit_in_mask(masks):
-    """Masks (n,h,w) bool, or a list of n -> hit(k, point): the point lies in mask k.
-
-    The last two numbers of a point are x and y.
-    """
-    return lambda k, point: mask_contains(masks[k], *point[-2:])
+    """Masks (n,h,w) bool, or a list of n -> hit(k, (image, x, y)): the point lies in mask k."""
+    return lambda k, point: mask_contains(masks[k], *point[1:])
 
 
 def hit_in_video_mask(times, masks):
@@ -159,16 +151,15 @@ def hit_in_video_mask(times, masks):
     index_of = {round(float(t), 1): i for i, t in enumerate(times)}
 
     def hit(k, point):
-        t, x, y = point
-        return round(t, 1) in index_of and mask_contains(masks[k][index_of[round(t, 1)]], x, y)
+        index = index_of.get(round(point[0], 1))
+        return index is not None and mask_contains(masks[k][index], *point[1:])
 
     return hit
 
 
 def same_frame(point, true):
-    """Are two points at the same time or on the same image, to a tenth, if they have one?"""
-    frames = zip(point[:-2], true[:-2], strict=True)
-    return all(round(a, 1) == round(b, 1) for a, b in frames)
+    """Are two points on the same image, or at the same time to a tenth of a second?"""
+    return round(point[0], 1) == round(true[0], 1)
 
 
 def hit_nearby(truth, sizes):
@@ -176,7 +167,7 @@ def hit_nearby(truth, sizes):
     true point k, on the same frame. sizes: (width, height) of the image of every true point."""
 
     def hit(k, point):
-        distance = math.dist(point[-2:], truth[k][-2:])
+        distance = math.dist(point[1:], truth[k][1:])
         return same_frame(point, truth[k]) and distance <= 0.05 * math.hypot(*sizes[k])
 
     return hit
@@ -186,7 +177,8 @@ def hit_in_box(truth, boxes):
     """The hit rule of boxes, (left, top, right, bottom) of every true point -> hit(k, point)."""
 
     def hit(k, point):
-        (x, y), (left, top, right, bottom) = point[-2:], boxes[k]
+        _, x, y = point
+        left, top, right, bottom = boxes[k]
         return same_frame(point, truth[k]) and left <= x <= right and top <= y <= bottom
 
     return hit
@@ -211,10 +203,8 @@ def count_from_text(text):
 
 
 def score_count(count, truth, video=False):
-    """-> (exact, close), each 0 or 1; both are 0 for a count of None.
-
-    Close is off by at most 1; in a video, by at most 1 plus a twentieth of the truth, rounded down.
-    """
+    """-> (exact, close), each 0 or 1; both are 0 for a count of None. Close is off by at most
+    1; in a video, by at most 1 plus a twentieth of the truth, rounded down."""
     off = math.inf if count is None else abs(count - truth)
     tolerance = 1 + (truth // 20 if video else 0)
     return float(off == 0), float(off <= tolerance)
@@ -224,56 +214,54 @@ def score_count(count, truth, video=False):
 # tracks
 
 
-class FrameMatch(NamedTuple):
-    """The objects of one frame, and which predicted point lies on which true object."""
-    true_ids: list
-    predicted_ids: list
-    similarity: np.ndarray           # (true, predicted): 1 or 0
-
-
 def score_tracks(predicted, truth, hit):
     """Tracks {frame: {id: (x, y)}} -> {precision, recall, f1, hota, det_a, ass_a}.
 
-    hit(frame, true id, point): does the point lie on the object?
-    Precision, recall and f1: every frame with a prediction or a true
-    object is scored as an image, with the objects that are in it and
-    no others (the official code compares it with the masks of all
+    hit(frame, true id, point): does the point lie on the object? Precision, recall and f1:
+    every frame with a prediction or a true object is scored as an image, with the objects
+    that are in it and no others (the official code compares it with the masks of all
     objects); then the mean over frames.
     """
     frames = sorted(t for t in {*predicted, *truth} if predicted.get(t) or truth.get(t))
     if not frames:
         return dict.fromkeys(("precision", "recall", "f1", "hota", "det_a", "ass_a"), 1.0)
-    scores, matches = [], []
+    scores = []
+    matches = []
     for frame in frames:
-        points, true_points = predicted.get(frame, {}), truth.get(frame, {})
-        ids, true_ids = list(points), list(true_points)
+        points = predicted.get(frame, {})
+        true_points = truth.get(frame, {})
+        ids = list(points)
+        true_ids = list(true_points)
         rows = [[hit(frame, true_id, points[i]) for i in ids] for true_id in true_ids]
         similarity = np.array(rows, float).reshape(len(true_ids), len(ids))
         pairs = match_by_distance([*points.values()], [*true_points.values()])
         hits = sum(similarity[k, i] for i, k in pairs)
         scores.append(precision_recall_f1(hits, len(ids), len(true_ids)))
-        matches.append(FrameMatch(true_ids, ids, similarity))
+        matches.append((true_ids, ids, similarity))
     mean = PointScores(*np.mean(scores, axis=0).tolist())
     return {**mean._asdict(), **hota(matches)}
 
 
 def hota(matches):
-    """[FrameMatch, ..] -> {hota, det_a, ass_a} as TrackEval defines them.
+    """[(true ids, predicted ids, similarity), ..] of every frame -> {hota, det_a, ass_a} as
+    TrackEval defines them. similarity (true, predicted): 1 where a point lies on an object.
 
-    Similarity is 0 or 1, so HOTA is the same at all 19 localisation
-    thresholds, and one is computed.
+    Similarity is 0 or 1, so HOTA is the same at all 19 localisation thresholds, and one is
+    computed.
 
-    1. Over all frames, true track i and predicted track j collect an alignment: in each frame,
-       their similarity over that of i or j with anything (an IoU),
-       summed; then over frames of i + frames of j - that sum.
+    1. Over all frames, true track i and predicted track j collect an alignment: in each
+       frame, their similarity over that of i or j with anything (an IoU), summed; then over
+       frames of i + frames of j - that sum.
     2. In every frame, true and predicted points are matched one to one so that the sum of
-       alignment x similarity is largest, and pairs without similarity are dropped. The
-       pairs that are left are the true positives; c(i,j) of them belong to tracks i and j.
+       alignment x similarity is largest, and pairs without similarity are dropped. The pairs
+       that are left are the true positives; c(i,j) of them belong to tracks i and j.
     3. DetA = TP / (TP + FN + FP). AssA = the mean over true positives of
-       c(i,j) / (frames of i + frames of j - c(i,j)): a track that keeps
-       its identity scores more than pieces of it. HOTA = sqrt(DetA AssA).
+       c(i,j) / (frames of i + frames of j - c(i,j)): a track that keeps its identity scores
+       more than pieces of it. HOTA = sqrt(DetA AssA).
     """
-    overlap, true_frames, predicted_frames = Counter(), Counter(), Counter()
+    overlap = Counter()
+    true_frames = Counter()
+    predicted_frames = Counter()
     for true_ids, ids, similarity in matches:
         union = similarity.sum(0)[None] + similarity.sum(1)[:, None] - similarity
         for k, i in zip(*similarity.nonzero(), strict=True):

@@ -1,14 +1,16 @@
-"""Predictions drawn on images and frames: rings where the model
-points, crosses at the true points (paper: pointing, tracking).
+"""Predictions drawn on images and frames: rings where the model points, crosses at the true
+points (paper: pointing, tracking).
 
-in    predictions as in evaluate.py, with points as [frame, id, x, y] in pixels; frame is 1 for an
-      image, the number of one of several, or seconds of a clip
-out   PNG files: the image; several images side by side; rows of frames of a video with their
-      times, and with the path of every object of a track up to each frame. A point
+in    predictions as in evaluate.py, with points as [frame, id, x, y] in pixels; frame is 1
+      for an image, the number of one of several, or seconds of a clip
+out   PNG files: the image; several images side by side; rows of frames of a video with
+      their times, and with the path of every object of a track up to each frame. A point
       at a time that was not shown is drawn on the nearest frame, with its time
 """
 
 import re
+from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,10 +24,12 @@ COLOURS = (
     (255, 0, 80), (0, 150, 255), (255, 170, 0), (0, 200, 90), (170, 80, 255), (0, 200, 200),
     (255, 90, 220), (150, 110, 60),
 )
-BLACK, WHITE = (0, 0, 0), (255, 255, 255)
-MIN_WIDTH, MAX_SIDE = 288, 1024          # pixels of a drawn image
+BLACK = (0, 0, 0)
+WHITE = (255, 255, 255)
+MIN_WIDTH = 288                          # pixels of a drawn image
+MAX_SIDE = 1024
 GRID_COLUMNS = 4
-MAX_FRAMES = 12                          # of a video, in the picture of a prediction
+MAX_FRAMES = 12                          # of a video, in one picture
 SAME_TIME = 0.05                         # seconds: answers have one decimal
 
 
@@ -42,10 +46,8 @@ class Mark(NamedTuple):
 
 
 def colour_of(object_id):
-    """The colour of a track. Ids are numbers from 1, but a model may write anything."""
-    name = str(object_id)
-    number = int(name) - 1 if name.isdecimal() and len(name) < 18 else sum(map(ord, name))
-    return COLOURS[number % len(COLOURS)]
+    """The colour of a track; ids are numbers from 1, as text in an answer."""
+    return COLOURS[(int(object_id) - 1) % len(COLOURS)]
 
 
 def numbered(points):
@@ -79,11 +81,11 @@ def draw_marks(image, marks, true=(), trails=()):
                        outline=WHITE if is_edge else mark.colour)
     font = ImageFont.load_default(max(22, 1.7 * r))
     for mark in marks:
-        x, y = mark.x * k, mark.y * k
         length = font.getlength(mark.label)
-        right = x + 1.3 * r
-        left = right if right + length < overlay.width else x - 1.3 * r - length
-        pen.text((left, max(y - 1.6 * r, 0)), mark.label, WHITE, font,
+        left = mark.x * k + 1.3 * r
+        if left + length >= overlay.width:
+            left = mark.x * k - 1.3 * r - length
+        pen.text((left, max(mark.y * k - 1.6 * r, 0)), mark.label, WHITE, font,
                  stroke_width=max(4, r // 6), stroke_fill=BLACK)
     overlay = overlay.reduce(2)
     picture.paste(overlay, (0, 0), overlay)
@@ -92,9 +94,10 @@ def draw_marks(image, marks, true=(), trails=()):
 
 def image_grid(images, labels, height=240):
     """PIL images of any sizes, scaled to one height, in rows, each with its label below."""
-    sizes = [(max(1, round(image.width * height / image.height)), height) for image in images]
-    scaled = [image.resize(size, Image.LANCZOS)
-              for image, size in zip(images, sizes, strict=True)]
+    scaled = []
+    for image in images:
+        width = max(1, round(image.width * height / image.height))
+        scaled.append(image.resize((width, height), Image.LANCZOS))
     width = max(image.width for image in scaled)
     label_height = height // 10
     font = ImageFont.load_default(label_height * 0.75)
@@ -105,24 +108,20 @@ def image_grid(images, labels, height=240):
         left = k % columns * (width + 4)
         top = k // columns * (height + label_height)
         page.paste(image, (left, top))
-        middle = left + image.width / 2, top + height + label_height / 2
+        middle = (left + image.width / 2, top + height + label_height / 2)
         ImageDraw.Draw(page).text(middle, label, BLACK, font, "mm")
     return page
 
 
 def with_text(image, lines):
-    """An image with lines of text below it, each cut to its width."""
+    """An image with lines of text below it, each cut at the edge."""
     width = max(image.width, MIN_WIDTH)
     size = max(12, width // 80)
     font = ImageFont.load_default(size)
     page = Image.new("RGB", (width, image.height + round(len(lines) * size * 1.35) + 6), "white")
     page.paste(image, (0, 0))
     for k, line in enumerate(lines):
-        line = " ".join(line.split())[:width]        # no letter is narrower than a pixel
-        text = line
-        while font.getlength(text) > width - 8:
-            line = line[:-1]
-            text = f"{line} .."
+        text = " ".join(line.split())[:width]        # no letter is narrower than a pixel
         ImageDraw.Draw(page).text((4, image.height + 3 + k * size * 1.35), text, BLACK, font)
     return page
 
@@ -132,8 +131,8 @@ def with_text(image, lines):
 
 
 def draw_images(images, predicted, true, height=240):
-    """Points on an image, or on several side by side, scaled to one
-    height -> PIL image, notes on what cannot be drawn."""
+    """Points on an image, or on several side by side, scaled to one height -> PIL image,
+    notes on what cannot be drawn."""
 
     def points_on(number, points):
         return [(x, y) for frame, _, x, y in points if frame == number]
@@ -161,29 +160,26 @@ def evenly(items, n):
     return [items[round(k * (len(items) - 1) / max(n - 1, 1))] for k in range(n)]
 
 
-def select_frames(times, points, n=MAX_FRAMES):
-    """Which frames of `times` to draw, at most n -> their indices, ascending:
-    those that points [frame, ..] are on, and others evenly while there is room."""
-    with_points = evenly(sorted({nearest(times, t) for t, *_ in points}), n)
-    others = [k for k in evenly(range(len(times)), n) if k not in with_points]
-    return sorted([*with_points, *evenly(others, n - len(with_points))])
+def select_frames(times, points):
+    """Which frames of `times` to draw, at most MAX_FRAMES -> their indices, ascending: those
+    that points [frame, ..] are on, and others evenly while there is room."""
+    with_points = evenly(sorted({nearest(times, t) for t, *_ in points}), MAX_FRAMES)
+    others = [k for k in evenly(range(len(times)), MAX_FRAMES) if k not in with_points]
+    return sorted([*with_points, *evenly(others, MAX_FRAMES - len(with_points))])
 
 
 def trails_until(points, t):
-    """[[t, id, x, y], ..] -> the path of every object up to a time,
-    [(colour, [(x, y), ..]), ..]. 1 and "1" are one object."""
+    """[[t, id, x, y], ..] -> the path of every object until t, [(colour, [(x, y), ..]), ..]"""
     paths = {}
     for time, object_id, x, y in sorted(points, key=lambda point: point[0]):
         if time <= t + SAME_TIME:
-            paths.setdefault(str(object_id), []).append((x, y))
+            paths.setdefault(object_id, []).append((x, y))
     return [(colour_of(name), path) for name, path in paths.items() if len(path) > 1]
 
 
-def draw_frames(frames_at, times, predicted, true, with_trails):
-    """Frames of a video with points, and the tracks up to each if with_trails -> PIL image, notes.
-
-    frames_at(times) yields the frames at these times.
-    """
+def draw_frames(frames_at, times, predicted, true, with_trails, height=240):
+    """Frames of a video with points, and the tracks up to each if with_trails -> PIL image,
+    notes. frames_at(times) yields the frames at these times."""
     selected = select_frames(times, [*predicted, *true])
     drawn = []
     for k, frame in zip(selected, frames_at([times[k] for k in selected]), strict=True):
@@ -196,7 +192,7 @@ def draw_frames(frames_at, times, predicted, true, with_trails):
         trails = trails_until(predicted, times[k]) if with_trails else []
         drawn.append(draw_marks(frame, marks, here, trails))
     notes = [f"{len(selected)} of {len(times)} frames"] if len(selected) < len(times) else []
-    return image_grid(drawn, [f"{times[k]:.1f} s" for k in selected]), notes
+    return image_grid(drawn, [f"{times[k]:.1f} s" for k in selected], height), notes
 
 
 # -------------------------------------------------------------------------------------------------
@@ -204,15 +200,16 @@ def draw_frames(frames_at, times, predicted, true, with_trails):
 
 
 def draw_prediction(prediction, record):
-    """A prediction and its record -> PIL image: what was seen,
-    marked; below it question and answer."""
+    """A prediction and its record -> PIL image: the marked image or frames, and below them
+    question and answer."""
     source = record["source"]
-    predicted, true = prediction["predicted"], prediction["true"]
+    points = (prediction["predicted"], prediction["true"])
     if prediction["medium"] == "video":
-        image, notes = draw_frames(lambda times: source.frames(record, times), prediction["times"],
-                                   predicted, true, prediction["type"] == "track")
+        frames_at = partial(source.frames, record)
+        is_track = prediction["type"] == "track"
+        image, notes = draw_frames(frames_at, prediction["times"], *points, is_track)
     else:
-        image, notes = draw_images(source.images(record), predicted, true)
+        image, notes = draw_images(source.images(record), *points)
     legend = ". ".join(["rings: predicted; crosses: true", *notes])
     return with_text(image, [prediction["prompt"], f"-> {prediction['text']}", legend])
 
@@ -223,19 +220,17 @@ def round_robin(predictions):
     for p in predictions:
         if "true" in p:
             groups.setdefault((p["medium"], p["type"]), []).append(p)
-    places = [(k, key) for key, group in groups.items() for k in range(len(group))]
-    return [groups[key][k] for k, key in sorted(places)]
+    rounds = zip_longest(*(groups[key] for key in sorted(groups)))
+    return [p for one_of_each in rounds for p in one_of_each if p]
 
 
 def draw(predictions, records, folder, n=24):
     """A PNG file for each of the first n questions that ask for points, named
-    id-annotation-label.png; media and types of questions alternate.
-
-    A record that cannot be read, or whose id is not unique, is named on stderr instead.
-    """
+    id-annotation-label.png; media and types of questions alternate. A record that cannot be
+    read, or whose id is not unique, is named on stderr instead."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    by_id, names = {}, set()
+    by_id = {}
     for record in records:
         by_id.setdefault(record["id"], []).append(record)
     for prediction in round_robin(predictions)[:n]:
@@ -251,24 +246,20 @@ def draw(predictions, records, folder, n=24):
         label = prediction["prompt"].split(": ")[-1][:80]
         name = f"{prediction['id'][-80:]}-{prediction['annotation']}-{label}"
         name = re.sub(r"[^A-Za-z0-9_.-]+", "_", name).lstrip(".")
-        while name in names:             # ids that differ only in what a file name cannot hold
-            name += "~"
-        names.add(name)
         image.save(folder / f"{name}.png")
 
 
-def draw_answer(points, images, video=None, start=0.0, n=24):
-    """The points [(frame, id, x, y), ..] of an answer on its images, or
-    on the frames of a video that they name, at most n -> PIL image.
-    video: from media.probe; start: second of it where the clip begins."""
+def draw_answer(points, images, video=None, start=0.0):
+    """The points [(frame, id, x, y), ..] of an answer on its images, or on the frames of a
+    video that they name -> PIL image. video: from media.probe; start: second of it where the
+    clip begins."""
     if video is None and len(images) == 1:
         return draw_marks(images[0], numbered([(x, y) for _, _, x, y in points]))
     if video is None:
         return draw_images(images, points, [], 360)[0]
-    times = sorted({frame for frame, *_ in points})[:n] or [0.0]
-    frames = media.frames(video, [start + t for t in times])
-    drawn = []
-    for time, frame in zip(times, frames, strict=True):
-        marks = [Mark(x, y, str(i), colour_of(i)) for t, i, x, y in points if t == time]
-        drawn.append(draw_marks(frame, marks))
-    return image_grid(drawn, [f"{t:.1f} s" for t in times], 360)
+
+    def frames_at(times):
+        return media.frames(video, [start + t for t in times])
+
+    times = sorted({frame for frame, *_ in points}) or [0.0]
+    return draw_frames(frames_at, times, points, [], False, 360)[0]

@@ -5,12 +5,12 @@
 """
 
 import json
-import math
 import shlex
-from itertools import accumulate
+
+import numpy as np
 
 from evaluation import pictures
-from evaluation.charts import line_chart
+from evaluation.charts import finite, line_chart
 from evaluation.evaluate import SCORES, evaluate
 from evaluation.generate import evaluation_config
 from toy import world
@@ -25,53 +25,41 @@ PROGRESS_SCORES = (
 
 
 def scores_of_run(run, model, samples_dir=None):
-    """final_scores by all ranks together; where the run is sharded each has a whole copy to ask."""
+    """final_scores by all ranks together; where the run is sharded each has a whole copy to
+    ask. The first rank draws."""
     whole = gather_on_each(model, run.ranks, run.device, run.dtype)
+    if not run.ranks.first:
+        samples_dir = None
     with lora.autocast(whole, run.device, run.dtype):
-        scores = final_scores(run.config, whole, run.tokenizer, run.eval_records, samples_dir,
-                              run.ranks)
+        scores = final_scores(run, whole, samples_dir)
     run.ranks.barrier()                  # for any time: the first draws
     return scores
 
 
-def final_scores(config, model, tokenizer, eval_records, samples_dir=None, ranks=None):
-    """Metrics of the model on eval_records, {name: records}, with pictures of its answers in
-    samples_dir. The model is in eval mode. ranks: those that call this together; the first draws.
-
-    The metrics of the first set stand at the top, those of each other set under its name.
-    eval_records None: the held-out parts of the toy world, of which "test" is the first.
-    """
-    if ranks and not ranks.first:
-        samples_dir = None
-    if eval_records is None:
-        return toy_scores(config, model, tokenizer, samples_dir, ranks)
+def final_scores(run, model, samples_dir=None):
+    """Metrics of the model, which is in eval mode, on the sets of --eval or on the held-out
+    parts of the toy world, with pictures of its answers in samples_dir. The metrics of the
+    first set stand at the top, those of each other set under its name."""
+    config = run.config
+    is_toy = run.eval_records is None
+    if is_toy:
+        sets = world.held_out(config.stage, config.seed, config.eval_images, config.toy_kinds)
+        options = {"masks_of": toy_masks, "max_new": 128 if config.stage == 1 else 384}
+        asked = config.data
+    else:
+        sets = run.eval_records
+        options = {}
+        asked = evaluation_config(config.data)       # as tools.evaluate
     metrics = {}
-    asked = evaluation_config(config.data)           # as tools.evaluate
-    for name, records in eval_records.items():
-        found, predictions = evaluate(model, tokenizer, asked, records, ranks=ranks)
+    for name, records in sets.items():
+        found, predictions = evaluate(model, run.tokenizer, asked, records, ranks=run.ranks,
+                                      **options)
         if samples_dir:
-            pictures.draw(predictions, records, samples_dir / name if metrics else samples_dir)
-        metrics |= {name: found} if metrics else found
-    return metrics
-
-
-def toy_scores(config, model, tokenizer, samples_dir, ranks=None):
-    """final_scores on the toy world, whose masks are known."""
-    max_new = 128 if config.stage == 1 else 384
-    held_out = world.held_out(config.stage, config.seed, config.eval_images, config.toy_kinds)
-    metrics = {}
-    for part, records in held_out.items():
-        found, predictions = evaluate(
-            model, tokenizer, config.data, records, toy_masks, max_new=max_new, ranks=ranks
-        )
-        if samples_dir:
-            pictures.draw(predictions, records, samples_dir / part, n=100)
-        if part == "test":
-            metrics |= found
-            continue
-        if part == "unseen":
+            folder = samples_dir / name if metrics or is_toy else samples_dir
+            pictures.draw(predictions, records, folder, n=100 if is_toy else 24)
+        if is_toy and name == "unseen":
             found |= score_of_unseen_kinds(predictions, records)
-        metrics[part] = found
+        metrics |= {name: found} if metrics else found
     return metrics
 
 
@@ -80,8 +68,8 @@ def toy_masks(record, index):
 
 
 def score_of_unseen_kinds(predictions, records):
-    """The mean F1 of points on kinds of objects that training never
-    shows -> a dict, empty without any."""
+    """The mean F1 of points on kinds of objects that training never shows -> a dict, empty
+    without any."""
     annotations = {record["id"]: record["annotations"] for record in records}
     kinds = records[0]["source"].kinds
     scores = [p["point_f1"] for p in predictions
@@ -94,42 +82,38 @@ def score_of_unseen_kinds(predictions, records):
 
 
 def running_mean(points):
-    """[(x, y), ..] -> the mean of each point and its neighbours, 1 % of all points on each side.
-
-    So a long run is as smooth as a short one, and the mean does not lag behind a quick fall.
-    """
-    sums = [0.0, *accumulate(value for _, value in points)]
-    half = len(points) // 100
-    means = []
-    for k, (x, _) in enumerate(points):
-        first = max(k - half, 0)
-        last = min(k + half + 1, len(points))
-        means.append((x, (sums[last] - sums[first]) / (last - first)))
-    return means
+    """[(x, y), ..] -> the mean of each point and its neighbours, 1 % of all points on each
+    side: it does not lag behind a quick fall."""
+    n = len(points)
+    sums = np.cumsum([0.0, *(y for _, y in points)])
+    first = np.maximum(np.arange(n) - n // 100, 0)
+    last = np.minimum(np.arange(n) + n // 100 + 1, n)
+    means = (sums[last] - sums[first]) / (last - first)
+    return [(x, mean) for (x, _), mean in zip(points, means.tolist(), strict=True)]
 
 
 def draw_losses(log, path):
     """Loss against steps on a logarithmic axis: every step pale, and over it the running means of
     all sources together and of each (nll_by_source). Sources that are in most steps come first."""
-    losses, by_source = [], {}
+    losses = []
+    by_source = {}
     for line in read_steps(log):
         losses.append((line["step"], line["loss"]))
         for source, value in (line.get("nll_by_source") or {}).items():
             by_source.setdefault(source, []).append((line["step"], value))
     sources = sorted(by_source, key=lambda source: (-len(by_source[source]), source))
     means = {}
-    for name, points in [("loss", losses), *((source, by_source[source]) for source in sources)]:
-        finite = [(x, y) for x, y in points if y is not None and math.isfinite(y)]
-        if finite:
-            mean = running_mean(finite)
+    for name, points in {"loss": losses, **{s: by_source[s] for s in sources}}.items():
+        if points := finite(points, log=True):
+            mean = running_mean(points)
             means[f"{name} {mean[-1][1]:.3f}"] = mean
     line_chart(means, path, "step", "loss: pale every step, dark the running mean", log=True,
                pale=losses)
 
 
 def draw_scores(log, path, seconds_before=0.0):
-    """Scores against minutes of training; no file where no score was taken
-    twice. seconds_before: of training before the first line of the log."""
+    """Scores against minutes of training; no file where no score was taken twice.
+    seconds_before: of training before the first line of the log."""
     minutes = seconds_before / 60
     series = {name: [] for name in PROGRESS_SCORES}
     for line in log:
@@ -157,7 +141,8 @@ def print_end(run, loss, scores, seconds):
         print(f"On combinations that training never shows: {main_scores(scores['unseen'])}.")
     print(f"Curves are drawn in {out}/loss.png, predicted points in {out}/samples; the weights are "
           f"in {out}/model.\nAsk it something:")
-    image, prompt = "IMAGE", "long_caption:"
+    image = "IMAGE"
+    prompt = "long_caption:"
     if is_toy:
         kinds_name = run.config.toy_kinds
         print(f"    python -m toy.world runs/toy-{kinds_name} --kinds {kinds_name} --n 20")

@@ -1,8 +1,7 @@
 """An answer to a question about a record -> its scores (paper: evaluation; docs/molmo2.md 13).
 
-The scores themselves are in metrics.py and text_metrics.py. This file
-knows annotations: which score belongs to which kind of question, and
-where the true points lie in pixels of the image or frame.
+The scores themselves are in metrics.py and text_metrics.py. This file knows annotations:
+which score belongs to which kind of question, and where the true points lie in pixels.
 """
 
 from dataclasses import dataclass
@@ -14,14 +13,10 @@ from text.points import parse_points, scales, unit
 from text.styles import medium, style_of
 from text.tracks import AskedFrames, seconds, track_frames, track_mode
 
-# benchmarks with a score of their own; others with several answers have the vqa_score
+# benchmarks with a score of their own, a function of text_metrics.py; others with several answers
+# have the vqa_score
 STYLE_SCORE = dict.fromkeys(("doc_qa", "info_qa", "st_qa"), "anls")
 STYLE_SCORE |= dict.fromkeys(("chart_qa", "chart_qa_weighted", "plot_qa"), "relaxed_accuracy")
-QA_SCORES = {
-    "anls": text_metrics.anls,
-    "relaxed_accuracy": text_metrics.relaxed_accuracy,
-    "vqa_score": text_metrics.vqa_score,
-}
 # the latest frame number or second that an answer may name: float() reads 309 digits as infinity
 MAX_FRAME = 1e6
 
@@ -44,8 +39,8 @@ class Question:
 class Place(NamedTuple):
     """A point of an annotation or of an answer.
 
-    frame: 1 for an image, the number of one of several, or seconds of
-    the clip; x and y in pixels of the image or frame.
+    frame: 1 for an image, the number of one of several, or seconds of the clip; x and y in
+    pixels of the image or frame.
     """
     frame: float
     id: object
@@ -54,11 +49,8 @@ class Place(NamedTuple):
 
 
 def score(question, text, masks):
-    """Text of an answer -> {name: score}; of points and tracks also
-    the places: `predicted`, `true`.
-
-    masks: the true masks of a point or track annotation (see evaluate.py), or None.
-    """
+    """Text of an answer -> {name: score}; of points and tracks also `predicted` and `true`.
+    masks: the true masks of a point or track annotation (see evaluate.py), or None."""
     annotation = question.annotation
     if annotation["type"] == "caption":
         recall, precision = text_metrics.score_statements(text, annotation["text"])
@@ -75,19 +67,19 @@ def score(question, text, masks):
     true = true_places(question)
     predicted = predicted_places(question, text)
     score_places = score_tracks if annotation["type"] == "track" else score_points
-    places = {"predicted": [list(p) for p in predicted], "true": [list(p) for p in true]}
     rule = "box" if has_boxes(annotation) else "within 5 % of the diagonal"
     return {
         **score_places(question, predicted, true, masks),
-        **places,
+        "predicted": [list(place) for place in predicted],
+        "true": [list(place) for place in true],
         "hits": rule if masks is None else "mask",
     }
 
 
 def score_qa(turn, style, text):
-    """One turn of a conversation. After an explanation, the text
-    after "Answer:" counts (docs/molmo2.md 4.3). If several options
-    are correct, the answer must list all of them, one per line."""
+    """One turn of a conversation. After an explanation, the text after "Answer:" counts
+    (docs/molmo2.md 4.3). If several options are correct, the answer must list all of them,
+    one per line."""
     said = text.rpartition("Answer:")[2] if "explanation" in turn else text
     if "options" in turn:
         right = turn["answer_idx"] if isinstance(turn["answer_idx"], list) else [turn["answer_idx"]]
@@ -99,7 +91,7 @@ def score_qa(turn, style, text):
     scores = {"qa_accuracy": text_metrics.exact_match(said, answers)}
     name = STYLE_SCORE.get(style, "vqa_score" if "answers" in turn else None)
     if name:
-        scores[name] = QA_SCORES[name](said, answers)
+        scores[name] = getattr(text_metrics, name)(said, answers)
     return scores
 
 
@@ -114,9 +106,9 @@ def object_ids(annotation):
 
 
 def true_places(question):
-    """The places of a point or track annotation; ids of points are 1,
-    2, .. in the annotation's order."""
-    annotation, record = question.annotation, question.record
+    """The places of a point or track annotation; ids of points are 1, 2, .. in its order."""
+    annotation = question.annotation
+    record = question.record
     sizes = question.info.sizes
     scale = scales(record, sizes)
     places = []
@@ -143,15 +135,15 @@ def has_boxes(annotation):
 
 def true_boxes(question):
     """(left, top, right, bottom) in pixels of each point of a box annotation."""
-    annotation, sizes = question.annotation, question.info.sizes
+    sizes = question.info.sizes
     scale = scales(question.record, sizes)
     boxes = []
-    for p in annotation["points"]:
+    for p in question.annotation["points"]:
         image = p.get("image", 0)
         w, h = sizes[image]
         box = []
         for x, y in (p["box"][:2], p["box"][2:]):
-            x, y = unit({"x": x, "y": y}, annotation, scale[image])
+            x, y = unit({"x": x, "y": y}, question.annotation, scale[image])
             box += [x * w, y * h]
         boxes.append(box)
     return boxes
@@ -159,13 +151,12 @@ def true_boxes(question):
 
 def parse_places(text):
     """The points of an answer as Places, x and y in fractions of the image, ids as text."""
-    points = parse_points(text, 1, 1)
-    return [Place(min(p.frame, MAX_FRAME), p.id, p.x, p.y) for p in points]
+    return [Place(min(p.frame, MAX_FRAME), p.id, p.x, p.y) for p in parse_points(text, 1, 1)]
 
 
 def predicted_places(question, text):
-    """The places of an answer. A point on an image that does not exist
-    counts as predicted, in pixels of the first image, and hits nothing."""
+    """The places of an answer. A point on an image that does not exist counts as predicted,
+    in pixels of the first image, and hits nothing."""
     sizes = question.info.sizes
     kind = medium(question.record)
     places = []
@@ -184,17 +175,15 @@ def predicted_places(question, text):
 
 def hit_in_clip(question, masks):
     """Masks of a video, whose times are those of the file -> hit((seconds of the clip, x, y))."""
-    annotation, record = question.annotation, question.record
-    times = [seconds(t, record) for t in masks["times"]]
-    if annotation["type"] == "track":
-        asked = AskedFrames(annotation, record, question.info.times)
+    times = [seconds(t, question.record) for t in masks["times"]]
+    if question.annotation["type"] == "track":
+        asked = AskedFrames(question.annotation, question.record, question.info.times)
         times = [asked.text_time(t) for t in masks["times"]]
     return metrics.hit_in_video_mask(times, masks["masks"])
 
 
 def score_points(question, predicted, true, masks):
-    """Places of points -> {name: score}; the names begin with the
-    medium, but for a single image."""
+    """Places of points -> {name: score}; names begin with the medium, but for one image."""
     kind = medium(question.record)
     sizes = question.info.sizes
     points = [(p.frame, p.x, p.y) for p in predicted]
@@ -219,15 +208,16 @@ def score_points(question, predicted, true, masks):
 
 def score_tracks(question, predicted, true, masks):
     """Places of tracks -> {name: score}."""
-    tracks, true_tracks = {}, {}
+    tracks = {}
+    true_tracks = {}
     for frames, places in ((tracks, predicted), (true_tracks, true)):
         for frame, object_id, x, y in places:
             frames.setdefault(frame, {}).setdefault(object_id, (x, y))
     if masks is None:
 
         def hit(frame, object_id, point):
-            nearby = metrics.hit_nearby([true_tracks[frame][object_id]], question.info.sizes)
-            return nearby(0, point)
+            true_point = (frame, *true_tracks[frame][object_id])
+            return metrics.hit_nearby([true_point], question.info.sizes)(0, (frame, *point))
 
     else:
         in_clip = hit_in_clip(question, masks)

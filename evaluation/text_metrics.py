@@ -1,9 +1,5 @@
-"""Scores of answers in words: exact match, VQA, ANLS, relaxed
-accuracy, options, captions (docs/molmo2.md 13).
-
-in    the text of an answer, and the true answers
-out   scores between 0 and 1, or the number of an option
-"""
+"""Scores of answers in words, between 0 and 1: exact match, VQA, ANLS, relaxed accuracy,
+options, captions (docs/molmo2.md 13)."""
 
 import re
 import string
@@ -34,7 +30,8 @@ CONTRACTIONS = """
 def full_forms(contractions):
     """-> {a contraction without its first, its first two, or its last apostrophe: the
     contraction}"""
-    first, last = {}, {}
+    first = {}
+    last = {}
     for word in contractions:
         first[word.replace("'", "", 1)] = word
         first[word.replace("'", "", 2)] = word
@@ -46,11 +43,11 @@ FULL_FORM = full_forms(CONTRACTIONS.split())
 
 
 def normalize_vqa_answer(text):
-    """An answer as VQA compares it: lower case, no articles, hardly any
-    punctuation, numbers as digits, contractions with their apostrophes.
+    """An answer as VQA compares it: lower case, no articles, hardly any punctuation, numbers
+    as digits, contractions with their apostrophes.
 
-    A punctuation mark next to a blank is removed, one inside a word becomes
-    a blank; all marks are removed where the text has a comma between digits.
+    A punctuation mark next to a blank is removed, one inside a word becomes a blank; all
+    marks are removed where the text has a comma between digits.
     """
     text = re.sub(r"\s+", " ", text).strip()
     comma_in_number = re.search(r"\d,\d", text)
@@ -64,8 +61,8 @@ def normalize_vqa_answer(text):
 
 
 def vqa_score(text, answers):
-    """A third for each person who gave this answer, at most 1; of
-    fewer than three people, the share who gave it."""
+    """A third for each person who gave this answer, at most 1; of fewer than three people,
+    the share who gave it."""
     normal = normalize_vqa_answer(text)
     agreed = sum(normalize_vqa_answer(answer) == normal for answer in answers)
     return min(agreed / min(3, len(answers)), 1.0)
@@ -75,7 +72,8 @@ def levenshtein(a, b):
     """Number of letters to change, insert or delete to turn a into b."""
     row = list(range(len(b) + 1))
     for i, letter in enumerate(a, 1):
-        above, row = row, [i]
+        above = row
+        row = [i]
         for j, other in enumerate(b, 1):
             row.append(min(above[j] + 1, row[-1] + 1, above[j - 1] + (letter != other)))
     return row[-1]
@@ -105,13 +103,12 @@ def parse_number(text):
 
 
 def relaxed_accuracy(text, answers, tolerance=0.05):
-    """ChartQA: 1 for a number within 5 % of the true one, else for the same words in lower case.
-
-    So 2008 passes for the year 2009, as in the official score.
-    """
+    """ChartQA: 1 for a number within 5 % of the true one, else for the same words in lower
+    case. So 2008 passes for the year 2009, as in the official score."""
 
     def right(answer):
-        said, true = parse_number(text), parse_number(answer)
+        said = parse_number(text)
+        true = parse_number(answer)
         if said is None or true is None:
             return text.strip().lower() == answer.strip().lower()
         return abs(said - true) <= tolerance * abs(true)
@@ -156,6 +153,7 @@ def score_statements(text, caption):
     Right for captions of the toy world, which are lists. For prose it only
     compares clauses; the paper asks a language model which statements agree.
     """
-    said, true = statements(text), statements(caption)
+    said = statements(text)
+    true = statements(caption)
     scores = precision_recall_f1((said & true).total(), said.total(), true.total())
     return scores.recall, scores.precision

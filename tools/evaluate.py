@@ -10,9 +10,11 @@ other under its name.
 """
 
 import argparse
+import io
 import json
 import os
 import tempfile
+from contextlib import nullcontext, redirect_stderr
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import NamedTuple
@@ -102,8 +104,10 @@ class Results(NamedTuple):
         return metrics | ({"by_frames": self.by_frames} if len(self.by_frames) > 1 else {})
 
 
-def open_sets(args):
-    """-> [(name, records, masks_of or None), ..] of the files of --data."""
+def open_sets(args, benchmark=None):
+    """-> [(name, records, masks_of or None), ..] of the benchmark or of the files of --data."""
+    if benchmark:
+        return [(benchmark.name, benchmark.records, benchmark.masks_of)]
     readers = [Records(path, args.media) for path in args.data]
     unique_names(readers)
     sets = []
@@ -135,14 +139,8 @@ def ask(args, loaded, name, records, masks_of, ranks):
     return Results(name, records, by_frames, predictions, lines)
 
 
-def run(args, device, ranks, benchmark):
-    """Asks the model; the first rank writes predictions.jsonl -> [Results, ..].
-    benchmark: benchmarks.Loaded, or None for the records of --data."""
-    loaded = open_model_folder(args.model, device, getattr(torch, args.dtype))
-    if benchmark:
-        sets = [(benchmark.name, benchmark.records, benchmark.masks_of)]
-    else:
-        sets = open_sets(args)
+def run(args, loaded, sets, ranks):
+    """Asks the model; the first rank writes predictions.jsonl -> [Results, ..]."""
     for folder in (args.out, args.draw):
         if folder:
             Path(folder).mkdir(parents=True, exist_ok=True)
@@ -188,17 +186,22 @@ def main(argv=None):
             args = parse(argv)
             device = device_of_rank(args.device)
             ranks = parallel.join(1, device)
+            loaded = open_model_folder(args.model, device, getattr(torch, args.dtype))
             benchmark = None
-            if args.benchmark:
-                benchmark = benchmarks.load(args.benchmark, args.data[0], args.media, folder)
-            results = run(args, device, ranks, benchmark)
+            # every rank reads the records; the first one says what is wrong with them
+            with nullcontext() if ranks.first else redirect_stderr(io.StringIO()):
+                if args.benchmark:
+                    benchmark = benchmarks.load(args.benchmark, args.data[0], args.media, folder)
+                sets = open_sets(args, benchmark)
+            results = run(args, loaded, sets, ranks)
+            if ranks.world > 1:
+                dist.destroy_process_group()
+            if ranks.first:
+                report(args, results, benchmark)
         except (OSError, ValueError, UserError) as e:
-            warn(str(e))
+            if os.environ.get("LOCAL_RANK", "0") == "0":
+                warn(str(e))
             raise SystemExit(2) from None
-        if ranks.world > 1:
-            dist.destroy_process_group()
-        if ranks.first:
-            report(args, results, benchmark)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from records.errors import command_name
 from records.mixture import group_rates, sqrt_size
 from toy.images import CURRICULUM, NUMBERS, ImageSeries, Sums, World
 from toy.shapes import COLOURS, FEW, KINDS_BY_NAME, LATTICE, SHAPES, SIZE
@@ -175,8 +176,14 @@ def _masks_of(source, record):
     return arrays
 
 
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        """One sentence on stderr, without the usage."""
+        self.exit(2, f"{command_name()}: {message}\n")
+
+
 def main():
-    parser = argparse.ArgumentParser(description="Write a part of the toy world as files.")
+    parser = Parser(description="Write a part of the toy world as files.")
     parser.add_argument("out")
     parser.add_argument("--n", type=int, default=100, help="records (default 100)")
     parser.add_argument("--what", choices=SOURCES, default="images")

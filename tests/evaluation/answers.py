@@ -46,7 +46,7 @@ def evaluate_answers(records, answer, masks_of=None, draw_in=None, **options):
         return [TOKENIZER.encode(answer(question)) for question in batch]
 
     records = list(records)
-    options = {"max_new": 10_000, "progress": False, **options}
+    options = {"max_new": 10_000, **options}
     with mock.patch.multiple(evaluation, prompt_batches=noted_batches, generate=answers,
                              losses_of=lambda *args: []):
         metrics, predictions = evaluation.evaluate(

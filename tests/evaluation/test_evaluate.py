@@ -98,10 +98,9 @@ def test_a_text_is_not_scored_and_what_cannot_be_read_is_named(damaged, capsys):
     metrics, predictions = evaluate_answers(Records(path), lambda q: "x")
     lines = capsys.readouterr().err.splitlines()
     assert (metrics["skipped"], metrics["not_scored"], predictions) == (3, 1, [])
-    assert len(lines) == 3
+    skipped = [line for line in lines if line.endswith("; skipped")]
     for number in (2, 3, 4):
-        assert any(f"records.jsonl:{number}:" in line for line in lines)
-    assert all(line.endswith("; skipped") for line in lines)
+        assert sum(f"records.jsonl:{number}:" in line for line in skipped) == 1
 
 
 # -------------------------------------------------------------------------------------------------
@@ -120,8 +119,7 @@ def test_questions_asked_together_are_answered_as_alone_from_one_decoding(
     n_decoded, encoded = [], []
     monkeypatch.setattr(source, "frames", lambda *a: n_decoded.append(1) or frames(*a))
     monkeypatch.setattr(vision, "forward", lambda x, *a: encoded.append(len(x)) or forward(x, *a))
-    _, predictions = evaluation.evaluate(
-        small_model, TOKENIZER, DATA, [record], max_new=8, progress=False)
+    _, predictions = evaluation.evaluate(small_model, TOKENIZER, DATA, [record], max_new=8)
     assert len(predictions) == 5
     assert encoded[0] == len(info.times) == 6
     assert len(n_decoded) == len(encoded) == 2           # once more for the nll
@@ -140,11 +138,12 @@ def test_questions_asked_together_are_answered_as_alone_from_one_decoding(
 def test_a_batch_is_as_large_as_rows_crops_and_tokens_allow(monkeypatch, max_rows, max_crops,
                                                             max_tokens):
     """Each limit alone. Prompts about the same media share their crops, which count once."""
+    monkeypatch.setattr(evaluation, "MAX_ROWS", max_rows)
     monkeypatch.setattr(evaluation, "MAX_CROPS", max_crops)
     monkeypatch.setattr(evaluation, "MAX_CACHED_TOKENS", max_tokens)
     records = list(Records(MEDIA / "records.jsonl"))
     questions, _ = evaluation.collect_questions(records, DATA, max_new=20)
-    batches = list(evaluation.prompt_batches(questions, TOKENIZER, DATA, max_rows, {}))
+    batches = list(evaluation.prompt_batches(questions, TOKENIZER, DATA, {}))
     assert [question for batch in batches for question, _ in batch] == questions
     assert len(batches) > 1
     for batch, following in zip(batches, [*batches[1:], None], strict=True):
@@ -152,14 +151,14 @@ def test_a_batch_is_as_large_as_rows_crops_and_tokens_allow(monkeypatch, max_row
         assert sum(arrays.values()) <= max_crops
         assert len(batch) * max(len(p.tokens) + 20 for _, p in batch) <= max_tokens
         assert len(batch) <= max_rows
-        assert following is None or not evaluation.fits([*batch, following[0]], max_rows)
+        assert following is None or not evaluation.fits([*batch, following[0]])
 
 
 def test_frames_resized_once_are_the_frames_of_training(videos):
     """data.encode makes its crops from the full frames."""
     record = videos[1]
     questions, _ = evaluation.collect_questions([record], DATA, max_new=9)
-    (batch,) = evaluation.prompt_batches(questions, TOKENIZER, DATA, 99, {})
+    (batch,) = evaluation.prompt_batches(questions, TOKENIZER, DATA, {})
     _, prompt = batch[0]
     assert np.array_equal(prompt.images, data.encode(record, TOKENIZER, DATA, 0, 0).images)
     # subtitles are shown, in seconds of the clip
@@ -203,8 +202,8 @@ def test_records_that_cannot_be_decoded_are_left_out_of_the_nll(small_model, dam
     text = {"type": "text", "text": "A heron."}
     path = damaged({"annotations": [text]}, {"image": "cut.jpg", "annotations": [text]})
     records = list(Records(path))
-    metrics, _ = evaluation.evaluate(small_model, TOKENIZER, DATA, records, progress=False)
-    alone, _ = evaluation.evaluate(small_model, TOKENIZER, DATA, records[:1], progress=False)
+    metrics, _ = evaluation.evaluate(small_model, TOKENIZER, DATA, records)
+    alone, _ = evaluation.evaluate(small_model, TOKENIZER, DATA, records[:1])
     assert (metrics["skipped"], metrics["not_scored"]) == (1, 1)
     assert metrics["nll"] == alone["nll"]
     assert set(metrics["nll"]) == {"all", "records.jsonl"}

@@ -72,12 +72,9 @@ def two_objects():
     ({"video/0": two_objects()[::-1]},
      {"video/0": two_objects(), "video/0/times": np.arange(3), "image/0": np.zeros((1, 4, 4))},
      {"j": 1.0, "f": 1.0, "j_and_f": 1.0, "n": 1}),
-    ({"other/0": two_objects()}, {"video/0": two_objects()}, "'video/0' needs an array"),
     ({"video/0": two_objects()[:, :2]}, {"video/0": two_objects()}, "its shape is (2, 2, 20, 20)"),
     ({"video/0": two_objects()}, {"video/0/times": np.arange(3)}, "no array (n,t,h,w)"),
-    # no frame: a mean of nothing would be NaN, which is no JSON
-    ({"video/0": two_objects()[:, :0]}, {"video/0": two_objects()[:, :0]}, "no array (n,t,h,w)"),
-    (None, {"video/0": two_objects()}, "predicted.npz: not an .npz file"),
+    (None, {"video/0": two_objects()}, "predicted.npz cannot be used"),
 ])
 def test_files_are_scored_and_a_mistake_costs_one_sentence(tmp_path, capsys, predicted, true,
                                                            answer):
@@ -99,3 +96,9 @@ def test_files_are_scored_and_a_mistake_costs_one_sentence(tmp_path, capsys, pre
     assert not out
     assert answer in err
     assert len(err.splitlines()) == 1
+
+
+def test_a_flag_that_is_left_out_costs_one_sentence_without_the_usage(capsys):
+    with pytest.raises(SystemExit):
+        j_and_f.main(["--predicted", "x.npz"])
+    assert capsys.readouterr().err.count("\n") == 1

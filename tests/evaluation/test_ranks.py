@@ -30,8 +30,7 @@ def damaged_records(folder):
 def answers(folder, model, ranks=None):
     records = [*Records(MEDIA / "records.jsonl"), *Records(folder / "cut.jsonl"),
                next(iter(Records(MEDIA / "films.jsonl")))]
-    return evaluate(model, TOKENIZER, DATA, records, batch=3, max_new=6, progress=False,
-                    ranks=ranks)
+    return evaluate(model, TOKENIZER, DATA, records, max_new=6, ranks=ranks)
 
 
 def adapted_model():

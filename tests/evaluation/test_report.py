@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import parallel
 from evaluation import report
 from records.reader import Records
 from tests.evaluation.small_model import DATA, MEDIA, TOKENIZER
@@ -97,21 +98,24 @@ def evaluated(monkeypatch):
     return calls
 
 
-def config_of(stage):
-    return SimpleNamespace(stage=stage, seed=0, eval_images=4, toy_kinds="few", data=DATA)
+def run_of(stage, eval_records=None, **settings):
+    config = SimpleNamespace(stage=stage, seed=0, eval_images=2, toy_kinds="few",
+                             data=replace(DATA, **settings))
+    return SimpleNamespace(config=config, tokenizer=TOKENIZER, eval_records=eval_records,
+                           ranks=parallel.Ranks())
 
 
 @pytest.mark.parametrize(("stage", "parts", "max_new"), [
     (1, ["test", "unseen"], 128), (2, ["test", "long", "unseen"], 384),
 ])
 def test_the_toy_is_scored_by_parts_with_its_own_masks(evaluated, stage, parts, max_new):
-    metrics = report.final_scores(config_of(stage), None, TOKENIZER, None)
+    metrics = report.final_scores(run_of(stage), None)
     assert len(evaluated) == len(parts)
     assert metrics["point_f1"] == 1.0
     assert [name for name in metrics if name in ("long", "unseen")] == parts[1:]
     assert metrics["unseen"]["point_f1_of_unseen_kinds"] == 1.0
     for records, masks_of, options in evaluated:
-        assert options == {"config": DATA, "max_new": max_new, "ranks": None}
+        assert options == {"config": DATA, "max_new": max_new, "ranks": parallel.Ranks()}
         kinds = [annotation["type"] for annotation in records[0]["annotations"]]
         index = kinds.index("point")
         masks = masks_of(records[0], index)
@@ -124,27 +128,25 @@ def test_given_records_are_scored_as_by_tools_evaluate(evaluated, monkeypatch, t
     a track of three objects in 40 frames takes 1,400 tokens."""
     drawn = []
     monkeypatch.setattr(report.pictures, "draw", lambda *args, **options: drawn.append(args))
-    config = config_of(3)
-    config.data = replace(DATA, max_crops=8, max_frames=128)
     records = list(Records(MEDIA / "records.jsonl"))
     sets = {"a.jsonl": records, "b.jsonl": records[:1]}
-    metrics = report.final_scores(config, None, TOKENIZER, sets, tmp_path / "samples")
+    run = run_of(3, sets, max_crops=8, max_frames=128)
+    metrics = report.final_scores(run, None, tmp_path / "samples")
     assert metrics.pop("b.jsonl") == {**metrics, "n_records": 1}
     assert metrics["n_records"] == len(records)
     asked = replace(DATA, max_crops=24, max_frames=384, max_images=20)
     for given, masks_of, options in evaluated:
         assert masks_of is None
-        assert options == {"config": asked, "ranks": None}
+        assert options == {"config": asked, "ranks": parallel.Ranks()}
         assert given in sets.values()
     assert drawn[0][1:] == (records, tmp_path / "samples")
     assert drawn[1][1:] == (records[:1], tmp_path / "samples" / "b.jsonl")
-    assert report.final_scores(config, None, TOKENIZER, {}) == {}
+    assert report.final_scores(run_of(3, {}), None) == {}
 
 
 @pytest.mark.slow
 def test_samples_of_a_run_are_pictures_of_every_part(small_model, tmp_path):
-    config = SimpleNamespace(stage=1, seed=0, eval_images=2, toy_kinds="few", data=DATA)
-    metrics = report.final_scores(config, small_model, TOKENIZER, None, tmp_path / "samples")
+    metrics = report.final_scores(run_of(1), small_model, tmp_path / "samples")
     assert metrics["n_caption"] == metrics["unseen"]["n_caption"] == 2
     assert list((tmp_path / "samples" / "test").glob("*.png"))
     assert list((tmp_path / "samples" / "unseen").glob("*.png"))

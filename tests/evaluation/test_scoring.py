@@ -174,14 +174,11 @@ def test_points_and_tracks_of_a_clip_are_compared_with_masks_on_its_own_clock(tm
 
 
 @pytest.mark.parametrize(("damage", "message"), [
-    (lambda m: m | {"clip/0": m["clip/0"][:1]}, "the masks of clip/0 are of shape"),
-    (lambda m: m | {"clip/0": m["clip/0"][:, :, :, :9]}, "the masks of clip/0 are"),
     (lambda m: m | {"clip/1": m["clip/1"][:, :2]}, "the masks of clip/1 are"),
-    (lambda m: m | {"clip/1/times": np.array([2.0, 3.0, 3.5])},
-     "the masks of clip/1 have none at 2.0 s"),
+    (lambda m: m | {"clip/1/times": np.array([2.0, 3.0, 3.5])}, "clip/1 have none at 2.0 s"),
     (lambda m: {name: m[name] for name in m if name != "clip/1/times"},
      r"are \(2, 0, 720, 1280\)"),
-    (lambda m: {name: m[name] for name in m if name != "clip/0"}, "of clip/0 are missing: 2"),
+    (lambda m: {name: m[name] for name in m if name != "clip/0"}, "of clip/0 are missing"),
 ])
 def test_masks_that_do_not_fit_are_refused_before_any_question(tmp_path, damage, message):
     records, path = clip_with_masks(tmp_path)
@@ -208,15 +205,16 @@ def asked_too_early(question):
 # the toy world
 
 
-def test_a_perfect_model_scores_one_and_a_silent_one_what_is_absent():
+def test_a_perfect_model_scores_one_and_a_silent_one_what_is_absent(monkeypatch):
     images = world.World("test")
     records = [images[i] for i in range(6)]
 
     def masks_of(record, index):
         return images.masks(record, record["annotations"][index])
 
-    perfect, _ = evaluate_answers(records, true_answer, masks_of, batch=7)   # several batches
-    silent, _ = evaluate_answers(records, lambda q: "", masks_of, batch=7)
+    monkeypatch.setattr(evaluation, "MAX_ROWS", 7)       # several batches
+    perfect, _ = evaluate_answers(records, true_answer, masks_of)
+    silent, _ = evaluate_answers(records, lambda q: "", masks_of)
     assert perfect["point_f1"] == pytest.approx(1, abs=1e-4)
     assert perfect["hits"] == "mask"
     for name in ("count_accuracy", "caption_exact", "caption_recall", "caption_precision"):
