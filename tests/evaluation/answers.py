@@ -4,6 +4,7 @@ import json
 from unittest import mock
 
 import numpy as np
+from tqdm import tqdm
 
 from evaluation import evaluate as evaluation
 from evaluation import pictures
@@ -48,6 +49,7 @@ def evaluate_answers(records, answer, masks_of=None, draw_in=None, **options):
     records = list(records)
     options = {"max_new": 10_000, **options}
     with mock.patch.multiple(evaluation, prompt_batches=noted_batches, generate=answers,
+                             tqdm=lambda **options: tqdm(disable=True),
                              losses_of=lambda *args: []):
         metrics, predictions = evaluation.evaluate(
             None, TOKENIZER, DATA, records, masks_of, **options)
