@@ -97,16 +97,15 @@ class KVCache:
 def generate(model, prompts, stops, max_new=128, temperature=0.0, seed=0, on_token=None,
              cache=None):
     """prompts: [data.Example, ..] -> [ids of the answer, ..], each up to the first of `stops`
-    (an id, or several) and at most max_new long.
-
-    temperature 0 is greedy; sampling has a random generator of its own, started with seed.
-    on_token(ids): called after every token of the first row, with its ids so far. cache: the
-    KVCache of earlier turns of the same conversation (for a single prompt), updated in place.
-    """
+    (an id, or several) and at most max_new long. temperature 0 is greedy; sampling has a
+    random generator of its own, started with seed. on_token(ids): called after every token
+    of the first row, with its ids so far. cache: the KVCache of earlier turns of the same
+    conversation (for a single prompt), updated in place."""
     device = model.norm.weight.device
     n_rows = len(prompts)
     lengths = torch.tensor([len(p.tokens) for p in prompts], device=device)
-    stops = torch.tensor(sorted({stops} if isinstance(stops, int) else stops), device=device)
+    stops = {stops} if isinstance(stops, int) else stops
+    stop_ids = torch.tensor(sorted(stops), device=device)
     T = int(lengths.max())
     rows = [[prompt] for prompt in prompts]
     # share_images: crops that several prompts have in common are encoded once
@@ -139,9 +138,9 @@ def generate(model, prompts, stops, max_new=128, temperature=0.0, seed=0, on_tok
         x = model.transformer(x, pos, chunks, attends)               # (B,t,C)
         logits = model.lm_head(x[every_row, last]).float()           # (B,V)
         token = sample(logits, temperature, rng)
-        done = done | torch.isin(token, stops)
+        done = done | torch.isin(token, stop_ids)
         # a row that is done continues with stop tokens until all are done
-        answers.append(torch.where(done, stops[0], token))
+        answers.append(torch.where(done, stop_ids[0], token))
         if on_token and not bool(done[0]):
             first_row.append(int(token[0]))
             on_token(first_row)
@@ -153,8 +152,7 @@ def generate(model, prompts, stops, max_new=128, temperature=0.0, seed=0, on_tok
     ids = torch.stack(answers, dim=1).tolist()
     if n_rows == 1:                      # the last token was not computed
         cache.tokens = [*prompts[0].tokens.tolist(), *ids[0]][: cache.stop]
-    stop_ids = set(stops.tolist())
-    return [list(takewhile(lambda token: token not in stop_ids, row)) for row in ids]
+    return [list(takewhile(lambda token: token not in stops, row)) for row in ids]
 
 
 def mask_fields(bidir, lengths, n_slots):

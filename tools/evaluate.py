@@ -139,8 +139,9 @@ def ask(args, loaded, name, records, masks_of, ranks):
     return Results(name, records, by_frames, predictions, lines)
 
 
-def run(args, loaded, sets, ranks):
+def run(args, device, sets, ranks):
     """Asks the model; the first rank writes predictions.jsonl -> [Results, ..]."""
+    loaded = open_model_folder(args.model, device, getattr(torch, args.dtype))
     for folder in (args.out, args.draw):
         if folder:
             Path(folder).mkdir(parents=True, exist_ok=True)
@@ -186,14 +187,13 @@ def main(argv=None):
             args = parse(argv)
             device = device_of_rank(args.device)
             ranks = parallel.join(1, device)
-            loaded = open_model_folder(args.model, device, getattr(torch, args.dtype))
             benchmark = None
             # every rank reads the records; the first one says what is wrong with them
             with nullcontext() if ranks.first else redirect_stderr(io.StringIO()):
                 if args.benchmark:
                     benchmark = benchmarks.load(args.benchmark, args.data[0], args.media, folder)
                 sets = open_sets(args, benchmark)
-            results = run(args, loaded, sets, ranks)
+            results = run(args, device, sets, ranks)
             if ranks.world > 1:
                 dist.destroy_process_group()
             if ranks.first:

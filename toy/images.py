@@ -28,11 +28,8 @@ def is_held_out(scene):
 
 def matching(objects, colour, shape):
     """Indices of the objects of a kind; "any" is every colour and "shape" every shape."""
-    found = []
-    for k, o in enumerate(objects):
-        if colour in ("any", o["colour"]) and shape in ("shape", o["shape"]):
-            found.append(k)
-    return found
+    return [k for k, o in enumerate(objects)
+            if colour in ("any", o["colour"]) and shape in ("shape", o["shape"])]
 
 
 def caption_of(objects):
@@ -130,9 +127,8 @@ class World:
             annotations.append(point_annotation(f"{colour} {shape}", points, indices))
         if self.questions == "all":
             annotations.append({"type": "caption", "text": caption_of(objects)})
-            if not is_single:
-                count = {"type": "count", "label": "any shape", "count": len(objects)}
-                annotations.append(count)
+        if self.questions == "all" and not is_single:
+            annotations.append({"type": "count", "label": "any shape", "count": len(objects)})
         return make_record(self, i, annotations, image=image_entry(f"{self.name}-{i}"))
 
     def _kinds_to_ask_for(self, objects, rng):
@@ -150,10 +146,7 @@ class World:
         return [(SIZE, SIZE)]
 
     def images(self, record, only=(0,)):
-        return [self.image(record)] * len(only)
-
-    def image(self, record):
-        return render(self.scene(record["index"]))
+        return [render(self.scene(record["index"]))] * len(only)
 
     def masks(self, record, annotation):
         """(n,SIZE,SIZE) bool, one for each point of a point annotation, in its order."""
@@ -191,9 +184,8 @@ class ImageSeries:
                 images_of.setdefault(name_of(o), set()).add(k)
                 counts[name_of(o)] = counts.get(name_of(o), 0) + 1
         labels = [label for label in sorted(images_of) if counts[label] < 5]
-        annotations = []
-        for k in rng.permutation(len(labels))[:2]:
-            annotations.append(self._points(scenes, labels[int(k)]))
+        chosen = rng.permutation(len(labels))[:2]
+        annotations = [self._points(scenes, labels[int(k)]) for k in chosen]
         unique = [label for label in labels if len(images_of[label]) == 1]
         for k in rng.permutation(len(unique))[:2]:
             label = unique[int(k)]
@@ -208,7 +200,8 @@ class ImageSeries:
         return make_record(self, i, annotations, images=images)
 
     def _points(self, scenes, label):
-        points, indices = [], []
+        points = []
+        indices = []
         for k, objects in enumerate(scenes):
             for j, o in enumerate(objects):
                 if name_of(o) == label:

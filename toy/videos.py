@@ -176,27 +176,31 @@ def annotations_of(video, rng):
 
 def coming_annotation(video, label):
     """Points where and when each object of a name comes."""
-    points, indices = [], []
-    for k, o in enumerate(video["objects"]):
-        if label in ("any shape", name_of(o)):
-            time = o["come"] * STEP
-            now = object_at(o, time)
-            points.append({"t": time, "x": now["x"], "y": now["y"]})
-            indices.append(k)
+    objects = video["objects"]
+    indices = find_named(objects, label)
+    points = [place_at(objects[k], objects[k]["come"]) for k in indices]
     return point_annotation(label, points, indices)
 
 
 def track_annotation(video, label):
-    points, indices = [], []
-    for k, o in enumerate(video["objects"]):
-        if label in ("any shape", name_of(o)):
-            indices.append(k)
-            for step in o["seen"]:
-                now = object_at(o, step * STEP)
-                points.append({"t": step * STEP, "id": k, "x": now["x"], "y": now["y"]})
+    objects = video["objects"]
+    indices = find_named(objects, label)
+    points = []
+    for k in indices:
+        points += [{**place_at(objects[k], step), "id": k} for step in objects[k]["seen"]]
     annotation = point_annotation(label, points, indices)
     del annotation["mode"]
     return {**annotation, "type": "track", "fps": 2}
+
+
+def find_named(objects, label):
+    """The indices of the objects that a label means."""
+    return [k for k, o in enumerate(objects) if label in ("any shape", name_of(o))]
+
+
+def place_at(o, step):
+    now = object_at(o, step * STEP)
+    return {"t": step * STEP, "x": now["x"], "y": now["y"]}
 
 
 def with_unique_name(objects):
@@ -233,8 +237,8 @@ def direction_question(o, name):
 
 def _place(o, step):
     """'050 800', as points are written."""
-    now = object_at(o, step * STEP)
-    return f"{round(10 * now['x']):03d} {round(10 * now['y']):03d}"
+    place = place_at(o, step)
+    return f"{round(10 * place['x']):03d} {round(10 * place['y']):03d}"
 
 
 def moves_straight(o):

@@ -127,20 +127,16 @@ def asks_for_unseen(annotation, kinds):
 
 
 def export(folder, source, n):
-    """The first n records of a source as files.
-
-    Images, or the frames of videos; records.jsonl; and masks.npz, with an array for every
-    annotation with points or tracks, as tools.evaluate reads them.
-    """
+    """The first n records of a source as files: images, or the frames of videos;
+    records.jsonl; and masks.npz, as tools.evaluate reads them."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     masks = {}
     with open(folder / "records.jsonl", "w") as out:
         for i in range(n):
             record = source[i]
-            line = _export_media(folder, source, record)
+            out.write(json.dumps(_export_media(folder, source, record)) + "\n")
             masks |= _masks_of(source, record)
-            out.write(json.dumps(line) + "\n")
     np.savez_compressed(folder / "masks.npz", **masks)
 
 

@@ -25,7 +25,7 @@ def exact_model():
 def toy_prompt(question, i=0, earlier=(), image=True):
     """A question about image i of the toy world, or about nothing."""
     images = world.World("test")
-    shown = [images.image(images[i])] if image else []
+    shown = images.images(images[i]) if image else []
     return data.encode_prompt(shown, [*earlier, (question, None)], TOKENIZER, DATA)
 
 

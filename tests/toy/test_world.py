@@ -188,7 +188,7 @@ def test_objects_are_brighter_than_the_mean_of_any_ground():
     objects_means = []
     ground_means = []
     for i in range(60):
-        image = source.image(source[i]).sum(-1)
+        image = source.images(source[i])[0].sum(-1)
         inside = masks_of(source.scene(i)["objects"]).any(0)
         ground_means.append(image[~inside].mean())
         if inside.any():

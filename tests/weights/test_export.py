@@ -110,7 +110,7 @@ def test_a_trained_toy_answers_six_questions_through_transformers(tmp_path, caps
     answers = set()
     for k, question in enumerate(("pointing: any shape", "pointing: red circle", "caption:",
                                   "How many shapes?", "pointing: ünïcode", "What is this?")):
-        image = world.image(world[k])
+        image = world.images(world[k])[0]
         prompt = f"<|image|><|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
         want = processor(images=[image], text=prompt, return_tensors="pt")
         got = data.encode_prompt([image], [(question, None)], own, config)
