@@ -62,10 +62,6 @@ MAX_CACHED_TOKENS = 1 << 16              # rows x (prompt + answer): the slots o
 LEAST_BYTES = 512                        # of an answer in bytes: a word takes several of them
 
 
-# -------------------------------------------------------------------------------------------------
-# questions
-
-
 def answer_limit(annotation, record):
     """Tokens of an answer at most (docs/molmo2.md 13)."""
     if annotation["type"] == "track":
@@ -181,10 +177,6 @@ def fits(batch):
     return small and sum(crops.values()) <= MAX_CROPS
 
 
-# -------------------------------------------------------------------------------------------------
-# answers and scores
-
-
 def evaluate(model, tokenizer, config, records, masks_of=None, max_new=None, ranks=None,
              with_nll=True):
     """Records from a source -> metrics, predictions by record id and annotation, on all ranks.
@@ -262,10 +254,6 @@ def answer(model, tokenizer, batch, masks_of):
             **({} if times is None else {"times": times}),
         })
     return predictions
-
-
-# -------------------------------------------------------------------------------------------------
-# loss
 
 
 @torch.no_grad()

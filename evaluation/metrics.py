@@ -23,9 +23,6 @@ import numpy as np
 
 from text.points import parse_points
 
-# -------------------------------------------------------------------------------------------------
-# points
-
 
 class PointScores(NamedTuple):
     precision: float
@@ -184,10 +181,6 @@ def hit_in_box(truth, boxes):
     return hit
 
 
-# -------------------------------------------------------------------------------------------------
-# counts
-
-
 def count_from_text(text):
     """The number that a text states, else the number of its points, else None."""
     if "there are none" in text.lower():
@@ -208,10 +201,6 @@ def score_count(count, truth, video=False):
     off = math.inf if count is None else abs(count - truth)
     tolerance = 1 + (truth // 20 if video else 0)
     return float(off == 0), float(off <= tolerance)
-
-
-# -------------------------------------------------------------------------------------------------
-# tracks
 
 
 def score_tracks(predicted, truth, hit):

@@ -33,10 +33,6 @@ MAX_FRAMES = 12                          # of a video, in one picture
 SAME_TIME = 0.05                         # seconds: answers have one decimal
 
 
-# -------------------------------------------------------------------------------------------------
-# marks on one image, several images
-
-
 class Mark(NamedTuple):
     """A predicted point: a ring with a label beside it."""
     x: float
@@ -126,10 +122,6 @@ def with_text(image, lines):
     return page
 
 
-# -------------------------------------------------------------------------------------------------
-# points on images, on frames
-
-
 def draw_images(images, predicted, true, height=240):
     """Points on an image, or on several side by side, scaled to one height -> PIL image,
     notes on what cannot be drawn."""
@@ -193,10 +185,6 @@ def draw_frames(frames_at, times, predicted, true, with_trails, height=240):
         drawn.append(draw_marks(frame, marks, here, trails))
     notes = [f"{len(selected)} of {len(times)} frames"] if len(selected) < len(times) else []
     return image_grid(drawn, [f"{times[k]:.1f} s" for k in selected], height), notes
-
-
-# -------------------------------------------------------------------------------------------------
-# predictions and answers
 
 
 def draw_prediction(prediction, record):

@@ -77,10 +77,6 @@ def score_of_unseen_kinds(predictions, records):
     return {"point_f1_of_unseen_kinds": round(sum(scores) / len(scores), 4)} if scores else {}
 
 
-# -------------------------------------------------------------------------------------------------
-# curves
-
-
 def running_mean(points):
     """[(x, y), ..] -> the mean of each point and its neighbours, 1 % of all points on each
     side: it does not lag behind a quick fall."""

@@ -95,10 +95,6 @@ def score_qa(turn, style, text):
     return scores
 
 
-# -------------------------------------------------------------------------------------------------
-# points and tracks
-
-
 def object_ids(annotation):
     """The ids of a track annotation in the order of its masks: numbers first, then names."""
     ids = {p["id"] for p in annotation["points"]}

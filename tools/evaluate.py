@@ -50,8 +50,7 @@ def parse(argv):
     add("--masks", nargs="+", metavar="NPZ", help=(
         "one for each file of --data, in their order; files beyond the last are scored without "
         'masks. It has an array (n,h,w) for each pointing annotation, named "record id/annotation '
-        'number"; of videos (n,t,h,w), also for each tracking annotation, and another array '
-        '"record id/annotation number/times"'))
+        'number"; of videos (n,t,h,w), also for tracks, and another array ".../times"'))
     add("--frames", type=int, nargs="+", metavar="N", help=(
         "frames of a video at most (default 384, or more if the model was trained with more); "
         "several numbers give a table of scores, and the metrics of the last one in full"))
@@ -139,9 +138,17 @@ def ask(args, loaded, name, records, masks_of, ranks):
     return Results(name, records, by_frames, predictions, lines)
 
 
-def run(args, device, sets, ranks):
-    """Asks the model; the first rank writes predictions.jsonl -> [Results, ..]."""
+def warnings_of_first(ranks):
+    """Every rank reads the records; the first one alone says what is wrong with them."""
+    return nullcontext() if ranks.first else redirect_stderr(io.StringIO())
+
+
+def run(args, device, ranks, benchmark):
+    """Asks the model; the first rank writes predictions.jsonl -> [Results, ..].
+    benchmark: benchmarks.Loaded, or None for the records of --data."""
     loaded = open_model_folder(args.model, device, getattr(torch, args.dtype))
+    with warnings_of_first(ranks):
+        sets = open_sets(args, benchmark)
     for folder in (args.out, args.draw):
         if folder:
             Path(folder).mkdir(parents=True, exist_ok=True)
@@ -188,12 +195,10 @@ def main(argv=None):
             device = device_of_rank(args.device)
             ranks = parallel.join(1, device)
             benchmark = None
-            # every rank reads the records; the first one says what is wrong with them
-            with nullcontext() if ranks.first else redirect_stderr(io.StringIO()):
-                if args.benchmark:
+            if args.benchmark:
+                with warnings_of_first(ranks):
                     benchmark = benchmarks.load(args.benchmark, args.data[0], args.media, folder)
-                sets = open_sets(args, benchmark)
-            results = run(args, device, sets, ranks)
+            results = run(args, device, ranks, benchmark)
             if ranks.world > 1:
                 dist.destroy_process_group()
             if ranks.first:

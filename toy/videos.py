@@ -133,10 +133,6 @@ def _is_fair(video):
     return True
 
 
-# ------------------------------------------------------------------------------------------------
-# annotations
-
-
 def track_annotations(video, rng):
     objects = video["objects"]
     names = sorted({name_of(o) for o in objects})

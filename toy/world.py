@@ -122,10 +122,6 @@ def asks_for_unseen(annotation, kinds):
     return tuple(annotation["label"].split(" ", 1)) in kinds.unseen
 
 
-# ------------------------------------------------------------------------------------------------
-# as files
-
-
 def export(folder, source, n):
     """The first n records of a source as files: images, or the frames of videos;
     records.jsonl; and masks.npz, as tools.evaluate reads them."""

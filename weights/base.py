@@ -18,8 +18,7 @@ from vision import VisionConfig
 from weights import files
 from weights.released import LM_HEAD, require, rope_from, with_biases
 
-# ------------------------------------------------------------------------------------------------
-# names: tables {names on disk: our names}, as in weights/released.py
+# tables {names on disk: our names}, as in weights/released.py
 
 LLM_EMBEDDING = "model.embed_tokens.weight"
 LLM_BLOCK = {
@@ -76,9 +75,6 @@ def siglip_names(config, prefix):
     return names
 
 
-# ------------------------------------------------------------------------------------------------
-# config.json
-
 # transformers' SiglipVisionConfig: published config.json files leave out what equals it
 SIGLIP_DEFAULTS = {
     "num_hidden_layers": 12,
@@ -93,18 +89,15 @@ SIGLIP_DEFAULTS = {
 
 def siglip_config(raw):
     """config.json of SigLIP or SigLIP 2 -> VisionConfig with the blocks that Molmo2 reads."""
-    vit = raw.get("vision_config", raw)
-    kinds = {raw.get("model_type"), vit.get("model_type")}
-    if not kinds <= {None, "siglip", "siglip_vision_model"} or "num_patches" in vit:
-        raise ValueError(f"model_type {raw.get('model_type')!r} is not siglip with a fixed image "
-                         "size (NaFlex models of SigLIP 2 take images of any shape)")
+    vit = SIGLIP_DEFAULTS | raw.get("vision_config", raw)
     require(vit, hidden_act="gelu_pytorch_tanh")
-    vit = SIGLIP_DEFAULTS | vit
     n_layer = vit["num_hidden_layers"]
     grid = vit["image_size"] // vit["patch_size"]
-    if n_layer < 9 or grid <= 2 * VisionConfig.overlap_margin:
-        raise ValueError(f"{n_layer} blocks, {grid} x {grid} patches: Molmo2 reads the ninth block "
-                         "from the end, and its crops overlap by 4 patches on each side")
+    is_fixed = vit.get("model_type") in (None, "siglip_vision_model") and "num_patches" not in vit
+    if not is_fixed or n_layer < 9 or grid <= 2 * VisionConfig.overlap_margin:
+        raise ValueError(f"{vit.get('model_type')}, {n_layer} blocks, {grid} x {grid} patches: it "
+                         "must be SigLIP with a fixed image size (not NaFlex), 9 blocks and 9 x 9 "
+                         "patches or more")
     return VisionConfig(
         n_layer=n_layer - 2,         # nothing reads the last two
         n_embd=vit["hidden_size"],
@@ -123,8 +116,7 @@ FAMILIES = {"qwen3": "qwen", "olmo3": "olmo", "llama": "llama"}
 def llm_config(llm, vision):
     """config.json of a base language model, and the VisionConfig of SigLIP -> ModelConfig."""
     if llm.get("model_type") not in FAMILIES:
-        raise ValueError(f"model_type {llm.get('model_type')!r} is neither qwen3 nor olmo3 nor "
-                         "llama")
+        raise ValueError(f"model_type {llm.get('model_type')!r} is none of {', '.join(FAMILIES)}")
     require(llm, hidden_act="silu", attention_bias=False, mlp_bias=False)
     # OLMo-3 has a sliding window on all layers but every fourth. Molmo2 has none, and YaRN applies
     # to the layers without a window only (docs/molmo2.md 1.1).
@@ -151,31 +143,27 @@ def llm_config(llm, vision):
     )
 
 
-# ------------------------------------------------------------------------------------------------
-# weights and tokenizer
-
-
 def start_from_base(llm_folder, siglip_folder, seed=0):
     """Two folders -> Molmo2 in eval mode, every tensor in the dtype in which it is stored.
 
-    New weights are N(0, 0.02), new biases 0 (docs/molmo2.md 1.4). ValueError in one sentence if a
-    folder does not hold such a model.
+    New weights are N(0, 0.02), new biases 0 (docs/molmo2.md 1.4). ValueError in one sentence
+    if a folder does not hold such a model.
     """
     llm_folder = Path(llm_folder)
     siglip_folder = Path(siglip_folder)
-    with files.explained(siglip_folder / "config.json"):
-        vision = siglip_config(json.loads((siglip_folder / "config.json").read_text()))
-    with files.explained(llm_folder / "config.json"):
-        config = llm_config(json.loads((llm_folder / "config.json").read_text()), vision)
+    path = siglip_folder / "config.json"
+    with files.explained(path):
+        vision = siglip_config(json.loads(path.read_text()))
+    path = llm_folder / "config.json"
+    with files.explained(path):
+        config = llm_config(json.loads(path.read_text()), vision)
     model = files.meta_model(config)
     llm = files.weight_files(llm_folder)
     if config.tied:
         llm.pop(LM_HEAD, None)       # some tied checkpoints store the copy too
     tensors = read_base(llm_folder, llm, llm_names(config), model)
     siglip = files.weight_files(siglip_folder)
-    prefix = "vision_model."
-    if prefix + PATCH_EMBEDDING not in siglip:
-        prefix = ""
+    prefix = "" if PATCH_EMBEDDING in siglip else "vision_model."
     table = siglip_names(config, prefix)
     siglip = {name: file for name, file in siglip.items() if (name,) in table}
     tensors |= read_base(siglip_folder, siglip, table, model)
@@ -213,23 +201,17 @@ def read_base(folder, stored, table, model):
 def extended_tokenizer(folder, n_vocab):
     """The tokenizer of a base model, with Molmo2's special tokens at the ids from n_vocab on; the
     gap is filled with tokens that no text contains (docs/molmo2.md 1.2)."""
-    try:
-        from tokenizers import AddedToken, Tokenizer
-    except ImportError:
-        raise ValueError("the tokenizer of a base model needs an extra package: pip install "
-                         "-r requirements-extras.txt") from None
+    tokenizers = files.import_extra("tokenizers")
     path = Path(folder) / "tokenizer.json"
     with files.explained(path):
-        inner = Tokenizer.from_file(str(path))
+        inner = tokenizers.Tokenizer.from_file(str(path))
         size = inner.get_vocab_size()
         if size > n_vocab:
             raise ValueError(f"it has {size} ids, the model rows for {n_vocab}")
-        for token in ("<|im_start|>", "<|im_end|>"):
-            if inner.token_to_id(token) is None:
-                raise ValueError(f"it lacks {token}, which marks the turns of a chat")
     names = [f"|<EXTRA_TOKENS_{i}>|" for i in range(n_vocab - size)]
     names += [token_text(name) for name in SPECIAL]
-    inner.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
+    inner.add_special_tokens([
+        tokenizers.AddedToken(name, special=True, normalized=False) for name in names])
     settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
     path = Path(folder) / "tokenizer_config.json"
     if path.is_file():

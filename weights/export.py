@@ -46,7 +46,7 @@ CHAT_TEMPLATE = """
 def export(model, tokenizer, data_config, out):
     """Writes Molmo2 as a released folder, every tensor bit for bit in its own dtype.
 
-    data_config: the DataConfig of training, whose crops and frames become the settings of the
+    data_config: the DataConfig of training, whose crops and frames become settings of the
     processors. The toy's ByteTokenizer is left out, since transformers could not read it.
     ValueError for a decoder of the Llama kind.
     """
@@ -76,21 +76,13 @@ def export_tensors(model, out):
     assert not ours, f"the table of names lacks {min(ours)}"
     if model.config.tied:
         tensors[released.LM_HEAD] = tensors[released.EMBEDDINGS[0]].clone()
-    save_file = files.import_safetensors().torch.save_file
-    path = out / "model.safetensors"
-    path.touch()                     # safetensors writes files with mode 0600, whatever the umask
-    mode = path.stat().st_mode
-    save_file(tensors, path, metadata={"format": "pt"})
-    path.chmod(mode)
-
-
-# ------------------------------------------------------------------------------------------------
-# tokenizer and processors
+    save_file = files.import_extra("safetensors.torch").save_file
+    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
 
 
 def write_processors(config, tokenizer, data_config, out):
-    """The files that transformers reads beside the weights: tokenizer, chat template, settings of
-    the image and video processors and of generation."""
+    """Writes the files that transformers reads beside the weights: tokenizer, chat template,
+    settings of the image and video processors and of generation."""
     vision = config.vision
     pixels = {
         "size": {"height": vision.crop, "width": vision.crop},
@@ -140,9 +132,6 @@ def write_processors(config, tokenizer, data_config, out):
     if not template.exists():        # a released tokenizer brings its own
         template.write_text(CHAT_TEMPLATE)
 
-
-# ------------------------------------------------------------------------------------------------
-# config.json
 
 SPECIAL_IDS = {
     "image_start_token_id": "im_start",

@@ -3,13 +3,14 @@
     runs/mine/model/    config.json  model.pt  data.json  tokenizer files        written by `save`
     Molmo2-4B/          config.json  model-00001-of-00002.safetensors ..         a released folder
 
-`load`, `read_weights` and `open_model_folder` take both, and one function, `read`, reads both.
-Tensors on disk are mapped into memory: each rank of a sharded model copies the rows of its own
-shard, and a process holds the weights once. Only released folders need the package safetensors.
+`load`, `read_weights` and `open_model_folder` take both. Tensors on disk are mapped into
+memory: each rank of a sharded model copies the rows of its own shard, and a process holds
+the weights once. Only released folders need the package safetensors.
 """
 
 import dataclasses
 import hashlib
+import importlib
 import json
 from contextlib import contextmanager
 from itertools import accumulate
@@ -18,7 +19,7 @@ from typing import NamedTuple
 
 import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from data import DataConfig
 from model import ModelConfig, Molmo2, YarnConfig
@@ -28,11 +29,8 @@ from vision import VisionConfig
 from weights import lora, released
 
 # A released folder has no data.json: it is asked and fine-tuned with the settings of stage 3.
-RELEASED_SETTINGS = {
-    name.removeprefix("data."): value
-    for name, value in stage3.RECIPE.items()
-    if name.startswith("data.")
-}
+RELEASED_SETTINGS = {name.removeprefix("data."): value for name, value in stage3.RECIPE.items()
+                     if name.startswith("data.")}
 
 
 class ModelFolder(NamedTuple):
@@ -54,8 +52,13 @@ def explained(path):
         raise ValueError(f"{path} cannot be used: {reason:.300}") from None
 
 
-# --------------------------------------------------------------------------------------------------
-# out
+def import_extra(name):
+    """A package or module that only some commands need; ValueError if it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise ValueError(f"{name.partition('.')[0]} is needed: pip install -r "
+                         "requirements-extras.txt") from None
 
 
 def save(model, folder):
@@ -78,38 +81,32 @@ def save_data_config(data_config, folder):
     (Path(folder) / "data.json").write_text(json.dumps(values))
 
 
-# --------------------------------------------------------------------------------------------------
-# config.json -> a model without memory
-
-
 def describe(folder):
     """A run directory, its model/, or a released folder -> ModelFolder.
 
-    FileNotFoundError or ValueError in one sentence if there is no model. Of the weights it reads at
+    OSError or ValueError in one sentence if there is no model. Of the weights it reads at
     most eight rows of two tensors, which tell whether a released head is tied.
     """
     folder = Path(folder)
     if (folder / "model" / "config.json").is_file():
         folder = folder / "model"
     path = folder / "config.json"
-    if not path.is_file():
-        raise FileNotFoundError(f"{folder}: no such folder with a model (config.json is missing); "
-                                "released ones come by hf download allenai/Molmo2-4B "
-                                "--local-dir Molmo2-4B")
     with explained(path):
-        raw = json.loads(path.read_text())
-        if "config" in raw:          # of a run directory
-            raise ValueError("its run has not finished: there is no model/ yet")
-        if "model_type" not in raw:
+        raw = json.loads(path.read_text()) if path.is_file() else {}
+        if "n_layer" in raw:
             return ModelFolder(folder, config_from_dict(raw), None)
-        config = released.released_config(folder, raw)
+        config = released.released_config(folder, raw) if "model_type" in raw else None
+    if config is None:
+        raise FileNotFoundError(f"{folder}: no such folder with a model, or its run has not "
+                                "finished; released ones come by hf download "
+                                "allenai/Molmo2-4B --local-dir Molmo2-4B")
     config = dataclasses.replace(config, tied=has_tied_head(folder, raw))
     return ModelFolder(folder, config, released.released_names(config))
 
 
 def config_from_dict(raw):
-    """config.json as `save` writes it -> ModelConfig. A missing field has its default, TypeError
-    names an unknown one."""
+    """config.json as `save` writes it -> ModelConfig. A missing field takes its default;
+    TypeError names an unknown one."""
     yarn = from_json(YarnConfig, raw.get("yarn", {}))
     vision = from_json(VisionConfig, raw.get("vision", {}))
     return from_json(ModelConfig, {**raw, "yarn": yarn, "vision": vision})
@@ -127,35 +124,22 @@ def meta_model(config):
 
 
 def has_tied_head(folder, raw):
-    """Is the head of a released folder a copy of the embedding, as in the 4B? The first eight rows
-    tell, because config.json says False for every model; without a head, config.json tells."""
+    """Is the head of a released folder a copy of the embedding, as in the 4B? The first eight
+    rows tell, because config.json says False for every model; without a head, config.json
+    tells."""
     files = weight_files(folder)
-    if released.LM_HEAD not in files:
+    names = {released.LM_HEAD, released.EMBEDDINGS[0]}
+    if not names <= files.keys():
         return bool(raw.get("tie_word_embeddings") or raw["text_config"].get("tie_word_embeddings"))
-    names = (released.LM_HEAD, released.EMBEDDINGS[0])
     head, embedding = (read_tensor(files[name], name)[:8] for name in names)
     return torch.equal(head, embedding)
-
-
-# --------------------------------------------------------------------------------------------------
-# weights in
-
-
-def import_safetensors():
-    """The package, which only released folders need; ValueError if it is not installed."""
-    try:
-        import safetensors.torch
-    except ImportError:
-        raise ValueError("released folders need an extra package: pip install -r "
-                         "requirements-extras.txt") from None
-    return safetensors
 
 
 def weight_files(folder):
     """{name of a tensor: its file} of model.safetensors, or else of the files in its index."""
     path = folder / "model.safetensors"
     if path.is_file():
-        with explained(path), import_safetensors().safe_open(path, "pt") as file:
+        with explained(path), import_extra("safetensors").safe_open(path, "pt") as file:
             return dict.fromkeys(file.keys(), path)
     path = folder / "model.safetensors.index.json"
     with explained(path):
@@ -164,9 +148,9 @@ def weight_files(folder):
 
 
 def read_tensor(path, name):
-    """A tensor of a safetensors file, mapped. The file is opened for each one, because the pages
-    that were read of a mapped file count as memory of the process until it is closed."""
-    with explained(path), import_safetensors().safe_open(path, "pt") as file:
+    """A tensor of a safetensors file, mapped into memory. The file is opened anew for each
+    tensor: what was read of a mapped file counts as memory of the process until it is closed."""
+    with explained(path), import_extra("safetensors").safe_open(path, "pt") as file:
         return file.get_tensor(name)
 
 
@@ -182,8 +166,8 @@ def read_table(path, files, table, shapes):
 
 
 def read_pickled(path, names):
-    """Yields (name, mapped tensor) of model.pt. Each time that as much as its largest tensor has
-    been read, the file is mapped anew, so that the pages that were read are released."""
+    """Yields (name, mapped tensor) of model.pt. The file is mapped anew whenever as much as
+    its largest tensor has been read: that releases the memory of what was read."""
     n_left = 0
     for name in names:
         if n_left <= 0:
@@ -208,8 +192,8 @@ def check_shape(path, name, tensor, shape):
 
 
 def read(folder):
-    """Yields (our name, mapped tensor) of a ModelFolder. ValueError in one sentence if names or
-    shapes are not those that config.json asks for."""
+    """Yields (our name, mapped tensor) of a ModelFolder. ValueError in one sentence if names
+    or shapes are not those that config.json asks for."""
     shapes = {name: t.shape for name, t in meta_model(folder.config).state_dict().items()}
     if folder.table is None:
         tensors = read_pickled(folder.path / "model.pt", shapes.keys())
@@ -224,10 +208,8 @@ def read(folder):
 
 
 def load(folder, dtype=torch.float32, device="cpu"):
-    """What `describe` takes -> Molmo2 in eval mode; dtype None: as stored.
-
-    FileNotFoundError or ValueError in one sentence if there is no model or its weights do not fit.
-    """
+    """What `describe` takes -> Molmo2 in eval mode; dtype None: as stored. OSError or
+    ValueError in one sentence if there is no model or its weights do not fit."""
     folder = describe(folder)
     model = meta_model(folder.config)
     tensors = {name: t.to(device, dtype, copy=True) for name, t in read(folder)}
@@ -237,27 +219,16 @@ def load(folder, dtype=torch.float32, device="cpu"):
 
 @torch.no_grad()
 def read_weights(model, folder):
-    """Reads the weights of what `describe` takes into a model; of a sharded one each rank reads the
-    rows of its shard. Errors as those of `load`."""
+    """Reads the weights of what `describe` takes into a model; of a sharded one each rank
+    reads the rows of its shard. Errors as those of `load`."""
     parameters = dict(model.named_parameters())
     for name, tensor in read(describe(folder)):
-        own, first = own_rows(parameters[name])
-        own.copy_(tensor[first : first + len(own)])
-
-
-def own_rows(parameter):
-    """-> the rows of a parameter that this rank holds, and the number of the first of them."""
-    if not isinstance(parameter, DTensor):
-        return parameter, 0
-    numbers = torch.arange(len(parameter), device=parameter.device)
-    own = distribute_tensor(numbers, parameter.device_mesh, parameter.placements,
-                            src_data_rank=None).to_local()
-    return parameter.to_local(), int(own[0]) if len(own) else 0
+        lora.copy_rows(parameters[name], tensor)
 
 
 def fingerprint(folder):
-    """A hash of the weight files of what `describe` takes: of 256 evenly spaced samples of 4 KB of
-    each. It reads 1 MB of a file; further training changes nearly every number of a tensor."""
+    """A hash of the weight files of what `describe` takes: of 256 evenly spaced samples of
+    4 KB of each, since further training changes nearly every number of a tensor."""
     digest = hashlib.sha256()
     for path in sorted(describe(folder).path.glob("model*")):
         with open(path, "rb") as file:
@@ -269,11 +240,9 @@ def fingerprint(folder):
 
 
 def open_model_folder(folder, device="cpu", dtype=torch.float32, read=True):
-    """What `describe` takes -> model, tokenizer, DataConfig of training: all that is needed to ask.
-
-    OSError or ValueError in one sentence if one of them cannot be read. read False: the model is on
-    the meta device, for `read_weights`.
-    """
+    """What `describe` takes -> model, tokenizer, DataConfig of training: all that is needed to
+    ask. OSError or ValueError in one sentence if one of them cannot be read. read False: the
+    model is on the meta device, for `read_weights`."""
     with explained(f"--device {device}"):
         torch.zeros(1, device=device)
     path, config, _ = describe(folder)
@@ -286,13 +255,9 @@ def open_model_folder(folder, device="cpu", dtype=torch.float32, read=True):
     return model, tokenizer, dataclasses.replace(data_config, vision=config.vision)
 
 
-# --------------------------------------------------------------------------------------------------
-# a sharded model as one process has it
-
-
 def gather_on_first(model, ranks):
-    """-> on the first rank the model itself, or a copy on the CPU if it is sharded or has adapters,
-    which are merged; None on the others."""
+    """-> on the first rank the model itself, or a copy on the CPU if it is sharded or has
+    adapters, which are merged; None on the others."""
     if not ranks.mesh and not lora.has_adapters(model):
         return model
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -301,11 +266,11 @@ def gather_on_first(model, ranks):
 
 
 def gather_on_each(model, ranks, device, dtype):
-    """-> the model that this rank evaluates: a copy on its device, in the dtype of the arithmetic.
+    """-> the model that this rank evaluates: a copy on its device, in the dtype of the
+    arithmetic; one process in float32, or with adapters, evaluates the model itself.
 
-    Gathered once: layer by layer, as in training, all weights would be sent for every generated
-    token, and answers of different lengths would need different numbers of collectives. The 8B's
-    copy in bfloat16 takes 16 GiB. One process in float32, or with adapters, evaluates the model.
+    Gathered once: layer by layer, as in training, all weights would be sent for every
+    generated token. The 8B's copy in bfloat16 takes 16 GiB.
     """
     if not ranks.mesh and (dtype == torch.float32 or lora.has_adapters(model)):
         return model

@@ -26,7 +26,8 @@ class LoraConfig:
 class LoraLinear(nn.Linear):
     def __init__(self, weight, config):
         nn.Module.__init__(self)
-        self.weight, self.bias = weight, None
+        self.weight = weight
+        self.bias = None
         self.scale = config.alpha / config.rank
         n_out, n_in = weight.shape
         self.lora_a = nn.Parameter(weight.new_empty(config.rank, n_in))
@@ -52,13 +53,21 @@ def init_adapters(model, seed):
     generator = torch.Generator().manual_seed(seed)
     for name, p in model.named_parameters():
         if name.endswith(".lora_a"):
-            a = torch.randn(p.shape, generator=generator) * p.shape[1] ** -0.5
-            if isinstance(p, DTensor):
-                a = distribute_tensor(a.to(p.device), p.device_mesh, p.placements,
-                                      src_data_rank=None)
-            p.copy_(a)
+            copy_rows(p, torch.randn(p.shape, generator=generator) * p.shape[1] ** -0.5)
         elif name.endswith(".lora_b"):
             p.zero_()
+
+
+def copy_rows(parameter, tensor):
+    """Copies a whole tensor into a parameter; of a sharded one, this rank copies its rows."""
+    first = 0
+    if isinstance(parameter, DTensor):
+        numbers = torch.arange(len(parameter), device=parameter.device)
+        own = distribute_tensor(numbers, parameter.device_mesh, parameter.placements,
+                                src_data_rank=None).to_local()
+        first = int(own[0]) if len(own) else 0
+        parameter = parameter.to_local()
+    parameter.copy_(tensor[first : first + len(parameter)])
 
 
 def has_adapters(model):
@@ -66,8 +75,8 @@ def has_adapters(model):
 
 
 def hold_frozen(model, dtype):
-    """Keeps matrices that do not learn in dtype. The embedding of special tokens and norms stay
-    float32, and so does the residual stream."""
+    """Keeps matrices that do not learn in dtype. The embedding of special tokens and norms
+    stay float32, and so does the residual stream."""
     for module in model.modules():
         if isinstance(module, nn.Linear) or module is model.embedding:
             for p in module.parameters(recurse=False):

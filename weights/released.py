@@ -27,9 +27,6 @@ from pathlib import Path
 from model import ModelConfig, YarnConfig
 from vision import VisionConfig
 
-# ------------------------------------------------------------------------------------------------
-# names
-
 LM_HEAD = "lm_head.weight"
 EMBEDDINGS = ("model.transformer.wte.embedding", "model.transformer.wte.new_embedding")
 RELEASED_BLOCK = {
@@ -67,7 +64,8 @@ def with_biases(prefix, our_prefix, modules):
 
 def released_names(config):
     """ModelConfig -> table of a released checkpoint, without the copy that a tied head is."""
-    text, vision = "model.transformer", "model.vision_backbone"
+    text = "model.transformer"
+    vision = "model.vision_backbone"
     names = {
         # One entry for both: the Hub splits the rows at V, transformers in two equal halves.
         EMBEDDINGS: ["embedding.weight", "extra.weight"],
@@ -90,10 +88,6 @@ def released_names(config):
         name = f"{vision}.image_projector.{theirs}.weight"
         names[(name,)] = [f"vision.projector.{ours}.weight"]
     return names
-
-
-# ------------------------------------------------------------------------------------------------
-# config.json -> ModelConfig
 
 
 def require(values, **expected):
@@ -143,9 +137,7 @@ def released_config(folder, raw):
             pooling_attention_mask=True, hidden_size=vit["hidden_size"],
             num_attention_heads=vit["num_attention_heads"],
             intermediate_size=text["intermediate_size"], text_hidden_size=text["hidden_size"])
-    norms = (text["norm_after"], text["qk_norm_type"])
-    if norms not in ((False, "qwen3"), (True, "olmo")):
-        raise ValueError(f"norm_after {norms[0]} with QK-norm {norms[1]} is neither Qwen nor OLMo")
+    require(text, qk_norm_type="olmo" if text["norm_after"] else "qwen3")
     theta, yarn = rope_from(text, text.get("rope_scaling_layers"))
     return ModelConfig(
         n_layer=text["num_hidden_layers"],

@@ -202,7 +202,7 @@ MISTAKES = {
     "NaFlex": (siglip(num_patches=256), "NaFlex"),
     "8 x 8 patches": (siglip(image_size=112), "8 x 8 patches"),
     "another patch": (siglip(patch_size=7, image_size=63), "vision.vit.patch.weight has shape"),
-    "another model": (llm(model_type="gemma"), "neither qwen3 nor olmo3 nor llama"),
+    "another model": (llm(model_type="gemma"), "none of qwen3, olmo3, llama"),
     "biases": (llm(attention_bias=True), "attention_bias = True"),
     "another width": (llm(hidden_size=32), "config.json asks for"),
     "a layer more": (llm(num_hidden_layers=5), "11 tensors are missing or unknown"),
