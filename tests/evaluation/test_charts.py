@@ -23,13 +23,6 @@ def height(array, column, colour):
     return rows.mean()
 
 
-def test_ticks_are_round_numbers():
-    assert charts.round_steps(6.6) == [0, 2, 4, 6]
-    assert charts.round_steps(3200) == [0, 1000, 2000, 3000]
-    assert charts.powers_of_ten(0.02, 6) == [0.01, 0.1, 1, 10]
-    assert charts.powers_of_ten(1, 1) == [1, 10]
-
-
 @pytest.mark.parametrize("log", [False, True])
 def test_a_line_lies_where_its_numbers_are(tmp_path, log):
     """The second of two series, from 0.1 to 1, straight on its axis; the first is out of the
@@ -41,11 +34,3 @@ def test_a_line_lies_where_its_numbers_are(tmp_path, log):
         column = round(charts.LEFT + (charts.RIGHT - charts.LEFT) * x / 100)
         wanted = charts.BOTTOM - (charts.BOTTOM - charts.TOP) * x / 100
         assert height(array, column, BLUE) == pytest.approx(wanted, abs=2)
-
-
-def test_points_that_cannot_be_drawn_are_left_out(tmp_path):
-    holes = [(0, 1.0), (1, None), (2, float("nan")), (3, float("inf")), (4, 0.0), (5, 2.0)]
-    wanted = draw(tmp_path, {"a": [(0, 1.0), (5, 2.0)]}, log=True, pale=[(0, 1.0), (5, 2.0)])
-    found = draw(tmp_path, {"a": holes, "none": [(0, None)]}, log=True, pale=holes)
-    assert np.array_equal(found, wanted)
-    assert draw(tmp_path, {"none": [(0, None)]}) is None

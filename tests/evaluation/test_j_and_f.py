@@ -10,15 +10,6 @@ from evaluation import j_and_f
 from tests.evaluation.test_metrics import box
 
 
-def test_regions_are_compared_by_their_union():
-    a, b = box(10, 10, (0, 0, 4, 9)), box(10, 10, (3, 0, 7, 9))
-    empty = box(10, 10, None)
-    assert j_and_f.jaccard(a, b) == pytest.approx(20 / 80)
-    assert j_and_f.jaccard(a, a) == 1
-    assert j_and_f.jaccard(empty, empty) == 1
-    assert j_and_f.jaccard(a, empty) == 0
-
-
 def test_a_boundary_is_where_neighbours_differ_and_the_edge_of_the_image_is_none():
     boundary = j_and_f.mask_boundary(box(6, 6, (2, 2, 3, 3)))
     drawn = ["......", ".###..", ".#.#..", ".###..", "......", "......"]

@@ -110,7 +110,6 @@ def run_of(stage, eval_records=None, **settings):
 ])
 def test_the_toy_is_scored_by_parts_with_its_own_masks(evaluated, stage, parts, max_new):
     metrics = report.final_scores(run_of(stage), None)
-    assert len(evaluated) == len(parts)
     assert metrics["point_f1"] == 1.0
     assert [name for name in metrics if name in ("long", "unseen")] == parts[1:]
     assert metrics["unseen"]["point_f1_of_unseen_kinds"] == 1.0
@@ -142,14 +141,6 @@ def test_given_records_are_scored_as_by_tools_evaluate(evaluated, monkeypatch, t
     assert drawn[0][1:] == (records, tmp_path / "samples")
     assert drawn[1][1:] == (records[:1], tmp_path / "samples" / "b.jsonl")
     assert report.final_scores(run_of(3, {}), None) == {}
-
-
-@pytest.mark.slow
-def test_samples_of_a_run_are_pictures_of_every_part(small_model, tmp_path):
-    metrics = report.final_scores(run_of(1), small_model, tmp_path / "samples")
-    assert metrics["n_caption"] == metrics["unseen"]["n_caption"] == 2
-    assert list((tmp_path / "samples" / "test").glob("*.png"))
-    assert list((tmp_path / "samples" / "unseen").glob("*.png"))
 
 
 # -------------------------------------------------------------------------------------------------

@@ -73,21 +73,6 @@ def test_labels_are_of_the_object_that_covers_most_of_a_patch():
     assert shape_classes == set(range(len(shape_names) + 1))
 
 
-def test_a_world_of_many_kinds_has_more_classes(monkeypatch):
-    scenes = []
-    labels = vit.labels
-
-    def recorded(scene, grid, kinds):
-        scenes.append(scene)
-        return labels(scene, grid, kinds)
-
-    monkeypatch.setattr(vit, "labels", recorded)
-    assert len(list(vit.pretrain(toy_vit(), 0, 3, kinds_name="many"))) == 3
-    drawn = {(o["colour"], o["shape"]) for scene in scenes for o in scene["objects"]}
-    assert drawn <= set(shapes.MANY.seen)
-    assert drawn - set(shapes.FEW.all)
-
-
 def test_patches_learn_their_objects_and_the_seed_decides_the_result():
     def pretrained(seed, steps):
         tower = toy_vit()

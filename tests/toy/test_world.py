@@ -13,7 +13,7 @@ from text.points import format_points, parse_points, unit
 from text.tokenizer import ByteTokenizer
 from toy import world
 from toy.images import CURRICULUM, ImageSeries, World, is_held_out
-from toy.shapes import COLOURS, FEW, KINDS_BY_NAME, LATTICE, MANY, SIZE, mask_of, name_of
+from toy.shapes import COLOURS, KINDS_BY_NAME, LATTICE, SIZE, mask_of, name_of
 from training.config import parse
 
 TOKENIZER = ByteTokenizer(world.WORDS)
@@ -183,20 +183,6 @@ def test_annotations_of_a_series_are_true_of_its_images():
 # pixels
 
 
-def test_objects_are_brighter_than_the_mean_of_any_ground():
-    source = World("test")
-    objects_means = []
-    ground_means = []
-    for i in range(60):
-        image = source.images(source[i])[0].sum(-1)
-        inside = masks_of(source.scene(i)["objects"]).any(0)
-        ground_means.append(image[~inside].mean())
-        if inside.any():
-            objects_means.append(image[inside].mean())
-    assert min(objects_means) > max(ground_means)
-    assert np.std(ground_means) < 0.1 * np.mean(ground_means)
-
-
 @pytest.mark.parametrize("kind", ["images", "series", "videos", "long-tracks"])
 def test_the_world_as_files_is_the_same_world(kind, tmp_path):
     """Tokens and pixels to the bit, and the masks."""
@@ -220,13 +206,3 @@ def test_the_world_as_files_is_the_same_world(kind, tmp_path):
                     assert np.array_equal(masks[f"{name}/times"], found["times"])
                     found = found["masks"]
                 assert np.array_equal(masks[name], found)
-
-
-def test_asked_for_unseen_are_combinations_of_that_split_that_are_shown():
-    point = {"type": "point", "label": "red cross", "points": [{"x": 1, "y": 1}]}
-    assert world.asks_for_unseen(point, FEW)
-    assert not world.asks_for_unseen({**point, "points": []}, FEW)
-    assert not world.asks_for_unseen({**point, "label": "red circle"}, FEW)
-    assert not world.asks_for_unseen({"type": "count", "label": "red cross", "count": 1}, FEW)
-    assert world.asks_for_unseen({**point, "label": "white bar"}, MANY)
-    assert not world.asks_for_unseen({**point, "label": "white bar"}, FEW)

@@ -5,7 +5,6 @@ import json
 
 import pytest
 import torch
-from PIL import Image
 
 import data
 import train
@@ -25,7 +24,6 @@ from tests.weights.hf_models import (
     transformers,
 )
 from text.tokenizer import SPECIAL, ByteTokenizer
-from tools import evaluate
 from tools import hf as command
 from toy.images import World
 from weights import files
@@ -146,37 +144,6 @@ def test_a_released_checkpoint_is_fine_tuned_and_served(saved, tokenizer, tmp_pa
     assert generate.generate(ours, [got], -1, 20)[0] == greedy(peer, want, 20)
     assert config.separator == ";"
     assert not config.prefix_all
-
-
-def test_adapters_on_boxes_are_evaluated_on_two_sets_and_served(saved, tokenizer, tmp_path, capsys):
-    """What a new user does: a released folder, ten own images with captions and boxes, --lora."""
-    lines = []
-    for k in range(10):
-        Image.fromarray(noise_image(120, 160, k)).save(tmp_path / f"{k}.png")
-        caption = {"type": "caption", "text": f"Noise number {k}."}
-        box = {"type": "box", "label": "noise", "coords": "pixel", "form": "xywh",
-               "boxes": [{"box": [10 * k, 20, 30, 40]}]}
-        lines.append(json.dumps({"image": f"{k}.png", "annotations": [caption, box]}))
-    (tmp_path / "mine.jsonl").write_text("\n".join(lines))
-    (tmp_path / "held.jsonl").write_text("\n".join(lines[:2]))
-    run = tmp_path / "run"
-    train.main(["--stage", "2", "--init", str(saved("untied").folder), "--lora", "8",
-                "--data", str(tmp_path / "mine.jsonl"), "--steps", "2", "--batch", "2",
-                "--data.max_tokens=4096", "--pack_crops=24", "--device", "cpu", "--lr.llm=1e-2",
-                "--out", str(run)])
-    sets = [str(tmp_path / "mine.jsonl"), str(tmp_path / "held.jsonl")]
-    capsys.readouterr()
-    evaluate.main(["--model", str(run), "--data", *sets, "--max-new", "4", "--out", str(run)])
-    scores = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert (scores["hits"], scores["n_point"], scores["held.jsonl"]["n_point"]) == ("box", 10, 2)
-    command.main(["export", str(run), str(tmp_path / "served")])
-    ours, own, _ = open_model_folder(run)
-    assert not torch.equal(ours.blocks[0].attn.q.weight,
-                           saved("untied").ours.blocks[0].attn.q.weight)
-    peer = transformers.Molmo2ForConditionalGeneration.from_pretrained(tmp_path / "served").eval()
-    processor = transformers.AutoProcessor.from_pretrained(tmp_path / "served")
-    want, got = both_inputs(processor, own, [noise_image(200, 300)])
-    assert generate.generate(ours, [got], -1, 20)[0] == greedy(peer, want, 20)
 
 
 def test_a_folder_of_ours_and_back_is_the_same_folder(saved, tmp_path, capsys):

@@ -12,7 +12,6 @@ from tests.training.processes import start, stderr_of
 from tests.training.runs import RECIPE, SMALL, assert_same_run, back_to, run, sentence
 from tools import generate, hf
 from training import checkpoint
-from training.config import UserError, parse
 from weights import files as model_folders
 from weights import lora
 from weights.files import load, whole_model
@@ -144,14 +143,6 @@ def test_only_adapters_and_connector_learn_and_a_checkpoint_holds_nothing_else(b
     assert checkpoint.read_state(adapted / "step-6")["base"] == str(base / "model")
 
 
-def test_only_the_named_layers_of_the_decoder_have_adapters(base, tmp_path, records):
-    flags = adapters(base, "--train", "llm", "--lora.layers", "q,v", "--save-every", "0")
-    assert run(tmp_path / "out", *flags, *records) == 0
-    before, after = load(base).state_dict(), load(tmp_path / "out").state_dict()
-    changed = {name for name in before if not torch.equal(before[name], after[name])}
-    assert changed == {"blocks.0.attn.q.weight", "blocks.0.attn.v.weight"}
-
-
 def test_a_resumed_run_with_adapters_is_the_run_that_nothing_stopped(base, adapted, records,
                                                                      tmp_path):
     out = back_to(adapted, tmp_path / "out", 4)
@@ -174,17 +165,6 @@ def test_a_run_is_not_resumed_on_another_base_but_on_the_same_elsewhere(base, ad
     sentence(capsys, "base: other files, or other contents")
     assert run(out, *flags, *records, "--resume", "--else-init", str(moved)) == 0
     assert_same_run(out, adapted)
-
-
-def test_adapters_need_a_base_and_a_decoder_that_learns(records, tmp_path, capsys):
-    assert run(tmp_path / "a", *SMALL, "--lora", "4", *records) == 2
-    sentence(capsys, "--init")
-    assert parse([*SMALL, "--lora", "4"])[1].train == ("connector", "llm")
-    for flags in (["--train", "vit"], ["--lora.layers="]):
-        with pytest.raises(UserError, match="--lora: needs llm"):
-            parse([*SMALL, "--lora", "4", *flags])
-    with pytest.raises(UserError, match="choose from q, k"):
-        parse([*SMALL, "--lora.layers", "qkv"])
 
 
 @pytest.mark.extras("safetensors")

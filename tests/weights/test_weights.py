@@ -89,23 +89,27 @@ def test_a_missing_field_of_a_config_takes_its_default(run):
     assert files.load(run).config == CONFIG
 
 
-def drop_a_tensor(path):
-    tensors = torch.load(path)
-    del tensors["norm.weight"]
-    torch.save(tensors, path)
-
-
 MISTAKES = {
     "an unknown field": (lambda m: edit(m / "config.json", n_heads=4), "config.json", "'n_heads'"),
     "an unknown setting": (lambda m: edit(m / "data.json", odd=1), "data.json", "'odd'"),
     "another width": (lambda m: edit(m / "config.json", n_hidden=8), "has shape", "asks for [8, "),
     "another depth": (lambda m: edit(m / "config.json", n_layer=3), "are missing", "blocks.2"),
-    "a tensor less": (lambda m: drop_a_tensor(m / "model.pt"), "1 tensors", "first norm.weight"),
     "half a file": (lambda m: (m / "model.pt").write_bytes((m / "model.pt").read_bytes()[:9999]),
                     "model.pt", "cannot be used"),
     "no weights": (lambda m: (m / "model.pt").unlink(), "No such file", "model.pt"),
     "no model": (lambda m: shutil.rmtree(m), "no such folder", "hf download"),
 }
+
+
+@pytest.mark.extras("safetensors")
+def test_a_released_folder_without_its_embedding_is_refused_in_one_sentence(tmp_path):
+    """It was a KeyError."""
+    from safetensors.torch import save_file
+
+    (tmp_path / "config.json").write_text(json.dumps(hub_config(CONFIG, "float32")))
+    save_file({"lm_head.weight": torch.zeros(9, 2)}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match="tensors are missing or unknown"):
+        files.load(tmp_path)
 
 
 @pytest.mark.parametrize("name", MISTAKES)
@@ -184,20 +188,12 @@ print(added_memory(lambda: files.load({str(tmp_path / "large")!r}))[0])
     assert 0.9 * size < float(child.stdout) < size + 24
 
 
-@on_linux
-def test_a_fingerprint_reads_little_and_tells_trained_weights_apart(tmp_path):
-    model = random_model(dataclasses.replace(CONFIG, n_vocab=2**16))
+def test_a_fingerprint_tells_trained_weights_apart(tmp_path):
+    model = random_model()
     files.save(model, tmp_path / "a")
     shutil.copytree(tmp_path / "a", tmp_path / "copy")
-    before = read_bytes()
     found = files.fingerprint(tmp_path / "a")
-    assert read_bytes() - before < (tmp_path / "a" / "model.pt").stat().st_size / 8
     assert files.fingerprint(tmp_path / "copy") == found
     model.embedding.weight.data += 0.01
     files.save(model, tmp_path / "b")
     assert files.fingerprint(tmp_path / "b") != found
-
-
-def read_bytes():
-    """Bytes that this process has read from files so far."""
-    return int(re.search(r"rchar: (\d+)", Path("/proc/self/io").read_text())[1])
