@@ -14,13 +14,13 @@ COLOURS = (
     INK, (0, 114, 178), (213, 94, 0), (0, 158, 115), (204, 121, 167), (230, 159, 0),
     (86, 180, 233), (90, 70, 60),
 )
-WIDTH = 1440                         # pixels
+WIDTH = 1440  # pixels
 HEIGHT = 720
-LEFT = 90                            # of the axes
+LEFT = 90  # of the axes
 RIGHT = 1050
 TOP = 50
 BOTTOM = 640
-LINE_HEIGHT = 30                     # of the names beside them
+LINE_HEIGHT = 30  # of the names beside them
 
 
 def round_steps(high):
@@ -72,7 +72,7 @@ def line_chart(series, path, xlabel, ylabel, log=False, pale=()):
         pen.line([place(0, y), place(x_high, y)], GRID, 4)
     pen.line([place(*point) for point in pale], PALE, 3)
     colours = {name: COLOURS[k % len(COLOURS)] for k, name in enumerate(series)}
-    for name in reversed(series):                     # the first lies above the others
+    for name in reversed(series):  # the first lies above the others
         places = [place(*point) for point in series[name]]
         pen.line(places, colours[name], 8, joint="curve")
         for x, y in places if not log or len(places) == 1 else ():

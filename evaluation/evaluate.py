@@ -10,15 +10,9 @@ and `true`, [[frame, id, x, y], ..] in pixels of what was shown, where frame is 
 number of the image, or seconds of the clip, and `hits`, the rule by which a prediction
 is right; of videos the `times` of the frames shown.
 
-Masks (--masks, an .npz file with an array for each pointing or tracking annotation,
-named "record id/annotation number"; or the function masks_of):
-    images    (n,h,w) bool, one per point, each of its own image (padded to the largest)
-    video     (n,t,h,w), one per point, or per object of a track by sorted ids; and the
-              array "record id/annotation number/times", (t,) seconds of the file.
-              masks_of returns {"times": .., "masks": ..}
-Without masks a prediction hits if it lies in the matched object's box or, without boxes,
-within 5 % of the image diagonal of the true point; in videos also at the same time,
-rounded to 0.1 s.
+A predicted point hits if it lies in the mask of the matched object (masks.py); without
+masks in its box; without boxes within 5 % of the image diagonal of the true point. In
+videos it must also be at the same time, rounded to 0.1 s.
 """
 
 import math
@@ -44,22 +38,22 @@ from text.styles import medium, style_of
 from text.tokenizer import ByteTokenizer
 
 TYPES = ("caption", "point", "count", "qa", "track")
-LOCATED = ("point", "track")             # scored by places, with masks or without
+LOCATED = ("point", "track")  # scored by places, with masks or without
 SCORES = (
     "caption_exact", "caption_recall", "caption_precision",
-    "point_f1", "point_precision", "point_recall",               # on one image
+    "point_f1", "point_precision", "point_recall",  # on one image
     "images_point_f1", "images_point_precision", "images_point_recall",
     "video_point_f1", "video_point_precision", "video_point_recall",
-    "count_accuracy", "count_close",     # of all media; close is wider for a video
+    "count_accuracy", "count_close",  # of all media; close is wider for a video
     "track_precision", "track_recall", "track_f1", "hota", "det_a", "ass_a",
-    "qa_accuracy",                       # the right option, else an exact match with an answer
-    "choice_accuracy",                   # of questions with options
-    "vqa_score", "anls", "relaxed_accuracy",             # see scoring.STYLE_SCORE
+    "qa_accuracy",  # the right option, else an exact match with an answer
+    "choice_accuracy",  # of questions with options
+    "vqa_score", "anls", "relaxed_accuracy",  # see scoring.STYLE_SCORE
 )
-MAX_ROWS = 128                           # questions answered at once
-MAX_CROPS = 256                          # encoded at once by the ViT
-MAX_CACHED_TOKENS = 1 << 16              # rows x (prompt + answer): the slots of the KV cache
-LEAST_BYTES = 512                        # of an answer in bytes: a word takes several of them
+MAX_ROWS = 128               # questions answered at once
+MAX_CROPS = 256              # encoded at once by the ViT
+MAX_CACHED_TOKENS = 1 << 16  # rows x (prompt + answer): the slots of the KV cache
+LEAST_BYTES = 512            # of an answer in bytes: a word takes several of them
 
 
 def answer_limit(annotation, record):
@@ -68,7 +62,7 @@ def answer_limit(annotation, record):
         return 4096
     if annotation["type"] == "caption":
         return 2048
-    if annotation["type"] != "qa":       # points and counts
+    if annotation["type"] != "qa":  # points and counts
         return 192 if medium(record) == "image" else 2048
     turns = annotation.get("turns", [annotation])
     in_sentences = style_of(annotation, record, None) in ("user_qa", "correction_qa", "text_sft")
@@ -78,8 +72,8 @@ def answer_limit(annotation, record):
 
 
 def questions_of(record, info, config, max_new=None, least=1):
-    """A record and its MediaInfo -> [Question, ..]. Their answers have at
-    most max_new tokens, or else answer_limit, but not less than `least`."""
+    """A record and its MediaInfo -> [Question, ..], with answers of max_new tokens, or else
+    answer_limit but at least `least`."""
     questions = []
     for index, annotation in enumerate(record["annotations"]):
         if annotation["type"] not in TYPES:
@@ -88,7 +82,7 @@ def questions_of(record, info, config, max_new=None, least=1):
         turns = turns_of(annotation, record, info.sizes, config, None, info.times)
         given = annotation.get("turns", [{}])
         for n, (text, _) in enumerate(turns):
-            if given[n].get("weight", 1):            # a turn of weight 0 is context only
+            if given[n].get("weight", 1):  # a turn of weight 0 is context only
                 asked = [*turns[:n], (text, None)]
                 questions.append(Question(record, index, n, asked, info, limit))
     return questions
@@ -144,7 +138,7 @@ def prompt_batches(questions, tokenizer, config, skipped):
     share the crops. skipped: {where: reason}, to which undecodable records are added.
     """
     batch = []
-    decoded = {}                         # {where: images and clip} of this batch
+    decoded = {}  # {where: images and clip} of this batch
     crops = {}
     for question in questions:
         where = question.record["where"]
@@ -181,7 +175,7 @@ def evaluate(model, tokenizer, config, records, masks_of=None, max_new=None, ran
              with_nll=True):
     """Records from a source -> metrics, predictions by record id and annotation, on all ranks.
 
-    masks_of(record, annotation index) -> masks of that annotation (see above) or None.
+    masks_of(record, annotation index) -> masks of that annotation (masks.py) or None.
     max_new: tokens of every answer at most, in place of answer_limit. with_nll False: no
     forward pass for the loss. A record whose media cannot be read is named on stderr and
     counted in `skipped`, a text in `not_scored`. ranks: parallel.Ranks, each of which calls
@@ -202,7 +196,7 @@ def evaluate(model, tokenizer, config, records, masks_of=None, max_new=None, ran
             bar.update(len(batch))
     losses = losses_of(model, tokenizer, config, mine, skipped) if with_nll else []
 
-    ranks.barrier()                      # for any time: ranks are done hours apart
+    ranks.barrier()  # for any time: ranks are done hours apart
     by_rank = parallel.all_gather((predictions, losses, list(skipped.items())))
     predictions, losses, skipped = (list(chain(*parts)) for parts in zip(*by_rank, strict=True))
     predictions.sort(key=lambda p: (p["id"], p["annotation"]))

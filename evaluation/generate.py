@@ -33,12 +33,10 @@ def evaluation_config(config, max_crops=None, max_frames=None):
     24 crops per image, 20 images, 384 frames, unless training had more. A model trained
     with fewer than 8 crops, like the toy, keeps that number.
     """
-    if max_crops is None:
-        max_crops = max(config.max_crops, 24) if config.max_crops >= 8 else config.max_crops
-    if max_frames is None:
-        max_frames = max(config.max_frames, 384)
-    max_images = max(config.max_images, 20)
-    return replace(config, max_crops=max_crops, max_images=max_images, max_frames=max_frames)
+    most_crops = 24 if config.max_crops >= 8 else 0
+    return replace(config, max_crops=max_crops or max(config.max_crops, most_crops),
+                   max_images=max(config.max_images, 20),
+                   max_frames=max_frames or max(config.max_frames, 384))
 
 
 class KVCache:
@@ -79,12 +77,10 @@ class KVCache:
     def continue_with(self, prompt, n_slots):
         """Makes n_slots slots, and keeps those whose tokens `prompt` begins with, if its images
         are the same. Never keeps the last token of the prompt: its logits begin the answer."""
-        n_same = 0
-        if np.array_equal(self.images, prompt.images):
-            for cached, wanted in zip(self.tokens, prompt.tokens[:-1].tolist(), strict=False):
-                if cached != wanted:
-                    break
-                n_same += 1
+        pairs = zip(self.tokens, prompt.tokens[:-1].tolist(), strict=False)
+        if not np.array_equal(self.images, prompt.images):
+            pairs = ()
+        n_same = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
         kept = self.kv[:, :, :, :n_same]
         self.kv = kept.new_zeros((*kept.shape[:3], n_slots, *kept.shape[4:]))
         self.kv[:, :, :, :n_same] = kept
@@ -122,11 +118,11 @@ def generate(model, prompts, stops, max_new=128, temperature=0.0, seed=0, on_tok
 
     n_cached = cache.stop
     if n_cached or all(p.images is None for p in prompts):
-        x = model.embed_tokens(batch.tokens[:, n_cached:])           # no images, or cached ones
+        x = model.embed_tokens(batch.tokens[:, n_cached:])  # no images, or cached ones
     else:
         x = model.embed(batch)
     pos = batch.pos[:, n_cached:]
-    last = lengths - 1 - n_cached                                    # places of the last tokens
+    last = lengths - 1 - n_cached  # places of the last tokens
     done = torch.zeros(n_rows, dtype=torch.bool, device=device)
     answers = []
     first_row = []
@@ -135,8 +131,8 @@ def generate(model, prompts, stops, max_new=128, temperature=0.0, seed=0, on_tok
         cache.stop += x.shape[1]
         fields = visible_until[:, : cache.stop], bidir[:, : cache.stop]
         chunks = attention.chunk_mask(*fields, slice(cache.start, cache.stop))
-        x = model.transformer(x, pos, chunks, attends)               # (B,t,C)
-        logits = model.lm_head(x[every_row, last]).float()           # (B,V)
+        x = model.transformer(x, pos, chunks, attends)      # (B,t,C)
+        logits = model.lm_head(x[every_row, last]).float()  # (B,V)
         token = sample(logits, temperature, rng)
         done = done | torch.isin(token, stop_ids)
         # a row that is done continues with stop tokens until all are done
@@ -150,7 +146,7 @@ def generate(model, prompts, stops, max_new=128, temperature=0.0, seed=0, on_tok
         pos = (lengths + len(answers) - 1)[:, None]
         last = torch.zeros_like(lengths)
     ids = torch.stack(answers, dim=1).tolist()
-    if n_rows == 1:                      # the last token was not computed
+    if n_rows == 1:  # the last token was not computed
         cache.tokens = [*prompts[0].tokens.tolist(), *ids[0]][: cache.stop]
     return [list(takewhile(lambda token: token not in stops, row)) for row in ids]
 

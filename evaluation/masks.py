@@ -1,4 +1,10 @@
-"""Reads and validates ground-truth masks of points and tracks (the format is in evaluate.py)."""
+"""Reads and validates ground-truth masks, an .npz file of arrays by the annotation's name.
+
+    "record id/annotation number"          images (n,h,w) bool, video (n,t,h,w)
+    "record id/annotation number/times"    video: (t,) seconds of the file
+
+There is a mask for each point, of its own image, or for each object of a track by sorted ids.
+"""
 
 import numpy as np
 
@@ -14,15 +20,16 @@ def read_npz(path, flag):
 
 
 def open_masks(path):
-    """The .npz file with the masks of one file of records -> masks_of(record,
-    annotation index), which gives None where the file has no array of that name."""
+    """The .npz file with the masks of one file of records -> masks_of(record, annotation
+    index): an array, of videos {"times", "masks"}, or None where the file has none."""
     arrays = read_npz(path, "--masks")
 
     def masks_of(record, index):
         name = f"{record['id']}/{index}"
-        if "video" in record and name in arrays:
-            return {"times": arrays.get(f"{name}/times", ()), "masks": arrays[name]}
-        return arrays.get(name)
+        masks = arrays.get(name)
+        if masks is None or "video" not in record:
+            return masks
+        return {"times": arrays.get(f"{name}/times", ()), "masks": masks}
 
     return masks_of
 

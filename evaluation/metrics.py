@@ -1,17 +1,9 @@
 """Scores of points, counts and tracks, from plain numbers (paper: evaluation).
 
-in    predicted and true points, counts or tracks
-out   scores between 0 and 1; where there is nothing to find, 1 if nothing was predicted, else 0
-
-points      predicted and true points are matched one to one by distance (Hungarian
-            algorithm). A hit is a matched prediction inside the matched object's mask.
-            Points of several images are matched image by image; points of a video all
-            at once, by distance in time, x and y, each on a scale of 0 to 100.
-counts      the number that the text states; without one, the number of its points.
-tracks      every frame is scored as points are, then HOTA over all frames.
-
-The definitions are those of docs/molmo2.md 13, without the defects of the official
-code that are listed there.
+Scores are between 0 and 1; where there is nothing to find, 1 if nothing was predicted,
+else 0. Predicted and true points are matched one to one by distance, and a matched
+prediction that lies on its object is a hit. The definitions are those of
+docs/molmo2.md 13, without the defects of the official code that are listed there.
 """
 
 import math
@@ -43,16 +35,16 @@ def linear_sum_assignment(cost):
         return sorted((row, column) for column, row in linear_sum_assignment(cost.T))
     row_potential = np.zeros(n_rows)
     column_potential = np.zeros(n_columns)
-    column_of = np.full(n_rows, -1)                  # -1: not assigned yet
+    column_of = np.full(n_rows, -1)  # -1: not assigned yet
     row_of = np.full(n_columns, -1)
     for new_row in range(n_rows):
-        shortest = np.full(n_columns, np.inf)        # length of the shortest path to each column
-        previous_row = np.full(n_columns, -1)        # on that path
-        remaining = np.arange(n_columns)[::-1].copy()        # columns that are not visited yet
-        rows = []                                    # visited ones
+        shortest = np.full(n_columns, np.inf)  # length of the shortest path to each column
+        previous_row = np.full(n_columns, -1)  # on that path
+        remaining = np.arange(n_columns)[::-1].copy()  # columns that are not visited yet
+        rows = []  # visited ones
         columns = []
         row = new_row
-        length = 0.0                                 # of the path to `row`
+        length = 0.0  # of the path to `row`
         while row != -1:
             rows.append(row)
             path = length + cost[row, remaining] - row_potential[row] - column_potential[remaining]
@@ -73,7 +65,7 @@ def linear_sum_assignment(cost):
         for row in rows[1:]:
             row_potential[row] += length - shortest[column_of[row]]
         column_potential[columns] -= length - shortest[columns]
-        while column != -1:                          # every row of the path takes the next column
+        while column != -1:  # every row of the path takes the next column
             row = previous_row[column]
             row_of[column] = row
             next_column = column_of[row]
@@ -102,9 +94,7 @@ def precision_recall_f1(hits, n_predicted, n_true):
 
 def score_images(predicted, truth, hit):
     """Points [(image, x, y), ..] of one or several images -> PointScores over all of them.
-
-    Points are matched within an image only. hit(k, point): does it lie on true object k?
-    """
+    They are matched within an image only. hit(k, point): does it lie on true object k?"""
     hits = 0
     for image in {image for image, _, _ in truth}:
         here = [i for i, point in enumerate(predicted) if point[0] == image]
@@ -118,9 +108,10 @@ def score_images(predicted, truth, hit):
 def score_video(predicted, truth, hit, size):
     """Points [(seconds, x, y), ..] of a video of size (seconds, width, height) -> PointScores.
 
+    They are matched by distance in time, x and y, each on a scale of 0 to 100.
     hit(k, (seconds, x, y)) as in score_images.
     """
-    scale = 100 / np.maximum(np.array(size, float), 1e-9)        # a single frame lasts no time
+    scale = 100 / np.maximum(np.array(size, float), 1e-9)  # a single frame lasts no time
 
     def percent(points):
         return [np.round(point * scale, 1) for point in np.array(points, float)]

@@ -1,11 +1,10 @@
 """Predictions drawn on images and frames: rings where the model points, crosses at the true
 points (paper: pointing, tracking).
 
-in    predictions as in evaluate.py, with points as [frame, id, x, y] in pixels; frame is 1
-      for an image, the number of one of several, or seconds of a clip
-out   PNG files: the image; several images side by side; rows of frames of a video with
-      their times, and with the path of every object of a track up to each frame. A point
-      at a time that was not shown is drawn on the nearest frame, with its time
+A picture shows the image, several images side by side, or frames of a video with their
+times, and with the path of every object of a track up to each frame. Points are
+[frame, id, x, y] in pixels, as in evaluate.py. A point at a time that was not shown is
+drawn on the nearest frame, with its time.
 """
 
 import re
@@ -26,11 +25,11 @@ COLOURS = (
 )
 BLACK = (0, 0, 0)
 WHITE = (255, 255, 255)
-MIN_WIDTH = 288                          # pixels of a drawn image
+MIN_WIDTH = 288  # pixels of a drawn image
 MAX_SIDE = 1024
 GRID_COLUMNS = 4
-MAX_FRAMES = 12                          # of a video, in one picture
-SAME_TIME = 0.05                         # seconds: answers have one decimal
+MAX_FRAMES = 12   # of a video, in one picture
+SAME_TIME = 0.05  # seconds: answers have one decimal
 
 
 class Mark(NamedTuple):
@@ -117,7 +116,7 @@ def with_text(image, lines):
     page = Image.new("RGB", (width, image.height + round(len(lines) * size * 1.35) + 6), "white")
     page.paste(image, (0, 0))
     for k, line in enumerate(lines):
-        text = " ".join(line.split())[:width]        # no letter is narrower than a pixel
+        text = " ".join(line.split())[:width]  # no letter is narrower than a pixel
         ImageDraw.Draw(page).text((4, image.height + 3 + k * size * 1.35), text, BLACK, font)
     return page
 
@@ -135,10 +134,9 @@ def draw_images(images, predicted, true, height=240):
     missing = sorted({frame for frame, *_ in predicted} - {*numbers})
     names = ", ".join(f"{number:g}" for number in missing)
     notes = [f"also points on image {names}, which does not exist"] if missing else []
-    if len(drawn) > 1:
-        return image_grid(drawn, [f"image {number}" for number in numbers], height), notes
-    drawn[0].thumbnail((MAX_SIDE, MAX_SIDE))
-    return drawn[0], notes
+    if len(drawn) == 1:
+        return drawn[0], notes
+    return image_grid(drawn, [f"image {number}" for number in numbers], height), notes
 
 
 def nearest(times, t):
@@ -198,6 +196,7 @@ def draw_prediction(prediction, record):
         image, notes = draw_frames(frames_at, prediction["times"], *points, is_track)
     else:
         image, notes = draw_images(source.images(record), *points)
+        image.thumbnail((MAX_SIDE, MAX_SIDE))
     legend = ". ".join(["rings: predicted; crosses: true", *notes])
     return with_text(image, [prediction["prompt"], f"-> {prediction['text']}", legend])
 
@@ -241,8 +240,6 @@ def draw_answer(points, images, video=None, start=0.0):
     """The points [(frame, id, x, y), ..] of an answer on its images, or on the frames of a
     video that they name -> PIL image. video: from media.probe; start: second of it where the
     clip begins."""
-    if video is None and len(images) == 1:
-        return draw_marks(images[0], numbered([(x, y) for _, _, x, y in points]))
     if video is None:
         return draw_images(images, points, [], 360)[0]
 

@@ -32,7 +32,7 @@ def scores_of_run(run, model, samples_dir=None):
         samples_dir = None
     with lora.autocast(whole, run.device, run.dtype):
         scores = final_scores(run, whole, samples_dir)
-    run.ranks.barrier()                  # for any time: the first draws
+    run.ranks.barrier()  # for any time: the first draws
     return scores
 
 
@@ -49,7 +49,7 @@ def final_scores(run, model, samples_dir=None):
     else:
         sets = run.eval_records
         options = {}
-        asked = evaluation_config(config.data)       # as tools.evaluate
+        asked = evaluation_config(config.data)  # as tools.evaluate
     metrics = {}
     for name, records in sets.items():
         found, predictions = evaluate(model, run.tokenizer, asked, records, ranks=run.ranks,
@@ -88,12 +88,13 @@ def running_mean(points):
     return [(x, mean) for (x, _), mean in zip(points, means.tolist(), strict=True)]
 
 
-def draw_losses(log, path):
-    """Loss against steps on a logarithmic axis: every step pale, and over it the running means of
-    all sources together and of each (nll_by_source). Sources that are in most steps come first."""
+def draw_curves(out):
+    """loss.png of the run directory `out`: loss against steps on a logarithmic axis, every
+    step pale, and over it the running means of all sources together and of each
+    (nll_by_source). Sources that are in most steps come first."""
     losses = []
     by_source = {}
-    for line in read_steps(log):
+    for line in read_steps(read_log(out / "log.jsonl")):
         losses.append((line["step"], line["loss"]))
         for source, value in (line.get("nll_by_source") or {}).items():
             by_source.setdefault(source, []).append((line["step"], value))
@@ -103,23 +104,23 @@ def draw_losses(log, path):
         if points := finite(points, log=True):
             mean = running_mean(points)
             means[f"{name} {mean[-1][1]:.3f}"] = mean
-    line_chart(means, path, "step", "loss: pale every step, dark the running mean", log=True,
-               pale=losses)
+    line_chart(means, out / "loss.png", "step", "loss: pale every step, dark the running mean",
+               log=True, pale=losses)
 
 
-def draw_scores(log, path, seconds_before=0.0):
-    """Scores against minutes of training; no file where no score was taken twice.
-    seconds_before: of training before the first line of the log."""
-    minutes = seconds_before / 60
+def draw_progress(out):
+    """scores.png of the run directory `out`: scores against minutes of training, with those
+    of stage 0, if it ran. No file where no score was taken twice."""
+    minutes = sum(line["seconds"] for line in read_log(out / "stage0.jsonl")) / 60
     series = {name: [] for name in PROGRESS_SCORES}
-    for line in log:
+    for line in read_log(out / "log.jsonl"):
         if "loss" in line:
             minutes += line.get("seconds", 0) / 60
         for name in PROGRESS_SCORES:
             if name in line.get("eval", {}):
                 series[name].append((minutes, line["eval"][name]))
     series = {name: points for name, points in series.items() if len(points) > 1}
-    line_chart(series, path, "minutes", "score")
+    line_chart(series, out / "scores.png", "minutes", "score")
 
 
 def print_end(run, loss, scores, seconds):
@@ -154,14 +155,3 @@ def main_scores(scores):
     parts = ("precision", "recall", "close", "det_a", "ass_a")
     return ", ".join(f"{name} {scores[name]:.3f}" for name in SCORES
                      if name in scores and not name.endswith(parts))
-
-
-def draw_curves(out):
-    """loss.png of the run directory `out`, from its log.jsonl."""
-    draw_losses(read_log(out / "log.jsonl"), out / "loss.png")
-
-
-def draw_progress(out):
-    """scores.png of the run directory `out`; its minutes begin with those of stage 0, if it ran."""
-    stage0 = sum(line["seconds"] for line in read_log(out / "stage0.jsonl"))
-    draw_scores(read_log(out / "log.jsonl"), out / "scores.png", stage0)

@@ -17,8 +17,8 @@ import numpy as np
 from records.mixture import rng_for
 from toy.shapes import FEW, KINDS_BY_NAME, SIZE, VERSION, draw_scene, mask_of, name_of, render
 
-CURRICULUM = 4000                    # images of a source until they are as hard as held-out ones
-SINGLE = 0.2                         # share of the curriculum with one object only
+CURRICULUM = 4000  # images of a source until they are as hard as held-out ones
+SINGLE = 0.2       # share of the curriculum with one object only
 NUMBERS = ("one", "two", "three")
 
 
@@ -65,7 +65,7 @@ def image_entry(name):
 class Difficulty(NamedTuple):
     min_objects: int
     max_objects: int
-    extra_radius: int                # pixels
+    extra_radius: int  # pixels
 
 
 class World:
@@ -82,11 +82,11 @@ class World:
         self.split = split
         self.seed = seed
         self.questions = questions
-        self.curriculum = curriculum                     # images until they are as hard as any
+        self.curriculum = curriculum  # images until they are as hard as any
         self.max_objects = max_objects
         self.kinds = KINDS_BY_NAME[kinds_name]
         self.name = f"{'tiny' if kinds_name == 'few' else kinds_name}-{split}-{questions}"
-        self.ordered = True                              # endless: comes in order, not shuffled
+        self.ordered = True  # endless: comes in order, not shuffled
         self.fingerprint = (f"{self.name} seed {seed} lessons {curriculum} most {max_objects} "
                             f"version {VERSION}")
 
@@ -103,7 +103,7 @@ class World:
             return Difficulty(1, 1, round(4 * (1 - progress / SINGLE)))
         return Difficulty(1, 2 + int(5 * (progress - SINGLE) / (1 - SINGLE)), 0)
 
-    @lru_cache(maxsize=4096)         # noqa: B019 - a source lives as long as its run
+    @lru_cache(maxsize=4096)  # noqa: B019 - a source lives as long as its run
     def scene(self, i):
         for attempt in range(1000):
             rng = rng_for(self.seed, "scene", self.split, self.questions, i, attempt)
@@ -177,7 +177,7 @@ class ImageSeries:
     def __getitem__(self, i):
         scenes = self.scenes(i)
         rng = rng_for(self.seed, "series", self.split, i)
-        images_of = {}                                   # {name: images that show such an object}
+        images_of = {}  # {name: images that show such an object}
         counts = {}
         for k, objects in enumerate(scenes):
             for o in objects:

@@ -19,13 +19,13 @@ import numpy as np
 
 from toy.shapes import FEW, LATTICE, SIZE, draw_ground, mask_of, paint, render
 
-STEP = 0.5                           # seconds; the distance of frames (data.fps)
-LOW, HIGH = 20, 80                   # pixels: range of the centres
+STEP = 0.5          # seconds; the distance of frames (data.fps)
+LOW, HIGH = 20, 80  # pixels: range of the centres
 WAYS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1), "nowhere": (0, 0)}
 # radius, from and below, in a video of 1, 2, .. 5 objects
 RADII = (17, 23), (15, 20), (13, 18), (12, 15), (12, 14)
 POLE_GREY = 12
-POLE_HALF_WIDTH = 7                  # pixels
+POLE_HALF_WIDTH = 7  # pixels
 
 
 def reflect(v):
@@ -51,7 +51,7 @@ def draw_video(rng, steps, max_objects):
     n = 1 + int(rng.integers(max_objects))
     kinds = [FEW.seen[int(k)] for k in rng.permutation(len(FEW.seen))[:n]]
     if n > 1 and rng.random() < 0.3:
-        kinds[1] = kinds[0]                              # two objects of the same kind
+        kinds[1] = kinds[0]  # two objects of the same kind
     objects = [_draw_object(rng, kind, kinds, steps) for kind in kinds]
     objects.sort(key=lambda o: o["come"])
     pole = int(rng.integers(30, 71)) if rng.random() < 0.4 else 0

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-VERSION = 2                          # of the drawing; part of the sources' fingerprints
+VERSION = 2  # of the drawing; part of the sources' fingerprints
 
-SIZE = 100                           # pixels: one crop of the toy's ViT, 10 x 10 patches of 10
-LATTICE = 5                          # pixels: centres lie on its multiples, so that few words
+SIZE = 100   # pixels: one crop of the toy's ViT, 10 x 10 patches of 10
+LATTICE = 5  # pixels: centres lie on its multiples, so that few words
                                      # suffice for all coordinates
 COLOURS = {
     "red": (235, 80, 70),
@@ -64,7 +64,7 @@ def draw_scene(rng, split, kinds, min_objects=0, max_objects=6, extra_radius=0):
     n = int(rng.integers(min_objects, max_objects + 1))
     smallest, largest = RADII[n]
     objects = []
-    for _ in range(300):             # attempts: objects must not overlap
+    for _ in range(300):  # attempts: objects must not overlap
         if len(objects) == n:
             break
         unseen = split == "unseen" and (not objects or rng.random() < 0.5)

@@ -45,7 +45,7 @@ class MovingShapes:
         self.curriculum = curriculum
         # record ids, which contain the name, seed draws: another name gives other examples
         self.name = f"films-{split}-{questions}-{steps[1]}"
-        self.ordered = True                              # endless: comes in order, not shuffled
+        self.ordered = True  # endless: comes in order, not shuffled
         self.fingerprint = (f"{self.name} seed {seed} steps {steps} most {max_objects} "
                             f"lessons {curriculum and CURRICULUM} version {VERSION}")
 
@@ -59,7 +59,7 @@ class MovingShapes:
             return min(self.max_objects, 2)
         return self.max_objects
 
-    @lru_cache(maxsize=1024)         # noqa: B019 - a source lives as long as its run
+    @lru_cache(maxsize=1024)  # noqa: B019 - a source lives as long as its run
     def video(self, i):
         """As motion.draw_video, and for every object `seen`, the steps at which it is visible."""
         key = ("film", self.split, self.questions, self.steps[1], i)
@@ -70,7 +70,7 @@ class MovingShapes:
             if is_held_out(video) != (self.split != "train"):
                 continue
             masks = [visible_masks(video, step * STEP) for step in range(steps)]
-            is_visible = np.array(masks).any((2, 3))     # (steps, n)
+            is_visible = np.array(masks).any((2, 3))  # (steps, n)
             for k, o in enumerate(video["objects"]):
                 o["seen"] = np.flatnonzero(is_visible[:, k]).tolist()
             if _is_fair(video):

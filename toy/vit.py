@@ -18,13 +18,13 @@ import vision
 from toy import shapes
 from toy.images import World
 
-N_PLACES = shapes.SIZE // shapes.LATTICE + 1             # columns, and rows, of centres
-TASKS = ("colour", "shape", "column", "row")             # column and row of the object's centre
+N_PLACES = shapes.SIZE // shapes.LATTICE + 1  # columns, and rows, of centres
+TASKS = ("colour", "shape", "column", "row")  # column and row of the object's centre
 LOSS_SHARES = (1, 4, 0.5, 0.5)
 # Small factors on the logits make the features of a task large. Without them, places take
 # up most of the variance, and the decoder does not find the shapes (docs/log.md).
 LOGIT_FACTORS = (0.4, 0.4, 8, 8)
-GROUND_WEIGHT = 0.1                  # most patches are ground, and easy
+GROUND_WEIGHT = 0.1  # most patches are ground, and easy
 
 # (rows down, columns right) to the neighbours of the four heads, in blocks 0, 1, 2 and again
 OFFSETS = (((0, 1), (0, -1), (1, 0), (-1, 0)),
@@ -41,7 +41,7 @@ def labels(scene, grid, kinds):
     classes = np.tile((len(kinds.colours), len(kinds.shapes), -1, -1), (grid * grid, 1))
     if scene["objects"]:
         masks = torch.from_numpy(np.stack([shapes.mask_of(o) for o in scene["objects"]]))
-        coverage = F.adaptive_avg_pool2d(masks.float(), grid).flatten(1)         # (n, grid*grid)
+        coverage = F.adaptive_avg_pool2d(masks.float(), grid).flatten(1)  # (n, grid*grid)
         best, which = (values.numpy() for values in coverage.max(0))
         of_objects = []
         for o in scene["objects"]:
@@ -67,7 +67,7 @@ def pretrain(vit, seed, steps, lr=1e-3, images=8, kinds_name="few"):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, lr, steps)
         scenes = [world.scene(i) for i in range((step - 1) * images, step * images)]
-        logits = head(vit(patches_of(scenes, vit))).flatten(0, 1)                # (N*P, C)
+        logits = head(vit(patches_of(scenes, vit))).flatten(0, 1)  # (N*P, C)
         classes = np.concatenate([labels(scene, vit.config.grid, world.kinds) for scene in scenes])
         nll = nll_of_tasks(logits.split(n_classes, dim=1), classes)
         sum(share * loss for share, loss in zip(LOSS_SHARES, nll, strict=True)).backward()
@@ -130,15 +130,15 @@ def init_neighbor_heads(vit, sharpness=2.0):
     # from a quarter turn per crop to a quarter turn per patch
     frequency = torch.pi / 2 * torch.logspace(-np.log2(config.grid), 0, d // 4, base=2.0)
     angle = (torch.arange(config.grid) + 0.5)[:, None] * frequency
-    wave = torch.cat([angle.sin(), angle.cos()], dim=1)                      # (grid, d/2)
+    wave = torch.cat([angle.sin(), angle.cos()], dim=1)  # (grid, d/2)
     rows = wave[:, None].expand(-1, config.grid, -1)
     cols = wave[None].expand(config.grid, -1, -1)
-    position = torch.cat([rows, cols], dim=-1).flatten(0, 1)                 # (P,d)
+    position = torch.cat([rows, cols], dim=-1).flatten(0, 1)  # (P,d)
     vit.pos.copy_(F.pad(position, (0, config.n_embd - d)))
     vit.patch.weight[:d] = 0
 
     for i, block in enumerate(vit.blocks):
-        block.q.weight.mul_(0.1)     # a little of everything else
+        block.q.weight.mul_(0.1)  # a little of everything else
         block.k.weight.mul_(0.1)
         for h in range(config.n_head):
             head = slice(h * d, (h + 1) * d)

@@ -47,7 +47,7 @@ WORDS = (
 )
 
 # Stage 2 sees the short videos whole, and every third frame of the long ones.
-LONG = (7, 18)                       # steps
+LONG = (7, 18)  # steps
 SOURCES = {
     "images": World,
     "series": ImageSeries,
@@ -56,7 +56,7 @@ SOURCES = {
     "long-videos": partial(MovingShapes, steps=LONG, max_objects=5),
     "long-tracks": partial(MovingShapes, questions="tracks", steps=LONG, max_objects=4),
 }
-VIDEO_SHARE = {2: 0.7, 3: 0.85}      # of the draws, by stage
+VIDEO_SHARE = {2: 0.7, 3: 0.85}  # of the draws, by stage
 
 
 def mixture(seed, stage=1, curriculum=True, video_share=None, kinds_name="few"):

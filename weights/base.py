@@ -99,7 +99,7 @@ def siglip_config(raw):
                          "must be SigLIP with a fixed image size (not NaFlex), 9 blocks and 9 x 9 "
                          "patches or more")
     return VisionConfig(
-        n_layer=n_layer - 2,         # nothing reads the last two
+        n_layer=n_layer - 2,  # nothing reads the last two
         n_embd=vit["hidden_size"],
         n_head=vit["num_attention_heads"],
         n_hidden=vit["intermediate_size"],
@@ -160,7 +160,7 @@ def start_from_base(llm_folder, siglip_folder, seed=0):
     model = files.meta_model(config)
     llm = files.weight_files(llm_folder)
     if config.tied:
-        llm.pop(LM_HEAD, None)       # some tied checkpoints store the copy too
+        llm.pop(LM_HEAD, None)  # some tied checkpoints store the copy too
     tensors = read_base(llm_folder, llm, llm_names(config), model)
     siglip = files.weight_files(siglip_folder)
     prefix = "" if PATCH_EMBEDDING in siglip else "vision_model."

@@ -70,7 +70,7 @@ def export_tensors(model, out):
     for theirs, names in released.released_names(model.config).items():
         if len(theirs) == 1:
             tensors[theirs[0]] = torch.cat([ours.pop(name).cpu() for name in names])
-        else:                        # embedding and extra embedding: one for one
+        else:  # embedding and extra embedding: one for one
             for name, our_name in zip(theirs, names, strict=True):
                 tensors[name] = ours.pop(our_name).cpu().contiguous()
     assert not ours, f"the table of names lacks {min(ours)}"
@@ -92,7 +92,7 @@ def write_processors(config, tokenizer, data_config, out):
         "do_normalize": True,
         "image_mean": [0.5] * 3,
         "image_std": [0.5] * 3,
-        "resample": 2,               # bilinear
+        "resample": 2,  # bilinear
     }
     contents = {
         "preprocessor_config.json": {
@@ -129,7 +129,7 @@ def write_processors(config, tokenizer, data_config, out):
     for name, content in contents.items():
         (out / name).write_text(json.dumps(content, indent=1))
     template = out / "chat_template.jinja"
-    if not template.exists():        # a released tokenizer brings its own
+    if not template.exists():  # a released tokenizer brings its own
         template.write_text(CHAT_TEMPLATE)
 
 

@@ -34,9 +34,9 @@ RELEASED_SETTINGS = {name.removeprefix("data."): value for name, value in stage3
 
 
 class ModelFolder(NamedTuple):
-    path: Path                       # the folder with config.json
+    path: Path  # the folder with config.json
     config: ModelConfig
-    table: dict                      # names of a released folder (released.py); None: model.pt
+    table: dict  # names of a released folder (released.py); None: model.pt
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def explained(path):
     """Turns an exception about what a file contains into a ValueError in one sentence."""
     try:
         yield
-    except Exception as e:           # safetensors, pickle, json and dataclasses raise their own
+    except Exception as e:  # safetensors, pickle, json and dataclasses raise their own
         if isinstance(e, OSError) and e.filename:
             raise
         reason = (str(e).splitlines() or [type(e).__name__])[0]
@@ -69,7 +69,7 @@ def save(model, folder):
     tensors = {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
     try:
         torch.save(tensors, folder / "model.pt")
-    except RuntimeError as e:        # of a full disk torch's writer says no more than its position
+    except RuntimeError as e:  # of a full disk torch's writer says no more than its position
         raise OSError(f"{folder / 'model.pt'} cannot be written: {e}") from None
 
 
@@ -276,7 +276,7 @@ def gather_on_each(model, ranks, device, dtype):
         return model
     tensors = {}
     for name, p in model.named_parameters():
-        shard = p.detach().to(device, dtype)             # a cast before it is sent: half the bytes
+        shard = p.detach().to(device, dtype)  # a cast before it is sent: half the bytes
         tensors[name] = shard.full_tensor() if isinstance(shard, DTensor) else shard
     return whole_model(model, tensors, dtype)
 

@@ -101,9 +101,9 @@ def rope_from(text, layers):
     """Text part of a config.json, and the layers that YaRN applies to (None: all of them)
     -> theta, YarnConfig."""
     rope = text.get("rope_parameters")
-    if not rope:                     # the older form: theta beside rope_scaling
+    if not rope:  # the older form: theta beside rope_scaling
         rope = {"rope_theta": text["rope_theta"], **(text.get("rope_scaling") or {})}
-    if "full_attention" in rope:     # OLMo-3: parameters by kind of layer
+    if "full_attention" in rope:  # OLMo-3: parameters by kind of layer
         sliding = rope["sliding_attention"]
         rope = rope["full_attention"]
         require(sliding, rope_type="default", rope_theta=rope["rope_theta"])
@@ -160,10 +160,10 @@ def released_vision(folder, raw, vit, adapter):
     """The vision part of a released config.json -> VisionConfig."""
     require(vit, hidden_act="gelu_pytorch_tanh", attention_bias=True)
     layers = adapter.get("vit_layers", adapter.get("vision_feature_layer", (24, 18)))
-    layers = tuple(i % vit["num_hidden_layers"] for i in layers)         # -3 of 27 is 24
+    layers = tuple(i % vit["num_hidden_layers"] for i in layers)  # -3 of 27 is 24
     height, width = vit.get("image_default_input_size", vit.get("image_size"))
     patch = vit.get("image_patch_size", vit.get("patch_size"))
-    path = Path(folder) / "preprocessor_config.json"     # of the image processor
+    path = Path(folder) / "preprocessor_config.json"  # of the image processor
     processor = json.loads(path.read_text()) if path.is_file() else {}
     if height != width or height % patch:
         raise ValueError(f"images of {[height, width]} pixels in patches of {patch} are not "

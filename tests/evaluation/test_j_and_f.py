@@ -35,18 +35,6 @@ def test_j_and_f_are_means_over_frames():
     assert scores == {"j": 0.5, "f": 0.5, "j_and_f": 0.5}
 
 
-@pytest.mark.extras("scipy")
-def test_a_dilated_mask_equals_that_of_scipy_with_a_disk():
-    from scipy import ndimage
-
-    rng = np.random.default_rng(2)
-    for radius in (1, 2, 5):
-        mask = rng.random((40, 30)) < 0.02
-        y, x = np.mgrid[-radius : radius + 1, -radius : radius + 1]
-        wanted = ndimage.binary_dilation(mask, x * x + y * y <= radius * radius)
-        assert np.array_equal(j_and_f.dilate(mask, radius), wanted)
-
-
 # -------------------------------------------------------------------------------------------------
 # the command
 

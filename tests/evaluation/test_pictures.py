@@ -142,22 +142,13 @@ def test_a_point_lies_on_the_frame_of_its_time_or_with_its_time_on_the_nearest(d
 # predictions and answers
 
 
-def test_every_kind_of_question_gets_its_turn(tmp_path):
-    video, photo = record_of(FakeSource()), record_of(FakeSource([grey()]), "photo")
-    pair = record_of(FakeSource([grey(), grey()]), "pair")
-    points = []
-    for index in range(9):
-        points.append(prediction(id="photo", medium="image", annotation=index,
-                                 predicted=[[1, 1, 20, 20]]))
-    track = prediction(type="track", annotation=1, predicted=[[0.0, 1, 9, 9], [1.0, 1, 40, 40]])
-    on_pair = prediction(id="pair", medium="images", prompt="pointing: cat")
-    caption = {"id": "photo", "annotation": 9, "type": "caption", "medium": "image", "prompt": "",
-               "text": ""}
-    given = [*points, prediction(), track, on_pair, caption]
-    pictures.draw(given, [video, photo, pair], tmp_path, n=5)
-    assert sorted(p.name for p in tmp_path.iterdir()) == [
-        "pair-0-cat.png", "photo-0-ball.png", "photo-1-ball.png", "video-0-ball.png",
-        "video-1-ball.png"]
+def test_media_and_types_of_questions_alternate():
+    images = [prediction(medium="image", annotation=k) for k in range(3)]
+    points = [prediction(annotation=k) for k in range(2)]
+    track = prediction(type="track")
+    caption = {"id": "video", "type": "caption", "medium": "video"}
+    wanted = [images[0], points[0], track, images[1], points[1], images[2]]
+    assert pictures.round_robin([*images, caption, track, *points]) == wanted
 
 
 def test_what_cannot_be_drawn_is_named_and_no_file_leaves_the_folder(tmp_path, capsys):

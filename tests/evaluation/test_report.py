@@ -32,6 +32,13 @@ LOG = [
 
 
 @pytest.fixture
+def run_folder(tmp_path):
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LOG))
+    (tmp_path / "stage0.jsonl").write_text('{"seconds": 45}\n{"seconds": 15}\n')
+    return tmp_path
+
+
+@pytest.fixture
 def drawn(monkeypatch):
     """The arguments of line_chart: [(series, xlabel, options), ..]"""
     calls = []
@@ -57,8 +64,8 @@ def test_the_running_mean_is_that_of_neighbours():
     assert report.running_mean([(1, 5.0), (2, 7.0)]) == [(1, 5.0), (2, 7.0)]
 
 
-def test_losses_are_drawn_by_source_and_the_later_line_of_a_step_counts(drawn):
-    report.draw_losses(LOG, "loss.png")
+def test_losses_are_drawn_by_source_and_the_later_line_of_a_step_counts(drawn, run_folder):
+    report.draw_curves(run_folder)
     ((series, _, options),) = drawn
     losses = [(1, 3.0), (2, 2.0)]
     assert series == {
@@ -66,10 +73,8 @@ def test_losses_are_drawn_by_source_and_the_later_line_of_a_step_counts(drawn):
     assert options == {"log": True, "pale": [*losses, (3, None)]}
 
 
-def test_scores_stand_at_the_minutes_trained_by_then(drawn, tmp_path):
-    (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LOG))
-    (tmp_path / "stage0.jsonl").write_text('{"seconds": 45}\n{"seconds": 15}\n')
-    report.draw_progress(tmp_path)
+def test_scores_stand_at_the_minutes_trained_by_then(drawn, run_folder):
+    report.draw_progress(run_folder)
     ((series, xlabel, _),) = drawn
     assert series == {"point_f1": [(2.0, 0.25), (3.5, 0.75)]}
     assert xlabel == "minutes"

@@ -93,20 +93,6 @@ def test_points_lie_on_the_image_they_name_in_its_own_pixels(tmp_path):
     assert metrics["images_point_f1"] == 0
 
 
-def test_pixels_are_of_the_size_that_the_record_declares(tmp_path):
-    """The file is half as large as its record says: points are scaled to what is shown. For one
-    image, any frame is the first."""
-    points = [{"x": 732, "y": 566}]
-    annotation = {"type": "point", "label": "spoon", "coords": "pixel", "points": points}
-    image = {"path": "coffee.png", "width": 1200, "height": 800}
-    records = source(tmp_path, {"image": image, "annotations": [annotation]})
-    answer = '<points coords="3 1 610 708">x</points>'
-    _, (row,) = evaluate_answers(records, lambda q: answer)
-    assert row["predicted"] == [[1, 1, 366, pytest.approx(283.2)]]
-    assert row["true"] == [[1, 1, pytest.approx(366), pytest.approx(283)]]
-    assert row["point_f1"] == pytest.approx(1)
-
-
 # -------------------------------------------------------------------------------------------------
 # tracks and masks of videos
 
@@ -180,26 +166,6 @@ def asked_too_early(question):
 
 # -------------------------------------------------------------------------------------------------
 # the toy world
-
-
-def test_a_perfect_model_scores_one_and_a_silent_one_what_is_absent(monkeypatch):
-    images = world.World("test")
-    records = [images[i] for i in range(6)]
-
-    def masks_of(record, index):
-        return images.masks(record, record["annotations"][index])
-
-    monkeypatch.setattr(evaluation, "MAX_ROWS", 7)       # several batches
-    perfect, _ = evaluate_answers(records, true_answer, masks_of)
-    silent, _ = evaluate_answers(records, lambda q: "", masks_of)
-    assert perfect["point_f1"] == pytest.approx(1, abs=1e-4)
-    assert perfect["hits"] == "mask"
-    for name in ("count_accuracy", "caption_exact", "caption_recall", "caption_precision"):
-        assert perfect[name] == 1
-    points = [a["points"] for r in records for a in r["annotations"] if a["type"] == "point"]
-    absent = np.mean([not given for given in points])
-    assert silent["point_f1"] == pytest.approx(absent, abs=1e-4)
-    assert silent["caption_exact"] == silent["count_accuracy"] == 0
 
 
 def test_an_answer_may_be_as_long_as_its_kind(tmp_path):
