@@ -7,8 +7,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 INK = (40, 38, 36)
 SOFT = (120, 116, 110)
-GRID = (228, 226, 221)
-PALE = (205, 202, 196)
+PALE = (215, 212, 206)
 # Colour-blind readers can tell these apart (Okabe and Ito; their yellow is too pale on white).
 COLOURS = (
     INK, (0, 114, 178), (213, 94, 0), (0, 158, 115), (204, 121, 167), (230, 159, 0),
@@ -69,7 +68,7 @@ def line_chart(series, path, xlabel, ylabel, log=False, pale=()):
     image = Image.new("RGB", (2 * WIDTH, 2 * HEIGHT), "white")
     pen = ImageDraw.Draw(image)
     for y in y_ticks:
-        pen.line([place(0, y), place(x_high, y)], GRID, 4)
+        pen.line([place(0, y), place(x_high, y)], PALE, 2)
     pen.line([place(*point) for point in pale], PALE, 3)
     colours = {name: COLOURS[k % len(COLOURS)] for k, name in enumerate(series)}
     for name in reversed(series):  # the first lies above the others

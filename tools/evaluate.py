@@ -33,7 +33,7 @@ from records.reader import Records
 from tools import benchmarks
 from training.config import Parser, UserError
 from training.sources import unique_names
-from weights.files import open_model_folder
+from weights.files import explained, open_model_folder
 
 
 def parse(argv):
@@ -48,9 +48,8 @@ def parse(argv):
         "printed beside ours"))
     add("--media", help="folder of their images and videos")
     add("--masks", nargs="+", metavar="NPZ", help=(
-        "one for each file of --data, in their order; files beyond the last are scored without "
-        'masks. It has an array (n,h,w) for each pointing annotation, named "record id/annotation '
-        'number"; of videos (n,t,h,w), also for tracks, and another array ".../times"'))
+        "one for each file of --data, in their order (see evaluation/masks.py); files beyond "
+        "the last are scored without masks"))
     add("--frames", type=int, nargs="+", metavar="N", help=(
         "frames of a video at most (default 384, or more if the model was trained with more); "
         "several numbers give a table of scores, and the metrics of the last one in full"))
@@ -92,9 +91,9 @@ class Results(NamedTuple):
     """Of one file of records."""
     name: str
     records: list
-    by_frames: dict                      # {number of frames: metrics}
-    predictions: list                    # of the last number of frames
-    lines: list                          # of predictions.jsonl
+    by_frames: dict    # {number of frames: metrics}
+    predictions: list  # of the last number of frames
+    lines: list        # of predictions.jsonl
 
     @property
     def metrics(self):
@@ -109,16 +108,12 @@ def open_sets(args, benchmark=None):
         return [(benchmark.name, benchmark.records, benchmark.masks_of)]
     readers = [Records(path, args.media) for path in args.data]
     unique_names(readers)
-    sets = []
-    for reader, path in zip_longest(readers, args.masks or []):
-        records = list(reader)
-        sets.append((reader.name, records, open_masks(path) if path else None))
-    return sets
+    return [(reader.name, list(reader), open_masks(path) if path else None)
+            for reader, path in zip_longest(readers, args.masks or [])]
 
 
 def ask(args, loaded, name, records, masks_of, ranks):
-    """One file of records -> its Results. A benchmark has no nll: it has no answers to
-    learn."""
+    """One file of records -> its Results. A benchmark has no nll, for want of answers."""
     model, tokenizer, config = loaded
     by_frames = {}
     lines = []
@@ -149,9 +144,8 @@ def run(args, device, ranks, benchmark):
     loaded = open_model_folder(args.model, device, getattr(torch, args.dtype))
     with warnings_of_first(ranks):
         sets = open_sets(args, benchmark)
-    for folder in (args.out, args.draw):
-        if folder:
-            Path(folder).mkdir(parents=True, exist_ok=True)
+    for folder in filter(None, (args.out, args.draw)):
+        Path(folder).mkdir(parents=True, exist_ok=True)
     results = [ask(args, loaded, *of_file, ranks) for of_file in sets]
     if ranks.first:
         with open(Path(args.out) / "predictions.jsonl", "w") as out:
@@ -164,10 +158,8 @@ def device_of_rank(name):
     """Under torchrun each process of a machine has a GPU of its own."""
     if name == "cuda" and "LOCAL_RANK" in os.environ:
         return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    try:
+    with explained(f"--device {name}"):
         return torch.device(name)
-    except RuntimeError as e:
-        raise UserError(f"--device {name}: {str(e).splitlines()[0]}") from None
 
 
 def report(args, results, benchmark):

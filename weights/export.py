@@ -31,15 +31,11 @@ CHAT_TEMPLATE = """
     {%- if message.content is string -%}
         {{- message.content -}}
     {%- else -%}
-        {%- for part in message.content if part.type == 'text' -%}
-            {{- part.text -}}
-        {%- endfor -%}
+        {{- message.content | selectattr('type', 'equalto', 'text') | join('', 'text') -}}
     {%- endif -%}
     {{- '<|im_end|>\\n' -}}
 {%- endfor -%}
-{%- if add_generation_prompt -%}
-    {{- '<|im_start|>assistant\\n' -}}
-{%- endif -%}
+{{- '<|im_start|>assistant\\n' if add_generation_prompt -}}
 """
 
 
