@@ -15,7 +15,7 @@ from evaluation.generate import generate
 from records.reader import Records
 from records.visual import VideoClip, read_headers
 from tests.evaluation.answers import evaluate_answers, true_answer
-from tests.evaluation.small_model import DATA, MEDIA, TOKENIZER, VISION
+from tests.evaluation.small_model import DATA, MEDIA, TOKENIZER, VISION, random_model
 from text.prompts import turns_of
 
 
@@ -24,28 +24,13 @@ def all_records():
 
 
 @pytest.fixture(scope="module")
+def small_model():
+    return random_model()
+
+
+@pytest.fixture(scope="module")
 def videos():
     return list(Records(MEDIA / "films.jsonl"))
-
-
-@pytest.fixture
-def damaged(tmp_path):
-    """A folder for records with half an image and half a video in it -> write(lines) -> path."""
-    media = tmp_path / "media"
-    media.mkdir()
-    (media / "cut.jpg").write_bytes((MEDIA / "rocket.jpg").read_bytes()[:9000])
-    (media / "cut.mp4").write_bytes((MEDIA / "bigbuckbunny.mp4").read_bytes()[:300_000])
-    path = tmp_path / "records.jsonl"
-
-    def write(*records):
-        path.write_text("".join(json.dumps(record) + "\n" for record in records))
-        return path
-
-    return write
-
-
-# -------------------------------------------------------------------------------------------------
-# questions and predictions
 
 
 def test_a_later_turn_is_asked_after_the_true_answers_to_earlier_ones(monkeypatch):
@@ -70,13 +55,17 @@ def test_a_later_turn_is_asked_after_the_true_answers_to_earlier_ones(monkeypatc
     assert evaluate_answers([record], true_answer)[0]["n_qa"] == 1
 
 
-def test_a_text_is_not_scored_and_what_cannot_be_read_is_named(damaged, capsys):
+def test_a_text_is_not_scored_and_what_cannot_be_read_is_named(tmp_path, capsys):
+    (tmp_path / "media").mkdir()
+    for name, source in (("cut.jpg", "rocket.jpg"), ("cut.mp4", "bigbuckbunny.mp4")):
+        (tmp_path / "media" / name).write_bytes((MEDIA / source).read_bytes()[:9000])
     caption = {"type": "caption", "text": "x"}
-    path = damaged(
+    path = tmp_path / "records.jsonl"
+    path.write_text("\n".join(map(json.dumps, [
         {"annotations": [{"type": "text", "text": "A heron."}]},
         {"image": "cut.jpg", "annotations": [caption, caption]},
         {"image": "gone.png", "annotations": [caption]},
-        {"video": "cut.mp4", "annotations": [caption]})
+        {"video": "cut.mp4", "annotations": [caption]}])))
     metrics, predictions = evaluate_answers(Records(path), lambda q: "x")
     lines = capsys.readouterr().err.splitlines()
     assert (metrics["skipped"], metrics["not_scored"], predictions) == (3, 1, [])
@@ -84,10 +73,6 @@ def test_a_text_is_not_scored_and_what_cannot_be_read_is_named(damaged, capsys):
     for number in (2, 3, 4):
         assert any(f"records.jsonl:{number}:" in line for line in lines)
     assert all(line.endswith("; skipped") for line in lines)
-
-
-# -------------------------------------------------------------------------------------------------
-# batches
 
 
 def test_questions_asked_together_are_answered_as_alone_from_one_decoding(
@@ -146,10 +131,6 @@ def test_frames_resized_once_are_the_frames_of_training(videos):
     assert np.array_equal(prompt.images, data.encode(record, TOKENIZER, DATA, 0, 0).images)
     # subtitles are shown, in seconds of the clip
     assert "0.5 - 2.0 (yawns)" in TOKENIZER.decode(prompt.tokens.tolist())
-
-
-# -------------------------------------------------------------------------------------------------
-# nll
 
 
 def test_the_nll_is_the_weighted_mean_of_training_by_source(small_model):

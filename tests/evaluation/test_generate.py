@@ -113,10 +113,6 @@ def test_sampling_follows_its_seed_and_becomes_greedy_as_it_cools(exact_model, p
     assert cool == generate(exact_model, prompts, -1, max_new=12)
 
 
-# -------------------------------------------------------------------------------------------------
-# conversations
-
-
 def test_a_conversation_computes_only_what_the_cache_does_not_hold(exact_model):
     """Three turns through one cache give the answers of whole conversations from nothing."""
     cache = KVCache(exact_model, 1, 0)
@@ -143,10 +139,6 @@ def test_a_cache_is_not_used_for_anything_that_has_changed(exact_model):
         assert found == generate(exact_model, [prompt], -1, 7)
 
 
-# -------------------------------------------------------------------------------------------------
-# settings
-
-
 def test_a_released_model_is_asked_with_the_released_settings():
     trained = data.DataConfig(**RELEASED_SETTINGS)
     asked = evaluation_config(trained)
@@ -154,10 +146,6 @@ def test_a_released_model_is_asked_with_the_released_settings():
     assert (asked.max_crops, asked.max_images, asked.max_frames) == (24, 20, 384)
     assert evaluation_config(DATA).max_crops == 1
     assert evaluation_config(trained, 12, 64).max_frames == 64
-
-
-# -------------------------------------------------------------------------------------------------
-# the model
 
 
 @pytest.mark.parametrize(("residual", "response"), [(0.0, 0.25), (0.25, 0.0)])

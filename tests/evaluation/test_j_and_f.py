@@ -35,10 +35,6 @@ def test_j_and_f_are_means_over_frames():
     assert scores == {"j": 0.5, "f": 0.5, "j_and_f": 0.5}
 
 
-# -------------------------------------------------------------------------------------------------
-# the command
-
-
 def two_objects():
     masks = np.zeros((2, 3, 20, 20), bool)
     masks[0, :, 2:8, 2:8] = True

@@ -53,10 +53,6 @@ def box(h, w, corners):
     return mask
 
 
-# -------------------------------------------------------------------------------------------------
-# points
-
-
 @pytest.mark.parametrize(("given", "expected"), sound_cases("pointing_f1"))
 def test_point_scores_equal_the_official_ones(given, expected):
     h, w = given["h"], given["w"]
@@ -116,32 +112,6 @@ def test_points_of_several_images_are_matched_within_their_image_only():
     assert metrics.score_images([(1, 2, 2)], [], None) == (0, 0, 0)
 
 
-def test_points_of_a_video_hit_at_a_time_of_their_mask():
-    """10 s of 100 x 100. Object 0 has a mask at 1 and 2 s (left half), object 1 at 2 and 9 s
-    (right)."""
-    left, right = box(100, 100, (0, 0, 49, 99)), box(100, 100, (50, 0, 99, 99))
-    none = box(100, 100, None)
-    hit = metrics.hit_in_video_mask([1.0, 2.0, 9.0], [[left, left, none], [none, right, right]])
-    truth = [(1.0, 20, 50), (9.0, 80, 50)]
-
-    def score(*predicted):
-        return metrics.score_video(predicted, truth, hit, (10, 100, 100))
-
-    assert score((1.0, 20, 50), (9.0, 80, 50)) == pytest.approx((1, 1, 1))
-    # another time, at which the object has a mask too
-    assert score((2.0, 30, 50), (2.0, 70, 50)) == pytest.approx((1, 1, 1))
-    # between two masks
-    assert score((1.5, 20, 50), (9.0, 80, 50)) == pytest.approx((0.5, 0.5, 0.5))
-    # nearer in time than in place: both miss
-    assert score((9.0, 20, 50), (1.0, 80, 50)) == pytest.approx((0, 0, 0))
-    assert score((1.04, 20, 50)) == pytest.approx((1, 0.5, 2 / 3))
-    assert metrics.score_video([], [], hit, (10, 100, 100)) == (1, 1, 1)
-
-
-# -------------------------------------------------------------------------------------------------
-# counts
-
-
 @pytest.mark.parametrize("kind", ["image_count", "video_count"])
 def test_counts_equal_the_official_ones(kind):
     for case in sound_cases(kind):
@@ -165,10 +135,6 @@ def test_defect_none_and_a_leading_number_are_read_for_a_video():
     for case in official:
         count = metrics.count_from_text(case["input"]["text"])
         assert metrics.score_count(count, case["input"]["gt"], video=True) == (1, 1)
-
-
-# -------------------------------------------------------------------------------------------------
-# tracks
 
 
 def tracks_of(given):

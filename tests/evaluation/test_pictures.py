@@ -72,10 +72,6 @@ def drawn(monkeypatch):
     return calls
 
 
-# -------------------------------------------------------------------------------------------------
-# marks
-
-
 @pytest.mark.parametrize("size", [(320, 240), (60, 60), (1600, 900)])
 def test_rings_and_crosses_lie_where_the_points_are(size):
     w, h = size
@@ -93,10 +89,6 @@ def test_rings_and_crosses_lie_where_the_points_are(size):
     assert n > 40
     # a cross can be seen on black
     assert middle(quarter, pictures.WHITE, 60)[2] > 20
-
-
-# -------------------------------------------------------------------------------------------------
-# images and frames
 
 
 def test_points_lie_on_the_image_they_name_and_others_are_noted():
@@ -136,10 +128,6 @@ def test_a_point_lies_on_the_frame_of_its_time_or_with_its_time_on_the_nearest(d
     x, y, n = middle(image.crop((w + 4, 0, 2 * w + 4, 240)), FIRST, 30)
     assert (x / w, y / 240) == pytest.approx((40 / 160, 50 / 90), abs=0.02)
     assert n > 20
-
-
-# -------------------------------------------------------------------------------------------------
-# predictions and answers
 
 
 def test_media_and_types_of_questions_alternate():

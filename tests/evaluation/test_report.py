@@ -50,10 +50,6 @@ def drawn(monkeypatch):
     return calls
 
 
-# -------------------------------------------------------------------------------------------------
-# curves
-
-
 def test_the_running_mean_is_that_of_neighbours():
     values = np.random.default_rng(0).normal(size=1000)
     found = report.running_mean(list(enumerate(values.tolist())))
@@ -78,10 +74,6 @@ def test_scores_stand_at_the_minutes_trained_by_then(drawn, run_folder):
     ((series, xlabel, _),) = drawn
     assert series == {"point_f1": [(2.0, 0.25), (3.5, 0.75)]}
     assert xlabel == "minutes"
-
-
-# -------------------------------------------------------------------------------------------------
-# scores
 
 
 @pytest.fixture
@@ -146,10 +138,6 @@ def test_given_records_are_scored_as_by_tools_evaluate(evaluated, monkeypatch, t
     assert drawn[0][1:] == (records, tmp_path / "samples")
     assert drawn[1][1:] == (records[:1], tmp_path / "samples" / "b.jsonl")
     assert report.final_scores(run_of(3, {}), None) == {}
-
-
-# -------------------------------------------------------------------------------------------------
-# the end of a run
 
 
 @pytest.mark.parametrize(("eval_records", "loss", "scores", "sentences"), [

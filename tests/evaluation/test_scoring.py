@@ -22,10 +22,6 @@ def all_records():
     return [*Records(MEDIA / "records.jsonl"), *Records(MEDIA / "films.jsonl")]
 
 
-# -------------------------------------------------------------------------------------------------
-# every kind of question
-
-
 def test_true_answers_score_one_on_images_and_videos():
     """By nearness, without masks. Of the track, only frames that are shown."""
     records = all_records()
@@ -67,10 +63,6 @@ def test_a_question_is_scored_as_its_style_and_its_answers_ask_for(turn, style, 
     assert scoring.score_qa(turn, style, text) == scores
 
 
-# -------------------------------------------------------------------------------------------------
-# points
-
-
 def test_points_lie_on_the_image_they_name_in_its_own_pixels(tmp_path):
     """chelsea is 451 x 300, coffee 600 x 400. The second point of the answer is right but for the
     image that it names."""
@@ -91,10 +83,6 @@ def test_points_lie_on_the_image_they_name_in_its_own_pixels(tmp_path):
     masks[0, 200, 120] = False
     metrics, _ = evaluate_answers(records, lambda q: answer, lambda record, index: masks)
     assert metrics["images_point_f1"] == 0
-
-
-# -------------------------------------------------------------------------------------------------
-# tracks and masks of videos
 
 
 def test_a_track_from_a_point_is_scored_after_it_and_for_its_object_alone(tmp_path):
@@ -162,10 +150,6 @@ def test_masks_that_do_not_fit_are_refused_before_any_question(tmp_path, damage,
 
 def asked_too_early(question):
     pytest.fail("the masks were not checked first")
-
-
-# -------------------------------------------------------------------------------------------------
-# the toy world
 
 
 def test_an_answer_may_be_as_long_as_its_kind(tmp_path):

@@ -29,10 +29,6 @@ def frame_at(source, record, time):
     return next(iter(source.frames(record, [time])))
 
 
-# ------------------------------------------------------------------------------------------------
-# splits and sizes
-
-
 def test_training_and_held_out_videos_cannot_coincide():
     def as_drawn(video):
         """Without `seen`, which is added after drawing."""
@@ -68,10 +64,6 @@ def test_sources_fit_the_rows_of_their_stage_and_planned_sizes_are_those_encoded
             assert planned == (len(example.tokens), n_crops)
             assert planned[0] <= config.max_tokens
             assert not example.dropped_branches
-
-
-# ------------------------------------------------------------------------------------------------
-# points and tracks
 
 
 @every_kind
@@ -146,10 +138,6 @@ def test_no_name_means_two_objects(source):
                 assert named == set(a["meta"]["objects"])
                 n_absent += not named
     assert n_absent > 5 or source.questions == "tracks"
-
-
-# ------------------------------------------------------------------------------------------------
-# questions and captions
 
 
 class Witness:

@@ -20,10 +20,6 @@ def toy_vit(seed=0):
     return tower
 
 
-# ------------------------------------------------------------------------------------------------
-# neighbour heads
-
-
 def test_heads_of_a_vit_from_scratch_attend_to_neighbours():
     """From the position table alone, the best patch of a head is the neighbour of its offset."""
     tower = toy_vit()
@@ -44,10 +40,6 @@ def test_heads_of_a_vit_from_scratch_attend_to_neighbours():
                     neighbour = (row + down) * grid + column + right
                     assert best[head, row, column] == neighbour, (i, head, row, column)
     assert len(offsets) == 12
-
-
-# ------------------------------------------------------------------------------------------------
-# stage 0
 
 
 def test_labels_are_of_the_object_that_covers_most_of_a_patch():

@@ -40,10 +40,6 @@ def colour_of(pixels):
     return list(COLOURS)[np.bincount(distance.argmin(1), minlength=len(COLOURS)).argmax()]
 
 
-# ------------------------------------------------------------------------------------------------
-# splits
-
-
 def test_the_world_of_few_kinds_is_that_of_the_runs_in_results_md():
     """What another order of colours, shapes or words would change."""
     def crc(value):
@@ -106,10 +102,6 @@ def test_held_out_parts_of_later_stages_have_series_and_videos_and_long_ones_apa
     assert names(third["long"]) == {"films-test-all-18", "films-test-tracks-18"}
     assert [len(records) for records in third.values()] == [18, 8, 8]
     assert len({r["id"] for records in third.values() for r in records}) == 34
-
-
-# ------------------------------------------------------------------------------------------------
-# annotations
 
 
 @pytest.mark.parametrize("kinds_name", KINDS_BY_NAME)
@@ -177,10 +169,6 @@ def test_annotations_of_a_series_are_true_of_its_images():
                 shows = [name in map(name_of, objects) for objects in SERIES.scenes(i)]
                 assert shows[int(a["answer"]) - 1]
                 assert sum(shows) == 1
-
-
-# ------------------------------------------------------------------------------------------------
-# pixels
 
 
 @pytest.mark.parametrize("kind", ["images", "series", "videos", "long-tracks"])

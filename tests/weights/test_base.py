@@ -132,10 +132,6 @@ def test_the_embedding_of_a_base_model_is_cut_or_filled_to_its_vocabulary(tmp_pa
         assert not mine.weight[n:].any()
 
 
-# ------------------------------------------------------------------------------------------------
-# SigLIP's config.json
-
-
 def test_a_tower_that_transformers_saves_alone_is_the_same_model(tmp_path):
     """SiglipVisionModel.save_pretrained writes names without the prefix `vision_model.`; as
     published, config.json names only what differs from the defaults."""
@@ -184,10 +180,6 @@ def test_base_models_that_do_not_fit_are_refused_in_one_sentence(tmp_path, base_
     assert f"{tmp_path / folder}" in sentence
     assert words in sentence
     assert not (tmp_path / "out").exists()
-
-
-# ------------------------------------------------------------------------------------------------
-# the tokenizer
 
 
 def test_what_a_user_types_is_never_a_special_token(tokenizer):

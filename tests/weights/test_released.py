@@ -40,10 +40,6 @@ INPUTS = {
     "a video": {"video": noise_clip(5, 60, 90)},
 }
 
-# ------------------------------------------------------------------------------------------------
-# the model
-
-
 @pytest.mark.parametrize("inputs", INPUTS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_equal_those_of_transformers(saved, processor, tokenizer, kind, inputs):
@@ -158,10 +154,6 @@ def test_the_presets_are_what_the_published_configs_say(preset):
     if "hub_config" in published:
         found = released.released_config(Path("none"), published["hub_config"])
         assert dataclasses.replace(found, tied=config.tied) == config
-
-
-# ------------------------------------------------------------------------------------------------
-# the processor
 
 
 def test_thirty_images_of_odd_sizes_are_read_as_transformers_reads_them(processor, tokenizer):

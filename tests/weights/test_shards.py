@@ -10,6 +10,7 @@ import torch.distributed as dist
 import model as models
 import parallel
 from tests.ranks import run_ranks
+from tests.weights.test_weights import status
 from weights import files
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(
@@ -19,12 +20,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(
 SHAPE = replace(models.PRESETS["4b"], n_embd=320, n_head=4, n_kv_head=1, head_dim=80, n_hidden=1216,
                 n_vocab=37984, vision=replace(models.TOY_VISION, n_embd=144, n_hidden=538))
 MIB = 2**20
-
-
-def process_memory(pid, key):
-    """MiB of a process as Linux counts them: VmRSS is the present, VmHWM the highest value."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(key))
 
 
 def read_shard(rank, world, folder):
@@ -39,13 +34,13 @@ def read_shard(rank, world, folder):
     small = models.Molmo2(replace(SHAPE, n_layer=1, n_vocab=64))
     parallel.parallelize(small, mesh)
     Path("/proc/self/clear_refs").write_text("5")
-    before = process_memory("self", "VmRSS")
+    before = status("VmRSS")
     model = files.meta_model(files.describe(folder).config)
     largest = max(p.nbytes for p in model.parameters()) / MIB
     parallel.parallelize(model, mesh)
     model.to_empty(device="cpu")
     files.read_weights(model, folder)
-    added = process_memory("self", "VmHWM") - before
+    added = status("VmHWM") - before
     shard = sum(parallel.local(p).nbytes for p in model.parameters()) / MIB
     saved = files.load(folder)
     for (name, p), whole in zip(model.named_parameters(), saved.parameters(), strict=True):

@@ -127,11 +127,8 @@ def test_a_device_that_does_not_exist_is_refused(run):
         files.open_model_folder(run, "nowhere")
 
 
-# ------------------------------------------------------------------------------------------------
-# memory
-
-
 def status(name):
+    """MiB of this process as Linux counts them: VmRSS now, VmHWM at its highest."""
     text = Path("/proc/self/status").read_text()
     return int(re.search(rf"{name}:\s+(\d+) kB", text)[1]) / 1024
 
