@@ -19,8 +19,6 @@ from weights import files
 from weights.released import LM_HEAD, require, rope_from, with_biases
 
 # tables {names on disk: our names}, as in weights/released.py
-
-LLM_EMBEDDING = "model.embed_tokens.weight"
 LLM_BLOCK = {
     "self_attn.q_proj": "attn.q",
     "self_attn.k_proj": "attn.k",
@@ -55,7 +53,8 @@ SIGLIP_BLOCK = {
 
 def llm_names(config):
     """ModelConfig -> table of the base language model, Qwen3, OLMo-3 or Llama."""
-    names = {(LLM_EMBEDDING,): ["embedding.weight"], ("model.norm.weight",): ["norm.weight"]}
+    names = {("model.embed_tokens.weight",): ["embedding.weight"],
+             ("model.norm.weight",): ["norm.weight"]}
     if not config.tied:
         names[(LM_HEAD,)] = ["head.weight"]
     for i in range(config.n_layer):
@@ -144,19 +143,15 @@ def llm_config(llm, vision):
 
 
 def start_from_base(llm_folder, siglip_folder, seed=0):
-    """Two folders -> Molmo2 in eval mode, every tensor in the dtype in which it is stored.
-
-    New weights are N(0, 0.02), new biases 0 (docs/molmo2.md 1.4). ValueError in one sentence
-    if a folder does not hold such a model.
-    """
+    """Two folders -> Molmo2 in eval mode, every tensor in the dtype in which it is stored. New
+    weights are N(0, 0.02), new biases 0 (docs/molmo2.md 1.4). ValueError in one sentence if a
+    folder does not hold such a model."""
     llm_folder = Path(llm_folder)
     siglip_folder = Path(siglip_folder)
-    path = siglip_folder / "config.json"
-    with files.explained(path):
-        vision = siglip_config(json.loads(path.read_text()))
-    path = llm_folder / "config.json"
-    with files.explained(path):
-        config = llm_config(json.loads(path.read_text()), vision)
+    with files.explained(siglip_folder):
+        vision = siglip_config(json.loads((siglip_folder / "config.json").read_text()))
+    with files.explained(llm_folder):
+        config = llm_config(json.loads((llm_folder / "config.json").read_text()), vision)
     model = files.meta_model(config)
     llm = files.weight_files(llm_folder)
     if config.tied:
@@ -179,12 +174,10 @@ def start_from_base(llm_folder, siglip_folder, seed=0):
 
 
 def read_base(folder, stored, table, model):
-    """{name on disk: file}, table -> {our name: tensor as stored}, in the shapes of a meta model.
-
-    Embedding and head are cut, or filled with zeros, to the vocabulary of config.json. SigLIP
-    embeds patches by a convolution over (channel, row, column), Molmo2 by a matrix over patches
-    flattened as (row, column, channel).
-    """
+    """{name on disk: file}, table -> {our name: tensor as stored}, in the shapes of a meta
+    model. Embedding and head are cut, or filled with zeros, to the vocabulary of config.json.
+    SigLIP embeds patches by a convolution over (channel, row, column), Molmo2 by a matrix
+    over patches flattened as (row, column, channel)."""
     shapes = {name: parameter.shape for name, parameter in model.state_dict().items()}
     tensors = {}
     for name, tensor in files.read_table(folder, stored, table, shapes):

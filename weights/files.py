@@ -248,9 +248,10 @@ def open_model_folder(folder, device="cpu", dtype=torch.float32, read=True):
     path, config, _ = describe(folder)
     tokenizer = load_tokenizer(path, config.n_vocab)
     data_config = DataConfig(**RELEASED_SETTINGS)
-    if (path / "data.json").is_file():
-        with explained(path / "data.json"):
-            data_config = from_json(DataConfig, json.loads((path / "data.json").read_text()))
+    settings = path / "data.json"
+    if settings.is_file():
+        with explained(settings):
+            data_config = from_json(DataConfig, json.loads(settings.read_text()))
     model = load(folder, dtype, device) if read else meta_model(config).eval()
     return model, tokenizer, dataclasses.replace(data_config, vision=config.vision)
 

