@@ -71,17 +71,16 @@ def score_files(predicted_path, true_path):
     """Two .npz files with an array (n,t,h,w) for each expression -> means over the expressions.
     UserError if the predicted file lacks the array of an expression."""
     predicted = read_npz(predicted_path, "--predicted")
+    true = {name: masks for name, masks in read_npz(true_path, "--masks").items()
+            if masks.ndim == 4}
     scores = []
-    for name, masks in read_npz(true_path, "--masks").items():
-        if masks.ndim != 4:
-            continue
+    for name, masks in true.items():
         found = predicted.get(name, np.empty(0))
         if found.shape[1:] != masks.shape[1:]:
-            wanted = ("n", *masks.shape[1:])
-            raise UserError(f"--predicted {predicted_path}: '{name}' needs an array {wanted}, "
-                            f"but its shape is {found.shape}")
-        # an expression may mean several objects, which a segmenter
-        # numbers in any order: their union counts, as in MeViS
+            raise UserError(f"--predicted {predicted_path}: '{name}' has the shape {found.shape}, "
+                            f"the true masks have {masks.shape}; only the first may differ")
+        # an expression may mean several objects, which a segmenter numbers in any order:
+        # their union counts, as in MeViS
         scores.append(j_and_f(found.astype(bool).any(0), masks.astype(bool).any(0)))
     if not scores:
         raise UserError(f"--masks {true_path}: no array (n,t,h,w)")

@@ -50,7 +50,7 @@ class Place(NamedTuple):
 
 def score(question, text, masks):
     """Text of an answer -> {name: score}; of points and tracks also `predicted` and `true`.
-    masks: the true masks of a point or track annotation (see evaluate.py), or None."""
+    masks: the true masks of a point or track annotation (see masks.py), or None."""
     annotation = question.annotation
     if annotation["type"] == "caption":
         recall, precision = text_metrics.score_statements(text, annotation["text"])

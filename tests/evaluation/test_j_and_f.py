@@ -47,7 +47,7 @@ def two_objects():
     ({"video/0": two_objects()[::-1]},
      {"video/0": two_objects(), "video/0/times": np.arange(3), "image/0": np.zeros((1, 4, 4))},
      {"j": 1.0, "f": 1.0, "j_and_f": 1.0, "n": 1}),
-    ({"video/0": two_objects()[:, :2]}, {"video/0": two_objects()}, "its shape is (2, 2, 20, 20)"),
+    ({"video/0": two_objects()[:, :2]}, {"video/0": two_objects()}, "has the shape (2, 2, 20, 20)"),
     ({"video/0": two_objects()}, {"video/0/times": np.arange(3)}, "no array (n,t,h,w)"),
     (None, {"video/0": two_objects()}, "predicted.npz cannot be used"),
 ])
