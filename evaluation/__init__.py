@@ -1,13 +1,13 @@
-"""Questions about records, answers of a model, their scores and pictures. In reading order:
+"""Questions about records, answers of a model, scores and pictures. In reading order:
 
-evaluate.py        records -> questions -> answers -> scores, and the loss; over several ranks
-generate.py        answers: prefill, decoding with a KV cache, sampling
-scoring.py         which score belongs to which kind of question; true and predicted places
-metrics.py         scores of points, counts and tracks (HOTA), from plain numbers
-text_metrics.py    scores of answers in words: exact match, VQA, ANLS, charts, options, captions
-masks.py           ground-truth masks of a file of records
-j_and_f.py         J&F of the masks that a segmenter made from predicted tracks (a command)
-pictures.py        predicted and true points drawn on images and frames
-charts.py          line charts
-report.py          evaluation, samples and curves of a training run
+evaluate.py      records -> questions -> answers -> scores, and the loss; over ranks
+generate.py      answers: prefill, decoding with a KV cache, sampling
+scoring.py       which score belongs to which question; true and predicted places
+metrics.py       scores of points, counts and tracks (HOTA), from plain numbers
+text_metrics.py  scores of answers in words: VQA, ANLS, charts, options, captions
+masks.py         ground-truth masks of a file of records
+j_and_f.py       J&F of masks made from predicted tracks (a command)
+pictures.py      predicted and true points drawn on images and frames
+charts.py        line charts
+report.py        evaluation, samples and curves of a training run
 """

@@ -1,4 +1,4 @@
-"""Line charts, drawn with Pillow: losses on a logarithmic axis, scores on an axis from 0 to 1."""
+"""Line charts, drawn with Pillow: losses on a logarithmic axis, scores from 0 to 1."""
 
 import math
 from itertools import chain
@@ -37,7 +37,7 @@ def powers_of_ten(low, high):
 
 
 def finite(points, log):
-    """The points (x, y) that can be drawn: y is a finite number, above 0 on a logarithmic axis."""
+    """The points that can be drawn: y is a finite number, above 0 on a logarithmic axis."""
     points = [(x, y) for x, y in points if y is not None and math.isfinite(y)]
     return [(x, y) for x, y in points if y > 0 or not log]
 
@@ -63,7 +63,8 @@ def line_chart(series, path, xlabel, ylabel, log=False, pale=()):
     def place(x, y):
         """-> pixels of an image that is drawn twice as large, then reduced"""
         share = math.log(y / y_ticks[0], y_ticks[-1] / y_ticks[0]) if log else y
-        return 2 * (LEFT + (RIGHT - LEFT) * x / x_high), 2 * (BOTTOM - (BOTTOM - TOP) * share)
+        left = LEFT + (RIGHT - LEFT) * x / x_high
+        return 2 * left, 2 * (BOTTOM - (BOTTOM - TOP) * share)
 
     image = Image.new("RGB", (2 * WIDTH, 2 * HEIGHT), "white")
     pen = ImageDraw.Draw(image)

@@ -110,7 +110,7 @@ def collect_questions(records, config, masks_of=None, max_new=None, least=1):
 
 
 def batch_order(question):
-    """Sort key. Answers of one type and length end at about the same time; but all questions
+    """Sort key. Answers of one type and length end at about the same time; but questions
     about a video stay together, because decoding it costs more than the answers."""
     if question.info.times is not None:
         return 1, "", 0
@@ -176,11 +176,11 @@ def evaluate(model, tokenizer, config, records, masks_of=None, max_new=None, ran
     """Records from a source -> metrics, predictions by record id and annotation, on all ranks.
 
     masks_of(record, annotation index) -> masks of that annotation (masks.py) or None.
-    max_new: tokens of every answer at most, in place of answer_limit. with_nll False: no
-    forward pass for the loss. A record whose media cannot be read is named on stderr and
-    counted in `skipped`, a text in `not_scored`. ranks: parallel.Ranks, each of which calls
-    this with a whole model. Records are dealt out to them. Batches differ with their number,
-    and so does the rounding: an answer or two in 100 may be another one.
+    max_new: tokens of an answer at most, in place of answer_limit. with_nll False: no loss.
+    A record whose media cannot be read is named on stderr and counted in `skipped`, a text
+    in `not_scored`. Each of `ranks` calls this with a whole model, and answers its share of
+    the records. Batches differ with the number of ranks, and so does the rounding: an
+    answer or two in 100 may be another one.
     """
     ranks = ranks or parallel.Ranks()
     records = list(records)
@@ -197,8 +197,8 @@ def evaluate(model, tokenizer, config, records, masks_of=None, max_new=None, ran
     losses = losses_of(model, tokenizer, config, mine, skipped) if with_nll else []
 
     ranks.barrier()  # for any time: ranks are done hours apart
-    by_rank = parallel.all_gather((predictions, losses, list(skipped.items())))
-    predictions, losses, skipped = (list(chain(*parts)) for parts in zip(*by_rank, strict=True))
+    found = parallel.all_gather((predictions, losses, list(skipped.items())))
+    predictions, losses, skipped = [list(chain(*parts)) for parts in zip(*found, strict=True)]
     predictions.sort(key=lambda p: (p["id"], p["annotation"]))
     skipped = dict(skipped)
     for where, reason in skipped.items() if ranks.first else ():
@@ -215,7 +215,7 @@ def evaluate(model, tokenizer, config, records, masks_of=None, max_new=None, ran
 
 
 def mean_scores(predictions):
-    """-> {score: mean over the predictions that have it}, and how many there are of each type."""
+    """-> {score: mean over the predictions that have it}, and the number of each type."""
     result = {}
     for name in SCORES:
         values = [p[name] for p in predictions if name in p]

@@ -56,7 +56,7 @@ class KVCache:
 
     def attend_functions(self):
         """One function per block in place of attention.attend: it stores the new keys and
-        values, and attends to all slots so far. Its mask is made by attention.chunk_mask."""
+        values, and attends to all slots so far, under a mask of attention.chunk_mask."""
 
         def of_block(keys, values):
             def attend(q, k, v, chunks):

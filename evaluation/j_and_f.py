@@ -31,7 +31,7 @@ def mask_boundary(mask):
 
 
 def dilate(mask, radius):
-    """(h,w) bool -> the pixels within `radius` of the mask: the union of its shifts over a disk."""
+    """(h,w) bool -> the pixels within `radius` of the mask: its shifts over a disk."""
     h, w = mask.shape
     padded = np.pad(mask, radius)
     result = np.zeros_like(mask)
@@ -68,7 +68,7 @@ def j_and_f(predicted, true):
 
 
 def score_files(predicted_path, true_path):
-    """Two .npz files with an array (n,t,h,w) for each expression -> means over the expressions.
+    """Two .npz files with an array (n,t,h,w) for each expression -> means over them.
     UserError if the predicted file lacks the array of an expression."""
     predicted = read_npz(predicted_path, "--predicted")
     true = {name: masks for name, masks in read_npz(true_path, "--masks").items()

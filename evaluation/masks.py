@@ -1,9 +1,9 @@
-"""Reads and validates ground-truth masks, an .npz file of arrays by the annotation's name.
+"""Reads and validates ground-truth masks, an .npz file with these arrays:
 
     "record id/annotation number"          images (n,h,w) bool, video (n,t,h,w)
     "record id/annotation number/times"    video: (t,) seconds of the file
 
-There is a mask for each point, of its own image, or for each object of a track by sorted ids.
+A point has a mask of its own image, an object of a track one by sorted ids.
 """
 
 import numpy as np

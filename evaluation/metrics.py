@@ -38,9 +38,9 @@ def linear_sum_assignment(cost):
     column_of = np.full(n_rows, -1)  # -1: not assigned yet
     row_of = np.full(n_columns, -1)
     for new_row in range(n_rows):
-        shortest = np.full(n_columns, np.inf)  # length of the shortest path to each column
+        shortest = np.full(n_columns, np.inf)  # lengths of the shortest paths
         previous_row = np.full(n_columns, -1)  # on that path
-        remaining = np.arange(n_columns)[::-1].copy()  # columns that are not visited yet
+        remaining = np.arange(n_columns)[::-1].copy()  # columns not visited yet
         rows = []  # visited ones
         columns = []
         row = new_row
@@ -226,8 +226,7 @@ def hota(matches):
     """[(true ids, predicted ids, similarity), ..] of every frame -> {hota, det_a, ass_a} as
     TrackEval defines them. similarity (true, predicted): 1 where a point lies on an object.
 
-    Similarity is 0 or 1, so HOTA is the same at all 19 localisation thresholds, and one is
-    computed.
+    Similarity is 0 or 1, so HOTA is the same at all 19 localisation thresholds.
 
     1. Over all frames, true track i and predicted track j collect an alignment: in each
        frame, their similarity over that of i or j with anything (an IoU), summed; then over

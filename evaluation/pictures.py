@@ -98,7 +98,8 @@ def image_grid(images, labels, height=240):
     font = ImageFont.load_default(label_height * 0.75)
     columns = min(GRID_COLUMNS, len(scaled))
     n_rows = -(-len(scaled) // columns)
-    page = Image.new("RGB", (columns * (width + 4) - 4, n_rows * (height + label_height)), "white")
+    size = (columns * (width + 4) - 4, n_rows * (height + label_height))
+    page = Image.new("RGB", size, "white")
     for k, (image, label) in enumerate(zip(scaled, labels, strict=True)):
         left = k % columns * (width + 4)
         top = k // columns * (height + label_height)
@@ -213,8 +214,8 @@ def round_robin(predictions):
 
 def draw(predictions, records, folder, n=24):
     """A PNG file for each of the first n questions that ask for points, named
-    id-annotation-label.png; media and types of questions alternate. A record that cannot be
-    read, or whose id is not unique, is named on stderr instead."""
+    id-annotation-label.png. A record that cannot be read, or whose id is not unique, is
+    named on stderr instead."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     by_id = {}
@@ -223,7 +224,7 @@ def draw(predictions, records, folder, n=24):
     for prediction in round_robin(predictions)[:n]:
         record, *others = by_id[prediction["id"]]
         if others:
-            warn(f"{prediction['id']}: {len(others) + 1} records have this id; no picture")
+            warn(f"{record['id']}: {len(others) + 1} records have this id; no picture")
             continue
         try:
             image = draw_prediction(prediction, record)
@@ -237,9 +238,8 @@ def draw(predictions, records, folder, n=24):
 
 
 def draw_answer(points, images, video=None, start=0.0):
-    """The points [(frame, id, x, y), ..] of an answer on its images, or on the frames of a
-    video that they name -> PIL image. video: from media.probe; start: second of it where the
-    clip begins."""
+    """The points of an answer on its images, or on frames of a video -> PIL image. video:
+    from media.probe; start: second of it where the clip begins."""
     if video is None:
         return draw_images(images, points, [], 360)[0]
 

@@ -25,8 +25,7 @@ PROGRESS_SCORES = (
 
 
 def scores_of_run(run, model, samples_dir=None):
-    """final_scores by all ranks together; where the run is sharded each has a whole copy to
-    ask. The first rank draws."""
+    """final_scores by all ranks together, each with a whole copy. The first rank draws."""
     whole = gather_on_each(model, run.ranks, run.device, run.dtype)
     if not run.ranks.first:
         samples_dir = None
@@ -68,8 +67,7 @@ def toy_masks(record, index):
 
 
 def score_of_unseen_kinds(predictions, records):
-    """The mean F1 of points on kinds of objects that training never shows -> a dict, empty
-    without any."""
+    """-> the mean F1 of points on kinds of objects that training never shows, if any."""
     annotations = {record["id"]: record["annotations"] for record in records}
     kinds = records[0]["source"].kinds
     scores = [p["point_f1"] for p in predictions
@@ -89,9 +87,9 @@ def running_mean(points):
 
 
 def draw_curves(out):
-    """loss.png of the run directory `out`: loss against steps on a logarithmic axis, every
-    step pale, and over it the running means of all sources together and of each
-    (nll_by_source). Sources that are in most steps come first."""
+    """loss.png of the run directory `out`: loss against steps, every step pale, and over it
+    the running means of all sources together and of each (nll_by_source). Sources that are
+    in most steps come first."""
     losses = []
     by_source = {}
     for line in read_steps(read_log(out / "log.jsonl")):

@@ -13,11 +13,11 @@ from text.points import parse_points, scales, unit
 from text.styles import medium, style_of
 from text.tracks import AskedFrames, seconds, track_frames, track_mode
 
-# benchmarks with a score of their own, a function of text_metrics.py; others with several answers
-# have the vqa_score
+# styles with a score of their own, a function of text_metrics.py; others with several
+# answers have the vqa_score
 STYLE_SCORE = dict.fromkeys(("doc_qa", "info_qa", "st_qa"), "anls")
 STYLE_SCORE |= dict.fromkeys(("chart_qa", "chart_qa_weighted", "plot_qa"), "relaxed_accuracy")
-# the latest frame number or second that an answer may name: float() reads 309 digits as infinity
+# the latest second or image that an answer may name: float() reads 309 digits as infinity
 MAX_FRAME = 1e6
 
 
@@ -82,7 +82,8 @@ def score_qa(turn, style, text):
     one per line."""
     said = text.rpartition("Answer:")[2] if "explanation" in turn else text
     if "options" in turn:
-        right = turn["answer_idx"] if isinstance(turn["answer_idx"], list) else [turn["answer_idx"]]
+        right = turn["answer_idx"]
+        right = right if isinstance(right, list) else [right]
         lines = said.strip().splitlines() if len(right) > 1 else [said]
         letters = turn.get("letters", True)
         chosen = {text_metrics.select_option(line, turn["options"], letters) for line in lines}
@@ -170,7 +171,7 @@ def predicted_places(question, text):
 
 
 def hit_in_clip(question, masks):
-    """Masks of a video, whose times are those of the file -> hit((seconds of the clip, x, y))."""
+    """Masks at times of the file -> hit(k, (seconds of the clip, x, y))."""
     times = [seconds(t, question.record) for t in masks["times"]]
     if question.annotation["type"] == "track":
         asked = AskedFrames(question.annotation, question.record, question.info.times)
@@ -217,10 +218,10 @@ def score_tracks(question, predicted, true, masks):
 
     else:
         in_clip = hit_in_clip(question, masks)
-        number_of = {object_id: n for n, object_id in enumerate(object_ids(question.annotation))}
+        ids = object_ids(question.annotation)
 
         def hit(frame, object_id, point):
-            return in_clip(number_of[object_id], (frame, *point))
+            return in_clip(ids.index(object_id), (frame, *point))
 
     scores = metrics.score_tracks(tracks, true_tracks, hit)
     names = {name: f"track_{name}" for name in metrics.PointScores._fields}

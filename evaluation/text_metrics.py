@@ -103,8 +103,8 @@ def parse_number(text):
 
 
 def relaxed_accuracy(text, answers, tolerance=0.05):
-    """ChartQA: 1 for a number within 5 % of the true one, else for the same words in lower
-    case. So 2008 passes for the year 2009, as in the official score."""
+    """ChartQA: 1 for a number within 5 % of the true one, else for the same words. So 2008
+    passes for the year 2009, as in the official score."""
 
     def right(answer):
         said = parse_number(text)
@@ -148,11 +148,9 @@ def statements(caption):
 
 
 def score_statements(text, caption):
-    """-> recall, precision of the statements of a caption, each counted as often as it occurs.
-
-    Right for captions of the toy world, which are lists. For prose it only
-    compares clauses; the paper asks a language model which statements agree.
-    """
+    """-> recall, precision of the statements of a caption, each counted as often as it
+    occurs. Right for captions of the toy world, which are lists. For prose it only compares
+    clauses; the paper asks a language model which statements agree."""
     said = statements(text)
     true = statements(caption)
     scores = precision_recall_f1((said & true).total(), said.total(), true.total())
