@@ -100,11 +100,11 @@ def collect_questions(records, config, masks_of=None, max_new=None, least=1):
             skipped[record["where"]] = str(e)
             continue
         for question in questions_of(record, info, config, max_new, least):
+            misfit = None
             if masks_of and question.annotation["type"] in LOCATED:
                 misfit = find_misfit(question, masks_of(record, question.index))
-                if misfit:
-                    name = f"{record['id']}/{question.index}"
-                    raise ValueError(f"the masks of {name} {misfit}")
+            if misfit:
+                raise ValueError(f"the masks of {record['id']}/{question.index} {misfit}")
             questions.append(question)
     return questions, skipped
 

@@ -25,21 +25,9 @@ CONTRACTIONS = """
     what're what's what've when's where'd where's where've who'd who'd've who'll who's who've why'll
     why're why's won't would've wouldn't wouldn't've y'all y'all'd've you'd you'd've you'll you're
     you've"""
-
-
-def full_forms(contractions):
-    """-> {a contraction without its first, its first two, or its last apostrophe: the
-    contraction}"""
-    first = {}
-    last = {}
-    for word in contractions:
-        first[word.replace("'", "", 1)] = word
-        first[word.replace("'", "", 2)] = word
-        last["".join(word.rsplit("'", 1))] = word
-    return first | last
-
-
-FULL_FORM = full_forms(CONTRACTIONS.split())
+# {a contraction without its first, its first two, or its last apostrophe: the contraction}
+FULL_FORM = {word.replace("'", "", n): word for word in CONTRACTIONS.split() for n in (1, 2)}
+FULL_FORM |= {"".join(word.rsplit("'", 1)): word for word in CONTRACTIONS.split()}
 
 
 def normalize_vqa_answer(text):

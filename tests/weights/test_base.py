@@ -119,6 +119,20 @@ def test_a_start_from_base_models_is_these_models(tmp_path, base_tokenizer, caps
     assert tokenizer.special["im_patch"] == V + 2
 
 
+def test_an_older_config_of_olmo_is_read_too():
+    """Without layer_types, and with the older name of the kind of RoPE: every fourth layer has
+    YaRN, as in the published model."""
+    llm = {"model_type": "olmo3", "hidden_size": 64, "num_attention_heads": 4,
+           "num_key_value_heads": 4, "intermediate_size": 96, "num_hidden_layers": 8,
+           "vocab_size": V, "rms_norm_eps": 1e-6, "rope_theta": 5e5,
+           "rope_scaling": {"type": "yarn", "factor": 8.0,
+                            "original_max_position_embeddings": 64}}
+    config = base.llm_config(llm, base.siglip_config(SIGLIP))
+    assert config.yarn.layers == (3, 7)
+    assert config.yarn.factor == 8.0
+    assert config.family == "olmo"
+
+
 @pytest.mark.parametrize("rows", [V - 10, V + 10])
 def test_the_embedding_of_a_base_model_is_cut_or_filled_to_its_vocabulary(tmp_path, rows):
     save_siglip(tmp_path / "siglip")
