@@ -1,4 +1,4 @@
-"""Answers of a model: prefill, then decoding with a KV cache, under the same mask rule as training.
+"""Answers of a model: prefill, then decoding with a KV cache, under the mask rule of training.
 
 in    prompts (data.Example, from data.encode_prompt)
 out   ids of the answers
@@ -42,7 +42,7 @@ def evaluation_config(config, max_crops=None, max_frames=None):
 class KVCache:
     """Keys and values of every block, (B,S,G,D) each, in S slots allocated once.
 
-    start..stop are the slots of the tokens that the model computes now; earlier slots are filled.
+    start..stop are the slots that the model computes now; earlier ones are filled.
     """
 
     def __init__(self, model, n_rows, n_slots):
@@ -152,8 +152,7 @@ def generate(model, prompts, stops, max_new=128, temperature=0.0, seed=0, on_tok
 
 
 def mask_fields(bidir, lengths, n_slots):
-    """bidir (B,T) and lengths (B,) of prompts -> visible_until, bidir (B,n_slots) for prompts
-    and answers, as drawn above."""
+    """bidir (B,T), lengths (B,) of prompts -> visible_until, bidir (B,n_slots) as drawn above"""
     T = bidir.shape[1]
     place = torch.arange(n_slots, device=bidir.device)
     is_padding = (place >= lengths[:, None]) & (place < T)

@@ -14,7 +14,7 @@ from weights.files import explained
 
 
 def read_npz(path, flag):
-    """An .npz file -> {name: array}; OSError or ValueError with the flag that named it."""
+    """An .npz file -> {name: array}; errors name the flag."""
     with explained(f"{flag} {path}"):
         return dict(np.load(path))
 
@@ -41,7 +41,7 @@ def find_misfit(question, masks):
     places = true_places(question)
     n = len(object_ids(annotation) if annotation["type"] == "track" else places)
     if masks is None:
-        return None if has_boxes(annotation) else "are missing: it takes an array of that name"
+        return None if has_boxes(annotation) else "are missing: an array of that name"
     if question.info.times is not None:
         found = np.shape(masks["masks"])
         wanted = (n, len(masks["times"]), *sizes[0][::-1])

@@ -129,7 +129,7 @@ def mask_contains(mask, x, y):
 
 
 def hit_in_mask(masks):
-    """Masks (n,h,w) bool, or a list of n -> hit(k, (image, x, y)): the point lies in mask k."""
+    """Masks (n,h,w) bool, or a list of n -> hit(k, (image, x, y))."""
     return lambda k, point: mask_contains(masks[k], *point[1:])
 
 
@@ -151,8 +151,8 @@ def same_frame(point, true):
 
 
 def hit_nearby(truth, sizes):
-    """The hit rule where there are no masks -> hit(k, point): within 5 % of the diagonal of
-    true point k, on the same frame. sizes: (width, height) of the image of every true point."""
+    """-> hit(k, point): within 5 % of the image diagonal of true point k, on the same frame.
+    sizes: (width, height) of the image of every true point."""
 
     def hit(k, point):
         distance = math.dist(point[1:], truth[k][1:])
@@ -162,7 +162,7 @@ def hit_nearby(truth, sizes):
 
 
 def hit_in_box(truth, boxes):
-    """The hit rule of boxes, (left, top, right, bottom) of every true point -> hit(k, point)."""
+    """Boxes (left, top, right, bottom) of every true point -> hit(k, point)."""
 
     def hit(k, point):
         _, x, y = point
@@ -187,8 +187,8 @@ def count_from_text(text):
 
 
 def score_count(count, truth, video=False):
-    """-> (exact, close), each 0 or 1; both are 0 for a count of None. Close is off by at most
-    1; in a video, by at most 1 plus a twentieth of the truth, rounded down."""
+    """-> (exact, close), each 0 or 1; both 0 for a count of None. Close is off by at most 1;
+    in a video by at most 1 plus a twentieth of the truth, rounded down."""
     off = math.inf if count is None else abs(count - truth)
     tolerance = 1 + (truth // 20 if video else 0)
     return float(off == 0), float(off <= tolerance)

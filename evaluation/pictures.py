@@ -52,7 +52,7 @@ def numbered(points):
 
 def draw_marks(image, marks, true=(), trails=()):
     """(H,W,3) uint8 -> PIL image, at least MIN_WIDTH wide, with a ring for each Mark, a cross
-    for each true (x, y), and below them a line for each trail (colour, [(x, y), ..])."""
+    for each true (x, y), and a line for each trail (colour, [(x, y), ..])."""
     scale = max(1, -(-MIN_WIDTH // image.shape[1]))
     size = image.shape[1] * scale, image.shape[0] * scale
     picture = Image.fromarray(image).resize(size, Image.NEAREST)
@@ -88,7 +88,7 @@ def draw_marks(image, marks, true=(), trails=()):
 
 
 def image_grid(images, labels, height=240):
-    """PIL images of any sizes, scaled to one height, in rows, each with its label below."""
+    """PIL images, scaled to one height, in rows, each with its label below."""
     scaled = []
     for image in images:
         width = max(1, round(image.width * height / image.height))
@@ -187,8 +187,7 @@ def draw_frames(frames_at, times, predicted, true, with_trails, height=240):
 
 
 def draw_prediction(prediction, record):
-    """A prediction and its record -> PIL image: the marked image or frames, and below them
-    question and answer."""
+    """-> PIL image: the marked image or frames, and below them question and answer."""
     source = record["source"]
     points = (prediction["predicted"], prediction["true"])
     if prediction["medium"] == "video":

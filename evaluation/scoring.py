@@ -97,13 +97,13 @@ def score_qa(turn, style, text):
 
 
 def object_ids(annotation):
-    """The ids of a track annotation in the order of its masks: numbers first, then names."""
+    """The ids of a track in the order of its masks: numbers first, then names."""
     ids = {p["id"] for p in annotation["points"]}
     return sorted(ids, key=lambda i: (isinstance(i, str), i))
 
 
 def true_places(question):
-    """The places of a point or track annotation; ids of points are 1, 2, .. in its order."""
+    """The places of an annotation; ids of points are 1, 2, .. in its order."""
     annotation = question.annotation
     record = question.record
     sizes = question.info.sizes
@@ -115,7 +115,7 @@ def true_places(question):
         query = annotation["query"] if from_point else None
         frames = track_frames(annotation, record, scale[0], question.info.times, query)
         for t, objects in frames.items():
-            places += [Place(t, object_id, x * w, y * h) for object_id, (x, y) in objects.items()]
+            places += [Place(t, name, x * w, y * h) for name, (x, y) in objects.items()]
         return places
     for number, p in enumerate(annotation["points"], 1):
         image = p.get("image", 0)
@@ -147,7 +147,7 @@ def true_boxes(question):
 
 
 def parse_places(text):
-    """The points of an answer as Places, x and y in fractions of the image, ids as text."""
+    """The points of an answer, x and y in fractions of the image, ids as text."""
     return [Place(min(p.frame, MAX_FRAME), p.id, p.x, p.y) for p in parse_points(text, 1, 1)]
 
 

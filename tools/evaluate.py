@@ -48,8 +48,8 @@ def parse(argv):
         "printed beside ours"))
     add("--media", help="folder of their images and videos")
     add("--masks", nargs="+", metavar="NPZ", help=(
-        "one for each file of --data, in their order (see evaluation/masks.py); files beyond "
-        "the last are scored without masks"))
+        'arrays "record id/annotation number" (evaluation/masks.py): one file for each of --data, '
+        "in their order; files beyond the last are scored without masks"))
     add("--frames", type=int, nargs="+", metavar="N", help=(
         "frames of a video at most (default 384, or more if the model was trained with more); "
         "several numbers give a table of scores, and the metrics of the last one in full"))
