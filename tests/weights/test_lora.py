@@ -76,6 +76,29 @@ def test_merged_equals_unmerged_within_rounding_and_a_new_adapter_changes_nothin
     assert (nll - plain(batch)[0]).abs().max() > 0.1
 
 
+def test_adapters_are_the_same_with_activation_checkpointing_and_under_autocast():
+    models = [new_model() for _ in range(3)]
+    (batch,) = batches(1)
+    gradients = []
+    for k, model in enumerate(models):
+        lora.add_adapters(model, ALL)
+        lora.init_adapters(model, 0)
+        model.activation_checkpointing = k == 1
+        if k == 2:
+            lora.hold_frozen(model, torch.bfloat16)
+            assert model.blocks[0].attn.q.weight.dtype == torch.bfloat16
+            assert model.extra.weight.dtype == model.blocks[0].attn_norm.weight.dtype
+        with torch.autocast("cpu", torch.bfloat16, enabled=k == 2):
+            nll, _ = model(batch)
+        (batch.weights * nll).sum().backward()
+        assert all(p.dtype == torch.float32 for p in model.parameters() if p.requires_grad)
+        gradients.append(torch.cat([p.grad.flatten() for key, p in model.named_parameters()
+                                    if key.endswith("lora_b")]))
+    plain, checkpointed, low = gradients
+    assert torch.equal(plain, checkpointed)
+    assert (low - plain).norm() < 0.05 * plain.norm()
+
+
 @pytest.fixture(scope="module")
 def base(tmp_path_factory, records):
     out = tmp_path_factory.mktemp("runs") / "base"
