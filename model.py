@@ -24,7 +24,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import attention
-from vision import Vision, VisionConfig
+from vision import SwiGLU, Vision, VisionConfig
 
 
 @dataclass(frozen=True)
@@ -147,17 +147,6 @@ class Attention(nn.Module):
         return self.out(attend(q, k, v, mask).reshape(B, T, -1))
 
 
-class MLP(nn.Module):
-    def __init__(self, config):
-        super().__init__()
-        self.up = nn.Linear(config.n_embd, config.n_hidden, bias=False)
-        self.gate = nn.Linear(config.n_embd, config.n_hidden, bias=False)
-        self.down = nn.Linear(config.n_hidden, config.n_embd, bias=False)
-
-    def forward(self, x):
-        return self.down(F.silu(self.gate(x)) * self.up(x))
-
-
 class Block(nn.Module):
     def __init__(self, config):
         super().__init__()
@@ -165,7 +154,7 @@ class Block(nn.Module):
         self.attn_norm = RMSNorm(config.n_embd, config.eps)
         self.mlp_norm = RMSNorm(config.n_embd, config.eps)
         self.attn = Attention(config)
-        self.mlp = MLP(config)
+        self.mlp = SwiGLU(config.n_embd, config.n_hidden, config.n_embd)
 
     def forward(self, x, rope, mask, attend, drop):
         if self.norm_after:

@@ -283,8 +283,8 @@ class Pool(nn.Module):
         return self.out((score.softmax(1)[..., None] * v).sum(1).flatten(1).to(v.dtype))
 
 
-class Projector(nn.Module):
-    """SwiGLU from the vision width to the decoder's, (M,E) -> (M,C), as wide inside as its MLP."""
+class SwiGLU(nn.Module):
+    """(..,n_in) -> (..,n_out): the projector, as wide inside as the decoder's MLP, and that MLP."""
 
     def __init__(self, n_in, n_hidden, n_out):
         super().__init__()
@@ -307,7 +307,7 @@ class Vision(nn.Module):
         super().__init__()
         self.vit = ViT(config)
         self.pool = Pool(config)
-        self.projector = Projector(config.n_embd, n_hidden, n_out)
+        self.projector = SwiGLU(config.n_embd, n_hidden, n_out)
 
     def forward(self, images, pool_src, checkpointing=False):
         features = self.vit(images, checkpointing)
