@@ -19,6 +19,7 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import repeat
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,20 +29,22 @@ from PIL import Image
 from records.errors import Unreadable, warn
 from records.media import image_size, open_image
 from records.reader import Records
-from tools.prepare.annotations import Skip, require, xy_points
+from tools.prepare.cells import Skip, require, xy_points
 from tools.prepare.collect import SHAPE_ERRORS
 from tools.prepare.media import Media
 from tools.prepare.rows import check_columns, parquet_file, read_rows, source_files
+from tools.runs import make_table
 from training.config import UserError
 
 MODELS = ("Molmo2-4B", "Molmo2-8B", "Molmo2-O-7B")
 COUNT_SCORES = ("count_accuracy", "count_close")
 POINT_SCORES = ("point_f1", "point_precision", "point_recall")
-CATEGORIES = ("affordable", "counting", "reasoning", "spatial", "steerable")     # of Point-Bench
+# of Point-Bench
+CATEGORIES = ("affordable", "counting", "reasoning", "spatial", "steerable")
 
 
 class Benchmark(NamedTuple):
-    layout: Callable                 # (row, Media) -> image and annotation of a record, or Skip
+    layout: Callable                 # (row, Media) -> image and annotation, or Skip
     columns: str
     scores: tuple                    # the first is the main one
     published: tuple = ()            # in percent, of MODELS
@@ -62,14 +65,13 @@ class Loaded:
     name: str
     n_rows: int = 0
     records: list = field(default_factory=list)
-    left_out: Counter = field(default_factory=Counter)     # {reason: number of rows}
-    masks: dict = field(default_factory=dict)    # {record id: arrow cell, or Target}
-    missing: list = field(default_factory=list)  # image files, with the row that names each
+    left_out: Counter = field(default_factory=Counter)   # {reason: rows}
+    masks: dict = field(default_factory=dict)            # {id: arrow cell, or Target}
+    first_missing: str = ""          # image file, with the row that names it
 
     @property
     def masks_of(self):
-        """The function that evaluate() asks for masks; None where points are not
-        matched."""
+        """What evaluate() asks for masks; None where points are not matched."""
         return self.point_masks if self.name == "pixmo-points" else None
 
     def point_masks(self, record, index):
@@ -78,36 +80,31 @@ class Loaded:
         return to_masks(self.masks[record["id"]])[:n_points]
 
 
-# -------------------------------------------------------------------------------------------------
-# a row -> image and annotation
-
-
-def count_annotation(question, count):
-    return {"type": "count", "style": "point_count", "question": question, "count": count}
+def count_question(question, count):
+    annotation = {"type": "count", "style": "point_count", "question": question}
+    return annotation | {"count": count}
 
 
 def counted_label(row, media):
-    """PixMo-Count. The official code draws one of many wordings, of which this is the
-    first."""
+    """PixMo-Count, with the first of the official code's many wordings."""
     question = f"How many {row['label'].lower()} are there?"
-    return media.image_by_url(row["image_url"]), count_annotation(question, row["count"])
+    return media.by_url(row["image_url"]), count_question(question, row["count"])
 
 
 def counting_question(row, media):
-    """CountBench. As in the official code, images with a single channel are left
-    out."""
-    path = media.image_of_cell(row["image"])
+    """CountBench. The official code leaves out images with a single channel too."""
+    path = media.image(row["image"])
     with open_image(media.root / path) as image:
         n_channels = len(image.getbands())
     require(n_channels > 1, "image with a single channel")
-    return {"path": path}, count_annotation(row["question"], row["number"])
+    return {"path": path}, count_question(row["question"], row["number"])
 
 
 def labelled_points(row, media):
     """PixMo-Points: percent of the image, although the page of the set says pixels."""
     annotation = {"type": "point", "style": "pointing", "label": row["label"],
                   "coords": "percent", "points": xy_points(row["points"])}
-    return media.image_by_url(row["image_url"]), annotation
+    return media.by_url(row["image_url"]), annotation
 
 
 def pointing_question(row, media):
@@ -115,7 +112,8 @@ def pointing_question(row, media):
     require(row["category"] in CATEGORIES, f"category {row['category']}")
     annotation = {"type": "point", "style": "pointing", "question": row["user_input"],
                   "coords": "percent", "points": []}
-    return {"path": f"selected_images/{row['category']}/{row['image_filename']}"}, annotation
+    path = f"selected_images/{row['category']}/{row['image_filename']}"
+    return {"path": path}, annotation
 
 
 BENCHMARKS = {
@@ -129,10 +127,6 @@ BENCHMARKS = {
 }
 
 
-# -------------------------------------------------------------------------------------------------
-# rows -> records
-
-
 def load(name, source, media_folder, work):
     """The published files at `source`, a folder -> Loaded. UserError, ValueError or
     OSError in one sentence.
@@ -142,7 +136,7 @@ def load(name, source, media_folder, work):
     """
     by_url = "image_url" in BENCHMARKS[name].columns
     if by_url and not media_folder:
-        raise UserError(f"--benchmark {name} has its images by URL: name their folder with --media")
+        raise UserError(f"--benchmark {name} needs --media, the folder of the fetched images")
     media = Media(media_folder if by_url else source if name == "point-bench" else work)
     loaded = Loaded(name)
     lines = []
@@ -150,18 +144,17 @@ def load(name, source, media_folder, work):
         loaded.n_rows += 1
         where = f"{path}: row {loaded.n_rows}"
         try:
-            record = to_record(row, loaded, media, where)
+            lines.append(json.dumps(to_record(row, loaded, media, where)) + "\n")
         except Skip as e:
             loaded.left_out[str(e)] += 1
         except Unreadable:
             loaded.left_out["damaged image"] += 1
         except SHAPE_ERRORS as e:
-            raise UserError(f"{where} is not as published: {type(e).__name__}: {e}") from None
-        else:
-            lines.append(json.dumps(record) + "\n")
-    if loaded.missing:
-        warn(f"{len(loaded.missing)} of {loaded.n_rows} images are missing; the "
-             f"first is {loaded.missing[0]}")
+            raise UserError(f"{where} is not as published: {e!r}") from None
+    if loaded.first_missing:
+        n_missing = loaded.left_out["missing image"]
+        warn(f"{n_missing} of {loaded.n_rows} images are missing; the first is "
+             f"{loaded.first_missing}")
     if not lines:
         raise UserError(f"{source}: none of its {loaded.n_rows} rows could be used: "
                         f"{dict(loaded.left_out)}")
@@ -182,15 +175,13 @@ def read_files(name, source):
                 yield path, row
         return
     for path in source_files([source], "test"):
-        cells = iter(mask_cells(path)) if name == "pixmo-points" else None
-        for row in read_rows(path, columns):
-            yield path, row | {"masks": next(cells)} if cells else row
-
-
-def mask_cells(path):
-    with parquet_file(path) as file:
-        check_columns(path, ["masks"], file.schema_arrow.names)
-        return file.read(columns=["masks"])["masks"]
+        cells = repeat(None)
+        if name == "pixmo-points":
+            with parquet_file(path) as file:
+                check_columns(path, ["masks"], file.schema_arrow.names)
+                cells = file.read(columns=["masks"])["masks"]
+        for row, masks in zip(read_rows(path, columns), cells, strict=False):
+            yield path, row | {"masks": masks}
 
 
 def to_masks(cell):
@@ -209,35 +200,30 @@ def to_record(row, loaded, media, where):
     for column in benchmark.columns.replace("?", "").split():
         require(row.get(column) is not None, f"no {column}")
     image, annotation = benchmark.layout(row, media)
-    record = {"id": f"{loaded.name}-{loaded.n_rows}", "image": image, "annotations": [annotation]}
+    record_id = f"{loaded.name}-{loaded.n_rows}"
     file = media.root / image["path"]
-    if not file.is_file():
+    if not file.is_file() and not loaded.first_missing:
         url = f", to be fetched from {image['url']}" if "url" in image else ""
-        loaded.missing.append(f"{file} ({where}{url})")
-        raise Skip("missing image")
+        loaded.first_missing = f"{file} ({where}{url})"
+    require(file.is_file(), "missing image")
     # Masks are checked here, before the hours of answers.
     width, height = image_size(file)
-    if "masks" in row:
+    if loaded.name == "pixmo-points":
         require(row["masks"].is_valid, "no masks")
         n_points = len(annotation["points"])
         shape = to_masks(row["masks"]).shape
         require(not n_points or shape == (n_points, height, width),
                 "masks that do not fit the points and the image")
-        loaded.masks[record["id"]] = row["masks"]
-    if "mask_filename" in row:
+        loaded.masks[record_id] = row["masks"]
+    if loaded.name == "point-bench":
         mask = media.root / "selected_masks" / row["category"] / row["mask_filename"]
         read_mask(mask)
-        loaded.masks[record["id"]] = Target(row["category"], mask, (width, height))
-    return record
-
-
-# -------------------------------------------------------------------------------------------------
-# scores
+        loaded.masks[record_id] = Target(row["category"], mask, (width, height))
+    return {"id": record_id, "image": image, "annotations": [annotation]}
 
 
 def read_mask(path):
-    """An image file -> (h,w) bool, true where a channel is above 127. OSError if
-    damaged."""
+    """An image file -> (h,w) bool, true where a channel is above 127."""
     with Image.open(path) as image:
         pixels = np.array(image)
     return pixels > 127 if pixels.ndim == 2 else (pixels > 127).any(axis=2)
@@ -245,29 +231,19 @@ def read_mask(path):
 
 def all_in_mask(points, mask, size):
     """Is there a point (x, y), and does every point, cut to whole pixels, lie in the
-    mask?
-
-    Some masks do not have the size (width, height) of their image. A point beside the
-    mask misses.
-    """
+    mask? Some masks are smaller than their image, whose size is (width, height)."""
     width = min(size[0], mask.shape[1])
     height = min(size[1], mask.shape[0])
-    for x, y in points:
-        column = int(x)
-        row = int(y)
-        if not (0 <= column < width and 0 <= row < height and mask[row, column]):
-            return False
-    return len(points) > 0
+    hits = [0 <= int(x) < width and 0 <= int(y) < height and mask[int(y), int(x)]
+            for x, y in points]
+    return bool(hits) and all(hits)
 
 
 def score_point_bench(predictions, targets):
-    """The score of Point-Bench, as the official code of Molmo2 defines it
-    (docs/molmo2.md 13): the mean over the categories of their shares of successes,
-    answers with a point and all points in the mask. Categories without a question are
-    left out.
+    """Predictions of evaluate() and {record id: Target} -> {"average" or category: score}.
 
-    predictions: of evaluate(); targets: {record id: Target}. -> {"average" or category:
-    score}
+    As in the official code of Molmo2 (docs/molmo2.md 13): the share of successes, answers
+    with a point and all points in the mask, and the mean of the categories asked about.
     """
     successes = {category: [] for category in CATEGORIES}
     for prediction in predictions:
@@ -277,12 +253,12 @@ def score_point_bench(predictions, targets):
         successes[target.category].append(success)
     means = {name: float(np.mean(found)) for name, found in successes.items() if found}
     average = float(np.mean(list(means.values())))
-    return {name: round(value, 4) for name, value in {"average": average, **means}.items()}
+    means = {"average": average, **means}
+    return {name: round(value, 4) for name, value in means.items()}
 
 
 def summary(loaded, metrics, predictions):
-    """Loaded and what evaluate() returned -> the last line of tools.evaluate, as a
-    dict."""
+    """Loaded and what evaluate() returned -> the last line of tools.evaluate, a dict."""
     benchmark = BENCHMARKS[loaded.name]
     if loaded.name == "point-bench":
         scores = score_point_bench(predictions, loaded.masks)
@@ -296,15 +272,12 @@ def summary(loaded, metrics, predictions):
 
 
 def table(found):
-    """What summary() returns -> text: a line for each score, ours and the published
-    ones."""
-    main, *others = BENCHMARKS[found["benchmark"]].scores
-    lines = [f"{'percent':<16}{'ours':>8}" + "".join(f"{model:>13}" for model in MODELS)]
-    for name in (main, *others):
-        ours = f"{100 * found[name]:.1f}" if name in found else "-"
-        published = found["published"] if name == main else {}
-        cells = [str(published.get(model, "-")) for model in MODELS]
-        lines.append(f"{name:<16}{ours:>8}" + "".join(f"{cell:>13}" for cell in cells))
-    lines.append(f"{found['questions']} of {found['rows']} rows were asked; published scores: "
-                 f"{found['source']}")
-    return "\n".join(lines)
+    """What summary() returns -> lines of text, one for each score: ours and published."""
+    scores = BENCHMARKS[found["benchmark"]].scores
+    ours = {name: 100 * found[name] if name in found else "-" for name in scores}
+    columns = {"ours": ours}
+    for model in MODELS:
+        columns[model] = {scores[0]: found["published"].get(model, "-")}
+    return [*make_table(columns, "percent", digits=1),
+            f"{found['questions']} of {found['rows']} rows were asked; "
+            f"published scores: {found['source']}"]

@@ -1,15 +1,14 @@
 """Score a model on records: metrics as JSON on the last line, predictions.jsonl
-(evaluation/evaluate.py). Of several files, the metrics of the first stand at the top, those of each
-other under its name.
+(evaluation/evaluate.py). Of several files, the metrics of the first stand at the top,
+those of each other under its name.
 
-    python -m tools.evaluate --model runs/stage1-tiny --data records.jsonl --masks masks.npz
-    python -m tools.evaluate --model runs/stage3 --data videos.jsonl --frames 8 16 32 --draw drawn
-    torchrun --nproc-per-node 8 -m tools.evaluate --model Molmo2-8B --data videos.jsonl \
+    python -m tools.evaluate --model runs/stage1-tiny --data a.jsonl --masks masks.npz
+    python -m tools.evaluate --model runs/stage3 --data b.jsonl --frames 8 16 32 --draw drawn
+    torchrun --nproc-per-node 8 -m tools.evaluate --model Molmo2-8B --data b.jsonl \
         --device cuda --dtype bfloat16       # records are dealt out to the ranks
-    python -m tools.evaluate --model Molmo2-8B --benchmark countbench --data downloads/CountBenchQA
+    python -m tools.evaluate --model Molmo2-8B --benchmark countbench --data CountBenchQA
 """
 
-import argparse
 import io
 import json
 import os
@@ -27,32 +26,31 @@ from evaluation import pictures
 from evaluation.evaluate import SCORES, evaluate
 from evaluation.generate import evaluation_config
 from evaluation.masks import open_masks
-from records.errors import warn
 from records.media import MAX_FRAMES
 from records.reader import Records
 from tools import benchmarks
-from training.config import Parser, UserError
+from tools.command import make_parser, report_errors
+from tools.runs import make_table
+from training.config import UserError
 from training.sources import unique_names
 from weights.files import explained, open_model_folder
 
 
 def parse(argv):
-    parser = Parser(prog="tools.evaluate", description=__doc__,
-                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser("evaluate", __doc__)
     add = parser.add_argument
-    add("--model", required=True, help="run directory, or a folder with a released checkpoint")
+    add("--model", required=True, help="run directory, or a released folder")
     add("--data", required=True, nargs="+", help=(
-        "records (.jsonl), each file scored apart; with --benchmark the folder of its files"))
+        "records (.jsonl), each file scored apart; the folder of a benchmark"))
     add("--benchmark", choices=benchmarks.BENCHMARKS, help=(
-        "a published benchmark, from its files as they are published; its published scores are "
-        "printed beside ours"))
+        "a published benchmark; its published scores are printed beside ours"))
     add("--media", help="folder of their images and videos")
     add("--masks", nargs="+", metavar="NPZ", help=(
         'arrays "record id/annotation number" (evaluation/masks.py): one file for each of --data, '
         "in their order; files beyond the last are scored without masks"))
     add("--frames", type=int, nargs="+", metavar="N", help=(
-        "frames of a video at most (default 384, or more if the model was trained with more); "
-        "several numbers give a table of scores, and the metrics of the last one in full"))
+        "frames of a video at most (default 384, or more if trained with more); several "
+        "numbers give a table of scores, and the metrics of the last one in full"))
     add("--draw", metavar="DIR", help="draw predicted and true points")
     add("--out", default=".", help="folder for predictions.jsonl (default: here)")
     add("--max-new", type=int, help=(
@@ -66,46 +64,31 @@ def parse(argv):
     if max(args.frames or [1]) > MAX_FRAMES:
         parser.error(f"--frames: at most {MAX_FRAMES} are possible")
     if args.benchmark and (len(args.data) > 1 or args.frames or args.masks):
-        parser.error("--benchmark takes one folder as --data, and neither --frames nor --masks")
-    if args.masks and len(args.masks) > len(args.data):
-        parser.error(f"--masks names {len(args.masks)} files, --data {len(args.data)}: the first "
-                     "of --masks belongs to the first of --data, and so on")
+        parser.error("--benchmark takes one folder, and neither --frames nor --masks")
+    if len(args.masks or []) > len(args.data):
+        parser.error(f"--masks names {len(args.masks)} files, --data {len(args.data)}: "
+                     "the first belongs to the first, and so on")
     return args
-
-
-def table(by_frames):
-    """{frames: metrics} -> text: a line per score, a column per number of frames."""
-    rows = [["frames", *by_frames]]
-    for name in SCORES:
-        if any(name in metrics for metrics in by_frames.values()):
-            rows.append([name, *(cell(metrics.get(name)) for metrics in by_frames.values())])
-    rows.append(["nll", *(cell(metrics["nll"].get("all")) for metrics in by_frames.values())])
-    return "\n".join(f"{name:<24}" + "".join(f"{c:>9}" for c in cells) for name, *cells in rows)
-
-
-def cell(value):
-    return "-" if value is None else f"{value:.4f}"
 
 
 class Results(NamedTuple):
     """Of one file of records."""
     name: str
     records: list
-    by_frames: dict    # {number of frames: metrics}
-    predictions: list  # of the last number of frames
-    lines: list        # of predictions.jsonl
+    by_frames: dict                      # {number of frames: metrics}
+    predictions: list                    # of the last number of frames
+    lines: list                          # of predictions.jsonl
 
     @property
     def metrics(self):
         """Of the last number of frames; of several numbers also those of each."""
         *_, metrics = self.by_frames.values()
-        return metrics | ({"by_frames": self.by_frames} if len(self.by_frames) > 1 else {})
+        several = {"by_frames": self.by_frames} if len(self.by_frames) > 1 else {}
+        return metrics | several
 
 
-def open_sets(args, benchmark=None):
-    """-> [(name, records, masks_of or None), ..] of the benchmark or of the files of --data."""
-    if benchmark:
-        return [(benchmark.name, benchmark.records, benchmark.masks_of)]
+def open_sets(args):
+    """-> [(name, records, masks_of or None), ..] of the files of --data."""
     readers = [Records(path, args.media) for path in args.data]
     unique_names(readers)
     return [(reader.name, list(reader), open_masks(path) if path else None)
@@ -113,17 +96,15 @@ def open_sets(args, benchmark=None):
 
 
 def ask(args, loaded, name, records, masks_of, ranks):
-    """One file of records -> its Results. A benchmark has no nll, for want of answers."""
+    """One file of records -> its Results. A benchmark has no answers, so no nll."""
     model, tokenizer, config = loaded
     by_frames = {}
     lines = []
-    max_new = args.max_new
-    if args.benchmark and not max_new:
-        max_new = benchmarks.BENCHMARKS[args.benchmark].max_new
     for n in dict.fromkeys(args.frames or [None]):
         asked = evaluation_config(config, max_frames=n)
-        metrics, predictions = evaluate(model, tokenizer, asked, records, masks_of,
-                                        max_new=max_new, ranks=ranks, with_nll=not args.benchmark)
+        metrics, predictions = evaluate(
+            model, tokenizer, asked, records, masks_of, max_new=args.max_new,
+            ranks=ranks, with_nll=not args.benchmark)
         if metrics["skipped"] == len(records):
             raise UserError(f"{name}: none of its {len(records)} records could be used")
         by_frames[str(n)] = metrics
@@ -133,37 +114,11 @@ def ask(args, loaded, name, records, masks_of, ranks):
     return Results(name, records, by_frames, predictions, lines)
 
 
-def warnings_of_first(ranks):
-    """Every rank reads the records; the first one alone says what is wrong with them."""
-    return nullcontext() if ranks.first else redirect_stderr(io.StringIO())
-
-
-def run(args, device, ranks, benchmark):
-    """Asks the model; the first rank writes predictions.jsonl -> [Results, ..].
-    benchmark: benchmarks.Loaded, or None for the records of --data."""
-    loaded = open_model_folder(args.model, device, getattr(torch, args.dtype))
-    with warnings_of_first(ranks):
-        sets = open_sets(args, benchmark)
-    for folder in filter(None, (args.out, args.draw)):
-        Path(folder).mkdir(parents=True, exist_ok=True)
-    results = [ask(args, loaded, *of_file, ranks) for of_file in sets]
-    if ranks.first:
-        with open(Path(args.out) / "predictions.jsonl", "w") as out:
-            for line in chain.from_iterable(of_file.lines for of_file in results):
-                out.write(json.dumps(line) + "\n")
-    return results
-
-
-def device_of_rank(name):
-    """Under torchrun each process of a machine has a GPU of its own."""
-    if name == "cuda" and "LOCAL_RANK" in os.environ:
-        return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    with explained(f"--device {name}"):
-        return torch.device(name)
-
-
 def report(args, results, benchmark):
-    """Pictures and a table; metrics as JSON on the last line."""
+    """predictions.jsonl, pictures and a table; metrics as JSON on the last line."""
+    with open(Path(args.out) / "predictions.jsonl", "w") as out:
+        for line in chain.from_iterable(of_file.lines for of_file in results):
+            out.write(json.dumps(line) + "\n")
     for k, of_file in enumerate(results):
         folder = Path(args.draw, of_file.name) if args.draw and k else args.draw
         if folder:
@@ -171,34 +126,46 @@ def report(args, results, benchmark):
         if len(of_file.by_frames) > 1:
             if len(results) > 1:
                 print(of_file.name)
-            print(table(of_file.by_frames))
+            columns = {}
+            for n, metrics in of_file.by_frames.items():
+                columns[n] = {name: metrics[name] for name in SCORES if name in metrics}
+                columns[n]["nll"] = metrics["nll"].get("all", "-")
+            print(*make_table(columns, "frames", digits=4), sep="\n")
     first, *others = results
     last_line = first.metrics | {of_file.name: of_file.metrics for of_file in others}
     if benchmark:
         last_line = benchmarks.summary(benchmark, first.metrics, first.predictions)
-        print(benchmarks.table(last_line))
+        print(*benchmarks.table(last_line), sep="\n")
     print(json.dumps(last_line))
 
 
+@report_errors
 def main(argv=None):
-    with tempfile.TemporaryDirectory() as folder:        # for the records of a benchmark
-        try:
-            args = parse(argv)
-            device = device_of_rank(args.device)
-            ranks = parallel.join(1, device)
-            benchmark = None
-            if args.benchmark:
-                with warnings_of_first(ranks):
-                    benchmark = benchmarks.load(args.benchmark, args.data[0], args.media, folder)
-            results = run(args, device, ranks, benchmark)
-            if ranks.world > 1:
-                dist.destroy_process_group()
-            if ranks.first:
-                report(args, results, benchmark)
-        except (OSError, ValueError, UserError) as e:
-            if os.environ.get("LOCAL_RANK", "0") == "0":
-                warn(str(e))
-            raise SystemExit(2) from None
+    args = parse(argv)
+    if args.device == "cuda" and "LOCAL_RANK" in os.environ:
+        args.device = f"cuda:{os.environ['LOCAL_RANK']}"     # a GPU for each process
+    with explained(f"--device {args.device}"):
+        device = torch.device(args.device)
+    ranks = parallel.join(1, device)
+    # every rank reads the records; the first one alone says what is wrong with them
+    quiet = nullcontext() if ranks.first else redirect_stderr(io.StringIO())
+    with quiet, tempfile.TemporaryDirectory() as work:       # for the records of a benchmark
+        benchmark = None
+        if name := args.benchmark:
+            benchmark = benchmarks.load(name, args.data[0], args.media, work)
+            args.max_new = args.max_new or benchmarks.BENCHMARKS[name].max_new
+        loaded = open_model_folder(args.model, device, getattr(torch, args.dtype))
+        if benchmark:
+            sets = [(benchmark.name, benchmark.records, benchmark.masks_of)]
+        else:
+            sets = open_sets(args)
+        for folder in filter(None, (args.out, args.draw)):
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        results = [ask(args, loaded, *of_file, ranks) for of_file in sets]
+        if ranks.world > 1:
+            dist.destroy_process_group()
+        if ranks.first:
+            report(args, results, benchmark)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@
     python -m tools.generate --model Molmo2-4B --image cat.png --chat
 """
 
-import argparse
 import json
 import math
 import re
@@ -26,28 +25,23 @@ from evaluation.pictures import draw_answer
 from evaluation.scoring import parse_places
 from records import media
 from records.errors import warn
-from records.media import MAX_FRAMES, Unreadable
+from records.media import MAX_FRAMES
 from records.visual import clip_times, open_clip
 from text.styles import TASK_OF_STYLE, TRACK_TASKS
-from training.config import Parser, UserError
+from tools.command import make_parser, report_errors
+from training.config import UserError
 from weights.files import open_model_folder
 
 # a line with two times, and the lines up to an empty one
 SUBTITLE = re.compile(r"([\d:]+[.,]\d+) *--> *([\d:]+[.,]\d+).*\n((?:.*\S.*\n?)*)")
 
-# -------------------------------------------------------------------------------------------------
-# command line
-
-
 def parse(argv):
-    parser = Parser(prog="tools.generate", description=__doc__,
-                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser("generate", __doc__)
     add = parser.add_argument
-    add("--model", required=True, help="run directory, or a folder with a released checkpoint")
+    add("--model", required=True, help="run directory, or a released folder")
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("--image", help=(
-        "an image; without image and video the prompt is text alone"))
-    source.add_argument("--images", nargs="+", metavar="F", help="several images, at most 20")
+    source.add_argument("--image", help="an image; without image and video: text alone")
+    source.add_argument("--images", nargs="+", metavar="F", help="several, at most 20")
     source.add_argument("--video", help="a video file")
     talk = parser.add_mutually_exclusive_group(required=True)
     talk.add_argument("--prompt", help=(
@@ -58,20 +52,18 @@ def parse(argv):
     add("--frames", type=int, metavar="N", help=(
         "frames of the video at most (default 384), at most two per second"))
     add("--track", action="store_true", help=(
-        "take the frames of a tracking question, on a grid without the last instant; the default "
-        "for a prompt that begins with a tracking style, like video_point_track_per_frame:"))
-    add("--start", type=float, default=0.0, help="second of the video to begin at (default 0)")
-    add("--end", type=float, default=math.inf, help=(
-        "second of the video to end at (default: its end)"))
+        "take the frames of a tracking question, on a grid without the last instant; the "
+        "default for a prompt with a tracking style, like video_point_track_per_frame:"))
+    add("--start", type=float, default=0.0, help="second of the video (default 0)")
+    add("--end", type=float, default=math.inf, help="second of the video (default: its end)")
     add("--subtitles", metavar="F", help=".srt, .vtt or .json, in seconds of the video")
     add("--max-crops", type=int, metavar="N",
         help="crops of an image at most (default 24; for the toy as in training)")
-    add("--max-new", type=int, default=256, help="tokens of an answer at most (default 256)")
+    add("--max-new", type=int, default=256, help="tokens at most (default 256)")
     add("--temperature", type=float, default=0.0, help="0: greedy (default)")
     add("--seed", type=int, default=0, help="of the sampling (default 0)")
     add("--draw", metavar="FILE", help=(
-        "write the images, or frames, with the predicted points: .png, .jpeg, .webp or another "
-        "format that Pillow writes"))
+        "write the images, or frames, with the predicted points: .png, .jpeg, .webp, .."))
     add("--json", action="store_true", help="one JSON object instead of text")
     add("--device", default="cpu", help="default cpu")
     add("--dtype", choices=("float32", "bfloat16"), default="float32",
@@ -80,10 +72,10 @@ def parse(argv):
     for flag in ("frames", "track", "subtitles", "start", "end"):
         if getattr(args, flag) != parser.get_default(flag) and not args.video:
             parser.error(f"--{flag} needs --video")
-    if min(args.max_new, args.frames or 1, args.max_crops or 1) < 1 or not args.temperature >= 0:
-        parser.error("--max-new, --frames and --max-crops start at 1, --temperature at 0")
-    if (args.frames or 1) > MAX_FRAMES:
-        parser.error(f"--frames: at most {MAX_FRAMES} are possible")
+    lowest = min(args.max_new, args.frames or 1, args.max_crops or 1)
+    if lowest < 1 or (args.frames or 1) > MAX_FRAMES or not args.temperature >= 0:
+        parser.error("--max-new, --frames and --max-crops start at 1, --temperature at 0; "
+                     f"--frames ends at {MAX_FRAMES}")
     if args.chat and (args.draw or args.json):
         parser.error("--draw and --json go with --prompt")
     if args.draw:
@@ -92,39 +84,36 @@ def parse(argv):
         path = Path(args.draw)
         writes = Image.registered_extensions().get(path.suffix.lower()) in Image.SAVE
         if not writes or not path.parent.is_dir():
-            parser.error(f"--draw {path}: name a .png, .jpeg or .webp in a folder that exists")
+            parser.error(f"--draw {path}: name a .png, .jpeg or .webp in an existing folder")
     return args
-
-
-# -------------------------------------------------------------------------------------------------
-# videos
 
 
 def read_subtitles(path):
     """An .srt or .vtt file, or .json with [{"start": s, "end": s, "text": ..}, ..]
     -> [(start, end, text), ..] in seconds. UserError if there are none in it."""
+    entries = []
+    problem = "no subtitle in it"
     try:
         content = Path(path).read_text(encoding="utf-8-sig")
         if Path(path).suffix.lower() == ".json":
-            found = [(entry["start"], entry["end"], entry["text"]) for entry in json.loads(content)]
+            found = [(float(entry["start"]), float(entry["end"]), entry["text"])
+                     for entry in json.loads(content)]
         else:
             found = [(to_seconds(start), to_seconds(end), re.sub("<[^>]*>", "", text))
                      for start, end, text in SUBTITLE.findall(content)]
-        entries = [(float(start), float(end), " ".join(text.split())) for start, end, text in found]
+        entries = [(start, end, " ".join(text.split())) for start, end, text in found]
     except (ValueError, KeyError, TypeError, AttributeError) as e:
-        raise UserError(f"--subtitles {path}: {e!r}; needed is an .srt or .vtt file in UTF-8, or "
-                        "a .json list of objects with start, end and text") from None
+        problem = repr(e)
     if not entries:
-        raise UserError(f"--subtitles {path}: no subtitle in it (.srt, .vtt or .json)")
+        raise UserError(f"--subtitles {path}: {problem}; needed is an .srt or .vtt file in "
+                        "UTF-8, or a .json list of objects with start, end and text")
     return entries
 
 
 def to_seconds(clock):
     """"01:02:03,500" or "02:03.500" -> seconds."""
-    seconds = 0.0
-    for part in clock.replace(",", ".").split(":"):
-        seconds = 60 * seconds + float(part)
-    return seconds
+    parts = reversed(clock.replace(",", ".").split(":"))
+    return sum(float(part) * 60**k for k, part in enumerate(parts))
 
 
 def tracking_times(video, config, start, end):
@@ -152,10 +141,6 @@ def open_video(args, config):
     return clip, video
 
 
-# -------------------------------------------------------------------------------------------------
-# answers
-
-
 class StreamPrinter:
     """Prints an answer as it grows. A character waits until all of its bytes are
     there."""
@@ -171,23 +156,18 @@ class StreamPrinter:
             self.printed = text
 
     def finish(self, answer):
-        """Prints the rest of the answer, or all of it where its beginning was printed
-        otherwise."""
-        if answer.startswith(self.printed):
-            print(answer[len(self.printed) :], flush=True)
-        else:
-            print(f"\n{answer}", flush=True)
+        print(answer[len(self.printed) :], flush=True)
         self.printed = ""
 
 
 def ask(loaded, shown, turns, args, printer=None, cache=None):
-    """The ids of an answer. loaded: model, tokenizer and data config; shown: images and
-    VideoClip; turns: [(question, answer), ..] of which the last is (question, None)."""
+    """-> the ids of an answer. loaded: model, tokenizer and data config; shown: images
+    and VideoClip; turns: [(question, answer), ..], the last with the answer None."""
     model, tokenizer, config = loaded
     images, clip = shown
     prompt = data.encode_prompt(images, turns, tokenizer, config, clip)
-    (ids,) = generate(model, [prompt], tokenizer.stops, args.max_new, args.temperature, args.seed,
-                      printer, cache)
+    (ids,) = generate(model, [prompt], tokenizer.stops, args.max_new, args.temperature,
+                      args.seed, printer, cache)
     return ids
 
 
@@ -213,24 +193,23 @@ def points_in_pixels(answer, sizes):
     left out."""
     points = []
     for place in parse_places(answer):
-        if len(sizes) == 1:
-            w, h = sizes[0]
-        elif 1 <= place.frame <= len(sizes):
-            w, h = sizes[int(place.frame) - 1]
-        else:
-            continue
-        points.append(place._replace(x=place.x * w, y=place.y * h))
+        image = 1 if len(sizes) == 1 else place.frame
+        if image in range(1, len(sizes) + 1):
+            w, h = sizes[int(image) - 1]
+            points.append(place._replace(x=place.x * w, y=place.y * h))
     return points
 
 
-def run(args):
+@report_errors
+def main(argv=None):
+    args = parse(argv)
     dtype = getattr(torch, args.dtype)
     model, tokenizer, config = open_model_folder(args.model, args.device, dtype)
     config = evaluation_config(config, args.max_crops, args.frames)
     loaded = model, tokenizer, config
     files = [args.image] if args.image else args.images or []
     if len(files) > config.max_images:
-        raise UserError(f"--images: {len(files)} images; at most {config.max_images} are possible")
+        raise UserError(f"--images: at most {config.max_images}, not {len(files)}")
     images = [media.read_image(file) for file in files]
     clip, video = open_video(args, config) if args.video else (None, None)
     if args.chat:
@@ -241,25 +220,17 @@ def run(args):
     answer = tokenizer.decode(ids)
     if printer:
         printer.finish(answer)
-    sizes = [(video.width, video.height)] if video else [image.shape[1::-1] for image in images]
+    sizes = [image.shape[1::-1] for image in images]
+    if video:
+        sizes = [(video.width, video.height)]
     points = points_in_pixels(answer, sizes)
     if args.draw:
         if not points:
             warn("the answer has no points to draw")
         draw_answer(points, images, video, args.start).save(args.draw)
     if args.json:
-        result = {"prompt": args.prompt, "text": answer, "tokens": len(ids), "points": points}
-        print(json.dumps(result))
-
-
-def main(argv=None):
-    try:
-        run(parse(argv))
-    except (UserError, OSError, ValueError, Unreadable) as e:
-        warn(str(e))
-        raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
+        print(json.dumps({"prompt": args.prompt, "text": answer, "tokens": len(ids),
+                          "points": points}))
 
 
 if __name__ == "__main__":

@@ -3,12 +3,10 @@
     python -m tools.runs runs/tiny/stage1 runs/tiny/stage2 runs/tiny/stage3
 """
 
-import argparse
 import json
 from pathlib import Path
 
-from records.errors import warn
-from training.config import Parser, UserError
+from tools.command import make_parser, report_errors
 from training.log import read_log
 
 
@@ -33,32 +31,31 @@ def final_scores(run):
     return flatten({**last["eval"], "seconds": last["seconds"]})
 
 
-def table(columns):
-    """{run: {metric: number}} -> lines of text, a row for each metric; "-" where a run
-    lacks it."""
+def make_table(columns, title="", digits=3):
+    """{name of a column: {metric: number}} -> lines of text, a row for each metric; "-"
+    where a column lacks it."""
     metrics = dict.fromkeys(metric for scores in columns.values() for metric in scores)
     width = max(13, *map(len, columns)) + 1
-    lines = [" " * 24 + "".join(f"{run:>{width}}" for run in columns)]
+    lines = [f"{title:24}" + "".join(f"{name:>{width}}" for name in columns)]
     for metric in metrics:
-        cells = [scores.get(metric, "-") for scores in columns.values()]
-        texts = [f"{cell:.3f}" if isinstance(cell, float) else str(cell) for cell in cells]
-        lines.append(f"{metric:24}" + "".join(f"{text:>{width}}" for text in texts))
+        line = f"{metric:24}"
+        for scores in columns.values():
+            cell = scores.get(metric, "-")
+            text = f"{cell:.{digits}f}" if isinstance(cell, float) else str(cell)
+            line += f"{text:>{width}}"
+        lines.append(line)
     return lines
 
 
+@report_errors
 def main(argv=None):
-    parser = Parser(prog="tools.runs", description=__doc__,
-                    formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", metavar="DIR", help="run directory of train.py")
-    try:
-        scores = {run: final_scores(run) for run in parser.parse_args(argv).runs}
-        for run, found in scores.items():
-            if found is None:
-                parser.error(f"{run} has no log of a finished run")
-    except UserError as e:
-        warn(str(e))
-        raise SystemExit(2) from None
-    print(*table(scores), sep="\n")
+    parser = make_parser("runs", __doc__)
+    parser.add_argument("runs", nargs="+", metavar="DIR", help="of a run of train.py")
+    scores = {run: final_scores(run) for run in parser.parse_args(argv).runs}
+    for run, found in scores.items():
+        if found is None:
+            parser.error(f"{run} has no log of a finished run")
+    print(*make_table(scores), sep="\n")
     print(json.dumps(scores))
 
 

@@ -7,16 +7,15 @@ Each record counts once, as in its first epoch; nothing is decoded. FILE may be 
 mix.json. The last line is one JSON object. Other flags are those of train.py.
 """
 
-import argparse
 import json
-import sys
 from collections import Counter
 
 import data
 import packing
-from records.errors import DataError, Unreadable, warn
+from records.errors import Unreadable
 from records.visual import read_headers
-from training.config import Parser, UserError, parse
+from tools.command import make_parser, report_errors
+from training.config import parse
 from training.planner import name_kind, skip_reason
 from training.setup import open_tokenizer
 from training.sources import open_sources
@@ -50,14 +49,16 @@ def stats(readers, tokenizer, config):
                 longest_id = record["id"]
     found = {
         "records": sum(map(len, readers)), "usable": len(sizes), "skipped": dict(skipped),
-        "branches": branches, "branches_dropped": dropped, "tokens": sum(t for t, _ in sizes),
-        "crops": sum(c for _, c in sizes), "longest": longest, "longest_id": longest_id}
+        "branches": branches, "branches_dropped": dropped,
+        "tokens": sum(t for t, _ in sizes), "crops": sum(c for _, c in sizes),
+        "longest": longest, "longest_id": longest_id}
     return found | pack(sizes, branches, config)
 
 
 def pack(sizes, branches, config):
     """What the packer makes of [(tokens, crops), ..] -> {name: number}; {} of none."""
-    planner = packing.Planner(sizes, config.data.max_tokens, config.pack_crops, config.pool_size)
+    max_tokens = config.data.max_tokens
+    planner = packing.Planner(sizes, max_tokens, config.pack_crops, config.pool_size)
     waits = [0]
     for _ in planner:
         waits += [planner.n_packs - 1 - e.arrived for e in planner.last]
@@ -65,33 +66,29 @@ def pack(sizes, branches, config):
     if not packs:
         return {}
     fill_tokens, fill_crops = (sum(part) / packs for part in zip(*sizes, strict=True))
-    return {"packs": packs, "fill_tokens": round(fill_tokens / config.data.max_tokens, 4),
+    return {"packs": packs, "fill_tokens": round(fill_tokens / max_tokens, 4),
             "fill_crops": round(fill_crops / config.pack_crops, 4),
             "examples_per_pack": round(len(sizes) / packs, 2),
             "branches_per_pack": round(branches / packs, 2), "longest_wait": max(waits)}
 
 
-def main(argv):
-    parser = Parser(prog="tools.stats", allow_abbrev=False, description=__doc__,
-                    formatter_class=argparse.RawDescriptionHelpFormatter,
-                    epilog="Other flags are those of train.py, such as --init and --a.b=value.")
-    parser.add_argument("file", metavar="FILE", help="records (.jsonl, .json) or a mix.json")
-    parser.add_argument("--stage", default="1", help="whose row length and prompts (default 1)")
-    parser.add_argument("--media", metavar="DIR", help="where the paths in the records start")
-    try:
-        args, rest = parser.parse_known_args(argv)
-        media = ["--media", args.media] if args.media else []
-        run, config = parse(["--stage", args.stage, "--data", args.file, *media, *rest])
-        readers, _, _ = open_sources(run, config)
-        tokenizer, config = open_tokenizer(run, config)
-        found = stats(readers, tokenizer, config)
-    except (UserError, DataError, OSError) as e:
-        warn(str(e))
-        raise SystemExit(2) from None
+@report_errors
+def main(argv=None):
+    parser = make_parser("stats", __doc__)
+    add = parser.add_argument
+    add("file", metavar="FILE", help="records (.jsonl, .json) or a mix.json")
+    add("--stage", default="1", help="whose row length and prompts (default 1)")
+    add("--media", metavar="DIR", help="where the paths in the records start")
+    args, rest = parser.parse_known_args(argv)
+    media = ["--media", args.media] if args.media else []
+    run, config = parse(["--stage", args.stage, "--data", args.file, *media, *rest])
+    readers, _, _ = open_sources(run, config)
+    tokenizer, config = open_tokenizer(run, config)
+    found = stats(readers, tokenizer, config)
     for name, value in found.items():
         print(f"{name:18} {value}")
     print(json.dumps({"file": args.file, "stage": config.stage, **found}))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

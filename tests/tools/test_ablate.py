@@ -14,21 +14,17 @@ import torch
 import data
 import train
 import vision
-from records.mixture import Mixture
 from text.tokenizer import ByteTokenizer
 from tools import ablate
 from toy import world
 from toy.videos import MovingShapes
 from training.config import field_values, parse
-from training.loader import Loader
-from training.planner import StepPlanner
-from training.sources import open_sources
 
 ROOT = Path(__file__).parents[2]
 TOKENIZER = ByteTokenizer(world.WORDS)
 CONFIG = parse(["--stage", "2", "--tiny"])[1].data
 INDEX = 5000
-CHOICES = {choice.name: choice for choice in ablate.CHOICES}
+CHOICES = ablate.CHOICES
 
 
 @pytest.fixture
@@ -38,7 +34,7 @@ def remove(monkeypatch):
                 (vision, "frame_windows"), (world, "sqrt_size"), (world, "mixture"))
     for place, name in replaced:
         monkeypatch.setattr(place, name, getattr(place, name))       # restored at the end
-    return lambda name: ablate.REMOVALS[name]()
+    return lambda name: CHOICES[name].remove()
 
 
 def encode(epoch=0):
@@ -47,9 +43,7 @@ def encode(epoch=0):
 
 def test_without_trees_an_epoch_has_one_annotation_and_all_epochs_have_all(remove):
     with_trees = encode()
-    record = MovingShapes("train")[INDEX]
-    n = len(record["annotations"])
-    assert with_trees.n_branches == n > 3
+    assert with_trees.n_branches > 3
     answers = set()
     for until in np.unique(with_trees.visible_until):        # the end of a branch
         learned = (with_trees.visible_until == until) & (with_trees.weights > 0)
@@ -57,9 +51,8 @@ def test_without_trees_an_epoch_has_one_annotation_and_all_epochs_have_all(remov
     remove("trees")
     alone = [encode(epoch) for epoch in range(60)]
     assert all(example.n_branches == 1 for example in alone)
-    assert all((example.weights > 0).any() for example in alone)
     assert {tuple(example.targets[example.weights > 0]) for example in alone} == answers
-    size = data.size(record, TOKENIZER, CONFIG, 0, 3)
+    size = data.size(MovingShapes("train")[INDEX], TOKENIZER, CONFIG, 0, 3)
     assert size == (len(alone[3].tokens), len(with_trees.images))
 
 
@@ -67,8 +60,7 @@ def test_without_bidirectional_attention_everything_else_stays(remove):
     before = encode()
     remove("bidirectional")
     after = encode()
-    assert before.bidir.any()
-    assert not after.bidir.any()
+    assert before.bidir.any() and not after.bidir.any()
     for name in ("tokens", "targets", "weights", "pos", "visible_until", "pool_src"):
         assert np.array_equal(getattr(before, name), getattr(after, name)), name
     image = np.zeros((100, 100, 3), np.uint8)
@@ -113,53 +105,33 @@ def test_without_the_square_root_shares_go_by_size(remove):
     assert sum(after[:2]) == pytest.approx(sum(before[:2]))
 
 
-@pytest.mark.parametrize("flags", [CHOICES["packing"].flags, ()], ids=["without", "with"])
-def test_without_packing_a_row_is_one_example(flags):
-    args, config = parse(["--stage", "1", "--tiny", *flags])
-    sources, rates, _ = open_sources(args, config)
-    mixture = Mixture(sources, rates, config.seed)
-    loader = Loader(mixture, TOKENIZER, config, StepPlanner(mixture, TOKENIZER, config))
-    loader.begin()
-    _, micro_batches = next(iter(loader))
-    is_alone = [len(row) == 1 for rows in micro_batches for row in rows]
-    assert all(is_alone) == bool(flags)
-
-
 def test_the_control_of_the_long_stage_sees_videos_as_hard_and_as_many(remove):
-    def sources(stage):
-        return {source.name: source for source in world.mixture(0, stage)[0]}
+    def mixture(stage):
+        """{name: (source, rate)} of the videos."""
+        found = zip(*world.mixture(0, stage), strict=True)
+        return {source.name: (source, rate) for source, rate in found
+                if isinstance(source, MovingShapes)}
 
-    def share_of_videos(stage):
-        found, rates = world.mixture(0, stage)
-        return sum(rate for source, rate in zip(found, rates, strict=True)
-                   if isinstance(source, MovingShapes))
-
-    stage2 = sources(2)
-    stage3 = sources(3)
+    stage3 = mixture(3)
     remove("long-context")
-    control = sources(2)
-    assert set(control) == set(stage2)
-    assert len(stage2["films-train-all-6"].video(5)["objects"]) == 1     # of its curriculum
-    for name, source in control.items():
-        assert source.fingerprint == stage3[name].fingerprint
-    assert share_of_videos(2) == pytest.approx(share_of_videos(3))
+    control = mixture(2)
+    assert sum(rate for _, rate in control.values()) == pytest.approx(
+        sum(rate for _, rate in stage3.values()))
+    for name, (source, _) in control.items():
+        assert source.fingerprint == stage3[name][0].fingerprint
+    assert len(control["films-train-all-6"][0].video(5)["objects"]) == 1     # of its curriculum
 
 
-def test_the_control_of_the_long_stage_differs_in_the_length_of_rows_and_videos_only():
-    flags = ["--stage", "3", "--tiny", "--steps", "200", "--save-every", "0"]
-    long = field_values(parse(flags)[1])
-    control = field_values(parse([*flags, *CHOICES["long-context"].flags])[1])
-    assert {name for name in long if long[name] != control[name]} == {
-        "stage", "batch", "micro_batch", "pack_crops", "data.max_tokens", "data.max_frames"}
-    for values in (long, control):
-        assert values["batch"] * values["data.max_tokens"] == 2048
-
-
-def test_every_choice_is_removed_by_flags_of_train_or_by_a_replacement():
-    for choice in ablate.CHOICES:
-        flags = ["--stage", str(ablate.STAGES[choice.family]), "--tiny"]
-        assert (parse(flags)[1] != parse([*flags, *choice.flags])[1]) == bool(choice.flags)
-        assert choice.flags or choice.name in ablate.REMOVALS
+def test_flags_alone_remove_some_choices_and_shorten_only_rows_and_videos_of_the_long_stage():
+    for choice in CHOICES.values():
+        flags = f"--stage {ablate.STAGES[choice.family]} --tiny --steps 200 --save-every 0".split()
+        plain, without = [field_values(parse(each)[1]) for each in (flags, [*flags, *choice.flags])]
+        changed = {name for name in plain if plain[name] != without[name]}
+        assert changed or choice.remove
+        if choice.family == "long":
+            assert changed == {"stage", "batch", "micro_batch", "pack_crops", "data.max_tokens",
+                               "data.max_frames"}
+            assert without["batch"] * without["data.max_tokens"] == 2048
 
 
 def test_the_command_trains_without_the_choice(monkeypatch, remove):
@@ -169,12 +141,8 @@ def test_the_command_trains_without_the_choice(monkeypatch, remove):
     assert seen == [(["--stage", "1"], 1)]
 
 
-# ------------------------------------------------------------------------------------------------
-# runs and their comparison
-
-
-def options(out, only=None, seeds=1, **baselines):
-    return argparse.Namespace(only=only, seeds=seeds, steps=2, images=1, device="cpu", out=out,
+def options(out, only=CHOICES, seeds=1, **baselines):
+    return argparse.Namespace(only=only, seeds=seeds, steps=2, images=1, out=out,
                               baselines=baselines)
 
 
@@ -188,7 +156,7 @@ def test_a_family_starts_from_the_run_of_the_one_before_with_all_choices(tmp_pat
     parsed = [parse(run.flags) for run in runs]
     assert [args.init for args, _ in parsed] == [None, None, images, videos, videos]
     assert [config.stage for _, config in parsed] == [1, 1, 2, 3, 2]
-    assert [run.choice for run in runs] == ["all", "trees", "all", "all", "long-context"]
+    assert [run.name for run in runs] == ["all", "trees", "all", "all", "long-context"]
     assert all(config.workers == 0 for _, config in parsed)
     runs = ablate.plan_runs(options(tmp_path, ["long-context"], videos="x"))
     assert [parse(run.flags)[0].init for run in runs] == ["x", "x"]      # and none before
@@ -202,22 +170,22 @@ def test_a_finished_run_is_not_repeated_and_one_that_fails_ends_all(tmp_path, mo
         return argparse.Namespace(returncode=7 if "trees" in command else 0)
 
     monkeypatch.setattr(subprocess, "run", pretend)
-    write_run(options(tmp_path), None, 0, 0.8, 12)
-    flags = ["--only", "packing,trees", "--seeds", "1", "--steps", "2", "--out", str(tmp_path)]
+    write_run(options(tmp_path), "all", 0, 0.8, 12)
+    flags = ["--only", "packing,trees", "--seeds", "1", "--steps", "2", "--images", "1", "--out"]
     with pytest.raises(SystemExit) as end:
-        ablate.main([*flags, "--images", "1"])
+        ablate.main([*flags, str(tmp_path)])
     assert end.value.code == 1
     assert begun == ["images-without-packing-2-steps-seed-0", "images-without-trees-2-steps-seed-0"]
     assert "without-trees-2-steps-seed-0 ended with status 7" in capsys.readouterr().err
 
 
-def write_run(args, choice, seed, score, n_examples):
+def write_run(args, name, seed, score, n_examples):
     lines = [{"config": {}}]
     for step, seconds in zip(range(1, 4), (1, 2, 9), strict=True):
         lines.append({"step": step, "loss": 1.0, "lr": {}, "examples": n_examples, "tokens": 90,
                       "crops": 7, "seconds": seconds})
     lines.append({"step": 3, "seconds": 1, "eval": {"point_f1": score}})
-    path = ablate.run_path(args, "images", choice, seed)
+    path = ablate.run_path(args, "images", name, seed)
     path.mkdir()
     (path / "log.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
 
@@ -230,24 +198,21 @@ def write_run(args, choice, seed, score, n_examples):
 ])
 def test_the_verdict_needs_a_difference_of_pairs_beyond_its_error(tmp_path, capsys, scores,
                                                                   verdict):
-    packing = CHOICES["packing"]
     args = options(tmp_path, seeds=len(scores))
     for seed, (with_it, without) in enumerate(scores):
-        write_run(args, None, seed, with_it, 12)
-        write_run(args, packing, seed, without, 4)
-    row = ablate.compare(packing, "point_f1", args)
-    gains = [a - b for a, b in scores]
-    assert row["difference"] == pytest.approx(np.mean(gains))
-    if len(gains) > 1:
-        assert row["error"] == pytest.approx(np.std(gains, ddof=1) / len(gains) ** 0.5)
-    assert row["verdict"] == verdict
+        write_run(args, "all", seed, with_it, 12)
+        write_run(args, "packing", seed, without, 4)
     ablate.print_report(args)
     first, with_it, without, last = capsys.readouterr().out.splitlines()
     assert first.endswith(f"({len(scores)} seeds)  {verdict}")
     assert with_it.split()[2:6] == ["with", "packing", "12.0", "examples,"]
     assert without.split()[2:6] == ["without", "packing", "4.0", "examples,"]
     assert with_it.endswith("2.000 s")                   # the median
-    assert json.loads(last)["rows"] == [row]
+    (row,) = json.loads(last)["rows"]
+    gains = [a - b for a, b in scores]
+    assert row["difference"] == pytest.approx(np.mean(gains))
+    if len(gains) > 1:
+        assert row["error"] == pytest.approx(np.std(gains, ddof=1) / len(gains) ** 0.5)
 
 
 @pytest.mark.slow
@@ -261,5 +226,4 @@ def test_it_trains_compares_and_does_not_repeat_finished_runs(tmp_path):
         begun.append(done.stderr.count("writes to "))            # in the head of a run
     assert begun == [2, 0]
     rows = json.loads(done.stdout.splitlines()[-1])["rows"]
-    assert {row["choice"] for row in rows} == {"trees"}
-    assert {row["verdict"] for row in rows} == {"cannot tell"}
+    assert {(row["choice"], row["verdict"]) for row in rows} == {("trees", "cannot tell")}

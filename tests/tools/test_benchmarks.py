@@ -11,24 +11,20 @@ from PIL import Image
 
 from tests.evaluation.answers import evaluate_answers
 from tests.evaluation.small_model import save_run
-from tests.tools.prepare.cases import IMAGE_CELL, XSYS, U, V, W, image_cell, sha, xy
-from tests.tools.prepare.command import published
+from tests.tools.prepare.cases import U, V, W, image_cell, sha, xy
+from tests.tools.prepare.command import write_parquet
 from text.points import format_points
 from tools import benchmarks, evaluate
 
 pytestmark = pytest.mark.extras("pyarrow")
 
-PIXMO_COUNT = {"image_url": "s", "image_sha256": "s", "count": "i", "points": XSYS, "label": "s"}
-PIXMO_POINTS = {"image_url": "s", "image_sha256": "s", "label": "s", "points": ["xy"],
-                "masks": [[["b"]]]}
-COUNTBENCH = {"image": IMAGE_CELL, "text": "s", "question": "s", "number": "i"}
 WIDTH, HEIGHT = 20, 10
 
 
-def picture(mode="RGB", size=(WIDTH, HEIGHT)):
+def picture(mode="RGB"):
     """Bytes of an image file."""
     file = io.BytesIO()
-    Image.new(mode, size).save(file, "png")
+    Image.new(mode, (WIDTH, HEIGHT)).save(file, "png")
     return file.getvalue()
 
 
@@ -48,17 +44,14 @@ def pointed(*points):
 @pytest.fixture
 def files(tmp_path):
     """A folder for the published files, and one for the images that were fetched."""
-    folder = tmp_path / "published"
-    (folder / "data").mkdir(parents=True)
-    fetched = tmp_path / "fetched"
-    fetched.mkdir()
-    work = tmp_path / "work"
-    work.mkdir()
-    return SimpleNamespace(folder=folder, fetched=fetched, work=work)
+    folders = {name: tmp_path / name for name in ("folder", "fetched", "work")}
+    for folder in folders.values():
+        folder.mkdir()
+    return SimpleNamespace(**folders)
 
 
-def write_parquet(files, columns, rows, split="test"):
-    published(files.folder / "data" / f"{split}-00000-of-00001", columns, rows)
+def publish(files, rows, split="test"):
+    write_parquet(files.folder / "data" / f"{split}-00000-of-00001.parquet", rows)
 
 
 def fetch(files, *urls):
@@ -82,8 +75,8 @@ def test_pixmo_count_is_asked_about_the_images_that_were_fetched(files, capsys):
         {"image_url": V, "count": 5, "label": "people"},
         {"image_url": W, "count": 2, "label": "cars"},
     ]
-    write_parquet(files, PIXMO_COUNT, rows)
-    write_parquet(files, PIXMO_COUNT, [{"image_url": U, "count": 9, "label": "x"}], "train")
+    publish(files, rows)
+    publish(files, [{"image_url": U, "count": 9, "label": "x"}], "train")
     fetch(files, U, V)
     answers = {"pixmo-count-1": "3", "pixmo-count-2": pointed((1, 1), (2, 2), (3, 3), (4, 4))}
     found, prompts = scores_of("pixmo-count", files, answers)
@@ -107,7 +100,7 @@ def test_pixmo_points_are_hits_in_the_mask_of_the_matched_point(files):
          "masks": [mask(0, 0, 4, 4, (8, 8)).tolist()]},
         {"image_url": U, "label": "bee", "points": xy((50, 50)), "masks": None},
     ]
-    write_parquet(files, PIXMO_POINTS, rows)
+    publish(files, rows)
     fetch(files, U)
     # three predictions, of which the one at (2, 2) and the one at (18, 8) are matched and hit
     answers = {"pixmo-points-1": pointed((2, 2), (10, 5), (18, 8)),
@@ -121,13 +114,9 @@ def test_pixmo_points_are_hits_in_the_mask_of_the_matched_point(files):
 
 
 def test_countbench_leaves_out_what_the_official_code_leaves_out(files):
-    rows = [
-        {"image": image_cell(picture()), "question": "How many cups?", "number": 4},
-        {"image": image_cell(picture("L")), "question": "How many cups?", "number": 4},
-        {"image": None, "question": "How many cups?", "number": 4},
-        {"image": image_cell(b"<html>"), "question": "How many cups?", "number": 4},
-    ]
-    write_parquet(files, COUNTBENCH, rows)
+    images = [image_cell(picture()), image_cell(picture("L")), None, image_cell(b"<html>")]
+    publish(files, [{"image": image, "question": "How many cups?", "number": 4}
+                    for image in images])
     found, prompts = scores_of("countbench", files, {"countbench-1": "a total of 4"})
     assert found["count_accuracy"] == 1
     assert prompts == {"countbench-1": "point_count: How many cups?"}
@@ -139,12 +128,13 @@ def write_point_bench(files, entries):
     """entries: [(category, mask pixels), ..]"""
     data = [{"image_filename": "a.png", "category": "spatial", "user_input": "no mask"}]
     for number, (category, pixels) in enumerate(entries):
-        for kind in ("images", "masks"):
-            (files.folder / f"selected_{kind}" / category).mkdir(parents=True, exist_ok=True)
         name = f"{number}.png"
-        (files.folder / "selected_images" / category / name).write_bytes(picture())
-        grey = Image.fromarray(pixels.astype(np.uint8) * 255)
-        grey.save(files.folder / "selected_masks" / category / name)
+        # red: one channel above 127 makes a pixel true
+        red = Image.fromarray(np.where(pixels[..., None], np.uint8([128, 0, 0]), np.uint8(127)))
+        for kind, image in (("images", Image.new("RGB", (WIDTH, HEIGHT))), ("masks", red)):
+            folder = files.folder / f"selected_{kind}" / category
+            folder.mkdir(parents=True, exist_ok=True)
+            image.save(folder / name)
         data.append({"image_filename": name, "mask_filename": name, "category": category,
                      "user_input": f"Point to object {number}.", "count": 1})
     (files.folder / "data.json").write_text(json.dumps(data))
@@ -167,7 +157,7 @@ def test_point_bench_wants_a_point_and_all_points_in_the_mask(files):
     assert found["average"] == round((1 / 3 + 1 + 0) / 3, 4)
     assert prompts["point-bench-1"] == "pointing: Point to object 0."
     assert found["published"] == {"Molmo2-4B": 67.7, "Molmo2-8B": 68.7, "Molmo2-O-7B": 66.5}
-    lines = benchmarks.table(found).splitlines()
+    lines = benchmarks.table(found)
     assert lines[1].split() == ["average", "44.4", "67.7", "68.7", "66.5"]
     assert lines[3].split() == ["counting", "100.0", "-", "-", "-"]
     assert lines[4].split() == ["reasoning", "-", "-", "-", "-"]
@@ -178,19 +168,6 @@ def test_a_point_on_the_border_of_the_image_is_outside():
     everywhere = np.ones((HEIGHT, WIDTH + 5), bool)
     assert benchmarks.all_in_mask([(19.9, 9.9)], everywhere, (WIDTH, HEIGHT))
     assert not benchmarks.all_in_mask([(20.0, 5)], everywhere, (WIDTH, HEIGHT))
-
-
-def test_a_coloured_mask_counts_where_a_channel_is_above_127(tmp_path):
-    pixels = np.zeros((2, 3, 3), np.uint8)
-    pixels[0, 0] = 0, 128, 0
-    pixels[1, 2] = 127, 127, 127
-    Image.fromarray(pixels).save(tmp_path / "mask.png")
-    assert benchmarks.read_mask(tmp_path / "mask.png").tolist() == [[True, False, False],
-                                                                     [False, False, False]]
-
-
-# -------------------------------------------------------------------------------------------------
-# the command
 
 
 @pytest.fixture
@@ -210,11 +187,13 @@ def call(files, tmp_path, capsys):
     return run
 
 
+CUPS = {"image": image_cell(picture()), "question": "How many cups?", "number": 4}
+ONE_POINT = {"image_url": U, "label": "mug", "points": xy((10, 20))}
+
+
 def test_the_command_prints_a_table_and_one_line_of_json(call, files, tmp_path):
-    row = {"image": image_cell(picture()), "question": "How many cups?", "number": 4}
-    write_parquet(files, COUNTBENCH, [row, row])
-    model = save_run(tmp_path / "run")
-    status, out, _ = call("countbench", "--max-new", 2, model=model)
+    publish(files, [CUPS, CUPS])
+    status, out, _ = call("countbench", "--max-new", 2, model=save_run(tmp_path / "run"))
     assert status == 0
     *table, last = out
     assert table[0].split() == ["percent", "ours", *benchmarks.MODELS]
@@ -225,32 +204,19 @@ def test_the_command_prints_a_table_and_one_line_of_json(call, files, tmp_path):
     assert len((tmp_path / "out" / "predictions.jsonl").read_text().splitlines()) == 2
 
 
-GOOD_POINTS = {"image_url": U, "label": "mug", "points": xy((10, 20)), "masks": []}
-
-
-@pytest.mark.parametrize(("name", "columns", "row", "message"), [
-    ("countbench", {"image": IMAGE_CELL, "question": "s"}, {"question": "a"},
-     "has no column number"),
-    ("pixmo-points", PIXMO_POINTS | {"points": ["s"]},
-     {"image_url": U, "label": "a", "points": ["x"], "masks": []},
+@pytest.mark.parametrize(("name", "row", "message"), [
+    ("countbench", {"image": image_cell(), "question": "a"}, "has no column number"),
+    ("pixmo-points", ONE_POINT | {"points": ["x"], "masks": []},
      "test-00000-of-00001.parquet: row 1 is not as published: TypeError"),
-    ("pixmo-points", PIXMO_POINTS, GOOD_POINTS | {"masks": [[[True], [True, False]]]},
+    ("pixmo-points", ONE_POINT | {"masks": [[[True], [True, False]]]},
      "row 1 is not as published: ValueError"),
-    ("pixmo-points", PIXMO_POINTS, GOOD_POINTS, "none of its 1 rows could be used: {'masks that"),
-    ("pixmo-count", PIXMO_COUNT, {"image_url": V, "label": "cats", "count": 2},
+    ("pixmo-points", ONE_POINT | {"masks": [[[True]]]},
+     "none of its 1 rows could be used: {'masks that do not fit"),
+    ("pixmo-count", {"image_url": V, "label": "cats", "count": 2},
      "none of its 1 rows could be used: {'missing image': 1}"),
-    ("point-bench", None, None, "data.json"),
-    ("point-bench", None, ("other", b""), "none of its 1 rows could be used: {'category other'"),
-    ("point-bench", None, ("spatial", b"no image"), "0.png"),
 ])
-def test_files_that_are_not_as_published_cost_one_sentence(call, files, name, columns, row,
-                                                           message):
-    if columns:
-        write_parquet(files, columns, [row])
-    elif row:
-        category, mask_file = row
-        write_point_bench(files, [(category, mask(0, 0, 5, 5))])
-        (files.folder / "selected_masks" / category / "0.png").write_bytes(mask_file)
+def test_files_that_are_not_as_published_cost_one_sentence(call, files, name, row, message):
+    publish(files, [row])
     fetch(files, U)
     status, out, err = call(name, "--media", files.fetched)
     assert (status, out) == (2, [])
@@ -258,13 +224,19 @@ def test_files_that_are_not_as_published_cost_one_sentence(call, files, name, co
     assert len(err) == 1 + ("missing image" in message)      # which is named first
 
 
-@pytest.mark.parametrize(("name", "flags", "message"), [
-    ("countbench", [], "of the split 'test'"),
-    ("pixmo-count", [], "name their folder with --media"),
-    ("pixmo-count", ["--frames", 2], "neither --frames nor --masks"),
+@pytest.mark.parametrize(("category", "mask_file", "message"), [
+    ("other", b"", "none of its 1 rows could be used: {'category other'"),
+    ("spatial", b"no image", "0.png"),
 ])
-def test_a_wrong_command_costs_one_sentence(call, name, flags, message):
-    status, out, err = call(name, *flags)
-    assert (status, out) == (2, [])
-    assert len(err) == 1
-    assert message in err[0]
+def test_a_wrong_mask_costs_one_sentence(call, files, category, mask_file, message):
+    write_point_bench(files, [(category, mask(0, 0, 5, 5))])
+    (files.folder / "selected_masks" / category / "0.png").write_bytes(mask_file)
+    status, _, (sentence,) = call("point-bench")
+    assert status == 2
+    assert message in sentence
+
+
+def test_images_by_url_need_their_folder(call):
+    status, _, (sentence,) = call("pixmo-count")
+    assert status == 2
+    assert "needs --media, the folder of the fetched images" in sentence

@@ -59,24 +59,8 @@ def test_scores_by_frames_are_a_table_and_part_of_the_json(call, clip):
     losses = [by_frames[n]["nll"]["all"] for n in ("2", "3")]
     assert cells[-1] == ["nll", *(f"{loss:.4f}" for loss in losses)]
     assert losses[0] != losses[1]                        # the model was shown other frames
-
-
-def test_one_number_of_frames_replaces_the_default(call, clip):
-    status, out, _, rows = call(*clip, "--max-new", 3, "--frames", 2)
-    assert status == 0
-    assert len(out) == 1
-    assert "by_frames" not in json.loads(out[0])
-    assert {len(row["times"]) for row in rows} == {2}
     *_, rows = call(*clip, "--max-new", 3)
     assert {len(row["times"]) for row in rows} == {15}   # for a track, five a second
-
-
-def test_points_of_single_images_are_drawn(call, tmp_path):
-    flags = ["--data", MEDIA / "records.jsonl", "--draw", tmp_path / "drawn", "--max-new", 2]
-    status, *_ = call(*flags)
-    names = sorted(path.name.split("-")[0] for path in (tmp_path / "drawn").glob("*.png"))
-    assert status == 0
-    assert names == ["astronaut", "chelsea", "coffee", "coins", "coins"]
 
 
 def test_several_files_are_scored_apart(call, clip, tmp_path):
@@ -95,7 +79,9 @@ def test_several_files_are_scored_apart(call, clip, tmp_path):
     assert {row["set"] for row in rows} == {photos.name, clip[1].name}
     counts = [n for metrics in apart for key, n in metrics.items() if key.startswith("n_")]
     assert len(rows) == sum(counts)
-    assert list((tmp_path / "drawn").glob("*.png"))
+    names = sorted(path.name.split("-")[0] for path in (tmp_path / "drawn").glob("*.png"))
+    assert names == ["astronaut", "chelsea", "coffee", "coins", "coins"]
+    assert list((tmp_path / "drawn" / clip[1].name).glob("*.png"))
 
 
 def test_masks_belong_to_their_own_file_and_the_last_files_need_none(call, tmp_path):
@@ -121,17 +107,12 @@ def test_masks_belong_to_their_own_file_and_the_last_files_need_none(call, tmp_p
     assert "mask" not in metrics["b.jsonl"]["hits"]
 
 
-# -------------------------------------------------------------------------------------------------
-# mistakes
-
-
 @pytest.mark.parametrize(("flags", "message"), [
-    (["--frames", "0"], "--frames and --max-new start at 1"),
     (["--masks", "half.npz"], "the masks of clip/0 are"),
     (["--masks", "half.npz", "half.npz"], "--masks names 2 files, --data 1"),
     (["--masks", "torn.npz"], "--masks torn.npz"),
     (["--media", "."], "none of its 1 records could be used"),
-    (["--model", "none"], "none: no such folder"),
+    (["--device", "none"], "--device none cannot be used"),
 ])
 def test_a_mistake_costs_one_sentence(call, clip, tmp_path, monkeypatch, flags, message):
     arrays = np.load(clip[-1])

@@ -1,11 +1,15 @@
 """Every command of tools/ answers --help with a text and status 0, and a mistake with one sentence
 and status 2."""
 
+import errno
 import runpy
 import sys
 from pathlib import Path
 
 import pytest
+
+from tools.command import report_errors
+from training.config import RunError
 
 TOOLS = Path(__file__).parents[2] / "tools"
 COMMANDS = []
@@ -18,6 +22,7 @@ for path in sorted(TOOLS.rglob("*.py")):
 
 MISTAKES = {                         # {command: (flags, words of the sentence)}
     "tools.ablate": ("--only trees,colours", "--only colours: choose from packing, trees"),
+    "tools.check": ("--decode", "required: file"),
     "tools.bench": ("run none --peak 1", "none"),
     "tools.evaluate": ("--model none --data none.jsonl", "none: no such folder"),
     "tools.generate": ("--model none --prompt x", "none: no such folder"),
@@ -25,7 +30,7 @@ MISTAKES = {                         # {command: (flags, words of the sentence)}
     "tools.hf": ("import none out", "none: no such folder"),
     "tools.memory": ("--stage 9", "--stage"),
     "tools.plan": ("--stage 1 --data none.jsonl --out p.npz", "no such file: none.jsonl"),
-    "tools.prepare": ("none rows out", "no set is called 'none'"),
+    "tools.prepare": ("none rows out", "invalid choice: 'none'"),
     "tools.runs": ("none", "none has no log of a finished run"),
     "tools.stats": ("none.jsonl", "no such file: none.jsonl"),
     "tools.view": ("--stage 9 --row 1 --out page.html", "--stage"),
@@ -62,3 +67,20 @@ def test_a_mistake_is_one_sentence_and_status_2(command, monkeypatch, capsys, tm
 
 def test_all_commands_are_found():
     assert set(MISTAKES) <= set(COMMANDS)
+
+
+@pytest.mark.parametrize(("error", "status"), [
+    (KeyboardInterrupt(), 130),
+    (RunError("the run has failed"), 1),
+    (OSError(errno.ENOSPC, "No space left on device"), 1),
+    (ValueError("wrong"), 2),
+])
+def test_the_status_tells_what_ended_a_command(capsys, error, status):
+    @report_errors
+    def main(argv):
+        raise error
+
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    assert ended.value.code == status
+    assert len(capsys.readouterr().err.splitlines()) == (status != 130)

@@ -1,9 +1,6 @@
 """python -m tools.stats: counted by the command, and counted here."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,15 +14,7 @@ from text.tokenizer import ByteTokenizer
 from tools import stats
 from training.config import parse
 
-ROOT = Path(__file__).parents[2]
 N_USABLE = 40
-
-
-def random_captions(rng):
-    captions = []
-    for _ in range(int(rng.integers(1, 6))):
-        captions.append({"type": "caption", "text": "a" * int(rng.integers(1, 300))})
-    return captions
 
 
 def test_stats_are_those_of_the_encoded_examples(tmp_path):
@@ -34,7 +23,9 @@ def test_stats_are_those_of_the_encoded_examples(tmp_path):
     lines = []
     for i in range(N_USABLE):
         Image.new("RGB", (50, 40)).save(tmp_path / f"{i}.png")
-        lines.append(image(*random_captions(rng), image=f"{i}.png"))
+        captions = [{"type": "caption", "text": "a" * n}
+                    for n in rng.integers(1, 300, size=rng.integers(1, 6))]
+        lines.append(image(*captions, image=f"{i}.png"))
     lines += [image({"type": "caption", "text": "a"}, image="gone.png"),
               {"annotations": [{"type": "text", "text": "b" * 2000}]},
               {"annotations": [{"type": "text", "text": "b", "weight": 0}]}]
@@ -61,9 +52,9 @@ def test_stats_are_those_of_the_encoded_examples(tmp_path):
     assert found["fill_tokens"] == pytest.approx(found["tokens"] / len(packs) / 800, abs=1e-4)
 
 
-def test_the_command_prints_them(tmp_path):
+def test_the_command_prints_them(tmp_path, capsys):
     path = write(tmp_path / "r.jsonl", {"annotations": [{"type": "text", "text": "abc"}]})
-    command = [sys.executable, "-m", "tools.stats", path, "--stage", "2", "--tiny"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0
-    assert json.loads(done.stdout.splitlines()[-1])["tokens"] == 4
+    stats.main([str(path), "--stage", "2", "--tiny"])
+    *table, last = capsys.readouterr().out.splitlines()
+    assert table[0].split() == ["records", "1"]
+    assert json.loads(last)["tokens"] == 4

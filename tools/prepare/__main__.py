@@ -5,48 +5,42 @@ each set).
     python -m tools.prepare molmo2-cap downloads/Molmo2-Cap data/cap --videos youtube-cc
 
 in    a set's parquet, json or jsonl files as they are published, or a folder of them
-out   OUT/records.jsonl   a record per visual input, its annotations the branches of a message tree
+out   OUT/records.jsonl   a record per visual input, its annotations the branches of a tree
       OUT/media/          images that lay inside the files, named by the sha256 of their bytes
-      OUT/urls.txt        url TAB path below the media folder, for you to fetch: no connection is
-                          opened here
+      OUT/urls.txt        url TAB path below the media folder, for you to fetch: this command
+                          opens no connection
       stdout              {"records":, "annotations":, "urls":, "missing_media":,
                           "skipped": {reason: n}}
 
 What cannot become a record is skipped and counted by its reason; a record whose media
-file is absent is written all the same. A set takes minutes: a command that was killed
-begins anew, and images that it wrote are not written again.
+file is absent is written all the same. A command that was killed begins anew.
 """
 
-import argparse
-import dataclasses
 import json
 from collections import Counter
 from pathlib import Path
 
 from records.errors import warn
+from tools.command import make_parser, report_errors
 from tools.prepare.collect import convert_files, group, make_records, write
 from tools.prepare.media import Media
 from tools.prepare.rows import source_files
 from tools.prepare.sets import SETS
-from training.config import Parser, UserError
+from training.config import UserError
 
-TYPES = ("chart", "chemical", "circuit", "diagram", "doc", "document", "graphic", "math", "music",
-         "nutrition", "table")
+TYPES = ("chart", "chemical", "circuit", "diagram", "doc", "document", "graphic", "math",
+         "music", "nutrition", "table")
 
 
 def parse(argv):
-    parser = Parser(
-        prog="python -m tools.prepare", description=__doc__, allow_abbrev=False,
-        epilog=f"names: {', '.join(SETS)}", formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser("prepare", __doc__)
     add = parser.add_argument
-    add("name", help="which published set: see below")
+    add("name", choices=SETS, metavar="NAME", help=f"one of {', '.join(SETS)}")
     add("source", nargs="+", help="its files, or a folder of them")
     add("out", help="folder for records.jsonl, urls.txt and media/")
-    add("--media", metavar="DIR",
-        help="fetched images, named by the sha256 of their URL, and where images from inside the "
-        "files go (default OUT/media)")
-    add("--videos", metavar="DIR",
-        help="the same for videos, which are found by their id wherever they lie in it")
+    add("--media", "--videos", metavar="DIR",
+        help="fetched images, named by the sha256 of their URL, and videos, named by their "
+        "id; images from inside the files go there (default OUT/media)")
     add("--split", help="only the files of this split: train, validation, ..")
     add("--exclude", metavar="FILE",
         help="leave out images by URL, a line each, as in the urls.txt of another set")
@@ -57,55 +51,40 @@ def parse(argv):
     add("--first-tokens", type=int, default=4096,
         help="tulu: longest first message (default 4096; stage 1 of Molmo2: 2304)")
     add("--type", choices=TYPES,
-        help="cosyn-400k, syn-multi-image-qa: type of the files (default: the name of their "
-        "folder)")
-    add("--full-video", action="store_true",
-        help="molmo2-videotrack: on the source videos, not on clips cut from them")
-    return parser.parse_args(argv)
+        help="cosyn-400k, syn-multi-image-qa (default: name of the files' folder)")
+    args = parser.parse_args(argv)
+    if args.media and not Path(args.media).is_dir():
+        parser.error(f"{args.media}: no such folder")
+    return args
 
 
-def prepare(args):
-    """-> (counts, Media). UserError or OSError in one sentence."""
-    if args.name not in SETS:
-        raise UserError(f"no set is called '{args.name}'; --help lists them")
-    for path in (args.media, args.videos, args.exclude):
-        if path and not Path(path).exists():
-            raise UserError(f"{path}: no such file or folder")
-    files = source_files(args.source, args.split)
+@report_errors
+def main(argv=None):
+    args = parse(argv)
     published = SETS[args.name]
-    for path in files if "{type}" in published.settings.style and not args.type else ():
+    files = source_files(args.source, args.split)
+    for path in files if published.by_type and not args.type else ():
         if path.absolute().parent.name not in TYPES:
-            raise UserError(f"{path} does not lie in a folder named for its type: say --type")
-    settings = dataclasses.replace(
-        published.settings, counts=args.counts, min_score=args.min_score,
-        first_tokens=args.first_tokens, type=args.type, full_video=args.full_video)
-    out = Path(args.out)
-    out.mkdir(parents=True, exist_ok=True)
-    media = Media(args.videos or args.media or out / "media")
-    excluded = set()
+            raise UserError(f"{path}: its folder is no type, so say --type")
+    args.excluded = set()
     if args.exclude:
         lines = Path(args.exclude).read_text(encoding="utf-8").splitlines()
-        excluded = {line.split("\t")[0].strip() for line in lines}
+        args.excluded = {line.split("\t")[0].strip() for line in lines}
+    out = Path(args.out)
+    out.mkdir(parents=True, exist_ok=True)
+    media = Media(args.media or out / "media")
     skipped = Counter()
-    rows = convert_files(files, published, settings, media, excluded, skipped)
-    inputs = group(rows) if settings.group else rows
-    counts = write(make_records(inputs, args.name, settings.points_per_record), out, media)
-    return counts | {"skipped": dict(sorted(skipped.items()))}, media
-
-
-def main(argv=None):
-    try:
-        args = parse(argv)
-        counts, media = prepare(args)
-    except (UserError, OSError) as e:
-        warn(str(e))
-        raise SystemExit(2 if isinstance(e, UserError) else 1) from None
-    if media.root != Path(args.out) / "media":
-        warn(f"paths in the records start at {media.root}: train with --media "
-             f"{media.root}")
+    inputs = convert_files(files, published, args, media, skipped)
+    if published.group:
+        inputs = group(inputs)
+    counts = write(make_records(inputs, args.name, published.max_points), out, media)
+    if args.media:
+        warn(f"paths in the records start at {media.root}: train with --media {media.root}")
     if counts["missing_media"]:
-        warn(f"{counts['missing_media']} media files are not in {media.root}; the "
-             "trainer leaves their records out")
+        n_missing = counts["missing_media"]
+        warn(f"{n_missing} media files are not in {media.root}; the trainer leaves their "
+             "records out")
+    counts["skipped"] = dict(sorted(skipped.items()))
     print(json.dumps(counts, ensure_ascii=False))
 
 

@@ -12,14 +12,15 @@ Of a set with group=False every row is a record of its own, written as it comes.
 """
 
 import json
-from dataclasses import replace
+from argparse import Namespace
+from contextlib import contextmanager
 
-from tools.prepare.annotations import Skip, require
+from tools.prepare.cells import Skip, require
 from tools.prepare.rows import read_rows
 
 # what a row of another shape raises: a null, a list for a text, lists of different
 # lengths
-SHAPE_ERRORS = (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError)
+SHAPE_ERRORS = (AttributeError, LookupError, TypeError, ValueError, OverflowError)
 
 
 def to_json(value):
@@ -30,58 +31,50 @@ def to_json(value):
     return line
 
 
-def attempt(skipped, what, act, *args):
-    """What act(*args) returns; None where it raises, which is counted by its reason."""
+@contextmanager
+def count_skips(skipped, what):
+    """Ends the block at a Skip or an error of shape, and counts the reason."""
     try:
-        return act(*args)
+        yield
     except Skip as e:
         skipped[str(e)] += 1
     except SHAPE_ERRORS:
         skipped[f"{what} of another shape"] += 1
-    return None
 
 
-def read_row(row, published, settings, media, excluded):
-    """One row -> the head of its record, and the functions that make its
-    annotations."""
-    urls = [row.get("image_url"), *(row.get("image_urls") or [])]
-    require(excluded.isdisjoint(urls), "excluded")
-    head, builders = published.layout(row, settings, media)
-    require(builders, "nothing to learn")
-    to_json(head)                    # a head that no record can hold costs the row
-    return head, builders
-
-
-def make_line(builder):
-    return to_json(builder())
-
-
-def convert_files(files, published, settings, media, excluded, skipped):
+def convert_files(files, published, args, media, skipped):
     """Yields (head, annotations) of the rows of all files: the visual input, weight and
     meta of a record; and its annotations, each as JSON, which takes less memory than a
     dict.
 
-    excluded: URLs of images to leave out. skipped: a Counter of the reasons for what is
-    left out.
+    args: of the command. skipped: a Counter of the reasons for what is left out.
     """
     for path in files:
-        given = published, replace(settings, file=path), media, excluded
+        args = Namespace(**vars(args) | {"file": path})
         for row in read_rows(path, published.columns):
-            head, builders = attempt(skipped, "row", read_row, row, *given) or ({}, [])
-            lines = [attempt(skipped, "annotation", make_line, builder) for builder in builders]
-            lines = [line for line in lines if line]
+            lines = []
+            builders = []
+            with count_skips(skipped, "row"):
+                urls = [row.get("image_url"), *(row.get("image_urls") or [])]
+                require(args.excluded.isdisjoint(urls), "excluded")
+                head, found = published.layout(row, media, args)
+                require(found, "nothing to learn")
+                to_json(head)        # a head that no record can hold costs the row
+                builders = found
+            for build in builders:
+                with count_skips(skipped, "annotation"):
+                    lines.append(to_json(build()))
             if lines:
                 yield head, lines
 
 
 def media_files(head):
     """{path: URL or None} of the images or the video of a record."""
-    entries = head.get("images") or [head[k] for k in ("image", "video") if k in head]
     files = {}
-    for entry in entries:
+    for entry in head.get("images") or [head.get("image", head.get("video"))]:
         if isinstance(entry, str):
             files[entry] = None
-        else:
+        elif entry:
             files[entry["path"]] = entry.get("url")
     return files
 
@@ -97,28 +90,20 @@ def group(rows):
     return inputs.values()
 
 
-def split_by_points(annotations, max_points):
-    """Yields annotations of one input, in order, for records of at most `max_points`
-    points."""
-    part = []
-    total = 0
-    for annotation in annotations:
-        n_points = len(annotation.get("points", annotation.get("boxes", ())))
-        if part and total + n_points > max_points:
-            yield part
-            part = []
-            total = 0
-        part.append(annotation)
-        total += n_points
-    yield part
-
-
 def make_records(inputs, name, max_points):
     """Yields the records; ids follow the order of visual inputs: name-1, name-1.1,
-    name-2."""
+    name-2. An input with more than `max_points` points becomes several records."""
     for n, (head, lines) in enumerate(inputs, 1):
         meta = {"meta": head.pop("meta")} if "meta" in head else {}
-        parts = split_by_points(map(json.loads, lines), max_points)
+        parts = [[]]
+        total = 0
+        for annotation in map(json.loads, lines):
+            n_points = len(annotation.get("points", annotation.get("boxes", ())))
+            if parts[-1] and total + n_points > max_points:
+                parts.append([])
+                total = 0
+            parts[-1].append(annotation)
+            total += n_points
         for k, annotations in enumerate(parts):
             record_id = f"{name}-{n}.{k}" if k else f"{name}-{n}"
             yield {"id": record_id, **head, "annotations": annotations, **meta}
@@ -127,17 +112,19 @@ def make_records(inputs, name, max_points):
 def write(records, out, media):
     """records.jsonl and urls.txt, complete or not at all -> the counts of the last
     line."""
-    counts = {"records": 0, "annotations": 0}
+    n_records = 0
+    n_annotations = 0
     urls = {}                        # {path: URL or None}
     draft = out / "records.jsonl.draft"
     with open(draft, "w", encoding="utf-8", newline="\n") as lines:
         for record in records:
             lines.write(to_json(record) + "\n")
-            counts["records"] += 1
-            counts["annotations"] += len(record["annotations"])
+            n_records += 1
+            n_annotations += len(record["annotations"])
             urls |= media_files(record)
     fetched = [f"{url}\t{path}\n" for path, url in urls.items() if url]
     (out / "urls.txt").write_text("".join(fetched), encoding="utf-8", newline="\n")
     draft.replace(out / "records.jsonl")
     missing = sum(not (media.root / path).exists() for path in urls)
-    return counts | {"urls": len(fetched), "missing_media": missing}
+    return {"records": n_records, "annotations": n_annotations, "urls": len(fetched),
+            "missing_media": missing}

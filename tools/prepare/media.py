@@ -1,12 +1,11 @@
-"""Images and videos of published sets: found in a folder, written to it, or to be
-fetched."""
+"""Images and videos of published sets: found in a folder, or written to it."""
 
 import hashlib
 import os
 import re
 from pathlib import Path, PurePosixPath
 
-from tools.prepare.annotations import Skip, number_of, require, text_of
+from tools.prepare.cells import number_of, require, text_of
 
 VIDEO_SUFFIXES = (".mp4", ".mkv", ".mov", ".webm", ".avi", ".m4v")
 MAGIC_BYTES = {
@@ -23,14 +22,13 @@ def image_suffix(data):
     """"png" of an image file's bytes; Skip if they are not an image."""
     if data[8:12] == b"WEBP":
         return "webp"
-    for magic, suffix in MAGIC_BYTES.items():
-        if data.startswith(magic):
-            return suffix
-    raise Skip("bytes that are no image")
+    found = [MAGIC_BYTES[magic] for magic in MAGIC_BYTES if data.startswith(magic)]
+    require(found, "bytes that are no image")
+    return found[0]
 
 
 def check_path(path):
-    """The path of a media file that a row names; Skip if it leaves the media folder."""
+    """The path of a media file; Skip if it leaves the media folder."""
     leaves = path.startswith("/") or ".." in PurePosixPath(path).parts
     require(not leaves, "path that leaves the media folder")
     return path
@@ -54,7 +52,8 @@ class Media:
     @staticmethod
     def stem(name):
         """The name of a video without its extension; "a.b" has none."""
-        return os.path.splitext(name)[0] if name.lower().endswith(VIDEO_SUFFIXES) else name
+        stem, suffix = os.path.splitext(name)
+        return stem if suffix.lower() in VIDEO_SUFFIXES else name
 
     def find(self, name, video=False):
         """Path of the file of this name, whatever its extension, or else of a video in
@@ -65,12 +64,13 @@ class Media:
         if video:
             paths = [path for path in paths if path.lower().endswith(VIDEO_SUFFIXES)]
             paths += self.by_folder.get(stem, [])
+        ends = (folder, f"{folder}-2fps")
         for path in paths:
-            if f"/{os.path.dirname(path)}".endswith((folder, f"{folder}-2fps")):
+            if f"/{os.path.dirname(path)}".endswith(ends):
                 return path
         return None
 
-    def image_by_url(self, url, sha256=None):
+    def by_url(self, url, sha256=None):
         """An image whose file is called by the sha256 of its URL. The argument is the
         sha256 of its bytes."""
         require(text_of(url) and not re.search(r"[\t\r\n]", url), "no image")
@@ -80,38 +80,46 @@ class Media:
             image["sha256"] = sha256
         return image
 
-    def image_of_cell(self, cell):
+    def image(self, cell):
         """An image cell: {bytes, path}, bytes, a path or a URL. Bytes become a file,
         once."""
-        data = path = cell
         if isinstance(cell, dict):
-            data = cell.get("bytes")
-            path = cell.get("path")
-        if data and isinstance(data, bytes):
-            name = f"{hashlib.sha256(data).hexdigest()}.{image_suffix(data)}"
-            path = self.root / name
-            if not path.exists():
-                self.root.mkdir(parents=True, exist_ok=True)
-                draft = self.root / f"{name}.draft"      # a kill leaves no half of an image
-                draft.write_bytes(data)
-                draft.replace(path)
-            return name
-        require(path, "no image")
-        if path.startswith(("http:", "https:")):
-            return self.image_by_url(path)
-        return check_path(path)
+            cell = cell.get("bytes") or cell.get("path")
+        require(cell, "no image")
+        if isinstance(cell, str):
+            is_url = cell.startswith(("http:", "https:"))
+            return self.by_url(cell) if is_url else check_path(cell)
+        name = f"{hashlib.sha256(cell).hexdigest()}.{image_suffix(cell)}"
+        path = self.root / name
+        if not path.exists():
+            self.root.mkdir(parents=True, exist_ok=True)
+            draft = self.root / f"{name}.draft"  # a kill leaves no half of an image
+            draft.write_bytes(cell)
+            draft.replace(path)
+        return name
+
+    def images(self, cells):
+        """{"images": ..} of several cells; Molmo2 takes two to five."""
+        images = [self.image(cell) for cell in cells]
+        require(2 <= len(images) <= 5, "not 2 to 5 images")
+        return {"images": images}
+
+    def visual(self, row):
+        """{"image": ..} or {"video": ..} of a row that names one of them."""
+        if "image_url" in row:
+            sha256 = row.get("image_sha256")
+            return {"image": self.by_url(row["image_url"], sha256)}
+        if "image" in row:
+            return {"image": self.image(row["image"])}
+        return self.video(row["video_id"])
 
     def video(self, *names, start=None, end=None):
         """{"video": ..} of the video that goes by one of these names; if none is found,
         by the first of them, as an mp4 file."""
         require(all(names), "no video")
-        path = None
-        for name in names:
-            path = path or self.find(self.stem(name), video=True)
-        if not path:
-            has_suffix = self.stem(names[0]) != names[0]
-            path = names[0] if has_suffix else f"{names[0]}.mp4"
-        video = {"path": check_path(path)}
+        found = [self.find(self.stem(name), video=True) for name in names]
+        first = names[0] if self.stem(names[0]) != names[0] else f"{names[0]}.mp4"
+        video = {"path": check_path(next(filter(None, found), first))}
         if number_of(start) is not None and number_of(end) is not None:
             require(0 <= start < end, "clip that ends before it starts")
             video |= {"start": start, "end": end}

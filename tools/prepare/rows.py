@@ -7,9 +7,10 @@ from pathlib import Path
 
 from training.config import UserError
 
-BATCH = 32                           # rows of a parquet file in memory; images may lie inside
+BATCH = 32                           # rows of a parquet file in memory
 SPLITS = {"train", "validation", "val", "test"}
-FILE_NUMBER = re.compile(r"-\d{5}-of-\d{5}.*")          # train-00000-of-00002.parquet
+FILE_NUMBER = re.compile(r"-\d{5}-of-\d{5}.*")  # train-00000-of-00002.parquet
+COCO_KEYS = {"images", "annotations", "categories"}
 
 
 def source_files(sources, split=None):
@@ -17,23 +18,22 @@ def source_files(sources, split=None):
     json), of one split."""
     files = []
     for source in map(Path, sources):
-        if not source.exists():
-            raise UserError(f"{source}: no such file or folder")
         if source.is_file():
             files.append(source)
         else:
             tables = sorted(source.rglob("*.parquet"))
-            files += tables or sorted([*source.rglob("*.json"), *source.rglob("*.jsonl")])
+            others = [*source.rglob("*.json"), *source.rglob("*.jsonl")]
+            files += tables or sorted(others)
     splits = {path: FILE_NUMBER.sub("", path.stem) for path in files}
     found = SPLITS & set(splits.values())
     if split:
         files = [path for path in files if splits[path] == split]
     elif len(found) > 1:
-        raise UserError(f"{sources[0]} holds the splits {', '.join(sorted(found))}: choose with "
-                        "--split")
+        raise UserError(f"{sources[0]} holds the splits {', '.join(sorted(found))}: "
+                        "choose with --split")
     if not files:
         of_split = f" of the split '{split}'" if split else ""
-        raise UserError(f"{' '.join(sources)}: no .parquet, .json or .jsonl file{of_split}")
+        raise UserError(f"{' '.join(sources)}: no parquet, json or jsonl file{of_split}")
     return files
 
 
@@ -51,7 +51,7 @@ def read_rows(path, columns):
                 yield from batch.to_pylist()
         return
     first = None
-    for row in read_json(path):
+    for row in read_lines(path) if path.suffix == ".jsonl" else read_array(path):
         if first is None and isinstance(row, dict):
             first = row
             check_columns(path, required, list(first))
@@ -65,48 +65,48 @@ def check_columns(path, required, found):
                         f"{', '.join(required)}; found {', '.join(found) or 'none'}")
 
 
-def read_json(path):
-    """The rows of a .jsonl, or of a .json that holds an array, or (DocVQA, TextVQA) an
-    object around an array. A .jsonl line that is not JSON gives None."""
-    if path.suffix == ".jsonl":
-        with open(path, encoding="utf-8-sig", errors="replace") as lines:
-            for line in filter(str.strip, lines):
-                try:
-                    yield json.loads(line)
-                except ValueError:
-                    yield None
-        return
+def read_lines(path):
+    """The rows of a .jsonl; None for a line that is not JSON."""
+    with open(path, encoding="utf-8-sig", errors="replace") as lines:
+        for line in filter(str.strip, lines):
+            try:
+                yield json.loads(line)
+            except ValueError:
+                yield None
+
+
+def read_array(path):
+    """The rows of a .json that holds an array, or (DocVQA, TextVQA) an object around an
+    array, or COCO's annotations."""
     try:
         rows = json.loads(path.read_text(encoding="utf-8-sig"))
-    except ValueError as e:
-        raise UserError(f"{path}: not JSON: {e}") from None
-    if isinstance(rows, dict) and {"images", "annotations", "categories"} <= rows.keys():
-        rows = coco_rows(path, rows)
-    elif isinstance(rows, dict):
-        rows = next((value for value in rows.values() if isinstance(value, list)), None)
-    if not isinstance(rows, list):
-        raise UserError(f"{path}: not an array of rows")
-    yield from rows
+        if isinstance(rows, list):
+            return rows
+        if rows.keys() >= COCO_KEYS:
+            return coco_rows(rows)
+        return next(value for value in rows.values() if isinstance(value, list))
+    except (ValueError, AttributeError, LookupError, TypeError, StopIteration) as e:
+        raise UserError(f"{path}: not an array of rows, nor COCO's file: {e!r}") from None
 
 
-def coco_rows(path, coco):
+def coco_rows(coco):
     """Annotations in COCO's format -> a row per image and category, with all of its
     boxes, in the order of the annotations; boxes None where one of them is of a
     crowd."""
+    images = {image["id"]: image for image in coco["images"]}
+    names = {category["id"]: category["name"] for category in coco["categories"]}
     rows = {}
-    try:
-        images = {image["id"]: image for image in coco["images"]}
-        names = {category["id"]: category["name"] for category in coco["categories"]}
-        for annotation in coco["annotations"]:
-            key = annotation["image_id"], annotation["category_id"]
-            boxes = rows.setdefault(key, [])
-            boxes.append(None if annotation.get("iscrowd") else annotation["bbox"])
-        return [{"image": images[image]["file_name"], "width": images[image]["width"],
-                 "height": images[image]["height"], "label": names[category],
-                 "boxes": None if None in boxes else boxes}
-                for (image, category), boxes in rows.items()]
-    except (KeyError, TypeError) as e:
-        raise UserError(f"{path}: not COCO annotations, {type(e).__name__}: {e}") from None
+    for annotation in coco["annotations"]:
+        image = images[annotation["image_id"]]
+        row = rows.setdefault((annotation["image_id"], annotation["category_id"]), {
+            "image": image["file_name"], "width": image["width"],
+            "height": image["height"], "label": names[annotation["category_id"]],
+            "boxes": []})
+        if annotation.get("iscrowd"):
+            row["boxes"] = None
+        elif row["boxes"] is not None:
+            row["boxes"].append(annotation["bbox"])
+    return rows.values()
 
 
 @contextmanager

@@ -1,5 +1,5 @@
-"""What the miniatures of the published sets are made of: column types, cells, and the records
-expected of them."""
+"""What the miniatures of the published sets are made of: cells, and the records expected of
+them."""
 
 import hashlib
 import io
@@ -9,23 +9,19 @@ from PIL import Image
 
 
 class Case(NamedTuple):
-    """A miniature. Types of columns as published, in one letter each: s string, i int64, f float64,
-    g float32, b bool; [x] is a list, {..} a struct. columns None: the set is published as JSON."""
+    """A miniature of a published set."""
 
-    columns: dict | None
     rows: list
     records: list                    # what comes of the rows, without ids
     skipped: dict = {}               # noqa: RUF012 - nobody changes it
     arguments: tuple = ()            # of the command
+    is_json: bool = False            # published as JSON, else as parquet
 
 
 U = "https://example.org/u.jpg"
 V = "https://example.org/v.jpg?a=1&b=2"
 W = "http://example.org/w"
 HASH = "ab" * 32
-XYS = ["xy"]                         # a list of structs
-XSYS = {"x": ["g"], "y": ["g"]}      # a struct of lists
-IMAGE_CELL = {"bytes": "binary", "path": "s"}
 
 
 def image_file(colour, kind="png", size=(6, 4)):
@@ -59,6 +55,7 @@ def url_image(url, **more):
 
 
 def xy(*pairs):
+    """Points as a list of structs."""
     return [{"x": x, "y": y} for x, y in pairs]
 
 
@@ -68,27 +65,24 @@ def messages(*texts):
     return [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
 
 
+def record(*annotations, **head):
+    """head: the fields image, images or video, and meta."""
+    return {**head, "annotations": list(annotations)}
+
+
 def question(style, words, **target):
     return {"type": "qa", "style": style, "question": words, **target}
+
+
+def dialogue(style, *texts, **more):
+    pairs = zip(texts[::2], texts[1::2], strict=True)
+    turns = [{"question": words, "answer": reply} for words, reply in pairs]
+    return {"type": "qa", "style": style, "turns": turns, **more}
 
 
 def caption(style, words):
     return {"type": "caption", "style": style, "text": words}
 
 
-def counted_points(label, points, count, method):
-    return {"type": "point", "label": label, "coords": "percent",
-            "meta": {"collection_method": method}, "count": count, "points": points}
-
-
-def arrow_type(kind):
-    """A type as in Case -> that of pyarrow."""
-    import pyarrow as pa
-
-    if isinstance(kind, list):
-        return pa.list_(arrow_type(kind[0]))
-    if isinstance(kind, dict):
-        return pa.struct([(name, arrow_type(inner)) for name, inner in kind.items()])
-    place = pa.struct([("x", pa.float64()), ("y", pa.float64())])
-    return {"s": pa.string(), "i": pa.int64(), "f": pa.float64(), "g": pa.float32(),
-            "b": pa.bool_(), "binary": pa.binary(), "xy": place}[kind]
+def point(label, points, coords="percent", **more):
+    return {"type": "point", "label": label, "coords": coords, "points": points, **more}

@@ -5,303 +5,219 @@ import math
 from tests.tools.prepare.cases import (
     BLUE,
     HASH,
-    IMAGE_CELL,
     JPEG,
     RED,
-    XSYS,
-    XYS,
     Case,
     U,
     V,
     W,
     caption,
-    counted_points,
+    dialogue,
     file_name,
     image_cell,
     messages,
+    point,
     question,
-    sha,
+    record,
     url_image,
     xy,
 )
 
-POINTS = {"image_url": "s", "image_sha256": "s", "points": XYS, "count": "i", "label": "s",
-          "collection_method": "s"}
-PAIRS = {"question": ["s"], "explanation": ["s"], "answer": ["s"]}
-CHAT = {"id": "s", "messages": [{"content": "s", "role": "s"}], "source": "s"}
+OF_U = {"image_url": U, "image_sha256": HASH}
+IMAGE_U = url_image(U, sha256=HASH)
+COUNTING = {"collection_method": "counting"}
+POINTING = {"collection_method": "pointing"}
+BY_METHOD = [
+    {"image_url": U, "points": xy((1, 2)), "count": 1, "label": "a", **POINTING},
+    {"image_url": U, "points": xy((3, 4)), "count": 1, "label": "b", **COUNTING},
+]
+OF_IMAGE = {"width": 640, "height": 480}
+CUP = {"image": "val/2.jpg", **OF_IMAGE, "label": "cup", "boxes": [[7, 1, 2, 2]]}
+
+
+def qa_pairs(questions, answers, explanations=None):
+    pairs = {"question": questions, "answer": answers}
+    return {"qa_pairs": pairs | ({"explanation": explanations} if explanations else {})}
+
+
+def boxes(label, *corners):
+    return {"type": "box", "label": label, "coords": "pixel", "form": "xyxy",
+            "boxes": [{"box": box} for box in corners]}
+
 
 CASES = {
     "pixmo-cap": Case(
-        columns={"image_url": "s", "caption": "s", "transcripts": ["s"]},
         rows=[
             {"image_url": U, "caption": " Three boats. ", "transcripts": ["um boats", "boats"]},
             {"image_url": None, "caption": "x"},
             {"image_url": V, "caption": "", "transcripts": None},
         ],
-        records=[
-            {"image": url_image(U),
-             "annotations": [caption("long_caption", "Three boats."),
-                             caption("transcript", "um boats"), caption("transcript", "boats")]},
-        ],
+        records=[record(
+            caption("long_caption", "Three boats."), caption("transcript", "um boats"),
+            caption("transcript", "boats"), image=url_image(U))],
         skipped={"no image": 1, "empty caption": 1},
     ),
     "pixmo-cap-only": Case(
-        columns={"image_url": "s", "caption": "s", "transcripts": ["s"]},
         rows=[{"image_url": U, "caption": "Boats.", "transcripts": ["um"]}],
-        records=[{"image": url_image(U), "annotations": [caption("long_caption", "Boats.")]}],
+        records=[record(caption("long_caption", "Boats."), image=url_image(U))],
     ),
     "pixmo-points": Case(
-        columns=POINTS,
         rows=[
-            {"image_url": U, "image_sha256": HASH, "points": xy((21.4, 55.0), (100.3, -5)),
-             "count": 2, "label": "mug", "collection_method": "pointing"},
-            {"image_url": V, "points": [], "count": 0, "label": "cats",
-             "collection_method": "counting"},
-            {"image_url": U, "image_sha256": HASH, "points": xy((1, 2)), "count": 1, "label": "Cat",
-             "collection_method": "counting"},
-            {"image_url": U, "points": xy((1, 2)), "count": 2, "label": "torn",
-             "collection_method": "counting"},
-            {"image_url": U, "points": xy(*[(1, 2)] * 61), "count": 61, "label": "crowd",
-             "collection_method": "counting"},
-            {"image_url": U, "points": xy((1, math.nan)), "count": 1, "label": "nan",
-             "collection_method": "counting"},
-            {"image_url": U, "points": xy((1, 2)), "count": 1, "label": " ",
-             "collection_method": "counting"},
+            {**OF_U, "points": xy((21.4, 55.0), (100.3, -5)), "count": 2, "label": "mug",
+             **POINTING},
+            {"image_url": V, "points": [], "count": 0, "label": "cats", **COUNTING},
+            {**OF_U, "points": xy((1, 2)), "count": 1, "label": "Cat", **COUNTING},
+            {**OF_U, "points": xy((1, 2)), "count": 2, "label": "torn"},
+            {**OF_U, "points": xy(*[(1, 2)] * 61), "count": 61, "label": "crowd"},
+            {**OF_U, "points": xy((1, math.nan)), "count": 1, "label": "nan"},
+            {**OF_U, "points": xy((1, 2)), "count": 1, "label": " "},
         ],
         records=[
-            {"image": url_image(U, sha256=HASH),
-             "annotations": [counted_points("mug", xy((21.4, 55.0), (100, 0)), 2, "pointing"),
-                             counted_points("Cat", xy((1, 2)), 1, "counting")]},
-            {"image": url_image(V), "annotations": [counted_points("cats", [], 0, "counting")]},
+            record(point("mug", xy((21.4, 55.0), (100, 0)), count=2, meta=POINTING),
+                   point("Cat", xy((1, 2)), count=1, meta=COUNTING), image=IMAGE_U),
+            record(point("cats", [], count=0, meta=COUNTING), image=url_image(V)),
         ],
         skipped={"count is not the number of points": 1, "more than 60 points": 1,
                  "point outside the image": 1, "no label": 1},
     ),
     "pixmo-points-basic": Case(
-        columns=POINTS,
-        rows=[
-            {"image_url": U, "points": xy((1, 2)), "count": 1, "label": "a",
-             "collection_method": "pointing"},
-            {"image_url": U, "points": xy((3, 4)), "count": 1, "label": "b",
-             "collection_method": "counting"},
-        ],
-        records=[
-            {"image": url_image(U),
-             "annotations": [counted_points("a", xy((1, 2)), 1, "pointing")]},
-        ],
+        rows=BY_METHOD,
+        records=[record(point("a", xy((1, 2)), count=1, meta=POINTING), image=url_image(U))],
         skipped={"another collection_method": 1},
     ),
     "pixmo-points-high-frequency": Case(
-        columns=POINTS,
-        rows=[
-            {"image_url": U, "points": xy((1, 2)), "count": 1, "label": "a",
-             "collection_method": "pointing"},
-            {"image_url": U, "points": xy((3, 4)), "count": 1, "label": "b",
-             "collection_method": "counting"},
-        ],
-        records=[
-            {"image": url_image(U),
-             "annotations": [counted_points("b", xy((3, 4)), 1, "counting")]},
-        ],
+        rows=BY_METHOD,
+        records=[record(point("b", xy((3, 4)), count=1, meta=COUNTING), image=url_image(U))],
         skipped={"another collection_method": 1},
     ),
     "pixmo-points-eval": Case(
-        columns={"image_url": "s", "points": XYS, "label": "s", "masks": [[["b"]]]},
         rows=[{"image_url": U, "points": xy((1, 2)), "label": "a", "masks": [[[True]]]}],
-        records=[
-            {"image": url_image(U),
-             "annotations": [{"type": "point", "label": "a", "coords": "percent",
-                              "points": xy((1, 2))}]},
-        ],
+        records=[record(point("a", xy((1, 2))), image=url_image(U))],
     ),
     "pixmo-count": Case(
-        columns={"image_url": "s", "image_sha256": "s", "count": "i", "points": XSYS, "label": "s"},
         rows=[
-            {"image_url": U, "image_sha256": HASH, "count": 2,
-             "points": {"x": [112.5, 401.0], "y": [300.0, 287.5]}, "label": "sheep"},
+            {**OF_U, "count": 2, "points": {"x": [112.5, 401.0], "y": [300.0, 287.5]},
+             "label": "sheep"},
             {"image_url": V, "count": 4, "points": None, "label": "people"},
             {"image_url": W, "count": 3, "points": {"x": [], "y": []}, "label": "cars"},
         ],
         records=[
-            {"image": url_image(U, sha256=HASH),
-             "annotations": [{"type": "point", "label": "sheep", "coords": "pixel", "count": 2,
-                              "points": xy((112.5, 300.0), (401.0, 287.5))}]},
-            {"image": url_image(V),
-             "annotations": [{"type": "count", "label": "people", "count": 4}]},
-            {"image": url_image(W),
-             "annotations": [{"type": "count", "label": "cars", "count": 3}]},
+            record(point("sheep", xy((112.5, 300.0), (401.0, 287.5)), "pixel", count=2),
+                   image=IMAGE_U),
+            record({"type": "count", "label": "people", "count": 4}, image=url_image(V)),
+            record({"type": "count", "label": "cars", "count": 3}, image=url_image(W)),
         ],
     ),
     "coco": Case(                    # as rows.coco_rows gives them
-        columns=None,
+        is_json=True,
         rows=[
-            {"image": "val/1.jpg", "width": 640, "height": 480, "label": "cup",
+            {"image": "val/1.jpg", **OF_IMAGE, "label": "cup",
              "boxes": [[10.5, 20, 100, 50], [630, 400, 20, 90], [5, 5, 0, 9]]},
-            {"image": "val/1.jpg", "width": 640, "height": 480, "label": "dog",
-             "boxes": [[1, 2, 3, 4]]},
-            {"image": "val/1.jpg", "width": 640, "height": 480, "label": "person", "boxes": None},
-            {"image": "val/2.jpg", "width": 640, "height": 480, "label": "cup",
-             "boxes": [[700, 1, 2, 2]]},
-            {"image": "../2.jpg", "width": 640, "height": 480, "label": "cup",
-             "boxes": [[7, 1, 2, 2]]},
-            {"image": "val/3.jpg", "width": 0, "height": 480, "label": "cup",
-             "boxes": [[7, 1, 2, 2]]},
+            {"image": "val/1.jpg", **OF_IMAGE, "label": "dog", "boxes": [[1, 2, 3, 4]]},
+            CUP | {"boxes": None},
+            CUP | {"boxes": [[700, 1, 2, 2]]},
+            CUP | {"image": "../2.jpg"},
+            CUP | {"width": 0},
         ],
-        records=[
-            {"image": {"path": "val/1.jpg", "width": 640, "height": 480}, "annotations": [
-                {"type": "box", "label": "cup", "coords": "pixel", "form": "xyxy",
-                 "boxes": [{"box": [10.5, 20, 110.5, 70]}, {"box": [630, 400, 640, 480]}]},
-                {"type": "box", "label": "dog", "coords": "pixel", "form": "xyxy",
-                 "boxes": [{"box": [1, 2, 4, 6]}]}]},
-        ],
+        records=[record(
+            boxes("cup", [10.5, 20, 110.5, 70], [630, 400, 640, 480]), boxes("dog", [1, 2, 4, 6]),
+            image={"path": "val/1.jpg", **OF_IMAGE})],
         skipped={"a crowd in one box": 1, "no box with an area": 1, "no size": 1,
                  "path that leaves the media folder": 1},
     ),
     "pixmo-ask-model-anything": Case(
-        columns={"image_url": "s", "image_sha256": "s", "question": "s", "answer": "s"},
         rows=[
-            {"image_url": U, "image_sha256": HASH, "question": "What for?", "answer": "It ties."},
-            {"image_url": U, "image_sha256": HASH, "question": "Why?", "answer": " "},
-            {"image_url": U, "image_sha256": HASH, "question": "Who?", "answer": "Ann."},
+            {**OF_U, "question": "What for?", "answer": "It ties."},
+            {**OF_U, "question": "Why?", "answer": " "},
+            {**OF_U, "question": "Who?", "answer": "Ann."},
         ],
-        records=[
-            {"image": url_image(U, sha256=HASH),
-             "annotations": [question("user_qa", "What for?", answer="It ties."),
-                             question("user_qa", "Who?", answer="Ann.")]},
-        ],
+        records=[record(
+            question("user_qa", "What for?", answer="It ties."),
+            question("user_qa", "Who?", answer="Ann."), image=IMAGE_U)],
         skipped={"empty answer": 1},
     ),
     "pixmo-cap-qa": Case(
-        columns={"image_url": "s", "question": "s", "answer": "s"},
-        rows=[
-            {"image_url": U,
-             "question": "[USER] What colour? [ASSISTANT] Orange. [USER] Where? [ASSISTANT]",
-             "answer": "On the bow."},
-            {"image_url": U, "question": "[USER] One? [ASSISTANT]", "answer": "Yes."},
-            {"image_url": U, "question": "One? [ASSISTANT]", "answer": "Yes."},
-            {"image_url": U, "question": "[USER] One? [ASSISTANT] Yes. [USER] Two?",
-             "answer": "Yes."},
-            {"image_url": U, "question": "[USER] One? [USER] Two? [ASSISTANT]", "answer": "Yes."},
-        ],
-        records=[
-            {"image": url_image(U),
-             "annotations": [{"type": "qa", "style": "user_qa",
-                              "turns": [{"question": "What colour?", "answer": "Orange."},
-                                        {"question": "Where?", "answer": "On the bow."}]},
-                             {"type": "qa", "style": "user_qa",
-                              "turns": [{"question": "One?", "answer": "Yes."}]}]},
-        ],
+        rows=[{"image_url": U, "question": tagged, "answer": "Yes."} for tagged in (
+            "[USER] What colour? [ASSISTANT] Orange. [USER] Sure? [ASSISTANT]",
+            "[USER] One? [ASSISTANT]",
+            "One? [ASSISTANT]",
+            "[USER] One? [ASSISTANT] Yes. [USER] Two?",
+            "[USER] One? [USER] Two? [ASSISTANT]")],
+        records=[record(
+            dialogue("user_qa", "What colour?", "Orange.", "Sure?", "Yes."),
+            dialogue("user_qa", "One?", "Yes."), image=url_image(U))],
         skipped={"dialogue that does not parse": 3},
     ),
     "cosyn-point": Case(
-        columns={"id": "s", "image": IMAGE_CELL, "questions": ["s"], "answer_points": [XSYS],
-                 "names": ["s"]},
         rows=[
-            {"id": "c1", "image": image_cell(RED, "c1.png"),
-             "questions": ["Where is the legend?", "Where is it?"], "names": ["legend", None],
+            {"id": "c1", "image": image_cell(RED, "c1.png"), "names": ["legend", None],
+             "questions": ["Where is the legend?", "Where is it?"],
              "answer_points": [{"x": [88.0], "y": [9.5]}, {"x": [400.0], "y": [1.0]}]},
-            {"id": "c2", "image": None, "questions": ["a?"], "answer_points": [], "names": []},
-            {"id": "c3", "image": image_cell(b"<html>404", "c3.png"), "questions": ["Where?"],
+            {"image": None, "questions": ["a?"], "answer_points": [], "names": []},
+            {"image": image_cell(b"<html>404", "c3.png"), "questions": ["Where?"],
              "answer_points": [{"x": [1], "y": [1]}]},
         ],
-        records=[
-            {"image": file_name(RED), "meta": {"id": "c1"},
-             "annotations": [{"type": "point", "label": "legend",
-                              "question": "Where is the legend?", "coords": "percent",
-                              "mode": "point", "style": "cosyn_point", "points": xy((88.0, 9.5))}]},
-        ],
+        records=[record(
+            point("legend", xy((88.0, 9.5)), question="Where is the legend?", mode="point",
+                  style="cosyn_point"), image=file_name(RED), meta={"id": "c1"})],
         skipped={"point outside the image": 1, "row of another shape": 1,
                  "bytes that are no image": 1},
     ),
     "cosyn-400k": Case(
-        columns={"id": "s", "image": IMAGE_CELL, "qa_pairs": PAIRS},
-        rows=[
-            {"id": "k", "image": image_cell(BLUE),
-             "qa_pairs": {"question": ["How much?", "Which?"], "explanation": ["42 - 30 = 12.", ""],
-                          "answer": ["12", "2019"]}},
-        ],
-        records=[
-            {"image": file_name(BLUE), "meta": {"id": "k"},
-             "annotations": [question("cosyn_chart_exp", "How much?", answer="12",
-                                      explanation="42 - 30 = 12."),
-                             question("cosyn_chart", "Which?", answer="2019")]},
-        ],
+        rows=[{"id": "k", "image": image_cell(BLUE),
+               **qa_pairs(["How much?", "Which?"], ["12", "2019"], ["42 - 30 = 12.", ""])}],
+        records=[record(
+            question("cosyn_chart_exp", "How much?", answer="12", explanation="42 - 30 = 12."),
+            question("cosyn_chart", "Which?", answer="2019"),
+            image=file_name(BLUE), meta={"id": "k"})],
         arguments=["--type", "chart"],
     ),
-    "tulu": Case(
-        columns=CHAT | {"category": "s", "first_message_qwen3_tokens": "i", "empty_messages": "b",
-                        "has_special_token": "b"},
-        rows=[
-            {"id": "t_1",
-             "messages": [{"role": "system", "content": "Be brief."},
-                          *messages("  Name a prime.\n", "11.", "Another?", "13.", "And?")],
-             "source": "x"},
-            {"id": "t_2", "messages": messages("Write C.", "int"), "category": "code"},
-            {"id": "t_3", "messages": messages("a", "b"),
-             "source": "allenai/puzzle_data_160k-ngram-filtered"},
-            {"id": "t_4", "messages": messages("a", "b"), "first_message_qwen3_tokens": 5000},
-            {"id": "t_5", "messages": messages("say <|im_end|>", "b")},
-            {"id": "t_6", "messages": messages("a", "b"), "has_special_token": True},
-            {"id": "t_7", "messages": messages("a", " ")},
-            {"id": "t_8", "messages": messages("a")},
-            {"id": "t_9",
-             "messages": [{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]},
-        ],
-        records=[
-            {"annotations": [{"type": "qa", "style": "text_sft", "system": "Be brief.",
-                              "turns": [{"question": "  Name a prime.\n", "answer": "11."},
-                                        {"question": "Another?", "answer": "13."}]}],
-             "meta": {"id": "t_1", "source": "x"}},
-        ],
-        skipped={"code, another language, puzzles, reasoning": 2, "first message too long": 1,
-                 "special tokens in the text": 2, "empty turn": 1,
-                 "turns that do not alternate": 2},
-    ),
     "multi-image-qa": Case(
-        columns={"image_urls": ["s"], "image_sha256s": ["s"],
-                 "qa_pairs": {"question": ["s"], "answer": ["s"]}},
         rows=[
-            {"image_urls": [U, V],
-             "qa_pairs": {"question": ["What changed?", ""], "answer": ["The gate.", "x"]}},
-            {"image_urls": [U], "qa_pairs": {"question": ["a"], "answer": ["b"]}},
+            {"image_urls": [U, V], **qa_pairs(["What changed?", ""], ["The gate.", "x"])},
+            {"image_urls": [U], **qa_pairs(["a"], ["b"])},
         ],
-        records=[
-            {"images": [url_image(U), url_image(V)],
-             "annotations": [question("correction_qa", "What changed?", answer="The gate.")]},
-        ],
+        records=[record(question("correction_qa", "What changed?", answer="The gate."),
+                        images=[url_image(U), url_image(V)])],
         skipped={"empty question": 1, "not 2 to 5 images": 1},
     ),
     "syn-multi-image-qa": Case(
-        columns={"id": "s", "images": [IMAGE_CELL], "qa_pairs": PAIRS,
-                 "metadata": {"num_images": "i"}},
-        rows=[
-            {"id": "m1", "images": [image_cell(RED), image_cell(JPEG)],
-             "qa_pairs": {"question": ["Which?"], "explanation": ["It peaks."],
-                          "answer": ["the second"]}},
-        ],
-        records=[
-            {"images": [file_name(RED), file_name(JPEG, "jpg")], "meta": {"id": "m1"},
-             "annotations": [question("cosyn_doc_exp", "Which?", answer="the second",
-                                      explanation="It peaks.")]},
-        ],
+        rows=[{"id": "m1", "images": [image_cell(RED), image_cell(JPEG)],
+               **qa_pairs(["Which?"], ["the second"], ["It peaks."])}],
+        records=[record(
+            question("cosyn_doc_exp", "Which?", answer="the second", explanation="It peaks."),
+            images=[file_name(RED), file_name(JPEG, "jpg")], meta={"id": "m1"})],
         arguments=["--type", "doc"],
     ),
     "multi-image-point": Case(
-        columns={"image_urls": ["s"], "image_sha256s": ["s"], "points": [XSYS], "counts": ["i"],
-                 "labels": ["s"], "collection_method": ["s"]},
+        rows=[{
+            "image_urls": [U, V, W], "labels": ["Bottle", "bottles", "cap"], "counts": [1, 0, 2],
+            "points": [{"x": [12.0], "y": [40.5]}, {"x": [], "y": []}, {"x": [1, 2], "y": [3, 4]}],
+        }],
+        records=[record(
+            point("bottle", [{"image": 0, "x": 12.0, "y": 40.5}], count=1),
+            point("cap", [{"image": 2, "x": 1, "y": 3}, {"image": 2, "x": 2, "y": 4}], count=2),
+            images=[url_image(U), url_image(V), url_image(W)])],
+    ),
+    "tulu": Case(
         rows=[
-            {"image_urls": [U, V, W], "image_sha256s": [sha(U), sha(V), sha(W)],
-             "labels": ["Bottle", "bottles", "cap"],
-             "points": [{"x": [12.0], "y": [40.5]}, {"x": [], "y": []}, {"x": [1, 2], "y": [3, 4]}],
-             "counts": [1, 0, 2]},
+            {"id": "t_1", "source": "x", "messages": [
+                {"role": "system", "content": "Be brief."},
+                *messages("  Name a prime.\n", "11.", "Another?", "13.", "And?")]},
+            {"messages": messages("Write C.", "int"), "category": "code"},
+            {"messages": messages("a", "b"), "source": "allenai/puzzle_data_160k-ngram-filtered"},
+            {"messages": messages("a", "b"), "first_message_qwen3_tokens": 5000},
+            {"messages": messages("say <|im_end|>", "b")},
+            {"messages": messages("a", "b"), "has_special_token": True},
+            {"messages": messages("a", " ")},
+            {"messages": messages("a")},
+            {"messages": messages("a", "b", "c", "d")[1:3]},
         ],
-        records=[
-            {"images": [url_image(U), url_image(V), url_image(W)],
-             "annotations": [{"type": "point", "label": "bottle", "coords": "percent", "count": 1,
-                              "points": [{"image": 0, "x": 12.0, "y": 40.5}]},
-                             {"type": "point", "label": "cap", "coords": "percent", "count": 2,
-                              "points": [{"image": 2, "x": 1, "y": 3},
-                                         {"image": 2, "x": 2, "y": 4}]}]},
-        ],
+        records=[record(
+            dialogue("text_sft", "  Name a prime.\n", "11.", "Another?", "13.",
+                     system="Be brief."), meta={"id": "t_1", "source": "x"})],
+        skipped={"code, another language, puzzles, reasoning": 2, "first message too long": 1,
+                 "special tokens in the text": 2, "empty turn": 1,
+                 "turns that do not alternate": 2},
     ),
 }

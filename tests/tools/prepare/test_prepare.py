@@ -18,10 +18,8 @@ def test_rows_of_one_image_become_one_record_where_it_first_appeared(tmp_path):
     """From anywhere in several files; and the same command gives the same bytes again."""
     sources = []
     for k in range(2):
-        rows = []
-        for i in range(k, 40, 2):
-            row = {"image_url": f"https://example.org/{i % 7}", "question": f"q{i}?"}
-            rows.append(row | {"answer": f"a{i}" if i % 5 else ""})
+        rows = [{"image_url": f"https://example.org/{i % 7}", "question": f"q{i}?",
+                 "answer": f"a{i}" if i % 5 else ""} for i in range(k, 40, 2)]
         sources.append(tmp_path / f"train-{k}.jsonl")
         sources[k].write_text("\n".join(map(json.dumps, rows)))
     records, counts = prepare("pixmo-ask-model-anything", sources, tmp_path / "out")
@@ -48,37 +46,28 @@ def test_a_row_of_another_shape_is_counted_and_costs_only_itself(tmp_path):
                                  "no image": 1, "row of another shape": 4}
 
 
-# ------------------------------------------------------------------------------------------------
-# mistakes
-
-MISTAKES = [
-    (["zzz", "rows.jsonl"], "no set is called 'zzz'"),
-    (["tulu", "empty"], "no .parquet, .json or .jsonl file"),
-    (["pixmo-cap", "rows.jsonl"],
-     "has no column image_url, caption: expected image_url, caption; found instruction, output"),
-    pytest.param(["pixmo-cap", "torn.parquet"], "not a parquet file",
+@pytest.mark.parametrize(("arguments", "words"), [
+    ("zzz rows.jsonl", "invalid choice: 'zzz'"),
+    ("pixmo-cap rows.jsonl", "no column image_url, caption: expected image_url, caption; found a"),
+    pytest.param("pixmo-cap torn.parquet", "torn.parquet: not a parquet file",
                  marks=pytest.mark.extras("pyarrow")),
-    (["pixmo-cap", "torn.json"], "not JSON"),
-    (["tulu", "object.json"], "not an array"),
-    (["tulu", "split"], "holds the splits train, validation"),
-    (["cosyn-400k", "rows.jsonl"], "say --type"),
-    (["tulu", "rows.jsonl", "--media", "nowhere"], "nowhere: no such"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "words"), MISTAKES)
+    ("pixmo-cap torn.json", "torn.json: not an array of rows"),
+    ("tulu split", "holds the splits train, validation"),
+    ("tulu split --split test", "no parquet, json or jsonl file of the split 'test'"),
+    ("cosyn-400k rows.jsonl", "say --type"),
+    ("tulu rows.jsonl --media nowhere", "nowhere: no such folder"),
+])
 def test_a_mistake_costs_one_sentence(arguments, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    Path("rows.jsonl").write_text('{"instruction": "hi", "output": "yo"}\n')
+    Path("rows.jsonl").write_text('{"a": "hi"}\n')
     Path("torn.parquet").write_bytes(b"PAR1 and no more")
     Path("torn.json").write_text('[{"a": 1}')
-    Path("object.json").write_text('{"a": 1}')
-    for folder in ("empty", "split"):
-        Path(folder).mkdir()
+    Path("split").mkdir()
     for split in ("train", "validation"):
         Path(f"split/{split}-00000-of-00001.jsonl").write_text("{}")
+    name, source, *flags = arguments.split()
     with pytest.raises(SystemExit) as end:
-        command.main([*arguments[:2], "out", *arguments[2:]])
+        command.main([name, source, "out", *flags])
     printed = capsys.readouterr()
     assert end.value.code == 2
     assert words in printed.err
@@ -88,9 +77,10 @@ def test_a_mistake_costs_one_sentence(arguments, words, tmp_path, monkeypatch, c
 
 def test_without_pyarrow_json_is_read_and_parquet_says_what_to_install(tmp_path, monkeypatch,
                                                                        capsys):
+    """The rows of a .json may lie in an object."""
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    source = tmp_path / "t.jsonl"
-    source.write_text(json.dumps({"messages": messages("a", "b")}))
+    source = tmp_path / "t.json"
+    source.write_text(json.dumps({"name": "t", "data": [{"messages": messages("a", "b")}]}))
     [record], _ = prepare("tulu", source, tmp_path / "out")
     assert record["annotations"][0]["turns"] == [{"question": "a", "answer": "b"}]
     (tmp_path / "t.parquet").write_bytes(b"PAR1")

@@ -1,0 +1,36 @@
+"""The command line of a tool: its parser, and its exit status after an error."""
+
+import argparse
+import errno
+import functools
+import os
+import sys
+
+from records.errors import Unreadable, warn
+from training.config import Parser, RunError, UserError
+
+
+def make_parser(name, text, **options):
+    """The parser of `python -m tools.name`; --help prints `text` as it is."""
+    return Parser(prog=f"python -m tools.{name}", description=text, allow_abbrev=False,
+                  formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+
+
+def report_errors(main):
+    """Decorates main(argv) of a command. An error is one sentence on stderr and ends the
+    process: with status 1 if a run failed or the disk is full, else with 2, a mistake of
+    the user. Ctrl-C ends it with 130."""
+
+    @functools.wraps(main)
+    def run(argv=None):
+        try:
+            return main(argv)
+        except (UserError, RunError, Unreadable, OSError, ValueError) as error:
+            if os.environ.get("LOCAL_RANK", "0") == "0":     # once on each machine
+                warn(str(error))
+            is_full = getattr(error, "errno", 0) == errno.ENOSPC
+            sys.exit(1 if is_full or isinstance(error, RunError) else 2)
+        except KeyboardInterrupt:
+            sys.exit(130)
+
+    return run
