@@ -42,11 +42,12 @@ from training.log import (
     RunLog,
     StepStats,
     end,
-    end_if_lost,
+    end_if_explained,
     how_to_resume,
     make_head,
     make_line,
-    print_head,
+    read_log,
+    read_steps,
     stop_nonfinite,
 )
 from training.setup import dry_run_largest_batch, fill_weights, pretrain_vit, start_run
@@ -106,7 +107,9 @@ def divide_and_clip(run, groups, weight):
     copies = run.ranks.world // run.config.shard if run.config.shard else 1          # HSDP
     # float64 on a CPU only: a GPU sums in trees, and a float64 copy would not fit; one read a group
     wide = torch.float64 if run.device.type == "cpu" else None
-    gradients, squares, norms = {}, {}, {}
+    gradients = {}
+    squares = {}
+    norms = {}
     for part, parameters in groups.items():
         gradients[part] = [parallel.local(p.grad) for p in parameters if p.grad is not None]
         of_part = [torch.linalg.vector_norm(g, dtype=wide) for g in gradients[part]]
@@ -125,17 +128,17 @@ def divide_and_clip(run, groups, weight):
 
 def train(run, model, groups, optimizer, log, eval_every=0):
     """Runs the steps that are left; scores the model every eval_every steps."""
-    config, ranks, loader = run.config, run.ranks, run.loader
+    config = run.config
     stop_requested = []
     signal.signal(signal.SIGTERM, lambda *_: stop_requested.append(True))    # ends after this step
-    bar = tqdm(loader, total=config.steps, initial=run.resume_from.step, unit="step", mininterval=1,
-               desc=f"stage {config.stage}", disable=not ranks.first)
-    n_micro_batches = config.batch // ranks.dp // config.micro_batch
+    bar = tqdm(run.loader, total=config.steps, initial=run.resume_from.step, unit="step",
+               mininterval=1, desc=f"stage {config.stage}", disable=not run.ranks.first)
+    n_micro_batches = config.batch // run.ranks.dp // config.micro_batch
     began = time.monotonic()
     for step, (plan, micro_batches) in enumerate(bar, run.resume_from.step + 1):
-        torch.manual_seed(dropout_seed(config.seed, step, ranks.rank))
+        torch.manual_seed(dropout_seed(config.seed, step, run.ranks.rank))
         set_learning_rates(optimizer, config, step)
-        stats = StepStats(loader.sources, config.cp)
+        stats = StepStats(run.loader.sources, config.cp)
         for k, rows in enumerate(micro_batches, 1):
             parallel.accumulate(model, last=k == n_micro_batches)
             batch, nll = forward_backward(run, model, rows)
@@ -147,7 +150,7 @@ def train(run, model, groups, optimizer, log, eval_every=0):
         optimizer.step()
         optimizer.zero_grad()
 
-        stop, newly_masked, masked = loader.exchange(bool(stop_requested))
+        stop, newly_masked, masked = run.loader.exchange(bool(stop_requested))
         rates = {group["name"]: group["lr"] for group in optimizer.param_groups}
         line = make_line(config, step, plan, stats, norms, rates, masked)
         log.step(line | {"seconds": time.monotonic() - began}, newly_masked)
@@ -158,7 +161,7 @@ def train(run, model, groups, optimizer, log, eval_every=0):
         if stop:
             raise Terminated(f"SIGTERM: ended after step {step}; --resume continues from there")
         if is_due(step, eval_every) and step < config.steps:
-            log.scores(step, report.scores_of_run(run, model.eval()))
+            log.write({"step": step, "eval": report.scores_of_run(run, model.eval())})
             model.train()
             began = time.monotonic()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -177,10 +180,10 @@ def batch_of(run, rows):
 
 def forward_backward(run, model, rows):
     """Adds the gradients of a micro-batch to those there are -> its Batch, nll (B,T)."""
-    config, dtype = run.config, run.dtype
+    config = run.config
     batch = batch_of(run, rows).to(run.device)
     # with activation checkpointing no cache of autocast: it would keep a bf16 copy of every weight
-    with torch.autocast(run.device.type, dtype, enabled=dtype != torch.float32,
+    with torch.autocast(run.device.type, run.dtype, enabled=run.dtype != torch.float32,
                         cache_enabled=not config.activation_checkpointing):
         nll, lse = model(batch)
     (batch.weights * (nll + config.z_loss * lse**2)).sum().backward()
@@ -196,15 +199,26 @@ def dropout_seed(seed, step, rank):
 # the end
 
 
-def save_model(run, model):
-    """Weights, tokenizer, and the settings with which to ask, in out/model; then the curves."""
+def finish(run, model, log, began):
+    """Saves weights, tokenizer and the settings used at inference, scores the model, draws what the
+    log holds, and prints where to look."""
+    folder = run.out / "model"
     whole = files.gather_on_first(model, run.ranks)
-    if not run.ranks.first:
-        return
-    files.save(whole, run.out / "model")
-    run.tokenizer.save(run.out / "model")
-    files.save_data_config(run.config.data, run.out / "model")
-    report.draw_curves(run.out)
+    if run.ranks.first:
+        files.save(whole, folder)
+        run.tokenizer.save(folder)
+        files.save_data_config(run.config.data, folder)
+        report.draw_curves(run.out)
+    run.ranks.barrier()              # for any time: a large model takes long to write
+    scores = report.scores_of_run(run, model, run.out / "samples")
+    if run.ranks.mesh:
+        dist.destroy_process_group()
+    if run.ranks.first:
+        seconds = time.monotonic() - began
+        log.write({"step": run.config.steps, "eval": scores, "seconds": seconds})
+        report.draw_progress(run.out)
+        loss = read_steps(read_log(run.out / "log.jsonl"))[-1]["loss"]
+        report.print_end(run, loss, scores, seconds)
 
 
 def main(argv=None):
@@ -219,7 +233,6 @@ def main(argv=None):
         with checkpoint.lock(Path(out)):
             run, model = start_run(args, config)
             head = make_head(run, args, model)
-            print_head(run, head)
             if run.config.vit_steps and not args.init and not run.resume_from.folder:
                 pretrain_vit(run, model.vision.vit.to(run.device))
             place(run, model)
@@ -229,31 +242,18 @@ def main(argv=None):
             fill_weights(run, args, model, optimizer)
             log = RunLog(run, head, args.tensorboard)
             train(run, model, groups, optimizer, log, args.eval_every)
-            save_model(run, model.eval())
-            finish(run, model, log, began)
+            finish(run, model.eval(), log, began)
     except (UserError, DataError) as e:
         end(2, e)
-    except (RunError, Unreadable, OSError, torch.OutOfMemoryError) as e:
+    except (RunError, Unreadable, OSError) as e:
         end(1, e)
     except Terminated as e:
         end(143, e)
     except KeyboardInterrupt:
         end(130, f"interrupted; {how_to_resume(out)}")
     except RuntimeError as e:
-        end_if_lost(e)
+        end_if_explained(e)
         raise
-
-
-def finish(run, model, log, began):
-    """Scores the model, draws what the log holds, and prints where to look."""
-    scores = report.scores_of_run(run, model, run.out / "samples")
-    if run.ranks.mesh:
-        dist.destroy_process_group()
-    if run.ranks.first:
-        seconds = time.monotonic() - began
-        log.scores(run.config.steps, scores, seconds=seconds)
-        report.draw_progress(run.out)
-        report.print_end(run, log.loss, scores, seconds)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ RECIPE = {
 # of stages 2 and 3, which begin with the weights of the stage before (--init)
 LATER = {
     "data.prefix_all": True,         # the toy knows styles, not the many ways to ask
-    "train": "connector,llm",        # a frozen ViT saves a third of the time
+    "train": ("connector", "llm"),   # a frozen ViT saves a third of the time
     "lr.connector": 1e-3,
     "lr.llm": 1e-3,
 }

@@ -61,38 +61,23 @@ def stop_when_started(folder, child):
 
 
 def test_one_node_resumes_or_starts_from_weights_and_torchrun_restarts_it(folder):
-    fake(folder, "torchrun", "exit 1")
-    flags = ("--stage", "3", "--out", "out", "--cp", "2")
-    status, calls, _ = run(folder, "cluster.sh", *flags, INIT="runs/two")
-    assert status == 1
-    assert calls == ["torchrun --standalone --max-restarts 3 --nproc-per-node 2 train.py --stage 3 "
-                     "--out out --cp 2 --resume --else-init runs/two"]
-    (folder / "notes").unlink()
-    status, calls, _ = run(folder, "cluster.sh", "--stage", "3", "--out=a b", RESTARTS="0")
-    assert status == 1
-    assert calls == ["torchrun --standalone --max-restarts 0 --nproc-per-node 2 train.py --stage 3 "
-                     "--out=a b --resume"]
-
-
-def test_nodes_meet_at_the_head(folder):
-    fake(folder, "torchrun", "exit 0")
-    env = {"NODES": "4", "HEAD": "one:29400", "RUN": "r"}
-    status, calls, _ = run(folder, "cluster.sh", "--out", "out", **env)
-    assert status == 0
-    assert calls == ["torchrun --nnodes 4 --rdzv-backend c10d --rdzv-endpoint one:29400 "
-                     "--rdzv-id r --max-restarts 3 --nproc-per-node 2 train.py --out out --resume"]
-
-
-def test_each_attempt_has_a_store_gloo_connects_late_and_files_may_be_many(folder):
-    """Seen by the process that torchrun starts; an exported variable of the user wins."""
+    """Each attempt has a store, gloo connects late and files may be many; an exported variable of
+    the user wins."""
     fake(folder, "torchrun", 'echo "$TORCH_DISABLE_SHARE_RDZV_TCP_STORE $TORCH_GLOO_LAZY_INIT '
-                             '$(ulimit -n) $(ulimit -Hn)" >> "$NOTES"')
-    _, (_, seen), _ = run(folder, "cluster.sh", "--out", "out")
+                             '$(ulimit -n) $(ulimit -Hn)" >> "$NOTES"; exit 1')
+    flags = ("--stage", "3", "--out", "out", "--cp", "2")
+    status, (call, seen), _ = run(folder, "cluster.sh", *flags, INIT="runs/two")
+    assert status == 1
+    assert call == ("torchrun --standalone --max-restarts 3 --nproc-per-node 2 train.py --stage 3 "
+                    "--out out --cp 2 --resume --else-init runs/two")
     own_store, lazy, soft, hard = seen.split()
     assert (own_store, lazy) == ("1", "1")
     assert soft == hard
     (folder / "notes").unlink()
-    _, (_, seen), _ = run(folder, "cluster.sh", "--out", "out", TORCH_GLOO_LAZY_INIT="0")
+    env = {"RESTARTS": "0", "TORCH_GLOO_LAZY_INIT": "0"}
+    _, (call, seen), _ = run(folder, "cluster.sh", "--stage", "3", "--out=a b", **env)
+    assert call == ("torchrun --standalone --max-restarts 0 --nproc-per-node 2 train.py --stage 3 "
+                    "--out=a b --resume")
     assert seen.split()[1] == "0"
 
 

@@ -4,13 +4,10 @@ import dataclasses
 import json
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 from torch.nn.functional import cross_entropy
 
 import model as models
@@ -19,7 +16,6 @@ import train
 from records.mixture import Mixture
 from text.tokenizer import ByteTokenizer, load_tokenizer
 from toy import world
-from toy.shapes import SIZE
 from training.checkpoint import Checkpoint
 from training.config import parse
 from training.loader import Loader
@@ -74,13 +70,6 @@ def opened(*flags):
 
 EXACT = ("step", "weight", "tokens", "loss_tokens", "ids", "examples", "branches", "dropped", "lr",
          "fill_tokens", "fill_crops")
-
-
-def assert_same_steps(lines, others, rel):
-    for a, b in zip(steps_of(lines), steps_of(others), strict=True):
-        assert [a[key] for key in EXACT] == [b[key] for key in EXACT]
-        assert a["loss"] == pytest.approx(b["loss"], rel=rel)
-        assert a["grad_norms"] == pytest.approx(b["grad_norms"], rel=10 * rel)
 
 
 @pytest.fixture(scope="module")
@@ -194,59 +183,6 @@ def test_three_steps_equal_three_written_by_hand(tmp_path):
 
 
 # --------------------------------------------------------------------------------------------------
-# what changes a run, and what does not
-
-
-@pytest.mark.parametrize("micro_batch", ["1", "2"])
-def test_accumulation_changes_nothing(plain, tmp_path, micro_batch):
-    lines = run(tmp_path / "a", "--micro-batch", micro_batch)
-    assert_same_steps(plain[1], lines, rel=2e-6)
-
-
-def test_the_same_seed_gives_the_same_run_and_another_gives_another(plain, tmp_path):
-    assert_same_steps(plain[1], run(tmp_path / "a"), rel=1e-12)
-    other = run(tmp_path / "b", "--seed", "1")
-    ids = [line["ids"] for line in steps_of(plain[1])]
-    assert ids != [line["ids"] for line in steps_of(other)]
-
-
-def with_bad_images(folder):
-    """Flags that train on a record file of which one image is good, one missing, one no image, one
-    cut short."""
-    (folder / "cut.png").write_bytes((MEDIA / "coffee.png").read_bytes()[:90_000])
-    (folder / "page.png").write_text("<html>")
-    Image.new("RGB", (60, 60)).save(folder / "good.png")
-    caption = [{"type": "caption", "text": "a thing"}]
-    lines = [json.dumps({"image": name, "annotations": caption})
-             for name in ("cut.png", "page.png", "good.png", "gone.png")]
-    (folder / "r.jsonl").write_text("\n".join(lines))
-    return ["--data", str(folder / "r.jsonl"), "--data.max_tokens=512", "--max_skip=1"]
-
-
-@pytest.mark.slow
-def test_decoding_in_worker_processes_changes_nothing(tmp_path):
-    """... not even what is reported of images that are missing or cut short, though workers run
-    steps ahead."""
-    flags = [*with_bad_images(tmp_path), "--steps", "5", "--pool_size=3"]
-    here = run(tmp_path / "a", *flags)
-    assert_same_steps(here, run(tmp_path / "b", *flags, "--workers", "2"), rel=1e-12)
-    dropped = [line["dropped"] for line in steps_of(here)]
-    assert {"missing file", "damaged image"} <= set(dropped[-1]["r.jsonl"])
-    assert dropped[0] != dropped[-1]
-    skips = [(tmp_path / name / "skips.jsonl").read_text() for name in "ab"]
-    assert skips[0] == skips[1]
-
-
-def test_bad_images_are_counted_and_the_run_continues(tmp_path):
-    lines = steps_of(run(tmp_path / "a", *with_bad_images(tmp_path)))
-    assert lines[-1]["dropped"]["r.jsonl"]["damaged image"] >= 2
-    assert lines[-1]["dropped"]["r.jsonl"]["missing file"] >= 1
-    skips = [json.loads(line) for line in (tmp_path / "a" / "skips.jsonl").read_text().splitlines()]
-    assert {skip["id"] for skip in skips} == {"r.jsonl:1"}
-    assert all("damaged image: " in skip["reason"] for skip in skips)
-
-
-# --------------------------------------------------------------------------------------------------
 # which parameters learn
 
 
@@ -322,12 +258,6 @@ def test_real_photographs_train_and_are_scored(tmp_path):
     assert twin == first
 
 
-def test_a_run_continues_from_the_weights_of_another(plain, tmp_path):
-    first = steps_of(plain[1])
-    second = steps_of(run(tmp_path / "a", "--init", str(plain[0])))
-    assert second[0]["loss"] < first[0]["loss"] - 0.1
-
-
 def test_a_run_takes_shape_and_tokenizer_of_the_one_it_starts_from(tmp_path):
     """... the geometry of its crops too, in the records and in the scores; here none of the three
     is the toy's."""
@@ -371,31 +301,3 @@ def test_a_run_says_what_it_is_about_to_do_and_how_it_has_ended(plain, tmp_path,
     assert json.loads(last)["steps"] == 1
     assert f"tools.generate --model {out} --image " in sentences[-1]
     assert any(f"the weights are in {out}/model." in line for line in sentences)
-
-
-def call(module, *words):
-    return subprocess.run([sys.executable, "-m", module, *map(str, words)], cwd=ROOT,
-                          capture_output=True, text=True)
-
-
-@pytest.mark.slow
-def test_the_tools_run_from_the_command_line_on_what_a_run_left(plain, tmp_path):
-    toy = tmp_path / "toy"
-    world.export(toy, world.World("test"), 3)
-    done = call("tools.evaluate", "--model", plain[0], "--data", toy / "records.jsonl", "--masks",
-                toy / "masks.npz", "--out", tmp_path, "--draw", tmp_path / "drawn")
-    assert done.returncode == 0, done.stderr
-    scores = json.loads(done.stdout.splitlines()[-1])
-    assert scores["hits"] == "mask"
-    assert scores["n_caption"] == 3
-    assert list((tmp_path / "drawn").glob("*.png"))
-    answer = tmp_path / "answer.png"
-    done = call("tools.generate", "--model", plain[0], "--image", next(toy.glob("*.png")),
-                "--prompt", "pointing: any shape", "--draw", answer, "--json", "--max-new", "9")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["tokens"] <= 9
-    assert Image.open(answer).size == (3 * SIZE, 3 * SIZE)
-    for done in (call("tools.generate", "--model", "nowhere", "--prompt", "x"),
-                 call("tools.evaluate", "--model", plain[0], "--data", "none.jsonl")):
-        assert done.returncode == 2
-        assert len(done.stderr.strip().splitlines()) == 1

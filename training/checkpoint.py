@@ -10,7 +10,6 @@ A save that is interrupted leaves a .part folder, which is never read and which 
 removes. Random numbers need no state: they are a function of seed, step and rank.
 """
 
-import dataclasses
 import fcntl
 import json
 import os
@@ -23,24 +22,16 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-import model as models
 import parallel
 from records.errors import warn
-from training.config import (
-    RankError,
-    RunError,
-    UserError,
-    adopt_model,
-    config_from_json,
-    field_values,
-)
+from training.config import RankError, RunError, UserError, adopt_model, field_values
 from training.sources import list_changes
 from weights import files, lora
 
 # a process without others is told at every save and load that it is alone
 warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\.distributed\.checkpoint")
 
-# fields that may change on resume: they affect layout and speed, not results
+# fields that may change when a run is resumed: they affect layout and speed, not results
 LAYOUT_FIELDS = {
     "device", "cp", "shard", "micro_batch", "workers", "activation_checkpointing",
     "uncheckpointed_blocks", "compile", "crop_bucket", "save_every", "keep", "eval_images",
@@ -48,13 +39,10 @@ LAYOUT_FIELDS = {
 }
 
 
-# --------------------------------------------------------------------------------------------------
-# the directory of a run
-
-
 def lock(out):
-    """Makes the run directory -> an open file. As long as the first process has it open, however it
-    ends, no other run writes there. UserError if another run does, or if it cannot be made."""
+    """Makes the run directory and locks it -> the locked file. Until the first process closes it or
+    ends, no other run writes there. UserError if another run does, or if there can be no such
+    folder."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         file = open(out / "lock", "w")
@@ -85,30 +73,24 @@ def find(args, config):
         check_directory(args, out)
         if args.resume:
             args.init = args.else_init
-            warn_once(f"no checkpoint in {out}: the run starts afresh")
+            if parallel.is_first_process():
+                warn(f"no checkpoint in {out}: the run starts afresh")
         return found, config
     if found.state["base"]:
         args.init = args.else_init or found.state["base"]
-    shape = config_from_json(found.state["model"], models.ModelConfig())
+    shape = files.config_from_dict(found.state["model"])
     return found, adopt_model(args, config, shape, found.folder)
 
 
 def find_newest(out):
-    """The newest complete Checkpoint in `out`; UserError if there are only incomplete ones."""
-    steps = list_steps(out)
-    for step in steps:
+    """The newest Checkpoint in `out` that is not damaged."""
+    for step in list_steps(out):
         folder = out / f"step-{step}"
         if state := read_state(folder):
             return Checkpoint(folder, step, state)
-        warn_once(f"{folder}: a file is missing or cut short; trying the checkpoint before it")
-    if steps:
-        raise UserError(f"--resume: {out} has no complete checkpoint; --overwrite begins anew")
+        if parallel.is_first_process():
+            warn(f"{folder}: a file is missing or cut short; trying the checkpoint before it")
     return Checkpoint()
-
-
-def warn_once(sentence):
-    if parallel.is_first_process():
-        warn(sentence)
 
 
 def list_steps(out):
@@ -122,24 +104,23 @@ def read_state(folder):
     try:
         state = json.loads((folder / "state.json").read_text())
         sizes = {name: (folder / name).stat().st_size for name in state["files"]}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError):
         return None
     return state if sizes == state["files"] else None
 
 
 def check_directory(args, out):
     """UserError if a run that begins may not write to `out`."""
-    others = [path for path in out.glob("*") if path.name != "lock"]
-    init_is_there = args.init and Path(args.init).resolve().is_relative_to(out.resolve())
     reason = ""
     if not args.overwrite and (list_steps(out) or (out / "model").exists()):
         reason = "holds a run; --resume continues it, --overwrite deletes it"
         if args.resume:
-            reason = "holds a finished run without checkpoints to resume; --overwrite deletes it"
-    elif args.overwrite and others and not (out / "config.json").is_file():
-        reason = "has no config.json, so it is no run directory to --overwrite"
-    elif args.overwrite and init_is_there:
-        reason = f"--overwrite would delete the weights of --init {args.init}"
+            reason = "holds a run without a complete checkpoint to resume; --overwrite deletes it"
+    elif args.overwrite and {path.name for path in out.iterdir()} - {"lock"}:
+        if not (out / "config.json").is_file():
+            reason = "has no config.json, so it is no run directory to --overwrite"
+        elif args.init and Path(args.init).resolve().is_relative_to(out.resolve()):
+            reason = f"--overwrite would delete the weights of --init {args.init}"
     if reason:
         raise UserError(f"--out {out}: {reason}; or name another directory")
 
@@ -150,14 +131,14 @@ def delete_run(out):
     checkpoints = [path for path in out.glob("step-*") if path.stem[5:].isdigit()]
     for path in (*checkpoints, out / "model", out / "samples", out / "tensorboard"):
         shutil.rmtree(path, ignore_errors=True)
-    for name in ("log.jsonl", "stage0.jsonl", "skips.jsonl", "loss.png",
-                 "scores.png", "progress.gif"):
+    for name in ("log.jsonl", "stage0.jsonl", "skips.jsonl", "loss.png", "scores.png",
+                 "progress.gif"):
         (out / name).unlink(missing_ok=True)
 
 
 def recipe_fields(config, base=None):
-    """{dotted field: value as JSON} of what the results of a run depend on, but for its data. base:
-    the folder of the weights below adapters, of which checkpoints hold no copy."""
+    """{dotted field: its value as JSON} of the fields that the results of a run depend on, except
+    those of its data. base: the folder of the weights under adapters, which no checkpoint holds."""
     fields = {name: json.dumps(value) for name, value in field_values(config).items()
               if name.split(".")[0] not in LAYOUT_FIELDS}
     return fields | ({"base": files.fingerprint(base)} if base else {})
@@ -171,10 +152,6 @@ def check_unchanged(args, found, what, ours):
         raise UserError(f"--resume: {found.folder} is of another {what}: {changes}. "
                         "--resume-anyway continues all the same")
     return not changes
-
-
-# --------------------------------------------------------------------------------------------------
-# out
 
 
 def name_tensors(model, optimizer):
@@ -193,8 +170,7 @@ def save(run, model, optimizer, step, position):
     """Writes step-N of a run; all ranks call it. position: of the loader after this step. RunError
     if it cannot be written."""
     part = run.out / f"step-{step}.part"
-    state = {"step": step, "recipe": run.recipe, "data": run.fingerprint, "base": run.base,
-             "model": dataclasses.asdict(run.config.model), "loader": position}
+    state = run.identity | {"step": step, "loader": position}
     try:
         if run.ranks.first:
             for old in run.out.glob("step-*.part"):      # of a save that was interrupted
@@ -230,7 +206,7 @@ def complete(run, part, state):
 
 
 def sync(path):
-    """Returns when a file, or the names in a folder, are on the disk."""
+    """Returns when a file, or the list of names in a folder, is on the disk."""
     handle = os.open(path, os.O_RDONLY)
     os.fsync(handle)
     os.close(handle)
@@ -243,10 +219,6 @@ def explain(error):
     while error.__context__ and not isinstance(error, OSError):      # torch hides a full disk
         error = error.__context__
     return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-# --------------------------------------------------------------------------------------------------
-# in
 
 
 def restore(folder, model, optimizer):

@@ -1,8 +1,7 @@
 """The configuration of a run and the command line that sets it (paper: training, Table 12).
 
 A Config is made of defaults, then the stage's recipe, then the recipe of --tiny, then the flags.
-One rule for all flags: `--key value` and `--key=value` are the same, so are `-` and `_` in a key,
-and every field is a key: `--micro-batch 2`, `--data.max_tokens=512`, `--lr.vit 1e-5`.
+Every field is a flag: `--micro-batch 2`, `--data.max_tokens=512`, `--lr.vit 1e-5`.
 """
 
 import argparse
@@ -12,7 +11,7 @@ import inspect
 import re
 import sys
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from importlib.util import find_spec
 from math import inf
 
@@ -62,7 +61,7 @@ class Config:
     batch: int = 128  # packs per optimizer step, over all ranks
     micro_batch: int = 4  # packs per forward pass of one rank; the rest is accumulation
     cp: int = 1  # context-parallel degree: ranks that share a row
-    shard: int = 0  # neighbouring ranks that share the weights; 0: all (not given: those of a node)
+    shard: int = 0  # ranks that hold the weights together; 0: all; not given: those of a node
     pack_crops: int = 16  # crops of one pack at most
     pool_size: int = 48  # examples that the packer chooses from
     lr: GroupRates = GroupRates(6e-6, 2e-4, 2e-5)  # peak learning rates
@@ -100,10 +99,12 @@ class Config:
         object.__setattr__(self, "data", replace(self.data, vision=self.model.vision))
 
 
+# of argparse, for fields with few values
 CHOICES = {
-    "train": ("vit", "connector", "llm"), "device": ("auto", "cpu", "cuda", "mps"),
-    "dtype": ("auto", "float32", "bfloat16"), "toy_kinds": tuple(KINDS_BY_NAME),
-    "lora.layers": LAYERS, "model.family": ("qwen", "olmo", "llama"),
+    "device": ("auto", "cpu", "cuda", "mps"),
+    "dtype": ("auto", "float32", "bfloat16"),
+    "toy_kinds": tuple(KINDS_BY_NAME),
+    "model.family": ("qwen", "olmo", "llama"),
 }
 # {fields: (least, greatest)}: beyond these bounds a run would learn nothing, or the opposite
 RANGES = {
@@ -113,21 +114,18 @@ RANGES = {
     "shard save_every keep workers vit_steps uncheckpointed_blocks lora.rank": (0, inf),
     "seed warmup.vit warmup.connector warmup.llm": (0, 2**63),
     "lr.vit lr.connector lr.llm final_lr z_loss max_skip": (0, 1),
-    "betas residual_dropout response_dropout": (0, 0.999999),
+    "residual_dropout response_dropout": (0, 0.999999),
     "clip adam_eps data.fps lora.alpha": (1e-16, inf),
     "data.point_weight data.video_caption_weight": (0, 1000),
 }
-
-
-# --------------------------------------------------------------------------------------------------
-# fields by their dotted names
 
 
 def field_values(config, prefix=""):
     """{dotted name: value} of every field, but for data.vision, which is a copy of model.vision."""
     values = {}
     for field in dataclasses.fields(config):
-        name, value = prefix + field.name, getattr(config, field.name)
+        name = prefix + field.name
+        value = getattr(config, field.name)
         if not dataclasses.is_dataclass(value):
             values[name] = value
         elif name != "data.vision":
@@ -135,34 +133,25 @@ def field_values(config, prefix=""):
     return values
 
 
+# {dotted name: default} of the fields, but for two that are flags of their own
+FIELDS = field_values(Config())
+del FIELDS["stage"], FIELDS["preset"]
+SOURCE = "".join(map(inspect.getsource, (Config, GroupRates, LoraConfig, DataConfig)))
+# {field: the comment beside it in the source}, for --help
+COMMENTS = dict(re.findall(r"^    (\w+): .*?# *(.+)$", SOURCE.replace("%", "%%"), re.MULTILINE))
+
+
 def override(config, name, value):
-    """config with one dotted field replaced; a string is read as the type of that field."""
+    """config with one dotted field replaced."""
     head, _, rest = name.partition(".")
-    old = getattr(config, head)
     if rest:
-        value = override(old, rest, value)
-    elif isinstance(value, str):
-        value = read(old, value)
+        value = override(getattr(config, head), rest, value)
     return replace(config, **{head: value})
-
-
-def read(old, text):
-    """The text of a field as a value of the type of `old`; ValueError if it is none."""
-    if isinstance(old, bool):
-        return ["false", "0", "true", "1"].index(text.lower()) > 1
-    if isinstance(old, tuple):
-        kind = type(old[0]) if old else int
-        return tuple(kind(part) for part in text.split(",") if part)
-    return type(old)(text)
-
-
-def as_tuple(value):
-    return value if isinstance(value, tuple) else (value,)
 
 
 def config_from_json(fields, like=None):
     """A Config from the JSON object that dataclasses.asdict made of one (config.json of a run)."""
-    like = Config() if like is None else like
+    like = like or Config()
     values = {}
     for name, value in fields.items():
         if isinstance(value, dict):
@@ -174,18 +163,14 @@ def config_from_json(fields, like=None):
 def adopt_model(args, config, shape, where):
     """config with the model found in the folder `where`; UserError if the command line asks for one
     of another shape."""
-    def without_init(shape):             # without the fields that matter only to new weights
-        return replace(shape, init_std=0.0, vision=replace(shape.vision, neighbor_init=False))
-
-    asked_for = args.preset or config.model != models.PRESETS[config.preset]
-    if asked_for and without_init(config.model) != without_init(shape):
+    asked_for = args.preset or any(name.startswith("model.") for name in args.fields)
+    # two fields matter to new weights alone
+    vision = replace(shape.vision, neighbor_init=config.model.vision.neighbor_init)
+    found = replace(shape, vision=vision, init_std=config.model.init_std)
+    if asked_for and config.model != found:
         raise UserError(f"{where}: its model has another shape than --preset and --model.* ask "
                         "for; leave them out")
     return replace(config, model=shape)
-
-
-# --------------------------------------------------------------------------------------------------
-# the command line
 
 
 class Parser(argparse.ArgumentParser):
@@ -195,16 +180,17 @@ class Parser(argparse.ArgumentParser):
         raise UserError(message)
 
 
-# {dotted name: default} of the fields, but for two that are flags of their own
-FIELDS = {name: default for name, default in field_values(Config()).items()
-          if name not in ("stage", "preset")}
+def choose_reader(default):
+    """The function that reads the text of a field, by the type of its default."""
+    def true_or_false(text):
+        return ["false", "0", "true", "1"].index(text.lower()) > 1
 
+    def list_with_commas(text):
+        kind = type(default[0]) if default else int
+        return tuple(kind(part) for part in text.split(",") if part)
 
-@cache
-def read_comments():
-    """{field: the comment beside it in the source}, for --help."""
-    source = "".join(map(inspect.getsource, (Config, GroupRates, LoraConfig, DataConfig)))
-    return dict(re.findall(r"^    (\w+): .*?# *(.+)$", source.replace("%", "%%"), re.MULTILINE))
+    readers = {bool: true_or_false, tuple: list_with_commas}
+    return readers.get(type(default), type(default))
 
 
 def make_parser():
@@ -233,35 +219,31 @@ def make_parser():
     switch("--resume", help="continue from the newest checkpoint in --out; none there: start")
     switch("--resume_anyway", help="--resume, even if the recipe or the data have changed")
     add("--else_init", metavar="DIR", help="with --resume: --init while there is no checkpoint")
-    add("--lora", dest="lora.rank", default=argparse.SUPPRESS, metavar="R",
+    add("--lora", dest="lora.rank", type=int, default=argparse.SUPPRESS, metavar="R",
         help="low-rank adapters on the decoder learn in its place (short for --lora.rank)")
     for name, default in FIELDS.items():
-        alone = {"nargs": "?", "const": "true"} if isinstance(default, bool) else {}
-        text = ": ".join(read_comments().get(part, part) for part in name.split("."))
-        add(f"--{name}", dest=name, default=argparse.SUPPRESS, metavar="X",
-            help=f"{text} (default {default})", **alone)
+        alone = {"nargs": "?", "const": True} if isinstance(default, bool) else {}
+        text = ": ".join(COMMENTS.get(part, part) for part in name.split("."))
+        add(f"--{name}", type=choose_reader(default), choices=CHOICES.get(name), metavar="X",
+            default=argparse.SUPPRESS, help=f"{text} (default {default})", **alone)
     return parser
-
-
-def normalise(word):
-    """A word of the command line, with _ for every - in a key."""
-    key, equals, text = word.partition("=")
-    return f"--{key[2:].replace('-', '_')}{equals}{text}" if key.startswith("--") else word
 
 
 def parse(argv=None):
     """Command line (None: of this process) -> (arguments that are no fields, Config); or UserError.
 
-    args.fields keeps the fields that were given, {name: text}: the machine decides some others.
+    args.fields keeps the fields that were given, {name: value}: the machine decides some others.
     """
-    words = list(map(normalise, sys.argv[1:] if argv is None else argv))
+    words = sys.argv[1:] if argv is None else argv
+    # in a key - and _ are the same
+    words = [re.sub(r"(?<=^--)[^=]+", lambda key: key[0].replace("-", "_"), w) for w in words]
     parser = make_parser()
     args, unknown = parser.parse_known_args(words)
     if unknown:
         key = unknown[0].partition("=")[0]
         near = difflib.get_close_matches(key, parser._option_string_actions, 1)
         hint = f"did you mean {near[0]}?" if near else "--help lists all"
-        raise UserError(f"{key}: no such flag or field; {hint}")
+        parser.error(f"{key}: no such flag or field; {hint}")
     args.fields = {name: vars(args).pop(name) for name in [*vars(args)] if name in FIELDS}
     args.resume = args.resume or args.resume_anyway
 
@@ -270,15 +252,10 @@ def parse(argv=None):
         recipe = recipe | tiny_recipe.RECIPE | tiny_recipe.STAGES[args.stage]
     if args.preset:
         recipe = recipe | {"preset": args.preset}
+    recipe["model"] = models.PRESETS[recipe.get("preset", Config.preset)]
     config = Config()
-    for name, value in recipe.items():
+    for name, value in (recipe | args.fields).items():
         config = override(config, name, value)
-    config = replace(config, model=models.PRESETS[config.preset])
-    for name, text in args.fields.items():
-        try:
-            config = override(config, name, text)
-        except ValueError:
-            raise UserError(f"--{name} {text}: must be like {FIELDS[name]}") from None
     if config.lora.rank and "train" not in args.fields:
         config = replace(config, train=("connector", "llm"))
     if config.deterministic:
@@ -294,26 +271,29 @@ def parse(argv=None):
 def check(args, config):
     """UserError for values that no run can have and for flags that contradict one another."""
     values = field_values(config)
-    wrong = [f"--{name} {values[name]}: choose from {', '.join(choices)}"
-             for name, choices in CHOICES.items() if not set(as_tuple(values[name])) <= {*choices}]
+    wrong = []
     for names, (least, most) in RANGES.items():
-        for name in names.split():
-            if not all(least <= value <= most for value in as_tuple(values[name])):      # NaN: no
-                wrong.append(f"--{name} {values[name]}: must be from {least} to {most}")
-    if not wrong and config.batch % config.micro_batch:
-        wrong.append(f"--micro-batch {config.micro_batch}: --batch {config.batch} is no multiple "
-                     "of it")
-    if len(config.betas) != 2 or not config.train:
-        wrong.append("--betas needs two numbers, and --train a part that learns")
-    if config.lora.rank and not ("llm" in config.train and config.lora.layers):
-        wrong.append("--lora: needs llm in --train, and a layer in --lora.layers")
-    if (args.media or args.eval or args.skip_missing) and not args.data:
-        wrong.append("--media, --eval and --skip-missing only go with --data")
-    if (args.resume and (args.init or args.overwrite)) or (args.else_init and not args.resume):
-        wrong.append("--resume goes with --else-init, and without --init and --overwrite")
-    if args.eval_every < 0:
-        wrong.append("--eval-every starts at 0")
-    if args.tensorboard and not find_spec("tensorboard"):
-        wrong.append("--tensorboard needs an extra package: pip install -r requirements-extras.txt")
+        bounds = f"at least {least}" if most == inf else f"from {least} to {most}"
+        wrong += [f"--{name} {values[name]}: must be {bounds}" for name in names.split()
+                  if not least <= values[name] <= most]          # NaN is in no range
+    groups = set(config.train)
+    layers = set(config.lora.layers)
+    for is_wrong, sentence in (
+        (len(config.betas) != 2 or not all(0 <= beta < 1 for beta in config.betas),
+         "--betas needs two numbers from 0 to below 1"),
+        (not groups or groups - {"vit", "connector", "llm"},
+         "--train: name one or more of vit, connector, llm"),
+        (config.batch % max(config.micro_batch, 1),
+         f"--micro-batch {config.micro_batch}: --batch {config.batch} is no multiple of it"),
+        (layers - {*LAYERS} or (config.lora.rank and not ("llm" in groups and layers)),
+         f"--lora: needs llm in --train, and --lora.layers of {', '.join(LAYERS)}"),
+        ((args.media or args.eval or args.skip_missing) and not args.data,
+         "--media, --eval and --skip-missing only go with --data"),
+        ((args.resume and (args.init or args.overwrite)) or (args.else_init and not args.resume),
+         "--resume goes with --else-init, and without --init and --overwrite"),
+        (args.tensorboard and not find_spec("tensorboard"),
+         "--tensorboard needs an extra package: pip install -r requirements-extras.txt"),
+    ):
+        wrong += [sentence] * bool(is_wrong)
     if wrong:
         raise UserError(wrong[0])

@@ -1,16 +1,17 @@
-"""The packs of a run, decoded ahead, as one rank sees them (paper: packing).
+"""The packs of a run as one rank sees them, planned and decoded ahead (paper: packing).
 
     StepPlan  --balance_packs-->  packs of this rank  --DataLoader, Decoder-->  rows of data.Example
 
 The first rank plans and sends each StepPlan to all ranks: sizes are measured once. Each rank
 decodes the packs dealt to it, and under context parallelism only its share of the crops. With
---workers both happen ahead, in the processes of torch's DataLoader. A record that turns out bad
-here is masked: it keeps its place in the row, without loss, so that packs stay as planned.
+--workers both happen in the processes of torch's DataLoader. A record that turns out bad here is
+masked: it keeps its place in the row, without loss, so that packs stay as planned.
 """
 
 import os
 import signal
 import threading
+import warnings
 from collections import Counter, deque
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -24,60 +25,61 @@ import data
 import packing
 import parallel
 from records.errors import DataError, Unreadable
-from training.config import RankError
+from records.mixture import Mixture
+from training.config import Config, RankError
 from training.planner import BadRecords, add_counts, record_at, source_at
 
+# --workers is the user's number; torch would prefer the number of cores
+warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
 
+
+@dataclass
 class PlansAhead(IterableDataset):
-    """The first n StepPlans, as the data set of a DataLoader. An error is a value, since the
-    DataLoader would add a traceback to it."""
+    """The first n StepPlans, as the data set of a DataLoader. An error is a value: the DataLoader
+    would add a traceback to one that is raised in its process."""
 
-    def __init__(self, plans, n):
-        self.plans = plans
-        self.n = n
+    plans: object                    # a StepPlanner or PlanFile
+    n: int
 
     def __iter__(self):
         try:
             yield from islice(self.plans, self.n)
-        except DataError as e:
+        except (DataError, OSError) as e:
             yield e
 
 
-@dataclass(frozen=True)
-class PackToDecode:
-    items: list                      # of packing.Item
-    shards: list                     # of each example: data.CropShard, or None for all of its crops
-    reasons: list                    # of each example: why it is masked unseen, or ""
-
-
+@dataclass
 class Decoder:
-    """The data set of the DataLoader: PackToDecode -> [data.Example, ..], or a DataError."""
+    """The data set of a DataLoader: the arguments of `decode` for each example of a pack -> a row
+    [data.Example, ..], or an error."""
 
-    def __init__(self, mixture, tokenizer, config):
-        self.mixture, self.tokenizer, self.config = mixture, tokenizer, config
+    mixture: Mixture
+    tokenizer: object
+    config: Config
 
     def __getitem__(self, pack):
-        each = zip(pack.items, pack.shards, pack.reasons, strict=True)
         try:
-            return [self.decode(item, shard, reason) for item, shard, reason in each]
-        except DataError as e:       # as a value, see PlansAhead
+            return [self.decode(*each) for each in pack]
+        except (DataError, OSError) as e:            # as a value, see PlansAhead
             return e
 
     def decode(self, item, shard=None, reason=""):
-        """An Item -> data.Example of its size, a placeholder if it cannot be had."""
+        """A packing.Item and a data.CropShard (None: all crops) -> data.Example of its size: if it
+        cannot be had, or with a reason, a placeholder."""
         record, epoch = record_at(self.mixture, item.index)
         config = self.config
         if reason:
             return self.placeholder(record["id"], item, shard, reason)
         try:
             example = data.encode(record, self.tokenizer, config.data, config.seed, epoch, shard)
-            n_crops = 0 if example.image_id is None else len(example.image_id)
-            if (len(example.tokens), n_crops) != (item.tokens, item.crops):
-                raise Unreadable("size differs", f"{len(example.tokens)} tokens, {n_crops} crops; "
-                                 f"planned: {item.tokens} and {item.crops}")
         except Unreadable as e:
             return self.placeholder(record["id"], item, shard, str(e))
-        return example
+        n_tokens = len(example.tokens)
+        n_crops = 0 if example.image_id is None else len(example.image_id)
+        if (n_tokens, n_crops) == (item.tokens, item.crops):
+            return example
+        reason = f"size differs: {n_tokens} tokens, {n_crops} crops, {item.tokens} and {item.crops}"
+        return self.placeholder(record["id"], item, shard, f"{reason} planned")
 
     def placeholder(self, name, item, shard, reason):
         """An Example of the planned size without loss."""
@@ -103,21 +105,21 @@ class Loader:
         self.n_steps = config.steps - start
         self.steps = self.plan_steps()
         self.planned = deque()       # StepPlans whose packs have gone to the decoder
-        self.in_flight = deque()     # PackToDecode
+        self.in_flight = deque()     # these packs
         self.masked = BadRecords("masked", RankError, config.max_skip)
         self.newly_masked = []
         self.known_masked = {}
 
     def restore(self, position, skips, same_data=True):
-        """Continues after the step at whose end `exchange` and StepPlan.state gave this position;
-        records masked before it, the lines of skips.jsonl, are masked again without decoding. With
-        other data only the place in it is kept."""
+        """Continues after the step at whose end `exchange` and StepPlan.state gave this position.
+        Records masked before, the lines of skips.jsonl, are masked again without decoding. With
+        other data only the place in it is kept: sizes and masks belong to the old records."""
         if self.plans:
             self.plans.restore(position["plans"], same_data)
         if same_data:
             self.known_masked = {skip["index"]: skip["reason"] for skip in skips}
-        if same_data and self.plans:
-            self.masked.restore(position["masked"])
+            if self.ranks.first:     # the counts are of all ranks, which are added up
+                self.masked.restore(position["masked"])
 
     def __iter__(self):
         config = self.config
@@ -133,8 +135,7 @@ class Loader:
 
     def begin(self):
         """Plans the first step: data that cannot be used at all end a run before it begins."""
-        first = list(islice(self.steps, 1))
-        self.steps = chain(first, self.steps)
+        self.steps = chain([*islice(self.steps, 1)], self.steps)
 
     def plan_steps(self):
         """Yields the StepPlans of the first rank, on all ranks; DataError if there are none."""
@@ -144,68 +145,64 @@ class Loader:
                                     **in_processes(min(self.config.workers, 1))))
         for _ in range(self.n_steps):
             plan = parallel.broadcast(None if plans is None else next(plans))
-            if isinstance(plan, DataError):
+            if isinstance(plan, Exception):
                 raise plan
             yield plan
 
     def packs_to_decode(self):
         """Yields this rank's packs in the order of training, and plans steps as they are needed."""
+        ranks = self.ranks
         for plan in self.steps:
             self.planned.append(plan)
-            for k in packing.balance_packs(plan.packs, self.ranks.dp)[self.ranks.dp_rank]:
+            for k in packing.balance_packs(plan.packs, ranks.dp)[ranks.dp_rank]:
                 items = plan.packs[k]
+                shards = [None] * len(items)
+                if ranks.cp > 1:
+                    *before, n_crops = np.cumsum([0, *(e.crops for e in items)]).tolist()
+                    shards = [data.CropShard(ranks.cp_rank, ranks.cp, n, n_crops) for n in before]
                 reasons = [self.known_masked.get(e.index, "") for e in items]
-                pack = PackToDecode(items, self.shards(items), reasons)
-                self.in_flight.append(pack)
-                yield pack
-
-    def shards(self, items):
-        """What of each example of a pack this rank decodes; None: all of it."""
-        ranks = self.ranks
-        if ranks.cp == 1:
-            return [None] * len(items)
-        before = np.cumsum([0, *(e.crops for e in items)]).tolist()
-        return [data.CropShard(ranks.cp_rank, ranks.cp, n, before[-1]) for n in before[:-1]]
+                self.in_flight.append([*zip(items, shards, reasons, strict=True)])
+                yield self.in_flight[-1]
 
     def next_row(self, decoded):
         """The next pack as a row of examples, with the masks of all ranks that share it."""
         examples = next(decoded)
-        if isinstance(examples, DataError):
+        if isinstance(examples, Exception):
             raise RankError(str(examples))
-        pack = self.in_flight.popleft()
         reasons = [example.mask_reason for example in examples]
         if self.ranks.cp > 1:
             of_ranks = parallel.all_gather(reasons, self.ranks.mesh["cp"].get_group())
             reasons = [next(filter(None, each), "") for each in zip(*of_ranks, strict=True)]
-        each = zip(pack.items, pack.shards, examples, reasons, strict=True)
-        return [self.finish(*parts) for parts in each]
-
-    def finish(self, item, shard, example, reason):
-        """Counts an example -> the example, or its placeholder if another rank has masked it."""
-        if reason and not example.mask_reason:
-            example = self.decoder.placeholder(example.id, item, shard, reason)
-        example.source = source_at(self.mixture, item.index)
-        where = record_at(self.mixture, item.index)[0]["where"] if reason else ""
-        if reason:
-            self.newly_masked.append({"id": example.id, "where": where, "index": item.index,
-                                      "reason": reason})
-        self.masked.count(example.source, where, reason)
-        return example
+        row = []
+        pack = self.in_flight.popleft()
+        for (item, shard, _), example, reason in zip(pack, examples, reasons, strict=True):
+            if reason and not example.mask_reason:           # another rank has masked it
+                example = self.decoder.placeholder(example.id, item, shard, reason)
+            example.source = source_at(self.mixture, item.index)
+            where = record_at(self.mixture, item.index)[0]["where"] if reason else ""
+            if reason:
+                self.newly_masked.append({"index": item.index, "id": example.id, "where": where,
+                                          "reason": reason})
+            self.masked.count(example.source, where, reason)
+            row.append(example)
+        return row
 
     def exchange(self, stop):
-        """What all ranks know after a step -> is one of them to stop, the records that were masked
-        in it, and the state of `masked` for all ranks."""
-        mine = self.newly_masked, self.masked.state()
+        """Gathers from all ranks after a step -> does one of them have to stop, the records that
+        were masked in the step, and the state of `masked` over all ranks."""
+        mine = stop, self.ranks.cp_rank, self.newly_masked, self.masked.state()
+        self.newly_masked = []
         newly_masked = []
-        total = BadRecords("", None, 0).state()
-        of_ranks = parallel.all_gather((stop, self.ranks.cp_rank, *mine))
+        counts = {}
+        tried = Counter()
+        of_ranks = parallel.all_gather(mine)
         for _, cp_rank, new, masked in of_ranks:
             if cp_rank == 0:                         # the ranks of a group have the same records
                 newly_masked += new
-                add_counts(total["counts"], masked["counts"])
-                total["tried"] = dict(Counter(total["tried"]) + Counter(masked["tried"]))
-        self.newly_masked = []
-        return any(stop for stop, *_ in of_ranks), newly_masked, total
+                counts = add_counts(counts, masked["counts"])
+                tried.update(masked["tried"])
+        state = {"counts": counts, "tried": tried, "in_a_row": {}}
+        return any(stop for stop, *_ in of_ranks), newly_masked, state
 
 
 def batched(items, n):

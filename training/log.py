@@ -6,7 +6,6 @@ A run writes config.json, log.jsonl, skips.jsonl (records found bad while decodi
 --tensorboard the same numbers once more. Before its first step it says what it is about to do.
 """
 
-import copy
 import dataclasses
 import json
 import math
@@ -17,6 +16,7 @@ import shlex
 import subprocess
 import sys
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -82,10 +82,10 @@ class StepStats:
         rows, sums = self.delayed
         self.delayed = None
         examples = [x for row in rows for x in row]
-        sums = sums.tolist()
-        if not math.isfinite(sum(sums)):
+        *sums, of_padding = sums.tolist()
+        if not math.isfinite(sum(sums) + of_padding):
             self.nonfinite += [x.id for x in examples]
-        for x, value in zip(examples, sums, strict=False):               # all but padding
+        for x, value in zip(examples, sums, strict=True):
             self.nll[x.source] += value
             self.weights[x.source] += float(x.weights.sum(dtype="float64")) / self.cp
         self.counts.update(count_rows(rows))
@@ -98,9 +98,9 @@ class StepStats:
             **{("count", name): n / self.cp for name, n in self.counts.items()},
             **{("nll", name): value for name, value in self.nll.items()},
             **{("weight", name): value for name, value in self.weights.items()}})
-        self.counts = {name: round(sums["count", name]) for name in self.counts}
         weights = {name: sums["weight", name] for name in self.weights}
         nll = {name: sums["nll", name] for name in self.nll}
+        self.counts = {name: round(sums["count", name]) for name in self.counts}
         self.total_weight = sum(weights.values())
         self.weight = max(self.total_weight, 1e-8)
         self.loss = sum(nll.values()) / self.weight
@@ -125,41 +125,37 @@ def make_line(config, step, plan, stats, norms, rates, masked):
         "fill_tokens": stats.counts["tokens"] / (config.batch * config.data.max_tokens),
         "fill_crops": stats.counts["crops"] / (config.batch * config.pack_crops),
         "longest_wait": plan.longest_wait,
-        "dropped": add_counts(copy.deepcopy(plan.skipped), masked["counts"]), "ids": plan.hash,
+        "dropped": add_counts(plan.skipped, masked["counts"]),
+        "ids": plan.hash,
     }
-
-
-# --------------------------------------------------------------------------------------------------
-# files
 
 
 class RunLog:
     """log.jsonl, one line per step after a first line, and skips.jsonl; only the first rank writes.
 
     head: the first line of a run that begins. A run that is resumed appends: a line that a kill cut
-    short is dropped, and of a step that is logged twice the later line counts. loss: the last one.
+    short is dropped, and of a step that is logged twice the later line counts.
     """
 
     def __init__(self, run, head, tensorboard=False):
         self.out = run.out
         self.writes = run.ranks.first
-        self.loss = None
         self.board = None
         self.known = set()               # indices of the records that skips.jsonl has already
         if not self.writes:
             return
         step = run.resume_from.step
-        if step:
-            steps = read_steps(read_log(self.out / "log.jsonl"))
-            self.loss = steps[-1]["loss"] if steps else None
-            self.known = {skip["index"] for skip in read_log(self.out / "skips.jsonl")}
-            for name in ("log.jsonl", "skips.jsonl"):
-                drop_partial_line(self.out / name)
-        else:
+        log = self.out / "log.jsonl"
+        skips = self.out / "skips.jsonl"
+        if not step:
             (self.out / "config.json").write_text(json.dumps(head, indent=1))
-            (self.out / "skips.jsonl").unlink(missing_ok=True)
-            (self.out / "log.jsonl").write_text(json.dumps(head) + "\n")
-        self.file = open(self.out / "log.jsonl", "a", buffering=1)
+            log.write_text(json.dumps(head) + "\n")
+            skips.unlink(missing_ok=True)
+        for path in (log, skips):
+            if path.exists():            # cut off a line that a kill left unfinished
+                os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
+        self.known = {skip["index"] for skip in read_log(skips)}
+        self.file = open(log, "a", buffering=1)
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -172,16 +168,12 @@ class RunLog:
         masked: [{"index": .., "id": .., "where": .., "reason": ..}, ..]
         """
         self.write(line)
-        self.loss = line["loss"]
         new = {skip["index"]: skip for skip in masked if skip["index"] not in self.known}
         if new and self.writes:
             with open(self.out / "skips.jsonl", "a") as skips:
                 for index in sorted(new):
                     skips.write(json.dumps({"step": line["step"], **new[index]}) + "\n")
             self.known |= new.keys()
-
-    def scores(self, step, scores, **more):
-        self.write({"step": step, "eval": scores, **more})
 
     def write(self, line):
         if self.writes:
@@ -204,10 +196,8 @@ def read_log(path):
     cut short is left out."""
     lines = []
     for row in path.read_bytes().splitlines() if path.exists() else ():
-        try:
+        with suppress(ValueError):
             lines.append(json.loads(row))
-        except ValueError:
-            continue
     return lines
 
 
@@ -218,34 +208,32 @@ def read_steps(lines):
     return [by_step[step] for step in sorted(by_step)]
 
 
-def drop_partial_line(path):
-    """Cuts off a last line that a kill left unfinished."""
-    if path.exists():
-        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
-
-
-# --------------------------------------------------------------------------------------------------
-# the first line
-
-
 def make_head(run, args, model):
-    """The first line of log.jsonl: with this config, command and commit the run can be repeated."""
+    """The first line of log.jsonl: with this config, command and commit the run can be repeated.
+    Says on stderr what the run is about to do."""
+    config = run.config
     params = {part: sum(p.numel() for p in ps) for part, ps in model.parameter_groups().items()}
-    return {"config": dataclasses.asdict(run.config), "command": vars(args), "commit": commit(),
+    head = {"config": dataclasses.asdict(config), "command": vars(args), "commit": commit(),
             "device": str(run.device), "hardware": hardware(run.device),
             "dtype": str(run.dtype).split(".")[-1], "world": run.ranks.world, "params": params,
             "versions": {"python": platform.python_version(), "torch": torch.__version__}}
+    if run.ranks.first:
+        n_left = config.steps - run.resume_from.step
+        sizes = ", ".join(f"{part} {n / 1e6:.1f} M" for part, n in params.items())
+        warn(f"stage {config.stage} on {head['device']} ({head['hardware']}), "
+             f"{head['dtype']}, processes: {head['world']}\n"
+             f"parameters: {sizes}; {', '.join(config.train)} learn\n"
+             f"steps: {n_left} of {config.steps}; a batch: {config.batch} rows of "
+             f"{config.data.max_tokens} tokens; writes to {run.out}")
+    return head
 
 
 def commit():
     """The commit of the code that runs, with + if files differ from it; 'unknown' without git."""
-    def git(*words):
-        return subprocess.check_output(["git", *words], cwd=Path(__file__).parents[1], text=True,
-                                       stderr=subprocess.DEVNULL).strip()
-
+    command = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
     try:
-        changed = git("status", "--porcelain", "-uno")
-        return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
+        return subprocess.check_output(command, cwd=Path(__file__).parents[1], text=True,
+                                       stderr=subprocess.DEVNULL).strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 
@@ -259,51 +247,41 @@ def hardware(device):
     return f"{os.cpu_count()} cores, {names[0] if names else platform.machine()}"
 
 
-def print_head(run, head):
-    """Says on stderr what a run is about to do. head: the first line of its log."""
-    if not run.ranks.first:
-        return
-    config, done = run.config, run.resume_from.step
-    params = ", ".join(f"{part} {n / 1e6:.1f} M" for part, n in head["params"].items())
-    warn(f"stage {config.stage} on {head['device']} ({head['hardware']}), "
-         f"{head['dtype']}, processes: {head['world']}\n"
-         f"parameters: {params}; {', '.join(config.train)} learn\n"
-         f"steps: {config.steps - done} of {config.steps}; a batch: {config.batch} rows "
-         f"of {config.data.max_tokens} tokens; writes to {run.out}")
-
-
 # --------------------------------------------------------------------------------------------------
 # the end
 
-# how torch says that another rank, or a decoding process, has ended or hangs
-LOST_PROCESS = (r"[Cc]onnection (closed|reset|refused)|[Tt]imed out|NCCL|gloo|"
-                r"DataLoader worker \(pid")
+# {pattern: sentence} of torch's errors that have a cause outside of the code
+CAUSES = {
+    r"out of memory|can't allocate memory": "out of memory; use a smaller --micro-batch or "
+    "--data.max_tokens, or a larger --cp; python -m tools.memory counts what a step takes",
+    r"[Cc]onnection (closed|reset|refused)|[Tt]imed out|Broken pipe|communicator was aborted|"
+    r"ncclRemoteError|DataLoader worker \(pid": "another process has ended or hangs",
+}
 
 
 def end(status, error):
     """Ends the process with one sentence on stderr: an error of all ranks is printed
     once per machine, an error of one rank by that rank."""
-    alone = isinstance(error, (RankError, Unreadable, OSError, RuntimeError))
+    alone = isinstance(error, (RankError, Unreadable, OSError))
+    joined = dist.is_initialized()
     sentence = str(error) or type(error).__name__
-    if isinstance(error, torch.OutOfMemoryError):
-        sentence = (f"{sentence.split('.')[0]}; use a smaller --micro-batch or --data.max_tokens, "
-                    "or a larger --cp; python -m tools.memory counts what a step takes")
-    if alone and dist.is_initialized():
+    if alone and joined:
         sentence = f"rank {dist.get_rank()}: {sentence}"
     if alone or os.environ.get("LOCAL_RANK", "0") == "0":
-        gap = "\n" if dist.is_initialized() else ""      # after an unfinished progress bar
+        gap = "\n" * joined                  # after an unfinished progress bar
         lines = "\n".join(f"train.py: {line}" for line in sentence.splitlines())
         print(f"{gap}{lines}", file=sys.stderr, flush=True)
     kill_children()
-    if dist.is_initialized():
+    if joined:
         os._exit(status)             # to leave the process group would wait for the others
     raise SystemExit(status) from None
 
 
-def end_if_lost(error):
-    """Ends this rank if the error says that another process of the run has ended or hangs."""
-    if re.search(LOST_PROCESS, str(error)):
-        end(1, RankError(f"another process has ended or hangs: {str(error).splitlines()[0]}"))
+def end_if_explained(error):
+    """Ends this rank if the error of torch is one of CAUSES."""
+    for pattern, sentence in CAUSES.items():
+        if re.search(pattern, str(error)):
+            end(1, RankError(f"{sentence}: {str(error).splitlines()[0]}"))
 
 
 def how_to_resume(out):

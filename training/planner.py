@@ -6,11 +6,11 @@ A step is a function of seed and number alone. A record that cannot be used is s
 counted; one that turns out bad while decoding keeps its place (training/loader.py).
 """
 
-import copy
 import hashlib
 import json
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 
@@ -25,30 +25,29 @@ from training.sources import list_changes
 MANY = 100                           # bad records of a source that can end a run
 
 
+@dataclass
 class BadRecords:
-    """Counts the records of each source that cannot be used; `error` if they are too many.
+    """Counts the records of each source that cannot be used; `error` if they are too many: MANY in
+    a row, or MANY that are more than max_skip of those tried.
 
     One instance counts what is skipped while planning, another what is masked after decoding.
     """
 
-    def __init__(self, done, error, max_skip):
-        self.done = done             # as messages say it
-        self.error = error
-        self.max_skip = max_skip
-        self.counts = {}             # {source: {kind: n}}
-        self.tried = Counter()       # {source: n}
-        self.in_a_row = Counter()    # {source: n} bad ones since the last good one
-        self.warned = set()
+    done: str                        # as messages say it
+    error: type
+    max_skip: float
+    counts: dict = field(default_factory=dict)           # {source: {kind: n}}
+    tried: Counter = field(default_factory=Counter)      # {source: n}
+    in_a_row: Counter = field(default_factory=Counter)   # bad ones since the last good one
+    warned: set = field(default_factory=set)             # places that have been told
 
     def count(self, source, where, reason=""):
-        """Counts a record, which is bad if there is a reason; says so once.
-
-        Too many: MANY in a row, or MANY that are more than max_skip of those tried."""
+        """Counts a record, which is bad if there is a reason, and says so once."""
         self.tried[source] += 1
         self.in_a_row[source] = self.in_a_row[source] + 1 if reason else 0
         if not reason:
             return
-        add_counts(self.counts, {source: {name_kind(reason): 1}})
+        self.counts = add_counts(self.counts, {source: {name_kind(reason): 1}})
         if where not in self.warned:
             warn(f"{where}: {reason}; {self.done}")
         self.warned.add(where)
@@ -61,8 +60,7 @@ class BadRecords:
                 "tools.check FILE --decode' lists them, --max_skip allows more")
 
     def state(self):
-        return copy.deepcopy({"counts": self.counts, "tried": dict(self.tried),
-                              "in_a_row": dict(self.in_a_row)})
+        return {"counts": self.counts, "tried": dict(self.tried), "in_a_row": dict(self.in_a_row)}
 
     def restore(self, state):
         self.counts = state["counts"]
@@ -75,17 +73,12 @@ def name_kind(reason):
     return reason.partition(":")[0]
 
 
-def add_counts(total, counts):
-    """Adds {source: {kind: n}} to `total` in place -> total."""
-    for source, kinds in counts.items():
-        of_source = total.setdefault(source, {})
-        for kind, n in kinds.items():
-            of_source[kind] = of_source.get(kind, 0) + n
+def add_counts(counts, others):
+    """Sums of {source: {kind: n}}."""
+    total = dict(counts)
+    for source, kinds in others.items():
+        total[source] = dict(Counter(total.get(source)) + Counter(kinds))
     return total
-
-
-# --------------------------------------------------------------------------------------------------
-# planning
 
 
 @dataclass(frozen=True)
@@ -104,10 +97,10 @@ class StepPlan:
 
 @dataclass(frozen=True)
 class Measured:
-    id: str
     where: str                       # "file:line"
-    size: tuple = None               # (tokens, crops)
     reason: str = ""                 # why it is skipped, an Unreadable as text
+    id: str = ""
+    size: tuple = None               # (tokens, crops)
 
 
 def record_at(mixture, index):
@@ -123,17 +116,14 @@ def source_at(mixture, index):
 
 def measure(mixture, tokenizer, config, index):
     """-> Measured, from text and headers."""
-    source, i, _ = mixture[index]
+    number, i, epoch = mixture[index]
+    source = mixture.sources[number]
     try:
-        record, epoch = record_at(mixture, index)
-    except Unreadable as e:
-        where = mixture.sources[source].where(i)
-        return Measured(where, where, reason=str(e))
-    try:
+        record = source[i]
         size = data.size(record, tokenizer, config.data, config.seed, epoch)
     except Unreadable as e:
-        return Measured(record["id"], record["where"], reason=str(e))
-    return Measured(record["id"], record["where"], size, skip_reason(record, size, config))
+        return Measured(source.where(i), str(e))
+    return Measured(record["where"], skip_reason(record, size, config), record["id"], size)
 
 
 def skip_reason(record, size, config):
@@ -141,14 +131,12 @@ def skip_reason(record, size, config):
     tokens, crops = size
     if size == (0, 0):               # nothing with loss fits a row
         with_loss = [a for a in record["annotations"] if has_loss(a, config)]
-        too_many = [len(a.get("points", ())) > config.data.max_points and a["type"] != "track"
-                    for a in with_loss]
-        if with_loss and all(too_many):
-            return f"too many points: each annotation has more than {config.data.max_points}"
-        if with_loss:
-            return ("too long: none of its annotations fits a row, or its tracks have no point on "
-                    "a frame")
-        return "nothing to learn: none of its annotations has loss"
+        limit = config.data.max_points
+        if not with_loss:
+            return "nothing to learn: none of its annotations has loss"
+        if all(len(a.get("points", ())) > limit and a["type"] != "track" for a in with_loss):
+            return f"too many points: each annotation has more than {limit}"
+        return "too long: none of its annotations fits a row, or no point is on a frame"
     if tokens > config.data.max_tokens or crops > config.pack_crops:
         return (f"too long: {tokens} tokens and {crops} crops do not fit a row of "
                 f"{config.data.max_tokens} and {config.pack_crops}")
@@ -162,9 +150,9 @@ def has_loss(a, config):
     return bool(a.get("weight", 1)) and any(turn.get("weight", 1) for turn in a.get("turns", [a]))
 
 
-class StepPlanner:
-    """Iterates over StepPlans, without end. measure_index(index) -> Measured: used in place of
-    `measure`; tools.plan measures in parallel."""
+class StepPlanner(Iterator):
+    """StepPlans, without end. measure_index(index) -> Measured: used in place of `measure`;
+    tools.plan measures in parallel."""
 
     def __init__(self, mixture, tokenizer, config, measure_index=None):
         self.mixture = mixture
@@ -184,9 +172,6 @@ class StepPlanner:
         self.ids[index] = found.id
         return found.size
 
-    def __iter__(self):
-        return self
-
     def __next__(self):
         packs = []
         ids = []
@@ -198,7 +183,7 @@ class StepPlanner:
             ids += [self.ids.pop(e.index) for e in pack]
             waits = [self.planner.n_packs - 1 - e.arrived for e in pack]
             longest_wait = max(longest_wait, *waits)
-        return StepPlan(packs, ids, longest_wait, self.skipped.state()["counts"], self.state())
+        return StepPlan(packs, ids, longest_wait, self.skipped.counts, self.state())
 
     def state(self):
         return {"planner": self.planner.state(), "ids": list(self.ids.items()),
@@ -206,17 +191,15 @@ class StepPlanner:
 
     def restore(self, state, same_data=True):
         """Goes on after the step with this state; with other data, with an empty pool."""
-        if "planner" not in state:
-            raise DataError("--plan: the run began with a plan; go on with it")
         if not same_data:
-            state = {"planner": state["planner"] | {"pool": []}, "ids": [],
-                     "skipped": BadRecords("", None, 0).state()}
+            self.planner.restore(state["planner"] | {"pool": []})
+            return
         self.planner.restore(state["planner"])
-        self.ids = dict(map(tuple, state["ids"]))
+        self.ids = dict(state["ids"])
         self.skipped.restore(state["skipped"])
 
 
-class PlanFile:
+class PlanFile(Iterator):
     """StepPlans from a file that tools.plan wrote, in place of a StepPlanner: nothing is measured.
 
     DataError if it was made for other data, another tokenizer or config (`made_for`), or is short.
@@ -236,32 +219,27 @@ class PlanFile:
             changes = f"{len(columns['ends'])} packs are fewer than --steps times --batch"
         if changes:
             raise DataError(f"--plan {path}: made for another run: {changes}")
-        self.starts = np.array([0, *columns["ends"]])            # of packs
+        self.columns = columns
+        self.starts = [0, *columns["ends"].tolist()]     # of packs
         self.ids = bytes(columns["ids"]).decode().split("\0")
-        self.skipped_in = columns["skipped_in"]
-        self.skipped_why = columns["skipped_why"]
         self.items = [Item(*row) for row in rows]
         self.batch = config.batch
         self.n_packs = 0
 
-    def __iter__(self):
-        return self
-
     def __next__(self):
         first = self.n_packs
         last = first + self.batch
-        starts = self.starts[first : last + 1].tolist()      # of the items of these packs
+        starts = self.starts[first : last + 1]
         packs = [self.items[begin:end] for begin, end in pairwise(starts)]
         waits = [n - e.arrived for n, pack in enumerate(packs, first) for e in pack]
         skipped = {}
-        for why in self.skipped_why[: np.searchsorted(self.skipped_in, last)].tolist():
+        n_skipped = np.searchsorted(self.columns["skipped_in"], last)
+        for why in self.columns["skipped_why"][:n_skipped].tolist():
             source, _, kind = why.rpartition(": ")
-            add_counts(skipped, {source: {kind: 1}})
+            skipped = add_counts(skipped, {source: {kind: 1}})
         self.n_packs = last
         return StepPlan(packs, self.ids[starts[0] : starts[-1]], max(waits), skipped,
                         {"packs": last})
 
     def restore(self, state, same_data=True):
-        if "planner" in state:
-            raise DataError("--plan: the run began without a plan; go on without it")
         self.n_packs = state["packs"]

@@ -2,7 +2,7 @@
 
 import json
 import os
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import model as models
 import parallel
 from records.errors import DataError, warn
 from records.mixture import Mixture
+from records.reader import Records
 from text.tokenizer import ByteTokenizer, load_tokenizer
 from toy import vit as stage0
 from toy import world
@@ -36,17 +37,16 @@ def pick_device(config):
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(),
              "cpu": True}
-    name = config.device
-    if name == "auto":
-        name = next(kind for kind, is_there in there.items() if is_there)
+    best = next(filter(there.get, there))
+    name = best if config.device == "auto" else config.device
     if not there[name]:
         raise UserError(f"--device {name}: this machine or this torch has none")
     dtype = config.dtype
     if dtype == "auto":
         dtype = "bfloat16" if name == "cuda" else "float32"
     if name == "cuda" and "LOCAL_RANK" in os.environ:
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         name = f"cuda:{os.environ['LOCAL_RANK']}"
+        torch.cuda.set_device(name)
     return torch.device(name), getattr(torch, dtype)
 
 
@@ -69,16 +69,18 @@ def choose_layout(args, config, device):
 
 
 def default_shard(world, ranks_of_node):
-    """--shard where it is not given: of several nodes each holds all weights, because between
-    nodes gathering them for every micro-batch would take longer than computing with them."""
+    """--shard where it is not given. Each of several nodes holds all weights: to gather them from
+    other nodes for every micro-batch would take longer than to compute with them."""
     return ranks_of_node if world > ranks_of_node and world % ranks_of_node == 0 else 0
 
 
 def layout_error(world, config, model):
     """Why `world` ranks cannot train this Config and ModelConfig, a sentence; "" if they can."""
-    cp, heads, kv_heads = config.cp, model.n_head, model.n_kv_head
-    if heads % cp or (kv_heads % cp and cp % kv_heads):
-        return f"--cp {cp}: {heads} query and {kv_heads} kv heads cannot be dealt out to so many"
+    cp = config.cp
+    kv_heads = model.n_kv_head
+    if model.n_head % cp or (kv_heads % cp and cp % kv_heads):
+        return (f"--cp {cp}: {model.n_head} query and {kv_heads} kv heads cannot be dealt out to "
+                "so many")
     if world % cp:
         return f"--cp {cp}: {world} processes are no multiple of it"
     if config.batch % (world // cp * config.micro_batch):
@@ -91,10 +93,6 @@ def layout_error(world, config, model):
     return ""
 
 
-# --------------------------------------------------------------------------------------------------
-# data
-
-
 def open_on_first_rank(ranks, args, config):
     """open_sources(args, config) on the first rank, which sends the others where the records of
     each file begin: they do not read the files for that (records/reader.py)."""
@@ -104,6 +102,7 @@ def open_on_first_rank(ranks, args, config):
             opened = open_sources(args, config)
         except DataError as e:       # sent to all, or the others would wait
             opened = e
+    ranks.barrier()                  # for any time: large files take long to read
     opened = parallel.broadcast(opened)
     if isinstance(opened, DataError):
         raise opened
@@ -113,18 +112,19 @@ def open_on_first_rank(ranks, args, config):
 def open_loader(args, config, ranks, tokenizer, resume_from, sources, rates):
     """-> Loader that continues after `resume_from`, fingerprint of the data."""
     made_for = fingerprint(sources, rates, tokenizer, config)
-    seen = str(resume_from.folder), made_for
+    stats = [source.path.stat() for source in sources if isinstance(source, Records)]
+    stamps = [(stat.st_size, stat.st_mtime_ns) for stat in stats]
+    seen = str(resume_from.folder), made_for, stamps
     if any(other != seen for other in parallel.all_gather(seen)):
         raise RunError("the ranks do not see the same checkpoint, record files and config")
     mixture = Mixture(sources, rates, config.seed)
     plans = None
-    if ranks.first:
-        planner = StepPlanner(mixture, tokenizer, config)
-        plans = PlanFile(args.plan, made_for, config) if args.plan else planner
+    if ranks.first and args.plan:
+        plans = PlanFile(args.plan, made_for, config)
+    elif ranks.first:
+        plans = StepPlanner(mixture, tokenizer, config)
     loader = Loader(mixture, tokenizer, config, plans, ranks, resume_from.step)
     if resume_from.folder:
-        # with other data the pool begins empty, and no record is masked: sizes and masks belong to
-        # the old records
         same_data = checkpoint.check_unchanged(args, resume_from, "data", made_for)
         skips = Path(args.out, "skips.jsonl")
         if not same_data:
@@ -140,7 +140,7 @@ def open_loader(args, config, ranks, tokenizer, resume_from, sources, rates):
 
 def open_tokenizer(args, config, saved=None):
     """-> tokenizer of --init, of the checkpoint in the folder `saved` or of the toy, and config
-    with the model of --init. Reads no weights."""
+    with the shape of the model of --init."""
     folder = saved
     try:
         if args.init is not None:
@@ -151,7 +151,8 @@ def open_tokenizer(args, config, saved=None):
             return ByteTokenizer(world.WORDS, n_vocab), config
         return load_tokenizer(folder, n_vocab), config
     except (OSError, ValueError) as e:
-        where = "--model" if args.init is None else f"--init {args.init}"
+        flag = "--else-init" if args.resume else "--init"
+        where = "--model" if args.init is None else f"{flag} {args.init}"
         raise UserError(f"{where}: {e}") from None
 
 
@@ -184,9 +185,8 @@ def apply_recipe(model, config):
     if config.lora.rank:
         lora.add_adapters(model, config.lora)
     for part, parameters in model.parameter_groups().items():
-        if part not in config.train:
-            for p in parameters:
-                p.requires_grad_(False)
+        for p in parameters if part not in config.train else ():
+            p.requires_grad_(False)
     return model
 
 
@@ -219,25 +219,21 @@ def pretrain_vit(run, vit):
 def dry_run_largest_batch(run, groups, forward_backward):
     """Runs two micro-batches of the largest possible size, with Adam's memory allocated, so that a
     run out of memory ends before step 1. forward_backward(rows) adds to the gradients."""
-    config, ranks = run.config, run.ranks
+    config = run.config
     parameters = [p for of_group in groups.values() for p in of_group]
     adam = [torch.empty_like(parallel.local(p)) for p in parameters for _ in range(2)]
     shard = None
     if config.cp > 1:
-        shard = data.CropShard(ranks.cp_rank, config.cp, 0, config.pack_crops)
+        shard = data.CropShard(run.ranks.cp_rank, config.cp, 0, config.pack_crops)
     example = data.largest_example(config.data, config.pack_crops, config.model.n_vocab, shard)
     for _ in range(2):               # the second beside the gradients of the first
         forward_backward([[example]] * config.micro_batch)
     del adam
     for p in parameters:
         p.grad = None
-    if ranks.first:
+    if run.ranks.first:
         peak = torch.cuda.max_memory_allocated() / 2**30
         warn(f"dry run: at most {peak:.1f} GiB of a GPU")
-
-
-# --------------------------------------------------------------------------------------------------
-# all of it
 
 
 @dataclass(frozen=True)
@@ -250,11 +246,9 @@ class Run:
     out: Path
     tokenizer: object
     loader: Loader
-    fingerprint: dict                # of the data
     eval_records: dict               # {name: records} of --eval; None: the toy world's
     resume_from: checkpoint.Checkpoint
-    recipe: dict                     # what the results depend on; a resumed run has the same
-    base: str                        # LoRA: the folder of the weights below
+    identity: dict                   # of its checkpoints: model, recipe, data, base of adapters
 
 
 def start_run(args, config):
@@ -266,6 +260,8 @@ def start_run(args, config):
     error = layout_error(int(os.environ.get("WORLD_SIZE", 1)), config, config.model)
     if config.lora.rank and args.init is None:
         error = "--lora: adapters are put on trained weights; name them with --init"
+    if resume_from.folder and ("packs" in resume_from.state["loader"]["plans"]) != bool(args.plan):
+        error = "--plan: a run goes on as it began, with a plan or without one"
     if error:
         raise UserError(error)
     base = str(files.describe(args.init).path.absolute()) if config.lora.rank else None
@@ -287,6 +283,7 @@ def start_run(args, config):
     if args.overwrite and ranks.first:
         checkpoint.delete_run(Path(args.out))
     ranks.barrier()
-    run = Run(config, ranks, device, dtype, Path(args.out), tokenizer, loader, made_for,
-              eval_records, resume_from, recipe, base)
+    identity = {"model": asdict(config.model), "recipe": recipe, "data": made_for, "base": base}
+    run = Run(config, ranks, device, dtype, Path(args.out), tokenizer, loader, eval_records,
+              resume_from, identity)
     return run, model

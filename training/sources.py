@@ -18,7 +18,6 @@ import tempfile
 from collections import Counter
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
 
 from records.errors import warn
 from records.mixture import group_rates, sqrt_size
@@ -26,36 +25,27 @@ from records.reader import DataError, Records
 from toy import world
 from training.config import STAGES
 
-
-class Group(NamedTuple):
-    rate: float
-    entries: list  # of dicts as in a mix.json; a file with a rate of its own is a group of one
-
-
 OPTIONS = {"style", "weight", "split_turns"}             # of an entry, for records.reader.Records
 FILE_FIELDS = {"path", "media", "rate", *OPTIONS}
 MEMBER_FIELDS = {"path", "media", "size", "sampling_rate", *OPTIONS}     # of a file in a group
 GROUP_FIELDS = {"group", "rate", "data"}
 KINDS = {"path": str, "media": str, "style": str, "split_turns": bool, "data": list}
 
-# --------------------------------------------------------------------------------------------------
-# mixtures
 
 
 def published(mixture, folder):
     """The MIXTURE of a recipe and the folder of its sets -> entries as `read_mix` gives them."""
-    groups = []
-    for name, group_rate, members in mixture:
-        data = []
-        for rate, labels in members:
+    entries = []
+    for group, rate, parts in mixture:
+        members = []
+        for sampling_rate, labels in parts:
             for label in labels.split():
-                set_name, _, size = label.partition(":")
-                path = str(Path(folder, set_name, "records.jsonl"))
-                data.append({"path": path, "sampling_rate": rate})
-                if size:
-                    data[-1]["size"] = float(size)
-        groups.append({"group": name, "rate": group_rate, "data": data})
-    return groups
+                name, _, size = label.partition(":")
+                path = str(Path(folder, name, "records.jsonl"))
+                member = {"path": path, "sampling_rate": sampling_rate}
+                members.append(member | ({"size": float(size)} if size else {}))
+        entries.append({"group": group, "rate": rate, "data": members})
+    return entries
 
 
 def read_mix(path):
@@ -68,14 +58,12 @@ def read_mix(path):
     try:
         entries = json.loads(Path(path).read_text(encoding="utf-8-sig"))
         return [read_entry(Path(path).parent, entries[k]) for k in range(len(entries) or 1)]
-    except (OSError, ValueError, TypeError, LookupError, RecursionError) as e:
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as e:
         raise DataError(f"{path}: not a mix, a list of entries with paths and rates: {e}") from None
 
 
 def read_entry(folder, entry, in_group=False):
     """An entry of the mix.json in `folder`, with whole paths; ValueError if a field is wrong."""
-    if not isinstance(entry, dict):
-        raise ValueError(f"{json.dumps(entry):.80} is no object with a path")
     is_group = "group" in entry and not in_group
     known = GROUP_FIELDS if is_group else MEMBER_FIELDS if in_group else FILE_FIELDS
     wrong = [name for name in entry if name not in known]
@@ -93,44 +81,39 @@ def read_entry(folder, entry, in_group=False):
     return entry | whole
 
 
-# --------------------------------------------------------------------------------------------------
-# sources
-
-
 def read_item(item, stage):
-    """One word of --data -> its groups; DataError in one sentence."""
-    path, rate = item, 1.0
+    """One word of --data -> [(rate, entries of files), ..], a file with a rate of its own being a
+    group of one; DataError in one sentence."""
+    path, rate = item, "1"
     if "=" in item and not Path(item).exists():
-        path, _, text = item.rpartition("=")
-        try:
-            rate = float(text)
-        except ValueError:
-            rate = 0.0
-        if not rate > 0:
-            raise DataError(f"--data {item}: the rate '{text}' is not a number above 0")
+        path, _, rate = item.rpartition("=")
+    try:
+        factor = float(rate)
+    except ValueError:
+        factor = math.nan
+    if not factor > 0:
+        raise DataError(f"--data {item}: the rate '{rate}' is not a number above 0")
     entries = [{"path": path}]
     if Path(path).is_dir():
         entries = published(STAGES[stage].MIXTURE, path)
     elif Path(path).name.endswith("mix.json"):
         entries = read_mix(path)
-    total = sum(entry.get("rate", 1) for entry in entries)
-    return [Group(rate * entry.get("rate", 1) / total, entry.get("data", [entry]))
-            for entry in entries]
+    factor /= sum(entry.get("rate", 1) for entry in entries)
+    return [(factor * entry.get("rate", 1), entry.get("data", [entry])) for entry in entries]
 
 
-def drop_missing(args, groups):
-    """The groups without the files that are missing; DataError unless --skip-missing allows it."""
-    left = [Group(group.rate, [e for e in group.entries if Path(e["path"]).exists()])
-            for group in groups]
-    missing = [entry["path"] for group in groups for entry in group.entries
-               if not Path(entry["path"]).exists()]
+def find_missing(args, groups):
+    """The paths of `read_item` at which there is no file; DataError unless --skip-missing allows
+    it."""
+    paths = [entry["path"] for _, entries in groups for entry in entries]
+    missing = [path for path in paths if not Path(path).exists()]
+    sentence = f"--data: no such file: {', '.join(missing)}"
+    if missing and (missing == paths or not args.skip_missing):
+        raise DataError(f"{sentence}; --skip-missing trains on those that are there (a folder is "
+                        "for the published sets: name your own files)")
     if missing:
-        sentence = f"--data: no such file: {', '.join(missing)}"
-        if not args.skip_missing or len(missing) == sum(len(group.entries) for group in groups):
-            raise DataError(f"{sentence}; --skip-missing trains on those that are there (a folder "
-                            "is for the published sets: name your own files)")
         warn(sentence)
-    return [group for group in left if group.entries]
+    return missing
 
 
 def unique_names(sources):
@@ -143,8 +126,7 @@ def unique_names(sources):
     seen = Counter()
     for source in sources:
         seen[source.name] += 1
-        if seen[source.name] > 1:
-            source.name += f"#{seen[source.name]}"
+        source.name += f"#{seen[source.name]}" if seen[source.name] > 1 else ""
 
 
 def open_sources(args, config):
@@ -157,17 +139,21 @@ def open_sources(args, config):
                         "needs none)")
     if not args.data:
         return *world.mixture(config.seed, config.stage, kinds_name=config.toy_kinds), None
-    groups = chain.from_iterable(read_item(item, config.stage) for item in args.data)
+    groups = [group for item in args.data for group in read_item(item, config.stage)]
+    missing = find_missing(args, groups)
     sources = []
     weighted = []
-    for group in drop_missing(args, list(groups)):
+    for rate, entries in groups:
         weights = []
-        for entry in group.entries:
-            given = {name: entry[name] for name in OPTIONS & entry.keys()}
-            sources.append(Records(entry["path"], entry.get("media", args.media), **given))
-            weights.append(sqrt_size(len(sources[-1]), entry.get("size"),
-                                     entry.get("sampling_rate")))
-        weighted.append((group.rate, weights))
+        for entry in entries:
+            if entry["path"] not in missing:
+                given = {name: entry[name] for name in OPTIONS & entry.keys()}
+                source = Records(entry["path"], entry.get("media", args.media), **given)
+                sources.append(source)
+                weights.append(sqrt_size(len(source), entry.get("size"),
+                                         entry.get("sampling_rate")))
+        if weights:
+            weighted.append((rate, weights))
     unique_names(sources)
     eval_sets = [Records(path, args.media) for path in args.eval or ()]
     unique_names(eval_sets)
@@ -175,25 +161,17 @@ def open_sources(args, config):
     return sources, list(chain.from_iterable(group_rates(weighted))), eval_records
 
 
-# --------------------------------------------------------------------------------------------------
-# what the packs of a run depend on
-
-
 def fingerprint(sources, rates, tokenizer, config):
     """What the packs of a run depend on, as JSON: two runs with the same have the same packs."""
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save(folder)
         files = b"".join(path.read_bytes() for path in sorted(Path(folder).iterdir()))
-    found = {
-        "data": [[source.name, rate, source.fingerprint]
-                 for source, rate in zip(sources, rates, strict=True)],
-        "tokenizer": hashlib.sha256(files).hexdigest(),
-        "seed": config.seed,
-        "pool_size": config.pool_size,
-        "pack_crops": config.pack_crops,
-    }
-    found |= {f"data.{key}": value for key, value in dataclasses.asdict(config.data).items()}
-    return json.loads(json.dumps(found))
+    found = {f"data.{key}": value for key, value in dataclasses.asdict(config.data).items()}
+    found |= {name: getattr(config, name) for name in ("seed", "pool_size", "pack_crops")}
+    found["tokenizer"] = hashlib.sha256(files).hexdigest()
+    found["data"] = [[source.name, rate, source.fingerprint]
+                     for source, rate in zip(sources, rates, strict=True)]
+    return json.loads(json.dumps(found))             # as a plan or a checkpoint holds it
 
 
 def list_changes(theirs, ours):

@@ -7,13 +7,9 @@ import os
 import subprocess
 import sys
 from collections import Counter, deque
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from threading import Barrier
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -21,7 +17,6 @@ from PIL import Image
 import data
 import model
 import packing
-import parallel
 from tests.training.processes import all_end
 from tests.training.stream import (
     CONFIG,
@@ -101,52 +96,12 @@ def test_data_order_is_the_same_on_1_2_and_4_ranks(files, tmp_path):
     assert len({tuple(step[0]) for step in reference}) == 4
 
 
-def test_a_step_is_resumed_exactly_and_its_skips_with_it(files):
-    whole = taken(loader_of(files), 6)
-    assert any(e.mask_reason for _, rows in whole for e in examples_of(rows))
-    assert whole[-1][0].skipped["a.jsonl"]["missing file"] >= 1
-    for n in (1, 4):
-        planner = planner_of(files)
-        planner.restore(json.loads(json.dumps(whole[n - 1][0].state)))
-        rest = taken(loader_of(files, plans=planner, start=n), 6 - n)
-        for (a, rows_a), (b, rows_b) in zip(whole[n:], rest, strict=True):
-            assert a == b
-            for x, y in zip(examples_of(rows_a), examples_of(rows_b), strict=True):
-                assert x.id == y.id
-                assert np.array_equal(x.tokens, y.tokens)
-                assert np.array_equal(x.weights, y.weights)
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_run_that_continues_after_its_last_step_has_no_steps(files, workers):
     """As after a kill during the evaluation at its end; no process is started."""
     loader = loader_of(files, replace(CONFIG, workers=workers), start=CONFIG.steps)
     assert list(loader) == []
     assert not multiprocessing.active_children()
-
-
-@pytest.mark.slow
-def test_what_the_first_run_masked_the_second_masks_unseen(files):
-    """A file that was repaired meanwhile makes no difference to a resumed run."""
-    first = loader_of(files)
-    whole = taken(first, 6)
-    assert first.newly_masked
-    images = [Path(files[0]).parent / f"{n}.png" for n in (3, 8, 17, 26)]
-    cut = [image.read_bytes() for image in images]
-    try:
-        for image in images:
-            Image.new("RGB", (60, 40)).save(image)
-        for workers in (0, 2):
-            again = loader_of(files, replace(CONFIG, workers=workers))
-            again.known_masked = {m["index"]: m["reason"] for m in first.newly_masked}
-            for (_, rows), (_, others) in zip(whole, taken(again, 6), strict=True):
-                reasons = [e.mask_reason for e in examples_of(rows)]
-                assert reasons == [e.mask_reason for e in examples_of(others)]
-            assert again.newly_masked == first.newly_masked
-            assert again.masked.counts == first.masked.counts
-    finally:
-        for image, content in zip(images, cut, strict=True):
-            image.write_bytes(content)
 
 
 def test_every_token_is_trained_on_or_reported(files):
@@ -248,58 +203,3 @@ if __name__ == "__main__":
     trainer.wait()
     assert len(workers) >= 2             # and the planner, unless it is done
     assert all_end(workers)
-
-
-# --------------------------------------------------------------------------------------------------
-# context parallelism
-
-
-def test_what_one_rank_of_a_group_masks_all_of_it_mask(tmp_path, monkeypatch):
-    """The third image of a record is damaged: the rank that decodes it says so, the other masks the
-    record as well, and later both mask it unseen."""
-    rng = np.random.default_rng(0)
-    for k in range(3):
-        pixels = rng.integers(0, 255, (40, 60, 3), np.uint8)
-        Image.fromarray(pixels).save(tmp_path / f"{k}.png")
-    (tmp_path / "2.png").write_bytes((tmp_path / "2.png").read_bytes()[:3000])
-    qa = {"annotations": [{"type": "qa", "question": "?", "answer": "!"}]}
-    images = {"images": ["0.png", "1.png", "2.png"]}
-    (tmp_path / "r.jsonl").write_text(json.dumps(images | qa) + "\n" + json.dumps(qa))
-    reasons_of, barrier = {}, Barrier(2)
-
-    def all_gather(reasons, group):
-        reasons_of[group] = reasons
-        barrier.wait(60)
-        gathered = [reasons_of[0], reasons_of[1]]
-        barrier.wait(60)
-        return gathered
-
-    monkeypatch.setattr(parallel, "all_gather", all_gather)
-
-    def run(rank, known=None):
-        mesh = {"cp": SimpleNamespace(get_group=lambda: rank)}
-        ranks = parallel.Ranks(rank=rank, cp=2, cp_rank=rank, mesh=mesh)
-        files = [tmp_path / "r.jsonl"]
-        loader = loader_of(files, replace(CONFIG, batch=2, micro_batch=1), ranks, rates=[1])
-        loader.known_masked = known or {}
-        return loader, taken(loader, 2)
-
-    with ThreadPoolExecutor(2) as threads:
-        (first, a), (second, b) = threads.map(run, (0, 1))
-        known = {masked["index"]: masked["reason"] for masked in first.newly_masked}
-        (_, again), _ = threads.map(lambda rank: run(rank, known), (0, 1))
-    assert first.newly_masked
-    assert first.newly_masked == second.newly_masked
-    assert first.masked.counts == second.masked.counts == {
-        "r.jsonl": {"damaged image": len(first.newly_masked)}}
-    for (_, rows), (_, others), (_, later) in zip(a, b, again, strict=True):
-        for x, y, z in zip(*map(examples_of, (rows, others, later)), strict=True):
-            assert x.id == y.id
-            assert np.array_equal(x.weights, y.weights)
-            assert bool(x.mask_reason) == bool(y.mask_reason) == x.id.endswith(":1")
-            assert np.array_equal(x.weights, z.weights)
-            assert x.images is None or np.array_equal(x.images, z.images)
-            if x.mask_reason:
-                assert len(x.images) + len(y.images) == len(x.image_id)
-                assert np.array_equal(x.cp_rank, y.cp_rank)
-                assert not x.weights.any()

@@ -13,11 +13,11 @@ import packing
 import train
 from parallel import Ranks
 from records.errors import DataError
-from tests.training.runs import SMALL, logged, run, sentence
+from tests.training.runs import SMALL, logged, run
 from text.tokenizer import ByteTokenizer
 from training import config, log
 from training.config import RankError, RunError, UserError
-from training.log import RunLog, StepStats, count_rows, read_log, read_steps
+from training.log import RunLog, StepStats, read_log, read_steps
 
 TOKENIZER = ByteTokenizer()
 CONFIG = data.DataConfig(max_tokens=64)
@@ -55,28 +55,6 @@ def test_a_micro_batch_is_read_once_the_next_has_begun():
     assert stats.counts["examples"] == stats.counts["packs"] == 3
 
 
-def test_the_loss_of_a_source_is_the_mean_over_its_weight():
-    stats = StepStats(["a", "b", "none"], cp=1)
-    add(stats, [row_of("a", 4)], 1.0)
-    add(stats, [row_of("b", 6)], 3.0)
-    stats.all_reduce()
-    assert stats.nll_by_source == {"a": 1.0, "b": 3.0}
-    assert stats.weight == 0.5 * 10
-    assert stats.loss == (4 * 1 + 6 * 3) / 10
-    assert stats.nonfinite == []
-
-
-def test_ranks_that_share_a_row_count_it_once():
-    rows = [row_of("a", 4)]
-    stats = StepStats(["a"], cp=2)
-    for _ in range(2):               # as if the two ranks were this one
-        add(stats, rows, 0.5)
-    stats.all_reduce()
-    assert stats.counts == count_rows(rows)
-    assert stats.total_weight == 0.5 * 4
-    assert stats.loss == 1
-
-
 # --------------------------------------------------------------------------------------------------
 # files
 
@@ -97,36 +75,26 @@ def open_log(out, resumed_from=0, rank=0):
 
 
 def test_a_resumed_log_continues_after_the_last_whole_line(tmp_path):
-    """It knows the loss of its step, and repeats no skip that is there. Only the first rank writes,
-    and of a step that is logged twice the later line counts."""
+    """It repeats no skip that is there. Only the first rank writes, and of a step that is logged
+    twice the later line counts."""
     first = open_log(tmp_path)
     first.step(step(1), masked(7, 4))
     first.step(step(2, loss=1.5), masked(5))
-    first.scores(2, {"f1": 0.5}, seconds=3.0)
+    first.write({"step": 2, "eval": {"f1": 0.5}})
     first.file.write('{"step": 3, "lo')
     first.file.close()
     with open(tmp_path / "skips.jsonl", "a") as skips:
         skips.write('{"index": 6, "rea')
     resumed = open_log(tmp_path, 2)
-    assert resumed.loss == 1.5
     resumed.step(step(2, loss=1.4), masked(5, 6))
     open_log(tmp_path, 2, rank=1).step(step(9), masked(9))
     lines = read_log(tmp_path / "log.jsonl")
     assert lines == [{"config": {}}, step(1), step(2, loss=1.5),
-                     {"step": 2, "eval": {"f1": 0.5}, "seconds": 3.0}, step(2, loss=1.4)]
+                     {"step": 2, "eval": {"f1": 0.5}}, step(2, loss=1.4)]
     assert read_steps(lines) == [step(1), step(2, loss=1.4)]
     assert json.loads((tmp_path / "config.json").read_text()) == {"config": {}}
     skips = read_log(tmp_path / "skips.jsonl")
     assert [(skip["step"], skip["index"]) for skip in skips] == [(1, 4), (1, 7), (2, 5), (2, 6)]
-    assert read_log(tmp_path / "none.jsonl") == []
-
-
-def test_the_commit_of_code_outside_a_checkout_is_unknown(tmp_path, monkeypatch):
-    assert log.commit() == "unknown" or len(log.commit()) >= 7
-    monkeypatch.setattr(log, "__file__", str(tmp_path / "training" / "log.py"))
-    (tmp_path / "training").mkdir()
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert log.commit() == "unknown"
 
 
 def test_tensorboard_has_the_numbers_of_the_log_by_their_path():
@@ -135,13 +103,6 @@ def test_tensorboard_has_the_numbers_of_the_log_by_their_path():
     line = {"loss": 0.5, "lr": {"vit": 1e-6}, "ids": "ab", "eval": {"a.jsonl": {"point_f1": 1.0}}}
     log.add_scalars(board, line, 3)
     assert found == {"loss": (0.5, 3), "lr/vit": (1e-6, 3), "eval/a.jsonl/point_f1": (1.0, 3)}
-
-
-def test_a_missing_tensorboard_is_named_before_anything_is_written(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(config, "find_spec", lambda name: None)
-    assert run(tmp_path / "out", *SMALL, "--tensorboard") == 2
-    sentence(capsys, "pip install -r requirements-extras.txt")
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_run_with_tensorboard_writes_it_beside_its_log(tmp_path, records):
@@ -162,9 +123,10 @@ ENDS = [
     (OSError(28, "No space left on device"), 1, "[Errno 28] No space left on device"),
     (config.Terminated("SIGTERM: ended after step 3"), 143, "SIGTERM: ended after step 3"),
     (KeyboardInterrupt(), 130, "interrupted; there is no checkpoint yet"),
-    (torch.OutOfMemoryError("CUDA out of memory. Tried much"), 1,
-     "CUDA out of memory; use a smaller --micro-batch or --data.max_tokens, or a larger --cp; "
-     "python -m tools.memory counts what a step takes"),
+    (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), 1,
+     "out of memory; use a smaller --micro-batch or --data.max_tokens, or a larger --cp; python -m "
+     "tools.memory counts what a step takes: DefaultCPUAllocator: can't allocate memory: you tried "
+     "to allocate 9 bytes"),
     (RuntimeError("[gloo/pair.cc:534] Connection closed by peer\nmore"), 1,
      "another process has ended or hangs: [gloo/pair.cc:534] Connection closed by peer"),
 ]
@@ -181,21 +143,20 @@ def test_an_error_that_ends_a_run_is_a_sentence_and_a_status(tmp_path, monkeypat
     assert capsys.readouterr().err == f"train.py: {words}\n"
 
 
-@pytest.mark.parametrize("error", [ValueError("x"), RuntimeError("shapes"), AssertionError()])
-def test_a_mistake_of_ours_keeps_its_traceback(tmp_path, monkeypatch, error):
+def test_a_mistake_of_ours_keeps_its_traceback(tmp_path, monkeypatch):
     def start_run(*_):
-        raise error
+        raise RuntimeError("shapes")
 
     monkeypatch.setattr(train, "start_run", start_run)
-    with pytest.raises(type(error)):
+    with pytest.raises(RuntimeError):
         run(tmp_path / "out", *SMALL)
 
 
 def test_an_interrupted_run_is_told_how_to_go_on(tmp_path, monkeypatch):
     (tmp_path / "step-4").mkdir()
-    monkeypatch.setattr(sys, "argv", ["train.py", "--stage", "1", "--init", "a b", "--overwrite"])
+    monkeypatch.setattr(sys, "argv", ["train.py", "--init", "a b", "--overwrite"])
     assert log.how_to_resume(tmp_path) == (
-        "continue with: python train.py --stage 1 --else-init 'a b' --resume")
+        "continue with: python train.py --else-init 'a b' --resume")
 
 
 def test_what_one_rank_has_met_is_told_by_it_and_what_all_have_met_once(monkeypatch, capsys):

@@ -4,8 +4,6 @@ import errno
 import json
 import os
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,8 +27,6 @@ from tests.training.runs import (
 from training import checkpoint
 from training.config import UserError
 from training.log import read_log
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -67,16 +63,12 @@ def test_a_resumed_run_is_the_run_that_nothing_stopped(whole, records, tmp_path,
 def test_a_partial_line_is_cut_off_and_the_log_is_never_written_anew(whole, records, tmp_path):
     """... so that a kill in the middle of a resume costs none of it; nothing is logged twice."""
     out = back_to(whole, tmp_path / "out", 4)
-    kept = {}
     for name, n in (("log.jsonl", 6), ("skips.jsonl", 1)):       # the rest had not reached the disk
         lines = (out / name).read_bytes().splitlines(keepends=True)
-        kept[name] = b"".join(lines[:n])
-        (out / name).write_bytes(kept[name] + lines[n][:20])
+        (out / name).write_bytes(b"".join(lines[:n]) + lines[n][:20])
     with open(out / "log.jsonl", "rb") as old:
         assert run(out, *RECIPE, *records, "--resume") == 0
         assert old.read() == (out / "log.jsonl").read_bytes()
-    for name, content in kept.items():
-        assert (out / name).read_bytes().startswith(content)
     assert logged(out) == logged(whole)
     assert weights(out) == weights(whole)
     indices = [skip["index"] for skip in read_log(out / "skips.jsonl")]
@@ -86,53 +78,34 @@ def test_a_partial_line_is_cut_off_and_the_log_is_never_written_anew(whole, reco
 # --------------------------------------------------------------------------------------------------
 # another recipe, other data
 
-LAYOUTS = [
-    ["--micro-batch", "1"],
-    ["--activation_checkpointing=true", "--crop_bucket=4", "--save-every", "3", "--keep", "1"],
-]
-
-
-@pytest.mark.parametrize("flags", LAYOUTS, ids=[flags[0] for flags in LAYOUTS])
-def test_another_layout_is_no_other_recipe(whole, records, tmp_path, flags):
-    """... and trains on the same records, with the same loss but for rounding (and for dropout,
-    where rows are taken one by one)."""
+def test_another_layout_is_no_other_recipe(whole, records, tmp_path):
+    """... and trains on the same records, with the same loss but for rounding and dropout."""
     out = back_to(whole, tmp_path / "out", 4)
+    flags = ["--micro-batch", "1", "--activation_checkpointing=true", "--crop_bucket=4", "--keep=1"]
     assert run(out, *RECIPE, *records, "--resume", *flags) == 0
-    tolerance = 0.1 if "--micro-batch" in flags else 1e-6
     for step in (5, 6):
         ours = logged(out)[step]
         theirs = logged(whole)[step]
         for field in ("ids", "tokens", "weight", "lr"):
             assert ours[field] == theirs[field]
-        assert ours["loss"] == pytest.approx(theirs["loss"], rel=tolerance)
-    if "--keep" in flags:
-        assert [path.name for path in out.glob("step-*")] == ["step-6"]
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=0.1)
+    assert [path.name for path in out.glob("step-*")] == ["step-6"]
 
 
 OTHER_RECIPES = [
     (["--lr.vit=1"], "lr.vit was 5e-05 and is 1.0"),
-    (["--steps", "7"], "steps was 6 and is 7"),
-    (["--clip=2", "--z_loss=0"], "z_loss was"),
     (["--deterministic"], "deterministic was false and is true"),
     (["--model.n_hidden=96"], "another shape"),
+    (["--plan", "plan.npz"], "with a plan or without one"),
 ]
 
 
 @pytest.mark.parametrize(("flags", "words"), OTHER_RECIPES, ids=[w for _, w in OTHER_RECIPES])
 def test_another_recipe_is_refused_with_the_fields_named(whole, records, capsys, flags, words):
-    before = {path: path.stat().st_mtime_ns for path in whole.rglob("*") if path.name != "lock"}
+    before = contents(whole)
     assert run(whole, *RECIPE, *records, "--resume", *flags) == 2
-    sentence(capsys, "step-6", words)
-    assert before == {path: path.stat().st_mtime_ns for path in whole.rglob("*")
-                      if path.name != "lock"}
-
-
-def test_resume_anyway_insists(whole, records, tmp_path):
-    out = back_to(whole, tmp_path / "out", 4)
-    flags = ["--resume-anyway", "--lr.vit=1", "--warmup.vit=0"]
-    assert run(out, *RECIPE, *records, *flags) == 0
-    assert logged(out)[5]["loss"] == logged(whole)[5]["loss"] != logged(out)[6]["loss"]
-    assert logged(out)[6]["loss"] != logged(whole)[6]["loss"]
+    sentence(capsys, words)
+    assert contents(whole) == before
 
 
 def test_with_other_data_no_good_record_is_masked(tmp_path, capsys, encoded):
@@ -173,29 +146,14 @@ def test_a_checkpoint_that_lost_a_write_costs_the_steps_since_the_one_before(who
     assert checkpoint.find_newest(out).step == 6
 
 
-def test_a_checkpoint_is_complete_only_with_all_of_its_files(whole, tmp_path):
-    names = {path.name for path in (whole / "step-2").iterdir()}
-    assert names == {".metadata", "__0_0.distcp", "state.json", "tokenizer.json"}
-    for name in names:
-        for damage in ("cut", "gone"):
-            folder = tmp_path / damage / name / "step-2"
-            shutil.copytree(whole / "step-2", folder)
-            assert checkpoint.read_state(folder)["step"] == 2
-            if damage == "gone":
-                (folder / name).unlink()
-            else:
-                os.truncate(folder / name, (folder / name).stat().st_size // 2)
-            assert checkpoint.read_state(folder) is None
-
-
 def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_anew(whole, records, tmp_path,
                                                                      capsys):
     out = back_to(whole, tmp_path / "out", 2)
-    os.truncate(out / "step-2" / "state.json", 100)
-    before = sorted(tmp_path.rglob("*"))
+    (out / "step-2" / "tokenizer.json").unlink()
+    before = contents(out)
     assert run(out, *RECIPE, *records, "--resume") == 2
-    assert "no complete checkpoint; --overwrite begins anew" in capsys.readouterr().err
-    assert sorted(tmp_path.rglob("*")) == before
+    assert "holds a run without a complete checkpoint to resume" in capsys.readouterr().err
+    assert contents(out) == before
 
 
 def test_a_full_disk_ends_the_run_in_one_sentence_and_resume_continues(whole, records, tmp_path,
@@ -255,6 +213,8 @@ def test_a_directory_that_holds_a_run_needs_resume_or_overwrite(whole, records, 
     sentence(capsys, f"--out {out}: holds a run; --resume continues it, --overwrite deletes it")
     assert contents(tmp_path) == before
     flags = [*RECIPE, *records, "--steps", "1", "--save-every", "0", "--overwrite"]
+    assert run(tmp_path, *flags) == 2
+    sentence(capsys, "has no config.json, so it is no run directory to --overwrite")
     assert run(out, *flags, "--init", str(out)) == 2
     sentence(capsys, "--overwrite would delete the weights of --init")
     assert contents(tmp_path) == before
@@ -264,22 +224,13 @@ def test_a_directory_that_holds_a_run_needs_resume_or_overwrite(whole, records, 
     assert (out / "notes.txt").read_text() == "mine"
     assert (out / "step-by-step").is_dir()
     assert run(out, *RECIPE, *records, "--resume") == 2
-    sentence(capsys, "holds a finished run without checkpoints to resume")
+    sentence(capsys, "holds a run without a complete checkpoint to resume")
 
 
 def test_a_checkpoint_of_another_model_is_refused_in_a_sentence(whole):
     other = model.Molmo2(replace(model.PRESETS["toy"], n_layer=2))
     with pytest.raises(UserError, match="does not fit this model"):
         checkpoint.restore(whole / "step-2", other, torch.optim.AdamW(other.parameters()))
-
-
-def test_overwrite_refuses_a_folder_that_is_no_run_directory(tmp_path, capsys):
-    out = tmp_path / "photos"
-    out.mkdir()
-    (out / "cat.txt").write_text("not ours")
-    assert run(out, *SMALL, "--overwrite") == 2
-    sentence(capsys, "has no config.json, so it is no run directory to --overwrite")
-    assert (out / "cat.txt").read_text() == "not ours"
 
 
 def test_what_a_run_left_before_its_first_checkpoint_is_written_over(whole, records, tmp_path):
@@ -313,33 +264,14 @@ def test_adapters_started_from_the_default_directory_leave_it_and_can_be_resumed
     assert run("adapted", *resumed, "--resume") == 0
 
 
-HOLD = """
-import sys
-from pathlib import Path
-from training import checkpoint
-lock = checkpoint.lock(Path(sys.argv[1]))
-print("locked", flush=True)
-sys.stdin.read()
-"""
-
-
-def test_another_run_is_kept_out_until_the_first_ends_however_it_ends(tmp_path, capsys):
+def test_another_run_is_kept_out_until_the_first_ends(tmp_path, capsys):
     out = tmp_path / "out"
-    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(out)], cwd=ROOT, text=True,
-                              stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert holder.stdout.readline() == "locked\n"
+    held = checkpoint.lock(out)
     assert run(out, *SMALL) == 2
     sentence(capsys, f"--out {out}: another run is writing there")
     assert [path.name for path in out.iterdir()] == ["lock"]
-    holder.kill()
-    holder.communicate()
+    held.close()
     checkpoint.lock(out).close()
-
-
-def test_a_directory_that_cannot_be_made_is_a_mistake_of_the_user(tmp_path, capsys):
-    (tmp_path / "file").write_text("")
-    assert run(tmp_path / "file" / "out", *SMALL) == 2
-    sentence(capsys, "--out", "Not a directory")
 
 
 # --------------------------------------------------------------------------------------------------
