@@ -81,8 +81,9 @@ def packed_mask(visible_until, bidir):
 def attend(q, k, v, mask):
     """q (B,T,H,D), k and v (B,S,G,D) -> (B,T,H,D); query head h reads kv head h // (H/G).
 
-    mask: (B,T,S) bool, None, or what packed_mask gives. A plain function of tensors: the KV cache
-    (evaluation/generate.py) and Ulysses (parallel.py) are wrappers around it.
+    mask: (B,T,S) bool, None, or what packed_mask gives; for a DocumentMask each chunk comes here
+    again with a mask of its own. The KV cache (evaluation/generate.py) and Ulysses (parallel.py)
+    are wrappers around this function.
     """
     if isinstance(mask, DocumentMask):
         return attend_documents(q, k, v, mask.documents)
@@ -191,7 +192,7 @@ def document_mask(visible_until, bidir, size=CHUNK):
     documents = []
     for row, until in enumerate(visible_until.tolist()):
         start = 0
-        while start < len(until):                # the first token sees its document to the end
+        while start < len(until):                # its first token is visible to its document's end
             n = until[start] - start
             own = row, None, slice(start, start + n)
             fields = visible_until[own] - start, bidir[own]

@@ -43,7 +43,7 @@ class DataConfig:
     frame_markers: bool = True       # <frame_start>, <frame_end> around each frame, as released
     max_points: int = 60             # an annotation with more is left out (docs/molmo2.md 9.3)
     n_transcripts: int = 1           # spoken descriptions of an image that are read in an epoch
-    length_hint: int = 65            # "long_caption 65:" when asking for a caption; 0: no number
+    length_hint: int = 65            # in evaluation "long_caption 65:"; 0: no number
     prefix_all: bool = True          # stage 1: every prompt opens with its style; later some do
     separator: str = "\t"            # between groups of points: a tab in stage 1, ";" later
     sqrt_length: bool = False        # these four fields: see token_weight
@@ -54,7 +54,7 @@ class DataConfig:
 
 
 class RecordReader(Protocol):
-    """A set of records, as files (records.reader.Records) or drawn (toy.world.World).
+    """A set of records, as files (records.reader.Records) or drawn (toy.images.World).
 
     A record is a dict (docs/records.md) with its "id", its place "where" and its reader, "source".
     Each method raises Unreadable if the media cannot be used.
@@ -158,7 +158,7 @@ def layout(trunk, is_visual, branches, config, max_tokens=math.inf):
         weight = token_weight(branch, n_loss, len(kept), config)
         if len(targets) < len(tokens):           # this target belongs to the trunk's last token
             targets.append(ids[0])
-            weights[-1] = 0.0 if is_tree else weight * factors[0]
+            weights[-1] = 0.0 if is_tree else weight * factors[0]    # not 0 for text without a chat
         tokens += ids[:-1]
         targets += ids[1:]
         weights += [weight * factor for factor in factors[1:]]

@@ -86,7 +86,7 @@ class RMSNorm(nn.Module):
         return wide.to(x.dtype) * self.weight
 
 
-@cache                               # on a device once: a copy makes a GPU's queue wait
+@cache                               # once per device: a copy at every step would make a GPU wait
 def rope_frequencies(config, yarn=False, device="cpu"):
     """(D/2,) float32 radians per position, and the factor on cos and sin (docs/molmo2.md 1.5).
 

@@ -29,7 +29,7 @@ class Batch:
     visible_until: torch.Tensor      # (B,T) int32, as is bidir: the mask (attention.py)
     bidir: torch.Tensor
     example: torch.Tensor            # (B,T) int32, whose token it is; the last number is padding
-    images: torch.Tensor             # (N,P,F) uint8, at least one crop; blank ones come last
+    images: torch.Tensor             # (N,P,F) uint8, crops, one at least; blank ones come last
     pool_src: torch.Tensor           # (M,K) int64, flat patch ids n*P+p of a visual token; -1: none
     pool_dst: torch.Tensor           # (M,) int64, flat token index b*T+t that receives it
     ids: list                        # of str, record ids
@@ -76,10 +76,10 @@ MAX_WAIT = 64                        # packs after which an example goes into th
 class Planner:
     """Iterates over packs: lists of example indices whose tokens and crops fit a row.
 
-    sizes: a sequence of (tokens, crops), or a function i -> (tokens, crops) without end; None is an
-    example to leave out. A pack is an anchor from the pool, the largest example, or the oldest once
-    it has waited MAX_WAIT packs, and the others that fill the row best beside it (best_subset).
-    oversize lists the examples that no row can hold; they never enter the pool.
+    sizes: a sequence of (tokens, crops), or a function i -> (tokens, crops) without end. Examples
+    whose size is None, or that no row can hold, are left out. A pack is an anchor from the pool, the
+    largest example, or the oldest once it has waited MAX_WAIT packs, and the others that fill the
+    row best beside it (best_subset).
     """
 
     def __init__(self, sizes, max_tokens, max_crops, pool_size=48):
@@ -90,7 +90,6 @@ class Planner:
         self.next_index = 0
         self.n_packs = 0
         self.pool = []               # of Item, oldest first
-        self.oversize = []
         self.last = []               # of Item, the pack made last
 
     def fill_pool(self):
@@ -101,9 +100,7 @@ class Planner:
             if size is None:
                 continue
             tokens, crops = map(int, size)           # no NumPy: the search uses long integers
-            if tokens > self.max_tokens or crops > self.max_crops:
-                self.oversize.append(index)
-            else:
+            if tokens <= self.max_tokens and crops <= self.max_crops:
                 self.pool.append(Item(index, tokens, crops, self.n_packs))
 
     def __iter__(self):
@@ -131,11 +128,10 @@ class Planner:
 
     def state(self):
         return {"next": self.next_index, "packs": self.n_packs,
-                "pool": [list(e) for e in self.pool], "oversize": list(self.oversize)}
+                "pool": [list(e) for e in self.pool]}
 
     def restore(self, state):
         self.next_index, self.n_packs = state["next"], state["packs"]
-        self.oversize = list(state["oversize"])
         self.pool = [Item(*e) for e in state["pool"]]
 
 
@@ -179,7 +175,7 @@ def best_subset(items, tokens, crops, bin_size, per_token, per_crop):
             rest.append(items[k])
         else:
             chosen.append(items[k])
-            place -= items[k].crops * line - (-items[k].tokens // bin_size)
+            place -= items[k].crops * line + -(-items[k].tokens // bin_size)
     return fill_gaps(chosen, rest, tokens, crops, per_token, per_crop)
 
 
@@ -219,9 +215,9 @@ def balance_packs(packs, n_ranks):
     work = [(sum(e.crops for e in pack), sum(e.tokens**2 for e in pack)) for pack in packs]
     share = np.array(work, np.float64) / np.maximum(np.sum(work, axis=0), 1)         # (n,2)
     order = np.argsort(-share.sum(1), kind="stable")
-    turn, step = divmod(np.arange(n), n_ranks)
+    turn, place = divmod(np.arange(n), n_ranks)
     rank_of = np.empty(n, np.int64)
-    rank_of[order] = np.where(turn % 2 == 1, n_ranks - 1 - step, step)   # 0 1 2 2 1 0 0 1 2 ..
+    rank_of[order] = np.where(turn % 2 == 1, n_ranks - 1 - place, place)   # 0 1 2 2 1 0 0 1 2 ..
 
     def loads():
         return np.stack([np.bincount(rank_of, share[:, k], n_ranks) for k in (0, 1)], 1)
@@ -231,9 +227,9 @@ def balance_packs(packs, n_ranks):
         slowest = np.flatnonzero(np.isin(rank_of, load.argmax(0)))       # their packs
         more = share[None] - share[slowest, None]        # (m,n,2): what a's rank gains with b
         difference = load[rank_of[slowest]][:, None] - load[rank_of][None]
-        gain = (more * (difference + more)).sum(2)       # half the change of the sum of squares
-        a, b = divmod(int(gain.argmin()), n)
-        if gain[a, b] > -1e-12:
+        change = (more * (difference + more)).sum(2)     # half of what it adds to the squares
+        a, b = divmod(int(change.argmin()), n)
+        if change[a, b] > -1e-12:
             break
         rank_of[slowest[a]], rank_of[b] = rank_of[b], rank_of[slowest[a]]
     return [[int(k) for k in order if rank_of[k] == rank] for rank in range(n_ranks)]
@@ -294,7 +290,8 @@ class Crops:
         assert len(x.pool_src) == len(x.pool_dst), f"{x.id}: a window for every patch token"
         images, source, image_id, cp_rank = x.images, x.pool_src, x.image_id, x.cp_rank
         if len(image_id) == 2 and image_id[0] == image_id[1]:
-            # a mosaic of one crop has the pixels of the low-resolution crop: both pool from one
+            # a mosaic of one crop has the pixels of the low-resolution crop: both pool from one,
+            # though the planner has counted two
             source = np.where(source >= P, source - P, source)
             images, image_id = images[:1], image_id[:1]
             cp_rank = None if cp_rank is None else cp_rank[:1]

@@ -269,7 +269,8 @@ class Pool(nn.Module):
     def forward(self, features, pool_src):               # (N,P,2E), (M,K) -> (M,E)
         M, K = pool_src.shape
         valid = pool_src >= 0
-        # -1 reads a patch of its own window: in backward a GPU adds up equal indices one by one
+        # -1 reads another patch of its window, and not always patch 0: in backward a GPU adds the
+        # gradients of equal indices one by one
         source = pool_src.where(valid, pool_src.amax(1, keepdim=True)).clamp(min=0)
         window = features.flatten(0, 1)[source] * valid[..., None]                     # (M,K,2E)
         mean = window.sum(1) / valid.sum(1, keepdim=True).clamp(min=1)
