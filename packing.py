@@ -77,9 +77,9 @@ class Planner:
     """Iterates over packs: lists of example indices whose tokens and crops fit a row.
 
     sizes: a sequence of (tokens, crops), or a function i -> (tokens, crops) without end. Examples
-    whose size is None, or that no row can hold, are left out. A pack is an anchor from the pool, the
-    largest example, or the oldest once it has waited MAX_WAIT packs, and the others that fill the
-    row best beside it (best_subset).
+    whose size is None, or that no row can hold, are left out. A pack is an anchor from the pool,
+    the largest example, or the oldest once it has waited MAX_WAIT packs, and the others that fill
+    the row best beside it (best_subset).
     """
 
     def __init__(self, sizes, max_tokens, max_crops, pool_size=48):

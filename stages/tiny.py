@@ -9,7 +9,7 @@ RECIPE = {
     "steps": 3200,
     "vit_steps": 1000,               # stage 0 (toy/vit.py)
     "batch": 3,                      # a larger batch learns less in the same time
-    "micro_batch": 6,
+    "micro_batch": 6,                # at most: it is lowered to the batch
     "pack_crops": 16,
     "activation_checkpointing": False,                   # all activations fit
     "crop_bucket": 1,                # nothing is compiled, so the number of shapes does not matter
