@@ -11,7 +11,7 @@ from evaluation import metrics, text_metrics
 from records.visual import MediaInfo
 from text.points import parse_points, scales, unit
 from text.styles import medium, style_of
-from text.tracks import AskedFrames, seconds, track_frames, track_mode
+from text.tracks import TrackFrames, seconds, track_frames, track_mode
 
 # styles with a score of their own, a function of text_metrics.py; others with several
 # answers have the vqa_score
@@ -174,7 +174,7 @@ def hit_in_clip(question, masks):
     """Masks at times of the file -> hit(k, (seconds of the clip, x, y))."""
     times = [seconds(t, question.record) for t in masks["times"]]
     if question.annotation["type"] == "track":
-        asked = AskedFrames(question.annotation, question.record, question.info.times)
+        asked = TrackFrames(question.annotation, question.record, question.info.times)
         times = [asked.text_time(t) for t in masks["times"]]
     return metrics.hit_in_video_mask(times, masks["masks"])
 

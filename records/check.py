@@ -1,127 +1,133 @@
-"""Checks a native record against the format (docs/records.md): its fields, and the rules between
-them.
+"""Checks the fields of a native record, and the rules between them (docs/records.md).
 
 in    a record as parsed from JSON
-out   nothing, or ValueError: "annotations[0].points[3]: 'x' must be a number, not '4'"
+out   nothing, or Unreadable: "annotations[0].points[3]: 'x' must be a number, not '4'"
 
-Sizes and times that only the media files know are checked when their headers are read (visual.py).
+Sizes and times that only the files know are checked with their headers (visual.py).
 """
 
 import difflib
 
+from records.errors import Unreadable
 from text.points import scales, unit
-from text.styles import medium
+from text.styles import TASK_OF_STYLE, caption_part, medium
+from text.tracks import track_mode
 
 BOX_FORMS = {                        # four numbers -> left, top, right, bottom
     "xyxy": lambda left, top, right, bottom: [left, top, right, bottom],
     "xywh": lambda left, top, w, h: [left, top, left + w, top + h],
     "cxcywh": lambda x, y, w, h: [x - w / 2, y - h / 2, x + w / 2, y + h / 2],
 }
-WORDS = {                            # kinds of fields that hold one of these words
-    "coords": ("unit", "percent", "pixel"),
-    "box form": tuple(BOX_FORMS),
-    "point mode": ("point", "point_count", "count_point"),
-    "track mode": ("per_frame", "start_end", "from_point"),
-}
-ANNOTATION_TYPES = ("caption", "qa", "point", "box", "count", "track", "text")
 
-_COMMON = {"type": "text!", "style": "text", "weight": "weight", "meta": "object"}
+_COMMON = {"type": "type!", "style": "text", "weight": "from 0", "meta": "object"}
 _ANSWER = {
     "answer": "text", "answers": "texts", "options": "options", "answer_idx": "any",
     "shuffle_options": "bool", "letters": "bool", "explanation": "text"}
 _FILE = {"width": "pixels", "height": "pixels", "url": "text", "sha256": "text"}
 _PROMPT = {"label": "text", "question": "text"}
 _COORDS = {"coords": "coords!", "size": "size"}
-# name of an object -> its fields and their kinds; "!": the field must be there
+# Name of an object -> its fields and their kinds; "!": the field must be there. A kind is one of
+# KINDS, or the name of an object, or "list of" and that name.
 TABLES = {
     "record": {
-        "id": "text", "image": "any", "images": "list", "video": "any", "subtitles": "any",
-        "annotations": "list!", "weight": "positive", "meta": "object"},
+        "id": "text", "image": "image", "images": "list of image", "video": "video",
+        "subtitles": "subtitles", "annotations": "list!", "weight": "positive",
+        "meta": "object"},
     "image": {"path": "text!", **_FILE},
     "video": {
-        "path": "text", "frames": "texts", "fps": "positive", "start": "seconds",
-        "end": "seconds", "duration": "positive", **_FILE},
-    "subtitle": {"start": "seconds!", "end": "seconds!", "text": "string!"},
+        "path": "text", "frames": "texts", "fps": "positive", "start": "from 0",
+        "end": "from 0", "duration": "positive", **_FILE},
+    "subtitle": {"start": "from 0!", "end": "from 0!", "text": "string!"},
     "caption": {
-        **_COMMON, "text": "text!", "object": "text", "start": "seconds", "end": "seconds",
-        "at": "seconds"},
-    "qa": {**_COMMON, "system": "text", "turns": "list", "question": "any", **_ANSWER},
-    "turn": {"question": "any!", "weight": "weight", **_ANSWER},
+        **_COMMON, "text": "text!", "object": "text", "start": "from 0",
+        "end": "from 0", "at": "from 0"},
+    "qa": {
+        **_COMMON, "system": "text", "turns": "list of turn", "question": "any",
+        **_ANSWER},
+    "turn": {"question": "any!", "weight": "from 0", **_ANSWER},
     "point": {
-        **_COMMON, **_PROMPT, **_COORDS, "points": "list!", "count": "index",
+        **_COMMON, **_PROMPT, **_COORDS, "points": "list of point entry!", "count": "index",
         "mode": "point mode"},
-    "points": {"x": "number!", "y": "number!", "image": "index", "t": "seconds"},
+    "point entry": {"x": "number!", "y": "number!", "image": "index", "t": "from 0"},
     "box": {
-        **_COMMON, **_PROMPT, **_COORDS, "form": "box form!", "boxes": "list!",
-        "mode": "point mode"},
-    "boxes": {"box": "box!", "image": "index", "t": "seconds"},
+        **_COMMON, **_PROMPT, **_COORDS, "form": "box form!",
+        "boxes": "list of box entry!", "mode": "point mode"},
+    "box entry": {"box": "box!", "image": "index", "t": "from 0"},
     "count": {**_COMMON, **_PROMPT, "count": "index!"},
     "track": {
-        **_COMMON, **_PROMPT, **_COORDS, "label": "text!", "points": "list!",
-        "mode": "track mode", "fps": "positive", "times": "times", "query": "any"},
-    "track points": {
-        "t": "seconds!", "id": "object id!", "x": "number!", "y": "number!", "occluded": "bool"},
+        **_COMMON, **_PROMPT, **_COORDS, "label": "text!", "points": "list of track entry!",
+        "mode": "track mode", "fps": "positive", "times": "times", "query": "track entry"},
+    "track entry": {
+        "t": "from 0!", "id": "object id!", "x": "number!", "y": "number!",
+        "occluded": "bool"},
     "text": {**_COMMON, "prompt": "text", "text": "text!"},
+}
+HINTS = {                            # for what stands in the place of an object
+    "record": "; a file with an array of records ends in .json",
+    "video": '; frames are given as {"frames": [..], "fps": 2}',
+}
+WORDS = {
+    "type": ("caption", "qa", "point", "box", "count", "track", "text"),
+    "coords": ("unit", "percent", "pixel"),
+    "box form": tuple(BOX_FORMS),
+    "point mode": ("point", "point_count", "count_point"),
+    "track mode": ("per_frame", "start_end", "from_point"),
 }
 
 
-# --------------------------------------------------------------------------------------------------
-# one object against its table
+def is_a(*types):
+    return lambda value: isinstance(value, types)
 
 
 def is_number(value):
     """Is it a finite number, and no bool?"""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
+    is_finite = isinstance(value, (int, float)) and abs(value) < 1e300
+    return is_finite and not isinstance(value, bool)
 
 
-def is_whole(value):
-    return isinstance(value, int) and is_number(value)
+def is_from(least, types=(int, float)):
+    return lambda value: is_number(value) and isinstance(value, types) and value >= least
 
 
 def is_text(value):
     return isinstance(value, str) and bool(value.strip())
 
 
-def is_list_of(accepts, value, n_least, n_most=None):
-    if not isinstance(value, list) or not n_least <= len(value) <= (n_most or len(value)):
-        return False
-    return all(map(accepts, value))
+def is_list_of(accepts, n_least=0, n_most=1e300):
+    return lambda value: (isinstance(value, list) and n_least <= len(value) <= n_most
+                          and all(map(accepts, value)))
 
 
-def is_seconds(value):
-    return is_number(value) and value >= 0
-
-
-KINDS = {                            # kind -> what a value must be, in words, and the test
-    "any": ("", lambda v: True),
+KINDS = {                            # what a value must be, in words, and the test
+    "any": ("", is_a(object)),
     "text": ("a text that is not blank", is_text),
-    "string": ("a text", lambda v: isinstance(v, str)),
-    "texts": ("a list of texts that are not blank", lambda v: is_list_of(is_text, v, 1)),
-    "options": ("2 to 26 texts",
-                lambda v: is_list_of(lambda option: isinstance(option, str), v, 2, 26)),
+    "string": ("a text", is_a(str)),
+    "texts": ("a list of texts that are not blank", is_list_of(is_text, 1)),
+    "options": ("2 to 26 texts", is_list_of(is_a(str), 2, 26)),
     "number": ("a number", is_number),
-    "positive": ("a number above 0", lambda v: is_number(v) and v > 0),
-    "weight": ("a number from 0 on", is_seconds),
-    "seconds": ("seconds, a number from 0 on", is_seconds),
-    "times": ("a list of seconds from 0 on", lambda v: is_list_of(is_seconds, v, 0)),
-    "pixels": ("a whole number from 1 on", lambda v: is_whole(v) and v >= 1),
-    "index": ("a whole number from 0 on", lambda v: is_whole(v) and v >= 0),
-    "object id": ("a whole number or a text", lambda v: is_whole(v) or isinstance(v, str)),
-    "size": ("[width, height] in pixels",
-             lambda v: is_list_of(lambda side: is_whole(side) and side > 0, v, 2, 2)),
-    "box": ("a list of four numbers", lambda v: is_list_of(is_number, v, 4, 4)),
-    "bool": ("true or false", lambda v: isinstance(v, bool)),
-    "list": ("a list", lambda v: isinstance(v, list)),
-    "object": ("an object", lambda v: isinstance(v, dict)),
+    "positive": ("a number above 0", is_from(1e-300)),
+    "from 0": ("a number from 0 on", is_from(0)),
+    "times": ("a list of seconds", is_list_of(is_from(0))),
+    "pixels": ("a whole number from 1 on", is_from(1, int)),
+    "index": ("a whole number from 0 on", is_from(0, int)),
+    "object id": ("a whole number or a text", is_a(int, str)),
+    "size": ("[width, height] in pixels", is_list_of(is_from(1, int), 2, 2)),
+    "box": ("a list of four numbers", is_list_of(is_number, 4, 4)),
+    "subtitles": ("a text or a list of {start, end, text}", is_a(str, list)),
+    "bool": ("true or false", is_a(bool)),
+    "list": ("a list", is_a(list)),
+    "object": ("an object", is_a(dict)),
 }
+KINDS |= {kind: (f"one of {', '.join(words)}", words.__contains__)
+          for kind, words in WORDS.items()}
 
 
 def fail(place, message):
-    raise ValueError(f"{place}: {message}")
+    raise Unreadable("wrong record", f"{place}: {message}")
 
 
 def require(condition, place, message):
-    """For messages that cost no time: they are made where nothing is wrong, too."""
+    """Fails unless the condition holds. The message is made anyway: it must be cheap."""
     if not condition:
         fail(place, message)
 
@@ -137,149 +143,134 @@ def did_you_mean(word, words):
     return f" - did you mean '{close[0]}'?" if close else ""
 
 
+def check_kind(key, value, kind, place):
+    words, accepts = KINDS[kind]
+    if not accepts(value):
+        hint = did_you_mean(value, WORDS.get(kind, ()))
+        fail(place, f"'{key}' must be {words}, not {short(value)}{hint}")
+
+
 def check_fields(value, name, place):
-    """One JSON object against the table of that name; place: where it stands in the record."""
+    """An object, and those in it, against their tables. place: its place in the record."""
+    if name in ("image", "video") and is_text(value):
+        return                       # a path
     if not isinstance(value, dict):
-        fail(place, f"it must be an object, not {short(value)}")
+        fail(place, f"it must be an object, not {short(value)}{HINTS.get(name, '')}")
     table = TABLES[name]
     for key, field in value.items():
         if key not in table:
             fail(place, f"unknown field '{key}'{did_you_mean(key, table)}")
         kind = table[key].rstrip("!")
-        if kind in WORDS:
-            check_word(key, field, WORDS[kind], place)
+        if kind in KINDS:
+            check_kind(key, field, kind, place)
             continue
-        words, accepts = KINDS[kind]
-        if not accepts(field):
-            fail(place, f"'{key}' must be {words}, not {short(field)}")
+        inner = kind.removeprefix("list of ")
+        path = key if name == "record" else f"{place}.{key}"
+        if inner == kind:
+            check_fields(field, inner, path)
+            continue
+        check_kind(key, field, "list", place)
+        for k, entry in enumerate(field):
+            check_fields(entry, inner, f"{path}[{k}]")
     for key, kind in table.items():
-        require(key in value or not kind.endswith("!"), place, f"the field '{key}' is missing")
-
-
-def check_word(key, value, words, place):
-    if value not in words:
-        fail(place, f"'{key}' must be one of {', '.join(words)}, not {short(value)}"
-             f"{did_you_mean(value, words)}")
-
-
-def check_together(value, place, *keys):
-    given = [key for key in keys if key in value]
-    require(len(given) in (0, len(keys)), place, f"{' and '.join(keys)} must be given together")
-
-
-# --------------------------------------------------------------------------------------------------
-# a record and its media
+        if kind[-1] == "!" and key not in value:
+            fail(place, f"the field '{key}' is missing")
+    for one, other in (("width", "height"), ("start", "end")):
+        if (one in value) != (other in value):
+            fail(place, f"{one} and {other} must be given together")
 
 
 def check(record):
-    """ValueError if a native record is wrong, with the place in it."""
-    require(not isinstance(record, list), "the record",
-            "it must be an object, not a list; a file with an array of records ends in .json")
+    """Unreadable if a native record is wrong, with the place in it."""
     check_fields(record, "record", "the record")
-    require(record["annotations"], "the record", "'annotations' is empty")
-    check_media(record)
+    given = [key for key in ("image", "images", "video") if key in record]
+    require(len(given) < 2, "the record", f"it has both {' and '.join(given)}")
+    for key in ("images", "annotations"):
+        require(record.get(key) != [], "the record", f"'{key}' is empty")
+    video = record.get("video")
+    if isinstance(video, dict):
+        require(("path" in video) != ("frames" in video), "video",
+                "it has either 'path' or 'frames'")
+        require("fps" in video or "path" in video, "video", "'frames' need 'fps'")
+        require(video.get("start", 0) < video.get("end", 1), "video",
+                "it ends before it starts")
+    subtitles = record.get("subtitles")
+    require(not subtitles or "video" in record, "the record", "subtitles need a video")
+    for k, line in enumerate(subtitles if isinstance(subtitles, list) else ()):
+        check_fields(line, "subtitle", f"subtitles[{k}]")
     for k, annotation in enumerate(record["annotations"]):
         check_annotation(annotation, record, f"annotations[{k}]")
 
 
-def check_media(record):
-    given = [key for key in ("image", "images", "video") if key in record]
-    require(len(given) < 2, "the record", f"it has {' and '.join(given)}, which exclude each other")
-    require(record.get("images") != [], "the record", "'images' is empty")
-    images = [record["image"]] if "image" in record else record.get("images", [])
-    for k, image in enumerate(images):
-        if not is_text(image):
-            check_fields(image, "image", f"images[{k}]")
-            check_together(image, f"images[{k}]", "width", "height")
-    if "video" in record and not is_text(record["video"]):
-        check_video(record["video"])
-    subtitles = record.get("subtitles", "")
-    require(isinstance(subtitles, (str, list)) and (not subtitles or "video" in record),
-            "subtitles", "they are a text or a list of {start, end, text}, and need a video")
-    for k, line in enumerate([] if isinstance(subtitles, str) else subtitles):
-        check_fields(line, "subtitle", f"subtitles[{k}]")
-
-
-def check_video(video):
-    check_fields(video, "video", "video")
-    require(("path" in video) != ("frames" in video), "video", "it has either 'path' or 'frames'")
-    require("fps" in video or "path" in video, "video", "'frames' are given without 'fps'")
-    check_together(video, "video", "width", "height")
-    check_together(video, "video", "start", "end")
-    require(video.get("start", 0) < video.get("end", 1), "video", "the clip ends before it starts")
-
-
-# --------------------------------------------------------------------------------------------------
-# captions, points and tracks
-
-
 def check_annotation(annotation, record, place):
     kind = annotation.get("type") if isinstance(annotation, dict) else None
-    check_word("type", kind, ANNOTATION_TYPES, place)
+    check_kind("type", kind, "type", place)
     check_fields(annotation, kind, place)
     shown = medium(record)
-    require(kind != "track" or shown == "video", place, "a track needs a video")
-    require(kind in ("qa", "text") or shown != "text", place, f"a {kind} needs an image or a video")
+    require(kind in ("qa", "text") or shown != "text", place,
+            f"a {kind} needs an image or a video")
     if kind == "qa":
         check_qa(annotation, record, place)
     elif kind == "caption":
         check_caption(annotation, shown, place)
     elif kind == "track":
-        check_track(annotation, place)
-    elif kind in ("point", "box", "count"):
-        require({"label", "question"} & set(annotation), place, "it needs a label or a question")
-    if kind in ("point", "box"):
+        check_track(annotation, record, place)
+    elif kind != "text":
         check_points(annotation, record, place)
     if kind in ("point", "box", "track"):
         check_range(annotation, scales(record), place)
 
 
 def check_caption(caption, shown, place):
-    times = [key for key in ("start", "end", "at") if key in caption]
-    require(not times or shown == "video", place, "a caption with times needs a video")
-    require(times in ([], ["at"], ["start", "end"]), place,
-            "a caption of a part has 'start' and 'end', and one of a frame has 'at'")
     require(caption.get("start", 0) < caption.get("end", 1), place, "it ends before it starts")
+    times = {"start", "at"} & set(caption)
+    require(not times or shown == "video", place, "a caption with times needs a video")
+    needs_part = TASK_OF_STYLE.get(caption.get("style")) in ("clip", "frame")
+    require(len(times) < 2 and (caption_part(caption) or not needs_part), place,
+            "by its times or its style, a caption of a part needs 'start' and 'end', "
+            "and one of a frame needs 'at'")
 
 
 def check_points(annotation, record, place):
-    """'t' stands in a point of a video, 'image' in one of several images, and nowhere else."""
+    """Of points, boxes or a count."""
+    require({"label", "question"} & set(annotation), place, "it needs a label or a question")
+    if annotation["type"] == "count":
+        return
     shown = medium(record)
+    needed = {"video": {"t"}, "images": {"image"}}.get(shown, set())
     name = "points" if annotation["type"] == "point" else "boxes"
     points = annotation[name]
     for k, point in enumerate(points):
         at = f"{place}.{name}[{k}]"
-        check_fields(point, name, at)
-        require(("t" in point) == (shown == "video"), at,
-                "'t' must be given if the record has a video, and only then")
-        require(("image" in point) == (shown == "images"), at,
-                "'image', from 0, must be given if the record has several images, and only then")
+        require({"t", "image"} & set(point) == needed, at,
+                "'t' is given in a video, 'image' in one of several images, else neither")
         require(shown != "images" or point["image"] < len(record["images"]), at,
                 f"there is no image {point.get('image')}")
-    n = annotation.get("count", len(points))
-    require(n == len(points), place, f"the count is {n}, but there are {len(points)} points")
+    n = len(points)
+    count = annotation.get("count", n)
+    require(count == n, place, f"the count is {count}, but there are {n} points")
 
 
-def check_track(track, place):
-    for k, point in enumerate(track["points"]):
-        check_fields(point, "track points", f"{place}.points[{k}]")
-    found = {(point["t"], point["id"]) for point in track["points"]}
-    require(len(found) == len(track["points"]), place, "an object stands twice at the same time")
+def check_track(track, record, place):
+    require(medium(record) == "video", place, "a track needs a video")
+    points = track["points"]
+    moments = {(point["t"], point["id"]) for point in points}
+    require(len(moments) == len(points), place, "an object is twice at the same time")
     if "query" in track:
-        check_fields(track["query"], "track points", f"{place}.query")
-        ids = [point["id"] for point in track["points"]]
-        require(track["query"]["id"] in ids, place, "no point has the object of the query")
-    require("query" in track or track.get("mode") != "from_point", place,
-            "a track from_point needs a query, the point to start from")
+        ids = [point["id"] for point in points]
+        require(track["query"]["id"] in ids, place, "no point is of the query's object")
+    elif track_mode(track, record) == "from_point":
+        fail(place, "a track from_point needs a query, the point to start from")
 
 
 def check_range(annotation, scales, place):
-    """Points lie inside the image, to 1 % of its sides.
+    """Points lie inside the image, to 1 % of its sides, where its scale is known.
 
-    scales: see text.points.scales. Where one is not known yet, its points are not checked.
+    scales: see text.points.scales.
     """
-    points = as_points(annotation, place)["points"]
-    points = [*points, annotation["query"]] if "query" in annotation else points
+    points = list(as_points(annotation, place)["points"])
+    if "query" in annotation:
+        points.append(annotation["query"])
     for k, point in enumerate(points):
         scale = scales[point.get("image", 0)]
         if annotation["coords"] == "pixel" and not annotation.get("size", scale):
@@ -287,41 +278,36 @@ def check_range(annotation, scales, place):
         left, top, right, bottom = point.get("box", [point["x"], point["y"]] * 2)
         sides = [*unit({"x": left, "y": top}, annotation, scale),
                  *unit({"x": right, "y": bottom}, annotation, scale)]
-        if min(sides) < -0.01 or max(sides) > 1.01:
-            fail(place, f"point {k} lies outside the image with coords={annotation['coords']} - "
-                 "is the unit or the size wrong?")
+        require(min(sides) >= -0.01 and max(sides) <= 1.01, place,
+                f"point {k} lies outside the image with coords={annotation['coords']} - "
+                "is the unit or the size wrong?")
 
 
 def as_points(annotation, place="boxes"):
-    """A box annotation -> the point annotation that it is trained as; others as they are."""
+    """A box annotation -> the points that it is trained as; others as they are."""
     if annotation["type"] != "box":
         return annotation
     points = []
     for k, entry in enumerate(annotation["boxes"]):
         box = BOX_FORMS[annotation["form"]](*entry["box"])
         left, top, right, bottom = box
-        if left >= right or top >= bottom:
-            fail(f"{place}.boxes[{k}]",
-                 f"{entry['box']} is no box with a width and a height - is the form wrong?")
-        points.append(entry | {"x": (left + right) / 2, "y": (top + bottom) / 2, "box": box})
-    kept = {key: value for key, value in annotation.items() if key not in ("boxes", "form")}
+        require(left < right and top < bottom, f"{place}.boxes[{k}]",
+                f"{entry['box']} has no width or no height - is the form wrong?")
+        centre = {"x": (left + right) / 2, "y": (top + bottom) / 2}
+        points.append(entry | centre | {"box": box})
+    kept = {key: annotation[key] for key in annotation if key not in ("boxes", "form")}
     return kept | {"type": "point", "points": points}
 
 
 def unlikely_units(record):
-    """-> [sentence, ..] about annotations whose points look like fractions of the image's sides,
-    but are said to be in percent or pixels."""
+    """-> [sentence, ..] of points in percent or pixels that look like fractions."""
     found = []
-    for k, annotation in enumerate(record["annotations"]):
-        sides = [side for p in annotation.get("points", ()) for side in (p["x"], p["y"])]
-        if sides and max(sides) <= 1 and annotation["coords"] != "unit":
-            found.append(f"annotations[{k}]: every coordinate is at most 1 with coords="
-                         f"{annotation['coords']}; is it 'unit'?")
+    for k, a in enumerate(record["annotations"]):
+        sides = [side for p in a.get("points", ()) for side in (p["x"], p["y"])]
+        if sides and max(sides) <= 1 and a["coords"] != "unit":
+            found.append(f"annotations[{k}]: every coordinate is at most 1 with "
+                         f"coords={a['coords']}; is it 'unit'?")
     return found
-
-
-# --------------------------------------------------------------------------------------------------
-# questions and answers
 
 
 def check_qa(qa, record, place):
@@ -329,33 +315,25 @@ def check_qa(qa, record, place):
             "a qa has either 'turns', or a question with its answer")
     require(qa.get("turns") != [], place, "'turns' is empty")
     for k, turn in enumerate(qa.get("turns", [qa])):
-        at = place
-        if "turns" in qa:
-            at = f"{place}.turns[{k}]"
-            check_fields(turn, "turn", at)
+        at = f"{place}.turns[{k}]" if "turns" in qa else place
         check_question(turn.get("question"), record, at)
-        answered = [key for key in ("answer", "answers", "options") if key in turn]
-        require(len(answered) == 1, at, "a question has one of answer, answers and options")
-        if "options" in turn:
-            check_right_options(turn, at)
-
-
-def check_right_options(turn, place):
-    right = turn.get("answer_idx")
-    numbers = right if isinstance(right, list) else [right]
-    is_option = [is_whole(k) and 0 <= k < len(turn["options"]) for k in numbers]
-    if not numbers or not all(is_option):
-        fail(place, "'answer_idx' must be the number of the right option, from 0, or a list of "
-             f"them, not {short(right)}")
+        answered = {"answer", "answers", "options"} & set(turn)
+        require(len(answered) == 1, at, "it needs one of answer, answers and options")
+        right = turn.get("answer_idx")
+        numbers = right if isinstance(right, list) else [right]
+        are_indices = is_list_of(is_from(0, int), 1)(numbers)
+        n = len(turn.get("options", ()))
+        require(not n or (are_indices and max(numbers) < n), at, "'answer_idx' must be the "
+                "number of the right option, from 0, or a list of them")
 
 
 def check_question(question, record, place):
     """A text, or a list of texts and references {"image": k} or {"video": 0}."""
     n_images = len(record.get("images", ["image"] if "image" in record else []))
-    known = [{"video": 0}] if "video" in record else [{"image": k} for k in range(n_images)]
+    known = [{"image": k} for k in range(n_images)]
+    known += [{"video": 0}] if "video" in record else []
     parts = question if isinstance(question, list) else [question]
     is_part = [isinstance(part, str) or part in known for part in parts]
     blank = all(isinstance(part, str) and not part.strip() for part in parts)
-    if not all(is_part) or blank:
-        fail(place, "'question' must be a text, or a list of texts and "
-             f'{{"image": k}} or {{"video": 0}}, counted from 0, not {short(question)}')
+    require(all(is_part) and not blank, place, "'question' must be a text, or a list of texts "
+            'and {"image": k} or {"video": 0}, counted from 0')

@@ -11,18 +11,22 @@ class DataError(ValueError):
 
 
 class Unreadable(Exception):
-    """A record or a media file that cannot be used: it costs that record and never the run.
+    """A record or a media file that cannot be used. It costs the record and never the run.
 
-    Unreadable(kind, sentence): a few words by which the log counts, such as "missing
-    file", and what is wrong.
+    Unreadable(kind, sentence): the log counts by the kind, such as "missing file".
     """
 
     def __str__(self):
         return ": ".join(self.args)
 
 
+def require_file(path):
+    if not Path(path).is_file():
+        raise Unreadable("missing file", str(path))
+
+
 def command_name():
-    """-> "train.py", "tools.generate" and so on: the command that runs in this process."""
+    """-> "train.py", "tools.generate" or another: what runs in this process."""
     path = Path(sys.argv[0])
     if path.parent.name in ("tools", "toy", "evaluation"):
         return f"{path.parent.name}.{path.stem}"
@@ -32,7 +36,6 @@ def command_name():
 
 
 def warn(text):
-    """Prints sentences, one on a line, on stderr: each after the name of the command, above the
-    progress bar of a run."""
+    """Prints sentences, one a line, on stderr, above the progress bar of a run."""
     for sentence in text.splitlines():
         tqdm.write(f"{command_name()}: {sentence}", file=sys.stderr)

@@ -9,22 +9,22 @@ import warnings
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import repeat
-from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 import vision
-from records.errors import Unreadable
+from records.errors import Unreadable, require_file
 from records.video import decode, displayed_frames, probe
 
 EXIF_ORIENTATION = 0x0112            # values of 5 and above exchange width and height
-MAX_FRAMES = 2048                    # of one call: ffmpeg takes their times in one word of 128 KiB
+MAX_FRAMES = 2048                    # of one call: ffmpeg takes their times as one argument
 
 
 def names_of(record):
-    """The paths of its images, its video, or the frames of its video, as the record names them."""
-    entries = record.get("images") or [record[key] for key in ("image", "video") if key in record]
+    """The paths of a record's images, of its video, or of the frames of its video."""
+    entries = record.get("images", [])
+    entries = entries + [record[key] for key in ("image", "video") if key in record]
     names = []
     for entry in entries:
         if isinstance(entry, str):
@@ -34,23 +34,18 @@ def names_of(record):
     return names
 
 
-# --------------------------------------------------------------------------------------------------
-# images
-
-
 @contextmanager
 def open_image(path):
-    """The Pillow image of a file, not yet decoded; Unreadable, also for errors inside the block."""
+    """A Pillow image, not yet decoded. Errors in the block are Unreadable, too."""
+    require_file(path)
     try:
         with warnings.catch_warnings():
-            # Pillow warns of more than 89 million pixels: such an image costs its record.
+            # Pillow warns of more than 89 million pixels: too many
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             image = Image.open(path)
         with image:
             yield image
-    except FileNotFoundError:
-        raise Unreadable("missing file", str(path)) from None
-    except Exception as error:       # damaged files make Pillow raise KeyError, struct.error, ..
+    except Exception as error:       # Pillow raises KeyError, struct.error and more
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise Unreadable("damaged image", f"{path}: {reason}") from None
 
@@ -58,8 +53,8 @@ def open_image(path):
 def image_size(path):
     """(width, height) of an image as displayed, without decoding it; Unreadable."""
     with open_image(path) as image:
-        # Pillow turns the sides of a TIFF itself. To look for EXIF data behind the pixels, it would
-        # decode a whole PNG: only what stands in front of them counts here.
+        # Pillow has turned a TIFF. It would decode a PNG to look for EXIF data behind the
+        # pixels: only data in front of them count here.
         in_front = {"exif", "Raw profile type exif", "XML:com.adobe.xmp"} & set(image.info)
         if image.format == "TIFF" or (image.format == "PNG" and not in_front):
             return image.size
@@ -73,13 +68,9 @@ def read_image(path):
         return vision.to_array(image)
 
 
-# --------------------------------------------------------------------------------------------------
-# videos
-
-
 @dataclass(frozen=True)
 class FrameFolder:
-    """A video that is given as images: frame k appears at k / fps and stays 1 / fps seconds."""
+    """A video given as images: frame k appears at k / fps and stays for 1 / fps seconds."""
     paths: list
     fps: float
 
@@ -95,11 +86,12 @@ class FrameFolder:
 def frames(video, times):
     """Yields the frame on display at each of the ascending seconds, (H,W,3) uint8; Unreadable.
 
-    video: a Video or a FrameFolder. One frame is held at a time; a repeated one is the same array.
+    video: a Video or a FrameFolder. A frame that is shown again is the same array.
     """
     times = np.asarray(times, dtype=np.float64)
     assert (np.diff(times) >= 0).all(), f"times must ascend: {times}"
-    wanted, counts = np.unique(displayed_frames(video.times, times), return_counts=True)
+    shown = displayed_frames(video.times, times)
+    wanted, counts = np.unique(shown, return_counts=True)
     assert len(wanted) <= MAX_FRAMES, f"{len(wanted)} frames in one call"
     if not len(wanted):              # a rank may have none of a video's crops
         return
@@ -113,44 +105,40 @@ def frames(video, times):
 
 
 class Probes:
-    """What `probe` found of videos, kept in a file to which every process appends: planning asks
-    for sizes in every epoch, and a probe reads a whole video."""
+    """The sizes of videos, kept in a file to which every process appends.
+
+    Planning asks for them in every epoch, and a probe reads a whole video.
+    """
 
     def __init__(self, path):
         self.path = path
-        self.known = None            # {path, bytes and time of change: what was found, Unreadable}
+        self.known = None            # {path, bytes and time of change: size}
 
     def __call__(self, video):
         """Path -> (width, height, seconds, half a frame in seconds); Unreadable."""
+        require_file(video)
         if self.known is None:
-            self.known = self._read()
-        try:
-            status = Path(video).stat()
-        except OSError:
-            raise Unreadable("missing file", str(video)) from None
+            self._read()
+        status = video.stat()
         key = f"{video} {status.st_size} {status.st_mtime_ns}"
         if key not in self.known:
-            self.known[key] = self._probe(video, key)
+            try:
+                found = probe(video)
+            except Unreadable as error:  # in memory alone: a hang costs its deadline once
+                self.known[key] = error
+                raise
+            half_frame = found.duration / len(found.times) / 2
+            self.known[key] = (found.width, found.height, found.duration, half_frame)
+            with suppress(OSError), open(self.path, "a") as file:
+                file.write(json.dumps([key, self.known[key]]) + "\n")
         if isinstance(self.known[key], Unreadable):
             raise self.known[key]
         return self.known[key]
 
-    def _probe(self, video, key):
-        try:
-            found = probe(video)
-        except Unreadable as error:  # kept in memory alone: a hang costs its deadline once a run
-            return error
-        half_frame = found.duration / len(found.times) / 2
-        size = (found.width, found.height, found.duration, half_frame)
-        with suppress(OSError), open(self.path, "a", encoding="utf-8") as file:
-            file.write(json.dumps([key, size]) + "\n")
-        return size
-
     def _read(self):
-        known = {}
-        with suppress(OSError), open(self.path, encoding="utf-8", errors="replace") as file:
+        self.known = {}
+        with suppress(OSError), open(self.path, "rb") as file:
             for line in file:
-                with suppress(ValueError, TypeError):        # a kill may cut a line off
+                with suppress(ValueError):       # a kill may cut a line off
                     key, size = json.loads(line)
-                    known[key] = tuple(size)
-        return known
+                    self.known[key] = tuple(size)

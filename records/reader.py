@@ -1,12 +1,11 @@
 """A file of records (docs/records.md) as a sequence of native records, with their media.
 
-in    a .jsonl file, one record per line, or a .json file with one array of them; native records or
-      rows of other projects (dialects.py)
-out   records[i] -> a dict with id, where ("file:line") and source, the Records that it came from
+in    a .jsonl file, one record per line, or a .json file with one array of them;
+      native records or rows of other projects (dialects.py)
+out   records[i] -> a dict with id, where ("file:line") and source, its Records
 
-A record is read and checked when it is asked for, and one that is wrong raises Unreadable, which
-costs the record. A native file is checked when it is opened, before a run begins: then mistakes
-stop with DataError. `python -m tools.check FILE` checks every record of any file.
+A record is checked when it is read, and Unreadable if it is wrong. A native file is also
+checked when it is opened, before a run begins: then mistakes stop with DataError.
 """
 
 import hashlib
@@ -24,20 +23,20 @@ from records.dialects import CHAT_KEYS, convert
 from records.errors import DataError, Unreadable, warn
 from records.media import Probes
 
-MAX_CHECKED_BYTES = 64 << 20         # a native file up to this size is checked when it is opened,
-N_CHECKED = 1000                     # and of a larger one so many records
+MAX_CHECKED_BYTES = 64 << 20         # native files up to this size are checked when opened,
+N_CHECKED = 1000                     # of larger ones so many records
 MAX_MISTAKES = 20                    # shown at once
-# Python's answer to a row that is nothing like a record, such as a number in the place of a list
-SHAPE_ERRORS = (AttributeError, KeyError, TypeError, RecursionError)
+# The last three are raised where, for example, a number takes the place of a list.
+FORM_ERRORS = (ValueError, RecursionError, AttributeError, KeyError, TypeError)
 
 
 class Records:
     """A file of records and the folder where the paths of their media start.
 
-    media: if not given, the folder media/ beside the file, else the folder of the file. Options:
-    split_turns, see dialects.convert; style, of annotations that name none; weight, times that of
-    every record. Iterating leaves out, with a warning, the records that cannot be used. Can be
-    pickled: the file is opened again where it arrives, and must be the same one.
+    media: by default the folder media/ beside the file, else the folder of the file.
+    Options: split_turns, see dialects.convert; style, of annotations that name none; weight,
+    times that of every record. Iterating leaves out, with a warning, what cannot be used.
+    A copy sent to another process opens the file again, which must be the same one.
     """
 
     def __init__(self, path, media=None, split_turns=False, style=None, weight=1.0,
@@ -47,34 +46,37 @@ class Records:
         self.options = {"split_turns": split_turns, "style": style, "weight": weight}
         self.media = media_folder(self.path, media)
         self.probes = Probes(self.path.with_name(f".{self.name}.videos.jsonl"))
+        if self.path.suffix not in (".jsonl", ".json"):
+            stop(path, "the name must end in .jsonl (a record per line) or .json (an array)")
         try:
-            find_records = {".jsonl": find_lines, ".json": find_elements}[self.path.suffix]
             self._file = open(self.path, "rb")
             self.stamp = stamp_of(self._file)
-            # (n+1,) int64: where each record begins, and where the last one ends; lines from 1
-            self.offsets, self.lines, digest = find_records(self.path)
-        except KeyError:
-            raise DataError(f"{path}: the name of a file of records ends in .jsonl (one per line) "
-                            "or .json (one array)") from None
+            find = find_elements if self.path.suffix == ".json" else find_lines
+            # (n+1,) int64: where records begin, and the last one ends; lines from 1
+            self.offsets, self.lines, digest = find(self.path)
         except OSError as error:
-            raise DataError(f"{path}: the file cannot be read: {error.strerror}") from None
+            stop(path, f"the file cannot be read: {error.strerror}")
         if not len(self):
-            raise DataError(f"{path}: the file holds no record")
+            stop(path, "the file holds no record")
         digest.update(json.dumps(self.options).encode())
         self.fingerprint = digest.hexdigest()        # what plans and resumed runs depend on
         if stop_on_mistakes:
             self.check_native()
 
     def check_native(self):
-        """DataError with the first mistakes of a native file; other rows are checked one by one.
+        """DataError with the first mistakes of a native file.
 
         Warns once if points seem to have another unit than they say.
         """
-        n = len(self) if self.offsets[-1] <= MAX_CHECKED_BYTES else min(len(self), N_CHECKED)
-        mistakes, unlikely = [], []
-        for i in range(0 if is_chat(self.text(0)) else n):
+        if is_chat(self.text(0)):
+            return
+        n = len(self) if self.offsets[-1] <= MAX_CHECKED_BYTES else N_CHECKED
+        mistakes = []
+        unlikely = []
+        for i in range(min(len(self), n)):
             try:
-                unlikely += [f"{self.where(i)}: {what}" for what in unlikely_units(self[i])]
+                record = self[i]
+                unlikely += [f"{record['where']}: {what}" for what in unlikely_units(record)]
             except Unreadable as error:
                 mistakes.append(f"{self.where(i)}: {error}")
             if len(mistakes) == MAX_MISTAKES:
@@ -98,15 +100,14 @@ class Records:
                 warn(f"{self.where(i)}: {error}; left out")
 
     def where(self, i):
-        """The place of record i, "file:line"."""
         return f"{self.path}:{self.lines[i]}"
 
     def text(self, i):
-        """The bytes of record i; DataError if the file is another one than when it was opened."""
+        """The bytes of record i; DataError if the file has changed."""
         if self._file is None:
             self._file = open(self.path, "rb")
         if stamp_of(self._file) != self.stamp:
-            raise DataError(f"{self.path}: the file has changed since it was opened")
+            stop(self.path, "the file has changed since it was opened")
         i = range(len(self))[i]                      # negative numbers count from the end
         self._file.seek(self.offsets[i])
         text = self._file.read(int(self.offsets[i + 1] - self.offsets[i]))
@@ -117,58 +118,50 @@ class Records:
     def __getitem__(self, i):
         text = self.text(i)
         try:
-            record = parse(text)
-            if is_chat(text):
-                record = convert(record, self.options["split_turns"])
-            check(record)
-        except ValueError as error:
-            raise Unreadable("wrong record", str(error)) from None
-        except SHAPE_ERRORS as error:
-            raise Unreadable("wrong record", f"this is not the form of a record: {error}") from None
-        line = self.lines[i]
-        annotations = [as_points(annotation) for annotation in record["annotations"]]
-        if self.options["style"]:
-            annotations = [{"style": self.options["style"], **a} for a in annotations]
+            record = self.read(text)
+        except FORM_ERRORS as error:
+            raise Unreadable("wrong record", "this is not a record in JSON: "
+                             f"{type(error).__name__}: {error}") from None
         if self.options["weight"] != 1:
             record["weight"] = record.get("weight", 1) * self.options["weight"]
-        return {"id": f"{self.name}:{line}", **record, "annotations": annotations,
-                "where": f"{self.path}:{line}", "source": self}
+        annotations = [as_points(annotation) for annotation in record["annotations"]]
+        return {"id": f"{self.name}:{self.lines[i]}", **record, "annotations": annotations,
+                "where": self.where(i), "source": self}
 
-    # ----------------------------------------------------------------------------------------------
-    # their media
+    def read(self, text):
+        """Bytes -> a record, checked; Unreadable or one of FORM_ERRORS."""
+        record = json.loads(text)
+        if b"\\ud" in text.lower():                  # half a surrogate pair is no text
+            json.dumps(record, ensure_ascii=False).encode()
+        if is_chat(text):
+            record = convert(record, self.options["split_turns"])
+        if self.options["style"]:
+            for annotation in record["annotations"]:
+                annotation.setdefault("style", self.options["style"])
+        check(record)
+        return record
 
     def paths_of(self, record):
-        """The paths of its images, its video, or the frames of its video."""
         return [self.media / name for name in media.names_of(record)]
 
     def image_sizes(self, record):
-        """[(width, height), ..] of its images as displayed, from headers; Unreadable."""
-        if "video" in record:
-            return []
+        """[(width, height), ..] of its images, from headers; Unreadable."""
         return [media.image_size(path) for path in self.paths_of(record)]
 
     def images(self, record, only=None):
-        """[(H,W,3) uint8, ..] of its images as displayed; Unreadable if one is damaged.
-
-        only: the numbers of the images that are wanted; None: all.
-        """
-        if "video" in record:
-            return []
+        """[(H,W,3) uint8, ..] of its images, or of those numbers only; Unreadable."""
         return [media.read_image(path) for k, path in enumerate(self.paths_of(record))
                 if only is None or k in only]
 
     def video_size(self, record):
-        """(width, height, seconds, half a frame in seconds) of its video as shown; Unreadable."""
+        """(width, height, seconds, half a frame in seconds) of its video; Unreadable."""
         video = self.video(record)
         if isinstance(video, media.FrameFolder):
             return *media.image_size(video.paths[0]), video.duration, 0.5 / video.fps
         return self.probes(video)
 
     def frames(self, record, times):
-        """Yields the frames (H,W,3) uint8 of its video on display at `times`; Unreadable.
-
-        times: ascending seconds of the clip.
-        """
+        """Yields the frames (H,W,3) uint8 at these ascending seconds of the clip."""
         entry = record["video"]
         start = entry.get("start", 0) if isinstance(entry, dict) else 0
         video = self.video(record)
@@ -185,29 +178,39 @@ class Records:
         return paths[0]
 
 
+def stop(path, sentence):
+    raise DataError(f"{path}: {sentence}")
+
+
 def media_folder(path, given):
     """The folder where the paths in a file of records start."""
     if given is None:
         beside = path.parent / "media"
         return beside if beside.is_dir() else path.parent
     if not Path(given).is_dir():
-        raise DataError(f"--media {given}: there is no such folder")
+        stop(f"--media {given}", "there is no such folder")
     return Path(given)
 
 
 def stamp_of(file):
-    """By which a file is known to be the same: its size and the time of its last change."""
+    """The size of a file and the time of its last change."""
     status = os.fstat(file.fileno())
     return status.st_size, status.st_mtime_ns
 
 
-# --------------------------------------------------------------------------------------------------
-# where the records of a file are, and their JSON
+def is_chat(text):
+    """Is this the text of a row of another project?"""
+    if b'"annotations"' in text:
+        return False
+    return any(f'"{key}"'.encode() in text for key in CHAT_KEYS)
 
 
 def find_lines(path):
     """A .jsonl file -> offsets, lines and sha256 of Records."""
-    offsets, lines, digest, offset = array("q"), array("q"), hashlib.sha256(), 0
+    offsets = array("q")
+    lines = array("q")
+    digest = hashlib.sha256()
+    offset = 0
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             digest.update(line)
@@ -224,56 +227,29 @@ def find_lines(path):
 def find_elements(path):
     """The same of a .json file with one array; DataError if it is none.
 
-    The text is read as Latin-1: a character is a byte, and what is not ASCII stands inside of
-    strings, so that a JSON parser finds where an element ends.
+    The text is read as Latin-1, where a character is a byte: outside of its strings JSON is
+    ASCII, so that a parser finds where an element ends.
     """
     content = path.read_bytes()
     text = content.decode("latin-1")
     start = re.compile("(\xef\xbb\xbf)?\\s*\\[").match(text)
     if not start:
-        raise DataError(f"{path}:1: the file is not an array of records; one record per line is a "
-                        ".jsonl file, and COCO annotations are converted by "
-                        "python -m tools.prepare coco")
-    parser, gap = json.JSONDecoder(), re.compile(r"[\s,]*")
-    offsets, lines, at, line = [], [], start.end(), 1
-    line += text.count("\n", 0, at)
-    while True:
-        begin = gap.match(text, at).end()
-        line += text.count("\n", at, begin)
-        if text[begin : begin + 1] == "]":
-            break
-        try:
-            end = parser.raw_decode(text, begin)[1]
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{path}:{line}: the record that begins here is not JSON, or the "
-                            f"array does not end: {error}") from None
+        stop(f"{path}:1", "the file is not an array of records; lines of records are a .jsonl "
+             "file, and python -m tools.prepare coco reads COCO annotations")
+    gap = re.compile(r"[\s,]*")
+    offsets = []
+    lines = []
+    begin = gap.match(text, start.end()).end()
+    line = 1 + text.count("\n", 0, begin)
+    while text[begin : begin + 1] != "]":
         offsets.append(begin)
         lines.append(line)
+        try:
+            end = json.JSONDecoder().raw_decode(text, begin)[1]
+        except (ValueError, RecursionError) as error:
+            stop(f"{path}:{line}", "the record that begins here is not JSON, or the array "
+                 f"does not end: {error}")
+        end = gap.match(text, end).end()
         line += text.count("\n", begin, end)
-        at = end
+        begin = end
     return np.array([*offsets, begin]), lines, hashlib.sha256(content)
-
-
-def parse(text):
-    """The bytes of a JSON value -> the value; ValueError, also for what Python's json lets pass:
-    NaN and half of a surrogate pair."""
-    def refuse_constant(name):
-        raise ValueError(f"{name} is not a number")
-
-    try:
-        value = json.loads(text, parse_constant=refuse_constant)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON: {error.msg} at column {error.colno}; a record stands on one "
-                         "line, alone") from None
-    if b"\\u0000" in text:
-        raise ValueError("a text holds a NUL character")
-    if b"\\ud" in text.lower():
-        json.dumps(value, ensure_ascii=False).encode()
-    return value
-
-
-def is_chat(text):
-    """Is this the text of a row of another project?"""
-    if b'"annotations"' in text:
-        return False
-    return any(f'"{key}"'.encode() in text for key in CHAT_KEYS)

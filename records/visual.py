@@ -20,16 +20,16 @@ from text.visual_tokens import shift_subtitles
 @dataclass
 class MediaInfo:
     """What headers tell of a record's visual input."""
-    sizes: list = field(default_factory=list)   # (width, height) of the images, or of the video
-    times: list = None                          # of a video: seconds of the clip, one per frame
-    subtitles: object = None             # [(start, end, text), ..] in these seconds, or a text
+    sizes: list = field(default_factory=list)    # (width, height) of images, or of the video
+    times: list = None               # of a video: seconds of the clip, one per frame
+    subtitles: object = None         # [(start, end, text), ..] in these seconds, or a text
 
 
 @dataclass
 class VideoClip:
-    times: list                                 # seconds of the clip, one per frame
-    frames: object                              # (H,W,3) uint8 for each time; may decode on the way
-    subtitles: object = None                    # as in MediaInfo
+    times: list                      # as in MediaInfo
+    frames: object                   # yields (H,W,3) uint8 for each time
+    subtitles: object = None
 
 
 def clip_times(duration, config, start=0.0, end=math.inf):
@@ -38,14 +38,14 @@ def clip_times(duration, config, start=0.0, end=math.inf):
     Unreadable where the clip lies outside the video (docs/molmo2.md 3.1).
     """
     end = min(end, duration)
-    if not 0 <= start < end and (start or duration):              # a single frame lasts no time
+    if not 0 <= start < end and (start or duration):     # one frame lasts no time
         raise Unreadable("outside the clip",
                          f"the clip {start:g} to {end:g} s is empty, of {duration:g} s")
     return vision.frame_times(end - start, config.max_frames, config.fps), end
 
 
 def open_clip(path, config, subtitles=None, start=0.0, end=math.inf):
-    """A video file -> VideoClip, whose frames are decoded when asked for, and media.Video."""
+    """A video file -> VideoClip, not yet decoded, and media.Video."""
     video = media.probe(path)
     times, _ = clip_times(video.duration, config, start, end)
     frames = media.frames(video, [start + t for t in times])
@@ -53,22 +53,21 @@ def open_clip(path, config, subtitles=None, start=0.0, end=math.inf):
 
 
 def read_headers(record, config):
-    """A record -> MediaInfo without decoding; Unreadable if its media, its times or its points in
-    pixels cannot be used."""
+    """A record -> MediaInfo, without decoding.
+
+    Unreadable if its media, its times or its points in pixels cannot be used.
+    """
     if "video" in record:
         info = read_video_header(record, config)
     else:
         has_images = "image" in record or "images" in record
         info = MediaInfo(record["source"].image_sizes(record) if has_images else [])
     if len(info.sizes) > config.max_images:
-        raise Unreadable("too long", f"it has {len(info.sizes)} images, and --data.max_images is "
-                         f"{config.max_images}")
+        raise Unreadable("too long", f"it has {len(info.sizes)} images, and "
+                         f"--data.max_images is {config.max_images}")
     for k, annotation in enumerate(record["annotations"]):
-        if annotation.get("coords") == "pixel":      # others were checked with the record
-            try:
-                check_range(annotation, scales(record, info.sizes), f"annotations[{k}]")
-            except ValueError as error:
-                raise Unreadable("wrong record", str(error)) from None
+        if annotation.get("coords") == "pixel":      # others are checked already
+            check_range(annotation, scales(record, info.sizes), f"annotations[{k}]")
     return info
 
 
@@ -78,31 +77,27 @@ def read_video_header(record, config):
     start = video.get("start", 0.0)
     times, end = clip_times(duration, config, start, video.get("end", math.inf))
     rates = [a.get("fps", 2) for a in record["annotations"] if a["type"] == "track"]
-    if rates:                        # frames where the tracks have points (docs/molmo2.md 3.1)
+    if rates:                        # where the tracks have points (docs/molmo2.md 3.1)
         lowest = max(int(min(rates)), 1)
-        if lowest > 10:              # annotated on every frame: asked for twice a second
+        if lowest > 10:              # of every frame: asked for twice a second
             lowest = 2
-        video_rate = round(0.5 / half_frame) if half_frame else 0   # a single frame lasts no time
+        video_rate = round(0.5 / half_frame) if half_frame else 0
         grid = [rate for rate in range(lowest, 11, lowest) if video_rate % rate == 0]
-        times = vision.track_times(end - start, config.max_frames, grid or [lowest]) or [0.0]
-    for k, annotation in enumerate(record["annotations"]):
-        for t in annotated_times(annotation):
+        times = vision.track_times(end - start, config.max_frames, grid or [lowest])
+        times = times or [0.0]
+    for k, a in enumerate(record["annotations"]):
+        points = [*a.get("points", ()), *([a["query"]] if "query" in a else ())]
+        times_of_file = [p["t"] for p in points] + a.get("times", [])
+        times_of_file += [a[key] for key in ("start", "end", "at") if key in a]
+        for t in times_of_file:
             if not start - half_frame <= t <= end + half_frame:
-                raise Unreadable("outside the clip", f"annotations[{k}] is at {t:g} s, and the "
-                                 f"clip lasts from {start:g} to {end:g} s")
+                raise Unreadable("outside the clip", f"annotations[{k}] is at {t:g} s, and "
+                                 f"the clip lasts from {start:g} to {end:g} s")
     subtitles = record.get("subtitles")
     if subtitles and not isinstance(subtitles, str):
         subtitles = sorted(subtitles, key=lambda line: line["start"])
         subtitles = [(line["start"], line["end"], line["text"]) for line in subtitles]
     return MediaInfo([(width, height)], times, shift_subtitles(subtitles, start))
-
-
-def annotated_times(a):
-    """All seconds, on the clock of the file, that an annotation names."""
-    times = [p["t"] for p in a.get("points", ())]
-    times += [a[key] for key in ("start", "end", "at") if key in a]
-    times += a.get("times", [])
-    return [*times, a["query"]["t"]] if "query" in a else times
 
 
 def crops_per_image(info, config):
@@ -114,7 +109,7 @@ def crops_per_image(info, config):
 
 
 def pool_windows(info, config):
-    """pool_src (M,4) of images or (M,9) of frames, counted in the crops of all of them."""
+    """pool_src (M,4) of images or (M,9) of frames, counted through all crops."""
     if info.times is not None:
         each = [vision.frame_windows(config.vision)] * len(info.times)
     else:
@@ -141,8 +136,6 @@ def frame_crops(frames, n, config):
     Preallocated: small arrays between frames of 11 MB fragment the heap.
     """
     crops = np.empty((n, config.vision.n_patch, config.vision.n_pixel), np.uint8)
-    k = -1
-    for k, frame in enumerate(frames):
+    for k, frame in zip(range(n), frames, strict=True):
         crops[k] = vision.frame(frame, config.vision)[0][0]
-    assert k == n - 1, f"{k + 1} frames came, not {n}"
     return crops

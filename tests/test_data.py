@@ -40,11 +40,6 @@ def encoded(folder, record, config=CONFIG):
     return data.encode(open_records(folder, record)[0], TOKENIZER, config, 0, 0)
 
 
-def loss_weights(example):
-    """The different weights of the tokens with loss, rising."""
-    return np.unique(example.weights[example.weights > 0]).tolist()
-
-
 # --------------------------------------------------------------------------------------------------
 # layout
 
@@ -174,15 +169,6 @@ def test_a_branch_too_long_by_itself_does_not_take_the_others_with_it():
 # token weights
 
 
-def test_the_weight_by_branches_counts_those_that_were_kept():
-    config = replace(CONFIG, sqrt_branches=True)
-    two = [branch(100, 5), branch(200, 4)]
-    trees = [data.layout([BOS], [False], branches, config, 20)
-             for branches in (two, [*two, branch(300, 50)])]
-    assert trees[0].weights.tolist() == trees[1].weights.tolist()
-    assert trees[0].weights.max() == pytest.approx(0.5**0.5)
-
-
 @pytest.mark.parametrize(("kind", "of_video", "weight"), [
     ("point", False, 0.2), ("count", False, 0.2), ("point", True, 0.2), ("count", True, 0.2),
     ("track", True, 0.2), ("caption", True, 0.1),
@@ -195,7 +181,7 @@ def test_points_and_captions_of_videos_have_flat_weights_and_all_else_square_roo
     assert data.token_weight(of_branch, 9, 4, CONFIG) == 3
 
 
-def test_weights_of_record_annotation_and_turn_multiply(folder):
+def test_weights_of_record_annotation_and_turn_multiply_and_0_is_context(folder):
     """The square root counts tokens and not weights (docs/molmo2.md 7.1)."""
     turns = [{"question": "?", "answer": "abc", "weight": 0.5}, {"question": "?", "answer": "d"}]
     record = {"weight": 2.0, "annotations": [{"type": "qa", "weight": 3.0, "turns": turns}]}
@@ -203,13 +189,7 @@ def test_weights_of_record_annotation_and_turn_multiply(folder):
     n_loss = 3 + 1 + 1 + 1                                       # two answers, each with its EOS
     full = 2 * 3 * 2 / n_loss**0.5
     assert weights[weights > 0] == pytest.approx([0.5 * full] * 4 + [full] * 2)
-
-
-def test_a_turn_of_weight_0_is_context(folder):
-    turns = [{"question": "a?", "answer": "no", "weight": 1}, {"question": "b?", "answer": "yes"}]
-    plain = encoded(folder, {"annotations": [{"type": "qa", "turns": turns}]})
     turns[0]["weight"] = 0
-    muted = encoded(folder, {"annotations": [{"type": "qa", "turns": turns}]})
-    assert np.array_equal(plain.tokens, muted.tokens)
-    assert TOKENIZER.decode(plain.targets[plain.weights > 0]) == "noyes"
-    assert TOKENIZER.decode(muted.targets[muted.weights > 0]) == "yes"
+    muted = encoded(folder, record)
+    assert TOKENIZER.decode(muted.targets[muted.weights > 0]) == "d"
+    assert "abc" in TOKENIZER.decode(muted.tokens)

@@ -19,14 +19,7 @@ import re
 from text import choices, styles
 from text.points import format_points, format_tracks, scales, unit
 from text.styles import chance, medium, pick, style_of
-from text.tracks import (
-    AskedFrames,
-    points_on_frames,
-    seconds,
-    track_frames,
-    track_mode,
-    track_rate,
-)
+from text.tracks import TrackFrames, points_on_frames, seconds, track_frames, track_mode, track_rate
 
 COUNTING = re.compile(
     r"\b(how many|count|counts|counting|the (total )?(number|amount) of)\b", re.IGNORECASE
@@ -57,17 +50,13 @@ def turns_of(annotation, record, sizes, config, rng, times=None):
 
 
 # ------------------------------------------------------------------------------------------------
-# times
+# times, styles and templates
 
 
 def clock(time):
     """75.5 -> "00:01:15.5" """
     tenths = round(time * 10)
     return f"{tenths // 36000:02d}:{tenths // 600 % 60:02d}:{tenths % 600 / 10:04.1f}"
-
-
-# ------------------------------------------------------------------------------------------------
-# styles and templates
 
 
 def draw_template(task, record, rng):
@@ -177,7 +166,7 @@ def question_text(question):
     """
     if isinstance(question, str):
         return question
-    # mark the names with NUL, which no record may hold: between words, the mark becomes a space
+    # mark the names with NUL: between words, the mark becomes a space
     parts = []
     for part in question:
         if isinstance(part, str):
@@ -264,7 +253,7 @@ def track_turn(annotation, record, size, config, rng, times):
         track = [point for _, point in shown if point["id"] == query["id"]]
         if chance(rng, 0.2) and len(track) > 1:
             query = pick(rng, track[:-1])
-        time = AskedFrames(annotation, record, times).text_time(query["t"])
+        time = TrackFrames(annotation, record, times).text_time(query["t"])
         start = (time, [unit(query, annotation, size)])
         start_tag = format_points([start], label, separator=config.separator)
         text = f"{annotation['question']} {start_tag}" if "question" in annotation else start_tag

@@ -6,11 +6,9 @@ from PIL import Image
 
 import data
 from evaluation import scoring
-from evaluation.evaluate import collect_questions
 from records.reader import Records, Unreadable
-from records.visual import read_headers
 from tests.evaluation.answers import evaluate_answers
-from tests.records.samples import image, verdict, video, write
+from tests.records.samples import image, verdict, write
 from text.tokenizer import ByteTokenizer
 
 BOX = {"type": "box", "label": "cup", "coords": "percent", "form": "xyxy",
@@ -33,16 +31,13 @@ def test_a_box_in_every_form_and_unit_is_the_point_at_its_centre(tmp_path, form,
 
 
 WRONG = [
-    ({"boxes": [{"box": [10, 20, 30, 102]}]}, "point 0 lies outside"),
     ({"boxes": [{"box": [10, 20, 30, 60]}, {"box": [-2, 20, 30, 60]}]}, "point 1 lies outside"),
-    ({"boxes": [{"box": [10, 20, 10, 60]}]}, "boxes[0]: [10, 20, 10, 60] is no box with a width"),
-    ({"form": "xywh", "boxes": [{"box": [10, 20, 5, 0]}]}, "is no box with a width"),
-    ({"boxes": [{"box": [30, 20, 10, 60]}]}, "is the form wrong?"),
+    ({"boxes": [{"box": [10, 20, 10, 60]}]}, "boxes[0]: [10, 20, 10, 60] has no width"),
+    ({"form": "xywh", "boxes": [{"box": [10, 20, 5, 0]}]}, "is the form wrong?"),
     ({"boxes": [{"box": [10, 20, 30]}]}, "'box' must be a list of four numbers"),
     ({"boxes": [[10, 20, 30, 60]]}, "annotations[0].boxes[0]: it must be an object"),
     ({"form": "xyhw"}, "did you mean 'xywh'"),
-    ({"boxes": [{"box": [10, 20, 30, 60], "t": 1}]}, "'t' must be given if"),
-    ({"boxes": [{"box": [10, 20, 30, 60], "image": 0}]}, "'image', from 0, must be given if"),
+    ({"boxes": [{"box": [10, 20, 30, 60], "t": 1}]}, "'t' is given in a video"),
     ({"coords": "pixel", "size": [20, 200]}, "outside the image with coords=pixel"),
 ]
 
@@ -50,15 +45,6 @@ WRONG = [
 @pytest.mark.parametrize(("change", "words"), WRONG)
 def test_what_is_no_box_is_refused_with_its_place(tmp_path, change, words):
     assert words in verdict(tmp_path, image({**BOX, **change}))
-
-
-def test_a_box_needs_a_label_a_form_and_something_to_see(tmp_path):
-    for key in ("label", "form", "coords", "boxes"):
-        without = {name: value for name, value in BOX.items() if name != key}
-        assert key in verdict(tmp_path, image(without))
-    assert "a box needs an image" in verdict(tmp_path, {"annotations": [BOX]})
-    assert "'t' must be given" in verdict(tmp_path, video(BOX))
-    assert verdict(tmp_path, video({**BOX, "boxes": [{"box": [1, 2, 3, 40], "t": 2}]})) == ""
 
 
 @pytest.fixture
@@ -70,13 +56,6 @@ def two_boxes(tmp_path):
     return Records(write(tmp_path / "r.jsonl", image(annotation)))
 
 
-def test_a_box_in_pixels_is_checked_against_the_file_itself(tmp_path, two_boxes):
-    assert read_headers(two_boxes[0], data.DataConfig()).sizes == [(200, 100)]
-    Image.new("RGB", (180, 100)).save(tmp_path / "a.png")
-    with pytest.raises(Unreadable, match=r"^wrong record: annotations\[0\]: point 1 lies outside"):
-        read_headers(two_boxes[0], data.DataConfig())
-
-
 def test_it_is_trained_as_points_with_their_weight_and_limit(two_boxes):
     tokenizer = ByteTokenizer()
     config = data.DataConfig(max_tokens=4096, max_crops=1, point_weight=0.2, sqrt_length=True)
@@ -86,13 +65,10 @@ def test_it_is_trained_as_points_with_their_weight_and_limit(two_boxes):
     assert sorted(set(example.weights.tolist())) == pytest.approx([0, 0.2])
     few = data.DataConfig(max_tokens=4096, max_crops=1, max_points=1)
     assert data.size(two_boxes[0], tokenizer, few, 0, 0) == (0, 0)
-    with pytest.raises(AssertionError, match="no rule for the weight of a box"):
-        data.token_weight(data.Branch([], kind="box"), 1, 1, config)
 
 
-# three points: inside, far from the centre but inside, outside by one thousandth
-ANSWERS = [("200 400", "725 450", 1.0), ("101 201", "949 401", 1.0), ("099 400", "725 450", 0.5),
-           ("200 400", "725 501", 0.5)]
+# far from the centre but inside; outside by one thousandth
+ANSWERS = [("101 201", "949 401", 1.0), ("099 400", "725 450", 0.5)]
 
 
 @pytest.mark.parametrize(("first", "second", "recall"), ANSWERS)
@@ -113,8 +89,6 @@ def test_masks_go_before_boxes_and_a_box_of_a_video_holds_at_its_time(two_boxes)
     hit = scoring.metrics.hit_in_box([(2.0, 5, 5)], [(0, 0, 10, 10)])
     assert hit(0, (2.0, 9, 10))
     assert not hit(0, (2.5, 5, 5))
-    questions, _ = collect_questions(list(two_boxes), data.DataConfig())
-    assert scoring.true_boxes(questions[0]) == [[20, 20, 60, 60], [100, 40, 190, 50]]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -132,22 +106,16 @@ def chat(*turns):
 @pytest.mark.parametrize("answer", [QWEN, INTERNVL])
 def test_an_answer_of_box_tags_becomes_an_annotation_of_its_own(tmp_path, answer):
     turns = chat("<image>\nWhat is it?", "A cup.", "Find the cups.", answer)
-    row = {"image": "a.png", "conversations": turns}
-    (record,) = Records(write(tmp_path / "r.jsonl", row))
+    alone = chat("Where?", "<box>[[1, 2, 3, 4]]</box>")
+    record, other = Records(write(
+        tmp_path / "r.jsonl", *({"image": "a.png", "conversations": t} for t in (turns, alone))))
     text, found = record["annotations"]
     assert [turn["answer"] for turn in text["turns"]] == ["A cup."]
     centres = [(p["x"], p["y"]) for p in found.pop("points")]
     assert centres == [pytest.approx((0.2, 0.4)), pytest.approx((0.6, 0.55))]
     assert found == {"type": "point", "question": "Find the cups.", "label": "the cup",
                      "coords": "unit"}
-
-
-def test_a_conversation_of_boxes_alone_has_no_other_annotation(tmp_path):
-    row = {"image": "a.png", "conversations": chat("Where?", "<box>[[1, 2, 3, 4]]</box>")}
-    (record,) = Records(write(tmp_path / "r.jsonl", row))
-    (found,) = record["annotations"]
-    assert "label" not in found
-    assert found["question"] == "Where?"
+    assert [a.keys() & {"question", "label"} for a in other["annotations"]] == [{"question"}]
 
 
 BAD = ["It is here: <box>[[1, 2, 3, 4]]</box>", "<box>[[1, 2, 3]]</box>", "<box></box>",

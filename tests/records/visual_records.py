@@ -40,52 +40,34 @@ def random_text(rng):
 
 
 def random_qa(rng):
-    turns = []
-    for _ in range(int(rng.integers(1, 4))):
-        question = random_text(rng)
-        answer = random_text(rng)
-        turns.append({"question": question, "answer": answer, "weight": int(rng.integers(0, 2))})
-    question = random_text(rng)
-    options = ["a", "b", random_text(rng)]
-    choice = {"question": question, "options": options, "answer_idx": 1, "shuffle_options": True}
-    return {"turns": turns} if rng.random() < 0.5 else choice
-
-
-def random_point_places(rng, kind, n_images, times):
-    """Where each of three points is besides x and y."""
-    if kind == "images":
-        return [{"image": int(rng.integers(n_images))} for _ in range(3)]
-    return [{"t": t} for t in times] if times else [{}] * 3
+    if rng.random() < 0.5:
+        return {"question": random_text(rng), "options": ["a", "b", random_text(rng)],
+                "answer_idx": 1, "shuffle_options": True}
+    return {"turns": [{"question": random_text(rng), "answer": random_text(rng),
+                       "weight": int(rng.integers(0, 2))} for _ in range(rng.integers(1, 4))]}
 
 
 def random_annotation(rng, kind, n_images, clip):
     """kind: image, images, video or text; clip: its first and last second, None if no video."""
-    times = [round(float(t), 2) for t in rng.uniform(*clip, 3)] if clip else []
+    times = [round(float(t), 2) for t in rng.uniform(*clip, 3)] if clip else [0] * 3
     types = {"text": ["qa", "text"], "video": VIDEO_TYPES}.get(kind, VIDEO_TYPES[:4])
     chosen = str(rng.choice(types))
     a = {"type": chosen, "weight": float(rng.choice([0, 0.5, 1], p=[0.1, 0.2, 0.7]))}
-    points = []
-    for _ in range(3):
-        x = float(rng.uniform(0, 100))
-        points.append({"x": x, "y": float(rng.uniform(0, 100))})
-    if chosen == "text":
-        return a | {"text": random_text(rng)}
-    if chosen == "caption":
-        a["text"] = random_text(rng)
-        if times and rng.random() < 0.4:
-            a |= {"start": min(times), "end": max(times)}
-        return a
-    if chosen == "count":
-        label = random_text(rng)
-        return a | {"label": label, "count": int(rng.integers(0, 9))}
     if chosen == "qa":
         return a | random_qa(rng)
-    if chosen == "point":
-        places = random_point_places(rng, kind, n_images, times)
-    else:
-        places = [{"t": t, "id": k} for k, t in enumerate(times)]
-    points = [point | place for point, place in zip(points, places, strict=True)]
-    return a | {"label": random_text(rng), "coords": "percent", "points": points}
+    if chosen in ("text", "caption"):
+        part = {"start": min(times), "end": max(times)}
+        return a | {"text": random_text(rng)} | (part if clip and rng.random() < 0.4 else {})
+    a["label"] = random_text(rng)
+    if chosen == "count":
+        return a | {"count": int(rng.integers(0, 9))}
+    points = []
+    for k, t in enumerate(times):
+        x, y = rng.uniform(0, 100, 2).tolist()
+        place = {"video": {"t": t}, "images": {"image": int(rng.integers(n_images))}}
+        name = {"id": k} if chosen == "track" else {}
+        points.append({"x": x, "y": y, **place.get(kind, {}), **name})
+    return a | {"coords": "percent", "points": points}
 
 
 def random_record(rng):

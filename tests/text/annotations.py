@@ -92,7 +92,6 @@ UNNAMED = {
     "pointing": (POINT | {"mode": "point"}, IMAGE),
     "point_count": (POINT | {"mode": "point_count"}, IMAGE),
     "count_point": (POINT | {"mode": "count_point"}, IMAGE),
-    "multi_image_pointing": (POINTS_ON_IMAGES | {"mode": "point"}, IMAGES),
     "multi_image_point_then_count": (POINTS_ON_IMAGES | {"mode": "point_count"}, IMAGES),
     "multi_image_count_then_point": (POINTS_ON_IMAGES | {"mode": "count_point"}, IMAGES),
     "video_point": (POINTS_IN_TIME | {"mode": "point"}, VIDEO_FROM_30),

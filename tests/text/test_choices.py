@@ -3,10 +3,9 @@
 import re
 from collections import Counter
 
-import numpy as np
 import pytest
 
-from tests.text.annotations import IMAGE, LATER, QA, STAGE1, draws, one_turn, question_of, share
+from tests.text.annotations import IMAGE, LATER, STAGE1, draws, one_turn, question_of, share
 from text.choices import INSTRUCTIONS, ONE_OPTION
 
 QUESTION = "Which colour?"
@@ -69,16 +68,10 @@ def test_layouts_of_options_have_the_published_shares():
     assert abs(share(usual) - 0.8) < 0.02
 
 
-def test_both_generators_of_numpy_lay_out_options():
-    questions = [one_turn(CHOICE, rng=np.random.RandomState(i))[0] for i in range(50)]
-    assert {ONE_OPTION in question for question in questions} == {True, False}
-
-
 @pytest.mark.parametrize("extra", [
     {},
     {"shuffle_options": True},
     {"answer_idx": [1, 3]},
-    {"answer_idx": [0]},
     {"letters": False},
     {"answer_idx": [3, 0], "shuffle_options": True},
 ], ids=str)
@@ -113,18 +106,9 @@ def test_a_blank_right_option_always_has_a_label():
 
 
 def test_multiple_choice_has_no_style_in_front_later_and_one_form_in_stage_1():
-    for style in ("a_okvqa_mc", "video_multiple_choice_w_subtitle", "whatever"):
-        pairs = draws({**CHOICE, "style": style}, n=50)
-        assert all(question.startswith(QUESTION) for question, _ in pairs)
+    pairs = draws({**CHOICE, "style": "video_multiple_choice_w_subtitle"}, n=50)
+    assert all(question.startswith(QUESTION) for question, _ in pairs)
     pairs = draws(CHOICE, config=STAGE1, n=50)
     lines = "A. red one\nB. blue one\nC. green, dark\nD. none of these"
     without_length = {re.sub(r" \d+", "", question) for question, _ in pairs}
     assert without_length == {f"a_okvqa_mc: {QUESTION}\n{ONE_OPTION}\n{lines}"}
-    open_question = {**QA, "style": "ai2_diagram_no_letter"}
-    assert question_of(open_question, IMAGE, LATER) == "What is it?"
-
-
-def test_all_of_26_options_have_their_own_label():
-    words = [f"word{i:02d}." for i in range(26)]
-    pairs = draws({**CHOICE, "options": words, "answer_idx": 25}, n=600)
-    assert all(options_of_answer(*pair, words) == {"word25."} for pair in pairs)

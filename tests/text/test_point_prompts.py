@@ -23,7 +23,6 @@ from tests.text.annotations import (
     question_of,
     share,
 )
-from text.prompts import turns_of
 
 TAG = '<points coords="1 1 100 900 2 500 200">cat</points>'
 
@@ -54,7 +53,6 @@ def test_points_and_counts_of_an_image():
     ("pixel", None, IMAGE),
     ("pixel", None, {"image": {"path": "a", "width": 200, "height": 50}}),
     ("pixel", [400, 20], {"image": {"path": "a", "width": 200, "height": 50}}),
-    ("pixel", None, {"video": {"path": "a", "width": 200, "height": 50}}),
     ("pixel", [400, 20], VIDEO),
 ], ids=str)
 def test_the_scale_of_points_is_their_own_size_or_the_declared_one_or_the_files(
@@ -70,16 +68,6 @@ def test_the_scale_of_points_is_their_own_size_or_the_declared_one_or_the_files(
     if size:
         annotation["size"] = size
     assert ' 1 250 500">' in one_turn(annotation, record, rng=rng_for(0))[1]
-
-
-def test_each_of_several_images_has_its_own_scale():
-    record = {"images": ["a.png", {"path": "b.png", "width": 400, "height": 400}, "c.png"]}
-    points = [{"image": k, "x": 50, "y": 25} for k in (2, 1, 0)]
-    annotation = {"type": "point", "mode": "point", "label": "l", "coords": "pixel",
-                  "points": points}
-    sizes = [(100, 100), (1, 1), (200, 50)]
-    ((_, answer),) = turns_of(annotation, record, sizes, STAGE1, rng_for(0))
-    assert answer == '<points coords="1 1 500 250\t2 2 125 062\t3 3 250 500">l</points>'
 
 
 def test_points_of_a_video_are_grouped_by_seconds_from_the_start_of_the_clip():

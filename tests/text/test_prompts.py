@@ -37,6 +37,7 @@ from tests.text.annotations import (
     share,
 )
 from text.prompts import turns_of
+from text.styles import medium
 from text.tokenizer import chat
 
 CONFORMANCE = Path(__file__).parents[1] / "conformance"
@@ -127,6 +128,10 @@ def test_stage_1_names_every_style_and_gives_a_length_to_all_but_pointing(style)
     generators = [rng_for(i) for i in range(200)]
     generators += [np.random.RandomState(i) for i in range(200)]
     questions = [one_turn(annotation, record, STAGE1, rng)[0] for rng in generators]
+    before = copy.deepcopy((annotation, record))
+    assert one_turn(annotation, record, STAGE1, rng_for(1)) == one_turn(
+        annotation, record, STAGE1, rng_for(1))
+    assert (annotation, record) == before
     if annotation["type"] in ("caption", "qa"):
         assert all(re.match(rf"{style}( \d+)?:( |$)", question) for question in questions)
         assert 0.03 < share([re.match(f"{style}:", question) for question in questions]) < 0.17
@@ -149,36 +154,13 @@ def test_later_stages_name_only_the_styles_of_benchmarks(style):
     assert len(templates) >= 3 if has_templates else len(templates) == 1
 
 
-@every_style
-@pytest.mark.parametrize("config", [STAGE1, LATER], ids=["stage1", "later"])
-def test_the_form_of_evaluation_draws_nothing_and_no_input_is_changed(style, config):
-    annotation, record = EVERY_STYLE[style]
-    before = copy.deepcopy((annotation, record))
-    asked = question_of(annotation, record, config)
-    assert asked == question_of(annotation, record, config)
-    assert asked == one_turn(annotation, record, config)[0]
-    drawn = one_turn(annotation, record, config, rng_for(1))
-    assert drawn == one_turn(annotation, record, config, rng_for(1))
-    assert (annotation, record) == before
-    one_turn(annotation, record, config, np.random.RandomState(0))       # works too
-
-
-@every_style
-def test_templates_name_the_medium_of_the_record(style):
-    annotation, record = EVERY_STYLE[style]
-    questions = [question for question, _ in draws(annotation, record, n=300)]
-    words = " ".join(re.sub(r"\w+:|image_\d", "", question) for question in questions).lower()
-    if "video" in record:
-        assert not re.search("image|picture|photo", words)
-    elif "images" in record:
-        assert not re.search(r"video|\b(this|the|an?) (image|picture|photo)\b", words)
-    else:
-        assert not re.search("video|images|pictures", words)
-
-
 def test_a_video_is_called_a_video_and_several_images_are_plural():
-    assert question_of(CAPTION, VIDEO, LATER) == "Describe this video in detail."
-    assert question_of(CAPTION, IMAGES, LATER) == "Describe these images in detail."
+    for annotation, record in EVERY_STYLE.values():
+        words = " ".join(question for question, _ in draws(annotation, record, n=100)).lower()
+        words = re.sub(r"\w+:|image_\d", "", words)
+        wrong = {"video": "image|picture|photo", "image": "video|images|pictures", "text": "image",
+                 "images": r"video|\b(this|the|an?) (image|picture|photo)\b"}
+        assert not re.search(wrong[medium(record)], words)
     assert question_of(CAPTION, {"images": ["a.png"]}, LATER) == "Describe this image in detail."
     label = {"type": "point", "label": "photo of an image", "coords": "unit", "points": []}
     questions = {question for question, _ in draws(label, VIDEO, n=300)}
@@ -205,16 +187,6 @@ def test_an_annotations_own_question_replaces_the_template(style):
     drawn = {question.split("?")[0] for question, _ in draws(annotation, record, n=50)}
     assert drawn == {later[:-1]}
     assert question_of(annotation, record, STAGE1) == in_stage_1 + start
-
-
-@pytest.mark.parametrize(("style", "prefix"), [
-    ("eval_short_answer", "vqa2: "),
-    ("video_eval_short_answer", "video_short_answer: "),
-    ("eval_multiple_choice", ""),
-    ("video_eval_multiple_choice", ""),
-])
-def test_styles_of_evaluation_are_asked_for_as_in_training(style, prefix):
-    assert question_of({**QA, "style": style}, IMAGE, LATER) == f"{prefix}What is it?"
 
 
 def test_without_a_mode_half_the_points_are_also_counted_and_the_question_says_so():
@@ -246,7 +218,7 @@ def test_a_caption_names_its_length_in_nine_of_ten():
 @pytest.mark.parametrize(("annotation", "times"), [
     ({**CAPTION, "start": 31, "end": 105.25}, [("1.0", "00:00:01.0"), ("75.2", "00:01:15.2")]),
     ({**CAPTION, "at": 3729.96}, [("3700.0", "01:01:40.0")]),
-], ids=["clip", "frame"])
+])
 def test_times_in_prompts_count_from_the_start_of_the_clip_in_one_of_two_forms(annotation, times):
     questions = [question for question, _ in draws(annotation, VIDEO_FROM_30)]
     as_seconds = [all(f" {s}" in f" {question}" for s, _ in times) for question in questions]
@@ -259,11 +231,8 @@ def test_times_in_prompts_count_from_the_start_of_the_clip_in_one_of_two_forms(a
 
 
 def test_a_caption_of_one_object_names_it():
-    for extra in ({}, {"start": 31, "end": 33}, {"at": 31}):
-        caption = {**CAPTION, "object": "the small dog", **extra}
-        pairs = draws(caption, VIDEO_FROM_30, n=100)
-        assert all("the small dog" in question for question, _ in pairs)
     clip = {**CAPTION, "object": "dog", "start": 31, "end": 33}
+    assert all(" dog" in question for question, _ in draws(clip, VIDEO_FROM_30, n=100))
     assert question_of(clip, VIDEO_FROM_30, STAGE1).endswith(": dog, 1.0 to 3.0")
 
 
@@ -271,32 +240,19 @@ def test_a_caption_of_one_object_names_it():
 # questions and answers
 
 
-def test_the_length_of_a_dialogue_is_that_of_its_last_answer():
-    turns = [{"question": "a", "answer": "x" * 3000}, {"question": "b", "answer": "y" * 600}]
-    numbers = []
-    for i in range(300):
-        question, _ = turns_of({"type": "qa", "turns": turns}, TEXT, [], STAGE1, rng_for(i))[0]
-        if match := re.fullmatch(r"text_sft (\d+): a", question):
-            numbers.append(int(match[1]))
-    assert abs(np.mean(numbers) - 600 / 15) < 1
-
-
 def test_a_system_turn_joins_the_first_question_and_turns_keep_their_order():
     turns = [{"question": letter, "answer": letter.upper()} for letter in "abc"]
+    turns[-1]["answer"] = "C" * 600              # the length is that of the last answer
     qa = {"type": "qa", "system": "Be brief.", "turns": turns}
-    expected = [("System: Be brief.\na", "A"), ("b", "B"), ("c", "C")]
+    expected = [("System: Be brief.\na", "A"), ("b", "B"), ("c", "C" * 600)]
     assert turns_of(qa, TEXT, [], LATER, rng_for(0)) == expected
     in_stage_1 = [("text_sft 65: System: Be brief.\na", "A"), *expected[1:]]
     assert turns_of(qa, TEXT, [], STAGE1, None) == in_stage_1
-    assert question_of(qa, TEXT, LATER) == expected[0][0]
-
-
-def test_plain_text_has_neither_template_nor_style():
-    text = {"type": "text", "text": "t"}
+    drawn = [turns_of(qa, TEXT, [], STAGE1, rng_for(i))[0][0] for i in range(100)]
+    numbers = [int(n) for question in drawn for n in re.findall(r"^text_sft (\d+):", question)]
+    assert abs(np.mean(numbers) - 600 / 15) < 1
     prompted = {"type": "text", "prompt": "p", "text": "t", "style": "s"}
-    for config in (STAGE1, LATER):
-        assert turns_of(text, TEXT, [], config, rng_for(0)) == [("", "t")]
-        assert turns_of(prompted, IMAGE, SIZES["image"], config, rng_for(0)) == [("p", "t")]
+    assert turns_of(prompted, IMAGE, SIZES["image"], STAGE1, rng_for(0)) == [("p", "t")]
 
 
 def test_of_several_answers_one_of_the_most_frequent_is_learned():
@@ -313,12 +269,6 @@ def test_an_explanation_comes_before_the_answer_and_exp_styles_ask_for_it():
     question = "What is it? Provide reasoning steps and then give the short answer."
     in_style = {**qa, "style": "cosyn_math_exp"}
     assert one_turn(in_style, rng=rng_for(0)) == (f"cosyn_math_exp: {question}", answer)
-
-    dialogue = {"type": "qa", "style": "a_exp", "turns": [QA, {**QA, "explanation": "e"}]}
-    turns = turns_of(dialogue, IMAGE, [(1, 1)], LATER, rng_for(0))
-    assert all("reasoning" in question for question, _ in turns)
-    assert turns[1][1] == "e Answer: A cat."
-
     options = {"question": "Which?", "options": ["x", "y"], "answer_idx": 1, "explanation": "e"}
     question, answer = one_turn({"type": "qa", "style": "b_exp", **options})
     assert answer == "e Answer: B. y"
@@ -330,7 +280,6 @@ def test_an_explanation_comes_before_the_answer_and_exp_styles_ask_for_it():
      "Left: Image 1\nRight: Image 2\nSame?"),
     (["Is", {"image": 2}, "like", {"image": 0}, {"image": 1}, "?"],
      "Is Image 3 like Image 1 Image 2?"),
-    ([{"image": 0}], "Image 1"),
     ([{"video": 0}, "\nWhat happens?"], "What happens?"),
     (["What happens in ", {"video": 0}, "?"], "What happens in the video?"),
     (["Is it <image>?"], "Is it <image>?"),
@@ -343,9 +292,7 @@ def test_questions_in_parts_become_text(parts, text):
 
 @pytest.mark.parametrize(("question", "is_counting"), [
     ("How many cats are there?", True),
-    ("Count the cups", True),
     ("What is the number of legs?", True),
-    ("What colour is it?", False),
     ("Which country is it?", False),
     ("His phone number?", False),
 ])
@@ -358,12 +305,6 @@ def test_questions_that_look_like_counting_say_not_to_point(question, is_countin
         assert len(set(questions)) > 2
     else:
         assert set(questions) == {question}
-    others = (
-        (qa, IMAGE, LATER, None),
-        (qa, VIDEO, LATER, rng_for(0)),
-        (qa, TEXT, LATER, rng_for(0)),
-        ({**qa, "style": "tally_qa"}, IMAGE, LATER, rng_for(0)),
-        (qa, IMAGE, STAGE1, rng_for(0)),
-    )
-    for other in others:
-        assert "point" not in one_turn(*other)[0]
+    for record, config, rng in ((IMAGE, LATER, None), (VIDEO, LATER, rng_for(0)),
+                                (IMAGE, STAGE1, rng_for(0))):
+        assert "point" not in one_turn(qa, record, config, rng)[0]
