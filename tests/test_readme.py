@@ -160,7 +160,7 @@ def test_commands_parse(command, repository):
         flags_of_training = config.make_parser().format_help()
         source = "\n".join(repository.sources[path].text for path in reached)
         for flag in (word.split("=")[0] for word in words if word.startswith("--")):
-            in_config = config.normalise(flag) in flags_of_training
+            in_config = f"--{flag[2:].replace('-', '_')}" in flags_of_training
             in_source = f'"{flag}"' in source or f'"{flag.replace("--no-", "--")}"' in source
             assert in_config or in_source, f"{words[2]} has no flag {flag}"
 
