@@ -57,7 +57,7 @@ class RecordReader(Protocol):
     """A set of records, as files (records.reader.Records) or drawn (toy.images.World).
 
     A record is a dict (docs/records.md) with its "id", its place "where" and its reader, "source".
-    Each method raises Unreadable if the media cannot be used.
+    Methods raise Unreadable if media cannot be used. Files also have where(i) -> "file:line".
     """
     name: str
     fingerprint: str                                # what a plan or a resumed run depends on

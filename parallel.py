@@ -240,8 +240,9 @@ def parallelize(model, mesh, shard=0, dtype=torch.float32):
 
 
 def accumulate(model, last):
-    """To be called before each micro-batch. Only the last one of a step sums gradients over the
-    groups that hold copies (HSDP) and frees what the model's own unit has gathered."""
+    """To be called before each micro-batch; does nothing without FSDP. Only the last one of a step
+    sums gradients over the groups that hold copies (HSDP) and frees what the model's own unit has
+    gathered."""
     if isinstance(model, FSDPModule):
         model.set_requires_all_reduce(last)
         model.set_reshard_after_backward(last, recurse=False)
