@@ -43,11 +43,11 @@ from training.log import (
     StepStats,
     end,
     end_if_explained,
-    how_to_resume,
     make_head,
     make_line,
     read_log,
     read_steps,
+    resume_command,
     stop_nonfinite,
 )
 from training.setup import dry_run_largest_batch, fill_weights, pretrain_vit, start_run
@@ -62,7 +62,7 @@ def place(run, model):
     if run.ranks.mesh:
         parallel.parallelize(model, run.ranks.mesh, run.config.shard, run.dtype)
     if model.norm.weight.is_meta:
-        model.to_empty(device=run.device)                # to be filled by fill_weights
+        model.to_empty(device=run.device)  # to be filled by fill_weights
     elif not run.ranks.mesh:
         model.to(run.device)
     if run.config.compile:
@@ -104,7 +104,7 @@ def set_learning_rates(optimizer, config, step):
 def divide_and_clip(run, groups, weight):
     """Divides summed gradients by the weight of the step, then clips each group by its own norm,
     over all ranks -> {group: norm before clipping}."""
-    copies = run.ranks.world // run.config.shard if run.config.shard else 1          # HSDP
+    copies = run.ranks.world // run.config.shard if run.config.shard else 1  # HSDP
     # float64 on a CPU only: a GPU sums in trees, and a float64 copy would not fit; one read a group
     wide = torch.float64 if run.device.type == "cpu" else None
     gradients = {}
@@ -130,7 +130,7 @@ def train(run, model, groups, optimizer, log, eval_every=0):
     """Runs the steps that are left; scores the model every eval_every steps."""
     config = run.config
     stop_requested = []
-    signal.signal(signal.SIGTERM, lambda *_: stop_requested.append(True))    # ends after this step
+    signal.signal(signal.SIGTERM, lambda *_: stop_requested.append(True))  # ends after this step
     bar = tqdm(run.loader, total=config.steps, initial=run.resume_from.step, unit="step",
                mininterval=1, desc=f"stage {config.stage}", disable=not run.ranks.first)
     n_micro_batches = config.batch // run.ranks.dp // config.micro_batch
@@ -142,7 +142,7 @@ def train(run, model, groups, optimizer, log, eval_every=0):
         for k, rows in enumerate(micro_batches, 1):
             parallel.accumulate(model, last=k == n_micro_batches)
             batch, nll = forward_backward(run, model, rows)
-            stats.add(rows, batch, nll)              # read one micro-batch later: no wait here
+            stats.add(rows, batch, nll)  # read one micro-batch later: no wait here
         stats.all_reduce()
         norms = divide_and_clip(run, groups, stats.weight)
         if not all(map(math.isfinite, (stats.loss, *norms.values()))):
@@ -209,7 +209,7 @@ def finish(run, model, log, began):
         run.tokenizer.save(folder)
         files.save_data_config(run.config.data, folder)
         report.draw_curves(run.out)
-    run.ranks.barrier()              # for any time: a large model takes long to write
+    run.ranks.barrier()  # for any time: a large model takes long to write
     scores = report.scores_of_run(run, model, run.out / "samples")
     if run.ranks.mesh:
         dist.destroy_process_group()
@@ -226,11 +226,9 @@ def main(argv=None):
     # holds for this thread and those that it starts, so it comes before the first work
     torch.set_flush_denormal(True)
     began = time.monotonic()
-    out = ""
     try:
         args, config = parse(argv)
-        out = args.out
-        with checkpoint.lock(Path(out)):
+        with checkpoint.lock(Path(args.out)):
             run, model = start_run(args, config)
             head = make_head(run, args, model)
             if run.config.vit_steps and not args.init and not run.resume_from.folder:
@@ -250,7 +248,7 @@ def main(argv=None):
     except Terminated as e:
         end(143, e)
     except KeyboardInterrupt:
-        end(130, f"interrupted; {how_to_resume(out)}")
+        end(130, f"interrupted; continue with: {resume_command()}")
     except RuntimeError as e:
         end_if_explained(e)
         raise

@@ -52,14 +52,6 @@ def run(folder, script, *flags, **env):
     return child.returncode, (folder / "notes").read_text().splitlines(), stderr
 
 
-def stop_when_started(folder, child):
-    while not (folder / "started").exists():
-        assert child.poll() is None
-        time.sleep(0.05)
-    child.send_signal(signal.SIGTERM)
-    child.communicate(timeout=30)
-
-
 def test_one_node_resumes_or_starts_from_weights_and_torchrun_restarts_it(folder):
     """Each attempt has a store, gloo connects late and files may be many; an exported variable of
     the user wins."""
@@ -95,21 +87,20 @@ def test_a_missing_setting_is_reported_before_anything_starts(folder, flags, env
     assert len(stderr.strip().splitlines()) == 1
 
 
-def test_sigterm_reaches_torchrun(folder):
-    fake(folder, "torchrun", f"trap 'touch saved; exit 1' TERM; {WAIT_FOR_SIGTERM}")
-    child = start(folder, "cluster.sh", "--out", "out")
-    stop_when_started(folder, child)
-    assert (folder / "saved").exists()
-
-
-def test_slurm_requeues_a_run_that_it_stopped(folder):
+@pytest.mark.parametrize("script", ["cluster.sh", "slurm.sh"])
+def test_sigterm_reaches_torchrun_and_slurm_requeues_the_run(folder, script):
+    for name in ("torchrun", "srun"):
+        fake(folder, name, f"trap 'sleep 0.5; touch saved; exit 1' TERM; {WAIT_FOR_SIGTERM}")
     fake(folder, "scontrol", "printf 'one\\n'")
-    fake(folder, "srun", f"trap 'sleep 0.5; touch saved; exit 1' TERM; {WAIT_FOR_SIGTERM}")
-    child = start(folder, "slurm.sh", "--out", "out", **SLURM, SLURM_SUBMIT_DIR=str(folder))
-    stop_when_started(folder, child)
-    assert child.returncode == 1
+    child = start(folder, script, "--out", "out", **SLURM, SLURM_SUBMIT_DIR=str(folder))
+    while not (folder / "started").exists():
+        assert child.poll() is None
+        time.sleep(0.05)
+    child.send_signal(signal.SIGTERM)
+    child.communicate(timeout=30)
     assert (folder / "saved").exists()
-    assert (folder / "notes").read_text().splitlines()[-1] == "scontrol requeue 40007"
+    requeued = "scontrol requeue 40007" in (folder / "notes").read_text()
+    assert requeued == (script == "slurm.sh")
 
 
 def test_slurm_starts_the_script_on_every_node(folder):

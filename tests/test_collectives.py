@@ -12,8 +12,8 @@ from tests.ranks import run_ranks
 from tests.test_parallel import CONFIG, forward_backward, new_model, packs_of, shard_of_rank
 
 COLLECTIVES = ("all_gather_single", "reduce_scatter_single", "all_reduce", "all_to_all_single")
-CASES = [                            # ranks that hold the weights together, frozen embedding,
-    (0, True, False),                # activation checkpointing
+CASES = [  # ranks that hold the weights together, frozen embedding,
+    (0, True, False),  # activation checkpointing
     (2, True, False),
     (2, False, True),
 ]
@@ -66,7 +66,7 @@ def test_a_step_exchanges_what_it_must_and_nothing_twice(tmp_path):
     run_ranks(worker, (str(tmp_path),), 4)
     found = torch.load(tmp_path / "found.pt", weights_only=False)
     layers = CONFIG.n_layer
-    inner = CONFIG.vision.n_layer + 1 + layers           # ViT blocks, rest of vision, decoder
+    inner = CONFIG.vision.n_layer + 1 + layers  # ViT blocks, rest of vision, decoder
     for (shard, frozen, checkpointing), n in found:
         trained_units = inner + 1 + (not frozen)
         expected = {
@@ -88,7 +88,7 @@ def alone_in_a_row(rank, folder):
     (group,) = [cell.cell_contents for cell in model.route.__closure__]
     assert dist.get_world_size(group) == 2
     assert group is not dist.group.WORLD
-    assert mesh["cp"].get_group() is dist.group.WORLD    # that of FSDP
+    assert mesh["cp"].get_group() is dist.group.WORLD  # that of FSDP
     dist.destroy_process_group()
 
 

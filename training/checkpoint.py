@@ -15,6 +15,7 @@ import json
 import os
 import shutil
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ import torch.distributed.checkpoint as dcp
 
 import parallel
 from records.errors import warn
-from training.config import RankError, RunError, UserError, adopt_model, field_values
+from training.config import RunError, UserError, adopt_model, field_values
 from training.sources import list_changes
 from weights import files, lora
 
@@ -41,22 +42,23 @@ LAYOUT_FIELDS = {
 
 def lock(out):
     """Makes the run directory and locks it -> the locked file. Until the first process closes it or
-    ends, no other run writes there. UserError if another run does, or if there can be no such
-    folder."""
+    ends, no other run writes there. UserError if it cannot be made or another run holds it."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         file = open(out / "lock", "w")
         if parallel.is_first_process():
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(f"--out {out}: another run is writing there; name another directory"
+                        ) from None
     except OSError as e:
-        taken = isinstance(e, BlockingIOError)
-        reason = "another run is writing there; name another directory" if taken else e.strerror
-        raise UserError(f"--out {out}: {reason}") from None
+        raise UserError(f"--out {out}: {e.strerror}") from None
     return file
 
 
 class Checkpoint(NamedTuple):
     """The step after which a run continues; one that begins has no folder."""
+
     folder: Path = None
     step: int = 0
     state: dict = None
@@ -86,8 +88,11 @@ def find_newest(out):
     """The newest Checkpoint in `out` that is not damaged."""
     for step in list_steps(out):
         folder = out / f"step-{step}"
-        if state := read_state(folder):
-            return Checkpoint(folder, step, state)
+        with suppress(OSError, ValueError):
+            state = json.loads((folder / "state.json").read_text())
+            sizes = {name: (folder / name).stat().st_size for name in state["files"]}
+            if sizes == state["files"]:
+                return Checkpoint(folder, step, state)
         if parallel.is_first_process():
             warn(f"{folder}: a file is missing or cut short; trying the checkpoint before it")
     return Checkpoint()
@@ -99,35 +104,26 @@ def list_steps(out):
     return sorted((int(name) for name in names if name.isdigit()), reverse=True)
 
 
-def read_state(folder):
-    """state.json of a checkpoint; None if it or another file is missing or cut short."""
-    try:
-        state = json.loads((folder / "state.json").read_text())
-        sizes = {name: (folder / name).stat().st_size for name in state["files"]}
-    except (OSError, ValueError):
-        return None
-    return state if sizes == state["files"] else None
-
-
 def check_directory(args, out):
     """UserError if a run that begins may not write to `out`."""
+    holds_run = bool(list_steps(out)) or (out / "model").exists()
+    is_empty = {path.name for path in out.iterdir()} <= {"lock"}
     reason = ""
-    if not args.overwrite and (list_steps(out) or (out / "model").exists()):
+    if holds_run and args.resume:
+        reason = "holds a run without a complete checkpoint to resume; --overwrite deletes it"
+    elif holds_run and not args.overwrite:
         reason = "holds a run; --resume continues it, --overwrite deletes it"
-        if args.resume:
-            reason = "holds a run without a complete checkpoint to resume; --overwrite deletes it"
-    elif args.overwrite and {path.name for path in out.iterdir()} - {"lock"}:
-        if not (out / "config.json").is_file():
-            reason = "has no config.json, so it is no run directory to --overwrite"
-        elif args.init and Path(args.init).resolve().is_relative_to(out.resolve()):
-            reason = f"--overwrite would delete the weights of --init {args.init}"
+    elif args.overwrite and not is_empty and not (out / "config.json").is_file():
+        reason = "has no config.json, so it is no run directory to --overwrite"
+    elif args.overwrite and args.init and Path(args.init).resolve().is_relative_to(out.resolve()):
+        reason = f"--overwrite would delete the weights of --init {args.init}"
     if reason:
         raise UserError(f"--out {out}: {reason}; or name another directory")
 
 
 def delete_run(out):
-    """Deletes the files of a run from its directory, and nothing else. config.json
-    stays, because it marks a run directory, and is written over later."""
+    """Deletes the files of a run from its directory, and nothing else. config.json stays: it marks
+    a run directory."""
     checkpoints = [path for path in out.glob("step-*") if path.stem[5:].isdigit()]
     for path in (*checkpoints, out / "model", out / "samples", out / "tensorboard"):
         shutil.rmtree(path, ignore_errors=True)
@@ -170,23 +166,21 @@ def save(run, model, optimizer, step, position):
     """Writes step-N of a run; all ranks call it. position: of the loader after this step. RunError
     if it cannot be written."""
     part = run.out / f"step-{step}.part"
-    state = run.identity | {"step": step, "loader": position}
     try:
         if run.ranks.first:
-            for old in run.out.glob("step-*.part"):      # of a save that was interrupted
+            for old in run.out.glob("step-*.part"):  # of a save that was interrupted
                 shutil.rmtree(old)
             part.mkdir()
         run.ranks.barrier()
         dcp.save(name_tensors(model, optimizer), checkpoint_id=part,
-                 no_dist=not dist.is_initialized())      # returns once its files are on the disk
+                 no_dist=not dist.is_initialized())  # returns once its files are on the disk
         if run.ranks.first:
-            complete(run, part, state)
+            complete(run, part, run.identity | {"step": step, "loader": position})
         run.ranks.barrier()
     except (OSError, dcp.api.CheckpointException) as e:
-        shutil.rmtree(part, ignore_errors=True)          # on a full disk it is in the way
-        kind = RankError if isinstance(e, OSError) else RunError
-        raise kind(f"the checkpoint of step {step} cannot be written: {explain(e)}; --resume "
-                   "continues from the one before it") from None
+        shutil.rmtree(part, ignore_errors=True)  # on a full disk it is in the way
+        raise RunError(f"the checkpoint of step {step} cannot be written: {explain(e)}; --resume "
+                       "continues from the one before it") from None
 
 
 def complete(run, part, state):
@@ -197,7 +191,7 @@ def complete(run, part, state):
     for path in (*part.iterdir(), part):
         sync(path)
     whole = part.with_suffix("")
-    shutil.rmtree(whole, ignore_errors=True)             # a damaged one, which was passed over
+    shutil.rmtree(whole, ignore_errors=True)  # a damaged one, which was passed over
     part.rename(whole)
     sync(run.out)
     earlier = [step for step in list_steps(run.out) if step <= state["step"]]
@@ -216,7 +210,7 @@ def explain(error):
     """The first line of the error of a save; of several ranks, that of the first that failed."""
     if isinstance(error, dcp.api.CheckpointException):
         error = next(iter(error.failures.values()))[0]
-    while error.__context__ and not isinstance(error, OSError):      # torch hides a full disk
+    while error.__context__ and not isinstance(error, OSError):  # torch hides a full disk
         error = error.__context__
     return (str(error).splitlines() or [type(error).__name__])[0]
 
@@ -224,19 +218,15 @@ def explain(error):
 def restore(folder, model, optimizer):
     """Fills weights and optimizer state from a checkpoint of any number of ranks, in place."""
     reader = dcp.FileSystemReader(folder)
-    init_adam_state(model, optimizer, reader.read_metadata().state_dict_metadata)
-    try:
-        dcp.load(name_tensors(model, optimizer), storage_reader=reader,
-                 no_dist=not dist.is_initialized())
-    except dcp.api.CheckpointException as e:
-        raise UserError(f"--resume: {folder} does not fit this model: {explain(e)}") from None
-
-
-def init_adam_state(model, optimizer, known):
-    """Gives AdamW state to be filled, for the parameters that have one in `known`, the names in a
-    checkpoint: a parameter whose gradient has always been None has none."""
+    known = reader.read_metadata().state_dict_metadata
+    # gives AdamW state to be filled; a parameter whose gradient has always been None has none
     for name, p in model.named_parameters():
         if f"exp_avg.{name}" in known and p.requires_grad:
             p.grad = torch.zeros_like(p)
     optimizer.step()
     optimizer.zero_grad()
+    try:
+        dcp.load(name_tensors(model, optimizer), storage_reader=reader,
+                 no_dist=not dist.is_initialized())
+    except dcp.api.CheckpointException as e:
+        raise UserError(f"--resume: {folder} does not fit this model: {explain(e)}") from None

@@ -271,11 +271,11 @@ def parse(argv=None):
 def check(args, config):
     """UserError for values that no run can have and for flags that contradict one another."""
     values = field_values(config)
-    wrong = []
     for names, (least, most) in RANGES.items():
         bounds = f"at least {least}" if most == inf else f"from {least} to {most}"
-        wrong += [f"--{name} {values[name]}: must be {bounds}" for name in names.split()
-                  if not least <= values[name] <= most]          # NaN is in no range
+        for name in names.split():
+            if not least <= values[name] <= most:  # NaN is in no range
+                raise UserError(f"--{name} {values[name]}: must be {bounds}")
     groups = set(config.train)
     layers = set(config.lora.layers)
     for is_wrong, sentence in (
@@ -283,8 +283,6 @@ def check(args, config):
          "--betas needs two numbers from 0 to below 1"),
         (not groups or groups - {"vit", "connector", "llm"},
          "--train: name one or more of vit, connector, llm"),
-        (config.batch % max(config.micro_batch, 1),
-         f"--micro-batch {config.micro_batch}: --batch {config.batch} is no multiple of it"),
         (layers - {*LAYERS} or (config.lora.rank and not ("llm" in groups and layers)),
          f"--lora: needs llm in --train, and --lora.layers of {', '.join(LAYERS)}"),
         ((args.media or args.eval or args.skip_missing) and not args.data,
@@ -294,6 +292,5 @@ def check(args, config):
         (args.tensorboard and not find_spec("tensorboard"),
          "--tensorboard needs an extra package: pip install -r requirements-extras.txt"),
     ):
-        wrong += [sentence] * bool(is_wrong)
-    if wrong:
-        raise UserError(wrong[0])
+        if is_wrong:
+            raise UserError(sentence)

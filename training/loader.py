@@ -13,9 +13,9 @@ import signal
 import threading
 import warnings
 from collections import Counter, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
-from multiprocessing import active_children, parent_process
+from multiprocessing import parent_process
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ class PlansAhead(IterableDataset):
     """The first n StepPlans, as the data set of a DataLoader. An error is a value: the DataLoader
     would add a traceback to one that is raised in its process."""
 
-    plans: object                    # a StepPlanner or PlanFile
+    plans: object  # a StepPlanner or PlanFile
     n: int
 
     def __iter__(self):
@@ -60,7 +60,7 @@ class Decoder:
     def __getitem__(self, pack):
         try:
             return [self.decode(*each) for each in pack]
-        except (DataError, OSError) as e:            # as a value, see PlansAhead
+        except (DataError, OSError) as e:  # as a value, see PlansAhead
             return e
 
     def decode(self, item, shard=None, reason=""):
@@ -74,12 +74,13 @@ class Decoder:
             example = data.encode(record, self.tokenizer, config.data, config.seed, epoch, shard)
         except Unreadable as e:
             return self.placeholder(record["id"], item, shard, str(e))
-        n_tokens = len(example.tokens)
         n_crops = 0 if example.image_id is None else len(example.image_id)
-        if (n_tokens, n_crops) == (item.tokens, item.crops):
+        size = len(example.tokens), n_crops
+        planned = item.tokens, item.crops
+        if size == planned:
             return example
-        reason = f"size differs: {n_tokens} tokens, {n_crops} crops, {item.tokens} and {item.crops}"
-        return self.placeholder(record["id"], item, shard, f"{reason} planned")
+        reason = f"size differs: {size} tokens and crops, {planned} planned"
+        return self.placeholder(record["id"], item, shard, reason)
 
     def placeholder(self, name, item, shard, reason):
         """An Example of the planned size without loss."""
@@ -104,8 +105,8 @@ class Loader:
         self.sources = [reader.name for reader in mixture.sources]
         self.n_steps = config.steps - start
         self.steps = self.plan_steps()
-        self.planned = deque()       # StepPlans whose packs have gone to the decoder
-        self.in_flight = deque()     # these packs
+        self.planned = deque()  # StepPlans whose packs have gone to the decoder
+        self.in_flight = deque()  # these packs
         self.masked = BadRecords("masked", RankError, config.max_skip)
         self.newly_masked = []
         self.known_masked = {}
@@ -118,19 +119,19 @@ class Loader:
             self.plans.restore(position["plans"], same_data)
         if same_data:
             self.known_masked = {skip["index"]: skip["reason"] for skip in skips}
-            if self.ranks.first:     # the counts are of all ranks, which are added up
-                self.masked.restore(position["masked"])
+            if self.ranks.first:  # the counts are of all ranks, which are added up
+                self.masked = replace(self.masked, **position["masked"])
 
     def __iter__(self):
         config = self.config
-        if self.n_steps <= 0:                        # a run that continues after its last step
+        if self.n_steps <= 0:  # a run that continues after its last step
             return
         # batch_size=None: packs go to the data set one by one, and come back in their order
         decoded = iter(DataLoader(self.decoder, batch_size=None, sampler=self.packs_to_decode(),
                                   **in_processes(config.workers)))
         for _ in range(self.n_steps):
             rows = (self.next_row(decoded) for _ in range(config.batch // self.ranks.dp))
-            first = next(rows)                       # now its plan is there
+            first = next(rows)  # now its plan is there
             yield self.planned.popleft(), batched(chain([first], rows), config.micro_batch)
 
     def begin(self):
@@ -176,7 +177,7 @@ class Loader:
         row = []
         pack = self.in_flight.popleft()
         for (item, shard, _), example, reason in zip(pack, examples, reasons, strict=True):
-            if reason and not example.mask_reason:           # another rank has masked it
+            if reason and not example.mask_reason:  # another rank has masked it
                 example = self.decoder.placeholder(example.id, item, shard, reason)
             example.source = source_at(self.mixture, item.index)
             where = record_at(self.mixture, item.index)[0]["where"] if reason else ""
@@ -197,7 +198,7 @@ class Loader:
         tried = Counter()
         of_ranks = parallel.all_gather(mine)
         for _, cp_rank, new, masked in of_ranks:
-            if cp_rank == 0:                         # the ranks of a group have the same records
+            if cp_rank == 0:  # the ranks of a group have the same records
                 newly_masked += new
                 counts = add_counts(counts, masked["counts"])
                 tried.update(masked["tried"])
@@ -226,10 +227,3 @@ def start_child(*_):
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=lambda: (parent_process().join(), os._exit(1)), daemon=True).start()
-
-
-def kill_children():
-    """Ends these processes at once; the exit of the trainer would wait for one that is blocked."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)    # torch's handler would raise for each of them
-    for process in active_children():
-        process.kill()

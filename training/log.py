@@ -13,10 +13,14 @@ import os
 import platform
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections import Counter
 from contextlib import suppress
+from itertools import product
+from multiprocessing import active_children
+from operator import itemgetter
 from pathlib import Path
 
 import torch
@@ -25,13 +29,8 @@ import torch.distributed as dist
 import attention
 import parallel
 from records.errors import Unreadable, warn
-from training.checkpoint import list_steps
 from training.config import RankError, RunError
-from training.loader import kill_children
 from training.planner import add_counts
-
-# --------------------------------------------------------------------------------------------------
-# the numbers of a step
 
 
 def count_rows(rows):
@@ -45,7 +44,7 @@ def count_rows(rows):
         "crops": sum(0 if x.image_id is None else len(x.image_id) for x in examples),
         "visual_tokens": sum(len(x.pool_dst) for x in examples),
         "pairs": sum(attention.allowed_pairs(*map(torch.from_numpy, (x.visible_until, x.bidir)))
-                     for x in examples),         # of tokens, that attention computes
+                     for x in examples),  # of tokens, that attention computes
         "loss_tokens": sum(int((x.weights > 0).sum()) for x in examples),
         "masked_tokens": sum(len(x.tokens) for x in examples if x.mask_reason),
         "branches_dropped": sum(x.dropped_branches for x in examples),
@@ -61,17 +60,17 @@ class StepStats:
     """
 
     def __init__(self, sources, cp):
+        self.sources = sources
         self.cp = cp
+        self.sums = dict.fromkeys(product(("nll", "weight"), sources), 0.0)
         self.counts = Counter()
-        self.nll = dict.fromkeys(sources, 0.0)
-        self.weights = dict.fromkeys(sources, 0.0)
         self.nonfinite = []
         self.delayed = None
 
     def add(self, rows, batch, nll):
         """nll (B,T): of each token of a Batch made of these rows; weighted, summed by example."""
         n_examples = len(batch.ids)
-        sums = torch.zeros(n_examples + 1, device=nll.device)            # the last is padding
+        sums = torch.zeros(n_examples + 1, device=nll.device)  # the last is padding
         sums.index_add_(0, batch.example.flatten(), (batch.weights * nll.detach()).flatten())
         self.read_delayed()
         self.delayed = rows, sums
@@ -86,21 +85,18 @@ class StepStats:
         if not math.isfinite(sum(sums) + of_padding):
             self.nonfinite += [x.id for x in examples]
         for x, value in zip(examples, sums, strict=True):
-            self.nll[x.source] += value
-            self.weights[x.source] += float(x.weights.sum(dtype="float64")) / self.cp
+            self.sums["nll", x.source] += value
+            self.sums["weight", x.source] += float(x.weights.sum(dtype="float64")) / self.cp
         self.counts.update(count_rows(rows))
 
     def all_reduce(self):
         """Sums over all ranks, in one exchange: counts, weight, loss and nll_by_source are set."""
         self.read_delayed()
+        sums = parallel.all_reduce_sums({**self.counts, **self.sums})
         # the ranks that share a row have all counted it
-        sums = parallel.all_reduce_sums({
-            **{("count", name): n / self.cp for name, n in self.counts.items()},
-            **{("nll", name): value for name, value in self.nll.items()},
-            **{("weight", name): value for name, value in self.weights.items()}})
-        weights = {name: sums["weight", name] for name in self.weights}
-        nll = {name: sums["nll", name] for name in self.nll}
-        self.counts = {name: round(sums["count", name]) for name in self.counts}
+        self.counts = {name: round(sums[name] / self.cp) for name in self.counts}
+        nll = {name: sums["nll", name] for name in self.sources}
+        weights = {name: sums["weight", name] for name in self.sources}
         self.total_weight = sum(weights.values())
         self.weight = max(self.total_weight, 1e-8)
         self.loss = sum(nll.values()) / self.weight
@@ -138,29 +134,27 @@ class RunLog:
     """
 
     def __init__(self, run, head, tensorboard=False):
-        self.out = run.out
         self.writes = run.ranks.first
         self.board = None
-        self.known = set()               # indices of the records that skips.jsonl has already
         if not self.writes:
             return
         step = run.resume_from.step
-        log = self.out / "log.jsonl"
-        skips = self.out / "skips.jsonl"
+        log = run.out / "log.jsonl"
+        self.skips = run.out / "skips.jsonl"
         if not step:
-            (self.out / "config.json").write_text(json.dumps(head, indent=1))
+            (run.out / "config.json").write_text(json.dumps(head, indent=1))
             log.write_text(json.dumps(head) + "\n")
-            skips.unlink(missing_ok=True)
-        for path in (log, skips):
-            if path.exists():            # cut off a line that a kill left unfinished
+            self.skips.unlink(missing_ok=True)
+        for path in (log, self.skips):
+            if path.exists():  # cut off a line that a kill left unfinished
                 os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
-        self.known = {skip["index"] for skip in read_log(skips)}
+        self.known = {skip["index"] for skip in read_log(self.skips)}
         self.file = open(log, "a", buffering=1)
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
-            purge = step + 1 if step else None           # drops the steps that are run again
-            self.board = SummaryWriter(self.out / "tensorboard", purge_step=purge, flush_secs=10)
+            purge = step + 1 if step else None  # drops the steps that are run again
+            self.board = SummaryWriter(run.out / "tensorboard", purge_step=purge, flush_secs=10)
 
     def step(self, line, masked):
         """Logs a step and the records that were masked in it, each index of the mixture once.
@@ -168,12 +162,11 @@ class RunLog:
         masked: [{"index": .., "id": .., "where": .., "reason": ..}, ..]
         """
         self.write(line)
-        new = {skip["index"]: skip for skip in masked if skip["index"] not in self.known}
-        if new and self.writes:
-            with open(self.out / "skips.jsonl", "a") as skips:
-                for index in sorted(new):
-                    skips.write(json.dumps({"step": line["step"], **new[index]}) + "\n")
-            self.known |= new.keys()
+        for skip in sorted(masked, key=itemgetter("index")) if self.writes else ():
+            if skip["index"] not in self.known:
+                self.known.add(skip["index"])
+                with open(self.skips, "a") as file:
+                    file.write(json.dumps({"step": line["step"], **skip}) + "\n")
 
     def write(self, line):
         if self.writes:
@@ -242,13 +235,10 @@ def hardware(device):
     """The name of a GPU, or of the processor and how many cores it has."""
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(device)
-    cpuinfo = Path("/proc/cpuinfo")          # of Linux
+    cpuinfo = Path("/proc/cpuinfo")  # of Linux
     names = re.findall(r"model name\s*: *(.*)", cpuinfo.read_text()) if cpuinfo.is_file() else []
     return f"{os.cpu_count()} cores, {names[0] if names else platform.machine()}"
 
-
-# --------------------------------------------------------------------------------------------------
-# the end
 
 # {pattern: sentence} of torch's errors that have a cause outside of the code
 CAUSES = {
@@ -268,12 +258,14 @@ def end(status, error):
     if alone and joined:
         sentence = f"rank {dist.get_rank()}: {sentence}"
     if alone or os.environ.get("LOCAL_RANK", "0") == "0":
-        gap = "\n" * joined                  # after an unfinished progress bar
+        gap = "\n" * joined  # after an unfinished progress bar
         lines = "\n".join(f"train.py: {line}" for line in sentence.splitlines())
         print(f"{gap}{lines}", file=sys.stderr, flush=True)
-    kill_children()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would raise for each of them
+    for process in active_children():
+        process.kill()  # Python would wait for one that is blocked
     if joined:
-        os._exit(status)             # to leave the process group would wait for the others
+        os._exit(status)  # to leave the process group would wait for the others
     raise SystemExit(status) from None
 
 
@@ -284,10 +276,8 @@ def end_if_explained(error):
             end(1, RankError(f"{sentence}: {str(error).splitlines()[0]}"))
 
 
-def how_to_resume(out):
-    """Tells how an interrupted run goes on."""
-    words = [word.replace("--init", "--else-init", 1) if word.startswith("--init") else word
-             for word in sys.argv if word not in ("--overwrite", "--resume")]
-    there = list_steps(Path(out))
-    command = f"python {shlex.join([*words, '--resume'])}"
-    return f"continue with: {command}" if there else "there is no checkpoint yet"
+def resume_command():
+    """The command that continues this run; it starts afresh if there is no checkpoint."""
+    words = [word for word in sys.argv if word not in ("--overwrite", "--resume")]
+    words = [re.sub("^--init", "--else-init", word) for word in words]
+    return f"python {shlex.join(words)} --resume"

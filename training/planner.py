@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 
@@ -22,7 +22,7 @@ from packing import Item
 from records.errors import DataError, Unreadable, warn
 from training.sources import list_changes
 
-MANY = 100                           # bad records of a source that can end a run
+MANY = 100  # bad records of a source that can end a run
 
 
 @dataclass
@@ -33,18 +33,18 @@ class BadRecords:
     One instance counts what is skipped while planning, another what is masked after decoding.
     """
 
-    done: str                        # as messages say it
+    done: str  # as messages say it
     error: type
     max_skip: float
-    counts: dict = field(default_factory=dict)           # {source: {kind: n}}
-    tried: Counter = field(default_factory=Counter)      # {source: n}
-    in_a_row: Counter = field(default_factory=Counter)   # bad ones since the last good one
-    warned: set = field(default_factory=set)             # places that have been told
+    counts: dict = field(default_factory=dict)  # {source: {kind: n}}
+    tried: dict = field(default_factory=dict)  # {source: n}
+    in_a_row: dict = field(default_factory=dict)  # bad ones since the last good one
+    warned: set = field(default_factory=set)  # places that have been told
 
     def count(self, source, where, reason=""):
         """Counts a record, which is bad if there is a reason, and says so once."""
-        self.tried[source] += 1
-        self.in_a_row[source] = self.in_a_row[source] + 1 if reason else 0
+        self.tried[source] = self.tried.get(source, 0) + 1
+        self.in_a_row[source] = self.in_a_row.get(source, 0) + 1 if reason else 0
         if not reason:
             return
         self.counts = add_counts(self.counts, {source: {name_kind(reason): 1}})
@@ -60,12 +60,8 @@ class BadRecords:
                 "tools.check FILE --decode' lists them, --max_skip allows more")
 
     def state(self):
+        """The fields with which `replace` makes one that goes on counting."""
         return {"counts": self.counts, "tried": dict(self.tried), "in_a_row": dict(self.in_a_row)}
-
-    def restore(self, state):
-        self.counts = state["counts"]
-        self.tried = Counter(state["tried"])
-        self.in_a_row = Counter(state["in_a_row"])
 
 
 def name_kind(reason):
@@ -83,11 +79,11 @@ def add_counts(counts, others):
 
 @dataclass(frozen=True)
 class StepPlan:
-    packs: list                      # of packs, each a list of packing.Item
-    ids: list                        # of str, the records of the packs in their order
-    longest_wait: int                # longest time that an example waited in the pool, in packs
-    skipped: dict                    # records skipped while planning so far, {source: {kind: n}}
-    state: dict                      # of the planner after this step: where a resume goes on
+    packs: list  # of packs, each a list of packing.Item
+    ids: list  # of str, the records of the packs in their order
+    longest_wait: int  # longest time that an example waited in the pool, in packs
+    skipped: dict  # records skipped while planning so far, {source: {kind: n}}
+    state: dict  # of the planner after this step: where a resume goes on
 
     @property
     def hash(self):
@@ -97,10 +93,10 @@ class StepPlan:
 
 @dataclass(frozen=True)
 class Measured:
-    where: str                       # "file:line"
-    reason: str = ""                 # why it is skipped, an Unreadable as text
+    where: str  # "file:line"
+    reason: str = ""  # why it is skipped, an Unreadable as text
     id: str = ""
-    size: tuple = None               # (tokens, crops)
+    size: tuple = None  # (tokens, crops)
 
 
 def record_at(mixture, index):
@@ -129,7 +125,7 @@ def measure(mixture, tokenizer, config, index):
 def skip_reason(record, size, config):
     """Why a record of (tokens, crops) is skipped, "kind: sentence"; "" if it is used."""
     tokens, crops = size
-    if size == (0, 0):               # nothing with loss fits a row
+    if size == (0, 0):  # nothing with loss fits a row
         with_loss = [a for a in record["annotations"] if has_loss(a, config)]
         limit = config.data.max_points
         if not with_loss:
@@ -159,7 +155,7 @@ class StepPlanner(Iterator):
         self.config = config
         self.measure = measure_index or partial(measure, mixture, tokenizer, config)
         self.skipped = BadRecords("skipped", DataError, config.max_skip)
-        self.ids = {}                # of the examples in the pool
+        self.ids = {}  # of the examples in the pool
         self.planner = packing.Planner(self.size, config.data.max_tokens, config.pack_crops,
                                        config.pool_size)
 
@@ -196,7 +192,7 @@ class StepPlanner(Iterator):
             return
         self.planner.restore(state["planner"])
         self.ids = dict(state["ids"])
-        self.skipped.restore(state["skipped"])
+        self.skipped = replace(self.skipped, **state["skipped"])
 
 
 class PlanFile(Iterator):
@@ -212,7 +208,7 @@ class PlanFile(Iterator):
                 columns = {name: file[name] for name in file.files}
             theirs = json.loads(bytes(columns["made_for"]))
             rows = zip(*(columns[name].tolist() for name in self.COLUMNS), strict=True)
-        except Exception as e:           # NumPy and zipfile raise many kinds for another file
+        except Exception as e:  # NumPy and zipfile raise many kinds for another file
             raise DataError(f"--plan {path}: not a plan that tools.plan wrote: {e}") from None
         changes = list_changes(theirs, made_for)
         if len(columns["ends"]) < config.steps * config.batch:
@@ -220,7 +216,7 @@ class PlanFile(Iterator):
         if changes:
             raise DataError(f"--plan {path}: made for another run: {changes}")
         self.columns = columns
-        self.starts = [0, *columns["ends"].tolist()]     # of packs
+        self.starts = [0, *columns["ends"].tolist()]  # of packs
         self.ids = bytes(columns["ids"]).decode().split("\0")
         self.items = [Item(*row) for row in rows]
         self.batch = config.batch

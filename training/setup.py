@@ -26,20 +26,16 @@ from training.planner import PlanFile, StepPlanner
 from training.sources import fingerprint, open_sources
 from weights import files, lora
 
-# --------------------------------------------------------------------------------------------------
-# what the machine decides
-
 
 def pick_device(config):
     """-> device and dtype of the arithmetic; weights that learn and the optimizer are float32."""
-    # read at the first allocation: the sizes of blocks differ from row to row, and segments that
-    # grow prevent fragmentation
+    # segments that grow prevent fragmentation: the sizes of blocks differ from row to row
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(),
-             "cpu": True}
-    best = next(filter(there.get, there))
-    name = best if config.device == "auto" else config.device
-    if not there[name]:
+    there = ["cuda"] * torch.cuda.is_available()
+    there += ["mps"] * torch.backends.mps.is_available()
+    there += ["cpu"]
+    name = there[0] if config.device == "auto" else config.device
+    if name not in there:
         raise UserError(f"--device {name}: this machine or this torch has none")
     dtype = config.dtype
     if dtype == "auto":
@@ -93,24 +89,23 @@ def layout_error(world, config, model):
     return ""
 
 
-def open_on_first_rank(ranks, args, config):
-    """open_sources(args, config) on the first rank, which sends the others where the records of
-    each file begin: they do not read the files for that (records/reader.py)."""
+def open_data(args, config, ranks, tokenizer, resume_from):
+    """-> Loader that continues after `resume_from`, records of --eval, fingerprint of the data.
+
+    The first rank reads the files, and sends the others where the records of each begin
+    (records/reader.py).
+    """
     opened = None
     if ranks.first:
         try:
             opened = open_sources(args, config)
-        except DataError as e:       # sent to all, or the others would wait
+        except DataError as e:  # sent to all, or the others would wait
             opened = e
-    ranks.barrier()                  # for any time: large files take long to read
+    ranks.barrier()  # for any time: large files take long to read
     opened = parallel.broadcast(opened)
     if isinstance(opened, DataError):
         raise opened
-    return opened
-
-
-def open_loader(args, config, ranks, tokenizer, resume_from, sources, rates):
-    """-> Loader that continues after `resume_from`, fingerprint of the data."""
+    sources, rates, eval_records = opened
     made_for = fingerprint(sources, rates, tokenizer, config)
     stats = [source.path.stat() for source in sources if isinstance(source, Records)]
     stamps = [(stat.st_size, stat.st_mtime_ns) for stat in stats]
@@ -131,11 +126,7 @@ def open_loader(args, config, ranks, tokenizer, resume_from, sources, rates):
             skips.unlink(missing_ok=True)
         loader.restore(resume_from.state["loader"], read_log(skips), same_data)
     loader.begin()
-    return loader, made_for
-
-
-# --------------------------------------------------------------------------------------------------
-# model
+    return loader, eval_records, made_for
 
 
 def open_tokenizer(args, config, saved=None):
@@ -151,8 +142,7 @@ def open_tokenizer(args, config, saved=None):
             return ByteTokenizer(world.WORDS, n_vocab), config
         return load_tokenizer(folder, n_vocab), config
     except (OSError, ValueError) as e:
-        flag = "--else-init" if args.resume else "--init"
-        where = "--model" if args.init is None else f"{flag} {args.init}"
+        where = "--model" if args.init is None else f"--init {args.init}"
         raise UserError(f"{where}: {e}") from None
 
 
@@ -226,7 +216,7 @@ def dry_run_largest_batch(run, groups, forward_backward):
     if config.cp > 1:
         shard = data.CropShard(run.ranks.cp_rank, config.cp, 0, config.pack_crops)
     example = data.largest_example(config.data, config.pack_crops, config.model.n_vocab, shard)
-    for _ in range(2):               # the second beside the gradients of the first
+    for _ in range(2):  # the second beside the gradients of the first
         forward_backward([[example]] * config.micro_batch)
     del adam
     for p in parameters:
@@ -246,9 +236,9 @@ class Run:
     out: Path
     tokenizer: object
     loader: Loader
-    eval_records: dict               # {name: records} of --eval; None: the toy world's
+    eval_records: dict  # {name: records} of --eval; None: the toy world's
     resume_from: checkpoint.Checkpoint
-    identity: dict                   # of its checkpoints: model, recipe, data, base of adapters
+    identity: dict  # of its checkpoints: model, recipe, data, base of adapters
 
 
 def start_run(args, config):
@@ -269,17 +259,16 @@ def start_run(args, config):
     if resume_from.folder:
         checkpoint.check_unchanged(args, resume_from, "recipe", recipe)
     ranks = parallel.join(config.cp, device)
-    config = replace(config, workers=parallel.broadcast(config.workers))     # one for all ranks
+    config = replace(config, workers=parallel.broadcast(config.workers))  # one for all ranks
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     torch.manual_seed(config.seed)
     # before the model, which may take minutes, so that a mistake in --data does not
-    sources, rates, eval_records = open_on_first_rank(ranks, args, config)
+    loader, eval_records, made_for = open_data(args, config, ranks, tokenizer, resume_from)
     model = open_model(args, config, resume_from)
     if config.lora.rank:
         lora.hold_frozen(model, dtype)
-    loader, made_for = open_loader(args, config, ranks, tokenizer, resume_from, sources, rates)
     if args.overwrite and ranks.first:
         checkpoint.delete_run(Path(args.out))
     ranks.barrier()

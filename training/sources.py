@@ -25,12 +25,10 @@ from records.reader import DataError, Records
 from toy import world
 from training.config import STAGES
 
-OPTIONS = {"style", "weight", "split_turns"}             # of an entry, for records.reader.Records
+OPTIONS = {"style", "weight", "split_turns"}  # of an entry, for records.reader.Records
 FILE_FIELDS = {"path", "media", "rate", *OPTIONS}
-MEMBER_FIELDS = {"path", "media", "size", "sampling_rate", *OPTIONS}     # of a file in a group
+MEMBER_FIELDS = {"path", "media", "size", "sampling_rate", *OPTIONS}  # of a file in a group
 GROUP_FIELDS = {"group", "rate", "data"}
-KINDS = {"path": str, "media": str, "style": str, "split_turns": bool, "data": list}
-
 
 
 def published(mixture, folder):
@@ -70,8 +68,9 @@ def read_entry(folder, entry, in_group=False):
     wrong += [name for name in ("rate", "sampling_rate", "weight")
               if not 0 < entry.get(name, 1) < math.inf]
     wrong += ["size"] * (not 0 <= entry.get("size", 0) < math.inf)
-    wrong += [name for name, kind in KINDS.items() if not isinstance(entry.get(name, kind()), kind)]
-    wrong += [name for name in ("data" if is_group else "path",) if not entry.get(name)]
+    wrong += ["split_turns"] * (entry.get("split_turns", False) not in (True, False))
+    needed = "data" if is_group else "path"
+    wrong += [needed] * (not entry.get(needed))
     if wrong:
         raise ValueError(f"'{wrong[0]}' of {json.dumps(entry):.80} is missing, unknown or of a "
                          f"wrong kind or value; the fields are {', '.join(sorted(known))}")
@@ -84,15 +83,16 @@ def read_entry(folder, entry, in_group=False):
 def read_item(item, stage):
     """One word of --data -> [(rate, entries of files), ..], a file with a rate of its own being a
     group of one; DataError in one sentence."""
-    path, rate = item, "1"
+    path = item
+    factor = 1
     if "=" in item and not Path(item).exists():
         path, _, rate = item.rpartition("=")
-    try:
-        factor = float(rate)
-    except ValueError:
-        factor = math.nan
-    if not factor > 0:
-        raise DataError(f"--data {item}: the rate '{rate}' is not a number above 0")
+        try:
+            factor = float(rate)
+        except ValueError:
+            factor = math.nan
+        if not 0 < factor < math.inf:
+            raise DataError(f"--data {item}: the rate '{rate}' is not a number above 0")
     entries = [{"path": path}]
     if Path(path).is_dir():
         entries = published(STAGES[stage].MIXTURE, path)
@@ -102,31 +102,16 @@ def read_item(item, stage):
     return [(factor * entry.get("rate", 1), entry.get("data", [entry])) for entry in entries]
 
 
-def find_missing(args, groups):
-    """The paths of `read_item` at which there is no file; DataError unless --skip-missing allows
-    it."""
-    paths = [entry["path"] for _, entries in groups for entry in entries]
-    missing = [path for path in paths if not Path(path).exists()]
-    sentence = f"--data: no such file: {', '.join(missing)}"
-    if missing and (missing == paths or not args.skip_missing):
-        raise DataError(f"{sentence}; --skip-missing trains on those that are there (a folder is "
-                        "for the published sets: name your own files)")
-    if missing:
-        warn(sentence)
-    return missing
-
-
 def unique_names(sources):
     """Makes the names of files unique, by which ids, the order of records and the log go:
     "folder/name" where two have the same name, then "folder/name#2"."""
-    counts = Counter(source.name for source in sources)
-    for source in sources:
-        if counts[source.name] > 1:
-            source.name = "/".join(source.path.absolute().parts[-2:])
+    names = [source.name for source in sources]
     seen = Counter()
-    for source in sources:
-        seen[source.name] += 1
-        source.name += f"#{seen[source.name]}" if seen[source.name] > 1 else ""
+    for source, name in zip(sources, names, strict=True):
+        if names.count(name) > 1:
+            name = "/".join(source.path.absolute().parts[-2:])
+        seen[name] += 1
+        source.name = name if seen[name] == 1 else f"{name}#{seen[name]}"
 
 
 def open_sources(args, config):
@@ -140,18 +125,24 @@ def open_sources(args, config):
     if not args.data:
         return *world.mixture(config.seed, config.stage, kinds_name=config.toy_kinds), None
     groups = [group for item in args.data for group in read_item(item, config.stage)]
-    missing = find_missing(args, groups)
+    paths = [entry["path"] for _, entries in groups for entry in entries]
+    missing = [path for path in paths if not Path(path).exists()]
+    if missing:
+        sentence = f"--data: no such file: {', '.join(missing)}"
+        if missing == paths or not args.skip_missing:
+            raise DataError(f"{sentence}; --skip-missing trains on those that are there (a folder "
+                            "is for the published sets: name your own files)")
+        warn(sentence)
     sources = []
     weighted = []
     for rate, entries in groups:
         weights = []
-        for entry in entries:
-            if entry["path"] not in missing:
-                given = {name: entry[name] for name in OPTIONS & entry.keys()}
-                source = Records(entry["path"], entry.get("media", args.media), **given)
-                sources.append(source)
-                weights.append(sqrt_size(len(source), entry.get("size"),
-                                         entry.get("sampling_rate")))
+        for entry in (entry for entry in entries if entry["path"] not in missing):
+            given = {name: entry[name] for name in OPTIONS & entry.keys()}
+            source = Records(entry["path"], entry.get("media", args.media), **given)
+            sources.append(source)
+            size = sqrt_size(len(source), entry.get("size"), entry.get("sampling_rate"))
+            weights.append(size)
         if weights:
             weighted.append((rate, weights))
     unique_names(sources)
@@ -171,7 +162,7 @@ def fingerprint(sources, rates, tokenizer, config):
     found["tokenizer"] = hashlib.sha256(files).hexdigest()
     found["data"] = [[source.name, rate, source.fingerprint]
                      for source, rate in zip(sources, rates, strict=True)]
-    return json.loads(json.dumps(found))             # as a plan or a checkpoint holds it
+    return json.loads(json.dumps(found))  # as a plan or a checkpoint holds it
 
 
 def list_changes(theirs, ours):

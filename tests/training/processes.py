@@ -48,12 +48,15 @@ def n_lines(out):
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
+def children_of(pid):
+    found = subprocess.run(["pgrep", "-P", str(pid)], stdout=subprocess.PIPE, text=True, check=True)
+    return [int(child) for child in found.stdout.split()]
+
+
 def pids_of_ranks(launcher):
     """{rank: process id} of what torchrun started."""
-    found = subprocess.run(["pgrep", "-P", str(launcher.pid)], capture_output=True, text=True,
-                           check=True)
     pids = {}
-    for pid in map(int, found.stdout.split()):
+    for pid in children_of(launcher.pid):
         for variable in Path(f"/proc/{pid}/environ").read_text().split("\0"):
             if variable.startswith("RANK="):
                 pids[int(variable[5:])] = pid

@@ -16,10 +16,6 @@ def config_of(*words):
     return parse([*TINY, *words])[1]
 
 
-# --------------------------------------------------------------------------------------------------
-# recipes
-
-
 def test_stages_are_those_of_table_12():
     one, two, three = (parse(["--stage", stage])[1] for stage in "123")
     stages = (one, two, three)
@@ -53,10 +49,6 @@ def test_tiny_changes_sizes_and_prompts_of_a_stage_and_not_what_it_is():
     assert parse(["--stage", "2", "--tiny", "--preset", "8b"])[1].model == models.PRESETS["8b"]
 
 
-# --------------------------------------------------------------------------------------------------
-# flags
-
-
 def test_a_flag_can_be_spelled_in_each_way_and_the_last_one_counts():
     for words in (["--data.max-tokens", "512"], ["--data.max_tokens=512"]):
         args, config = parse(["--stage=1", "--tiny", "--data", "a-b", "b=2-3", *words,
@@ -67,7 +59,10 @@ def test_a_flag_can_be_spelled_in_each_way_and_the_last_one_counts():
     args, config = parse([*TINY, "--steps", "7", "--workers=2", "--steps", "8"])
     assert config.steps == 8
     assert args.fields == {"steps": 8, "workers": 2}
-    json.dumps(vars(args))
+    assert config_of("--train", "vit,connector").train == ("vit", "connector")
+    assert config_of("--model.yarn.layers=1,2").model.yarn.layers == (1, 2)
+    assert config_of("--compile").compile
+    assert not config_of("--freeze-embedding=0").freeze_embedding
 
 
 def test_every_field_is_a_flag_of_its_type():
@@ -82,19 +77,9 @@ def test_every_field_is_a_flag_of_its_type():
         text = ",".join(map(str, wanted)) if isinstance(wanted, tuple) else str(wanted)
         found = field_values(config_of(f"--{name}={text}"))
         if name == "micro_batch":
-            wanted = config.batch                        # it is never larger
+            wanted = config.batch  # it is never larger
         assert found[name] == wanted
         assert {n for n in found if found[n] != field_values(config)[n]} <= {name}
-
-
-def test_tuples_booleans_and_numbers_are_read():
-    assert config_of("--train", "vit,connector").train == ("vit", "connector")
-    assert config_of("--betas", "0.8,0.9").betas == (0.8, 0.9)
-    assert config_of("--model.yarn.layers=1,2").model.yarn.layers == (1, 2)
-    assert config_of("--model.vision.feature_layers", "1,0").model.vision.feature_layers == (1, 0)
-    assert config_of("--compile", "True").compile
-    assert config_of("--compile").compile
-    assert not config_of("--freeze-embedding=0").freeze_embedding
 
 
 def test_deterministic_runs_have_no_dropout_and_a_short_run_a_short_stage_0():
@@ -114,8 +99,7 @@ def test_help_lists_every_flag_and_field_with_its_default_and_meaning(capsys):
     words = " ".join(text.split())
     assert "--clip X largest gradient norm, of each parameter group by itself (default" in words
     assert "--lr.llm X peak learning rates: the decoder (default 2e-05)" in words
-    for flag in ("--resume", "--init DIR", "--data FILE", "--eval_every N"):
-        assert flag in text
+    assert "--data FILE" in text
 
 
 def test_a_config_is_read_from_the_json_of_a_run():
@@ -125,18 +109,11 @@ def test_a_config_is_read_from_the_json_of_a_run():
 
 MISTAKES = [
     (["--stpes", "3"], "--stpes: no such flag or field; did you mean --steps?"),
-    (["--lr.vot=1"], "did you mean --lr.vit?"),
-    (["--model=3"], "--model: no such flag or field"),
-    (["--steps", "--batch=2"], "--steps: expected one argument"),
     (["--pool_size=many"], "--pool_size: invalid int value: 'many'"),
     (["--compile=maybe"], "--compile: invalid true_or_false value: 'maybe'"),
-    (["--betas=0.9,x"], "--betas: invalid list_with_commas value: '0.9,x'"),
-    (["--betas=0.9"], "--betas needs two numbers"),
     (["--betas=0.9,1"], "--betas needs two numbers from 0 to below 1"),
     (["--train", "vision"], "--train: name one or more of vit, connector, llm"),
-    (["--train", ""], "--train: name one or more of vit, connector, llm"),
     (["--model.family=gemma"], "invalid choice: 'gemma'"),
-    (["--batch", "4", "--micro-batch", "3"], "--micro-batch 3: --batch 4 is no multiple of it"),
     (["--clip=-1"], "--clip -1.0: must be at least 1e-16"),
     (["--lr.llm=nan"], "--lr.llm nan: must be from 0 to 1"),
     (["--lora", "2", "--lora.layers=k,x"], "--lora.layers of q, k, v"),

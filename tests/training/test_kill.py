@@ -84,17 +84,22 @@ def test_resume_is_bitwise(records, long, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("receiver", ["the process", "torchrun", "one rank"])
+@pytest.mark.parametrize("receiver", ["the process", "all processes", "torchrun", "one rank"])
 def test_sigterm_saves_and_ends_and_the_resumed_run_is_the_whole_one(records, long, tmp_path,
                                                                      receiver):
-    """As Slurm and spot machines ask for it. Resumed on one process, whatever it was before."""
-    alone = receiver == "the process"
+    """As Slurm and spot machines ask for it, decoding workers too. Resumed on one process, whatever
+    it was before."""
+    alone = receiver in ("the process", "all processes")
     out = tmp_path / "out"
     flags = [*SMALL, *records, "--steps", str(STEPS), "--save-every", "0"]
-    process = start(out, *flags, ranks=0 if alone else 2)
+    process = start(out, *flags, "--workers", "1", ranks=0 if alone else 2, start_new_session=True)
     wait_for(process, lambda: n_lines(out) >= 5)
-    os.kill(pids_of_ranks(process)[1] if receiver == "one rank" else process.pid, signal.SIGTERM)
-    text = stderr_of(process, 143 if alone else 1)       # torchrun has a status of its own
+    if receiver == "all processes":
+        os.killpg(process.pid, signal.SIGTERM)
+    else:
+        one = pids_of_ranks(process)[1] if receiver == "one rank" else process.pid
+        os.kill(one, signal.SIGTERM)
+    text = stderr_of(process, 143 if alone else 1)  # torchrun has a status of its own
     assert receiver != "one rank" or "exitcode  : 143" in text, text
     (step,) = checkpoint.list_steps(out)
     (sentence,) = [line for line in text.splitlines() if "train.py: SIGTERM" in line]
@@ -109,30 +114,3 @@ def test_sigterm_saves_and_ends_and_the_resumed_run_is_the_whole_one(records, lo
     for n, line in logged(long).items():
         assert logged(out)[n]["ids"] == line["ids"]
         assert logged(out)[n]["loss"] == pytest.approx(line["loss"], rel=1e-6), n
-
-
-SLOW_DECODING = """
-import time
-import data, train
-
-encode = data.encode
-data.encode = lambda *args: (time.sleep(0.1), encode(*args))[1]
-if __name__ == "__main__":
-    train.main()
-"""
-
-
-@pytest.mark.slow
-def test_sigterm_to_all_processes_of_a_run_is_the_trainers_to_answer(records, tmp_path):
-    """Slurm signals the decoding workers too; here they are what the trainer waits for."""
-    program = tmp_path / "program.py"
-    program.write_text(SLOW_DECODING)
-    out = tmp_path / "out"
-    flags = [*SMALL, *records, "--steps", "200", "--save-every", "0", "--workers", "1"]
-    process = start(out, *flags, program=str(program), start_new_session=True)
-    wait_for(process, lambda: n_lines(out) >= 4)
-    os.killpg(process.pid, signal.SIGTERM)
-    text = stderr_of(process, 143)
-    (step,) = checkpoint.list_steps(out)
-    assert f"SIGTERM: ended after step {step}" in text
-    assert "Traceback" not in text

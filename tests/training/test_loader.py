@@ -17,7 +17,6 @@ from PIL import Image
 import data
 import model
 import packing
-from tests.training.processes import all_end
 from tests.training.stream import (
     CONFIG,
     TOKENIZER,
@@ -44,7 +43,6 @@ import json, os
 from dataclasses import replace
 import torch
 import parallel
-from tests.training.processes import all_end
 from tests.training.stream import CONFIG, loader_of, taken
 
 def main():
@@ -86,20 +84,19 @@ def test_data_order_is_the_same_on_1_2_and_4_ranks(files, tmp_path):
     for of_ranks in runs:
         for n, (ids, packs, skipped, rows_of_all, sums_of_all) in enumerate(reference):
             for mine in of_ranks:
-                assert mine[n][:3] == [ids, packs, skipped]      # every rank knows the whole step
+                assert mine[n][:3] == [ids, packs, skipped]  # every rank knows the whole step
                 assert len(mine[n][3]) == 8 // len(of_ranks)
             rows = [row for mine in of_ranks for row in mine[n][3]]
             sums = [total for mine in of_ranks for total in mine[n][4]]
             assert Counter(map(tuple, rows)) == Counter(map(tuple, rows_of_all))
             assert sum(map(len, rows)) == len(ids)
-            assert Counter(sums) == Counter(sums_of_all)         # not names alone: what is in them
+            assert Counter(sums) == Counter(sums_of_all)  # not names alone: what is in them
     assert len({tuple(step[0]) for step in reference}) == 4
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_run_that_continues_after_its_last_step_has_no_steps(files, workers):
+def test_a_run_that_continues_after_its_last_step_has_no_steps(files):
     """As after a kill during the evaluation at its end; no process is started."""
-    loader = loader_of(files, replace(CONFIG, workers=workers), start=CONFIG.steps)
+    loader = loader_of(files, replace(CONFIG, workers=2), start=CONFIG.steps)
     assert list(loader) == []
     assert not multiprocessing.active_children()
 
@@ -180,26 +177,3 @@ def test_a_hundred_undecodable_records_in_a_row_stop_the_run(tmp_path):
     loader = loader_of([tmp_path / "r.jsonl"], replace(CONFIG, steps=20), rates=[1])
     with pytest.raises(RankError, match=r"the last 100 in a row; the last: .*damaged image: "):
         taken(loader, 20)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="signals")
-def test_a_trainer_that_is_killed_leaves_no_worker(files, tmp_path):
-    (tmp_path / "program.py").write_text(f"""
-import multiprocessing, sys, time
-from dataclasses import replace
-from tests.training.processes import all_end
-from tests.training.stream import CONFIG, loader_of
-if __name__ == "__main__":
-    steps = iter(loader_of({files!r}, replace(CONFIG, workers=2)))
-    next(steps)
-    print(*(p.pid for p in multiprocessing.active_children()), flush=True)
-    time.sleep(600)
-""")
-    trainer = subprocess.Popen([sys.executable, str(tmp_path / "program.py")], cwd=ROOT, text=True,
-                               stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)})
-    workers = [int(pid) for pid in trainer.stdout.readline().split()]
-    trainer.kill()
-    trainer.wait()
-    assert len(workers) >= 2             # and the planner, unless it is done
-    assert all_end(workers)

@@ -44,7 +44,8 @@ def lose(node):
 def test_three_replaced_nodes_join_and_the_run_logs_what_it_would_have_logged(tmp_path):
     """The first agent keeps the rendezvous. The second is lost after 7, 17 and 27 steps, and a new
     one is started each time."""
-    plain, broken = tmp_path / "plain", tmp_path / "broken"
+    plain = tmp_path / "plain"
+    broken = tmp_path / "broken"
     port = free_port()
     nodes = [start_node(plain, port), start_node(plain, port)]
     for node in nodes:
@@ -53,7 +54,7 @@ def test_three_replaced_nodes_join_and_the_run_logs_what_it_would_have_logged(tm
 
     port = free_port()
     first = start_node(broken, port)
-    wait_for(first, lambda: is_listening(port))          # it keeps the rendezvous
+    wait_for(first, lambda: is_listening(port))  # it keeps the rendezvous
     nodes = [first, start_node(broken, port)]
     try:
         for n_logged in (7, 17, 27):

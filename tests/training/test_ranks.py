@@ -4,13 +4,13 @@ import json
 import os
 import shutil
 import signal
-import time
 
 import pytest
 
 from tests.training.processes import (
     ROOT,
     all_end,
+    children_of,
     n_lines,
     pids_of_ranks,
     start,
@@ -24,15 +24,6 @@ from weights import files
 pytestmark = pytest.mark.slow
 RUN = [*SMALL, "--eval_images=1", "--save-every", "0"]
 
-
-def sentences(stderr):
-    head = ("train.py: stage ", "train.py: parameters: ", "train.py: steps: ")
-    return [line for line in stderr.splitlines()
-            if line.startswith("train.py:") and not line.startswith(head)]
-
-
-# --------------------------------------------------------------------------------------------------
-# one log
 
 # processes, context-parallel degree, micro-batch, ranks that hold the weights together
 LAYOUTS = [(1, 1, 2, 0), (2, 2, 1, 0), (2, 1, 1, 1), (4, 2, 2, 2)]
@@ -51,13 +42,13 @@ def test_a_run_logs_the_same_numbers_on_any_layout(tmp_path):
         process = start(out, *flags, *layout, ranks=world if world > 1 else 0)
         stdout, stderr = process.communicate(timeout=300)
         assert process.returncode == 0, stderr
-        assert "view tensor" not in stderr               # a warning of FSDP
+        assert "view tensor" not in stderr  # a warning of FSDP
         assert json.loads(stdout.splitlines()[-1])["steps"] == 3
         logs.append([json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()])
         assert files.load(out).config.n_layer == 1
     first = logs[0]
     for lines in logs[1:]:
-        assert len(lines) == len(first) == 1 + 3 + 2     # head, steps, scores
+        assert len(lines) == len(first) == 1 + 3 + 2  # head, steps, scores
         assert lines[0]["params"] == first[0]["params"]
         for ours, theirs in zip(lines[1:], first[1:], strict=True):
             assert ours.keys() == theirs.keys()
@@ -112,63 +103,20 @@ def test_videos_several_images_and_a_bad_record_log_the_same_on_shared_rows(tmp_
             assert ours[key] == theirs[key], key
 
 
-# --------------------------------------------------------------------------------------------------
-# one end
-
-
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_that_is_killed_ends_the_others_and_is_named(tmp_path, victim):
+    """... and no decoding worker is left."""
     out = tmp_path / "out"
-    launcher = start(out, *RUN, "--steps", "100000", ranks=2)
+    launcher = start(out, *RUN, "--steps", "100000", "--workers", "1", ranks=2)
     wait_for(launcher, lambda: n_lines(out) >= 4)
     pids = pids_of_ranks(launcher)
     assert sorted(pids) == [0, 1]
-    began = time.monotonic()
+    workers = [child for pid in pids.values() for child in children_of(pid)]
+    assert len(workers) >= 3  # two decode, one plans
     os.kill(pids[victim], signal.SIGKILL)
     _, stderr = launcher.communicate(timeout=60)
-    assert time.monotonic() - began < 60
     assert launcher.returncode == 1
     # torchrun's report names the rank, unless the other has found out first and ended by itself
     named = "another process has ended or hangs" in stderr
     assert f"rank      : {victim}" in stderr or named, stderr
-    assert all_end(pids.values())
-
-
-NAN = """
-import os
-import torch
-import model, train
-
-nll_of = model.Molmo2.nll
-step_of = torch.optim.AdamW.step
-steps = []
-
-def nll(self, *args):
-    nll, lse = nll_of(self, *args)
-    broken = len(steps) == 1 and os.environ["RANK"] == "1"
-    return (nll * float("nan") if broken else nll), lse
-
-def step(self):
-    steps.append(1)
-    print("the weights move", flush=True)
-    step_of(self)
-
-model.Molmo2.nll = nll
-torch.optim.AdamW.step = step
-train.main()
-"""
-
-
-def test_a_loss_that_is_not_finite_on_one_rank_stops_all_before_the_weights_move(tmp_path):
-    """... and names records, once. The optimizer does not take step 2."""
-    program = tmp_path / "program.py"
-    program.write_text(NAN)
-    out = tmp_path / "out"
-    flags = [*RUN, "--steps", "9"]
-    process = start(out, *flags, ranks=2, program=str(program))
-    stdout, stderr = process.communicate(timeout=300)
-    assert process.returncode == 1, stderr
-    assert stdout.count("the weights move") == 2         # step 1, on both
-    (sentence,) = sentences(stderr)
-    assert "step 2: loss nan" in sentence
-    assert "records: tiny-train" in sentence
+    assert all_end([*pids.values(), *workers])

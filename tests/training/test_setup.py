@@ -22,16 +22,12 @@ from training.setup import choose_layout, layout_error, pick_device
 TINY = ["--stage", "1", "--tiny"]
 
 
-# --------------------------------------------------------------------------------------------------
-# layouts
-
-
 LAYOUTS = [
     (8, [], ""),
     (8, ["--cp", "3"], "--cp 3: 8 query and 2 kv heads"),
     (16, ["--cp", "16"], "--cp 16: 8 query and 2 kv heads"),
     (6, [], "--cp 4: 6 processes are no multiple of it"),
-    (8, ["--batch", "6"], "--batch 6: no multiple of 2 data-parallel ranks"),
+    (8, ["--batch", "6"], "--batch 6: no multiple of 2 data-parallel ranks times --micro-batch 2"),
     (8, ["--data.max_tokens=62"], "--data.max_tokens=62: no multiple of --cp 4"),
     (8, ["--shard", "3"], "--shard 3: 8 processes are no multiple of it"),
 ]
@@ -44,10 +40,6 @@ def test_a_layout_that_cannot_be_is_one_sentence(world, flags, message):
     found = layout_error(world, parse([*possible, *flags])[1], heads)
     assert found.startswith(message)
     assert bool(found) == bool(message)
-
-
-# --------------------------------------------------------------------------------------------------
-# device
 
 
 def test_the_device_is_the_best_there_is_and_a_missing_one_is_refused(monkeypatch):
@@ -65,10 +57,6 @@ def test_the_device_is_the_best_there_is_and_a_missing_one_is_refused(monkeypatc
     assert pick("--device", "cpu") == (torch.device("cpu"), torch.float32)
 
 
-# --------------------------------------------------------------------------------------------------
-# mistakes that only show when files are opened; those of the command line: test_config.py
-
-
 GOOD = {"annotations": [{"type": "text", "text": "x"}]}
 CAPTION = {"type": "caption", "text": "x"}
 FILES = {
@@ -78,13 +66,11 @@ FILES = {
 }
 MISTAKES = [
     (["--stage", "1"], "--data: name record files"),
-    ([*TINY, "--data", "none.jsonl"], "--data: no such file: none.jsonl"),
     ([*TINY, "--data", "good.jsonl", "--media", "nowhere"], "--media nowhere"),
     ([*TINY, "--init", ""], "--init"),
     ([*TINY, "--out", "full"], "--out full: holds a run"),
     ([*TINY, "--out", "a.png"], "--out a.png: File exists"),
     ([*TINY, "--lora", "4"], "name them with --init"),
-    ([*TINY, "--cp", "2", "--shard", "2"], "--cp 2: 1 processes are no multiple of it"),
     ([*TINY, "--data", "wrong.jsonl"], "wrong.jsonl:2: wrong record: "),
     ([*TINY, "--data", "unreadable.jsonl"], "unreadable.jsonl:1: damaged image: "),
     ([*TINY, "--data", "good.jsonl", "--eval", "gone.jsonl"], "gone.jsonl: the file cannot be"),
@@ -125,10 +111,6 @@ def test_ranks_that_see_other_data_end_in_one_sentence(tmp_path, capsys, monkeyp
     sentence(capsys, "the ranks do not see the same checkpoint, record files and config")
 
 
-# --------------------------------------------------------------------------------------------------
-# dry run
-
-
 def test_a_dry_run_has_the_largest_shapes_and_changes_nothing(tmp_path, monkeypatch):
     """Full rows, all crops, loss everywhere; the log of the run is the one without, bit for bit."""
     batches = []
@@ -144,7 +126,7 @@ def test_a_dry_run_has_the_largest_shapes_and_changes_nothing(tmp_path, monkeypa
         setup.dry_run_largest_batch(run, groups, partial(train.forward_backward, run, model))
         return groups, optimizer
 
-    monkeypatch.setattr(report, "final_scores", lambda *_: {})           # of no interest here
+    monkeypatch.setattr(report, "final_scores", lambda *_: {})  # of no interest here
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 2**30)
     flags = ["--stage", "2", "--tiny", "--batch", "4", "--steps", "2", "--deterministic",
              "--device", "cpu", "--model.n_layer=1"]
@@ -163,37 +145,27 @@ def test_a_dry_run_has_the_largest_shapes_and_changes_nothing(tmp_path, monkeypa
         assert len(batch.pool_src) >= max(len(other.pool_src) for other in batches[2:])
 
 
-# --------------------------------------------------------------------------------------------------
-# what the machine decides
+CHOICES = [  # device, processes, processes of a node, flags -> shard, workers, compile
+    ("cpu", 1, 1, [], (0, 0, False)),
+    ("cpu", 12, 8, [], (0, 0, False)),
+    ("cpu", 16, 8, [], (8, 0, False)),  # each of several nodes holds all weights
+    ("cpu", 16, 8, ["--shard", "16"], (16, 0, False)),
+    ("cuda", 1, 1, [], (0, 8, True)),
+    ("cuda", 8, 8, ["--compile=false"], (0, 3, False)),
+    ("cuda", 64, 64, ["--workers", "5"], (0, 5, True)),
+]
 
 
-def layout_of(monkeypatch, device, *flags, world=1, local=1):
+@pytest.mark.parametrize(("device", "world", "local", "flags", "expected"), CHOICES)
+def test_sharding_workers_and_compilation_go_by_the_machine_or_the_flags(
+        monkeypatch, device, world, local, flags, expected):
+    """On a GPU the cores of a process decode ahead, and a block that cannot be compiled runs as it
+    is."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(32)), raising=False)
+    monkeypatch.setattr("training.setup.find_spec", lambda name: name == "triton")
     monkeypatch.setenv("WORLD_SIZE", str(world))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local))
-    return choose_layout(*parse([*TINY, *flags]), torch.device(device))
-
-
-def test_each_of_several_nodes_holds_all_weights_unless_told_otherwise(monkeypatch):
-    for world, local, shard in ((1, 1, 0), (8, 8, 0), (16, 8, 8), (12, 8, 0)):
-        assert layout_of(monkeypatch, "cpu", world=world, local=local).shard == shard
-    assert layout_of(monkeypatch, "cpu", "--shard", "16", world=16, local=8).shard == 16
-
-
-def test_on_a_gpu_the_cores_of_a_process_decode_ahead(monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(32)), raising=False)
-    assert layout_of(monkeypatch, "cpu").workers == 0
-    found = [layout_of(monkeypatch, "cuda", world=n, local=n).workers for n in (1, 8, 64)]
-    assert found == [8, 3, 0]
-    assert layout_of(monkeypatch, "cuda", "--workers", "5").workers == 5
-
-
-def test_blocks_are_compiled_on_a_gpu_where_that_is_possible(monkeypatch):
-    found = {"triton": True}
-    monkeypatch.setattr("training.setup.find_spec", lambda name: found.get(name))
     with torch._dynamo.config.patch(suppress_errors=False):
-        assert not layout_of(monkeypatch, "cpu").compile
-        assert not layout_of(monkeypatch, "cuda", "--compile=false").compile
-        assert layout_of(monkeypatch, "cuda").compile
-        assert torch._dynamo.config.suppress_errors
-    found.clear()
-    assert not layout_of(monkeypatch, "cuda").compile
+        found = choose_layout(*parse([*TINY, *flags]), torch.device(device))
+        assert torch._dynamo.config.suppress_errors == (device == "cuda")
+    assert (found.shard, found.workers, found.compile) == expected
