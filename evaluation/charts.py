@@ -8,7 +8,7 @@ from PIL import Image, ImageDraw, ImageFont
 INK = (40, 38, 36)
 SOFT = (120, 116, 110)
 PALE = (215, 212, 206)
-# Colour-blind readers can tell these apart (Okabe and Ito; their yellow is too pale on white).
+# colour-blind readers can tell these apart (Okabe and Ito)
 COLOURS = (
     INK, (0, 114, 178), (213, 94, 0), (0, 158, 115), (204, 121, 167), (230, 159, 0),
     (86, 180, 233), (90, 70, 60),
@@ -37,7 +37,7 @@ def powers_of_ten(low, high):
 
 
 def finite(points, log):
-    """The points that can be drawn: y is a finite number, above 0 on a logarithmic axis."""
+    """The points that can be drawn: y is finite, and above 0 on a logarithmic axis."""
     points = [(x, y) for x, y in points if y is not None and math.isfinite(y)]
     return [(x, y) for x, y in points if y > 0 or not log]
 
@@ -46,7 +46,7 @@ def line_chart(series, path, xlabel, ylabel, log=False, pale=()):
     """Draws {name: [(x, y), ..]}, with x from 0, into the PNG file `path`.
 
     log: a logarithmic y axis; otherwise y reaches from 0 to 1, and points are dots. pale:
-    [(x, y), ..] drawn below the lines. Without a point that can be drawn there is no file.
+    [(x, y), ..] drawn below the lines. Without any point there is no file.
     """
     series = {name: finite(points, log) for name, points in series.items()}
     series = {name: points for name, points in series.items() if points}

@@ -1,14 +1,12 @@
 """Scores of a model on records (paper: evaluation; docs/molmo2.md 13).
 
-Every annotation except type `text` becomes a question, worded with the evaluation
-templates and answered by greedy decoding. Every turn of a conversation is a question,
-asked after the true answers to the earlier turns. SCORES are means over questions; nll
-is the loss of training, with its weights, of all records and by source.
+Every annotation except type `text` becomes a question, answered by greedy decoding;
+every turn of a conversation is one, asked after the true answers to earlier turns.
+SCORES are means over questions; nll is the loss of training, with its weights.
 
-A prediction holds the question and the answer; of points and tracks also `predicted`
-and `true`, [[frame, id, x, y], ..] in pixels of what was shown, where frame is 1, the
-number of the image, or seconds of the clip, and `hits`, the rule by which a prediction
-is right; of videos the `times` of the frames shown.
+A prediction holds question and answer; of points and tracks also `predicted` and `true`,
+[[frame, id, x, y], ..] as scoring.Place, and `hits`, the rule by which a prediction is
+right; of videos the `times` of the frames shown.
 
 A predicted point hits if it lies in the mask of the matched object (masks.py); without
 masks in its box; without boxes within 5 % of the image diagonal of the true point. In
@@ -65,14 +63,15 @@ def answer_limit(annotation, record):
     if annotation["type"] != "qa":  # points and counts
         return 192 if medium(record) == "image" else 2048
     turns = annotation.get("turns", [annotation])
-    in_sentences = style_of(annotation, record, None) in ("user_qa", "correction_qa", "text_sft")
-    if in_sentences or any("explanation" in turn for turn in turns):
+    style = style_of(annotation, record, None)
+    explains = any("explanation" in turn for turn in turns)
+    if explains or style in ("user_qa", "correction_qa", "text_sft"):
         return 384
     return 32 if any("options" in turn for turn in turns) else 12
 
 
 def questions_of(record, info, config, max_new=None, least=1):
-    """A record and its MediaInfo -> [Question, ..], with answers of max_new tokens, or else
+    """A record and its MediaInfo -> [Question, ..], with answers of max_new tokens, or of
     answer_limit but at least `least`."""
     questions = []
     for index, annotation in enumerate(record["annotations"]):
@@ -89,7 +88,7 @@ def questions_of(record, info, config, max_new=None, least=1):
 
 
 def collect_questions(records, config, masks_of=None, max_new=None, least=1):
-    """Records -> [Question, ..], and {where: reason} of records whose headers cannot be read.
+    """Records -> [Question, ..], {where: reason} of records whose headers cannot be read.
     ValueError if masks do not fit, before hours of answers."""
     questions = []
     skipped = {}
@@ -100,18 +99,18 @@ def collect_questions(records, config, masks_of=None, max_new=None, least=1):
             skipped[record["where"]] = str(e)
             continue
         for question in questions_of(record, info, config, max_new, least):
-            misfit = None
             if masks_of and question.annotation["type"] in LOCATED:
                 misfit = find_misfit(question, masks_of(record, question.index))
-            if misfit:
-                raise ValueError(f"the masks of {record['id']}/{question.index} {misfit}")
+                if misfit:
+                    where = f"{record['id']}/{question.index}"
+                    raise ValueError(f"the masks of {where} {misfit}")
             questions.append(question)
     return questions, skipped
 
 
 def batch_order(question):
-    """Sort key. Answers of one type and length end at about the same time; but questions
-    about a video stay together, because decoding it costs more than the answers."""
+    """Sort key: answers of one type and length end at about the same time. Questions about
+    a video stay together, because decoding it costs more than the answers."""
     if question.info.times is not None:
         return 1, "", 0
     annotation = question.annotation
@@ -132,11 +131,9 @@ def decode_media(question, config):
 
 
 def prompt_batches(questions, tokenizer, config, skipped):
-    """Questions -> yields lists of (question, prompt), each as long as `fits` allows.
-
-    Media that several questions of a batch are about are decoded once, and their prompts
-    share the crops. skipped: {where: reason}, to which undecodable records are added.
-    """
+    """Questions -> yields lists of (question, prompt), each as long as `fits` allows. Media
+    of several questions of a batch are decoded once, and their prompts share the crops.
+    skipped: {where: reason}, to which undecodable records are added."""
     batch = []
     decoded = {}  # {where: images and clip} of this batch
     crops = {}
@@ -173,14 +170,13 @@ def fits(batch):
 
 def evaluate(model, tokenizer, config, records, masks_of=None, max_new=None, ranks=None,
              with_nll=True):
-    """Records from a source -> metrics, predictions by record id and annotation, on all ranks.
+    """Records from a source -> metrics, predictions by record id and annotation.
 
     masks_of(record, annotation index) -> masks of that annotation (masks.py) or None.
     max_new: tokens of an answer at most, in place of answer_limit. with_nll False: no loss.
     A record whose media cannot be read is named on stderr and counted in `skipped`, a text
-    in `not_scored`. Each of `ranks` calls this with a whole model, and answers its share of
-    the records. Batches differ with the number of ranks, and so does the rounding: an
-    answer or two in 100 may be another one.
+    in `not_scored`. Each of `ranks` answers its share of the records with a whole model;
+    batches then differ, and by rounding an answer or two in 100.
     """
     ranks = ranks or parallel.Ranks()
     records = list(records)
@@ -198,34 +194,36 @@ def evaluate(model, tokenizer, config, records, masks_of=None, max_new=None, ran
 
     ranks.barrier()  # for any time: ranks are done hours apart
     found = parallel.all_gather((predictions, losses, list(skipped.items())))
-    predictions, losses, skipped = [list(chain(*parts)) for parts in zip(*found, strict=True)]
+    predictions, losses, skipped = (list(chain(*parts)) for parts in zip(*found, strict=True))
     predictions.sort(key=lambda p: (p["id"], p["annotation"]))
     skipped = dict(skipped)
     for where, reason in skipped.items() if ranks.first else ():
         warn(f"{where}: {reason}; skipped")
-    metrics = mean_scores(predictions)
-    metrics["nll"] = mean_nll(losses)
     rules = {p["hits"] for p in predictions if "hits" in p}
-    metrics["hits"] = " and ".join(sorted(rules)) or "none"
-    metrics["skipped"] = len(skipped)
     used = [record for record in records if record["where"] not in skipped]
     types = [a["type"] for record in used for a in record["annotations"]]
-    metrics["not_scored"] = sum(kind not in TYPES for kind in types)
-    return metrics, predictions
+    return {
+        **mean_scores(predictions),
+        "nll": mean_nll(losses),
+        "hits": " and ".join(sorted(rules)) or "none",
+        "skipped": len(skipped),
+        "not_scored": sum(kind not in TYPES for kind in types),
+    }, predictions
 
 
 def mean_scores(predictions):
-    """-> {score: mean over the predictions that have it}, and the number of each type."""
+    """-> {score: mean over the predictions that have it}, and the numbers by type."""
     result = {}
     for name in SCORES:
         values = [p[name] for p in predictions if name in p]
         if values:
             result[name] = round(float(np.mean(values)), 4)
-    return result | {f"n_{kind}": sum(p["type"] == kind for p in predictions) for kind in TYPES}
+    n = Counter(p["type"] for p in predictions)
+    return result | {f"n_{kind}": n[kind] for kind in TYPES}
 
 
 def answer(model, tokenizer, batch, masks_of):
-    """[(question, prompt), ..] -> predictions, the lines of predictions.jsonl as dicts."""
+    """[(question, prompt), ..] -> predictions, the lines of predictions.jsonl."""
     questions, prompts = zip(*batch, strict=True)
     longest = max(question.max_new for question in questions)
     answers = generate(model, prompts, tokenizer.stops, longest)
@@ -252,9 +250,9 @@ def answer(model, tokenizer, batch, masks_of):
 
 @torch.no_grad()
 def losses_of(model, tokenizer, config, records, skipped):
-    """-> [(name of the source, sum of weight * -log p, sum of weights) of each record], with
-    the weights of training (docs/molmo2.md 7.1). Examples are worded as in epoch 0 with
-    seed 0, and whole. skipped: {where: reason}, to which undecodable records are added."""
+    """-> [(source, sum of weight * -log p, sum of weights) of each record], with the weights
+    of training (docs/molmo2.md 7.1). Examples are worded as in epoch 0 with seed 0, and
+    whole. skipped: as of prompt_batches."""
     config = replace(config, max_tokens=math.inf)
     losses = []
     for record in records:
@@ -273,7 +271,7 @@ def losses_of(model, tokenizer, config, records, skipped):
 
 
 def mean_nll(losses):
-    """What losses_of gives -> {"all": nll, name of each source: nll}, means by weight."""
+    """What losses_of gives -> {"all": nll, source: nll, ..}, means by weight."""
     sums = Counter()
     weights = Counter()
     for source, loss, weight in losses:

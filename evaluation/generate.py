@@ -1,4 +1,4 @@
-"""Answers of a model: prefill, then decoding with a KV cache, under the mask rule of training.
+"""Answers of a model: prefill, then decoding with a KV cache, under the mask of training.
 
 in    prompts (data.Example, from data.encode_prompt)
 out   ids of the answers
@@ -7,7 +7,7 @@ The KV cache wraps `attend`, once per block; the model knows nothing of it. Prom
 different lengths form one batch. A prompt is visible to the end; its padding (.) only as
 far as the padding reaches, so that no generated token (A) sees it:
 
-    slot                 0 1 2 3 4 5 6 7         prompts of 6 and 4 tokens, then 2 generated tokens
+    slot                 0 1 2 3 4 5 6 7     prompts of 6 and 4 tokens, then 2 generated
     row 0                b I I I Q Q A A
           visible_until  8 8 8 8 8 8 8 8
           pos            0 1 2 3 4 5 6 7
@@ -28,11 +28,9 @@ import packing
 
 
 def evaluation_config(config, max_crops=None, max_frames=None):
-    """The DataConfig of training -> the one to ask the model with (docs/molmo2.md 2.4, 14).
-
+    """The DataConfig of training -> the one to ask the model with (docs/molmo2.md 2.4, 14):
     24 crops per image, 20 images, 384 frames, unless training had more. A model trained
-    with fewer than 8 crops, like the toy, keeps that number.
-    """
+    with fewer than 8 crops, like the toy, keeps that number."""
     most_crops = 24 if config.max_crops >= 8 else 0
     return replace(config, max_crops=max_crops or max(config.max_crops, most_crops),
                    max_images=max(config.max_images, 20),
@@ -75,8 +73,8 @@ class KVCache:
         return [of_block(keys, values) for keys, values in self.kv]
 
     def continue_with(self, prompt, n_slots):
-        """Makes n_slots slots, and keeps those whose tokens `prompt` begins with, if its images
-        are the same. Never keeps the last token of the prompt: its logits begin the answer."""
+        """Makes n_slots slots, and keeps those whose tokens `prompt` begins with, if its
+        images are the same; never its last token, whose logits begin the answer."""
         pairs = zip(self.tokens, prompt.tokens[:-1].tolist(), strict=False)
         if not np.array_equal(self.images, prompt.images):
             pairs = ()
@@ -92,11 +90,10 @@ class KVCache:
 @torch.no_grad()
 def generate(model, prompts, stops, max_new=128, temperature=0.0, seed=0, on_token=None,
              cache=None):
-    """prompts: [data.Example, ..] -> [ids of the answer, ..], each up to the first of `stops`
-    (an id, or several) and at most max_new long. temperature 0 is greedy; sampling has a
-    random generator of its own, started with seed. on_token(ids): called after every token
-    of the first row, with its ids so far. cache: the KVCache of earlier turns of the same
-    conversation (for a single prompt), updated in place."""
+    """prompts: [data.Example, ..] -> [ids of the answer, ..], each up to the first of
+    `stops` (an id, or several) and at most max_new long. temperature 0: greedy; else seed
+    starts the random numbers. on_token(ids): called after every token of the first row,
+    with its ids so far. cache: the KVCache of earlier turns (for a single prompt)."""
     device = model.norm.weight.device
     n_rows = len(prompts)
     lengths = torch.tensor([len(p.tokens) for p in prompts], device=device)
@@ -110,7 +107,6 @@ def generate(model, prompts, stops, max_new=128, temperature=0.0, seed=0, on_tok
     if cache is None:
         cache = KVCache(model, n_rows, T + max_new)
     else:
-        assert n_rows == 1, "only a single prompt can continue a cache"
         cache.continue_with(prompts[0], T + max_new)
     attends = cache.attend_functions()
     rng = torch.Generator(device).manual_seed(seed)
@@ -152,7 +148,7 @@ def generate(model, prompts, stops, max_new=128, temperature=0.0, seed=0, on_tok
 
 
 def mask_fields(bidir, lengths, n_slots):
-    """bidir (B,T), lengths (B,) of prompts -> visible_until, bidir (B,n_slots) as drawn above"""
+    """bidir (B,T), lengths (B,) of prompts -> visible_until, bidir (B,n_slots)"""
     T = bidir.shape[1]
     place = torch.arange(n_slots, device=bidir.device)
     is_padding = (place >= lengths[:, None]) & (place < T)

@@ -1,7 +1,6 @@
 """J&F of masks, as in DAVIS (docs/molmo2.md 13).
 
-Molmo2 writes points. A segmenter that takes them as prompts makes the masks, and this
-command scores them:
+Molmo2 writes points, a segmenter makes masks of them, and this command scores those:
 
     python -m evaluation.j_and_f --predicted segmenter.npz --masks true.npz
 """
@@ -77,15 +76,14 @@ def score_files(predicted_path, true_path):
     for name, masks in true.items():
         found = predicted.get(name, np.empty(0))
         if found.shape[1:] != masks.shape[1:]:
-            raise UserError(f"--predicted {predicted_path}: '{name}' has the shape {found.shape}, "
-                            f"the true masks have {masks.shape}; only the first may differ")
-        # an expression may mean several objects, which a segmenter numbers in any order:
-        # their union counts, as in MeViS
+            raise UserError(f"--predicted {predicted_path}: '{name}' has the shape "
+                            f"{found.shape}, the true masks {masks.shape}")
+        # the union of the objects that an expression means counts, as in MeViS
         scores.append(j_and_f(found.astype(bool).any(0), masks.astype(bool).any(0)))
     if not scores:
         raise UserError(f"--masks {true_path}: no array (n,t,h,w)")
-    means = {key: round(float(np.mean([s[key] for s in scores])), 4) for key in scores[0]}
-    return {**means, "n": len(scores)}
+    means = {key: float(np.mean([s[key] for s in scores])) for key in scores[0]}
+    return {**{key: round(mean, 4) for key, mean in means.items()}, "n": len(scores)}
 
 
 def main(argv=None):

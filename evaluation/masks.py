@@ -46,10 +46,10 @@ def find_misfit(question, masks):
         found = np.shape(masks["masks"])
         wanted = (n, len(masks["times"]), *sizes[0][::-1])
         if found != wanted:
-            return f"are {found}, but (points or objects, times, height, width) are {wanted}"
+            return f"are {found}, but (objects, times, height, width) are {wanted}"
         known = {seconds(t, question.record) for t in masks["times"]}
         missing = [place.frame for place in places if place.frame not in known]
-        return f"have none at {missing[0]} s of the clip, the time of a point" if missing else None
+        return f"have none at {missing[0]} s of the clip, as a point" if missing else None
     if len(masks) != n:
         return f"are {len(masks)}, but there are {n} points"
     for mask, place in zip(masks, places, strict=True):

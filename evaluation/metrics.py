@@ -2,8 +2,7 @@
 
 Scores are between 0 and 1; where there is nothing to find, 1 if nothing was predicted,
 else 0. Predicted and true points are matched one to one by distance, and a matched
-prediction that lies on its object is a hit. The definitions are those of
-docs/molmo2.md 13, without the defects of the official code that are listed there.
+prediction that lies on its object is a hit (docs/molmo2.md 13).
 """
 
 import math
@@ -23,11 +22,10 @@ class PointScores(NamedTuple):
 
 
 def linear_sum_assignment(cost):
-    """(n,m) finite costs -> [(row, column), ..]: min(n,m) pairs with the smallest total cost.
+    """(n,m) finite costs -> [(row, column), ..]: min(n,m) pairs of smallest total cost.
 
-    Shortest augmenting paths with potentials (Crouse 2016). Of several assignments
-    with the same total, it returns the one of scipy.optimize.linear_sum_assignment:
-    the official scores are made with scipy, and HOTA depends on which one is taken.
+    Shortest augmenting paths with potentials (Crouse 2016). Of several assignments with
+    the same total, it returns that of scipy, on which the official HOTA depends.
     """
     cost = np.asarray(cost, dtype=np.float64)
     n_rows, n_columns = cost.shape
@@ -47,11 +45,12 @@ def linear_sum_assignment(cost):
         length = 0.0  # of the path to `row`
         while row != -1:
             rows.append(row)
-            path = length + cost[row, remaining] - row_potential[row] - column_potential[remaining]
+            path = length + cost[row, remaining]
+            path = path - row_potential[row] - column_potential[remaining]
             shorter = path < shortest[remaining]
             shortest[remaining[shorter]] = path[shorter]
             previous_row[remaining[shorter]] = row
-            # of the nearest columns the last unassigned one, else the first, as scipy chooses
+            # of the nearest columns the last unassigned one, else the first, as scipy
             nearest = np.flatnonzero(shortest[remaining] == shortest[remaining].min())
             unassigned = nearest[row_of[remaining[nearest]] == -1]
             chosen = unassigned[-1] if len(unassigned) else nearest[0]
@@ -89,12 +88,13 @@ def precision_recall_f1(hits, n_predicted, n_true):
         return PointScores(*[float(n_predicted == n_true)] * 3)
     precision = hits / n_predicted
     recall = hits / n_true
-    return PointScores(precision, recall, 2 * precision * recall / (precision + recall + 1e-10))
+    f1 = 2 * precision * recall / (precision + recall + 1e-10)
+    return PointScores(precision, recall, f1)
 
 
 def score_images(predicted, truth, hit):
-    """Points [(image, x, y), ..] of one or several images -> PointScores over all of them.
-    They are matched within an image only. hit(k, point): does it lie on true object k?"""
+    """Points [(image, x, y), ..], matched within an image only -> PointScores over all.
+    hit(k, point): does it lie on true object k?"""
     hits = 0
     for image in {image for image, _, _ in truth}:
         here = [i for i, point in enumerate(predicted) if point[0] == image]
@@ -106,11 +106,8 @@ def score_images(predicted, truth, hit):
 
 
 def score_video(predicted, truth, hit, size):
-    """Points [(seconds, x, y), ..] of a video of size (seconds, width, height) -> PointScores.
-
-    They are matched by distance in time, x and y, each on a scale of 0 to 100.
-    hit(k, (seconds, x, y)) as in score_images.
-    """
+    """Points [(seconds, x, y), ..], matched by distance in time, x and y, each on a scale of
+    0 to 100 -> PointScores. size: (seconds, width, height) of the video; hit as above."""
     scale = 100 / np.maximum(np.array(size, float), 1e-9)  # a single frame lasts no time
 
     def percent(points):
@@ -151,7 +148,7 @@ def same_frame(point, true):
 
 
 def hit_nearby(truth, sizes):
-    """-> hit(k, point): within 5 % of the image diagonal of true point k, on the same frame.
+    """-> hit(k, point): within 5 % of the diagonal of true point k, on the same frame.
     sizes: (width, height) of the image of every true point."""
 
     def hit(k, point):
@@ -187,8 +184,8 @@ def count_from_text(text):
 
 
 def score_count(count, truth, video=False):
-    """-> (exact, close), each 0 or 1; both 0 for a count of None. Close is off by at most 1;
-    in a video by at most 1 plus a twentieth of the truth, rounded down."""
+    """-> (exact, close), each 0 or 1; both 0 for a count of None. Close is off by at most
+    1, in a video by 1 plus a twentieth of the truth, rounded down."""
     off = math.inf if count is None else abs(count - truth)
     tolerance = 1 + (truth // 20 if video else 0)
     return float(off == 0), float(off <= tolerance)
@@ -197,10 +194,9 @@ def score_count(count, truth, video=False):
 def score_tracks(predicted, truth, hit):
     """Tracks {frame: {id: (x, y)}} -> {precision, recall, f1, hota, det_a, ass_a}.
 
-    hit(frame, true id, point): does the point lie on the object? Precision, recall and f1:
-    every frame with a prediction or a true object is scored as an image, with the objects
-    that are in it and no others (the official code compares it with the masks of all
-    objects); then the mean over frames.
+    hit(frame, true id, point): does the point lie on the object? Precision, recall and
+    f1: every frame with a prediction or a true object is scored as an image, with the
+    objects that are in it (officially, of all frames); then the mean over frames.
     """
     frames = sorted(t for t in {*predicted, *truth} if predicted.get(t) or truth.get(t))
     if not frames:
@@ -223,20 +219,18 @@ def score_tracks(predicted, truth, hit):
 
 
 def hota(matches):
-    """[(true ids, predicted ids, similarity), ..] of every frame -> {hota, det_a, ass_a} as
-    TrackEval defines them. similarity (true, predicted): 1 where a point lies on an object.
-
-    Similarity is 0 or 1, so HOTA is the same at all 19 localisation thresholds.
+    """[(true ids, predicted ids, similarity), ..] of every frame -> {hota, det_a, ass_a}
+    as TrackEval defines them. similarity (true, predicted): 1 where a point lies on an
+    object, else 0; so HOTA is the same at all 19 localisation thresholds.
 
     1. Over all frames, true track i and predicted track j collect an alignment: in each
-       frame, their similarity over that of i or j with anything (an IoU), summed; then over
-       frames of i + frames of j - that sum.
-    2. In every frame, true and predicted points are matched one to one so that the sum of
-       alignment x similarity is largest, and pairs without similarity are dropped. The pairs
-       that are left are the true positives; c(i,j) of them belong to tracks i and j.
+       frame, their similarity over that of i or j with anything (an IoU), summed; then
+       over frames of i + frames of j - that sum.
+    2. In every frame, points are matched one to one so that the sum of alignment x
+       similarity is largest. The pairs that have similarity are the true positives;
+       c(i,j) of them belong to tracks i and j.
     3. DetA = TP / (TP + FN + FP). AssA = the mean over true positives of
-       c(i,j) / (frames of i + frames of j - c(i,j)): a track that keeps its identity scores
-       more than pieces of it. HOTA = sqrt(DetA AssA).
+       c(i,j) / (frames of i + frames of j - c(i,j)). HOTA = sqrt(DetA AssA).
     """
     overlap = Counter()
     true_frames = Counter()

@@ -1,10 +1,9 @@
-"""Predictions drawn on images and frames: rings where the model points, crosses at the true
-points (paper: pointing, tracking).
+"""Predictions drawn on images and frames: rings where the model points, crosses at the
+true points (paper: pointing, tracking).
 
-A picture shows the image, several images side by side, or frames of a video with their
-times, and with the path of every object of a track up to each frame. Points are
-[frame, id, x, y] in pixels, as in evaluate.py. A point at a time that was not shown is
-drawn on the nearest frame, with its time.
+A picture shows images side by side, or frames of a video with their times and the path
+of every object of a track. Points are [frame, id, x, y] in pixels, as in evaluate.py. A
+point at a time that was not shown is drawn on the nearest frame, with its time.
 """
 
 import re
@@ -45,14 +44,9 @@ def colour_of(object_id):
     return COLOURS[(int(object_id) - 1) % len(COLOURS)]
 
 
-def numbered(points):
-    """[(x, y), ..] -> [Mark, ..] with the labels 1, 2, .."""
-    return [Mark(x, y, str(number)) for number, (x, y) in enumerate(points, 1)]
-
-
 def draw_marks(image, marks, true=(), trails=()):
-    """(H,W,3) uint8 -> PIL image, at least MIN_WIDTH wide, with a ring for each Mark, a cross
-    for each true (x, y), and a line for each trail (colour, [(x, y), ..])."""
+    """(H,W,3) uint8 -> PIL image, at least MIN_WIDTH wide, with a ring for each Mark, a
+    cross for each true (x, y), and a line for each trail (colour, [(x, y), ..])."""
     scale = max(1, -(-MIN_WIDTH // image.shape[1]))
     size = image.shape[1] * scale, image.shape[0] * scale
     picture = Image.fromarray(image).resize(size, Image.NEAREST)
@@ -64,8 +58,8 @@ def draw_marks(image, marks, true=(), trails=()):
     # each mark has a white edge, to be seen on dark ground
     for width, is_edge in ((r // 2 + 2, True), (r // 3, False)):
         for colour, points in trails:
-            pen.line([(x * k, y * k) for x, y in points], WHITE if is_edge else colour, width,
-                     joint="curve")
+            path = [(x * k, y * k) for x, y in points]
+            pen.line(path, WHITE if is_edge else colour, width, joint="curve")
         for x, y in true:
             reach = r + 3 * is_edge
             for dx, dy in ((reach, 0), (0, reach)):
@@ -114,24 +108,26 @@ def with_text(image, lines):
     width = max(image.width, MIN_WIDTH)
     size = max(12, width // 80)
     font = ImageFont.load_default(size)
-    page = Image.new("RGB", (width, image.height + round(len(lines) * size * 1.35) + 6), "white")
+    height = image.height + round(len(lines) * size * 1.35) + 6
+    page = Image.new("RGB", (width, height), "white")
     page.paste(image, (0, 0))
     for k, line in enumerate(lines):
         text = " ".join(line.split())[:width]  # no letter is narrower than a pixel
-        ImageDraw.Draw(page).text((4, image.height + 3 + k * size * 1.35), text, BLACK, font)
+        top = image.height + 3 + k * size * 1.35
+        ImageDraw.Draw(page).text((4, top), text, BLACK, font)
     return page
 
 
 def draw_images(images, predicted, true, height=240):
-    """Points on an image, or on several side by side, scaled to one height -> PIL image,
-    notes on what cannot be drawn."""
-
-    def points_on(number, points):
-        return [(x, y) for frame, _, x, y in points if frame == number]
-
+    """Points on an image, or on several side by side -> PIL image, notes on what cannot be
+    drawn."""
+    drawn = []
+    for number, image in enumerate(images, 1):
+        here = [(x, y) for frame, _, x, y in predicted if frame == number]
+        marks = [Mark(x, y, str(label)) for label, (x, y) in enumerate(here, 1)]
+        crosses = [(x, y) for frame, _, x, y in true if frame == number]
+        drawn.append(draw_marks(image, marks, crosses))
     numbers = range(1, len(images) + 1)
-    drawn = [draw_marks(image, numbered(points_on(number, predicted)), points_on(number, true))
-             for number, image in zip(numbers, images, strict=True)]
     missing = sorted({frame for frame, *_ in predicted} - {*numbers})
     names = ", ".join(f"{number:g}" for number in missing)
     notes = [f"also points on image {names}, which does not exist"] if missing else []
@@ -152,15 +148,15 @@ def evenly(items, n):
 
 
 def select_frames(times, points):
-    """Which frames of `times` to draw, at most MAX_FRAMES -> their indices, ascending: those
-    that points [frame, ..] are on, and others evenly while there is room."""
+    """-> ascending indices of at most MAX_FRAMES `times` to draw: those that points
+    [frame, ..] are on, and others evenly while there is room."""
     with_points = evenly(sorted({nearest(times, t) for t, *_ in points}), MAX_FRAMES)
     others = [k for k in evenly(range(len(times)), MAX_FRAMES) if k not in with_points]
     return sorted([*with_points, *evenly(others, MAX_FRAMES - len(with_points))])
 
 
 def trails_until(points, t):
-    """[[t, id, x, y], ..] -> the path of every object until t, [(colour, [(x, y), ..]), ..]"""
+    """[[t, id, x, y], ..] -> paths until t, [(colour, [(x, y), ..]), ..]"""
     paths = {}
     for time, object_id, x, y in sorted(points, key=lambda point: point[0]):
         if time <= t + SAME_TIME:
@@ -169,8 +165,8 @@ def trails_until(points, t):
 
 
 def draw_frames(frames_at, times, predicted, true, with_trails, height=240):
-    """Frames of a video with points, and the tracks up to each if with_trails -> PIL image,
-    notes. frames_at(times) yields the frames at these times."""
+    """Frames of a video with points, and the tracks up to each if with_trails -> PIL
+    image, notes. frames_at(times) yields the frames at these times."""
     selected = select_frames(times, [*predicted, *true])
     drawn = []
     for k, frame in zip(selected, frames_at([times[k] for k in selected]), strict=True):
@@ -212,9 +208,8 @@ def round_robin(predictions):
 
 
 def draw(predictions, records, folder, n=24):
-    """A PNG file for each of the first n questions that ask for points, named
-    id-annotation-label.png. A record that cannot be read, or whose id is not unique, is
-    named on stderr instead."""
+    """A PNG file, id-annotation-label.png, for each of the first n questions about points.
+    A record that cannot be read, or whose id is not unique, is named on stderr."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     by_id = {}
@@ -237,13 +232,11 @@ def draw(predictions, records, folder, n=24):
 
 
 def draw_answer(points, images, video=None, start=0.0):
-    """The points of an answer on its images, or on frames of a video -> PIL image. video:
-    from media.probe; start: second of it where the clip begins."""
+    """The points of an answer on its images, or on frames of a video (from media.probe),
+    of which the clip begins at second `start` -> PIL image."""
     if video is None:
         return draw_images(images, points, [], 360)[0]
 
-    def frames_at(times):
-        return media.frames(video, [start + t for t in times])
-
     times = sorted({frame for frame, *_ in points}) or [0.0]
-    return draw_frames(frames_at, times, points, [], False, 360)[0]
+    return draw_frames(lambda times: media.frames(video, [start + t for t in times]), times,
+                       points, [], False, 360)[0]

@@ -25,20 +25,17 @@ PROGRESS_SCORES = (
 
 
 def scores_of_run(run, model, samples_dir=None):
-    """final_scores by all ranks together, each with a whole copy. The first rank draws."""
+    """final_scores by all ranks, each with a whole copy. The first rank draws."""
     whole = gather_on_each(model, run.ranks, run.device, run.dtype)
-    if not run.ranks.first:
-        samples_dir = None
     with lora.autocast(whole, run.device, run.dtype):
-        scores = final_scores(run, whole, samples_dir)
+        scores = final_scores(run, whole, samples_dir if run.ranks.first else None)
     run.ranks.barrier()  # for any time: the first draws
     return scores
 
 
 def final_scores(run, model, samples_dir=None):
-    """Metrics of the model, which is in eval mode, on the sets of --eval or on the held-out
-    parts of the toy world, with pictures of its answers in samples_dir. The metrics of the
-    first set stand at the top, those of each other set under its name."""
+    """Metrics on the sets of --eval or on the held-out parts of the toy world, with pictures
+    of answers in samples_dir. Those of every set but the first stand under its name."""
     config = run.config
     is_toy = run.eval_records is None
     if is_toy:
@@ -51,8 +48,8 @@ def final_scores(run, model, samples_dir=None):
         asked = evaluation_config(config.data)  # as tools.evaluate
     metrics = {}
     for name, records in sets.items():
-        found, predictions = evaluate(model, run.tokenizer, asked, records, ranks=run.ranks,
-                                      **options)
+        found, predictions = evaluate(
+            model, run.tokenizer, asked, records, ranks=run.ranks, **options)
         if samples_dir:
             folder = samples_dir / name if metrics or is_toy else samples_dir
             pictures.draw(predictions, records, folder, n=100 if is_toy else 24)
@@ -67,7 +64,7 @@ def toy_masks(record, index):
 
 
 def score_of_unseen_kinds(predictions, records):
-    """-> the mean F1 of points on kinds of objects that training never shows, if any."""
+    """-> the mean F1 of points on kinds that training never shows, if any."""
     annotations = {record["id"]: record["annotations"] for record in records}
     kinds = records[0]["source"].kinds
     scores = [p["point_f1"] for p in predictions
@@ -78,18 +75,18 @@ def score_of_unseen_kinds(predictions, records):
 def running_mean(points):
     """[(x, y), ..] -> the mean of each point and its neighbours, 1 % of all points on each
     side: it does not lag behind a quick fall."""
+    x, y = zip(*points, strict=True)
     n = len(points)
-    sums = np.cumsum([0.0, *(y for _, y in points)])
+    sums = np.cumsum([0.0, *y])
     first = np.maximum(np.arange(n) - n // 100, 0)
     last = np.minimum(np.arange(n) + n // 100 + 1, n)
     means = (sums[last] - sums[first]) / (last - first)
-    return [(x, mean) for (x, _), mean in zip(points, means.tolist(), strict=True)]
+    return list(zip(x, means.tolist(), strict=True))
 
 
 def draw_curves(out):
-    """loss.png of the run directory `out`: loss against steps, every step pale, and over it
-    the running means of all sources together and of each (nll_by_source). Sources that are
-    in most steps come first."""
+    """loss.png of the run directory `out`: loss against steps, every step pale, and the
+    running means of all sources and of each, those in most steps first."""
     losses = []
     by_source = {}
     for line in read_steps(read_log(out / "log.jsonl")):
@@ -107,8 +104,8 @@ def draw_curves(out):
 
 
 def draw_progress(out):
-    """scores.png of the run directory `out`: scores against minutes of training, with those
-    of stage 0, if it ran. No file where no score was taken twice."""
+    """scores.png of the run directory `out`: scores against minutes of training and stage 0.
+    No file where no score was taken twice."""
     minutes = sum(line["seconds"] for line in read_log(out / "stage0.jsonl")) / 60
     series = {name: [] for name in PROGRESS_SCORES}
     for line in read_log(out / "log.jsonl"):
@@ -122,8 +119,8 @@ def draw_progress(out):
 
 
 def print_end(run, loss, scores, seconds):
-    """What a run has learned, where to look and how to ask it, on stdout; then one
-    line of JSON for programs. loss: of the last step, None if it was not finite."""
+    """Prints what a run has learned, where to look and how to ask it; then one line of
+    JSON. loss: of the last step, None if it was not finite."""
     out = shlex.quote(str(run.out))
     is_toy = run.eval_records is None
     if learned := main_scores(scores):
@@ -134,8 +131,8 @@ def print_end(run, loss, scores, seconds):
         print(f"After {run.config.steps} steps the loss {last}; no answer was scored.")
     if "unseen" in scores:
         print(f"On combinations that training never shows: {main_scores(scores['unseen'])}.")
-    print(f"Curves are drawn in {out}/loss.png, predicted points in {out}/samples; the weights are "
-          f"in {out}/model.\nAsk it something:")
+    print(f"Curves are drawn in {out}/loss.png, predicted points in {out}/samples; "
+          f"the weights are in {out}/model.\nAsk it something:")
     image = "IMAGE"
     prompt = "long_caption:"
     if is_toy:

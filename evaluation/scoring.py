@@ -1,7 +1,7 @@
-"""An answer to a question about a record -> its scores (paper: evaluation; docs/molmo2.md 13).
+"""An answer to a question -> its scores (paper: evaluation; docs/molmo2.md 13).
 
 The scores themselves are in metrics.py and text_metrics.py. This file knows annotations:
-which score belongs to which kind of question, and where the true points lie in pixels.
+which score belongs to which question, and where the true points lie in pixels.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from text.tracks import TrackFrames, seconds, track_frames, track_mode
 # answers have the vqa_score
 STYLE_SCORE = dict.fromkeys(("doc_qa", "info_qa", "st_qa"), "anls")
 STYLE_SCORE |= dict.fromkeys(("chart_qa", "chart_qa_weighted", "plot_qa"), "relaxed_accuracy")
-# the latest second or image that an answer may name: float() reads 309 digits as infinity
+# the latest second or image that an answer may name: 309 digits would be infinity
 MAX_FRAME = 1e6
 
 
@@ -37,11 +37,8 @@ class Question:
 
 
 class Place(NamedTuple):
-    """A point of an annotation or of an answer.
-
-    frame: 1 for an image, the number of one of several, or seconds of the clip; x and y in
-    pixels of the image or frame.
-    """
+    """A point of an annotation or of an answer. frame: 1 for an image, the number of one of
+    several, or seconds of the clip; x and y in its pixels."""
     frame: float
     id: object
     x: float
@@ -49,8 +46,8 @@ class Place(NamedTuple):
 
 
 def score(question, text, masks):
-    """Text of an answer -> {name: score}; of points and tracks also `predicted` and `true`.
-    masks: the true masks of a point or track annotation (see masks.py), or None."""
+    """Text of an answer -> {name: score}; of points and tracks also `predicted`, `true`.
+    masks: the true masks of a point or track annotation (masks.py), or None."""
     annotation = question.annotation
     if annotation["type"] == "caption":
         recall, precision = text_metrics.score_statements(text, annotation["text"])
@@ -77,17 +74,18 @@ def score(question, text, masks):
 
 
 def score_qa(turn, style, text):
-    """One turn of a conversation. After an explanation, the text after "Answer:" counts
-    (docs/molmo2.md 4.3). If several options are correct, the answer must list all of them,
-    one per line."""
+    """After an explanation, the text after "Answer:" counts (docs/molmo2.md 4.3). If several
+    options are correct, the answer must list all of them, one per line."""
     said = text.rpartition("Answer:")[2] if "explanation" in turn else text
     if "options" in turn:
         right = turn["answer_idx"]
         right = right if isinstance(right, list) else [right]
         lines = said.strip().splitlines() if len(right) > 1 else [said]
         letters = turn.get("letters", True)
-        chosen = {text_metrics.select_option(line, turn["options"], letters) for line in lines}
-        return dict.fromkeys(("qa_accuracy", "choice_accuracy"), float(chosen == set(right)))
+        select = text_metrics.select_option
+        chosen = {select(line, turn["options"], letters) for line in lines}
+        accuracy = float(chosen == set(right))
+        return {"qa_accuracy": accuracy, "choice_accuracy": accuracy}
     answers = turn.get("answers") or [turn["answer"]]
     scores = {"qa_accuracy": text_metrics.exact_match(said, answers)}
     name = STYLE_SCORE.get(style, "vqa_score" if "answers" in turn else None)
@@ -152,8 +150,8 @@ def parse_places(text):
 
 
 def predicted_places(question, text):
-    """The places of an answer. A point on an image that does not exist counts as predicted,
-    in pixels of the first image, and hits nothing."""
+    """The places of an answer. A point on an image that does not exist counts, in pixels of
+    the first image, and hits nothing."""
     sizes = question.info.sizes
     kind = medium(question.record)
     places = []
@@ -180,7 +178,7 @@ def hit_in_clip(question, masks):
 
 
 def score_points(question, predicted, true, masks):
-    """Places of points -> {name: score}; names begin with the medium, but for one image."""
+    """Places of points -> {name: score}; names begin with the medium, if not an image."""
     kind = medium(question.record)
     sizes = question.info.sizes
     points = [(p.frame, p.x, p.y) for p in predicted]
@@ -210,18 +208,15 @@ def score_tracks(question, predicted, true, masks):
     for frames, places in ((tracks, predicted), (true_tracks, true)):
         for frame, object_id, x, y in places:
             frames.setdefault(frame, {}).setdefault(object_id, (x, y))
-    if masks is None:
+    in_clip = hit_in_clip(question, masks) if masks is not None else None
+    ids = object_ids(question.annotation)
 
-        def hit(frame, object_id, point):
-            true_point = (frame, *true_tracks[frame][object_id])
-            return metrics.hit_nearby([true_point], question.info.sizes)(0, (frame, *point))
-
-    else:
-        in_clip = hit_in_clip(question, masks)
-        ids = object_ids(question.annotation)
-
-        def hit(frame, object_id, point):
-            return in_clip(ids.index(object_id), (frame, *point))
+    def hit(frame, object_id, point):
+        point = (frame, *point)
+        if in_clip:
+            return in_clip(ids.index(object_id), point)
+        true_point = (frame, *true_tracks[frame][object_id])
+        return metrics.hit_nearby([true_point], question.info.sizes)(0, point)
 
     scores = metrics.score_tracks(tracks, true_tracks, hit)
     names = {name: f"track_{name}" for name in metrics.PointScores._fields}

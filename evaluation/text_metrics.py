@@ -9,34 +9,31 @@ from evaluation.metrics import precision_recall_f1
 
 
 def exact_match(text, answers):
-    """1 if the text is one of the answers, letter by letter, without blanks around it."""
+    """1 if the text is one of the answers, letter by letter, without outer blanks."""
     return float(text.strip() in {answer.strip() for answer in answers})
 
 
 NUMBER_WORDS = "zero one two three four five six seven eight nine ten"
 DIGITS = {word: str(number) for number, word in enumerate(NUMBER_WORDS.split())} | {"none": "0"}
 CONTRACTIONS = """
-    ain't aren't can't could've couldn't couldn't've didn't doesn't don't hadn't hadn't've hasn't
-    haven't he'd he'd've he's how'd how'll how's i'd've i'm i've isn't it'd it'd've it'll ma'am
-    mightn't mightn't've might've mustn't must've needn't not've o'clock oughtn't shan't she'd've
-    should've shouldn't shouldn't've somebody'd've somebody'll somebody's someone'd someone'd've
-    someone'll someone's something'd something'd've something'll that's there'd there'd've there're
-    there's they'd they'd've they'll they're they've 'twas wasn't we'd've we've weren't what'll
-    what're what's what've when's where'd where's where've who'd who'd've who'll who's who've why'll
-    why're why's won't would've wouldn't wouldn't've y'all y'all'd've you'd you'd've you'll you're
-    you've"""
+    ain't aren't can't could've couldn't couldn't've didn't doesn't don't hadn't hadn't've
+    hasn't haven't he'd he'd've he's how'd how'll how's i'd've i'm i've isn't it'd it'd've
+    it'll ma'am mightn't mightn't've might've mustn't must've needn't not've o'clock oughtn't
+    shan't she'd've should've shouldn't shouldn't've somebody'd've somebody'll somebody's
+    someone'd someone'd've someone'll someone's something'd something'd've something'll
+    that's there'd there'd've there're there's they'd they'd've they'll they're they've 'twas
+    wasn't we'd've we've weren't what'll what're what's what've when's where'd where's
+    where've who'd who'd've who'll who's who've why'll why're why's won't would've wouldn't
+    wouldn't've y'all y'all'd've you'd you'd've you'll you're you've"""
 # {a contraction without its first, its first two, or its last apostrophe: the contraction}
 FULL_FORM = {word.replace("'", "", n): word for word in CONTRACTIONS.split() for n in (1, 2)}
 FULL_FORM |= {"".join(word.rsplit("'", 1)): word for word in CONTRACTIONS.split()}
 
 
 def normalize_vqa_answer(text):
-    """An answer as VQA compares it: lower case, no articles, hardly any punctuation, numbers
-    as digits, contractions with their apostrophes.
-
-    A punctuation mark next to a blank is removed, one inside a word becomes a blank; all
-    marks are removed where the text has a comma between digits.
-    """
+    """An answer as VQA compares it: lower case, no articles, numbers as digits, contractions
+    with their apostrophes. A punctuation mark next to a blank is removed, one inside a word
+    becomes a blank; all are removed where the text has a comma between digits."""
     text = re.sub(r"\s+", " ", text).strip()
     comma_in_number = re.search(r"\d,\d", text)
     plain = text
@@ -49,8 +46,8 @@ def normalize_vqa_answer(text):
 
 
 def vqa_score(text, answers):
-    """A third for each person who gave this answer, at most 1; of fewer than three people,
-    the share who gave it."""
+    """A third for each person who gave this answer, at most 1; of fewer than three, the
+    share who gave it."""
     normal = normalize_vqa_answer(text)
     agreed = sum(normalize_vqa_answer(answer) == normal for answer in answers)
     return min(agreed / min(3, len(answers)), 1.0)
@@ -136,9 +133,9 @@ def statements(caption):
 
 
 def score_statements(text, caption):
-    """-> recall, precision of the statements of a caption, each counted as often as it
-    occurs. Right for captions of the toy world, which are lists. For prose it only compares
-    clauses; the paper asks a language model which statements agree."""
+    """-> recall, precision of the statements of a caption, counted as often as they occur.
+    Right for captions of the toy world, which are lists; of prose it compares clauses, where
+    the paper asks a language model which statements agree."""
     said = statements(text)
     true = statements(caption)
     scores = precision_recall_f1((said & true).total(), said.total(), true.total())

@@ -1,8 +1,8 @@
 """A base language model and SigLIP 2 -> Molmo2 as stage 1 starts (docs/molmo2.md 1.4, 1.6).
 
-    Qwen3-8B, OLMo-3 or SmolLM2          decoder, head, embedding; the tokenizer, extended
-    siglip2-so400m-patch14-384           ViT, up to the third block from the end
-    drawn at random                      connector, extra embeddings
+    Qwen3-8B, OLMo-3 or SmolLM2     decoder, head, embedding; the tokenizer, extended
+    siglip2-so400m-patch14-384      ViT, up to the third block from the end
+    drawn at random                 connector, extra embeddings
 """
 
 import json
@@ -16,7 +16,7 @@ from model import ModelConfig
 from text.tokenizer import SPECIAL, load_tokenizer, token_text
 from vision import VisionConfig
 from weights import files
-from weights.released import LM_HEAD, require, rope_from, with_biases
+from weights.released import LLM_SHAPE, LM_HEAD, SHAPE, require, rope_from, with_biases
 
 # tables {names on disk: our names}, as in weights/released.py
 LLM_BLOCK = {
@@ -28,7 +28,8 @@ LLM_BLOCK = {
     "mlp.gate_proj": "mlp.gate",
     "mlp.down_proj": "mlp.down",
 }
-# Qwen normalises the input of a sub-layer, OLMo its output, and the norms are named accordingly.
+FAMILIES = {"qwen3": "qwen", "olmo3": "olmo", "llama": "llama"}  # by model_type
+# Qwen normalises the input of a sub-layer, OLMo its output, and so the norms are named.
 # Llama (SmolLM2) is Qwen without norms of q and k.
 PRE_NORMS = {"input_layernorm": "attn_norm", "post_attention_layernorm": "mlp_norm"}
 QK_NORMS = {"self_attn.q_norm": "attn.q_norm", "self_attn.k_norm": "attn.k_norm"}
@@ -38,7 +39,6 @@ LLM_NORMS = {
     "olmo": {"post_attention_layernorm": "attn_norm", "post_feedforward_layernorm": "mlp_norm",
              **QK_NORMS},
 }
-PATCH_EMBEDDING = "embeddings.patch_embedding.weight"
 SIGLIP_BLOCK = {
     "layer_norm1": "attn_norm",
     "layer_norm2": "mlp_norm",
@@ -48,6 +48,16 @@ SIGLIP_BLOCK = {
     "self_attn.out_proj": "out",
     "mlp.fc1": "up",
     "mlp.fc2": "down",
+}
+# transformers' SiglipVisionConfig: published config.json files leave out what equals it
+SIGLIP_DEFAULTS = {
+    "num_hidden_layers": 12,
+    "hidden_size": 768,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "patch_size": 16,
+    "image_size": 224,
+    "layer_norm_eps": 1e-6,
 }
 
 
@@ -64,8 +74,8 @@ def llm_names(config):
 
 
 def siglip_names(config, prefix):
-    """ModelConfig -> table of SigLIP's vision tower, without its head and its last blocks, which
-    Molmo2 does not use. prefix: "vision_model.", or "" as transformers saves a tower alone."""
+    """ModelConfig -> table of SigLIP's vision tower, without head and last blocks, which
+    Molmo2 does not use. prefix: "vision_model.", or "" of a tower that was saved alone."""
     names = {(f"{prefix}embeddings.position_embedding.weight",): ["vision.vit.pos"]}
     names |= with_biases(f"{prefix}embeddings", "vision.vit", {"patch_embedding": "patch"})
     for i in range(config.vision.n_layer):
@@ -74,65 +84,38 @@ def siglip_names(config, prefix):
     return names
 
 
-# transformers' SiglipVisionConfig: published config.json files leave out what equals it
-SIGLIP_DEFAULTS = {
-    "num_hidden_layers": 12,
-    "hidden_size": 768,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    "patch_size": 16,
-    "image_size": 224,
-    "layer_norm_eps": 1e-6,
-}
-
-
 def siglip_config(raw):
     """config.json of SigLIP or SigLIP 2 -> VisionConfig with the blocks that Molmo2 reads."""
     vit = SIGLIP_DEFAULTS | raw.get("vision_config", raw)
+    # NaFlex, which has no fixed image size, gives num_patches
+    require(vit, model_type="siglip_vision_model", num_patches=None)
     require(vit, hidden_act="gelu_pytorch_tanh")
     n_layer = vit["num_hidden_layers"]
-    grid = vit["image_size"] // vit["patch_size"]
-    is_fixed = vit.get("model_type") in (None, "siglip_vision_model") and "num_patches" not in vit
-    if not is_fixed or n_layer < 9 or grid <= 2 * VisionConfig.overlap_margin:
-        raise ValueError(f"{vit.get('model_type')}, {n_layer} blocks, {grid} x {grid} patches: it "
-                         "must be SigLIP with a fixed image size (not NaFlex), 9 blocks and 9 x 9 "
-                         "patches or more")
+    vit["num_hidden_layers"] = n_layer - 2  # nothing reads the last two
     return VisionConfig(
-        n_layer=n_layer - 2,  # nothing reads the last two
-        n_embd=vit["hidden_size"],
-        n_head=vit["num_attention_heads"],
-        n_hidden=vit["intermediate_size"],
+        **{field: vit[key] for key, field in SHAPE.items()},
         feature_layers=(n_layer - 3, n_layer - 9),
-        grid=grid,
+        grid=vit["image_size"] // vit["patch_size"],
         patch=vit["patch_size"],
         eps=vit["layer_norm_eps"],
     )
 
 
-FAMILIES = {"qwen3": "qwen", "olmo3": "olmo", "llama": "llama"}
-
-
 def llm_config(llm, vision):
-    """config.json of a base language model, and the VisionConfig of SigLIP -> ModelConfig."""
-    if llm.get("model_type") not in FAMILIES:
-        raise ValueError(f"model_type {llm.get('model_type')!r} is none of {', '.join(FAMILIES)}")
-    require(llm, hidden_act="silu", attention_bias=False, mlp_bias=False)
-    # OLMo-3 has a sliding window on all layers but every fourth. Molmo2 has none, and YaRN applies
-    # to the layers without a window only (docs/molmo2.md 1.1).
-    kinds = llm.get("layer_types") or ["sliding_attention"] * 3 + ["full_attention"]
-    if llm["model_type"] == "llama":
-        kinds = ["full_attention"]
-    layers = range(llm["num_hidden_layers"])
-    full_layers = [i for i in layers if kinds[i % len(kinds)] == "full_attention"]
-    theta, yarn = rope_from(llm, full_layers)
+    """config.json of a base language model, VisionConfig of SigLIP -> ModelConfig."""
+    require(llm, model_type=tuple(FAMILIES), hidden_act="silu", attention_bias=False,
+            mlp_bias=False)
+    layers = None
+    if llm["model_type"] == "olmo3":
+        # It has a sliding window on all layers but every fourth. Molmo2 has none, and
+        # YaRN applies to the layers without a window only (docs/molmo2.md 1.1).
+        kinds = llm.get("layer_types") or ["sliding_attention"] * 3 + ["full_attention"]
+        layers = range(llm["num_hidden_layers"])
+        layers = [i for i in layers if kinds[i % len(kinds)] == "full_attention"]
+    theta, yarn = rope_from(llm, layers)
     return ModelConfig(
-        n_layer=llm["num_hidden_layers"],
-        n_embd=llm["hidden_size"],
-        n_head=llm["num_attention_heads"],
-        n_kv_head=llm["num_key_value_heads"],
+        **{field: llm[key] for key, field in LLM_SHAPE.items()},
         head_dim=llm.get("head_dim") or llm["hidden_size"] // llm["num_attention_heads"],
-        n_hidden=llm["intermediate_size"],
-        n_vocab=llm["vocab_size"],
         family=FAMILIES[llm["model_type"]],
         tied=bool(llm.get("tie_word_embeddings")),
         rope_theta=theta,
@@ -143,9 +126,9 @@ def llm_config(llm, vision):
 
 
 def start_from_base(llm_folder, siglip_folder, seed=0):
-    """Two folders -> Molmo2 in eval mode, every tensor in the dtype in which it is stored. New
-    weights are N(0, 0.02), new biases 0 (docs/molmo2.md 1.4). ValueError in one sentence if a
-    folder does not hold such a model."""
+    """Two folders -> Molmo2 in eval mode, every tensor in the dtype in which it is stored.
+    New weights are N(0, 0.02), new biases 0 (docs/molmo2.md 1.4). ValueError in one sentence
+    if a folder does not hold such a model."""
     llm_folder = Path(llm_folder)
     siglip_folder = Path(siglip_folder)
     with files.explained(siglip_folder):
@@ -154,11 +137,9 @@ def start_from_base(llm_folder, siglip_folder, seed=0):
         config = llm_config(json.loads((llm_folder / "config.json").read_text()), vision)
     model = files.meta_model(config)
     llm = files.weight_files(llm_folder)
-    if config.tied:
-        llm.pop(LM_HEAD, None)  # some tied checkpoints store the copy too
     tensors = read_base(llm_folder, llm, llm_names(config), model)
     siglip = files.weight_files(siglip_folder)
-    prefix = "" if PATCH_EMBEDDING in siglip else "vision_model."
+    prefix = "" if "embeddings.patch_embedding.weight" in siglip else "vision_model."
     table = siglip_names(config, prefix)
     siglip = {name: file for name, file in siglip.items() if (name,) in table}
     tensors |= read_base(siglip_folder, siglip, table, model)
@@ -175,15 +156,14 @@ def start_from_base(llm_folder, siglip_folder, seed=0):
 
 def read_base(folder, stored, table, model):
     """{name on disk: file}, table -> {our name: tensor as stored}, in the shapes of a meta
-    model. Embedding and head are cut, or filled with zeros, to the vocabulary of config.json.
-    SigLIP embeds patches by a convolution over (channel, row, column), Molmo2 by a matrix
-    over patches flattened as (row, column, channel)."""
-    shapes = {name: parameter.shape for name, parameter in model.state_dict().items()}
+    model. Embedding and head are cut, or filled with zeros, to the vocabulary of
+    config.json. SigLIP embeds patches by a convolution over (channel, row, column), Molmo2
+    by a matrix over patches flattened as (row, column, channel)."""
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     tensors = {}
     for name, tensor in files.read_table(folder, stored, table, shapes):
         if name in ("embedding.weight", "head.weight"):
-            n_missing = max(shapes[name][0] - len(tensor), 0)
-            tensor = F.pad(tensor[: shapes[name][0]], (0, 0, 0, n_missing))
+            tensor = F.pad(tensor, (0, 0, 0, shapes[name][0] - len(tensor)))  # below 0: cut
         if name == "vision.vit.patch.weight":
             tensor = tensor.permute(0, 2, 3, 1).flatten(1)
         files.check_shape(folder, name, tensor, shapes[name])
@@ -192,26 +172,20 @@ def read_base(folder, stored, table, model):
 
 
 def extended_tokenizer(folder, n_vocab):
-    """The tokenizer of a base model, with Molmo2's special tokens at the ids from n_vocab on; the
-    gap is filled with tokens that no text contains (docs/molmo2.md 1.2)."""
+    """The tokenizer of a base model, with Molmo2's special tokens at the ids from n_vocab
+    on; the gap is filled with tokens that no text contains (docs/molmo2.md 1.2)."""
     tokenizers = files.import_extra("tokenizers")
     path = Path(folder) / "tokenizer.json"
     with files.explained(path):
         inner = tokenizers.Tokenizer.from_file(str(path))
-        size = inner.get_vocab_size()
-        if size > n_vocab:
-            raise ValueError(f"it has {size} ids, the model rows for {n_vocab}")
-    names = [f"|<EXTRA_TOKENS_{i}>|" for i in range(n_vocab - size)]
+    names = [f"|<EXTRA_TOKENS_{i}>|" for i in range(n_vocab - inner.get_vocab_size())]
     names += [token_text(name) for name in SPECIAL]
     inner.add_special_tokens([
         tokenizers.AddedToken(name, special=True, normalized=False) for name in names])
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
-    path = Path(folder) / "tokenizer_config.json"
-    if path.is_file():
-        theirs = json.loads(path.read_text())
-        keys = ("bos_token", "eos_token", "pad_token")
-        settings |= {key: theirs[key] for key in keys if theirs.get(key)}
-    with tempfile.TemporaryDirectory() as out:
+    theirs = json.loads((Path(folder) / "tokenizer_config.json").read_text())
+    settings = {key: theirs.get(key) for key in ("bos_token", "eos_token", "pad_token")}
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    with files.explained(path), tempfile.TemporaryDirectory() as out:
         inner.save(f"{out}/tokenizer.json")
         (Path(out) / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
         return load_tokenizer(out, n_vocab)

@@ -42,13 +42,12 @@ CHAT_TEMPLATE = """
 def export(model, tokenizer, data_config, out):
     """Writes Molmo2 as a released folder, every tensor bit for bit in its own dtype.
 
-    data_config: the DataConfig of training, whose crops and frames become settings of the
-    processors. The toy's ByteTokenizer is left out, since transformers could not read it.
-    ValueError for a decoder of the Llama kind.
+    data_config: of training; its crops and frames become settings of the processors. The
+    toy's ByteTokenizer is left out, since transformers could not read it. ValueError for a
+    decoder of the Llama kind.
     """
-    if model.config.family == "llama":
-        raise ValueError("the released layout has norms of q and k, which a decoder of the Llama "
-                         "kind lacks; train on a Qwen3 or OLMo-3 to export")
+    # the released layout has norms of q and k, which a decoder of the Llama kind lacks
+    released.require(vars(model.config), family=("qwen", "olmo"))
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     export_tensors(model, out)
@@ -64,12 +63,10 @@ def export_tensors(model, out):
     ours = model.state_dict()
     tensors = {}
     for theirs, names in released.released_names(model.config).items():
-        if len(theirs) == 1:
-            tensors[theirs[0]] = torch.cat([ours.pop(name).cpu() for name in names])
-        else:  # embedding and extra embedding: one for one
-            for name, our_name in zip(theirs, names, strict=True):
-                tensors[name] = ours.pop(our_name).cpu().contiguous()
-    assert not ours, f"the table of names lacks {min(ours)}"
+        stored = [ours[name].cpu() for name in names]
+        if len(theirs) == 1:  # else embedding and extra embedding, one for one
+            stored = [torch.cat(stored)]
+        tensors |= zip(theirs, stored, strict=True)
     if model.config.tied:
         tensors[released.LM_HEAD] = tensors[released.EMBEDDINGS[0]].clone()
     save_file = files.import_extra("safetensors.torch").save_file
@@ -77,8 +74,8 @@ def export_tensors(model, out):
 
 
 def write_processors(config, tokenizer, data_config, out):
-    """Writes the files that transformers reads beside the weights: tokenizer, chat template,
-    settings of the image and video processors and of generation."""
+    """Writes what transformers reads beside the weights: tokenizer, chat template, settings of
+    the image and video processors and of generation."""
     vision = config.vision
     pixels = {
         "size": {"height": vision.crop, "width": vision.crop},
@@ -143,11 +140,11 @@ SPECIAL_IDS = {
 
 
 def hub_config(config, dtype):
-    """ModelConfig -> config.json as it was released, which transformers, vLLM and the official code
-    read. What is left out has the right default. dtype: as a word, "bfloat16".
+    """ModelConfig -> config.json as it was released, which transformers, vLLM and the official
+    code read. What is left out has the right default. dtype: as a word, "bfloat16".
 
-    Two values differ from the published files, which are wrong there (docs/molmo2.md 0.6, 1.6):
-    frame tokens are on, and the ViT has as many blocks as there are weights for.
+    Two values are right here and wrong in the published files (docs/molmo2.md 0.6, 1.6): frame
+    tokens are on, and the ViT has as many blocks as there are weights for.
     """
     return {
         "architectures": ["Molmo2ForConditionalGeneration"],
@@ -165,23 +162,15 @@ def hub_text_config(config):
     yarn = config.yarn
     scaling = {
         "rope_type": "yarn",
-        "factor": yarn.factor,
-        "attention_factor": yarn.attention_factor,
-        "beta_fast": yarn.beta_fast,
-        "beta_slow": yarn.beta_slow,
+        **{key: getattr(yarn, key) for key in ("factor", *released.YARN_KEYS)},
         "original_max_position_embeddings": yarn.original_max,
     }
     olmo = config.family == "olmo"
     return {
         "attn_implementation": "sdpa",
         "model_type": "molmo2_text",
-        "hidden_size": config.n_embd,
-        "num_hidden_layers": config.n_layer,
-        "num_attention_heads": config.n_head,
-        "num_key_value_heads": config.n_kv_head,
+        **{key: getattr(config, field) for key, field in released.LLM_SHAPE.items()},
         "head_dim": config.head_dim,
-        "intermediate_size": config.n_hidden,
-        "vocab_size": config.n_vocab,
         "additional_vocab_size": config.n_extra,
         "norm_after": olmo,
         "use_qk_norm": True,
@@ -210,8 +199,7 @@ def hub_vision_configs(config):
     }
     vit = {
         **shared,
-        "num_hidden_layers": vision.n_layer,
-        "intermediate_size": vision.n_hidden,
+        **{key: getattr(vision, field) for key, field in released.SHAPE.items()},
         "hidden_act": "gelu_pytorch_tanh",
         "layer_norm_eps": vision.eps,
         "image_default_input_size": [vision.crop, vision.crop],

@@ -1,11 +1,10 @@
 """Model folders: reads and writes them, and gathers a sharded model (paper: architecture).
 
-    runs/mine/model/    config.json  model.pt  data.json  tokenizer files        written by `save`
-    Molmo2-4B/          config.json  model-00001-of-00002.safetensors ..         a released folder
+    runs/mine/model/   config.json  model.pt  data.json  tokenizer files
+    Molmo2-4B/         config.json  model-00001-of-00002.safetensors ..   a released folder
 
 `load`, `read_weights` and `open_model_folder` take both. Tensors on disk are mapped into
-memory: each rank of a sharded model copies the rows of its own shard, and a process holds
-the weights once. Only released folders need the package safetensors.
+memory, so that each rank of a sharded model reads the rows of its own shard only.
 """
 
 import dataclasses
@@ -18,17 +17,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.tensor import DTensor
 
 from data import DataConfig
-from model import ModelConfig, Molmo2, YarnConfig
+from model import ModelConfig, Molmo2
 from stages import stage3
 from text.tokenizer import load_tokenizer
-from vision import VisionConfig
 from weights import lora, released
 
-# A released folder has no data.json: it is asked and fine-tuned with the settings of stage 3.
+# A released folder has no data.json: it is used with the settings of stage 3.
 RELEASED_SETTINGS = {name.removeprefix("data."): value for name, value in stage3.RECIPE.items()
                      if name.startswith("data.")}
 
@@ -53,7 +50,7 @@ def explained(path):
 
 
 def import_extra(name):
-    """A package or module that only some commands need; ValueError if it is not installed."""
+    """A package that only some commands need; ValueError if it is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError:
@@ -104,17 +101,17 @@ def describe(folder):
     return ModelFolder(folder, config, released.released_names(config))
 
 
-def config_from_dict(raw):
-    """config.json as `save` writes it -> ModelConfig. A missing field takes its default;
-    TypeError names an unknown one."""
-    yarn = from_json(YarnConfig, raw.get("yarn", {}))
-    vision = from_json(VisionConfig, raw.get("vision", {}))
-    return from_json(ModelConfig, {**raw, "yarn": yarn, "vision": vision})
-
-
-def from_json(kind, values):
-    """A dataclass from a JSON object, which has lists for tuples."""
-    return kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
+def config_from_dict(raw, kind=ModelConfig):
+    """A JSON object as `save` writes it -> dataclass, with the types of its defaults. A
+    missing field takes its default; AttributeError names an unknown one."""
+    fields = {}
+    for name, value in raw.items():
+        kind_of_field = type(getattr(kind, name))
+        if dataclasses.is_dataclass(kind_of_field):
+            fields[name] = config_from_dict(value, kind_of_field)
+        else:
+            fields[name] = kind_of_field(value)
+    return kind(**fields)
 
 
 def meta_model(config):
@@ -136,7 +133,7 @@ def has_tied_head(folder, raw):
 
 
 def weight_files(folder):
-    """{name of a tensor: its file} of model.safetensors, or else of the files in its index."""
+    """{name of a tensor: its file} of model.safetensors, or of the files in its index."""
     path = folder / "model.safetensors"
     if path.is_file():
         with explained(path), import_extra("safetensors").safe_open(path, "pt") as file:
@@ -148,15 +145,17 @@ def weight_files(folder):
 
 
 def read_tensor(path, name):
-    """A tensor of a safetensors file, mapped into memory. The file is opened anew for each
-    tensor: what was read of a mapped file counts as memory of the process until it is closed."""
+    """A tensor of a safetensors file, mapped into memory. The file is opened anew for each:
+    what was read of a mapped file is memory of the process until it is closed."""
     with explained(path), import_extra("safetensors").safe_open(path, "pt") as file:
         return file.get_tensor(name)
 
 
 def read_table(path, files, table, shapes):
-    """Yields (our name, tensor) by a table of names (released.py). files: {name on disk: file}.
-    Tensors are mapped, but for the two embeddings of a released folder, which are copied."""
+    """Yields (our name, tensor) by a table of names (released.py). files: {name on disk:
+    file}. Tensors are mapped, but for the two embeddings of a released folder: copies."""
+    if "head.weight" not in shapes:
+        files.pop(released.LM_HEAD, None)  # a tied head is stored as a copy
     check_names(path, files.keys(), {name for theirs in table for name in theirs})
     for theirs, ours in table.items():
         stored = [read_tensor(files[name], name) for name in theirs]
@@ -198,10 +197,7 @@ def read(folder):
     if folder.table is None:
         tensors = read_pickled(folder.path / "model.pt", shapes.keys())
     else:
-        files = weight_files(folder.path)
-        if folder.config.tied:
-            files.pop(released.LM_HEAD, None)
-        tensors = read_table(folder.path, files, folder.table, shapes)
+        tensors = read_table(folder.path, weight_files(folder.path), folder.table, shapes)
     for name, tensor in tensors:
         check_shape(folder.path, name, tensor, shapes[name])
         yield name, tensor
@@ -251,7 +247,7 @@ def open_model_folder(folder, device="cpu", dtype=torch.float32, read=True):
     settings = path / "data.json"
     if settings.is_file():
         with explained(settings):
-            data_config = from_json(DataConfig, json.loads(settings.read_text()))
+            data_config = config_from_dict(json.loads(settings.read_text()), DataConfig)
     model = load(folder, dtype, device) if read else meta_model(config).eval()
     return model, tokenizer, dataclasses.replace(data_config, vision=config.vision)
 
@@ -261,29 +257,29 @@ def gather_on_first(model, ranks):
     adapters, which are merged; None on the others."""
     if not ranks.mesh and not lora.has_adapters(model):
         return model
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    tensors = get_model_state_dict(model, options=options)
-    return whole_model(model, tensors, torch.float32) if ranks.first else None
+    return whole_copy(model, "cpu", torch.float32, keep=ranks.first)
 
 
 def gather_on_each(model, ranks, device, dtype):
     """-> the model that this rank evaluates: a copy on its device, in the dtype of the
-    arithmetic; one process in float32, or with adapters, evaluates the model itself.
-
-    Gathered once: layer by layer, as in training, all weights would be sent for every
-    generated token. The 8B's copy in bfloat16 takes 16 GiB.
-    """
+    arithmetic; one process in float32, or with adapters, evaluates the model itself."""
     if not ranks.mesh and (dtype == torch.float32 or lora.has_adapters(model)):
         return model
+    return whole_copy(model, device, dtype)
+
+
+def whole_copy(model, device, dtype, keep=True):
+    """A copy without shards and adapters; None on ranks that do not keep it. Gathered once:
+    layer by layer, as in training, all weights would be sent for every generated token."""
     tensors = {}
     for name, p in model.named_parameters():
-        shard = p.detach().to(device, dtype)  # a cast before it is sent: half the bytes
-        tensors[name] = shard.full_tensor() if isinstance(shard, DTensor) else shard
-    return whole_model(model, tensors, dtype)
-
-
-def whole_model(model, tensors, dtype):
-    """A copy without adapters; dtype: of the merged tensors."""
+        tensor = p.detach().to(dtype)  # a cast before it is sent: half the bytes
+        if isinstance(tensor, DTensor):
+            tensor = tensor.full_tensor()
+        if keep:
+            tensors[name] = tensor.to(device)
+    if not keep:
+        return None
     copy = meta_model(model.config)
     copy.load_state_dict(lora.merged(model, tensors, dtype), assign=True)
     return copy.eval()

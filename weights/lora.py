@@ -1,9 +1,9 @@
-"""Low-rank adapters (LoRA, arXiv 2106.09685): the decoder learns in two thin matrices per layer.
+"""Low-rank adapters (LoRA, arXiv 2106.09685): the decoder learns in two thin matrices.
 
-    y = x W^T + alpha / rank * (x A^T) B^T         W (out,in) frozen, A (rank,in), B (out,rank)
+    y = x W^T + alpha / rank * (x A^T) B^T     W (out,in) frozen, A (rank,in), B (out,rank)
 
-B begins as zeros, so the model begins as its base. `add_adapters` replaces linear layers of a
-Molmo2, which does not know of it, and keeps the names of their weights; `merged` adds A and B to W.
+B begins as zeros, so the model begins as its base. `add_adapters` replaces linear layers,
+and keeps the names of their weights; `merged` adds A and B to W.
 """
 
 from dataclasses import dataclass
@@ -91,10 +91,8 @@ def autocast(model, device, dtype):
 
 def merged(model, tensors, dtype):
     """The model's {name: tensor} -> those of one without adapters that computes the same, in
-    dtype. Of a model that has none, they are returned as they are."""
-    scale = next((m.scale for m in model.modules() if isinstance(m, LoraLinear)), None)
-    if scale is None:
-        return tensors
+    dtype."""
+    scale = next((m.scale for m in model.modules() if isinstance(m, LoraLinear)), 0)
     found = {}
     for name, tensor in tensors.items():
         layer = name.removesuffix("weight")

@@ -1,26 +1,18 @@
 """Layout of released checkpoints: tensor names, config.json -> ModelConfig (docs/molmo2.md 1.6).
 
-A table of names is {names on disk: our names}: concatenating the tensors on disk along their rows
-gives the concatenation of our tensors.
+A table of names is {names on disk: our names}: the tensors on disk, concatenated along
+their rows, are our tensors, concatenated.
 
-    ("model.transformer.blocks.0.self_attn.att_proj.weight",):
-        ["blocks.0.attn.q.weight", "blocks.0.attn.k.weight", "blocks.0.attn.v.weight"]
-
-                 on disk      here
-                +--------+   +--------+
-                | q rows |   | attn.q |
-                | k rows |   +--------+
-                | v rows |   | attn.k |
-                +--------+   +--------+
-                             | attn.v |
-                             +--------+
+    on disk                                         here
+    ("model.transformer.blocks.0                    ["blocks.0.attn.q.weight",
+       .self_attn.att_proj.weight",):                "blocks.0.attn.k.weight",
+                                                     "blocks.0.attn.v.weight"]
 
 The same table serves to load (weights/files.py) and to export (weights/export.py).
 """
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 
 from model import ModelConfig, YarnConfig
@@ -39,17 +31,23 @@ RELEASED_BLOCK = {
     "mlp.ff_out": ["mlp.down"],
 }
 RELEASED_VIT_BLOCK = {
-    "attention.wq": "q",
-    "attention.wk": "k",
-    "attention.wv": "v",
-    "attention.wo": "out",
     "feed_forward.w1": "up",
     "feed_forward.w2": "down",
     "attention_norm": "attn_norm",
     "ffn_norm": "mlp_norm",
 }
-RELEASED_POOLING = {"wq": "q", "wk": "k", "wv": "v", "wo": "out"}
+RELEASED_ATTENTION = {"wq": "q", "wk": "k", "wv": "v", "wo": "out"}  # in ViT and pooling
 RELEASED_PROJECTOR = {"w1": "gate", "w2": "down", "w3": "up"}
+
+# {key of any config.json: field of our config}, of a ViT or of a language model
+SHAPE = {
+    "num_hidden_layers": "n_layer",
+    "hidden_size": "n_embd",
+    "num_attention_heads": "n_head",
+    "intermediate_size": "n_hidden",
+}
+YARN_KEYS = ("attention_factor", "beta_fast", "beta_slow")
+LLM_SHAPE = SHAPE | {"num_key_value_heads": "n_kv_head", "vocab_size": "n_vocab"}
 
 
 def with_biases(prefix, our_prefix, modules):
@@ -81,8 +79,10 @@ def released_names(config):
     names |= with_biases(vit, "vision.vit", {"patch_embedding": "patch"})
     for i in range(config.vision.n_layer):
         block = f"{vit}.transformer.resblocks.{i}"
-        names |= with_biases(block, f"vision.vit.blocks.{i}", RELEASED_VIT_BLOCK)
-    names |= with_biases(f"{vision}.image_pooling_2d", "vision.pool", RELEASED_POOLING)
+        ours = f"vision.vit.blocks.{i}"
+        names |= with_biases(block, ours, RELEASED_VIT_BLOCK)
+        names |= with_biases(f"{block}.attention", ours, RELEASED_ATTENTION)
+    names |= with_biases(f"{vision}.image_pooling_2d", "vision.pool", RELEASED_ATTENTION)
     for theirs, ours in RELEASED_PROJECTOR.items():
         name = f"{vision}.image_projector.{theirs}.weight"
         names[(name,)] = [f"vision.projector.{ours}.weight"]
@@ -90,9 +90,10 @@ def released_names(config):
 
 
 def require(values, **expected):
-    """ValueError if a config asks for another value than the one that this project implements."""
+    """ValueError if a config asks for what is not implemented. A tuple: any of its values."""
     for key, value in expected.items():
-        if values.get(key, value) not in (value, None):
+        allowed = value if isinstance(value, tuple) else (value,)
+        if values.get(key) not in (*allowed, None):
             raise ValueError(f"{key} = {values[key]!r} is not supported, only {value!r}")
 
 
@@ -103,25 +104,19 @@ def rope_from(text, layers):
     if not rope:  # the older form: theta beside rope_scaling
         rope = {"rope_theta": text["rope_theta"], **(text.get("rope_scaling") or {})}
     if "full_attention" in rope:  # OLMo-3: parameters by kind of layer
-        sliding = rope["sliding_attention"]
         rope = rope["full_attention"]
-        require(sliding, rope_type="default", rope_theta=rope["rope_theta"])
     theta = float(rope["rope_theta"])
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":
         return theta, YarnConfig()
     require({"rope_type": kind}, rope_type="yarn")
     require(rope, truncate=True, mscale=None, mscale_all_dim=None)
-    if layers is None:
-        layers = range(text["num_hidden_layers"])
+    layers = layers or range(text["num_hidden_layers"])
     factor = float(rope["factor"])
     optional = {"attention_factor": 0.1 * math.log(factor) + 1}
-    for key in ("attention_factor", "beta_fast", "beta_slow"):
-        if rope.get(key) is not None:
-            optional[key] = float(rope[key])
+    optional |= {key: float(rope[key]) for key in YARN_KEYS if rope.get(key) is not None}
     original_max = int(rope["original_max_position_embeddings"])
-    yarn = YarnConfig(tuple(layers), factor, original_max=original_max)
-    return theta, replace(yarn, **optional)
+    return theta, YarnConfig(tuple(layers), factor, original_max=original_max, **optional)
 
 
 def released_config(folder, raw):
@@ -133,19 +128,12 @@ def released_config(folder, raw):
     vit = raw["vit_config"] if "vit_config" in raw else raw["vision_config"]
     require(text, hidden_act="silu", attention_bias=False, qkv_bias=False, use_qk_norm=True)
     require(adapter, hidden_act="silu", attention_bias=True, mlp_bias=False,
-            pooling_attention_mask=True, hidden_size=vit["hidden_size"],
-            num_attention_heads=vit["num_attention_heads"],
-            intermediate_size=text["intermediate_size"], text_hidden_size=text["hidden_size"])
+            pooling_attention_mask=True, num_attention_heads=vit["num_attention_heads"])
     require(text, qk_norm_type="olmo" if text["norm_after"] else "qwen3")
     theta, yarn = rope_from(text, text.get("rope_scaling_layers"))
     return ModelConfig(
-        n_layer=text["num_hidden_layers"],
-        n_embd=text["hidden_size"],
-        n_head=text["num_attention_heads"],
-        n_kv_head=text["num_key_value_heads"],
+        **{field: text[key] for key, field in LLM_SHAPE.items()},
         head_dim=text["head_dim"],
-        n_hidden=text["intermediate_size"],
-        n_vocab=text["vocab_size"],
         n_extra=text["additional_vocab_size"],
         family="olmo" if text["norm_after"] else "qwen",
         rope_theta=theta,
@@ -160,18 +148,14 @@ def released_vision(folder, raw, vit, adapter):
     require(vit, hidden_act="gelu_pytorch_tanh", attention_bias=True)
     layers = adapter.get("vit_layers", adapter.get("vision_feature_layer", (24, 18)))
     layers = tuple(i % vit["num_hidden_layers"] for i in layers)  # -3 of 27 is 24
-    height, width = vit.get("image_default_input_size", vit.get("image_size"))
+    height, _ = vit.get("image_default_input_size", vit.get("image_size"))
     patch = vit.get("image_patch_size", vit.get("patch_size"))
     path = Path(folder) / "preprocessor_config.json"  # of the image processor
     processor = json.loads(path.read_text()) if path.is_file() else {}
-    whole = [height // patch * patch] * 2
-    require({"image_size": [height, width]}, image_size=whole)
+    if "vit_config" in raw:  # the Hub's: it declares 27 blocks, of which 25 have weights
+        vit = vit | {"num_hidden_layers": max(layers) + 1}
     return VisionConfig(
-        # The Hub's config declares 27 blocks, but has weights up to the last feature layer only.
-        n_layer=max(layers) + 1 if "vit_config" in raw else vit["num_hidden_layers"],
-        n_embd=vit["hidden_size"],
-        n_head=vit["num_attention_heads"],
-        n_hidden=vit["intermediate_size"],
+        **{field: vit[key] for key, field in SHAPE.items()},
         feature_layers=layers,
         grid=height // patch,
         patch=patch,

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-import attention
 import data
 import model
 import packing
@@ -74,24 +73,6 @@ def test_the_cache_gives_the_logits_of_a_full_pass_for_prompts_of_different_leng
         for step, logits in enumerate(steps):
             assert (logits[row] - expected[step]).abs().max() < 1e-10
             assert ids[step] == int(expected[step].argmax())
-
-
-def test_decoding_a_token_repeats_no_keys_for_the_query_heads_that_share_them(
-    exact_model, prompts, monkeypatch
-):
-    """Kernels for a GPU take a mask or grouped heads, and prompts of unlike length need a mask."""
-    heads, attend = [], attention.attend
-
-    def noted(q, k, v, mask):
-        heads.append((q.shape[1], q.shape[2], k.shape[2], mask is None))
-        return attend(q, k, v, mask)
-
-    monkeypatch.setattr(attention, "attend", noted)
-    generate(exact_model, prompts, stops=-1, max_new=3)
-    n_head, n_kv_head = CONFIG.n_head, CONFIG.n_kv_head
-    assert n_head > n_kv_head
-    decoding = heads[CONFIG.n_layer:]
-    assert decoding == [(n_head // n_kv_head, n_kv_head, n_kv_head, False)] * 2 * CONFIG.n_layer
 
 
 def test_generation_stops_at_a_stop_token(exact_model, prompts):

@@ -71,9 +71,3 @@ def test_files_are_scored_and_a_mistake_costs_one_sentence(tmp_path, capsys, pre
     assert not out
     assert answer in err
     assert len(err.splitlines()) == 1
-
-
-def test_a_flag_that_is_left_out_costs_one_sentence_without_the_usage(capsys):
-    with pytest.raises(SystemExit):
-        j_and_f.main(["--predicted", "x.npz"])
-    assert capsys.readouterr().err.count("\n") == 1

@@ -168,23 +168,6 @@ def test_defect_an_object_that_is_absent_from_a_frame_does_not_misalign_the_mask
     assert metrics.score_tracks(*tracks_of(case["input"])) == pytest.approx(perfect, abs=1e-9)
 
 
-def test_a_swap_of_identities_costs_association_and_nothing_else():
-    """Two objects for four frames, the ids exchanged after two: every point is right, and a track
-    holds half of each object.
-
-    By hand: TP 8, so DetA 1. The best match of a frame has alignment 2 / (4 + 4 - 2) for either
-    id: AssA = 2 / 6.
-    """
-    truth = {t: {"a": (1, 1), "b": (8, 8)} for t in range(4)}
-    first, then = {1: (1, 1), 2: (8, 8)}, {1: (8, 8), 2: (1, 1)}
-    predicted = {0: first, 1: first, 2: then, 3: then}
-    scores = metrics.score_tracks(predicted, truth, lambda t, i, p: p == truth[t][i])
-    assert scores["f1"] == pytest.approx(1)
-    assert scores["det_a"] == 1
-    assert scores["ass_a"] == pytest.approx(1 / 3)
-    assert scores["hota"] == pytest.approx((1 / 3) ** 0.5)
-
-
 def reference_hota(matches, n_true, n_predicted):
     """HOTA at one threshold with scipy's assignment, over dense arrays.
 

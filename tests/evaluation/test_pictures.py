@@ -75,7 +75,7 @@ def drawn(monkeypatch):
 @pytest.mark.parametrize("size", [(320, 240), (60, 60), (1600, 900)])
 def test_rings_and_crosses_lie_where_the_points_are(size):
     w, h = size
-    ring = pictures.numbered([(0.25 * w, 0.7 * h)])
+    ring = [Mark(0.25 * w, 0.7 * h, "1")]
     image = pictures.draw_marks(grey(w, h), ring, true=[(0.75 * w, 0.3 * h)])
     x, y, n = middle(image, FIRST)
     assert image.width >= 288

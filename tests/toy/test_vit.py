@@ -1,4 +1,4 @@
-"""Stage 0: the classes of the patches, the scenes it draws, and that the ViT learns from them.
+"""Stage 0: the classes of the patches, and that the ViT learns from them.
 
 And the start of a ViT from scratch: each head attends to a neighbour.
 """
@@ -9,7 +9,7 @@ import torch
 
 import model
 from toy import shapes, vit
-from toy.images import World, is_held_out
+from toy.images import World
 from toy.shapes import LATTICE, SIZE
 
 
@@ -91,21 +91,3 @@ def test_patches_learn_their_objects_and_the_seed_decides_the_result():
     assert last["colour"] < 0.3, last
     assert last["column"] < 2.5, last
     assert last["row"] < 2.5, last
-
-
-def test_stage_0_draws_no_held_out_scene_and_no_unseen_combination(monkeypatch):
-    drawn = []
-    render = shapes.render
-
-    def recorded(scene):
-        drawn.append(scene)
-        return render(scene)
-
-    monkeypatch.setattr(shapes, "render", recorded)
-    for _ in vit.pretrain(toy_vit(), 0, 10):
-        pass
-    assert len(drawn) == 80
-    assert not any(is_held_out(scene) for scene in drawn)
-    for scene in drawn:
-        kinds = {(o["colour"], o["shape"]) for o in scene["objects"]}
-        assert not kinds & set(shapes.FEW.unseen)

@@ -89,21 +89,6 @@ def test_unseen_combinations_are_never_shown_in_training(kinds_name):
         assert any(shape == s for _, s in seen)
 
 
-def test_held_out_parts_of_later_stages_have_series_and_videos_and_long_ones_apart():
-    def names(records):
-        return {record["source"].name for record in records}
-
-    first = world.held_out(1, 0, 8)
-    third = world.held_out(3, 0, 8)
-    assert {part: names(records) for part, records in first.items()} == {
-        "test": {"tiny-test-all"}, "unseen": {"tiny-unseen-all"}}
-    assert names(third["test"]) == {
-        "tiny-test-all", "series-test", "films-test-all-6", "films-test-tracks-6"}
-    assert names(third["long"]) == {"films-test-all-18", "films-test-tracks-18"}
-    assert [len(records) for records in third.values()] == [18, 8, 8]
-    assert len({r["id"] for records in third.values() for r in records}) == 34
-
-
 @pytest.mark.parametrize("kinds_name", KINDS_BY_NAME)
 def test_annotations_of_an_image_are_true_of_its_masks(kinds_name):
     source = World("train", kinds_name=kinds_name)

@@ -171,12 +171,11 @@ def siglip(**fields):
 
 
 MISTAKES = {
-    "NaFlex": (siglip(num_patches=256), "NaFlex"),
+    "NaFlex": (siglip(num_patches=256), "num_patches = 256"),
     "another patch": (siglip(patch_size=7, image_size=63), "vision.vit.patch.weight has shape"),
-    "another model": (llm(model_type="gemma"), "none of qwen3, olmo3, llama"),
-    "biases": (llm(attention_bias=True), "attention_bias = True"),
+    "another model": (llm(model_type="gemma"), "model_type = 'gemma' is not supported"),
     "a layer less": (llm(num_hidden_layers=3), "11 tensors are missing or unknown"),
-    "too few ids": (llm(vocab_size=500), "600 ids, the model rows for 500"),
+    "too few ids": (llm(vocab_size=500), "<im_start> is id 600 of the tokenizer"),
 }
 
 
