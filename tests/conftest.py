@@ -22,7 +22,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 def _command_name(monkeypatch, request):
     """Messages begin with the name of the command: of tools.x for the tests of tools/x."""
     module = request.path.stem.removeprefix("test_")
-    name = f"tools.{module}" if "tools" in request.path.parts else "train.py"
+    is_tool = request.path.is_relative_to(request.config.rootpath / "tests" / "tools")
+    name = f"tools.{module}" if is_tool else "train.py"
     monkeypatch.setattr(sys, "argv", [name])
 
 

@@ -8,7 +8,7 @@ ablations, Table 11).
 
 Every run is train.py in a process of its own. The runs of a family have the same number
 of steps, with rows of the same size, and start from the same weights; so the examples
-and the seconds of a step may differ, and are printed beside the scores.
+and the seconds of a step may differ, and their logs hold them.
 
 A choice is removed by flags of train.py, or by replacing one function in the process of
 the run. Decoding processes would not know of the replacement: such runs need --workers
@@ -38,7 +38,6 @@ from tools.command import make_parser, report_errors
 from tools.runs import final_scores
 from toy import world
 from training.config import RunError, parse
-from training.log import read_log
 
 # Runs of a family are compared: they have the same stage and start from the same
 # weights, those of the run with all choices of the family before.
@@ -218,22 +217,6 @@ def compare(name, metric, args):
     }
 
 
-def print_costs(name, args):
-    """What a step of the runs with and without a choice holds: means; of seconds the
-    median."""
-    for word, run in (("with", "all"), ("without", name)):
-        steps = []
-        for seed in range(args.seeds):
-            path = run_path(args, CHOICES[name].family, run, seed) / "log.jsonl"
-            steps += [line for line in read_log(path) if "loss" in line]
-        if steps:
-            examples, tokens, crops = (statistics.mean(step[key] for step in steps)
-                                       for key in ("examples", "tokens", "crops"))
-            seconds = statistics.median(step["seconds"] for step in steps)
-            print(f"a step {word:7} {name:20} {examples:.1f} examples, {tokens:.0f} tokens, "
-                  f"{crops:.1f} crops, {seconds:.3f} s")
-
-
 def print_report(args):
     rows = []
     for name, choice in CHOICES.items():
@@ -244,8 +227,6 @@ def print_report(args):
             print(f"{name:20} {row['metric']:20} with {row['with_it']:.3f}  "
                   f"without {row['without']:.3f}  gain {row['difference']:+.3f}{error}  "
                   f"({row['seeds']} seeds)  {row['verdict']}")
-        if found:
-            print_costs(name, args)
         rows += found
     print(json.dumps({"steps": args.steps, "rows": rows}))
 

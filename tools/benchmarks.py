@@ -26,10 +26,10 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from records.errors import Unreadable, warn
+from records.errors import Unreadable
 from records.media import image_size, open_image
 from records.reader import Records
-from tools.prepare.cells import Skip, require, xy_points
+from tools.prepare.annotations import Skip, require, xy_points
 from tools.prepare.collect import SHAPE_ERRORS
 from tools.prepare.media import Media
 from tools.prepare.rows import check_columns, parquet_file, read_rows, source_files
@@ -67,7 +67,6 @@ class Loaded:
     records: list = field(default_factory=list)
     left_out: Counter = field(default_factory=Counter)   # {reason: rows}
     masks: dict = field(default_factory=dict)            # {id: arrow cell, or Target}
-    first_missing: str = ""          # image file, with the row that names it
 
     @property
     def masks_of(self):
@@ -142,19 +141,14 @@ def load(name, source, media_folder, work):
     lines = []
     for path, row in read_files(name, source):
         loaded.n_rows += 1
-        where = f"{path}: row {loaded.n_rows}"
         try:
-            lines.append(json.dumps(to_record(row, loaded, media, where)) + "\n")
+            lines.append(json.dumps(to_record(row, loaded, media)) + "\n")
         except Skip as e:
             loaded.left_out[str(e)] += 1
         except Unreadable:
             loaded.left_out["damaged image"] += 1
         except SHAPE_ERRORS as e:
-            raise UserError(f"{where} is not as published: {e!r}") from None
-    if loaded.first_missing:
-        n_missing = loaded.left_out["missing image"]
-        warn(f"{n_missing} of {loaded.n_rows} images are missing; the first is "
-             f"{loaded.first_missing}")
+            raise UserError(f"{path}: row {loaded.n_rows} is not as published: {e!r}") from None
     if not lines:
         raise UserError(f"{source}: none of its {loaded.n_rows} rows could be used: "
                         f"{dict(loaded.left_out)}")
@@ -193,7 +187,7 @@ def to_masks(cell):
     return np.array(masks, bool)
 
 
-def to_record(row, loaded, media, where):
+def to_record(row, loaded, media):
     """One row -> its record; its masks go to loaded.masks. Skip or Unreadable if it is
     left out."""
     benchmark = BENCHMARKS[loaded.name]
@@ -202,9 +196,6 @@ def to_record(row, loaded, media, where):
     image, annotation = benchmark.layout(row, media)
     record_id = f"{loaded.name}-{loaded.n_rows}"
     file = media.root / image["path"]
-    if not file.is_file() and not loaded.first_missing:
-        url = f", to be fetched from {image['url']}" if "url" in image else ""
-        loaded.first_missing = f"{file} ({where}{url})"
     require(file.is_file(), "missing image")
     # Masks are checked here, before the hours of answers.
     width, height = image_size(file)

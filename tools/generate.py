@@ -30,7 +30,7 @@ from records.visual import clip_times, open_clip
 from text.styles import TASK_OF_STYLE, TRACK_TASKS
 from tools.command import make_parser, report_errors
 from training.config import UserError
-from weights.files import open_model_folder
+from weights.files import explained, open_model_folder
 
 # a line with two times, and the lines up to an empty one
 SUBTITLE = re.compile(r"([\d:]+[.,]\d+) *--> *([\d:]+[.,]\d+).*\n((?:.*\S.*\n?)*)")
@@ -56,7 +56,7 @@ def parse(argv):
         "default for a prompt with a tracking style, like video_point_track_per_frame:"))
     add("--start", type=float, default=0.0, help="second of the video (default 0)")
     add("--end", type=float, default=math.inf, help="second of the video (default: its end)")
-    add("--subtitles", metavar="F", help=".srt, .vtt or .json, in seconds of the video")
+    add("--subtitles", metavar="F", help=".srt or .vtt, by the clock of the video")
     add("--max-crops", type=int, metavar="N",
         help="crops of an image at most (default 24; for the toy as in training)")
     add("--max-new", type=int, default=256, help="tokens at most (default 256)")
@@ -89,24 +89,14 @@ def parse(argv):
 
 
 def read_subtitles(path):
-    """An .srt or .vtt file, or .json with [{"start": s, "end": s, "text": ..}, ..]
-    -> [(start, end, text), ..] in seconds. UserError if there are none in it."""
-    entries = []
-    problem = "no subtitle in it"
-    try:
+    """An .srt or .vtt file -> [(start, end, text), ..] in seconds. UserError if there are none in
+    it."""
+    with explained(f"--subtitles {path}"):
         content = Path(path).read_text(encoding="utf-8-sig")
-        if Path(path).suffix.lower() == ".json":
-            found = [(float(entry["start"]), float(entry["end"]), entry["text"])
-                     for entry in json.loads(content)]
-        else:
-            found = [(to_seconds(start), to_seconds(end), re.sub("<[^>]*>", "", text))
-                     for start, end, text in SUBTITLE.findall(content)]
-        entries = [(start, end, " ".join(text.split())) for start, end, text in found]
-    except (ValueError, KeyError, TypeError, AttributeError) as e:
-        problem = repr(e)
+    entries = [(to_seconds(start), to_seconds(end), " ".join(re.sub("<[^>]*>", "", text).split()))
+               for start, end, text in SUBTITLE.findall(content)]
     if not entries:
-        raise UserError(f"--subtitles {path}: {problem}; needed is an .srt or .vtt file in "
-                        "UTF-8, or a .json list of objects with start, end and text")
+        raise UserError(f"--subtitles {path}: no subtitle in it; needed is an .srt or .vtt file")
     return entries
 
 

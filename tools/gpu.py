@@ -36,7 +36,8 @@ from tools.bench.generate import our_answer, prompts, time_answer
 from tools.bench.measure import check_device, clock
 from tools.bench.step import matmul_peak
 from tools.bench.step_cases import Plain, plain_example, stream_case
-from training.config import Parser, UserError, parse
+from tools.command import make_parser, report_errors
+from training.config import parse
 from training.log import commit, hardware
 from training.setup import apply_recipe
 
@@ -51,10 +52,6 @@ STEPS = {  # the flags of train.py
 SMALL_STEPS = {
     "stage 1, toy": "--stage 1 --tiny --micro-batch 1 --data.max_tokens=512",
     "stage 2, toy": "--stage 2 --tiny --micro-batch 1"}
-
-# --------------------------------------------------------------------------------------------------
-# checks: the largest difference over the largest value, and how much it may be
-
 
 def relative(found, expected):
     return float((found - expected).abs().max() / expected.abs().max())
@@ -93,10 +90,6 @@ def make_checks(device, compiles):
     if compiles:
         checks["compiled against plain"] = partial(compare, 0.01, compiled=True)
     return checks
-
-
-# --------------------------------------------------------------------------------------------------
-# measurements
 
 
 def measure_step(flags, device, compiles, peak, rounds):
@@ -184,10 +177,6 @@ def make_measurements(device, small, compiles, peak):
     return parts
 
 
-# --------------------------------------------------------------------------------------------------
-# the command
-
-
 def run_part(name, part):
     """-> the numbers of a part, or the reason why it failed. Gives its memory back."""
     warn(f"{name} ..")
@@ -214,17 +203,14 @@ def markdown(found):
     return "\n".join(lines) + "\n"
 
 
+@report_errors
 def main(argv=None):
-    parser = Parser(prog="python -m tools.gpu", description=__doc__.split("\n\n")[0])
+    parser = make_parser("gpu", __doc__)
     parser.add_argument("--device", default="cuda", help="default cuda")
     parser.add_argument("--small", action="store_true", help="the toy in place of the 4B")
     parser.add_argument("--out", default="gpu", help="name of a JSON file, and of the table's")
-    try:
-        args = parser.parse_args(argv)
-        check_device(args.device)
-    except UserError as e:
-        warn(str(e))
-        sys.exit(2)
+    args = parser.parse_args(argv)
+    check_device(args.device)
     device = torch.device(args.device)
     torch.set_flush_denormal(True)  # as in train.py
     compiles = device.type == "cuda"  # on a CPU it would take minutes
@@ -242,7 +228,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        sys.exit(130)
+    main()

@@ -4,15 +4,15 @@
     python -m tools.memory --stage 3 --preset 8b --gpus 128 --cp 8       # in nodes of 8
     python -m tools.memory --stage 2 --init Molmo2-4B --lora 16
 
-Takes the flags of train.py. Runs the step of train.py, with the largest batch that can occur, on
-fake tensors, which have shapes, dtypes and lifetimes but no storage. An operation that needs their
-values, for which a GPU would have to wait, is an error. Not counted: workspace inside kernels, the
-CUDA context (half a GiB), what torch.compile saves, and fragmentation. Leave a tenth free.
+Takes the flags of train.py, of which --stage is required. Runs the step of train.py, with the
+largest batch that can occur, on fake tensors, which have shapes, dtypes and lifetimes but no
+storage. An operation that needs their values, for which a GPU would have to wait, is an error. Not
+counted: workspace inside kernels, the CUDA context (half a GiB), what torch.compile saves, and
+fragmentation. Leave a tenth free.
 """
 
 import copy
 import json
-import sys
 import weakref
 from dataclasses import replace
 from types import SimpleNamespace
@@ -32,8 +32,8 @@ import data
 import model as models
 import parallel
 import train
-from records.errors import warn
-from training.config import Parser, UserError, parse
+from tools.command import make_parser, report_errors
+from training.config import UserError, parse
 from training.setup import apply_recipe, default_shard, layout_error
 from weights import files, lora
 
@@ -164,9 +164,7 @@ def count(config, dtype, gpus=1):
 
 def read_command(argv):
     """-> how many GPUs, the arguments of train.py, the config as a rank would have it."""
-    parser = Parser(
-        prog="python -m tools.memory", description=__doc__.split("\n\n")[0], allow_abbrev=False,
-        epilog="Takes all flags of train.py too (python train.py --help); --stage is required.")
+    parser = make_parser("memory", __doc__)
     parser.add_argument("--gpus", type=int, default=1, help="processes that train together")
     own, rest = parser.parse_known_args(argv)
     args, config = parse(rest)
@@ -205,14 +203,9 @@ def report(gpus, args, config):
                       "parts": live.parts, "peaks": live.peaks, "total": total}))
 
 
+@report_errors
 def main(argv=None):
-    try:
-        report(*read_command(argv))
-    except UserError as error:
-        warn(str(error))
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    report(*read_command(argv))
 
 
 if __name__ == "__main__":

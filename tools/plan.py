@@ -5,14 +5,13 @@
 
 The plan is the same for any number of workers. train.py refuses it when the record files, the
 tokenizer or the config have changed. Images and videos are not compared: one whose size differs
-from the plan is masked.
+from the plan is masked. Other flags are those of train.py: name the data, stage, --init and --seed
+of the run.
 """
 
-import argparse
 import json
 import os
 import signal
-import sys
 from functools import partial
 from itertools import count
 from multiprocessing import get_context
@@ -21,9 +20,9 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from records.errors import DataError, warn
 from records.mixture import Mixture
-from training.config import Parser, UserError, parse
+from tools.command import make_parser, report_errors
+from training.config import parse
 from training.planner import PlanFile, StepPlanner, measure, name_kind, source_at
 from training.setup import open_tokenizer
 from training.sources import fingerprint, open_sources
@@ -106,27 +105,18 @@ def plan(args, run, config):
         "dropped": dict(steps.skipped.counts)}
 
 
+@report_errors
 def main(argv=None):
-    parser = Parser(prog="tools.plan", allow_abbrev=False, description=__doc__,
-                    formatter_class=argparse.RawDescriptionHelpFormatter,
-                    epilog="Other flags are those of train.py: name the data, stage, --init and "
-                    "--seed of the run.")
+    parser = make_parser("plan", __doc__)
     parser.add_argument("--packs", type=int, help="how many (default: --steps times --batch)")
     parser.add_argument("--out", required=True, metavar="FILE", help="the plan, an .npz file")
-    try:
-        args, rest = parser.parse_known_args(argv)
-        run, config = parse(rest)
-        if args.packs is not None and args.packs < 1:
-            parser.error("--packs: at least 1")
-        if Path(args.out).is_dir() or not Path(args.out).parent.is_dir():
-            parser.error(f"--out {args.out}: name a file in a folder that exists")
-        found = plan(args, run, config)
-    except (UserError, DataError, OSError) as e:
-        warn(str(e))
-        sys.exit(1 if isinstance(e, OSError) else 2)
-    except KeyboardInterrupt:
-        sys.exit(130)
-    print(json.dumps(found))
+    args, rest = parser.parse_known_args(argv)
+    run, config = parse(rest)
+    if args.packs is not None and args.packs < 1:
+        parser.error("--packs: at least 1")
+    if Path(args.out).is_dir() or not Path(args.out).parent.is_dir():
+        parser.error(f"--out {args.out}: name a file in a folder that exists")
+    print(json.dumps(plan(args, run, config)))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@
 The page shows the mask, and for each example its message tree with loss weights, its crops and
 the points of its record. Point at a piece of text or at the mask, and the page marks what it may
 attend to. Text with loss is tinted: it shows the targets of its positions, not their tokens.
+Without --run, all other flags are those of train.py: --stage, --tiny, --data and so on.
 """
 
 import argparse
@@ -15,7 +16,6 @@ import html
 import io
 import json
 import re
-import sys
 from collections import Counter
 from dataclasses import replace
 from itertools import groupby, islice
@@ -28,18 +28,19 @@ from PIL import Image
 
 import attention
 import packing
-from records.errors import DataError, Unreadable, warn
 from records.mixture import Mixture
 from records.visual import read_headers
 from text.points import scales, unit
 from text.tokenizer import token_text
 from text.tracks import since_start
-from training.config import Config, Parser, UserError, config_from_json, parse
+from tools.command import make_parser, report_errors
+from training.config import Config, UserError, config_from_json, parse
 from training.loader import Decoder
 from training.log import read_log
 from training.planner import StepPlanner, record_at
 from training.setup import open_tokenizer
 from training.sources import open_sources
+from weights.files import explained
 
 TEMPLATE = Path(__file__).with_suffix(".html")
 MAX_BLOCKS = 256  # along one side of the mask
@@ -78,12 +79,10 @@ def plan_row(args, config, step, number, log=()):
 
 def read_row_of_run(run, step, number):
     """A run directory -> the Row of that number in a step."""
-    try:
+    with explained(f"--run {run}"):
         head = json.loads((run / "config.json").read_text())
         args = argparse.Namespace(**head["command"])
         config = config_from_json(head["config"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"--run {run}: no run directory: {error!r}") from None
     if not (1 <= step <= config.steps and number < config.batch):
         raise UserError(f"--step {step} --row {number}: the run has steps 1 to "
                         f"{config.steps} and rows 0 to {config.batch - 1}")
@@ -229,11 +228,10 @@ def write_crops(row, number):
         marks = ""
         for a, label, points in find_points(record, info, image) if is_whole else ():
             colour = f"c{a % N_COLOURS}"
-            text = html.escape(label)
-            name += f'<br><b class="{colour}">{text}</b> {len(points)}'
+            name += f'<br><b class="{colour}">{html.escape(label)}</b> {len(points)}'
             for x, y in points:  # radii differ, so that two marks on a place show
                 marks += (f'<circle class="{colour}" cx="{100 * x:.2f}" cy="{100 * y:.2f}" '
-                          f'r="{2 + a % 4}"><title>{text}</title></circle>')
+                          f'r="{2 + a % 4}"/>')
         picture = join_patches(example.images[k], row.config.data.vision)
         picture.thumbnail((side, side))
         svg = f'<svg viewBox="0 0 100 100" preserveAspectRatio="none">{marks}</svg>'
@@ -315,30 +313,25 @@ def write_page(row):
     return re.sub("{{([A-Z]+)}}", lambda match: parts[match[1]], TEMPLATE.read_text())
 
 
+@report_errors
 def main(argv=None):
-    parser = Parser(prog="python -m tools.view", description=__doc__.split("\n\n")[0],
-                    epilog="Without --run, all other arguments are those of train.py: "
-                    "--stage, --tiny, --data, --media, --init and so on.", allow_abbrev=False)
+    parser = make_parser("view", __doc__)
     add = parser.add_argument
     add("--run", type=Path, metavar="DIR", help="a run directory, instead of --stage")
     add("--step", type=int, metavar="N", help="with --run: the step whose row to show")
     add("--row", type=int, default=0, metavar="N", help="which row (default 0, the first)")
     add("--out", type=Path, required=True, metavar="HTML", help="the page to write")
-    try:
-        own, rest = parser.parse_known_args(argv)
-        if own.row < 0 or (own.run and (own.step is None or rest)):
-            raise UserError("--row begins at 0; --run DIR needs --step N and nothing else")
-        if own.run:
-            row = read_row_of_run(own.run, own.step, own.row)
-        else:
-            args, config = parse(rest)
-            config = replace(config, batch=1, micro_batch=1, steps=own.row + 1)
-            row = plan_row(args, config, own.row + 1, 0)
-        page = write_page(row)
-        own.out.write_text(page, encoding="utf-8")
-    except (UserError, DataError, Unreadable, OSError) as error:
-        warn(str(error))
-        sys.exit(2)
+    own, rest = parser.parse_known_args(argv)
+    if own.row < 0 or (own.run and (own.step is None or rest)):
+        parser.error("--row begins at 0; --run DIR needs --step N and nothing else")
+    if own.run:
+        row = read_row_of_run(own.run, own.step, own.row)
+    else:
+        args, config = parse(rest)
+        config = replace(config, batch=1, micro_batch=1, steps=own.row + 1)
+        row = plan_row(args, config, own.row + 1, 0)
+    page = write_page(row)
+    own.out.write_text(page, encoding="utf-8")
     megabytes = len(page) / 1e6
     print(f"{own.out}: row {own.row}, {len(row.examples)} examples, {megabytes:.1f} MB")
 

@@ -18,7 +18,7 @@ from text.tokenizer import ByteTokenizer
 from tools import ablate
 from toy import world
 from toy.videos import MovingShapes
-from training.config import field_values, parse
+from training.config import parse
 
 ROOT = Path(__file__).parents[2]
 TOKENIZER = ByteTokenizer(world.WORDS)
@@ -122,18 +122,6 @@ def test_the_control_of_the_long_stage_sees_videos_as_hard_and_as_many(remove):
     assert len(control["films-train-all-6"][0].video(5)["objects"]) == 1     # of its curriculum
 
 
-def test_flags_alone_remove_some_choices_and_shorten_only_rows_and_videos_of_the_long_stage():
-    for choice in CHOICES.values():
-        flags = f"--stage {ablate.STAGES[choice.family]} --tiny --steps 200 --save-every 0".split()
-        plain, without = [field_values(parse(each)[1]) for each in (flags, [*flags, *choice.flags])]
-        changed = {name for name in plain if plain[name] != without[name]}
-        assert changed or choice.remove
-        if choice.family == "long":
-            assert changed == {"stage", "batch", "micro_batch", "pack_crops", "data.max_tokens",
-                               "data.max_frames"}
-            assert without["batch"] * without["data.max_tokens"] == 2048
-
-
 def test_the_command_trains_without_the_choice(monkeypatch, remove):
     seen = []
     monkeypatch.setattr(train, "main", lambda flags: seen.append((flags, encode().n_branches)))
@@ -162,32 +150,11 @@ def test_a_family_starts_from_the_run_of_the_one_before_with_all_choices(tmp_pat
     assert [parse(run.flags)[0].init for run in runs] == ["x", "x"]      # and none before
 
 
-def test_a_finished_run_is_not_repeated_and_one_that_fails_ends_all(tmp_path, monkeypatch, capsys):
-    begun = []
-
-    def pretend(command, stdout):
-        begun.append(Path(command[-1]).name)
-        return argparse.Namespace(returncode=7 if "trees" in command else 0)
-
-    monkeypatch.setattr(subprocess, "run", pretend)
-    write_run(options(tmp_path), "all", 0, 0.8, 12)
-    flags = ["--only", "packing,trees", "--seeds", "1", "--steps", "2", "--images", "1", "--out"]
-    with pytest.raises(SystemExit) as end:
-        ablate.main([*flags, str(tmp_path)])
-    assert end.value.code == 1
-    assert begun == ["images-without-packing-2-steps-seed-0", "images-without-trees-2-steps-seed-0"]
-    assert "without-trees-2-steps-seed-0 ended with status 7" in capsys.readouterr().err
-
-
-def write_run(args, name, seed, score, n_examples):
-    lines = [{"config": {}}]
-    for step, seconds in zip(range(1, 4), (1, 2, 9), strict=True):
-        lines.append({"step": step, "loss": 1.0, "lr": {}, "examples": n_examples, "tokens": 90,
-                      "crops": 7, "seconds": seconds})
-    lines.append({"step": 3, "seconds": 1, "eval": {"point_f1": score}})
+def write_run(args, name, seed, score):
     path = ablate.run_path(args, "images", name, seed)
     path.mkdir()
-    (path / "log.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    line = {"step": 3, "seconds": 1, "eval": {"point_f1": score}}
+    (path / "log.jsonl").write_text(json.dumps(line) + "\n")
 
 
 @pytest.mark.parametrize(("scores", "verdict"), [
@@ -200,14 +167,11 @@ def test_the_verdict_needs_a_difference_of_pairs_beyond_its_error(tmp_path, caps
                                                                   verdict):
     args = options(tmp_path, seeds=len(scores))
     for seed, (with_it, without) in enumerate(scores):
-        write_run(args, "all", seed, with_it, 12)
-        write_run(args, "packing", seed, without, 4)
+        write_run(args, "all", seed, with_it)
+        write_run(args, "packing", seed, without)
     ablate.print_report(args)
-    first, with_it, without, last = capsys.readouterr().out.splitlines()
+    first, last = capsys.readouterr().out.splitlines()
     assert first.endswith(f"({len(scores)} seeds)  {verdict}")
-    assert with_it.split()[2:6] == ["with", "packing", "12.0", "examples,"]
-    assert without.split()[2:6] == ["without", "packing", "4.0", "examples,"]
-    assert with_it.endswith("2.000 s")                   # the median
     (row,) = json.loads(last)["rows"]
     gains = [a - b for a, b in scores]
     assert row["difference"] == pytest.approx(np.mean(gains))

@@ -55,7 +55,6 @@ def test_scores_by_frames_are_a_table_and_part_of_the_json(call, clip):
     assert {(row["frames"], len(row["times"])) for row in rows} == {(2, 2), (3, 3)}
     cells = [line.split() for line in table]
     assert cells[0] == ["frames", "2", "3"]
-    assert ["video_point_f1", "0.0000", "0.0000"] in cells
     losses = [by_frames[n]["nll"]["all"] for n in ("2", "3")]
     assert cells[-1] == ["nll", *(f"{loss:.4f}" for loss in losses)]
     assert losses[0] != losses[1]                        # the model was shown other frames
@@ -107,22 +106,11 @@ def test_masks_belong_to_their_own_file_and_the_last_files_need_none(call, tmp_p
     assert "mask" not in metrics["b.jsonl"]["hits"]
 
 
-@pytest.mark.parametrize(("flags", "message"), [
-    (["--masks", "half.npz"], "the masks of clip/0 are"),
-    (["--masks", "half.npz", "half.npz"], "--masks names 2 files, --data 1"),
-    (["--masks", "torn.npz"], "--masks torn.npz"),
-    (["--media", "."], "none of its 1 records could be used"),
-    (["--device", "none"], "--device none cannot be used"),
-])
-def test_a_mistake_costs_one_sentence(call, clip, tmp_path, monkeypatch, flags, message):
+def test_masks_of_another_size_cost_one_sentence(call, clip, tmp_path):
     arrays = np.load(clip[-1])
     half = {name: a[:, :, ::2] if a.ndim == 4 else a for name, a in arrays.items()}
     np.savez(tmp_path / "half.npz", **half)
-    (tmp_path / "torn.npz").write_bytes((tmp_path / "half.npz").read_bytes()[:500])
-    monkeypatch.chdir(tmp_path)
-    status, out, err, _ = call(*clip, *flags)
+    status, out, (sentence,), _ = call(*clip, "--masks", tmp_path / "half.npz")
     assert status == 2
     assert not out
-    assert message in err[-1]
-    skipped = 1 if "none of its" in message else 0       # which is named before
-    assert len(err) == 1 + skipped
+    assert "the masks of clip/0 are" in sentence

@@ -13,7 +13,7 @@ import parallel
 import train
 from tests.small_model import SMALL, batch_of, config_of, model_of
 from tools import memory
-from weights import files, lora
+from weights import lora
 
 READS = {"cpu", "item", "tolist", "numpy", "nonzero", "__bool__", "__int__", "__float__"}
 
@@ -88,10 +88,6 @@ def test_one_of_eight_ranks_holds_its_shard_and_its_slice():
     assert rank["NCCL's buffers"] == 3 * memory.NCCL_BUFFERS
 
 
-# --------------------------------------------------------------------------------------------------
-# the command
-
-
 def printed(capsys, flags):
     memory.main(flags.split())
     out, err = capsys.readouterr()
@@ -117,17 +113,8 @@ def test_the_4b_with_adapters_fits_a_card_of_24_gb(capsys):
     assert " 24 GB: fits" in text
 
 
-def test_init_has_the_shape_of_a_saved_model(tmp_path, capsys):
-    model = models.Molmo2(models.PRESETS["toy"])
-    files.save(model, tmp_path / "run" / "model")
-    _, found = printed(capsys, f"--stage 2 --tiny --init {tmp_path}/run")
-    assert found["parts"]["weights"] == sum(p.nbytes for p in model.parameters())
-
-
 @pytest.mark.parametrize(("flags", "message"), [
     ("--preset 4b --gpus 6 --cp 6", "--cp 6: 32 query and 8 kv heads cannot be dealt out"),
-    ("--gpus 0", "at least 1"),
-    ("--init nowhere", "--init: nowhere: no such folder"),
     ("--model.n_head=3", "--model.*: query heads must be a multiple")])
 def test_mistakes_end_in_one_sentence(flags, message, capsys):
     with pytest.raises(SystemExit, match="2"):

@@ -1,6 +1,5 @@
 """python -m tools.stats: counted by the command, and counted here."""
 
-import json
 
 import numpy as np
 import pytest
@@ -50,11 +49,3 @@ def test_stats_are_those_of_the_encoded_examples(tmp_path):
     assert found["packs"] == len(packs)
     assert found["examples_per_pack"] == round(N_USABLE / len(packs), 2)
     assert found["fill_tokens"] == pytest.approx(found["tokens"] / len(packs) / 800, abs=1e-4)
-
-
-def test_the_command_prints_them(tmp_path, capsys):
-    path = write(tmp_path / "r.jsonl", {"annotations": [{"type": "text", "text": "abc"}]})
-    stats.main([str(path), "--stage", "2", "--tiny"])
-    *table, last = capsys.readouterr().out.splitlines()
-    assert table[0].split() == ["records", "1"]
-    assert json.loads(last)["tokens"] == 4

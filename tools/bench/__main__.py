@@ -15,15 +15,12 @@ affects all equally. A ratio is the median over the rounds, with its range.
 
 import argparse
 import json
-import os
-import sys
 from datetime import date
 
 import torch
 
-from records.errors import Unreadable, warn
 from tools.bench import attend, flops, generate, load, pack, step
-from training.config import Parser, UserError
+from tools.command import make_parser, report_errors
 from training.log import commit, hardware
 
 COMMANDS = {"pack": pack, "load": load, "attend": attend, "step": step, "generate": generate,
@@ -34,25 +31,21 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescript
     """Shows the docstring as it is written, and the default of every flag."""
 
 
-def parse():
+def parse(argv):
     """The arguments of one of the COMMANDS."""
-    parser = Parser(prog="python -m tools.bench", description=__doc__,
-                    formatter_class=HelpFormatter)
+    parser = make_parser("bench", __doc__)
     subparsers = parser.add_subparsers(dest="bench", required=True, metavar="COMMAND")
     for name, module in COMMANDS.items():
         title = module.__doc__.splitlines()[0]
         module.add_arguments(subparsers.add_parser(
             name, help=title, description=module.__doc__, formatter_class=HelpFormatter))
-    return parser.parse_args()
+    return parser.parse_args(argv)
 
 
-def main():
-    try:
-        args = parse()
-        results = COMMANDS[args.bench].run(args)
-    except (UserError, Unreadable) as e:
-        warn(str(e))
-        sys.exit(2)
+@report_errors
+def main(argv=None):
+    args = parse(argv)
+    results = COMMANDS[args.bench].run(args)
     # four digits of every float: more would be noise
     cases = json.loads(json.dumps(results), parse_float=lambda text: float(f"{float(text):.4g}"))
     line = {
@@ -68,9 +61,4 @@ def main():
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except BrokenPipeError:  # whoever read the output, such as head, has stopped reading
-        os._exit(1)  # without another flush, which would raise again
-    except KeyboardInterrupt:
-        sys.exit(130)
+    main()

@@ -37,7 +37,6 @@ TIMES = ("mask", "forward", "both")  # seconds; both: forward and backward
 
 class Row(NamedTuple):
     """The mask fields (1,T) int32 of a packed row, and where its examples begin."""
-
     visible_until: torch.Tensor
     bidir: torch.Tensor
     starts: list  # one more than there are examples

@@ -31,7 +31,6 @@ PARTS = ("vit", "connector", "llm")
 
 class Work(NamedTuple):
     """What a step processes."""
-
     patches: int = 0  # of all crops
     pooled: int = 0  # patches in the windows of all visual tokens
     visual: int = 0  # visual tokens

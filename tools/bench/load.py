@@ -2,7 +2,6 @@
 
     python -m tools.bench load              # 384 and 128 frames of three minutes at 720p
     python -m tools.bench load --seconds 6 --rounds 1 --frames 32
-    python -m tools.bench load --video FILE --frames 128
 
 
 The frames are spread evenly over the video, or fill ten seconds from its middle at two frames a
@@ -100,23 +99,20 @@ def compare(path, video, frames, rounds):
 def add_arguments(parser):
     add = parser.add_argument
     add("--seconds", type=positive, default=180, help="of the video that is made")
-    add("--video", metavar="FILE", help="decode this file instead")
     add("--frames", type=positive, nargs="+", default=[384, 128], help="frames of the whole video")
     add("--rounds", type=positive, default=3, help="measurements of each case")
 
 
 def run(args):
-    """Prints the table -> {"video", "results"}. Unreadable for a file that is no video."""
+    """Prints the table -> {"video", "results"}."""
     torch.set_num_threads(1)  # as a worker of the training loader has
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(args.video or Path(folder, "made.mp4")).absolute()
-        if not args.video:
-            make_video(path, args.seconds)
+        path = Path(folder, "made.mp4")
+        make_video(path, args.seconds)
         video = probe(path)
         results = compare(path, video, args.frames, args.rounds)
     seconds = round(video.duration, 3)
     print(f"{seconds} s of {video.width} x {video.height}, {len(video.times)} frames")
     for case, rows in results.items():
         print_table(case, rows)
-    size = {"path": args.video, "seconds": video.duration, "frames": len(video.times)}
-    return {"video": size, "results": results}
+    return {"video": {"seconds": video.duration, "frames": len(video.times)}, "results": results}

@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from training.config import UserError
+from weights.files import explained
 
 
 def positive(text):
@@ -18,12 +18,9 @@ def positive(text):
 
 
 def check_device(device):
-    """Raises UserError if torch cannot use this device."""
-    try:
+    """ValueError if torch cannot use this device."""
+    with explained(f"--device {device}"):
         torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError) as e:
-        reason = str(e).splitlines()[0].split(". ")[0]
-        raise UserError(f"--device {device}: {reason}") from None
 
 
 def clock(device):

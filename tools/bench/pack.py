@@ -42,10 +42,6 @@ def lower_bound(sizes, limits):
     return int(max(bounds))
 
 
-# ------------------------------------------------------------------------------------------------
-# packers
-
-
 def no_packing(sizes, max_tokens, max_crops):
     """Every example is a pack."""
     return ([i] for i, _ in enumerate(sizes))
@@ -200,7 +196,6 @@ def packers(stage):
 
 class CountedSizes(list):
     """Sizes that know how many of them were read: an example arrives when it is first read."""
-
     n_read = 0
 
     def __getitem__(self, i):

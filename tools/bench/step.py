@@ -2,8 +2,7 @@
 
     python -m tools.bench step                # a small random model on this machine's CPU
     python -m tools.bench step --preset toy --cases image stream --rounds 2
-    python -m tools.bench step --preset 4b --device cuda --dtypes bfloat16 --cases stream \\
-        --stage 2 --n 16 --activation-checkpointing --no-reference
+    python -m tools.bench step --preset 4b --device cuda --dtypes bfloat16 --cases stream
 
 
 Both implementations have the same weights and learn the same tokens of the same examples, with
@@ -17,10 +16,9 @@ On a GPU our blocks are compiled, as in training.
                     a sequence for each annotation, in random order
 
 MFU is the FLOPs that a step needs (tools/bench/flops.py) over its seconds and the FLOP/s of
-a large matrix product. Memory (on a GPU only) is by how much a step raises the peak.
+a large matrix product.
 """
 
-import argparse
 import statistics
 from dataclasses import replace
 from functools import partial
@@ -35,7 +33,7 @@ from tools.bench.measure import check_device, clock, positive, print_table, run_
 from tools.bench.step_cases import CASES, make_case, n_crops
 
 SIDES = ("ours", "reference")
-STREAM_ROW = stream.Recipe(max_tokens=4096, max_crops=32, max_frames=8)  # without --stage
+STREAM_ROW = stream.Recipe(max_tokens=4096, max_crops=32, max_frames=8)
 # Gradients that are compared, by our name and transformers'. The gradients of the first blocks are
 # computed last, so that an error in any block changes them.
 WATCHED = {
@@ -69,8 +67,7 @@ def training_step(side, model, config, case, dtype, args):
     device = torch.device(args.device)
     is_ours = side == "ours"
     prepare = our_loss if is_ours else reference_loss
-    autocast = torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16",
-                              cache_enabled=not args.activation_checkpointing)  # as in train.py
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16")
     seconds = 0.0
     loss = 0.0
     for part in case.rows if is_ours else case.batches:
@@ -105,13 +102,7 @@ def check_agreement(case, ours, reference):
 def build_models(config, args):
     """{side: model in training mode, float32}, with the same random weights."""
     torch.set_flush_denormal(True)  # as in train.py
-    if not args.reference:
-        models = {"ours": peers.random_model(config, args.device, torch.float32)}
-    else:
-        models = dict(zip(SIDES, peers.model_pair(config, args.device, torch.float32), strict=True))
-    if args.activation_checkpointing and args.reference:
-        models["reference"].activation_checkpointing_enable({"use_reentrant": False})
-    models["ours"].activation_checkpointing = args.activation_checkpointing
+    models = dict(zip(SIDES, peers.model_pair(config, args.device, torch.float32), strict=True))
     if torch.device(args.device).type == "cuda":
         models["ours"].compile_blocks()  # as in train.py
     return {side: model.train() for side, model in models.items()}
@@ -155,16 +146,6 @@ def describe(case, model):
     }
 
 
-def added_memory(run_step, device):
-    """MiB that a step adds at its peak; None where torch does not count them."""
-    if device.type != "cuda":
-        return None
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    run_step()
-    return (torch.cuda.max_memory_allocated(device) - before) / 2**20
-
-
 def bench_case(name, config, models, peaks, args):
     """Prints the table of one case -> its numbers. models: {side: model}; peaks: {dtype:
     FLOP/s}. RuntimeError where the implementations differ."""
@@ -177,26 +158,24 @@ def bench_case(name, config, models, peaks, args):
     for dtype in args.dtypes:
         for side, model in models.items():
             runs[side, dtype] = partial(training_step, side, model, config, case, dtype, args)
-    if args.reference:
-        pair = [training_step(side, models[side], config, case, "float32", args) for side in SIDES]
-        check_agreement(name, *pair)
+    pair = [training_step(side, models[side], config, case, "float32", args) for side in SIDES]
+    check_agreement(name, *pair)
     for run_step in runs.values():
         run_step()  # warms up
     rounds = run_rounds(runs, args.rounds)
     row["sides"] = {}
-    for (side, dtype), run_step in runs.items():
+    for side, dtype in runs:
         seconds = statistics.median(results[side, dtype].seconds for results in rounds)
         row["sides"][f"{side} {dtype}"] = {
             "seconds": seconds,
             "tokens_per_second": row[side]["tokens"] / seconds,
-            "mib": added_memory(run_step, device),
             "annotations_per_second": row["annotations"] / seconds,
             "mfu": row["flops"] / seconds / peaks[dtype],
         }
     print(f"\n{name}: {row['labelled']} tokens with loss; {row['flops'] / 1e12:.3g} TFLOP needed")
     print_table(name, {key: row[key.split()[0]] | r for key, r in row["sides"].items()})
     row["ratios"] = {}
-    for dtype in args.dtypes if args.reference else ():
+    for dtype in args.dtypes:
         ratios = [r["reference", dtype].seconds / r["ours", dtype].seconds for r in rounds]
         key = f"reference {dtype} / ours {dtype}"
         row["ratios"][key] = spread(ratios)
@@ -213,16 +192,13 @@ def add_arguments(parser):
     add("--cases", nargs="+", choices=CASES, default=list(CASES), help="see above")
     add("--rounds", type=positive, default=5, help="measurements of each case")
     add("--n", type=positive, default=1, help="rows of the stream")
-    add("--stage", type=int, choices=(1, 2, 3), help="its recipe's rows, else of 4,096 tokens")
-    add("--activation-checkpointing", action="store_true", help="in both implementations")
-    switch = argparse.BooleanOptionalAction
-    add("--reference", action=switch, default=True, help="measure transformers too")
 
 
 def run(args):
     """Prints a table per case -> {"peak": FLOP/s by dtype, case: its numbers, ..}."""
     check_device(args.device)
-    args.tokens, args.crops, args.frames = stream.recipe(args.stage) if args.stage else STREAM_ROW
+    args.stage = 2
+    args.tokens, args.crops, args.frames = STREAM_ROW
     config = peers.PRESETS[args.preset]
     models = build_models(config, args)
     peaks = {dtype: matmul_peak(torch.device(args.device), dtype) for dtype in args.dtypes}

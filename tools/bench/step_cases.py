@@ -31,7 +31,6 @@ REFERENCE_BATCH = 4  # sequences in a batch of the stream for transformers
 
 class Plain(NamedTuple):
     """An example with one annotation."""
-
     text: int  # tokens
     tiling: tuple = None  # (rows, columns) of the mosaic of its image
     frames: int = 0  # of its video
@@ -45,7 +44,6 @@ CASES = {"image": [Plain(300, (2, 4))], "video": [Plain(300, frames=16)], "padde
 @dataclass
 class Case:
     """The same examples for both implementations."""
-
     rows: list  # ours: for each row a list of data.Example, message trees
     batches: list  # reference: for each batch a list of data.Example of one annotation each
     length: int  # tokens of a row
@@ -58,7 +56,6 @@ class Case:
 
 class Tree(NamedTuple):
     """An example as a message tree, and each of its annotations by itself: data.Example."""
-
     whole: data.Example
     singles: list
 
@@ -152,7 +149,7 @@ def stream_case(config, args):
     trees = []
 
     def next_size(_):
-        trees.append(draw_tree(config, rng, args.stage or 2, args.frames))
+        trees.append(draw_tree(config, rng, args.stage, args.frames))
         whole = trees[-1].whole
         return len(whole.tokens), n_crops(whole)
 

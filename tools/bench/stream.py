@@ -20,7 +20,6 @@ from training.config import STAGES
 
 class LogNormal(NamedTuple):
     """A log-normal number, clipped to [least, most]."""
-
     median: float
     sigma: float  # standard deviation of the logarithm
     least: float
@@ -33,7 +32,6 @@ class LogNormal(NamedTuple):
 
 class Count(NamedTuple):
     """1 + a Poisson number, clipped to [least, most]."""
-
     mean: float
     least: int
     most: int
@@ -44,7 +42,6 @@ class Count(NamedTuple):
 
 class Group(NamedTuple):
     """Examples of one kind: videos where seconds is given, else images or text alone."""
-
     share: float  # of the stream, relative to the sum of all shares
     annotations: Count
     text: LogNormal  # tokens of one annotation

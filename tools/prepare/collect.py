@@ -15,7 +15,7 @@ import json
 from argparse import Namespace
 from contextlib import contextmanager
 
-from tools.prepare.cells import Skip, require
+from tools.prepare.annotations import Skip, require
 from tools.prepare.rows import read_rows
 
 # what a row of another shape raises: a null, a list for a text, lists of different

@@ -23,7 +23,7 @@ from functools import partial
 from records.errors import Unreadable
 from records.media import image_size
 from tools.prepare import annotations as make
-from tools.prepare.cells import meta_of, require, size_of, text_of, text_or_skip, xy_points
+from tools.prepare.annotations import meta_of, require, size_of, text_of, text_or_skip, xy_points
 from tools.prepare.media import check_path
 
 # sources of Tulu that Molmo2 leaves out: puzzles, long reasoning, answers about the

@@ -5,7 +5,7 @@ import os
 import re
 from pathlib import Path, PurePosixPath
 
-from tools.prepare.cells import number_of, require, text_of
+from tools.prepare.annotations import number_of, require, text_of
 
 VIDEO_SUFFIXES = (".mp4", ".mkv", ".mov", ".webm", ".avi", ".m4v")
 MAGIC_BYTES = {

@@ -9,7 +9,7 @@ import re
 from functools import partial
 
 from tools.prepare import annotations as make
-from tools.prepare.cells import meta_of, number_of, require, size_of, text_of, xy_points
+from tools.prepare.annotations import meta_of, number_of, require, size_of, text_of, xy_points
 
 # Molmo2 leaves these videos out, which do not decode.
 CORRUPT = {"0OfUqrbRa2Y", "mTXBQzptWAg", "NyuA4FatDQk", "a_", "gsfIHiBB6xE", "bXApJtAf6Qo",

@@ -7,17 +7,15 @@ If a test fails, you read what it protects. Functions that still raise NotImplem
 out.
 """
 
-import argparse
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-import attention
-from records.errors import warn
-from tools.walk import examples, swap
-from training.config import Parser, UserError
+from tools.command import make_parser, report_errors
+from tools.walk import swap
+from training.config import UserError
 
 ROOT = Path(__file__).parents[2]
 N_LINES = 6  # of a failed test's own message
@@ -69,23 +67,19 @@ TESTS = {
 }
 
 
+@report_errors
 def main(argv=None):
-    parser = Parser(prog="python -m tools.walk", description=__doc__,
-                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser("walk", __doc__)
     parser.add_argument("--check", type=Path, metavar="FILE", required=True,
                         help="a file with your functions: docs/walk/mine.py, or a copy of it")
+    path = parser.parse_args(argv).check
     try:
-        path = parser.parse_args(argv).check
         module = swap.load(path)
-        mine = {name: getattr(module, name) for name in TESTS if hasattr(module, name)}
-        if not mine:
-            raise UserError(f"--check {path}: it has none of the functions {', '.join(TESTS)}")
-    except UserError as e:
-        warn(str(e))
-        return 2
     except Exception as e:  # whatever a reader's file raises
-        warn(f"--check {path}: {type(e).__name__}: {e}")
-        return 2
+        raise UserError(f"--check {path}: {type(e).__name__}: {e}") from None
+    mine = {name: getattr(module, name) for name in TESTS if hasattr(module, name)}
+    if not mine:
+        parser.error(f"--check {path}: it has none of the functions {', '.join(TESTS)}")
     results = [check(name, function, path) for name, function in mine.items()]
     return 0 if all(results) else 1
 
@@ -96,30 +90,9 @@ def check(name, mine, path):
     if "NotImplementedError" in mine.__code__.co_names:
         print("not written yet")
         return True
-    problem = find_difference(mine) if name == "allow" else None
-    problem = problem or run_tests(name, path)
+    problem = run_tests(name, path)
     print(f"not yet right\n    {problem}" if problem else "right, all of its tests pass")
     return not problem
-
-
-def find_difference(mine):
-    """Compares a reader's `allow` with the project's on the row of the walk -> the first
-    difference, or None. The tests show what a function raises."""
-    row = examples.encode()
-    batch = examples.collate(row)
-    expected = attention.allow(batch.visible_until, batch.bidir)
-    try:
-        found = mine(batch.visible_until, batch.bidir)
-        wrong = (found != expected)[0].nonzero().tolist()
-    except Exception:  # whatever a reader's function raises
-        wrong = []
-    if not wrong:
-        return None
-    q, k = wrong[0]
-    parts = examples.find_parts(row, examples.ROW)
-    names = [part.name for part in parts for _ in range(part.start, part.stop)]
-    verb = "must see" if expected[0, q, k] else "must not see"
-    return f"first difference: query {q} ({names[q]}) {verb} key {k} ({names[k]})"
 
 
 def run_tests(name, path):

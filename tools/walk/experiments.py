@@ -1,11 +1,21 @@
-"""What the walk measures with the model of examples.py: outputs, shares of the loss, gradients."""
+"""What the walk measures with the model of examples.py: outputs, shares of the loss, gradients;
+and the row on two processes (gloo), with the project's own parallel.py."""
 
 import dataclasses
+import tempfile
+from pathlib import Path
 
+import numpy as np
 import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
 
+import data
+import parallel
 from tools.walk import examples
-from tools.walk.ranks import sum_loss
+
+CP = 2  # processes that share the row
+Z_LOSS = 1e-4
 
 
 @torch.no_grad()
@@ -56,3 +66,84 @@ def add_gradients(micro_batches, divisors):
         loss, _ = sum_loss(model, examples.collate(micro_batch))
         (loss / divisor).backward()
     return flat_gradient(model)
+
+
+@dataclasses.dataclass
+class Rank:
+    """What one process held and computed."""
+    n_tokens: int  # of its slice of the row
+    n_crops: int  # that it encodes
+    sent: list  # visual tokens that go to each rank
+    outside: torch.Tensor  # (T,H) bool: heads of tokens that it held before attention
+    inside: torch.Tensor  # the same after the first exchange, inside attention
+    returned: torch.Tensor  # the same after the second exchange
+    loss: float  # its part of the sum of the loss
+    weight: float  # its part of the sum of the weights
+
+
+def sum_loss(model, batch):
+    """-> the sum of the loss and the sum of the weights, as in train.forward_backward."""
+    nll, lse = model(batch)
+    return (batch.weights * (nll + Z_LOSS * lse**2)).sum(), batch.weights.sum(dtype=torch.float64)
+
+
+@torch.no_grad()
+def run_one():
+    """-> the sums of loss and weights of the row on one process, as two floats."""
+    loss, weight = sum_loss(examples.new_model(), examples.collate(examples.encode()))
+    return float(loss), float(weight)
+
+
+def run_two():
+    """Starts two processes that share the row -> [Rank, Rank]."""
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(worker, (folder,), nprocs=CP)
+        return [torch.load(Path(folder, f"{rank}.pt"), weights_only=False) for rank in range(CP)]
+
+
+@torch.no_grad()
+def worker(rank, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{folder}/rendezvous", rank=rank, world_size=CP)
+    mesh = parallel.make_mesh(CP)
+    model = parallel.parallelize(examples.new_model(), mesh)
+    row = examples.encode(share_crops(rank))
+    batch = parallel.shard(examples.collate(row), rank, CP)
+    loss, weight = sum_loss(model, batch)
+    held = follow_heads(rank, mesh["cp"].get_group())
+    n_crops = int((batch.cp_rank == rank).sum())
+    found = Rank(batch.tokens.shape[1], n_crops, batch.dispatch[0], *held, float(loss),
+                 float(weight))
+    torch.save(found, f"{folder}/{rank}.pt")
+    dist.barrier()  # none leaves while the other still waits for it
+    dist.destroy_process_group()
+
+
+def share_crops(rank):
+    """-> the data.CropShard of each record, as training's loader asks for them."""
+    crops = [data.size(record, examples.TOKENIZER, examples.DATA, examples.SEED, 0)[1]
+             for record in examples.RECORDS]
+    before = np.cumsum([0, *crops]).tolist()
+    return [data.CropShard(rank, CP, n, before[-1]) for n in before[:-1]]
+
+
+def follow_heads(rank, group):
+    """Sends numbers through parallel.ulysses in the place of queries -> (T,H) bool three times:
+    which of them this rank holds outside of attention, inside, and when they have returned.
+
+    Head h of the token at place t is the number t * H + h. An attend that returns its queries shows
+    what arrived.
+    """
+    T = examples.ROW
+    H = examples.MODEL.n_head
+    G = examples.MODEL.n_kv_head
+    numbers = torch.arange(T * H).view(1, T, H, 1).double()
+    mine = numbers[:, rank * T // CP : (rank + 1) * T // CP]
+    arrived = []
+
+    def attend(q, k, v, mask):
+        arrived.append(q)
+        return q
+
+    back = parallel.ulysses(attend, group)(mine, mine[:, :, :G], mine[:, :, :G], None)
+    return [torch.isin(numbers, x).view(T, H) for x in (mine, arrived[0], back)]

@@ -8,18 +8,6 @@ from tools.bench import attend
 from tools.bench.stream import ExampleSize
 
 
-@pytest.mark.parametrize("tokens", [700, 4096])
-def test_rows_are_packs_that_fill_four_fifths(tokens):
-    rows = attend.rows(tokens, 4)
-    assert len(rows) == 4
-    for row in rows:
-        n_used = row.starts[-1]
-        assert tokens >= n_used >= 0.8 * tokens
-        assert set(row.visible_until[0, n_used:].tolist()) <= {tokens}
-        assert not row.bidir[0, n_used:].any()
-    assert any(len(row.starts) > 2 for row in rows)
-
-
 def test_the_mask_of_a_row_is_the_rule_of_message_trees():
     """Against a loop over pairs: a query sees the trunk and its own branch before it, and the
     visual tokens of its example if it is one. 83 of every 88 tokens of a trunk are visual."""

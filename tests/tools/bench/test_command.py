@@ -1,25 +1,13 @@
 """python -m tools.bench: help, the JSON line, and mistakes in the flags of every benchmark."""
 
 import os
-import subprocess
 import sys
 from datetime import date
-from pathlib import Path
 
 import pytest
 
-from tools.bench import __main__ as command
 from tools.bench import measure, pack
 from training import log
-
-ROOT = Path(__file__).parents[3]
-
-
-@pytest.mark.parametrize("name", command.COMMANDS)
-def test_help_says_what_is_measured(name, bench, capsys):
-    with pytest.raises(SystemExit, match="0"):
-        bench(name, "--help")
-    assert f"    python -m tools.bench {name}" in capsys.readouterr().out
 
 
 def test_the_json_line_holds_flags_machine_and_four_digits_of_every_float(bench, monkeypatch):
@@ -51,17 +39,13 @@ def test_a_table_shows_four_digits_and_the_range_of_ratios(capsys):
     ]
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("pack --n 0", "argument --n: 0 must be at least 1"),
-        ("attend --tokens 3", "--tokens 3: 400 examples do not fill 3 such rows"),
-        ("step --cases image", "pip install -r requirements-extras.txt"),
-        ("generate --device cuda:99", "--device cuda:99: "),
-        ("load --video no.mp4", "missing file"),
-        ("run nowhere --peak 1", "nowhere: no log of more than 5 steps"),
-    ],
-)
+@pytest.mark.parametrize(("flags", "message"), [
+    ("pack --n 0", "argument --n: 0 must be at least 1"),
+    ("attend --tokens 3", "--tokens 3: 400 examples do not fill 3 such rows"),
+    ("step --cases image", "pip install -r requirements-extras.txt"),
+    ("generate --device cuda:99", "--device cuda:99 cannot be used"),
+    ("run nowhere --peak 1", "nowhere: no log of more than 5 steps"),
+])
 def test_a_mistake_ends_in_one_sentence(flags, message, tiny, bench, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(SystemExit, match="2"):
@@ -70,13 +54,3 @@ def test_a_mistake_ends_in_one_sentence(flags, message, tiny, bench, monkeypatch
     (sentence,) = printed.err.splitlines()
     assert message in sentence
     assert not printed.out
-
-
-def test_a_reader_that_stops_reading_ends_the_command_without_a_traceback():
-    """As `tools.bench pack | head -1` does."""
-    command = [sys.executable, "-m", "tools.bench", "pack", "--n", "50", "--seeds", "1"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen(command, cwd=ROOT, **pipes)
-    process.stdout.close()
-    assert process.stderr.read() == b""
-    assert process.wait() == 1

@@ -60,16 +60,12 @@ def test_flops_of_a_step_are_those_of_its_matrices_and_of_the_pairs_that_attend(
     assert batch_work(model, packing.collate([row], 400, config.vision)) == work  # with padding
 
 
-@pytest.mark.parametrize(
-    ("train", "vit", "connector", "llm"),
-    [
-        (["connector"], 2, 6, 4),
-        (["llm"], 2, 2, 6),
-        (["connector", "llm"], 2, 6, 6),
-        (["vit"], 6, 4, 4),
-        (["vit", "connector", "llm"], 6, 6, 6),
-    ],
-)
+@pytest.mark.parametrize(("train", "vit", "connector", "llm"), [
+    (["connector"], 2, 6, 4),
+    (["llm"], 2, 2, 6),
+    (["vit"], 6, 4, 4),
+    (["vit", "connector", "llm"], 6, 6, 6),
+])
 def test_parts_that_do_not_learn_cost_less(tiny, train, vit, connector, llm):
     """FLOPs of each weight and vector: 2 forward, 2 for the gradient that is passed on to a part
     that learns, 2 for the gradient of the weights. Those of the blocks by torch's counter too."""
@@ -120,6 +116,3 @@ def test_mfu_of_a_run_is_that_of_its_batches_over_all_gpus(tmp_path, tiny, bench
     assert found["mfu"] == pytest.approx(rate / (4 * 0.1e12), rel=2e-3)
     assert (found["steps"], found["gpus"]) == (2, 4)
     assert table.startswith("medians of the steps")
-    for flags in ("--peak 0", "--peak 1 --skip 3"):
-        with pytest.raises(SystemExit, match="2"):
-            bench("run", tmp_path, *flags.split())

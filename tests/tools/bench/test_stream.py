@@ -39,12 +39,6 @@ def test_stream_is_the_one_that_was_measured(stage):
     assert all(e.tokens == e.trunk + sum(e.branches) for e in examples)
 
 
-def test_stream_is_a_function_of_stage_and_seed():
-    first = stream.stream(2, 60, 0)
-    assert stream.stream(2, 50, 0) == first[:50] != stream.stream(2, 50, 2)
-    assert stream.stream(3, 50, 0) != first[:50]
-
-
 def test_sizes_are_those_of_training():
     """Every image and video has the tokens that data.py lays out, and the crops that it cuts."""
     tokenizer = ByteTokenizer()
@@ -58,12 +52,3 @@ def test_sizes_are_those_of_training():
         times = vision.frame_times(seconds, 128)
         ids, _ = video_tokens(times, None, tokenizer, config)
         assert stream.video_size(seconds, 128) == (len(ids), frames)
-
-
-def test_what_does_not_fit_is_cut_off_the_end():
-    texts = stream.Count(3, 3, 3), stream.LogNormal(50, 0, 50, 50)
-    video = stream.Group(1, *texts, seconds=stream.LogNormal(90, 0, 2, 100))
-    trunk = 1 + stream.video_size(90, 128)[0]
-    for limit, branches in ((16384, [50] * 3), (trunk + 90, [50, 40, 0])):
-        example = stream.draw_example(np.random.default_rng(0), video, limit, 128)
-        assert example == (trunk + sum(branches), 128, trunk, branches)
