@@ -22,7 +22,6 @@ from typing import Protocol
 
 import numpy as np
 
-import vision
 from records import visual
 from records.errors import Unreadable
 from records.mixture import rng_for
@@ -302,21 +301,6 @@ def placeholder(name, n_tokens, n_crops, config, reason):
         example.images = np.zeros((n_crops, config.vision.n_patch, config.vision.n_pixel), np.uint8)
         example.image_id = np.arange(n_crops, dtype=np.int32)
     return example
-
-
-def largest_example(config, n_crops, n_vocab, shard=None):
-    """An Example that fills a row: every token with loss, n_crops crops, as many visual tokens as
-    these can have, in windows of 9."""
-    example = text_example(np.arange(config.max_tokens) % n_vocab, 1, id="largest")
-    n_patch, grid = config.vision.n_patch, config.vision.grid
-    view = vision.windows(np.arange(n_patch).reshape(grid, grid), 2)
-    source = np.concatenate([np.where(view < 0, -1, view + k * n_patch) for k in range(n_crops)])
-    source = source[: config.max_tokens - 1]
-    example.images = np.zeros((n_crops, n_patch, config.vision.n_pixel), np.uint8)
-    example.image_id = np.arange(n_crops, dtype=np.int32) // (1 + config.max_crops)
-    example.pool_src = np.pad(source, ((0, 0), (0, 5)), constant_values=-1)
-    example.pool_dst = np.arange(1, 1 + len(source))
-    return select_crops(example, shard)
 
 
 def encode_prompt(images, turns, tokenizer, config, clip=None):

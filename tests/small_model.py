@@ -4,12 +4,11 @@ from dataclasses import replace
 
 import torch
 
-import data
 import model as models
 import packing
 import vision
 from training.config import Config
-from training.setup import apply_recipe
+from training.setup import apply_recipe, largest_example
 
 VISION = vision.VisionConfig(n_layer=2, n_embd=64, n_head=4, n_hidden=160, feature_layers=(1, 0),
                              grid=6, patch=4, overlap_margin=1)
@@ -31,7 +30,7 @@ def model_of(config):
 def batch_of(config):
     """The largest micro-batch: each row one example, all crops, loss at every token, and as many
     visual tokens as the crops can have. Tokens and pixels are random."""
-    example = data.largest_example(config.data, config.pack_crops, config.model.n_vocab)
+    example = largest_example(config.data, config.pack_crops, config.model.n_vocab)
     rows = [[example]] * config.micro_batch
     batch = packing.collate(rows, config.data.max_tokens, config.data.vision, config.crop_bucket)
     tokens = torch.randint(0, config.model.n_vocab, batch.tokens.shape)

@@ -27,6 +27,7 @@ from tests.records.visual_records import (
 )
 from text.tokenizer import ByteTokenizer
 from toy.world import WORDS
+from training.setup import largest_example
 
 MEDIA = Path(__file__).parent / "media"
 BYTES = ByteTokenizer()
@@ -178,7 +179,7 @@ def test_the_reason_of_a_lost_record_does_not_repeat_its_place(tmp_path, monkeyp
 @pytest.mark.parametrize("crops", [10, 400])
 def test_the_largest_example_fills_a_row(crops):
     """400 crops have more windows than a row has tokens."""
-    example = data.largest_example(CONFIG, crops, 384)
+    example = largest_example(CONFIG, crops, 384)
     n_visual = min(25 * crops, CONFIG.max_tokens - 1)            # 5 x 5 windows of a 10 x 10 crop
     assert len(example.tokens) == CONFIG.max_tokens
     assert example.tokens.max() < 384
@@ -188,7 +189,7 @@ def test_the_largest_example_fills_a_row(crops):
     assert np.array_equal(example.pool_dst, np.arange(1, 1 + n_visual))
     patches = np.sort(example.pool_src[example.pool_src >= 0])
     assert np.array_equal(patches, np.arange(4 * n_visual))      # each patch at most once
-    parts = [data.largest_example(CONFIG, crops, 384, data.CropShard(rank, 3, 0, crops))
+    parts = [largest_example(CONFIG, crops, 384, data.CropShard(rank, 3, 0, crops))
              for rank in range(3)]
     assert sum(len(part.images) for part in parts) == crops
 

@@ -23,7 +23,6 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-import data
 import model as models
 import packing
 import parallel
@@ -39,7 +38,7 @@ from tools.bench.step_cases import Plain, plain_example, stream_case
 from tools.command import make_parser, report_errors
 from training.config import parse
 from training.log import commit, hardware
-from training.setup import apply_recipe
+from training.setup import apply_recipe, largest_example
 
 TINY = replace(models.PRESETS["toy"], n_layer=2)
 STEPS = {  # the flags of train.py
@@ -112,7 +111,7 @@ def measure_step(flags, device, compiles, peak, rounds):
         optimizer.step()  # with a learning rate of 0
         return batch
 
-    largest = data.largest_example(config.data, config.pack_crops, config.model.n_vocab)
+    largest = largest_example(config.data, config.pack_crops, config.model.n_vocab)
     step([[largest]])
     if device.type == "cuda":  # the second step finds gradients and optimizer state
         torch.cuda.reset_peak_memory_stats()

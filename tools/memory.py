@@ -34,7 +34,7 @@ import parallel
 import train
 from tools.command import make_parser, report_errors
 from training.config import UserError, parse
-from training.setup import apply_recipe, default_shard, layout_error
+from training.setup import apply_recipe, default_shard, largest_example, layout_error
 from weights import files, lora
 
 GIB = 2**30
@@ -144,7 +144,7 @@ def make_model(config, gpus, dtype, mode):
 def count(config, dtype, gpus=1):
     """-> LiveBytes of the first of `gpus` ranks, after the largest micro-batch."""
     shard = data.CropShard(0, config.cp, 0, config.pack_crops) if config.cp > 1 else None
-    example = data.largest_example(config.data, config.pack_crops, config.model.n_vocab, shard)
+    example = largest_example(config.data, config.pack_crops, config.model.n_vocab, shard)
     run = SimpleNamespace(
         config=config, ranks=parallel.Ranks(), device=torch.device("cpu"), dtype=dtype)
     batch = copy.copy(train.batch_of(run, [[example]] * config.micro_batch))

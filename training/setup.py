@@ -6,12 +6,14 @@ from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import torch
 from tqdm import tqdm
 
 import data
 import model as models
 import parallel
+import vision
 from records.errors import DataError, warn
 from records.mixture import Mixture
 from records.reader import Records
@@ -215,7 +217,7 @@ def dry_run_largest_batch(run, groups, forward_backward):
     shard = None
     if config.cp > 1:
         shard = data.CropShard(run.ranks.cp_rank, config.cp, 0, config.pack_crops)
-    example = data.largest_example(config.data, config.pack_crops, config.model.n_vocab, shard)
+    example = largest_example(config.data, config.pack_crops, config.model.n_vocab, shard)
     for _ in range(2):  # the second beside the gradients of the first
         forward_backward([[example]] * config.micro_batch)
     del adam
@@ -224,6 +226,22 @@ def dry_run_largest_batch(run, groups, forward_backward):
     if run.ranks.first:
         peak = torch.cuda.max_memory_allocated() / 2**30
         warn(f"dry run: at most {peak:.1f} GiB of a GPU")
+
+
+def largest_example(config, n_crops, n_vocab, shard=None):
+    """An Example that fills a row: every token with loss, n_crops crops, as many visual tokens as
+    these can have, in windows of 9."""
+    example = data.text_example(np.arange(config.max_tokens) % n_vocab, 1, id="largest")
+    n_patch = config.vision.n_patch
+    grid = np.arange(n_patch).reshape(config.vision.grid, config.vision.grid)
+    view = vision.windows(grid, 2)
+    source = np.concatenate([np.where(view < 0, -1, view + k * n_patch) for k in range(n_crops)])
+    source = source[: config.max_tokens - 1]
+    example.images = np.zeros((n_crops, n_patch, config.vision.n_pixel), np.uint8)
+    example.image_id = np.arange(n_crops, dtype=np.int32) // (1 + config.max_crops)
+    example.pool_src = np.pad(source, ((0, 0), (0, 5)), constant_values=-1)
+    example.pool_dst = np.arange(1, 1 + len(source))
+    return data.select_crops(example, shard)
 
 
 @dataclass(frozen=True)

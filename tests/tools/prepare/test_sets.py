@@ -130,3 +130,14 @@ def test_a_folder_is_read_whole_and_its_name_is_the_type(tmp_path):
     styles = [a["style"] for record in records for a in record["annotations"]]
     assert styles == ["cosyn_chart_exp", "cosyn_chart", "cosyn_document", "cosyn_document"]
     assert len(list((tmp_path / "out/media").iterdir())) == 1
+
+
+def test_images_of_another_set_can_be_held_out_and_points_chosen_by_their_number(tmp_path):
+    source = write_parquet(tmp_path / "p.parquet", CASES["pixmo-points"].rows)
+    held_out = tmp_path / "urls.txt"
+    held_out.write_text(f"{U}\t{sha(U)}\n")
+    records, counts = prepare("pixmo-points", source, tmp_path / "out", "--exclude", held_out)
+    assert [record["image"]["url"] for record in records] == [V]
+    assert counts["skipped"]["excluded"] == 6
+    records, _ = prepare("pixmo-points", source, tmp_path / "out", "--counts", 1, 1)
+    assert [[a["label"] for a in record["annotations"]] for record in records] == [["Cat"]]
