@@ -41,7 +41,7 @@ import torch.nn.functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-CHUNK = 1024      # queries of a long document that attend together; up to twice as many are not cut
+CHUNK = 1024  # queries of a long document that attend together; up to twice as many are not cut
 
 
 def rule(q, k, visible_until_k, bidir_q, bidir_k):
@@ -74,7 +74,7 @@ def allowed_pairs(visible_until, bidir):
 
 def packed_mask(visible_until, bidir):
     """The mask of packed rows in the fastest form: FlexAttention where it compiles, else chunks."""
-    flex = bidir.is_cuda and find_spec("triton") is not None             # Windows has no triton
+    flex = bidir.is_cuda and find_spec("triton") is not None  # Windows has no triton
     return block_mask(visible_until, bidir) if flex else document_mask(visible_until, bidir)
 
 
@@ -87,14 +87,14 @@ def attend(q, k, v, mask):
     """
     if isinstance(mask, DocumentMask):
         return attend_documents(q, k, v, mask.documents)
-    if torch.is_tensor(mask) and q.is_cuda and q.shape[2] > k.shape[2]:   # no fused kernel has both
+    if torch.is_tensor(mask) and q.is_cuda and q.shape[2] > k.shape[2]:  # no fused kernel has both
         k, v = (x.repeat_interleave(q.shape[2] // k.shape[2], dim=2) for x in (k, v))
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     grouped = q.shape[1] != k.shape[1]
     if isinstance(mask, BlockMask):
         out = compiled_flex_attention()(q, k, v, block_mask=mask, enable_gqa=grouped)
     else:
-        mask = None if mask is None else mask[:, None]   # with 3 dimensions SDPA is slow on a CPU
+        mask = None if mask is None else mask[:, None]  # with 3 dimensions SDPA is slow on a CPU
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped)
     return out.transpose(1, 2)
 
@@ -121,7 +121,7 @@ def block_mask(visible_until, bidir, size=128):
     stop = (start + size).clamp(max=T)
     q0, q1, k0, k1 = start[:, None], stop[:, None], start, stop
 
-    lowest = group.where(group != 0, T + 1).amin(2)      # of non-zero numbers; T + 1: none
+    lowest = group.where(group != 0, T + 1).amin(2)  # of non-zero numbers; T + 1: none
     highest = group.amax(2)
     overlap = lowest[:, :, None] <= highest[:, None]
     needed = (q1 > k0) & (q0 < until.amax(2)[:, None]) | overlap & overlap.mT
@@ -165,7 +165,7 @@ class Chunk(NamedTuple):
 @dataclass(frozen=True)
 class DocumentMask:
     """A class, so that torch.compile does not compare the lists, which always differ."""
-    documents: list                  # of all rows, each a list of Chunk
+    documents: list  # of all rows, each a list of Chunk
 
 
 def chunk_mask(visible_until, bidir, queries, size=CHUNK):
@@ -179,10 +179,10 @@ def chunk_mask(visible_until, bidir, queries, size=CHUNK):
         needed |= torch.isin(bidir, bidir[:, rows].flatten()) & (bidir != 0)
         keys = needed.any(0).nonzero()[:, 0]
         first, stop = int(keys[0]), int(keys[-1]) + 1
-        if len(keys) > 0.75 * (stop - first):    # a range is a view; the mask excludes the others
+        if len(keys) > 0.75 * (stop - first):  # a range is a view; the mask excludes the others
             keys = slice(first, stop)
         mask = allow(visible_until, bidir, rows, keys)
-        whole = bool(mask[:, 0].all()) and bool(mask.all())      # the first query often decides
+        whole = bool(mask[:, 0].all()) and bool(mask.all())  # the first query often decides
         chunks.append(Chunk(rows, keys, None if whole else mask))
     return chunks
 
@@ -192,7 +192,7 @@ def document_mask(visible_until, bidir, size=CHUNK):
     documents = []
     for row, until in enumerate(visible_until.tolist()):
         start = 0
-        while start < len(until):                # its first token is visible to its document's end
+        while start < len(until):  # its first token is visible to its document's end
             n = until[start] - start
             own = row, None, slice(start, start + n)
             fields = visible_until[own] - start, bidir[own]

@@ -59,7 +59,7 @@ class RecordReader(Protocol):
     Methods raise Unreadable if media cannot be used. Files also have where(i) -> "file:line".
     """
     name: str
-    fingerprint: str                                # what a plan or a resumed run depends on
+    fingerprint: str  # what a plan or a resumed run depends on
 
     def __len__(self): ...
     def __getitem__(self, i): ...                   # -> record
@@ -139,9 +139,9 @@ def layout(trunk, is_visual, branches, config, max_tokens=math.inf):
     kept, dropped_tokens, full = [], 0, False
     room = max_tokens - len(trunk)
     for branch in branches:
-        n = sum(len(ids) for ids, _ in branch.segments) - 1       # the last id is a target only
+        n = sum(len(ids) for ids, _ in branch.segments) - 1  # the last id is a target only
         full = full or (n > room and bool(kept))
-        if full or n > room or n < 0:            # n < 0: a track with no point on a frame shown
+        if full or n > room or n < 0:  # n < 0: a track with no point on a frame shown
             dropped_tokens += max(n, 0)
         else:
             kept.append(branch)
@@ -155,15 +155,15 @@ def layout(trunk, is_visual, branches, config, max_tokens=math.inf):
         # in a tree the EOS that ends a branch is not counted, but still has loss
         n_loss = sum(factor > 0 for factor in (factors[:-1] if is_tree else factors))
         weight = token_weight(branch, n_loss, len(kept), config)
-        if len(targets) < len(tokens):           # this target belongs to the trunk's last token
+        if len(targets) < len(tokens):  # this target belongs to the trunk's last token
             targets.append(ids[0])
-            weights[-1] = 0.0 if is_tree else weight * factors[0]    # not 0 for text without a chat
+            weights[-1] = 0.0 if is_tree else weight * factors[0]  # not 0 for text without a chat
         tokens += ids[:-1]
         targets += ids[1:]
         weights += [weight * factor for factor in factors[1:]]
         pos += range(len(trunk), len(trunk) + len(ids) - 1)
         until += [len(tokens)] * (len(ids) - 1)
-    targets += [0] * (len(tokens) - len(targets))                 # no branch was kept
+    targets += [0] * (len(tokens) - len(targets))  # no branch was kept
     until[: len(trunk)] = [len(tokens)] * len(trunk)
     bidir = np.zeros(len(tokens), np.int32)
     bidir[: len(trunk)] = is_visual
@@ -220,7 +220,7 @@ def build_tree(record, info, tokenizer, config, seed, epoch):
         a = record["annotations"][i]
         n_transcripts += a.get("style") == "transcript"
         if a.get("style") == "transcript" and n_transcripts > config.n_transcripts:
-            continue                                              # other epochs draw others
+            continue  # other epochs draw others
         if a["type"] != "track" and len(a.get("points", ())) > config.max_points:
             n_over_max_points += 1
             continue
@@ -236,11 +236,11 @@ def build_tree(record, info, tokenizer, config, seed, epoch):
 
 def segments_of(a, record, info, tokenizer, config, rng):
     """An annotation as [(ids, factor of the weight), ..], in the words that rng draws."""
-    if a["type"] == "text" and "prompt" not in a:                 # outside of any chat
+    if a["type"] == "text" and "prompt" not in a:  # outside of any chat
         return [(tokenizer.encode(a["text"]) + [tokenizer.eos], 1)]
     turns = turns_of(a, record, info.sizes, config, rng, info.times)
     weights = [turn.get("weight", 1) for turn in a.get("turns", ())] or [1] * len(turns)
-    segments = chat(turns, tokenizer)                             # question, answer, question ..
+    segments = chat(turns, tokenizer)  # question, answer, question ..
     return [(ids, learn * weights[k // 2]) for k, (ids, learn) in enumerate(segments)]
 
 
@@ -312,7 +312,7 @@ def encode_prompt(images, turns, tokenizer, config, clip=None):
         ids, is_visual = video_tokens(clip.times, clip.subtitles, tokenizer, config)
     else:
         ids, is_visual = images_tokens(info.sizes, tokenizer, config)
-    segments = [*chat(turns, tokenizer), ([0], False)]            # a target for the last token
+    segments = [*chat(turns, tokenizer), ([0], False)]  # a target for the last token
     example = layout([tokenizer.bos, *ids], [False, *is_visual], [Branch(segments)], config)
     if clip or images:
         if clip:

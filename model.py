@@ -31,7 +31,7 @@ from vision import SwiGLU, Vision, VisionConfig
 class YarnConfig:
     layers: tuple = ()               # the blocks that use it; all others have plain RoPE
     factor: float = 8.0              # the context is stretched by this
-    attention_factor: float = 1.2079441541679836     # multiplies cos and sin
+    attention_factor: float = 1.2079441541679836  # multiplies cos and sin
     beta_fast: float = 32.0          # a dimension of more rotations in original_max stays as it is
     beta_slow: float = 1.0           # one of fewer is stretched by the whole factor
     original_max: int = 8192         # tokens
@@ -81,12 +81,12 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(size))
 
     def forward(self, x):
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))      # float32 inside, or wider
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))  # float32 inside, or wider
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
         return wide.to(x.dtype) * self.weight
 
 
-@cache                               # once per device: a copy at every step would make a GPU wait
+@cache  # once per device: a copy at every step would make a GPU wait
 def rope_frequencies(config, yarn=False, device="cpu"):
     """(D/2,) float32 radians per position, and the factor on cos and sin (docs/molmo2.md 1.5).
 
@@ -98,7 +98,7 @@ def rope_frequencies(config, yarn=False, device="cpu"):
         return freq.to(device), 1.0
     y = config.yarn
 
-    def dimension_of(rotations):     # which rotates so often within the original context
+    def dimension_of(rotations):  # which rotates so often within the original context
         return D * math.log(y.original_max / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
     low = max(math.floor(dimension_of(y.beta_fast)), 0)
@@ -134,12 +134,12 @@ class Attention(nn.Module):
         self.k_norm = norm(self.D if self.norm_per_head else n_kv, config.eps)
         self.out = nn.Linear(n_q, config.n_embd, bias=False)
 
-    def forward(self, x, rope, mask, attend):            # (B,T,C)
+    def forward(self, x, rope, mask, attend):  # (B,T,C)
         B, T, _ = x.shape
         q, k, v = self.q(x), self.k(x), self.v(x)
         if not self.norm_per_head:
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k, v = (x.view(B, T, -1, self.D) for x in (q, k, v))          # heads H, G, G
+        q, k, v = (x.view(B, T, -1, self.D) for x in (q, k, v))  # heads H, G, G
         if self.norm_per_head:
             q, k = self.q_norm(q), self.k_norm(k)
         # under autocast norms give float32, and v is bfloat16, as exchanges and kernels want all
@@ -172,7 +172,7 @@ def dropout(residual, response, has_loss):
     """
     if residual == response == 0:
         return lambda x: x
-    rate = torch.where(has_loss, max(residual, response), residual)[..., None]       # (B,T,1)
+    rate = torch.where(has_loss, max(residual, response), residual)[..., None]  # (B,T,1)
     return lambda x: x * (torch.rand_like(x) >= rate) / (1 - rate)
 
 
@@ -192,7 +192,7 @@ class Molmo2(nn.Module):
             f"a ViT of {v.n_layer} blocks has no features {v.feature_layers}")
         self.config = config
         self.embedding = nn.Embedding(config.n_vocab, config.n_embd)
-        self.extra = nn.Embedding(config.n_extra, config.n_embd)    # ids V .. V+127, inputs only
+        self.extra = nn.Embedding(config.n_extra, config.n_embd)  # ids V .. V+127, inputs only
         self.vision = Vision(config.vision, config.n_hidden, config.n_embd)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.norm = RMSNorm(config.n_embd, config.eps)
@@ -204,13 +204,13 @@ class Molmo2(nn.Module):
         self.residual_dropout = self.response_dropout = 0.0
         self.activation_checkpointing = False
         self.uncheckpointed_blocks = 0
-        self.nll_chunk = 1024        # positions whose logits exist at once
+        self.nll_chunk = 1024  # positions whose logits exist at once
 
     def forward(self, batch):
         """batch -> nll (B,T), lse (B,T) float32; both 0 where batch.weights is 0."""
         return self.nll(self.hidden(batch), batch.targets, batch.labelled)
 
-    def hidden(self, batch):         # -> (B,T,C)
+    def hidden(self, batch):  # -> (B,T,C)
         mask = attention.packed_mask(batch.visible_until, batch.bidir)
         rates = (self.residual_dropout, self.response_dropout) if self.training else (0, 0)
         drop = dropout(*rates, batch.weights > 0)
@@ -226,7 +226,7 @@ class Molmo2(nn.Module):
         """Token embeddings (B,T,C); pooled features are added where their patch tokens are."""
         x = self.embed_tokens(batch.tokens)
         checkpointing = self.activation_checkpointing and self.training
-        image_features = self.vision(batch.images, batch.pool_src, checkpointing)            # (M,C)
+        image_features = self.vision(batch.images, batch.pool_src, checkpointing)  # (M,C)
         image_features = self.route(image_features, batch).to(x.dtype)
         return x.flatten(0, 1).index_add(0, batch.pool_dst, image_features).view_as(x)
 
@@ -240,7 +240,7 @@ class Molmo2(nn.Module):
         yarn = None
         if config.yarn.layers:
             yarn = rope_table(pos, *rope_frequencies(config, True, pos.device))
-        n_checkpointed = 0               # the first blocks, because backward comes to them last
+        n_checkpointed = 0  # the first blocks, because backward comes to them last
         if self.activation_checkpointing and self.training:
             n_checkpointed = len(self.blocks) - self.uncheckpointed_blocks
         for i, block in enumerate(self.blocks):
@@ -252,7 +252,7 @@ class Molmo2(nn.Module):
                 x = block(*inputs)
         return self.norm(x)
 
-    def lm_head(self, x):            # (..,C) -> (..,V)
+    def lm_head(self, x):  # (..,C) -> (..,V)
         return F.linear(x, self.embedding.weight if self.head is None else self.head.weight)
 
     def logits(self, batch):

@@ -66,7 +66,7 @@ class Item(NamedTuple):
     index: int
     tokens: int
     crops: int
-    arrived: int                     # packs that had been made when it came
+    arrived: int  # packs that had been made when it came
 
 
 N_BINS = 256                         # of a row's tokens, for the search; finer ones gain nothing
@@ -99,7 +99,7 @@ class Planner:
             self.next_index += 1
             if size is None:
                 continue
-            tokens, crops = map(int, size)           # no NumPy: the search uses long integers
+            tokens, crops = map(int, size)  # no NumPy: the search uses long integers
             if tokens <= self.max_tokens and crops <= self.max_crops:
                 self.pool.append(Item(index, tokens, crops, self.n_packs))
 
@@ -152,11 +152,11 @@ def best_subset(items, tokens, crops, bin_size, per_token, per_crop):
     n_bins = tokens // bin_size + 1                      # of a line
     line = -(-n_bins // 8) * 8                           # bits of a line: whole bytes
     all_bits = (1 << line * (crops + 1)) - 1
-    line_starts = all_bits // ((1 << line) - 1)          # the first bit of every line
+    line_starts = all_bits // ((1 << line) - 1)  # the first bit of every line
     sums = [1]
     for e in items:
         bins = -(-e.tokens // bin_size)
-        with_room = line_starts * ((1 << max(n_bins - bins, 0)) - 1)      # sums that it still fits
+        with_room = line_starts * ((1 << max(n_bins - bins, 0)) - 1)  # sums that it still fits
         shifted = (sums[-1] & with_room) << (e.crops * line + bins) & all_bits
         sums.append(sums[-1] | shifted)
 
@@ -164,7 +164,7 @@ def best_subset(items, tokens, crops, bin_size, per_token, per_crop):
     table = sums[-1].to_bytes(line // 8 * (crops + 1), "little")
     for c in range(crops + 1):
         of_line = int.from_bytes(table[c * line // 8 : (c + 1) * line // 8], "little")
-        bins = of_line.bit_length() - 1                  # the most tokens with c crops
+        bins = of_line.bit_length() - 1  # the most tokens with c crops
         worth = c * per_crop + bins * bin_size * per_token
         if bins >= 0 and worth > best:
             best, place = worth, c * line + bins
@@ -213,21 +213,21 @@ def balance_packs(packs, n_ranks):
     n = len(packs)
     assert n % n_ranks == 0, f"{n} packs do not go evenly to {n_ranks} ranks"
     work = [(sum(e.crops for e in pack), sum(e.tokens**2 for e in pack)) for pack in packs]
-    share = np.array(work, np.float64) / np.maximum(np.sum(work, axis=0), 1)         # (n,2)
+    share = np.array(work, np.float64) / np.maximum(np.sum(work, axis=0), 1)  # (n,2)
     order = np.argsort(-share.sum(1), kind="stable")
     turn, place = divmod(np.arange(n), n_ranks)
     rank_of = np.empty(n, np.int64)
-    rank_of[order] = np.where(turn % 2 == 1, n_ranks - 1 - place, place)   # 0 1 2 2 1 0 0 1 2 ..
+    rank_of[order] = np.where(turn % 2 == 1, n_ranks - 1 - place, place)  # 0 1 2 2 1 0 0 1 2 ..
 
     def loads():
         return np.stack([np.bincount(rank_of, share[:, k], n_ranks) for k in (0, 1)], 1)
 
     for _ in range(10 * n):
         load = loads()
-        slowest = np.flatnonzero(np.isin(rank_of, load.argmax(0)))       # their packs
-        more = share[None] - share[slowest, None]        # (m,n,2): what a's rank gains with b
+        slowest = np.flatnonzero(np.isin(rank_of, load.argmax(0)))  # their packs
+        more = share[None] - share[slowest, None]  # (m,n,2): what a's rank gains with b
         difference = load[rank_of[slowest]][:, None] - load[rank_of][None]
-        change = (more * (difference + more)).sum(2)     # half of what it adds to the squares
+        change = (more * (difference + more)).sum(2)  # half of what it adds to the squares
         a, b = divmod(int(change.argmin()), n)
         if change[a, b] > -1e-12:
             break
@@ -264,7 +264,7 @@ def collate(rows, max_tokens, vision_config, crop_bucket=1, share_images=False):
             for name, array in fields.items():
                 array[place] = getattr(x, name)
             until[place] = start + x.visible_until
-            bidir[place] = e * x.bidir               # unique in the row
+            bidir[place] = e * x.bidir  # unique in the row
             example[place] = number
             if x.images is not None:
                 crops.add(x, b * T + start)
@@ -283,7 +283,7 @@ class Crops:
         self.n_patch, self.share_images = n_patch, share_images
         self.images, self.pool_src, self.pool_dst, self.cp_rank = [], [], [], []
         self.n_crops = 0
-        self.first_crop = {}         # of an array of images that several examples share
+        self.first_crop = {}  # of an array of images that several examples share
 
     def add(self, x, first_token):
         P = self.n_patch
@@ -310,7 +310,7 @@ class Crops:
         padded = max(-(-n // bucket) * bucket, min(bucket, 2))   # a compiler makes 1 a constant
         blank = np.zeros((padded - n, self.n_patch, n_pixel), np.uint8)
         source, target = self.pool_src, self.pool_dst
-        if not any(map(len, source)):        # one empty window: collectives need some tensor
+        if not any(map(len, source)):  # one empty window: collectives need some tensor
             source, target = [np.full((1, 4), -1)], [np.zeros(1, np.int64)]
         K = max(s.shape[1] for s in source)
         source = [np.pad(s, ((0, 0), (0, K - s.shape[1])), constant_values=-1) for s in source]

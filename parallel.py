@@ -45,7 +45,7 @@ class Ranks:
     dp_rank: int = 0
     cp: int = 1
     cp_rank: int = 0
-    long_waits: object = None        # a gloo group with a long timeout: ranks evaluate for hours
+    long_waits: object = None  # a gloo group with a long timeout: ranks evaluate for hours
 
     @property
     def first(self):
@@ -120,12 +120,12 @@ def ulysses(attend, group):
         G = k.shape[2]
         if cp > G:
             k, v = (x.repeat_interleave(cp // G, dim=2) for x in (k, v))
-        q, k, v = (x.view(B, t, cp, -1, D) for x in (q, k, v))           # heads by their rank
+        q, k, v = (x.view(B, t, cp, -1, D) for x in (q, k, v))  # heads by their rank
         h, g = q.shape[3], k.shape[3]
         sent = torch.cat([q, k, v], 3).permute(2, 0, 1, 3, 4)            # (cp,B,t,h+2g,D)
         received = AllToAll.apply(sent, group)                           # now by slice of tokens
         row = received.permute(1, 0, 2, 3, 4).reshape(B, cp * t, h + 2 * g, D)
-        out = attend(*row.split((h, g, g), 2), mask)                     # (B,T,h,D)
+        out = attend(*row.split((h, g, g), 2), mask)  # (B,T,h,D)
         out = AllToAll.apply(out.reshape(B, cp, t, h, D).permute(1, 0, 2, 3, 4), group)
         return out.permute(1, 2, 0, 3, 4).reshape(B, t, H, D)
 
@@ -174,10 +174,10 @@ def shard(batch, rank, cp):
     T = batch.tokens.shape[1]
     assert T % cp == 0, f"{T} tokens do not go evenly to {cp} ranks"
     t, P = T // cp, batch.images.shape[1]
-    rank_of_crop = np.append(batch.cp_rank.numpy(), -1)                  # the last: no crop
+    rank_of_crop = np.append(batch.cp_rank.numpy(), -1)  # the last: no crop
     source = batch.pool_src.numpy()
     empty = (source < 0).all(1)
-    pooled_by = rank_of_crop[np.where(empty, -1, source.max(1) // P)]    # of each visual token
+    pooled_by = rank_of_crop[np.where(empty, -1, source.max(1) // P)]  # of each visual token
     row, place = np.divmod(batch.pool_dst.numpy(), T)
     needed_by = np.where(empty, -1, place // t)
     tokens_of = [[np.flatnonzero((pooled_by == a) & (needed_by == b)) for b in range(cp)]
@@ -188,7 +188,7 @@ def shard(batch, rank, cp):
                 [len(tokens_of[a][rank]) for a in range(cp)])
 
     crops = np.flatnonzero(rank_of_crop == rank)
-    number = np.full(len(rank_of_crop), -1)                              # among this rank's crops
+    number = np.full(len(rank_of_crop), -1)  # among this rank's crops
     number[crops] = np.arange(len(crops))
     source = source[own]
     source = np.where(source >= 0, number[source // P] * P + source % P, -1)
@@ -215,7 +215,7 @@ def parallelize(model, mesh, shard=0, dtype=torch.float32):
     """
     if mesh["cp"].size() > 1:
         group = mesh["cp"].get_group()
-        if group is dist.group.WORLD:    # its NCCL stream would queue behind FSDP's gathers
+        if group is dist.group.WORLD:  # its NCCL stream would queue behind FSDP's gathers
             group = dist.new_group()
         model.attend = ulysses(model.attend, group)
         model.route = dispatch_route(group)
@@ -232,7 +232,7 @@ def parallelize(model, mesh, shard=0, dtype=torch.float32):
         fully_shard(module, mesh=over, mp_policy=MixedPrecisionPolicy(
             param_dtype=gathered, reduce_dtype=torch.float32, cast_forward_inputs=False))
         module.set_gradient_divide_factor(1.0)
-        module.set_force_sum_reduction_for_comms(True)   # gloo has no reduction that scales
+        module.set_force_sum_reduction_for_comms(True)  # gloo has no reduction that scales
     if embedding and not model.embedding.weight.requires_grad:
         # else FSDP would prefetch the frozen embedding here, which backward does not need
         vit_blocks[0].set_modules_to_backward_prefetch([vit_blocks[0]])

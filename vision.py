@@ -39,19 +39,19 @@ class VisionConfig:
     neighbor_init: bool = False        # heads start by looking at neighbours (toy/vit.py)
 
     @property
-    def crop(self):                    # 378 pixels
+    def crop(self):  # 378 pixels
         return self.grid * self.patch
 
     @property
-    def stride(self):                  # 266 pixels between high-resolution crops
+    def stride(self):  # 266 pixels between high-resolution crops
         return (self.grid - 2 * self.overlap_margin) * self.patch
 
     @property
-    def n_patch(self):                 # P = 729
+    def n_patch(self):  # P = 729
         return self.grid**2
 
     @property
-    def n_pixel(self):                 # F = 588
+    def n_pixel(self):  # F = 588
         return self.patch**2 * 3
 
 
@@ -126,7 +126,7 @@ def to_array(image):
     if not isinstance(image, Image.Image):
         assert image.dtype == np.uint8 and image.shape[2:] == (3,), (image.dtype, image.shape)
         return image
-    if image.mode in ("I", "F") and image.format != "PNG":       # a 16-bit PNG may open as mode I
+    if image.mode in ("I", "F") and image.format != "PNG":  # a 16-bit PNG may open as mode I
         raise ValueError(f"pixels of mode {image.mode} have no known range; save 8 or 16 bits")
     image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I"):
@@ -222,11 +222,11 @@ class ViTBlock(nn.Module):
         self.up = nn.Linear(E, config.n_hidden)
         self.down = nn.Linear(config.n_hidden, E)
 
-    def forward(self, x):                                # (N,P,E)
+    def forward(self, x):  # (N,P,E)
         N, P, E = x.shape
         h = self.attn_norm(x)
         q, k, v = (linear(h).view(N, P, self.n_head, -1).transpose(1, 2)
-                   for linear in (self.q, self.k, self.v))                       # (N,H,P,D)
+                   for linear in (self.q, self.k, self.v))  # (N,H,P,D)
         x = x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(N, P, E))
         return x + self.down(F.gelu(self.up(self.mlp_norm(x)), approximate="tanh"))
 
@@ -242,7 +242,7 @@ class ViT(nn.Module):
         self.blocks = nn.ModuleList(ViTBlock(config) for _ in range(config.n_layer))
 
     def forward(self, images, checkpointing=False):
-        x = images.to(self.patch.weight.dtype) / 127.5 - 1              # SigLIP's normalisation
+        x = images.to(self.patch.weight.dtype) / 127.5 - 1  # SigLIP's normalisation
         x = self.patch(x) + self.pos
         outputs = {}
         for i, block in enumerate(self.blocks):
@@ -266,18 +266,18 @@ class Pool(nn.Module):
         self.q, self.k, self.v = (nn.Linear(n_feature, E) for _ in range(3))
         self.out = nn.Linear(E, E)
 
-    def forward(self, features, pool_src):               # (N,P,2E), (M,K) -> (M,E)
+    def forward(self, features, pool_src):  # (N,P,2E), (M,K) -> (M,E)
         M, K = pool_src.shape
         valid = pool_src >= 0
         # -1 reads another patch of its window, and not always patch 0: in backward a GPU adds the
         # gradients of equal indices one by one
         source = pool_src.where(valid, pool_src.amax(1, keepdim=True)).clamp(min=0)
-        window = features.flatten(0, 1)[source] * valid[..., None]                     # (M,K,2E)
+        window = features.flatten(0, 1)[source] * valid[..., None]  # (M,K,2E)
         mean = window.sum(1) / valid.sum(1, keepdim=True).clamp(min=1)
         q = self.q(mean).view(M, 1, self.n_head, -1)
-        q = q.to(torch.promote_types(q.dtype, torch.float32))      # products not rounded to bf16
+        q = q.to(torch.promote_types(q.dtype, torch.float32))  # products not rounded to bf16
         k, v = (linear(window).view(M, K, self.n_head, -1) for linear in (self.k, self.v))
-        score = (q * k).sum(-1) * q.shape[-1] ** -0.5                                  # (M,K,H)
+        score = (q * k).sum(-1) * q.shape[-1] ** -0.5  # (M,K,H)
         # a padding row has no valid patch: it looks at all of its zeros, so that there is no NaN
         allowed = valid | ~valid.any(1, keepdim=True)
         score = score.masked_fill(~allowed[..., None], float("-inf"))
@@ -319,5 +319,5 @@ class Vision(nn.Module):
         # biases make padding rows non-zero: multiply, because dropping rows would change the shape
         return tokens * (pool_src >= 0).any(1, keepdim=True)
 
-    def connect(self, features, pool_src):               # (N,P,2E), (M,K) -> (M,C)
+    def connect(self, features, pool_src):  # (N,P,2E), (M,K) -> (M,C)
         return self.projector(self.pool(features, pool_src))

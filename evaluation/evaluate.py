@@ -48,10 +48,10 @@ SCORES = (
     "choice_accuracy",  # of questions with options
     "vqa_score", "anls", "relaxed_accuracy",  # see scoring.STYLE_SCORE
 )
-MAX_ROWS = 128               # questions answered at once
-MAX_CROPS = 256              # encoded at once by the ViT
+MAX_ROWS = 128  # questions answered at once
+MAX_CROPS = 256  # encoded at once by the ViT
 MAX_CACHED_TOKENS = 1 << 16  # rows x (prompt + answer): the slots of the KV cache
-LEAST_BYTES = 512            # of an answer in bytes: a word takes several of them
+LEAST_BYTES = 512  # of an answer in bytes: a word takes several of them
 
 
 def answer_limit(annotation, record):
@@ -81,7 +81,8 @@ def questions_of(record, info, config, max_new=None, least=1):
         turns = turns_of(annotation, record, info.sizes, config, None, info.times)
         given = annotation.get("turns", [{}])
         for n, (text, _) in enumerate(turns):
-            if given[n].get("weight", 1):  # a turn of weight 0 is context only
+            # a turn of weight 0 is context only
+            if given[n].get("weight", 1):
                 asked = [*turns[:n], (text, None)]
                 questions.append(Question(record, index, n, asked, info, limit))
     return questions

@@ -114,7 +114,8 @@ def generate(model, prompts, stops, max_new=128, temperature=0.0, seed=0, on_tok
 
     n_cached = cache.stop
     if n_cached or all(p.images is None for p in prompts):
-        x = model.embed_tokens(batch.tokens[:, n_cached:])  # no images, or cached ones
+        # no images, or cached ones
+        x = model.embed_tokens(batch.tokens[:, n_cached:])
     else:
         x = model.embed(batch)
     pos = batch.pos[:, n_cached:]
@@ -127,7 +128,7 @@ def generate(model, prompts, stops, max_new=128, temperature=0.0, seed=0, on_tok
         cache.stop += x.shape[1]
         fields = visible_until[:, : cache.stop], bidir[:, : cache.stop]
         chunks = attention.chunk_mask(*fields, slice(cache.start, cache.stop))
-        x = model.transformer(x, pos, chunks, attends)      # (B,t,C)
+        x = model.transformer(x, pos, chunks, attends)  # (B,t,C)
         logits = model.lm_head(x[every_row, last]).float()  # (B,V)
         token = sample(logits, temperature, rng)
         done = done | torch.isin(token, stop_ids)

@@ -38,7 +38,8 @@ def linear_sum_assignment(cost):
     for new_row in range(n_rows):
         shortest = np.full(n_columns, np.inf)  # lengths of the shortest paths
         previous_row = np.full(n_columns, -1)  # on that path
-        remaining = np.arange(n_columns)[::-1].copy()  # columns not visited yet
+        # columns not visited yet
+        remaining = np.arange(n_columns)[::-1].copy()
         rows = []  # visited ones
         columns = []
         row = new_row
@@ -108,7 +109,8 @@ def score_images(predicted, truth, hit):
 def score_video(predicted, truth, hit, size):
     """Points [(seconds, x, y), ..], matched by distance in time, x and y, each on a scale of
     0 to 100 -> PointScores. size: (seconds, width, height) of the video; hit as above."""
-    scale = 100 / np.maximum(np.array(size, float), 1e-9)  # a single frame lasts no time
+    # a single frame lasts no time
+    scale = 100 / np.maximum(np.array(size, float), 1e-9)
 
     def percent(points):
         return [np.round(point * scale, 1) for point in np.array(points, float)]

@@ -27,7 +27,7 @@ WHITE = (255, 255, 255)
 MIN_WIDTH = 288  # pixels of a drawn image
 MAX_SIDE = 1024
 GRID_COLUMNS = 4
-MAX_FRAMES = 12   # of a video, in one picture
+MAX_FRAMES = 12  # of a video, in one picture
 SAME_TIME = 0.05  # seconds: answers have one decimal
 
 
@@ -112,7 +112,8 @@ def with_text(image, lines):
     page = Image.new("RGB", (width, height), "white")
     page.paste(image, (0, 0))
     for k, line in enumerate(lines):
-        text = " ".join(line.split())[:width]  # no letter is narrower than a pixel
+        # no letter is narrower than a pixel
+        text = " ".join(line.split())[:width]
         top = image.height + 3 + k * size * 1.35
         ImageDraw.Draw(page).text((4, top), text, BLACK, font)
     return page

@@ -25,8 +25,8 @@ MAX_FRAME = 1e6
 class Question:
     """One turn of one annotation, as the model is asked."""
     record: dict
-    index: int   # of the annotation in the record
-    turn: int    # of a conversation, else 0
+    index: int  # of the annotation in the record
+    turn: int  # of a conversation, else 0
     turns: list  # [(question, answer), .., (question, None)]
     info: MediaInfo
     max_new: int  # tokens of the answer at most

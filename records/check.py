@@ -13,7 +13,7 @@ from text.points import scales, unit
 from text.styles import TASK_OF_STYLE, caption_part, medium
 from text.tracks import track_mode
 
-BOX_FORMS = {                        # four numbers -> left, top, right, bottom
+BOX_FORMS = {  # four numbers -> left, top, right, bottom
     "xyxy": lambda left, top, right, bottom: [left, top, right, bottom],
     "xywh": lambda left, top, w, h: [left, top, left + w, top + h],
     "cxcywh": lambda x, y, w, h: [x - w / 2, y - h / 2, x + w / 2, y + h / 2],
@@ -62,7 +62,7 @@ TABLES = {
         "occluded": "bool"},
     "text": {**_COMMON, "prompt": "text", "text": "text!"},
 }
-HINTS = {                            # for what stands in the place of an object
+HINTS = {  # for what stands in the place of an object
     "record": "; a file with an array of records ends in .json",
     "video": '; frames are given as {"frames": [..], "fps": 2}',
 }
@@ -98,7 +98,7 @@ def is_list_of(accepts, n_least=0, n_most=1e300):
                           and all(map(accepts, value)))
 
 
-KINDS = {                            # what a value must be, in words, and the test
+KINDS = {  # what a value must be, in words, and the test
     "any": ("", is_a(object)),
     "text": ("a text that is not blank", is_text),
     "string": ("a text", is_a(str)),
@@ -153,7 +153,7 @@ def check_kind(key, value, kind, place):
 def check_fields(value, name, place):
     """An object, and those in it, against their tables. place: its place in the record."""
     if name in ("image", "video") and is_text(value):
-        return                       # a path
+        return  # a path
     if not isinstance(value, dict):
         fail(place, f"it must be an object, not {short(value)}{HINTS.get(name, '')}")
     table = TABLES[name]

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from records.check import require, short
 
-CHAT_KEYS = ("conversations", "messages")        # by which such a row is known
+CHAT_KEYS = ("conversations", "messages")  # by which such a row is known
 ROLES = {
     "human": "user", "user": "user", "system": "system",
     "gpt": "assistant", "assistant": "assistant", "model": "assistant", "bot": "assistant"}
@@ -31,14 +31,14 @@ BOX_TAG = r"(?:<ref>([^<]*)</ref>\s*)?<box>([\d\s,()\[\]]*)</box>[\s.,;]*"
 
 
 class Placeholder(NamedTuple):
-    kind: str                        # image or video
-    entry: object = None             # what it names; None: the next one of the row
+    kind: str  # image or video
+    entry: object = None  # what it names; None: the next one of the row
 
 
 class Turn(NamedTuple):
-    role: str                        # user, assistant or system
-    parts: list                      # texts and Placeholders
-    weight: float = None             # of the loss, if given
+    role: str  # user, assistant or system
+    parts: list  # texts and Placeholders
+    weight: float = None  # of the loss, if given
 
 
 def convert(row, split_turns=False):
@@ -95,7 +95,8 @@ def read_chat(row):
     for k, turn in enumerate(turns):
         require(turn.role == ("user", "assistant")[k % 2], key,
                 f"turn {k} is of the {turn.role}: they alternate, the user first")
-    turns = turns[: len(turns) // 2 * 2]             # a last question may have no answer
+    # a last question may have no answer
+    turns = turns[: len(turns) // 2 * 2]
     require(turns, key, "there is no question with an answer")
     texts = [text for text in system if text.strip()]
     require(not PLACEHOLDER.search("".join(texts)), "system",
@@ -141,7 +142,7 @@ def read_parts(content, place):
     return parts
 
 
-def without_nulls(value):            # tables give every object the fields of all
+def without_nulls(value):  # tables give every object the fields of all
     return {key: field for key, field in value.items() if field is not None}
 
 
@@ -226,7 +227,7 @@ def place_media(prompts, references):
         is_text = all(isinstance(part, str) for part in parts)
         questions.append("".join(parts) if is_text else parts)
     if references and isinstance(questions[0], str) and not questions[0].strip():
-        questions[0] = references                    # a prompt of nothing but images
+        questions[0] = references  # a prompt of nothing but images
     return questions
 
 

@@ -30,7 +30,7 @@ def command_name():
     path = Path(sys.argv[0])
     if path.parent.name in ("tools", "toy", "evaluation"):
         return f"{path.parent.name}.{path.stem}"
-    if path.stem == "__main__":      # of a package of tools/
+    if path.stem == "__main__":  # of a package of tools/
         return f"tools.{path.parent.name}"
     return path.name
 

@@ -17,8 +17,8 @@ import vision
 from records.errors import Unreadable, require_file
 from records.video import decode, displayed_frames, probe
 
-EXIF_ORIENTATION = 0x0112            # values of 5 and above exchange width and height
-MAX_FRAMES = 2048                    # of one call: ffmpeg takes their times as one argument
+EXIF_ORIENTATION = 0x0112  # values of 5 and above exchange width and height
+MAX_FRAMES = 2048  # of one call: ffmpeg takes their times as one argument
 
 
 def names_of(record):
@@ -45,7 +45,7 @@ def open_image(path):
             image = Image.open(path)
         with image:
             yield image
-    except Exception as error:       # Pillow raises KeyError, struct.error and more
+    except Exception as error:  # Pillow raises KeyError, struct.error and more
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise Unreadable("damaged image", f"{path}: {reason}") from None
 
@@ -93,13 +93,14 @@ def frames(video, times):
     shown = displayed_frames(video.times, times)
     wanted, counts = np.unique(shown, return_counts=True)
     assert len(wanted) <= MAX_FRAMES, f"{len(wanted)} frames in one call"
-    if not len(wanted):              # a rank may have none of a video's crops
+    if not len(wanted):  # a rank may have none of a video's crops
         return
     if isinstance(video, FrameFolder):
         decoded = (read_image(video.paths[k]) for k in wanted)
     else:
         decoded = decode(video, wanted)
-    with closing(decoded):           # ends ffmpeg when the caller takes no more frames
+    # ends ffmpeg when the caller takes no more frames
+    with closing(decoded):
         for pixels, count in zip(decoded, counts, strict=True):
             yield from repeat(pixels, count)
 
@@ -112,7 +113,7 @@ class Probes:
 
     def __init__(self, path):
         self.path = path
-        self.known = None            # {path, bytes and time of change: size}
+        self.known = None  # {path, bytes and time of change: size}
 
     def __call__(self, video):
         """Path -> (width, height, seconds, half a frame in seconds); Unreadable."""
@@ -139,6 +140,6 @@ class Probes:
         self.known = {}
         with suppress(OSError), open(self.path, "rb") as file:
             for line in file:
-                with suppress(ValueError):       # a kill may cut a line off
+                with suppress(ValueError):  # a kill may cut a line off
                     key, size = json.loads(line)
                     self.known[key] = tuple(size)

@@ -55,7 +55,7 @@ def permute_index(i, n, *key):
     while True:
         left = i >> half
         right = i & mask
-        for k in feistel_keys(*key):             # every bit reaches every other
+        for k in feistel_keys(*key):  # every bit reaches every other
             mixed = (right + k) * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
             mixed = (mixed ^ mixed >> 29) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
             left, right = right, left ^ (mixed ^ mixed >> 32) & mask
@@ -92,7 +92,8 @@ class Mixture:
             if math.floor((n + 1) * share) > before or k == last:
                 reader = self.sources[k]
                 epoch, j = divmod(before if k < last else n, len(reader))
-                if getattr(reader, "ordered", False):       # endless, in its own order
+                # endless, in its own order
+                if getattr(reader, "ordered", False):
                     return k, j, epoch
                 j = permute_index(j, len(reader), self.seed, reader.name, epoch)
                 return k, j, epoch

@@ -23,9 +23,9 @@ from records.dialects import CHAT_KEYS, convert
 from records.errors import DataError, Unreadable, warn
 from records.media import Probes
 
-MAX_CHECKED_BYTES = 64 << 20         # native files up to this size are checked when opened,
-N_CHECKED = 1000                     # of larger ones so many records
-MAX_MISTAKES = 20                    # shown at once
+MAX_CHECKED_BYTES = 64 << 20  # native files up to this size are checked when opened,
+N_CHECKED = 1000  # of larger ones so many records
+MAX_MISTAKES = 20  # shown at once
 # The last three are raised where, for example, a number takes the place of a list.
 FORM_ERRORS = (ValueError, RecursionError, AttributeError, KeyError, TypeError)
 
@@ -59,7 +59,8 @@ class Records:
         if not len(self):
             stop(path, "the file holds no record")
         digest.update(json.dumps(self.options).encode())
-        self.fingerprint = digest.hexdigest()        # what plans and resumed runs depend on
+        # what plans and resumed runs depend on
+        self.fingerprint = digest.hexdigest()
         if stop_on_mistakes:
             self.check_native()
 
@@ -108,11 +109,12 @@ class Records:
             self._file = open(self.path, "rb")
         if stamp_of(self._file) != self.stamp:
             stop(self.path, "the file has changed since it was opened")
-        i = range(len(self))[i]                      # negative numbers count from the end
+        i = range(len(self))[i]  # negative numbers count from the end
         self._file.seek(self.offsets[i])
         text = self._file.read(int(self.offsets[i + 1] - self.offsets[i]))
         if self.path.suffix == ".json":
-            return text.rstrip(b" \t\r\n,]")         # what follows an element of an array
+            # what follows an element of an array
+            return text.rstrip(b" \t\r\n,]")
         return text
 
     def __getitem__(self, i):
@@ -131,7 +133,7 @@ class Records:
     def read(self, text):
         """Bytes -> a record, checked; Unreadable or one of FORM_ERRORS."""
         record = json.loads(text)
-        if b"\\ud" in text.lower():                  # half a surrogate pair is no text
+        if b"\\ud" in text.lower():  # half a surrogate pair is no text
             json.dumps(record, ensure_ascii=False).encode()
         if is_chat(text):
             record = convert(record, self.options["split_turns"])
@@ -219,7 +221,8 @@ def find_lines(path):
                 lines.append(number)
             offset += len(line)
     offsets.append(offset)
-    if lines and lines[-1] == len(lines):            # no line is blank: nothing to keep
+    # no line is blank: nothing to keep
+    if lines and lines[-1] == len(lines):
         lines = range(1, len(lines) + 1)
     return np.array(offsets), lines, digest
 

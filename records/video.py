@@ -29,9 +29,9 @@ from records.errors import Unreadable, require_file
 
 # Demuxers that read one file. Others, such as hls and concat, follow references.
 CONTAINERS = "mov,matroska,avi,mpegts,mpeg,flv,asf,ogg,gif"
-SEEK_MARGIN_S = 10                   # decoded before a clip begins
-DEADLINE_S = 300                     # for ffmpeg, which may hang at a damaged file
-HIDDEN = 4                           # packet flag: an edit list hides the frame
+SEEK_MARGIN_S = 10  # decoded before a clip begins
+DEADLINE_S = 300  # for ffmpeg, which may hang at a damaged file
+HIDDEN = 4  # packet flag: an edit list hides the frame
 HEADER = re.compile(
     r"#tb 0: (\d+/[1-9]\d*)\n.*#dimensions 0: ([1-9]\d*)x([1-9]\d*)\n", re.S)
 # stream, dts, pts, duration, size, checksum, and F=flags unless it is a plain key frame (1)
@@ -43,13 +43,13 @@ ROTATION = re.compile(r"(?i)display ?matrix: rotation of (-?\d+\.?\d*) degrees")
 @dataclass(frozen=True, eq=False)
 class Video:
     path: Path
-    width: int                       # pixels as displayed: turned as the file says
+    width: int  # pixels as displayed: turned as the file says
     height: int
-    times: np.ndarray                # (n,) float64: seconds at which frames appear, from 0
-    duration: float                  # seconds from the first frame to the last one's end
-    pts: np.ndarray                  # (n,) int64: the file's own times, in time_base seconds
+    times: np.ndarray  # (n,) float64: seconds at which frames appear, from 0
+    duration: float  # seconds from the first frame to the last one's end
+    pts: np.ndarray  # (n,) int64: the file's own times, in time_base seconds
     time_base: Fraction
-    seekable: bool                   # decoding may start at any key frame
+    seekable: bool  # decoding may start at any key frame
 
 
 def ffmpeg_command(path, input_options, output_options, log_level):
@@ -114,7 +114,7 @@ def probe(path):
 def displayed_size(width, height, log):
     """(width, height) after the rotation that the file asks for."""
     rotation = ROTATION.search(log.partition("Output #0")[2])
-    if rotation and abs(abs(float(rotation[1])) - 90) < 1:       # ffmpeg's own tolerance
+    if rotation and abs(abs(float(rotation[1])) - 90) < 1:  # ffmpeg's own tolerance
         return height, width
     return width, height
 

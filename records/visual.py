@@ -20,15 +20,15 @@ from text.visual_tokens import shift_subtitles
 @dataclass
 class MediaInfo:
     """What headers tell of a record's visual input."""
-    sizes: list = field(default_factory=list)    # (width, height) of images, or of the video
-    times: list = None               # of a video: seconds of the clip, one per frame
-    subtitles: object = None         # [(start, end, text), ..] in these seconds, or a text
+    sizes: list = field(default_factory=list)  # (width, height) of images, or of the video
+    times: list = None  # of a video: seconds of the clip, one per frame
+    subtitles: object = None  # [(start, end, text), ..] in these seconds, or a text
 
 
 @dataclass
 class VideoClip:
-    times: list                      # as in MediaInfo
-    frames: object                   # yields (H,W,3) uint8 for each time
+    times: list  # as in MediaInfo
+    frames: object  # yields (H,W,3) uint8 for each time
     subtitles: object = None
 
 
@@ -38,7 +38,8 @@ def clip_times(duration, config, start=0.0, end=math.inf):
     Unreadable where the clip lies outside the video (docs/molmo2.md 3.1).
     """
     end = min(end, duration)
-    if not 0 <= start < end and (start or duration):     # one frame lasts no time
+    # one frame lasts no time
+    if not 0 <= start < end and (start or duration):
         raise Unreadable("outside the clip",
                          f"the clip {start:g} to {end:g} s is empty, of {duration:g} s")
     return vision.frame_times(end - start, config.max_frames, config.fps), end
@@ -66,7 +67,8 @@ def read_headers(record, config):
         raise Unreadable("too long", f"it has {len(info.sizes)} images, and "
                          f"--data.max_images is {config.max_images}")
     for k, annotation in enumerate(record["annotations"]):
-        if annotation.get("coords") == "pixel":      # others are checked already
+        # others are checked already
+        if annotation.get("coords") == "pixel":
             check_range(annotation, scales(record, info.sizes), f"annotations[{k}]")
     return info
 
@@ -77,9 +79,9 @@ def read_video_header(record, config):
     start = video.get("start", 0.0)
     times, end = clip_times(duration, config, start, video.get("end", math.inf))
     rates = [a.get("fps", 2) for a in record["annotations"] if a["type"] == "track"]
-    if rates:                        # where the tracks have points (docs/molmo2.md 3.1)
+    if rates:  # where the tracks have points (docs/molmo2.md 3.1)
         lowest = max(int(min(rates)), 1)
-        if lowest > 10:              # of every frame: asked for twice a second
+        if lowest > 10:  # of every frame: asked for twice a second
             lowest = 2
         video_rate = round(0.5 / half_frame) if half_frame else 0
         grid = [rate for rate in range(lowest, 11, lowest) if video_rate % rate == 0]

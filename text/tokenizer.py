@@ -46,7 +46,7 @@ class ByteTokenizer:
         self.chat_start = 256
         self.chat_end = 257
         self.eos = self.chat_end
-        self.bos = self.eos              # as for Qwen, which has no BOS
+        self.bos = self.eos  # as for Qwen, which has no BOS
         self.stops = {self.eos}
         self.special = special_ids(n_vocab)
         self.ids = {word: 258 + i for i, word in enumerate(self.words)}
@@ -109,7 +109,8 @@ class PretrainedTokenizer:
         for token in state["added_tokens"]:
             token["special"] = token["special"] or token["content"] in ours
         self.inner = Tokenizer.from_str(json.dumps(state))
-        self.inner.encode_special_tokens = True          # what a user types stays text
+        # what a user types stays text
+        self.inner.encode_special_tokens = True
 
         settings = json.loads(self.files.get("tokenizer_config.json", b"{}"))
         self.eos = self._id(settings.get("eos_token") or "<|im_end|>")
@@ -153,7 +154,7 @@ def load_tokenizer(folder, n_vocab):
         tokenizer = ByteTokenizer(state["words"], state["n_vocab"])
     except (MissingToken, OSError):
         raise
-    except Exception as error:       # the package raises none but Exception itself
+    except Exception as error:  # the package raises none but Exception itself
         raise ValueError(f"{path}: not readable as a tokenizer: {error}") from None
     if tokenizer.n_vocab != n_vocab:
         raise ValueError(f"{path} is no byte tokenizer for a model of {n_vocab} ids")
@@ -163,7 +164,7 @@ def load_tokenizer(folder, n_vocab):
 class Segment(NamedTuple):
     """Consecutive tokens of a chat that have the same loss."""
     ids: list
-    learn: bool                      # False: read only. data.py turns this into a weight
+    learn: bool  # False: read only. data.py turns this into a weight
 
 
 def chat(turns, tokenizer):

@@ -99,10 +99,10 @@ def remove_long_context():
 @dataclass(frozen=True)
 class Choice:
     """One of the paper's choices that the toy can do without."""
-    family: str                      # of STAGES
-    metrics: tuple                   # that the choice should improve
-    flags: tuple = ()                # of train.py, to do without it
-    remove: Callable | None = None   # replaces a function, to do without it
+    family: str  # of STAGES
+    metrics: tuple  # that the choice should improve
+    flags: tuple = ()  # of train.py, to do without it
+    remove: Callable | None = None  # replaces a function, to do without it
 
 
 IMAGE_METRICS = ("point_f1", "count_accuracy")
@@ -132,15 +132,15 @@ CHOICES = {
 
 class Run(NamedTuple):
     out: Path
-    name: str                        # of the choice that is removed, or "all" for none
-    flags: list                      # of train.py
+    name: str  # of the choice that is removed, or "all" for none
+    flags: list  # of train.py
 
 
 def plan_runs(args):
     """-> [Run, ..], each behind the run that it starts from."""
     chosen = [name for name in args.only if CHOICES[name].family not in args.baselines]
     families = {CHOICES[name].family for name in chosen}
-    for family in ("long", "videos"):                    # the runs that these start from
+    for family in ("long", "videos"):  # the runs that these start from
         if family in families and STARTS[family] not in args.baselines:
             families.add(STARTS[family])
     runs = []
@@ -176,7 +176,8 @@ def perform(run):
     """Executes a run, unless it is finished. RunError if it fails."""
     if final_scores(run.out):
         return
-    shutil.rmtree(run.out, ignore_errors=True)           # of a run that was interrupted
+    # of a run that was interrupted
+    shutil.rmtree(run.out, ignore_errors=True)
     warn(run.out.name)
     command = [sys.executable, "-m", "tools.ablate", "run", run.name, *run.flags]
     done = subprocess.run([*command, "--out", str(run.out)], stdout=subprocess.DEVNULL)
@@ -255,7 +256,7 @@ def parse_command(argv):
             parser.error(f"--init {family}={folder}: needs images or videos, and the "
                          "directory of a finished run")
     for run in plan_runs(args):
-        parse(run.flags)                 # UserError before the first run
+        parse(run.flags)  # UserError before the first run
     return args
 
 

@@ -44,19 +44,19 @@ CATEGORIES = ("affordable", "counting", "reasoning", "spatial", "steerable")
 
 
 class Benchmark(NamedTuple):
-    layout: Callable                 # (row, Media) -> image and annotation, or Skip
+    layout: Callable  # (row, Media) -> image and annotation, or Skip
     columns: str
-    scores: tuple                    # the first is the main one
-    published: tuple = ()            # in percent, of MODELS
-    source: str = "not found"        # of the published scores
-    max_new: int | None = None       # tokens of an answer at most; None: answer_limit()
+    scores: tuple  # the first is the main one
+    published: tuple = ()  # in percent, of MODELS
+    source: str = "not found"  # of the published scores
+    max_new: int | None = None  # tokens of an answer at most; None: answer_limit()
 
 
 class Target(NamedTuple):
     """What an answer of Point-Bench is compared with."""
     category: str
     mask: Path
-    size: tuple                      # (width, height) of the image
+    size: tuple  # (width, height) of the image
 
 
 @dataclass
@@ -65,8 +65,8 @@ class Loaded:
     name: str
     n_rows: int = 0
     records: list = field(default_factory=list)
-    left_out: Counter = field(default_factory=Counter)   # {reason: rows}
-    masks: dict = field(default_factory=dict)            # {id: arrow cell, or Target}
+    left_out: Counter = field(default_factory=Counter)  # {reason: rows}
+    masks: dict = field(default_factory=dict)  # {id: arrow cell, or Target}
 
     @property
     def masks_of(self):
@@ -165,7 +165,7 @@ def read_files(name, source):
     if name == "point-bench":
         path = Path(source) / "data.json"
         for row in read_rows(path, columns):
-            if "mask_filename" in row:           # as in the official code
+            if "mask_filename" in row:  # as in the official code
                 yield path, row
         return
     for path in source_files([source], "test"):

@@ -23,13 +23,14 @@ from records.visual import read_headers
 from tools.command import make_parser, report_errors
 from training.sources import OPTIONS, read_mix
 
-MAX_PRINTED = 20                     # lines of a file, without --all
-MAX_DURATION_ERROR_S = 0.5           # between the declared and the real duration
-ANY_SIZE = DataConfig(max_images=10**6)  # how many images a run takes is its own affair
+MAX_PRINTED = 20  # lines of a file, without --all
+MAX_DURATION_ERROR_S = 0.5  # between the declared and the real duration
+# how many images a run takes is its own affair
+ANY_SIZE = DataConfig(max_images=10**6)
 
 
 class Problem(NamedTuple):
-    kind: str                        # by which problems are counted
+    kind: str  # by which problems are counted
     sentence: str
 
 
@@ -48,7 +49,8 @@ def find_problems(records, i, decode_all):
         sizes = read_headers(record, ANY_SIZE).sizes
         if "video" not in record or isinstance(records.video(record), FrameFolder):
             for path in paths:
-                read_image(path)     # of a video file, all packets were read with its header
+                # of a video file, all packets were read with its header
+                read_image(path)
         return problems + compare_declared(records, record, sizes)
     except Unreadable as error:
         return [*problems, Problem(*error.args)]

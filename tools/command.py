@@ -26,7 +26,7 @@ def report_errors(main):
         try:
             return main(argv)
         except (UserError, RunError, Unreadable, OSError, ValueError) as error:
-            if os.environ.get("LOCAL_RANK", "0") == "0":     # once on each machine
+            if os.environ.get("LOCAL_RANK", "0") == "0":  # once on each machine
                 warn(str(error))
             is_full = getattr(error, "errno", 0) == errno.ENOSPC
             sys.exit(1 if is_full or isinstance(error, RunError) else 2)

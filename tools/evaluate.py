@@ -75,9 +75,9 @@ class Results(NamedTuple):
     """Of one file of records."""
     name: str
     records: list
-    by_frames: dict                      # {number of frames: metrics}
-    predictions: list                    # of the last number of frames
-    lines: list                          # of predictions.jsonl
+    by_frames: dict  # {number of frames: metrics}
+    predictions: list  # of the last number of frames
+    lines: list  # of predictions.jsonl
 
     @property
     def metrics(self):
@@ -143,13 +143,14 @@ def report(args, results, benchmark):
 def main(argv=None):
     args = parse(argv)
     if args.device == "cuda" and "LOCAL_RANK" in os.environ:
-        args.device = f"cuda:{os.environ['LOCAL_RANK']}"     # a GPU for each process
+        args.device = f"cuda:{os.environ['LOCAL_RANK']}"  # a GPU for each process
     with explained(f"--device {args.device}"):
         device = torch.device(args.device)
     ranks = parallel.join(1, device)
     # every rank reads the records; the first one alone says what is wrong with them
     quiet = nullcontext() if ranks.first else redirect_stderr(io.StringIO())
-    with quiet, tempfile.TemporaryDirectory() as work:       # for the records of a benchmark
+    # for the records of a benchmark
+    with quiet, tempfile.TemporaryDirectory() as work:
         benchmark = None
         if name := args.benchmark:
             benchmark = benchmarks.load(name, args.data[0], args.media, work)

@@ -113,7 +113,8 @@ def measure_step(flags, device, compiles, peak, rounds):
 
     largest = largest_example(config.data, config.pack_crops, config.model.n_vocab)
     step([[largest]])
-    if device.type == "cuda":  # the second step finds gradients and optimizer state
+    # the second step finds gradients and optimizer state
+    if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
         step([[largest]])
         found["GiB allocated"] = torch.cuda.max_memory_allocated() / memory.GIB

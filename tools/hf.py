@@ -23,7 +23,7 @@ from weights.base import extended_tokenizer, start_from_base
 from weights.export import export
 from weights.files import RELEASED_SETTINGS, open_model_folder
 
-FOLDERS = {                          # arguments of each command
+FOLDERS = {  # arguments of each command
     "import": {"source": "HF_DIR", "out": "OUT"},
     "base": {"source": "LLM_DIR", "siglip": "SIGLIP_DIR", "out": "OUT"},
     "export": {"source": "MODEL", "out": "HF_DIR"},

@@ -20,7 +20,9 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-import torch.distributed._tools.fake_collectives  # shapes of collectives on fake tensors
+
+# shapes of collectives on fake tensors
+import torch.distributed._tools.fake_collectives
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import scaled_dot_product_attention
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -39,7 +41,8 @@ from weights import files, lora
 
 GIB = 2**30
 GPU_SIZES = {16: 15.6, 24: 23.6, 40: 39.4, 48: 47.5, 80: 79.6, 141: 140.4}  # {GB: GiB}
-NCCL_BUFFERS = 2**29  # bytes of one communicator on a rank: an estimate, not measured yet
+# bytes of one communicator on a rank: an estimate, not measured yet
+NCCL_BUFFERS = 2**29
 
 
 class LiveBytes(TorchDispatchMode):

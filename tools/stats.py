@@ -23,11 +23,11 @@ from training.sources import open_sources
 
 def stats(readers, tokenizer, config):
     """-> {name: number} about all records of these readers under a Config."""
-    sizes = []                           # (tokens, crops) of each record that is used
+    sizes = []  # (tokens, crops) of each record that is used
     skipped = Counter()
     branches = dropped = longest = 0
     longest_id = ""
-    given = tokenizer, config.data, config.seed, 0               # epoch 0
+    given = tokenizer, config.data, config.seed, 0  # epoch 0
     for reader in readers:
         for i in range(len(reader)):
             try:

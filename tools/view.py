@@ -86,7 +86,8 @@ def read_row_of_run(run, step, number):
     if not (1 <= step <= config.steps and number < config.batch):
         raise UserError(f"--step {step} --row {number}: the run has steps 1 to "
                         f"{config.steps} and rows 0 to {config.batch - 1}")
-    if (run / "model").is_dir():  # a finished run has a tokenizer of its own
+    # a finished run has a tokenizer of its own
+    if (run / "model").is_dir():
         args.init = run
     return plan_row(args, config, step, number, read_log(run / "log.jsonl"))
 
@@ -221,7 +222,8 @@ def write_crops(row, number):
     side = int((MAX_PIXELS / len(row.batch.images)) ** 0.5)
     figures = []
     for k, image in enumerate(example.image_id.tolist()):
-        is_whole = k == 0 or example.image_id[k - 1] != image  # else a part of a mosaic
+        # if not whole, it is a part of a mosaic
+        is_whole = k == 0 or example.image_id[k - 1] != image
         name = f"image {image + 1}: {'whole' if is_whole else 'crop'}"
         if info.times is not None:
             name = f"frame at {info.times[image]:.1f} s"
@@ -229,7 +231,8 @@ def write_crops(row, number):
         for a, label, points in find_points(record, info, image) if is_whole else ():
             colour = f"c{a % N_COLOURS}"
             name += f'<br><b class="{colour}">{html.escape(label)}</b> {len(points)}'
-            for x, y in points:  # radii differ, so that two marks on a place show
+            # radii differ, so that two marks on a place show
+            for x, y in points:
                 marks += (f'<circle class="{colour}" cx="{100 * x:.2f}" cy="{100 * y:.2f}" '
                           f'r="{2 + a % 4}"/>')
         picture = join_patches(example.images[k], row.config.data.vision)

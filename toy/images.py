@@ -18,7 +18,7 @@ from records.mixture import rng_for
 from toy.shapes import FEW, KINDS_BY_NAME, SIZE, VERSION, draw_scene, mask_of, name_of, render
 
 CURRICULUM = 4000  # images of a source until they are as hard as held-out ones
-SINGLE = 0.2       # share of the curriculum with one object only
+SINGLE = 0.2  # share of the curriculum with one object only
 NUMBERS = ("one", "two", "three")
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from toy.shapes import FEW, LATTICE, SIZE, draw_ground, mask_of, paint, render
 
-STEP = 0.5          # seconds; the distance of frames (data.fps)
+STEP = 0.5  # seconds; the distance of frames (data.fps)
 LOW, HIGH = 20, 80  # pixels: range of the centres
 WAYS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1), "nowhere": (0, 0)}
 # radius, from and below, in a video of 1, 2, .. 5 objects

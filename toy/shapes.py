@@ -14,7 +14,7 @@ import numpy as np
 
 VERSION = 2  # of the drawing; part of the sources' fingerprints
 
-SIZE = 100   # pixels: one crop of the toy's ViT, 10 x 10 patches of 10
+SIZE = 100  # pixels: one crop of the toy's ViT, 10 x 10 patches of 10
 LATTICE = 5  # pixels: centres lie on its multiples, so that few words
                                      # suffice for all coordinates
 COLOURS = {

@@ -168,7 +168,8 @@ def save(run, model, optimizer, step, position):
     part = run.out / f"step-{step}.part"
     try:
         if run.ranks.first:
-            for old in run.out.glob("step-*.part"):  # of a save that was interrupted
+            # of a save that was interrupted
+            for old in run.out.glob("step-*.part"):
                 shutil.rmtree(old)
             part.mkdir()
         run.ranks.barrier()
@@ -178,7 +179,8 @@ def save(run, model, optimizer, step, position):
             complete(run, part, run.identity | {"step": step, "loader": position})
         run.ranks.barrier()
     except (OSError, dcp.api.CheckpointException) as e:
-        shutil.rmtree(part, ignore_errors=True)  # on a full disk it is in the way
+        # on a full disk it is in the way
+        shutil.rmtree(part, ignore_errors=True)
         raise RunError(f"the checkpoint of step {step} cannot be written: {explain(e)}; --resume "
                        "continues from the one before it") from None
 
@@ -191,7 +193,8 @@ def complete(run, part, state):
     for path in (*part.iterdir(), part):
         sync(path)
     whole = part.with_suffix("")
-    shutil.rmtree(whole, ignore_errors=True)  # a damaged one, which was passed over
+    # a damaged one, which was passed over
+    shutil.rmtree(whole, ignore_errors=True)
     part.rename(whole)
     sync(run.out)
     earlier = [step for step in list_steps(run.out) if step <= state["step"]]
@@ -210,7 +213,8 @@ def explain(error):
     """The first line of the error of a save; of several ranks, that of the first that failed."""
     if isinstance(error, dcp.api.CheckpointException):
         error = next(iter(error.failures.values()))[0]
-    while error.__context__ and not isinstance(error, OSError):  # torch hides a full disk
+    # torch hides a full disk
+    while error.__context__ and not isinstance(error, OSError):
         error = error.__context__
     return (str(error).splitlines() or [type(error).__name__])[0]
 

@@ -105,7 +105,8 @@ class Loader:
         self.sources = [reader.name for reader in mixture.sources]
         self.n_steps = config.steps - start
         self.steps = self.plan_steps()
-        self.planned = deque()  # StepPlans whose packs have gone to the decoder
+        # StepPlans whose packs have gone to the decoder
+        self.planned = deque()
         self.in_flight = deque()  # these packs
         self.masked = BadRecords("masked", RankError, config.max_skip)
         self.newly_masked = []
@@ -119,7 +120,8 @@ class Loader:
             self.plans.restore(position["plans"], same_data)
         if same_data:
             self.known_masked = {skip["index"]: skip["reason"] for skip in skips}
-            if self.ranks.first:  # the counts are of all ranks, which are added up
+            # the counts are of all ranks, which are added up
+            if self.ranks.first:
                 self.masked = replace(self.masked, **position["masked"])
 
     def __iter__(self):
@@ -177,7 +179,8 @@ class Loader:
         row = []
         pack = self.in_flight.popleft()
         for (item, shard, _), example, reason in zip(pack, examples, reasons, strict=True):
-            if reason and not example.mask_reason:  # another rank has masked it
+            # another rank has masked it
+            if reason and not example.mask_reason:
                 example = self.decoder.placeholder(example.id, item, shard, reason)
             example.source = source_at(self.mixture, item.index)
             where = record_at(self.mixture, item.index)[0]["where"] if reason else ""

@@ -25,7 +25,8 @@ from records.reader import DataError, Records
 from toy import world
 from training.config import STAGES
 
-OPTIONS = {"style", "weight", "split_turns"}  # of an entry, for records.reader.Records
+# of an entry, for records.reader.Records
+OPTIONS = {"style", "weight", "split_turns"}
 FILE_FIELDS = {"path", "media", "rate", *OPTIONS}
 MEMBER_FIELDS = {"path", "media", "size", "sampling_rate", *OPTIONS}  # of a file in a group
 GROUP_FIELDS = {"group", "rate", "data"}
@@ -162,7 +163,8 @@ def fingerprint(sources, rates, tokenizer, config):
     found["tokenizer"] = hashlib.sha256(files).hexdigest()
     found["data"] = [[source.name, rate, source.fingerprint]
                      for source, rate in zip(sources, rates, strict=True)]
-    return json.loads(json.dumps(found))  # as a plan or a checkpoint holds it
+    # as a plan or a checkpoint holds it
+    return json.loads(json.dumps(found))
 
 
 def list_changes(theirs, ours):

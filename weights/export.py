@@ -64,7 +64,8 @@ def export_tensors(model, out):
     tensors = {}
     for theirs, names in released.released_names(model.config).items():
         stored = [ours[name].cpu() for name in names]
-        if len(theirs) == 1:  # else embedding and extra embedding, one for one
+        # embedding and extra embedding are stored one for one
+        if len(theirs) == 1:
             stored = [torch.cat(stored)]
         tensors |= zip(theirs, stored, strict=True)
     if model.config.tied:

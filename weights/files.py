@@ -273,7 +273,8 @@ def whole_copy(model, device, dtype, keep=True):
     layer by layer, as in training, all weights would be sent for every generated token."""
     tensors = {}
     for name, p in model.named_parameters():
-        tensor = p.detach().to(dtype)  # a cast before it is sent: half the bytes
+        # a cast before it is sent: half the bytes
+        tensor = p.detach().to(dtype)
         if isinstance(tensor, DTensor):
             tensor = tensor.full_tensor()
         if keep:

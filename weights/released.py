@@ -152,7 +152,8 @@ def released_vision(folder, raw, vit, adapter):
     patch = vit.get("image_patch_size", vit.get("patch_size"))
     path = Path(folder) / "preprocessor_config.json"  # of the image processor
     processor = json.loads(path.read_text()) if path.is_file() else {}
-    if "vit_config" in raw:  # the Hub's: it declares 27 blocks, of which 25 have weights
+    # the Hub's: it declares 27 blocks, of which 25 have weights
+    if "vit_config" in raw:
         vit = vit | {"num_hidden_layers": max(layers) + 1}
     return VisionConfig(
         **{field: vit[key] for key, field in SHAPE.items()},

@@ -153,7 +153,8 @@ def bench_row_length(tokens, args):
     for heads in (args.heads, args.kv_heads, args.kv_heads):
         x = torch.randn(1, tokens, heads, args.dim, generator=generator)
         inputs.append(x.to(device, dtype).requires_grad_())
-    exact = args.device == "cpu" and args.dtype == "float32"  # a GPU may round to TF32
+    # a GPU may round to TF32
+    exact = args.device == "cpu" and args.dtype == "float32"
     check_ways(several, inputs, device, tolerance=1e-4 if exact else 0.05)
 
     def measure_rows(way):

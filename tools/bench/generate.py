@@ -56,7 +56,8 @@ def reference_answer(model, inputs, n_tokens):
 
     def answer(on_token):
         def stopping_criterion(ids, scores):
-            on_token(ids[0, -1].item())  # reads the token, so on a GPU it waits for it
+            # reads the token, so on a GPU it waits for it
+            on_token(ids[0, -1].item())
             return torch.zeros(1, dtype=torch.bool, device=ids.device)
 
         ids = model.generate(

@@ -58,7 +58,8 @@ def our_loss(model, config, row, case, device):
 def reference_loss(model, config, examples, case, device):
     """A padded batch -> function that computes its part of the case's mean loss."""
     inputs = peers.reference_inputs(examples, config, device)
-    share = int((inputs["labels"] >= 0).sum()) / case.labelled  # its loss is the batch's own mean
+    # its loss is the batch's own mean
+    share = int((inputs["labels"] >= 0).sum()) / case.labelled
     return lambda: model(**inputs, use_cache=False).loss * share
 
 
@@ -152,7 +153,8 @@ def bench_case(name, config, models, peaks, args):
     case = make_case(name, config, args)
     device = torch.device(args.device)
     if device.type == "cuda":
-        torch.compiler.reset()  # the shapes of other cases count against the recompilation limit
+        # the shapes of other cases count against the recompilation limit
+        torch.compiler.reset()
     row = describe(case, models["ours"])
     runs = {}
     for dtype in args.dtypes:

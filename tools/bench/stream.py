@@ -55,7 +55,8 @@ class Group(NamedTuple):
 
 
 VIDEO_SCALE = 0.90  # multiplies every median duration: fitted to stage 2
-CAPTION_TOKENS = 320  # median of a caption or a transcript of stage 1: fitted to stage 1
+# median of a caption or a transcript of stage 1: fitted to stage 1
+CAPTION_TOKENS = 320
 
 
 def seconds(median, sigma, longest):
@@ -65,7 +66,8 @@ def seconds(median, sigma, longest):
 
 ONE = (1, 1)
 SEVERAL = (2, 5)
-CAPTIONS = Count(2, 2, 2), LogNormal(CAPTION_TOKENS, 0.35, 60, 800)  # a caption and a transcript
+# a caption and a transcript
+CAPTIONS = Count(2, 2, 2), LogNormal(CAPTION_TOKENS, 0.35, 60, 800)
 POINTING = Count(4, 1, 12), LogNormal(45, 0.9, 15, 600)
 TEXT_ONLY = Count(1, 1, 1), LogNormal(450, 0.9, 30, 2304)
 VIDEO_QA = Count(4.5, 1, 16), LogNormal(55, 0.8, 15, 700)

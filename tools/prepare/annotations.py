@@ -6,8 +6,8 @@ out by a Skip, whose reason is counted.
 
 import math
 
-MAX_OPTIONS = 26                     # one letter each
-MAX_POINTS = 60                      # of an annotation
+MAX_OPTIONS = 26  # one letter each
+MAX_POINTS = 60  # of an annotation
 UNKNOWN_SIZE = (math.inf, math.inf)  # of an image that is not there yet
 ROLES = {"human": "user", "gpt": "assistant"}
 
@@ -107,7 +107,7 @@ def track(label, points, times, rate, mode, size):
     check_inside(points, *(size or UNKNOWN_SIZE))
     fields = {"size": size} if size else {}
     fields |= {"mode": mode, "fps": rate, "times": times}
-    if mode == "from_point":         # the first visible point is the question
+    if mode == "from_point":  # the first visible point is the question
         query = next((p for p in points if "occluded" not in p), None)
         points = [p for p in points
                   if query and p["id"] == query["id"] and p["t"] > query["t"]]
@@ -136,7 +136,8 @@ def choice(question, style, options, correct, **fields):
     """A question with options, of which options[correct] is the right one."""
     start = ask(question, style)
     options = [option.strip() for option in options]
-    distinct = list(dict.fromkeys(options))      # one letter for an option given twice
+    # one letter for an option given twice
+    distinct = list(dict.fromkeys(options))
     is_complete = 2 <= len(distinct) <= MAX_OPTIONS and correct in range(len(options))
     require(is_complete, "no right option among 2 to 26")
     answer_idx = distinct.index(options[correct])

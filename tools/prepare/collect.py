@@ -59,7 +59,8 @@ def convert_files(files, published, args, media, skipped):
                 require(args.excluded.isdisjoint(urls), "excluded")
                 head, found = published.layout(row, media, args)
                 require(found, "nothing to learn")
-                to_json(head)        # a head that no record can hold costs the row
+                # a head that no record can hold costs the row
+                to_json(head)
                 builders = found
             for build in builders:
                 with count_skips(skipped, "annotation"):
@@ -114,7 +115,7 @@ def write(records, out, media):
     line."""
     n_records = 0
     n_annotations = 0
-    urls = {}                        # {path: URL or None}
+    urls = {}  # {path: URL or None}
     draft = out / "records.jsonl.draft"
     with open(draft, "w", encoding="utf-8", newline="\n") as lines:
         for record in records:

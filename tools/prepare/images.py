@@ -56,7 +56,7 @@ def points(row, media, args, coords, clip=False, method=None):
         return head, [partial(make.count, count, row["label"])]
     size = None
     if coords == "pixel" and file.is_file():
-        with suppress(Unreadable):   # the trainer counts what is no image
+        with suppress(Unreadable):  # the trainer counts what is no image
             size = size_of(*image_size(file))
     builder = partial(make.point, places, coords, row["label"], size=size, count=count,
                       clip=clip, max_points=make.MAX_POINTS, counts=args.counts,
@@ -155,7 +155,7 @@ def points_of_images(row, media, args):
     labels = row.get("normalized_labels")
     labels = labels or [label.strip().lower() for label in row["labels"]]
     counts = row.get("counts") or [None] * len(labels)
-    members = {}                     # label -> image numbers
+    members = {}  # label -> image numbers
     for i, label in enumerate(labels):
         known = next((other for other in members if same_label(label, other)), label)
         members.setdefault(known, []).append(i)
@@ -237,7 +237,8 @@ def conversations(row, media, args):
             "placeholders that do not fit the images")
     first = questions[0]
     if len(first) > n_images and not "".join(first[:-1]).strip():
-        questions[0] = first[-1:]    # a block in front, where the trainer puts images
+        # a block in front, where the trainer puts images
+        questions[0] = first[-1:]
     numbers = iter(range(n_images))
     new_turns = []
     for parts, (_, reply) in zip(questions, turns, strict=True):

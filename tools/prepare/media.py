@@ -39,10 +39,11 @@ class Media:
 
     def __init__(self, root):
         self.root = Path(root)
-        self.by_stem = {}            # file name without extension -> paths
-        self.by_folder = {}          # folder name -> paths of the videos in it
+        self.by_stem = {}  # file name without extension -> paths
+        self.by_folder = {}  # folder name -> paths of the videos in it
         for folder, subfolders, names in os.walk(self.root, followlinks=True):
-            subfolders.sort()        # so that the same file is found on every machine
+            # so that the same file is found on every machine
+            subfolders.sort()
             for name in sorted(names):
                 path = Path(folder, name).relative_to(self.root).as_posix()
                 self.by_stem.setdefault(os.path.splitext(name)[0], []).append(path)
@@ -93,7 +94,8 @@ class Media:
         path = self.root / name
         if not path.exists():
             self.root.mkdir(parents=True, exist_ok=True)
-            draft = self.root / f"{name}.draft"  # a kill leaves no half of an image
+            # a kill leaves no half of an image
+            draft = self.root / f"{name}.draft"
             draft.write_bytes(cell)
             draft.replace(path)
         return name

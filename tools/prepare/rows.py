@@ -7,9 +7,10 @@ from pathlib import Path
 
 from training.config import UserError
 
-BATCH = 32                           # rows of a parquet file in memory
+BATCH = 32  # rows of a parquet file in memory
 SPLITS = {"train", "validation", "val", "test"}
-FILE_NUMBER = re.compile(r"-\d{5}-of-\d{5}.*")  # train-00000-of-00002.parquet
+# train-00000-of-00002.parquet
+FILE_NUMBER = re.compile(r"-\d{5}-of-\d{5}.*")
 COCO_KEYS = {"images", "annotations", "categories"}
 
 

@@ -13,11 +13,11 @@ from tools.prepare.annotations import MAX_POINTS
 
 
 class PublishedSet(NamedTuple):
-    layout: Callable                 # of images.py or videos.py
+    layout: Callable  # of images.py or videos.py
     columns: str
-    group: bool = True               # rows of one visual input become one record
-    max_points: float = math.inf     # of a record
-    by_type: bool = False            # the files have a type: see --type
+    group: bool = True  # rows of one visual input become one record
+    max_points: float = math.inf  # of a record
+    by_type: bool = False  # the files have a type: see --type
 
 
 def by_input(layout, columns, group=True, max_points=math.inf, by_type=False, **fixed):
@@ -40,7 +40,7 @@ CAPTION_QA = "video_id Question Answer NegativeAnswers Category?"
 CLIP = ("video_source? video_duration? clip_start? clip_end? question? category? "
         "annotator_unsure?")
 TIMED_POINTS = f"video_id two_fps_timestamps points count label {CLIP}"
-MAX_S = 63                           # of the sets that are trained on
+MAX_S = 63  # of the sets that are trained on
 
 SETS = {
     # images

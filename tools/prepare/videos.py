@@ -19,7 +19,7 @@ CAPTION_STYLES = {
     "merged_caption": "video_merged_caption",
     "video_frame_merged_caption": "video_long_caption",
 }
-CONVERSATION_STYLES = {              # by the kind in the name of the file
+CONVERSATION_STYLES = {  # by the kind in the name of the file
     "oe": "video_short_answer",
     "mc": "video_multiple_choice",
     "cap": "video_long_caption",
@@ -29,8 +29,8 @@ TRACK_MODES = {
     "ground": "start_end",
     "single_point_track": "from_point",
 }
-FRAME_TOLERANCE_S = 0.01             # between the time of a track point and its frame
-HALF_FRAME_S = 0.25                  # at two frames a second
+FRAME_TOLERANCE_S = 0.01  # between the time of a track point and its frame
+HALF_FRAME_S = 0.25  # at two frames a second
 
 
 def video_captions(row, media, args):
@@ -124,7 +124,7 @@ def trajectories(row, media, args):
     mode = TRACK_MODES.get(row["task"])
     require(mode, "another task")
     require(rate and fps % rate == 0, "fps is no multiple of the sampling rate")
-    frames = {}                      # time -> points; yt-vis has every native frame
+    frames = {}  # time -> points; yt-vis has every native frame
     for frame in row["frame_trajectories"]:
         nearest = round(frame["time"] * rate) / rate
         if abs(frame["time"] - nearest) <= FRAME_TOLERANCE_S:

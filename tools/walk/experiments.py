@@ -23,7 +23,8 @@ def find_changed_outputs(example, place):
     """Changes one token of an example -> the places whose output then changes, if by one bit."""
     model = examples.new_model()
     tokens = example.tokens.copy()
-    tokens[place] += 1 if tokens[place] < 300 else -1  # any other token will do
+    # any other token will do
+    tokens[place] += 1 if tokens[place] < 300 else -1
     changed = dataclasses.replace(example, tokens=tokens)
     before, after = (model.hidden(examples.collate([x], len(tokens)))[0]
                      for x in (example, changed))
