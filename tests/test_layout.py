@@ -41,9 +41,9 @@ MAX_FUNCTION_LINES = 60              # but for tests
 # What the whole may measure: a change that makes it smaller lowers these numbers. Lines are those
 # of Python files, maps (__init__.py) included; `numbers` counts them.
 CEILINGS = {
-    "lines: the seven modules": 2_116,
-    "lines: attention.py": 251,
-    "lines: data.py": 339,
+    "lines: the seven modules": 2_069,
+    "lines: attention.py": 233,
+    "lines: data.py": 323,
     "lines: text/": 1_210,
     "lines: records/": 1_535,
     "lines: training/": 1_918,
