@@ -217,8 +217,8 @@ def finish(run, model, log, began):
         seconds = time.monotonic() - began
         log.write({"step": run.config.steps, "eval": scores, "seconds": seconds})
         report.draw_progress(run.out)
-        loss = read_steps(read_log(run.out / "log.jsonl"))[-1]["loss"]
-        report.print_end(run, loss, scores, seconds)
+        steps = read_steps(read_log(run.out / "log.jsonl"))
+        report.print_end(run, steps[-1]["loss"] if steps else None, scores, seconds)
 
 
 def main(argv=None):

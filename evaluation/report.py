@@ -120,14 +120,14 @@ def draw_progress(out):
 
 def print_end(run, loss, scores, seconds):
     """Prints what a run has learned, where to look and how to ask it; then one line of
-    JSON. loss: of the last step, None if it was not finite."""
+    JSON. loss: of the last step, None if the log has no step."""
     out = shlex.quote(str(run.out))
     is_toy = run.eval_records is None
     if learned := main_scores(scores):
         asked = "held-out examples" if is_toy else "the records of --eval"
         print(f"After {run.config.steps} steps the model reaches on {asked}: {learned}.")
     else:
-        last = "is not finite" if loss is None else f"is {loss:.3f}"
+        last = "is not in the log" if loss is None else f"is {loss:.3f}"
         print(f"After {run.config.steps} steps the loss {last}; no answer was scored.")
     if "unseen" in scores:
         print(f"On combinations that training never shows: {main_scores(scores['unseen'])}.")

@@ -79,6 +79,10 @@ def is_a(*types):
     return lambda value: isinstance(value, types)
 
 
+def is_object_id(value):
+    return isinstance(value, (int, str)) and not isinstance(value, bool)
+
+
 def is_number(value):
     """Is it a finite number, and no bool?"""
     is_finite = isinstance(value, (int, float)) and abs(value) < 1e300
@@ -110,7 +114,7 @@ KINDS = {  # what a value must be, in words, and the test
     "times": ("a list of seconds", is_list_of(is_from(0))),
     "pixels": ("a whole number from 1 on", is_from(1, int)),
     "index": ("a whole number from 0 on", is_from(0, int)),
-    "object id": ("a whole number or a text", is_a(int, str)),
+    "object id": ("a whole number or a text", is_object_id),
     "size": ("[width, height] in pixels", is_list_of(is_from(1, int), 2, 2)),
     "box": ("a list of four numbers", is_list_of(is_number, 4, 4)),
     "subtitles": ("a text or a list of {start, end, text}", is_a(str, list)),

@@ -1,5 +1,6 @@
 """What goes wrong with data, and what it costs."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -21,8 +22,8 @@ class Unreadable(Exception):
 
 
 def require_file(path):
-    if not Path(path).is_file():
-        raise Unreadable("missing file", str(path))
+    if not os.path.isfile(path):  # Path.is_file raises for a name that is too long
+        raise Unreadable("missing file", str(path)[:300])
 
 
 def command_name():

@@ -53,8 +53,8 @@ def open_image(path):
 def image_size(path):
     """(width, height) of an image as displayed, without decoding it; Unreadable."""
     with open_image(path) as image:
-        # Pillow has turned a TIFF. It would decode a PNG to look for EXIF data behind the
-        # pixels: only data in front of them count here.
+        # Pillow gives the size of a TIFF already turned. It would decode a PNG to look for EXIF
+        # data behind the pixels: only data in front of them count here.
         in_front = {"exif", "Raw profile type exif", "XML:com.adobe.xmp"} & set(image.info)
         if image.format == "TIFF" or (image.format == "PNG" and not in_front):
             return image.size

@@ -26,7 +26,7 @@ from records.media import Probes
 MAX_CHECKED_BYTES = 64 << 20  # native files up to this size are checked when opened,
 N_CHECKED = 1000  # of larger ones so many records
 MAX_MISTAKES = 20  # shown at once
-# The last three are raised where, for example, a number takes the place of a list.
+# AttributeError, KeyError and TypeError come, for example, from a number in place of a list.
 FORM_ERRORS = (ValueError, RecursionError, AttributeError, KeyError, TypeError)
 
 
@@ -133,6 +133,8 @@ class Records:
     def read(self, text):
         """Bytes -> a record, checked; Unreadable or one of FORM_ERRORS."""
         record = json.loads(text)
+        if b"\\u0000" in text:  # text/prompts.py and tools.plan use it as a mark
+            raise ValueError("a text holds a NUL character")
         if b"\\ud" in text.lower():  # half a surrogate pair is no text
             json.dumps(record, ensure_ascii=False).encode()
         if is_chat(text):

@@ -176,7 +176,7 @@ def perform(run):
     """Executes a run, unless it is finished. RunError if it fails."""
     if final_scores(run.out):
         return
-    # of a run that was interrupted
+    # an interrupted run leaves such a folder
     shutil.rmtree(run.out, ignore_errors=True)
     warn(run.out.name)
     command = [sys.executable, "-m", "tools.ablate", "run", run.name, *run.flags]

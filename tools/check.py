@@ -9,6 +9,7 @@ something is, 2 a file is missing.
 """
 
 import hashlib
+import os
 import sys
 from collections import Counter
 from pathlib import Path
@@ -42,14 +43,15 @@ def find_problems(records, i, decode_all):
         return [Problem(*error.args)]
     problems = [Problem("unlikely unit", sentence) for sentence in unlikely_units(record)]
     paths = [records.media / name for name in names_of(record)]
-    missing = [Problem("missing file", str(path)) for path in paths if not path.is_file()]
+    missing = [Problem("missing file", str(path)[:300]) for path in paths
+               if not os.path.isfile(path)]
     if missing or not decode_all:
         return problems + missing
     try:
         sizes = read_headers(record, ANY_SIZE).sizes
+        # the packets of a video file were all read with its header
         if "video" not in record or isinstance(records.video(record), FrameFolder):
             for path in paths:
-                # of a video file, all packets were read with its header
                 read_image(path)
         return problems + compare_declared(records, record, sizes)
     except Unreadable as error:

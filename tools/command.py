@@ -6,8 +6,12 @@ import functools
 import os
 import sys
 
+import torch
+
 from records.errors import Unreadable, warn
 from training.config import Parser, RunError, UserError
+
+FAILED = (RunError, torch.OutOfMemoryError)
 
 
 def make_parser(name, text, **options):
@@ -25,11 +29,12 @@ def report_errors(main):
     def run(argv=None):
         try:
             return main(argv)
-        except (UserError, RunError, Unreadable, OSError, ValueError) as error:
-            if os.environ.get("LOCAL_RANK", "0") == "0":  # once on each machine
+        except (UserError, *FAILED, Unreadable, OSError, ValueError) as error:
+            # a mistake of the user is the same on all ranks, another error may be of one rank
+            if not isinstance(error, UserError) or os.environ.get("LOCAL_RANK", "0") == "0":
                 warn(str(error))
             is_full = getattr(error, "errno", 0) == errno.ENOSPC
-            sys.exit(1 if is_full or isinstance(error, RunError) else 2)
+            sys.exit(1 if is_full or isinstance(error, FAILED) else 2)
         except KeyboardInterrupt:
             sys.exit(130)
 

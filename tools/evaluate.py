@@ -4,7 +4,7 @@ those of each other under its name.
 
     python -m tools.evaluate --model runs/stage1-tiny --data a.jsonl --masks masks.npz
     python -m tools.evaluate --model runs/stage3 --data b.jsonl --frames 8 16 32 --draw drawn
-    torchrun --nproc-per-node 8 -m tools.evaluate --model Molmo2-8B --data b.jsonl \
+    torchrun --nproc-per-node 8 -m tools.evaluate --model Molmo2-8B --data b.jsonl \\
         --device cuda --dtype bfloat16       # records are dealt out to the ranks
     python -m tools.evaluate --model Molmo2-8B --benchmark countbench --data CountBenchQA
 """
@@ -149,7 +149,7 @@ def main(argv=None):
     ranks = parallel.join(1, device)
     # every rank reads the records; the first one alone says what is wrong with them
     quiet = nullcontext() if ranks.first else redirect_stderr(io.StringIO())
-    # for the records of a benchmark
+    # `work` holds the records of a benchmark
     with quiet, tempfile.TemporaryDirectory() as work:
         benchmark = None
         if name := args.benchmark:

@@ -80,7 +80,11 @@ def find(args, config):
         return found, config
     if found.state["base"]:
         args.init = args.else_init or found.state["base"]
-    shape = files.config_from_dict(found.state["model"])
+    try:
+        with files.explained(found.folder):
+            shape = files.config_from_dict(found.state["model"])
+    except ValueError as e:
+        raise UserError(str(e)) from None
     return found, adopt_model(args, config, shape, found.folder)
 
 
@@ -88,7 +92,7 @@ def find_newest(out):
     """The newest Checkpoint in `out` that is not damaged."""
     for step in list_steps(out):
         folder = out / f"step-{step}"
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, LookupError, TypeError):
             state = json.loads((folder / "state.json").read_text())
             sizes = {name: (folder / name).stat().st_size for name in state["files"]}
             if sizes == state["files"]:
@@ -168,7 +172,7 @@ def save(run, model, optimizer, step, position):
     part = run.out / f"step-{step}.part"
     try:
         if run.ranks.first:
-            # of a save that was interrupted
+            # an interrupted save leaves such a folder
             for old in run.out.glob("step-*.part"):
                 shutil.rmtree(old)
             part.mkdir()
@@ -179,7 +183,7 @@ def save(run, model, optimizer, step, position):
             complete(run, part, run.identity | {"step": step, "loader": position})
         run.ranks.barrier()
     except (OSError, dcp.api.CheckpointException) as e:
-        # on a full disk it is in the way
+        # frees the disk, which may be full
         shutil.rmtree(part, ignore_errors=True)
         raise RunError(f"the checkpoint of step {step} cannot be written: {explain(e)}; --resume "
                        "continues from the one before it") from None
@@ -193,7 +197,7 @@ def complete(run, part, state):
     for path in (*part.iterdir(), part):
         sync(path)
     whole = part.with_suffix("")
-    # a damaged one, which was passed over
+    # there may be a damaged checkpoint of this step
     shutil.rmtree(whole, ignore_errors=True)
     part.rename(whole)
     sync(run.out)

@@ -107,7 +107,7 @@ class Loader:
         self.steps = self.plan_steps()
         # StepPlans whose packs have gone to the decoder
         self.planned = deque()
-        self.in_flight = deque()  # these packs
+        self.in_flight = deque()  # their packs, not decoded yet
         self.masked = BadRecords("masked", RankError, config.max_skip)
         self.newly_masked = []
         self.known_masked = {}
@@ -179,7 +179,7 @@ class Loader:
         row = []
         pack = self.in_flight.popleft()
         for (item, shard, _), example, reason in zip(pack, examples, reasons, strict=True):
-            # another rank has masked it
+            # masked by another rank of the group
             if reason and not example.mask_reason:
                 example = self.decoder.placeholder(example.id, item, shard, reason)
             example.source = source_at(self.mixture, item.index)

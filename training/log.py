@@ -245,7 +245,8 @@ CAUSES = {
     r"out of memory|can't allocate memory": "out of memory; use a smaller --micro-batch or "
     "--data.max_tokens, or a larger --cp; python -m tools.memory counts what a step takes",
     r"[Cc]onnection (closed|reset|refused)|[Tt]imed out|Broken pipe|communicator was aborted|"
-    r"ncclRemoteError|DataLoader worker \(pid": "another process has ended or hangs",
+    r"ncclRemoteError|setting up NCCL|got 0 bytes|Connection was likely closed|timeout after|"
+    r"DataLoader worker \(pid": "another process has ended or hangs",
 }
 
 

@@ -55,7 +55,7 @@ def choose_layout(args, config, device):
     ranks_of_node = int(os.environ.get("LOCAL_WORLD_SIZE", world))
     chosen = {"shard": default_shard(world, ranks_of_node)}
     if device.type == "cuda":
-        # a GPU would wait for videos: its cores but one decode
+        # all cores of the rank but one decode, or its GPU would wait for videos
         cores = len(os.sched_getaffinity(0)) // ranks_of_node
         chosen["workers"] = min(max(cores - 1, 0), 8)
         chosen["compile"] = find_spec("triton") is not None
@@ -98,9 +98,13 @@ def open_data(args, config, ranks, tokenizer, resume_from):
     (records/reader.py).
     """
     opened = None
+    plans = None
     if ranks.first:
         try:
             opened = open_sources(args, config)
+            if args.plan:
+                plan_for = fingerprint(*opened[:2], tokenizer, config)
+                plans = PlanFile(args.plan, plan_for, config)
         except DataError as e:  # sent to all, or the others would wait
             opened = e
     ranks.barrier()  # for any time: large files take long to read
@@ -115,19 +119,16 @@ def open_data(args, config, ranks, tokenizer, resume_from):
     if any(other != seen for other in parallel.all_gather(seen)):
         raise RunError("the ranks do not see the same checkpoint, record files and config")
     mixture = Mixture(sources, rates, config.seed)
-    plans = None
-    if ranks.first and args.plan:
-        plans = PlanFile(args.plan, made_for, config)
-    elif ranks.first:
+    if ranks.first and not plans:
         plans = StepPlanner(mixture, tokenizer, config)
     loader = Loader(mixture, tokenizer, config, plans, ranks, resume_from.step)
     if resume_from.folder:
         same_data = checkpoint.check_unchanged(args, resume_from, "data", made_for)
         skips = Path(args.out, "skips.jsonl")
-        if not same_data:
-            skips.unlink(missing_ok=True)
         loader.restore(resume_from.state["loader"], read_log(skips), same_data)
     loader.begin()
+    if resume_from.folder and not same_data:
+        skips.unlink(missing_ok=True)
     return loader, eval_records, made_for
 
 

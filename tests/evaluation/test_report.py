@@ -148,7 +148,7 @@ def test_given_records_are_scored_as_by_tools_evaluate(evaluated, monkeypatch, t
       "--image runs/toy-many/many-test-all-3.png"]),
     ({"mine": []}, 0.25, {"caption_exact": 0.5}, ["on the records of --eval: caption_exact 0.500.",
                                                   "--image IMAGE"]),
-    ({}, None, {}, ["After 30 steps the loss is not finite; no answer was scored."]),
+    ({}, None, {}, ["After 30 steps the loss is not in the log; no answer was scored."]),
 ])
 def test_the_end_says_what_was_learned_and_how_to_ask(capsys, eval_records, loss, scores,
                                                       sentences):

@@ -106,11 +106,17 @@ def test_masks_belong_to_their_own_file_and_the_last_files_need_none(call, tmp_p
     assert "mask" not in metrics["b.jsonl"]["hits"]
 
 
-def test_masks_of_another_size_cost_one_sentence(call, clip, tmp_path):
+@pytest.mark.parametrize(("flags", "message"), [
+    (["--masks", "half.npz"], "the masks of clip/0 are"),
+    (["--masks", "half.npz", "half.npz"], "--masks names 2 files, --data 1"),
+    (["--media", "."], "none of its 1 records could be used"),
+])
+def test_a_mistake_costs_one_sentence(call, clip, tmp_path, monkeypatch, flags, message):
     arrays = np.load(clip[-1])
     half = {name: a[:, :, ::2] if a.ndim == 4 else a for name, a in arrays.items()}
     np.savez(tmp_path / "half.npz", **half)
-    status, out, (sentence,), _ = call(*clip, "--masks", tmp_path / "half.npz")
+    monkeypatch.chdir(tmp_path)
+    status, out, err, _ = call(*clip, *flags)
     assert status == 2
     assert not out
-    assert "the masks of clip/0 are" in sentence
+    assert message in err[-1]

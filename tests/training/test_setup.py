@@ -99,15 +99,16 @@ def test_a_users_mistake_costs_one_sentence(tmp_path, monkeypatch, capsys, flags
     assert {path.name for path in written} <= {"lock"}
 
 
-def test_ranks_that_see_other_data_end_in_one_sentence(tmp_path, capsys, monkeypatch):
-    all_gather = parallel.all_gather
+def test_ranks_that_see_other_data_end_in_one_sentence(tmp_path, capsys, monkeypatch, records):
+    stat = Path(records[1]).stat()
 
-    def with_another_rank(mine, *group):
+    def with_another_rank(mine, *_):
         folder, made_for, stamps = mine
-        return [*all_gather(mine, *group), (folder, made_for, [*stamps, (80, 1234)])]
+        assert stamps == [(stat.st_size, stat.st_mtime_ns)]
+        return [mine, (folder, made_for, [(stat.st_size, stat.st_mtime_ns + 1)])]
 
     monkeypatch.setattr(parallel, "all_gather", with_another_rank)
-    assert run(tmp_path / "out", *SMALL) == 1
+    assert run(tmp_path / "out", *SMALL, *records) == 1
     sentence(capsys, "the ranks do not see the same checkpoint, record files and config")
 
 

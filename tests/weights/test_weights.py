@@ -181,11 +181,18 @@ print(added_memory(lambda: files.load({str(tmp_path / "large")!r}))[0])
     assert 0.9 * size < float(child.stdout) < size + 24
 
 
-def test_a_fingerprint_tells_trained_weights_apart(tmp_path):
-    model = random_model()
+def read_bytes():
+    """Bytes that this process has read from files so far."""
+    return int(re.search(r"rchar: (\d+)", Path("/proc/self/io").read_text())[1])
+
+
+def test_a_fingerprint_reads_little_and_tells_trained_weights_apart(tmp_path):
+    model = random_model(dataclasses.replace(CONFIG, n_vocab=2**16))
     files.save(model, tmp_path / "a")
     shutil.copytree(tmp_path / "a", tmp_path / "copy")
+    before = read_bytes()
     found = files.fingerprint(tmp_path / "a")
+    assert read_bytes() - before < (tmp_path / "a" / "model.pt").stat().st_size / 8
     assert files.fingerprint(tmp_path / "copy") == found
     model.embedding.weight.data += 0.01
     files.save(model, tmp_path / "b")

@@ -48,7 +48,8 @@ TESTS = {
         "tests/test_data.py::"
         "test_points_and_captions_of_videos_have_flat_weights_and_all_else_square_roots":
             "The table of stop 3, for every kind of annotation.",
-        "tests/test_data.py::test_weights_of_record_annotation_and_turn_multiply":
+        "tests/test_data.py::"
+        "test_weights_of_record_annotation_and_turn_multiply_and_0_is_context":
             "The weights that a user writes into a record multiply; they replace nothing.",
     },
     "ulysses": {

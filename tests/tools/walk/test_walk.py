@@ -36,6 +36,12 @@ def test_the_readers_file_holds_the_exercises_of_the_page():
     assert re.findall(r"def (\w+)", "\n".join(EXERCISES)) == list(command.TESTS)
 
 
+def test_the_tests_of_every_exercise_exist():
+    for node in (node for tests in command.TESTS.values() for node in tests):
+        path, name = node.split("::")
+        assert f"def {name.split('[')[0]}(" in (ROOT / path).read_text(encoding="utf-8")
+
+
 def check(folder, text):
     """--check of a file with this text -> exit status."""
     (folder / "mine.py").write_text(text)
