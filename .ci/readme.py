@@ -25,9 +25,8 @@ MAX_STEPS = 4                        # of a training command other than the firs
 # A little below the worst of three seeds (RESULTS.md): another processor or number of threads
 # rounds differently, which changes the scores as much as another seed does.
 AIMS = {"point_f1": 0.85, "count_accuracy": 0.90, "caption_exact": 0.64}
-# A line of tqdm, a sentence of one of our commands, or what torchrun says about its threads.
-ALLOWED = re.compile(r"\d+%\||\d+(it|B)? \[|^(train[.]py|(tools|toy|evaluation)\.\w+): |"
-                     r"torch/distributed/run[.]py")
+# A line of tqdm, or a sentence of one of our commands.
+ALLOWED = re.compile(r"\d+%\||\d+(it|B)? \[|^(train[.]py|(tools|toy|evaluation)\.\w+): ")
 
 
 def commands(page):

@@ -123,7 +123,9 @@ def print_end(run, loss, scores, seconds):
     JSON. loss: of the last step, None if the log has no step."""
     out = shlex.quote(str(run.out))
     is_toy = run.eval_records is None
+    pictures_in = ""
     if learned := main_scores(scores):
+        pictures_in = f", predicted points in {out}/samples"
         asked = "held-out examples" if is_toy else "the records of --eval"
         print(f"After {run.config.steps} steps the model reaches on {asked}: {learned}.")
     else:
@@ -131,8 +133,8 @@ def print_end(run, loss, scores, seconds):
         print(f"After {run.config.steps} steps the loss {last}; no answer was scored.")
     if "unseen" in scores:
         print(f"On combinations that training never shows: {main_scores(scores['unseen'])}.")
-    print(f"Curves are drawn in {out}/loss.png, predicted points in {out}/samples; "
-          f"the weights are in {out}/model.\nAsk it something:")
+    print(f"Curves are drawn in {out}/loss.png{pictures_in}; the weights are in {out}/model.\n"
+          "Ask it something:")
     image = "IMAGE"
     prompt = "long_caption:"
     if is_toy:

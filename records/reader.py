@@ -122,7 +122,7 @@ class Records:
         try:
             record = self.read(text)
         except FORM_ERRORS as error:
-            raise Unreadable("wrong record", "this is not a record in JSON: "
+            raise Unreadable("wrong record", "it cannot be read as one: "
                              f"{type(error).__name__}: {error}") from None
         if self.options["weight"] != 1:
             record["weight"] = record.get("weight", 1) * self.options["weight"]

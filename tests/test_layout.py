@@ -10,6 +10,7 @@ Files are parsed (ast, tokenize), never imported, so that any checkout can be me
 import ast
 import io
 import re
+import subprocess
 import sys
 import tokenize
 from functools import cached_property
@@ -73,6 +74,7 @@ OPTIONAL = (
 
 PATH_WORD = re.compile(r"(?<![\w./:~$}{*-])((?:\.\./)*[\w.-]+(?:/[\w.*-]+)*/?)(?![\w*{$])")
 CODE_SUFFIXES = (".py", ".md", ".sh")
+OTHER_SUFFIXES = (".html", ".js", ".css", ".txt", ".sh")
 # Files of other repositories, which texts may name: the official code, and transformers.
 ELSEWHERE = ("allenai/", "olmo/", "launch_scripts/", "scripts/", "transformers/")
 HISTORY = {"docs/log.md"}            # it names files as they were called at the time
@@ -123,13 +125,23 @@ class Source:
         return found
 
 
+def list_files(root):
+    """The files of a checkout that git knows, not those that its user has put there; of a copy
+    without git, all files."""
+    command = ["git", "-C", str(root), "ls-files", "-z"]
+    known = subprocess.run(command, capture_output=True, text=True).stdout.split("\0")
+    paths = [root / name for name in known[:-1]] if (root / ".git").exists() else root.rglob("*")
+    return sorted(path for path in paths if path.is_file()
+                  and not SKIPPED_FOLDERS & set(path.relative_to(root).parts))
+
+
 class Repository:
     def __init__(self, root):
         self.root = Path(root)
+        self.files = list_files(self.root)
         self.sources = {}
-        for path in sorted(self.root.rglob("*")):
-            skipped = SKIPPED_FOLDERS & set(path.relative_to(self.root).parts)
-            if path.is_file() and path.suffix in CODE_SUFFIXES and not skipped:
+        for path in self.files:
+            if path.suffix in CODE_SUFFIXES:
                 source = Source(self.root, path)
                 self.sources[source.path] = source
         self.python = [s for s in self.sources.values() if s.path.endswith(".py")]
@@ -283,9 +295,8 @@ def numbers(repository):
     lines = [line for source in code for line in source.lines]
     nodes = [node for source in code for node in ast.walk(source.tree)]
     path = [repository.sources[name] for name in repository.reached("train.py", False)]
-    others = [path for suffix in ("html", "js", "css", "txt", "sh")
-              for path in repository.root.glob(f"[a-z]*/**/*.{suffix}")
-              if not SKIPPED_FOLDERS & set(path.parts)]
+    others = [path for path in repository.files if path.suffix in OTHER_SUFFIXES
+              and re.match("[a-z].*/", path.relative_to(repository.root).as_posix())]
     found = {
         "lines: the seven modules": count_lines(s for s in code if "/" not in s.path),
         "lines: attention.py": len(repository.sources["attention.py"].lines),
@@ -318,6 +329,14 @@ def test_the_whole_is_no_larger_than_its_ceilings(repository):
              if round(found[what], 1) > most}
     assert not above
     assert found["% of lines that are comments or docstrings"] >= MIN_PROSE
+
+
+def test_files_of_a_user_are_no_part_of_the_repository(tmp_path):
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    for name in ("own.py", "cat.txt"):
+        (tmp_path / name).write_text("")
+    subprocess.run(["git", "-C", tmp_path, "add", "own.py"], check=True)
+    assert list_files(tmp_path) == [tmp_path / "own.py"]
 
 
 def main(folder=ROOT):

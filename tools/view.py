@@ -34,13 +34,13 @@ from text.points import scales, unit
 from text.tokenizer import token_text
 from text.tracks import since_start
 from tools.command import make_parser, report_errors
-from training.config import Config, UserError, config_from_json, parse
+from training.config import Config, UserError, parse
 from training.loader import Decoder
 from training.log import read_log
 from training.planner import StepPlanner, record_at
 from training.setup import open_tokenizer
 from training.sources import open_sources
-from weights.files import explained
+from weights.files import config_from_dict, explained
 
 TEMPLATE = Path(__file__).with_suffix(".html")
 MAX_BLOCKS = 256  # along one side of the mask
@@ -82,7 +82,7 @@ def read_row_of_run(run, step, number):
     with explained(f"--run {run}"):
         head = json.loads((run / "config.json").read_text())
         args = argparse.Namespace(**head["command"])
-        config = config_from_json(head["config"])
+        config = config_from_dict(head["config"], Config())
     if not (1 <= step <= config.steps and number < config.batch):
         raise UserError(f"--step {step} --row {number}: the run has steps 1 to "
                         f"{config.steps} and rows 0 to {config.batch - 1}")

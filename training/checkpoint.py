@@ -76,13 +76,14 @@ def find(args, config):
         if args.resume:
             args.init = args.else_init
             if parallel.is_first_process():
-                warn(f"no checkpoint in {out}: the run starts afresh")
+                begins = f"with the weights of {args.init}" if args.init else "afresh"
+                warn(f"no checkpoint in {out}: the run starts {begins}")
         return found, config
     if found.state["base"]:
         args.init = args.else_init or found.state["base"]
     try:
         with files.explained(found.folder):
-            shape = files.config_from_dict(found.state["model"])
+            shape = files.config_from_dict(found.state["model"], config.model)
     except ValueError as e:
         raise UserError(str(e)) from None
     return found, adopt_model(args, config, shape, found.folder)

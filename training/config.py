@@ -11,7 +11,7 @@ import inspect
 import re
 import sys
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from math import inf
 
@@ -136,9 +136,6 @@ def field_values(config, prefix=""):
 # {dotted name: default} of the fields, but for two that are flags of their own
 FIELDS = field_values(Config())
 del FIELDS["stage"], FIELDS["preset"]
-SOURCE = "".join(map(inspect.getsource, (Config, GroupRates, LoraConfig, DataConfig)))
-# {field: the comment beside it in the source}, for --help
-COMMENTS = dict(re.findall(r"^    (\w+): .*?# *(.+)$", SOURCE.replace("%", "%%"), re.MULTILINE))
 
 
 def override(config, name, value):
@@ -147,17 +144,6 @@ def override(config, name, value):
     if rest:
         value = override(getattr(config, head), rest, value)
     return replace(config, **{head: value})
-
-
-def config_from_json(fields, like=None):
-    """A Config from the JSON object that dataclasses.asdict made of one (config.json of a run)."""
-    like = like or Config()
-    values = {}
-    for name, value in fields.items():
-        if isinstance(value, dict):
-            value = config_from_json(value, getattr(like, name))
-        values[name] = tuple(value) if isinstance(value, list) else value
-    return replace(like, **values)
 
 
 def adopt_model(args, config, shape, where):
@@ -193,6 +179,23 @@ def choose_reader(default):
     return readers.get(type(default), type(default))
 
 
+@cache
+def field_comments(kind):
+    """{field: the comment beside it} in the source of a dataclass."""
+    source = inspect.getsource(kind).replace("%", "%%")
+    return dict(re.findall(r"^    (\w+): .*?# *(.+)$", source, re.MULTILINE))
+
+
+def describe_field(name):
+    """The comments beside a dotted field and the fields around it in the source, for --help."""
+    comments = []
+    config = Config()
+    for part in name.split("."):
+        comments.append(field_comments(type(config)).get(part, part))
+        config = getattr(config, part)
+    return ": ".join(comments)
+
+
 def make_parser():
     parser = Parser(
         description="Train Molmo2 (paper: training, Table 12).", allow_abbrev=False,
@@ -205,7 +208,8 @@ def make_parser():
     add("--preset", choices=models.PRESETS, help="model shape (default 4b; with --tiny, toy)")
     add("--data", nargs="+", metavar="FILE[=rate]", help="record files (.jsonl, .json), their "
         "rates (default 1); a mix.json; or the folder of the recipe's published sets")
-    add("--media", metavar="DIR", help="where the paths in the records start")
+    add("--media", metavar="DIR", help="where the paths in the records start "
+        "(default: media/ beside their file, else its folder)")
     switch("--skip_missing", help="train without the files of a mixture that are missing")
     add("--plan", metavar="FILE", help="packs planned ahead by tools.plan")
     add("--eval", nargs="+", metavar="FILE",
@@ -223,9 +227,9 @@ def make_parser():
         help="low-rank adapters on the decoder learn in its place (short for --lora.rank)")
     for name, default in FIELDS.items():
         alone = {"nargs": "?", "const": True} if isinstance(default, bool) else {}
-        text = ": ".join(COMMENTS.get(part, part) for part in name.split("."))
+        text = f"{describe_field(name)} (default {default!r})"
         add(f"--{name}", type=choose_reader(default), choices=CHOICES.get(name), metavar="X",
-            default=argparse.SUPPRESS, help=f"{text} (default {default})", **alone)
+            default=argparse.SUPPRESS, help=text, **alone)
     return parser
 
 

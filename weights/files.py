@@ -91,7 +91,7 @@ def describe(folder):
     with explained(path):
         raw = json.loads(path.read_text()) if path.is_file() else {}
         if "n_layer" in raw:
-            return ModelFolder(folder, config_from_dict(raw), None)
+            return ModelFolder(folder, config_from_dict(raw, ModelConfig()), None)
         config = released.released_config(folder, raw) if "model_type" in raw else None
     if config is None:
         raise FileNotFoundError(f"{folder}: no such folder with a model, or its run has not "
@@ -101,17 +101,21 @@ def describe(folder):
     return ModelFolder(folder, config, released.released_names(config))
 
 
-def config_from_dict(raw, kind=ModelConfig):
-    """A JSON object as `save` writes it -> dataclass, with the types of its defaults. A
-    missing field takes its default; AttributeError names an unknown one."""
-    fields = {}
+def config_from_dict(raw, like):
+    """The JSON object of a configuration -> a dataclass like `like`, whose values it takes for
+    missing fields. AttributeError names an unknown field, TypeError a value of another type."""
+    values = {}
     for name, value in raw.items():
-        kind_of_field = type(getattr(kind, name))
-        if dataclasses.is_dataclass(kind_of_field):
-            fields[name] = config_from_dict(value, kind_of_field)
-        else:
-            fields[name] = kind_of_field(value)
-    return kind(**fields)
+        default = getattr(like, name)
+        kinds = (int, float) if isinstance(default, float) else type(default)
+        if dataclasses.is_dataclass(default):
+            value = config_from_dict(value, default)
+        elif isinstance(default, tuple):
+            value = tuple(value)
+        elif not isinstance(value, kinds):
+            raise TypeError(f"'{name}' must be of type {type(default).__name__}, not {value!r:.60}")
+        values[name] = value
+    return dataclasses.replace(like, **values)
 
 
 def meta_model(config):
@@ -247,7 +251,7 @@ def open_model_folder(folder, device="cpu", dtype=torch.float32, read=True):
     settings = path / "data.json"
     if settings.is_file():
         with explained(settings):
-            data_config = config_from_dict(json.loads(settings.read_text()), DataConfig)
+            data_config = config_from_dict(json.loads(settings.read_text()), DataConfig())
     model = load(folder, dtype, device) if read else meta_model(config).eval()
     return model, tokenizer, dataclasses.replace(data_config, vision=config.vision)
 

@@ -92,7 +92,8 @@ def test_a_missing_field_of_a_config_takes_its_default(run):
 MISTAKES = {
     "an unknown field": (lambda m: edit(m / "config.json", n_heads=4), "config.json", "'n_heads'"),
     "an unknown setting": (lambda m: edit(m / "data.json", odd=1), "data.json", "'odd'"),
-    "a list for a number": (lambda m: edit(m / "data.json", max_crops=[8]), "data.json", "'list'"),
+    "a list for a number": (lambda m: edit(m / "data.json", max_crops=[8]), "data.json",
+                          "type int, not [8]"),
     "another width": (lambda m: edit(m / "config.json", n_hidden=8), "has shape", "asks for [8, "),
     "another depth": (lambda m: edit(m / "config.json", n_layer=3), "are missing", "blocks.2"),
     "half a file": (lambda m: (m / "model.pt").write_bytes((m / "model.pt").read_bytes()[:9999]),

@@ -21,6 +21,7 @@ from typing import NamedTuple
 from torch import nn
 
 import attention
+from model import ModelConfig
 from tools.bench.measure import print_table
 from training.config import UserError
 from training.log import read_log, read_steps
@@ -125,7 +126,7 @@ def run(args):
         raise UserError(f"{args.run}: no log of more than {args.skip} steps, or no --peak above 0")
     config = lines[0]["config"]
     gpus = lines[0]["world"]
-    model = files.meta_model(files.config_from_dict(config["model"]))
+    model = files.meta_model(files.config_from_dict(config["model"], ModelConfig()))
     step_flops = []
     for line in steps:
         work = logged_work(line, config["stage"], model.config.vision)
