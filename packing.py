@@ -43,18 +43,14 @@ class Batch:
         object.__setattr__(self, "labelled", self.weights.flatten().nonzero()[:, 0])
 
     def to(self, device):
+        """To a GPU from pinned memory, so that the copy runs beside the computation."""
         moved = copy.copy(self)
         for name, value in vars(self).items():
             if torch.is_tensor(value):
-                object.__setattr__(moved, name, to_device(value, device))
+                if torch.device(device).type == "cuda" and not value.is_cuda:
+                    value = value.pin_memory()
+                object.__setattr__(moved, name, value.to(device, non_blocking=True))
         return moved
-
-
-def to_device(x, device):
-    """x on a device; to a GPU from pinned memory, so that the copy runs beside the computation."""
-    if torch.device(device).type == "cuda" and not x.is_cuda:
-        x = x.pin_memory()
-    return x.to(device, non_blocking=True)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -163,7 +163,7 @@ def dispatch_route(group):
     return route
 
 
-def shard(batch, rank, cp):
+def cut_for_rank(batch, rank, cp):
     """The Batch of a row, with the crops of one rank -> what this rank of the group works on.
 
     Tokens are cut, the mask's integers stay whole, windows are those of its own crops. A rank
@@ -239,13 +239,13 @@ def parallelize(model, mesh, shard=0, dtype=torch.float32):
     return model
 
 
-def accumulate(model, last):
+def set_last_micro_batch(model, is_last):
     """To be called before each micro-batch; does nothing without FSDP. Only the last one of a step
     sums gradients over the groups that hold copies (HSDP) and frees what the model's own unit has
     gathered."""
     if isinstance(model, FSDPModule):
-        model.set_requires_all_reduce(last)
-        model.set_reshard_after_backward(last, recurse=False)
+        model.set_requires_all_reduce(is_last)
+        model.set_reshard_after_backward(is_last, recurse=False)
 
 
 def local(tensor):

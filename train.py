@@ -140,7 +140,7 @@ def train(run, model, groups, optimizer, log, eval_every=0):
         set_learning_rates(optimizer, config, step)
         stats = StepStats(run.loader.sources, config.cp)
         for k, rows in enumerate(micro_batches, 1):
-            parallel.accumulate(model, last=k == n_micro_batches)
+            parallel.set_last_micro_batch(model, k == n_micro_batches)
             batch, nll = forward_backward(run, model, rows)
             stats.add(rows, batch, nll)  # read one micro-batch later: no wait here
         stats.all_reduce()
@@ -175,7 +175,7 @@ def batch_of(run, rows):
     """This rank's part of a micro-batch, on the CPU."""
     config = run.config
     batch = packing.collate(rows, config.data.max_tokens, config.data.vision, config.crop_bucket)
-    return parallel.shard(batch, run.ranks.cp_rank, config.cp)
+    return parallel.cut_for_rank(batch, run.ranks.cp_rank, config.cp)
 
 
 def forward_backward(run, model, rows):

@@ -49,7 +49,7 @@ def worker(rank, folder):
         for n, micro_batches in batches.items():
             called.clear()
             for k, batch in enumerate(micro_batches, 1):
-                parallel.accumulate(model, last=k == n)
+                parallel.set_last_micro_batch(model, k == n)
                 forward_backward(model, batch, 1.0)
             found[case, n] = dict(called)
             assert all(p.grad is not None for p in model.parameters() if p.requires_grad)

@@ -116,7 +116,7 @@ def crops_of_rank(row, rank, cp):
 
 def shard_of_rank(rows, rank, cp, crop_bucket=1):
     rows = [crops_of_rank(row, rank, cp) for row in rows]
-    return parallel.shard(packing.collate(rows, T, VISION, crop_bucket), rank, cp)
+    return parallel.cut_for_rank(packing.collate(rows, T, VISION, crop_bucket), rank, cp)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ def worker(rank, world, cp, accumulation, kinds, folder, shard=0, dtype=torch.fl
             stance = "fail_on_recompile" if compiled and n_done >= 2 else "default"
             torch.compiler.set_stance(stance)
             enabled = dtype != torch.float32
-            parallel.accumulate(model, last=start + size >= len(rows))
+            parallel.set_last_micro_batch(model, start + size >= len(rows))
             with torch.autocast("cpu", dtype, enabled=enabled, cache_enabled=False):
                 loss += forward_backward(model, batch, weight)
             n_done += 1
@@ -363,5 +363,5 @@ def test_the_shards_of_a_batch_are_the_batch(kind, cp):
 
 def test_one_process_needs_no_exchange():
     batch = packing.collate(packs_of("mixed")[:1], T, VISION)
-    assert parallel.shard(batch, 0, 1) is batch
+    assert parallel.cut_for_rank(batch, 0, 1) is batch
     assert new_model().attend is attention.attend

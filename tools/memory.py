@@ -140,7 +140,7 @@ def make_model(config, gpus, dtype, mode):
     # outside of the mode, because a mesh reads its tensor of ranks
     dist.init_process_group("fake", rank=0, world_size=gpus, store=FakeStore())
     parallel.parallelize(model, parallel.make_mesh(config.cp), config.shard, dtype)
-    parallel.accumulate(model, last=True)
+    parallel.set_last_micro_batch(model, True)
     return model, buffers
 
 

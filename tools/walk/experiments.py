@@ -109,7 +109,7 @@ def worker(rank, folder):
     mesh = parallel.make_mesh(CP)
     model = parallel.parallelize(examples.new_model(), mesh)
     row = examples.encode(share_crops(rank))
-    batch = parallel.shard(examples.collate(row), rank, CP)
+    batch = parallel.cut_for_rank(examples.collate(row), rank, CP)
     loss, weight = sum_loss(model, batch)
     held = follow_heads(rank, mesh["cp"].get_group())
     n_crops = int((batch.cp_rank == rank).sum())
