@@ -231,14 +231,12 @@ def test_every_gradient_norm_equals_the_official_code(family, mask):
 # greedy decoding
 
 
-def ask(new=()):
-    """The prompt of the greedy tokens, the second question of example 0, and what came after it."""
+def ask():
+    """The prompt of the greedy tokens: the second question of example 0."""
     b = batch()
-    tokens = np.array([*b.tokens[0, :411].tolist(), *b.tokens[0, 446:470].tolist(), *new])
-    n, zero = len(tokens), np.zeros(len(tokens), np.int32)
-    assert n - len(new) == expected_of("qwen")["greedy_prompt_len"]
+    tokens = np.array([*b.tokens[0, :411].tolist(), *b.tokens[0, 446:470].tolist()])
+    assert len(tokens) == expected_of("qwen")["greedy_prompt_len"]
     prompt = data.text_example(tokens, 0, id="greedy")
-    prompt.targets = zero
     prompt.bidir = np.isin(tokens, VISUAL).astype(np.int32)
     prompt.image_id = np.arange(2, dtype=np.int32)
     prompt.pool_dst = np.flatnonzero(tokens == PATCH)
@@ -247,36 +245,10 @@ def ask(new=()):
     return prompt
 
 
-def last_logits(model, prompt):
-    """All of it at once, no cache: (V,) behind the last token."""
-    batch = packing.collate([[prompt]], len(prompt.tokens), model.config.vision)
-    with torch.no_grad():
-        return model.logits(batch)[0, -1]
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_tokens_equal_the_official_code(family):
-    new = []
-    for _ in range(8):
-        new.append(last_logits(model_of(family), ask(new)).argmax().item())
+    (new,) = generate(model_of(family), [ask()], EOS, max_new=8)
     assert new == expected_of(family)["greedy8_full_recompute"]
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_cache_gives_the_official_tokens_and_the_logits_of_a_full_pass(family, monkeypatch):
-    # random models repeat themselves, so equal tokens alone would say little
-    model, seen = model_of(family), []
-
-    def project(x):
-        seen.append(models.Molmo2.lm_head(model, x))
-        return seen[-1]
-
-    with monkeypatch.context() as patch:
-        patch.setattr(model, "lm_head", project)
-        (new,) = generate(model, [ask()], EOS, max_new=8)
-    assert new == expected_of(family)["greedy8_full_recompute"]
-    full = torch.stack([last_logits(model, ask(new[:i])) for i in range(8)])
-    torch.testing.assert_close(torch.cat(seen), full, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -84,16 +84,7 @@ def random_example(rng, kind):
 
 def packs_of(kind):
     rng = np.random.default_rng(list(KINDS).index(kind))
-    rows = []
-    for names in KINDS[kind]:
-        row = []
-        room = T
-        for name in names:
-            example = random_example(rng, name)
-            if len(example.tokens) <= room:
-                row.append(example)
-                room -= len(example.tokens)
-        rows.append(row)
+    rows = [[random_example(rng, name) for name in names] for names in KINDS[kind]]
     if kind == "a rank without loss":
         for example in itertools.chain(*rows[::2]):
             example.weights[:] = 0
@@ -151,8 +142,7 @@ def reference(kind):
     return loss, {name: p.grad.clone() for name, p in model.named_parameters()}
 
 
-def worker(rank, world, cp, accumulation, kinds, folder, shard=0, dtype=torch.float32,
-           compiled=False):
+def worker(rank, world, cp, accumulation, kinds, folder, shard, dtype, compiled):
     """Leaves {kind: (loss, gradients)} in the folder.
 
     compiled: from the third pack on nothing may be compiled any more.
@@ -193,10 +183,10 @@ def worker(rank, world, cp, accumulation, kinds, folder, shard=0, dtype=torch.fl
     dist.destroy_process_group()
 
 
-def run_workers(folder, world, cp, accumulation, kinds, **options):
+def run_workers(folder, world, cp, accumulation, kinds, shard=0, dtype=torch.float32,
+                compiled=False):
     """-> {kind: (loss, gradients)} of `world` processes."""
-    arguments = (world, cp, accumulation, kinds, str(folder), *options.values())
-    assert list(options) == ["shard", "dtype", "compiled"][: len(options)]
+    arguments = (world, cp, accumulation, kinds, str(folder), shard, dtype, compiled)
     run_ranks(worker, arguments, world)
     return torch.load(folder / "found.pt")
 
@@ -246,7 +236,7 @@ def test_compiled_blocks_with_shared_rows_equal_one_process_and_are_compiled_onc
     """cp 2, activation checkpointing, 24 packs of three kinds in turn; from the third on,
     compiling is an error."""
     kinds = ["mixed", "video", "text only"]
-    found = run_workers(tmp_path, 2, 2, PACKS, kinds, shard=0, dtype=torch.float32, compiled=True)
+    found = run_workers(tmp_path, 2, 2, PACKS, kinds, compiled=True)
     for kind in kinds:
         assert_as_one_process(found, kind)
 
@@ -255,7 +245,7 @@ def test_compiled_blocks_with_shared_rows_equal_one_process_and_are_compiled_onc
 def test_blocks_gathered_in_bfloat16_are_one_process_under_autocast(tmp_path):
     """But for the rounding of norms and biases: loss within 1e-3, each gradient nearer to float32's
     than twice that of one process."""
-    found = run_workers(tmp_path, 2, 2, 1, ["mixed"], shard=0, dtype=torch.bfloat16)
+    found = run_workers(tmp_path, 2, 2, 1, ["mixed"], dtype=torch.bfloat16)
     loss, gradients = found["mixed"]
     exact_loss, exact = reference("mixed")
     model = new_model()
