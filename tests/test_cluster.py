@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ SLURM = {
     "SLURM_JOB_NUM_NODES": "2",
     "SLURM_JOB_ID": "40007",
 }
-WAIT_FOR_SIGTERM = "touch started; while :; do sleep 0.1; done"
 
 
 @pytest.fixture
@@ -90,15 +88,14 @@ def test_a_missing_setting_is_reported_before_anything_starts(folder, flags, env
 @pytest.mark.parametrize("script", ["cluster.sh", "slurm.sh"])
 def test_sigterm_reaches_torchrun_and_slurm_requeues_the_run(folder, script):
     for name in ("torchrun", "srun"):
-        fake(folder, name, f"trap 'sleep 0.5; touch saved; exit 1' TERM; {WAIT_FOR_SIGTERM}")
+        fake(folder, name, "trap 'sleep 0.2; touch saved; exit 1' TERM; echo started >&2; "
+                           "while :; do sleep 0.1; done")
     fake(folder, "scontrol", "printf 'one\\n'")
-    child = start(folder, script, "--out", "out", **SLURM, SLURM_SUBMIT_DIR=str(folder))
-    while not (folder / "started").exists():
-        assert child.poll() is None
-        time.sleep(0.05)
-    child.send_signal(signal.SIGTERM)
-    child.communicate(timeout=30)
-    assert (folder / "saved").exists()
+    with start(folder, script, "--out", "out", **SLURM, SLURM_SUBMIT_DIR=str(folder)) as child:
+        assert "started\n" in child.stderr               # reads until then, or until it ends
+        child.send_signal(signal.SIGTERM)
+        child.wait(timeout=30)
+        assert (folder / "saved").exists()
     requeued = "scontrol requeue 40007" in (folder / "notes").read_text()
     assert requeued == (script == "slurm.sh")
 
