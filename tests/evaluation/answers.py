@@ -14,6 +14,10 @@ from tests.evaluation.small_model import DATA, MEDIA, TOKENIZER
 from text.prompts import turns_of
 
 
+def all_records():
+    return [*Records(MEDIA / "records.jsonl"), *Records(MEDIA / "films.jsonl")]
+
+
 def source(folder, *records):
     """Records with their media in tests/media."""
     path = folder / f"records-{len(list(folder.iterdir()))}.jsonl"

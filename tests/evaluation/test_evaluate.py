@@ -14,13 +14,9 @@ from evaluation import evaluate as evaluation
 from evaluation.generate import generate
 from records.reader import Records
 from records.visual import VideoClip, read_headers
-from tests.evaluation.answers import evaluate_answers, true_answer
+from tests.evaluation.answers import all_records, evaluate_answers, true_answer
 from tests.evaluation.small_model import DATA, MEDIA, TOKENIZER, VISION, random_model
 from text.prompts import turns_of
-
-
-def all_records():
-    return [*Records(MEDIA / "records.jsonl"), *Records(MEDIA / "films.jsonl")]
 
 
 @pytest.fixture(scope="module")

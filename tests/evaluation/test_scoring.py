@@ -3,23 +3,23 @@
 The answers come from a function in place of a model; the questions go the way of tools.evaluate.
 """
 
-
 import numpy as np
 import pytest
 
 from evaluation import evaluate as evaluation
 from evaluation import scoring
 from evaluation.masks import open_masks
-from records.reader import Records
 from records.visual import read_headers
-from tests.evaluation.answers import clip_with_masks, evaluate_answers, source, true_answer
-from tests.evaluation.small_model import DATA, MEDIA, TOKENIZER
+from tests.evaluation.answers import (
+    all_records,
+    clip_with_masks,
+    evaluate_answers,
+    source,
+    true_answer,
+)
+from tests.evaluation.small_model import DATA, TOKENIZER
 from text.tracks import seconds
 from toy import world
-
-
-def all_records():
-    return [*Records(MEDIA / "records.jsonl"), *Records(MEDIA / "films.jsonl")]
 
 
 def test_true_answers_score_one_on_images_and_videos():

@@ -23,16 +23,6 @@ def row(*texts, key="conversations", **more):
     return {**more, key: [{role: roles[k % 2], content: text} for k, text in enumerate(texts)]}
 
 
-def questions(record):
-    """The questions of a converted row, which must be right as a native record."""
-    native = convert(record)
-    check(native)
-    (annotation,) = native["annotations"]
-    answers = [turn["value"] for turn in record["conversations"][1::2]]
-    assert [turn["answer"] for turn in annotation["turns"]] == answers
-    return [turn["question"] for turn in annotation["turns"]]
-
-
 # --------------------------------------------------------------------------------------------------
 # placeholders
 
@@ -59,7 +49,11 @@ def questions(record):
     (("", "a"), {"image": "x"}, [[{"image": 0}]]),
 ])
 def test_what_placeholders_stand_for(texts, media, expected):
-    assert questions(row(*texts, **media)) == expected
+    native = convert(row(*texts, **media))
+    check(native)
+    (annotation,) = native["annotations"]
+    assert [turn["question"] for turn in annotation["turns"]] == expected
+    assert [turn["answer"] for turn in annotation["turns"]] == [*texts[1::2]]
 
 
 # --------------------------------------------------------------------------------------------------

@@ -11,12 +11,6 @@ from tests.records.samples import CAPTION, image, write
 RAMP = np.arange(256, dtype=np.uint16)[None].repeat(4, 0)        # 256 x 4, levels 0 to 255
 
 
-def turned_by_90_degrees():
-    exif = Image.Exif()
-    exif[EXIF_ORIENTATION] = 6
-    return exif
-
-
 @pytest.mark.parametrize("mode", ["P", "L", "LA", "RGBA", "CMYK", "I;16", "1"])
 def test_images_of_every_mode_become_rgb(tmp_path, mode):
     name = "a.tif" if mode == "CMYK" else "a.png"
@@ -41,7 +35,9 @@ def test_an_image_that_exif_turns_is_read_as_displayed(tmp_path, suffix):
     path = tmp_path / f"a.{suffix}"
     stored = np.kron(np.array([[0, 250], [90, 170]], np.uint8), np.ones((16, 24), np.uint8))
     options = {"compression": "tiff_lzw"} if suffix == "tif" else {}
-    Image.fromarray(stored).save(path, exif=turned_by_90_degrees(), **options)
+    exif = Image.Exif()
+    exif[EXIF_ORIENTATION] = 6                   # by 90 degrees
+    Image.fromarray(stored).save(path, exif=exif, **options)
     assert image_size(path) == (32, 48)
     upright = np.rot90(stored, -1)[..., None].repeat(3, 2)       # clockwise
     assert np.abs(read_image(path).astype(int) - upright).max() < 5

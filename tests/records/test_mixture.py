@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from records.mixture import Mixture, rng_for
+from records.mixture import Mixture
 
 
 class Reader:
@@ -15,15 +15,6 @@ class Reader:
 
     def __len__(self):
         return self.n
-
-
-def test_a_generator_depends_on_every_part_of_its_key_and_on_nothing_else():
-    keys = [(0,), (1,), (0, "a"), (0, "b"), (0, "a", 1), (0, 1, "a")]
-    draws = [rng_for(*key).integers(1 << 62) for key in keys]
-    assert len(set(draws)) == len(keys)
-    assert draws == [rng_for(*key).integers(1 << 62) for key in keys]
-    # fixed values: a key means the same on every machine and in every version of this project
-    assert rng_for(0, "a", 1).integers(1000, size=4).tolist() == [625, 798, 349, 894]
 
 
 def test_every_epoch_and_every_seed_has_an_order_of_its_own():

@@ -12,8 +12,10 @@ CASES = json.loads((CONFORMANCE / "point_formatting.json").read_text())["cases"]
 SEPARATOR = {"html-v1": "\t", "html-v2": ";"}
 # the official code has two names for one sentence
 MODE = {"point_then_count": "point_count", "count_then_point": "count_point"}
-def cases(kind):
-    """Parametrizes a test by the cases of a kind.
+
+
+def cases(*kinds):
+    """Parametrizes a test by the cases of these kinds.
 
     Without those of a known bug: the official code does not clip a y outside the image, ours does.
     And without those with an `alt`, which no record of the published sets has.
@@ -23,7 +25,7 @@ def cases(kind):
     for case in CASES:
         given = case["input"]
         left_out = given.get("alt") or given.get("alt_text")
-        if case["kind"] == kind and "known bug" not in given.get("label", "") and not left_out:
+        if case["kind"] in kinds and "known bug" not in given.get("label", "") and not left_out:
             chosen.append(case)
             names.append(str(given.get("label", given.get("text"))))
     return pytest.mark.parametrize("case", chosen, ids=names)
@@ -34,37 +36,22 @@ def fractions(positions, scale):
     return [(x / width, y / height) for x, y in positions]
 
 
-def format_points(given, groups):
+@cases("image", "multi_image", "video_points")
+def test_points_of_images_and_videos_equal_the_official_text(case):
+    """An integer time stays one ("5"), as in the training data; the official default writes
+    "5.0"."""
+    given = case["input"]
+    positions, scales = given["points"], given["scale"]
+    if case["kind"] == "image":
+        columns = [1], [positions], [scales]
+    elif case["kind"] == "multi_image":
+        columns = given["image_indices"], positions, scales
+    else:
+        columns = given["timestamps"], positions, [scales] * len(positions)
+    groups = [(number, fractions(*group)) for number, *group in zip(*columns, strict=True)]
     mode = MODE.get(given["mode"], given["mode"])
     separator = SEPARATOR[given["format"]]
-    return points.format_points(groups, given["label"], mode, separator)
-
-
-@cases("image")
-def test_points_of_an_image_equal_the_official_text(case):
-    given = case["input"]
-    groups = [(1, fractions(given["points"], given["scale"]))]
-    assert format_points(given, groups) == case["expected"]
-
-
-@cases("multi_image")
-def test_points_of_several_images_equal_the_official_text(case):
-    given = case["input"]
-    groups = []
-    columns = (given["image_indices"], given["points"], given["scale"])
-    for image, positions, scale in zip(*columns, strict=True):
-        groups.append((image, fractions(positions, scale)))
-    assert format_points(given, groups) == case["expected"]
-
-
-@cases("video_points")
-def test_points_of_a_video_equal_the_official_text(case):
-    # an integer time stays one ("5"), as in the training data; the official default writes "5.0"
-    given = case["input"]
-    groups = []
-    for time, positions in zip(given["timestamps"], given["points"], strict=True):
-        groups.append((time, fractions(positions, given["scale"])))
-    assert format_points(given, groups) == case["expected"]
+    assert points.format_points(groups, given["label"], mode, separator) == case["expected"]
 
 
 @cases("extract")

@@ -103,8 +103,10 @@ def test_the_rate_is_named_always_or_half_the_time_where_it_is_2(track, fps, rat
     assert not any(RATE.search(question) for question, _ in pairs)
 
 
-def times_of(answer):
-    return [group.split()[0] for group in re.search('coords="(.*?)"', answer)[1].split(";")]
+def groups_of(answer):
+    """{time: x in thousandths of the one object}"""
+    groups = [group.split() for group in re.search('coords="(.*?)"', answer)[1].split(";")]
+    return {time: int(x) for time, _, x, _ in groups}
 
 
 def test_tracks_keep_to_the_rate_asked_for_and_to_the_frames_that_are_shown():
@@ -112,7 +114,7 @@ def test_tracks_keep_to_the_rate_asked_for_and_to_the_frames_that_are_shown():
     track = {**TRACK, "points": points, "fps": 6}
 
     def times(annotation, shown=None):
-        return times_of(one_turn(annotation, VIDEO_FROM_30, times=shown)[1])
+        return list(groups_of(one_turn(annotation, VIDEO_FROM_30, times=shown)[1]))
 
     assert times(track) == ["0.0", "0.5", "1.0", "1.5", "2.0"]
     assert times(track, [0.0, 0.75, 1.005, 2.0]) == ["0.0", "1.0", "2.0"]
@@ -120,12 +122,6 @@ def test_tracks_keep_to_the_rate_asked_for_and_to_the_frames_that_are_shown():
     assert not turns_of(track, VIDEO_FROM_30, SIZES["video"], LATER, None, [0.25])
     # start and end are those of the frames that are shown
     assert times({**track, "mode": "start_end"}, [0.5, 1.0, 1.5]) == ["0.5", "1.5"]
-
-
-def groups_of(answer):
-    """{time: x in thousandths of the one object}"""
-    groups = [group.split() for group in re.search('coords="(.*?)"', answer)[1].split(";")]
-    return {time: int(x) for time, _, x, _ in groups}
 
 
 def test_points_at_every_15th_frame_of_29_97_a_second_are_all_answered():

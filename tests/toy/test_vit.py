@@ -3,7 +3,6 @@
 And the start of a ViT from scratch: each head attends to a neighbour.
 """
 
-
 import numpy as np
 import torch
 
