@@ -12,9 +12,7 @@ import numpy as np
 import pytest
 
 import data
-import model
-from tests.records.visual_records import open_records, write_media
-from text.tokenizer import ByteTokenizer
+from tests.records.visual_records import CONFIG, TOKENIZER, encoded, write_media
 
 TESTS = Path(__file__).parent
 CASES = json.loads((TESTS / "conformance/message_tree.json").read_text())["cases"]
@@ -24,8 +22,6 @@ CASES = [case for case in CASES if case["input"]["name"] != "explicit image plac
 BOS = EOS = 151645
 CHAT = {"<|im_start|>": [151644], "<|im_end|>": [151645]}
 TRUNK = 10000                        # the number that the official code gives to its tokens
-TOKENIZER = ByteTokenizer()
-CONFIG = data.DataConfig(max_tokens=4096, max_crops=2, max_frames=8, vision=model.TOY_VISION)
 FLAT = replace(CONFIG, sqrt_length=True, sqrt_branches=True, point_weight=0.2,
                video_caption_weight=0.1)
 
@@ -33,11 +29,6 @@ FLAT = replace(CONFIG, sqrt_length=True, sqrt_branches=True, point_weight=0.2,
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return write_media(tmp_path_factory.mktemp("media"))
-
-
-def encoded(folder, record, config=CONFIG):
-    """A record -> Example."""
-    return data.encode(open_records(folder, record)[0], TOKENIZER, config, 0, 0)
 
 
 # --------------------------------------------------------------------------------------------------

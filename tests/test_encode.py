@@ -9,7 +9,6 @@ import pytest
 from PIL import Image
 
 import data
-import model
 import vision
 from evaluation.evaluate import questions_of
 from records import media
@@ -18,31 +17,27 @@ from records.reader import Records
 from records.visual import open_clip, read_headers
 from tests.records.samples import CAPTION, QA, image, write
 from tests.records.visual_records import (
+    CONFIG,
     GREY_FRAMES,
     VIDEO,
     VIDEO_PATH,
+    encoded,
     open_records,
     random_record,
     write_media,
 )
+from tests.records.visual_records import TOKENIZER as BYTES
 from text.tokenizer import ByteTokenizer
 from toy.world import WORDS
 from training.setup import largest_example
 
 MEDIA = Path(__file__).parent / "media"
-BYTES = ByteTokenizer()
 TOKENIZER = ByteTokenizer(WORDS)
-CONFIG = data.DataConfig(max_tokens=4096, max_crops=2, max_frames=8, vision=model.TOY_VISION)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return write_media(tmp_path_factory.mktemp("media"))
-
-
-def encoded(folder, record, config=CONFIG, epoch=0):
-    """A record -> Example."""
-    return data.encode(open_records(folder, record)[0], BYTES, config, 0, epoch)
 
 
 def n_crops(example):

@@ -7,7 +7,6 @@ import numpy as np
 from tqdm import tqdm
 
 from evaluation import evaluate as evaluation
-from evaluation import pictures
 from records.reader import Records
 from records.visual import read_headers
 from tests.evaluation.small_model import DATA, MEDIA, TOKENIZER
@@ -32,11 +31,8 @@ def true_answer(question):
     return turns[question.turn][1]
 
 
-def evaluate_answers(records, answer, masks_of=None, draw_in=None, **options):
-    """evaluate() with answer(question) -> text; questions are asked in batches all the same.
-
-    draw_in: draw the predictions into this folder.
-    """
+def evaluate_answers(records, answer, masks_of=None, **options):
+    """evaluate() with answer(question) -> text; questions are asked in batches all the same."""
     batch = []
     prompt_batches = evaluation.prompt_batches
 
@@ -50,16 +46,11 @@ def evaluate_answers(records, answer, masks_of=None, draw_in=None, **options):
         assert max_new == max(question.max_new for question in batch)
         return [TOKENIZER.encode(answer(question)) for question in batch]
 
-    records = list(records)
     options = {"max_new": 10_000, **options}
     with mock.patch.multiple(evaluation, prompt_batches=noted_batches, generate=answers,
                              tqdm=lambda **options: tqdm(disable=True),
                              losses_of=lambda *args: []):
-        metrics, predictions = evaluation.evaluate(
-            None, TOKENIZER, DATA, records, masks_of, **options)
-    if draw_in:
-        pictures.draw(predictions, records, draw_in)
-    return metrics, predictions
+        return evaluation.evaluate(None, TOKENIZER, DATA, records, masks_of, **options)
 
 
 def clip_with_masks(folder):

@@ -36,7 +36,6 @@ WRONG = [
     ({"form": "xywh", "boxes": [{"box": [10, 20, 5, 0]}]}, "is the form wrong?"),
     ({"boxes": [{"box": [10, 20, 30]}]}, "'box' must be a list of four numbers"),
     ({"boxes": [[10, 20, 30, 60]]}, "annotations[0].boxes[0]: it must be an object"),
-    ({"form": "xyhw"}, "did you mean 'xywh'"),
     ({"boxes": [{"box": [10, 20, 30, 60], "t": 1}]}, "'t' is given in a video"),
     ({"coords": "pixel", "size": [20, 200]}, "outside the image with coords=pixel"),
 ]

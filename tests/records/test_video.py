@@ -170,9 +170,7 @@ def children(monkeypatch):
     yield started
     assert started
     for child in started:
-        assert child.returncode is not None
-        with pytest.raises(ProcessLookupError):
-            os.kill(child.pid, 0)
+        assert child.returncode is not None      # it was waited for
 
 
 @pytest.mark.parametrize("suffix", ["mp4", "mkv"])

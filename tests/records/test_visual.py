@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import data
-import model
 import vision
 from records.errors import Unreadable
 from records.visual import (
@@ -21,17 +20,17 @@ from records.visual import (
 )
 from tests.records.samples import CAPTION, POINT, QA, image
 from tests.records.visual_records import (
+    CONFIG,
     GREY_FRAMES,
+    TOKENIZER,
     VIDEO,
+    encoded,
     open_records,
     write_media,
 )
 from text.points import parse_points
 from text.prompts import turns_of
-from text.tokenizer import ByteTokenizer
 
-TOKENIZER = ByteTokenizer()
-CONFIG = data.DataConfig(max_tokens=4096, max_crops=2, max_frames=8, vision=model.TOY_VISION)
 CLIP = {"path": VIDEO, "start": 1.0, "end": 3.0}
 TRACK_POINTS = [{"t": float(t), "id": 1, "x": 10 * t + 5, "y": 50} for t in range(6)]
 TRACK = {"type": "track", "label": "dot", "coords": "percent", "fps": 1, "points": TRACK_POINTS}
@@ -188,7 +187,7 @@ def test_a_clip_of_frames_word_by_word_and_pixel_by_pixel(folder):
     subtitles = [{"start": 0.1, "end": 0.3, "text": "gone"},
                  {"start": 0.2, "end": 0.9, "text": "here"}]
     record = {"video": video, "annotations": [point], "subtitles": subtitles}
-    example = data.encode(first_record(folder, record), TOKENIZER, config, 0, 0)
+    example = encoded(folder, record, config)
     text = TOKENIZER.decode(example.tokens)
     assert text.startswith("0.0  0.5  1.0  1.5  1.8 ")
     assert "0.0 - 0.5 here" in text

@@ -7,13 +7,17 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+import data
+import model
 from records.reader import Records
 from tests.records.samples import write
+from text.tokenizer import ByteTokenizer
 
+TOKENIZER = ByteTokenizer()
+CONFIG = data.DataConfig(max_tokens=4096, max_crops=2, max_frames=8, vision=model.TOY_VISION)
 VIDEO = "bigbuckbunny.mp4"
 VIDEO_PATH = Path(__file__).parents[1] / "media" / VIDEO
-N_GREY = 6
-GREY_FRAMES = [f"grey{k}.png" for k in range(N_GREY)]
+GREY_FRAMES = [f"grey{k}.png" for k in range(6)]
 VIDEO_TYPES = ["caption", "qa", "point", "count", "track"]
 WORDS = ["cat", "dog", "red", "runs", "ünï", "<|im_end|>"]
 
@@ -33,6 +37,11 @@ def write_media(folder):
 def open_records(folder, *records, name="r.jsonl"):
     """Writes the records into a file of this name -> Records."""
     return Records(write(folder / name, *records), folder)
+
+
+def encoded(folder, record, config=CONFIG, epoch=0):
+    """A record -> Example."""
+    return data.encode(open_records(folder, record)[0], TOKENIZER, config, 0, epoch)
 
 
 def random_text(rng):

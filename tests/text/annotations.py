@@ -24,11 +24,10 @@ def one_turn(annotation, record=IMAGE, config=LATER, rng=None, **kwargs):
     return question, answer
 
 
-def question_of(annotation, record, config, sizes=None):
+def question_of(annotation, record, config):
     """The first question of an annotation, in the form of evaluation."""
     without_points = annotation | ({"points": []} if "points" in annotation else {})
-    sizes = SIZES[medium(record)] if sizes is None else sizes
-    return turns_of(without_points, record, sizes, config, None)[0][0]
+    return turns_of(without_points, record, SIZES[medium(record)], config, None)[0][0]
 
 
 def draws(annotation, record=IMAGE, config=LATER, n=N_DRAWS, **kwargs):
@@ -114,9 +113,8 @@ NAMED = {
     "vqa2": (QA, IMAGE),
     "chart_qa": (QA, IMAGE),
 }
-EVERY_STYLE = dict(UNNAMED)
-for name, (annotation, record) in NAMED.items():
-    EVERY_STYLE[name] = (annotation | {"style": name}, record)
+EVERY_STYLE = UNNAMED | {name: (annotation | {"style": name}, record)
+                         for name, (annotation, record) in NAMED.items()}
 
 # styles that stand in front of the prompt in stages 2 and 3 too
 PREFIXED_LATER = {
