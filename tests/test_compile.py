@@ -10,14 +10,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import attention
 import packing
-from records.mixture import Mixture
 from tests.small_model import SMALL, batch_of, config_of, model_of
-from training.checkpoint import Checkpoint
-from training.config import parse
-from training.loader import Loader
-from training.planner import StepPlanner
-from training.setup import open_model, open_tokenizer
-from training.sources import open_sources
+from tests.test_train import opened
 
 
 @pytest.mark.slow
@@ -53,21 +47,16 @@ def test_compiled_blocks_that_run_again_take_a_new_block_mask_every_step(monkeyp
 def test_fifty_different_packs_of_videos_and_images_are_compiled_once():
     """Forward and backward with blocks that run again; after the second pack compiling is an error.
     Losses are those of plain blocks."""
-    args, config = parse(["--stage", "2", "--tiny", "--batch", "1", "--data.max_tokens=512",
-                          "--pack_crops=16", "--crop_bucket=2", "--steps", "50"])
-    sources, rates, _ = open_sources(args, config)
-    tokenizer, config = open_tokenizer(args, config)
-    plain = open_model(args, config, Checkpoint())
+    plain, config, packs = opened(
+        "--stage", "2", "--tiny", "--batch", "1", "--data.max_tokens=512", "--pack_crops=16",
+        "--crop_bucket=2", "--steps", "50")
     compiled = copy.deepcopy(plain)
     compiled.compile_blocks()
     plain.activation_checkpointing = compiled.activation_checkpointing = True
     compiled.uncheckpointed_blocks = 1
-    mixture = Mixture(sources, rates, config.seed)
-    loader = Loader(mixture, tokenizer, config, StepPlanner(mixture, tokenizer, config))
     shapes = set()
     try:
-        for number, (_, micro_batches) in enumerate(islice(loader, 50)):
-            (rows,) = micro_batches
+        for number, rows in enumerate(islice(packs, 50)):
             batch = packing.collate(rows, 512, config.data.vision, config.crop_bucket)
             stance = "fail_on_recompile" if number > 1 else "default"
             torch.compiler.set_stance(stance)

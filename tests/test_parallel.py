@@ -282,10 +282,6 @@ def test_whichever_of_four_ranks_have_images_none_waits_for_another(tmp_path, cp
 # without processes
 
 
-def ranks_of_images(n_crops, cp, before, total):
-    return data.CropShard(0, cp, before, total).ranks(n_crops)
-
-
 @pytest.mark.parametrize("cp", [1, 2, 3, 4, 8])
 def test_images_are_shared_out_within_one_image_of_even(cp):
     rng = np.random.default_rng(cp)
@@ -294,9 +290,10 @@ def test_images_are_shared_out_within_one_image_of_even(cp):
         total = int(n_crops.sum())
         cut = int(rng.integers(0, len(n_crops)))         # a row of two examples
         first, second = n_crops[:cut], n_crops[cut:]
-        ranks = np.concatenate([ranks_of_images(first, cp, 0, total),
-                                ranks_of_images(second, cp, int(first.sum()), total)])
-        assert np.array_equal(ranks, ranks_of_images(n_crops, cp, 0, total))
+        whole = data.CropShard(0, cp, 0, total)
+        ranks = np.concatenate([whole.ranks(first),
+                                replace(whole, before=int(first.sum())).ranks(second)])
+        assert np.array_equal(ranks, whole.ranks(n_crops))
         assert (np.diff(ranks) >= 0).all()
         loads = np.bincount(ranks, n_crops, minlength=cp)
         assert loads.sum() == total

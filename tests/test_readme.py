@@ -22,6 +22,7 @@ TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for
 README = TEXTS["README.md"]
 CI = runpy.run_path(str(ROOT / ".ci" / "readme.py"))
 MARKDOWN = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+REPOSITORY = Repository(ROOT)
 COMMANDS = [command for page in MARKDOWN for command in CI["commands"](page)]
 FACT = re.compile(r"docs/molmo2\.md (\d+(?:\.\d+)?b?)")      # a section of the page, in comments
 
@@ -137,13 +138,8 @@ def test_the_lines_for_captions_make_a_training_set_of_a_folder(tmp_path, monkey
     assert found == [("cat.JPG", "A cat."), ("dog.png", "A dog.")]
 
 
-@pytest.fixture(scope="module")
-def repository():
-    return Repository(ROOT)
-
-
 @pytest.mark.parametrize("command", COMMANDS)
-def test_commands_parse(command, repository):
+def test_commands_parse(command):
     """Shell syntax; for train.py its own parser; for other commands, the program and its flags."""
     subprocess.run(["bash", "-n", "-c", command], check=True)
     words = shlex.split(command)
@@ -153,11 +149,11 @@ def test_commands_parse(command, repository):
         if "--stage" in words:
             config.parse(words[words.index("--stage") :])
     elif words[:2] == ["python", "-m"] and words[2] != "pytest":
-        start = repository.module(f"{words[2]}.__main__") or repository.module(words[2])
+        start = REPOSITORY.module(f"{words[2]}.__main__") or REPOSITORY.module(words[2])
         assert start, f"no module {words[2]}"
-        reached = repository.reached(start, with_functions=True)
+        reached = REPOSITORY.reached(start, with_functions=True)
         flags_of_training = config.make_parser().format_help()
-        source = "\n".join(repository.sources[path].text for path in reached)
+        source = "\n".join(REPOSITORY.sources[path].text for path in reached)
         for flag in (word.split("=")[0] for word in words if word.startswith("--")):
             in_config = f"--{flag[2:].replace('-', '_')}" in flags_of_training
             in_source = f'"{flag}"' in source or f'"{flag.replace("--no-", "--")}"' in source

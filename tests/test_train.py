@@ -59,7 +59,7 @@ def steps_of(lines):
 def opened(*flags):
     """What a run with these flags starts from: model, config, an iterator over the rows of its
     steps."""
-    args, config = parse([*SMALL, *flags])
+    args, config = parse(flags)
     torch.manual_seed(config.seed)
     tokenizer, config = open_tokenizer(args, config)
     model = open_model(args, config, Checkpoint())
@@ -99,7 +99,7 @@ def nll_of(model, batch):
 def test_the_loss_is_a_weighted_mean_over_the_whole_step(tmp_path):
     """Micro-batches of very different weight: what is logged is the mean over all of them."""
     flags = ["--data.sqrt_length=true", "--data.point_weight=0.2", "--vit_steps=0"]
-    model, config, rows_of_steps = opened(*flags)
+    model, config, rows_of_steps = opened(*SMALL, *flags)
     rows = next(rows_of_steps)
     weight = sum(float(x.weights.sum()) for row in rows for x in row)
     batch = packing.collate(rows, config.data.max_tokens, config.data.vision)
@@ -145,7 +145,7 @@ def test_three_steps_equal_three_written_by_hand(tmp_path):
     steps, and an eps as large as the gradients."""
     flags = ["--lr.vit=1e-3", "--lr.connector=2e-3", "--lr.llm=5e-4", "--adam_eps=0.01",
              "--data.point_weight=0.2", "--vit_steps=0"]
-    model, config, rows_of_steps = opened(*flags)
+    model, config, rows_of_steps = opened(*SMALL, *flags)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     groups = [{"params": parameters, "name": part}
               for part, parameters in model.parameter_groups().items()]
@@ -179,7 +179,7 @@ def test_three_steps_equal_three_written_by_hand(tmp_path):
 def test_only_the_named_parts_learn(tmp_path, flag, learn, stay):
     run(tmp_path / "a", flag, "--steps", "1", "--warmup.llm=0", "--warmup.connector=0",
         "--vit_steps=0")
-    before = dict(opened()[0].named_parameters())
+    before = dict(opened(*SMALL)[0].named_parameters())
     after = dict(files.load(tmp_path / "a").named_parameters())
     changed = [name for name in before if not torch.equal(before[name], after[name])]
     assert not [name for name in changed if name.startswith(stay)]

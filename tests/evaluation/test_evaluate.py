@@ -19,16 +19,6 @@ from tests.evaluation.small_model import DATA, MEDIA, TOKENIZER, VISION, random_
 from text.prompts import turns_of
 
 
-@pytest.fixture(scope="module")
-def small_model():
-    return random_model()
-
-
-@pytest.fixture(scope="module")
-def videos():
-    return list(Records(MEDIA / "films.jsonl"))
-
-
 def test_a_later_turn_is_asked_after_the_true_answers_to_earlier_ones(monkeypatch):
     (record,) = [r for r in Records(MEDIA / "records.jsonl") if r["id"] == "astronaut"]
     record["annotations"] = record["annotations"][2:]
@@ -71,12 +61,11 @@ def test_a_text_is_not_scored_and_what_cannot_be_read_is_named(tmp_path, capsys)
     assert all(line.endswith("; skipped") for line in lines)
 
 
-def test_questions_asked_together_are_answered_as_alone_from_one_decoding(
-    small_model, videos, monkeypatch
-):
+def test_questions_asked_together_are_answered_as_alone_from_one_decoding(monkeypatch):
     """Five questions about a video: one decoding, one encoding, the answers of five single
     prompts."""
-    record = videos[0]
+    small_model = random_model()
+    record = Records(MEDIA / "films.jsonl")[0]
     info = read_headers(record, DATA)
     source, vision = record["source"], small_model.vision
     frames, forward = source.frames, vision.forward
@@ -118,9 +107,9 @@ def test_a_batch_is_as_large_as_rows_crops_and_tokens_allow(monkeypatch, max_row
         assert following is None or not evaluation.fits([*batch, following[0]])
 
 
-def test_frames_resized_once_are_the_frames_of_training(videos):
+def test_frames_resized_once_are_the_frames_of_training():
     """data.encode makes its crops from the full frames."""
-    record = videos[1]
+    record = Records(MEDIA / "films.jsonl")[1]
     questions, _ = evaluation.collect_questions([record], DATA, max_new=9)
     (batch,) = evaluation.prompt_batches(questions, TOKENIZER, DATA, {})
     _, prompt = batch[0]
@@ -129,13 +118,14 @@ def test_frames_resized_once_are_the_frames_of_training(videos):
     assert "0.5 - 2.0 (yawns)" in TOKENIZER.decode(prompt.tokens.tolist())
 
 
-def test_the_nll_is_the_weighted_mean_of_training_by_source(small_model):
+def test_the_nll_is_the_weighted_mean_of_training_by_source():
     """Against the formula, record by record, with the weights of stage 2."""
     config = dataclasses.replace(
         DATA, sqrt_length=True, sqrt_branches=True, point_weight=0.2, video_caption_weight=0.1,
         prefix_all=False)
     whole = dataclasses.replace(config, max_tokens=5000)
     records = all_records()
+    small_model = random_model()
     losses = {"records.jsonl": [], "films.jsonl": []}
     weights = {"records.jsonl": [], "films.jsonl": []}
     for record in records:

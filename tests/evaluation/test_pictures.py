@@ -1,6 +1,8 @@
 """Marks lie where the numbers say, on the frame that was shown then; files stay in their
 folder."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -58,20 +60,6 @@ def record_of(source, name="video"):
     return {"id": name, "where": f"file:{name}", "source": source}
 
 
-@pytest.fixture
-def drawn(monkeypatch):
-    """The arguments of draw_marks: [(image, marks, true, trails), ..]"""
-    calls = []
-    draw_marks = pictures.draw_marks
-
-    def noted(image, marks, true=(), trails=()):
-        calls.append((image, marks, true, trails))
-        return draw_marks(image, marks, true, trails)
-
-    monkeypatch.setattr(pictures, "draw_marks", noted)
-    return calls
-
-
 @pytest.mark.parametrize("size", [(320, 240), (60, 60), (1600, 900)])
 def test_rings_and_crosses_lie_where_the_points_are(size):
     w, h = size
@@ -104,12 +92,14 @@ def test_points_lie_on_the_image_they_name_and_others_are_noted():
     assert middle(right.crop((0, 0, 110, 100)), pictures.BLACK, 60)[2] > 10
 
 
-def test_a_point_lies_on_the_frame_of_its_time_or_with_its_time_on_the_nearest(drawn):
+def test_a_point_lies_on_the_frame_of_its_time_or_with_its_time_on_the_nearest():
     source = FakeSource()
     predicted = [[1.0, "1", 40, 50], [1.7, "2", 80, 20], [99.0, "3", 10, 10]]
-    image, notes = pictures.draw_frames(
-        lambda times: source.frames(None, times), [0.0, 1.0, 2.0, 3.0], predicted,
-        [[2.0, 1, 41, 51]], with_trails=False)
+    with mock.patch.object(pictures, "draw_marks", wraps=pictures.draw_marks) as draw_marks:
+        image, notes = pictures.draw_frames(
+            lambda times: source.frames(None, times), [0.0, 1.0, 2.0, 3.0], predicted,
+            [[2.0, 1, 41, 51]], with_trails=False)
+    drawn = [call.args for call in draw_marks.call_args_list]
     assert source.times_asked == [[0.0, 1.0, 2.0, 3.0]]
     assert [frame[0, 0, 0] for frame, *_ in drawn] == [60, 70, 80, 90]
     tracks = [[0.0, 1, 10, 20], [1.0, 1, 60, 20], [3.0, 1, 90, 20]]

@@ -145,11 +145,8 @@ def test_masks_that_do_not_fit_are_refused_before_any_question(tmp_path, damage,
     records, path = clip_with_masks(tmp_path)
     np.savez(tmp_path / "bad.npz", **damage(dict(np.load(path))))
     with pytest.raises(ValueError, match=message):
-        evaluate_answers(records, asked_too_early, open_masks(tmp_path / "bad.npz"))
-
-
-def asked_too_early(question):
-    pytest.fail("the masks were not checked first")
+        evaluate_answers(records, lambda question: pytest.fail("asked before masks were checked"),
+                         open_masks(tmp_path / "bad.npz"))
 
 
 def test_an_answer_may_be_as_long_as_its_kind(tmp_path):

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pytest
 from PIL import Image
 
 from records import media
@@ -12,13 +11,9 @@ from records.reader import Records, Unreadable
 from tests.records.numbered import H264, make_video
 from tests.records.samples import GOOD, POINT, QA, image, write
 
-MEDIA = Path(__file__).parents[1] / "media"
 
-
-@pytest.fixture(scope="module")
-def intact(tmp_path_factory):
-    """{name: bytes} of images in five formats, a video, and records."""
-    folder = tmp_path_factory.mktemp("intact")
+def intact_files(folder):
+    """-> {name: bytes} of images in five formats, a video, and records."""
     pixels = np.random.default_rng(0).integers(0, 255, (40, 60, 3), np.uint8)
     for suffix in ("png", "jpg", "webp", "gif", "tif"):
         Image.fromarray(pixels).save(folder / f"a.{suffix}")
@@ -38,7 +33,8 @@ def damage(content, rng):
     return bytes(content)
 
 
-def test_a_hundred_damaged_files_cost_their_records_only(tmp_path, intact):
+def test_a_hundred_damaged_files_cost_their_records_only(tmp_path):
+    intact = intact_files(tmp_path)
     rng = np.random.default_rng(1)
     lost = []
     for k in range(100):

@@ -23,10 +23,6 @@ every_kind = pytest.mark.parametrize(
     "source", [SHORT, LONG, TRACKS, LONG_TRACKS], ids=lambda source: source.name)
 
 
-def frame_at(source, record, time):
-    return next(iter(source.frames(record, [time])))
-
-
 def test_training_and_held_out_videos_cannot_coincide():
     def as_drawn(video):
         """Without `seen`, which is added after drawing."""
@@ -173,7 +169,7 @@ class Witness:
         colour, shape, _ = a["question"].split()
         k = self.names.index(f"{colour} {shape}")
         last = np.flatnonzero(self.visible[k])[-1]
-        frame = frame_at(self.source, self.record, last * STEP)
+        (frame,) = self.source.frames(self.record, [last * STEP])
         assert colour_of(frame[self.masks[k, last]]) == answer != colour
 
     def check_direction(self, a, answer):

@@ -25,14 +25,6 @@ TRAINING.append(World("train", questions="patches"))
 INDICES = [*range(0, CURRICULUM, 20), *range(CURRICULUM, CURRICULUM + 200)]
 
 
-def masks_of(objects):
-    return np.array([mask_of(o) for o in objects]).reshape(-1, SIZE, SIZE)
-
-
-def kinds_of(objects):
-    return {(o["colour"], o["shape"]) for o in objects}
-
-
 def colour_of(pixels):
     """The name of the colour that most of these pixels are nearest to."""
     colours = np.array(list(COLOURS.values()))
@@ -63,7 +55,7 @@ def test_training_and_held_out_images_cannot_coincide():
 @pytest.mark.parametrize("kinds_name", KINDS_BY_NAME)
 def test_unseen_combinations_are_never_shown_in_training(kinds_name):
     def kinds(source, indices):
-        return [kinds_of(source.scene(i)["objects"]) for i in indices]
+        return [{(o["colour"], o["shape"]) for o in source.scene(i)["objects"]} for i in indices]
 
     sources = world.mixture(0, kinds_name=kinds_name)[0]
     training = [source for source in sources if isinstance(source, World)]
@@ -98,7 +90,8 @@ def test_annotations_of_an_image_are_true_of_its_masks(kinds_name):
         record = source[i]
         objects = source.scene(i)["objects"]
         n_objects.add(len(objects))
-        assert masks_of(objects).sum(0).max(initial=0) <= 1              # objects never overlap
+        covered = np.zeros((SIZE, SIZE), int) + sum(mask_of(o) for o in objects)
+        assert covered.max() <= 1                                        # objects never overlap
         for a in record["annotations"]:
             types.add(a["type"])
             if "label" in a:
