@@ -158,6 +158,13 @@ def test_mask_of_a_packed_row_equals_the_official_code(official_row):
     assert np.array_equal(ours[tokens != -1], expected[tokens != -1])
 
 
+def test_no_row_is_empty_and_padding_sees_padding_only(official_row):
+    tokens, _, row = official_row
+    mask = attention.allow(*row)[0].numpy()
+    assert mask.any(1).all()
+    assert not mask[tokens == -1][:, tokens != -1].any()
+
+
 def test_two_integers_give_the_rule_of_three_on_100000_random_rows():
     rng = random.Random(0)
     seen = set()

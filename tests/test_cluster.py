@@ -88,11 +88,11 @@ def test_a_missing_setting_is_reported_before_anything_starts(folder, flags, env
 @pytest.mark.parametrize("script", ["cluster.sh", "slurm.sh"])
 def test_sigterm_reaches_torchrun_and_slurm_requeues_the_run(folder, script):
     for name in ("torchrun", "srun"):
-        fake(folder, name, "trap 'sleep 0.2; touch saved; exit 1' TERM; echo started >&2; "
-                           "while :; do sleep 0.1; done")
+        fake(folder, name, "trap 'sleep 0.2; touch saved; exit 1' TERM\n"
+                           "echo started >&2; while :; do sleep 0.1; done")
     fake(folder, "scontrol", "printf 'one\\n'")
     with start(folder, script, "--out", "out", **SLURM, SLURM_SUBMIT_DIR=str(folder)) as child:
-        assert "started\n" in child.stderr               # reads until then, or until it ends
+        assert "started\n" in child.stderr  # waits for it, or for the end
         child.send_signal(signal.SIGTERM)
         child.wait(timeout=30)
         assert (folder / "saved").exists()

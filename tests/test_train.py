@@ -208,8 +208,9 @@ def test_a_run_leaves_log_weights_curves_and_samples(plain):
     assert {"config", "commit", "versions", "params"} <= set(lines[0])
     n_parameters = sum(p.numel() for p in files.load(out).parameters())
     assert sum(lines[0]["params"].values()) == n_parameters
-    expected = {"step", "weight", "tokens", "loss_tokens", "ids", "examples", "branches", "dropped",
-                "lr", "fill_tokens", "fill_crops", "loss", "grad_norm", "grad_norms", "seconds"}
+    expected = {"step", "weight", "tokens", "loss_tokens", "ids", "examples", "branches",
+                "dropped", "lr", "fill_tokens", "fill_crops", "loss", "grad_norm", "grad_norms",
+                "seconds"}
     assert all(expected <= set(line) for line in steps_of(lines))
     assert len(steps_of(lines)) == 3
     assert {"caption_exact", "point_f1", "count_accuracy", "unseen"} <= set(lines[-1]["eval"])

@@ -32,7 +32,7 @@ def true_answer(question):
 
 
 def evaluate_answers(records, answer, masks_of=None, **options):
-    """evaluate() with answer(question) -> text; questions are asked in batches all the same."""
+    """evaluate() with answer(question) -> text, asked in batches all the same."""
     batch = []
     prompt_batches = evaluation.prompt_batches
 

@@ -14,8 +14,9 @@ def test_a_line_lies_where_its_numbers_are(tmp_path, log):
     first, second = [(0, 0.1), (100, 0.1)], [(k, 10 ** (k / 100 - 1) if log else k / 100)
                                               for k in range(10, 101)]
     path = tmp_path / "chart.png"
-    charts.line_chart({"first": first, "second": second}, path, "step", "score", log=log)
-    off = np.asarray(Image.open(path)).astype(int) - charts.COLOURS[1]       # (720,1440,3)
+    series = {"first": first, "second": second}
+    charts.line_chart(series, path, "step", "score", log=log)
+    off = np.asarray(Image.open(path)).astype(int) - charts.COLOURS[1]  # (h,w,3)
     for x in (20, 50, 90):
         column = round(charts.LEFT + (charts.RIGHT - charts.LEFT) * x / 100)
         wanted = charts.BOTTOM - (charts.BOTTOM - charts.TOP) * x / 100

@@ -95,11 +95,11 @@ def test_points_lie_on_the_image_they_name_and_others_are_noted():
 def test_a_point_lies_on_the_frame_of_its_time_or_with_its_time_on_the_nearest():
     source = FakeSource()
     predicted = [[1.0, "1", 40, 50], [1.7, "2", 80, 20], [99.0, "3", 10, 10]]
-    with mock.patch.object(pictures, "draw_marks", wraps=pictures.draw_marks) as draw_marks:
+    with mock.patch.object(pictures, "draw_marks", wraps=pictures.draw_marks) as spy:
         image, notes = pictures.draw_frames(
             lambda times: source.frames(None, times), [0.0, 1.0, 2.0, 3.0], predicted,
             [[2.0, 1, 41, 51]], with_trails=False)
-    drawn = [call.args for call in draw_marks.call_args_list]
+    drawn = [call.args for call in spy.call_args_list]
     assert source.times_asked == [[0.0, 1.0, 2.0, 3.0]]
     assert [frame[0, 0, 0] for frame, *_ in drawn] == [60, 70, 80, 90]
     tracks = [[0.0, 1, 10, 20], [1.0, 1, 60, 20], [3.0, 1, 90, 20]]

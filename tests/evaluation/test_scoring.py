@@ -145,7 +145,7 @@ def test_masks_that_do_not_fit_are_refused_before_any_question(tmp_path, damage,
     records, path = clip_with_masks(tmp_path)
     np.savez(tmp_path / "bad.npz", **damage(dict(np.load(path))))
     with pytest.raises(ValueError, match=message):
-        evaluate_answers(records, lambda question: pytest.fail("asked before masks were checked"),
+        evaluate_answers(records, lambda q: pytest.fail("asked too early"),
                          open_masks(tmp_path / "bad.npz"))
 
 

@@ -48,10 +48,10 @@ def test_points_of_images_and_videos_equal_the_official_text(case):
         columns = given["image_indices"], positions, scales
     else:
         columns = given["timestamps"], positions, [scales] * len(positions)
-    groups = [(number, fractions(*group)) for number, *group in zip(*columns, strict=True)]
+    groups = [(n, fractions(*group)) for n, *group in zip(*columns, strict=True)]
     mode = MODE.get(given["mode"], given["mode"])
-    separator = SEPARATOR[given["format"]]
-    assert points.format_points(groups, given["label"], mode, separator) == case["expected"]
+    found = points.format_points(groups, given["label"], mode, SEPARATOR[given["format"]])
+    assert found == case["expected"]
 
 
 @cases("extract")

@@ -26,7 +26,7 @@ every_kind = pytest.mark.parametrize(
 def test_training_and_held_out_videos_cannot_coincide():
     def as_drawn(video):
         """Without `seen`, which is added after drawing."""
-        objects = [{key: o[key] for key in o if key != "seen"} for o in video["objects"]]
+        objects = [{k: o[k] for k in o if k != "seen"} for o in video["objects"]]
         return video | {"objects": objects}
 
     training = []

@@ -91,7 +91,7 @@ def test_annotations_of_an_image_are_true_of_its_masks(kinds_name):
         objects = source.scene(i)["objects"]
         n_objects.add(len(objects))
         covered = np.zeros((SIZE, SIZE), int) + sum(mask_of(o) for o in objects)
-        assert covered.max() <= 1                                        # objects never overlap
+        assert covered.max() <= 1  # objects never overlap
         for a in record["annotations"]:
             types.add(a["type"])
             if "label" in a:
