@@ -5,7 +5,7 @@ every turn of a conversation is one, asked after the true answers to earlier tur
 SCORES are means over questions; nll is the loss of training, with its weights.
 
 A prediction holds question and answer; of points and tracks also `predicted` and `true`,
-[[frame, id, x, y], ..] as scoring.Place, and `hits`, the rule by which a prediction is
+[[frame, id, x, y], ..] as text.points.Place, and `hits`, the rule by which a prediction is
 right; of videos the `times` of the frames shown.
 
 A predicted point hits if it lies in the mask of the matched object (masks.py); without

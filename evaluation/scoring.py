@@ -5,11 +5,10 @@ which score belongs to which question, and where the true points lie in pixels.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from evaluation import metrics, text_metrics
 from records.visual import MediaInfo
-from text.points import parse_points, scales, unit
+from text.points import Place, parse_points, scales, unit
 from text.styles import medium, style_of
 from text.tracks import TrackFrames, seconds, track_frames, track_mode
 
@@ -17,8 +16,6 @@ from text.tracks import TrackFrames, seconds, track_frames, track_mode
 # answers have the vqa_score
 STYLE_SCORE = dict.fromkeys(("doc_qa", "info_qa", "st_qa"), "anls")
 STYLE_SCORE |= dict.fromkeys(("chart_qa", "chart_qa_weighted", "plot_qa"), "relaxed_accuracy")
-# the latest second or image that an answer may name: 309 digits would be infinity
-MAX_FRAME = 1e6
 
 
 @dataclass(frozen=True)
@@ -34,15 +31,6 @@ class Question:
     @property
     def annotation(self):
         return self.record["annotations"][self.index]
-
-
-class Place(NamedTuple):
-    """A point of an annotation or of an answer. frame: 1 for an image, the number of one of
-    several, or seconds of the clip; x and y in its pixels."""
-    frame: float
-    id: object
-    x: float
-    y: float
 
 
 def score(question, text, masks):
@@ -144,18 +132,13 @@ def true_boxes(question):
     return boxes
 
 
-def parse_places(text):
-    """The points of an answer, x and y in fractions of the image, ids as text."""
-    return [Place(min(p.frame, MAX_FRAME), p.id, p.x, p.y) for p in parse_points(text, 1, 1)]
-
-
 def predicted_places(question, text):
     """The places of an answer. A point on an image that does not exist counts, in pixels of
     the first image, and hits nothing."""
     sizes = question.info.sizes
     kind = medium(question.record)
     places = []
-    for frame, object_id, x, y in parse_places(text):
+    for frame, object_id, x, y in parse_points(text, 1, 1):
         exists = frame.is_integer() and 1 <= frame <= len(sizes)
         w, h = sizes[int(frame) - 1 if exists else 0]
         if kind == "video":

@@ -49,10 +49,6 @@ def turns_of(annotation, record, sizes, config, rng, times=None):
     return [point_turn(annotation, record, sizes, config, rng)]
 
 
-# ------------------------------------------------------------------------------------------------
-# times, styles and templates
-
-
 def clock(time):
     """75.5 -> "00:01:15.5" """
     tenths = round(time * 10)
@@ -89,10 +85,6 @@ def add_style(style, text, config, rng, length=None, plain=False):
     return f"{style}{hint}: {text}" if text else f"{style}{hint}:"
 
 
-# ------------------------------------------------------------------------------------------------
-# captions
-
-
 def caption_turn(annotation, record, config, rng):
     style = style_of(annotation, record, rng)
     part = styles.caption_part(annotation)
@@ -113,10 +105,6 @@ def caption_turn(annotation, record, config, rng):
         text = draw_template(task, record, rng).format(**values)
     answer = annotation["text"]
     return add_style(style, text, config, rng, len(answer)), answer
-
-
-# ------------------------------------------------------------------------------------------------
-# questions and answers
 
 
 def qa_turns(annotation, record, config, rng):
@@ -179,10 +167,6 @@ def question_text(question):
     return re.sub(r"(?<=\w)\0+(?=\w)", " ", text).replace("\0", "")
 
 
-# ------------------------------------------------------------------------------------------------
-# points and counts
-
-
 def point_turn(annotation, record, sizes, config, rng):
     """A point or count annotation (docs/molmo2.md 5.2). sizes: the scales of all images."""
     style = style_of(annotation, record, rng)
@@ -229,10 +213,6 @@ def select_images(text, n_images, rng):
     else:
         names = "all images"
     return pick(rng, styles.IMAGE_SELECTIONS).format(ask=text, images=names), images
-
-
-# ------------------------------------------------------------------------------------------------
-# tracks
 
 
 def track_turn(annotation, record, size, config, rng, times):

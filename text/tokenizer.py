@@ -76,16 +76,12 @@ class ByteTokenizer:
         (Path(folder) / "tokenizer.json").write_text(json.dumps(state))
 
 
-class MissingToken(ValueError):
-    """A tokenizer lacks what the model needs, or the package that reads it."""
-
-
 class PretrainedTokenizer:
     """The tokenizer.json of a released checkpoint, read by the `tokenizers` package.
 
     BOS is the tokenizer's own, or EOS where it has none (Qwen). ValueError names the first special
-    token that is missing or has another id than the model expects. The other files of the tokenizer
-    (chat template, vocabulary) are kept in memory for `save`.
+    token that is missing or has another id than the model expects. All files of the tokenizer are
+    kept in memory for `save`.
     """
 
     FILES = (
@@ -97,11 +93,9 @@ class PretrainedTokenizer:
         try:
             from tokenizers import Tokenizer
         except ImportError:
-            raise MissingToken(f"{folder}/tokenizer.json needs an extra package: "
-                               "pip install -r requirements-extras.txt") from None
-        self.folder = Path(folder)
-        self.n_vocab = n_vocab
-        paths = [self.folder / name for name in self.FILES]
+            raise ValueError("it needs an extra package: "
+                             "pip install -r requirements-extras.txt") from None
+        paths = [Path(folder) / name for name in self.FILES]
         self.files = {path.name: path.read_bytes() for path in paths if path.is_file()}
         state = json.loads(self.files["tokenizer.json"])
         # a special token that is not declared special would be recognised in a user's text
@@ -122,15 +116,14 @@ class PretrainedTokenizer:
         for name, wanted in self.special.items():
             found = self._id(token_text(name))
             if found != wanted:
-                raise MissingToken(f"{folder}: {token_text(name)} is id {found} of the tokenizer "
-                                   f"and {wanted} of the model")
+                raise ValueError(f"{token_text(name)} is id {found} of the tokenizer "
+                                 f"and {wanted} of the model")
 
     def _id(self, token):
         token = token["content"] if isinstance(token, dict) else token
         found = self.inner.token_to_id(token)
         if found is None:
-            raise MissingToken(f"{self.folder}: the tokenizer lacks the special token {token}: "
-                               "not a tokenizer of Molmo2")
+            raise ValueError(f"it lacks the special token {token} of Molmo2")
         return found
 
     def encode(self, text):
@@ -152,10 +145,10 @@ def load_tokenizer(folder, n_vocab):
         if state.get("kind") != "bytes":
             return PretrainedTokenizer(folder, n_vocab)
         tokenizer = ByteTokenizer(state["words"], state["n_vocab"])
-    except (MissingToken, OSError):
+    except OSError:
         raise
     except Exception as error:  # the package raises none but Exception itself
-        raise ValueError(f"{path}: not readable as a tokenizer: {error}") from None
+        raise ValueError(f"{path} cannot be used as a tokenizer: {error}") from None
     if tokenizer.n_vocab != n_vocab:
         raise ValueError(f"{path} is no byte tokenizer for a model of {n_vocab} ids")
     return tokenizer

@@ -22,11 +22,11 @@ import data
 import vision
 from evaluation.generate import KVCache, evaluation_config, generate
 from evaluation.pictures import draw_answer
-from evaluation.scoring import parse_places
 from records import media
 from records.errors import warn
 from records.media import MAX_FRAMES
 from records.visual import clip_times, open_clip
+from text.points import parse_points
 from text.styles import TASK_OF_STYLE, TRACK_TASKS
 from tools.command import make_parser, report_errors
 from training.config import UserError
@@ -182,7 +182,7 @@ def points_in_pixels(answer, sizes):
     sizes: (width, height) of every image, or of the video; points on other images are
     left out."""
     points = []
-    for place in parse_places(answer):
+    for place in parse_points(answer, 1, 1):
         image = 1 if len(sizes) == 1 else place.frame
         if image in range(1, len(sizes) + 1):
             w, h = sizes[int(image) - 1]
@@ -218,6 +218,7 @@ def main(argv=None):
         if not points:
             warn("the answer has no points to draw")
         draw_answer(points, images, video, args.start).save(args.draw)
+        warn(f"the picture was written to {args.draw}")
     if args.json:
         print(json.dumps({"prompt": args.prompt, "text": answer, "tokens": len(ids),
                           "points": points}))

@@ -10,7 +10,6 @@ asked about its scenes, and is part of the seed, so that sources do not share sc
 import json
 import zlib
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 
@@ -24,18 +23,6 @@ NUMBERS = ("one", "two", "three")
 
 def is_held_out(scene):
     return zlib.crc32(json.dumps(scene).encode()) % 8 == 0
-
-
-def matching(objects, colour, shape):
-    """Indices of the objects of a kind; "any" is every colour and "shape" every shape."""
-    return [k for k, o in enumerate(objects)
-            if colour in ("any", o["colour"]) and shape in ("shape", o["shape"])]
-
-
-def caption_of(objects):
-    """'red circle, green square, red circle'; the order of points, so a scene has one caption."""
-    ordered = sorted(objects, key=lambda o: (o["x"], o["y"]))
-    return ", ".join(map(name_of, ordered)) or "nothing"
 
 
 def point_annotation(label, points, indices):
@@ -60,12 +47,6 @@ def make_record(source, i, annotations, **media):
 
 def image_entry(name):
     return {"path": f"{name}.png", "width": SIZE, "height": SIZE}
-
-
-class Difficulty(NamedTuple):
-    min_objects: int
-    max_objects: int
-    extra_radius: int  # pixels
 
 
 class World:
@@ -94,14 +75,14 @@ class World:
         return 1 << 40
 
     def difficulty(self, i):
-        """One object first, larger than usual; then more of them."""
+        """-> least and most objects, and the pixels by which their radii are larger than usual."""
         if i >= self.curriculum:
             min_objects = 1 if self.split == "unseen" else 0
-            return Difficulty(min_objects, self.max_objects, 0)
+            return min_objects, self.max_objects, 0
         progress = i / self.curriculum
         if progress < SINGLE:
-            return Difficulty(1, 1, round(4 * (1 - progress / SINGLE)))
-        return Difficulty(1, 2 + int(5 * (progress - SINGLE) / (1 - SINGLE)), 0)
+            return 1, 1, round(4 * (1 - progress / SINGLE))
+        return 1, 2 + int(5 * (progress - SINGLE) / (1 - SINGLE)), 0
 
     @lru_cache(maxsize=4096)  # noqa: B019 - a source lives as long as its run
     def scene(self, i):
@@ -122,11 +103,15 @@ class World:
             kinds = [kinds[int(k)] for k in rng.permutation(len(kinds))[:n_asked]]
         annotations = []
         for colour, shape in kinds:
-            indices = matching(objects, colour, shape)
+            indices = [k for k, o in enumerate(objects)
+                       if colour in ("any", o["colour"]) and shape in ("shape", o["shape"])]
             points = [{"x": objects[k]["x"], "y": objects[k]["y"]} for k in indices]
             annotations.append(point_annotation(f"{colour} {shape}", points, indices))
         if self.questions == "all":
-            annotations.append({"type": "caption", "text": caption_of(objects)})
+            # in the order of points, so that a scene has one caption
+            ordered = sorted(objects, key=lambda o: (o["x"], o["y"]))
+            caption = ", ".join(map(name_of, ordered)) or "nothing"
+            annotations.append({"type": "caption", "text": caption})
         if self.questions == "all" and not is_single:
             annotations.append({"type": "count", "label": "any shape", "count": len(objects)})
         return make_record(self, i, annotations, image=image_entry(f"{self.name}-{i}"))

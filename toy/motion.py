@@ -101,12 +101,6 @@ def visible_masks(video, time):
     return masks
 
 
-def is_nearly_whole(video, k, time):
-    """Is at most a tenth of object k hidden?"""
-    mask = mask_of(object_at(video["objects"][k], time))
-    return visible_masks(video, time)[k].sum() > 0.9 * mask.sum()
-
-
 def _pole(video):
     return slice(video["pole"] - POLE_HALF_WIDTH, video["pole"] + POLE_HALF_WIDTH)
 

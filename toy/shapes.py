@@ -15,8 +15,7 @@ import numpy as np
 VERSION = 2  # of the drawing; part of the sources' fingerprints
 
 SIZE = 100  # pixels: one crop of the toy's ViT, 10 x 10 patches of 10
-LATTICE = 5  # pixels: centres lie on its multiples, so that few words
-                                     # suffice for all coordinates
+LATTICE = 5  # pixels: centres lie on its multiples, so that few words name all coordinates
 COLOURS = {
     "red": (235, 80, 70),
     "green": (70, 215, 90),

@@ -16,12 +16,11 @@ from toy.motion import (
     STEP,
     WAYS,
     draw_video,
-    is_nearly_whole,
     object_at,
     render_frames,
     visible_masks,
 )
-from toy.shapes import FEW, LATTICE, SIZE, VERSION, name_of
+from toy.shapes import FEW, LATTICE, SIZE, VERSION, mask_of, name_of
 
 # videos of a source with one object only, and until there are as many as in held-out ones
 CURRICULUM = (600, 1800)
@@ -93,15 +92,12 @@ class MovingShapes:
         video = {"path": path, "width": SIZE, "height": SIZE}
         return make_record(self, i, annotations, **subtitles, video=video)
 
-    def duration(self, i):
-        """Seconds. A grid leaves out the very end (vision.track_times), so videos with tracks end
-        one step after the last."""
-        steps = self.video(i)["steps"]
-        return (steps if self.questions == "tracks" else steps - 1) * STEP
-
     def video_size(self, record):
-        """(width, height, seconds, seconds that half a frame is shown)"""
-        return SIZE, SIZE, self.duration(record["index"]), STEP / 2
+        """(width, height, seconds, seconds that half a frame is shown). A grid leaves out the very
+        end (vision.track_times), so videos with tracks end one step after the last."""
+        steps = self.video(record["index"])["steps"]
+        duration = (steps if self.questions == "tracks" else steps - 1) * STEP
+        return SIZE, SIZE, duration, STEP / 2
 
     def step_times(self, record):
         """The seconds of all steps."""
@@ -128,7 +124,9 @@ def _is_fair(video):
             return False
         if o["becomes"] and o["change"] not in seen:
             return False
-        if not is_nearly_whole(video, k, o["come"] * STEP):
+        come = o["come"] * STEP
+        mask = mask_of(object_at(o, come))
+        if visible_masks(video, come)[k].sum() <= 0.9 * mask.sum():
             return False
     return True
 

@@ -56,6 +56,7 @@ def pretrain(vit, seed, steps, lr=1e-3, images=8, kinds_name="few"):
     """Trains the ViT for `steps` batches of scenes that no later stage shows, and yields
     {"step", "nll": {task: nats}, "seconds"} after each. The head that answers is dropped."""
     world = World("train", seed, questions="patches", kinds_name=kinds_name)
+    crop = vit.config.crop
     n_features = len(vit.config.feature_layers) * vit.config.n_embd
     # one more class each for the ground
     n_classes = [len(world.kinds.colours) + 1, len(world.kinds.shapes) + 1, N_PLACES, N_PLACES]
@@ -67,7 +68,9 @@ def pretrain(vit, seed, steps, lr=1e-3, images=8, kinds_name="few"):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, lr, steps)
         scenes = [world.scene(i) for i in range((step - 1) * images, step * images)]
-        logits = head(vit(patches_of(scenes, vit))).flatten(0, 1)  # (N*P, C)
+        pixels = np.stack([vision.resize(shapes.render(scene), crop, crop) for scene in scenes])
+        patches = torch.from_numpy(vision.patchify(pixels, vit.config)).to(vit.pos.device)
+        logits = head(vit(patches)).flatten(0, 1)  # (N*P, C), each image as one crop
         classes = np.concatenate([labels(scene, vit.config.grid, world.kinds) for scene in scenes])
         nll = nll_of_tasks(logits.split(n_classes, dim=1), classes)
         sum(share * loss for share, loss in zip(LOSS_SHARES, nll, strict=True)).backward()
@@ -82,13 +85,6 @@ def pretrain(vit, seed, steps, lr=1e-3, images=8, kinds_name="few"):
 def learning_rate(step, base, steps):
     """A linear rise over a tenth of the steps, times a cosine that falls to 0."""
     return base * min(1, 10 * step / steps) * (1 + math.cos(math.pi * step / (steps + 1))) / 2
-
-
-def patches_of(scenes, vit):
-    """Scenes -> (N,P,F) uint8 on the ViT's device, each image as one crop."""
-    crop = vit.config.crop
-    pixels = np.stack([vision.resize(shapes.render(scene), crop, crop) for scene in scenes])
-    return torch.from_numpy(vision.patchify(pixels, vit.config)).to(vit.pos.device)
 
 
 def nll_of_tasks(logits, classes):
@@ -107,10 +103,6 @@ def nll_of_tasks(logits, classes):
         loss = F.cross_entropy(factor * logits[k], target, reduction="none")
         nll.append((weights[:, k] * loss).sum() / weights[:, k].sum().clamp(min=1))
     return nll
-
-
-# -------------------------------------------------------------------------------------------------
-# start weights
 
 
 @torch.no_grad()

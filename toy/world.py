@@ -115,13 +115,6 @@ def _first(kind, split, seed, n, **options):
     return [source[i] for i in range(max(n, 1))]
 
 
-def asks_for_unseen(annotation, kinds):
-    """Does a point annotation ask for a combination of the split `unseen` that the image shows?"""
-    if annotation["type"] != "point" or not annotation["points"]:
-        return False
-    return tuple(annotation["label"].split(" ", 1)) in kinds.unseen
-
-
 def export(folder, source, n):
     """The first n records of a source as files: images, or the frames of videos;
     records.jsonl; and masks.npz, as tools.evaluate reads them."""
@@ -190,6 +183,7 @@ def main():
     if args.what != "images" and (args.split == "unseen" or args.kinds != "few"):
         parser.error("--split unseen and --kinds many: only with --what images")
     export(args.out, SOURCES[args.what](args.split, args.seed, **options), args.n)
+    print(f"{args.n} records, their media and masks.npz were written to {args.out}.")
 
 
 if __name__ == "__main__":
