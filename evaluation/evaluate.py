@@ -175,9 +175,9 @@ def evaluate(model, tokenizer, config, records, masks_of=None, max_new=None, ran
 
     masks_of(record, annotation index) -> masks of that annotation (masks.py) or None.
     max_new: tokens of an answer at most, in place of answer_limit. with_nll False: no loss.
-    A record whose media cannot be read is named on stderr and counted in `skipped`, a text
-    in `not_scored`. Each of `ranks` answers its share of the records with a whole model;
-    batches then differ, and by rounding an answer or two in 100.
+    A record whose media cannot be read is named on stderr and counted in `skipped`. Each of
+    `ranks` answers its share of the records with a whole model; batches then differ, and by
+    rounding an answer or two in 100.
     """
     ranks = ranks or parallel.Ranks()
     records = list(records)
@@ -201,14 +201,11 @@ def evaluate(model, tokenizer, config, records, masks_of=None, max_new=None, ran
     for where, reason in skipped.items() if ranks.first else ():
         warn(f"{where}: {reason}; skipped")
     rules = {p["hits"] for p in predictions if "hits" in p}
-    used = [record for record in records if record["where"] not in skipped]
-    types = [a["type"] for record in used for a in record["annotations"]]
     return {
         **mean_scores(predictions),
         "nll": mean_nll(losses),
         "hits": " and ".join(sorted(rules)) or "none",
         "skipped": len(skipped),
-        "not_scored": sum(kind not in TYPES for kind in types),
     }, predictions
 
 

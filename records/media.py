@@ -113,13 +113,16 @@ class Probes:
 
     def __init__(self, path):
         self.path = path
-        self.known = None  # {path, bytes and time of change: size}
+        self.known = {}  # {path, bytes and time of change: size}
+        with suppress(OSError), open(path, "rb") as file:
+            for line in file:
+                with suppress(ValueError):  # a kill may cut a line off
+                    key, size = json.loads(line)
+                    self.known[key] = tuple(size)
 
     def __call__(self, video):
         """Path -> (width, height, seconds, half a frame in seconds); Unreadable."""
         require_file(video)
-        if self.known is None:
-            self._read()
         status = video.stat()
         key = f"{video} {status.st_size} {status.st_mtime_ns}"
         if key not in self.known:
@@ -135,11 +138,3 @@ class Probes:
         if isinstance(self.known[key], Unreadable):
             raise self.known[key]
         return self.known[key]
-
-    def _read(self):
-        self.known = {}
-        with suppress(OSError), open(self.path, "rb") as file:
-            for line in file:
-                with suppress(ValueError):  # a kill may cut a line off
-                    key, size = json.loads(line)
-                    self.known[key] = tuple(size)

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 import vision
-from records import media
 from records.check import check_range
 from records.errors import Unreadable
 from text.points import scales
@@ -45,12 +44,14 @@ def clip_times(duration, config, start=0.0, end=math.inf):
     return vision.frame_times(end - start, config.max_frames, config.fps), end
 
 
-def open_clip(path, config, subtitles=None, start=0.0, end=math.inf):
-    """A video file -> VideoClip, not yet decoded, and media.Video."""
-    video = media.probe(path)
-    times, _ = clip_times(video.duration, config, start, end)
-    frames = media.frames(video, [start + t for t in times])
-    return VideoClip(times, frames, shift_subtitles(subtitles, start)), video
+def tracking_times(duration, frame_rate, lowest, config):
+    """-> times of the frames shown with a track, in seconds of the clip (docs/molmo2.md 3.1).
+
+    They are a grid at a multiple of the rate `lowest`, up to 10 a second, that divides the rate
+    of the video. duration: of the clip in seconds.
+    """
+    grid = [rate for rate in range(lowest, 11, lowest) if frame_rate % rate == 0]
+    return vision.track_times(duration, config.max_frames, grid or [lowest]) or [0.0]
 
 
 def read_headers(record, config):
@@ -79,14 +80,12 @@ def read_video_header(record, config):
     start = video.get("start", 0.0)
     times, end = clip_times(duration, config, start, video.get("end", math.inf))
     rates = [a.get("fps", 2) for a in record["annotations"] if a["type"] == "track"]
-    if rates:  # where the tracks have points (docs/molmo2.md 3.1)
+    if rates:  # where the tracks have points
         lowest = max(int(min(rates)), 1)
         if lowest > 10:  # of every frame: asked for twice a second
             lowest = 2
         video_rate = round(0.5 / half_frame) if half_frame else 0
-        grid = [rate for rate in range(lowest, 11, lowest) if video_rate % rate == 0]
-        times = vision.track_times(end - start, config.max_frames, grid or [lowest])
-        times = times or [0.0]
+        times = tracking_times(end - start, video_rate, lowest, config)
     for k, a in enumerate(record["annotations"]):
         points = [*a.get("points", ()), *([a["query"]] if "query" in a else ())]
         times_of_file = [p["t"] for p in points] + a.get("times", [])

@@ -14,7 +14,7 @@ from evaluation.evaluate import questions_of
 from records import media
 from records.errors import Unreadable
 from records.reader import Records
-from records.visual import open_clip, read_headers
+from records.visual import VideoClip, clip_times, read_headers
 from tests.records.samples import CAPTION, QA, image, write
 from tests.records.visual_records import (
     CONFIG,
@@ -28,6 +28,7 @@ from tests.records.visual_records import (
 )
 from tests.records.visual_records import TOKENIZER as BYTES
 from text.tokenizer import ByteTokenizer
+from text.visual_tokens import shift_subtitles
 from toy.world import WORDS
 from training.setup import largest_example
 
@@ -216,13 +217,15 @@ def test_a_prompt_shows_a_video_as_training_does(folder):
     example = encoded(folder, {
         "video": {"path": VIDEO, "start": 1.0, "end": 4.0},
         "subtitles": [{"start": 2.0, "end": 2.5, "text": "hm"}], "annotations": [caption]})
-    clip, video = open_clip(VIDEO_PATH, CONFIG, [(2.0, 2.5, "hm")], 1.0, 4.0)
+    video = media.probe(VIDEO_PATH)
+    times, _ = clip_times(video.duration, CONFIG, 1.0, 4.0)
+    frames = media.frames(video, [1.0 + t for t in times])
+    clip = VideoClip(times, frames, shift_subtitles([(2.0, 2.5, "hm")], 1.0))
     prompt = data.encode_prompt([], [("?", None)], BYTES, CONFIG, clip)
     check_prompt(prompt, example)
     assert example.pool_src.shape[1] == 9
     assert len(example.images) == len(clip.times) == 7
     assert "1.0 - 1.5 hm" in BYTES.decode(example.tokens)
-    assert video.width > video.height
 
 
 def test_a_prompt_shows_images_as_training_does(folder):

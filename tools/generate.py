@@ -25,9 +25,10 @@ from evaluation.pictures import draw_answer
 from records import media
 from records.errors import warn
 from records.media import MAX_FRAMES
-from records.visual import clip_times, open_clip
+from records.visual import VideoClip, clip_times, tracking_times
 from text.points import parse_points
 from text.styles import TASK_OF_STYLE, TRACK_TASKS
+from text.visual_tokens import shift_subtitles
 from tools.command import make_parser, report_errors
 from training.config import UserError
 from weights.files import explained, open_model_folder
@@ -106,29 +107,21 @@ def to_seconds(clock):
     return sum(float(part) * 60**k for k, part in enumerate(parts))
 
 
-def tracking_times(video, config, start, end):
-    """Seconds of the clip to look at for a tracking question, as
-    records.visual.read_headers chooses them for tracks with 2 points per second: a grid
-    of the highest multiple of this rate that divides the video's, if it reaches the end
-    (docs/molmo2.md 3.1)."""
-    _, end = clip_times(video.duration, config, start, end)
-    frame_rate = round(len(video.times) / video.duration) if video.duration else 0
-    rates = [rate for rate in range(2, 11, 2) if frame_rate % rate == 0] or [2]
-    return vision.track_times(end - start, config.max_frames, rates) or [0.0]
-
-
 def open_video(args, config):
-    """-> VideoClip with its frames decoded, and the video (media.Video)."""
+    """-> VideoClip with its frames decoded, and the video (media.Video). For a tracking
+    question the frames are those of a track with 2 points per second."""
     subtitles = read_subtitles(args.subtitles) if args.subtitles else None
-    clip, video = open_clip(args.video, config, subtitles, args.start, args.end)
+    video = media.probe(args.video)
+    times, end = clip_times(video.duration, config, args.start, args.end)
     style = (args.prompt or "").partition(":")[0]
     if args.track or TASK_OF_STYLE.get(style) in TRACK_TASKS:
-        clip.times = tracking_times(video, config, args.start, args.end)
-        clip.frames = media.frames(video, [args.start + t for t in clip.times])
+        frame_rate = round(len(video.times) / video.duration) if video.duration else 0
+        times = tracking_times(end - args.start, frame_rate, 2, config)
     # as small as the ViT takes them: 384 frames of 11 MB would be 4 GB
     crop = config.vision.crop
-    clip.frames = [vision.resize(frame, crop, crop) for frame in clip.frames]
-    return clip, video
+    frames = media.frames(video, [args.start + t for t in times])
+    small = [vision.resize(frame, crop, crop) for frame in frames]
+    return VideoClip(times, small, shift_subtitles(subtitles, args.start)), video
 
 
 class StreamPrinter:
