@@ -19,7 +19,6 @@ LEFT = 90  # of the axes
 RIGHT = 1050
 TOP = 50
 BOTTOM = 640
-LINE_HEIGHT = 30  # of the names beside them
 
 
 def round_steps(high):
@@ -89,5 +88,5 @@ def line_chart(series, path, xlabel, ylabel, log=False, pale=()):
     pen.text((8, 8), ylabel, INK, font, "la")
     by_last_value = sorted(series, key=lambda name: -series[name][-1][1])
     for k, name in enumerate(by_last_value):
-        pen.text((RIGHT + 16, TOP + k * LINE_HEIGHT), name[-32:], colours[name], font)
+        pen.text((RIGHT + 16, TOP + 30 * k), name[-32:], colours[name], font)
     image.save(path)

@@ -195,7 +195,8 @@ def evaluate(model, tokenizer, config, records, masks_of=None, max_new=None, ran
 
     ranks.barrier()  # for any time: ranks are done hours apart
     found = parallel.all_gather((predictions, losses, list(skipped.items())))
-    predictions, losses, skipped = (list(chain(*parts)) for parts in zip(*found, strict=True))
+    by_kind = zip(*found, strict=True)
+    predictions, losses, skipped = (list(chain(*parts)) for parts in by_kind)
     predictions.sort(key=lambda p: (p["id"], p["annotation"]))
     skipped = dict(skipped)
     for where, reason in skipped.items() if ranks.first else ():

@@ -1,9 +1,9 @@
 """Predictions drawn on images and frames: rings where the model points, crosses at the
 true points (paper: pointing, tracking).
 
-A picture shows images side by side, or frames of a video with their times and the path
-of every object of a track. Points are [frame, id, x, y] in pixels, as in evaluate.py. A
-point at a time that was not shown is drawn on the nearest frame, with its time.
+A picture shows images side by side, or at most 12 frames of a video with their times and
+the path of every object of a track. Points are [frame, id, x, y] in pixels. A point at a
+time that was not shown is drawn on the nearest frame, with its time.
 """
 
 import re
@@ -120,21 +120,16 @@ def with_text(image, lines):
 
 
 def draw_images(images, predicted, true, height=240):
-    """Points on an image, or on several side by side -> PIL image, notes on what cannot be
-    drawn."""
+    """Points on an image, or on several side by side -> PIL image."""
     drawn = []
     for number, image in enumerate(images, 1):
         here = [(x, y) for frame, _, x, y in predicted if frame == number]
         marks = [Mark(x, y, str(label)) for label, (x, y) in enumerate(here, 1)]
         crosses = [(x, y) for frame, _, x, y in true if frame == number]
         drawn.append(draw_marks(image, marks, crosses))
-    numbers = range(1, len(images) + 1)
-    missing = sorted({frame for frame, *_ in predicted} - {*numbers})
-    names = ", ".join(f"{number:g}" for number in missing)
-    notes = [f"also points on image {names}, which does not exist"] if missing else []
     if len(drawn) == 1:
-        return drawn[0], notes
-    return image_grid(drawn, [f"image {number}" for number in numbers], height), notes
+        return drawn[0]
+    return image_grid(drawn, [f"image {k + 1}" for k in range(len(drawn))], height)
 
 
 def nearest(times, t):
@@ -167,7 +162,7 @@ def trails_until(points, t):
 
 def draw_frames(frames_at, times, predicted, true, with_trails, height=240):
     """Frames of a video with points, and the tracks up to each if with_trails -> PIL
-    image, notes. frames_at(times) yields the frames at these times."""
+    image. frames_at(times) yields the frames at these times."""
     selected = select_frames(times, [*predicted, *true])
     drawn = []
     for k, frame in zip(selected, frames_at([times[k] for k in selected]), strict=True):
@@ -179,8 +174,7 @@ def draw_frames(frames_at, times, predicted, true, with_trails, height=240):
         here = [(x, y) for t, _, x, y in true if nearest(times, t) == k]
         trails = trails_until(predicted, times[k]) if with_trails else []
         drawn.append(draw_marks(frame, marks, here, trails))
-    notes = [f"{len(selected)} of {len(times)} frames"] if len(selected) < len(times) else []
-    return image_grid(drawn, [f"{times[k]:.1f} s" for k in selected], height), notes
+    return image_grid(drawn, [f"{times[k]:.1f} s" for k in selected], height)
 
 
 def draw_prediction(prediction, record):
@@ -190,12 +184,12 @@ def draw_prediction(prediction, record):
     if prediction["medium"] == "video":
         frames_at = partial(source.frames, record)
         is_track = prediction["type"] == "track"
-        image, notes = draw_frames(frames_at, prediction["times"], *points, is_track)
+        image = draw_frames(frames_at, prediction["times"], *points, is_track)
     else:
-        image, notes = draw_images(source.images(record), *points)
+        image = draw_images(source.images(record), *points)
         image.thumbnail((MAX_SIDE, MAX_SIDE))
-    legend = ". ".join(["rings: predicted; crosses: true", *notes])
-    return with_text(image, [prediction["prompt"], f"-> {prediction['text']}", legend])
+    return with_text(image, [prediction["prompt"], f"-> {prediction['text']}",
+                             "rings: predicted; crosses: true"])
 
 
 def round_robin(predictions):
@@ -236,8 +230,7 @@ def draw_answer(points, images, video=None, start=0.0):
     """The points of an answer on its images, or on frames of a video (from media.probe),
     of which the clip begins at second `start` -> PIL image."""
     if video is None:
-        return draw_images(images, points, [], 360)[0]
-
+        return draw_images(images, points, [], 360)
     times = sorted({frame for frame, *_ in points}) or [0.0]
     return draw_frames(lambda times: media.frames(video, [start + t for t in times]), times,
-                       points, [], False, 360)[0]
+                       points, [], False, 360)

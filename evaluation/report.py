@@ -45,7 +45,7 @@ def final_scores(run, model, samples_dir=None):
     else:
         sets = run.eval_records
         options = {}
-        asked = evaluation_config(config.data)  # as tools.evaluate
+        asked = evaluation_config(config.data)
     metrics = {}
     for name, records in sets.items():
         found, predictions = evaluate(
@@ -72,7 +72,9 @@ def score_of_unseen_kinds(predictions, records):
         annotation = annotations[p["id"]][p["annotation"]]
         if annotation.get("label") in unseen and annotation.get("points"):
             scores.append(p["point_f1"])
-    return {"point_f1_of_unseen_kinds": round(sum(scores) / len(scores), 4)} if scores else {}
+    if not scores:
+        return {}
+    return {"point_f1_of_unseen_kinds": round(sum(scores) / len(scores), 4)}
 
 
 def running_mean(points):
@@ -122,8 +124,8 @@ def draw_progress(out):
 
 
 def print_end(run, loss, scores, seconds):
-    """Prints what a run has learned, where to look and how to ask it; then one line of
-    JSON. loss: of the last step, None if the log has no step."""
+    """Prints what a run has learned and how to ask it; then one line of JSON. loss: of the
+    last step, None if the log has none."""
     out = shlex.quote(str(run.out))
     is_toy = run.eval_records is None
     pictures_in = ""

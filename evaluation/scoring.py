@@ -97,8 +97,8 @@ def true_places(question):
     places = []
     if annotation["type"] == "track":
         w, h = sizes[0]
-        from_point = track_mode(annotation, record) == "from_point"
-        query = annotation["query"] if from_point else None
+        is_from_point = track_mode(annotation, record) == "from_point"
+        query = annotation["query"] if is_from_point else None
         frames = track_frames(annotation, record, scale[0], question.info.times, query)
         for t, objects in frames.items():
             places += [Place(t, name, x * w, y * h) for name, (x, y) in objects.items()]

@@ -73,10 +73,8 @@ def anls(text, answers, threshold=0.5):
     """Average normalised Levenshtein similarity of one question: 1 - edits / length of
     the longer text, the best over the answers, in lower case; 0 below the threshold."""
     said = normalize_blanks(text)
-    best = 0.0
-    for answer in answers:
-        true = normalize_blanks(answer)
-        best = max(best, 1 - levenshtein(true, said) / max(len(true), len(said), 1))
+    best = max(1 - levenshtein(true, said) / max(len(true), len(said), 1)
+               for true in map(normalize_blanks, answers))
     return best if best >= threshold else 0.0
 
 

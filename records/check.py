@@ -26,8 +26,8 @@ _ANSWER = {
 _FILE = {"width": "pixels", "height": "pixels", "url": "text", "sha256": "text"}
 _PROMPT = {"label": "text", "question": "text"}
 _COORDS = {"coords": "coords!", "size": "size"}
-# Name of an object -> its fields and their kinds; "!": the field must be there. A kind is one of
-# KINDS, or the name of an object, or "list of" and that name.
+# Name of an object -> its fields and their kinds; "!": the field must be there. A kind is
+# one of KINDS, or the name of an object, or "list of" and that name.
 TABLES = {
     "record": {
         "id": "text", "image": "image", "images": "list of image", "video": "video",
@@ -79,10 +79,6 @@ def is_a(*types):
     return lambda value: isinstance(value, types)
 
 
-def is_object_id(value):
-    return isinstance(value, (int, str)) and not isinstance(value, bool)
-
-
 def is_number(value):
     """Is it a finite number, and no bool?"""
     is_finite = isinstance(value, (int, float)) and abs(value) < 1e300
@@ -114,7 +110,8 @@ KINDS = {  # what a value must be, in words, and the test
     "times": ("a list of seconds", is_list_of(is_from(0))),
     "pixels": ("a whole number from 1 on", is_from(1, int)),
     "index": ("a whole number from 0 on", is_from(0, int)),
-    "object id": ("a whole number or a text", is_object_id),
+    "object id": ("a whole number or a text",
+                  lambda value: isinstance(value, (int, str)) and not isinstance(value, bool)),
     "size": ("[width, height] in pixels", is_list_of(is_from(1, int), 2, 2)),
     "box": ("a list of four numbers", is_list_of(is_number, 4, 4)),
     "subtitles": ("a text or a list of {start, end, text}", is_a(str, list)),

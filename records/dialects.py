@@ -49,7 +49,12 @@ def convert(row, split_turns=False):
     """
     nothing = (None, "", [], [""], [None])
     row = {key: value for key, value in row.items() if value not in nothing}
-    refuse_unsupported(row)
+    has_media = {"image", "images", "video", "videos"} & set(row)
+    for key in row:
+        require(not re.fullmatch(UNSUPPORTED + SUFFIX, key, re.I), "the row",
+                f"'{key}' cannot be trained on; take the field out")
+        require(has_media or not re.fullmatch(MEDIA + SUFFIX, key, re.I), "the row",
+                f"the field '{key}' is not read; did you mean 'image' or 'video'?")
     system, turns = read_chat(row)
     parts = [part for turn in turns for part in turn.parts]
     placeholders = [part for part in parts if isinstance(part, Placeholder)]
@@ -73,15 +78,6 @@ def convert(row, split_turns=False):
         kept["id"] = str(row["id"])
     annotations = [{**qa, "turns": group} for group in groups]
     return {**kept, **media, "annotations": annotations + boxes}
-
-
-def refuse_unsupported(row):
-    has_media = {"image", "images", "video", "videos"} & set(row)
-    for key in row:
-        require(not re.fullmatch(UNSUPPORTED + SUFFIX, key, re.I), "the row",
-                f"'{key}' cannot be trained on; take the field out")
-        require(has_media or not re.fullmatch(MEDIA + SUFFIX, key, re.I), "the row",
-                f"the field '{key}' is not read; did you mean 'image' or 'video'?")
 
 
 def read_chat(row):

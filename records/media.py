@@ -27,10 +27,8 @@ def names_of(record):
     entries = entries + [record[key] for key in ("image", "video") if key in record]
     names = []
     for entry in entries:
-        if isinstance(entry, str):
-            names.append(entry)
-        else:
-            names += entry.get("frames") or [entry["path"]]
+        file = {"path": entry} if isinstance(entry, str) else entry
+        names += file.get("frames") or [file["path"]]
     return names
 
 
@@ -128,13 +126,12 @@ class Probes:
         if key not in self.known:
             try:
                 found = probe(video)
+                half_frame = found.duration / len(found.times) / 2
+                self.known[key] = (found.width, found.height, found.duration, half_frame)
+                with suppress(OSError), open(self.path, "a") as file:
+                    file.write(json.dumps([key, self.known[key]]) + "\n")
             except Unreadable as error:  # in memory alone: a hang costs its deadline once
                 self.known[key] = error
-                raise
-            half_frame = found.duration / len(found.times) / 2
-            self.known[key] = (found.width, found.height, found.duration, half_frame)
-            with suppress(OSError), open(self.path, "a") as file:
-                file.write(json.dumps([key, self.known[key]]) + "\n")
         if isinstance(self.known[key], Unreadable):
             raise self.known[key]
         return self.known[key]

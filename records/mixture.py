@@ -46,7 +46,7 @@ class Mixture:
 
     After any number of blocks, source k has given its rate of all records, to within k; in a
     block the order is shuffled. Every epoch of a source shuffles its records anew, unless the
-    source is `ordered` (paper: data; docs/molmo2.md 9).
+    source is `ordered`.
     """
 
     def __init__(self, sources, rates, seed, block=1000):

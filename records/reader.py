@@ -65,10 +65,7 @@ class Records:
             self.check_native()
 
     def check_native(self):
-        """DataError with the first mistakes of a native file.
-
-        Warns once if points seem to have another unit than they say.
-        """
+        """DataError with the first mistakes; warns once of unlikely units."""
         if is_chat(self.text(0)):
             return
         n = len(self) if self.offsets[-1] <= MAX_CHECKED_BYTES else N_CHECKED
@@ -204,9 +201,8 @@ def stamp_of(file):
 
 def is_chat(text):
     """Is this the text of a row of another project?"""
-    if b'"annotations"' in text:
-        return False
-    return any(f'"{key}"'.encode() in text for key in CHAT_KEYS)
+    has_turns = any(f'"{key}"'.encode() in text for key in CHAT_KEYS)
+    return has_turns and b'"annotations"' not in text
 
 
 def find_lines(path):

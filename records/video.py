@@ -145,8 +145,7 @@ def decode(video, wanted):
     frame never takes its place.
     """
     # ffmpeg selects the next wanted timestamp, and no other after one that is missing. settb
-    # keeps the unit of the timestamps. PPM frames say their size. Nothing is scaled, since
-    # ffmpeg's scaling differs from docs/molmo2.md 2.1.
+    # keeps their unit. PPM frames say their size. ffmpeg would scale in another way.
     wanted_pts = nth_expression(video.pts[wanted].tolist())
     select = f"settb={video.time_base},select='eq(pts,{wanted_pts})',format=rgb24"
     input_options = ["-threads", "1"]

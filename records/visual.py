@@ -45,10 +45,10 @@ def clip_times(duration, config, start=0.0, end=math.inf):
 
 
 def tracking_times(duration, frame_rate, lowest, config):
-    """-> times of the frames shown with a track, in seconds of the clip (docs/molmo2.md 3.1).
+    """Times of the frames shown with a track, in seconds of the clip (docs/molmo2.md 3.1).
 
-    They are a grid at a multiple of the rate `lowest`, up to 10 a second, that divides the rate
-    of the video. duration: of the clip in seconds.
+    Their rate is a multiple of `lowest` that divides that of the video, up to 10 a second.
+    duration: of the clip in seconds.
     """
     grid = [rate for rate in range(lowest, 11, lowest) if frame_rate % rate == 0]
     return vision.track_times(duration, config.max_frames, grid or [lowest]) or [0.0]

@@ -1,4 +1,4 @@
-"""What the user asks and what the model shall answer: annotations as turns of a chat (paper: data).
+"""Annotations as turns of a chat: what the user asks and the model answers (paper: data).
 
 in    an annotation of a record (docs/records.md), the record, the sizes of its images or its video
 out   [(question, answer), ..] for tokenizer.chat
@@ -7,8 +7,7 @@ out   [(question, answer), ..] for tokenizer.chat
     stages 2, 3    Describe this image in detail.    Where is the cat?    vqa2: What is it?
 
 In stage 1 every prompt opens with its style; later only the styles of benchmarks are named, and
-what people ask is asked in plain words (docs/molmo2.md 4.3). Prompts hold text alone: the visual
-tokens come before them (visual_tokens.py).
+what people ask is asked in plain words (docs/molmo2.md 4.3). The visual tokens come before it.
 
 Every random choice is a draw from `rng`, a NumPy Generator or RandomState. rng None is the form of
 evaluation: no draws, the first of all templates.
@@ -31,8 +30,7 @@ def turns_of(annotation, record, sizes, config, rng, times=None):
     no visible point lies on a frame that the model sees.
 
     sizes: (width, height) in pixels of every image, or of the video. config: a data.DataConfig.
-    times: seconds, from the start of the clip, of the frames that the model sees; tracks are cut
-    down to them (None: all times that are annotated).
+    times: seconds of the clip of the frames that the model sees (None: all that are annotated).
     """
     kind = annotation["type"]
     if kind == "text":
@@ -108,7 +106,7 @@ def caption_turn(annotation, record, config, rng):
 
 
 def qa_turns(annotation, record, config, rng):
-    """The style stands in front of the first question; its length hint counts the last answer."""
+    """The style stands before the first question; its length hint is for the last answer."""
     style = style_of(annotation, record, rng)
     given = annotation.get("turns", [annotation])
     turns = [qa_turn(turn, style, record, config, rng) for turn in given]
@@ -122,7 +120,7 @@ def qa_turns(annotation, record, config, rng):
 
 
 def qa_turn(turn, style, record, config, rng):
-    """(question, answer) of one turn, without the style."""
+    """-> (question, answer), without the style"""
     question = question_text(turn["question"])
     randomize = rng is not None and not config.prefix_all
     if style.endswith("_exp"):
@@ -148,9 +146,8 @@ def qa_turn(turn, style, record, config, rng):
 def question_text(question):
     """A question, one string or a list of strings and names, as text.
 
-    {"image": k} becomes "Image k+1", the text before that image's visual tokens (visual_tokens.py).
-    {"video": 0} is dropped at the start of the question, where the video itself stands, and is
-    "the video" elsewhere.
+    {"image": k} becomes "Image k+1", the text before that image's visual tokens. {"video": 0} is
+    dropped at the start of the question, where the video stands, and is "the video" elsewhere.
     """
     if isinstance(question, str):
         return question

@@ -15,8 +15,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-# Input embeddings that the head cannot predict: the id is V + the place in this list. The released
-# table goes on after these with tokens of MolmoPoint, which Molmo2 does not use.
+# Input embeddings that the head cannot predict: the id is V + the place in this list. Others that
+# follow in the released table are for MolmoPoint.
 SPECIAL = (
     "im_start", "im_end", "im_patch", "im_col", "low_res_im_start",
     "image", "im_low", "frame_start", "frame_end", "video",
@@ -80,8 +80,7 @@ class PretrainedTokenizer:
     """The tokenizer.json of a released checkpoint, read by the `tokenizers` package.
 
     BOS is the tokenizer's own, or EOS where it has none (Qwen). ValueError names the first special
-    token that is missing or has another id than the model expects. All files of the tokenizer are
-    kept in memory for `save`.
+    token that is missing or has another id than the model expects.
     """
 
     FILES = (
@@ -140,13 +139,12 @@ class PretrainedTokenizer:
 def load_tokenizer(folder, n_vocab):
     """The tokenizer in a model's folder; n_vocab: V of the model. OSError or ValueError."""
     path = Path(folder) / "tokenizer.json"
+    content = path.read_bytes()
     try:
-        state = json.loads(path.read_text(encoding="utf-8"))
+        state = json.loads(content)
         if state.get("kind") != "bytes":
             return PretrainedTokenizer(folder, n_vocab)
         tokenizer = ByteTokenizer(state["words"], state["n_vocab"])
-    except OSError:
-        raise
     except Exception as error:  # the package raises none but Exception itself
         raise ValueError(f"{path} cannot be used as a tokenizer: {error}") from None
     if tokenizer.n_vocab != n_vocab:
@@ -163,9 +161,9 @@ class Segment(NamedTuple):
 def chat(turns, tokenizer):
     """[(question, answer), ..] -> [Segment, ..]: loss on every answer and the EOS that ends it.
 
-    An answer of None must be the last: then the segments are the prompt of a generation. After the
-    first turn, EOS (with loss) is followed by <|im_end|> (without); for Qwen both are the
-    same token. The released models are trained so (docs/molmo2.md 4.1).
+    An answer of None must be the last: then the segments are a prompt. After the first turn, EOS
+    (with loss) is followed by <|im_end|> (without), as the released models are trained
+    (docs/molmo2.md 4.1); for Qwen both are the same token.
     """
     encode = tokenizer.encode
     newline = encode("\n")

@@ -1,7 +1,6 @@
 """The toy's sources without time: single images, series of images, and sums in words.
 
-Image i of a split is a function of (seed, split, i). Scenes whose hash is 0 modulo 8 are held out,
-so training and held-out images cannot coincide.
+Image i of a split is a function of (seed, split, i). Scenes whose hash is 0 modulo 8 are held out.
 
 A source has the same methods as a file of records (records/reader.py); `questions` names what is
 asked about its scenes, and is part of the seed, so that sources do not share scenes.
@@ -75,7 +74,7 @@ class World:
         return 1 << 40
 
     def difficulty(self, i):
-        """-> least and most objects, and the pixels by which their radii are larger than usual."""
+        """-> least and most objects, and pixels by which their radii are larger"""
         if i >= self.curriculum:
             min_objects = 1 if self.split == "unseen" else 0
             return min_objects, self.max_objects, 0
@@ -162,19 +161,17 @@ class ImageSeries:
     def __getitem__(self, i):
         scenes = self.scenes(i)
         rng = rng_for(self.seed, "series", self.split, i)
-        images_of = {}  # {name: images that show such an object}
-        counts = {}
+        images_of = {}  # {name: the image of each such object}
         for k, objects in enumerate(scenes):
             for o in objects:
-                images_of.setdefault(name_of(o), set()).add(k)
-                counts[name_of(o)] = counts.get(name_of(o), 0) + 1
-        labels = [label for label in sorted(images_of) if counts[label] < 5]
+                images_of.setdefault(name_of(o), []).append(k)
+        labels = [label for label in sorted(images_of) if len(images_of[label]) < 5]
         chosen = rng.permutation(len(labels))[:2]
         annotations = [self._points(scenes, labels[int(k)]) for k in chosen]
-        unique = [label for label in labels if len(images_of[label]) == 1]
+        unique = [label for label in labels if len(set(images_of[label])) == 1]
         for k in rng.permutation(len(unique))[:2]:
             label = unique[int(k)]
-            answer = str(min(images_of[label]) + 1)
+            answer = str(images_of[label][0] + 1)
             question = f"which image shows {label}"
             annotations.append({"type": "qa", "question": question, "answer": answer})
         shape = FEW.shapes[int(rng.integers(len(FEW.shapes)))]
@@ -202,7 +199,7 @@ class ImageSeries:
         return [render(self.world.scene(3 * record["index"] + int(k))) for k in only]
 
     def masks(self, record, annotation):
-        """(n,SIZE,SIZE) bool, one for each point of a point annotation, in its order."""
+        """As World.masks."""
         scenes = self.scenes(record["index"])
         masks = [mask_of(scenes[k][j]) for k, j in annotation["meta"]["objects"]]
         return np.array(masks).reshape(-1, SIZE, SIZE)

@@ -108,8 +108,7 @@ def _pole(video):
 def render_frames(video, times):
     """Yields a frame (SIZE,SIZE,3) uint8 for each time in seconds.
 
-    As shapes.render draws a scene, but faster, as there are many frames: ground and noise are drawn
-    once, and each object only in the box where it is.
+    As shapes.render draws a scene, but ground and noise are drawn once, because frames are many.
     """
     ground = render({**video, "objects": []})
     noise = np.random.default_rng([video["noise"], 1]).normal(0, 6, (SIZE, SIZE))

@@ -31,7 +31,7 @@ SHAPES = ("circle", "square", "triangle", "cross", "diamond", "bar")
 
 
 class Kinds(NamedTuple):
-    """The combinations of colour and shape in a world; those in `unseen` are in that split only."""
+    """Combinations of colour and shape; those in `unseen` are in that split only."""
     colours: tuple
     shapes: tuple
     all: tuple
@@ -117,9 +117,8 @@ def render(scene):
 
     Stripes or checks of two tints cover a shaded ground, and objects are shaded too, so colour
     alone does not tell an object from the ground. But over its three channels every object is
-    brighter than the mean of its ground, and all grounds have the same mean. A ViT trained from
-    scratch needs both: then an edge is bright on one side always and needs one feature, not one
-    per colour (docs/log.md).
+    brighter than the mean of its ground, and all grounds have the same mean: a ViT trained from
+    scratch needs both (docs/log.md).
     """
     rng = np.random.default_rng(scene["noise"])
     tints = rng.normal(0, 1, (2, 3))

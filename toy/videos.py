@@ -1,7 +1,7 @@
 """The toy's source of videos, and what is asked about them (stages 2 and 3 of --tiny).
 
-Video i of a split is a function of (seed, split, i), as images are. All questions can be answered
-from what is visible: see `_is_fair`.
+Video i of a split is a function of (seed, split, i). All questions can be answered from what is
+visible: see `_is_fair`.
 """
 
 from functools import lru_cache
@@ -29,9 +29,9 @@ CURRICULUM = (600, 1800)
 class MovingShapes:
     """Videos of `steps` half seconds, from the first to the last number of that range.
 
-    questions="all": where each kind of object comes, how many there are, what happens, who does it.
-    questions="tracks": the paths of objects, in videos of their own, because the frames of a video
-    with tracks lie on the grid of its tracks (vision.track_times).
+    questions="all": where each kind of object comes, how many there are, what happens, who
+    does it. questions="tracks": the paths of objects, in videos of their own, because frames
+    beside tracks lie on a grid.
     """
 
     def __init__(self, split, seed=0, questions="all", steps=(4, 6), max_objects=3,
@@ -60,7 +60,7 @@ class MovingShapes:
 
     @lru_cache(maxsize=1024)  # noqa: B019 - a source lives as long as its run
     def video(self, i):
-        """As motion.draw_video, and for every object `seen`, the steps at which it is visible."""
+        """-> a video of motion.py, with the steps at which each object is `seen`"""
         key = ("film", self.split, self.questions, self.steps[1], i)
         for attempt in range(1000):
             rng = rng_for(self.seed, *key, attempt)
@@ -93,8 +93,8 @@ class MovingShapes:
         return make_record(self, i, annotations, **subtitles, video=video)
 
     def video_size(self, record):
-        """(width, height, seconds, seconds that half a frame is shown). A grid leaves out the very
-        end (vision.track_times), so videos with tracks end one step after the last."""
+        """(width, height, seconds, half a frame in seconds). A grid leaves out the very end
+        (vision.track_times): videos with tracks end a step later."""
         steps = self.video(record["index"])["steps"]
         duration = (steps if self.questions == "tracks" else steps - 1) * STEP
         return SIZE, SIZE, duration, STEP / 2
@@ -107,8 +107,7 @@ class MovingShapes:
         return render_frames(self.video(record["index"]), times)
 
     def masks(self, record, annotation):
-        """{"times": (t,), "masks": (n,t,SIZE,SIZE) bool} of the objects of an annotation's points
-        or tracks at every step."""
+        """{"times": (t,), "masks": (n,t,SIZE,SIZE) bool} of an annotation's objects at all steps"""
         video = self.video(record["index"])
         times = np.array(self.step_times(record))
         masks = np.array([visible_masks(video, time) for time in times])
@@ -216,8 +215,7 @@ def behaviour_questions(objects):
 def direction_question(o, name):
     """The direction of an object's path, with an explanation.
 
-    A model of this size does not learn to answer with the word alone. So it first says from where
-    to where the object moves, and the answer follows from that (docs/log.md).
+    A model of this size does not learn to answer with the word alone (docs/log.md).
     """
     start = _place(o, o["come"])
     end = _place(o, o["gone"] - 1)
@@ -265,8 +263,7 @@ def end_question(video, absent, rng):
         return []
     right = name_of(there[0])
     gone = [name_of(o) for o in objects if o["gone"] < video["steps"] and not o["becomes"]]
-    gone = [name for name in gone if name != right]
-    wrong = list(dict.fromkeys([*gone, *absent]))[:2]
+    wrong = [name for name in dict.fromkeys([*gone, *absent]) if name != right][:2]
     options = [right, *wrong]
     order = rng.permutation(3).tolist()
     return [{

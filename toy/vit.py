@@ -53,8 +53,8 @@ def labels(scene, grid, kinds):
 
 
 def pretrain(vit, seed, steps, lr=1e-3, images=8, kinds_name="few"):
-    """Trains the ViT for `steps` batches of scenes that no later stage shows, and yields
-    {"step", "nll": {task: nats}, "seconds"} after each. The head that answers is dropped."""
+    """Trains the ViT on `steps` batches of scenes that no later stage shows, and yields
+    {"step", "nll": {task: nats}, "seconds"} after each."""
     world = World("train", seed, questions="patches", kinds_name=kinds_name)
     crop = vit.config.crop
     n_features = len(vit.config.feature_layers) * vit.config.n_embd

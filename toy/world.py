@@ -1,8 +1,7 @@
 """The toy world: coloured shapes on textured grounds, with captions, counts, points and tracks.
 
-It needs no download and has no end. Training and held-out scenes cannot coincide (images.py). Four
-of the 24 combinations of colour and shape exist in the split `unseen` only; with more colours and
-shapes, six of 54.
+Training and held-out scenes cannot coincide (images.py). Four of the 24 combinations of colour and
+shape exist in the split `unseen` only; with more colours and shapes, six of 54.
 
     python -m toy.world OUT --n 100 --split test      # images, records.jsonl, masks.npz
     python -m toy.world OUT --n 100 --what tracks     # videos as folders of frames
@@ -22,8 +21,7 @@ from toy.images import CURRICULUM, NUMBERS, ImageSeries, Sums, World
 from toy.shapes import COLOURS, FEW, KINDS_BY_NAME, LATTICE, SHAPES, SIZE
 from toy.videos import MovingShapes
 
-# What the toy's tokenizer encodes as one id: the markup of chats and points, the words and the
-# coordinates of this world. The order decides the ids.
+# What the toy's tokenizer encodes as one id; the order decides the ids.
 WORDS = (
     "user\n", "assistant\n", "pointing: ", "count: ", "long_caption", "text_sft",
     "There are none.", '<points coords="1', '">', "</points>", ", ", "nothing", "any", " shape",
@@ -116,8 +114,8 @@ def _first(kind, split, seed, n, **options):
 
 
 def export(folder, source, n):
-    """The first n records of a source as files: images, or the frames of videos;
-    records.jsonl; and masks.npz, as tools.evaluate reads them."""
+    """The first n records of a source as files that tools.evaluate reads: images, or the
+    frames of videos; records.jsonl; and masks.npz."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     masks = {}
@@ -125,7 +123,14 @@ def export(folder, source, n):
         for i in range(n):
             record = source[i]
             out.write(json.dumps(_export_media(folder, source, record)) + "\n")
-            masks |= _masks_of(source, record)
+            for k, annotation in enumerate(record["annotations"]):
+                if annotation["type"] in ("point", "track"):
+                    name = f"{record['id']}/{k}"
+                    found = source.masks(record, annotation)
+                    if "video" in record:
+                        masks[f"{name}/times"] = found["times"]
+                        found = found["masks"]
+                    masks[name] = found
     np.savez_compressed(folder / "masks.npz", **masks)
 
 
@@ -145,20 +150,6 @@ def _export_media(folder, source, record):
     for name, image in zip(names, images, strict=True):
         Image.fromarray(image).save(folder / name)
     return line
-
-
-def _masks_of(source, record):
-    """{name in masks.npz: array}"""
-    arrays = {}
-    for k, annotation in enumerate(record["annotations"]):
-        if annotation["type"] in ("point", "track"):
-            name = f"{record['id']}/{k}"
-            masks = source.masks(record, annotation)
-            if "video" in record:
-                arrays |= {name: masks["masks"], f"{name}/times": masks["times"]}
-            else:
-                arrays[name] = masks
-    return arrays
 
 
 class Parser(argparse.ArgumentParser):

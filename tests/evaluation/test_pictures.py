@@ -79,13 +79,12 @@ def test_rings_and_crosses_lie_where_the_points_are(size):
     assert middle(quarter, pictures.WHITE, 60)[2] > 20
 
 
-def test_points_lie_on_the_image_they_name_and_others_are_noted():
+def test_points_lie_on_the_image_they_name():
     images = [grey(320, 240), grey(240, 240)]
     predicted = [[1, 1, 80, 60], [2, 1, 120, 200], [5, 1, 9, 9], [1.5, 1, 200, 200]]
-    image, notes = pictures.draw_images(images, predicted, [[2, 1, 60, 40]])
+    image = pictures.draw_images(images, predicted, [[2, 1, 60, 40]])
     left, right = image.crop((0, 0, 320, 240)), image.crop((324, 0, 644, 240))
     assert image.size == (644, 264)
-    assert notes == ["also points on image 1.5, 5, which does not exist"]
     assert middle(left, FIRST, 30)[:2] == pytest.approx((80, 60), abs=1.5)
     assert middle(right, FIRST, 30)[:2] == pytest.approx((120, 200), abs=1.5)
     assert middle(left.crop((100, 0, 320, 240)), pictures.BLACK)[2] == 0
@@ -96,7 +95,7 @@ def test_a_point_lies_on_the_frame_of_its_time_or_with_its_time_on_the_nearest()
     source = FakeSource()
     predicted = [[1.0, "1", 40, 50], [1.7, "2", 80, 20], [99.0, "3", 10, 10]]
     with mock.patch.object(pictures, "draw_marks", wraps=pictures.draw_marks) as spy:
-        image, notes = pictures.draw_frames(
+        image = pictures.draw_frames(
             lambda times: source.frames(None, times), [0.0, 1.0, 2.0, 3.0], predicted,
             [[2.0, 1, 41, 51]], with_trails=False)
     drawn = [call.args for call in spy.call_args_list]
@@ -112,7 +111,6 @@ def test_a_point_lies_on_the_frame_of_its_time_or_with_its_time_on_the_nearest()
         [Mark(10, 10, "3  99.0 s", pictures.COLOURS[2])],
     ]
     assert [true for _, _, true, _ in drawn] == [[], [], [(41, 51)], []]
-    assert notes == []
     # four in a row, the times below
     assert image.size == (4 * round(160 * 240 / 90) + 12, 264)
 
