@@ -68,23 +68,19 @@ class Decoder:
         cannot be had, or with a reason, a placeholder."""
         record, epoch = record_at(self.mixture, item.index)
         config = self.config
-        if reason:
-            return self.placeholder(record["id"], item, shard, reason)
-        try:
-            example = data.encode(record, self.tokenizer, config.data, config.seed, epoch, shard)
-        except Unreadable as e:
-            return self.placeholder(record["id"], item, shard, str(e))
-        n_crops = 0 if example.image_id is None else len(example.image_id)
-        size = len(example.tokens), n_crops
         planned = item.tokens, item.crops
-        if size == planned:
-            return example
-        reason = f"size differs: {size} tokens and crops, {planned} planned"
-        return self.placeholder(record["id"], item, shard, reason)
-
-    def placeholder(self, name, item, shard, reason):
-        """An Example of the planned size without loss."""
-        example = data.placeholder(name, item.tokens, item.crops, self.config.data, reason)
+        if not reason:
+            try:
+                example = data.encode(record, self.tokenizer, config.data, config.seed, epoch,
+                                      shard)
+                n_crops = 0 if example.image_id is None else len(example.image_id)
+                size = len(example.tokens), n_crops
+                if size == planned:
+                    return example
+                reason = f"size differs: {size} tokens and crops, {planned} planned"
+            except Unreadable as e:
+                reason = str(e)
+        example = data.placeholder(record["id"], *planned, config.data, reason)
         return data.select_crops(example, shard)
 
 
@@ -131,10 +127,12 @@ class Loader:
         # batch_size=None: packs go to the data set one by one, and come back in their order
         decoded = iter(DataLoader(self.decoder, batch_size=None, sampler=self.packs_to_decode(),
                                   **in_processes(config.workers)))
+        n_micro_batches = config.batch // self.ranks.dp // config.micro_batch
         for _ in range(self.n_steps):
-            rows = (self.next_row(decoded) for _ in range(config.batch // self.ranks.dp))
-            first = next(rows)  # now its plan is there
-            yield self.planned.popleft(), batched(chain([first], rows), config.micro_batch)
+            micro_batches = ([self.next_row(decoded) for _ in range(config.micro_batch)]
+                             for _ in range(n_micro_batches))
+            first = next(micro_batches)  # now its plan is there
+            yield self.planned.popleft(), chain([first], micro_batches)
 
     def begin(self):
         """Plans the first step: data that cannot be used at all end a run before it begins."""
@@ -181,10 +179,10 @@ class Loader:
         for (item, shard, _), example, reason in zip(pack, examples, reasons, strict=True):
             # masked by another rank of the group
             if reason and not example.mask_reason:
-                example = self.decoder.placeholder(example.id, item, shard, reason)
+                example = self.decoder.decode(item, shard, reason)
             example.source = source_at(self.mixture, item.index)
             where = record_at(self.mixture, item.index)[0]["where"] if reason else ""
-            if reason:
+            if reason and item.index not in self.known_masked:
                 self.newly_masked.append({"index": item.index, "id": example.id, "where": where,
                                           "reason": reason})
             self.masked.count(example.source, where, reason)
@@ -207,12 +205,6 @@ class Loader:
                 tried.update(masked["tried"])
         state = {"counts": counts, "tried": tried, "in_a_row": {}}
         return any(stop for stop, *_ in of_ranks), newly_masked, state
-
-
-def batched(items, n):
-    """Lists of n items."""
-    while batch := list(islice(items, n)):
-        yield batch
 
 
 def in_processes(n):

@@ -55,43 +55,36 @@ def count_rows(rows):
 class StepStats:
     """Sums over the micro-batches of a step: counts, and the weighted nll and the weight by source.
 
-    Losses are read from the device one micro-batch late, so that no GPU is waited for. nonfinite
+    Losses stay on the device until the end of the step, so that no GPU is waited for. nonfinite
     collects the ids of the records whose loss is NaN or infinite.
     """
 
     def __init__(self, sources, cp):
         self.sources = sources
         self.cp = cp
-        self.sums = dict.fromkeys(product(("nll", "weight"), sources), 0.0)
         self.counts = Counter()
+        self.losses = []  # of each micro-batch: the ids and sources of its examples, their sums
+        self.sums = dict.fromkeys(product(("nll", "weight"), sources), 0.0)
         self.nonfinite = []
-        self.delayed = None
 
     def add(self, rows, batch, nll):
         """nll (B,T): of each token of a Batch made of these rows; weighted, summed by example."""
-        n_examples = len(batch.ids)
-        sums = torch.zeros(n_examples + 1, device=nll.device)  # the last is padding
-        sums.index_add_(0, batch.example.flatten(), (batch.weights * nll.detach()).flatten())
-        self.read_delayed()
-        self.delayed = rows, sums
-
-    def read_delayed(self):
-        if self.delayed is None:
-            return
-        rows, sums = self.delayed
-        self.delayed = None
         examples = [x for row in rows for x in row]
-        *sums, of_padding = sums.tolist()
-        if not math.isfinite(sum(sums) + of_padding):
-            self.nonfinite += [x.id for x in examples]
-        for x, value in zip(examples, sums, strict=True):
-            self.sums["nll", x.source] += value
-            self.sums["weight", x.source] += float(x.weights.sum(dtype="float64")) / self.cp
+        sums = torch.zeros(len(examples) + 1, device=nll.device)  # the last is padding
+        sums.index_add_(0, batch.example.flatten(), (batch.weights * nll.detach()).flatten())
+        self.losses.append(([(x.id, x.source) for x in examples], sums))
         self.counts.update(count_rows(rows))
+        for x in examples:
+            self.sums["weight", x.source] += float(x.weights.sum(dtype="float64")) / self.cp
 
     def all_reduce(self):
         """Sums over all ranks, in one exchange: counts, weight, loss and nll_by_source are set."""
-        self.read_delayed()
+        for examples, sums in self.losses:
+            *sums, of_padding = sums.tolist()
+            if not math.isfinite(sum(sums) + of_padding):
+                self.nonfinite += [name for name, _ in examples]
+            for (_, source), value in zip(examples, sums, strict=True):
+                self.sums["nll", source] += value
         sums = parallel.all_reduce_sums({**self.counts, **self.sums})
         # the ranks that share a row have all counted it
         self.counts = {name: round(sums[name] / self.cp) for name in self.counts}
@@ -148,7 +141,6 @@ class RunLog:
         for path in (log, self.skips):
             if path.exists():  # cut off a line that a kill left unfinished
                 os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
-        self.known = {skip["index"] for skip in read_log(self.skips)}
         self.file = open(log, "a", buffering=1)
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter
@@ -157,16 +149,12 @@ class RunLog:
             self.board = SummaryWriter(run.out / "tensorboard", purge_step=purge, flush_secs=10)
 
     def step(self, line, masked):
-        """Logs a step and the records that were masked in it, each index of the mixture once.
-
-        masked: [{"index": .., "id": .., "where": .., "reason": ..}, ..]
-        """
+        """Logs a step, and the records that were masked in it for the first time:
+        [{"index": .., "id": .., "where": .., "reason": ..}, ..]."""
         self.write(line)
         for skip in sorted(masked, key=itemgetter("index")) if self.writes else ():
-            if skip["index"] not in self.known:
-                self.known.add(skip["index"])
-                with open(self.skips, "a") as file:
-                    file.write(json.dumps({"step": line["step"], **skip}) + "\n")
+            with open(self.skips, "a") as file:
+                file.write(json.dumps({"step": line["step"], **skip}) + "\n")
 
     def write(self, line):
         if self.writes:
