@@ -25,7 +25,7 @@ import torch.distributed.checkpoint as dcp
 
 import parallel
 from records.errors import warn
-from training.config import RunError, UserError, adopt_model, field_values
+from training.config import RunError, UserError, field_values
 from training.sources import list_changes
 from weights import files, lora
 
@@ -64,29 +64,23 @@ class Checkpoint(NamedTuple):
     state: dict = None
 
 
-def find(args, config):
-    """-> the Checkpoint in --out that the run continues from, and config with its model.
+NEW = Checkpoint()
 
-    UserError if the run may not write there. args.init becomes the folder of the weights to read.
-    """
+
+def find(args):
+    """-> the Checkpoint in --out that the run continues from. UserError if the run may not write
+    there. args.init becomes the folder of the weights to read."""
     out = Path(args.out)
-    found = find_newest(out) if args.resume else Checkpoint()
+    found = find_newest(out) if args.resume else NEW
+    if found.folder and found.state["base"]:
+        args.init = args.else_init or found.state["base"]
     if not found.folder:
         check_directory(args, out)
-        if args.resume:
-            args.init = args.else_init
-            if parallel.is_first_process():
-                begins = f"with the weights of {args.init}" if args.init else "afresh"
-                warn(f"no checkpoint in {out}: the run starts {begins}")
-        return found, config
-    if found.state["base"]:
-        args.init = args.else_init or found.state["base"]
-    try:
-        with files.explained(found.folder):
-            shape = files.config_from_dict(found.state["model"], config.model)
-    except ValueError as e:
-        raise UserError(str(e)) from None
-    return found, adopt_model(args, config, shape, found.folder)
+        args.init = args.else_init if args.resume else args.init
+        if args.resume and parallel.is_first_process():
+            begins = f"with the weights of {args.init}" if args.init else "afresh"
+            warn(f"no checkpoint in {out}: the run starts {begins}")
+    return found
 
 
 def find_newest(out):
@@ -100,7 +94,7 @@ def find_newest(out):
                 return Checkpoint(folder, step, state)
         if parallel.is_first_process():
             warn(f"{folder}: a file is missing or cut short; trying the checkpoint before it")
-    return Checkpoint()
+    return NEW
 
 
 def list_steps(out):

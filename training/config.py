@@ -11,7 +11,7 @@ import inspect
 import re
 import sys
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from importlib.util import find_spec
 from math import inf
 
@@ -147,13 +147,10 @@ def override(config, name, value):
 
 
 def adopt_model(args, config, shape, where):
-    """config with the model found in the folder `where`; UserError if the command line asks for one
-    of another shape."""
+    """config with the model found in the folder `where`; UserError if the command line asks for
+    another one."""
     asked_for = args.preset or any(name.startswith("model.") for name in args.fields)
-    # two fields matter to new weights alone
-    vision = replace(shape.vision, neighbor_init=config.model.vision.neighbor_init)
-    found = replace(shape, vision=vision, init_std=config.model.init_std)
-    if asked_for and config.model != found:
+    if asked_for and config.model != shape:
         raise UserError(f"{where}: its model has another shape than --preset and --model.* ask "
                         "for; leave them out")
     return replace(config, model=shape)
@@ -179,21 +176,18 @@ def choose_reader(default):
     return readers.get(type(default), type(default))
 
 
-@cache
-def field_comments(kind):
-    """{field: the comment beside it} in the source of a dataclass."""
-    source = inspect.getsource(kind).replace("%", "%%")
-    return dict(re.findall(r"^    (\w+): .*?# *(.+)$", source, re.MULTILINE))
-
-
-def describe_field(name):
-    """The comments beside a dotted field and the fields around it in the source, for --help."""
-    comments = []
-    config = Config()
-    for part in name.split("."):
-        comments.append(field_comments(type(config)).get(part, part))
-        config = getattr(config, part)
-    return ": ".join(comments)
+def describe_fields(config, prefix="", outer=""):
+    """{dotted name: the comments beside the field and the fields around it}, for --help."""
+    source = inspect.getsource(type(config)).replace("%", "%%")
+    comments = dict(re.findall(r"^    (\w+): .*?# *(.+)$", source, re.MULTILINE))
+    texts = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        name = prefix + field.name
+        texts[name] = outer + comments.get(field.name, field.name)
+        if dataclasses.is_dataclass(value):
+            texts |= describe_fields(value, f"{name}.", f"{texts[name]}: ")
+    return texts
 
 
 def make_parser():
@@ -225,11 +219,11 @@ def make_parser():
     add("--else_init", metavar="DIR", help="with --resume: --init while there is no checkpoint")
     add("--lora", dest="lora.rank", type=int, default=argparse.SUPPRESS, metavar="R",
         help="low-rank adapters on the decoder learn in its place (short for --lora.rank)")
+    texts = describe_fields(Config())
     for name, default in FIELDS.items():
         alone = {"nargs": "?", "const": True} if isinstance(default, bool) else {}
-        text = f"{describe_field(name)} (default {default!r})"
         add(f"--{name}", type=choose_reader(default), choices=CHOICES.get(name), metavar="X",
-            default=argparse.SUPPRESS, help=text, **alone)
+            default=argparse.SUPPRESS, help=f"{texts[name]} (default {default!r})", **alone)
     return parser
 
 

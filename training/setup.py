@@ -3,7 +3,6 @@
 import json
 import os
 from dataclasses import asdict, dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -57,8 +56,7 @@ def choose_layout(args, config, device):
     if device.type == "cuda":
         # all cores of the rank but one decode, or its GPU would wait for videos
         cores = len(os.sched_getaffinity(0)) // ranks_of_node
-        chosen["workers"] = min(max(cores - 1, 0), 8)
-        chosen["compile"] = find_spec("triton") is not None
+        chosen |= {"workers": min(max(cores - 1, 0), 8), "compile": True}
         # a block that fails to compile runs as it is, and torch logs why
         torch._dynamo.config.suppress_errors = True
     chosen = {name: value for name, value in chosen.items() if name not in args.fields}
@@ -132,20 +130,25 @@ def open_data(args, config, ranks, tokenizer, resume_from):
     return loader, eval_records, made_for
 
 
-def open_tokenizer(args, config, saved=None):
-    """-> tokenizer of --init, of the checkpoint in the folder `saved` or of the toy, and config
-    with the shape of the model of --init."""
-    folder = saved
+def open_tokenizer(args, config, resume_from=checkpoint.NEW):
+    """-> tokenizer of --init, of the checkpoint or of the toy, and config with the shape of the
+    model that is there."""
+    folder = resume_from.folder
+    where = f"--resume: {folder}" if folder else "--model"
     try:
+        if folder:
+            with files.explained(folder):
+                shape = files.config_from_dict(resume_from.state["model"], config.model)
+            config = adopt_model(args, config, shape, where)
         if args.init is not None:
+            where = f"--init {args.init}"
             folder, shape, _ = files.describe(args.init)
-            config = adopt_model(args, config, shape, f"--init {args.init}")
+            config = adopt_model(args, config, shape, where)
         n_vocab = config.model.n_vocab
         if folder is None:
             return ByteTokenizer(world.WORDS, n_vocab), config
         return load_tokenizer(folder, n_vocab), config
     except (OSError, ValueError) as e:
-        where = "--model" if args.init is None else f"--init {args.init}"
         raise UserError(f"{where}: {e}") from None
 
 
@@ -264,8 +267,8 @@ def start_run(args, config):
     """Opens everything that can be wrong, before anything is written -> Run, model."""
     device, dtype = pick_device(config)
     config = choose_layout(args, config, device)
-    resume_from, config = checkpoint.find(args, config)
-    tokenizer, config = open_tokenizer(args, config, resume_from.folder)
+    resume_from = checkpoint.find(args)
+    tokenizer, config = open_tokenizer(args, config, resume_from)
     error = layout_error(int(os.environ.get("WORLD_SIZE", 1)), config, config.model)
     if config.lora.rank and args.init is None:
         error = "--lora: adapters are put on trained weights; name them with --init"

@@ -163,7 +163,6 @@ def test_sharding_workers_and_compilation_go_by_the_machine_or_the_flags(
     """On a GPU the cores of a process decode ahead, and a block that cannot be compiled runs as it
     is."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(32)), raising=False)
-    monkeypatch.setattr("training.setup.find_spec", lambda name: name == "triton")
     monkeypatch.setenv("WORLD_SIZE", str(world))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local))
     with torch._dynamo.config.patch(suppress_errors=False):
