@@ -170,20 +170,15 @@ class StepPlanner(Iterator):
 
     def __next__(self):
         packs = []
-        ids = []
-        longest_wait = 0
-        for _ in range(self.config.batch):
+        waits = []
+        for n in range(self.planner.n_packs, self.planner.n_packs + self.config.batch):
             next(self.planner)
-            pack = self.planner.last
-            packs.append(pack)
-            ids += [self.ids.pop(e.index) for e in pack]
-            waits = [self.planner.n_packs - 1 - e.arrived for e in pack]
-            longest_wait = max(longest_wait, *waits)
-        return StepPlan(packs, ids, longest_wait, self.skipped.counts, self.state())
-
-    def state(self):
-        return {"planner": self.planner.state(), "ids": list(self.ids.items()),
-                "skipped": self.skipped.state()}
+            packs.append(self.planner.last)
+            waits += [n - e.arrived for e in self.planner.last]
+        ids = [self.ids.pop(e.index) for pack in packs for e in pack]
+        state = {"planner": self.planner.state(), "ids": list(self.ids.items()),
+                 "skipped": self.skipped.state()}
+        return StepPlan(packs, ids, max(waits), self.skipped.counts, state)
 
     def restore(self, state, same_data=True):
         """Goes on after the step with this state; with other data, with an empty pool."""

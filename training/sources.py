@@ -142,8 +142,7 @@ def open_sources(args, config):
             given = {name: entry[name] for name in OPTIONS & entry.keys()}
             source = Records(entry["path"], entry.get("media", args.media), **given)
             sources.append(source)
-            size = sqrt_size(len(source), entry.get("size"), entry.get("sampling_rate"))
-            weights.append(size)
+            weights.append(sqrt_size(len(source), entry.get("size"), entry.get("sampling_rate")))
         if weights:
             weighted.append((rate, weights))
     unique_names(sources)
