@@ -41,18 +41,17 @@ LAYOUT_FIELDS = {
 
 
 def lock(out):
-    """Makes the run directory and locks it -> the locked file. Until the first process closes it or
-    ends, no other run writes there. UserError if it cannot be made or another run holds it."""
+    """Makes the run directory and locks it -> the locked file. Until it is closed, or the process
+    ends, no other run writes there. UserError if that cannot be done."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         file = open(out / "lock", "w")
         if parallel.is_first_process():
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(f"--out {out}: another run is writing there; name another directory"
-                        ) from None
     except OSError as e:
-        raise UserError(f"--out {out}: {e.strerror}") from None
+        held = isinstance(e, BlockingIOError)
+        reason = "another run is writing there" if held else e.strerror
+        raise UserError(f"--out {out}: {reason}; name another directory") from None
     return file
 
 
@@ -132,8 +131,8 @@ def delete_run(out):
 
 
 def recipe_fields(config, base=None):
-    """{dotted field: its value as JSON} of the fields that the results of a run depend on, except
-    those of its data. base: the folder of the weights under adapters, which no checkpoint holds."""
+    """{dotted field: its value as JSON} of the fields that the results of a run depend on. base:
+    the folder of the weights under adapters, which no checkpoint holds."""
     fields = {name: json.dumps(value) for name, value in field_values(config).items()
               if name.split(".")[0] not in LAYOUT_FIELDS}
     return fields | ({"base": files.fingerprint(base)} if base else {})
@@ -162,8 +161,7 @@ def name_tensors(model, optimizer):
 
 
 def save(run, model, optimizer, step, position):
-    """Writes step-N of a run; all ranks call it. position: of the loader after this step. RunError
-    if it cannot be written."""
+    """Writes step-N of a run; all ranks call it. position: of the loader after this step."""
     part = run.out / f"step-{step}.part"
     try:
         if run.ranks.first:
@@ -209,7 +207,7 @@ def sync(path):
 
 
 def explain(error):
-    """The first line of the error of a save; of several ranks, that of the first that failed."""
+    """The first line of the error of a save or of the first rank that failed."""
     if isinstance(error, dcp.api.CheckpointException):
         error = next(iter(error.failures.values()))[0]
     # torch hides a full disk

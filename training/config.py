@@ -31,15 +31,15 @@ class UserError(Exception):
 
 
 class RunError(Exception):
-    """The run itself failed on all ranks: ends the command with status 1 and this one sentence."""
+    """The run failed on all ranks: ends the command with status 1 and this one sentence."""
 
 
 class RankError(RunError):
-    """A RunError of one rank, which says so."""
+    """The run failed on one rank, which says so."""
 
 
 class Terminated(Exception):
-    """SIGTERM has come and a checkpoint is written: ends the command with status 143."""
+    """SIGTERM, and a checkpoint is written: ends the command with status 143."""
 
 
 @dataclass(frozen=True)
@@ -99,14 +99,13 @@ class Config:
         object.__setattr__(self, "data", replace(self.data, vision=self.model.vision))
 
 
-# of argparse, for fields with few values
 CHOICES = {
     "device": ("auto", "cpu", "cuda", "mps"),
     "dtype": ("auto", "float32", "bfloat16"),
     "toy_kinds": tuple(KINDS_BY_NAME),
     "model.family": ("qwen", "olmo", "llama"),
 }
-# {fields: (least, greatest)}: beyond these bounds a run would learn nothing, or the opposite
+# {fields: (least, greatest)}: beyond them a run would learn nothing, or the opposite
 RANGES = {
     "steps batch micro_batch cp pack_crops pool_size crop_bucket eval_images": (1, inf),
     "data.max_tokens data.max_crops data.max_images": (1, inf),
@@ -133,9 +132,8 @@ def field_values(config, prefix=""):
     return values
 
 
-# {dotted name: default} of the fields, but for two that are flags of their own
 FIELDS = field_values(Config())
-del FIELDS["stage"], FIELDS["preset"]
+del FIELDS["stage"], FIELDS["preset"]  # flags of their own
 
 
 def override(config, name, value):
@@ -147,8 +145,7 @@ def override(config, name, value):
 
 
 def adopt_model(args, config, shape, where):
-    """config with the model found in the folder `where`; UserError if the command line asks for
-    another one."""
+    """config with the model found in the folder `where`; UserError if the user asks for another."""
     asked_for = args.preset or any(name.startswith("model.") for name in args.fields)
     if asked_for and config.model != shape:
         raise UserError(f"{where}: its model has another shape than --preset and --model.* ask "
@@ -157,7 +154,7 @@ def adopt_model(args, config, shape, where):
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises UserError with one sentence, where argparse would print the usage and exit."""
+    """Raises UserError where argparse would print the usage and exit."""
 
     def error(self, message):
         raise UserError(message)
@@ -228,7 +225,7 @@ def make_parser():
 
 
 def parse(argv=None):
-    """Command line (None: of this process) -> (arguments that are no fields, Config); or UserError.
+    """Command line -> arguments that are no fields, Config; UserError if there is a mistake.
 
     args.fields keeps the fields that were given, {name: value}: the machine decides some others.
     """
@@ -245,14 +242,14 @@ def parse(argv=None):
     args.fields = {name: vars(args).pop(name) for name in [*vars(args)] if name in FIELDS}
     args.resume = args.resume or args.resume_anyway
 
-    recipe = STAGES[args.stage].RECIPE | {"stage": args.stage}
+    values = STAGES[args.stage].RECIPE | {"stage": args.stage}
     if args.tiny:
-        recipe = recipe | tiny_recipe.RECIPE | tiny_recipe.STAGES[args.stage]
+        values |= tiny_recipe.RECIPE | tiny_recipe.STAGES[args.stage]
     if args.preset:
-        recipe = recipe | {"preset": args.preset}
-    recipe["model"] = models.PRESETS[recipe.get("preset", Config.preset)]
+        values["preset"] = args.preset
+    values["model"] = models.PRESETS[values.get("preset", Config.preset)]
     config = Config()
-    for name, value in (recipe | args.fields).items():
+    for name, value in (values | args.fields).items():
         config = override(config, name, value)
     if config.lora.rank and "train" not in args.fields:
         config = replace(config, train=("connector", "llm"))

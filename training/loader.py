@@ -2,10 +2,10 @@
 
     StepPlan  --balance_packs-->  packs of this rank  --DataLoader, Decoder-->  rows of data.Example
 
-The first rank plans and sends each StepPlan to all ranks: sizes are measured once. Each rank
-decodes the packs dealt to it, and under context parallelism only its share of the crops. With
---workers both happen in the processes of torch's DataLoader. A record that turns out bad here is
-masked: it keeps its place in the row, without loss, so that packs stay as planned.
+The first rank plans and sends each StepPlan to all ranks. Each rank decodes the packs dealt to it,
+and under context parallelism only its share of the crops. With --workers both happen in processes
+of torch's DataLoader. A record that turns out bad here is masked: it keeps its place in the row,
+without loss, so that packs stay as planned.
 """
 
 import os
@@ -35,8 +35,8 @@ warnings.filterwarnings("ignore", message="This DataLoader will create", categor
 
 @dataclass
 class PlansAhead(IterableDataset):
-    """The first n StepPlans, as the data set of a DataLoader. An error is a value: the DataLoader
-    would add a traceback to one that is raised in its process."""
+    """The first n StepPlans, as the data set of a DataLoader. An error is a value: to one that is
+    raised the DataLoader would add a traceback."""
 
     plans: object  # a StepPlanner or PlanFile
     n: int
@@ -50,8 +50,7 @@ class PlansAhead(IterableDataset):
 
 @dataclass
 class Decoder:
-    """The data set of a DataLoader: the arguments of `decode` for each example of a pack -> a row
-    [data.Example, ..], or an error."""
+    """The data set of a DataLoader: [arguments of `decode`, ..] of a pack -> [data.Example, ..]."""
 
     mixture: Mixture
     tokenizer: object
@@ -60,12 +59,12 @@ class Decoder:
     def __getitem__(self, pack):
         try:
             return [self.decode(*each) for each in pack]
-        except (DataError, OSError) as e:  # as a value, see PlansAhead
+        except (DataError, OSError) as e:
             return e
 
     def decode(self, item, shard=None, reason=""):
-        """A packing.Item and a data.CropShard (None: all crops) -> data.Example of its size: if it
-        cannot be had, or with a reason, a placeholder."""
+        """A packing.Item and a data.CropShard (None: all crops) -> data.Example of its size; with a
+        reason, or if it cannot be had, a placeholder."""
         record, epoch = record_at(self.mixture, item.index)
         config = self.config
         planned = item.tokens, item.crops
@@ -110,14 +109,13 @@ class Loader:
 
     def restore(self, position, skips, same_data=True):
         """Continues after the step at whose end `exchange` and StepPlan.state gave this position.
-        Records masked before, the lines of skips.jsonl, are masked again without decoding. With
-        other data only the place in it is kept: sizes and masks belong to the old records."""
+        The records in the lines of skips.jsonl are masked again without decoding. With other data
+        only the place in it is kept: sizes and masks belong to the old records."""
         if self.plans:
             self.plans.restore(position["plans"], same_data)
         if same_data:
             self.known_masked = {skip["index"]: skip["reason"] for skip in skips}
-            # the counts are of all ranks, which are added up
-            if self.ranks.first:
+            if self.ranks.first:  # the counts are of all ranks, which are added up
                 self.masked = replace(self.masked, **position["masked"])
 
     def __iter__(self):
@@ -190,8 +188,8 @@ class Loader:
         return row
 
     def exchange(self, stop):
-        """Gathers from all ranks after a step -> does one of them have to stop, the records that
-        were masked in the step, and the state of `masked` over all ranks."""
+        """-> does one of the ranks have to stop, the records that they masked in this step for the
+        first time, and the state of `masked` over all of them."""
         mine = stop, self.ranks.cp_rank, self.newly_masked, self.masked.state()
         self.newly_masked = []
         newly_masked = []

@@ -2,8 +2,7 @@
 
     rows and losses of each micro-batch  --StepStats-->  sums over all ranks  --RunLog-->  log.jsonl
 
-A run writes config.json, log.jsonl, skips.jsonl (records found bad while decoding), and with
---tensorboard the same numbers once more. Before its first step it says what it is about to do.
+skips.jsonl lists the records that were found bad while decoding.
 """
 
 import dataclasses
@@ -55,8 +54,8 @@ def count_rows(rows):
 class StepStats:
     """Sums over the micro-batches of a step: counts, and the weighted nll and the weight by source.
 
-    Losses stay on the device until the end of the step, so that no GPU is waited for. nonfinite
-    collects the ids of the records whose loss is NaN or infinite.
+    Losses are read from the device at the end of the step, so that no GPU is waited for.
+    nonfinite: ids of the records of micro-batches whose loss is NaN or infinite.
     """
 
     def __init__(self, sources, cp):
@@ -105,8 +104,7 @@ def stop_nonfinite(run, step, plan, stats, norms):
 
 
 def make_line(config, step, plan, stats, norms, rates, masked):
-    """The line of a step in log.jsonl. norms and rates {group: number}; masked: the state of
-    Loader.masked for all ranks."""
+    """The line of a step in log.jsonl. norms and rates: {group: number}; masked: of all ranks."""
     return {
         "step": step, "loss": stats.loss, **stats.counts, "weight": stats.total_weight,
         "nll_by_source": stats.nll_by_source, "grad_norm": math.hypot(*norms.values()),
@@ -120,10 +118,10 @@ def make_line(config, step, plan, stats, norms, rates, masked):
 
 
 class RunLog:
-    """log.jsonl, one line per step after a first line, and skips.jsonl; only the first rank writes.
+    """Writes log.jsonl, skips.jsonl and with --tensorboard the same numbers; the first rank does.
 
-    head: the first line of a run that begins. A run that is resumed appends: a line that a kill cut
-    short is dropped, and of a step that is logged twice the later line counts.
+    head: the first line of a run that begins. One that is resumed appends, after it has cut off a
+    line that a kill left unfinished.
     """
 
     def __init__(self, run, head, tensorboard=False):
@@ -139,7 +137,7 @@ class RunLog:
             log.write_text(json.dumps(head) + "\n")
             self.skips.unlink(missing_ok=True)
         for path in (log, self.skips):
-            if path.exists():  # cut off a line that a kill left unfinished
+            if path.exists():
                 os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
         self.file = open(log, "a", buffering=1)
         if tensorboard:
@@ -173,8 +171,7 @@ def add_scalars(board, values, step, prefix=""):
 
 
 def read_log(path):
-    """The lines of a .jsonl file of a run as dicts, none where there is no file. A line that a kill
-    cut short is left out."""
+    """The lines of a .jsonl file as dicts, without one that a kill cut short; [] without a file."""
     lines = []
     for row in path.read_bytes().splitlines() if path.exists() else ():
         with suppress(ValueError):
@@ -183,15 +180,13 @@ def read_log(path):
 
 
 def read_steps(lines):
-    """Lines of log.jsonl -> those of steps, in order. Of a step that occurs twice,
-    after a resume, the later line counts."""
+    """Lines of log.jsonl -> those of steps, in order; of a step that occurs twice, the later."""
     by_step = {line["step"]: line for line in lines if "lr" in line}
     return [by_step[step] for step in sorted(by_step)]
 
 
 def make_head(run, args, model):
-    """The first line of log.jsonl: with this config, command and commit the run can be repeated.
-    Says on stderr what the run is about to do."""
+    """The first line of log.jsonl, from which the run can be repeated. Prints what will be done."""
     config = run.config
     params = {part: sum(p.numel() for p in ps) for part, ps in model.parameter_groups().items()}
     head = {"config": dataclasses.asdict(config), "command": vars(args), "commit": commit(),
@@ -239,8 +234,8 @@ CAUSES = {
 
 
 def end(status, error):
-    """Ends the process with one sentence on stderr: an error of all ranks is printed
-    once per machine, an error of one rank by that rank."""
+    """Ends the process with one sentence on stderr. An error of all ranks is printed once per
+    machine, an error of one rank by that rank."""
     alone = isinstance(error, (RankError, Unreadable, OSError))
     joined = dist.is_initialized()
     sentence = str(error) or type(error).__name__

@@ -27,10 +27,8 @@ MANY = 100  # bad records of a source that can end a run
 
 @dataclass
 class BadRecords:
-    """Counts the records of each source that cannot be used; `error` if they are too many: MANY in
-    a row, or MANY that are more than max_skip of those tried.
-
-    One instance counts what is skipped while planning, another what is masked after decoding.
+    """Counts the records of each source that are skipped while planning, or masked after decoding.
+    `error` if they are too many: MANY in a row, or MANY that are more than max_skip of those tried.
     """
 
     done: str  # as messages say it
@@ -147,7 +145,7 @@ def has_loss(a, config):
 
 
 class StepPlanner(Iterator):
-    """StepPlans, without end. measure_index(index) -> Measured: used in place of `measure`;
+    """StepPlans, without end. measure_index(index) -> Measured takes the place of `measure`:
     tools.plan measures in parallel."""
 
     def __init__(self, mixture, tokenizer, config, measure_index=None):

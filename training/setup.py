@@ -48,8 +48,8 @@ def pick_device(config):
 
 
 def choose_layout(args, config, device):
-    """Sets workers, shard, compile and micro_batch by the hardware, unless the user has set the
-    first three. They affect the speed and not the results."""
+    """Sets shard, workers, compile and micro_batch by the hardware, but no flag that was given.
+    They affect the speed and not the results."""
     world = int(os.environ.get("WORLD_SIZE", 1))
     ranks_of_node = int(os.environ.get("LOCAL_WORLD_SIZE", world))
     chosen = {"shard": default_shard(world, ranks_of_node)}
@@ -65,8 +65,8 @@ def choose_layout(args, config, device):
 
 
 def default_shard(world, ranks_of_node):
-    """--shard where it is not given. Each of several nodes holds all weights: to gather them from
-    other nodes for every micro-batch would take longer than to compute with them."""
+    """--shard where it is not given. Each of several nodes holds all weights: gathering them from
+    other nodes for every micro-batch would take longer than the arithmetic."""
     return ranks_of_node if world > ranks_of_node and world % ranks_of_node == 0 else 0
 
 
@@ -91,10 +91,7 @@ def layout_error(world, config, model):
 
 def open_data(args, config, ranks, tokenizer, resume_from):
     """-> Loader that continues after `resume_from`, records of --eval, fingerprint of the data.
-
-    The first rank reads the files, and sends the others where the records of each begin
-    (records/reader.py).
-    """
+    The first rank reads the files, and sends the others where their records begin."""
     opened = None
     plans = None
     if ranks.first:
@@ -155,9 +152,8 @@ def open_tokenizer(args, config, resume_from=checkpoint.NEW):
 def open_model(args, config, resume_from):
     """-> a model as in the recipe, of the shape in the config.
 
-    Without --init a new model is on the CPU. With --init or --resume it is on the meta device, so
-    that no rank ever holds all of it: train.place allocates each rank's shard, fill_weights reads
-    it.
+    A new one is on the CPU. With --init or --resume it is on the meta device, so that no rank holds
+    all of it: train.place allocates each rank's shard, fill_weights reads it.
     """
     try:
         if args.init is not None or resume_from.folder:
@@ -172,7 +168,7 @@ def open_model(args, config, resume_from):
 
 
 def apply_recipe(model, config):
-    """Sets what a stage's recipe says of a model: dropout, checkpointing, which parts learn."""
+    """Sets what a recipe says of a model: dropout, checkpointing, which parts learn."""
     model.residual_dropout = config.residual_dropout
     model.response_dropout = config.response_dropout
     model.activation_checkpointing = config.activation_checkpointing
@@ -200,7 +196,7 @@ def fill_weights(run, args, model, optimizer):
 
 
 def pretrain_vit(run, vit):
-    """Stage 0: released ViTs start from SigLIP2, the toy's from this. Its log is stage0.jsonl."""
+    """Stage 0, from which the toy's ViT starts, as released ones from SigLIP2."""
     config = run.config
     vit.requires_grad_(True)
     path = run.out / "stage0.jsonl" if run.ranks.first else os.devnull
@@ -213,8 +209,8 @@ def pretrain_vit(run, vit):
 
 
 def dry_run_largest_batch(run, groups, forward_backward):
-    """Runs two micro-batches of the largest possible size, with Adam's memory allocated, so that a
-    run out of memory ends before step 1. forward_backward(rows) adds to the gradients."""
+    """Runs two micro-batches of the largest possible size, with Adam's memory allocated, so that
+    a run out of memory ends before step 1. forward_backward(rows) adds to the gradients."""
     config = run.config
     parameters = [p for of_group in groups.values() for p in of_group]
     adam = [torch.empty_like(parallel.local(p)) for p in parameters for _ in range(2)]

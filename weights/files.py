@@ -3,8 +3,8 @@
     runs/mine/model/   config.json  model.pt  data.json  tokenizer files
     Molmo2-4B/         config.json  model-00001-of-00002.safetensors ..   a released folder
 
-`load`, `read_weights` and `open_model_folder` take both. Tensors on disk are mapped into
-memory, so that each rank of a sharded model reads the rows of its own shard only.
+All functions take both. Tensors on disk are mapped into memory, so that each rank of a
+sharded model reads the rows of its own shard only.
 """
 
 import dataclasses
@@ -71,19 +71,15 @@ def save(model, folder):
 
 
 def save_data_config(data_config, folder):
-    """Writes data.json: the settings with which records became tokens in training, used at
-    inference too. The shape of crops is in config.json."""
+    """Writes data.json: the settings used at inference. The shape of crops is in config.json."""
     values = dataclasses.asdict(data_config)
     del values["vision"]
     (Path(folder) / "data.json").write_text(json.dumps(values))
 
 
 def describe(folder):
-    """A run directory, its model/, or a released folder -> ModelFolder.
-
-    OSError or ValueError in one sentence if there is no model. Of the weights it reads at
-    most eight rows of two tensors, which tell whether a released head is tied.
-    """
+    """A run directory, its model/, or a released folder -> ModelFolder. OSError or ValueError in
+    one sentence if there is no model."""
     folder = Path(folder)
     if (folder / "model" / "config.json").is_file():
         folder = folder / "model"
@@ -126,8 +122,7 @@ def meta_model(config):
 
 def has_tied_head(folder, raw):
     """Is the head of a released folder a copy of the embedding, as in the 4B? The first eight
-    rows tell, because config.json says False for every model; without a head, config.json
-    tells."""
+    rows tell, because config.json says False for every model; it counts without a head."""
     files = weight_files(folder)
     names = {released.LM_HEAD, released.EMBEDDINGS[0]}
     if not names <= files.keys():
@@ -137,7 +132,7 @@ def has_tied_head(folder, raw):
 
 
 def weight_files(folder):
-    """{name of a tensor: its file} of model.safetensors, or of the files in its index."""
+    """{name of a tensor: its file} of a released folder."""
     path = folder / "model.safetensors"
     if path.is_file():
         with explained(path), import_extra("safetensors").safe_open(path, "pt") as file:
@@ -227,8 +222,8 @@ def read_weights(model, folder):
 
 
 def fingerprint(folder):
-    """A hash of the weight files of what `describe` takes: of 256 evenly spaced samples of
-    4 KB of each, since further training changes nearly every number of a tensor."""
+    """A hash of the weight files: of 256 evenly spaced samples of 4 KB of each, since further
+    training changes nearly every number of a tensor."""
     digest = hashlib.sha256()
     for path in sorted(describe(folder).path.glob("model*")):
         with open(path, "rb") as file:
@@ -240,9 +235,9 @@ def fingerprint(folder):
 
 
 def open_model_folder(folder, device="cpu", dtype=torch.float32, read=True):
-    """What `describe` takes -> model, tokenizer, DataConfig of training: all that is needed to
-    ask. OSError or ValueError in one sentence if one of them cannot be read. read False: the
-    model is on the meta device, for `read_weights`."""
+    """What `describe` takes -> model, tokenizer, DataConfig: all that is needed to ask. OSError or
+    ValueError in one sentence if one of them cannot be read. read False: the model is on the
+    meta device, for `read_weights`."""
     with explained(f"--device {device}"):
         torch.zeros(1, device=device)
     path, config, _ = describe(folder)
@@ -257,8 +252,8 @@ def open_model_folder(folder, device="cpu", dtype=torch.float32, read=True):
 
 
 def gather_on_first(model, ranks):
-    """-> on the first rank the model itself, or a copy on the CPU if it is sharded or has
-    adapters, which are merged; None on the others."""
+    """-> on the first rank the model, or a copy on the CPU if it is sharded or has adapters,
+    which are merged; None on the others."""
     if not ranks.mesh and not lora.has_adapters(model):
         return model
     return whole_copy(model, "cpu", torch.float32, keep=ranks.first)
