@@ -1,4 +1,4 @@
-"""Checkpoints: what a run needs to continue bit by bit, on any number of ranks (paper: training).
+"""Checkpoints, from which a run continues bit by bit on any number of ranks (paper: training).
 
     step-N.part/  __0_0.distcp ..    tensors, one file per rank (torch.distributed.checkpoint)
                   .metadata          which tensor is in which file
@@ -67,8 +67,8 @@ NEW = Checkpoint()
 
 
 def find(args):
-    """-> the Checkpoint in --out that the run continues from. UserError if the run may not write
-    there. args.init becomes the folder of the weights to read."""
+    """-> the Checkpoint in --out from which the run continues. UserError if it may not write there.
+    args.init becomes the folder of the weights to read."""
     out = Path(args.out)
     found = find_newest(out) if args.resume else NEW
     if found.folder and found.state["base"]:
@@ -120,8 +120,7 @@ def check_directory(args, out):
 
 
 def delete_run(out):
-    """Deletes the files of a run from its directory, and nothing else. config.json stays: it marks
-    a run directory."""
+    """Deletes the files of a run, and nothing else. config.json stays: it marks a run directory."""
     checkpoints = [path for path in out.glob("step-*") if path.stem[5:].isdigit()]
     for path in (*checkpoints, out / "model", out / "samples", out / "tensorboard"):
         shutil.rmtree(path, ignore_errors=True)
@@ -139,8 +138,8 @@ def recipe_fields(config, base=None):
 
 
 def check_unchanged(args, found, what, ours):
-    """Is `what`, "recipe" or "data", the same as in the checkpoint? If not: UserError, or False
-    with --resume-anyway."""
+    """Is the "recipe" or "data" that of the checkpoint? If not: UserError, or False with
+    --resume-anyway."""
     changes = list_changes(found.state[what], ours)
     if changes and not args.resume_anyway:
         raise UserError(f"--resume: {found.folder} is of another {what}: {changes}. "
@@ -183,7 +182,7 @@ def save(run, model, optimizer, step, position):
 
 
 def complete(run, part, state):
-    """Writes the last files of a checkpoint, gives it its name and removes the oldest ones."""
+    """Writes the last files of a checkpoint, renames it and removes the oldest ones."""
     run.tokenizer.save(part)
     state["files"] = {path.name: path.stat().st_size for path in sorted(part.iterdir())}
     (part / "state.json").write_text(json.dumps(state))
@@ -217,10 +216,10 @@ def explain(error):
 
 
 def restore(folder, model, optimizer):
-    """Fills weights and optimizer state from a checkpoint of any number of ranks, in place."""
+    """Fills weights and optimizer state from a checkpoint of any number of ranks."""
     reader = dcp.FileSystemReader(folder)
     known = reader.read_metadata().state_dict_metadata
-    # gives AdamW state to be filled; a parameter whose gradient has always been None has none
+    # gives AdamW state to be filled, but none to a parameter that never had a gradient
     for name, p in model.named_parameters():
         if f"exp_avg.{name}" in known and p.requires_grad:
             p.grad = torch.zeros_like(p)

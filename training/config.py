@@ -1,6 +1,6 @@
 """The configuration of a run and the command line that sets it (paper: training, Table 12).
 
-A Config is made of defaults, then the stage's recipe, then the recipe of --tiny, then the flags.
+A Config has defaults, then the stage's recipe, then the recipe of --tiny, then the flags.
 Every field is a flag: `--micro-batch 2`, `--data.max_tokens=512`, `--lr.vit 1e-5`.
 """
 
@@ -120,7 +120,7 @@ RANGES = {
 
 
 def field_values(config, prefix=""):
-    """{dotted name: value} of every field, but for data.vision, which is a copy of model.vision."""
+    """{dotted name: value} of every field, without data.vision, a copy of model.vision."""
     values = {}
     for field in dataclasses.fields(config):
         name = prefix + field.name
@@ -145,7 +145,7 @@ def override(config, name, value):
 
 
 def adopt_model(args, config, shape, where):
-    """config with the model found in the folder `where`; UserError if the user asks for another."""
+    """config with the model that is in a folder; UserError if the user asks for another."""
     asked_for = args.preset or any(name.startswith("model.") for name in args.fields)
     if asked_for and config.model != shape:
         raise UserError(f"{where}: its model has another shape than --preset and --model.* ask "
@@ -227,7 +227,7 @@ def make_parser():
 def parse(argv=None):
     """Command line -> arguments that are no fields, Config; UserError if there is a mistake.
 
-    args.fields keeps the fields that were given, {name: value}: the machine decides some others.
+    args.fields: {name: value} of the fields that were given; the machine decides some others.
     """
     words = sys.argv[1:] if argv is None else argv
     # in a key - and _ are the same
@@ -264,7 +264,7 @@ def parse(argv=None):
 
 
 def check(args, config):
-    """UserError for values that no run can have and for flags that contradict one another."""
+    """UserError for values that no run can have and flags that contradict one another."""
     values = field_values(config)
     for names, (least, most) in RANGES.items():
         bounds = f"at least {least}" if most == inf else f"from {least} to {most}"

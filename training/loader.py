@@ -70,8 +70,8 @@ class Decoder:
         planned = item.tokens, item.crops
         if not reason:
             try:
-                example = data.encode(record, self.tokenizer, config.data, config.seed, epoch,
-                                      shard)
+                example = data.encode(
+                    record, self.tokenizer, config.data, config.seed, epoch, shard)
                 n_crops = 0 if example.image_id is None else len(example.image_id)
                 size = len(example.tokens), n_crops
                 if size == planned:
@@ -133,11 +133,11 @@ class Loader:
             yield self.planned.popleft(), chain([first], micro_batches)
 
     def begin(self):
-        """Plans the first step: data that cannot be used at all end a run before it begins."""
+        """Plans the first step: useless data end a run before it writes anything."""
         self.steps = chain([*islice(self.steps, 1)], self.steps)
 
     def plan_steps(self):
-        """Yields the StepPlans of the first rank, on all ranks; DataError if there are none."""
+        """Yields the StepPlans of the first rank, or raises its error, on all ranks."""
         plans = None
         if self.plans:
             plans = iter(DataLoader(PlansAhead(self.plans, self.n_steps), batch_size=None,
@@ -149,7 +149,7 @@ class Loader:
             yield plan
 
     def packs_to_decode(self):
-        """Yields this rank's packs in the order of training, and plans steps as they are needed."""
+        """Yields this rank's packs in the order of training; plans steps as they are needed."""
         ranks = self.ranks
         for plan in self.steps:
             self.planned.append(plan)
@@ -206,8 +206,8 @@ class Loader:
 
 
 def in_processes(n):
-    """Options of a DataLoader with n processes, which leaves torch's random numbers alone."""
-    options = {"generator": torch.Generator()}
+    """Options of a DataLoader with n processes."""
+    options = {"generator": torch.Generator()}  # leaves torch's own random numbers alone
     if n:
         options |= {"num_workers": n, "worker_init_fn": start_child, "prefetch_factor": 2,
                     "multiprocessing_context": "spawn"}
@@ -215,8 +215,8 @@ def in_processes(n):
 
 
 def start_child(*_):
-    """In a process that plans or decodes: it leaves SIGINT and SIGTERM, which reach all processes
-    of a run, to the trainer, and ends with it, even where it is blocked on a full pipe."""
+    """A process that plans or decodes leaves SIGINT and SIGTERM to the trainer, and ends with it,
+    even where it is blocked on a full pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=lambda: (parent_process().join(), os._exit(1)), daemon=True).start()

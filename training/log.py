@@ -33,7 +33,7 @@ from training.planner import add_counts
 
 
 def count_rows(rows):
-    """What is in these rows of data.Example, to be added up over the micro-batches of a step."""
+    """Counts what is in these rows of data.Example."""
     examples = [x for row in rows for x in row]
     return {
         "packs": len(rows),
@@ -52,7 +52,7 @@ def count_rows(rows):
 
 
 class StepStats:
-    """Sums over the micro-batches of a step: counts, and the weighted nll and the weight by source.
+    """Sums over the micro-batches of a step: counts, weighted nll and weight by source.
 
     Losses are read from the device at the end of the step, so that no GPU is waited for.
     nonfinite: ids of the records of micro-batches whose loss is NaN or infinite.
@@ -62,7 +62,7 @@ class StepStats:
         self.sources = sources
         self.cp = cp
         self.counts = Counter()
-        self.losses = []  # of each micro-batch: the ids and sources of its examples, their sums
+        self.losses = []  # of each micro-batch: ([(id, source), ..], nll of each example)
         self.sums = dict.fromkeys(product(("nll", "weight"), sources), 0.0)
         self.nonfinite = []
 
@@ -77,7 +77,7 @@ class StepStats:
             self.sums["weight", x.source] += float(x.weights.sum(dtype="float64")) / self.cp
 
     def all_reduce(self):
-        """Sums over all ranks, in one exchange: counts, weight, loss and nll_by_source are set."""
+        """Sets counts, weight, loss and nll_by_source, summed over all ranks."""
         for examples, sums in self.losses:
             *sums, of_padding = sums.tolist()
             if not math.isfinite(sum(sums) + of_padding):
@@ -162,7 +162,7 @@ class RunLog:
 
 
 def add_scalars(board, values, step, prefix=""):
-    """Nested fields of a log line as scalars: "eval/point_f1" and so on; texts are left out."""
+    """Numbers of a log line as scalars, "eval/point_f1" and so on."""
     for name, value in values.items():
         if isinstance(value, dict):
             add_scalars(board, value, step, f"{prefix}{name}/")
@@ -186,7 +186,7 @@ def read_steps(lines):
 
 
 def make_head(run, args, model):
-    """The first line of log.jsonl, from which the run can be repeated. Prints what will be done."""
+    """-> the first line of log.jsonl; says on stderr what the run is about to do."""
     config = run.config
     params = {part: sum(p.numel() for p in ps) for part, ps in model.parameter_groups().items()}
     head = {"config": dataclasses.asdict(config), "command": vars(args), "commit": commit(),
@@ -205,7 +205,7 @@ def make_head(run, args, model):
 
 
 def commit():
-    """The commit of the code that runs, with + if files differ from it; 'unknown' without git."""
+    """The commit of this code, with + if files differ from it; 'unknown' without git."""
     command = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
     try:
         return subprocess.check_output(command, cwd=Path(__file__).parents[1], text=True,

@@ -27,9 +27,8 @@ MANY = 100  # bad records of a source that can end a run
 
 @dataclass
 class BadRecords:
-    """Counts the records of each source that are skipped while planning, or masked after decoding.
-    `error` if they are too many: MANY in a row, or MANY that are more than max_skip of those tried.
-    """
+    """Counts records of each source that are skipped while planning, or masked after decoding;
+    `error` if MANY are so in a row, or MANY that are more than max_skip of those tried."""
 
     done: str  # as messages say it
     error: type
@@ -189,9 +188,9 @@ class StepPlanner(Iterator):
 
 
 class PlanFile(Iterator):
-    """StepPlans from a file that tools.plan wrote, in place of a StepPlanner: nothing is measured.
+    """StepPlans from a file that tools.plan wrote, in place of a StepPlanner.
 
-    DataError if it was made for other data, another tokenizer or config (`made_for`), or is short.
+    DataError if it is too short, or was made for another fingerprint (training/sources.py).
     """
     COLUMNS = ("index", "tokens", "crops", "arrived")
 

@@ -1,4 +1,4 @@
-"""What a run starts with: device, layout, data, model, and a dry run of the largest batch."""
+"""What a run starts with: device, layout, data, model, a dry run of the largest batch."""
 
 import json
 import os
@@ -29,7 +29,7 @@ from weights import files, lora
 
 
 def pick_device(config):
-    """-> device and dtype of the arithmetic; weights that learn and the optimizer are float32."""
+    """-> device and dtype of the arithmetic."""
     # segments that grow prevent fragmentation: the sizes of blocks differ from row to row
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     there = ["cuda"] * torch.cuda.is_available()
@@ -71,7 +71,7 @@ def default_shard(world, ranks_of_node):
 
 
 def layout_error(world, config, model):
-    """Why `world` ranks cannot train this Config and ModelConfig, a sentence; "" if they can."""
+    """Why `world` ranks cannot train this, a sentence; "" if they can."""
     cp = config.cp
     kv_heads = model.n_kv_head
     if model.n_head % cp or (kv_heads % cp and cp % kv_heads):

@@ -33,7 +33,7 @@ GROUP_FIELDS = {"group", "rate", "data"}
 
 
 def published(mixture, folder):
-    """The MIXTURE of a recipe and the folder of its sets -> entries as `read_mix` gives them."""
+    """The MIXTURE of a recipe, the folder of its sets -> entries as `read_mix` gives them."""
     entries = []
     for group, rate, parts in mixture:
         members = []
@@ -57,12 +57,12 @@ def read_mix(path):
     try:
         entries = json.loads(Path(path).read_text(encoding="utf-8-sig"))
         return [read_entry(Path(path).parent, entries[k]) for k in range(len(entries) or 1)]
-    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as e:
+    except (OSError, ValueError, TypeError, LookupError, AttributeError) as e:
         raise DataError(f"{path}: not a mix, a list of entries with paths and rates: {e}") from None
 
 
 def read_entry(folder, entry, in_group=False):
-    """An entry of the mix.json in `folder`, with whole paths; ValueError if a field is wrong."""
+    """An entry of a mix.json, with whole paths; ValueError if a field is wrong."""
     is_group = "group" in entry and not in_group
     known = GROUP_FIELDS if is_group else MEMBER_FIELDS if in_group else FILE_FIELDS
     wrong = [name for name in entry if name not in known]
@@ -82,8 +82,7 @@ def read_entry(folder, entry, in_group=False):
 
 
 def read_item(item, stage):
-    """One word of --data -> [(rate, entries of files), ..], a file with a rate of its own being a
-    group of one; DataError in one sentence."""
+    """One word of --data -> [(rate, entries of files), ..]; a file alone is a group of one."""
     path = item
     factor = 1
     if "=" in item and not Path(item).exists():
@@ -116,10 +115,8 @@ def unique_names(sources):
 
 
 def open_sources(args, config):
-    """What --data and --eval name -> (sources, rates, {name: records to evaluate on}); DataError.
-
-    The records to evaluate on are None for the toy world, which has held-out parts of its own.
-    """
+    """What --data and --eval name -> sources, rates, {name: records to evaluate on}; the last is
+    None for the toy world, which has held-out parts of its own."""
     if not args.data and not args.tiny:
         raise DataError("--data: name record files to train on (or --tiny for the toy world, which "
                         "needs none)")
@@ -153,7 +150,7 @@ def open_sources(args, config):
 
 
 def fingerprint(sources, rates, tokenizer, config):
-    """What the packs of a run depend on, as JSON: two runs with the same have the same packs."""
+    """What the packs of a run depend on, as JSON."""
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save(folder)
         files = b"".join(path.read_bytes() for path in sorted(Path(folder).iterdir()))

@@ -58,8 +58,8 @@ def export(model, tokenizer, data_config, out):
 
 
 def export_tensors(model, out):
-    """Writes model.safetensors, for which memory must hold the weights twice. The head of a tied
-    model is written as a copy of the embedding, as in the released 4B."""
+    """Writes model.safetensors; memory holds the weights twice. The head of a tied model is a copy
+    of the embedding, as in the released 4B."""
     ours = model.state_dict()
     tensors = {}
     for theirs, names in released.released_names(model.config).items():
@@ -75,8 +75,7 @@ def export_tensors(model, out):
 
 
 def write_processors(config, tokenizer, data_config, out):
-    """Writes what transformers reads beside the weights: tokenizer, chat template, settings of
-    the image and video processors and of generation."""
+    """Writes tokenizer, chat template, settings of the processors and of generation."""
     vision = config.vision
     pixels = {
         "size": {"height": vision.crop, "width": vision.crop},
@@ -141,8 +140,8 @@ SPECIAL_IDS = {
 
 
 def hub_config(config, dtype):
-    """ModelConfig -> config.json as it was released, which transformers, vLLM and the official
-    code read. What is left out has the right default. dtype: as a word, "bfloat16".
+    """ModelConfig -> config.json as it was released. What is left out has the right default.
+    dtype: as a word, "bfloat16".
 
     Two values are right here and wrong in the published files (docs/molmo2.md 0.6, 1.6): frame
     tokens are on, and the ViT has as many blocks as there are weights for.

@@ -38,7 +38,7 @@ class LoraLinear(nn.Linear):
 
 
 def add_adapters(model, config):
-    """Freezes the decoder of a Molmo2 and puts adapters on it, to be filled by init_adapters."""
+    """Freezes the decoder of a Molmo2 and puts adapters on it; init_adapters fills them."""
     for p in model.parameter_groups()["llm"]:
         p.requires_grad_(False)
     for part in [part for block in model.blocks for part in (block.attn, block.mlp)]:
@@ -59,7 +59,7 @@ def init_adapters(model, seed):
 
 
 def copy_rows(parameter, tensor):
-    """Copies a whole tensor into a parameter; of a sharded one, this rank copies its rows."""
+    """Copies a tensor into a parameter; of a sharded one, this rank copies its rows."""
     first = 0
     if isinstance(parameter, DTensor):
         numbers = torch.arange(len(parameter), device=parameter.device)

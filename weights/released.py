@@ -60,7 +60,7 @@ def with_biases(prefix, our_prefix, modules):
 
 
 def released_names(config):
-    """ModelConfig -> table of a released checkpoint, without the copy that a tied head is."""
+    """ModelConfig -> table of a released checkpoint, without a tied head."""
     text = "model.transformer"
     vision = "model.vision_backbone"
     names = {
@@ -90,7 +90,7 @@ def released_names(config):
 
 
 def require(values, **expected):
-    """ValueError if a config asks for what is not implemented. A tuple: any of its values."""
+    """ValueError if a config asks for another value; a tuple allows several."""
     for key, value in expected.items():
         allowed = value if isinstance(value, tuple) else (value,)
         if values.get(key) not in (*allowed, None):

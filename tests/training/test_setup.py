@@ -66,6 +66,7 @@ FILES = {
 }
 MISTAKES = [
     (["--stage", "1"], "--data: name record files"),
+    ([*TINY, "--data", "a.jsonl=x"], "the rate 'x' is not a number above 0"),
     ([*TINY, "--data", "good.jsonl", "--media", "nowhere"], "--media nowhere"),
     ([*TINY, "--init", ""], "--init"),
     ([*TINY, "--out", "full"], "--out full: holds a run"),

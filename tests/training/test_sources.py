@@ -122,21 +122,6 @@ def test_the_published_mixture_is_read_from_a_folder_and_says_what_is_missing(tm
     assert "pixmo-points-basic" in capsys.readouterr().err
 
 
-MISTAKES = [
-    ([], "--data: name record files"),
-    (["--data", "a.jsonl=x"], "the rate 'x' is not a number above 0"),
-]
-
-
-@pytest.mark.parametrize(("words", "message"), MISTAKES, ids=[m for _, m in MISTAKES])
-def test_what_data_cannot_name_is_refused(tmp_path, monkeypatch, words, message):
-    monkeypatch.chdir(tmp_path)
-    args, config = parse([*TINY, *words])
-    args.tiny = bool(words)
-    with pytest.raises(DataError, match=message):
-        open_sources(args, config)
-
-
 def test_files_of_one_name_get_their_folders_in_front(tmp_path):
     paths = [write_records(tmp_path, f"{folder}/r.jsonl", 2) for folder in ("a", "b", "b/c")]
     sources, _, _ = opened("--data", *paths)

@@ -51,24 +51,6 @@ def test_weights_come_back_bit_for_bit(tmp_path, tied, dtype):
         assert torch.equal(found, tensor.to(found.dtype)), name
 
 
-def test_a_model_is_asked_by_a_process_that_lacks_the_extra_packages(tmp_path):
-    script = f"""
-import sys
-for name in ("safetensors", "tokenizers", "transformers", "pyarrow", "scipy"):
-    sys.modules[name] = None
-from tests.evaluation.small_model import save_run
-from tools import generate
-from pathlib import Path
-save_run(Path({str(tmp_path)!r}) / "run")
-generate.main(["--model", {str(tmp_path / "run")!r}, "--image", "tests/media/coins.png",
-               "--prompt", "Point to a coin.", "--max-new", "8"])
-"""
-    child = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True,
-                           check=True)
-    assert child.stdout
-    assert child.stderr == ""
-
-
 @pytest.mark.parametrize("inner", ["", "model"])
 def test_a_run_is_opened_with_the_settings_that_it_was_trained_with(run, inner):
     model, tokenizer, config = files.open_model_folder(run / inner, dtype=torch.bfloat16)
