@@ -63,14 +63,11 @@ class Checkpoint(NamedTuple):
     state: dict = None
 
 
-NEW = Checkpoint()
-
-
 def find(args):
     """-> the Checkpoint in --out from which the run continues. UserError if it may not write there.
     args.init becomes the folder of the weights to read."""
     out = Path(args.out)
-    found = find_newest(out) if args.resume else NEW
+    found = find_newest(out) if args.resume else Checkpoint()
     if found.folder and found.state["base"]:
         args.init = args.else_init or found.state["base"]
     if not found.folder:
@@ -93,7 +90,7 @@ def find_newest(out):
                 return Checkpoint(folder, step, state)
         if parallel.is_first_process():
             warn(f"{folder}: a file is missing or cut short; trying the checkpoint before it")
-    return NEW
+    return Checkpoint()
 
 
 def list_steps(out):

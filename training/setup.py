@@ -127,10 +127,10 @@ def open_data(args, config, ranks, tokenizer, resume_from):
     return loader, eval_records, made_for
 
 
-def open_tokenizer(args, config, resume_from=checkpoint.NEW):
+def open_tokenizer(args, config, resume_from=None):
     """-> tokenizer of --init, of the checkpoint or of the toy, and config with the shape of the
     model that is there."""
-    folder = resume_from.folder
+    folder = resume_from.folder if resume_from else None
     where = f"--resume: {folder}" if folder else "--model"
     try:
         if folder:

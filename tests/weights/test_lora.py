@@ -140,14 +140,6 @@ def test_only_adapters_and_connector_learn_and_a_checkpoint_holds_nothing_else(b
     assert state["base"] == str(base / "model")
 
 
-def test_a_resumed_run_with_adapters_is_the_run_that_nothing_stopped(base, adapted, records,
-                                                                     tmp_path):
-    out = back_to(adapted, tmp_path / "out", 4)
-    flags = [word for word in adapters(base) if word not in ("--init", str(base))]
-    assert run(out, *flags, *records, "--resume") == 0
-    assert_same_run(out, adapted)
-
-
 def test_a_run_is_not_resumed_on_another_base_but_on_the_same_elsewhere(base, adapted, records,
                                                                         tmp_path, capsys):
     out = back_to(adapted, tmp_path / "out", 4)
