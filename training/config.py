@@ -144,15 +144,6 @@ def override(config, name, value):
     return replace(config, **{head: value})
 
 
-def adopt_model(args, config, shape, where):
-    """config with the model that is in a folder; UserError if the user asks for another."""
-    asked_for = args.preset or any(name.startswith("model.") for name in args.fields)
-    if asked_for and config.model != shape:
-        raise UserError(f"{where}: its model has another shape than --preset and --model.* ask "
-                        "for; leave them out")
-    return replace(config, model=shape)
-
-
 class Parser(argparse.ArgumentParser):
     """Raises UserError where argparse would print the usage and exit."""
 

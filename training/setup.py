@@ -20,7 +20,7 @@ from text.tokenizer import ByteTokenizer, load_tokenizer
 from toy import vit as stage0
 from toy import world
 from training import checkpoint
-from training.config import Config, RunError, UserError, adopt_model
+from training.config import Config, RunError, UserError
 from training.loader import Loader
 from training.log import read_log
 from training.planner import PlanFile, StepPlanner
@@ -128,25 +128,30 @@ def open_data(args, config, ranks, tokenizer, resume_from):
 
 
 def open_tokenizer(args, config, resume_from=None):
-    """-> tokenizer of --init, of the checkpoint or of the toy, and config with the shape of the
-    model that is there."""
+    """-> tokenizer of --init, of the checkpoint or of the toy, and config with the model of the
+    same folder. UserError if the command line asks for a model of another shape."""
+    where = "--model"
     folder = resume_from.folder if resume_from else None
-    where = f"--resume: {folder}" if folder else "--model"
+    shape = config.model
     try:
-        if folder:
-            with files.explained(folder):
-                shape = files.config_from_dict(resume_from.state["model"], config.model)
-            config = adopt_model(args, config, shape, where)
         if args.init is not None:
             where = f"--init {args.init}"
             folder, shape, _ = files.describe(args.init)
-            config = adopt_model(args, config, shape, where)
-        n_vocab = config.model.n_vocab
-        if folder is None:
-            return ByteTokenizer(world.WORDS, n_vocab), config
-        return load_tokenizer(folder, n_vocab), config
+        elif folder:
+            where = f"--resume: {folder}"
+            with files.explained(folder):
+                shape = files.config_from_dict(resume_from.state["model"], shape)
+        if folder:
+            tokenizer = load_tokenizer(folder, shape.n_vocab)
+        else:
+            tokenizer = ByteTokenizer(world.WORDS, shape.n_vocab)
     except (OSError, ValueError) as e:
         raise UserError(f"{where}: {e}") from None
+    asked_for = args.preset or any(name.startswith("model.") for name in args.fields)
+    if asked_for and config.model != shape:
+        raise UserError(f"{where}: its model has another shape than --preset and --model.* ask "
+                        "for; leave them out")
+    return tokenizer, replace(config, model=shape)
 
 
 def open_model(args, config, resume_from):
