@@ -57,7 +57,7 @@ def read_mix(path):
     try:
         entries = json.loads(Path(path).read_text(encoding="utf-8-sig"))
         return [read_entry(Path(path).parent, entries[k]) for k in range(len(entries) or 1)]
-    except (OSError, ValueError, TypeError, LookupError, AttributeError) as e:
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as e:
         raise DataError(f"{path}: not a mix, a list of entries with paths and rates: {e}") from None
 
 
