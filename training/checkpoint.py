@@ -203,7 +203,7 @@ def sync(path):
 
 
 def explain(error):
-    """The first line of the error of a save or of the first rank that failed."""
+    """The first line of the error of a save; of several ranks, of the first that failed."""
     if isinstance(error, dcp.api.CheckpointException):
         error = next(iter(error.failures.values()))[0]
     # torch hides a full disk

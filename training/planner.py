@@ -27,8 +27,8 @@ MANY = 100  # bad records of a source that can end a run
 
 @dataclass
 class BadRecords:
-    """Counts records of each source that are skipped while planning, or masked after decoding;
-    `error` if MANY are so in a row, or MANY that are more than max_skip of those tried."""
+    """Counts the bad records of each source, skipped while planning or masked after decoding.
+    Raises `error` after MANY in a row, or MANY that are more than max_skip of those tried."""
 
     done: str  # as messages say it
     error: type

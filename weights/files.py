@@ -122,7 +122,7 @@ def meta_model(config):
 
 def has_tied_head(folder, raw):
     """Is the head of a released folder a copy of the embedding, as in the 4B? The first eight
-    rows tell, because config.json says False for every model; it counts without a head."""
+    rows tell. config.json, which says False for every model, decides where there is no head."""
     files = weight_files(folder)
     names = {released.LM_HEAD, released.EMBEDDINGS[0]}
     if not names <= files.keys():
