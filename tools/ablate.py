@@ -3,7 +3,6 @@ ablations, Table 11).
 
     python -m tools.ablate                  # all of them: hours; continues where it stopped
     python -m tools.ablate --only trees,packing --steps 400 --seeds 2 --out runs/ablate
-    python -m tools.ablate --only long-context --init videos=runs/stage2-tiny
     python -m tools.ablate run trees --stage 1 --tiny --workers 0 ..    # train.py without trees
 
 Every run is train.py in a process of its own. The runs of a family have the same number
@@ -138,16 +137,15 @@ class Run(NamedTuple):
 
 def plan_runs(args):
     """-> [Run, ..], each behind the run that it starts from."""
-    chosen = [name for name in args.only if CHOICES[name].family not in args.baselines]
-    families = {CHOICES[name].family for name in chosen}
+    families = {CHOICES[name].family for name in args.only}
     for family in ("long", "videos"):  # the runs that these start from
-        if family in families and STARTS[family] not in args.baselines:
+        if family in families:
             families.add(STARTS[family])
     runs = []
     for seed in range(args.seeds):
         for family in STAGES:
             if family in families:
-                removed = [name for name in chosen if CHOICES[name].family == family]
+                removed = [name for name in args.only if CHOICES[name].family == family]
                 runs += [make_run(args, family, name, seed) for name in ("all", *removed)]
     return runs
 
@@ -159,9 +157,7 @@ def make_run(args, family, name, seed):
         "--eval_images", str(args.images), "--device", "cpu",
     ]
     if family in STARTS:
-        start = STARTS[family]
-        trained = run_path(args, start, "all", seed)
-        flags += ["--init", str(args.baselines.get(start, trained))]
+        flags += ["--init", str(run_path(args, STARTS[family], "all", seed))]
     if name in CHOICES:
         flags += CHOICES[name].flags
     return Run(run_path(args, family, name, seed), name, flags)
@@ -233,8 +229,6 @@ def print_report(args):
 
 
 def parse_command(argv):
-    """-> args. args.baselines: {family: run directory to use as the run with all
-    choices instead of training one}."""
     parser = make_parser("ablate", __doc__)
     add = parser.add_argument
     add("--only", type=lambda names: names.split(","), default=list(CHOICES),
@@ -243,18 +237,11 @@ def parse_command(argv):
     add("--steps", type=int, default=800, help="of each run (default 800)")
     add("--images", type=int, default=100,
         help="held-out examples of each kind to score (default 100)")
-    add("--init", nargs="*", default=[], metavar="FAMILY=DIR",
-        help="a run to start from, in place of that of images, or of videos")
     add("--out", type=Path, default=Path("runs/ablate"),
         help="a directory per run; finished runs are not repeated")
     args = parser.parse_args(argv)
     if unknown := set(args.only) - set(CHOICES):
         parser.error(f"--only {','.join(unknown)}: choose from {', '.join(CHOICES)}")
-    args.baselines = dict(item.partition("=")[::2] for item in args.init)
-    for family, folder in args.baselines.items():
-        if family not in ("images", "videos") or not Path(folder, "model").is_dir():
-            parser.error(f"--init {family}={folder}: needs images or videos, and the "
-                         "directory of a finished run")
     for run in plan_runs(args):
         parse(run.flags)  # UserError before the first run
     return args

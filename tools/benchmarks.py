@@ -32,7 +32,7 @@ from records.reader import Records
 from tools.prepare.annotations import Skip, require, xy_points
 from tools.prepare.collect import SHAPE_ERRORS
 from tools.prepare.media import Media
-from tools.prepare.rows import check_columns, parquet_file, read_rows, source_files
+from tools.prepare.rows import check_columns, open_parquet, read_rows, source_files
 from tools.runs import make_table
 from training.config import UserError
 
@@ -171,7 +171,7 @@ def read_files(name, source):
     for path in source_files([source], "test"):
         cells = repeat(None)
         if name == "pixmo-points":
-            with parquet_file(path) as file:
+            with open_parquet(path) as file:
                 check_columns(path, ["masks"], file.schema_arrow.names)
                 cells = file.read(columns=["masks"])["masks"]
         for row, masks in zip(read_rows(path, columns), cells, strict=False):

@@ -20,6 +20,20 @@ def make_parser(name, text, **options):
                   formatter_class=argparse.RawDescriptionHelpFormatter, **options)
 
 
+def at_least(least):
+    """The type of a flag: an int of at least `least`."""
+
+    def number(text):
+        if int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text} must be at least {least}")
+        return int(text)
+
+    return number
+
+
+positive = at_least(1)
+
+
 def report_errors(main):
     """Decorates main(argv) of a command. An error is one sentence on stderr and ends the
     process: with status 1 if a run failed or the disk is full, else with 2, a mistake of

@@ -29,7 +29,7 @@ from evaluation.masks import open_masks
 from records.media import MAX_FRAMES
 from records.reader import Records
 from tools import benchmarks
-from tools.command import make_parser, report_errors
+from tools.command import make_parser, positive, report_errors
 from tools.runs import make_table
 from training.config import UserError
 from training.sources import unique_names
@@ -48,19 +48,17 @@ def parse(argv):
     add("--masks", nargs="+", metavar="NPZ", help=(
         'arrays "record id/annotation number" (evaluation/masks.py): one file for each of --data, '
         "in their order; files beyond the last are scored without masks"))
-    add("--frames", type=int, nargs="+", metavar="N", help=(
+    add("--frames", type=positive, nargs="+", metavar="N", help=(
         "frames of a video at most (default 384, or more if trained with more); several "
         "numbers give a table of scores, and the metrics of the last one in full"))
     add("--draw", metavar="DIR", help="draw predicted and true points")
     add("--out", default=".", help="folder for predictions.jsonl (default: here)")
-    add("--max-new", type=int, help=(
+    add("--max-new", type=positive, help=(
         "tokens of an answer at most (default: by its kind, 12 to 4096)"))
     add("--device", default="cpu", help="default cpu")
     add("--dtype", choices=("float32", "bfloat16"), default="float32",
         help="of the weights (default float32)")
     args = parser.parse_args(argv)
-    if min(args.frames or [1]) < 1 or (args.max_new is not None and args.max_new < 1):
-        parser.error("--frames and --max-new start at 1")
     if max(args.frames or [1]) > MAX_FRAMES:
         parser.error(f"--frames: at most {MAX_FRAMES} are possible")
     if args.benchmark and (len(args.data) > 1 or args.frames or args.masks):

@@ -16,7 +16,6 @@ import sys
 from pathlib import Path
 
 import torch
-from PIL import Image
 
 import data
 import vision
@@ -29,7 +28,7 @@ from records.visual import VideoClip, clip_times, tracking_times
 from text.points import parse_points
 from text.styles import TASK_OF_STYLE, TRACK_TASKS
 from text.visual_tokens import shift_subtitles
-from tools.command import make_parser, report_errors
+from tools.command import make_parser, positive, report_errors
 from training.config import UserError
 from weights.files import explained, open_model_folder
 
@@ -50,7 +49,7 @@ def parse(argv):
         '"count: any shape"'))
     talk.add_argument("--chat", action="store_true", help=(
         "a conversation: a question per line, an empty line ends it"))
-    add("--frames", type=int, metavar="N", help=(
+    add("--frames", type=positive, metavar="N", help=(
         "frames of the video at most (default 384), at most two per second"))
     add("--track", action="store_true", help=(
         "take the frames of a tracking question, on a grid without the last instant; the "
@@ -58,9 +57,9 @@ def parse(argv):
     add("--start", type=float, default=0.0, help="second of the video (default 0)")
     add("--end", type=float, default=math.inf, help="second of the video (default: its end)")
     add("--subtitles", metavar="F", help=".srt or .vtt, by the clock of the video")
-    add("--max-crops", type=int, metavar="N",
+    add("--max-crops", type=positive, metavar="N",
         help="crops of an image at most (default 24; for the toy as in training)")
-    add("--max-new", type=int, default=256, help="tokens at most (default 256)")
+    add("--max-new", type=positive, default=256, help="tokens at most (default 256)")
     add("--temperature", type=float, default=0.0, help="0: greedy (default)")
     add("--seed", type=int, default=0, help="of the sampling (default 0)")
     add("--draw", metavar="FILE", help=(
@@ -73,19 +72,12 @@ def parse(argv):
     for flag in ("frames", "track", "subtitles", "start", "end"):
         if getattr(args, flag) != parser.get_default(flag) and not args.video:
             parser.error(f"--{flag} needs --video")
-    lowest = min(args.max_new, args.frames or 1, args.max_crops or 1)
-    if lowest < 1 or (args.frames or 1) > MAX_FRAMES or not args.temperature >= 0:
-        parser.error("--max-new, --frames and --max-crops start at 1, --temperature at 0; "
-                     f"--frames ends at {MAX_FRAMES}")
+    if (args.frames or 1) > MAX_FRAMES or not args.temperature >= 0:
+        parser.error(f"--frames ends at {MAX_FRAMES}, --temperature starts at 0")
     if args.chat and (args.draw or args.json):
         parser.error("--draw and --json go with --prompt")
-    if args.draw:
-        if not (args.image or args.images or args.video):
-            parser.error("--draw needs --image, --images or --video")
-        path = Path(args.draw)
-        writes = Image.registered_extensions().get(path.suffix.lower()) in Image.SAVE
-        if not writes or not path.parent.is_dir():
-            parser.error(f"--draw {path}: name a .png, .jpeg or .webp in an existing folder")
+    if args.draw and not (args.image or args.images or args.video):
+        parser.error("--draw needs --image, --images or --video")
     return args
 
 

@@ -34,7 +34,7 @@ import data
 import model as models
 import parallel
 import train
-from tools.command import make_parser, report_errors
+from tools.command import make_parser, positive, report_errors
 from training.config import UserError, parse
 from training.setup import apply_recipe, default_shard, largest_example, layout_error
 from weights import files, lora
@@ -168,17 +168,13 @@ def count(config, dtype, gpus=1):
 def read_command(argv):
     """-> how many GPUs, the arguments of train.py, the config as a rank would have it."""
     parser = make_parser("memory", __doc__)
-    parser.add_argument("--gpus", type=int, default=1, help="processes that train together")
+    parser.add_argument("--gpus", type=positive, default=1, help="processes that train together")
     own, rest = parser.parse_known_args(argv)
     args, config = parse(rest)
-    if own.gpus < 1:
-        raise UserError(f"--gpus {own.gpus}: must be at least 1")
-    try:
+    with files.explained("--init" if args.init else "--model.*"):
         if args.init:
             config = replace(config, model=files.describe(args.init).config)
         files.meta_model(config.model)
-    except (AssertionError, OSError, ValueError) as e:
-        raise UserError(f"{'--init' if args.init else '--model.*'}: {e}") from None
     packs_of_rank = max(config.batch * config.cp // own.gpus, 1)
     config = replace(config, micro_batch=min(config.micro_batch, packs_of_rank))
     if "shard" not in args.fields:

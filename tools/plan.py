@@ -21,7 +21,7 @@ import numpy as np
 from tqdm import tqdm
 
 from records.mixture import Mixture
-from tools.command import make_parser, report_errors
+from tools.command import make_parser, positive, report_errors
 from training.config import parse
 from training.planner import PlanFile, StepPlanner, measure, name_kind, source_at
 from training.setup import open_tokenizer
@@ -90,7 +90,7 @@ def plan(args, run, config):
     tokenizer, config = open_tokenizer(run, config)
     made_for = fingerprint(sources, rates, tokenizer, config)
     mixture = Mixture(sources, rates, config.seed)
-    n_packs = config.steps * config.batch if args.packs is None else args.packs
+    n_packs = args.packs or config.steps * config.batch
     columns, steps = make_plan(mixture, tokenizer, config, n_packs)
     part = Path(f"{args.out}.part")
     with open(part, "wb") as file:
@@ -108,12 +108,10 @@ def plan(args, run, config):
 @report_errors
 def main(argv=None):
     parser = make_parser("plan", __doc__)
-    parser.add_argument("--packs", type=int, help="how many (default: --steps times --batch)")
+    parser.add_argument("--packs", type=positive, help="how many (default: --steps times --batch)")
     parser.add_argument("--out", required=True, metavar="FILE", help="the plan, an .npz file")
     args, rest = parser.parse_known_args(argv)
     run, config = parse(rest)
-    if args.packs is not None and args.packs < 1:
-        parser.error("--packs: at least 1")
     if Path(args.out).is_dir() or not Path(args.out).parent.is_dir():
         parser.error(f"--out {args.out}: name a file in a folder that exists")
     print(json.dumps(plan(args, run, config)))

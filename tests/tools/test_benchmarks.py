@@ -118,7 +118,7 @@ def test_countbench_leaves_out_what_the_official_code_leaves_out(files):
     assert found["count_accuracy"] == 1
     assert prompts == {"countbench-1": "point_count: How many cups?"}
     assert found["left_out"] == {"image with a single channel": 1, "no image": 1,
-                                 "bytes that are no image": 1}
+                                 "damaged image": 1}
 
 
 def write_point_bench(files, entries):

@@ -189,7 +189,6 @@ def test_a_conversation_is_held_over_standard_input(call, fake, monkeypatch):
 
 
 @pytest.mark.parametrize(("flags", "message"), [
-    (["--image", PHOTOS[0], "--draw", "a.txt"], "name a .png, .jpeg or .webp"),
     (["--image", "gone.png"], "missing file: gone.png"),
     (["--video", VIDEO, "--subtitles", "a.srt"], "no subtitle in it"),
 ])

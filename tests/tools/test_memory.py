@@ -115,7 +115,7 @@ def test_the_4b_with_adapters_fits_a_card_of_24_gb(capsys):
 
 @pytest.mark.parametrize(("flags", "message"), [
     ("--preset 4b --gpus 6 --cp 6", "--cp 6: 32 query and 8 kv heads cannot be dealt out"),
-    ("--model.n_head=3", "--model.*: query heads must be a multiple")])
+    ("--model.n_head=3", "--model.* cannot be used: query heads must be a multiple")])
 def test_mistakes_end_in_one_sentence(flags, message, capsys):
     with pytest.raises(SystemExit, match="2"):
         memory.main(["--stage", "3", *flags.split()])

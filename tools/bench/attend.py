@@ -5,7 +5,6 @@
     python -m tools.bench attend --device cuda --dtype bfloat16 --heads 32 --kv-heads 8 --dim 128 \\
         --tokens 16384 36864
 
-
 Rows are packs of the stream of tools.bench pack (of stage 3 from 36,864 tokens on, else of
 stage 2, with crops in proportion). All implementations compute the same, forward and backward,
 which is checked before they are timed.
@@ -25,8 +24,9 @@ import torch
 
 import attention
 import packing
-from tools.bench.measure import check_device, clock, positive, print_table, run_rounds, spread
+from tools.bench.measure import check_device, clock, print_table, run_rounds, spread
 from tools.bench.stream import recipe, stream
+from tools.command import positive
 from training.config import UserError
 
 VISUAL_PERIOD = 88  # tokens of a frame, its markers and the text of its time

@@ -2,7 +2,6 @@
 
     python -m tools.bench run runs/x --peak 989     # TFLOP/s of an H100 in bfloat16, by data sheet
 
-
 The seconds of a step hold planning, decoding, encoding, transfers, forward, backward,
 communication and the optimizer. The windows of all visual tokens count as full.
 

@@ -3,7 +3,6 @@
     python -m tools.bench generate            # a small random model on this machine's CPU
     python -m tools.bench generate --preset 4b --device cuda --dtype bfloat16
 
-
 Both models have the same random weights, get the same prompts and decode greedily. In float32 the
 answers must be the same; in bfloat16 rounding decides between tokens that a random model finds
 equally likely, so the table only counts how many tokens agree.
@@ -19,10 +18,10 @@ import numpy as np
 import torch
 
 from evaluation.generate import generate
-from tools.bench.measure import check_device, positive, print_table, run_rounds, spread
+from tools.bench.measure import check_device, print_table, run_rounds, spread
 from tools.bench.peers import PRESETS, model_pair, reference_inputs
 from tools.bench.step_cases import Plain, plain_example
-from training.config import UserError
+from tools.command import at_least, positive
 
 PROMPTS = {
     "text": Plain(299),
@@ -100,14 +99,12 @@ def add_arguments(parser):
     add("--preset", choices=PRESETS, default="small", help="shape of the model")
     add("--device", default="cpu", help="cpu, cuda, ..")
     add("--dtype", choices=("float32", "bfloat16"), default="float32", help="of both models")
-    add("--tokens", type=positive, default=64, help="of an answer")
+    add("--tokens", type=at_least(2), default=64, help="of an answer")
     add("--rounds", type=positive, default=7, help="measurements of each prompt")
 
 
 def run(args):
     """Prints the table -> {case: its row}. RuntimeError where the answers differ in float32."""
-    if args.tokens < 2:
-        raise UserError("--tokens must be at least 2.")
     check_device(args.device)
     config = PRESETS[args.preset]
     dtype = getattr(torch, args.dtype)

@@ -3,7 +3,6 @@
     python -m tools.bench load              # 384 and 128 frames of three minutes at 720p
     python -m tools.bench load --seconds 6 --rounds 1 --frames 32
 
-
 The frames are spread evenly over the video, or fill ten seconds from its middle at two frames a
 second; then the video before them should cost nothing. The unit of times_decode is ffmpeg, with one
 thread, decoding the whole file once: no reader of the whole video can be faster.
@@ -25,7 +24,8 @@ import vision
 from records import media
 from records.video import probe
 from records.visual import frame_crops
-from tools.bench.measure import positive, print_table, run_rounds, spread
+from tools.bench.measure import print_table, run_rounds, spread
+from tools.command import positive
 
 FFMPEG = "ffmpeg, decoding alone"
 

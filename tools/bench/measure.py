@@ -1,20 +1,11 @@
-"""What every benchmark uses: the type of a flag, clocks, rounds, ratios and tables."""
+"""What every benchmark uses: clocks, rounds, ratios and tables."""
 
-import argparse
 import statistics
 import time
 
 import torch
 
 from weights.files import explained
-
-
-def positive(text):
-    """The type of a flag: an int of at least 1."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} must be at least 1.")
-    return number
 
 
 def check_device(device):

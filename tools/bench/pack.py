@@ -3,7 +3,6 @@
     python -m tools.bench pack              # stages 1 to 3, three streams of 20,000 examples each
     python -m tools.bench pack --n 4000 --seeds 1 --stages 2
 
-
 Prints for each stage how full the packs of each packer are, how long examples wait and what
 planning costs; then how many times fewer sequences, and tokens in padded batches of 8, message
 trees and packing leave. tools/bench/stream.py describes the stream. The bound is a number of packs
@@ -20,8 +19,9 @@ from statistics import fmean
 import numpy as np
 
 import packing
-from tools.bench.measure import positive, print_table
+from tools.bench.measure import print_table
 from tools.bench.stream import recipe, stream
+from tools.command import positive
 
 
 def lower_bound(sizes, limits):

@@ -12,9 +12,9 @@ from torch.nn.utils.rnn import pad_sequence
 import data
 import model as models
 from text.tokenizer import ByteTokenizer
-from training.config import UserError
 from vision import VisionConfig
 from weights.export import export
+from weights.files import import_extra
 
 # A model that a CPU can train: a decoder of 8 x 512 and a ViT of 6 x 384 on crops of 378 pixels.
 SMALL = models.ModelConfig(
@@ -24,7 +24,7 @@ PRESETS = {"small": SMALL, **models.PRESETS}
 
 
 def import_transformers():
-    """The package transformers; UserError with the pip command if it is missing.
+    """The package transformers; ValueError with the pip command if it is missing.
 
     A torchvision built for another torch does not load its compiled operators, and transformers
     then refuses to start. Molmo2's model calls none of them, so declaring two of them is enough.
@@ -38,12 +38,7 @@ def import_transformers():
             library = torch.library.Library("torchvision", "FRAGMENT")
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
             _DECLARED_OPERATORS.append(library)
-    try:
-        import transformers
-    except ImportError:
-        raise UserError("the comparison needs an optional package: "
-                        "pip install -r requirements-extras.txt") from None
-    return transformers
+    return import_extra("transformers")
 
 
 _DECLARED_OPERATORS = []  # an operator exists as long as its Library object

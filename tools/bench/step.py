@@ -4,7 +4,6 @@
     python -m tools.bench step --preset toy --cases image stream --rounds 2
     python -m tools.bench step --preset 4b --device cuda --dtypes bfloat16 --cases stream
 
-
 Both implementations have the same weights and learn the same tokens of the same examples, with
 random pixels and ids. In float32 their losses and two gradients must agree before they are timed.
 On a GPU our blocks are compiled, as in training.
@@ -29,8 +28,9 @@ import torch
 import packing
 from tools.bench import peers, stream
 from tools.bench.flops import batch_work, flops
-from tools.bench.measure import check_device, clock, positive, print_table, run_rounds, show, spread
+from tools.bench.measure import check_device, clock, print_table, run_rounds, show, spread
 from tools.bench.step_cases import CASES, make_case, n_crops
+from tools.command import positive
 
 SIDES = ("ours", "reference")
 STREAM_ROW = stream.Recipe(max_tokens=4096, max_crops=32, max_frames=8)
@@ -92,12 +92,12 @@ def training_step(side, model, config, case, dtype, args):
 
 def check_agreement(case, ours, reference):
     """RuntimeError unless two StepResults are of the same step."""
-    if abs(ours.loss - reference.loss) > 1e-4 * abs(reference.loss):
-        raise RuntimeError(f"{case}: the loss is {ours.loss}, the reference's {reference.loss}.")
+    found = [("loss", 1e-4, abs(ours.loss - reference.loss) / abs(reference.loss))]
     for name, a, b in zip(WATCHED, ours.gradients, reference.gradients, strict=True):
-        difference = (a - b).norm() / b.norm()
-        if difference > 1e-3:
-            raise RuntimeError(f"{case}: the gradients of {name} differ by {difference:.1e}.")
+        found.append((f"gradients of {name}", 1e-3, (a - b).norm() / b.norm()))
+    for name, limit, difference in found:
+        if difference > limit:
+            raise RuntimeError(f"{case}: the {name} differs by {difference:.1e}.")
 
 
 def build_models(config, args):

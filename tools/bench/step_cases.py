@@ -7,7 +7,6 @@ padded batches for transformers.
     2                                              | 2      . . . . . . . .|  | 2  |
     text                                           | text  . . . . . . . . |  | text |
 
-
 A tree with three annotations is one part of our row. For transformers it is three sequences, each
 with all visual tokens.
 """

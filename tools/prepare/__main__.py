@@ -26,7 +26,6 @@ from tools.prepare.collect import convert_files, group, make_records, write
 from tools.prepare.media import Media
 from tools.prepare.rows import source_files
 from tools.prepare.sets import SETS
-from training.config import UserError
 
 TYPES = ("chart", "chemical", "circuit", "diagram", "doc", "document", "graphic", "math",
          "music", "nutrition", "table")
@@ -51,8 +50,10 @@ def parse(argv):
     add("--first-tokens", type=int, default=4096,
         help="tulu: longest first message (default 4096; stage 1 of Molmo2: 2304)")
     add("--type", choices=TYPES,
-        help="cosyn-400k, syn-multi-image-qa (default: name of the files' folder)")
+        help="of the files of cosyn-400k and syn-multi-image-qa")
     args = parser.parse_args(argv)
+    if SETS[args.name].by_type and not args.type:
+        parser.error(f"{args.name} needs --type: {', '.join(TYPES)}")
     if args.media and not Path(args.media).is_dir():
         parser.error(f"{args.media}: no such folder")
     return args
@@ -63,9 +64,6 @@ def main(argv=None):
     args = parse(argv)
     published = SETS[args.name]
     files = source_files(args.source, args.split)
-    for path in files if published.by_type and not args.type else ():
-        if path.absolute().parent.name not in TYPES:
-            raise UserError(f"{path}: its folder is no type, so say --type")
     args.excluded = set()
     if args.exclude:
         lines = Path(args.exclude).read_text(encoding="utf-8").splitlines()

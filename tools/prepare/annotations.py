@@ -37,15 +37,6 @@ def number_of(value):
     return value if type(value) in (int, float) and math.isfinite(value) else None
 
 
-def meta_of(**values):
-    """{"meta": {..}} of the values that are not null, or {}: parquet fills in nulls."""
-    meta = {}
-    for name, value in values.items():
-        if text_of(value) or number_of(value) is not None or isinstance(value, bool):
-            meta[name] = value
-    return {"meta": meta} if meta else {}
-
-
 def size_of(width, height):
     """[width, height] in pixels; None if one of them is unknown."""
     is_known = min(number_of(width) or 0, number_of(height) or 0) >= 1

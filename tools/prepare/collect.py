@@ -43,9 +43,9 @@ def count_skips(skipped, what):
 
 
 def convert_files(files, published, args, media, skipped):
-    """Yields (head, annotations) of the rows of all files: the visual input, weight and
-    meta of a record; and its annotations, each as JSON, which takes less memory than a
-    dict.
+    """Yields (head, annotations) of the rows of all files: the visual input and
+    weight of a record; and its annotations, each as JSON, which takes less memory than
+    a dict.
 
     args: of the command. skipped: a Counter of the reasons for what is left out.
     """
@@ -95,7 +95,6 @@ def make_records(inputs, name, max_points):
     """Yields the records; ids follow the order of visual inputs: name-1, name-1.1,
     name-2. An input with more than `max_points` points becomes several records."""
     for n, (head, lines) in enumerate(inputs, 1):
-        meta = {"meta": head.pop("meta")} if "meta" in head else {}
         parts = [[]]
         total = 0
         for annotation in map(json.loads, lines):
@@ -107,7 +106,7 @@ def make_records(inputs, name, max_points):
             total += n_points
         for k, annotations in enumerate(parts):
             record_id = f"{name}-{n}.{k}" if k else f"{name}-{n}"
-            yield {"id": record_id, **head, "annotations": annotations, **meta}
+            yield {"id": record_id, **head, "annotations": annotations}
 
 
 def write(records, out, media):

@@ -2,7 +2,7 @@
 
 in    a row in the columns of its set, the Media folder, the args of the command and the
       `file` that is read, and what sets.py fixes for the set
-out   head: the visual input, weight and meta of a record
+out   head: the visual input and weight of a record
       builders: functions without arguments that make its annotations. They are called
       later, so that a Skip in one annotation does not cost the others.
 
@@ -23,7 +23,7 @@ from functools import partial
 from records.errors import Unreadable
 from records.media import image_size
 from tools.prepare import annotations as make
-from tools.prepare.annotations import meta_of, require, size_of, text_of, text_or_skip, xy_points
+from tools.prepare.annotations import require, size_of, text_of, text_or_skip, xy_points
 from tools.prepare.media import check_path
 
 # sources of Tulu that Molmo2 leaves out: puzzles, long reasoning, answers about the
@@ -50,8 +50,7 @@ def points(row, media, args, coords, clip=False, method=None):
     file = media.root / head["image"]["path"]
     places = xy_points(row.get("points"))
     count = row.get("count")
-    of_row = row.get("collection_method")
-    require(method in (None, of_row), "another collection_method")
+    require(method in (None, row.get("collection_method")), "another collection_method")
     if count and not places:
         return head, [partial(make.count, count, row["label"])]
     size = None
@@ -59,8 +58,7 @@ def points(row, media, args, coords, clip=False, method=None):
         with suppress(Unreadable):  # the trainer counts what is no image
             size = size_of(*image_size(file))
     builder = partial(make.point, places, coords, row["label"], size=size, count=count,
-                      clip=clip, max_points=make.MAX_POINTS, counts=args.counts,
-                      **meta_of(collection_method=of_row))
+                      clip=clip, max_points=make.MAX_POINTS, counts=args.counts)
     return head, [builder]
 
 
@@ -116,16 +114,14 @@ def pointing_questions(row, media, args):
     questions = row["questions"]
     names = row.get("names") or [None] * len(questions)
     cells = zip(questions, row["answer_points"], names, strict=True)
-    builders = [partial(build, *each) for each in cells]
-    return media.visual(row) | meta_of(id=row.get("id")), builders
+    return media.visual(row), [partial(build, *each) for each in cells]
 
 
 def qa_pairs(row, media, args, style=None):
     """qa_pairs{question[], explanation[], answer[]} on one image, or on two to five.
-    Without a style it is that of CoSyn for the type of the file."""
+    Without a style it is that of CoSyn for the --type of the files."""
     if not style:
-        kind = args.type or args.file.absolute().parent.name
-        style = "cosyn_document" if kind == "document" else f"cosyn_{kind}_exp"
+        style = "cosyn_document" if args.type == "document" else f"cosyn_{args.type}_exp"
     cells = row.get("images", row.get("image_urls"))
     head = media.visual(row) if "image" in row else media.images(cells)
     pairs = row["qa_pairs"]
@@ -139,8 +135,7 @@ def qa_pairs(row, media, args, style=None):
         return make.answer(question, style, reply, explanation=text_of(explanation))
 
     cells = zip(pairs["question"], pairs["answer"], explanations, strict=True)
-    builders = [partial(build, *each) for each in cells]
-    return head | meta_of(id=row.get("id")), builders
+    return head, [partial(build, *each) for each in cells]
 
 
 def same_label(a, b):
@@ -208,7 +203,7 @@ def image_choices(row, media, args, style, options="choices",
     parts = [text_of(row.get("hint")), text_of(row["question"])]
     question = "\n".join(part for part in parts if part)
     builder = partial(make.choice, question, style, texts, row[right], **fields)
-    return media.visual(row) | meta_of(question_id=row.get("question_id")), [builder]
+    return media.visual(row), [builder]
 
 
 def image_set_choices(row, media, args):
@@ -265,5 +260,4 @@ def messages(row, media, args):
     in_text = re.search(r"<\|\w+\|>", json.dumps([system, turns]))
     is_special = in_text or row.get("has_special_token")
     require(not is_special, "special tokens in the text")
-    head = meta_of(id=row.get("id"), source=row.get("source"))
-    return head, [partial(make.dialogue, turns, "text_sft", system)]
+    return {}, [partial(make.dialogue, turns, "text_sft", system)]

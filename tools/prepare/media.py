@@ -8,23 +8,6 @@ from pathlib import Path, PurePosixPath
 from tools.prepare.annotations import number_of, require, text_of
 
 VIDEO_SUFFIXES = (".mp4", ".mkv", ".mov", ".webm", ".avi", ".m4v")
-MAGIC_BYTES = {
-    b"\xff\xd8\xff": "jpg",
-    b"\x89PNG\r\n": "png",
-    b"GIF8": "gif",
-    b"BM": "bmp",
-    b"II*\0": "tiff",
-    b"MM\0*": "tiff",
-}
-
-
-def image_suffix(data):
-    """"png" of an image file's bytes; Skip if they are not an image."""
-    if data[8:12] == b"WEBP":
-        return "webp"
-    found = [MAGIC_BYTES[magic] for magic in MAGIC_BYTES if data.startswith(magic)]
-    require(found, "bytes that are no image")
-    return found[0]
 
 
 def check_path(path):
@@ -90,7 +73,7 @@ class Media:
         if isinstance(cell, str):
             is_url = cell.startswith(("http:", "https:"))
             return self.by_url(cell) if is_url else check_path(cell)
-        name = f"{hashlib.sha256(cell).hexdigest()}.{image_suffix(cell)}"
+        name = hashlib.sha256(cell).hexdigest()
         path = self.root / name
         if not path.exists():
             self.root.mkdir(parents=True, exist_ok=True)

@@ -2,10 +2,10 @@
 
 import json
 import re
-from contextlib import contextmanager
 from pathlib import Path
 
 from training.config import UserError
+from weights.files import explained, import_extra
 
 BATCH = 32  # rows of a parquet file in memory
 SPLITS = {"train", "validation", "val", "test"}
@@ -44,7 +44,7 @@ def read_rows(path, columns):
     names = columns.split()
     required = [name for name in names if not name.endswith("?")]
     if path.suffix == ".parquet":
-        with parquet_file(path) as table:
+        with open_parquet(path) as table:
             found = table.schema_arrow.names
             check_columns(path, required, found)
             wanted = [name.rstrip("?") for name in names if name.rstrip("?") in found]
@@ -79,15 +79,13 @@ def read_lines(path):
 def read_array(path):
     """The rows of a .json that holds an array, or (DocVQA, TextVQA) an object around an
     array, or COCO's annotations."""
-    try:
+    with explained(f"{path}, which should hold an array of rows,"):
         rows = json.loads(path.read_text(encoding="utf-8-sig"))
         if isinstance(rows, list):
             return rows
         if rows.keys() >= COCO_KEYS:
             return coco_rows(rows)
         return next(value for value in rows.values() if isinstance(value, list))
-    except (ValueError, AttributeError, LookupError, TypeError, StopIteration) as e:
-        raise UserError(f"{path}: not an array of rows, nor COCO's file: {e!r}") from None
 
 
 def coco_rows(coco):
@@ -110,17 +108,8 @@ def coco_rows(coco):
     return rows.values()
 
 
-@contextmanager
-def parquet_file(path):
-    """The opened pyarrow ParquetFile; UserError without pyarrow, or where the file is
-    damaged."""
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise UserError(f"{path} is a parquet file, which needs pyarrow: pip install -r "
-                        "requirements-extras.txt") from None
-    try:
-        yield parquet.ParquetFile(path)
-    except (pyarrow.ArrowException, UnicodeDecodeError) as e:
-        raise UserError(f"{path}: not a parquet file that can be read: {e}") from None
+def open_parquet(path):
+    """-> pyarrow's ParquetFile; ValueError without pyarrow, or where the file is damaged."""
+    parquet = import_extra("pyarrow.parquet")
+    with explained(path):
+        return parquet.ParquetFile(path)

@@ -17,7 +17,7 @@ class PublishedSet(NamedTuple):
     columns: str
     group: bool = True  # rows of one visual input become one record
     max_points: float = math.inf  # of a record
-    by_type: bool = False  # the files have a type: see --type
+    by_type: bool = False  # needs --type
 
 
 def by_input(layout, columns, group=True, max_points=math.inf, by_type=False, **fixed):
@@ -25,7 +25,7 @@ def by_input(layout, columns, group=True, max_points=math.inf, by_type=False, **
     return PublishedSet(partial(layout, **fixed), columns, group, max_points, by_type)
 
 
-def pixmo_points(columns="image_sha256? count? collection_method?", method=None):
+def pixmo_points(columns="image_sha256? count?", method=None):
     """PixMo-Points: percent of the image, although its page says pixels. method: the
     collection_method of the rows to take."""
     columns = f"image_url points label {columns}"
@@ -36,9 +36,8 @@ def pixmo_points(columns="image_sha256? count? collection_method?", method=None)
 by_row = partial(by_input, group=False)
 BY_METHOD = "image_sha256? count? collection_method"
 CROWD = "image question answers"
-CAPTION_QA = "video_id Question Answer NegativeAnswers Category?"
-CLIP = ("video_source? video_duration? clip_start? clip_end? question? category? "
-        "annotator_unsure?")
+CAPTION_QA = "video_id Question Answer NegativeAnswers"
+CLIP = "video_duration? clip_start? clip_end? question?"
 TIMED_POINTS = f"video_id two_fps_timestamps points count label {CLIP}"
 MAX_S = 63  # of the sets that are trained on
 
@@ -58,12 +57,10 @@ SETS = {
     "pixmo-ask-model-anything": by_input(
         images.questions, "image_url question answer image_sha256?"),
     "pixmo-cap-qa": by_input(images.tagged_dialogues, "image_url question answer"),
-    "cosyn-point": by_row(
-        images.pointing_questions, "image questions answer_points id? names?"),
-    "cosyn-400k": by_row(images.qa_pairs, "image qa_pairs id?", by_type=True),
-    "multi-image-qa": by_input(
-        images.qa_pairs, "image_urls qa_pairs id?", style="correction_qa"),
-    "syn-multi-image-qa": by_row(images.qa_pairs, "images qa_pairs id?", by_type=True),
+    "cosyn-point": by_row(images.pointing_questions, "image questions answer_points names?"),
+    "cosyn-400k": by_row(images.qa_pairs, "image qa_pairs", by_type=True),
+    "multi-image-qa": by_input(images.qa_pairs, "image_urls qa_pairs", style="correction_qa"),
+    "syn-multi-image-qa": by_row(images.qa_pairs, "images qa_pairs", by_type=True),
     "multi-image-point": by_row(
         images.points_of_images, "image_urls labels points counts? normalized_labels?"),
     "vqa2": by_input(images.crowd_questions, CROWD, style="vqa2"),
@@ -72,13 +69,13 @@ SETS = {
     "chartqa": by_row(images.chart_questions, "image query label human_or_machine"),
     "ai2d": by_row(
         images.image_choices,
-        "image question answer_texts correct_answer abc_label option_is_abc question_id?",
+        "image question answer_texts correct_answer abc_label option_is_abc",
         style="ai2_diagram", options="answer_texts", right="correct_answer"),
     "scienceqa": by_row(
         images.image_choices, "image question choices answer hint?",
         style="science_qa", right="answer"),
     "a-okvqa": by_row(
-        images.image_choices, "image question choices correct_choice_idx question_id?",
+        images.image_choices, "image question choices correct_choice_idx",
         style="a_okvqa_mc"),
     "molmo2-mantis": by_row(
         images.image_set_choices, "images mc_question choices correct_choice_idx"),
@@ -108,10 +105,9 @@ SETS = {
         "clip_end_time?", mode="point_count", max_seconds=MAX_S),
     "track-instruction": by_row(
         videos.trajectories,
-        "video expression fps sampling_fps task frame_trajectories id? width? height? mask_id? "
-        "video_source?"),
+        "video expression fps sampling_fps task frame_trajectories width? height? mask_id?"),
     "molmo2-videotrack": by_row(
-        videos.positions, "video fps exp points id? clip? w? h? mask_id?"),
+        videos.positions, "video fps exp points clip? w? h? mask_id?"),
     "llava-video-178k": by_input(videos.conversations, "conversations video data_source?"),
     "llava-video-178k-academic": by_input(
         videos.conversations, "conversations video data_source",
@@ -119,5 +115,5 @@ SETS = {
     # text
     "tulu": by_row(
         images.messages,
-        "messages id? source? category? first_message_qwen3_tokens? has_special_token?"),
+        "messages source? category? first_message_qwen3_tokens? has_special_token?"),
 }

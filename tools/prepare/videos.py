@@ -9,7 +9,7 @@ import re
 from functools import partial
 
 from tools.prepare import annotations as make
-from tools.prepare.annotations import meta_of, number_of, require, size_of, text_of, xy_points
+from tools.prepare.annotations import number_of, require, size_of, text_of, xy_points
 
 # Molmo2 leaves these videos out, which do not decode.
 CORRUPT = {"0OfUqrbRa2Y", "mTXBQzptWAg", "NyuA4FatDQk", "a_", "gsfIHiBB6xE", "bXApJtAf6Qo",
@@ -44,7 +44,7 @@ def video_captions(row, media, args):
     head = media.video(name, f"v_{name}", f"ytb_{name}", start=start, end=end)
     builders = [partial(make.caption, row[column], style)
                 for column, style in CAPTION_STYLES.items() if row.get(column)]
-    return head | meta_of(annotation_score=score), builders
+    return head, builders
 
 
 def negative_answers(row, media, args):
@@ -60,7 +60,7 @@ def negative_answers(row, media, args):
     wrong = row["NegativeAnswers"] or []
     texts = [row["Answer"], *wrong] if text_of(row["Answer"]) else []
     builder = partial(make.choice, row["Question"], "video_multiple_choice",
-                      texts, 0, shuffle_options=True, **meta_of(category=row.get("Category")))
+                      texts, 0, shuffle_options=True)
     return head, [builder]
 
 
@@ -81,7 +81,6 @@ def video_points(row, media, args, coords="percent", mode="", ask=True,
     require(last == math.inf or last - first <= max_seconds,
             f"no clip of at most {max_seconds} s")
     head = media.video(f"{media.stem(name)}_2fps", name, start=start, end=end)
-    head |= meta_of(video_source=row.get("video_source"))
     label = row["label"] if "label" in row else row["category"].lower()
     question = row.get("question") if ask else None
     if "points" not in row:
@@ -97,11 +96,8 @@ def video_points(row, media, args, coords="percent", mode="", ask=True,
         in_clip = all(low <= point["t"] <= last + HALF_FRAME_S for point in points)
         require(in_clip, "point outside the clip")
         size = size_of(row["width"], row["height"]) if coords == "pixel" else None
-        meta = meta_of(category=row.get("category"),
-                       annotator_unsure=row.get("annotator_unsure"))
         return make.point(points, coords, label, question, size, row["count"],
-                          max_points=make.MAX_POINTS, counts=args.counts, mode=mode,
-                          **meta)
+                          max_points=make.MAX_POINTS, counts=args.counts, mode=mode)
 
     return head, [build]
 
@@ -139,7 +135,6 @@ def trajectories(row, media, args):
                 hidden = {"occluded": True} if p.get("occluded") else {}
                 points.setdefault((t, p["id"]), place | hidden)
     head = media.video(row["video"])
-    head |= meta_of(video_source=row.get("video_source"), id=row.get("id"))
     size = size_of(row.get("width"), row.get("height"))
     points = list(points.values())
     return head, [partial(make.track, row["expression"], points, times, rate, mode, size)]
@@ -164,7 +159,7 @@ def positions(row, media, args):
     times = [frame / fps for frame in frames]
     size = size_of(row.get("w"), row.get("h"))
     builder = partial(make.track, row["exp"], points, times, rate, "per_frame", size)
-    return head | meta_of(id=row.get("id")), [builder]
+    return head, [builder]
 
 
 def conversations(row, media, args, source=""):

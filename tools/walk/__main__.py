@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tools.command import make_parser, report_errors
 from tools.walk import swap
-from training.config import UserError
+from weights.files import explained
 
 ROOT = Path(__file__).parents[2]
 N_LINES = 6  # of a failed test's own message
@@ -74,10 +74,8 @@ def main(argv=None):
     parser.add_argument("--check", type=Path, metavar="FILE", required=True,
                         help="a file with your functions: docs/walk/mine.py, or a copy of it")
     path = parser.parse_args(argv).check
-    try:
+    with explained(f"--check {path}"):
         module = swap.load(path)
-    except Exception as e:  # whatever a reader's file raises
-        raise UserError(f"--check {path}: {type(e).__name__}: {e}") from None
     mine = {name: getattr(module, name) for name in TESTS if hasattr(module, name)}
     if not mine:
         parser.error(f"--check {path}: it has none of the functions {', '.join(TESTS)}")

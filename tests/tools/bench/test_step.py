@@ -73,7 +73,7 @@ def test_a_difference_between_the_implementations_is_noticed(tiny):
         with pytest.raises(RuntimeError, match="image: the "):
             step.check_agreement("image", run("ours"), reference)
         weights[name].data /= 1.5
-    with pytest.raises(RuntimeError, match="image: the loss is"):
+    with pytest.raises(RuntimeError, match="image: the loss differs"):
         step.check_agreement("image", ours._replace(loss=ours.loss * 1.001), reference)
     case.rows[0][0].weights[-5] = 0
     with pytest.raises(RuntimeError, match="image: the "):

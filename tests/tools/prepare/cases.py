@@ -44,11 +44,6 @@ def image_cell(data=None, path=None):
     return {"bytes": data, "path": path}
 
 
-def file_name(data, suffix="png"):
-    """Of an image that lay inside a file."""
-    return f"{sha(data)}.{suffix}"
-
-
 def url_image(url, **more):
     """The image entry of a record."""
     return {"path": sha(url), "url": url, **more}
@@ -66,7 +61,7 @@ def messages(*texts):
 
 
 def record(*annotations, **head):
-    """head: the fields image, images or video, and meta."""
+    """head: the fields image, images or video, and weight."""
     return {**head, "annotations": list(annotations)}
 
 

@@ -15,12 +15,12 @@ from tests.tools.prepare.cases import (
     W,
     caption,
     dialogue,
-    file_name,
     image_cell,
     messages,
     point,
     question,
     record,
+    sha,
     url_image,
     xy,
 )
@@ -80,21 +80,21 @@ CASES = {
             {**OF_U, "points": xy((1, 2)), "count": 1, "label": " "},
         ],
         records=[
-            record(point("mug", xy((21.4, 55.0), (100, 0)), count=2, meta=POINTING),
-                   point("Cat", xy((1, 2)), count=1, meta=COUNTING), image=IMAGE_U),
-            record(point("cats", [], count=0, meta=COUNTING), image=url_image(V)),
+            record(point("mug", xy((21.4, 55.0), (100, 0)), count=2),
+                   point("Cat", xy((1, 2)), count=1), image=IMAGE_U),
+            record(point("cats", [], count=0), image=url_image(V)),
         ],
         skipped={"count is not the number of points": 1, "more than 60 points": 1,
                  "point outside the image": 1, "no label": 1},
     ),
     "pixmo-points-basic": Case(
         rows=BY_METHOD,
-        records=[record(point("a", xy((1, 2)), count=1, meta=POINTING), image=url_image(U))],
+        records=[record(point("a", xy((1, 2)), count=1), image=url_image(U))],
         skipped={"another collection_method": 1},
     ),
     "pixmo-points-high-frequency": Case(
         rows=BY_METHOD,
-        records=[record(point("b", xy((3, 4)), count=1, meta=COUNTING), image=url_image(U))],
+        records=[record(point("b", xy((3, 4)), count=1), image=url_image(U))],
         skipped={"another collection_method": 1},
     ),
     "pixmo-points-eval": Case(
@@ -148,24 +148,22 @@ CASES = {
     ),
     "cosyn-point": Case(
         rows=[
-            {"id": "c1", "image": image_cell(RED, "c1.png"), "names": ["legend", None],
+            {"image": image_cell(RED, "c1.png"), "names": ["legend", None],
              "questions": ["Where is the legend?", "Where is it?"],
              "answer_points": [{"x": [88.0], "y": [9.5]}, {"x": [400.0], "y": [1.0]}]},
-            {"image": image_cell(b"<html>404", "c3.png"), "questions": ["Where?"],
-             "answer_points": [{"x": [1], "y": [1]}]},
         ],
         records=[record(
             point("legend", xy((88.0, 9.5)), question="Where is the legend?", mode="point",
-                  style="cosyn_point"), image=file_name(RED), meta={"id": "c1"})],
-        skipped={"point outside the image": 1, "bytes that are no image": 1},
+                  style="cosyn_point"), image=sha(RED))],
+        skipped={"point outside the image": 1},
     ),
     "cosyn-400k": Case(
-        rows=[{"id": "k", "image": image_cell(BLUE),
+        rows=[{"image": image_cell(BLUE),
                **qa_pairs(["How much?", "Which?"], ["12", "2019"], ["42 - 30 = 12.", ""])}],
         records=[record(
             question("cosyn_chart_exp", "How much?", answer="12", explanation="42 - 30 = 12."),
             question("cosyn_chart", "Which?", answer="2019"),
-            image=file_name(BLUE), meta={"id": "k"})],
+            image=sha(BLUE))],
         arguments=["--type", "chart"],
     ),
     "multi-image-qa": Case(
@@ -178,11 +176,11 @@ CASES = {
         skipped={"empty question": 1, "not 2 to 5 images": 1},
     ),
     "syn-multi-image-qa": Case(
-        rows=[{"id": "m1", "images": [image_cell(RED), image_cell(JPEG)],
+        rows=[{"images": [image_cell(RED), image_cell(JPEG)],
                **qa_pairs(["Which?"], ["the second"], ["It peaks."])}],
         records=[record(
             question("cosyn_doc_exp", "Which?", answer="the second", explanation="It peaks."),
-            images=[file_name(RED), file_name(JPEG, "jpg")], meta={"id": "m1"})],
+            images=[sha(RED), sha(JPEG)])],
         arguments=["--type", "doc"],
     ),
     "multi-image-point": Case(
@@ -197,7 +195,7 @@ CASES = {
     ),
     "tulu": Case(
         rows=[
-            {"id": "t_1", "source": "x", "messages": [
+            {"source": "x", "messages": [
                 {"role": "system", "content": "Be brief."},
                 *messages("  Name a prime.\n", "11.", "Another?", "13.", "And?")]},
             {"messages": messages("Write C.", "int"), "category": "code"},
@@ -209,7 +207,7 @@ CASES = {
         ],
         records=[record(
             dialogue("text_sft", "  Name a prime.\n", "11.", "Another?", "13.",
-                     system="Be brief."), meta={"id": "t_1", "source": "x"})],
+                     system="Be brief."))],
         skipped={"code, another language, puzzles, reasoning": 2, "first message too long": 1,
                  "special tokens in the text": 2, "turns that do not alternate": 1},
     ),
@@ -224,14 +222,14 @@ CASES = {
         ],
         records=[
             record(question("vqa2", "What is it?", answers=["cat", "dog", "cat"]),
-                   question("vqa2", "Which?", answers=["this"]), image=file_name(RED)),
+                   question("vqa2", "Which?", answers=["this"]), image=sha(RED)),
         ],
         skipped={"empty answer": 1, "path that leaves the media folder": 1},
     ),
     "textvqa": Case(
         rows=[{"question": "Brand?", "image": image_cell(RED), "answers": ["dakota", "digital"]}],
         records=[record(question("text_vqa", "Brand?", answers=["dakota", "digital"]),
-                        image=file_name(RED))],
+                        image=sha(RED))],
     ),
     "docvqa": Case(
         rows=[
@@ -239,8 +237,8 @@ CASES = {
             {"question": "Who?", "image": image_cell(RED), "answers": ["Ann"]},
         ],
         records=[
-            record(question("doc_qa", "Date?", answers=["1/8/93"]), image=file_name(RED)),
-            record(question("doc_qa", "Who?", answers=["Ann"]), image=file_name(RED)),
+            record(question("doc_qa", "Date?", answers=["1/8/93"]), image=sha(RED)),
+            record(question("doc_qa", "Who?", answers=["Ann"]), image=sha(RED)),
         ],
     ),
     "chartqa": Case(
@@ -252,14 +250,14 @@ CASES = {
         ],
         records=[
             record(question("chart_qa", "How many?", answers=["14"]),
-                   image=file_name(RED), weight=pytest.approx(1.47715, abs=1e-5)),
+                   image=sha(RED), weight=pytest.approx(1.47715, abs=1e-5)),
             record(question("chart_qa", "Which year?", answers=["2019"]),
-                   image=file_name(RED), weight=pytest.approx(0.52285, abs=1e-5)),
+                   image=sha(RED), weight=pytest.approx(0.52285, abs=1e-5)),
         ],
     ),
     "ai2d": Case(
         rows=[
-            {"image": image_cell(RED), "question": "Which is the root?", "question_id": "q1",
+            {"image": image_cell(RED), "question": "Which is the root?",
              "answer_texts": ["a", "b", "None of these"], "correct_answer": 1, "abc_label": True,
              "option_is_abc": [True, True, False]},
             {"image": image_cell(RED), "question": "What eats it?",
@@ -269,9 +267,9 @@ CASES = {
         records=[
             record(question("ai2_diagram_no_letter", "Which is the root?", answer_idx=1,
                             options=["A", "B", "None of these"], letters=False),
-                   image=file_name(RED), meta={"question_id": "q1"}),
+                   image=sha(RED)),
             record(question("ai2_diagram", "What eats it?", options=["fox", "owl"], answer_idx=0),
-                   image=file_name(RED)),
+                   image=sha(RED)),
         ],
     ),
     "scienceqa": Case(
@@ -281,14 +279,14 @@ CASES = {
         ],
         records=[record(
             question("science_qa", "Look at the map.\nWhich state?", options=["Ohio", "Utah"],
-                     answer_idx=1), image=file_name(RED))],
+                     answer_idx=1), image=sha(RED))],
     ),
     "a-okvqa": Case(
-        rows=[{"image": image_cell(JPEG), "question_id": "22", "question": "In the mouth?",
+        rows=[{"image": image_cell(JPEG), "question": "In the mouth?",
                "choices": ["pick", "straw"], "correct_choice_idx": 1}],
         records=[record(
             question("a_okvqa_mc", "In the mouth?", options=["pick", "straw"], answer_idx=1),
-            image=file_name(JPEG, "jpg"), meta={"question_id": "22"})],
+            image=sha(JPEG))],
     ),
     "molmo2-mantis": Case(
         rows=[

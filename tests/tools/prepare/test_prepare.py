@@ -48,10 +48,10 @@ def test_a_row_of_another_shape_is_counted_and_costs_only_itself(tmp_path):
 
 @pytest.mark.parametrize(("arguments", "words"), [
     ("pixmo-cap rows.jsonl", "no column image_url, caption: expected image_url, caption; found a"),
-    pytest.param("pixmo-cap torn.parquet", "torn.parquet: not a parquet file",
+    pytest.param("pixmo-cap torn.parquet", "torn.parquet cannot be used",
                  marks=pytest.mark.extras("pyarrow")),
     ("tulu split", "holds the splits train, validation"),
-    ("cosyn-400k rows.jsonl", "say --type"),
+    ("cosyn-400k rows.jsonl", "cosyn-400k needs --type: chart"),
 ])
 def test_a_mistake_costs_one_sentence(arguments, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -73,7 +73,7 @@ def test_a_mistake_costs_one_sentence(arguments, words, tmp_path, monkeypatch, c
 def test_without_pyarrow_json_is_read_and_parquet_says_what_to_install(tmp_path, monkeypatch,
                                                                        capsys):
     """The rows of a .json may lie in an object."""
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     source = tmp_path / "t.json"
     source.write_text(json.dumps({"name": "t", "data": [{"messages": messages("a", "b")}]}))
     [record], _ = prepare("tulu", source, tmp_path / "out")

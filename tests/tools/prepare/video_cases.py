@@ -7,10 +7,9 @@ from tests.tools.prepare.cases import Case, caption, messages, point, question, 
 ONE = {"video_id": "abc", "video_duration": 40.0, "two_fps_timestamps": [2.0],
        "points": [xy((1, 2))], "count": 1}
 TIMED_ROWS = [
-    {"video_id": "abc", "video_source": "youtube", "video_duration": 40.0,
+    {"video_id": "abc", "video_duration": 40.0,
      "two_fps_timestamps": [9.0, 1.5], "count": 3, "label": "Bells",
-     "points": [xy((40, 22), (71, 24.5)), xy((40, 23))], "question": "How many bells?",
-     "category": "object", "annotator_unsure": False},
+     "points": [xy((40, 22), (71, 24.5)), xy((40, 23))], "question": "How many bells?"},
     {"video_id": "sora2/x", "video_duration": 90.0, "clip_start": 10.0, "clip_end": 70.0,
      "two_fps_timestamps": [], "points": [], "count": 0, "label": "cats",
      "question": "How many cats?"},
@@ -27,13 +26,13 @@ def timed_records(mode, asked):
     """The records of TIMED_ROWS; asked: with the questions of the set."""
     bells = point("Bells", [{"t": 9.0, "x": 40, "y": 22}, {"t": 9.0, "x": 71, "y": 24.5},
                             {"t": 1.5, "x": 40, "y": 23}],
-                  mode=mode, count=3, meta={"category": "object", "annotator_unsure": False})
+                  mode=mode, count=3)
     cats = point("cats", [], mode=mode, count=0)
     dogs = point("dogs", [{"t": 2.0, "x": 1, "y": 2}], mode=mode, count=1)
     if asked:
         bells["question"] = "How many bells?"
         cats["question"] = "How many cats?"
-    return [record(bells, dogs, video={"path": "abc_2fps.mp4"}, meta={"video_source": "youtube"}),
+    return [record(bells, dogs, video={"path": "abc_2fps.mp4"}),
             record(cats, video={"path": "sora2/x_2fps.mp4", "start": 10, "end": 70})]
 
 
@@ -45,12 +44,12 @@ DUCKS = {                            # time -> id, x, y, occluded
 }
 
 
-def track_row(row_id, expression, task, *mask_id, fps=12):
+def track_row(expression, task, *mask_id, fps=12):
     """Of two ducks in a pond."""
     frames = [{"time": t, "points": [{"id": i, "point": [x, y], "occluded": hidden}
                                      for i, x, y, hidden in points]}
               for t, points in DUCKS.items()]
-    return {"id": row_id, "video": "pond", "expression": expression, "width": 640, "height": 360,
+    return {"video": "pond", "expression": expression, "width": 640, "height": 360,
             "fps": fps, "sampling_fps": 2, "task": task, "mask_id": mask_id,
             "frame_trajectories": frames}
 
@@ -63,13 +62,13 @@ def track(label, size, mode, *points, **more):
             "fps": 2, "times": [0.0, 0.5, 1.0], "points": entries, **more}
 
 
-def pond(row_id, *args, **more):
-    return record(track(*args, **more), video={"path": "pond.mp4"}, meta={"id": row_id})
+def pond(*args, **more):
+    return record(track(*args, **more), video={"path": "pond.mp4"})
 
 
-def choices(words, *options, **more):
+def choices(words, *options):
     return question("video_multiple_choice", words, options=list(options), answer_idx=0,
-                    shuffle_options=True, **more)
+                    shuffle_options=True)
 
 
 CASES = {
@@ -88,10 +87,8 @@ CASES = {
             record(caption("video_short_caption", "Short."),
                    caption("video_merged_caption", "Merged."),
                    caption("video_long_caption", "Long."),
-                   video={"path": "-bc.mp4", "start": 0.0, "end": 61.5},
-                   meta={"annotation_score": 4}),
-            record(caption("video_merged_caption", "Only."), video={"path": "d.mp4"},
-                   meta={"annotation_score": 3}),
+                   video={"path": "-bc.mp4", "start": 0.0, "end": 61.5}),
+            record(caption("video_merged_caption", "Only."), video={"path": "d.mp4"}),
         ],
         skipped={"annotation_score below 3": 1, "clip that ends before it starts": 1,
                  "video known not to decode": 1},
@@ -99,11 +96,11 @@ CASES = {
     "molmo2-videocapqa": Case(
         rows=[
             {"video_id": "abc", "Question": "How long?", "Answer": "a minute",
-             "NegativeAnswers": ["an hour", "a minute", "a day"], "Category": "time"},
+             "NegativeAnswers": ["an hour", "a minute", "a day"]},
             {"video_id": "abc", "Question": "Who?", "Answer": "Ann", "NegativeAnswers": ["Bob"]},
         ],
         records=[record(
-            choices("How long?", "a minute", "an hour", "a day", meta={"category": "time"}),
+            choices("How long?", "a minute", "an hour", "a day"),
             choices("Who?", "Ann", "Bob"), video={"path": "abc.mp4"})],
     ),
     "molmo2-videosubtitleqa": Case(
@@ -152,39 +149,38 @@ CASES = {
              "clip_start_time": 10.0, "clip_end_time": 40.0},
         ],
         records=[record(
-            point("person", [{"t": 9.8, "x": 50, "y": 60}], mode="point_count", count=1,
-                  meta={"category": "Person"}),
+            point("person", [{"t": 9.8, "x": 50, "y": 60}], mode="point_count", count=1),
             video={"path": "v1_2fps.mp4", "start": 10.0, "end": 40.0})],
     ),
     "track-instruction": Case(
         rows=[
-            track_row("a", "both ducks", "track", "0", "1"),
-            track_row("b", "left duck", "single_point_track", "0"),
-            track_row("c", "right duck", "ground", "1"),
-            track_row("d", "x", "track", "0", fps=25),
-            track_row("f", "x", "track", "7"),
+            track_row("both ducks", "track", "0", "1"),
+            track_row("left duck", "single_point_track", "0"),
+            track_row("right duck", "ground", "1"),
+            track_row("x", "track", "0", fps=25),
+            track_row("x", "track", "7"),
         ],
         records=[
-            pond("a", "both ducks", [640, 360], "per_frame",
+            pond("both ducks", [640, 360], "per_frame",
                  (0.0, 0, 10, 20), (0.0, 1, 50, 20), (0.5, 0, 12, 20, True), (1.0, 0, 14, 21)),
-            pond("b", "left duck", [640, 360], "from_point",
+            pond("left duck", [640, 360], "from_point",
                  (0.5, 0, 12, 20, True), (1.0, 0, 14, 21),
                  query={"t": 0.0, "id": 0, "x": 10, "y": 20}),
-            pond("c", "right duck", [640, 360], "start_end", (0.0, 1, 50, 20)),
+            pond("right duck", [640, 360], "start_end", (0.0, 1, 50, 20)),
         ],
         skipped={"fps is no multiple of the sampling rate": 1,
                  "track without a visible point": 1},
     ),
     "molmo2-videotrack": Case(
         rows=[
-            {"id": "r", "video": "src", "clip": "src_10_14", "fps": 4, "exp": "the dog", "w": 320,
+            {"video": "src", "clip": "src_10_14", "fps": 4, "exp": "the dog", "w": 320,
              "h": 240, "mask_id": ["o1"],
              "points": [{"object_id": "o1", "points": [[1, 2], [3, 4], None, [7, 8], [9, 10]]},
                         {"object_id": "o2", "points": [[5, 5]] * 5}]},
         ],
         records=[record(
             track("the dog", [320, 240], "per_frame", (0.0, "o1", 1, 2), (1.0, "o1", 9, 10)),
-            video={"path": "src_10_14.mp4"}, meta={"id": "r"})],
+            video={"path": "src_10_14.mp4"})],
     ),
     "llava-video-178k": Case(
         is_json=True,
