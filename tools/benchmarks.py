@@ -29,11 +29,12 @@ from PIL import Image
 from records.errors import Unreadable
 from records.media import image_size, open_image
 from records.reader import Records
+from tools.command import print_table
 from tools.prepare.annotations import Skip, require, xy_points
 from tools.prepare.collect import SHAPE_ERRORS
 from tools.prepare.media import Media
 from tools.prepare.rows import check_columns, open_parquet, read_rows, source_files
-from tools.runs import make_table
+from tools.runs import compare
 from training.config import UserError
 
 MODELS = ("Molmo2-4B", "Molmo2-8B", "Molmo2-O-7B")
@@ -262,13 +263,13 @@ def summary(loaded, metrics, predictions):
             "published": published, "source": benchmark.source}
 
 
-def table(found):
-    """What summary() returns -> lines of text, one for each score: ours and published."""
+def print_scores(found):
+    """Prints what summary() returns: a row for each score, ours and the published ones."""
     scores = BENCHMARKS[found["benchmark"]].scores
-    ours = {name: 100 * found[name] if name in found else "-" for name in scores}
+    ours = {name: 100 * found[name] if name in found else None for name in scores}
     columns = {"ours": ours}
     for model in MODELS:
-        columns[model] = {scores[0]: found["published"].get(model, "-")}
-    return [*make_table(columns, "percent", digits=1),
-            f"{found['questions']} of {found['rows']} rows were asked; "
-            f"published scores: {found['source']}"]
+        columns[model] = {scores[0]: found["published"].get(model)}
+    print_table("percent", compare(columns))
+    print(f"{found['questions']} of {found['rows']} rows were asked; "
+          f"published scores: {found['source']}")

@@ -1,4 +1,4 @@
-"""The command line of a tool: its parser, and its exit status after an error."""
+"""What every command has: its parser, its tables, and its exit status after an error."""
 
 import argparse
 import errno
@@ -32,6 +32,27 @@ def at_least(least):
 
 
 positive = at_least(1)
+
+
+def show(value):
+    """A cell of a table: floats with four digits, a spread as its median and range."""
+    if isinstance(value, dict):
+        return "{median:.3g} ({min:.3g}-{max:.3g})".format(**value)
+    if isinstance(value, tuple):
+        return "-".join(map(show, value))
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "-" if value is None else str(value)
+
+
+def print_table(title, rows):
+    """Prints {label: {column: value}}, with the same columns in all rows."""
+    lines = [[title, *map(str, next(iter(rows.values())))]]
+    lines += [[label, *map(show, row.values())] for label, row in rows.items()]
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    for label, *cells in lines:
+        aligned = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
+        print("  ".join([label.ljust(widths[0]), *aligned]), flush=True)
 
 
 def report_errors(main):

@@ -29,8 +29,8 @@ from evaluation.masks import open_masks
 from records.media import MAX_FRAMES
 from records.reader import Records
 from tools import benchmarks
-from tools.command import make_parser, positive, report_errors
-from tools.runs import make_table
+from tools.command import make_parser, positive, print_table, report_errors
+from tools.runs import compare
 from training.config import UserError
 from training.sources import unique_names
 from weights.files import explained, open_model_folder
@@ -127,13 +127,13 @@ def report(args, results, benchmark):
             columns = {}
             for n, metrics in of_file.by_frames.items():
                 columns[n] = {name: metrics[name] for name in SCORES if name in metrics}
-                columns[n]["nll"] = metrics["nll"].get("all", "-")
-            print(*make_table(columns, "frames", digits=4), sep="\n")
+                columns[n]["nll"] = metrics["nll"].get("all")
+            print_table("frames", compare(columns))
     first, *others = results
     last_line = first.metrics | {of_file.name: of_file.metrics for of_file in others}
     if benchmark:
         last_line = benchmarks.summary(benchmark, first.metrics, first.predictions)
-        print(*benchmarks.table(last_line), sep="\n")
+        benchmarks.print_scores(last_line)
     print(json.dumps(last_line))
 
 

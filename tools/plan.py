@@ -13,7 +13,7 @@ import json
 import os
 import signal
 from functools import partial
-from itertools import count
+from itertools import chain, count
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 from records.mixture import Mixture
 from tools.command import make_parser, positive, report_errors
+from tools.stats import describe_packs
 from training.config import parse
 from training.planner import PlanFile, StepPlanner, measure, name_kind, source_at
 from training.setup import open_tokenizer
@@ -53,7 +54,7 @@ def measure_in_order(mixture, tokenizer, config):
 
 
 def make_plan(mixture, tokenizer, config, n_packs):
-    """-> {column: array} of a PlanFile, and the StepPlanner."""
+    """-> {column: array} of a PlanFile, and {name: number} about it."""
     skipped = []  # (pack before which a record was skipped, "source: kind")
     results = measure_in_order(mixture, tokenizer, config)
 
@@ -65,19 +66,18 @@ def make_plan(mixture, tokenizer, config, n_packs):
         return found
 
     steps = StepPlanner(mixture, tokenizer, config, measure_and_note)
-    items = []
-    ends = []
+    packs = []
     for _ in tqdm(range(n_packs), unit="pack", desc="plan", mininterval=1):
         next(steps.planner)
-        items += steps.planner.last
-        ends.append(len(items))
+        packs.append(steps.planner.last)
     results.close()
+    items = list(chain(*packs))
     ids = [steps.ids[item.index] for item in items]
     columns = dict(zip(PlanFile.COLUMNS, np.array(items, np.int64).T, strict=True))
-    columns |= {"ends": np.array(ends), "ids": as_bytes("\0".join(ids)),
+    columns |= {"ends": np.cumsum([len(pack) for pack in packs]), "ids": as_bytes("\0".join(ids)),
                 "skipped_in": np.array([n for n, _ in skipped], np.int64),
                 "skipped_why": np.array([why for _, why in skipped], str)}
-    return columns, steps
+    return columns, {**describe_packs(packs, config), "dropped": dict(steps.skipped.counts)}
 
 
 def as_bytes(text):
@@ -85,24 +85,18 @@ def as_bytes(text):
 
 
 def plan(args, run, config):
-    """Writes the plan -> its size, how full the packs are, and what was dropped."""
+    """Writes the plan -> how full the packs are, and what was dropped."""
     sources, rates, _ = open_sources(run, config)
     tokenizer, config = open_tokenizer(run, config)
     made_for = fingerprint(sources, rates, tokenizer, config)
     mixture = Mixture(sources, rates, config.seed)
     n_packs = args.packs or config.steps * config.batch
-    columns, steps = make_plan(mixture, tokenizer, config, n_packs)
+    columns, found = make_plan(mixture, tokenizer, config, n_packs)
     part = Path(f"{args.out}.part")
     with open(part, "wb") as file:
         np.savez_compressed(file, made_for=as_bytes(json.dumps(made_for)), **columns)
     os.replace(part, args.out)
-    pack_of = np.repeat(np.arange(n_packs), np.diff([0, *columns["ends"]]))
-    return {
-        "out": args.out, "packs": n_packs, "examples": len(pack_of),
-        "fill_tokens": round(columns["tokens"].sum() / n_packs / config.data.max_tokens, 4),
-        "fill_crops": round(columns["crops"].sum() / n_packs / config.pack_crops, 4),
-        "longest_wait": int((pack_of - columns["arrived"]).max()),
-        "dropped": dict(steps.skipped.counts)}
+    return {"out": args.out, **found}
 
 
 @report_errors

@@ -6,7 +6,7 @@
 import json
 from pathlib import Path
 
-from tools.command import make_parser, report_errors
+from tools.command import make_parser, print_table, report_errors
 from training.log import read_log
 
 
@@ -31,20 +31,11 @@ def final_scores(run):
     return flatten({**last["eval"], "seconds": last["seconds"]})
 
 
-def make_table(columns, title="", digits=3):
-    """{name of a column: {metric: number}} -> lines of text, a row for each metric; "-"
-    where a column lacks it."""
+def compare(columns):
+    """{name of a column: {metric: number}} -> {metric: {name of a column: number, or None}}"""
     metrics = dict.fromkeys(metric for scores in columns.values() for metric in scores)
-    width = max(13, *map(len, columns)) + 1
-    lines = [f"{title:24}" + "".join(f"{name:>{width}}" for name in columns)]
-    for metric in metrics:
-        line = f"{metric:24}"
-        for scores in columns.values():
-            cell = scores.get(metric, "-")
-            text = f"{cell:.{digits}f}" if isinstance(cell, float) else str(cell)
-            line += f"{text:>{width}}"
-        lines.append(line)
-    return lines
+    return {metric: {name: scores.get(metric) for name, scores in columns.items()}
+            for metric in metrics}
 
 
 @report_errors
@@ -55,7 +46,7 @@ def main(argv=None):
     for run, found in scores.items():
         if found is None:
             parser.error(f"{run} has no log of a finished run")
-    print(*make_table(scores), sep="\n")
+    print_table("", compare(scores))
     print(json.dumps(scores))
 
 

@@ -52,24 +52,24 @@ def stats(readers, tokenizer, config):
         "branches": branches, "branches_dropped": dropped,
         "tokens": sum(t for t, _ in sizes), "crops": sum(c for _, c in sizes),
         "longest": longest, "longest_id": longest_id}
-    return found | pack(sizes, branches, config)
+    planner = packing.Planner(
+        sizes, config.data.max_tokens, config.pack_crops, config.pool_size)
+    packs = [planner.last for _ in planner]
+    return found | describe_packs(packs, config) if packs else found
 
 
-def pack(sizes, branches, config):
-    """What the packer makes of [(tokens, crops), ..] -> {name: number}; {} of none."""
-    max_tokens = config.data.max_tokens
-    planner = packing.Planner(sizes, max_tokens, config.pack_crops, config.pool_size)
-    waits = [0]
-    for _ in planner:
-        waits += [planner.n_packs - 1 - e.arrived for e in planner.last]
-    packs = planner.n_packs
-    if not packs:
-        return {}
-    fill_tokens, fill_crops = (sum(part) / packs for part in zip(*sizes, strict=True))
-    return {"packs": packs, "fill_tokens": round(fill_tokens / max_tokens, 4),
-            "fill_crops": round(fill_crops / config.pack_crops, 4),
-            "examples_per_pack": round(len(sizes) / packs, 2),
-            "branches_per_pack": round(branches / packs, 2), "longest_wait": max(waits)}
+def describe_packs(packs, config):
+    """What a packing.Planner made, lists of packing.Item -> {name: number}: how full the packs
+    are, and how many packs the longest wait of an example lasted."""
+    items = [item for pack in packs for item in pack]
+    n = len(packs)
+    waits = [k - item.arrived for k, pack in enumerate(packs) for item in pack]
+    tokens = sum(item.tokens for item in items) / n
+    crops = sum(item.crops for item in items) / n
+    return {
+        "packs": n, "examples": len(items), "examples_per_pack": round(len(items) / n, 2),
+        "fill_tokens": round(tokens / config.data.max_tokens, 4),
+        "fill_crops": round(crops / config.pack_crops, 4), "longest_wait": max(waits)}
 
 
 @report_errors

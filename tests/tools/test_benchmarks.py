@@ -137,7 +137,7 @@ def write_point_bench(files, entries):
     (files.folder / "data.json").write_text(json.dumps(data))
 
 
-def test_point_bench_wants_a_point_and_all_points_in_the_mask(files):
+def test_point_bench_wants_a_point_and_all_points_in_the_mask(files, capsys):
     left = mask(0, 0, 10, 10)
     write_point_bench(files, [("spatial", left), ("spatial", left), ("spatial", left),
                               ("counting", left), ("steerable", mask(0, 0, 5, 5, (5, 5)))])
@@ -154,9 +154,10 @@ def test_point_bench_wants_a_point_and_all_points_in_the_mask(files):
     assert found["average"] == round((1 / 3 + 1 + 0) / 3, 4)
     assert prompts["point-bench-1"] == "pointing: Point to object 0."
     assert found["published"] == {"Molmo2-4B": 67.7, "Molmo2-8B": 68.7, "Molmo2-O-7B": 66.5}
-    lines = benchmarks.table(found)
-    assert lines[1].split() == ["average", "44.4", "67.7", "68.7", "66.5"]
-    assert lines[3].split() == ["counting", "100.0", "-", "-", "-"]
+    benchmarks.print_scores(found)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split() == ["average", "44.44", "67.7", "68.7", "66.5"]
+    assert lines[3].split() == ["counting", "100", "-", "-", "-"]
     assert lines[-1].startswith("5 of 5 rows were asked; published scores: allenai/molmo2, issue")
 
 
@@ -171,7 +172,7 @@ def test_the_command_prints_a_table_and_one_line_of_json(files, tmp_path, capsys
     run("countbench", files, tmp_path / "out", save_run(tmp_path / "run"))
     *table, last = capsys.readouterr().out.splitlines()
     assert table[0].split() == ["percent", "ours", *benchmarks.MODELS]
-    assert table[1].split() == ["count_accuracy", "0.0", "-", "-", "-"]
+    assert table[1].split() == ["count_accuracy", "0", "-", "-", "-"]
     assert table[-1] == "2 of 2 rows were asked; published scores: not found"
     found = json.loads(last)
     assert (found["benchmark"], found["questions"], found["published"]) == ("countbench", 2, {})

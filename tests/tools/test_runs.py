@@ -27,11 +27,11 @@ def test_scores_stand_side_by_side(tmp_path, capsys, monkeypatch):
     *table, last = capsys.readouterr().out.splitlines()
     assert [line.split() for line in table] == [
         ["a/stage1", "b/stage1"],
-        ["point_f1", "0.900", "0.800"],
+        ["point_f1", "0.9", "0.8"],
         ["n_point", "12", "-"],
-        ["nll.all", "1.490", "-"],
-        ["seconds", "61.000", "61.000"],
-        ["long.track_f1", "-", "0.700"],
+        ["nll.all", "1.49", "-"],
+        ["seconds", "61", "61"],
+        ["long.track_f1", "-", "0.7"],
     ]
     expected = {"point_f1": 0.8, "long.track_f1": 0.7, "seconds": 61.0}
     assert json.loads(last)["b/stage1"] == expected

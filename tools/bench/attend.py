@@ -24,9 +24,9 @@ import torch
 
 import attention
 import packing
-from tools.bench.measure import check_device, clock, print_table, run_rounds, spread
+from tools.bench.measure import check_device, clock, run_rounds, spread
 from tools.bench.stream import recipe, stream
-from tools.command import positive
+from tools.command import positive, print_table
 from training.config import UserError
 
 VISUAL_PERIOD = 88  # tokens of a frame, its markers and the text of its time

@@ -21,7 +21,7 @@ from torch import nn
 
 import attention
 from model import ModelConfig
-from tools.bench.measure import print_table
+from tools.command import print_table
 from training.config import UserError
 from training.log import read_log, read_steps
 from weights import files

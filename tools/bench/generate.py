@@ -18,10 +18,10 @@ import numpy as np
 import torch
 
 from evaluation.generate import generate
-from tools.bench.measure import check_device, print_table, run_rounds, spread
+from tools.bench.measure import check_device, run_rounds, spread
 from tools.bench.peers import PRESETS, model_pair, reference_inputs
 from tools.bench.step_cases import Plain, plain_example
-from tools.command import at_least, positive
+from tools.command import at_least, positive, print_table
 
 PROMPTS = {
     "text": Plain(299),

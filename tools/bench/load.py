@@ -24,8 +24,8 @@ import vision
 from records import media
 from records.video import probe
 from records.visual import frame_crops
-from tools.bench.measure import print_table, run_rounds, spread
-from tools.command import positive
+from tools.bench.measure import run_rounds, spread
+from tools.command import positive, print_table
 
 FFMPEG = "ffmpeg, decoding alone"
 

@@ -1,4 +1,4 @@
-"""What every benchmark uses: clocks, rounds, ratios and tables."""
+"""What every benchmark uses: clocks, rounds and ratios."""
 
 import statistics
 import time
@@ -34,24 +34,3 @@ def run_rounds(runs, rounds):
         keys = list(runs)[::-1] if k % 2 else list(runs)
         results.append({key: runs[key]() for key in keys})
     return results
-
-
-def show(value):
-    """A cell of a table: floats with four digits, a spread as its median and range."""
-    if isinstance(value, dict):
-        return "{median:.3g} ({min:.3g}-{max:.3g})".format(**value)
-    if isinstance(value, tuple):
-        return "-".join(map(show, value))
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return "-" if value is None else str(value)
-
-
-def print_table(title, rows):
-    """Prints {label: {column: value}}, with the same columns in all rows."""
-    lines = [[title, *next(iter(rows.values()))]]
-    lines += [[label, *map(show, row.values())] for label, row in rows.items()]
-    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
-    for label, *cells in lines:
-        aligned = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
-        print("  ".join([label.ljust(widths[0]), *aligned]), flush=True)

@@ -19,9 +19,8 @@ from statistics import fmean
 import numpy as np
 
 import packing
-from tools.bench.measure import print_table
 from tools.bench.stream import recipe, stream
-from tools.command import positive
+from tools.command import positive, print_table
 
 
 def lower_bound(sizes, limits):

@@ -28,9 +28,9 @@ import torch
 import packing
 from tools.bench import peers, stream
 from tools.bench.flops import batch_work, flops
-from tools.bench.measure import check_device, clock, print_table, run_rounds, show, spread
+from tools.bench.measure import check_device, clock, run_rounds, spread
 from tools.bench.step_cases import CASES, make_case, n_crops
-from tools.command import positive
+from tools.command import positive, print_table, show
 
 SIDES = ("ours", "reference")
 STREAM_ROW = stream.Recipe(max_tokens=4096, max_crops=32, max_frames=8)

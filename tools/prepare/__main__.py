@@ -13,7 +13,7 @@ out   OUT/records.jsonl   a record per visual input, its annotations the branche
                           "skipped": {reason: n}}
 
 What cannot become a record is skipped and counted by its reason; a record whose media
-file is absent is written all the same. A command that was killed begins anew.
+file is absent is written all the same, and left out in training. A command that was killed begins anew.
 """
 
 import json
@@ -78,10 +78,6 @@ def main(argv=None):
     counts = write(make_records(inputs, args.name, published.max_points), out, media)
     if args.media:
         warn(f"paths in the records start at {media.root}: train with --media {media.root}")
-    if counts["missing_media"]:
-        n_missing = counts["missing_media"]
-        warn(f"{n_missing} media files are not in {media.root}; the trainer leaves their "
-             "records out")
     counts["skipped"] = dict(sorted(skipped.items()))
     print(json.dumps(counts, ensure_ascii=False))
 

@@ -9,12 +9,12 @@ out.
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 from tools.command import make_parser, report_errors
-from tools.walk import swap
 from weights.files import explained
 
 ROOT = Path(__file__).parents[2]
@@ -75,8 +75,8 @@ def main(argv=None):
                         help="a file with your functions: docs/walk/mine.py, or a copy of it")
     path = parser.parse_args(argv).check
     with explained(f"--check {path}"):
-        module = swap.load(path)
-    mine = {name: getattr(module, name) for name in TESTS if hasattr(module, name)}
+        found = runpy.run_path(path)
+    mine = {name: found[name] for name in TESTS if name in found}
     if not mine:
         parser.error(f"--check {path}: it has none of the functions {', '.join(TESTS)}")
     results = [check(name, function, path) for name, function in mine.items()]

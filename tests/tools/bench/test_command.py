@@ -7,6 +7,7 @@ from datetime import date
 import pytest
 
 from tools.bench import measure, pack
+from tools.command import print_table
 from training import log
 
 
@@ -31,7 +32,7 @@ def test_implementations_alternate_in_every_round():
 
 def test_a_table_shows_four_digits_and_the_range_of_ratios(capsys):
     ratio = measure.spread([3.0, 1.0, 2.0])
-    measure.print_table("unit", {"ours": {"s": 0.123456, "x": ratio}, "b": {"s": 12345, "x": None}})
+    print_table("unit", {"ours": {"s": 0.123456, "x": ratio}, "b": {"s": 12345, "x": None}})
     assert capsys.readouterr().out.splitlines() == [
         "unit       s        x",
         "ours  0.1235  2 (1-3)",
