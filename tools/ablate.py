@@ -3,7 +3,6 @@ ablations, Table 11).
 
     python -m tools.ablate                  # all of them: hours; continues where it stopped
     python -m tools.ablate --only trees,packing --steps 400 --seeds 2 --out runs/ablate
-    python -m tools.ablate run trees --stage 1 --tiny --workers 0 ..    # train.py without trees
 
 Every run is train.py in a process of its own. The runs of a family have the same number
 of steps, with rows of the same size, and start from the same weights; so the examples
@@ -14,15 +13,16 @@ the run. Decoding processes would not know of the replacement: such runs need --
 0.
 """
 
+import io
 import json
 import math
 import shutil
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,9 +34,9 @@ import vision
 from records import mixture
 from records.errors import warn
 from tools.command import make_parser, report_errors
-from tools.runs import final_scores
 from toy import world
 from training.config import RunError, parse
+from training.log import read_log
 
 # Runs of a family are compared: they have the same stage and start from the same
 # weights, those of the run with all choices of the family before.
@@ -175,10 +175,30 @@ def perform(run):
     # an interrupted run leaves such a folder
     shutil.rmtree(run.out, ignore_errors=True)
     warn(run.out.name)
-    command = [sys.executable, "-m", "tools.ablate", "run", run.name, *run.flags]
-    done = subprocess.run([*command, "--out", str(run.out)], stdout=subprocess.DEVNULL)
-    if done.returncode:
-        raise RunError(f"{run.out.name} ended with status {done.returncode}")
+    arguments = run.name, [*run.flags, "--out", str(run.out)]
+    process = get_context("spawn").Process(target=train_without, args=arguments)
+    process.start()
+    process.join()
+    if process.exitcode:
+        raise RunError(f"{run.out.name} ended with status {process.exitcode}")
+
+
+def train_without(name, flags):
+    """Runs train.py without a choice, in a process of its own."""
+    if name in CHOICES and CHOICES[name].remove:
+        CHOICES[name].remove()
+    with redirect_stdout(io.StringIO()):
+        train.main(flags)
+
+
+def final_scores(run):
+    """{metric: number} of a finished run, from its log; None if it is unfinished."""
+    log = read_log(run / "log.jsonl")
+    last = log[-1] if log else {}
+    if "eval" not in last or "seconds" not in last:
+        return None
+    scores = last["eval"]
+    return scores | {f"long.{name}": n for name, n in scores.get("long", {}).items()}
 
 
 # Student's t: what a mean of 2, 3, .. pairs must exceed, in standard errors, to differ
@@ -248,22 +268,11 @@ def parse_command(argv):
 
 
 @report_errors
-def run_all(argv):
+def main(argv=None):
     args = parse_command(argv)
     for run in plan_runs(args):
         perform(run)
     print_report(args)
-
-
-def main(argv=None):
-    argv = sys.argv[1:] if argv is None else argv
-    if argv[:1] != ["run"]:
-        run_all(argv)
-        return
-    name, *flags = argv[1:]
-    if name in CHOICES and CHOICES[name].remove:
-        CHOICES[name].remove()
-    train.main(flags)
 
 
 if __name__ == "__main__":

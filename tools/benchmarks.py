@@ -1,12 +1,6 @@
 """Published benchmarks: their files as published to records, and a table of the scores
 beside the published ones (docs/training.md, "Published benchmarks").
 
-    name          set on the Hub              what is read
-    pixmo-count   allenai/pixmo-count         parquet of the split test; images by URL
-    pixmo-points  allenai/pixmo-points-eval   the same, with a mask for each point
-    countbench    vikhyatk/CountBenchQA       parquet of the split test, images inside
-    point-bench   PointArena/pointarena-data  data.json, selected_images/, selected_masks/
-
 A row becomes a record with one question:
 
     row       {"image_url": u, "label": "Sheep", "count": 3}
@@ -26,15 +20,13 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from records.errors import Unreadable
 from records.media import image_size, open_image
 from records.reader import Records
-from tools.command import print_table
-from tools.prepare.annotations import Skip, require, xy_points
-from tools.prepare.collect import SHAPE_ERRORS
+from tools.command import print_columns
+from tools.prepare.annotations import require, xy_points
+from tools.prepare.collect import count_skips
 from tools.prepare.media import Media
 from tools.prepare.rows import check_columns, open_parquet, read_rows, source_files
-from tools.runs import compare
 from training.config import UserError
 
 MODELS = ("Molmo2-4B", "Molmo2-8B", "Molmo2-O-7B")
@@ -140,16 +132,10 @@ def load(name, source, media_folder, work):
     media = Media(media_folder if by_url else source if name == "point-bench" else work)
     loaded = Loaded(name)
     lines = []
-    for path, row in read_files(name, source):
+    for row in read_files(name, source):
         loaded.n_rows += 1
-        try:
+        with count_skips(loaded.left_out, "row"):
             lines.append(json.dumps(to_record(row, loaded, media)) + "\n")
-        except Skip as e:
-            loaded.left_out[str(e)] += 1
-        except Unreadable:
-            loaded.left_out["damaged image"] += 1
-        except SHAPE_ERRORS as e:
-            raise UserError(f"{path}: row {loaded.n_rows} is not as published: {e!r}") from None
     if not lines:
         raise UserError(f"{source}: none of its {loaded.n_rows} rows could be used: "
                         f"{dict(loaded.left_out)}")
@@ -160,14 +146,14 @@ def load(name, source, media_folder, work):
 
 
 def read_files(name, source):
-    """Yields (path, row). The rows of pixmo-points hold their masks as an arrow cell, a
+    """Yields the rows. Those of pixmo-points hold their masks as an arrow cell, a
     bit for each pixel, for which Python lists would take 8 bytes."""
     columns = BENCHMARKS[name].columns
     if name == "point-bench":
         path = Path(source) / "data.json"
         for row in read_rows(path, columns):
             if "mask_filename" in row:  # as in the official code
-                yield path, row
+                yield row
         return
     for path in source_files([source], "test"):
         cells = repeat(None)
@@ -176,7 +162,7 @@ def read_files(name, source):
                 check_columns(path, ["masks"], file.schema_arrow.names)
                 cells = file.read(columns=["masks"])["masks"]
         for row, masks in zip(read_rows(path, columns), cells, strict=False):
-            yield path, row | {"masks": masks}
+            yield row | {"masks": masks}
 
 
 def to_masks(cell):
@@ -196,10 +182,8 @@ def to_record(row, loaded, media):
         require(row.get(column) is not None, f"no {column}")
     image, annotation = benchmark.layout(row, media)
     record_id = f"{loaded.name}-{loaded.n_rows}"
-    file = media.root / image["path"]
-    require(file.is_file(), "missing image")
-    # Masks are checked here, before the hours of answers.
-    width, height = image_size(file)
+    # Image and masks are checked here, before the hours of answers.
+    width, height = image_size(media.root / image["path"])
     if loaded.name == "pixmo-points":
         require(row["masks"].is_valid, "no masks")
         n_points = len(annotation["points"])
@@ -270,6 +254,6 @@ def print_scores(found):
     columns = {"ours": ours}
     for model in MODELS:
         columns[model] = {scores[0]: found["published"].get(model)}
-    print_table("percent", compare(columns))
+    print_columns("percent", columns)
     print(f"{found['questions']} of {found['rows']} rows were asked; "
           f"published scores: {found['source']}")

@@ -20,18 +20,19 @@ def make_parser(name, text, **options):
                   formatter_class=argparse.RawDescriptionHelpFormatter, **options)
 
 
-def at_least(least):
-    """The type of a flag: an int of at least `least`."""
+def whole_number(least, most=sys.maxsize):
+    """-> the type of a flag: an int from `least` to `most`."""
 
     def number(text):
-        if int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text} must be at least {least}")
+        if not least <= int(text) <= most:
+            limit = f"at least {least}" if int(text) < least else f"at most {most}"
+            raise argparse.ArgumentTypeError(f"{text} must be {limit}")
         return int(text)
 
     return number
 
 
-positive = at_least(1)
+positive = whole_number(1)
 
 
 def show(value):
@@ -53,6 +54,14 @@ def print_table(title, rows):
     for label, *cells in lines:
         aligned = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
         print("  ".join([label.ljust(widths[0]), *aligned]), flush=True)
+
+
+def print_columns(title, columns):
+    """Prints {column: {label: value}} as print_table does, "-" where a column has no value."""
+    labels = dict.fromkeys(label for column in columns.values() for label in column)
+    print_table(title, {
+        label: {name: column.get(label) for name, column in columns.items()}
+        for label in labels})
 
 
 def report_errors(main):

@@ -29,8 +29,7 @@ from evaluation.masks import open_masks
 from records.media import MAX_FRAMES
 from records.reader import Records
 from tools import benchmarks
-from tools.command import make_parser, positive, print_table, report_errors
-from tools.runs import compare
+from tools.command import make_parser, positive, print_columns, report_errors, whole_number
 from training.config import UserError
 from training.sources import unique_names
 from weights.files import explained, open_model_folder
@@ -48,7 +47,7 @@ def parse(argv):
     add("--masks", nargs="+", metavar="NPZ", help=(
         'arrays "record id/annotation number" (evaluation/masks.py): one file for each of --data, '
         "in their order; files beyond the last are scored without masks"))
-    add("--frames", type=positive, nargs="+", metavar="N", help=(
+    add("--frames", type=whole_number(1, MAX_FRAMES), nargs="+", metavar="N", help=(
         "frames of a video at most (default 384, or more if trained with more); several "
         "numbers give a table of scores, and the metrics of the last one in full"))
     add("--draw", metavar="DIR", help="draw predicted and true points")
@@ -59,8 +58,6 @@ def parse(argv):
     add("--dtype", choices=("float32", "bfloat16"), default="float32",
         help="of the weights (default float32)")
     args = parser.parse_args(argv)
-    if max(args.frames or [1]) > MAX_FRAMES:
-        parser.error(f"--frames: at most {MAX_FRAMES} are possible")
     if args.benchmark and (len(args.data) > 1 or args.frames or args.masks):
         parser.error("--benchmark takes one folder, and neither --frames nor --masks")
     if len(args.masks or []) > len(args.data):
@@ -128,7 +125,7 @@ def report(args, results, benchmark):
             for n, metrics in of_file.by_frames.items():
                 columns[n] = {name: metrics[name] for name in SCORES if name in metrics}
                 columns[n]["nll"] = metrics["nll"].get("all")
-            print_table("frames", compare(columns))
+            print_columns("frames", columns)
     first, *others = results
     last_line = first.metrics | {of_file.name: of_file.metrics for of_file in others}
     if benchmark:

@@ -28,7 +28,7 @@ from records.visual import VideoClip, clip_times, tracking_times
 from text.points import parse_points
 from text.styles import TASK_OF_STYLE, TRACK_TASKS
 from text.visual_tokens import shift_subtitles
-from tools.command import make_parser, positive, report_errors
+from tools.command import make_parser, positive, report_errors, whole_number
 from training.config import UserError
 from weights.files import explained, open_model_folder
 
@@ -40,7 +40,8 @@ def parse(argv):
     add = parser.add_argument
     add("--model", required=True, help="run directory, or a released folder")
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("--image", help="an image; without image and video: text alone")
+    source.add_argument("--image", nargs=1, metavar="F", dest="images",
+                        help="an image; without image and video: text alone")
     source.add_argument("--images", nargs="+", metavar="F", help="several, at most 20")
     source.add_argument("--video", help="a video file")
     talk = parser.add_mutually_exclusive_group(required=True)
@@ -49,7 +50,7 @@ def parse(argv):
         '"count: any shape"'))
     talk.add_argument("--chat", action="store_true", help=(
         "a conversation: a question per line, an empty line ends it"))
-    add("--frames", type=positive, metavar="N", help=(
+    add("--frames", type=whole_number(1, MAX_FRAMES), metavar="N", help=(
         "frames of the video at most (default 384), at most two per second"))
     add("--track", action="store_true", help=(
         "take the frames of a tracking question, on a grid without the last instant; the "
@@ -72,11 +73,11 @@ def parse(argv):
     for flag in ("frames", "track", "subtitles", "start", "end"):
         if getattr(args, flag) != parser.get_default(flag) and not args.video:
             parser.error(f"--{flag} needs --video")
-    if (args.frames or 1) > MAX_FRAMES or not args.temperature >= 0:
-        parser.error(f"--frames ends at {MAX_FRAMES}, --temperature starts at 0")
+    if not args.temperature >= 0:
+        parser.error("--temperature starts at 0")
     if args.chat and (args.draw or args.json):
         parser.error("--draw and --json go with --prompt")
-    if args.draw and not (args.image or args.images or args.video):
+    if args.draw and not (args.images or args.video):
         parser.error("--draw needs --image, --images or --video")
     return args
 
@@ -116,23 +117,18 @@ def open_video(args, config):
     return VideoClip(times, small, shift_subtitles(subtitles, args.start)), video
 
 
-class StreamPrinter:
-    """Prints an answer as it grows. A character waits until all of its bytes are
-    there."""
+def make_printer(tokenizer):
+    """-> a function of the ids of an answer so far, which prints what is new. A character
+    waits until all of its bytes are there."""
+    printed = ""
 
-    def __init__(self, tokenizer):
-        self.tokenizer = tokenizer
-        self.printed = ""
+    def print_more(ids):
+        nonlocal printed
+        text = tokenizer.decode(ids).rstrip("\ufffd")
+        print(text[len(printed) :], end="", flush=True)
+        printed = text
 
-    def __call__(self, ids):
-        text = self.tokenizer.decode(ids).rstrip("\ufffd")
-        if text.startswith(self.printed):
-            print(text[len(self.printed) :], end="", flush=True)
-            self.printed = text
-
-    def finish(self, answer):
-        print(answer[len(self.printed) :], flush=True)
-        self.printed = ""
+    return print_more
 
 
 def ask(loaded, shown, turns, args, printer=None, cache=None):
@@ -151,14 +147,13 @@ def chat(loaded, shown, args):
     earlier turns."""
     model, tokenizer, _ = loaded
     cache = KVCache(model, 1, 0)
-    printer = StreamPrinter(tokenizer)
     turns = []
     print("> ", end="", flush=True, file=sys.stderr)
     while question := sys.stdin.readline().strip():
+        printer = make_printer(tokenizer)
         ids = ask(loaded, shown, [*turns, (question, None)], args, printer, cache)
-        answer = tokenizer.decode(ids)
-        printer.finish(answer)
-        turns.append((question, answer))
+        print(flush=True)
+        turns.append((question, tokenizer.decode(ids)))
         print("> ", end="", flush=True, file=sys.stderr)
 
 
@@ -182,7 +177,7 @@ def main(argv=None):
     model, tokenizer, config = open_model_folder(args.model, args.device, dtype)
     config = evaluation_config(config, args.max_crops, args.frames)
     loaded = model, tokenizer, config
-    files = [args.image] if args.image else args.images or []
+    files = args.images or []
     if len(files) > config.max_images:
         raise UserError(f"--images: at most {config.max_images}, not {len(files)}")
     images = [media.read_image(file) for file in files]
@@ -190,11 +185,11 @@ def main(argv=None):
     if args.chat:
         chat(loaded, (images, clip), args)
         return
-    printer = None if args.json else StreamPrinter(tokenizer)
+    printer = None if args.json else make_printer(tokenizer)
     ids = ask(loaded, (images, clip), [(args.prompt, None)], args, printer)
     answer = tokenizer.decode(ids)
     if printer:
-        printer.finish(answer)
+        print(flush=True)
     sizes = [image.shape[1::-1] for image in images]
     if video:
         sizes = [(video.width, video.height)]

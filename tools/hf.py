@@ -8,7 +8,7 @@ import    a released folder -> a folder of this project (all commands read both)
 base      Qwen3, OLMo-3 or SmolLM2, and SigLIP or SigLIP 2 -> what stage 1 starts from
 export    a run directory or a folder of this project -> a released folder
 
-The last line on stdout is a JSON object: the folder, tensors, parameters by group.
+The last line on stdout is a JSON object: the folder, and how many tensors and parameters.
 """
 
 import json
@@ -62,10 +62,8 @@ def main(argv=None):
         files.save(model, args.out)
         tokenizer.save(args.out)
         files.save_data_config(data_config, args.out)
-    groups = {name: sum(p.numel() for p in parameters)
-              for name, parameters in model.parameter_groups().items()}
-    print(json.dumps({"out": args.out, "tensors": len(model.state_dict()),
-                      "params": sum(groups.values()), **groups}))
+    params = sum(p.numel() for p in model.parameters())
+    print(json.dumps({"out": args.out, "tensors": len(model.state_dict()), "params": params}))
 
 
 if __name__ == "__main__":

@@ -47,7 +47,6 @@ MAX_BLOCKS = 256  # along one side of the mask
 MAX_PIXELS = 6_000_000  # of all crops; a page of 384 crops has about 12 MB
 # of tokens, and of the pairs that they attend to: padding, read, visual, with loss
 COLOURS = np.array([(200, 196, 186), (128, 116, 96), (60, 124, 168), (200, 30, 90)])
-N_COLOURS = 6  # of points; the template has as many
 
 
 class Row(NamedTuple):
@@ -228,13 +227,9 @@ def write_crops(row, number):
         if info.times is not None:
             name = f"frame at {info.times[image]:.1f} s"
         marks = ""
-        for a, label, points in find_points(record, info, image) if is_whole else ():
-            colour = f"c{a % N_COLOURS}"
-            name += f'<br><b class="{colour}">{html.escape(label)}</b> {len(points)}'
-            # radii differ, so that two marks on a place show
-            for x, y in points:
-                marks += (f'<circle class="{colour}" cx="{100 * x:.2f}" cy="{100 * y:.2f}" '
-                          f'r="{2 + a % 4}"/>')
+        for label, (x, y) in find_points(record, info, image) if is_whole else ():
+            marks += (f'<circle cx="{100 * x:.2f}" cy="{100 * y:.2f}" r="2">'
+                      f"<title>{html.escape(label)}</title></circle>")
         picture = join_patches(example.images[k], row.config.data.vision)
         picture.thumbnail((side, side))
         svg = f'<svg viewBox="0 0 100 100" preserveAspectRatio="none">{marks}</svg>'
@@ -244,18 +239,16 @@ def write_crops(row, number):
 
 
 def find_points(record, info, image):
-    """Yields (annotation's number, label, [(x, y), ..] as fractions) of one image or frame."""
+    """Yields (label, (x, y) as fractions) of each point of one image or frame."""
     sizes = scales(record, info.sizes)
     size = sizes[min(image, len(sizes) - 1)]
     here = image if info.times is None else f"{info.times[image]:.1f}"
-    for k, annotation in enumerate(record["annotations"]):
-        points = []
+    for annotation in record["annotations"]:
+        label = annotation.get("label", annotation.get("question", ""))
         for p in annotation["points"] if annotation["type"] in ("point", "track") else ():
             place = p.get("image", 0) if "t" not in p else f"{since_start(p['t'], record):.1f}"
             if place == here and not p.get("occluded"):
-                points.append(unit(p, annotation, size))
-        if points:
-            yield k, annotation.get("label", annotation.get("question", "")), points
+                yield label, unit(p, annotation, size)
 
 
 def join_patches(patches, config):

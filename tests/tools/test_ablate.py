@@ -125,7 +125,7 @@ def test_the_control_of_the_long_stage_sees_videos_as_hard_and_as_many(remove):
 def test_the_command_trains_without_the_choice(monkeypatch, remove):
     seen = []
     monkeypatch.setattr(train, "main", lambda flags: seen.append((flags, encode().n_branches)))
-    ablate.main(["run", "trees", "--stage", "1"])
+    ablate.train_without("trees", ["--stage", "1"])
     assert seen == [(["--stage", "1"], 1)]
 
 
@@ -150,8 +150,9 @@ def test_a_family_starts_from_the_run_of_the_one_before_with_all_choices(tmp_pat
 def write_run(args, name, seed, score):
     path = ablate.run_path(args, "images", name, seed)
     path.mkdir()
-    line = {"step": 3, "seconds": 1, "eval": {"point_f1": score}}
+    line = {"step": 3, "seconds": 1, "eval": {"point_f1": score, "long": {"qa_accuracy": 0.5}}}
     (path / "log.jsonl").write_text(json.dumps(line) + "\n")
+    assert ablate.final_scores(path)["long.qa_accuracy"] == 0.5
 
 
 @pytest.mark.parametrize(("scores", "verdict"), [

@@ -83,7 +83,7 @@ def test_pixmo_count_is_asked_about_the_images_that_were_fetched(files):
     # 3 of 3 is exact, 4 points for 5 people are close
     assert (found["count_accuracy"], found["count_close"]) == (0.5, 1.0)
     assert (found["questions"], found["rows"]) == (2, 3)
-    assert found["left_out"] == {"missing image": 1}
+    assert found["left_out"] == {"missing file": 1}
     # the small model has the settings of stage 1, where every prompt opens with its style
     assert prompts["pixmo-count-1"] == "point_count: How many sheep are there?"
 
@@ -182,9 +182,9 @@ def test_the_command_prints_a_table_and_one_line_of_json(files, tmp_path, capsys
 @pytest.mark.parametrize(("name", "row", "message"), [
     ("countbench", {"image": image_cell(), "question": "a"}, "has no column number"),
     ("pixmo-points", {"image_url": U, "label": "mug", "points": ["x"], "masks": []},
-     "row 1 is not as published: TypeError"),
+     "none of its 1 rows could be used: {'row of another shape': 1}"),
     ("pixmo-count", {"image_url": V, "label": "cats", "count": 2},
-     "none of its 1 rows could be used: {'missing image': 1}"),
+     "none of its 1 rows could be used: {'missing file': 1}"),
 ])
 def test_files_that_are_not_as_published_cost_one_sentence(files, tmp_path, capsys, name, row,
                                                            message):

@@ -164,7 +164,7 @@ def test_subtitles_are_read_from_two_kinds_of_files(tmp_path):
 
 def test_an_answer_is_printed_as_it_grows_and_never_half_a_character(call, fake, capsys):
     fake.answer = "zwölf Äpfel 🍎 im Korb"
-    printer = generate.StreamPrinter(TOKENIZER)
+    printer = generate.make_printer(TOKENIZER)
     ids = TOKENIZER.encode(fake.answer)
     parts = []
     for n in range(1, len(ids) + 1):

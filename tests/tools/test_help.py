@@ -31,7 +31,6 @@ MISTAKES = {                         # {command: (flags, words of the sentence)}
     "tools.memory": ("--stage 9", "--stage"),
     "tools.plan": ("--stage 1 --data none.jsonl --out p.npz", "no such file: none.jsonl"),
     "tools.prepare": ("none rows out", "invalid choice: 'none'"),
-    "tools.runs": ("none", "none has no log of a finished run"),
     "tools.stats": ("none.jsonl", "no such file: none.jsonl"),
     "tools.view": ("--stage 9 --row 1 --out page.html", "--stage"),
 }

@@ -136,7 +136,6 @@ def run(args):
         "seconds": median(line["seconds"] for line in steps),
         "flops": median(step_flops),
         "tokens_per_second": median(line["tokens"] / line["seconds"] for line in steps),
-        "crops_per_second": median(line["crops"] / line["seconds"] for line in steps),
         "mfu": median(rates) / (gpus * args.peak * 1e12),
         "gpus": gpus,
     }

@@ -21,7 +21,7 @@ from evaluation.generate import generate
 from tools.bench.measure import check_device, run_rounds, spread
 from tools.bench.peers import PRESETS, model_pair, reference_inputs
 from tools.bench.step_cases import Plain, plain_example
-from tools.command import at_least, positive, print_table
+from tools.command import positive, print_table, whole_number
 
 PROMPTS = {
     "text": Plain(299),
@@ -99,7 +99,7 @@ def add_arguments(parser):
     add("--preset", choices=PRESETS, default="small", help="shape of the model")
     add("--device", default="cpu", help="cpu, cuda, ..")
     add("--dtype", choices=("float32", "bfloat16"), default="float32", help="of both models")
-    add("--tokens", type=at_least(2), default=64, help="of an answer")
+    add("--tokens", type=whole_number(2), default=64, help="of an answer")
     add("--rounds", type=positive, default=7, help="measurements of each prompt")
 
 

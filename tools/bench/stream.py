@@ -113,10 +113,6 @@ class Recipe(NamedTuple):
     max_crops: int  # of a row
     max_frames: int  # of a video
 
-    @property
-    def limits(self):
-        return self.max_tokens, self.max_crops
-
 
 def recipe(stage):
     values = STAGES[stage].RECIPE

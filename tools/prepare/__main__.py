@@ -12,8 +12,9 @@ out   OUT/records.jsonl   a record per visual input, its annotations the branche
       stdout              {"records":, "annotations":, "urls":, "missing_media":,
                           "skipped": {reason: n}}
 
-What cannot become a record is skipped and counted by its reason; a record whose media
-file is absent is written all the same, and left out in training. A command that was killed begins anew.
+What cannot become a record is skipped and counted by its reason. A record whose media
+file is absent is written, and left out in training. A command that was killed begins
+anew.
 """
 
 import json

@@ -15,6 +15,7 @@ import json
 from argparse import Namespace
 from contextlib import contextmanager
 
+from records.errors import Unreadable
 from tools.prepare.annotations import Skip, require
 from tools.prepare.rows import read_rows
 
@@ -33,11 +34,13 @@ def to_json(value):
 
 @contextmanager
 def count_skips(skipped, what):
-    """Ends the block at a Skip or an error of shape, and counts the reason."""
+    """Ends the block at a Skip, an Unreadable or an error of shape, and counts the reason."""
     try:
         yield
     except Skip as e:
         skipped[str(e)] += 1
+    except Unreadable as e:
+        skipped[e.args[0]] += 1
     except SHAPE_ERRORS:
         skipped[f"{what} of another shape"] += 1
 
