@@ -72,14 +72,8 @@ class Results(NamedTuple):
     records: list
     by_frames: dict  # {number of frames: metrics}
     predictions: list  # of the last number of frames
+    metrics: dict  # of the last number of frames, and by_frames where there are several
     lines: list  # of predictions.jsonl
-
-    @property
-    def metrics(self):
-        """Of the last number of frames; of several numbers also those of each."""
-        *_, metrics = self.by_frames.values()
-        several = {"by_frames": self.by_frames} if len(self.by_frames) > 1 else {}
-        return metrics | several
 
 
 def open_sets(args):
@@ -106,7 +100,8 @@ def ask(args, loaded, name, records, masks_of, ranks):
         more = {"set": name} if len(args.data) > 1 else {}
         more |= {"frames": n} if args.frames else {}
         lines += [p | more for p in predictions]
-    return Results(name, records, by_frames, predictions, lines)
+    several = {"by_frames": by_frames} if len(by_frames) > 1 else {}
+    return Results(name, records, by_frames, predictions, metrics | several, lines)
 
 
 def report(args, results, benchmark):
@@ -119,13 +114,11 @@ def report(args, results, benchmark):
         if folder:
             pictures.draw(of_file.predictions, of_file.records, folder)
         if len(of_file.by_frames) > 1:
-            if len(results) > 1:
-                print(of_file.name)
             columns = {}
             for n, metrics in of_file.by_frames.items():
                 columns[n] = {name: metrics[name] for name in SCORES if name in metrics}
                 columns[n]["nll"] = metrics["nll"].get("all")
-            print_columns("frames", columns)
+            print_columns(f"{of_file.name}, frames", columns)
     first, *others = results
     last_line = first.metrics | {of_file.name: of_file.metrics for of_file in others}
     if benchmark:

@@ -117,7 +117,6 @@ def measure_step(flags, device, compiles, peak, rounds):
         torch.cuda.reset_peak_memory_stats()
         step([[largest]])
         found["GiB allocated"] = torch.cuda.max_memory_allocated() / memory.GIB
-        found["GiB reserved"] = torch.cuda.max_memory_reserved() / memory.GIB
     optimizer.zero_grad()
     case = stream_case(config.model, Namespace(
         n=2, stage=config.stage, tokens=config.data.max_tokens, crops=config.pack_crops,

@@ -186,15 +186,13 @@ def write_run(example, tokenizer, start, run, sees):
     """A TextRun of an example that starts at place `start` of the row, as a <span>."""
     first = start + run.first
     last = start + run.last
-    title = (f"tokens {first} to {last}, positions {example.pos[run.first]} to "
-             f"{example.pos[run.last]}, visible until {start + example.visible_until[run.last]}")
     words = write_words(run.ids, tokenizer)
     kind = "visual" if run.visual else "read"
     if run.weight > 0:
         kind = "learned"
         words += f"<sup>{run.weight:.4g}</sup>"
     return (f'<span class="run {kind}" data-first="{first}" data-last="{last}" '
-            f'data-sees="{sees}" title="{title}">{words}</span>')
+            f'data-sees="{sees}">{words}</span>')
 
 
 def write_tree(row, number, start):

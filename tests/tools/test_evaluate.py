@@ -54,7 +54,7 @@ def test_scores_by_frames_are_a_table_and_part_of_the_json(call, clip):
     assert by_frames["3"]["hota"] == result["hota"]
     assert {(row["frames"], len(row["times"])) for row in rows} == {(2, 2), (3, 3)}
     cells = [line.split() for line in table]
-    assert cells[0] == ["frames", "2", "3"]
+    assert cells[0] == [f"{clip[1].name},", "frames", "2", "3"]
     losses = [by_frames[n]["nll"]["all"] for n in ("2", "3")]
     assert cells[-1] == ["nll", *(f"{loss:.4g}" for loss in losses)]
     assert losses[0] != losses[1]                        # the model was shown other frames

@@ -39,7 +39,7 @@ def make_row(*flags):
 def read_runs(page):
     """-> [(first, last, sees, HTML of the run), ..]"""
     found = re.findall(r'<span class="run \w+" data-first="(\d+)" data-last="(\d+)" '
-                       r'data-sees="([-\d ]+)" [^>]+>(.*?)</span>', page, re.DOTALL)
+                       r'data-sees="([-\d ]+)">(.*?)</span>', page, re.DOTALL)
     assert len(found) == page.count("data-sees=")
     return [(int(first), int(last), sees, inner) for first, last, sees, inner in found]
 

@@ -11,7 +11,6 @@ A tree with three annotations is one part of our row. For transformers it is thr
 with all visual tokens.
 """
 
-from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
@@ -40,8 +39,7 @@ CASES = {"image": [Plain(300, (2, 4))], "video": [Plain(300, frames=16)], "padde
          "single": FOUR, "stream": None}
 
 
-@dataclass
-class Case:
+class Case(NamedTuple):
     """The same examples for both implementations."""
     rows: list  # ours: for each row a list of data.Example, message trees
     batches: list  # reference: for each batch a list of data.Example of one annotation each

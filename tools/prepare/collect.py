@@ -12,7 +12,6 @@ Of a set with group=False every row is a record of its own, written as it comes.
 """
 
 import json
-from argparse import Namespace
 from contextlib import contextmanager
 
 from records.errors import Unreadable
@@ -53,7 +52,7 @@ def convert_files(files, published, args, media, skipped):
     args: of the command. skipped: a Counter of the reasons for what is left out.
     """
     for path in files:
-        args = Namespace(**vars(args) | {"file": path})
+        args.file = path
         for row in read_rows(path, published.columns):
             lines = []
             builders = []

@@ -237,12 +237,12 @@ def conversations(row, media, args):
     numbers = iter(range(n_images))
     new_turns = []
     for parts, (_, reply) in zip(questions, turns, strict=True):
-        question = parts[0].strip()
-        if len(parts) > 1:
-            pieces = [parts[0]]
-            for part in parts[1:]:
-                pieces += [{"image": next(numbers)}, part]
-            question = [piece for piece in pieces if piece]
+        pieces = [parts[0]]
+        for part in parts[1:]:
+            pieces += [{"image": next(numbers)}, part]
+        question = [piece for piece in pieces if piece]
+        if len(parts) == 1:
+            question = parts[0].strip()
         require(question, "empty question")
         new_turns.append((question, reply.strip()))
     return head, [partial(make.dialogue, new_turns, "user_qa")]

@@ -49,10 +49,8 @@ class Media:
             paths = [path for path in paths if path.lower().endswith(VIDEO_SUFFIXES)]
             paths += self.by_folder.get(stem, [])
         ends = (folder, f"{folder}-2fps")
-        for path in paths:
-            if f"/{os.path.dirname(path)}".endswith(ends):
-                return path
-        return None
+        found = (path for path in paths if f"/{os.path.dirname(path)}".endswith(ends))
+        return next(found, None)
 
     def by_url(self, url, sha256=None):
         """An image whose file is called by the sha256 of its URL. The argument is the

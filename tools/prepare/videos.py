@@ -73,11 +73,9 @@ def video_points(row, media, args, coords="percent", mode="", ask=True,
     name = row.get("video_id") or row["video_name"]
     start = row.get("clip_start", row.get("clip_start_time"))
     end = row.get("clip_end", row.get("clip_end_time"))
-    first = 0
-    last = row.get("video_duration") or math.inf
-    if None not in (start, end):
-        first = start
-        last = end
+    is_clip = None not in (start, end)
+    first = start if is_clip else 0
+    last = end if is_clip else row.get("video_duration") or math.inf
     require(last == math.inf or last - first <= max_seconds,
             f"no clip of at most {max_seconds} s")
     head = media.video(f"{media.stem(name)}_2fps", name, start=start, end=end)

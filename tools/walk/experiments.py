@@ -88,13 +88,6 @@ def sum_loss(model, batch):
     return (batch.weights * (nll + Z_LOSS * lse**2)).sum(), batch.weights.sum(dtype=torch.float64)
 
 
-@torch.no_grad()
-def run_one():
-    """-> the sums of loss and weights of the row on one process, as two floats."""
-    loss, weight = sum_loss(examples.new_model(), examples.collate(examples.encode()))
-    return float(loss), float(weight)
-
-
 def run_two():
     """Starts two processes that share the row -> [Rank, Rank]."""
     with tempfile.TemporaryDirectory() as folder:
