@@ -1,12 +1,6 @@
 """Published benchmarks: their files as published to records, and a table of the scores
-beside the published ones (docs/training.md, "Published benchmarks").
-
-A row becomes a record with one question:
-
-    row       {"image_url": u, "label": "Sheep", "count": 3}
-    record    {"id": "pixmo-count-1", "image": {"path": sha256 of u, "url": u}, "annotations": [
-                  {"type": "count", "style": "point_count",
-                   "question": "How many sheep are there?", "count": 3}]}
+beside the published ones (docs/training.md, "Published benchmarks"). A row becomes a
+record with one question.
 """
 
 import json

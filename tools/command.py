@@ -74,7 +74,7 @@ def report_errors(main):
         try:
             return main(argv)
         except (UserError, *FAILED, Unreadable, OSError, ValueError) as error:
-            # a mistake of the user is the same on all ranks, another error may be of one rank
+            # a mistake of the user is the same on all ranks
             if not isinstance(error, UserError) or os.environ.get("LOCAL_RANK", "0") == "0":
                 warn(str(error))
             is_full = getattr(error, "errno", 0) == errno.ENOSPC

@@ -52,9 +52,6 @@ def parse(argv):
         "a conversation: a question per line, an empty line ends it"))
     add("--frames", type=whole_number(1, MAX_FRAMES), metavar="N", help=(
         "frames of the video at most (default 384), at most two per second"))
-    add("--track", action="store_true", help=(
-        "take the frames of a tracking question, on a grid without the last instant; the "
-        "default for a prompt with a tracking style, like video_point_track_per_frame:"))
     add("--start", type=float, default=0.0, help="second of the video (default 0)")
     add("--end", type=float, default=math.inf, help="second of the video (default: its end)")
     add("--subtitles", metavar="F", help=".srt or .vtt, by the clock of the video")
@@ -70,7 +67,7 @@ def parse(argv):
     add("--dtype", choices=("float32", "bfloat16"), default="float32",
         help="of the weights (default float32)")
     args = parser.parse_args(argv)
-    for flag in ("frames", "track", "subtitles", "start", "end"):
+    for flag in ("frames", "subtitles", "start", "end"):
         if getattr(args, flag) != parser.get_default(flag) and not args.video:
             parser.error(f"--{flag} needs --video")
     if not args.temperature >= 0:
@@ -100,6 +97,20 @@ def to_seconds(clock):
     return sum(float(part) * 60**k for k, part in enumerate(parts))
 
 
+<<<<<<< HEAD
+=======
+def tracking_times(video, config, start, end):
+    """Seconds of the clip to look at for a prompt with a tracking style, as
+    records.visual.read_headers chooses them for tracks with 2 points per second: a grid
+    of the highest multiple of this rate that divides the video's, if it reaches the end
+    (docs/molmo2.md 3.1)."""
+    _, end = clip_times(video.duration, config, start, end)
+    frame_rate = round(len(video.times) / video.duration) if video.duration else 0
+    rates = [rate for rate in range(2, 11, 2) if frame_rate % rate == 0] or [2]
+    return vision.track_times(end - start, config.max_frames, rates) or [0.0]
+
+
+>>>>>>> 0fe7cf3 (tools.generate takes the frames of a tracking question by the prompt's style alone)
 def open_video(args, config):
     """-> VideoClip with its frames decoded, and the video (media.Video). For a tracking
     question the frames are those of a track with 2 points per second."""
@@ -107,9 +118,15 @@ def open_video(args, config):
     video = media.probe(args.video)
     times, end = clip_times(video.duration, config, args.start, args.end)
     style = (args.prompt or "").partition(":")[0]
+<<<<<<< HEAD
     if args.track or TASK_OF_STYLE.get(style) in TRACK_TASKS:
         frame_rate = round(len(video.times) / video.duration) if video.duration else 0
         times = tracking_times(end - args.start, frame_rate, 2, config)
+=======
+    if TASK_OF_STYLE.get(style) in TRACK_TASKS:
+        clip.times = tracking_times(video, config, args.start, args.end)
+        clip.frames = media.frames(video, [args.start + t for t in clip.times])
+>>>>>>> 0fe7cf3 (tools.generate takes the frames of a tracking question by the prompt's style alone)
     # as small as the ViT takes them: 384 frames of 11 MB would be 4 GB
     crop = config.vision.crop
     frames = media.frames(video, [args.start + t for t in times])

@@ -142,12 +142,10 @@ def test_a_tracking_question_sees_the_frames_of_training(call, fake, toy_tracks)
     prompt = "video_point_track_per_frame: any shape"
     call("--video", path, "--prompt", prompt)
     call("--video", path, "--prompt", "video_point: any shape")
-    call("--video", path, "--prompt", "Track any shape.", "--track")
     shown = [prompt.pool_dst.size // len(vision.frame_windows(VISION)) for prompt in fake.prompts]
-    assert shown == [len(trained), len(trained) + 1, len(trained)]
+    assert shown == [len(trained), len(trained) + 1]
     begins = "".join(f"{' ' if t else ']'}{t:.1f} {FRAME}" for t in trained)
     assert text_of(fake.prompts[0]).startswith(f"{begins}[user\n{prompt}]")
-    assert text_of(fake.prompts[2]).startswith(f"{begins}[user\nTrack any shape.]")
 
 
 def test_subtitles_are_read_from_two_kinds_of_files(tmp_path):

@@ -146,7 +146,7 @@ def knapsack(sizes, max_tokens, max_crops, image_weight, granularity):
             step -= -(-sizes[i][0] // granularity)
             crop -= sizes[i][1]
     if not chosen:
-        raise RuntimeError(f"None of the {len(sizes)} examples in the pool fits into a pack.")
+        raise RuntimeError("No example in the pool fits into a pack.")
     return chosen
 
 

@@ -86,7 +86,7 @@ def reference_inputs(examples, config, device, dtype=torch.float32):
         is_video = windows.shape[1] == 9  # windows of 3 x 3 patches
         kind = "video" if is_video else "image"
         side = -(-config.vision.grid // 3)
-        # of an image only the number of windows matters to the model: one grid holds all of them
+        # of an image only the number of windows matters: one grid holds all of them
         grid = [len(pixels), side, side] if is_video else [1, len(windows), 0, 0]
         media["pixel_values_videos" if is_video else "pixel_values"].append(pixels)
         media[f"{kind}_token_pooling"].append(pooling)
