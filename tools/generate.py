@@ -80,14 +80,13 @@ def parse(argv):
 
 
 def read_subtitles(path):
-    """An .srt or .vtt file -> [(start, end, text), ..] in seconds. UserError if there are none in
-    it."""
+    """An .srt or .vtt file -> [(start, end, text), ..] in seconds, one at least."""
     with explained(f"--subtitles {path}"):
         content = Path(path).read_text(encoding="utf-8-sig")
     entries = [(to_seconds(start), to_seconds(end), " ".join(re.sub("<[^>]*>", "", text).split()))
                for start, end, text in SUBTITLE.findall(content)]
     if not entries:
-        raise UserError(f"--subtitles {path}: no subtitle in it; needed is an .srt or .vtt file")
+        raise UserError(f"--subtitles {path}: no subtitle in it (.srt or .vtt)")
     return entries
 
 

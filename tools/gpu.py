@@ -5,8 +5,7 @@
 
 Compares bfloat16, packed rows and compiled blocks with the plain model, and attention with a dense
 mask, then measures. A part that fails becomes a line of the table with its reason, and the other
-parts still run; the exit status is 1. MFU divides the FLOPs of tools/bench/flops.py by the FLOP/s
-of a large matrix product on this device.
+parts still run; the exit status is 1. For MFU see tools.bench step.
 """
 
 import gc

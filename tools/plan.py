@@ -74,7 +74,7 @@ def make_plan(mixture, tokenizer, config, n_packs):
     items = list(chain(*packs))
     ids = [steps.ids[item.index] for item in items]
     columns = dict(zip(PlanFile.COLUMNS, np.array(items, np.int64).T, strict=True))
-    columns |= {"ends": np.cumsum([len(pack) for pack in packs]), "ids": as_bytes("\0".join(ids)),
+    columns |= {"ends": np.cumsum(list(map(len, packs))), "ids": as_bytes("\0".join(ids)),
                 "skipped_in": np.array([n for n, _ in skipped], np.int64),
                 "skipped_why": np.array([why for _, why in skipped], str)}
     return columns, {**describe_packs(packs, config), "dropped": dict(steps.skipped.counts)}
@@ -102,7 +102,7 @@ def plan(args, run, config):
 @report_errors
 def main(argv=None):
     parser = make_parser("plan", __doc__)
-    parser.add_argument("--packs", type=positive, help="how many (default: --steps times --batch)")
+    parser.add_argument("--packs", type=positive, help="default: --steps times --batch")
     parser.add_argument("--out", required=True, metavar="FILE", help="the plan, an .npz file")
     args, rest = parser.parse_known_args(argv)
     run, config = parse(rest)

@@ -114,7 +114,7 @@ def add_arguments(parser):
     add = parser.add_argument
     add("run", metavar="DIR", help="a run directory")
     add("--peak", type=float, required=True, help="TFLOP/s of one GPU in the run's dtype")
-    add("--skip", type=int, default=5, help="first steps that do not count: compilation, caches")
+    add("--skip", type=int, default=5, help="first steps, which do not count")
 
 
 def run(args):

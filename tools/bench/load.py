@@ -99,7 +99,7 @@ def compare(path, video, frames, rounds):
 def add_arguments(parser):
     add = parser.add_argument
     add("--seconds", type=positive, default=180, help="of the video that is made")
-    add("--frames", type=positive, nargs="+", default=[384, 128], help="frames of the whole video")
+    add("--frames", type=positive, nargs="+", default=[384, 128], help="of the whole video")
     add("--rounds", type=positive, default=3, help="measurements of each case")
 
 

@@ -1,8 +1,7 @@
 """Pytest plugin that replaces a function of the project by the reader's.
 
 The environment variables WALK_FILE and WALK_EXERCISE name the file and the function, so that
-processes that a test starts find them too. tools/walk/__main__.py runs
-python -m pytest -p tools.walk.swap TESTS
+processes that a test starts find them too.
 """
 
 import importlib
