@@ -1,7 +1,7 @@
 """Removes the paper's choices from the toy, one at a time, with several seeds (paper:
 ablations, Table 11).
 
-    python -m tools.ablate                  # all of them: hours; continues where it stopped
+    python -m tools.ablate    # all of them: hours; continues where it stopped
     python -m tools.ablate --only trees,packing --steps 400 --seeds 2 --out runs/ablate
 
 Every run is train.py in a process of its own. The runs of a family have the same number

@@ -57,7 +57,7 @@ def print_table(title, rows):
 
 
 def print_columns(title, columns):
-    """Prints {column: {label: value}} as print_table does, "-" where a column has no value."""
+    """Prints {column: {label: value}}; "-" where a column has no value."""
     labels = dict.fromkeys(label for column in columns.values() for label in column)
     print_table(title, {
         label: {name: column.get(label) for name, column in columns.items()}

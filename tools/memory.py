@@ -1,7 +1,7 @@
 """Counts the memory of one GPU in a training step, by part.
 
     python -m tools.memory --stage 2 --preset 4b --train connector,llm --micro-batch 1
-    python -m tools.memory --stage 3 --preset 8b --gpus 128 --cp 8       # in nodes of 8
+    python -m tools.memory --stage 3 --preset 8b --gpus 128 --cp 8    # in nodes of 8
     python -m tools.memory --stage 2 --init Molmo2-4B --lora 16
 
 Takes the flags of train.py, of which --stage is required. Runs the step of train.py, with the

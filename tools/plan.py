@@ -1,7 +1,7 @@
 """Plans packs ahead, on machines without a GPU: rows of record ids, no pixels (paper: packing).
 
     python -m tools.plan --stage 2 --data a.jsonl b.jsonl --packs 4096 --out plan.npz --workers 32
-    python train.py --stage 2 --data a.jsonl b.jsonl --plan plan.npz      # the same run as without
+    python train.py --stage 2 --data a.jsonl b.jsonl --plan plan.npz    # the same run as without
 
 The plan is the same for any number of workers. train.py refuses it when the record files, the
 tokenizer or the config have changed. Images and videos are not compared: one whose size differs

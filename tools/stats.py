@@ -59,8 +59,7 @@ def stats(readers, tokenizer, config):
 
 
 def describe_packs(packs, config):
-    """What a packing.Planner made, lists of packing.Item -> {name: number}: how full the packs
-    are, and how many packs the longest wait of an example lasted."""
+    """[[packing.Item, ..] of each pack] -> {name: number}. A wait is counted in packs."""
     items = [item for pack in packs for item in pack]
     n = len(packs)
     waits = [k - item.arrived for k, pack in enumerate(packs) for item in pack]

@@ -16,6 +16,7 @@ from records.visual import read_headers
 from tests.evaluation.small_model import DATA, MEDIA, TOKENIZER, VISION, save_run
 from tools import generate
 from toy import world
+from training.config import UserError
 
 VIDEO = str(MEDIA / "bigbuckbunny.mp4")
 PHOTOS = [str(MEDIA / name) for name in ("coins.png", "chelsea.png", "rocket.jpg")]
@@ -158,6 +159,9 @@ def test_subtitles_are_read_from_two_kinds_of_files(tmp_path):
     for kind in ("srt", "vtt"):
         found = generate.read_subtitles(tmp_path / f"a.{kind}")
         assert found == [(1.5, 3.25, "a b"), (3600.0, 3601.0, "c")]
+    (tmp_path / "a.srt").write_text("nothing")
+    with pytest.raises(UserError, match="no subtitle in it"):
+        generate.read_subtitles(tmp_path / "a.srt")
 
 
 def test_an_answer_is_printed_as_it_grows_and_never_half_a_character(call, fake, capsys):
@@ -184,19 +188,3 @@ def test_a_conversation_is_held_over_standard_input(call, fake, monkeypatch):
     asked = "[user\nOne?]\n[assistant\nfine]]\n[user\nTwo?]\n[assistant\n"
     assert text_of(second).endswith(asked)
     assert np.array_equal(first.images, second.images)
-
-
-@pytest.mark.parametrize(("flags", "message"), [
-    (["--image", "gone.png"], "missing file: gone.png"),
-    (["--video", VIDEO, "--subtitles", "a.srt"], "no subtitle in it"),
-])
-def test_a_mistake_costs_one_sentence(saved_run, tmp_path, monkeypatch, capsys, flags, message):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "a.srt").write_text("nothing")
-    with pytest.raises(SystemExit) as end:
-        generate.main(["--model", str(saved_run), "--prompt", "count: any shape", *flags])
-    captured = capsys.readouterr()
-    assert end.value.code == 2
-    assert not captured.out
-    assert message in captured.err
-    assert len(captured.err.strip().splitlines()) == 1

@@ -111,13 +111,3 @@ def test_the_4b_with_adapters_fits_a_card_of_24_gb(capsys):
     text, _ = printed(capsys, "--stage 2 --preset 4b --lora 16 --micro-batch 1 "
                               "--data.max_tokens=2560")
     assert " 24 GB: fits" in text
-
-
-@pytest.mark.parametrize(("flags", "message"), [
-    ("--preset 4b --gpus 6 --cp 6", "--cp 6: 32 query and 8 kv heads cannot be dealt out"),
-    ("--model.n_head=3", "--model.* cannot be used: query heads must be a multiple")])
-def test_mistakes_end_in_one_sentence(flags, message, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        memory.main(["--stage", "3", *flags.split()])
-    (sentence,) = capsys.readouterr().err.splitlines()
-    assert message in sentence

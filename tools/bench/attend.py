@@ -1,6 +1,6 @@
 """Attention in packed rows: under one dense mask, in a loop over examples, and in this project.
 
-    python -m tools.bench attend                       # rows of 4,096 and 16,384 tokens on the CPU
+    python -m tools.bench attend    # rows of 4,096 and 16,384 tokens on the CPU
     python -m tools.bench attend --tokens 2048 --rounds 2
     python -m tools.bench attend --device cuda --dtype bfloat16 --heads 32 --kv-heads 8 --dim 128 \\
         --tokens 16384 36864

@@ -1,6 +1,6 @@
 """Tokens per second and MFU of a run of train.py, from its log.
 
-    python -m tools.bench run runs/x --peak 989     # TFLOP/s of an H100 in bfloat16, by data sheet
+    python -m tools.bench run runs/x --peak 989    # TFLOP/s of an H100 in bfloat16, by data sheet
 
 The seconds of a step hold planning, decoding, encoding, transfers, forward, backward,
 communication and the optimizer. The windows of all visual tokens count as full.

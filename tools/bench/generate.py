@@ -1,6 +1,6 @@
 """Answers against transformers' Molmo2: seconds of the prefill, with vision, and of each token.
 
-    python -m tools.bench generate            # a small random model on this machine's CPU
+    python -m tools.bench generate    # a small random model on this machine's CPU
     python -m tools.bench generate --preset 4b --device cuda --dtype bfloat16
 
 Both models have the same random weights, get the same prompts and decode greedily. In float32 the

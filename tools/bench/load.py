@@ -1,6 +1,6 @@
 """A video to model input, against its decoding alone: seconds and frames per second.
 
-    python -m tools.bench load              # 384 and 128 frames of three minutes at 720p
+    python -m tools.bench load    # 384 and 128 frames of three minutes at 720p
     python -m tools.bench load --seconds 6 --rounds 1 --frames 32
 
 The frames are spread evenly over the video, or fill ten seconds from its middle at two frames a

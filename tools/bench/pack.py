@@ -1,6 +1,6 @@
 """Packers side by side on a seeded stream of sizes.
 
-    python -m tools.bench pack              # stages 1 to 3, three streams of 20,000 examples each
+    python -m tools.bench pack    # stages 1 to 3, three streams of 20,000 examples each
     python -m tools.bench pack --n 4000 --seeds 1 --stages 2
 
 Prints for each stage how full the packs of each packer are, how long examples wait and what

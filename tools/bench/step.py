@@ -1,6 +1,6 @@
 """A training step against transformers' Molmo2: forward and backward, without the optimizer.
 
-    python -m tools.bench step                # a small random model on this machine's CPU
+    python -m tools.bench step    # a small random model on this machine's CPU
     python -m tools.bench step --preset toy --cases image stream --rounds 2
     python -m tools.bench step --preset 4b --device cuda --dtypes bfloat16 --cases stream
 
