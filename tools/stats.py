@@ -66,9 +66,9 @@ def describe_packs(packs, config):
     tokens = sum(item.tokens for item in items) / n
     crops = sum(item.crops for item in items) / n
     return {
-        "packs": n, "examples": len(items), "examples_per_pack": round(len(items) / n, 2),
-        "fill_tokens": round(tokens / config.data.max_tokens, 4),
-        "fill_crops": round(crops / config.pack_crops, 4), "longest_wait": max(waits)}
+        "packs": n, "fill_tokens": round(tokens / config.data.max_tokens, 4),
+        "fill_crops": round(crops / config.pack_crops, 4),
+        "examples_per_pack": round(len(items) / n, 2), "longest_wait": max(waits)}
 
 
 @report_errors
