@@ -96,20 +96,6 @@ def to_seconds(clock):
     return sum(float(part) * 60**k for k, part in enumerate(parts))
 
 
-<<<<<<< HEAD
-=======
-def tracking_times(video, config, start, end):
-    """Seconds of the clip to look at for a prompt with a tracking style, as
-    records.visual.read_headers chooses them for tracks with 2 points per second: a grid
-    of the highest multiple of this rate that divides the video's, if it reaches the end
-    (docs/molmo2.md 3.1)."""
-    _, end = clip_times(video.duration, config, start, end)
-    frame_rate = round(len(video.times) / video.duration) if video.duration else 0
-    rates = [rate for rate in range(2, 11, 2) if frame_rate % rate == 0] or [2]
-    return vision.track_times(end - start, config.max_frames, rates) or [0.0]
-
-
->>>>>>> 0fe7cf3 (tools.generate takes the frames of a tracking question by the prompt's style alone)
 def open_video(args, config):
     """-> VideoClip with its frames decoded, and the video (media.Video). For a tracking
     question the frames are those of a track with 2 points per second."""
@@ -117,15 +103,9 @@ def open_video(args, config):
     video = media.probe(args.video)
     times, end = clip_times(video.duration, config, args.start, args.end)
     style = (args.prompt or "").partition(":")[0]
-<<<<<<< HEAD
-    if args.track or TASK_OF_STYLE.get(style) in TRACK_TASKS:
+    if TASK_OF_STYLE.get(style) in TRACK_TASKS:
         frame_rate = round(len(video.times) / video.duration) if video.duration else 0
         times = tracking_times(end - args.start, frame_rate, 2, config)
-=======
-    if TASK_OF_STYLE.get(style) in TRACK_TASKS:
-        clip.times = tracking_times(video, config, args.start, args.end)
-        clip.frames = media.frames(video, [args.start + t for t in clip.times])
->>>>>>> 0fe7cf3 (tools.generate takes the frames of a tracking question by the prompt's style alone)
     # as small as the ViT takes them: 384 frames of 11 MB would be 4 GB
     crop = config.vision.crop
     frames = media.frames(video, [args.start + t for t in times])
