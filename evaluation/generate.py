@@ -19,7 +19,6 @@ far as the padding reaches, so that no generated token (A) sees it:
 from dataclasses import replace
 from itertools import takewhile
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -48,9 +47,6 @@ class KVCache:
         shape = (config.n_layer, 2, n_rows, n_slots, config.n_kv_head, config.head_dim)
         self.kv = model.norm.weight.new_zeros(shape)
         self.start = self.stop = 0
-        # what the filled slots of a single row hold, for the next turn of a conversation
-        self.tokens = []
-        self.images = None
 
     def attend_functions(self):
         """One function per block in place of attention.attend: it stores the new keys and
@@ -72,28 +68,13 @@ class KVCache:
 
         return [of_block(keys, values) for keys, values in self.kv]
 
-    def continue_with(self, prompt, n_slots):
-        """Makes n_slots slots, and keeps those whose tokens `prompt` begins with, if its
-        images are the same; never its last token, whose logits begin the answer."""
-        pairs = zip(self.tokens, prompt.tokens[:-1].tolist(), strict=False)
-        if not np.array_equal(self.images, prompt.images):
-            pairs = ()
-        n_same = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
-        kept = self.kv[:, :, :, :n_same]
-        self.kv = kept.new_zeros((*kept.shape[:3], n_slots, *kept.shape[4:]))
-        self.kv[:, :, :, :n_same] = kept
-        self.stop = n_same
-        self.tokens = prompt.tokens[:n_same].tolist()
-        self.images = prompt.images
-
 
 @torch.no_grad()
-def generate(model, prompts, stops, max_new=128, temperature=0.0, seed=0, on_token=None,
-             cache=None):
+def generate(model, prompts, stops, max_new=128, temperature=0.0, seed=0, on_token=None):
     """prompts: [data.Example, ..] -> [ids of the answer, ..], each up to the first of
     `stops` (an id, or several) and at most max_new long. temperature 0: greedy; else seed
     starts the random numbers. on_token(ids): called after every token of the first row,
-    with its ids so far. cache: the KVCache of earlier turns (for a single prompt)."""
+    with its ids so far."""
     device = model.norm.weight.device
     n_rows = len(prompts)
     lengths = torch.tensor([len(p.tokens) for p in prompts], device=device)
@@ -104,22 +85,15 @@ def generate(model, prompts, stops, max_new=128, temperature=0.0, seed=0, on_tok
     # share_images: crops that several prompts have in common are encoded once
     batch = packing.collate(rows, T, model.config.vision, share_images=True).to(device)
     visible_until, bidir = mask_fields(batch.bidir, lengths, T + max_new)
-    if cache is None:
-        cache = KVCache(model, n_rows, T + max_new)
-    else:
-        cache.continue_with(prompts[0], T + max_new)
+    cache = KVCache(model, n_rows, T + max_new)
     attends = cache.attend_functions()
     rng = torch.Generator(device).manual_seed(seed)
     every_row = torch.arange(n_rows, device=device)
 
-    n_cached = cache.stop
-    if n_cached or all(p.images is None for p in prompts):
-        # no images, or cached ones
-        x = model.embed_tokens(batch.tokens[:, n_cached:])
-    else:
-        x = model.embed(batch)
-    pos = batch.pos[:, n_cached:]
-    last = lengths - 1 - n_cached  # places of the last tokens
+    has_images = any(p.images is not None for p in prompts)
+    x = model.embed(batch) if has_images else model.embed_tokens(batch.tokens)
+    pos = batch.pos
+    last = lengths - 1  # places of the last tokens
     done = torch.zeros(n_rows, dtype=torch.bool, device=device)
     answers = []
     first_row = []
@@ -143,8 +117,6 @@ def generate(model, prompts, stops, max_new=128, temperature=0.0, seed=0, on_tok
         pos = (lengths + len(answers) - 1)[:, None]
         last = torch.zeros_like(lengths)
     ids = torch.stack(answers, dim=1).tolist()
-    if n_rows == 1:  # the last token was not computed
-        cache.tokens = [*prompts[0].tokens.tolist(), *ids[0]][: cache.stop]
     return [list(takewhile(lambda token: token not in stops, row)) for row in ids]
 
 

@@ -19,7 +19,7 @@ import torch
 
 import data
 import vision
-from evaluation.generate import KVCache, evaluation_config, generate
+from evaluation.generate import evaluation_config, generate
 from evaluation.pictures import draw_answer
 from records import media
 from records.errors import warn
@@ -127,27 +127,25 @@ def make_printer(tokenizer):
     return print_more
 
 
-def ask(loaded, shown, turns, args, printer=None, cache=None):
+def ask(loaded, shown, turns, args, printer=None):
     """-> the ids of an answer. loaded: model, tokenizer and data config; shown: images
     and VideoClip; turns: [(question, answer), ..], the last with the answer None."""
     model, tokenizer, config = loaded
     images, clip = shown
     prompt = data.encode_prompt(images, turns, tokenizer, config, clip)
     (ids,) = generate(model, [prompt], tokenizer.stops, args.max_new, args.temperature,
-                      args.seed, printer, cache)
+                      args.seed, printer)
     return ids
 
 
 def chat(loaded, shown, args):
-    """A question per line of standard input, until an empty one; the KV cache keeps
-    earlier turns."""
-    model, tokenizer, _ = loaded
-    cache = KVCache(model, 1, 0)
+    """A question per line of standard input, until an empty one."""
+    _, tokenizer, _ = loaded
     turns = []
     print("> ", end="", flush=True, file=sys.stderr)
     while question := sys.stdin.readline().strip():
         printer = make_printer(tokenizer)
-        ids = ask(loaded, shown, [*turns, (question, None)], args, printer, cache)
+        ids = ask(loaded, shown, [*turns, (question, None)], args, printer)
         print(flush=True)
         turns.append((question, tokenizer.decode(ids)))
         print("> ", end="", flush=True, file=sys.stderr)

@@ -9,7 +9,7 @@ import torch
 import data
 import model
 import packing
-from evaluation.generate import KVCache, evaluation_config, generate
+from evaluation.generate import evaluation_config, generate
 from tests.evaluation.small_model import CONFIG, DATA, TOKENIZER, VISION, random_model
 from toy import world
 from weights.files import RELEASED_SETTINGS
@@ -21,11 +21,11 @@ def exact_model():
     return random_model().double()
 
 
-def toy_prompt(question, i=0, earlier=(), image=True):
+def toy_prompt(question, i=0, image=True):
     """A question about image i of the toy world, or about nothing."""
     images = world.World("test")
     shown = images.images(images[i]) if image else []
-    return data.encode_prompt(shown, [*earlier, (question, None)], TOKENIZER, DATA)
+    return data.encode_prompt(shown, [(question, None)], TOKENIZER, DATA)
 
 
 @pytest.fixture(scope="module")
@@ -92,32 +92,6 @@ def test_sampling_follows_its_seed_and_becomes_greedy_as_it_cools(exact_model, p
     assert first != sampled(4)
     cool = generate(exact_model, prompts, -1, max_new=12, temperature=1e-4, seed=5)
     assert cool == generate(exact_model, prompts, -1, max_new=12)
-
-
-def test_a_conversation_computes_only_what_the_cache_does_not_hold(exact_model):
-    """Three turns through one cache give the answers of whole conversations from nothing."""
-    cache = KVCache(exact_model, 1, 0)
-    turns = []
-    for question in ("pointing: red circle", "And why?", "count: any shape"):
-        prompt = toy_prompt(question, earlier=turns)
-        cache.continue_with(prompt, 500)
-        assert (0 < len(prompt.tokens) - cache.stop < 60) == bool(turns)
-        (answer,) = generate(exact_model, [prompt], TOKENIZER.stops, 12, cache=cache)
-        assert answer == generate(exact_model, [prompt], TOKENIZER.stops, 12)[0]
-        turns.append((question, TOKENIZER.decode(answer)))
-
-
-def test_a_cache_is_not_used_for_anything_that_has_changed(exact_model):
-    """The same prompt again, one that continues behind a cut answer, and one of the same words
-    about another image."""
-    cache = KVCache(exact_model, 1, 0)
-    first, other = toy_prompt("long_caption:", 0), toy_prompt("long_caption:", 1)
-    assert first.tokens.tolist() == other.tokens.tolist()
-    assert not np.array_equal(first.images, other.images)
-    (answer,) = generate(exact_model, [first], -1, 7, cache=cache)
-    for prompt in (first, continued(first, [*answer, 40, 41]), other):
-        found = generate(exact_model, [prompt], -1, 7, cache=cache)
-        assert found == generate(exact_model, [prompt], -1, 7)
 
 
 def test_a_released_model_is_asked_with_the_released_settings():

@@ -10,7 +10,6 @@ import torch
 from PIL import Image
 
 import vision
-from evaluation.generate import KVCache
 from records import media
 from records.visual import read_headers
 from tests.evaluation.small_model import DATA, MEDIA, TOKENIZER, VISION, save_run
@@ -36,9 +35,9 @@ class FakeModel:
         self.answer = "fine"
         self.options = None
 
-    def generate(self, model, prompts, stops, max_new, temperature, seed, on_token, cache):
+    def generate(self, model, prompts, stops, max_new, temperature, seed, on_token):
         self.prompts += prompts
-        self.options = model.norm.weight.dtype, temperature, seed, type(cache)
+        self.options = model.norm.weight.dtype, temperature, seed
         ids = TOKENIZER.encode(self.answer)
         for n in range(1, len(ids) + 1):
             if on_token:
@@ -182,7 +181,7 @@ def test_a_conversation_is_held_over_standard_input(call, fake, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("One?\nTwo?\n\nnever asked\n"))
     out = call("--image", PHOTOS[0], "--chat", "--temperature", 0.5, "--seed", 4,
                "--dtype", "bfloat16")
-    assert fake.options == (torch.bfloat16, 0.5, 4, KVCache)
+    assert fake.options == (torch.bfloat16, 0.5, 4)
     assert out == "fine\nfine\n"
     first, second = fake.prompts
     asked = "[user\nOne?]\n[assistant\nfine]]\n[user\nTwo?]\n[assistant\n"
