@@ -59,7 +59,7 @@ class Mixture:
         self.shares = (np.array(rates) / rest).tolist()
 
     def __getitem__(self, i):
-        """-> number of the source, number of the record in it, epoch."""
+        """-> source, number of the record in it, epoch."""
         block, offset = divmod(i, self.block)
         n = block * self.block + int(shuffle(self.block, self.seed, "block", block)[offset])
         last = len(self.shares) - 1
@@ -70,5 +70,5 @@ class Mixture:
                 epoch, j = divmod(before if k < last else n, len(source))
                 if not getattr(source, "ordered", False):
                     j = int(shuffle(len(source), self.seed, source.name, epoch)[j])
-                return k, j, epoch
+                return source, j, epoch
             n -= before

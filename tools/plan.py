@@ -24,7 +24,7 @@ from records.mixture import Mixture
 from tools.command import make_parser, positive, report_errors
 from tools.stats import describe_packs
 from training.config import parse
-from training.planner import PlanFile, StepPlanner, measure, name_kind, source_at
+from training.planner import PlanFile, StepPlanner, measure, name_kind
 from training.setup import open_tokenizer
 from training.sources import fingerprint, open_sources
 
@@ -61,7 +61,7 @@ def make_plan(mixture, tokenizer, config, n_packs):
     def measure_and_note(index):  # a planner asks for all indices in order
         found = next(results)
         if found.reason:
-            name = f"{source_at(mixture, index)}: {name_kind(found.reason)}"
+            name = f"{mixture[index][0].name}: {name_kind(found.reason)}"
             skipped.append((steps.planner.n_packs, name))
         return found
 

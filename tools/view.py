@@ -37,7 +37,7 @@ from tools.command import make_parser, report_errors
 from training.config import Config, UserError, parse
 from training.loader import Decoder
 from training.log import read_log
-from training.planner import StepPlanner, record_at
+from training.planner import StepPlanner
 from training.setup import open_tokenizer
 from training.sources import open_sources
 from weights.files import config_from_dict, explained
@@ -71,7 +71,8 @@ def plan_row(args, config, step, number, log=()):
                         "that draws them, has changed since")
     decoder = Decoder(mixture, tokenizer, config)
     examples = [decoder.decode(item) for item in plan.packs[number]]
-    records = [record_at(mixture, item.index)[0] for item in plan.packs[number]]
+    places = [mixture[item.index] for item in plan.packs[number]]
+    records = [source[i] for source, i, _ in places]
     batch = packing.collate([examples], config.data.max_tokens, config.data.vision)
     return Row(examples, records, tokenizer, config, batch)
 

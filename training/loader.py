@@ -27,7 +27,7 @@ import parallel
 from records.errors import DataError, Unreadable
 from records.mixture import Mixture
 from training.config import Config, RankError
-from training.planner import BadRecords, add_counts, record_at, source_at
+from training.planner import BadRecords, add_counts
 
 # --workers is the user's number; torch would prefer the number of cores
 warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
@@ -65,7 +65,8 @@ class Decoder:
     def decode(self, item, shard=None, reason=""):
         """A packing.Item and a data.CropShard (None: all crops) -> data.Example of its size; with a
         reason, or if it cannot be had, a placeholder."""
-        record, epoch = record_at(self.mixture, item.index)
+        source, i, epoch = self.mixture[item.index]
+        record = source[i]
         config = self.config
         planned = item.tokens, item.crops
         if not reason:
@@ -178,8 +179,9 @@ class Loader:
             # masked by another rank of the group
             if reason and not example.mask_reason:
                 example = self.decoder.decode(item, shard, reason)
-            example.source = source_at(self.mixture, item.index)
-            where = record_at(self.mixture, item.index)[0]["where"] if reason else ""
+            source, i, _ = self.mixture[item.index]
+            example.source = source.name
+            where = source[i]["where"] if reason else ""
             if reason and item.index not in self.known_masked:
                 self.newly_masked.append({"index": item.index, "id": example.id, "where": where,
                                           "reason": reason})

@@ -96,21 +96,9 @@ class Measured:
     size: tuple = None  # (tokens, crops)
 
 
-def record_at(mixture, index):
-    """-> the record at an index of the mixture, and its epoch."""
-    source, i, epoch = mixture[index]
-    return mixture.sources[source][i], epoch
-
-
-def source_at(mixture, index):
-    """The name of the source that holds an index of the mixture."""
-    return mixture.sources[mixture[index][0]].name
-
-
 def measure(mixture, tokenizer, config, index):
     """-> Measured, from text and headers."""
-    number, i, epoch = mixture[index]
-    source = mixture.sources[number]
+    source, i, epoch = mixture[index]
     try:
         record = source[i]
         size = data.size(record, tokenizer, config.data, config.seed, epoch)
@@ -159,7 +147,7 @@ class StepPlanner(Iterator):
     def size(self, index):
         """(tokens, crops) of the record at an index; None, and counted, if it is skipped."""
         found = self.measure(index)
-        self.skipped.count(source_at(self.mixture, index), found.where, found.reason)
+        self.skipped.count(self.mixture[index][0].name, found.where, found.reason)
         if found.reason:
             return None
         self.ids[index] = found.id
