@@ -47,7 +47,6 @@ from training.log import (
     make_line,
     read_log,
     read_steps,
-    resume_command,
     stop_nonfinite,
 )
 from training.setup import dry_run_largest_batch, fill_weights, pretrain_vit, start_run
@@ -248,7 +247,7 @@ def main(argv=None):
     except Terminated as e:
         end(143, e)
     except KeyboardInterrupt:
-        end(130, f"interrupted; continue with: {resume_command()}")
+        end(130, "interrupted; --resume continues from the newest checkpoint")
     except RuntimeError as e:
         end_if_explained(e)
         raise

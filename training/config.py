@@ -122,13 +122,11 @@ RANGES = {
 def field_values(config, prefix=""):
     """{dotted name: value} of every field, without data.vision, a copy of model.vision."""
     values = {}
-    for field in dataclasses.fields(config):
-        name = prefix + field.name
-        value = getattr(config, field.name)
+    for name, value in vars(config).items():
         if not dataclasses.is_dataclass(value):
-            values[name] = value
-        elif name != "data.vision":
-            values |= field_values(value, f"{name}.")
+            values[prefix + name] = value
+        elif name != "vision" or prefix != "data.":
+            values |= field_values(value, f"{prefix}{name}.")
     return values
 
 
@@ -169,12 +167,11 @@ def describe_fields(config, prefix="", outer=""):
     source = inspect.getsource(type(config)).replace("%", "%%")
     comments = dict(re.findall(r"^    (\w+): .*?# *(.+)$", source, re.MULTILINE))
     texts = {}
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        name = prefix + field.name
-        texts[name] = outer + comments.get(field.name, field.name)
+    for name, value in vars(config).items():
+        text = outer + comments.get(name, name)
+        texts[prefix + name] = text
         if dataclasses.is_dataclass(value):
-            texts |= describe_fields(value, f"{name}.", f"{texts[name]}: ")
+            texts |= describe_fields(value, f"{prefix}{name}.", f"{text}: ")
     return texts
 
 
