@@ -202,7 +202,7 @@ def finish(run, model, log, began):
     """Saves weights, tokenizer and the settings used at inference, scores the model, draws what the
     log holds, and prints where to look."""
     folder = run.out / "model"
-    whole = files.gather_on_first(model, run.ranks)
+    whole = files.whole_copy(model, "cpu", torch.float32, keep=run.ranks.first)
     if run.ranks.first:
         files.save(whole, folder)
         run.tokenizer.save(folder)

@@ -251,14 +251,6 @@ def open_model_folder(folder, device="cpu", dtype=torch.float32, read=True):
     return model, tokenizer, dataclasses.replace(data_config, vision=config.vision)
 
 
-def gather_on_first(model, ranks):
-    """-> on the first rank the model, or a copy on the CPU if it is sharded or has adapters,
-    which are merged; None on the others."""
-    if not ranks.mesh and not lora.has_adapters(model):
-        return model
-    return whole_copy(model, "cpu", torch.float32, keep=ranks.first)
-
-
 def gather_on_each(model, ranks, device, dtype):
     """-> the model that this rank evaluates: a copy on its device, in the dtype of the
     arithmetic; one process in float32, or with adapters, evaluates the model itself."""
@@ -268,8 +260,9 @@ def gather_on_each(model, ranks, device, dtype):
 
 
 def whole_copy(model, device, dtype, keep=True):
-    """A copy without shards and adapters; None on ranks that do not keep it. Gathered once:
-    layer by layer, as in training, all weights would be sent for every generated token."""
+    """A copy without shards and adapters, which shares what it need not convert; None on ranks
+    that do not keep it. Gathered once: layer by layer, as in training, all weights would be sent
+    for every generated token."""
     tensors = {}
     for name, p in model.named_parameters():
         # a cast before it is sent: half the bytes

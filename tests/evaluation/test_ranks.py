@@ -12,7 +12,7 @@ from records.reader import Records
 from tests.evaluation.small_model import DATA, MEDIA, TOKENIZER, random_model
 from tests.ranks import run_ranks
 from weights import lora
-from weights.files import gather_on_each, gather_on_first
+from weights.files import gather_on_each, whole_copy
 
 pytestmark = pytest.mark.slow
 
@@ -50,7 +50,7 @@ def assert_adapters_are_merged(ranks):
     wanted = lora.merged(whole, whole.state_dict(), torch.float32)
     model = parallel.parallelize(adapted_model(), ranks.mesh)
     copies = [gather_on_each(model, ranks, torch.device("cpu"), torch.float32),
-              gather_on_first(model, ranks)]
+              whole_copy(model, "cpu", torch.float32, keep=ranks.first)]
     assert (copies[1] is not None) == ranks.first
     for copy in copies[: 1 + ranks.first]:
         found = copy.state_dict()
