@@ -234,10 +234,9 @@ def fingerprint(folder):
     return digest.hexdigest()
 
 
-def open_model_folder(folder, device="cpu", dtype=torch.float32, read=True):
+def open_model_folder(folder, device="cpu", dtype=torch.float32):
     """What `describe` takes -> model, tokenizer, DataConfig: all that is needed to ask. OSError or
-    ValueError in one sentence if one of them cannot be read. read False: the model is on the
-    meta device, for `read_weights`."""
+    ValueError in one sentence if one of them cannot be read."""
     with explained(f"--device {device}"):
         torch.zeros(1, device=device)
     path, config, _ = describe(folder)
@@ -247,8 +246,8 @@ def open_model_folder(folder, device="cpu", dtype=torch.float32, read=True):
     if settings.is_file():
         with explained(settings):
             data_config = config_from_dict(json.loads(settings.read_text()), DataConfig())
-    model = load(folder, dtype, device) if read else meta_model(config).eval()
-    return model, tokenizer, dataclasses.replace(data_config, vision=config.vision)
+    data_config = dataclasses.replace(data_config, vision=config.vision)
+    return load(folder, dtype, device), tokenizer, data_config
 
 
 def gather_on_each(model, ranks, device, dtype):

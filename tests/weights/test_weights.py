@@ -135,8 +135,8 @@ def test_eight_rows_tell_whether_a_released_head_is_tied(tmp_path):
     for tied in (True, False):
         config = dataclasses.replace(wide, tied=tied)
         folder = save_released(config, tmp_path / str(tied))
-        added, opened = added_memory(lambda f=folder: files.open_model_folder(f, read=False))
-        assert opened[0].config.tied == tied
+        added, described = added_memory(lambda f=folder: files.describe(f))
+        assert described.config.tied == tied
         assert added < 32
 
 
