@@ -47,6 +47,7 @@ from training.log import (
     make_line,
     read_log,
     read_steps,
+    resume_command,
     stop_nonfinite,
 )
 from training.setup import dry_run_largest_batch, fill_weights, pretrain_vit, start_run
@@ -247,7 +248,7 @@ def main(argv=None):
     except Terminated as e:
         end(143, e)
     except KeyboardInterrupt:
-        end(130, "interrupted; --resume continues from the newest checkpoint")
+        end(130, f"interrupted; continue with: {resume_command()}")
     except RuntimeError as e:
         end_if_explained(e)
         raise

@@ -11,6 +11,7 @@ import math
 import os
 import platform
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -257,3 +258,10 @@ def end_if_explained(error):
     for pattern, sentence in CAUSES.items():
         if re.search(pattern, str(error)):
             end(1, RankError(f"{sentence}: {str(error).splitlines()[0]}"))
+
+
+def resume_command():
+    """The command that continues this run; it starts afresh if there is no checkpoint."""
+    words = [word for word in sys.argv if word not in ("--overwrite", "--resume")]
+    words = [re.sub("^--init", "--else-init", word) for word in words]
+    return f"python {shlex.join(words)} --resume"

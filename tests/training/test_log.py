@@ -1,6 +1,7 @@
 """The numbers of a step, the files of a run, and how it ends."""
 
 import json
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -42,7 +43,8 @@ ENDS = [
     (DataError("r.jsonl:1: no record"), 2, "r.jsonl:1: no record"),
     (OSError(28, "No space left on device"), 1, "[Errno 28] No space left on device"),
     (config.Terminated("SIGTERM: ended after step 3"), 143, "SIGTERM: ended after step 3"),
-    (KeyboardInterrupt(), 130, "interrupted; --resume continues from the newest checkpoint"),
+    (KeyboardInterrupt(), 130,
+     "interrupted; continue with: python train.py --else-init 'a b' --resume"),
     (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), 1,
      "out of memory; use a smaller --micro-batch or --data.max_tokens, or a larger --cp; python -m "
      "tools.memory counts what a step takes: DefaultCPUAllocator: can't allocate memory: you tried "
@@ -59,6 +61,7 @@ def test_an_error_that_ends_a_run_is_a_sentence_and_a_status(tmp_path, monkeypat
         raise error
 
     monkeypatch.setattr(train, "start_run", start_run)
+    monkeypatch.setattr(sys, "argv", ["train.py", "--init", "a b", "--overwrite"])
     assert run(tmp_path / "out", *SMALL) == status
     assert capsys.readouterr().err == f"train.py: {words}\n"
 
