@@ -33,6 +33,7 @@ from tools.bench.generate import our_answer, prompts, time_answer
 from tools.bench.measure import check_device, clock
 from tools.bench.step import matmul_peak
 from tools.bench.step_cases import Plain, plain_example, stream_case
+from tools.bench.stream import Recipe
 from tools.command import make_parser, report_errors
 from training.config import parse
 from training.log import commit, hardware
@@ -117,9 +118,8 @@ def measure_step(flags, device, compiles, peak, rounds):
         step([[largest]])
         found["GiB allocated"] = torch.cuda.max_memory_allocated() / memory.GIB
     optimizer.zero_grad()
-    case = stream_case(config.model, Namespace(
-        n=2, stage=config.stage, tokens=config.data.max_tokens, crops=config.pack_crops,
-        frames=config.data.max_frames))
+    limits = Recipe(config.data.max_tokens, config.pack_crops, config.data.max_frames)
+    case = stream_case(config.model, 2, config.stage, limits)
     for row in case.rows:  # compiles what their shapes need
         step([row])
     seconds = []

@@ -71,14 +71,12 @@ def rows(tokens, count, device="cpu"):
     limits = recipe(stage)
     max_crops = max(limits.max_crops * tokens // limits.max_tokens, 1)
     examples = stream(stage, STREAM, seed=0)
-    found = []
-    for pack in packing.Planner([(e.tokens, e.crops) for e in examples], tokens, max_crops):
-        members = [examples[i] for i in pack]
-        if sum(e.tokens for e in members) >= 0.8 * tokens:
-            found.append(members)
-    if len(found) < count:
+    sizes = [(e.tokens, e.crops) for e in examples]
+    packs = [[examples[i] for i in pack] for pack in packing.Planner(sizes, tokens, max_crops)]
+    full = [pack for pack in packs if sum(e.tokens for e in pack) >= 0.8 * tokens]
+    if len(full) < count:
         raise UserError(f"--tokens {tokens}: {STREAM} examples do not fill {count} such rows.")
-    return [packed_row(members, tokens, device) for members in found[:count]]
+    return [packed_row(pack, tokens, device) for pack in full[:count]]
 
 
 # A way to attend is a function: Row -> function (q (1,T,H,D), k and v (1,T,G,D)) -> (1,T,H,D).

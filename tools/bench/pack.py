@@ -41,11 +41,6 @@ def lower_bound(sizes, limits):
     return int(max(bounds))
 
 
-def no_packing(sizes, max_tokens, max_crops):
-    """Every example is a pack."""
-    return ([i] for i, _ in enumerate(sizes))
-
-
 class OpenPack:
     """A pack that is being filled: the tokens and crops that are left, its example numbers."""
 
@@ -184,7 +179,7 @@ OFFICIAL = "official knapsack, 48"
 def packers(stage):
     """{name in the table: packer}; the official one weighs crops by stage."""
     return {
-        "none": no_packing,
+        "none": lambda sizes, *limits: ([i] for i, _ in enumerate(sizes)),
         "in order until full": in_order,
         "InternVL's buffer, 20": internvl_buffer,
         "first fit, oldest first, 48": first_fit,
@@ -229,7 +224,7 @@ def measure(packer, sizes, bound, limits):
         "tokens": fill[:, 0].mean() / limits[0],
         "crops": fill[:, 1].mean() / limits[1],
         "wait": waits.mean(),
-        "wait_max": waits.max(),
+        "wait_max": int(waits.max()),
         "us": seconds / len(sizes) * 1e6,
     }
 
@@ -262,13 +257,10 @@ def savings(examples, limits):
 
 def summarise(rows):
     """A packer's rows, one per stream -> means, the longest wait, the range of "over"."""
-    summary = {}
-    for key in rows[0]:
-        values = [row[key] for row in rows]
-        summary[key] = float(max(values) if key == "wait_max" else fmean(values))
-        if key == "over":
-            summary["over_range"] = min(values), max(values)
-    return summary
+    means = {key: fmean(row[key] for row in rows) for key in rows[0]}
+    over = [row["over"] for row in rows]
+    longest = max(row["wait_max"] for row in rows)
+    return means | {"wait_max": longest, "over_range": (min(over), max(over))}
 
 
 def bench_stage(stage, n, seeds):

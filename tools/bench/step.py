@@ -26,14 +26,13 @@ from typing import NamedTuple
 import torch
 
 import packing
-from tools.bench import peers, stream
+from tools.bench import peers
 from tools.bench.flops import batch_work, flops
 from tools.bench.measure import check_device, clock, run_rounds, spread
 from tools.bench.step_cases import CASES, make_case, n_crops
 from tools.command import positive, print_table, show
 
 SIDES = ("ours", "reference")
-STREAM_ROW = stream.Recipe(max_tokens=4096, max_crops=32, max_frames=8)
 # Gradients that are compared, by our name and transformers'. The gradients of the first blocks are
 # computed last, so that an error in any block changes them.
 WATCHED = {
@@ -150,7 +149,7 @@ def describe(case, model):
 def bench_case(name, config, models, peaks, args):
     """Prints the table of one case -> its numbers. models: {side: model}; peaks: {dtype:
     FLOP/s}. RuntimeError where the implementations differ."""
-    case = make_case(name, config, args)
+    case = make_case(name, config, args.n)
     device = torch.device(args.device)
     if device.type == "cuda":
         # the shapes of other cases count against the recompilation limit
@@ -199,12 +198,8 @@ def add_arguments(parser):
 def run(args):
     """Prints a table per case -> {"peak": FLOP/s by dtype, case: its numbers, ..}."""
     check_device(args.device)
-    args.stage = 2
-    args.tokens, args.crops, args.frames = STREAM_ROW
     config = peers.PRESETS[args.preset]
     models = build_models(config, args)
     peaks = {dtype: matmul_peak(torch.device(args.device), dtype) for dtype in args.dtypes}
-    for dtype, peak in peaks.items():
-        print(f"peak: {peak / 1e12:.3g} TFLOP/s in {dtype}")
     cases = {name: bench_case(name, config, models, peaks, args) for name in args.cases}
     return {"peak": peaks, **cases}

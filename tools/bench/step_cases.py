@@ -24,6 +24,7 @@ from text.tokenizer import ByteTokenizer
 from text.visual_tokens import images_tokens, video_tokens
 from tools.bench import stream
 
+STREAM_ROW = stream.Recipe(max_tokens=4096, max_crops=32, max_frames=8)
 REFERENCE_BATCH = 4  # sequences in a batch of the stream for transformers
 
 
@@ -139,20 +140,19 @@ def draw_tree(config, rng, stage, max_frames):
     return random_tree(config, rng, image_sizes, n_frames, texts)
 
 
-def stream_case(config, args):
-    """Packed rows of a stage's stream -> Case. args: n rows of so many tokens and crops, frames
-    of a video at most, and the stage."""
+def stream_case(config, n, stage, limits):
+    """The Case of n packed rows of a stage's stream. limits: stream.Recipe of a row."""
     rng = np.random.default_rng(0)
     trees = []
 
     def next_size(_):
-        trees.append(draw_tree(config, rng, args.stage, args.frames))
+        trees.append(draw_tree(config, rng, stage, limits.max_frames))
         whole = trees[-1].whole
         return len(whole.tokens), n_crops(whole)
 
     # The first packs hold the largest examples of the pool; after MAX_WAIT packs these are gone.
-    planner = packing.Planner(next_size, args.tokens, args.crops)
-    packs = list(islice(planner, packing.MAX_WAIT, packing.MAX_WAIT + args.n))
+    planner = packing.Planner(next_size, limits.max_tokens, limits.max_crops)
+    packs = list(islice(planner, packing.MAX_WAIT, packing.MAX_WAIT + n))
     for i in sorted(i for pack in packs for i in pack):
         set_random_pixels([trees[i].whole, *trees[i].singles], config, rng)
     rows = [[trees[i].whole for i in pack] for pack in packs]
@@ -163,13 +163,13 @@ def stream_case(config, args):
         kind = [e for e in singles if (e.pool_src.shape[1] == 9) == is_video]
         for start in range(0, len(kind), REFERENCE_BATCH):
             batches.append(kind[start : start + REFERENCE_BATCH])
-    return Case(rows, batches, args.tokens)
+    return Case(rows, batches, limits.max_tokens)
 
 
-def make_case(name, config, args):
-    """The Case of one of CASES."""
+def make_case(name, config, n):
+    """The Case of one of CASES; n: rows of the stream."""
     if name == "stream":
-        return stream_case(config, args)
+        return stream_case(config, n, 2, STREAM_ROW)
     rng = np.random.default_rng(0)
     row = [plain_example(config, rng, plain) for plain in CASES[name]]
     batches = [[example] for example in row] if name == "single" else [row]
