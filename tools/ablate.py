@@ -32,9 +32,9 @@ import train
 import vision
 from records import mixture
 from records.errors import warn
-from tools.command import make_parser, report_errors
+from tools.command import make_parser, positive, report_errors
 from toy import world
-from training.config import RunError, parse
+from training.config import RunError
 from training.log import read_log
 
 # Runs of a family are compared: they have the same stage and start from the same
@@ -249,17 +249,15 @@ def parse_command(argv):
     add = parser.add_argument
     add("--only", type=lambda names: names.split(","), default=list(CHOICES),
         help="some of: " + ", ".join(CHOICES))
-    add("--seeds", type=int, default=3, help="runs of each kind (default 3)")
-    add("--steps", type=int, default=800, help="of each run (default 800)")
-    add("--images", type=int, default=100,
+    add("--seeds", type=positive, default=3, help="runs of each kind (default 3)")
+    add("--steps", type=positive, default=800, help="of each run (default 800)")
+    add("--images", type=positive, default=100,
         help="held-out examples of each kind to score (default 100)")
     add("--out", type=Path, default=Path("runs/ablate"),
         help="a directory per run; finished runs are not repeated")
     args = parser.parse_args(argv)
     if unknown := set(args.only) - set(CHOICES):
         parser.error(f"--only {','.join(unknown)}: choose from {', '.join(CHOICES)}")
-    for run in plan_runs(args):
-        parse(run.flags)  # UserError before the first run
     return args
 
 

@@ -23,7 +23,6 @@ from tools.prepare.media import Media
 from tools.prepare.rows import check_columns, open_parquet, read_rows, source_files
 from training.config import UserError
 
-MODELS = ("Molmo2-4B", "Molmo2-8B", "Molmo2-O-7B")
 COUNT_SCORES = ("count_accuracy", "count_close")
 POINT_SCORES = ("point_f1", "point_precision", "point_recall")
 # of Point-Bench
@@ -34,7 +33,7 @@ class Benchmark(NamedTuple):
     layout: Callable  # (row, Media) -> image and annotation, or Skip
     columns: str
     scores: tuple  # the first is the main one
-    published: tuple = ()  # in percent, of MODELS
+    published: dict = {}  # noqa: RUF012 - {model: main score in percent}
     source: str = "not found"  # of the published scores
     max_new: int | None = None  # tokens of an answer at most; None: answer_limit()
 
@@ -108,7 +107,8 @@ BENCHMARKS = {
     "countbench": Benchmark(counting_question, "image question number", COUNT_SCORES),
     "point-bench": Benchmark(
         pointing_question, "image_filename mask_filename? category user_input",
-        ("average", *CATEGORIES), (67.7, 68.7, 66.5),
+        ("average", *CATEGORIES),
+        {"Molmo2-4B": 67.7, "Molmo2-8B": 68.7, "Molmo2-O-7B": 66.5},
         "allenai/molmo2, issue 18, as corrected in April 2026", max_new=256),
 }
 
@@ -222,8 +222,7 @@ def score_point_bench(predictions, targets):
         success = all_in_mask(points, read_mask(target.mask), target.size)
         successes[target.category].append(success)
     means = {name: float(np.mean(found)) for name, found in successes.items() if found}
-    average = float(np.mean(list(means.values())))
-    means = {"average": average, **means}
+    means = {"average": float(np.mean(list(means.values()))), **means}
     return {name: round(value, 4) for name, value in means.items()}
 
 
@@ -235,19 +234,17 @@ def summary(loaded, metrics, predictions):
     else:
         scores = {name: metrics[name] for name in benchmark.scores}
     left_out = loaded.left_out + Counter({"damaged image": metrics["skipped"]})
-    published = dict(zip(MODELS, benchmark.published, strict=False))
     return {"benchmark": loaded.name, **scores, "questions": len(predictions),
             "rows": loaded.n_rows, "left_out": dict(left_out),
-            "published": published, "source": benchmark.source}
+            "published": benchmark.published, "source": benchmark.source}
 
 
 def print_scores(found):
     """Prints what summary() returns: a row for each score, ours and the published ones."""
     scores = BENCHMARKS[found["benchmark"]].scores
-    ours = {name: 100 * found[name] if name in found else None for name in scores}
-    columns = {"ours": ours}
-    for model in MODELS:
-        columns[model] = {scores[0]: found["published"].get(model)}
+    columns = {"ours": {name: 100 * found[name] for name in scores if name in found}}
+    for model, percent in found["published"].items():
+        columns[model] = {scores[0]: percent}
     print_columns("percent", columns)
     print(f"{found['questions']} of {found['rows']} rows were asked; "
           f"published scores: {found['source']}")

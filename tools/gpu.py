@@ -30,7 +30,7 @@ from tools import memory
 from tools.bench import attend
 from tools.bench.flops import batch_work, flops
 from tools.bench.generate import our_answer, prompts, time_answer
-from tools.bench.measure import check_device, clock
+from tools.bench.measure import check_device, clock, relative_error
 from tools.bench.step import matmul_peak
 from tools.bench.step_cases import Plain, plain_example, stream_case
 from tools.bench.stream import Recipe
@@ -50,9 +50,6 @@ STEPS = {  # the flags of train.py
 SMALL_STEPS = {
     "stage 1, toy": "--stage 1 --tiny --micro-batch 1 --data.max_tokens=512",
     "stage 2, toy": "--stage 2 --tiny --micro-batch 1"}
-
-def relative(found, expected):
-    return float((found - expected).abs().max() / expected.abs().max())
 
 
 def loss_and_gradients(model, rows, device, dtype=torch.float32):
@@ -78,7 +75,8 @@ def make_checks(device, compiles):
     def compare(limit, rows=(examples,), dtype=torch.float32, compiled=False):
         if compiled:
             model.compile_blocks()
-        off = max(map(relative, loss_and_gradients(model, rows, device, dtype), expected))
+        found = loss_and_gradients(model, rows, device, dtype)
+        off = max(map(relative_error, found, expected))
         return {"off": off, "limit": limit, "ok": off <= limit}
 
     # a GPU may round products of float32

@@ -24,7 +24,7 @@ import torch
 
 import attention
 import packing
-from tools.bench.measure import check_device, clock, run_rounds, spread
+from tools.bench.measure import check_device, clock, relative_error, run_rounds, spread
 from tools.bench.stream import recipe, stream
 from tools.command import positive, print_table
 from training.config import UserError
@@ -128,7 +128,7 @@ def check_ways(several, inputs, device, tolerance):
         for name, way in WAYS.items():
             _, found = measure(way, row, inputs, device)
             for x, y in zip(found, expected, strict=True):
-                off = float((x - y).abs().max() / y.abs().max())
+                off = relative_error(x, y)
                 if off > tolerance:
                     raise RuntimeError(f"{name} differs from dense by {off:.1e}.")
 

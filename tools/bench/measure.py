@@ -26,6 +26,11 @@ def spread(ratios):
     return {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
 
 
+def relative_error(found, expected):
+    """The largest difference of two tensors over the largest expected value."""
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
 def run_rounds(runs, rounds):
     """{key: function} -> [{key: its result} for each round]. Every second round goes in
     reverse order, so that background load and caches affect all equally."""
