@@ -32,7 +32,7 @@ import train
 import vision
 from records import mixture
 from records.errors import warn
-from tools.command import make_parser, positive, report_errors
+from tools.command import make_parser, positive, print_table, report_errors
 from toy import world
 from training.config import RunError
 from training.log import read_log
@@ -204,7 +204,7 @@ T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
 
 def compare(name, metric, args):
     """One metric with and without a choice, means over pairs of runs with the same seed
-    -> dict; None without a pair. error: standard error of the difference, None for a
+    -> dict, empty without a pair. error: standard error of the difference, None for a
     single seed."""
     pairs = []
     for seed in range(args.seeds):
@@ -214,7 +214,7 @@ def compare(name, metric, args):
         if metric in with_it and metric in without:
             pairs.append((with_it[metric], without[metric]))
     if not pairs:
-        return None
+        return {}
     n = len(pairs)
     gains = [a - b for a, b in pairs]
     mean = statistics.mean(gains)
@@ -223,24 +223,21 @@ def compare(name, metric, args):
     if n > 1 and abs(mean) > T_95[min(n, 10) - 2] * error:
         verdict = "agrees" if mean > 0 else "disagrees"
     return {
-        "choice": name, "metric": metric, "seeds": n,
         "with_it": statistics.mean(a for a, _ in pairs),
         "without": statistics.mean(b for _, b in pairs),
-        "difference": mean, "error": error, "verdict": verdict,
+        "difference": mean, "error": error, "seeds": n, "verdict": verdict,
     }
 
 
 def print_report(args):
+    table = {}
     rows = []
     for name, choice in CHOICES.items():
-        found = [compare(name, metric, args) for metric in choice.metrics]
-        found = [row for row in found if row]
-        for row in found:
-            error = "" if row["error"] is None else f" +- {row['error']:.3f}"
-            print(f"{name:20} {row['metric']:20} with {row['with_it']:.3f}  "
-                  f"without {row['without']:.3f}  gain {row['difference']:+.3f}{error}  "
-                  f"({row['seeds']} seeds)  {row['verdict']}")
-        rows += found
+        for metric in choice.metrics:
+            if found := compare(name, metric, args):
+                table[f"{name}: {metric}"] = found
+                rows.append({"choice": name, "metric": metric, **found})
+    print_table("choice: metric", table)
     print(json.dumps({"steps": args.steps, "rows": rows}))
 
 

@@ -16,7 +16,7 @@ from PIL import Image
 
 from records.media import image_size, open_image
 from records.reader import Records
-from tools.command import print_columns
+from tools.command import print_table
 from tools.prepare.annotations import require, xy_points
 from tools.prepare.collect import count_skips
 from tools.prepare.media import Media
@@ -241,10 +241,11 @@ def summary(loaded, metrics, predictions):
 
 def print_scores(found):
     """Prints what summary() returns: a row for each score, ours and the published ones."""
-    scores = BENCHMARKS[found["benchmark"]].scores
-    columns = {"ours": {name: 100 * found[name] for name in scores if name in found}}
-    for model, percent in found["published"].items():
-        columns[model] = {scores[0]: percent}
-    print_columns("percent", columns)
+    main, *others = BENCHMARKS[found["benchmark"]].scores
+    rows = {main: {"ours": 100 * found[main], **found["published"]}}
+    for name in others:
+        if name in found:
+            rows[name] = dict.fromkeys(rows[main]) | {"ours": 100 * found[name]}
+    print_table("percent", rows)
     print(f"{found['questions']} of {found['rows']} rows were asked; "
           f"published scores: {found['source']}")

@@ -47,21 +47,13 @@ def show(value):
 
 
 def print_table(title, rows):
-    """Prints {label: {column: value}}, with the same columns in all rows."""
+    """Prints {label: {column: value}}, with the same columns in all rows; "-" for None."""
     lines = [[title, *map(str, next(iter(rows.values())))]]
     lines += [[label, *map(show, row.values())] for label, row in rows.items()]
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
     for label, *cells in lines:
         aligned = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
         print("  ".join([label.ljust(widths[0]), *aligned]), flush=True)
-
-
-def print_columns(title, columns):
-    """Prints {column: {label: value}}; "-" where a column has no value."""
-    labels = dict.fromkeys(label for column in columns.values() for label in column)
-    print_table(title, {
-        label: {name: column.get(label) for name, column in columns.items()}
-        for label in labels})
 
 
 def report_errors(main):

@@ -29,7 +29,7 @@ from evaluation.masks import open_masks
 from records.media import MAX_FRAMES
 from records.reader import Records
 from tools import benchmarks
-from tools.command import make_parser, positive, print_columns, report_errors, whole_number
+from tools.command import make_parser, positive, print_table, report_errors, whole_number
 from training.config import UserError
 from training.sources import unique_names
 from weights.files import explained, open_model_folder
@@ -114,11 +114,11 @@ def report(args, results, benchmark):
         if folder:
             pictures.draw(of_file.predictions, of_file.records, folder)
         if len(of_file.by_frames) > 1:
-            columns = {}
-            for n, metrics in of_file.by_frames.items():
-                columns[n] = {name: metrics[name] for name in SCORES if name in metrics}
-                columns[n]["nll"] = metrics["nll"].get("all")
-            print_columns(f"{of_file.name}, frames", columns)
+            by_frames = of_file.by_frames.items()
+            rows = {name: {n: metrics.get(name) for n, metrics in by_frames}
+                    for name in SCORES if name in of_file.metrics}
+            rows["nll"] = {n: metrics["nll"].get("all") for n, metrics in by_frames}
+            print_table(f"{of_file.name}, frames", rows)
     first, *others = results
     last_line = first.metrics | {of_file.name: of_file.metrics for of_file in others}
     if benchmark:
