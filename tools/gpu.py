@@ -133,9 +133,8 @@ def measure_step(flags, device, compiles, peak, rounds):
 
 def measure_attention(tokens, dtype, device, model):
     """Compares attention with SDPA under a dense mask, and times both."""
-    case = attend.bench_row_length(tokens, Namespace(
-        rows=1, rounds=3, device=device.type, heads=model.n_head, kv_heads=model.n_kv_head,
-        dim=model.head_dim, dtype=dtype))
+    args = Namespace(rows=1, rounds=3, device=device.type, dtype=dtype)
+    case = attend.bench_row_length(tokens, args, model.n_head, model.n_kv_head, model.head_dim)
     ours = case["ways"]["ours"]
     return {"ms forward and backward": 1e3 * ours["both"],
             "times dense SDPA": ours["dense_over"]["median"]}

@@ -2,8 +2,7 @@
 
     python -m tools.bench attend    # rows of 4,096 and 16,384 tokens on the CPU
     python -m tools.bench attend --tokens 2048 --rounds 2
-    python -m tools.bench attend --device cuda --dtype bfloat16 --heads 32 --kv-heads 8 --dim 128 \\
-        --tokens 16384 36864
+    python -m tools.bench attend --device cuda --dtype bfloat16 --tokens 16384 36864
 
 Rows are packs of the stream of tools.bench pack (of stage 3 from 36,864 tokens on, else of
 stage 2, with crops in proportion). All implementations compute the same, forward and backward,
@@ -141,15 +140,15 @@ def summarise(name, rounds):
     return summary
 
 
-def bench_row_length(tokens, args):
-    """Prints the table of rows of so many tokens -> its numbers."""
+def bench_row_length(tokens, args, heads=8, kv_heads=2, dim=64):
+    """Prints the table of rows of so many tokens -> its numbers. dim: numbers of a head."""
     device = torch.device(args.device)
     dtype = getattr(torch, args.dtype)
     generator = torch.Generator().manual_seed(0)
     several = rows(tokens, args.rows, device)
     inputs = []
-    for heads in (args.heads, args.kv_heads, args.kv_heads):
-        x = torch.randn(1, tokens, heads, args.dim, generator=generator)
+    for n_heads in (heads, kv_heads, kv_heads):
+        x = torch.randn(1, tokens, n_heads, dim, generator=generator)
         inputs.append(x.to(device, dtype).requires_grad_())
     # a GPU may round to TF32
     exact = args.device == "cpu" and args.dtype == "float32"
@@ -177,9 +176,6 @@ def add_arguments(parser):
     add = parser.add_argument
     add("--tokens", type=positive, nargs="+", default=[4096, 16384], help="of a row")
     add("--rows", type=positive, default=3, help="rows of each length")
-    add("--heads", type=positive, default=8, help="heads of the queries")
-    add("--kv-heads", type=positive, default=2, help="heads of keys and values")
-    add("--dim", type=positive, default=64, help="of a head")
     add("--device", default="cpu", help="cpu, cuda, ..")
     add("--dtype", choices=("float32", "bfloat16"), default="float32", help="of q, k and v")
     add("--rounds", type=positive, default=5, help="measurements of each row")
@@ -187,7 +183,5 @@ def add_arguments(parser):
 
 def run(args):
     """Prints a table per length -> {"4096": its numbers, ..}."""
-    if args.heads % args.kv_heads:
-        raise UserError(f"--heads {args.heads} must be a multiple of --kv-heads {args.kv_heads}.")
     check_device(args.device)
     return {str(tokens): bench_row_length(tokens, args) for tokens in args.tokens}
