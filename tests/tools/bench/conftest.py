@@ -2,25 +2,21 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 
-import model as models
+from tests.small_model import SMALL, VISION
 from tools.bench import __main__ as command
 from tools.bench import peers
-from vision import VisionConfig
-
-VISION = VisionConfig(n_layer=2, n_embd=32, n_head=2, n_hidden=64, feature_layers=(1, 0), grid=7,
-                      patch=4, overlap_margin=1)
-TINY = models.ModelConfig(n_layer=2, n_embd=32, n_head=4, n_kv_head=2, head_dim=8, n_hidden=48,
-                          n_vocab=400, vision=VISION)
 
 
 @pytest.fixture
 def tiny(monkeypatch):
-    """A model config that stands in for the preset "small"."""
-    monkeypatch.setitem(peers.PRESETS, "small", TINY)
-    return TINY
+    """A model config that stands in for the preset "small". Its windows are not all full."""
+    config = replace(SMALL, vision=replace(VISION, grid=7))
+    monkeypatch.setitem(peers.PRESETS, "small", config)
+    return config
 
 
 @pytest.fixture

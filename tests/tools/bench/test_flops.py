@@ -10,6 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import packing
+from tests.small_model import SMALL
 from tools.bench import peers
 from tools.bench.flops import Work, batch_work, flops, matrix_size
 from tools.bench.step_cases import Plain, plain_example
@@ -29,15 +30,10 @@ def counted_flops(run):
     return sum(n for operator, n in counts if "mm" in str(operator))
 
 
-def even_grid(config):
-    """A crop of 6 x 6 patches: no window of 2 x 2 has an empty place."""
-    return replace(config, vision=replace(config.vision, grid=6))
-
-
-def test_flops_of_a_step_are_those_of_its_matrices_and_of_the_pairs_that_attend(tiny):
+def test_flops_of_a_step_are_those_of_its_matrices_and_of_the_pairs_that_attend():
     """torch also counts the head's second forward, which is checkpointed, and does not count the
-    gradient of pixels, which nothing needs."""
-    config = even_grid(tiny)
+    gradient of pixels, which nothing needs. A crop of 6 x 6 patches has full windows."""
+    config = SMALL
     model = random_model(config)
     rng = np.random.default_rng(0)
     row = [plain_example(config, rng, Plain(20, (2, 1))), plain_example(config, rng, Plain(7))]
@@ -53,7 +49,7 @@ def test_flops_of_a_step_are_those_of_its_matrices_and_of_the_pairs_that_attend(
     pairs = sum(n * (n + 1) // 2 for n in lengths) + visual * (visual - 1) // 2
     in_windows = int((batch.pool_src >= 0).sum())
     n_layer = 2
-    attended = n_layer * pairs * 4 * 8 + n_layer * patches * 36 * 32 + in_windows * 32
+    attended = n_layer * pairs * 4 * 24 + n_layer * patches * 36 * 64 + in_windows * 64
     # forward 4, backward 8, for each pair and number of a query
     work = batch_work(model, batch)
     assert flops(model, work) == counted + 12 * attended
