@@ -37,8 +37,7 @@ from toy import world
 from training.config import RunError
 from training.log import read_log
 
-# Runs of a family are compared: they have the same stage and start from the same
-# weights, those of the run with all choices of the family before.
+# the families of runs, and whose run with all choices they start from
 STAGES = {"images": 1, "videos": 2, "long": 3}
 STARTS = {"videos": "images", "long": "videos"}
 
@@ -241,7 +240,8 @@ def print_report(args):
     print(json.dumps({"steps": args.steps, "rows": rows}))
 
 
-def parse_command(argv):
+@report_errors
+def main(argv=None):
     parser = make_parser("ablate", __doc__)
     add = parser.add_argument
     add("--only", type=lambda names: names.split(","), default=list(CHOICES),
@@ -255,12 +255,6 @@ def parse_command(argv):
     args = parser.parse_args(argv)
     if unknown := set(args.only) - set(CHOICES):
         parser.error(f"--only {','.join(unknown)}: choose from {', '.join(CHOICES)}")
-    return args
-
-
-@report_errors
-def main(argv=None):
-    args = parse_command(argv)
     for run in plan_runs(args):
         perform(run)
     print_report(args)

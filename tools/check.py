@@ -91,7 +91,8 @@ def check_file(records, decode_all, print_all):
     return bool(counts)
 
 
-def parse(argv):
+@report_errors
+def main(argv=None):
     parser = make_parser("check", __doc__)
     add = parser.add_argument
     add("file", type=Path, help="records (.jsonl, .json), or a mixture (mix.json)")
@@ -100,12 +101,7 @@ def parse(argv):
     add("--decode", action="store_true",
         help="read every image and the packets of every video")
     add("--all", action="store_true", help=f"print more than {MAX_PRINTED} lines")
-    return parser.parse_args(argv)
-
-
-@report_errors
-def main(argv=None):
-    args = parse(argv)
+    args = parser.parse_args(argv)
     entries = [{"path": args.file}]
     if args.file.name.endswith("mix.json"):
         entries = [member for entry in read_mix(args.file)

@@ -64,7 +64,7 @@ def loss_and_gradients(model, rows, device, dtype=torch.float32):
     return loss.detach()[None], torch.cat(gradients)
 
 
-def make_checks(device, compiles):
+def make_checks(device):
     """{name: function that makes a check}."""
     torch.manual_seed(0)
     model = models.Molmo2(TINY).init_weights().to(device).train()
@@ -83,17 +83,17 @@ def make_checks(device, compiles):
     checks = {
         "bfloat16 against float32": partial(compare, 0.1, dtype=torch.bfloat16),
         "a row against each example alone": partial(compare, 0.01, [[x] for x in examples])}
-    if compiles:
+    if device.type == "cuda":  # on a CPU compiling would take minutes
         checks["compiled against plain"] = partial(compare, 0.01, compiled=True)
     return checks
 
 
-def measure_step(flags, device, compiles, peak, rounds):
+def measure_step(flags, device, peak, rounds):
     """Runs optimizer steps -> memory of the largest micro-batch, as tools.memory counts it
     and as it is; seconds and MFU of rows of training."""
     _, config = parse(flags.split())
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    config = replace(config, device=str(device), compile=compiles)
+    config = replace(config, device=str(device), compile=device.type == "cuda")
     found = {"GiB counted": max(memory.count(config, dtype).peaks.values()) / memory.GIB}
     torch.manual_seed(0)
     with device:
@@ -156,12 +156,12 @@ def measure_answer(device, config, n_tokens):
     return found
 
 
-def make_measurements(device, small, compiles, peak):
+def make_measurements(device, small, peak):
     """{name: function that measures}."""
     model = TINY if small else models.PRESETS["4b"]
     parts = {}
     for name, flags in (SMALL_STEPS if small else STEPS).items():
-        parts[name] = partial(measure_step, flags, device, compiles, peak, 2 if small else 6)
+        parts[name] = partial(measure_step, flags, device, peak, 2 if small else 6)
     lengths = {512: "float32"} if small else {
         1024: "float32", 16_384: "bfloat16", 36_864: "bfloat16"}
     for tokens, dtype in lengths.items():
@@ -207,10 +207,8 @@ def main(argv=None):
     check_device(args.device)
     device = torch.device(args.device)
     torch.set_flush_denormal(True)  # as in train.py
-    compiles = device.type == "cuda"  # on a CPU it would take minutes
-    peak = matmul_peak(device, "bfloat16" if compiles else "float32")
-    parts = make_checks(device, compiles)
-    parts |= make_measurements(device, args.small, compiles, peak)
+    peak = matmul_peak(device, "bfloat16" if device.type == "cuda" else "float32")
+    parts = make_checks(device) | make_measurements(device, args.small, peak)
     results = {name: run_part(name, part) for name, part in parts.items()}
     found = {"device": hardware(device), "torch": torch.__version__, "commit": commit(),
              "small": args.small, "peak": peak, "results": results}

@@ -30,7 +30,8 @@ FOLDERS = {  # arguments of each command
 }
 
 
-def parse(argv):
+@report_errors
+def main(argv=None):
     parser = make_parser("hf", __doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, folders in FOLDERS.items():
@@ -41,12 +42,6 @@ def parse(argv):
     out = Path(args.out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         parser.error(f"{out}: not empty; name another folder")
-    return args
-
-
-@report_errors
-def main(argv=None):
-    args = parse(argv)
     if args.command == "base":
         model = start_from_base(args.source, args.siglip)
         tokenizer = extended_tokenizer(args.source, model.config.n_vocab)

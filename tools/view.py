@@ -327,8 +327,7 @@ def main(argv=None):
         row = plan_row(args, config, own.row + 1, 0)
     page = write_page(row)
     own.out.write_text(page, encoding="utf-8")
-    megabytes = len(page) / 1e6
-    print(f"{own.out}: row {own.row}, {len(row.examples)} examples, {megabytes:.1f} MB")
+    print(f"{own.out}: row {own.row}, {len(row.examples)} examples")
 
 
 if __name__ == "__main__":

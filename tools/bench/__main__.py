@@ -30,20 +30,15 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescript
     """Shows the docstring as it is written, and the default of every flag."""
 
 
-def parse(argv):
-    """The arguments of one of the COMMANDS."""
+@report_errors
+def main(argv=None):
     parser = make_parser("bench", __doc__)
     subparsers = parser.add_subparsers(dest="bench", required=True, metavar="COMMAND")
     for name, module in COMMANDS.items():
         title = module.__doc__.splitlines()[0]
         module.add_arguments(subparsers.add_parser(
             name, help=title, description=module.__doc__, formatter_class=HelpFormatter))
-    return parser.parse_args(argv)
-
-
-@report_errors
-def main(argv=None):
-    args = parse(argv)
+    args = parser.parse_args(argv)
     results = COMMANDS[args.bench].run(args)
     # four digits of every float: more would be noise
     cases = json.loads(json.dumps(results), parse_float=lambda text: float(f"{float(text):.4g}"))

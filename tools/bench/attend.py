@@ -30,7 +30,6 @@ from training.config import UserError
 
 VISUAL_PERIOD = 88  # tokens of a frame, its markers and the text of its time
 VISUAL_TOKENS = 83  # of these, the frame and its markers
-STREAM = 400  # examples that rows are drawn from
 TIMES = ("mask", "forward", "both")  # seconds; both: forward and backward
 
 
@@ -69,12 +68,12 @@ def rows(tokens, count, device="cpu"):
     stage = 3 if tokens >= recipe(3).max_tokens else 2
     limits = recipe(stage)
     max_crops = max(limits.max_crops * tokens // limits.max_tokens, 1)
-    examples = stream(stage, STREAM, seed=0)
+    examples = stream(stage, 400, seed=0)
     sizes = [(e.tokens, e.crops) for e in examples]
     packs = [[examples[i] for i in pack] for pack in packing.Planner(sizes, tokens, max_crops)]
     full = [pack for pack in packs if sum(e.tokens for e in pack) >= 0.8 * tokens]
     if len(full) < count:
-        raise UserError(f"--tokens {tokens}: {STREAM} examples do not fill {count} such rows.")
+        raise UserError(f"--tokens {tokens}: the stream fills fewer than {count} such rows.")
     return [packed_row(pack, tokens, device) for pack in full[:count]]
 
 

@@ -83,9 +83,8 @@ def batch_work(model, batch):
     in_window = batch.pool_src >= 0
     n_crops = len((batch.pool_src[in_window] // n_patch).unique())
     lengths = (batch.example < len(batch.ids)).sum(1).tolist()
-    pairs = 0
-    for visible_until, bidir, n in zip(batch.visible_until, batch.bidir, lengths, strict=True):
-        pairs += attention.allowed_pairs(visible_until[:n], bidir[:n])
+    rows = zip(batch.visible_until, batch.bidir, lengths, strict=True)
+    pairs = sum(attention.allowed_pairs(until[:n], bidir[:n]) for until, bidir, n in rows)
     return Work(
         patches=n_crops * n_patch,
         pooled=int(in_window.sum()),

@@ -35,10 +35,10 @@ def run_ffmpeg(*arguments):
     subprocess.run(command, check=True)
 
 
-def make_video(path, seconds, size="1280x720"):
+def make_video(path, seconds):
     """Writes a test pattern that moves as a whole and in parts, under noise: H.264 at 30 frames a
     second and 4 Mbit/s, with a key frame every two seconds."""
-    pattern = f"testsrc2=s={size}:r=30:d={seconds},scroll=h=0.002:v=0.001,noise=alls=10:allf=t"
+    pattern = f"testsrc2=s=1280x720:r=30:d={seconds},scroll=h=0.002:v=0.001,noise=alls=10:allf=t"
     run_ffmpeg("-f", "lavfi", "-i", pattern, "-c:v", "libx264", "-preset", "veryfast", "-b:v", "4M",
                "-g", "60", "-pix_fmt", "yuv420p", str(path))
 
@@ -111,8 +111,6 @@ def run(args):
         make_video(path, args.seconds)
         video = probe(path)
         results = compare(path, video, args.frames, args.rounds)
-    seconds = round(video.duration, 3)
-    print(f"{seconds} s of {video.width} x {video.height}, {len(video.times)} frames")
     for case, rows in results.items():
         print_table(case, rows)
     return {"video": {"seconds": video.duration, "frames": len(video.times)}, "results": results}

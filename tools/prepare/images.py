@@ -34,12 +34,11 @@ N_HUMAN = 20901
 N_MACHINE = 7398
 
 
-def captions(row, media, args, transcripts=False):
-    """A caption, and the transcripts of the speech that it was written from."""
+def captions(row, media, args):
+    """A caption, and the transcripts, if any, of the speech that it was written from."""
     builders = [partial(make.caption, row["caption"], "long_caption")]
-    if transcripts:
-        builders += [partial(make.caption, transcript, "transcript")
-                     for transcript in row.get("transcripts") or []]
+    builders += [partial(make.caption, transcript, "transcript")
+                 for transcript in row.get("transcripts") or []]
     return media.visual(row), builders
 
 

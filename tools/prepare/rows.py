@@ -11,7 +11,6 @@ BATCH = 32  # rows of a parquet file in memory
 SPLITS = {"train", "validation", "val", "test"}
 # train-00000-of-00002.parquet
 FILE_NUMBER = re.compile(r"-\d{5}-of-\d{5}.*")
-COCO_KEYS = {"images", "annotations", "categories"}
 
 
 def source_files(sources, split=None):
@@ -83,7 +82,7 @@ def read_array(path):
         rows = json.loads(path.read_text(encoding="utf-8-sig"))
         if isinstance(rows, list):
             return rows
-        if rows.keys() >= COCO_KEYS:
+        if rows.keys() >= {"images", "annotations", "categories"}:
             return coco_rows(rows)
         return next(value for value in rows.values() if isinstance(value, list))
 

@@ -43,8 +43,7 @@ MAX_S = 63  # of the sets that are trained on
 
 SETS = {
     # images
-    "pixmo-cap": by_input(
-        images.captions, "image_url caption transcripts?", transcripts=True),
+    "pixmo-cap": by_input(images.captions, "image_url caption transcripts?"),
     "pixmo-cap-only": by_input(images.captions, "image_url caption"),
     "pixmo-points": pixmo_points(),
     "pixmo-points-basic": pixmo_points(BY_METHOD, "pointing"),
