@@ -184,8 +184,9 @@ def read_command(argv):
     return own.gpus, args, config
 
 
-def report(gpus, args, config):
-    """Prints a table in GiB, which GPUs are large enough, and a JSON line in bytes."""
+@report_errors
+def main(argv=None):
+    gpus, args, config = read_command(argv)
     dtype = torch.bfloat16 if config.dtype == "auto" else getattr(torch, config.dtype)
     live = count(config, dtype, gpus)
     total = max(live.peaks.values())
@@ -200,11 +201,6 @@ def report(gpus, args, config):
         print(f"{size:4d} GB: {verdict}, {share:.0%} of it")
     print(json.dumps({"gpus": gpus, "stage": config.stage, "micro_batch": config.micro_batch,
                       "parts": live.parts, "peaks": live.peaks, "total": total}))
-
-
-@report_errors
-def main(argv=None):
-    report(*read_command(argv))
 
 
 if __name__ == "__main__":

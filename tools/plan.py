@@ -84,8 +84,15 @@ def as_bytes(text):
     return np.frombuffer(text.encode(), np.uint8)
 
 
-def plan(args, run, config):
-    """Writes the plan -> how full the packs are, and what was dropped."""
+@report_errors
+def main(argv=None):
+    parser = make_parser("plan", __doc__)
+    parser.add_argument("--packs", type=positive, help="default: --steps times --batch")
+    parser.add_argument("--out", required=True, metavar="FILE", help="the plan, an .npz file")
+    args, rest = parser.parse_known_args(argv)
+    run, config = parse(rest)
+    if Path(args.out).is_dir() or not Path(args.out).parent.is_dir():
+        parser.error(f"--out {args.out}: name a file in a folder that exists")
     sources, rates, _ = open_sources(run, config)
     tokenizer, config = open_tokenizer(run, config)
     made_for = fingerprint(sources, rates, tokenizer, config)
@@ -96,19 +103,7 @@ def plan(args, run, config):
     with open(part, "wb") as file:
         np.savez_compressed(file, made_for=as_bytes(json.dumps(made_for)), **columns)
     os.replace(part, args.out)
-    return {"out": args.out, **found}
-
-
-@report_errors
-def main(argv=None):
-    parser = make_parser("plan", __doc__)
-    parser.add_argument("--packs", type=positive, help="default: --steps times --batch")
-    parser.add_argument("--out", required=True, metavar="FILE", help="the plan, an .npz file")
-    args, rest = parser.parse_known_args(argv)
-    run, config = parse(rest)
-    if Path(args.out).is_dir() or not Path(args.out).parent.is_dir():
-        parser.error(f"--out {args.out}: name a file in a folder that exists")
-    print(json.dumps(plan(args, run, config)))
+    print(json.dumps({"out": args.out, **found}))
 
 
 if __name__ == "__main__":

@@ -88,12 +88,6 @@ def test_check_opens_the_files_only_when_told_to(tmp_path, run, decode):
     assert found == expected
 
 
-def write_mix(folder, *entries):
-    path = folder / "mix.json"
-    path.write_text(json.dumps(entries))
-    return path
-
-
 def test_check_of_a_mixture_checks_every_file_that_it_names(tmp_path, run):
     """Also those of groups, each in its own folder of media."""
     (tmp_path / "sub/photos").mkdir(parents=True)
@@ -101,10 +95,10 @@ def test_check_of_a_mixture_checks_every_file_that_it_names(tmp_path, run):
     good = write(tmp_path / "good.jsonl", GOOD)
     in_folder = write(tmp_path / "sub/images.jsonl", image(CAPTION))
     chats = write(tmp_path / "sub/chats.jsonl", ROW)
-    mix = write_mix(
-        tmp_path, {"path": "good.jsonl", "rate": 0.5},
-        {"group": "pixmo", "rate": 0.5, "data": [
-            {"path": "sub/images.jsonl", "media": "sub/photos"}, {"path": "sub/chats.jsonl"}]})
+    group = [{"path": "sub/images.jsonl", "media": "sub/photos"}, {"path": "sub/chats.jsonl"}]
+    mix = tmp_path / "mix.json"
+    mix.write_text(json.dumps([
+        {"path": "good.jsonl", "rate": 0.5}, {"group": "pixmo", "rate": 0.5, "data": group}]))
     status, out, err = run(mix)
     assert status == 1
     assert err == ""

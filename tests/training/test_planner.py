@@ -6,7 +6,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -102,8 +101,7 @@ def test_what_is_skipped_is_skipped_for_the_right_reason(files, annotation, kind
 def made(files, tmp_path_factory):
     """A plan file of 14 packs."""
     path = tmp_path_factory.mktemp("plan") / "plan.npz"
-    args = SimpleNamespace(out=str(path), packs=14)
-    plan_tool.plan(args, *parse([*FLAGS, *mixed(files)]))
+    plan_tool.main(["--packs", "14", "--out", str(path), *FLAGS, *mixed(files)])
     return path
 
 

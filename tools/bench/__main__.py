@@ -8,8 +8,7 @@
     python -m tools.bench run DIR --peak 989  # MFU of a run of train.py, from its log
 
 Each command prints a table, then one JSON line that also holds the flags, the hardware, the date
-and the commit. Implementations alternate their order in every round, so that background load
-affects all equally. A ratio is the median over the rounds, with its range.
+and the commit. A ratio is the median over the rounds, with its range.
 """
 
 import argparse
