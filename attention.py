@@ -146,8 +146,8 @@ def block_list(blocks):
     return blocks.sum(-1, dtype=torch.int32)[:, None], numbers.int()[:, None]
 
 
-@cache                                   # compiled at the first call: that takes seconds
-def compiled_flex_attention():           # fullgraph: uncompiled it would build all T x T scores
+@cache  # compiled at the first call: that takes seconds
+def compiled_flex_attention():  # fullgraph: uncompiled it would build all T x T scores
     return torch.compile(flex_attention, fullgraph=True)
 
 

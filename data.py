@@ -62,11 +62,11 @@ class RecordReader(Protocol):
     fingerprint: str  # what a plan or a resumed run depends on
 
     def __len__(self): ...
-    def __getitem__(self, i): ...                   # -> record
-    def image_sizes(self, record): ...              # -> [(width, height), ..] from headers
-    def images(self, record, only=None): ...        # -> [(H,W,3) uint8, ..], numbers in only or all
-    def video_size(self, record): ...               # -> width, height, seconds, half a frame's time
-    def frames(self, record, times): ...            # -> yields (H,W,3) uint8 for seconds of a clip
+    def __getitem__(self, i): ...  # -> record
+    def image_sizes(self, record): ...  # -> [(width, height), ..] from headers
+    def images(self, record, only=None): ...  # -> [(H,W,3) uint8, ..], numbers in only or all
+    def video_size(self, record): ...  # -> width, height, seconds, half a frame's time
+    def frames(self, record, times): ...  # -> yields (H,W,3) uint8 for seconds of a clip
 
 
 # --------------------------------------------------------------------------------------------------

@@ -65,8 +65,8 @@ class Item(NamedTuple):
     arrived: int  # packs that had been made when it came
 
 
-N_BINS = 256                         # of a row's tokens, for the search; finer ones gain nothing
-MAX_WAIT = 64                        # packs after which an example goes into the next one
+N_BINS = 256  # of a row's tokens, for the search; finer ones gain nothing
+MAX_WAIT = 64  # packs after which an example goes into the next one
 
 
 class Planner:
@@ -85,8 +85,8 @@ class Planner:
         self.max_tokens, self.max_crops, self.pool_size = max_tokens, max_crops, pool_size
         self.next_index = 0
         self.n_packs = 0
-        self.pool = []               # of Item, oldest first
-        self.last = []               # of Item, the pack made last
+        self.pool = []  # of Item, oldest first
+        self.last = []  # of Item, the pack made last
 
     def fill_pool(self):
         while len(self.pool) < self.pool_size and self.next_index < self.n_examples:
@@ -127,7 +127,8 @@ class Planner:
                 "pool": [list(e) for e in self.pool]}
 
     def restore(self, state):
-        self.next_index, self.n_packs = state["next"], state["packs"]
+        self.next_index = state["next"]
+        self.n_packs = state["packs"]
         self.pool = [Item(*e) for e in state["pool"]]
 
 
@@ -145,8 +146,8 @@ def best_subset(items, tokens, crops, bin_size, per_token, per_crop):
     Larger items come first and are taken where sums are equal, so that small ones can fill gaps.
     """
     items = [e for e in items if e.tokens <= tokens and e.crops <= crops]
-    n_bins = tokens // bin_size + 1                      # of a line
-    line = -(-n_bins // 8) * 8                           # bits of a line: whole bytes
+    n_bins = tokens // bin_size + 1  # of a line
+    line = -(-n_bins // 8) * 8  # bits of a line: whole bytes
     all_bits = (1 << line * (crops + 1)) - 1
     line_starts = all_bits // ((1 << line) - 1)  # the first bit of every line
     sums = [1]
@@ -166,8 +167,8 @@ def best_subset(items, tokens, crops, bin_size, per_token, per_crop):
             best, place = worth, c * line + bins
 
     chosen, rest = [], []
-    for k in reversed(range(len(items))):                # the smallest first
-        if sums[k] >> place & 1:                         # the sum is reached without it
+    for k in reversed(range(len(items))):  # the smallest first
+        if sums[k] >> place & 1:  # the sum is reached without it
             rest.append(items[k])
         else:
             chosen.append(items[k])
@@ -302,8 +303,8 @@ class Crops:
             self.n_crops += len(image_id)
 
     def arrays(self, bucket, n_pixel):
-        n = sum(map(len, self.images))                           # of one rank, with a CropShard
-        padded = max(-(-n // bucket) * bucket, min(bucket, 2))   # a compiler makes 1 a constant
+        n = sum(map(len, self.images))  # of one rank, with a CropShard
+        padded = max(-(-n // bucket) * bucket, min(bucket, 2))  # a compiler makes 1 a constant
         blank = np.zeros((padded - n, self.n_patch, n_pixel), np.uint8)
         source, target = self.pool_src, self.pool_dst
         if not any(map(len, source)):  # one empty window: collectives need some tensor

@@ -122,8 +122,8 @@ def ulysses(attend, group):
             k, v = (x.repeat_interleave(cp // G, dim=2) for x in (k, v))
         q, k, v = (x.view(B, t, cp, -1, D) for x in (q, k, v))  # heads by their rank
         h, g = q.shape[3], k.shape[3]
-        sent = torch.cat([q, k, v], 3).permute(2, 0, 1, 3, 4)            # (cp,B,t,h+2g,D)
-        received = AllToAll.apply(sent, group)                           # now by slice of tokens
+        sent = torch.cat([q, k, v], 3).permute(2, 0, 1, 3, 4)  # (cp,B,t,h+2g,D)
+        received = AllToAll.apply(sent, group)  # now by slice of tokens
         row = received.permute(1, 0, 2, 3, 4).reshape(B, cp * t, h + 2 * g, D)
         out = attend(*row.split((h, g, g), 2), mask)  # (B,T,h,D)
         out = AllToAll.apply(out.reshape(B, cp, t, h, D).permute(1, 0, 2, 3, 4), group)
@@ -181,8 +181,8 @@ def cut_for_rank(batch, rank, cp):
     row, place = np.divmod(batch.pool_dst.numpy(), T)
     needed_by = np.where(empty, -1, place // t)
     tokens_of = [[np.flatnonzero((pooled_by == a) & (needed_by == b)) for b in range(cp)]
-                 for a in range(cp)]                                     # [from][to]
-    own = np.concatenate(tokens_of[rank])                                # by destination
+                 for a in range(cp)]  # [from][to]
+    own = np.concatenate(tokens_of[rank])  # by destination
     arriving = np.concatenate([tokens_of[a][rank] for a in range(cp)])
     dispatch = ([len(tokens_of[rank][b]) for b in range(cp)],
                 [len(tokens_of[a][rank]) for a in range(cp)])

@@ -3,9 +3,9 @@
     python -m tools.gpu --out gpu                         # one CUDA GPU of 80 GB, ten minutes
     python -m tools.gpu --device cpu --small --out gpu    # the toy, in seconds: tests this file
 
-Compares bfloat16, packed rows and compiled blocks with the plain model, and attention with a dense
-mask, then measures. A part that fails becomes a line of the table with its reason, and the other
-parts still run; the exit status is 1. For MFU see tools.bench step.
+Compares bfloat16, packed rows, compiled blocks and attention with the plain model, then
+measures. A part that fails becomes a line of the table with its reason, and the others
+still run; the exit status is 1. For MFU see tools.bench step.
 """
 
 import gc

@@ -4,11 +4,11 @@
     python -m tools.memory --stage 3 --preset 8b --gpus 128 --cp 8    # in nodes of 8
     python -m tools.memory --stage 2 --init Molmo2-4B --lora 16
 
-Takes the flags of train.py, of which --stage is required. Runs the step of train.py, with the
-largest batch that can occur, on fake tensors, which have shapes, dtypes and lifetimes but no
-storage. An operation that needs their values, for which a GPU would have to wait, is an error. Not
-counted: workspace inside kernels, the CUDA context (half a GiB), what torch.compile saves, and
-fragmentation. Leave a tenth free.
+Takes the flags of train.py. Runs its step, with the largest batch that can occur, on fake
+tensors, which have shapes, dtypes and lifetimes but no storage. An operation that needs
+their values, for which a GPU would have to wait, is an error. Not counted: workspace
+inside kernels, the CUDA context (half a GiB), what torch.compile saves, and fragmentation.
+Leave a tenth free.
 """
 
 import copy

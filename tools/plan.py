@@ -4,9 +4,8 @@
     python train.py --stage 2 --data a.jsonl b.jsonl --plan plan.npz    # the same run as without
 
 The plan is the same for any number of workers. train.py refuses it when the record files, the
-tokenizer or the config have changed. Images and videos are not compared: one whose size differs
-from the plan is masked. Other flags are those of train.py: name the data, stage, --init and --seed
-of the run.
+tokenizer or the config have changed. Media are not compared: one whose size differs from
+the plan is masked. Other flags are those of train.py.
 """
 
 import json

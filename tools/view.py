@@ -4,9 +4,9 @@
     python -m tools.view --stage 2 --data my.jsonl --row 0 --out page.html   # of your records
     python -m tools.view --run runs/mine --step 812 --row 3 --out page.html  # of a run's step
 
-The page shows the mask, and for each example its message tree with loss weights, its crops and
-the points of its record. Point at a piece of text or at the mask, and the page marks what it may
-attend to. Text with loss is tinted: it shows the targets of its positions, not their tokens.
+The page shows the mask, and for each example its message tree with loss weights, its
+crops and points. Point at a text or at the mask, and the page marks what it may attend
+to. Text with loss is tinted: it shows the targets of its positions, not their tokens.
 Without --run, all other flags are those of train.py: --stage, --tiny, --data and so on.
 """
 

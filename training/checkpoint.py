@@ -117,7 +117,7 @@ def check_directory(args, out):
 
 
 def delete_run(out):
-    """Deletes the files of a run, and nothing else. config.json stays: it marks a run directory."""
+    """Deletes the files of a run alone. config.json stays: it marks a run directory."""
     checkpoints = [path for path in out.glob("step-*") if path.stem[5:].isdigit()]
     for path in (*checkpoints, out / "model", out / "samples", out / "tensorboard"):
         shutil.rmtree(path, ignore_errors=True)
@@ -145,7 +145,7 @@ def check_unchanged(args, found, what, ours):
 
 
 def name_tensors(model, optimizer):
-    """{name: tensor} of weights and optimizer state, not copied; of sharded ones, this rank's.
+    """{name: tensor} of weights and optimizer state, not copied; of shards, this rank's.
 
     A model with adapters has the weights that do not learn from its base."""
     from_base = lora.has_adapters(model)

@@ -73,11 +73,11 @@ class Config:
     z_loss: float = 1e-4  # weight of the squared logsumexp in the loss
     residual_dropout: float = 0.0  # dropout of sub-layer outputs at every position
     response_dropout: float = 0.1  # dropout of sub-layer outputs where the target has loss
-    freeze_embedding: bool = True  # the base embedding (and with it a tied head) does not learn
+    freeze_embedding: bool = True  # the base embedding, and a tied head, do not learn
     train: tuple = ("vit", "connector", "llm")  # the parameter groups that learn
     lora: LoraConfig = LoraConfig()
     activation_checkpointing: bool = True  # blocks keep only their inputs and rerun in backward
-    uncheckpointed_blocks: int = 0  # last decoder blocks that keep all activations all the same
+    uncheckpointed_blocks: int = 0  # last decoder blocks that keep all the same
     compile: bool = False  # torch.compile, block by block (when not given, on a GPU: true)
     crop_bucket: int = 2  # the crops of a batch are padded to a multiple of this
     save_every: int = 500  # steps between checkpoints, and one at the end; 0: none
@@ -87,7 +87,7 @@ class Config:
     device: str = "auto"  # auto: cuda, else mps, else cpu
     dtype: str = "auto"  # of the arithmetic; what learns and the optimizer are always float32
     max_skip: float = 0.01  # share of a source's records that may be unusable
-    workers: int = 0  # decoding processes per rank (when not given, on a GPU: its cores less one)
+    workers: int = 0  # decoding processes per rank (not given, on a GPU: its cores less one)
     vit_steps: int = 0  # steps of stage 0 for a toy ViT that starts from nothing
     eval_images: int = 200  # held-out images asked about at the end of a toy run
     toy_kinds: str = "few"  # combinations in the toy's single images: few 6 x 4, many 9 x 6

@@ -150,7 +150,7 @@ class Loader:
             yield plan
 
     def packs_to_decode(self):
-        """Yields this rank's packs in the order of training; plans steps as they are needed."""
+        """Yields this rank's packs in their order; plans steps as they are needed."""
         ranks = self.ranks
         for plan in self.steps:
             self.planned.append(plan)

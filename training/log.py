@@ -67,7 +67,7 @@ class StepStats:
         self.nonfinite = []
 
     def add(self, rows, batch, nll):
-        """nll (B,T): of each token of a Batch made of these rows; weighted, summed by example."""
+        """nll (B,T): of each token of a Batch of these rows; weighted, summed by example."""
         examples = [x for row in rows for x in row]
         sums = torch.zeros(len(examples) + 1, device=nll.device)  # the last is padding
         sums.index_add_(0, batch.example.flatten(), (batch.weights * nll.detach()).flatten())
@@ -104,14 +104,13 @@ def stop_nonfinite(run, step, plan, stats, norms):
 
 
 def make_line(config, step, plan, stats, norms, rates, masked):
-    """The line of a step in log.jsonl. norms and rates: {group: number}; masked: of all ranks."""
+    """A step's line of log.jsonl. norms, rates: {group: number}; masked: of all ranks."""
     return {
         "step": step, "loss": stats.loss, **stats.counts, "weight": stats.total_weight,
         "nll_by_source": stats.nll_by_source, "grad_norm": math.hypot(*norms.values()),
         "grad_norms": norms, "lr": rates,
         "fill_tokens": stats.counts["tokens"] / (config.batch * config.data.max_tokens),
         "fill_crops": stats.counts["crops"] / (config.batch * config.pack_crops),
-        "longest_wait": plan.longest_wait,
         "dropped": add_counts(plan.skipped, masked["counts"]),
         "ids": plan.hash,
     }
@@ -171,7 +170,7 @@ def add_scalars(board, values, step, prefix=""):
 
 
 def read_log(path):
-    """The lines of a .jsonl file as dicts, without one that a kill cut short; [] without a file."""
+    """The lines of a .jsonl file as dicts, without one cut short; [] without a file."""
     lines = []
     for row in path.read_bytes().splitlines() if path.exists() else ():
         with suppress(ValueError):
@@ -180,7 +179,7 @@ def read_log(path):
 
 
 def read_steps(lines):
-    """Lines of log.jsonl -> those of steps, in order; of a step that occurs twice, the later."""
+    """Lines of log.jsonl -> those of steps in order, of a step that occurs twice the later."""
     by_step = {line["step"]: line for line in lines if "lr" in line}
     return [by_step[step] for step in sorted(by_step)]
 

@@ -78,7 +78,6 @@ def add_counts(counts, others):
 class StepPlan:
     packs: list  # of packs, each a list of packing.Item
     ids: list  # of str, the records of the packs in their order
-    longest_wait: int  # longest time that an example waited in the pool, in packs
     skipped: dict  # records skipped while planning so far, {source: {kind: n}}
     state: dict  # of the planner after this step: where a resume goes on
 
@@ -155,15 +154,13 @@ class StepPlanner(Iterator):
 
     def __next__(self):
         packs = []
-        waits = []
-        for n in range(self.planner.n_packs, self.planner.n_packs + self.config.batch):
+        for _ in range(self.config.batch):
             next(self.planner)
             packs.append(self.planner.last)
-            waits += [n - e.arrived for e in self.planner.last]
         ids = [self.ids.pop(e.index) for pack in packs for e in pack]
         state = {"planner": self.planner.state(), "ids": list(self.ids.items()),
                  "skipped": self.skipped.state()}
-        return StepPlan(packs, ids, max(waits), self.skipped.counts, state)
+        return StepPlan(packs, ids, self.skipped.counts, state)
 
     def restore(self, state, same_data=True):
         """Goes on after the step with this state; with other data, with an empty pool."""
@@ -203,19 +200,16 @@ class PlanFile(Iterator):
         self.n_packs = 0
 
     def __next__(self):
-        first = self.n_packs
-        last = first + self.batch
-        starts = self.starts[first : last + 1]
+        last = self.n_packs + self.batch
+        starts = self.starts[self.n_packs : last + 1]
         packs = [self.items[begin:end] for begin, end in pairwise(starts)]
-        waits = [n - e.arrived for n, pack in enumerate(packs, first) for e in pack]
         skipped = {}
         n_skipped = np.searchsorted(self.columns["skipped_in"], last)
         for why in self.columns["skipped_why"][:n_skipped].tolist():
             source, _, kind = why.rpartition(": ")
             skipped = add_counts(skipped, {source: {kind: 1}})
         self.n_packs = last
-        return StepPlan(packs, self.ids[starts[0] : starts[-1]], max(waits), skipped,
-                        {"packs": last})
+        return StepPlan(packs, self.ids[starts[0] : starts[-1]], skipped, {"packs": last})
 
     def restore(self, state, same_data=True):
         self.n_packs = state["packs"]

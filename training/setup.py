@@ -48,7 +48,7 @@ def pick_device(config):
 
 
 def choose_layout(args, config, device):
-    """Sets shard, workers, compile and micro_batch by the hardware, but no flag that was given.
+    """Sets shard, workers, compile, micro_batch by the hardware, but no given flag.
     They affect the speed and not the results."""
     world = int(os.environ.get("WORLD_SIZE", 1))
     ranks_of_node = int(os.environ.get("LOCAL_WORLD_SIZE", world))

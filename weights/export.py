@@ -12,7 +12,7 @@ import torch
 from text.tokenizer import SPECIAL, ByteTokenizer
 from weights import files, released
 
-# Images and video stand before the first turn; several images are numbered (docs/molmo2.md 4.2).
+# Images and video stand before the first turn, several are numbered (docs/molmo2.md 4.2).
 CHAT_TEMPLATE = """
 {%- set media = namespace(parts=[]) -%}
 {%- for message in messages if message.content is not string -%}

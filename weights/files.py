@@ -71,7 +71,7 @@ def save(model, folder):
 
 
 def save_data_config(data_config, folder):
-    """Writes data.json: the settings used at inference. The shape of crops is in config.json."""
+    """Writes data.json: the settings used at inference, without the shape of crops."""
     values = dataclasses.asdict(data_config)
     del values["vision"]
     (Path(folder) / "data.json").write_text(json.dumps(values))

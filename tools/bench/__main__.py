@@ -7,8 +7,8 @@
     python -m tools.bench generate            # answers, against transformers' Molmo2
     python -m tools.bench run DIR --peak 989  # MFU of a run of train.py, from its log
 
-Each command prints a table, then one JSON line that also holds the flags, the hardware, the date
-and the commit. A ratio is the median over the rounds, with its range.
+Each command prints a table, then one JSON line, also with the flags, the hardware, the
+date and the commit. A ratio is the median over the rounds, with its range.
 """
 
 import argparse

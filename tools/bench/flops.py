@@ -5,12 +5,11 @@
 The seconds of a step hold planning, decoding, encoding, transfers, forward, backward,
 communication and the optimizer. The windows of all visual tokens count as full.
 
-FLOPs are the operations that a training step needs, counted alike for every implementation. A
-matrix costs 2 FLOPs for each weight and each vector that it multiplies. Attention costs 4 for each
-allowed pair of tokens and each number of a query, all heads together (products with keys and with
-values). The backward pass costs as much again for the gradient of the inputs, and for matrices once
-more for the gradient of the weights, where they learn. Not counted are padding, pairs that the mask
-hides, logits without a label, and blocks that activation checkpointing computes again.
+FLOPs are what a training step needs, counted alike for every implementation. A matrix
+costs 2 for each weight and each vector, attention 4 for each allowed pair of tokens and
+each number of a query. The backward pass costs as much again for the inputs, and for
+weights that learn once more. Not counted: padding, pairs that the mask hides, logits
+without a label, and blocks that activation checkpointing computes again.
 """
 
 from pathlib import Path

@@ -3,9 +3,8 @@
     python -m tools.bench generate    # a small random model on this machine's CPU
     python -m tools.bench generate --preset 4b --device cuda --dtype bfloat16
 
-Both models have the same random weights, get the same prompts and decode greedily. In float32 the
-answers must be the same; in bfloat16 rounding decides between tokens that a random model finds
-equally likely.
+Both models have the same random weights and prompts and decode greedily. In float32 the
+answers must be the same; in bfloat16 rounding decides between tokens of equal rank.
 """
 
 import statistics

@@ -3,9 +3,9 @@
     python -m tools.bench load    # 384 and 128 frames of three minutes at 720p
     python -m tools.bench load --seconds 6 --rounds 1 --frames 32
 
-The frames are spread evenly over the video, or fill ten seconds from its middle at two frames a
-second; then the video before them should cost nothing. The unit of times_decode is ffmpeg, with one
-thread, decoding the whole file once: no reader of the whole video can be faster.
+The frames are spread over the video, or fill ten seconds from its middle; then the video
+before them should cost nothing. The unit of times_decode is ffmpeg, with one thread,
+decoding the whole file once: no reader of the whole video can be faster.
 """
 
 import math

@@ -3,11 +3,11 @@
     python -m tools.bench pack    # stages 1 to 3, three streams of 20,000 examples each
     python -m tools.bench pack --n 4000 --seeds 1 --stages 2
 
-Prints for each stage how full the packs of each packer are, how long examples wait and what
-planning costs; then how many times fewer sequences, and tokens in padded batches of 8, message
-trees and packing leave. tools/bench/stream.py describes the stream. The bound is a number of packs
-that no packer can go below. A packer is a function (sizes, max_tokens, max_crops) -> packs, each a
-list of example numbers; it takes the next (tokens, crops) only when it needs one more.
+Prints for each stage how full the packs of each packer are, how long examples wait and
+what planning costs; then how many times fewer sequences, and tokens in padded batches of
+8, message trees and packing leave. No packer can go below the bound. A packer is a
+function (sizes, max_tokens, max_crops) -> packs, each a list of example numbers; it takes
+the next size only when it needs one more.
 """
 
 import time
@@ -24,13 +24,12 @@ from tools.command import positive, print_table
 
 
 def lower_bound(sizes, limits):
-    """sizes (n,2), limits (2,) -> packs that any packer needs, by dual feasible functions (Martello
-    and Toth; Fekete and Schepers). Tokens and crops are bounded apart.
+    """sizes (n,2), limits (2,) -> packs that any packer needs, by dual feasible functions
+    (Martello and Toth; Fekete and Schepers). Tokens and crops are bounded apart.
 
-    Sizes below a threshold <= limit / 2 count as 0, sizes above limit - threshold as the limit.
-    What fits into one pack still sums to the limit at most, since a size above limit - threshold
-    leaves room only for sizes that count as 0. So any packing needs at least sum / limit packs.
-    With threshold 0 this is the bound by volume.
+    Sizes below a threshold <= limit / 2 count as 0, above limit - threshold as the limit.
+    What fits into one pack still sums to the limit at most, since such a large size leaves
+    room only for sizes that count as 0. So any packing needs at least sum / limit packs.
     """
     bounds = []
     for resource, limit in zip(sizes.T, limits, strict=True):

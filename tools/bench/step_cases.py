@@ -1,4 +1,4 @@
-"""What tools.bench step measures: examples with random pixels and ids, as packed rows for us and as
+"""What tools.bench step measures: random pixels and ids, as packed rows for us and as
 padded batches for transformers.
 
     FOUR          ours, a row                      reference, padded       reference, one by one
@@ -7,8 +7,7 @@ padded batches for transformers.
     2                                              | 2      . . . . . . . .|  | 2  |
     text                                           | text  . . . . . . . . |  | text |
 
-A tree with three annotations is one part of our row. For transformers it is three sequences, each
-with all visual tokens.
+A tree with three annotations is a part of our row, and for transformers three sequences.
 """
 
 from itertools import islice

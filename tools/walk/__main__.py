@@ -2,9 +2,8 @@
 
     python -m tools.walk --check docs/walk/mine.py
 
-Each function of the file takes the place of the project's function while tests of the project run.
-If a test fails, you read what it protects. Functions that still raise NotImplementedError are left
-out.
+Each function of the file takes the place of the project's while tests of the project run.
+If one fails, you read what it protects. Functions that raise NotImplementedError are left out.
 """
 
 import os
