@@ -142,7 +142,7 @@ def train(run, model, groups, optimizer, log, eval_every=0):
         for k, rows in enumerate(micro_batches, 1):
             parallel.set_last_micro_batch(model, k == n_micro_batches)
             batch, nll = forward_backward(run, model, rows)
-            stats.add(rows, batch, nll)  # read one micro-batch later: no wait here
+            stats.add(rows, batch, nll)  # read at the end of the step: no wait here
         stats.all_reduce()
         norms = divide_and_clip(run, groups, stats.weight)
         if not all(map(math.isfinite, (stats.loss, *norms.values()))):

@@ -111,8 +111,12 @@ class Probes:
 
     def __init__(self, path):
         self.path = path
-        self.known = {}  # {path, bytes and time of change: size}
-        with suppress(OSError), open(path, "rb") as file:
+        self.known = None  # {path, bytes and time of change: size}
+
+    def read(self):
+        """Reads the file: at the first call, so that other processes are sent its path alone."""
+        self.known = {}
+        with suppress(OSError), open(self.path, "rb") as file:
             for line in file:
                 with suppress(ValueError):  # a kill may cut a line off
                     key, size = json.loads(line)
@@ -121,6 +125,8 @@ class Probes:
     def __call__(self, video):
         """Path -> (width, height, seconds, half a frame in seconds); Unreadable."""
         require_file(video)
+        if self.known is None:
+            self.read()
         status = video.stat()
         key = f"{video} {status.st_size} {status.st_mtime_ns}"
         if key not in self.known:

@@ -177,9 +177,14 @@ def test_examples_cannot_see_each_other(changed):
     assert not torch.equal(before[0, start:stop], after[0, start:stop])
 
 
-def test_a_row_of_padding_is_zero_and_never_nan():
-    nothing = packing.collate([[]], 8, CONFIG.vision)  # no image in the batch
-    nll, lse, gradients = run(grown(), [[]], 8)
+def test_padding_changes_nothing_and_is_never_nan():
+    m, packed = grown(), examples(2)
+    n = sum(len(e.tokens) for e in packed)
+    short, long = (packing.collate([packed], T, CONFIG.vision) for T in (n, n + 64))
+    nll = [m(batch)[0][0, :n] for batch in (short, long)]
+    assert (nll[0] - nll[1]).abs().max() < 1e-12
+    nothing = packing.collate([[]], 8, CONFIG.vision)  # a row of padding, no image in the batch
+    nll, lse, gradients = run(m, [[]], 8)
     assert nothing.images.shape[0] == 1 and (nll == 0).all() and (lse == 0).all()
     assert all(torch.isfinite(g).all() for g in gradients.values())
 

@@ -12,7 +12,7 @@ import torch
 
 import vision
 from data import DataConfig
-from records.visual import MediaInfo, crops_per_image
+from records.visual import MediaInfo, image_crops, pool_windows
 from text.tokenizer import ByteTokenizer
 from text.visual_tokens import image_tokens, images_tokens, video_tokens
 
@@ -88,14 +88,21 @@ def test_several_images_equal_the_official_code(case):
     e, config, tokenizer = case["expected"], DataConfig(), Letters(n_vocab=151936)
     sizes = [(w, h) for h, w in case["input"]]
     ids, visual = images_tokens(sizes, tokenizer, config)
+    patches = image_crops([np.zeros((h, w, 3), np.uint8) for h, w in case["input"]], config)
+    pool_src = pool_windows(MediaInfo([(w, h) for h, w in case["input"]]), config)
     assert len(ids) == len(visual) == sum(e["n_tokens"])
-    assert crops_per_image(MediaInfo(sizes), config) == e["n_images"]
-    done = 0
+    assert len(patches) == sum(e["n_images"])
+    done, seen, pooled = 0, 0, 0
     for k in range(e["n_images_kept"]):
         part = ids[done : done + e["n_tokens"][k]]
         assert squeeze(runs_of(part)) == e["tokens_rle"][k]
         assert visual[done : done + len(part)] == [token >= 151936 for token in part]
-        done += len(part)
+        # the windows of an image lie in its own crops, and are those of the image alone
+        _, alone = vision.crops(np.zeros((*case["input"][k], 3), np.uint8), config.max_crops)
+        expected = np.where(alone < 0, -1, alone + seen * vision.RELEASED.n_patch)
+        assert (pool_src[pooled : pooled + len(alone)] == expected).all()
+        done, seen, pooled = done + len(part), seen + e["n_images"][k], pooled + len(alone)
+    assert pooled == len(pool_src) == ids.count(tokenizer.special["im_patch"])
 
 
 class Letters(ByteTokenizer):
@@ -103,6 +110,25 @@ class Letters(ByteTokenizer):
 
     def encode(self, text):
         return [ord(c) for c in text]
+
+
+@pytest.mark.parametrize(("largest_of", "n"), [("max_shapes_single", 1), ("max_shapes_multi5", 5)])
+def test_largest_image_has_the_official_shapes(largest_of, n):
+    """One image of every tiling; n of the largest in one record."""
+    e, tokens, pools, crops = POOLING[largest_of], {}, [], []
+    for rows in range(1, 9):
+        for cols in range(1, 8 // rows + 1):
+            h, w = rows * 266 + 112, cols * 266 + 112
+            assert vision.tiling(h, w, 8) == (rows, cols)
+            low, high, n_crops = vision.pooled_grids(h, w, 8)
+            tokens[w, h] = len(image_ids(h, w, 8))
+            pools.append(low[0] * low[1] + high[0] * high[1])
+            crops.append(n_crops)
+    largest = max(tokens, key=tokens.get)
+    ids, _ = images_tokens([largest] * n, Letters(n_vocab=151936), DataConfig())
+    assert [len(ids)] == e["tokens"]
+    assert [n * max(pools), 4] == e["token_pooling"]
+    assert [n * max(crops), vision.RELEASED.n_patch, vision.RELEASED.n_pixel] == e["images"]
 
 
 def synthetic(h, w):
@@ -140,6 +166,21 @@ def test_an_image_of_the_right_size_is_what_interpolation_would_make_of_it():
     x = torch.from_numpy(image).permute(2, 0, 1)[None].float()
     x = torch.nn.functional.interpolate(x, (96, 72), mode="bilinear", align_corners=False)
     assert np.array_equal(vision.resize(image, 96, 72), x[0].round().permute(1, 2, 0).numpy())
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in PIXELS["cases"] if "normalize_on_gpu" in c["input"]], ids=name)
+def test_normalised_pixels_equal_the_official_floats(case):
+    e = case["expected"]
+    patches, _ = vision.crops(synthetic(case["input"]["height"], case["input"]["width"]))
+    vit = vision.ViT(vision.VisionConfig(1, 4, 1, 4, feature_layers=(0,)))
+    seen = []                        # what the first layer is given
+    vit.patch.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    with torch.no_grad():
+        vit(torch.from_numpy(patches))
+    assert str(seen[0].dtype) == "torch." + e["dtype"]
+    assert seen[0][0, 0, :6].tolist() == pytest.approx(e["first6"], abs=1e-7)
+    assert seen[0].double().mean().item() == pytest.approx(e["mean"], abs=1e-6)
 
 
 @pytest.mark.parametrize("case", VIDEO["cases"], ids=lambda case: f"{case['input']['timestamps']}")
@@ -220,6 +261,16 @@ def test_pooling_equals_a_loop_over_valid_patches(K):
         heads = [(k[:, h] @ q[h] / 4**0.5).softmax(0) @ v[:, h] for h in (slice(0, 4), slice(4, 8))]
         rows.append(pool.out(torch.cat(heads)))
     torch.testing.assert_close(pool(features, pool_src), torch.stack(rows), rtol=0, atol=1e-12)
+
+
+def test_windows_of_four_give_the_same_when_padded_to_nine():
+    # a batch that holds a video pads its images' windows
+    torch.manual_seed(0)
+    pool = vision.Pool(SMALL).double()
+    features = torch.randn(2, SMALL.n_patch, 16, dtype=torch.float64)
+    pool_src = random_windows(20, 4)
+    wide = torch.nn.functional.pad(pool_src, (0, 5), value=-1)
+    torch.testing.assert_close(pool(features, wide), pool(features, pool_src), rtol=0, atol=1e-12)
 
 
 def test_a_row_without_patches_is_zero_and_leaves_gradients_alone():

@@ -236,7 +236,8 @@ def print_report(args):
             if found := compare(name, metric, args):
                 table[f"{name}: {metric}"] = found
                 rows.append({"choice": name, "metric": metric, **found})
-    print_table("choice: metric", table)
+    if table:
+        print_table("choice: metric", table)
     print(json.dumps({"steps": args.steps, "rows": rows}))
 
 

@@ -22,6 +22,7 @@ from tools.prepare.collect import count_skips
 from tools.prepare.media import Media
 from tools.prepare.rows import check_columns, open_parquet, read_rows, source_files
 from training.config import UserError
+from weights.files import explained
 
 COUNT_SCORES = ("count_accuracy", "count_close")
 POINT_SCORES = ("point_f1", "point_precision", "point_recall")
@@ -154,7 +155,8 @@ def read_files(name, source):
         if name == "pixmo-points":
             with open_parquet(path) as file:
                 check_columns(path, ["masks"], file.schema_arrow.names)
-                cells = file.read(columns=["masks"])["masks"]
+                with explained(path):
+                    cells = file.read(columns=["masks"])["masks"]
         for row, masks in zip(read_rows(path, columns), cells, strict=False):
             yield row | {"masks": masks}
 

@@ -76,6 +76,11 @@ def parse(argv):
         parser.error("--draw and --json go with --prompt")
     if args.draw and not (args.images or args.video):
         parser.error("--draw needs --image, --images or --video")
+    if args.draw:
+        path = Path(args.draw)
+        is_picture = path.suffix.lower() in (".png", ".jpg", ".jpeg", ".webp")
+        if not is_picture or not path.parent.is_dir():
+            parser.error(f"--draw {path}: name a .png, .jpeg or .webp in an existing folder")
     return args
 
 

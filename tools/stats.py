@@ -77,8 +77,10 @@ def main(argv=None):
     add = parser.add_argument
     add("file", metavar="FILE", help="records (.jsonl, .json) or a mix.json")
     add("--stage", default="1", help="whose row length and prompts (default 1)")
+    add("--media", metavar="DIR", help="where the paths in the records start")
     args, rest = parser.parse_known_args(argv)
-    run, config = parse(["--stage", args.stage, "--data", args.file, *rest])
+    media = ["--media", args.media] if args.media else []
+    run, config = parse(["--stage", args.stage, "--data", args.file, *media, *rest])
     readers, _, _ = open_sources(run, config)
     tokenizer, config = open_tokenizer(run, config)
     found = stats(readers, tokenizer, config)

@@ -138,7 +138,7 @@ def open_tokenizer(args, config, resume_from=None):
             where = f"--init {args.init}"
             folder, shape, _ = files.describe(args.init)
         elif folder:
-            where = f"--resume: {folder}"
+            where = "--resume"
             with files.explained(folder):
                 shape = files.config_from_dict(resume_from.state["model"], shape)
         if folder:
@@ -148,7 +148,10 @@ def open_tokenizer(args, config, resume_from=None):
     except (OSError, ValueError) as e:
         raise UserError(f"{where}: {e}") from None
     asked_for = args.preset or any(name.startswith("model.") for name in args.fields)
-    if asked_for and config.model != shape:
+    # two fields matter to new weights alone
+    vision_config = replace(shape.vision, neighbor_init=config.model.vision.neighbor_init)
+    found = replace(shape, vision=vision_config, init_std=config.model.init_std)
+    if asked_for and config.model != found:
         raise UserError(f"{where}: its model has another shape than --preset and --model.* ask "
                         "for; leave them out")
     return tokenizer, replace(config, model=shape)

@@ -167,3 +167,13 @@ def test_a_batch_of_masked_images_alone_is_trained_through():
         (nll * batch.weights).sum().backward()
         assert torch.isfinite(nll).all()
         assert all(torch.isfinite(p.grad).all() for p in m.parameters() if p.grad is not None)
+
+
+def test_a_hundred_undecodable_records_in_a_row_stop_the_run(tmp_path):
+    Image.effect_noise((60, 40), 90).convert("RGB").save(tmp_path / "a.png")
+    (tmp_path / "a.png").write_bytes((tmp_path / "a.png").read_bytes()[:3000])
+    line = {"image": "a.png", "annotations": [{"type": "caption", "text": "x"}]}
+    (tmp_path / "r.jsonl").write_text("\n".join([json.dumps(line)] * 20))
+    loader = loader_of([tmp_path / "r.jsonl"], replace(CONFIG, steps=20), rates=[1])
+    with pytest.raises(RankError, match=r"the last 100 in a row; the last: .*damaged image: "):
+        taken(loader, 20)

@@ -47,8 +47,9 @@ def read_rows(path, columns):
             found = table.schema_arrow.names
             check_columns(path, required, found)
             wanted = [name.rstrip("?") for name in names if name.rstrip("?") in found]
-            for batch in table.iter_batches(BATCH, columns=wanted):
-                yield from batch.to_pylist()
+            with explained(path):
+                for batch in table.iter_batches(BATCH, columns=wanted):
+                    yield from batch.to_pylist()
         return
     first = None
     for row in read_lines(path) if path.suffix == ".jsonl" else read_array(path):
