@@ -7,7 +7,7 @@ out   [(question, answer), ..] for tokenizer.chat
     stages 2, 3    Describe this image in detail.    Where is the cat?    vqa2: What is it?
 
 In stage 1 every prompt opens with its style; later only the styles of benchmarks are named, and
-what people ask is asked in plain words (docs/molmo2.md 4.3). The visual tokens come before it.
+what people ask is asked in plain words (docs/molmo2.md 4.3). Visual tokens come before the prompt.
 
 Every random choice is a draw from `rng`, a NumPy Generator or RandomState. rng None is the form of
 evaluation: no draws, the first of all templates.

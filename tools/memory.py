@@ -168,7 +168,8 @@ def count(config, dtype, gpus=1):
 def read_command(argv):
     """-> how many GPUs, the arguments of train.py, the config as a rank would have it."""
     parser = make_parser("memory", __doc__)
-    parser.add_argument("--gpus", type=positive, default=1, help="default 1")
+    parser.add_argument("--gpus", type=positive, default=1,
+                        help="processes that train together (default 1)")
     own, rest = parser.parse_known_args(argv)
     args, config = parse(rest)
     with files.explained("--init" if args.init else "--model.*"):

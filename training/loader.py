@@ -8,6 +8,7 @@ of torch's DataLoader. A record that turns out bad here is masked: it keeps its 
 without loss, so that packs stay as planned.
 """
 
+import atexit
 import os
 import signal
 import threading
@@ -15,7 +16,7 @@ import warnings
 from collections import Counter, deque
 from dataclasses import dataclass, replace
 from itertools import chain, islice
-from multiprocessing import parent_process
+from multiprocessing import active_children, parent_process
 
 import numpy as np
 import torch
@@ -222,3 +223,11 @@ def start_child(*_):
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=lambda: (parent_process().join(), os._exit(1)), daemon=True).start()
+
+
+@atexit.register
+def kill_children():
+    """However the trainer ends: Python would wait for processes that leave SIGTERM to it."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would raise for each of them
+    for process in active_children():
+        process.kill()

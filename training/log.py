@@ -12,13 +12,11 @@ import os
 import platform
 import re
 import shlex
-import signal
 import subprocess
 import sys
 from collections import Counter
 from contextlib import suppress
 from itertools import product
-from multiprocessing import active_children
 from operator import itemgetter
 from pathlib import Path
 
@@ -244,9 +242,6 @@ def end(status, error):
         gap = "\n" * joined  # after an unfinished progress bar
         lines = "\n".join(f"train.py: {line}" for line in sentence.splitlines())
         print(f"{gap}{lines}", file=sys.stderr, flush=True)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would raise for each of them
-    for process in active_children():
-        process.kill()  # Python would wait for one that is blocked
     if joined:
         os._exit(status)  # to leave the process group would wait for the others
     raise SystemExit(status) from None

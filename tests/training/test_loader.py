@@ -17,6 +17,7 @@ from PIL import Image
 import data
 import model
 import packing
+from tests.training.runs import SMALL
 from tests.training.stream import (
     CONFIG,
     TOKENIZER,
@@ -177,3 +178,27 @@ def test_a_hundred_undecodable_records_in_a_row_stop_the_run(tmp_path):
     loader = loader_of([tmp_path / "r.jsonl"], replace(CONFIG, steps=20), rates=[1])
     with pytest.raises(RankError, match=r"the last 100 in a row; the last: .*damaged image: "):
         taken(loader, 20)
+
+
+BROKEN = """
+import sys
+import train
+
+def forward_backward(run, model, rows):
+    raise ZeroDivisionError("a mistake in the code")
+
+train.forward_backward = forward_backward
+if __name__ == "__main__":
+    train.main(sys.argv[1:])
+"""
+
+
+def test_a_traceback_ends_the_process_though_its_decoding_workers_ignore_sigterm(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(BROKEN)
+    flags = [*SMALL, "--steps", "3", "--workers", "1", "--out", tmp_path / "out"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    child = subprocess.run([sys.executable, program, *flags], env=environment,
+                           capture_output=True, text=True, timeout=300)
+    assert child.returncode == 1
+    assert child.stderr.endswith("ZeroDivisionError: a mistake in the code\n")

@@ -4,7 +4,7 @@
     python -m tools.bench generate --preset 4b --device cuda --dtype bfloat16
 
 Both models have the same random weights and prompts and decode greedily. In float32 the
-answers must be the same; in bfloat16 rounding decides between tokens of equal rank.
+answers must be the same; in bfloat16 rounding may choose another of two likely tokens.
 """
 
 import statistics
