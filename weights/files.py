@@ -3,8 +3,8 @@
     runs/mine/model/   config.json  model.pt  data.json  tokenizer files
     Molmo2-4B/         config.json  model-00001-of-00002.safetensors ..   a released folder
 
-All functions take both. Tensors on disk are mapped into memory, so that each rank of a
-sharded model reads the rows of its own shard only.
+`load`, `read_weights` and `open_model_folder` take both. Tensors on disk are mapped into
+memory, so that each rank of a sharded model reads the rows of its own shard only.
 """
 
 import dataclasses
