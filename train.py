@@ -127,8 +127,11 @@ def divide_and_clip(run, groups, weight):
 
 
 def train(run, model, groups, optimizer, log, eval_every=0):
-    """Runs the steps that are left; scores the model every eval_every steps."""
+    """Runs the steps that are left, scores the model every eval_every steps, and draws at
+    some, in the toy world, what it says of four images."""
     config = run.config
+    picture_steps = report.picture_steps(run)
+    newest_picture = {}
     stop_requested = []
     signal.signal(signal.SIGTERM, lambda *_: stop_requested.append(True))  # ends after this step
     bar = tqdm(run.loader, total=config.steps, initial=run.resume_from.step, unit="step",
@@ -154,16 +157,19 @@ def train(run, model, groups, optimizer, log, eval_every=0):
         rates = {group["name"]: group["lr"] for group in optimizer.param_groups}
         line = make_line(config, step, plan, stats, norms, rates, masked)
         log.step(line | {"seconds": time.monotonic() - began}, newly_masked)
-        bar.set_postfix(loss=f"{stats.loss:.3f}", fill=f"{line['fill_tokens']:.0%}", refresh=False)
         began = time.monotonic()
         if stop or is_due(step, config.save_every, config.steps):
             checkpoint.save(run, model, optimizer, step, {"plans": plan.state, "masked": masked})
         if stop:
             raise Terminated(f"SIGTERM: ended after step {step}; --resume continues from there")
-        if is_due(step, eval_every) and step < config.steps:
-            log.write({"step": step, "eval": report.scores_of_run(run, model.eval())})
-            model.train()
+        if step in picture_steps:
+            newest_picture = {"picture": report.draw_step(run, model, step)}
             began = time.monotonic()
+        if is_due(step, eval_every) and step < config.steps:
+            log.write({"step": step, "eval": report.scores_of_run(run, model)})
+            began = time.monotonic()
+        bar.set_postfix(loss=f"{stats.loss:.3f}", fill=f"{line['fill_tokens']:.0%}",
+                        **newest_picture, refresh=False)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
@@ -217,6 +223,7 @@ def finish(run, model, log, began):
         seconds = time.monotonic() - began
         log.write({"step": run.config.steps, "eval": scores, "seconds": seconds})
         report.draw_progress(run.out)
+        report.animate_progress(run.out)
         steps = read_steps(read_log(run.out / "log.jsonl"))
         report.print_end(run, steps[-1]["loss"] if steps else None, scores, seconds)
 

@@ -22,9 +22,9 @@ FIRST = "python train.py --stage 1 --tiny"
 # whole recipes of the toy, whose time README.md states; the second in a few steps
 RECIPES = (FIRST, "STAGE1=runs/stage1-tiny bash stages/tiny.sh")
 MAX_STEPS = 4                        # of a training command other than the first
-# A little below the worst of three seeds (RESULTS.md): another processor or number of threads
-# rounds differently, which changes the scores as much as another seed does.
-AIMS = {"point_f1": 0.85, "count_accuracy": 0.90, "caption_exact": 0.64}
+# Below the aims of evaluation/report.py by as much as the scores of 100 images change from one
+# processor, or number of threads, to another, since these round differently.
+AIMS = {"point_f1": 0.87, "count_accuracy": 0.90, "caption_exact": 0.66}
 # A line of tqdm, or a sentence of one of our commands.
 ALLOWED = re.compile(r"\d+%\||\d+(it|B)? \[|^(train[.]py|(tools|toy|evaluation)\.\w+): ")
 

@@ -187,7 +187,7 @@ def evaluate(model, tokenizer, config, records, masks_of=None, max_new=None, ran
     questions.sort(key=batch_order)
     predictions = []
     with tqdm(total=len(questions), desc="evaluation", unit="question", leave=False,
-              mininterval=1, disable=not (questions and ranks.first)) as bar:
+              mininterval=1, delay=1, disable=not (questions and ranks.first)) as bar:
         for batch in prompt_batches(questions, tokenizer, config, skipped):
             predictions += answer(model, tokenizer, batch, masks_of)
             bar.update(len(batch))

@@ -8,13 +8,12 @@ time that was not shown is drawn on the nearest frame, with its time.
 
 import re
 from functools import partial
-from itertools import zip_longest
+from itertools import chain, pairwise, zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
 from PIL import Image, ImageDraw, ImageFont
 
-from records import media
 from records.errors import Unreadable, warn
 
 # bright, for photographs; the colours of charts are for white paper
@@ -28,6 +27,9 @@ MIN_WIDTH = 288  # pixels of a drawn image
 MAX_SIDE = 1024
 GRID_COLUMNS = 4
 MAX_FRAMES = 12  # of a video, in one picture
+GIF_FRAMES = 60
+GIF_SIDE = 480  # pixels
+GIF_COLOURS = 200  # of the frames; those of the marks are kept exactly
 SAME_TIME = 0.05  # seconds: answers have one decimal
 
 
@@ -82,14 +84,15 @@ def draw_marks(image, marks, true=(), trails=()):
 
 
 def image_grid(images, labels, height=240):
-    """PIL images, scaled to one height, in rows, each with its label below."""
+    """PIL images, scaled to one height, in rows, each with its lines of text below."""
     scaled = []
     for image in images:
         width = max(1, round(image.width * height / image.height))
         scaled.append(image.resize((width, height), Image.LANCZOS))
     width = max(image.width for image in scaled)
-    label_height = height // 10
-    font = ImageFont.load_default(label_height * 0.75)
+    n_lines = 1 + max(label.count("\n") for label in labels)
+    label_height = n_lines * (height // 10)
+    font = ImageFont.load_default(height // 10 * 0.75)
     columns = min(GRID_COLUMNS, len(scaled))
     n_rows = -(-len(scaled) // columns)
     size = (columns * (width + 4) - 4, n_rows * (height + label_height))
@@ -164,6 +167,12 @@ def draw_frames(frames_at, times, predicted, true, with_trails, height=240):
     """Frames of a video with points, and the tracks up to each if with_trails -> PIL
     image. frames_at(times) yields the frames at these times."""
     selected = select_frames(times, [*predicted, *true])
+    drawn = mark_frames(frames_at, times, selected, predicted, true, with_trails)
+    return image_grid(drawn, [f"{times[k]:.1f} s" for k in selected], height)
+
+
+def mark_frames(frames_at, times, selected, predicted, true, with_trails):
+    """The frames at times[k], k in selected, with points and trails -> PIL images."""
     drawn = []
     for k, frame in zip(selected, frames_at([times[k] for k in selected]), strict=True):
         marks = []
@@ -174,7 +183,7 @@ def draw_frames(frames_at, times, predicted, true, with_trails, height=240):
         here = [(x, y) for t, _, x, y in true if nearest(times, t) == k]
         trails = trails_until(predicted, times[k]) if with_trails else []
         drawn.append(draw_marks(frame, marks, here, trails))
-    return image_grid(drawn, [f"{times[k]:.1f} s" for k in selected], height)
+    return drawn
 
 
 def draw_prediction(prediction, record):
@@ -226,11 +235,32 @@ def draw(predictions, records, folder, n=24):
         image.save(folder / f"{name}.png")
 
 
-def draw_answer(points, images, video=None, start=0.0):
-    """The points of an answer on its images, or on frames of a video (from media.probe),
-    of which the clip begins at second `start` -> PIL image."""
-    if video is None:
-        return draw_images(images, points, [], 360)
-    times = sorted({frame for frame, *_ in points}) or [0.0]
-    return draw_frames(lambda times: media.frames(video, [start + t for t in times]), times,
-                       points, [], False, 360)
+def draw_answer(path, points, images, clip_times, frames_at, with_trails):
+    """Writes the points of an answer: on its images, on the frames that they are on, or,
+    in a .gif, on all frames at clip_times, but at most GIF_FRAMES."""
+    if not clip_times:
+        draw_images(images, points, [], 360).save(path)
+    elif not path.lower().endswith(".gif"):
+        times = sorted({frame for frame, *_ in points}) or clip_times[:1]
+        draw_frames(frames_at, times, points, [], with_trails, 360).save(path)
+    else:
+        selected = evenly(range(len(clip_times)), GIF_FRAMES)
+        frames = mark_frames(frames_at, clip_times, selected, points, [], with_trails)
+        for frame in frames:
+            frame.thumbnail((GIF_SIDE, GIF_SIDE))
+        begins = [clip_times[k] for k in selected]
+        save_gif(frames, path, [b - a for a, b in pairwise([*begins, begins[-1] + 1])])
+
+
+def save_gif(frames, path, seconds):
+    """Writes PIL images of one size as an endless animation, each for its `seconds`.
+
+    All have one palette, so that a pixel that does not change costs nothing.
+    """
+    palette = Image.new("P", (1, 1))
+    of_frames = frames[-1].quantize(GIF_COLOURS).getpalette()
+    palette.putpalette([*of_frames, *chain(*COLOURS, WHITE, BLACK)])
+    no_dither = Image.Dither.NONE
+    first, *others = (f.quantize(palette=palette, dither=no_dither) for f in frames)
+    first.save(path, save_all=True, append_images=others, loop=0,
+               duration=[round(1000 * s) for s in seconds])

@@ -2,19 +2,23 @@
 
     loss.png, scores.png    curves, from log.jsonl
     samples/                held-out images and videos with predicted and true points
+    samples/step-N.png      what the model says of four toy images while it learns
+    progress.gif            these pictures, one after the other
 """
 
 import json
 import shlex
+import textwrap
+from contextlib import contextmanager
 
 import numpy as np
+from PIL import Image
 
 from evaluation import pictures
 from evaluation.charts import finite, line_chart
 from evaluation.evaluate import SCORES, evaluate
 from evaluation.generate import evaluation_config
 from toy import world
-from toy.images import World
 from training.log import read_log, read_steps
 from weights import lora
 from weights.files import gather_on_each
@@ -22,15 +26,88 @@ from weights.files import gather_on_each
 PROGRESS_SCORES = (
     "point_f1", "count_accuracy", "caption_exact", "video_point_f1", "track_f1", "qa_accuracy"
 )
+# What the toy is to reach, by stage, where it is not trained for a few steps only.
+VIDEO_AIMS = {"video_point_f1": 0.80, "track_f1": 0.80, "qa_accuracy": 0.90}
+IMAGE_AIMS = {"point_f1": 0.90, "count_accuracy": 0.93, "caption_exact": 0.75}
+AIMS = {1: IMAGE_AIMS, 2: VIDEO_AIMS, 3: VIDEO_AIMS}
+# Progress is drawn after these shares of the steps, the first within a minute.
+PICTURE_SHARES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1)
+
+
+@contextmanager
+def whole_model(run, model):
+    """The model that each rank asks, a whole copy. All wait until the first has drawn."""
+    model.eval()
+    whole = gather_on_each(model, run.ranks, run.device, run.dtype)
+    with lora.autocast(whole, run.device, run.dtype):
+        yield whole
+    run.ranks.barrier()  # for any time
+    model.train()
 
 
 def scores_of_run(run, model, samples_dir=None):
-    """final_scores by all ranks, each with a whole copy. The first rank draws."""
-    whole = gather_on_each(model, run.ranks, run.device, run.dtype)
-    with lora.autocast(whole, run.device, run.dtype):
-        scores = final_scores(run, whole, samples_dir if run.ranks.first else None)
-    run.ranks.barrier()  # for any time: the first draws
-    return scores
+    """final_scores by all ranks. The first rank draws."""
+    with whole_model(run, model) as whole:
+        return final_scores(run, whole, samples_dir if run.ranks.first else None)
+
+
+def picture_steps(run):
+    """The steps after which a run in the toy world draws its progress."""
+    if run.eval_records is not None:
+        return set()
+    return {max(1, round(share * run.config.steps)) for share in PICTURE_SHARES}
+
+
+def records_to_show(config):
+    """Four held-out toy images, the same at every step, with two questions each:
+    where everything is, and the caption."""
+    shown = []
+    for record in world.held_out_images("test", config.seed, 4, (2, 3, 4), config.toy_kinds):
+        asked = [a for a in record["annotations"]
+                 if a["type"] == "caption"
+                 or (a["type"], a["label"]) == ("point", "any shape")]
+        shown.append(record | {"annotations": asked})
+    return shown
+
+
+def draw_step(run, model, step):
+    """Writes samples/step-N.png -> its path: records_to_show with the points that the
+    model sees and, below, its captions."""
+    path = run.out / "samples" / f"step-{step}.png"
+    records = records_to_show(run.config)
+    with whole_model(run, model) as whole:
+        _, answers = evaluate(whole, run.tokenizer, run.config.data, records,
+                              max_new=64, ranks=run.ranks, with_nll=False)
+        if run.ranks.first:
+            path.parent.mkdir(exist_ok=True)
+            (image,) = records[0]["source"].images(records[0])
+            Image.fromarray(image).save(path.parent / "image.png")  # to ask about
+            title = f"after {step:,} of {run.config.steps:,} steps"
+            pictures.with_text(draw_shown(records, answers), [title]).save(path)
+    return path
+
+
+def draw_shown(records, answers):
+    """The two answers about each of records_to_show -> PIL image."""
+    images = []
+    labels = []
+    for record in records:
+        # in the order of the annotations
+        points, caption = (answer for answer in answers if answer["id"] == record["id"])
+        shown = record["source"].images(record)
+        images.append(pictures.draw_images(shown, points["predicted"], []))
+        lines = textwrap.wrap(caption["text"], 28)[:3]
+        lines += [""] * (3 - len(lines))  # so that all pages have one size
+        labels.append("\n".join(lines))
+    return pictures.image_grid(images, labels, height=200)
+
+
+def animate_progress(out):
+    """progress.gif of the run directory `out`: the pictures of draw_step, if any."""
+    paths = {int(path.stem[5:]): path for path in (out / "samples").glob("step-*.png")}
+    pages = [Image.open(path).convert("RGB") for _, path in sorted(paths.items())]
+    if pages:
+        pictures.save_gif(pages, out / "progress.gif", [0.8] * (len(pages) - 1) + [3])
 
 
 def final_scores(run, model, samples_dir=None):
@@ -53,28 +130,12 @@ def final_scores(run, model, samples_dir=None):
         if samples_dir:
             folder = samples_dir / name if metrics or is_toy else samples_dir
             pictures.draw(predictions, records, folder, n=100 if is_toy else 24)
-        if is_toy and name == "unseen":
-            found |= score_of_unseen_kinds(predictions, records)
         metrics |= {name: found} if metrics else found
     return metrics
 
 
 def toy_masks(record, index):
     return record["source"].masks(record, record["annotations"][index])
-
-
-def score_of_unseen_kinds(predictions, records):
-    """-> the mean F1 of points on kinds that training never shows, if any."""
-    annotations = {record["id"]: record["annotations"] for record in records}
-    unseen = {" ".join(kind) for kind in records[0]["source"].kinds.unseen}
-    scores = []
-    for p in predictions:
-        annotation = annotations[p["id"]][p["annotation"]]
-        if annotation.get("label") in unseen and annotation.get("points"):
-            scores.append(p["point_f1"])
-    if not scores:
-        return {}
-    return {"point_f1_of_unseen_kinds": round(sum(scores) / len(scores), 4)}
 
 
 def running_mean(points):
@@ -124,36 +185,43 @@ def draw_progress(out):
 
 
 def print_end(run, loss, scores, seconds):
-    """Prints what a run has learned and how to ask it; then one line of JSON. loss: of the
-    last step, None if the log has none."""
+    """Prints what a run has learned, where its pictures are, and commands to try; then one
+    line of JSON. loss: of the last step, None if the log has none."""
     out = shlex.quote(str(run.out))
+    stage = run.config.stage
     is_toy = run.eval_records is None
-    pictures_in = ""
-    if learned := main_scores(scores):
-        pictures_in = f", predicted points in {out}/samples"
+    drawn = f"curves: {out}/loss.png"
+    if learned := main_scores(scores, AIMS[stage] if is_toy else {}):
+        drawn = f"answers: {out}/samples; {drawn}"
         asked = "held-out examples" if is_toy else "the records of --eval"
-        print(f"After {run.config.steps} steps the model reaches on {asked}: {learned}.")
+        print(f"After {run.config.steps:,} steps, on {asked}: {learned}.")
     else:
         last = "is not in the log" if loss is None else f"is {loss:.3f}"
-        print(f"After {run.config.steps} steps the loss {last}; no answer was scored.")
-    if "unseen" in scores:
-        print(f"On combinations that training never shows: {main_scores(scores['unseen'])}.")
-    print(f"Curves are drawn in {out}/loss.png{pictures_in}; the weights are in {out}/model.\n"
-          "Ask it something:")
-    image = "IMAGE"
-    prompt = "long_caption:"
+        print(f"After {run.config.steps:,} steps the loss {last}; no answer was scored.")
+    generate = f"python -m tools.generate --model {out} --image"
+    try_next = [f'{generate} IMAGE --prompt "long_caption:"']
     if is_toy:
-        kinds_name = run.config.toy_kinds
-        print(f"    python -m toy.world runs/toy-{kinds_name} --kinds {kinds_name} --n 20")
-        image = f"runs/toy-{kinds_name}/{World('test', kinds_name=kinds_name).name}-3.png"
-        prompt = "pointing: any shape"
-    print(f'    python -m tools.generate --model {out} --image {image} --prompt "{prompt}"')
+        drawn = f"how it learned: {out}/progress.gif; {drawn}"
+        image = f"{out}/samples/image.png"
+        try_next = [
+            f'{generate} {image} --prompt "pointing: any shape" --draw {out}/points.png',
+            f'{generate} {image} --prompt "long_caption:"',
+        ]
+        if stage < 3:
+            try_next.append(f"python train.py --stage {stage + 1} --tiny --init {out}")
+    print(f"Pictures ({drawn}). Try:")
+    for command in try_next:
+        print(f"    {command}")
     print(json.dumps({"out": str(run.out), "steps": run.config.steps, "loss": loss,
                       "seconds": round(seconds, 1), "eval": scores}))
 
 
-def main_scores(scores):
-    """'caption_exact 0.850, point_f1 0.913', without the parts of these scores."""
+def main_scores(scores, aims=()):
+    """'caption_exact 0.850 (aim 0.75), hota 0.7', without the parts of these scores."""
     parts = ("precision", "recall", "close", "det_a", "ass_a")
-    return ", ".join(f"{name} {scores[name]:.3f}" for name in SCORES
-                     if name in scores and not name.endswith(parts))
+    shown = []
+    for name in SCORES:
+        if name in scores and not name.endswith(parts):
+            aim = f" (aim {aims[name]:.2f})" if name in aims else ""
+            shown.append(f"{name} {scores[name]:.3f}{aim}")
+    return ", ".join(shown)

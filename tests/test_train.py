@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import re
 import shutil
 from functools import partial
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from torch.nn.functional import cross_entropy
 
 import model as models
@@ -144,7 +146,7 @@ def test_three_steps_equal_three_written_by_hand(tmp_path):
     """Adam's first step is the sign of the gradient, which would hide clipping and betas: so three
     steps, and an eps as large as the gradients."""
     flags = ["--lr.vit=1e-3", "--lr.connector=2e-3", "--lr.llm=5e-4", "--adam_eps=0.01",
-             "--data.point_weight=0.2", "--vit_steps=0"]
+             "--data.point_weight=0.2", "--vit_steps=0", "--train=vit,connector,llm"]
     model, config, rows_of_steps = opened(*SMALL, *flags)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     groups = [{"params": parameters, "name": part}
@@ -197,10 +199,10 @@ def test_stage_0_teaches_a_vit_that_starts_from_nothing_and_no_other(plain, tmp_
     first = steps_of(plain[1])[0]
     assert without[0]["loss"] != first["loss"]
     assert without[0]["ids"] == first["ids"]
-    frozen = steps_of(run(tmp_path / "frozen", "--train", "connector,llm"))
-    assert frozen[0]["loss"] == first["loss"]  # taught, then left alone
-    assert "vit" not in frozen[0]["grad_norms"]
-    assert all(line["grad_norms"]["vit"] > 0 for line in steps_of(plain[1]))
+    assert "vit" not in first["grad_norms"]  # taught, then left alone
+    learning = steps_of(run(tmp_path / "learning", "--train", "vit,connector,llm"))
+    assert learning[0]["loss"] == first["loss"]
+    assert all(line["grad_norms"]["vit"] > 0 for line in learning)
 
 
 def test_a_run_leaves_log_weights_curves_and_samples(plain):
@@ -217,6 +219,12 @@ def test_a_run_leaves_log_weights_curves_and_samples(plain):
     for name in ("loss.png", "config.json"):
         assert (out / name).exists()
     assert list((out / "samples" / "test").glob("*.png"))
+    # of each step, as the shares of so few steps have it
+    assert {path.name for path in (out / "samples").glob("step-*")} == {
+        "step-1.png", "step-2.png", "step-3.png"}
+    with Image.open(out / "progress.gif") as progress:
+        assert progress.n_frames == 3
+        assert os.path.getsize(out / "progress.gif") < 400_000
 
 
 def test_real_photographs_train_and_are_scored(tmp_path, monkeypatch):
@@ -273,10 +281,11 @@ def test_a_run_says_what_it_is_about_to_do_and_how_it_has_ended(plain, tmp_path,
     stage, parameters, steps = [line for line in stderr.splitlines()
                                 if line.startswith("train.py: ")]
     assert re.search(r"stage 1 on cpu \(.*\), float32, processes: 1$", stage)
-    assert parameters.endswith("; vit, connector, llm learn")
+    assert parameters.endswith("; connector, llm learn")
     assert steps == ("train.py: steps: 1 of 1; a batch: 4 rows of 512 tokens; writes to "
                      f"{out}")
     *sentences, last = stdout.splitlines()
     assert json.loads(last)["steps"] == 1
-    assert f"tools.generate --model {out} --image " in sentences[-1]
-    assert any(f"the weights are in {out}/model." in line for line in sentences)
+    assert any(f"tools.generate --model {out} --image " in line for line in sentences)
+    assert f"picture={out}/samples/step-1.png" in stderr
+    assert any(f"{out}/progress.gif" in line for line in sentences)

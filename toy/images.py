@@ -15,8 +15,9 @@ import numpy as np
 from records.mixture import rng_for
 from toy.shapes import FEW, KINDS_BY_NAME, SIZE, VERSION, draw_scene, mask_of, name_of, render
 
-CURRICULUM = 4000  # images of a source until they are as hard as held-out ones
+CURRICULUM = 2000  # images of a source until they are as hard as held-out ones
 SINGLE = 0.2  # share of the curriculum with one object only
+MAX_OBJECTS = 4  # of a training image
 NUMBERS = ("one", "two", "three")
 
 
@@ -81,7 +82,8 @@ class World:
         progress = i / self.curriculum
         if progress < SINGLE:
             return 1, 1, round(4 * (1 - progress / SINGLE))
-        return 1, 2 + int(5 * (progress - SINGLE) / (1 - SINGLE)), 0
+        harder = (progress - SINGLE) / (1 - SINGLE)  # from 0 to 1
+        return 1, 2 + int((self.max_objects - 1) * harder), 0
 
     @lru_cache(maxsize=4096)  # noqa: B019 - a source lives as long as its run
     def scene(self, i):
@@ -206,7 +208,7 @@ class ImageSeries:
 
 
 class Sums:
-    """Text without images, a tenth of stage 1: 'two circles, one cross' -> '3'."""
+    """Text without images, a little of every stage: 'two circles, one cross' -> '3'."""
 
     name = "tiny-text"
 

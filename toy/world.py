@@ -10,6 +10,7 @@ shape exist in the split `unseen` only; with more colours and shapes, six of 54.
 import argparse
 import json
 from functools import partial
+from itertools import count, islice
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from PIL import Image
 
 from records.errors import command_name
 from records.mixture import group_rates, sqrt_size
-from toy.images import CURRICULUM, NUMBERS, ImageSeries, Sums, World
+from toy.images import CURRICULUM, MAX_OBJECTS, NUMBERS, ImageSeries, Sums, World
 from toy.shapes import COLOURS, FEW, KINDS_BY_NAME, LATTICE, SHAPES, SIZE
 from toy.videos import MovingShapes
 
@@ -60,16 +61,21 @@ VIDEO_SHARE = {2: 0.7, 3: 0.85}  # of the draws, by stage
 def mixture(seed, stage=1, curriculum=True, video_share=None, kinds_name="few"):
     """(sources, rates) of a stage of --tiny; the rates add up to 1.
 
-    Stage 1: captions with everything else, points, text, as published. Stages 2 and 3: groups as in
-    stages/stage2.py, whose members share the rate of the group by the square root of their sizes;
-    the sources are endless, so the sizes are made up. Stage 3 adds long videos. curriculum: do
-    sources begin with easy scenes, in stages 1 and 2? kinds_name: of single images.
+    Stage 1: captions with everything else, points, text, with more captions than published,
+    because they teach the words. Stages 2 and 3: groups as in stages/stage2.py, whose members
+    share the rate of the group by the square root of their sizes, which are made up, as the
+    sources are endless. Stage 3 adds long videos. curriculum: do sources begin with easy
+    scenes, in stages 1 and 2? kinds_name: of single images.
     """
     if stage == 1:
-        options = {"curriculum": CURRICULUM if curriculum else 0, "kinds_name": kinds_name}
+        options = {
+            "curriculum": CURRICULUM if curriculum else 0,
+            "max_objects": MAX_OBJECTS,
+            "kinds_name": kinds_name,
+        }
         captions = World("train", seed, **options)
         points = World("train", seed, questions="points", **options)
-        return [captions, points, Sums(seed)], [0.6, 0.3, 0.1]
+        return [captions, points, Sums(seed)], [0.75, 0.2, 0.05]
     short = {"curriculum": curriculum and stage == 2}
     videos = [
         (SOURCES["videos"]("train", seed, **short), 30_000),
@@ -79,7 +85,7 @@ def mixture(seed, stage=1, curriculum=True, video_share=None, kinds_name="few"):
         videos.append((SOURCES["long-videos"]("train", seed), 60_000))
         videos.append((SOURCES["long-tracks"]("train", seed), 20_000))
     others = [
-        (World("train", seed, kinds_name=kinds_name), 5_000),
+        (World("train", seed, max_objects=MAX_OBJECTS, kinds_name=kinds_name), 5_000),
         (ImageSeries("train", seed), 9_000),
         (Sums(seed), 400),
     ]
@@ -95,21 +101,31 @@ def held_out(stage, seed, n, kinds_name="few"):
     """{part: records} to be scored, n of each kind of a part or fewer.
 
     Parts: test (from stage 2 on with series of images and videos), long (long videos, from stage 2
-    on), unseen (images with combinations that training never shows).
+    on), unseen (images with combinations that training never shows), crowded (images with more
+    objects than training shows).
     """
-    parts = {"test": _first("images", "test", seed, n, kinds_name=kinds_name)}
+    as_in_training = range(MAX_OBJECTS + 1)
+    parts = {"test": held_out_images("test", seed, n, as_in_training, kinds_name)}
     if stage > 1:
-        parts["test"] += _first("series", "test", seed, n // 4)
-        parts["test"] += _first("videos", "test", seed, n // 2)
-        parts["test"] += _first("tracks", "test", seed, n // 2)
-        parts["long"] = _first("long-videos", "test", seed, n // 2)
-        parts["long"] += _first("long-tracks", "test", seed, n // 2)
-    parts["unseen"] = _first("images", "unseen", seed, n, kinds_name=kinds_name)
+        parts["test"] += _first("series", seed, n // 4)
+        parts["test"] += _first("videos", seed, n // 2)
+        parts["test"] += _first("tracks", seed, n // 2)
+        parts["long"] = _first("long-videos", seed, n // 2)
+        parts["long"] += _first("long-tracks", seed, n // 2)
+    parts["unseen"] = held_out_images("unseen", seed, n, as_in_training, kinds_name)
+    parts["crowded"] = held_out_images("test", seed, n // 4, (5, 6), kinds_name)
     return parts
 
 
-def _first(kind, split, seed, n, **options):
-    source = SOURCES[kind](split, seed, **options)
+def held_out_images(split, seed, n, n_objects, kinds_name="few"):
+    """The first n images of a split, at least one, whose number of objects is in n_objects."""
+    world = World(split, seed, kinds_name=kinds_name)
+    fitting = (i for i in count() if len(world.scene(i)["objects"]) in n_objects)
+    return [world[i] for i in islice(fitting, max(n, 1))]
+
+
+def _first(kind, seed, n):
+    source = SOURCES[kind]("test", seed)
     return [source[i] for i in range(max(n, 1))]
 
 

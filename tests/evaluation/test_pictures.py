@@ -142,10 +142,18 @@ def test_what_cannot_be_drawn_is_named_and_no_file_leaves_the_folder(tmp_path, c
         "train.py: twice: 2 records have this id; no picture"]
 
 
-def test_points_of_an_answer_are_drawn_on_the_frames_that_were_shown_then():
+def test_points_of_an_answer_are_drawn_on_the_frames_that_were_shown_then(tmp_path):
     video = media.probe(MEDIA / "bigbuckbunny.mp4")
     points = [(0.5, "1", 100, 100), (0.5, "2", 300, 200), (1.0, "2", 320, 200)]
-    image = pictures.draw_answer(points, [], video, start=2.0)
+
+    def drawn(points):
+        path = str(tmp_path / "frames.png")
+        pictures.draw_answer(
+            path, points, [], [0.0], lambda times: media.frames(video, [2 + t for t in times]),
+            with_trails=False)
+        return Image.open(path)
+
+    image = drawn(points)
     frames = list(media.frames(video, [2.5, 3.0]))
     on_first = [Mark(100, 100, "1", FIRST), Mark(300, 200, "2", SECOND)]
     first = pictures.draw_marks(frames[0], on_first)
@@ -155,5 +163,4 @@ def test_points_of_an_answer_are_drawn_on_the_frames_that_were_shown_then():
         found = np.array(image)[:360, k * (w + 4) :][:, :w]
         assert np.array_equal(found, np.array(wanted.resize((w, 360), Image.LANCZOS)))
     many = [(k / 10, "1", 5, 5) for k in range(30)]
-    drawn = pictures.draw_answer(many, [], video, 0.0)
-    assert drawn.height == 3 * 396                       # 12 frames, four in a row
+    assert drawn(many).height == 3 * 396                       # 12 frames, four in a row

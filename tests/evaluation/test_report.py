@@ -8,6 +8,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
+from PIL import Image
 
 import parallel
 from evaluation import report
@@ -103,13 +105,12 @@ def run_of(stage, eval_records=None, **settings):
 
 
 @pytest.mark.parametrize(("stage", "parts", "max_new"), [
-    (1, ["test", "unseen"], 128), (2, ["test", "long", "unseen"], 384),
+    (1, ["test", "unseen", "crowded"], 128), (2, ["test", "long", "unseen", "crowded"], 384),
 ])
 def test_the_toy_is_scored_by_parts_with_its_own_masks(evaluated, stage, parts, max_new):
     metrics = report.final_scores(run_of(stage), None)
     assert metrics["point_f1"] == 1.0
-    assert [name for name in metrics if name in ("long", "unseen")] == parts[1:]
-    assert metrics["unseen"]["point_f1_of_unseen_kinds"] == 1.0
+    assert [name for name in metrics if name in ("long", "unseen", "crowded")] == parts[1:]
     for records, masks_of, options in evaluated:
         assert options == {"config": DATA, "max_new": max_new, "ranks": parallel.Ranks()}
         kinds = [annotation["type"] for annotation in records[0]["annotations"]]
@@ -140,24 +141,60 @@ def test_given_records_are_scored_as_by_tools_evaluate(evaluated, monkeypatch, t
     assert report.final_scores(run_of(3, {}), None) == {}
 
 
-@pytest.mark.parametrize(("eval_records", "loss", "scores", "sentences"), [
-    (None, 0.25, {"point_f1": 0.9, "point_recall": 0.8, "unseen": {"caption_exact": 0.04}},
-     ["After 30 steps the model reaches on held-out examples: point_f1 0.900.",
-      "On combinations that training never shows: caption_exact 0.040.",
-      "predicted points in runs/x/samples", "toy.world runs/toy-many --kinds many --n 20",
-      "--image runs/toy-many/many-test-all-3.png"]),
-    ({"mine": []}, 0.25, {"caption_exact": 0.5}, ["on the records of --eval: caption_exact 0.500.",
-                                                  "--image IMAGE"]),
-    ({}, None, {}, ["After 30 steps the loss is not in the log; no answer was scored."]),
+def test_progress_is_drawn_of_the_same_images_at_every_step(tmp_path, monkeypatch):
+    """Rings where the model points, its caption below; a run on other records draws none."""
+    answers = []
+
+    def evaluate(model, tokenizer, config, records, **options):
+        answers.append([
+            {"id": record["id"], "annotation": k, "text": "red cross",
+             **({"predicted": [[1, "1", 50, 50]]} if annotation["type"] == "point" else {})}
+            for record in records for k, annotation in enumerate(record["annotations"])])
+        return {}, answers[-1]
+
+    monkeypatch.setattr(report, "evaluate", evaluate)
+    monkeypatch.setattr(report.pictures, "with_text", lambda image, lines: image)
+    run = run_of(1)
+    run.out, run.device, run.dtype = tmp_path, torch.device("cpu"), torch.float32
+    run.config.steps = 1000
+    model = torch.nn.Linear(1, 1)
+    assert report.picture_steps(run) == {20, 50, 100, 200, 400, 700, 1000}
+    pages = [np.array(Image.open(report.draw_step(run, model, step))) for step in (20, 1000)]
+    assert answers[0] == answers[1]
+    assert len({answer["id"] for answer in answers[0]}) == 4
+    assert np.array_equal(*pages)
+    assert model.training
+    shown = np.array(Image.open(tmp_path / "samples" / "image.png").resize((200, 200)), int)
+    changed = np.abs(pages[0][:200, :200] - shown).max(2) > 100
+    rows, columns = np.nonzero(changed[80:120, 80:120])
+    assert abs(rows.mean() - 20) < 3  # a ring around the middle
+    assert abs(columns.mean() - 20) < 3
+    report.animate_progress(tmp_path)
+    assert Image.open(tmp_path / "progress.gif").n_frames > 0
+    assert report.picture_steps(run_of(1, eval_records={})) == set()
+
+
+TOY_SCORES = {"point_f1": 0.9, "point_recall": 0.8, "unseen": {"caption_exact": 0.04}}
+
+
+@pytest.mark.parametrize(("eval_records", "loss", "scores", "sentences", "n_lines"), [
+    (None, 0.25, TOY_SCORES,
+     ["After 1,600 steps, on held-out examples: point_f1 0.900 (aim 0.90).",
+      "runs/x/progress.gif", "runs/x/samples",
+      '--model runs/x --image runs/x/samples/image.png --prompt "pointing: any shape"',
+      "train.py --stage 2 --tiny --init runs/x"], 6),
+    ({"mine": []}, 0.25, {"caption_exact": 0.5},
+     ["on the records of --eval: caption_exact 0.500.", "--model runs/x --image IMAGE"], 4),
+    ({}, None, {}, ["After 1,600 steps the loss is not in the log; no answer was scored."], 4),
 ])
 def test_the_end_says_what_was_learned_and_how_to_ask(capsys, eval_records, loss, scores,
-                                                      sentences):
+                                                      sentences, n_lines):
     run = SimpleNamespace(out=Path("runs/x"), eval_records=eval_records,
-                          config=SimpleNamespace(steps=30, toy_kinds="many"))
+                          config=SimpleNamespace(stage=1, steps=1600))
     report.print_end(run, loss, scores, 65.04)
     *text, last = capsys.readouterr().out.splitlines()
     for sentence in sentences:
         assert sentence in "\n".join(text)
-    assert "--model runs/x" in text[-1]
+    assert len(text) + 1 == n_lines
     assert json.loads(last) == {
-        "out": "runs/x", "steps": 30, "loss": loss, "seconds": 65.0, "eval": scores}
+        "out": "runs/x", "steps": 1600, "loss": loss, "seconds": 65.0, "eval": scores}

@@ -90,7 +90,7 @@ def test_another_layout_is_no_other_recipe(whole, records, tmp_path):
 
 
 OTHER_RECIPES = [
-    (["--lr.vit=1"], "lr.vit was 5e-05 and is 1.0"),
+    (["--lr.llm=1"], "lr.llm was 0.0022 and is 1.0"),
     (["--deterministic"], "deterministic was false and is true"),
     (["--model.n_hidden=96"], "another shape"),
     (["--plan", "plan.npz"], "with a plan or without one"),
