@@ -2,7 +2,7 @@
 (evaluation/evaluate.py). Of several files, the metrics of the first stand at the top,
 those of each other under its name.
 
-    python -m tools.evaluate --model runs/stage1-tiny --data a.jsonl --masks masks.npz
+    python -m tools.evaluate --model toy --data a.jsonl --masks masks.npz
     python -m tools.evaluate --model runs/stage3 --data b.jsonl --frames 8 16 32 --draw drawn
     torchrun --nproc-per-node 8 -m tools.evaluate --model Molmo2-8B --data b.jsonl \\
         --device cuda --dtype bfloat16       # records are dealt out to the ranks

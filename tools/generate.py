@@ -1,5 +1,8 @@
 """Ask a model about images or a video, once or in a conversation (evaluation/generate.py).
 
+    python -m tools.generate --model toy --prompt "pointing: any shape" --draw points.png
+    python -m tools.generate --model toy --video --draw tracks.gif \\
+        --prompt "video_point_track_per_frame: any shape"
     python -m tools.generate --model runs/stage1-tiny --image cat.png --draw out.png \\
         --prompt "pointing: red circle"
     python -m tools.generate --model Molmo2-4B --images a.jpg b.jpg --prompt "What has changed?" \\
@@ -7,13 +10,17 @@
     python -m tools.generate --model Molmo2-4B --video match.mp4 --subtitles match.srt \\
         --prompt "Point to every goal." --draw goals.png
     python -m tools.generate --model Molmo2-4B --image cat.png --chat
+
+Where no file is named, the toy is asked about a held-out scene of the toy world.
 """
 
 import json
 import math
 import re
 import sys
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -22,28 +29,31 @@ import vision
 from evaluation.generate import evaluation_config, generate
 from evaluation.pictures import draw_answer
 from records import media
-from records.errors import warn
 from records.media import MAX_FRAMES
 from records.visual import VideoClip, clip_times, tracking_times
 from text.points import parse_points
 from text.styles import TASK_OF_STYLE, TRACK_TASKS
 from text.visual_tokens import shift_subtitles
 from tools.command import make_parser, positive, report_errors, whole_number
+from toy import world
+from toy.videos import MovingShapes
 from training.config import UserError
 from weights.files import explained, open_model_folder
 
+TOY_VIDEO = ""  # --video without a file
 # a line with two times, and the lines up to an empty one
 SUBTITLE = re.compile(r"([\d:]+[.,]\d+) *--> *([\d:]+[.,]\d+).*\n((?:.*\S.*\n?)*)")
 
 def parse(argv):
     parser = make_parser("generate", __doc__)
     add = parser.add_argument
-    add("--model", required=True, help="run directory, or a released folder")
+    add("--model", required=True, help="run directory, released folder, or toy")
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("--image", nargs=1, metavar="F", dest="images",
-                        help="an image; without image and video: text alone")
+    source.add_argument("--image", nargs=1, metavar="F", dest="images", help=(
+        "an image; without image and video: text alone, for the toy an image of its world"))
     source.add_argument("--images", nargs="+", metavar="F", help="several, at most 20")
-    source.add_argument("--video", help="a video file")
+    source.add_argument("--video", nargs="?", const=TOY_VIDEO, metavar="F", help=(
+        "a video file; without a file, for the toy, a video of its world"))
     talk = parser.add_mutually_exclusive_group(required=True)
     talk.add_argument("--prompt", help=(
         'worded as in training; for the toy "long_caption:", "pointing: red circle", '
@@ -59,28 +69,34 @@ def parse(argv):
         help="crops of an image at most (default 24; for the toy as in training)")
     add("--max-new", type=positive, default=256, help="tokens at most (default 256)")
     add("--temperature", type=float, default=0.0, help="0: greedy (default)")
-    add("--seed", type=int, default=0, help="of the sampling (default 0)")
+    add("--seed", type=whole_number(0), default=0, help=(
+        "of the sampling, and of the toy's image or video (default 0)"))
     add("--draw", metavar="FILE", help=(
-        "write the images, or frames, with the predicted points: .png, .jpeg, .webp, .."))
+        "write the images, or frames, with the predicted points: .png, .jpeg, .webp, or of "
+        "a video .gif"))
     add("--json", action="store_true", help="one JSON object instead of text")
     add("--device", default="cpu", help="default cpu")
     add("--dtype", choices=("float32", "bfloat16"), default="float32",
         help="of the weights (default float32)")
     args = parser.parse_args(argv)
+    is_file = args.images or args.video not in (None, TOY_VIDEO)
+    args.is_toy_scene = args.model == "toy" and not is_file
+    if args.video == TOY_VIDEO and not args.is_toy_scene:
+        parser.error("--video without a file needs --model toy")
     for flag in ("frames", "subtitles", "start", "end"):
         if getattr(args, flag) != parser.get_default(flag) and not args.video:
-            parser.error(f"--{flag} needs --video")
+            parser.error(f"--{flag} needs --video F")
     if not args.temperature >= 0:
         parser.error("--temperature starts at 0")
     if args.chat and (args.draw or args.json):
         parser.error("--draw and --json go with --prompt")
-    if args.draw and not (args.images or args.video):
+    if args.draw and not (args.images or args.video or args.is_toy_scene):
         parser.error("--draw needs --image, --images or --video")
     if args.draw:
         path = Path(args.draw)
-        is_picture = path.suffix.lower() in (".png", ".jpg", ".jpeg", ".webp")
-        if not is_picture or not path.parent.is_dir():
-            parser.error(f"--draw {path}: name a .png, .jpeg or .webp in an existing folder")
+        kinds = [".png", ".jpg", ".jpeg", ".webp"] + [".gif"] * (args.video is not None)
+        if path.suffix.lower() not in kinds or not path.parent.is_dir():
+            parser.error(f"--draw {path}: name a {', '.join(kinds)} in an existing folder")
     return args
 
 
@@ -101,21 +117,58 @@ def to_seconds(clock):
     return sum(float(part) * 60**k for k, part in enumerate(parts))
 
 
+class Shown(NamedTuple):
+    """What a question is about."""
+    images: list  # (H,W,3) uint8
+    clip: VideoClip | None
+    sizes: list  # (width, height) of every image, or of the video
+    frames_at: object = None  # of a video: seconds of the clip -> its frames
+
+
+def open_images(files, config):
+    if len(files) > config.max_images:
+        raise UserError(f"--images: at most {config.max_images}, not {len(files)}")
+    images = [media.read_image(file) for file in files]
+    return Shown(images, None, [image.shape[1::-1] for image in images])
+
+
 def open_video(args, config):
-    """-> VideoClip with its frames decoded, and the video (media.Video). For a tracking
-    question the frames are those of a track with 2 points per second."""
+    """-> Shown with the frames decoded. For a tracking question they are those of a
+    track with 2 points per second."""
     subtitles = read_subtitles(args.subtitles) if args.subtitles else None
     video = media.probe(args.video)
     times, end = clip_times(video.duration, config, args.start, args.end)
-    style = (args.prompt or "").partition(":")[0]
-    if TASK_OF_STYLE.get(style) in TRACK_TASKS:
+    if asks_for_tracks(args.prompt):
         frame_rate = round(len(video.times) / video.duration) if video.duration else 0
         times = tracking_times(end - args.start, frame_rate, 2, config)
+
+    def frames_at(times):
+        return media.frames(video, [args.start + t for t in times])
+
     # as small as the ViT takes them: 384 frames of 11 MB would be 4 GB
     crop = config.vision.crop
-    frames = media.frames(video, [args.start + t for t in times])
-    small = [vision.resize(frame, crop, crop) for frame in frames]
-    return VideoClip(times, small, shift_subtitles(subtitles, args.start)), video
+    small = [vision.resize(frame, crop, crop) for frame in frames_at(times)]
+    clip = VideoClip(times, small, shift_subtitles(subtitles, args.start))
+    return Shown([], clip, [(video.width, video.height)], frames_at)
+
+
+def open_toy_scene(args):
+    """-> Shown: a held-out image or video of the toy world."""
+    if args.video is None:
+        (record,) = world.held_out_images("test", args.seed, 1, (2, 3, 4))
+        source = record["source"]
+        return Shown(source.images(record), None, source.image_sizes(record))
+    source = MovingShapes("test", args.seed, questions="tracks")
+    record = source[0]
+    frames_at = partial(source.frames, record)
+    times = source.step_times(record)
+    clip = VideoClip(times, frames_at(times))
+    return Shown([], clip, [source.video_size(record)[:2]], frames_at)
+
+
+def asks_for_tracks(prompt):
+    style = (prompt or "").partition(":")[0]
+    return TASK_OF_STYLE.get(style) in TRACK_TASKS
 
 
 def make_printer(tokenizer):
@@ -133,11 +186,10 @@ def make_printer(tokenizer):
 
 
 def ask(loaded, shown, turns, args, printer=None):
-    """-> the ids of an answer. loaded: model, tokenizer and data config; shown: images
-    and VideoClip; turns: [(question, answer), ..], the last with the answer None."""
+    """-> the ids of an answer. loaded: model, tokenizer and data config; turns:
+    [(question, answer), ..], the last with the answer None."""
     model, tokenizer, config = loaded
-    images, clip = shown
-    prompt = data.encode_prompt(images, turns, tokenizer, config, clip)
+    prompt = data.encode_prompt(shown.images, turns, tokenizer, config, shown.clip)
     (ids,) = generate(model, [prompt], tokenizer.stops, args.max_new, args.temperature,
                       args.seed, printer)
     return ids
@@ -176,31 +228,32 @@ def main(argv=None):
     model, tokenizer, config = open_model_folder(args.model, args.device, dtype)
     config = evaluation_config(config, args.max_crops, args.frames)
     loaded = model, tokenizer, config
-    files = args.images or []
-    if len(files) > config.max_images:
-        raise UserError(f"--images: at most {config.max_images}, not {len(files)}")
-    images = [media.read_image(file) for file in files]
-    clip, video = open_video(args, config) if args.video else (None, None)
+    if args.is_toy_scene:
+        shown = open_toy_scene(args)
+    elif args.video:
+        shown = open_video(args, config)
+    else:
+        shown = open_images(args.images or [], config)
     if args.chat:
-        chat(loaded, (images, clip), args)
+        chat(loaded, shown, args)
         return
     printer = None if args.json else make_printer(tokenizer)
-    ids = ask(loaded, (images, clip), [(args.prompt, None)], args, printer)
+    ids = ask(loaded, shown, [(args.prompt, None)], args, printer)
     answer = tokenizer.decode(ids)
-    if printer:
-        print(flush=True)
-    sizes = [image.shape[1::-1] for image in images]
-    if video:
-        sizes = [(video.width, video.height)]
-    points = points_in_pixels(answer, sizes)
+    points = points_in_pixels(answer, shown.sizes)
     if args.draw:
-        if not points:
-            warn("the answer has no points to draw")
-        draw_answer(points, images, video, args.start).save(args.draw)
-        warn(f"the picture was written to {args.draw}")
+        times = shown.clip.times if shown.clip else []
+        draw_answer(args.draw, points, shown.images, times, shown.frames_at,
+                    asks_for_tracks(args.prompt))
     if args.json:
+        drawn = {"drawn": args.draw} if args.draw else {}
         print(json.dumps({"prompt": args.prompt, "text": answer, "tokens": len(ids),
-                          "points": points}))
+                          "points": points, **drawn}))
+        return
+    print(flush=True)
+    if args.draw:
+        no_points = "" if points else " (the answer has no points)"
+        print(f"-> {args.draw}{no_points}")
 
 
 if __name__ == "__main__":

@@ -25,6 +25,8 @@ from stages import stage3
 from text.tokenizer import load_tokenizer
 from weights import lora, released
 
+# What the word "toy" names: the weights in the repository. ./toy is a path.
+TOY = Path(__file__).parent.parent / "toy" / "weights"
 # A released folder has no data.json: it is used with the settings of stage 3.
 RELEASED_SETTINGS = {name.removeprefix("data."): value for name, value in stage3.RECIPE.items()
                      if name.startswith("data.")}
@@ -78,9 +80,9 @@ def save_data_config(data_config, folder):
 
 
 def describe(folder):
-    """A run directory, its model/, or a released folder -> ModelFolder. OSError or ValueError in
-    one sentence if there is no model."""
-    folder = Path(folder)
+    """A run directory, its model/, a released folder, or the word "toy" -> ModelFolder. OSError or
+    ValueError in one sentence if there is no model."""
+    folder = TOY if str(folder) == "toy" else Path(folder)
     if (folder / "model" / "config.json").is_file():
         folder = folder / "model"
     path = folder / "config.json"

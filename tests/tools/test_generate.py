@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 import vision
+from evaluation import pictures
 from records import media
 from records.visual import read_headers
 from tests.evaluation.small_model import DATA, MEDIA, TOKENIZER, VISION, save_run
@@ -118,6 +119,34 @@ def test_a_clip_with_subtitles_is_shown_at_times_of_its_own(call, fake, tmp_path
     assert json.loads(out)["points"] == [
         [0.0, "1", 0.5 * w, 0.5 * h], [1.0, "2", 0.25 * w, 0.75 * h]]
     assert Image.open(tmp_path / "frames.png").width > 100
+
+
+def test_the_toy_is_asked_about_its_own_world_where_no_file_is_named(fake, capsys, tmp_path):
+    """--model toy means the weights in the repository, from any directory; another seed shows
+    another image."""
+    fake.answer = '<points coords="1 1 500 500">any shape</points>'
+    picture = tmp_path / "points.png"
+    for seed in (0, 0, 1):
+        generate.main(["--model", "toy", "--prompt", "pointing: any shape", "--seed", str(seed),
+                       "--draw", str(picture)])
+    assert capsys.readouterr().out == f"{fake.answer}\n-> {picture}\n" * 3
+    assert Image.open(picture).size == (300, 300)
+    first, again, other = (prompt.images for prompt in fake.prompts)
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+    fake.answer = '<tracks coords="0.0 1 100 100;0.5 1 200 200">any shape</tracks>'
+    prompt = "video_point_track_per_frame: any shape"
+    generate.main(["--model", "toy", "--video", "--prompt", prompt,
+                   "--draw", str(tmp_path / "tracks.gif")])
+    record = world.SOURCES["tracks"]("test")[0]
+    n_frames = len(read_headers(record, DATA).times)
+    assert len(fake.prompts[-1].images) == n_frames
+    with Image.open(tmp_path / "tracks.gif") as film:
+        assert film.n_frames == n_frames
+        film.seek(1)
+        # on frame 1 the track leads from its first point to its second
+        assert film.convert("RGB").getpixel((45, 45)) == pytest.approx(pictures.COLOURS[0], abs=40)
 
 
 @pytest.fixture(scope="module")
