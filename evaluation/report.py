@@ -216,7 +216,7 @@ def print_end(run, loss, scores, seconds):
                       "seconds": round(seconds, 1), "eval": scores}))
 
 
-def main_scores(scores, aims=()):
+def main_scores(scores, aims):
     """'caption_exact 0.850 (aim 0.75), hota 0.7', without the parts of these scores."""
     parts = ("precision", "recall", "close", "det_a", "ass_a")
     shown = []

@@ -15,7 +15,7 @@ RECIPE = {
     "pack_crops": 16,
     "activation_checkpointing": False,                   # all activations fit
     "crop_bucket": 1,                # nothing is compiled, so the number of shapes does not matter
-    "lr.connector": 4e-4,            # slower than the decoder, which reads it
+    "lr.connector": 4e-4,            # lower: the decoder learns to read its tokens
     "lr.llm": 2.2e-3,
     "warmup.connector": 60,
     "warmup.llm": 60,
@@ -46,7 +46,7 @@ STAGES = {
         "data.max_tokens": 2048,
         "pack_crops": 64,
         "data.max_frames": 18,
-        "lr.connector": 2e-4,        # higher rates unlearn stage 2
+        "lr.connector": 2e-4,
         "lr.llm": 5e-4,
     },
 }
