@@ -23,9 +23,6 @@ from training.log import read_log, read_steps
 from weights import lora
 from weights.files import gather_on_each
 
-PROGRESS_SCORES = (
-    "point_f1", "count_accuracy", "caption_exact", "video_point_f1", "track_f1", "qa_accuracy"
-)
 # What the toy is to reach, by stage, where it is not trained for a few steps only.
 VIDEO_AIMS = {"video_point_f1": 0.80, "track_f1": 0.80, "qa_accuracy": 0.90}
 IMAGE_AIMS = {"point_f1": 0.90, "count_accuracy": 0.93, "caption_exact": 0.75}
@@ -173,11 +170,11 @@ def draw_progress(out):
     """scores.png of the run directory `out`: scores against minutes of training and stage 0.
     No file where no score was taken twice."""
     minutes = sum(line["seconds"] for line in read_log(out / "stage0.jsonl")) / 60
-    series = {name: [] for name in PROGRESS_SCORES}
+    series = {name: [] for name in IMAGE_AIMS | VIDEO_AIMS}
     for line in read_log(out / "log.jsonl"):
         if "loss" in line:
             minutes += line.get("seconds", 0) / 60
-        for name in PROGRESS_SCORES:
+        for name in series:
             if name in line.get("eval", {}):
                 series[name].append((minutes, line["eval"][name]))
     series = {name: points for name, points in series.items() if len(points) > 1}

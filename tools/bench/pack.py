@@ -13,7 +13,6 @@ the next size only when it needs one more.
 import time
 from bisect import insort
 from functools import partial
-from itertools import islice
 from statistics import fmean
 
 import numpy as np
@@ -91,25 +90,6 @@ def internvl_buffer(sizes, *limits, max_open=20):
         yield pack.members
 
 
-def first_fit(sizes, max_tokens, max_crops, pool=48):
-    """First-fit decreasing on a pool: the oldest example first, so that none starves, then from
-    the largest down every example that still fits."""
-    waiting = []  # of (number, (tokens, crops))
-    stream = enumerate(sizes)
-    while True:
-        waiting += islice(stream, pool - len(waiting))
-        if not waiting:
-            return
-        others = sorted(
-            waiting[1:], key=lambda e: -max(e[1][0] / max_tokens, e[1][1] / max_crops)
-        )
-        pack = OpenPack(max_tokens, max_crops)
-        for i, size in [waiting[0], *others]:
-            pack.take(i, size)
-        waiting = [(i, size) for i, size in waiting if i not in pack.members]
-        yield pack.members
-
-
 def knapsack(sizes, max_tokens, max_crops, image_weight, granularity):
     """The official choice (docs/molmo2.md 8) from sizes [(tokens, crops), ..]: the subset with
     the highest sum of tokens + image_weight * crops -> its numbers, from the last to the first.
@@ -181,7 +161,6 @@ def packers(stage):
         "none": lambda sizes, *limits: ([i] for i, _ in enumerate(sizes)),
         "in order until full": in_order,
         "InternVL's buffer, 20": internvl_buffer,
-        "first fit, oldest first, 48": first_fit,
         OFFICIAL: partial(official, image_weight=1 if stage == 1 else 30),
         "ours": packing.Planner,
     }

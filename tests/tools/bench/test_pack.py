@@ -90,9 +90,6 @@ def test_the_official_packer_emits_what_the_official_one_emits(case):
     # 7 crops leaves; 4 fills that of 1
     (partial(packers.internvl_buffer, max_open=2),
      [(3, 3), (8, 2), (4, 4), (9, 1), (2, 8)], [[0, 2], [1, 4], [3]]),
-    # the oldest, then the largest that fit, by tokens or by crops: not 1, but 3 and 2
-    (partial(packers.first_fit, pool=4),
-     [(2, 1), (9, 1), (3, 2), (5, 5), (8, 1)], [[0, 3, 2], [1], [4]]),
 ])
 def test_packers_by_hand(packer, sizes, packs):
     assert list(packer(sizes, 10, 10)) == packs
