@@ -79,7 +79,8 @@ def draw_step(run, model, step):
             path.parent.mkdir(exist_ok=True)
             (image,) = records[0]["source"].images(records[0])
             Image.fromarray(image).save(path.parent / "image.png")  # to ask about
-            title = f"after {step:,} of {run.config.steps:,} steps"
+            title = (f"after {step:,} of {run.config.steps:,} steps: rings where the model "
+                     "points to any shape, and its caption")
             pictures.with_text(draw_shown(records, answers), [title]).save(path)
     return path
 

@@ -1,7 +1,7 @@
-"""Checks and measures a GPU, and writes one JSON file and a table.
+"""Checks and measures a GPU, writes a JSON file and prints a table.
 
-    python -m tools.gpu --out gpu                         # one CUDA GPU of 80 GB, ten minutes
-    python -m tools.gpu --device cpu --small --out gpu    # the toy, in seconds: tests this file
+    python -m tools.gpu                         # one CUDA GPU of 80 GB, ten minutes
+    python -m tools.gpu --device cpu --small    # the toy, in seconds: tests this file
 
 Compares bfloat16, packed rows, compiled blocks and attention with the plain model, then
 measures. A part that fails becomes a line of the table with its reason, and the others
@@ -194,7 +194,7 @@ def markdown(found):
         cells = [f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
                  for key, value in result.items()]
         lines.append(f"| {name} | {'; '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 @report_errors
@@ -202,7 +202,7 @@ def main(argv=None):
     parser = make_parser("gpu", __doc__)
     parser.add_argument("--device", default="cuda", help="default cuda")
     parser.add_argument("--small", action="store_true", help="the toy in place of the 4B")
-    parser.add_argument("--out", default="gpu", help="name of a JSON file, and of the table's")
+    parser.add_argument("--out", default="gpu.json", help="default gpu.json")
     args = parser.parse_args(argv)
     check_device(args.device)
     device = torch.device(args.device)
@@ -212,10 +212,8 @@ def main(argv=None):
     results = {name: run_part(name, part) for name, part in parts.items()}
     found = {"device": hardware(device), "torch": torch.__version__, "commit": commit(),
              "small": args.small, "peak": peak, "results": results}
-    files = {"json": json.dumps(found, indent=1) + "\n", "md": markdown(found)}
-    for kind, text in files.items():
-        Path(f"{args.out}.{kind}").write_text(text)
-    print(files["md"], end="")
+    Path(args.out).write_text(json.dumps(found, indent=1) + "\n")
+    print(markdown(found))
     sys.exit(0 if all(result.get("ok", True) for result in results.values()) else 1)
 
 

@@ -43,10 +43,11 @@ def labels(scene, grid, kinds):
         masks = torch.from_numpy(np.stack([shapes.mask_of(o) for o in scene["objects"]]))
         coverage = F.adaptive_avg_pool2d(masks.float(), grid).flatten(1)  # (n, grid*grid)
         best, which = (values.numpy() for values in coverage.max(0))
-        of_objects = []
-        for o in scene["objects"]:
-            kind = kinds.colours.index(o["colour"]), kinds.shapes.index(o["shape"])
-            of_objects.append([*kind, o["x"] // shapes.LATTICE, o["y"] // shapes.LATTICE])
+        of_objects = [
+            [kinds.colours.index(o["colour"]), kinds.shapes.index(o["shape"]),
+             o["x"] // shapes.LATTICE, o["y"] // shapes.LATTICE]
+            for o in scene["objects"]
+        ]
         is_object = best >= 0.25
         classes[is_object] = np.array(of_objects)[which[is_object]]
     return classes
@@ -107,18 +108,18 @@ def nll_of_tasks(logits, classes):
 
 @torch.no_grad()
 def init_neighbor_heads(vit, sharpness=2.0):
-    """Sets positions, queries and keys of a vision.ViT; AssertionError if its heads do not fit.
+    """Sets positions, queries and keys of a vision.ViT. AssertionError if its heads do not fit.
 
-    With d the width of a head, the first d dimensions of the input hold sines and cosines of
-    row and column, and no pixels. Keys read them as they are; queries read them rotated by
-    the offset to the neighbour, so that the score, a sum of cos(frequency * distance), is
-    highest there. All of these weights learn.
+    The first dimensions of the input, as many as a head has, hold sines and cosines of row
+    and column, and no pixels. Keys read them as they are; queries read them rotated by the
+    offset to the neighbour. So the score, a sum of cos(frequency * distance), is highest
+    there. All of these weights learn.
     """
     config = vit.config
     d = config.n_embd // config.n_head
     assert config.n_head > 1 and d % 4 == 0, (
-        f"{config.n_head} heads of {d} dimensions cannot start at neighbours: it takes several "
-        "heads of a multiple of 4 dimensions, or --model.vision.neighbor_init=false")
+        f"{config.n_head} heads of {d} dimensions; it takes several of a multiple of 4, or "
+        "--model.vision.neighbor_init=false")
     # from a quarter turn per crop to a quarter turn per patch
     frequency = torch.pi / 2 * torch.logspace(-np.log2(config.grid), 0, d // 4, base=2.0)
     angle = (torch.arange(config.grid) + 0.5)[:, None] * frequency

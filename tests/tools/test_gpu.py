@@ -11,15 +11,14 @@ from tools import gpu
 @pytest.mark.slow
 def test_all_of_it_runs_on_the_toy(tmp_path, capsys):
     with pytest.raises(SystemExit) as end:
-        gpu.main(["--device", "cpu", "--small", "--out", str(tmp_path / "gpu")])
+        gpu.main(["--device", "cpu", "--small", "--out", str(tmp_path / "gpu.json")])
     assert end.value.code == 0
     results = json.loads((tmp_path / "gpu.json").read_text())["results"]
     assert sum(result.get("ok", False) for result in results.values()) == 2
     assert not any("error" in result for result in results.values())
     steps = [results[name] for name in gpu.SMALL_STEPS]
     assert all(step["MFU"] > 0 and step["seconds"] > 0 for step in steps)
-    table = (tmp_path / "gpu.md").read_text()
-    assert table in capsys.readouterr().out
+    table = capsys.readouterr().out
     assert table.count("\n| ") == 1 + len(results)
 
 
