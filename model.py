@@ -60,7 +60,7 @@ TOY_VISION = VisionConfig(n_layer=3, n_embd=128, n_head=4, n_hidden=512, feature
                           grid=10, patch=10, overlap_margin=2, neighbor_init=True)
 PRESETS = {
     "toy": ModelConfig(n_layer=4, n_embd=128, n_head=4, n_kv_head=2, head_dim=32, n_hidden=384,
-                       n_vocab=384, init_std=0.0, vision=TOY_VISION),
+                       n_vocab=384, rope_theta=1e4, init_std=0.0, vision=TOY_VISION),
     "small": ModelConfig(n_layer=28, n_embd=1024, n_head=16, n_hidden=3072, tied=True,
                          vision=VisionConfig(10, 768, 12, 3072, (9, 3), grid=24, patch=16)),
     "4b": ModelConfig(n_embd=2560, n_hidden=9728, rope_theta=5e6, tied=True),

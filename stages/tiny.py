@@ -41,7 +41,7 @@ STAGES = {
         "data.max_frames": 6,
     },
     3: LATER | {
-        "steps": 1600,
+        "steps": 1200,
         "batch": 1,
         "data.max_tokens": 2048,
         "pack_crops": 64,

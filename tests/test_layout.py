@@ -50,7 +50,7 @@ CEILINGS = {
     "lines: training/": 1_705,
     "lines: weights/": 964,
     "lines: evaluation/": 1_787,
-    "lines: toy/": 1_151,
+    "lines: toy/": 1_153,
     "lines: stages/": 219,
     "lines: tools/": 5_412,
     "lines: all Python but tests": 15_944,

@@ -62,10 +62,10 @@ def mixture(seed, stage=1, curriculum=True, video_share=None, kinds_name="few"):
     """(sources, rates) of a stage of --tiny; the rates add up to 1.
 
     Stage 1: captions with everything else, points, text, with more captions than published,
-    because they teach the words. Stages 2 and 3: groups as in stages/stage2.py, whose members
-    share the rate of the group by the square root of their sizes, which are made up, as the
-    sources are endless. Stage 3 adds long videos. curriculum: do sources begin with easy
-    scenes, in stages 1 and 2? kinds_name: of single images.
+    because they teach the words. Stages 2 and 3: groups as in stages/stage2.py. The sources
+    are endless, so the sizes by which members share the rate of a group are made up.
+    curriculum: do sources begin with easy scenes, in stages 1 and 2? kinds_name: of single
+    images.
     """
     if stage == 1:
         options = {
@@ -79,11 +79,12 @@ def mixture(seed, stage=1, curriculum=True, video_share=None, kinds_name="few"):
     short = {"curriculum": curriculum and stage == 2}
     videos = [
         (SOURCES["videos"]("train", seed, **short), 30_000),
-        (SOURCES["tracks"]("train", seed, **short), 10_000),
+        # with fewer, stage 3 would unlearn them
+        (SOURCES["tracks"]("train", seed, **short), 10_000 if stage == 2 else 20_000),
     ]
     if stage == 3:
-        videos.append((SOURCES["long-videos"]("train", seed), 60_000))
-        videos.append((SOURCES["long-tracks"]("train", seed), 20_000))
+        videos.append((SOURCES["long-videos"]("train", seed), 30_000))
+        videos.append((SOURCES["long-tracks"]("train", seed), 10_000))
     others = [
         (World("train", seed, max_objects=MAX_OBJECTS, kinds_name=kinds_name), 5_000),
         (ImageSeries("train", seed), 9_000),
