@@ -3,8 +3,6 @@
     python -m tools.generate --model toy --prompt "pointing: any shape" --draw points.png
     python -m tools.generate --model toy --video --draw tracks.gif \\
         --prompt "video_point_track_per_frame: any shape"
-    python -m tools.generate --model runs/stage1-tiny --image cat.png --draw out.png \\
-        --prompt "pointing: red circle"
     python -m tools.generate --model Molmo2-4B --images a.jpg b.jpg --prompt "What has changed?" \\
         --dtype bfloat16
     python -m tools.generate --model Molmo2-4B --video match.mp4 --subtitles match.srt \\
@@ -252,8 +250,7 @@ def main(argv=None):
         return
     print(flush=True)
     if args.draw:
-        no_points = "" if points else " (the answer has no points)"
-        print(f"-> {args.draw}{no_points}")
+        print(f"-> {args.draw}")
 
 
 if __name__ == "__main__":
