@@ -157,19 +157,17 @@ def train(run, model, groups, optimizer, log, eval_every=0):
         rates = {group["name"]: group["lr"] for group in optimizer.param_groups}
         line = make_line(config, step, plan, stats, norms, rates, masked)
         log.step(line | {"seconds": time.monotonic() - began}, newly_masked)
-        began = time.monotonic()
         if stop or is_due(step, config.save_every, config.steps):
             checkpoint.save(run, model, optimizer, step, {"plans": plan.state, "masked": masked})
         if stop:
             raise Terminated(f"SIGTERM: ended after step {step}; --resume continues from there")
         if step in picture_steps:
             newest_picture = {"picture": report.draw_step(run, model, step)}
-            began = time.monotonic()
         if is_due(step, eval_every) and step < config.steps:
             log.write({"step": step, "eval": report.scores_of_run(run, model)})
-            began = time.monotonic()
         bar.set_postfix(loss=f"{stats.loss:.3f}", fill=f"{line['fill_tokens']:.0%}",
                         **newest_picture, refresh=False)
+        began = time.monotonic()  # without checkpoint, picture and evaluation
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
@@ -247,7 +245,7 @@ def main(argv=None):
             fill_weights(run, args, model, optimizer)
             log = RunLog(run, head, args.tensorboard)
             train(run, model, groups, optimizer, log, args.eval_every)
-            finish(run, model.eval(), log, began)
+            finish(run, model, log, began)
     except (UserError, DataError) as e:
         end(2, e)
     except (RunError, Unreadable, OSError) as e:

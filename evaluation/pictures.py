@@ -146,12 +146,12 @@ def evenly(items, n):
     return [items[round(k * (len(items) - 1) / max(n - 1, 1))] for k in range(n)]
 
 
-def select_frames(times, points):
-    """-> ascending indices of at most MAX_FRAMES `times` to draw: those that points
-    [frame, ..] are on, and others evenly while there is room."""
-    with_points = evenly(sorted({nearest(times, t) for t, *_ in points}), MAX_FRAMES)
-    others = [k for k in evenly(range(len(times)), MAX_FRAMES) if k not in with_points]
-    return sorted([*with_points, *evenly(others, MAX_FRAMES - len(with_points))])
+def select_frames(times, points, most=MAX_FRAMES):
+    """-> ascending indices of at most `most` times to draw: those that points [frame, ..]
+    are on, and others evenly while there is room."""
+    with_points = evenly(sorted({nearest(times, t) for t, *_ in points}), most)
+    others = [k for k in evenly(range(len(times)), most) if k not in with_points]
+    return sorted([*with_points, *evenly(others, most - len(with_points))])
 
 
 def trails_until(points, t):
@@ -172,8 +172,7 @@ def draw_frames(frames_at, times, predicted, true, with_trails, height=240):
 
 
 def mark_frames(frames_at, times, selected, predicted, true, with_trails):
-    """The frames at times[k], k in selected, with points and trails -> PIL images."""
-    drawn = []
+    """Yields the frames at times[k], k in selected, with points and trails, as PIL images."""
     for k, frame in zip(selected, frames_at([times[k] for k in selected]), strict=True):
         marks = []
         for t, object_id, x, y in predicted:
@@ -182,8 +181,7 @@ def mark_frames(frames_at, times, selected, predicted, true, with_trails):
                 marks.append(Mark(x, y, f"{object_id}{other}", colour_of(object_id)))
         here = [(x, y) for t, _, x, y in true if nearest(times, t) == k]
         trails = trails_until(predicted, times[k]) if with_trails else []
-        drawn.append(draw_marks(frame, marks, here, trails))
-    return drawn
+        yield draw_marks(frame, marks, here, trails)
 
 
 def draw_prediction(prediction, record):
@@ -237,17 +235,18 @@ def draw(predictions, records, folder, n=24):
 
 def draw_answer(path, points, images, clip_times, frames_at, with_trails):
     """Writes the points of an answer: on its images, on the frames that they are on, or,
-    in a .gif, on all frames at clip_times, but at most GIF_FRAMES."""
+    in a .gif, on GIF_FRAMES of the frames at clip_times, or all."""
     if not clip_times:
         draw_images(images, points, [], 360).save(path)
     elif not path.lower().endswith(".gif"):
         times = sorted({frame for frame, *_ in points}) or clip_times[:1]
         draw_frames(frames_at, times, points, [], with_trails, 360).save(path)
     else:
-        selected = evenly(range(len(clip_times)), GIF_FRAMES)
-        frames = mark_frames(frames_at, clip_times, selected, points, [], with_trails)
-        for frame in frames:
+        selected = select_frames(clip_times, points, GIF_FRAMES)
+        frames = []
+        for frame in mark_frames(frames_at, clip_times, selected, points, [], with_trails):
             frame.thumbnail((GIF_SIDE, GIF_SIDE))
+            frames.append(frame)
         begins = [clip_times[k] for k in selected]
         save_gif(frames, path, [b - a for a, b in pairwise([*begins, begins[-1] + 1])])
 
@@ -258,7 +257,8 @@ def save_gif(frames, path, seconds):
     All have one palette, so that a pixel that does not change costs nothing.
     """
     palette = Image.new("P", (1, 1))
-    of_frames = frames[-1].quantize(GIF_COLOURS).getpalette()
+    all_small = image_grid(frames, [""] * len(frames), height=60)
+    of_frames = all_small.quantize(GIF_COLOURS).getpalette()
     palette.putpalette([*of_frames, *chain(*COLOURS, WHITE, BLACK)])
     no_dither = Image.Dither.NONE
     first, *others = (f.quantize(palette=palette, dither=no_dither) for f in frames)

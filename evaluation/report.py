@@ -23,7 +23,7 @@ from training.log import read_log, read_steps
 from weights import lora
 from weights.files import gather_on_each
 
-# What the toy is to reach, by stage, where it is not trained for a few steps only.
+# What the toy is to reach with the whole recipe of a stage.
 VIDEO_AIMS = {"video_point_f1": 0.80, "track_f1": 0.80, "qa_accuracy": 0.90}
 IMAGE_AIMS = {"point_f1": 0.90, "count_accuracy": 0.93, "caption_exact": 0.75}
 AIMS = {1: IMAGE_AIMS, 2: VIDEO_AIMS, 3: VIDEO_AIMS}
@@ -33,12 +33,12 @@ PICTURE_SHARES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1)
 
 @contextmanager
 def whole_model(run, model):
-    """The model that each rank asks, a whole copy. All wait until the first has drawn."""
+    """The model that each rank asks, a whole copy. Ranks wait for each other at the end."""
     model.eval()
     whole = gather_on_each(model, run.ranks, run.device, run.dtype)
     with lora.autocast(whole, run.device, run.dtype):
         yield whole
-    run.ranks.barrier()  # for any time
+    run.ranks.barrier()  # for any time: the first one draws
     model.train()
 
 
@@ -79,8 +79,8 @@ def draw_step(run, model, step):
             path.parent.mkdir(exist_ok=True)
             (image,) = records[0]["source"].images(records[0])
             Image.fromarray(image).save(path.parent / "image.png")  # to ask about
-            title = (f"after {step:,} of {run.config.steps:,} steps: rings where the model "
-                     "points to any shape, and its caption")
+            title = (f"after {step:,} of {run.config.steps:,} steps: rings where the "
+                     "model points to any shape, and its caption")
             pictures.with_text(draw_shown(records, answers), [title]).save(path)
     return path
 
@@ -215,11 +215,12 @@ def print_end(run, loss, scores, seconds):
 
 
 def main_scores(scores, aims):
-    """'caption_exact 0.850 (aim 0.75), hota 0.7', without the parts of these scores."""
+    """'caption_exact 0.850 (aim 0.75), ..' of the scores with an aim; without aims, of all
+    but the parts of scores."""
     parts = ("precision", "recall", "close", "det_a", "ass_a")
     shown = []
-    for name in SCORES:
-        if name in scores and not name.endswith(parts):
-            aim = f" (aim {aims[name]:.2f})" if name in aims else ""
+    for name in aims or [name for name in SCORES if not name.endswith(parts)]:
+        if name in scores:
+            aim = f" (aim {aims[name]:.2f})" if aims else ""
             shown.append(f"{name} {scores[name]:.3f}{aim}")
     return ", ".join(shown)

@@ -14,9 +14,11 @@ RECIPE = {
     "micro_batch": 6,                # at most: it is lowered to the batch
     "pack_crops": 16,
     "activation_checkpointing": False,                   # all activations fit
-    "crop_bucket": 1,                # nothing is compiled, so the number of shapes does not matter
-    "lr.connector": 4e-4,            # lower: the decoder learns to read its tokens
+    "crop_bucket": 1,                # nothing is compiled for a shape
+    "lr.vit": 5e-5,                  # with --train vit,connector,llm
+    "lr.connector": 4e-4,            # slower than the decoder, which reads its tokens
     "lr.llm": 2.2e-3,
+    "warmup.vit": 60,
     "warmup.connector": 60,
     "warmup.llm": 60,
     "response_dropout": 0.0,         # no image is repeated
@@ -46,7 +48,7 @@ STAGES = {
         "data.max_tokens": 2048,
         "pack_crops": 64,
         "data.max_frames": 18,
-        "lr.connector": 2e-4,
+        "lr.connector": 2e-4,        # higher rates unlearn stage 2
         "lr.llm": 5e-4,
     },
 }

@@ -34,7 +34,6 @@ from text.styles import TASK_OF_STYLE, TRACK_TASKS
 from text.visual_tokens import shift_subtitles
 from tools.command import make_parser, positive, report_errors, whole_number
 from toy import world
-from toy.videos import MovingShapes
 from training.config import UserError
 from weights.files import explained, open_model_folder
 
@@ -156,7 +155,7 @@ def open_toy_scene(args):
         (record,) = world.held_out_images("test", args.seed, 1, (2, 3, 4))
         source = record["source"]
         return Shown(source.images(record), None, source.image_sizes(record))
-    source = MovingShapes("test", args.seed, questions="tracks")
+    source = world.SOURCES["tracks"]("test", args.seed)
     record = source[0]
     frames_at = partial(source.frames, record)
     times = source.step_times(record)

@@ -53,9 +53,9 @@ class World:
     """Single images; split: train, test or unseen.
 
     The annotations of an image are points on every kind of object in it, on a kind that is absent,
-    on everything, on one whole colour and on one whole shape. Where questions is "all", a caption
-    and the count of everything are added. Images with one object, the first of the curriculum, have
-    fewer annotations, so that a row holds more images. kinds_name: of KINDS_BY_NAME.
+    on everything, on one whole colour and on one whole shape; with questions="all" also a
+    caption and the count of everything. The easy images, of one object, have fewer, so that
+    a row holds more of them. kinds_name: of KINDS_BY_NAME.
     """
 
     def __init__(self, split, seed=0, questions="all", curriculum=0, max_objects=6,

@@ -1,4 +1,4 @@
-"""Stage 0: supervised pre-training of the toy's ViT. Released models start from SigLIP 2 instead.
+"""Stage 0: the toy's ViT learns from labels. Released models start from SigLIP 2 instead.
 
 A ViT from scratch behind a decoder from scratch learns colours within minutes and shapes
 hardly at all, because one token in twenty of all answers names a shape. So the patches are
@@ -69,10 +69,10 @@ def pretrain(vit, seed, steps, lr=1e-3, images=8, kinds_name="few"):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, lr, steps)
         scenes = [world.scene(i) for i in range((step - 1) * images, step * images)]
-        pixels = np.stack([vision.resize(shapes.render(scene), crop, crop) for scene in scenes])
+        pixels = np.stack([vision.resize(shapes.render(s), crop, crop) for s in scenes])
         patches = torch.from_numpy(vision.patchify(pixels, vit.config)).to(vit.pos.device)
         logits = head(vit(patches)).flatten(0, 1)  # (N*P, C), each image as one crop
-        classes = np.concatenate([labels(scene, vit.config.grid, world.kinds) for scene in scenes])
+        classes = np.concatenate([labels(s, vit.config.grid, world.kinds) for s in scenes])
         nll = nll_of_tasks(logits.split(n_classes, dim=1), classes)
         sum(share * loss for share, loss in zip(LOSS_SHARES, nll, strict=True)).backward()
         nn.utils.clip_grad_norm_(vit.parameters(), 1.0)
@@ -108,7 +108,7 @@ def nll_of_tasks(logits, classes):
 
 @torch.no_grad()
 def init_neighbor_heads(vit, sharpness=2.0):
-    """Sets positions, queries and keys of a vision.ViT. AssertionError if its heads do not fit.
+    """Sets positions, queries and keys of a ViT. AssertionError if its heads do not fit.
 
     The first dimensions of the input, as many as a head has, hold sines and cosines of row
     and column, and no pixels. Keys read them as they are; queries read them rotated by the
@@ -120,7 +120,7 @@ def init_neighbor_heads(vit, sharpness=2.0):
     assert config.n_head > 1 and d % 4 == 0, (
         f"{config.n_head} heads of {d} dimensions; it takes several of a multiple of 4, or "
         "--model.vision.neighbor_init=false")
-    # from a quarter turn per crop to a quarter turn per patch
+    # a quarter turn per crop to one per patch
     frequency = torch.pi / 2 * torch.logspace(-np.log2(config.grid), 0, d // 4, base=2.0)
     angle = (torch.arange(config.grid) + 0.5)[:, None] * frequency
     wave = torch.cat([angle.sin(), angle.cos()], dim=1)  # (grid, d/2)

@@ -79,7 +79,7 @@ def mixture(seed, stage=1, curriculum=True, video_share=None, kinds_name="few"):
     short = {"curriculum": curriculum and stage == 2}
     videos = [
         (SOURCES["videos"]("train", seed, **short), 30_000),
-        # with fewer, stage 3 would unlearn them
+        # stage 3 forgets them if they are few
         (SOURCES["tracks"]("train", seed, **short), 10_000 if stage == 2 else 20_000),
     ]
     if stage == 3:

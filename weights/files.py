@@ -82,7 +82,7 @@ def save_data_config(data_config, folder):
 def describe(folder):
     """A run directory, its model/, a released folder, or the word "toy" -> ModelFolder. OSError or
     ValueError in one sentence if there is no model."""
-    folder = TOY if str(folder) == "toy" else Path(folder)
+    folder = TOY if folder == "toy" else Path(folder)
     if (folder / "model" / "config.json").is_file():
         folder = folder / "model"
     path = folder / "config.json"

@@ -164,3 +164,24 @@ def test_points_of_an_answer_are_drawn_on_the_frames_that_were_shown_then(tmp_pa
         assert np.array_equal(found, np.array(wanted.resize((w, 360), Image.LANCZOS)))
     many = [(k / 10, "1", 5, 5) for k in range(30)]
     assert drawn(many).height == 3 * 396                       # 12 frames, four in a row
+
+
+def test_an_animation_shows_every_point_and_the_colours_of_all_frames(tmp_path):
+    times = [k / 2 for k in range(384)]
+
+    def frames_at(times):
+        for t in times:
+            # the last is black
+            yield np.full((300, 300, 3), (t, 100, 255 - t) if t < times[-1] else 0, np.uint8)
+
+    path = str(tmp_path / "a.gif")
+    pictures.draw_answer(path, [(1.5, "1", 50, 50)], [], times, frames_at, with_trails=False)
+    gif = Image.open(path)
+    assert gif.n_frames > 50  # of 60: neighbours of one colour of the palette are one
+    marked = []
+    for k in range(gif.n_frames):
+        gif.seek(k)
+        frame = np.array(gif.convert("RGB"), int)
+        if (frame == FIRST).all(2).any():
+            marked.append(tuple(frame[250, 250]))
+    assert marked == [pytest.approx((1.5, 100, 253.5), abs=4)]

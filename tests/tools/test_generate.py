@@ -129,7 +129,9 @@ def test_the_toy_is_asked_about_its_own_world_where_no_file_is_named(fake, capsy
     for seed in (0, 0, 1):
         generate.main(["--model", "toy", "--prompt", "pointing: any shape", "--seed", str(seed),
                        "--draw", str(picture)])
-    assert capsys.readouterr().out == f"{fake.answer}\n-> {picture}\n" * 3
+    printed = capsys.readouterr()
+    assert printed.out == f"{fake.answer}\n-> {picture}\n" * 3
+    assert printed.err == ""
     assert Image.open(picture).size == (300, 300)
     first, again, other = (prompt.images for prompt in fake.prompts)
     assert np.array_equal(first, again)

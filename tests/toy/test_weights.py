@@ -1,6 +1,7 @@
 """The toy's weights in the repository: small, and as good as their page says."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -48,3 +49,5 @@ def test_the_weights_are_small_and_the_word_toy_is_no_path(tmp_path, monkeypatch
     assert files.describe("toy").path == files.TOY
     with pytest.raises(FileNotFoundError):
         files.describe("./toy")
+    with pytest.raises(FileNotFoundError):
+        files.describe(Path("./toy"))

@@ -131,6 +131,16 @@ def test_points_and_captions_go_from_left_to_right_and_a_coordinate_is_one_id():
                 assert len(TOKENIZER.encode(f" {10 * o[axis]:03d}")) == 1
 
 
+def test_training_shows_at_most_four_objects_and_the_crowded_part_more():
+    (captions, points, _), _ = world.mixture(0)
+    for source in (captions, points):
+        assert {len(source.scene(i)["objects"]) for i in range(2000, 2200)} == {0, 1, 2, 3, 4}
+    parts = world.held_out(1, 0, 40)
+    shown = {name: {len(r["source"].scene(r["index"])["objects"]) for r in records}
+             for name, records in parts.items()}
+    assert shown == {"test": {0, 1, 2, 3, 4}, "unseen": {1, 2, 3, 4}, "crowded": {5, 6}}
+
+
 def test_annotations_of_a_series_are_true_of_its_images():
     for i in range(60):
         record = SERIES[i]

@@ -1,10 +1,10 @@
 """A seeded stream of example sizes that stands in for the training mixture (docs/molmo2.md 9).
 
-The groups come at the released rates, and tokens and crops are counted as training counts them. How
-long videos and answers are, how large images and how many annotations there are is ASSUMED, because
-nobody published it. Two numbers are fitted to examples per pack of the official packer: VIDEO_SCALE
-to the 3.8 of stage 2 that the paper reports, and CAPTION_TOKENS to the 1.52 of stage 1, rows of
-2,560 tokens, that Ai2 reports (docs/training.md). There are no pixels: a packer sees sizes.
+The groups come at the released rates, and tokens and crops are counted as in training.
+Lengths of videos and answers, sizes of images and numbers of annotations are ASSUMED, since
+nobody published them. Two numbers are fitted to examples per pack of the official packer:
+VIDEO_SCALE to the 3.8 of stage 2 that the paper reports, CAPTION_TOKENS to the 1.52 of stage 1
+that Ai2 reports for rows of 2,560 tokens (docs/training.md). A packer sees sizes, no pixels.
 """
 
 import math
