@@ -71,11 +71,12 @@ def normalize_blanks(text):
 
 def anls(text, answers, threshold=0.5):
     """Average normalised Levenshtein similarity of one question: 1 - edits / length of
-    the longer text, the best over the answers, in lower case; 0 below the threshold."""
+    the longer text, the best over the answers, in lower case; 0 where that many edits reach
+    the threshold (docs/molmo2.md 13)."""
     said = normalize_blanks(text)
-    best = max(1 - levenshtein(true, said) / max(len(true), len(said), 1)
-               for true in map(normalize_blanks, answers))
-    return best if best >= threshold else 0.0
+    edits = min(levenshtein(true, said) / max(len(true), len(said), 1)
+                for true in map(normalize_blanks, answers))
+    return 1 - edits if edits < threshold else 0.0
 
 
 def parse_number(text):

@@ -85,8 +85,9 @@ def is_number(value):
     return is_finite and not isinstance(value, bool)
 
 
-def is_from(least, types=(int, float)):
-    return lambda value: is_number(value) and isinstance(value, types) and value >= least
+def is_from(least, types=(int, float), most=1e300):
+    return lambda value: (is_number(value) and isinstance(value, types)
+                          and least <= value <= most)
 
 
 def is_text(value):
@@ -105,7 +106,7 @@ KINDS = {  # what a value must be, in words, and the test
     "texts": ("a list of texts that are not blank", is_list_of(is_text, 1)),
     "options": ("2 to 26 texts", is_list_of(is_a(str), 2, 26)),
     "number": ("a number", is_number),
-    "positive": ("a number above 0", is_from(1e-300)),
+    "positive": ("a number from 1e-9 to 1e12", is_from(1e-9, most=1e12)),
     "from 0": ("a number from 0 on", is_from(0)),
     "times": ("a list of seconds", is_list_of(is_from(0))),
     "pixels": ("a whole number from 1 on", is_from(1, int)),

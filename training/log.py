@@ -88,7 +88,7 @@ class StepStats:
         nll = {name: sums["nll", name] for name in self.sources}
         weights = {name: sums["weight", name] for name in self.sources}
         self.total_weight = sum(weights.values())
-        self.weight = max(self.total_weight, 1e-8)
+        self.weight = self.total_weight or 1.0  # without any loss nothing is learned
         self.loss = sum(nll.values()) / self.weight
         self.nll_by_source = {name: nll[name] / weights[name] for name in nll if weights[name] > 0}
 

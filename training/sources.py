@@ -30,6 +30,8 @@ OPTIONS = {"style", "weight", "split_turns"}
 FILE_FIELDS = {"path", "media", "rate", *OPTIONS}
 MEMBER_FIELDS = {"path", "media", "size", "sampling_rate", *OPTIONS}  # of a file in a group
 GROUP_FIELDS = {"group", "rate", "data"}
+# of rates, weights and sizes, whose sums and ratios are then numbers as well
+LEAST, MOST = 1e-9, 1e12
 
 
 def published(mixture, folder):
@@ -67,8 +69,8 @@ def read_entry(folder, entry, in_group=False):
     known = GROUP_FIELDS if is_group else MEMBER_FIELDS if in_group else FILE_FIELDS
     wrong = [name for name in entry if name not in known]
     wrong += [name for name in ("rate", "sampling_rate", "weight")
-              if not 0 < entry.get(name, 1) < math.inf]
-    wrong += ["size"] * (not 0 <= entry.get("size", 0) < math.inf)
+              if not LEAST <= entry.get(name, 1) <= MOST]
+    wrong += ["size"] * (not (LEAST <= entry.get("size", 1) <= MOST or entry["size"] == 0))
     wrong += ["split_turns"] * (entry.get("split_turns", False) not in (True, False))
     needed = "data" if is_group else "path"
     wrong += [needed] * (not entry.get(needed))
@@ -91,8 +93,9 @@ def read_item(item, stage):
             factor = float(rate)
         except ValueError:
             factor = math.nan
-        if not 0 < factor < math.inf:
-            raise DataError(f"--data {item}: the rate '{rate}' is not a number above 0")
+        if not LEAST <= factor <= MOST:
+            raise DataError(f"--data {item}: the rate '{rate}' is not a number from {LEAST:g} to "
+                            f"{MOST:g}")
     entries = [{"path": path}]
     if Path(path).is_dir():
         entries = published(STAGES[stage].MIXTURE, path)

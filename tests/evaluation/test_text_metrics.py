@@ -27,6 +27,16 @@ def test_scores_equal_the_official_ones(case):
     assert score(case["kind"], *case["input"]) == pytest.approx(case["expected"])
 
 
+def test_anls_follows_the_formula_at_the_threshold_and_the_script_in_blanks():
+    """docs/molmo2.md 13: half of the letters wrong is 0; a blank more or less is an edit, but
+    two blanks are one."""
+    anls = text_metrics.anls
+    assert anls("ax", ["ab"]) == anls("Cola", ["Coca Cola"]) == 0
+    assert anls("ab c", ["abcd"]) == 0  # two edits in four letters
+    assert anls("Coca  cola ", ["Coca Cola", "Pepsi"]) == 1
+    assert anls("CocaCola", ["Coca Cola"]) == pytest.approx(8 / 9)
+
+
 def test_an_exact_match_is_one_of_the_answers_letter_by_letter():
     exact = text_metrics.exact_match
     assert exact(" Drawn.\n", ["Filmed.", "Drawn."]) == 1

@@ -66,7 +66,9 @@ FILES = {
 }
 MISTAKES = [
     (["--stage", "1"], "--data: name record files"),
-    ([*TINY, "--data", "a.jsonl=x"], "the rate 'x' is not a number above 0"),
+    ([*TINY, "--data", "a.jsonl=x"], "the rate 'x' is not a number from 1e-09 to 1e+12"),
+    ([*TINY, "--data", "good.jsonl=1e308", "good.jsonl=1e308"], "the rate '1e308' is not"),
+    ([*TINY, "--data", "good.jsonl=1e-200", "good.jsonl=1e200"], "the rate '1e-200' is not"),
     ([*TINY, "--data", "good.jsonl", "--media", "nowhere"], "--media nowhere"),
     ([*TINY, "--init", ""], "--init"),
     ([*TINY, "--out", "full"], "--out full: holds a run"),

@@ -97,6 +97,9 @@ WRONG_MIXES = [
     ('[{"rate": 1}]', "'path' of"),
     ('[{"path": "a.jsonl", "rat": 1}]', "'rat' of"),
     ('[{"path": "a.jsonl", "rate": NaN}]', "'rate' of"),
+    ('[{"path": "a.jsonl", "rate": 1e308}, {"path": "a.jsonl", "rate": 1e308}]', "'rate' of"),
+    ('[{"group": "g", "data": [{"path": "a.jsonl", "sampling_rate": 1e-200}]}]', "'sampling_r"),
+    ('[{"group": "g", "data": [{"path": "a.jsonl", "size": 1e300}]}]', "'size' of"),
 ]
 
 
