@@ -229,8 +229,18 @@ def draw(predictions, records, folder, n=24):
             continue
         label = prediction["prompt"].split(": ")[-1][:80]
         name = f"{prediction['id'][-80:]}-{prediction['annotation']}-{label}"
-        name = re.sub(r"[^A-Za-z0-9_.-]+", "_", name).lstrip(".")
-        image.save(folder / f"{name}.png")
+        image.save(folder / f"{clean(name)}.png")
+
+
+def clean(text):
+    """As part of a file name."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "_", text).lstrip(".")
+
+
+def folder_of_set(folder, k, name):
+    """Where the pictures of set k go: of the first into the folder, of another, whose name
+    may hold a path, into a folder of its own in it."""
+    return Path(folder, f"{k + 1}-{clean(name[-80:])}") if k else Path(folder)
 
 
 def draw_answer(path, points, images, clip_times, frames_at, with_trails):

@@ -122,11 +122,12 @@ def final_scores(run, model, samples_dir=None):
         options = {}
         asked = evaluation_config(config.data)
     metrics = {}
-    for name, records in sets.items():
+    for k, (name, records) in enumerate(sets.items()):
         found, predictions = evaluate(
             model, run.tokenizer, asked, records, ranks=run.ranks, **options)
         if samples_dir:
-            folder = samples_dir / name if metrics or is_toy else samples_dir
+            folder = pictures.folder_of_set(samples_dir, k, name)
+            folder = samples_dir / name if is_toy else folder
             pictures.draw(predictions, records, folder, n=100 if is_toy else 24)
         metrics |= {name: found} if metrics else found
     return metrics

@@ -110,8 +110,8 @@ def report(args, results, benchmark):
         for line in chain.from_iterable(of_file.lines for of_file in results):
             out.write(json.dumps(line) + "\n")
     for k, of_file in enumerate(results):
-        folder = Path(args.draw, of_file.name) if args.draw and k else args.draw
-        if folder:
+        if args.draw:
+            folder = pictures.folder_of_set(args.draw, k, of_file.name)
             pictures.draw(of_file.predictions, of_file.records, folder)
         if len(of_file.by_frames) > 1:
             by_frames = of_file.by_frames.items()

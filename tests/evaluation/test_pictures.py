@@ -142,6 +142,16 @@ def test_what_cannot_be_drawn_is_named_and_no_file_leaves_the_folder(tmp_path, c
         "train.py: twice: 2 records have this id; no picture"]
 
 
+def test_every_set_has_a_folder_of_its_own_inside_the_folder(tmp_path):
+    names = ["../ev.jsonl", "../ev.jsonl", "../ev.jsonl#2", "x" * 300]
+    folders = [pictures.folder_of_set(tmp_path, k, name) for k, name in enumerate(names)]
+    assert folders[0] == tmp_path
+    assert len({*folders}) == 4
+    for folder in folders[1:]:
+        folder.mkdir()
+        assert folder.resolve().parent == tmp_path.resolve()
+
+
 def test_points_of_an_answer_are_drawn_on_the_frames_that_were_shown_then(tmp_path):
     video = media.probe(MEDIA / "bigbuckbunny.mp4")
     points = [(0.5, "1", 100, 100), (0.5, "2", 300, 200), (1.0, "2", 320, 200)]

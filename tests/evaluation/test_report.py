@@ -132,7 +132,7 @@ def test_given_records_are_scored_as_by_tools_evaluate(evaluated, monkeypatch, t
         assert options == {"config": asked, "ranks": parallel.Ranks()}
         assert given in sets.values()
     assert drawn[0][1:] == (records, tmp_path / "samples")
-    assert drawn[1][1:] == (records[:1], tmp_path / "samples" / "b.jsonl")
+    assert drawn[1][1:] == (records[:1], tmp_path / "samples" / "2-b.jsonl")
     assert report.final_scores(run_of(3, {}), None) == {}
 
 

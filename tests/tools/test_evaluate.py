@@ -80,7 +80,7 @@ def test_several_files_are_scored_apart(call, clip, tmp_path):
     assert len(rows) == sum(counts)
     names = sorted(path.name.split("-")[0] for path in (tmp_path / "drawn").glob("*.png"))
     assert names == ["astronaut", "chelsea", "coffee", "coins", "coins"]
-    assert list((tmp_path / "drawn" / clip[1].name).glob("*.png"))
+    assert list((tmp_path / "drawn" / f"2-{clip[1].name}").glob("*.png"))
 
 
 def test_masks_belong_to_their_own_file_and_the_last_files_need_none(call, tmp_path):
