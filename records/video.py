@@ -37,7 +37,9 @@ HEADER = re.compile(
 # stream, dts, pts, duration, size, checksum, and F=flags unless it is a plain key frame (1)
 PACKET = re.compile(
     r"^0,[^,]+, *(-?\d+), *(\d+),[^,]+,[^,\n]+(?:, *F=0x([\da-fA-F]+))?", re.M)
-ROTATION = re.compile(r"(?i)display ?matrix: rotation of (-?\d+\.?\d*) degrees")
+# of ffmpeg's log; a line of the file's own metadata has the name of a field in front
+ROTATION = re.compile(r"(?im)^\[info\] +display ?matrix: rotation of (-?\d+\.?\d*) degrees")
+CUT_OFF = re.compile(r"(?m)^\[\S+ @ \w+\] \[\w+\] File ended prematurely")
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +91,7 @@ def probe(path):
         fail(path, f"keeps ffmpeg busy for more than {DEADLINE_S} s")
     log = done.stderr.decode(errors="replace")
     # ffmpeg exits with 0 for a Matroska file that is cut off.
-    if done.returncode or "File ended prematurely" in log:
+    if done.returncode or CUT_OFF.search(log):
         fail(path, "cannot be read as a video", log)
     listing = done.stdout.decode()
     header = HEADER.search(listing)

@@ -119,6 +119,14 @@ def test_a_turned_video_is_turned_back(tmp_path, degrees):
     assert [number(frame) for frame in turned_back] == list(range(30))
 
 
+def test_the_title_of_a_video_decides_nothing(tmp_path):
+    path = make_video(tmp_path / "a.mp4")
+    title = "displaymatrix: rotation of 90 degrees\nFile ended prematurely"
+    subprocess.run([FFMPEG, "-v", "error", "-i", path, "-c", "copy", "-metadata", f"title={title}",
+                    tmp_path / "b.mp4"], check=True)
+    assert media.probe(tmp_path / "b.mp4").width == 64
+
+
 def test_real_frames_are_those_that_ffmpeg_decodes_in_turn():
     video = media.probe(REAL)
     assert (video.width, video.height, len(video.times)) == (1280, 720, 132)
