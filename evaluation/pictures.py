@@ -47,9 +47,10 @@ def colour_of(object_id):
 
 
 def draw_marks(image, marks, true=(), trails=()):
-    """(H,W,3) uint8 -> PIL image, at least MIN_WIDTH wide, with a ring for each Mark, a
-    cross for each true (x, y), and a line for each trail (colour, [(x, y), ..])."""
-    scale = max(1, -(-MIN_WIDTH // image.shape[1]))
+    """(H,W,3) uint8 -> PIL image, at least MIN_WIDTH wide where that makes no side longer
+    than MAX_SIDE, with a ring for each Mark, a cross for each true (x, y), and a line for
+    each trail (colour, [(x, y), ..])."""
+    scale = max(1, min(-(-MIN_WIDTH // image.shape[1]), MAX_SIDE // max(image.shape)))
     size = image.shape[1] * scale, image.shape[0] * scale
     picture = Image.fromarray(image).resize(size, Image.NEAREST)
     # marks are drawn twice as large and reduced, because Pillow's lines are jagged

@@ -5,6 +5,7 @@ out   sizes from headers alone; pixels (H,W,3) uint8 as displayed (docs/molmo2.m
 """
 
 import json
+import os
 import warnings
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -52,12 +53,22 @@ def image_size(path):
     """(width, height) of an image as displayed, without decoding it; Unreadable."""
     with open_image(path) as image:
         # Pillow gives the size of a TIFF already turned. It would decode a PNG to look for EXIF
-        # data behind the pixels: only data in front of them count here.
+        # data behind the pixels.
         in_front = {"exif", "Raw profile type exif", "XML:com.adobe.xmp"} & set(image.info)
-        if image.format == "TIFF" or (image.format == "PNG" and not in_front):
+        is_png = image.format == "PNG" and not in_front
+        if image.format == "TIFF" or (is_png and not has_exif(path)):
             return image.size
         turned = image.getexif().get(EXIF_ORIENTATION, 1) >= 5
         return image.size[::-1] if turned else image.size
+
+
+def has_exif(path):
+    """Has a PNG file an eXIf chunk? A chunk is its length, its name, its content, a checksum."""
+    with open(path, "rb") as file:
+        file.seek(8)
+        while len(head := file.read(8)) == 8 and head[4:] != b"eXIf":
+            file.seek(int.from_bytes(head[:4], "big") + 4, os.SEEK_CUR)
+    return head[4:] == b"eXIf"
 
 
 def read_image(path):

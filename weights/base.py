@@ -104,7 +104,7 @@ def siglip_config(raw):
 def llm_config(llm, vision):
     """config.json of a base language model, VisionConfig of SigLIP -> ModelConfig."""
     require(llm, model_type=tuple(FAMILIES), hidden_act="silu", attention_bias=False,
-            mlp_bias=False)
+            mlp_bias=False, use_sliding_window=False)
     layers = None
     if llm["model_type"] == "olmo3":
         # It has a sliding window on all layers but every fourth. Molmo2 has none, and
@@ -120,7 +120,7 @@ def llm_config(llm, vision):
         tied=bool(llm.get("tie_word_embeddings")),
         rope_theta=theta,
         yarn=yarn,
-        eps=llm["rms_norm_eps"],
+        eps=float(llm["rms_norm_eps"]),
         vision=vision,
     )
 

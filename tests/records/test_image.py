@@ -43,6 +43,20 @@ def test_an_image_that_exif_turns_is_read_as_displayed(tmp_path, suffix):
     assert np.abs(read_image(path).astype(int) - upright).max() < 5
 
 
+def test_a_png_is_turned_by_exif_behind_its_pixels(tmp_path):
+    exif = Image.Exif()
+    exif[EXIF_ORIENTATION] = 6
+    Image.fromarray(RAMP).save(tmp_path / "front.png", exif=exif)
+    content = (tmp_path / "front.png").read_bytes()
+    at = content.index(b"eXIf") - 4
+    chunk = content[at : at + 12 + int.from_bytes(content[at : at + 4], "big")]
+    end = content.index(b"IEND") - 4
+    (tmp_path / "a.png").write_bytes(content[:at] + content[at + len(chunk) : end] + chunk
+                                     + content[end:])
+    height, width, _ = read_image(tmp_path / "a.png").shape
+    assert image_size(tmp_path / "a.png") == (width, height) == (4, 256)
+
+
 @pytest.mark.parametrize("pixels", [RAMP.astype(np.int32) * 257, RAMP.astype(np.float32) / 255])
 def test_32_bit_pixels_are_refused_and_do_not_become_black(tmp_path, pixels):
     """Their range is unknown: of floats from 0 to 1, all would round to 0."""

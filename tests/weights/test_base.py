@@ -173,6 +173,8 @@ def siglip(**fields):
 MISTAKES = {
     "NaFlex": (siglip(num_patches=256), "num_patches = 256"),
     "another patch": (siglip(patch_size=7, image_size=63), "vision.vit.patch.weight has shape"),
+    "a sliding window": (llm(use_sliding_window=True), "use_sliding_window = True is not supp"),
+    "no epsilon": (llm(rms_norm_eps=None), "must be a string or a real number, not 'NoneType'"),
     "another model": (llm(model_type="gemma"), "model_type = 'gemma' is not supported"),
     "a layer less": (llm(num_hidden_layers=3), "11 tensors are missing or unknown"),
     "too few ids": (llm(vocab_size=500), "<im_start> is id 600 of the tokenizer"),
