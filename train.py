@@ -20,6 +20,7 @@ import math
 import os
 import signal
 import time
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -157,18 +158,36 @@ def train(run, model, groups, optimizer, log, eval_every=0):
         rates = {group["name"]: group["lr"] for group in optimizer.param_groups}
         line = make_line(config, step, plan, stats, norms, rates, masked)
         log.step(line | {"seconds": time.monotonic() - began}, newly_masked)
-        if stop or is_due(step, config.save_every, config.steps):
+        evaluates = is_due(step, eval_every) and step < config.steps
+        if stop or evaluates or is_due(step, config.save_every, config.steps):
             checkpoint.save(run, model, optimizer, step, {"plans": plan.state, "masked": masked})
         if stop:
             raise Terminated(f"SIGTERM: ended after step {step}; --resume continues from there")
         if step in picture_steps:
             newest_picture = {"picture": report.draw_step(run, model, step)}
-        if is_due(step, eval_every) and step < config.steps:
-            log.write({"step": step, "eval": report.scores_of_run(run, model)})
+        if evaluates:
+            with sigterm_ends_it(stop_requested, step):
+                log.write({"step": step, "eval": report.scores_of_run(run, model)})
         bar.set_postfix(loss=f"{stats.loss:.3f}", fill=f"{line['fill_tokens']:.0%}",
                         **newest_picture, refresh=False)
         began = time.monotonic()  # without checkpoint, picture and evaluation
+    with sigterm_ends_it(stop_requested, config.steps):
+        pass
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextmanager
+def sigterm_ends_it(stop_requested, step):
+    """In this block SIGTERM ends the run at once, also one that came since the last step:
+    a checkpoint of this step is written."""
+    def end_run(*_):
+        raise Terminated(f"SIGTERM: ended after step {step}; --resume continues from there")
+
+    before = signal.signal(signal.SIGTERM, end_run)
+    if stop_requested:
+        end_run()
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 def is_due(step, every, last=None):

@@ -79,6 +79,10 @@ def test_rings_and_crosses_lie_where_the_points_are(size):
     assert middle(quarter, pictures.WHITE, 60)[2] > 20
 
 
+def test_a_narrow_strip_stays_small():
+    assert pictures.draw_marks(grey(2, 400), [Mark(1, 200, "1")]).size == (4, 800)
+
+
 def test_points_lie_on_the_image_they_name():
     images = [grey(320, 240), grey(240, 240)]
     predicted = [[1, 1, 80, 60], [2, 1, 120, 200], [5, 1, 9, 9], [1.5, 1, 200, 200]]

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import torch.distributed.checkpoint as dcp
 import data
 import model
 import train
+from evaluation import report
 from tests.training.runs import (
     RECIPE,
     SMALL,
@@ -255,3 +257,29 @@ def test_parameters_that_have_no_optimizer_state_have_none_after_a_resume(tmp_pa
     assert saved.keys() == restored.keys() >= {"model.bias", "exp_avg.weight"}
     assert all(torch.equal(saved[name], restored[name]) for name in saved)
     assert other.bias not in other_optimizer.state
+
+
+def terminate(*_):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return {}
+
+
+@pytest.mark.parametrize("when", ["in an evaluation", "while the last checkpoint is written"])
+def test_sigterm_beside_the_steps_ends_the_run_at_once_and_loses_no_step(
+        whole, records, tmp_path, capsys, monkeypatch, when):
+    flags = [*RECIPE, *records, "--save-every", "6"]
+    step = 6
+    if when == "in an evaluation":
+        monkeypatch.setattr(report, "scores_of_run", terminate)
+        flags += ["--eval-every", "4"]
+        step = 4
+    else:
+        save = checkpoint.save
+        monkeypatch.setattr(checkpoint, "save", lambda *args: save(*args) or terminate())
+    assert run(tmp_path / "out", *flags) == 143
+    assert f"SIGTERM: ended after step {step}; --resume" in capsys.readouterr().err
+    assert checkpoint.list_steps(tmp_path / "out") == [step]
+    assert not (tmp_path / "out" / "model").exists()
+    monkeypatch.undo()
+    assert run(tmp_path / "out", *RECIPE, *records, "--resume") == 0
+    assert_same_run(tmp_path / "out", whole)
