@@ -22,6 +22,11 @@ class Unreadable(Exception):
 
 
 def require_file(path):
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        raise Unreadable("missing file", f"{str(path)!a}: this locale lacks letters of its "
+                         "name; set PYTHONUTF8=1") from None
     if not os.path.isfile(path):  # Path.is_file raises for a name that is too long
         raise Unreadable("missing file", str(path)[:300])
 

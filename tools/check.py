@@ -9,7 +9,6 @@ something is, 2 a file is missing.
 """
 
 import hashlib
-import os
 import sys
 from collections import Counter
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import NamedTuple
 
 from data import DataConfig
 from records.check import unlikely_units
-from records.errors import DataError, Unreadable, warn
+from records.errors import DataError, Unreadable, require_file, warn
 from records.media import FrameFolder, names_of, read_image
 from records.reader import Records
 from records.visual import read_headers
@@ -43,8 +42,12 @@ def find_problems(records, i, decode_all):
         return [Problem(*error.args)]
     problems = [Problem("unlikely unit", sentence) for sentence in unlikely_units(record)]
     paths = [records.media / name for name in names_of(record)]
-    missing = [Problem("missing file", str(path)[:300]) for path in paths
-               if not os.path.isfile(path)]
+    missing = []
+    for path in paths:
+        try:
+            require_file(path)
+        except Unreadable as error:
+            missing.append(Problem(*error.args))
     if missing or not decode_all:
         return problems + missing
     try:

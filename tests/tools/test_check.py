@@ -2,7 +2,10 @@
 
 import hashlib
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,6 +45,16 @@ def test_check_tells_line_kind_and_reason_then_the_sum(tmp_path, run):
     assert [len(run(path, *flags)[1]) for flags in ([], ["--all"])] == [21, 31]
     write(path, GOOD)
     assert run(path) == (0, [f"{path}: 1 records; nothing is wrong"], "")
+
+
+def test_a_letter_that_the_locale_lacks_costs_its_record(tmp_path):
+    path = write(tmp_path / "r.jsonl", image(CAPTION, image="\xe9.png"))
+    ascii_locale = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    done = subprocess.run([sys.executable, "-m", "tools.check", path], capture_output=True,
+                          text=True, env=os.environ | ascii_locale)
+    assert "missing file: '" in done.stdout.splitlines()[0]
+    assert done.stdout.splitlines()[0].endswith("lacks letters of its name; set PYTHONUTF8=1")
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 @pytest.mark.parametrize("decode", [False, True])
