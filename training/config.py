@@ -103,6 +103,7 @@ CHOICES = {
     "device": ("auto", "cpu", "cuda", "mps"),
     "dtype": ("auto", "float32", "bfloat16"),
     "toy_kinds": tuple(KINDS_BY_NAME),
+    "data.separator": ("\t", ";"),  # others cannot be read back
     "model.family": ("qwen", "olmo", "llama"),
 }
 # {fields: (least, greatest)}: beyond them a run would learn nothing, or the opposite
@@ -268,6 +269,8 @@ def check(args, config):
          "--train: name one or more of vit, connector, llm"),
         (layers - {*LAYERS} or (config.lora.rank and not ("llm" in groups and layers)),
          f"--lora: needs llm in --train, and --lora.layers of {', '.join(LAYERS)}"),
+        (config.lora.rank and not args.fields.get("freeze_embedding", True),
+         "--lora keeps the embedding as it is: leave out --freeze_embedding=false"),
         ((args.media or args.eval or args.skip_missing) and not args.data,
          "--media, --eval and --skip-missing only go with --data"),
         ((args.resume and (args.init or args.overwrite)) or (args.else_init and not args.resume),

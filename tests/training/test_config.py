@@ -119,6 +119,8 @@ MISTAKES = [
     (["--clip=-1"], "--clip -1.0: must be at least 1e-16"),
     (["--lr.llm=nan"], "--lr.llm nan: must be from 0 to 1"),
     (["--lora", "2", "--lora.layers=k,x"], "--lora.layers of q, k, v"),
+    (["--lora", "2", "--freeze_embedding=false"], "--lora keeps the embedding as it is"),
+    (["--data.separator=x"], "--data.separator: invalid choice: 'x'"),
     (["--resume", "--overwrite"], "without --init and --overwrite"),
     (["--else-init", "x"], "--resume goes with --else-init"),
     (["--eval", "x"], "--eval and --skip-missing only go with --data"),
