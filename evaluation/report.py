@@ -9,15 +9,16 @@
 import json
 import shlex
 import textwrap
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 from PIL import Image
 
 from evaluation import pictures
 from evaluation.charts import finite, line_chart
-from evaluation.evaluate import SCORES, evaluate
+from evaluation.evaluate import SCORES, collect_questions, evaluate
 from evaluation.generate import evaluation_config
+from records.errors import Unreadable
 from toy import world
 from training.log import read_log, read_steps
 from weights import lora
@@ -196,10 +197,12 @@ def print_end(run, loss, scores, seconds):
         print(f"After {run.config.steps:,} steps, on {asked}: {learned}.")
     else:
         last = "is not in the log" if loss is None else f"is {loss:.3f}"
-        print(f"After {run.config.steps:,} steps the loss {last}; no answer was scored.")
+        print(f"After {run.config.steps:,} steps the loss {last}; no answer was scored "
+              "(--eval FILE asks about the records of a file).")
     generate = f"python -m tools.generate --model {out} --image"
-    try_next = [f'{generate} IMAGE --prompt "long_caption:"']
-    if is_toy:
+    if not is_toy:
+        try_next = [f"{generate} {first_question(run)}"]
+    else:
         drawn = f"how it learned: {out}/progress.gif; {drawn}"
         image = f"{out}/samples/image.png"
         try_next = [
@@ -213,6 +216,19 @@ def print_end(run, loss, scores, seconds):
         print(f"    {command}")
     print(json.dumps({"out": str(run.out), "steps": run.config.steps, "loss": loss,
                       "seconds": round(seconds, 1), "eval": scores}))
+
+
+def first_question(run):
+    """'cat.png --prompt "pointing: cats"', what the first image of --data teaches."""
+    source = run.loader.mixture.sources[0]
+    for i in range(min(len(source), 20)):
+        with suppress(Unreadable):
+            record = source[i]
+            questions, _ = collect_questions([record], evaluation_config(run.config.data))
+            if questions and "image" in record:
+                (path,) = source.paths_of(record)
+                return f"{shlex.quote(str(path))} --prompt {shlex.quote(questions[0].turns[-1][0])}"
+    return 'IMAGE --prompt "long_caption:"'
 
 
 def main_scores(scores, aims):

@@ -27,6 +27,7 @@ import vision
 from evaluation.generate import evaluation_config, generate
 from evaluation.pictures import draw_answer
 from records import media
+from records.errors import warn
 from records.media import MAX_FRAMES
 from records.visual import VideoClip, clip_times, tracking_times
 from text.points import parse_points
@@ -38,6 +39,7 @@ from training.config import UserError
 from weights.files import explained, open_model_folder
 
 TOY_VIDEO = ""  # --video without a file
+STYLED = re.compile(r"\w+( \d+)?:")  # how every prompt of stage 1 and of the toy begins
 # a line with two times, and the lines up to an empty one
 SUBTITLE = re.compile(r"([\d:]+[.,]\d+) *--> *([\d:]+[.,]\d+).*\n((?:.*\S.*\n?)*)")
 
@@ -186,6 +188,9 @@ def ask(loaded, shown, turns, args, printer=None):
     """-> the ids of an answer. loaded: model, tokenizer and data config; turns:
     [(question, answer), ..], the last with the answer None."""
     model, tokenizer, config = loaded
+    if config.prefix_all and not STYLED.match(turns[-1][0]):
+        warn("this model was trained on prompts that begin with a style, such as long_caption:, "
+             "pointing:, count: or user_qa: (docs/training.md)")
     prompt = data.encode_prompt(shown.images, turns, tokenizer, config, shown.clip)
     (ids,) = generate(model, [prompt], tokenizer.stops, args.max_new, args.temperature,
                       args.seed, printer)

@@ -218,3 +218,11 @@ def test_a_conversation_is_held_over_standard_input(call, fake, monkeypatch):
     asked = "[user\nOne?]\n[assistant\nfine]]\n[user\nTwo?]\n[assistant\n"
     assert text_of(second).endswith(asked)
     assert np.array_equal(first.images, second.images)
+
+
+@pytest.mark.parametrize(("prompt", "warned"), [
+    ("Where are the shapes?", True), ("long_caption 65:", False), ("pointing: any shape", False)])
+def test_a_prompt_without_a_style_is_noted_where_the_model_knows_none(fake, capsys, prompt, warned):
+    fake.answer = "There are none."
+    generate.main(["--model", "toy", "--prompt", prompt])
+    assert ("trained on prompts that begin with a style" in capsys.readouterr().err) == warned
