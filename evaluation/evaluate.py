@@ -37,6 +37,7 @@ from text.tokenizer import ByteTokenizer
 
 TYPES = ("caption", "point", "count", "qa", "track")
 LOCATED = ("point", "track")  # scored by places, with masks or without
+NO_SCORES = {"predicted", "true", "hits"}  # of what scoring.score gives
 SCORES = (
     "caption_exact", "caption_recall", "caption_precision",
     "point_f1", "point_precision", "point_recall",  # on one image
@@ -233,6 +234,8 @@ def answer(model, tokenizer, batch, masks_of):
         is_located = masks_of and annotation["type"] in LOCATED
         masks = masks_of(question.record, question.index) if is_located else None
         times = question.info.times
+        scores = score(question, text, masks)
+        assert not (new := scores.keys() - {*SCORES, *NO_SCORES}), f"name {new} in SCORES"
         predictions.append({
             "id": question.record["id"],
             "annotation": question.index,
@@ -241,7 +244,7 @@ def answer(model, tokenizer, batch, masks_of):
             "medium": medium(question.record),
             "prompt": question.turns[-1][0],
             "text": text,
-            **score(question, text, masks),
+            **scores,
             **({} if times is None else {"times": times}),
         })
     return predictions

@@ -233,6 +233,8 @@ def parse(argv=None):
 
     values = STAGES[args.stage].RECIPE | {"stage": args.stage}
     if args.tiny:
+        if args.stage not in tiny_recipe.STAGES:
+            parser.error(f"--tiny: stages/tiny.py has no settings for stage {args.stage}")
         values |= tiny_recipe.RECIPE | tiny_recipe.STAGES[args.stage]
     if args.preset:
         values["preset"] = args.preset

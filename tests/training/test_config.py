@@ -7,7 +7,7 @@ import pytest
 
 import model as models
 from tests.training.runs import run, sentence
-from training.config import Config, GroupRates, field_values, parse
+from training.config import STAGES, Config, GroupRates, UserError, field_values, parse
 from weights.files import config_from_dict
 
 TINY = ["--stage", "1", "--tiny"]
@@ -81,6 +81,13 @@ def test_every_field_is_a_flag_of_its_type():
             wanted = config.batch  # it is never larger
         assert found[name] == wanted
         assert {n for n in found if found[n] != field_values(config)[n]} <= {name}
+
+
+def test_a_stage_of_ones_own_needs_settings_for_the_toy(monkeypatch):
+    monkeypatch.setitem(STAGES, 4, STAGES[3])
+    assert parse(["--stage", "4"])[1].stage == 4
+    with pytest.raises(UserError, match=r"stages/tiny\.py has no settings for stage 4"):
+        config_of("--stage", "4")
 
 
 def test_deterministic_runs_have_no_dropout_and_a_short_run_a_short_stage_0():
