@@ -114,6 +114,8 @@ def final_scores(run, model, samples_dir=None):
     of answers in samples_dir. Those of every set but the first stand under its name."""
     config = run.config
     is_toy = run.eval_records is None
+    if is_toy and not config.eval_images:
+        return {}
     if is_toy:
         sets = world.held_out(config.stage, config.seed, config.eval_images, config.toy_kinds)
         options = {"masks_of": toy_masks, "max_new": 128 if config.stage == 1 else 384}

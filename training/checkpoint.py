@@ -37,6 +37,7 @@ LAYOUT_FIELDS = {
     "device", "cp", "shard", "micro_batch", "workers", "activation_checkpointing",
     "uncheckpointed_blocks", "compile", "crop_bucket", "save_every", "keep", "eval_images",
     "max_skip", "preset", "model",
+    "vit_steps",  # stage 0 is not run again
 }
 
 
@@ -68,15 +69,25 @@ def find(args):
     args.init becomes the folder of the weights to read."""
     out = Path(args.out)
     found = find_newest(out) if args.resume else Checkpoint()
-    if found.folder and found.state["base"]:
-        args.init = args.else_init or found.state["base"]
-    if not found.folder:
+    given = args.else_init or args.init
+    if found.folder:
+        check_init(args, out)
+        args.init = (given or found.state["base"]) if found.state["base"] else None
+    else:
         check_directory(args, out)
-        args.init = args.else_init if args.resume else args.init
+        args.init = given
         if args.resume and parallel.is_first_process():
             begins = f"with the weights of {args.init}" if args.init else "afresh"
             warn(f"no checkpoint in {out}: the run starts {begins}")
     return found
+
+
+def check_init(args, out):
+    """UserError if --init stands beside --resume and the run began with other weights."""
+    began = json.loads((out / "config.json").read_text())["command"]["init"] or "new weights"
+    if args.init and Path(args.init).absolute() != Path(began).absolute():
+        raise UserError(f"--init {args.init}: the run in {out} began with {began}; leave --init "
+                        "out, or name another --out")
 
 
 def find_newest(out):

@@ -89,7 +89,7 @@ class Config:
     max_skip: float = 0.01  # share of a source's records that may be unusable
     workers: int = 0  # decoding processes per rank (not given, on a GPU: its cores less one)
     vit_steps: int = 0  # steps of stage 0 for a toy ViT that starts from nothing
-    eval_images: int = 200  # held-out images asked about at the end of a toy run
+    eval_images: int = 200  # held-out images asked about at the end of a toy run; 0: no scores
     toy_kinds: str = "few"  # combinations in the toy's single images: few 6 x 4, many 9 x 6
     data: DataConfig = DataConfig()
     model: models.ModelConfig = models.PRESETS["4b"]
@@ -108,10 +108,11 @@ CHOICES = {
 }
 # {fields: (least, greatest)}: beyond them a run would learn nothing, or the opposite
 RANGES = {
-    "steps batch micro_batch cp pack_crops pool_size crop_bucket eval_images": (1, inf),
+    "steps batch micro_batch cp pack_crops pool_size crop_bucket": (1, inf),
     "data.max_tokens data.max_crops data.max_images": (1, inf),
     "data.max_frames": (1, MAX_FRAMES),
-    "shard save_every keep workers vit_steps uncheckpointed_blocks lora.rank": (0, inf),
+    "shard save_every keep workers vit_steps uncheckpointed_blocks lora.rank eval_images":
+        (0, inf),
     "seed warmup.vit warmup.connector warmup.llm": (0, 2**63),
     "lr.vit lr.connector lr.llm final_lr z_loss max_skip": (0, 1),
     "residual_dropout response_dropout": (0, 0.999999),
@@ -275,8 +276,9 @@ def check(args, config):
          "--lora keeps the embedding as it is: leave out --freeze_embedding=false"),
         ((args.media or args.eval or args.skip_missing) and not args.data,
          "--media, --eval and --skip-missing only go with --data"),
-        ((args.resume and (args.init or args.overwrite)) or (args.else_init and not args.resume),
-         "--resume goes with --else-init, and without --init and --overwrite"),
+        ((args.resume and args.overwrite)
+         or (args.else_init and (args.init or not args.resume)),
+         "--resume goes without --overwrite, --else-init with --resume and without --init"),
         (args.tensorboard and not find_spec("tensorboard"),
          "--tensorboard needs an extra package: pip install -r requirements-extras.txt"),
     ):

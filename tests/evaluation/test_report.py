@@ -115,6 +115,13 @@ def test_the_toy_is_scored_by_parts_with_its_own_masks(evaluated, stage, parts, 
         assert len(masks) == len(records[0]["annotations"][index]["points"])
 
 
+def test_without_held_out_images_nothing_is_scored(evaluated):
+    run = run_of(1)
+    run.config.eval_images = 0
+    assert report.final_scores(run, None) == {}
+    assert not evaluated
+
+
 def test_given_records_are_scored_as_by_tools_evaluate(evaluated, monkeypatch, tmp_path):
     """Each set apart, with the crops and frames of evaluation, and the limits by kind of question:
     a track of three objects in 40 frames takes 1,400 tokens."""

@@ -227,6 +227,12 @@ def test_adapters_started_from_the_default_directory_leave_it_and_can_be_resumed
     shutil.rmtree("adapted/step-4")
     resumed = [word for word in flags if word not in ("--init", str(base))]
     assert run("adapted", *resumed, "--resume") == 0
+    shutil.rmtree("adapted/step-4")
+    # the same command, too
+    assert run("adapted", *flags, "--resume") == 0
+    capsys.readouterr()
+    assert run("adapted", *resumed, "--init", "other", "--resume") == 2
+    sentence(capsys, f"--init other: the run in adapted began with {base}; leave --init out")
 
 
 def test_another_run_is_kept_out_until_the_first_ends(tmp_path, capsys):
