@@ -64,6 +64,7 @@ TABLES = {
 }
 HINTS = {  # for what stands in the place of an object
     "record": "; a file with an array of records ends in .json",
+    "box entry": '; write {"box": [..]}',
     "video": '; frames are given as {"frames": [..], "fps": 2}',
 }
 WORDS = {
@@ -161,7 +162,9 @@ def check_fields(value, name, place):
     table = TABLES[name]
     for key, field in value.items():
         if key not in table:
-            fail(place, f"unknown field '{key}'{did_you_mean(key, table)}")
+            missing = [f", and '{other}' is missing" for other, kind in table.items()
+                       if kind[-1] == "!" and other not in value]
+            fail(place, f"unknown field '{key}'{did_you_mean(key, table)}{''.join(missing[:1])}")
         kind = table[key].rstrip("!")
         if kind in KINDS:
             check_kind(key, field, kind, place)

@@ -90,6 +90,8 @@ def check_file(records, decode_all, print_all):
                 print(f"{records.where(i)}: {problem.kind}: {problem.sentence}")
             counts[problem.kind] += 1
     summary = ", ".join(f"{kind} {n}" for kind, n in sorted(counts.items()))
+    if counts["missing file"]:
+        print(f"Paths start in {records.media}; --media DIR names another folder.")
     print(f"{records.path}: {len(records)} records; {summary or 'nothing is wrong'}")
     return bool(counts)
 

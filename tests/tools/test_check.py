@@ -37,10 +37,12 @@ def test_check_tells_line_kind_and_reason_then_the_sum(tmp_path, run):
     shutil.copy(MEDIA / "coins.png", tmp_path / "a.png")
     status, out, _ = run(path)
     assert status == 1
-    assert [line.split(": ")[:2] for line in out[:-1]] == [
+    assert [line.split(": ")[:2] for line in out[:-2]] == [
         [f"{path}:2", "wrong record"], [f"{path}:3", "missing file"],
         [f"{path}:4", "unlikely unit"], [f"{path}:5", "wrong record"]]
-    assert out[-1] == f"{path}: 5 records; missing file 1, unlikely unit 1, wrong record 2"
+    assert out[-2:] == [
+        f"Paths start in {tmp_path}; --media DIR names another folder.",
+        f"{path}: 5 records; missing file 1, unlikely unit 1, wrong record 2"]
     write(path, *["{}"] * 30)
     assert [len(run(path, *flags)[1]) for flags in ([], ["--all"])] == [21, 31]
     write(path, GOOD)
@@ -94,7 +96,7 @@ def test_check_opens_the_files_only_when_told_to(tmp_path, run, decode):
     path = write(tmp_path / "r.jsonl", *(row for _, row in rows))
     status, out, _ = run(path, "--all", *["--decode"] * decode)
     assert status == 1
-    found = {int(line.split(":")[1]): line.split(": ")[1] for line in out[:-1]}
+    found = {int(line.split(":")[1]): line.split(": ")[1] for line in out[:-2]}
     expected = {k: kind for k, (kind, _) in enumerate(rows, 1) if kind}
     if not decode:
         expected = {k: kind for k, kind in expected.items() if kind == "missing file"}
