@@ -235,7 +235,8 @@ def answer(model, tokenizer, batch, masks_of):
         masks = masks_of(question.record, question.index) if is_located else None
         times = question.info.times
         scores = score(question, text, masks)
-        assert not (new := scores.keys() - {*SCORES, *NO_SCORES}), f"name {new} in SCORES"
+        new = scores.keys() - {*SCORES, *NO_SCORES}
+        assert not new, f"name {new} in SCORES"
         predictions.append({
             "id": question.record["id"],
             "annotation": question.index,

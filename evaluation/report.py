@@ -226,10 +226,12 @@ def first_question(run):
     for i in range(min(len(source), 20)):
         with suppress(Unreadable):
             record = source[i]
-            questions, _ = collect_questions([record], evaluation_config(run.config.data))
+            config = evaluation_config(run.config.data)
+            questions, _ = collect_questions([record], config)
             if questions and "image" in record:
                 (path,) = source.paths_of(record)
-                return f"{shlex.quote(str(path))} --prompt {shlex.quote(questions[0].turns[-1][0])}"
+                prompt = shlex.quote(questions[0].turns[-1][0])
+                return f"{shlex.quote(str(path))} --prompt {prompt}"
     return 'IMAGE --prompt "long_caption:"'
 
 

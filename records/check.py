@@ -164,7 +164,8 @@ def check_fields(value, name, place):
         if key not in table:
             missing = [f", and '{other}' is missing" for other, kind in table.items()
                        if kind[-1] == "!" and other not in value]
-            fail(place, f"unknown field '{key}'{did_you_mean(key, table)}{''.join(missing[:1])}")
+            also = "".join(missing[:1])
+            fail(place, f"unknown field '{key}'{did_you_mean(key, table)}{also}")
         kind = table[key].rstrip("!")
         if kind in KINDS:
             check_kind(key, field, kind, place)

@@ -84,7 +84,8 @@ def find(args):
 
 def check_init(args, out):
     """UserError if --init stands beside --resume and the run began with other weights."""
-    began = json.loads((out / "config.json").read_text())["command"]["init"] or "new weights"
+    head = json.loads((out / "config.json").read_text())
+    began = head["command"]["init"] or "new weights"
     if args.init and Path(args.init).absolute() != Path(began).absolute():
         raise UserError(f"--init {args.init}: the run in {out} began with {began}; leave --init "
                         "out, or name another --out")

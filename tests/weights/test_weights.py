@@ -81,7 +81,7 @@ from tools import generate
 from pathlib import Path
 save_run(Path({str(tmp_path)!r}) / "run")
 generate.main(["--model", {str(tmp_path / "run")!r}, "--image", "tests/media/coins.png",
-               "--prompt", "Point to a coin.", "--max-new", "8"])
+               "--prompt", "pointing: coin", "--max-new", "8"])
 """
     child = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True,
                            check=True)
