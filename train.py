@@ -162,30 +162,30 @@ def train(run, model, groups, optimizer, log, eval_every=0):
         if stop or evaluates or is_due(step, config.save_every, config.steps):
             checkpoint.save(run, model, optimizer, step, {"plans": plan.state, "masked": masked})
         if stop:
-            raise Terminated(f"SIGTERM: ended after step {step}; --resume continues from there")
+            raise Terminated(step)
         if step in picture_steps:
             newest_picture = {"picture": report.draw_step(run, model, step)}
         if evaluates:
-            with sigterm_ends_it(stop_requested, step):
+            with ended_by_sigterm(stop_requested, step):
                 log.write({"step": step, "eval": report.scores_of_run(run, model)})
         bar.set_postfix(loss=f"{stats.loss:.3f}", fill=f"{line['fill_tokens']:.0%}",
                         **newest_picture, refresh=False)
         began = time.monotonic()  # without checkpoint, picture and evaluation
-    with sigterm_ends_it(stop_requested, config.steps):
-        pass
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if stop_requested and config.save_every:  # without a checkpoint all would be lost
+        raise Terminated(config.steps)
 
 
 @contextmanager
-def sigterm_ends_it(stop_requested, step):
-    """In this block SIGTERM ends the run at once, also one that came since the last step:
-    a checkpoint of this step is written."""
-    def end_run(*_):
-        raise Terminated(f"SIGTERM: ended after step {step}; --resume continues from there")
+def ended_by_sigterm(stop_requested, step):
+    """A block that SIGTERM ends at once, also one that came since the step was done.
+    The checkpoint of this step must be written."""
+    def stop_now(*_):
+        raise Terminated(step)
 
-    before = signal.signal(signal.SIGTERM, end_run)
+    before = signal.signal(signal.SIGTERM, stop_now)
     if stop_requested:
-        end_run()
+        stop_now()
     yield
     signal.signal(signal.SIGTERM, before)
 

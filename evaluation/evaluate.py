@@ -37,7 +37,7 @@ from text.tokenizer import ByteTokenizer
 
 TYPES = ("caption", "point", "count", "qa", "track")
 LOCATED = ("point", "track")  # scored by places, with masks or without
-NO_SCORES = {"predicted", "true", "hits"}  # of what scoring.score gives
+NO_SCORES = {"predicted", "true", "hits"}  # of scoring.score
 SCORES = (
     "caption_exact", "caption_recall", "caption_precision",
     "point_f1", "point_precision", "point_recall",  # on one image

@@ -230,23 +230,22 @@ def draw(predictions, records, folder, n=24):
             continue
         label = prediction["prompt"].split(": ")[-1][:80]
         name = f"{prediction['id'][-80:]}-{prediction['annotation']}-{label}"
-        image.save(folder / f"{clean(name)}.png")
+        image.save(folder / f"{as_file_name(name)}.png")
 
 
-def clean(text):
-    """As part of a file name."""
+def as_file_name(text):
     return re.sub(r"[^A-Za-z0-9_.-]+", "_", text).lstrip(".")
 
 
 def folder_of_set(folder, k, name):
-    """Where the pictures of set k go: of the first into the folder, of another, whose name
-    may hold a path, into a folder of its own in it."""
-    return Path(folder, f"{k + 1}-{clean(name[-80:])}") if k else Path(folder)
+    """Where the pictures of set number k go: those of the first into the folder, those of
+    another into a folder of its own in it. The name may hold a path."""
+    return Path(folder, f"{k + 1}-{as_file_name(name[-80:])}") if k else Path(folder)
 
 
 def draw_answer(path, points, images, clip_times, frames_at, with_trails):
     """Writes the points of an answer: on its images, on the frames that they are on, or,
-    in a .gif, on GIF_FRAMES of the frames at clip_times, or all."""
+    in a .gif, on the frames at clip_times, at most GIF_FRAMES of them."""
     if not clip_times:
         draw_images(images, points, [], 360).save(path)
     elif not path.lower().endswith(".gif"):

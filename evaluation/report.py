@@ -129,8 +129,8 @@ def final_scores(run, model, samples_dir=None):
         found, predictions = evaluate(
             model, run.tokenizer, asked, records, ranks=run.ranks, **options)
         if samples_dir:
-            folder = pictures.folder_of_set(samples_dir, k, name)
-            folder = samples_dir / name if is_toy else folder
+            folder = (samples_dir / name if is_toy
+                      else pictures.folder_of_set(samples_dir, k, name))
             pictures.draw(predictions, records, folder, n=100 if is_toy else 24)
         metrics |= {name: found} if metrics else found
     return metrics
@@ -202,9 +202,7 @@ def print_end(run, loss, scores, seconds):
         print(f"After {run.config.steps:,} steps the loss {last}; no answer was scored "
               "(--eval FILE asks about the records of a file).")
     generate = f"python -m tools.generate --model {out} --image"
-    if not is_toy:
-        try_next = [f"{generate} {first_question(run)}"]
-    else:
+    if is_toy:
         drawn = f"how it learned: {out}/progress.gif; {drawn}"
         image = f"{out}/samples/image.png"
         try_next = [
@@ -213,6 +211,8 @@ def print_end(run, loss, scores, seconds):
         ]
         if stage < 3:
             try_next.append(f"python train.py --stage {stage + 1} --tiny --init {out}")
+    else:
+        try_next = [f"{generate} {first_question(run)}"]
     print(f"Pictures ({drawn}). Try:")
     for command in try_next:
         print(f"    {command}")

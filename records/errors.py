@@ -22,13 +22,11 @@ class Unreadable(Exception):
 
 
 def require_file(path):
-    try:
-        os.fsencode(path)
-    except UnicodeEncodeError:
-        raise Unreadable("missing file", f"{str(path)!a}: this locale lacks letters of its "
-                         "name; set PYTHONUTF8=1") from None
     if not os.path.isfile(path):  # Path.is_file raises for a name that is too long
-        raise Unreadable("missing file", str(path)[:300])
+        name = str(path)[:300]
+        if not name.isascii() and sys.getfilesystemencoding() != "utf-8":
+            name = f"{name!a}: this locale lacks letters of its name; set PYTHONUTF8=1"
+        raise Unreadable("missing file", name)
 
 
 def command_name():

@@ -63,8 +63,8 @@ def image_size(path):
 
 
 def has_exif(path):
-    """Has a PNG file an eXIf chunk? A chunk is its length, its name, its content, a checksum."""
-    with open(path, "rb") as file:
+    """Has a PNG file an eXIf chunk? A chunk is length, name, content, checksum."""
+    with open(path, "rb", buffering=0) as file:  # reads the heads alone
         file.seek(8)
         while len(head := file.read(8)) == 8 and head[4:] != b"eXIf":
             file.seek(int.from_bytes(head[:4], "big") + 4, os.SEEK_CUR)

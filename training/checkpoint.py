@@ -36,8 +36,7 @@ warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\.distribu
 LAYOUT_FIELDS = {
     "device", "cp", "shard", "micro_batch", "workers", "activation_checkpointing",
     "uncheckpointed_blocks", "compile", "crop_bucket", "save_every", "keep", "eval_images",
-    "max_skip", "preset", "model",
-    "vit_steps",  # stage 0 is not run again
+    "max_skip", "preset", "model", "vit_steps",
 }
 
 
@@ -71,7 +70,8 @@ def find(args):
     found = find_newest(out) if args.resume else Checkpoint()
     given = args.else_init or args.init
     if found.folder:
-        check_init(args, out)
+        if args.init:
+            check_init(args, out)
         args.init = (given or found.state["base"]) if found.state["base"] else None
     else:
         check_directory(args, out)
@@ -83,10 +83,10 @@ def find(args):
 
 
 def check_init(args, out):
-    """UserError if --init stands beside --resume and the run began with other weights."""
+    """UserError if the run that is resumed began with other weights than --init."""
     head = json.loads((out / "config.json").read_text())
     began = head["command"]["init"] or "new weights"
-    if args.init and Path(args.init).absolute() != Path(began).absolute():
+    if Path(args.init).absolute() != Path(began).absolute():
         raise UserError(f"--init {args.init}: the run in {out} began with {began}; leave --init "
                         "out, or name another --out")
 

@@ -39,7 +39,9 @@ class RankError(RunError):
 
 
 class Terminated(Exception):
-    """SIGTERM, and a checkpoint is written: ends the command with status 143."""
+    """SIGTERM after a step whose checkpoint is written: ends the command with status 143."""
+    def __str__(self):
+        return f"SIGTERM: ended after step {self.args[0]}; --resume continues from there"
 
 
 @dataclass(frozen=True)
@@ -111,8 +113,7 @@ RANGES = {
     "steps batch micro_batch cp pack_crops pool_size crop_bucket": (1, inf),
     "data.max_tokens data.max_crops data.max_images": (1, inf),
     "data.max_frames": (1, MAX_FRAMES),
-    "shard save_every keep workers vit_steps uncheckpointed_blocks lora.rank eval_images":
-        (0, inf),
+    "shard save_every keep workers vit_steps uncheckpointed_blocks lora.rank eval_images": (0, inf),
     "seed warmup.vit warmup.connector warmup.llm": (0, 2**63),
     "lr.vit lr.connector lr.llm final_lr z_loss max_skip": (0, 1),
     "residual_dropout response_dropout": (0, 0.999999),
@@ -196,7 +197,7 @@ def make_parser():
     add("--eval", nargs="+", metavar="FILE",
         help="records asked about at the end (with --data), each file scored apart")
     add("--eval_every", type=int, default=0, metavar="N",
-        help="evaluate every N steps too (default 0: only at the end)")
+        help="save and evaluate every N steps too (default 0: only at the end)")
     switch("--tensorboard", help="scalars for TensorBoard, in tensorboard/ of the run")
     add("--init", metavar="DIR", help="start from the weights of a run or a released checkpoint")
     add("--out", metavar="DIR", help="run directory (default runs/stage1-tiny and so on)")

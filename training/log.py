@@ -257,5 +257,4 @@ def end_if_explained(error):
 def resume_command():
     """The command that continues this run; it starts afresh if there is no checkpoint."""
     words = [word for word in sys.argv if word not in ("--overwrite", "--resume")]
-    words = [re.sub("^--init", "--else-init", word) for word in words]
     return f"python {shlex.join(words)} --resume"

@@ -30,7 +30,7 @@ OPTIONS = {"style", "weight", "split_turns"}
 FILE_FIELDS = {"path", "media", "rate", *OPTIONS}
 MEMBER_FIELDS = {"path", "media", "size", "sampling_rate", *OPTIONS}  # of a file in a group
 GROUP_FIELDS = {"group", "rate", "data"}
-# of rates, weights and sizes, whose sums and ratios are then numbers as well
+# of rates, weights and sizes, so that their sums and ratios are finite
 LEAST, MOST = 1e-9, 1e12
 
 
@@ -94,8 +94,8 @@ def read_item(item, stage):
         except ValueError:
             factor = math.nan
         if not LEAST <= factor <= MOST:
-            raise DataError(f"--data {item}: the rate '{rate}' is not a number from {LEAST:g} to "
-                            f"{MOST:g}")
+            raise DataError(f"--data {item}: the rate '{rate}' is not "
+                            f"from {LEAST:g} to {MOST:g}")
     entries = [{"path": path}]
     if Path(path).is_dir():
         entries = published(STAGES[stage].MIXTURE, path)

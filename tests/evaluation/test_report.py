@@ -80,8 +80,7 @@ def test_scores_stand_at_the_minutes_trained_by_then(drawn, run_folder):
 
 @pytest.fixture
 def evaluated(monkeypatch):
-    """The arguments of evaluate, which gives every question a perfect score: [(records, options),
-    ..]"""
+    """The arguments of evaluate, which finds a perfect score: [(records, options), ..]"""
     calls = []
 
     def evaluate(model, tokenizer, config, records, masks_of=None, **options):

@@ -54,8 +54,7 @@ def test_a_letter_that_the_locale_lacks_costs_its_record(tmp_path):
     ascii_locale = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
     done = subprocess.run([sys.executable, "-m", "tools.check", path], capture_output=True,
                           text=True, env=os.environ | ascii_locale)
-    assert "missing file: '" in done.stdout.splitlines()[0]
-    assert done.stdout.splitlines()[0].endswith("lacks letters of its name; set PYTHONUTF8=1")
+    assert "lacks letters of its name; set PYTHONUTF8=1" in done.stdout.splitlines()[0]
     assert (done.returncode, done.stderr) == (1, "")
 
 

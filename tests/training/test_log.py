@@ -42,9 +42,9 @@ ENDS = [
     (UserError("a mistake"), 2, "a mistake"),
     (DataError("r.jsonl:1: no record"), 2, "r.jsonl:1: no record"),
     (OSError(28, "No space left on device"), 1, "[Errno 28] No space left on device"),
-    (config.Terminated("SIGTERM: ended after step 3"), 143, "SIGTERM: ended after step 3"),
+    (config.Terminated(3), 143, "SIGTERM: ended after step 3; --resume continues from there"),
     (KeyboardInterrupt(), 130,
-     "interrupted; continue with: python train.py --else-init 'a b' --resume"),
+     "interrupted; continue with: python train.py --init 'a b' --resume"),
     (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), 1,
      "out of memory; use a smaller --micro-batch or --data.max_tokens, or a larger --cp; python -m "
      "tools.memory counts what a step takes: DefaultCPUAllocator: can't allocate memory: you tried "

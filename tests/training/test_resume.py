@@ -26,7 +26,7 @@ from tests.training.runs import (
     weights,
 )
 from training import checkpoint
-from training.log import read_log
+from training.log import RunLog, read_log
 
 
 @pytest.fixture
@@ -270,22 +270,24 @@ def terminate(*_):
     return {}
 
 
-@pytest.mark.parametrize("when", ["in an evaluation", "while the last checkpoint is written"])
-def test_sigterm_beside_the_steps_ends_the_run_at_once_and_loses_no_step(
-        whole, records, tmp_path, capsys, monkeypatch, when):
-    flags = [*RECIPE, *records, "--save-every", "6"]
-    step = 6
+@pytest.mark.parametrize(("when", "save_every"), [
+    ("in an evaluation", 6), ("in the last step", 6), ("in the last step", 0)])
+def test_sigterm_beside_the_steps_ends_the_run_where_nothing_is_lost(
+        whole, records, tmp_path, monkeypatch, when, save_every):
+    flags = [*RECIPE, *records, "--save-every", str(save_every)]
+    log_step = RunLog.step
     if when == "in an evaluation":
         monkeypatch.setattr(report, "scores_of_run", terminate)
         flags += ["--eval-every", "4"]
-        step = 4
     else:
-        save = checkpoint.save
-        monkeypatch.setattr(checkpoint, "save", lambda *args: save(*args) or terminate())
-    assert run(tmp_path / "out", *flags) == 143
-    assert f"SIGTERM: ended after step {step}; --resume" in capsys.readouterr().err
-    assert checkpoint.list_steps(tmp_path / "out") == [step]
-    assert not (tmp_path / "out" / "model").exists()
+        monkeypatch.setattr(RunLog, "step", lambda log, line, masked: (
+            log_step(log, line, masked), line["step"] == 6 and terminate()))
+    out = tmp_path / "out"
+    assert run(out, *flags) == (143 if save_every else 0)
+    step = 4 if when == "in an evaluation" else 6
+    assert checkpoint.list_steps(out) == [step] * (save_every > 0)
+    assert (out / "model").exists() == (not save_every)
     monkeypatch.undo()
-    assert run(tmp_path / "out", *RECIPE, *records, "--resume") == 0
-    assert_same_run(tmp_path / "out", whole)
+    if save_every:
+        assert run(out, *RECIPE, *records, "--resume") == 0
+    assert_same_run(out, whole)
