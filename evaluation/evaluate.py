@@ -76,8 +76,9 @@ def questions_of(record, info, config, max_new=None, least=1):
     answer_limit but at least `least`."""
     questions = []
     for index, annotation in enumerate(record["annotations"]):
-        if annotation["type"] not in TYPES:
-            continue
+        if annotation["type"] == "text":
+            continue  # nothing is asked
+        assert annotation["type"] in TYPES, f"no score for a {annotation['type']}"
         limit = max_new or max(answer_limit(annotation, record), least)
         turns = turns_of(annotation, record, info.sizes, config, None, info.times)
         given = annotation.get("turns", [{}])

@@ -221,7 +221,7 @@ def check_annotation(annotation, record, place):
         check_caption(annotation, shown, place)
     elif kind == "track":
         check_track(annotation, record, place)
-    elif kind != "text":
+    elif kind in ("point", "box", "count"):
         check_points(annotation, record, place)
     if kind in ("point", "box", "track"):
         check_range(annotation, scales(record), place)

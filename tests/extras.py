@@ -1,4 +1,4 @@
-"""Tests that need packages of requirements-extras.txt.
+"""Tests that need packages of requirements-dev.txt.
 
     @pytest.mark.extras("safetensors", "tokenizers")         on a test: conftest.py skips it
     pytestmark = require("transformers")                     at the top of a module, before imports
@@ -13,7 +13,7 @@ def missing(*packages):
     """-> the sentence for the first package that is not installed, or None."""
     for package in packages:
         if find_spec(package) is None:
-            return f"{package} is not installed: pip install -r requirements-extras.txt"
+            return f"{package} is not installed: pip install -r requirements-dev.txt"
     return None
 
 

@@ -76,6 +76,10 @@ class ByteTokenizer:
         (Path(folder) / "tokenizer.json").write_text(json.dumps(state))
 
 
+class Unencodable(ValueError):
+    """A text that a tokenizer gives up on. It costs the record and never the run."""
+
+
 class PretrainedTokenizer:
     """The tokenizer.json of a released checkpoint, read by the `tokenizers` package.
 
@@ -126,7 +130,12 @@ class PretrainedTokenizer:
         return found
 
     def encode(self, text):
-        return self.inner.encode(text, add_special_tokens=False).ids
+        try:
+            return self.inner.encode(text, add_special_tokens=False).ids
+        except BaseException as error:  # its PanicException is no Exception
+            if type(error).__name__ != "PanicException":
+                raise
+            raise Unencodable(f"wrong text: its tokenizer gives up: {error}") from None
 
     def decode(self, ids):
         return self.inner.decode(list(ids), skip_special_tokens=True)

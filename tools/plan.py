@@ -86,7 +86,8 @@ def as_bytes(text):
 @report_errors
 def main(argv=None):
     parser = make_parser("plan", __doc__)
-    parser.add_argument("--packs", type=positive, help="how many (default: --steps times --batch)")
+    parser.add_argument("--packs", type=positive,
+                        help="how many (default: --steps times --batch)")
     parser.add_argument("--out", required=True, metavar="FILE", help="the plan, an .npz file")
     args, rest = parser.parse_known_args(argv)
     run, config = parse(rest)

@@ -27,6 +27,7 @@ import packing
 import parallel
 from records.errors import DataError, Unreadable
 from records.mixture import Mixture
+from text.tokenizer import Unencodable
 from training.config import Config, RankError
 from training.planner import BadRecords, add_counts
 
@@ -79,7 +80,7 @@ class Decoder:
                 if size == planned:
                     return example
                 reason = f"size differs: {size} tokens and crops, {planned} planned"
-            except Unreadable as e:
+            except (Unreadable, Unencodable) as e:
                 reason = str(e)
         example = data.placeholder(record["id"], *planned, config.data, reason)
         return data.select_crops(example, shard)
@@ -160,7 +161,8 @@ class Loader:
                 shards = [None] * len(items)
                 if ranks.cp > 1:
                     *before, n_crops = np.cumsum([0, *(e.crops for e in items)]).tolist()
-                    shards = [data.CropShard(ranks.cp_rank, ranks.cp, n, n_crops) for n in before]
+                    shards = [data.CropShard(ranks.cp_rank, ranks.cp, n, n_crops)
+                              for n in before]
                 reasons = [self.known_masked.get(e.index, "") for e in items]
                 self.in_flight.append([*zip(items, shards, reasons, strict=True)])
                 yield self.in_flight[-1]

@@ -90,7 +90,8 @@ class StepStats:
         self.total_weight = sum(weights.values())
         self.weight = self.total_weight or 1.0  # without any loss nothing is learned
         self.loss = sum(nll.values()) / self.weight
-        self.nll_by_source = {name: nll[name] / weights[name] for name in nll if weights[name] > 0}
+        with_loss = [name for name in nll if weights[name] > 0]
+        self.nll_by_source = {name: nll[name] / weights[name] for name in with_loss}
 
 
 def stop_nonfinite(run, step, plan, stats, norms):

@@ -20,6 +20,7 @@ import data
 import packing
 from packing import Item
 from records.errors import DataError, Unreadable, warn
+from text.tokenizer import Unencodable
 from training.sources import list_changes
 
 MANY = 100  # bad records of a source that can end a run
@@ -101,7 +102,7 @@ def measure(mixture, tokenizer, config, index):
     try:
         record = source[i]
         size = data.size(record, tokenizer, config.data, config.seed, epoch)
-    except Unreadable as e:
+    except (Unreadable, Unencodable) as e:
         return Measured(source.where(i), str(e))
     return Measured(record["where"], skip_reason(record, size, config), record["id"], size)
 
@@ -127,7 +128,8 @@ def has_loss(a, config):
     """Does an annotation have a token to learn from?"""
     if a.get("style") == "transcript" and not config.data.n_transcripts:
         return False
-    return bool(a.get("weight", 1)) and any(turn.get("weight", 1) for turn in a.get("turns", [a]))
+    turns = a.get("turns", [a])
+    return bool(a.get("weight", 1)) and any(turn.get("weight", 1) for turn in turns)
 
 
 class StepPlanner(Iterator):

@@ -51,13 +51,13 @@ def explained(path):
         raise ValueError(f"{path} cannot be used: {reason:.300}") from None
 
 
-def import_extra(name):
+def import_extra(name, listed_in="requirements-extras.txt"):
     """A package that only some commands need; ValueError if it is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise ValueError(f"{name.partition('.')[0]} is needed: pip install -r "
-                         "requirements-extras.txt") from None
+        raise ValueError(f"{name.partition('.')[0]} is needed: "
+                         f"pip install -r {listed_in}") from None
 
 
 def save(model, folder):

@@ -9,6 +9,7 @@ import pytest
 from evaluation import evaluate as evaluation
 from evaluation import scoring
 from evaluation.masks import open_masks
+from records.check import WORDS
 from records.visual import read_headers
 from tests.evaluation.answers import (
     all_records,
@@ -31,6 +32,7 @@ def test_true_answers_score_one_on_images_and_videos():
         if name not in other:
             assert metrics[name] == pytest.approx(1, abs=1e-4), name
     types = [a["type"] for record in records for a in record["annotations"]]
+    assert {*types, "box", "text"} == {*WORDS["type"]}           # a box is read as points
     assert metrics["n_qa"] == types.count("qa") + 1 == 8         # one has two turns
     assert (metrics["n_track"], metrics["n_caption"], metrics["skipped"]) == (1, 7, 0)
     assert metrics["hits"] == "within 5 % of the diagonal"

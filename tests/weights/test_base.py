@@ -10,6 +10,9 @@ import torch
 import data
 import packing
 import vision
+from records.mixture import Mixture
+from records.reader import Records
+from tests.training.stream import CONFIG
 from tests.weights.hf_models import (
     DATA_CONFIG,
     EXTRAS,
@@ -21,6 +24,7 @@ from tests.weights.hf_models import (
 )
 from text.tokenizer import chat, load_tokenizer
 from tools import hf as command
+from training.planner import measure
 from weights import base
 from weights.files import open_model_folder
 
@@ -217,3 +221,16 @@ def test_an_own_bos_and_eos_are_used(tokenizer, tmp_path):
     _, (answer, _) = chat([("a", "b")], olmo)
     assert answer[-1] == 0
     assert data.encode_prompt([], [("a", None)], olmo, DATA_CONFIG).tokens[0] == 0
+
+
+def test_a_text_on_which_the_tokenizer_panics_costs_its_record(tokenizer, tmp_path):
+    """The expression takes too long; what tokenizers raises then is not even an Exception."""
+    tokenizer.save(tmp_path)
+    split = {"type": "Split", "pattern": {"Regex": "(a+)+b"}, "behavior": "Isolated",
+             "invert": False}
+    edit(tmp_path / "tokenizer.json", lambda raw: raw.update(pre_tokenizer=split))
+    (tmp_path / "mine.jsonl").write_text('{"annotations": [{"type": "text", "text": "%s"}]}'
+                                         % ("a" * 40))
+    mixture = Mixture([Records(tmp_path / "mine.jsonl")], [1], 0)
+    found = measure(mixture, load_tokenizer(tmp_path, V), CONFIG, 0)
+    assert found.reason.startswith("wrong text: ")

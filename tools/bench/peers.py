@@ -38,7 +38,7 @@ def import_transformers():
             library = torch.library.Library("torchvision", "FRAGMENT")
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
             _DECLARED_OPERATORS.append(library)
-    return import_extra("transformers")
+    return import_extra("transformers", "requirements-dev.txt")
 
 
 _DECLARED_OPERATORS = []  # an operator exists as long as its Library object

@@ -82,7 +82,8 @@ def training_step(side, model, config, case, dtype, args):
     for name in WATCHED.keys() if is_ours else WATCHED.values():
         weight = model.get_parameter(name)
         # the ViT has no gradient where there was no image
-        gradients.append(torch.zeros_like(weight) if weight.grad is None else weight.grad.clone())
+        is_used = weight.grad is not None
+        gradients.append(weight.grad.clone() if is_used else torch.zeros_like(weight))
     start = clock(device)
     model.zero_grad()
     seconds += clock(device) - start

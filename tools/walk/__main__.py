@@ -105,7 +105,8 @@ def run_tests(name, path):
     failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
     if not failed:
         return "the tests did not run:\n" + (done.stdout + done.stderr)[-2000:]
-    meaning = next((text for test, text in TESTS[name].items() if failed[1].startswith(test)), "")
+    meanings = (text for test, text in TESTS[name].items() if failed[1].startswith(test))
+    meaning = next(meanings, "")
     message = re.findall(r"^E +(.*)$", done.stdout, re.MULTILINE)[:N_LINES]
     return "\n    ".join([f"{failed[1]} fails.", meaning, *message])
 

@@ -85,7 +85,8 @@ class Rank:
 def sum_loss(model, batch):
     """-> the sum of the loss and the sum of the weights, as in train.forward_backward."""
     nll, lse = model(batch)
-    return (batch.weights * (nll + Z_LOSS * lse**2)).sum(), batch.weights.sum(dtype=torch.float64)
+    loss = (batch.weights * (nll + Z_LOSS * lse**2)).sum()
+    return loss, batch.weights.sum(dtype=torch.float64)
 
 
 def run_two():
