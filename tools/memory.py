@@ -134,9 +134,10 @@ def make_model(config, gpus, dtype, mode):
     # FSDP gathers into a pool that keeps the largest unit, the head (tied: the embedding).
     # Communicators: of all ranks or of a shard, of copies of the weights, of a shared row.
     communicators = 1 + (config.shard not in (0, gpus)) + (config.cp > 1)
+    n_bytes = communicators * NCCL_BUFFERS
     with mode:
         buffers = {"FSDP's flat buffer": torch.empty_like(model.embedding.weight),
-                   "NCCL's buffers": torch.empty(communicators * NCCL_BUFFERS, dtype=torch.uint8)}
+                   "NCCL's buffers": torch.empty(n_bytes, dtype=torch.uint8)}
     # outside of the mode, because a mesh reads its tensor of ranks
     dist.init_process_group("fake", rank=0, world_size=gpus, store=FakeStore())
     parallel.parallelize(model, parallel.make_mesh(config.cp), config.shard, dtype)

@@ -276,7 +276,8 @@ def start_run(args, config):
     error = layout_error(int(os.environ.get("WORLD_SIZE", 1)), config, config.model)
     if config.lora.rank and args.init is None:
         error = "--lora: adapters are put on trained weights; name them with --init"
-    if resume_from.folder and ("packs" in resume_from.state["loader"]["plans"]) != bool(args.plan):
+    plans = resume_from.folder and resume_from.state["loader"]["plans"]
+    if plans and ("packs" in plans) != bool(args.plan):
         error = "--plan: a run goes on as it began, with a plan or without one"
     if error:
         raise UserError(error)

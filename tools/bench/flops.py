@@ -120,7 +120,8 @@ def run(args):
     lines = read_log(Path(args.run) / "log.jsonl")
     steps = read_steps(lines)[args.skip :]
     if not steps or args.peak <= 0:
-        raise UserError(f"{args.run}: no log of more than {args.skip} steps, or no --peak above 0")
+        raise UserError(f"{args.run}: no log of more than {args.skip} steps, "
+                        "or no --peak above 0")
     config = lines[0]["config"]
     gpus = lines[0]["world"]
     model = files.meta_model(files.config_from_dict(config["model"], ModelConfig()))
