@@ -6,7 +6,7 @@ Times and scores are in RESULTS.md.
 # of every stage
 RECIPE = {
     "preset": "toy",
-    "steps": 2000,
+    "steps": 2200,
     "vit_steps": 1500,               # stage 0 (toy/vit.py)
     "train": ("connector", "llm"),   # stage 0 has taught the ViT
     "eval_images": 100,

@@ -121,14 +121,15 @@ def render(scene):
     scratch needs both (docs/log.md).
     """
     rng = np.random.default_rng(scene["noise"])
-    tints = rng.normal(0, 1, (2, 3))
+    tints = rng.standard_normal((2, 3, 1, 1), np.float32)
     slope_x, slope_y = scene["slope"]
     slope = (slope_x * (X - SIZE / 2) + slope_y * (Y - SIZE / 2)) / SIZE
-    light = slope[..., None] * (1 + 0.3 * tints[0])
-    light = light + 24 * _texture(scene)[..., None] * tints[1] + rng.normal(0, 6, (SIZE, SIZE, 1))
-    image = (75 + light).clip(0, 255).astype(np.uint8)
+    noise = 6 * rng.standard_normal((SIZE, SIZE), np.float32)
+    light = slope * (1 + 0.3 * tints[0]) + 24 * tints[1] * _texture(scene) + noise  # (3,SIZE,SIZE)
+    light += 75
+    image = np.ascontiguousarray(light.clip(0, 255).astype(np.uint8).transpose(1, 2, 0))
     for o in scene["objects"]:
-        paint(image, o, rng.normal(0, 6, (SIZE, SIZE)))
+        paint(image, o, noise)
     return image
 
 
@@ -145,12 +146,15 @@ def paint(image, o, noise):
 
 
 def _texture(scene):
-    """(SIZE,SIZE) of -1, 0 and 1."""
-    vertical = np.sin(X * np.pi / scene["period"])
-    horizontal = np.sin(Y * np.pi / scene["period"])
-    diagonal = np.sin((X + Y) * np.pi / scene["period"])
-    waves = (0 * vertical, vertical, diagonal, vertical * horizontal)
-    return np.sign(waves[scene["texture"]])
+    """(SIZE,SIZE) of -1, 0 and 1: nothing, stripes, diagonal stripes or checks."""
+    frequency = np.float32(np.pi / scene["period"])
+    if scene["texture"] == 0:
+        return np.zeros_like(X)
+    if scene["texture"] == 1:
+        return np.sign(np.sin(X * frequency))
+    if scene["texture"] == 2:
+        return np.sign(np.sin((X + Y) * frequency))
+    return np.sign(np.sin(X * frequency) * np.sin(Y * frequency))
 
 
 def name_of(o):

@@ -63,7 +63,7 @@ def pretrain(vit, seed, steps, lr=1e-3, images=8, kinds_name="few"):
     n_classes = [len(world.kinds.colours) + 1, len(world.kinds.shapes) + 1, N_PLACES, N_PLACES]
     head = nn.Linear(n_features, sum(n_classes), device=vit.pos.device)
     optimizer = torch.optim.AdamW([*vit.parameters(), *head.parameters()], lr, betas=(0.9, 0.95),
-                                  eps=1e-6, weight_decay=0.0)
+                                  eps=1e-6, weight_decay=0.0, fused=vit.pos.device.type != "mps")
     for step in range(1, steps + 1):
         started = time.monotonic()
         for group in optimizer.param_groups:
