@@ -17,6 +17,7 @@ Files are read by records/ (map: records/__init__.py), text is made by text/ (te
 """
 
 import math
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -27,7 +28,7 @@ from records.errors import Unreadable
 from records.mixture import rng_for
 from records.visual import MediaInfo, crops_per_image, read_headers
 from text.prompts import turns_of
-from text.tokenizer import chat
+from text.tokenizer import Unencodable, chat
 from text.visual_tokens import images_tokens, video_tokens
 from vision import RELEASED, VisionConfig
 
@@ -207,6 +208,16 @@ def select_crops(example, shard):
 # record -> Example
 
 
+@contextmanager
+def encodable():
+    """A text that cannot be encoded costs its record."""
+    try:
+        yield
+    except Unencodable as e:
+        raise Unreadable("wrong text", str(e)) from None
+
+
+@encodable()
 def build_tree(record, info, tokenizer, config, seed, epoch):
     """Everything of an example but its pixels -> Example."""
     rng = rng_for(seed, record["id"], epoch)
@@ -303,6 +314,7 @@ def placeholder(name, n_tokens, n_crops, config, reason):
     return example
 
 
+@encodable()
 def encode_prompt(images, turns, tokenizer, config, clip=None):
     """A prompt to be continued -> Example. images: [(H,W,3) uint8, ..], may be empty; clip: a
     VideoClip instead of images; turns: [(question, answer), .., (question, None)]."""

@@ -181,6 +181,7 @@ def ended_by_sigterm(stop_requested, step):
     """A block that SIGTERM ends at once, also one that came since the step was done.
     The checkpoint of this step must be written."""
     def stop_now(*_):
+        stop_requested.append(True)
         raise Terminated(step)
 
     before = signal.signal(signal.SIGTERM, stop_now)
@@ -270,7 +271,7 @@ def main(argv=None):
     except (RunError, Unreadable, OSError) as e:
         end(1, e)
     except Terminated as e:
-        end(143, e)
+        end(143, f"{e}; continue with: {resume_command()}")
     except KeyboardInterrupt:
         end(130, f"interrupted; continue with: {resume_command()}")
     except RuntimeError as e:

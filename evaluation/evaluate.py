@@ -144,14 +144,14 @@ def prompt_batches(questions, tokenizer, config, skipped):
         where = question.record["where"]
         if where in skipped:
             continue
-        if where not in decoded:
-            try:
+        try:
+            if where not in decoded:
                 decoded[where] = decode_media(question, config)
-            except Unreadable as e:
-                skipped[where] = str(e)
-                continue
-        images, clip = decoded[where]
-        prompt = data.encode_prompt(images, question.turns, tokenizer, config, clip)
+            images, clip = decoded[where]
+            prompt = data.encode_prompt(images, question.turns, tokenizer, config, clip)
+        except Unreadable as e:
+            skipped[where] = str(e)
+            continue
         if batch and not fits([*batch, (question, prompt)]):
             yield batch
             batch = []

@@ -16,7 +16,7 @@ from PIL import Image
 
 from evaluation import pictures
 from evaluation.charts import finite, line_chart
-from evaluation.evaluate import SCORES, collect_questions, evaluate
+from evaluation.evaluate import SCORES, TYPES, collect_questions, evaluate
 from evaluation.generate import evaluation_config
 from records.errors import Unreadable
 from toy import world
@@ -193,14 +193,15 @@ def print_end(run, loss, scores, seconds):
     stage = run.config.stage
     is_toy = run.eval_records is None
     drawn = f"curves: {out}/loss.png"
-    if learned := main_scores(scores, AIMS[stage] if is_toy else {}):
+    if any((run.out / "samples").glob("*.png")):
         drawn = f"answers: {out}/samples; {drawn}"
+    if learned := main_scores(scores, AIMS[stage] if is_toy else {}):
         asked = "held-out examples" if is_toy else "the records of --eval"
         print(f"After {run.config.steps:,} steps, on {asked}: {learned}.")
     else:
         last = "is not in the log" if loss is None else f"is {loss:.3f}"
-        print(f"After {run.config.steps:,} steps the loss {last}; no answer was scored "
-              "(--eval FILE asks about the records of a file).")
+        how = "" if is_toy else " (--eval FILE asks about the records of a file)"
+        print(f"After {run.config.steps:,} steps the loss {last}; no answer was scored{how}.")
     generate = f"python -m tools.generate --model {out} --image"
     if is_toy:
         drawn = f"how it learned: {out}/progress.gif; {drawn}"
@@ -226,9 +227,10 @@ def first_question(run):
     for i in range(min(len(source), 20)):
         with suppress(Unreadable):
             record = source[i]
-            config = evaluation_config(run.config.data)
-            questions, _ = collect_questions([record], config)
-            if questions and "image" in record:
+            if "image" not in record or record["annotations"][0]["type"] not in TYPES:
+                continue
+            questions, _ = collect_questions([record], evaluation_config(run.config.data))
+            if questions:
                 (path,) = source.paths_of(record)
                 prompt = shlex.quote(questions[0].turns[-1][0])
                 return f"{shlex.quote(str(path))} --prompt {prompt}"

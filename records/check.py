@@ -19,7 +19,7 @@ BOX_FORMS = {  # four numbers -> left, top, right, bottom
     "cxcywh": lambda x, y, w, h: [x - w / 2, y - h / 2, x + w / 2, y + h / 2],
 }
 
-_COMMON = {"type": "type!", "style": "text", "weight": "from 0", "meta": "object"}
+_COMMON = {"type": "type!", "style": "text", "weight": "weight", "meta": "object"}
 _ANSWER = {
     "answer": "text", "answers": "texts", "options": "options", "answer_idx": "any",
     "shuffle_options": "bool", "letters": "bool", "explanation": "text"}
@@ -44,7 +44,7 @@ TABLES = {
     "qa": {
         **_COMMON, "system": "text", "turns": "list of turn", "question": "any",
         **_ANSWER},
-    "turn": {"question": "any!", "weight": "from 0", **_ANSWER},
+    "turn": {"question": "any!", "weight": "weight", **_ANSWER},
     "point": {
         **_COMMON, **_PROMPT, **_COORDS, "points": "list of point entry!", "count": "index",
         "mode": "point mode"},
@@ -108,6 +108,8 @@ KINDS = {  # what a value must be, in words, and the test
     "options": ("2 to 26 texts", is_list_of(is_a(str), 2, 26)),
     "number": ("a number", is_number),
     "positive": ("a number from 1e-9 to 1e12", is_from(1e-9, most=1e12)),
+    "weight": ("0, or a number from 1e-9 to 1e12",
+               lambda value: is_from(0, most=0)(value) or is_from(1e-9, most=1e12)(value)),
     "from 0": ("a number from 0 on", is_from(0)),
     "times": ("a list of seconds", is_list_of(is_from(0))),
     "pixels": ("a whole number from 1 on", is_from(1, int)),
@@ -162,10 +164,10 @@ def check_fields(value, name, place):
     table = TABLES[name]
     for key, field in value.items():
         if key not in table:
-            missing = [f", and '{other}' is missing" for other, kind in table.items()
+            missing = [f"; '{other}' is missing" for other, kind in table.items()
                        if kind[-1] == "!" and other not in value]
-            also = "".join(missing[:1])
-            fail(place, f"unknown field '{key}'{did_you_mean(key, table)}{also}")
+            hint = did_you_mean(key, table) or "".join(missing[:1])
+            fail(place, f"unknown field '{key}'{hint}")
         kind = table[key].rstrip("!")
         if kind in KINDS:
             check_kind(key, field, kind, place)

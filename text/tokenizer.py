@@ -77,7 +77,7 @@ class ByteTokenizer:
 
 
 class Unencodable(ValueError):
-    """A text that a tokenizer gives up on. It costs the record and never the run."""
+    """A text that a tokenizer gives up on."""
 
 
 class PretrainedTokenizer:
@@ -135,7 +135,7 @@ class PretrainedTokenizer:
         except BaseException as error:  # its PanicException is no Exception
             if type(error).__name__ != "PanicException":
                 raise
-            raise Unencodable(f"wrong text: its tokenizer gives up: {error}") from None
+            raise Unencodable(f"its tokenizer gives up: {error}") from None
 
     def decode(self, ids):
         return self.inner.decode(list(ids), skip_special_tokens=True)

@@ -188,7 +188,7 @@ def ask(loaded, shown, turns, args, printer=None):
     """-> the ids of an answer. loaded: model, tokenizer and data config; turns:
     [(question, answer), ..], the last with the answer None."""
     model, tokenizer, config = loaded
-    if config.prefix_all and not STYLED.match(turns[-1][0]):
+    if config.prefix_all and len(turns) == 1 and not STYLED.match(turns[0][0]):
         warn("this model was trained on prompts that begin with a style, such as long_caption:, "
              "pointing:, count: or user_qa: (docs/training.md)")
     prompt = data.encode_prompt(shown.images, turns, tokenizer, config, shown.clip)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-VERSION = 2  # of the drawing; part of the sources' fingerprints
+VERSION = 3  # of the drawing; part of the sources' fingerprints
 
 SIZE = 100  # pixels: one crop of the toy's ViT, 10 x 10 patches of 10
 LATTICE = 5  # pixels: centres lie on its multiples, so that few words name all coordinates

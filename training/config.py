@@ -38,10 +38,11 @@ class RankError(RunError):
     """The run failed on one rank, which says so."""
 
 
-class Terminated(Exception):
-    """SIGTERM after a step whose checkpoint is written: ends the command with status 143."""
+class Terminated(BaseException):
+    """SIGTERM after a step whose checkpoint is written: ends the command with status 143. Like
+    KeyboardInterrupt it is no Exception, which would cost the record that is read just then."""
     def __str__(self):
-        return f"SIGTERM: ended after step {self.args[0]}; --resume continues from there"
+        return f"SIGTERM: ended after step {self.args[0]}"
 
 
 @dataclass(frozen=True)
@@ -277,9 +278,9 @@ def check(args, config):
          "--lora keeps the embedding as it is: leave out --freeze_embedding=false"),
         ((args.media or args.eval or args.skip_missing) and not args.data,
          "--media, --eval and --skip-missing only go with --data"),
-        ((args.resume and args.overwrite)
-         or (args.else_init and (args.init or not args.resume)),
-         "--resume goes without --overwrite, --else-init with --resume and without --init"),
+        (args.resume and args.overwrite, "--resume and --overwrite contradict one another"),
+        (args.else_init and (args.init or not args.resume),
+         "--else-init needs --resume, and takes the place of --init"),
         (args.tensorboard and not find_spec("tensorboard"),
          "--tensorboard needs an extra package: pip install -r requirements-extras.txt"),
     ):

@@ -27,7 +27,6 @@ import packing
 import parallel
 from records.errors import DataError, Unreadable
 from records.mixture import Mixture
-from text.tokenizer import Unencodable
 from training.config import Config, RankError
 from training.planner import BadRecords, add_counts
 
@@ -80,7 +79,7 @@ class Decoder:
                 if size == planned:
                     return example
                 reason = f"size differs: {size} tokens and crops, {planned} planned"
-            except (Unreadable, Unencodable) as e:
+            except Unreadable as e:
                 reason = str(e)
         example = data.placeholder(record["id"], *planned, config.data, reason)
         return data.select_crops(example, shard)

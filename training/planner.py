@@ -20,7 +20,6 @@ import data
 import packing
 from packing import Item
 from records.errors import DataError, Unreadable, warn
-from text.tokenizer import Unencodable
 from training.sources import list_changes
 
 MANY = 100  # bad records of a source that can end a run
@@ -102,7 +101,7 @@ def measure(mixture, tokenizer, config, index):
     try:
         record = source[i]
         size = data.size(record, tokenizer, config.data, config.seed, epoch)
-    except (Unreadable, Unencodable) as e:
+    except Unreadable as e:
         return Measured(source.where(i), str(e))
     return Measured(record["where"], skip_reason(record, size, config), record["id"], size)
 

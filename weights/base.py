@@ -105,6 +105,8 @@ def llm_config(llm, vision):
     """config.json of a base language model, VisionConfig of SigLIP -> ModelConfig."""
     require(llm, model_type=tuple(FAMILIES), hidden_act="silu", attention_bias=False,
             mlp_bias=False, use_sliding_window=False)
+    if not isinstance(llm["rms_norm_eps"], float):
+        raise ValueError(f"rms_norm_eps is {llm['rms_norm_eps']}")
     layers = None
     if llm["model_type"] == "olmo3":
         # It has a sliding window on all layers but every fourth. Molmo2 has none, and

@@ -73,7 +73,7 @@ MISTAKES = [                         # a line, words of the message
     (image(), "'annotations' is empty"),
     (image({"type": "captoin", "text": "x"}), "did you mean 'caption'"),
     (image({"type": "caption"}), "annotations[0]: the field 'text' is missing"),
-    (image({"type": "caption", "caption": "x"}), "unknown field 'caption', and 'text' is missing"),
+    (image({"type": "caption", "caption": "x"}), "unknown field 'caption'; 'text' is missing"),
     (image({"type": "box", "label": "cat", "boxes": [[1, 2, 3, 4]]}), 'write {"box": [..]}'),
     (image({**CAPTION, "text": " \n"}), "'text' must be a text that is not blank"),
     (image(CAPTION, meta=[]), "'meta' must be an object"),

@@ -128,8 +128,8 @@ MISTAKES = [
     (["--lora", "2", "--lora.layers=k,x"], "--lora.layers of q, k, v"),
     (["--lora", "2", "--freeze_embedding=false"], "--lora keeps the embedding as it is"),
     (["--data.separator=x"], "--data.separator: invalid choice: 'x'"),
-    (["--resume", "--overwrite"], "--resume goes without --overwrite"),
-    (["--else-init", "x"], "--else-init with --resume and without --init"),
+    (["--resume", "--overwrite"], "--resume and --overwrite contradict one another"),
+    (["--else-init", "x"], "--else-init needs --resume"),
     (["--eval", "x"], "--eval and --skip-missing only go with --data"),
 ]
 

@@ -22,6 +22,19 @@ def test_of_a_step_that_is_logged_twice_the_later_line_counts(tmp_path):
     assert read_steps(read_log(tmp_path / "log.jsonl")) == [steps[0], steps[2]]
 
 
+def test_a_step_of_small_weights_learns_as_any_other(tmp_path):
+    found = []
+    for weight in (1, 1e-9):
+        path = tmp_path / f"{weight}.jsonl"
+        path.write_text(json.dumps({"id": "0", "weight": weight, "annotations": [
+            {"type": "text", "weight": weight, "text": "as any other"}]}))
+        assert run(tmp_path / str(weight), *SMALL, "--data", str(path), "--steps", "2") == 0
+        found.append(logged(tmp_path / str(weight)))
+    for step in (1, 2):
+        for key in ("loss", "grad_norm"):
+            assert found[1][step][key] == pytest.approx(found[0][step][key], rel=1e-4), key
+
+
 def test_tensorboard_has_the_numbers_of_the_log_by_their_path():
     found = {}
     board = SimpleNamespace(add_scalar=lambda name, *numbers: found.update({name: numbers}))
@@ -42,7 +55,8 @@ ENDS = [
     (UserError("a mistake"), 2, "a mistake"),
     (DataError("r.jsonl:1: no record"), 2, "r.jsonl:1: no record"),
     (OSError(28, "No space left on device"), 1, "[Errno 28] No space left on device"),
-    (config.Terminated(3), 143, "SIGTERM: ended after step 3; --resume continues from there"),
+    (config.Terminated(3), 143,
+     "SIGTERM: ended after step 3; continue with: python train.py --init 'a b' --resume"),
     (KeyboardInterrupt(), 130,
      "interrupted; continue with: python train.py --init 'a b' --resume"),
     (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), 1,

@@ -15,6 +15,7 @@ import data
 import model
 import train
 from evaluation import report
+from records import media
 from tests.training.runs import (
     RECIPE,
     SMALL,
@@ -270,21 +271,30 @@ def terminate(*_):
     return {}
 
 
+def terminate_in_an_image(*_):
+    """Every Exception in the block is a damaged image."""
+    with media.open_image(Path(__file__).parents[1] / "media" / "coins.png"):
+        return terminate()
+
+
 @pytest.mark.parametrize(("when", "save_every"), [
-    ("in an evaluation", 6), ("in the last step", 6), ("in the last step", 0)])
+    ("in an evaluation", 6), ("in an image of an evaluation", 6), ("in the last step", 6),
+    ("in the last step", 0)])
 def test_sigterm_beside_the_steps_ends_the_run_where_nothing_is_lost(
         whole, records, tmp_path, monkeypatch, when, save_every):
     flags = [*RECIPE, *records, "--save-every", str(save_every)]
     log_step = RunLog.step
-    if when == "in an evaluation":
-        monkeypatch.setattr(report, "scores_of_run", terminate)
+    in_evaluation = "evaluation" in when
+    if in_evaluation:
+        stop = terminate_in_an_image if "image" in when else terminate
+        monkeypatch.setattr(report, "scores_of_run", stop)
         flags += ["--eval-every", "4"]
     else:
         monkeypatch.setattr(RunLog, "step", lambda log, line, masked: (
             log_step(log, line, masked), line["step"] == 6 and terminate()))
     out = tmp_path / "out"
     assert run(out, *flags) == (143 if save_every else 0)
-    step = 4 if when == "in an evaluation" else 6
+    step = 4 if in_evaluation else 6
     assert checkpoint.list_steps(out) == [step] * (save_every > 0)
     assert (out / "model").exists() == (not save_every)
     monkeypatch.undo()

@@ -10,6 +10,7 @@ import torch
 import data
 import packing
 import vision
+from records.errors import Unreadable
 from records.mixture import Mixture
 from records.reader import Records
 from tests.training.stream import CONFIG
@@ -178,7 +179,7 @@ MISTAKES = {
     "NaFlex": (siglip(num_patches=256), "num_patches = 256"),
     "another patch": (siglip(patch_size=7, image_size=63), "vision.vit.patch.weight has shape"),
     "a sliding window": (llm(use_sliding_window=True), "use_sliding_window = True is not supp"),
-    "no epsilon": (llm(rms_norm_eps=None), "must be a string or a real number, not 'NoneType'"),
+    "no epsilon": (llm(rms_norm_eps=None), "rms_norm_eps is None"),
     "another model": (llm(model_type="gemma"), "model_type = 'gemma' is not supported"),
     "a layer less": (llm(num_hidden_layers=3), "11 tensors are missing or unknown"),
     "too few ids": (llm(vocab_size=500), "<im_start> is id 600 of the tokenizer"),
@@ -234,3 +235,5 @@ def test_a_text_on_which_the_tokenizer_panics_costs_its_record(tokenizer, tmp_pa
     mixture = Mixture([Records(tmp_path / "mine.jsonl")], [1], 0)
     found = measure(mixture, load_tokenizer(tmp_path, V), CONFIG, 0)
     assert found.reason.startswith("wrong text: ")
+    with pytest.raises(Unreadable, match="wrong text"):
+        data.encode_prompt([], [("a" * 40, None)], load_tokenizer(tmp_path, V), DATA_CONFIG)
