@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 import parallel
-from evaluation import report
+from evaluation import evaluate, report
 from records.reader import Records
 from tests.evaluation.small_model import DATA, MEDIA, TOKENIZER
 
@@ -191,8 +191,9 @@ TOY_SCORES = {"point_f1": 0.9, "point_recall": 0.8, "unseen": {"caption_exact": 
     ({}, None, {}, ["After 1,600 steps the loss is not in the log; no answer was scored (--eval"],
      4),
 ])
-def test_the_end_says_what_was_learned_and_how_to_ask(capsys, eval_records, loss, scores,
-                                                      sentences, n_lines):
+def test_the_end_says_what_was_learned_and_how_to_ask(capsys, tmp_path, monkeypatch, eval_records,
+                                                      loss, scores, sentences, n_lines):
+    monkeypatch.chdir(tmp_path)
     run = run_of(1, eval_records)
     run.out = Path("runs/x")
     run.config.steps = 1600
@@ -205,3 +206,17 @@ def test_the_end_says_what_was_learned_and_how_to_ask(capsys, eval_records, loss
     assert len(text) + 1 == n_lines
     assert json.loads(last) == {
         "out": "runs/x", "steps": 1600, "loss": loss, "seconds": 65.0, "eval": scores}
+    assert "answers: " not in "\n".join(text)            # a folder that is not there is not named
+    (run.out / "samples").mkdir(parents=True)
+    (run.out / "samples" / "image.png").touch()
+    report.print_end(run, loss, scores, 65.04)
+    assert "answers: runs/x/samples" in capsys.readouterr().out
+
+
+def test_an_own_type_without_a_score_is_no_question_to_try(monkeypatch):
+    run = run_of(1, {})
+    run.loader = SimpleNamespace(
+        mixture=SimpleNamespace(sources=[Records(MEDIA / "records.jsonl", MEDIA)]))
+    for module in (report, evaluate):
+        monkeypatch.setattr(module, "TYPES", ())
+    assert report.first_question(run) == 'IMAGE --prompt "long_caption:"'

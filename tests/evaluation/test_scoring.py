@@ -42,6 +42,12 @@ def test_true_answers_score_one_on_images_and_videos():
     assert track["true"][1] == [1.0, 1, pytest.approx(0.39 * 1280), pytest.approx(0.44 * 720)]
 
 
+def test_a_type_without_a_score_is_noticed(monkeypatch):
+    monkeypatch.setattr(evaluation, "TYPES", ("qa",))
+    with pytest.raises(AssertionError, match="no score for a "):
+        evaluate_answers(all_records(), true_answer)
+
+
 @pytest.mark.parametrize(("turn", "style", "text", "scores"), [
     ({"answer": "12"}, "chart_qa", "12.5", {"qa_accuracy": 0, "relaxed_accuracy": 1}),
     ({"answers": ["hello", "hallo"]}, "doc_qa", "hxllo", {"qa_accuracy": 0, "anls": 0.8}),

@@ -220,6 +220,13 @@ def test_a_conversation_is_held_over_standard_input(call, fake, monkeypatch):
     assert np.array_equal(first.images, second.images)
 
 
+def test_the_first_question_of_a_conversation_alone_needs_a_style(fake, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.StringIO("long_caption:\nWhy?\n\n"))
+    generate.main(["--model", "toy", "--chat"])
+    assert len(fake.prompts) == 2
+    assert "style" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("prompt", "warned"), [
     ("Where are the shapes?", True), ("long_caption 65:", False), ("pointing: any shape", False)])
 def test_a_prompt_without_a_style_is_noted_where_the_model_knows_none(fake, capsys, prompt, warned):
