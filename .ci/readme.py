@@ -63,7 +63,7 @@ def check_scores(last_line):
     result = json.loads(last_line)
     below = {name: result["eval"][name] for name in AIMS if result["eval"][name] < AIMS[name]}
     assert not below, f"below the aims {AIMS}: {below}"
-    print(f"the aims {AIMS} are reached after {result['seconds']} s")
+    print(f"{AIMS} are reached after {result['seconds']} s")
 
 
 def check_stderr(path):
