@@ -72,10 +72,14 @@ def allowed_pairs(visible_until, bidir):
     return int(causal.sum() + (n * (n - 1) // 2).sum())
 
 
-def packed_mask(visible_until, bidir):
-    """The mask of packed rows in the fastest form: FlexAttention where it compiles, else chunks."""
-    flex = bidir.is_cuda and find_spec("triton") is not None  # Windows has no triton
-    return block_mask(visible_until, bidir) if flex else document_mask(visible_until, bidir)
+def packed_mask(visible_until, bidir, queries=None):
+    """The mask of packed rows in the fastest form: FlexAttention where it compiles, else chunks.
+    queries: (t,) int64, places of the only queries there are (parallel.gathered)."""
+    if bidir.is_cuda and find_spec("triton") is not None:  # Windows has no triton
+        return block_mask(visible_until, bidir, queries)
+    if queries is not None:
+        return allow(visible_until, bidir, queries)
+    return document_mask(visible_until, bidir)
 
 
 def attend(q, k, v, mask):
@@ -103,8 +107,9 @@ def attend(q, k, v, mask):
 # on a GPU: FlexAttention with lists of blocks
 
 
-def block_mask(visible_until, bidir, size=128):
+def block_mask(visible_until, bidir, queries=None, size=128):
     """(B,T) integers -> BlockMask: which size x size blocks are needed, which of them as a whole.
+    queries: (t,) ascending places of the queries; None: all T.
 
     Minima and maxima over a block's queries [q0,q1) and keys [k0,k1) decide, no pair is looked at:
 
@@ -112,36 +117,53 @@ def block_mask(visible_until, bidir, size=128):
         whole  = q0 >= k1 - 1 and q1 <= min(visible_until[k0:k1]), or both lie in one bidir group
 
     That is exact in the order of data.layout: an example, and each branch, lies together, and bidir
-    numbers rise along the row. A last block that reaches beyond T is never whole.
+    numbers rise along the row. A last block that reaches beyond its end is never whole.
     """
-    B, T = bidir.shape
-    n = -(-T // size)
-    until, group = (F.pad(f, (0, n * size - T)).view(B, n, size) for f in (visible_until, bidir))
-    start = torch.arange(n, device=bidir.device) * size
-    stop = (start + size).clamp(max=T)
-    q0, q1, k0, k1 = start[:, None], stop[:, None], start, stop
+    T = bidir.shape[1]
+    places = torch.arange(T, device=bidir.device)
+    queries = places if queries is None else queries
 
-    lowest = group.where(group != 0, T + 1).amin(2)  # of non-zero numbers; T + 1: none
-    highest = group.amax(2)
-    overlap = lowest[:, :, None] <= highest[:, None]
-    needed = (q1 > k0) & (q0 < until.amax(2)[:, None]) | overlap & overlap.mT
+    def blocks(field):  # (.., n) -> (.., blocks, size); the last value fills the last
+        n = field.shape[-1]
+        filled = torch.arange(-(-n // size) * size, device=bidir.device)
+        return field[..., filled.clamp(max=n - 1)].unflatten(-1, (-1, size))
 
-    single = highest.where(group.amin(2) == highest, 0)  # the number that all tokens share; 0: none
-    same_group = (single[:, :, None] == single[:, None]) & (single[:, None] != 0)
+    def group_range(group):  # lowest number but 0 (T + 1: none), highest, the one of all
+        lowest = group.where(group != 0, T + 1).amin(2)
+        highest = group.amax(2)
+        return lowest, highest, highest.where(group.amin(2) == highest, 0)
+
+    def is_full(n):  # of each block of n places
+        return torch.arange(size, n + size, size, device=bidir.device) <= n
+
+    place = blocks(queries)
+    key = blocks(places)
+    q0, q1, k0, k1 = place[:, :1], place[:, -1:] + 1, key[:, 0], key[:, -1] + 1
+    until = blocks(visible_until)
+    group_k = blocks(bidir)
+    group_q = blocks(bidir[:, queries])
+    lowest_q, highest_q, single_q = (x[:, :, None] for x in group_range(group_q))
+    lowest_k, highest_k, single_k = (x[:, None] for x in group_range(group_k))
+    overlap = (lowest_q <= highest_k) & (lowest_k <= highest_q)
+    needed = (q1 > k0) & (q0 < until.amax(2)[:, None]) | overlap
+
+    same_group = (single_q == single_k) & (single_k != 0)
     whole = (q0 >= k1 - 1) & (q1 <= until.amin(2)[:, None]) | same_group
-    whole &= (q0 + size <= T) & (k0 + size <= T)
+    whole &= is_full(len(queries))[:, None] & is_full(T)
 
-    until, group = until.flatten(1), group.flatten(1)
+    place = place.flatten()
+    until, group_k, group_q = (x.flatten(1) for x in (until, group_k, group_q))
 
     def allowed(b, h, q, k):
-        return rule(q, k, until[b, k], group[b, q], group[b, k])
+        return rule(place[q], k, until[b, k], group_q[b, q], group_k[b, k])
 
     lists = [*block_list(needed & ~whole), *block_list(whole)]
-    return BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=size, mask_mod=allowed, seq_lengths=(T, T))
+    return BlockMask.from_kv_blocks(
+        *lists, BLOCK_SIZE=size, mask_mod=allowed, seq_lengths=(len(queries), T))
 
 
 def block_list(blocks):
-    """(B,n,n) bool -> how many in each row of blocks, (B,1,n); their numbers first, (B,1,n,n)."""
+    """(B,m,n) bool -> how many in each row of blocks, (B,1,m); their numbers first, (B,1,m,n)."""
     numbers = blocks.int().argsort(dim=-1, descending=True, stable=True)
     return blocks.sum(-1, dtype=torch.int32)[:, None], numbers.int()[:, None]
 

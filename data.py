@@ -17,18 +17,18 @@ Files are read by records/ (map: records/__init__.py), text is made by text/ (te
 """
 
 import math
-from contextlib import contextmanager
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 
 from records import visual
-from records.errors import Unreadable
+from records.errors import Unreadable, encodable
 from records.mixture import rng_for
 from records.visual import MediaInfo, crops_per_image, read_headers
 from text.prompts import turns_of
-from text.tokenizer import Unencodable, chat
+from text.tokenizer import chat
 from text.visual_tokens import images_tokens, video_tokens
 from vision import RELEASED, VisionConfig
 
@@ -80,6 +80,7 @@ class Branch:
     kind: str = "qa"                 # the annotation's type
     weight: float = 1.0              # the record's weight times the annotation's
     of_video: bool = False
+    pair: str = ""                   # its name, for the two answers of a preference
 
 
 @dataclass
@@ -98,6 +99,7 @@ class Example:
     images: np.ndarray = None        # (n,P,F) uint8; with a CropShard: only the crops of its rank
     image_id: np.ndarray = None      # (n,) int32, the image or frame that each crop belongs to
     cp_rank: np.ndarray = None       # (n,) int32, with a CropShard: the rank that has each crop
+    pairs: dict = field(default_factory=dict)  # {name: (weight, places of both answers)}
     pool_src: np.ndarray = field(default_factory=lambda: np.zeros((0, 4), np.int64))
     pool_dst: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     source: str = ""                 # the name of its reader
@@ -115,6 +117,8 @@ def token_weight(branch, n_loss, n_branches, config):
         return branch.weight * config.point_weight
     if branch.kind == "caption" and branch.of_video:
         return branch.weight * config.video_caption_weight
+    if branch.kind == "preference":  # the tokens of a pair, with both EOS, share its weight
+        return branch.weight / 2 / (n_loss + 1)
     assert branch.kind in ("caption", "qa", "text"), f"no rule for the weight of a {branch.kind}"
     weight = branch.weight
     if config.sqrt_length:
@@ -135,7 +139,7 @@ def layout(trunk, is_visual, branches, config, max_tokens=math.inf):
         bidir          0 1 1 1 | 0 0 0 0 | 0 0 0
 
     Branches that do not fit max_tokens are dropped: the first that does not, with all after it; but
-    one too long by itself, before any was kept, is dropped alone.
+    one too long by itself, before any was kept, is dropped alone. Of a pair, both go.
     """
     kept, dropped_tokens, full = [], 0, False
     room = max_tokens - len(trunk)
@@ -147,6 +151,9 @@ def layout(trunk, is_visual, branches, config, max_tokens=math.inf):
         else:
             kept.append(branch)
             room -= n
+    halves = Counter(branch.pair for branch in kept if branch.pair)
+    kept = [branch for branch in kept if halves[branch.pair] in (0, 2)]
+    pairs = {branch.pair: (branch.weight, []) for branch in kept if branch.pair}
     is_tree = len(kept) > 1
     tokens, targets, pos = list(trunk), list(trunk[1:]), list(range(len(trunk)))
     weights, until = [0.0] * len(trunk), [0] * len(trunk)
@@ -164,6 +171,8 @@ def layout(trunk, is_visual, branches, config, max_tokens=math.inf):
         weights += [weight * factor for factor in factors[1:]]
         pos += range(len(trunk), len(trunk) + len(ids) - 1)
         until += [len(tokens)] * (len(ids) - 1)
+        if branch.pair:  # its answer, with EOS
+            pairs[branch.pair][1].append(slice(len(tokens) - n_loss - 1, len(tokens)))
     targets += [0] * (len(tokens) - len(targets))  # no branch was kept
     until[: len(trunk)] = [len(tokens)] * len(trunk)
     bidir = np.zeros(len(tokens), np.int32)
@@ -171,7 +180,7 @@ def layout(trunk, is_visual, branches, config, max_tokens=math.inf):
     return Example(
         np.array(tokens), np.array(targets), np.array(weights, np.float32), np.array(pos),
         np.array(until, np.int32), bidir, n_branches=max(len(kept), 1),
-        dropped_branches=len(branches) - len(kept), dropped_tokens=dropped_tokens)
+        dropped_branches=len(branches) - len(kept), dropped_tokens=dropped_tokens, pairs=pairs)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -208,15 +217,6 @@ def select_crops(example, shard):
 # record -> Example
 
 
-@contextmanager
-def encodable():
-    """A text that cannot be encoded costs its record."""
-    try:
-        yield
-    except Unencodable as e:
-        raise Unreadable("wrong text", str(e)) from None
-
-
 @encodable()
 def build_tree(record, info, tokenizer, config, seed, epoch):
     """Everything of an example but its pixels -> Example."""
@@ -236,8 +236,9 @@ def build_tree(record, info, tokenizer, config, seed, epoch):
             n_over_max_points += 1
             continue
         weight = record.get("weight", 1.0) * a.get("weight", 1.0)
-        segments = segments_of(a, record, info, tokenizer, config, rng)
-        branches.append(Branch(segments, a["type"], weight, of_video))
+        pair = f"{record['where']}/{i}" if a["type"] == "preference" else ""
+        for segments in segments_of(a, record, info, tokenizer, config, rng):
+            branches.append(Branch(segments, a["type"], weight, of_video, pair))
     trunk, is_visual = [tokenizer.bos, *ids], [False, *is_visual]
     example = layout(trunk, is_visual, branches, config, config.max_tokens)
     example.id = record["id"]
@@ -246,13 +247,16 @@ def build_tree(record, info, tokenizer, config, seed, epoch):
 
 
 def segments_of(a, record, info, tokenizer, config, rng):
-    """An annotation as [(ids, factor of the weight), ..], in the words that rng draws."""
+    """An annotation -> segments [(ids, factor of the weight), ..] of each of its branches: two for
+    a preference, else one."""
     if a["type"] == "text" and "prompt" not in a:  # outside of any chat
-        return [(tokenizer.encode(a["text"]) + [tokenizer.eos], 1)]
+        return [[(tokenizer.encode(a["text"]) + [tokenizer.eos], 1)]]
     turns = turns_of(a, record, info.sizes, config, rng, info.times)
+    if a["type"] == "preference":
+        return [chat([turn], tokenizer) for turn in turns]
     weights = [turn.get("weight", 1) for turn in a.get("turns", ())] or [1] * len(turns)
     segments = chat(turns, tokenizer)  # question, answer, question ..
-    return [(ids, learn * weights[k // 2]) for k, (ids, learn) in enumerate(segments)]
+    return [[(ids, learn * weights[k // 2]) for k, (ids, learn) in enumerate(segments)]]
 
 
 def size(record, tokenizer, config, seed, epoch):

@@ -211,7 +211,7 @@ class Molmo2(nn.Module):
         return self.nll(self.hidden(batch), batch.targets, batch.labelled)
 
     def hidden(self, batch):  # -> (B,T,C)
-        mask = attention.packed_mask(batch.visible_until, batch.bidir)
+        mask = attention.packed_mask(batch.visible_until, batch.bidir, batch.queries)
         rates = (self.residual_dropout, self.response_dropout) if self.training else (0, 0)
         drop = dropout(*rates, batch.weights > 0)
         return self.transformer(self.embed(batch), batch.pos, mask, drop=drop)

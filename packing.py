@@ -29,13 +29,17 @@ class Batch:
     visible_until: torch.Tensor      # (B,T) int32, as is bidir: the mask (attention.py)
     bidir: torch.Tensor
     example: torch.Tensor            # (B,T) int32, whose token it is; the last number is padding
+    answer: torch.Tensor             # (B,T) int32, 2k + 1, 2k + 2: answers of pair k; 0: none
     images: torch.Tensor             # (N,P,F) uint8, crops, one at least; blank ones come last
     pool_src: torch.Tensor           # (M,K) int64, flat patch ids n*P+p of a visual token; -1: none
     pool_dst: torch.Tensor           # (M,) int64, flat token index b*T+t that receives it
     ids: list                        # of str, record ids
+    pairs: list                      # of str, names of preference pairs
+    pair_weights: list
     # under context parallelism (parallel.py)
     cp_rank: torch.Tensor = None     # (n,) int32, rank of each crop; `images` has this rank's
     dispatch: tuple = None           # (sent, received): pooled tokens to and from each rank
+    queries: torch.Tensor = None     # (t,) int64, places that attend here; None: all
     # (L,) int64, flat indices of tokens with loss, found here so that no GPU is waited for
     labelled: torch.Tensor = field(init=False)
 
@@ -250,6 +254,8 @@ def collate(rows, max_tokens, vision_config, crop_bucket=1, share_images=False):
     until = np.full((B, T), T, np.int32)
     bidir = np.zeros((B, T), np.int32)
     example = np.full((B, T), n_examples, np.int32)
+    answer = np.zeros((B, T), np.int32)
+    pairs, pair_weights = [], []
     crops = Crops(vision_config.n_patch, share_images)
     number = 0
     for b, row in enumerate(rows):
@@ -263,14 +269,19 @@ def collate(rows, max_tokens, vision_config, crop_bucket=1, share_images=False):
             until[place] = start + x.visible_until
             bidir[place] = e * x.bidir  # unique in the row
             example[place] = number
+            for name, (weight, answers) in x.pairs.items():
+                for k, places in enumerate(answers, 1):
+                    answer[place][places] = 2 * len(pairs) + k
+                pairs.append(name)
+                pair_weights.append(weight)
             if x.images is not None:
                 crops.add(x, b * T + start)
             number += 1
             start = stop
-    fields |= {"visible_until": until, "bidir": bidir, "example": example}
+    fields |= {"visible_until": until, "bidir": bidir, "example": example, "answer": answer}
     fields |= crops.arrays(crop_bucket, vision_config.n_pixel)
     return Batch(**{name: torch.from_numpy(array) for name, array in fields.items()},
-                 ids=[x.id for row in rows for x in row])
+                 ids=[x.id for row in rows for x in row], pairs=pairs, pair_weights=pair_weights)
 
 
 class Crops:

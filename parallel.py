@@ -2,10 +2,11 @@
 
 in    a Molmo2; on each rank of a context-parallel group a Batch with the tokens of the whole row
       and the crops of this rank (data.CropShard)
-out   the model with Ulysses attention, shared vision, sharded weights; the rank's part of the Batch
+out   the model with attention and vision over ranks, sharded weights; the rank's part of the Batch
 
 A world of dp x cp ranks: the cp ranks of a group hold the same rows, cut along the tokens; dp
-groups hold different rows.
+groups hold different rows. For attention, ranks exchange heads for tokens (Ulysses), or gather keys
+and values, or both: neighbours exchange heads, and their groups gather.
 
     rank      0           1           2           3           cp = 4, a row of 16 tokens, 8 heads
     tokens    0..3        4..7        8..11       12..15      everywhere but inside attention:
@@ -14,14 +15,16 @@ groups hold different rows.
     tokens    0..15       0..15       0..15       0..15       inside attention: each head with all
     heads     0 1         2 3         4 5         6 7         tokens, the plain attend and mask
 
+              ------------- or: all-gather of k, v -------------
+    queries   0 1 8 9     2 3 10 11   4 5 12 13   6 7 14 15   all heads; blocks of tokens are dealt
+    keys      0..15       0..15       0..15       0..15       like cards; these rows of the mask
+
 vision.py and attention.py do not know of it; model.py has two hooks, `attend` and `route`, which
 `parallelize` replaces. Losses are sums, divided by the weight of the whole step.
 """
 
 import dataclasses
-import os
-from dataclasses import dataclass
-from datetime import timedelta
+import math
 
 import numpy as np
 import torch
@@ -31,59 +34,15 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from model import Block
 
-# --------------------------------------------------------------------------------------------------
-# ranks
 
-
-@dataclass
-class Ranks:
-    """This process among those that train the model; alone, it is the first of one."""
-    rank: int = 0
-    world: int = 1
-    mesh: object = None
-    dp: int = 1
-    dp_rank: int = 0
-    cp: int = 1
-    cp_rank: int = 0
-    long_waits: object = None  # a gloo group with a long timeout: ranks evaluate for hours
-
-    @property
-    def first(self):
-        return self.rank == 0
-
-    def barrier(self):
-        """Waits, for any time, until all ranks are here."""
-        if self.long_waits:
-            dist.barrier(self.long_waits)
-
-
-def join(cp, device):
-    """Under torchrun: the process group and the mesh -> Ranks.
-
-    A rank that does not answer an exchange for ten minutes ends the run (stages/cluster.sh switches
-    on torch's flight recorder, which names the exchange). Numbers that steer the run travel over
-    gloo, for which no GPU waits.
-    """
-    world = int(os.environ.get("WORLD_SIZE", 1))
-    if world == 1:
-        return Ranks()
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(minutes=10))
-    mesh = make_mesh(cp, device.type)
-    long_waits = dist.new_group(backend="gloo", timeout=timedelta(days=7))
-    return Ranks(dist.get_rank(), world, mesh, world // cp, mesh["dp"].get_local_rank(),
-                 cp, mesh["cp"].get_local_rank(), long_waits)
-
-
-def is_first_process():
-    """Is this the first process of a launch, whether or not it has joined the others?"""
-    return int(os.environ.get("RANK", 0)) == 0
-
-
-def make_mesh(cp, device="cpu"):
-    """The ranks of this world as (dp, cp), cp varying fastest: neighbours are a group."""
-    shape = (dist.get_world_size() // cp, cp)
-    return init_device_mesh(device, shape, mesh_dim_names=("dp", "cp"))
+def make_mesh(cp, device="cpu", cp_heads=0):
+    """The ranks of this world as (dp, gather, heads), the last varying fastest. cp_heads neighbours
+    (0: all cp) exchange heads; (gather, heads) together are "cp", which share a row."""
+    cp_heads = cp_heads or cp
+    shape = (dist.get_world_size() // cp, cp // cp_heads, cp_heads)
+    mesh = init_device_mesh(device, shape, mesh_dim_names=("dp", "gather", "heads"))
+    mesh["gather", "heads"]._flatten("cp")
+    return mesh
 
 
 # --------------------------------------------------------------------------------------------------
@@ -133,6 +92,51 @@ def ulysses(attend, group):
 
 
 # --------------------------------------------------------------------------------------------------
+# gather keys and values: any number of ranks (Llama 3, arXiv 2407.21783)
+
+
+class Gather(torch.autograd.Function):
+    """x of each of n ranks -> (n,*x.shape) of all. The gradient of what a rank gave is the sum of
+    what all send back."""
+
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        n = dist.get_world_size(group)
+        out = x.new_empty(n * len(x), *x.shape[1:])
+        dist.all_gather_into_tensor(out, x.contiguous(), group=group)
+        return out.unflatten(0, (n, -1))
+
+    @staticmethod
+    def backward(ctx, grad):
+        own = grad.new_empty(grad.shape[1:])
+        dist.reduce_scatter_tensor(own, grad.flatten(0, 1).contiguous(), group=ctx.group)
+        return own, None
+
+
+def deal(T, n):
+    """The places of a row -> (n,T/n) int64, those of each of n groups. Blocks of 128 are dealt like
+    cards, so that each group has early queries, which see few keys, and late ones."""
+    block = math.gcd(T // n, 128)
+    return torch.arange(T).view(-1, n, block).transpose(0, 1).reshape(n, -1)
+
+
+def gathered(attend, group):
+    """attend on whole rows -> the same for the queries that `deal` gives to a rank (B,T/n,H,D),
+    with all keys and values. mask: of these queries only."""
+    n = dist.get_world_size(group)
+
+    def exchanged(q, k, v, mask):
+        B, t, G, D = k.shape
+        received = Gather.apply(torch.cat([k, v], 2), group)  # (n,B,t,2G,D)
+        blocks = received.view(n, B, -1, math.gcd(t, 128), 2 * G, D)
+        row = blocks.permute(1, 2, 0, 3, 4, 5).reshape(B, n * t, 2 * G, D)
+        return attend(q, *row.chunk(2, 2), mask)
+
+    return exchanged
+
+
+# --------------------------------------------------------------------------------------------------
 # vision shared over ranks: each pools its own crops, and sends tokens to where they are needed
 
 
@@ -163,7 +167,7 @@ def dispatch_route(group):
     return route
 
 
-def cut_for_rank(batch, rank, cp):
+def cut_for_rank(batch, rank, cp, cp_heads=0):
     """The Batch of a row, with the crops of one rank -> what this rank of the group works on.
 
     Tokens are cut, the mask's integers stay whole, windows are those of its own crops. A rank
@@ -174,11 +178,16 @@ def cut_for_rank(batch, rank, cp):
     T = batch.tokens.shape[1]
     assert T % cp == 0, f"{T} tokens do not go evenly to {cp} ranks"
     t, P = T // cp, batch.images.shape[1]
+    cp_heads = cp_heads or cp
+    dealt = deal(T, cp // cp_heads)
+    places = dealt.view(cp, t)  # of each rank: neighbours cut what their group has
+    place_of = places.flatten().argsort().numpy()  # of a token: rank * t + its place there
     rank_of_crop = np.append(batch.cp_rank.numpy(), -1)  # the last: no crop
     source = batch.pool_src.numpy()
     empty = (source < 0).all(1)
     pooled_by = rank_of_crop[np.where(empty, -1, source.max(1) // P)]  # of each visual token
     row, place = np.divmod(batch.pool_dst.numpy(), T)
+    place = place_of[place]
     needed_by = np.where(empty, -1, place // t)
     tokens_of = [[np.flatnonzero((pooled_by == a) & (needed_by == b)) for b in range(cp)]
                  for a in range(cp)]  # [from][to]
@@ -194,12 +203,12 @@ def cut_for_rank(batch, rank, cp):
     source = np.where(source >= 0, number[source // P] * P + source % P, -1)
     if not len(own):
         source = np.full((1, source.shape[1]), -1)
-    cut = slice(rank * t, (rank + 1) * t)
-    fields = {name: getattr(batch, name)[:, cut].contiguous()
-              for name in ("tokens", "targets", "weights", "pos", "example")}
+    fields = {name: getattr(batch, name)[:, places[rank]]
+              for name in ("tokens", "targets", "weights", "pos", "example", "answer")}
     return dataclasses.replace(
         batch, **fields, pool_src=torch.from_numpy(source), dispatch=dispatch,
-        pool_dst=torch.from_numpy(row[arriving] * t + place[arriving] - rank * t))
+        pool_dst=torch.from_numpy(row[arriving] * t + place[arriving] - rank * t),
+        queries=dealt[rank // cp_heads] if cp > cp_heads else None)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -214,11 +223,7 @@ def parallelize(model, mesh, shard=0, dtype=torch.float32):
     blocks are gathered in dtype, in which autocast computes them. Gradients are sums, not means.
     """
     if mesh["cp"].size() > 1:
-        group = mesh["cp"].get_group()
-        if group is dist.group.WORLD:  # its NCCL stream would queue behind FSDP's gathers
-            group = dist.new_group()
-        model.attend = ulysses(model.attend, group)
-        model.route = dispatch_route(group)
+        share_rows(model, mesh)
     world = mesh.size()
     over = mesh._flatten("dp_cp")
     if shard not in (0, world):
@@ -239,6 +244,23 @@ def parallelize(model, mesh, shard=0, dtype=torch.float32):
     return model
 
 
+def share_rows(model, mesh):
+    """Attention and vision of a model whose ranks share rows."""
+    group = own_group(mesh["cp"])
+    model.route = dispatch_route(group)
+    exchanges = [name for name in ("gather", "heads") if mesh[name].size() > 1]
+    for name in exchanges:
+        wrap = {"gather": gathered, "heads": ulysses}[name]
+        model.attend = wrap(model.attend, group if len(exchanges) == 1 else own_group(mesh[name]))
+
+
+def own_group(mesh):
+    """The process group of a mesh, never that of the world, in whose NCCL stream exchanges would
+    queue behind FSDP's gathers."""
+    group = mesh.get_group()
+    return dist.new_group() if group is dist.group.WORLD else group
+
+
 def set_last_micro_batch(model, is_last):
     """To be called before each micro-batch; does nothing without FSDP. Only the last one of a step
     sums gradients over the groups that hold copies (HSDP) and frees what the model's own unit has
@@ -251,35 +273,3 @@ def set_last_micro_batch(model, is_last):
 def local(tensor):
     """This rank's shard of a parameter or gradient; of one that is not sharded, all of it."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
-
-
-# --------------------------------------------------------------------------------------------------
-# collectives for numbers and objects; one process gets its own back
-
-
-def all_reduce_sums(numbers):
-    """{name: number} of this rank -> {name: sum over all ranks}, each of the type it had."""
-    if not dist.is_initialized():
-        return dict(numbers)
-    values = torch.tensor([float(v) for v in numbers.values()], dtype=torch.float64)
-    dist.all_reduce(values)
-    sums = zip(numbers, values.tolist(), strict=True)
-    return {name: type(numbers[name])(value) for name, value in sums}
-
-
-def all_gather(value, group=None):
-    """An object of each rank, in their order, for all of them."""
-    if not dist.is_initialized():
-        return [value]
-    values = [None] * dist.get_world_size(group)
-    dist.all_gather_object(values, value, group)
-    return values
-
-
-def broadcast(value):
-    """The object of the first rank, for all of them."""
-    if not dist.is_initialized():
-        return value
-    values = [value]
-    dist.broadcast_object_list(values, src=0)
-    return values[0]

@@ -21,6 +21,7 @@ import os
 import signal
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -51,6 +52,8 @@ from training.log import (
     resume_command,
     stop_nonfinite,
 )
+from training.preferences import find_references, objective
+from training.ranks import all_reduce_sums
 from training.setup import dry_run_largest_batch, fill_weights, pretrain_vit, start_run
 from weights import files
 
@@ -115,7 +118,7 @@ def divide_and_clip(run, groups, weight):
         gradients[part] = [parallel.local(p.grad) for p in parameters if p.grad is not None]
         of_part = [torch.linalg.vector_norm(g, dtype=wide) for g in gradients[part]]
         squares[part] = sum(n * n for n in torch.stack(of_part).tolist()) if of_part else 0.0
-    for part, square in parallel.all_reduce_sums(squares).items():
+    for part, square in all_reduce_sums(squares).items():
         norms[part] = math.sqrt(square / copies) / weight
         if gradients[part]:
             clip = min(run.config.clip / (norms[part] + 1e-6), 1)
@@ -145,8 +148,8 @@ def train(run, model, groups, optimizer, log, eval_every=0):
         stats = StepStats(run.loader.sources, config.cp)
         for k, rows in enumerate(micro_batches, 1):
             parallel.set_last_micro_batch(model, k == n_micro_batches)
-            batch, nll = forward_backward(run, model, rows)
-            stats.add(rows, batch, nll)  # read at the end of the step: no wait here
+            # what it holds is read at the end of the step: no wait here
+            stats.add(rows, *forward_backward(run, model, rows))
         stats.all_reduce()
         norms = divide_and_clip(run, groups, stats.weight)
         if not all(map(math.isfinite, (stats.loss, *norms.values()))):
@@ -199,19 +202,24 @@ def batch_of(run, rows):
     """This rank's part of a micro-batch, on the CPU."""
     config = run.config
     batch = packing.collate(rows, config.data.max_tokens, config.data.vision, config.crop_bucket)
-    return parallel.cut_for_rank(batch, run.ranks.cp_rank, config.cp)
+    return parallel.cut_for_rank(batch, run.ranks.cp_rank, config.cp, config.cp_heads)
 
 
 def forward_backward(run, model, rows):
-    """Adds the gradients of a micro-batch to those there are -> its Batch, nll (B,T)."""
+    """Adds the gradients of a micro-batch to those there are -> its Batch, losses (B,T), margins of
+    its preference pairs."""
     config = run.config
     batch = batch_of(run, rows).to(run.device)
     # with activation checkpointing no cache of autocast: it would keep a bf16 copy of every weight
     with torch.autocast(run.device.type, run.dtype, enabled=run.dtype != torch.float32,
                         cache_enabled=not config.activation_checkpointing):
         nll, lse = model(batch)
-    (batch.weights * (nll + config.z_loss * lse**2)).sum().backward()
-    return batch, nll
+    total = (batch.weights * (nll + config.z_loss * lse**2)).sum()
+    losses, margins = nll, ()
+    if batch.pairs:  # of preferences
+        total, losses, margins = objective(run, batch, nll, lse)
+    total.backward()
+    return batch, losses, margins
 
 
 def dropout_seed(seed, step, rank):
@@ -263,6 +271,9 @@ def main(argv=None):
             if run.device.type == "cuda":
                 dry_run_largest_batch(run, groups, partial(forward_backward, run, model))
             fill_weights(run, args, model, optimizer)
+            if run.config.beta:
+                with report.whole_model(run, model) as whole:
+                    run = replace(run, references=find_references(run, whole))
             log = RunLog(run, head, args.tensorboard)
             train(run, model, groups, optimizer, log, args.eval_every)
             finish(run, model, log, began)

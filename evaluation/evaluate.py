@@ -24,7 +24,6 @@ from tqdm import tqdm
 
 import data
 import packing
-import parallel
 import vision
 from evaluation.generate import generate
 from evaluation.masks import find_misfit
@@ -34,6 +33,7 @@ from records.visual import VideoClip, read_headers
 from text.prompts import turns_of
 from text.styles import medium, style_of
 from text.tokenizer import ByteTokenizer
+from training.ranks import Ranks, all_gather
 
 TYPES = ("caption", "point", "count", "qa", "track")
 LOCATED = ("point", "track")  # scored by places, with masks or without
@@ -76,7 +76,7 @@ def questions_of(record, info, config, max_new=None, least=1):
     answer_limit but at least `least`."""
     questions = []
     for index, annotation in enumerate(record["annotations"]):
-        if annotation["type"] == "text":
+        if annotation["type"] in ("text", "preference"):
             continue  # nothing is asked
         assert annotation["type"] in TYPES, f"no score for a {annotation['type']}"
         limit = max_new or max(answer_limit(annotation, record), least)
@@ -181,7 +181,7 @@ def evaluate(model, tokenizer, config, records, masks_of=None, max_new=None, ran
     `ranks` answers its share of the records with a whole model; batches then differ, and by
     rounding an answer or two in 100.
     """
-    ranks = ranks or parallel.Ranks()
+    ranks = ranks or Ranks()
     records = list(records)
     mine = records[ranks.rank :: ranks.world]
     least = LEAST_BYTES if isinstance(tokenizer, ByteTokenizer) else 1
@@ -196,7 +196,7 @@ def evaluate(model, tokenizer, config, records, masks_of=None, max_new=None, ran
     losses = losses_of(model, tokenizer, config, mine, skipped) if with_nll else []
 
     ranks.barrier()  # for any time: ranks are done hours apart
-    found = parallel.all_gather((predictions, losses, list(skipped.items())))
+    found = all_gather((predictions, losses, list(skipped.items())))
     by_kind = zip(*found, strict=True)
     predictions, losses, skipped = (list(chain(*parts)) for parts in by_kind)
     predictions.sort(key=lambda p: (p["id"], p["annotation"]))
@@ -269,8 +269,9 @@ def losses_of(model, tokenizer, config, records, skipped):
             continue
         batch = packing.collate([[example]], len(example.tokens), config.vision)
         batch = batch.to(model.norm.weight.device)
-        loss = (batch.weights * model(batch)[0]).double().sum().item()
-        losses.append((record["source"].name, loss, batch.weights.double().sum().item()))
+        weights = batch.weights * (batch.answer == 0)  # without the answers of preferences
+        loss = (weights * model(batch)[0]).double().sum().item()
+        losses.append((record["source"].name, loss, weights.double().sum().item()))
     return losses
 
 

@@ -36,7 +36,7 @@ TABLES = {
     "image": {"path": "text!", **_FILE},
     "video": {
         "path": "text", "frames": "texts", "fps": "positive", "start": "from 0",
-        "end": "from 0", "duration": "positive", **_FILE},
+        "end": "from 0", "first": "from 0", "duration": "positive", **_FILE},
     "subtitle": {"start": "from 0!", "end": "from 0!", "text": "string!"},
     "caption": {
         **_COMMON, "text": "text!", "object": "text", "start": "from 0",
@@ -61,6 +61,8 @@ TABLES = {
         "t": "from 0!", "id": "object id!", "x": "number!", "y": "number!",
         "occluded": "bool"},
     "text": {**_COMMON, "prompt": "text", "text": "text!"},
+    "preference": {
+        **_COMMON, "question": "any!", "chosen": "text!", "rejected": "text!"},
 }
 HINTS = {  # for what stands in the place of an object
     "record": "; a file with an array of records ends in .json",
@@ -68,7 +70,7 @@ HINTS = {  # for what stands in the place of an object
     "video": '; frames are given as {"frames": [..], "fps": 2}',
 }
 WORDS = {
-    "type": ("caption", "qa", "point", "box", "count", "track", "text"),
+    "type": ("caption", "qa", "point", "box", "count", "track", "text", "preference"),
     "coords": ("unit", "percent", "pixel"),
     "box form": tuple(BOX_FORMS),
     "point mode": ("point", "point_count", "count_point"),
@@ -215,10 +217,12 @@ def check_annotation(annotation, record, place):
     check_kind("type", kind, "type", place)
     check_fields(annotation, kind, place)
     shown = medium(record)
-    require(kind in ("qa", "text") or shown != "text", place,
+    require(kind in ("qa", "text", "preference") or shown != "text", place,
             f"a {kind} needs an image or a video")
     if kind == "qa":
         check_qa(annotation, record, place)
+    elif kind == "preference":
+        check_question(annotation["question"], record, place)
     elif kind == "caption":
         check_caption(annotation, shown, place)
     elif kind == "track":

@@ -23,7 +23,7 @@ ROLES = {
 # Fields that are not read, but would change what is trained: refused, the first ones only
 # where the row has no image and no video.
 MEDIA = "(image|img|picture|photo|video|vid|frame|media|file)s?"
-UNSUPPORTED = "(audio|sound|speech|clip|pdf|depth|point_?cloud|tool|chosen|rejected)s?"
+UNSUPPORTED = "(audio|sound|speech|clip|pdf|depth|point_?cloud|tool)s?"
 SUFFIX = "(_?(path|file|url|name)s?)?"
 PLACEHOLDER = re.compile("(<image>|<video>)")
 # Qwen-VL: <ref>cup</ref><box>(12,40),(300,420)</box>; InternVL: <box>[[12, 40, 300, 420]]</box>
@@ -49,6 +49,7 @@ def convert(row, split_turns=False):
     """
     nothing = (None, "", [], [""], [None])
     row = {key: value for key, value in row.items() if value not in nothing}
+    row, rejected = split_preference(row)
     has_media = {"image", "images", "video", "videos"} & set(row)
     for key in row:
         require(not re.fullmatch(UNSUPPORTED + SUFFIX, key, re.I), "the row",
@@ -76,8 +77,31 @@ def convert(row, split_turns=False):
     kept = {key: row[key] for key in ("subtitles", "weight") if key in row}
     if "id" in row:
         kept["id"] = str(row["id"])
-    annotations = [{**qa, "turns": group} for group in groups]
-    return {**kept, **media, "annotations": annotations + boxes}
+    annotations = [{**qa, "turns": group} for group in groups] + boxes
+    if rejected:
+        require(len(pairs) == 1 and not boxes, "the row", "before 'chosen' stands one question")
+        require(not system, "the row", "a pair is read without a system text; take it out")
+        annotations = [{"type": "preference", "question": pairs[0]["question"],
+                        "chosen": pairs[0]["answer"], "rejected": rejected}]
+    return {**kept, **media, "annotations": annotations}
+
+
+def split_preference(row):
+    """A row with `chosen` and `rejected` -> the row with chosen as its last turn, the text
+    of rejected; another row -> itself and None."""
+    given = {"chosen", "rejected"} & set(row)
+    key = next((key for key in CHAT_KEYS if key in row), None)
+    if not given or not key:
+        return row, None
+    require(len(given) == 2, "the row", "'chosen' and 'rejected' go together")
+    texts = []
+    for side in ("chosen", "rejected"):
+        turn = row[side][-1] if isinstance(row[side], list) else row[side]
+        text = turn.get("value", turn.get("content")) if isinstance(turn, dict) else turn
+        require(isinstance(text, str) and text.strip(), side, "it has no text")
+        texts.append(text)
+    rest = {name: value for name, value in row.items() if name not in given}
+    return rest | {key: [*row[key], {"from": "gpt", "value": texts[0]}]}, texts[1]
 
 
 def read_chat(row):

@@ -2,9 +2,12 @@
 
 import os
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 from tqdm import tqdm
+
+from text.tokenizer import Unencodable
 
 
 class DataError(ValueError):
@@ -19,6 +22,15 @@ class Unreadable(Exception):
 
     def __str__(self):
         return ": ".join(self.args)
+
+
+@contextmanager
+def encodable():
+    """A text that cannot be encoded costs its record."""
+    try:
+        yield
+    except Unencodable as e:
+        raise Unreadable("wrong text", str(e)) from None
 
 
 def require_file(path):

@@ -79,17 +79,15 @@ def read_image(path):
 
 @dataclass(frozen=True)
 class FrameFolder:
-    """A video given as images: frame k appears at k / fps and stays for 1 / fps seconds."""
+    """A video given as images: frame k appears at first + k / fps seconds."""
     paths: list
     fps: float
-
-    @property
-    def duration(self):
-        return len(self.paths) / self.fps
+    duration: float  # seconds
+    first: float = 0.0
 
     @property
     def times(self):
-        return np.arange(len(self.paths)) / self.fps
+        return np.minimum(self.first + np.arange(len(self.paths)) / self.fps, self.duration)
 
 
 def frames(video, times):

@@ -52,6 +52,7 @@ class Mixture:
     def __init__(self, sources, rates, seed, block=1000):
         assert len(sources) == len(rates) > 0 and min(rates) > 0, rates
         self.sources = sources
+        self.rates = rates
         self.seed = seed
         self.block = block
         # the first source takes its share of everything, the next its share of the rest, ..

@@ -175,7 +175,8 @@ class Records:
         paths = self.paths_of(record)
         entry = record["video"]
         if isinstance(entry, dict) and "frames" in entry:
-            return media.FrameFolder(paths, entry["fps"])
+            duration = entry.get("duration", len(paths) / entry["fps"])
+            return media.FrameFolder(paths, entry["fps"], duration, entry.get("first", 0.0))
         return paths[0]
 
 

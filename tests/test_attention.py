@@ -94,6 +94,34 @@ def formula(q, k, v, allowed):
     return torch.einsum("bhts,bshd->bthd", score.softmax(-1), v)
 
 
+def merge(one, other):
+    """(out (B,T,H,D), lse (B,T,H)) of attention to two parts of the keys -> the same of all keys:
+    exercise 6 of docs/walk."""
+    (out, lse), (more, weighs) = one, other
+    total = torch.logaddexp(lse, weighs)
+    share = torch.exp(weighs - total).nan_to_num()[..., None]        # nan: no key in either
+    return out + share * (more - out), total
+
+
+def test_halves_of_the_keys_merge_into_attention_over_all():
+    """What a rank of a ring would do; some queries see no key of a half."""
+    rng = random.Random(0)
+    for _ in range(20):
+        _, _, allowed = pack(rng, 2, 40)
+        q, k, v = inputs(rng, 2, 40)
+        k, v = (x.repeat_interleave(2, dim=2) for x in (k, v))
+        parts = []
+        for part in torch.arange(40).chunk(2):
+            score = torch.einsum("bthd,bshd->bths", q, k[:, part]) / q.shape[-1] ** 0.5
+            score = score.masked_fill(~allowed[:, :, None, part], float("-inf"))
+            out = torch.einsum("bths,bshd->bthd", score.softmax(-1).nan_to_num(), v[:, part])
+            parts.append((out, score.logsumexp(-1)))
+        out, lse = merge(*parts)
+        torch.testing.assert_close(out, formula(q, k, v, allowed))
+        assert lse.isfinite().all()
+        torch.testing.assert_close(merge(parts[1], parts[0])[0], out)
+
+
 def with_gradients(out, given):
     return [out, *torch.autograd.grad((out.double() ** 2).sum(), given)]
 
@@ -331,27 +359,32 @@ def listed(number, index):
     return torch.zeros(index.shape, dtype=torch.bool).scatter(3, index.long(), first)[:, 0]
 
 
-@pytest.mark.parametrize(("T", "size"), [(40, 8), (43, 8), (37, 5), (6, 8)])
-def test_block_lists_equal_what_the_rule_allows_block_by_block(T, size):
-    """Lists for a query, which forward reads, and for a key, which backward reads."""
+@pytest.mark.parametrize(("T", "size", "every"), [
+    (40, 8, 1), (43, 8, 1), (37, 5, 1), (6, 8, 1), (40, 8, 2), (43, 8, 3)])
+def test_block_lists_equal_what_the_rule_allows_block_by_block(T, size, every):
+    """Lists for a query, which forward reads, and for a key, which backward reads. Every second or
+    third block of queries: what a rank of several has."""
     rng = random.Random(T)
     kinds = torch.zeros(3)
-    n = -(-T // size)
+    queries = torch.cat(torch.arange(T).split(size)[::every])
+    t = len(queries)
+    m, n = -(-t // size), -(-T // size)
     for _ in range(PACKS):
         until, bidir, allowed = pack(rng, 2, T)
-        mask = attention.block_mask(until, bidir, size)
-        padded = torch.zeros(2, n * size, n * size, dtype=torch.bool)
-        padded[:, :T, :T] = allowed
-        blocks = padded.unflatten(2, (n, size)).unflatten(1, (n, size))
-        some, every = blocks.any(4).any(2), blocks.all(4).all(2)
-        kinds += torch.tensor([(~some).sum(), (some & ~every).sum(), every.sum()])
-        assert torch.equal(listed(mask.kv_num_blocks, mask.kv_indices), some & ~every)
-        assert torch.equal(listed(mask.full_kv_num_blocks, mask.full_kv_indices), every)
-        assert torch.equal(listed(mask.q_num_blocks, mask.q_indices), (some & ~every).mT)
-        assert torch.equal(listed(mask.full_q_num_blocks, mask.full_q_indices), every.mT)
-        pairs = torch.arange(2)[:, None, None], 0, torch.arange(T)[:, None], torch.arange(T)
+        mask = attention.block_mask(until, bidir, None if every == 1 else queries, size)
+        allowed = allowed[:, queries]
+        padded = torch.zeros(2, m * size, n * size, dtype=torch.bool)
+        padded[:, :t, :T] = allowed
+        blocks = padded.unflatten(2, (n, size)).unflatten(1, (m, size))
+        some, whole = blocks.any(4).any(2), blocks.all(4).all(2)
+        kinds += torch.tensor([(~some).sum(), (some & ~whole).sum(), whole.sum()])
+        assert torch.equal(listed(mask.kv_num_blocks, mask.kv_indices), some & ~whole)
+        assert torch.equal(listed(mask.full_kv_num_blocks, mask.full_kv_indices), whole)
+        assert torch.equal(listed(mask.q_num_blocks, mask.q_indices), (some & ~whole).mT)
+        assert torch.equal(listed(mask.full_q_num_blocks, mask.full_q_indices), whole.mT)
+        pairs = torch.arange(2)[:, None, None], 0, torch.arange(t)[:, None], torch.arange(T)
         assert torch.equal(mask.mask_mod(*pairs), allowed)
-        assert mask.seq_lengths == (T, T)
+        assert mask.seq_lengths == (t, T)
     assert (kinds > 0).all() or T == 6       # six tokens lie in one block of eight, never whole
 
 
@@ -393,6 +426,7 @@ def test_packed_rows_go_to_flex_attention_where_it_can_be_compiled(monkeypatch):
     until = torch.full((1, 16), 16)
     row = until, torch.zeros_like(until)
     assert isinstance(attention.packed_mask(*row), attention.DocumentMask)
+    assert attention.packed_mask(*row, torch.tensor([1, 3])).shape == (1, 2, 16)
     row = [f.as_subclass(OnCuda) for f in row]
     monkeypatch.setattr(attention, "find_spec", lambda name: name)
     assert isinstance(attention.packed_mask(*row), attention.BlockMask)

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import attention
 import parallel
 from tests.ranks import run_ranks
 from tests.test_parallel import CONFIG, forward_backward, new_model, packs_of, shard_of_rank
@@ -95,3 +96,49 @@ def alone_in_a_row(rank, folder):
 @pytest.mark.slow
 def test_ulysses_has_a_communicator_of_its_own_where_all_ranks_share_a_row(tmp_path):
     run_ranks(alone_in_a_row, (str(tmp_path),), 2)
+
+
+H, G, D, T = 8, 4, 16, 256
+EXCHANGED = {  # neighbours that exchange heads -> numbers that a rank of four sends in a layer
+    4: 2 * (T // 4) * D * ((H + 2 * G) + H) * 3 // 4,
+    1: 2 * (T // 4) * D * 2 * G * 3,
+    2: 2 * (T // 4) * D * ((H + 2 * G) + H) // 2 + 2 * (T // 2) * D * 2 * (G // 2),
+}
+
+
+def count_sent(rank, folder):
+    """Leaves {neighbours that exchange heads: numbers sent, forward and backward} in the folder."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{folder}/rendezvous", rank=rank, world_size=4)
+    sent = Counter()
+
+    def counted(name, plain, part):
+        def call(out, given, *args, **options):
+            sent["all"] += int(given.numel() * part(dist.get_world_size(options["group"])))
+            return plain(out, given, *args, **options)
+        return call
+
+    for name, part in (("all_to_all_single", lambda n: (n - 1) / n),
+                       ("all_gather_into_tensor", lambda n: n - 1),
+                       ("reduce_scatter_tensor", lambda n: (n - 1) / n)):
+        setattr(dist, name, counted(name, getattr(dist, name), part))
+    found = {}
+    for cp_heads in EXCHANGED:
+        model = new_model()
+        parallel.share_rows(model, parallel.make_mesh(4, cp_heads=cp_heads))
+        q, k, v = (torch.randn(1, T // 4, heads, D, requires_grad=True) for heads in (H, G, G))
+        queries = parallel.deal(T, 4 // cp_heads)[rank // cp_heads]
+        mask = attention.allow(*(torch.full((1, T), n) for n in (T, 0)), queries)
+        sent.clear()
+        model.attend(q, k, v, mask).sum().backward()
+        found[cp_heads] = sent["all"]
+    if rank == 0:
+        torch.save(found, f"{folder}/sent.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_what_attention_sends_is_what_the_page_says(tmp_path):
+    """docs/cluster.md: heads, gather, both. Backward sends as much as forward."""
+    run_ranks(count_sent, (str(tmp_path),), 4)
+    assert torch.load(tmp_path / "sent.pt") == EXCHANGED

@@ -20,6 +20,7 @@ from records.visual import MediaInfo
 from tests.ranks import run_ranks
 from text.tokenizer import ByteTokenizer
 from text.visual_tokens import images_tokens, video_tokens
+from training.ranks import all_reduce_sums
 
 TOY = models.PRESETS["toy"]
 VISION = replace(TOY.vision, n_layer=3, feature_layers=(2, 1), neighbor_init=False)
@@ -105,18 +106,20 @@ def crops_of_rank(row, rank, cp):
             for k, x in enumerate(row)]
 
 
-def shard_of_rank(rows, rank, cp, crop_bucket=1):
+def shard_of_rank(rows, rank, cp, crop_bucket=1, cp_heads=0):
     rows = [crops_of_rank(row, rank, cp) for row in rows]
-    return parallel.cut_for_rank(packing.collate(rows, T, VISION, crop_bucket), rank, cp)
+    batch = packing.collate(rows, T, VISION, crop_bucket)
+    return parallel.cut_for_rank(batch, rank, cp, cp_heads)
 
 
 # --------------------------------------------------------------------------------------------------
 # one process, and many
 
 
-def new_model():
+def new_model(n_head=8, n_kv_head=2):
     torch.manual_seed(3)
-    model = models.Molmo2(CONFIG).init_weights().train()
+    config = replace(CONFIG, n_head=n_head, n_kv_head=n_kv_head)
+    model = models.Molmo2(config).init_weights().train()
     with torch.no_grad():
         for p in model.parameters():
             if p.dim() == 1:
@@ -131,9 +134,9 @@ def forward_backward(model, batch, weight):
 
 
 @functools.cache
-def reference(kind):
+def reference(kind, *heads):
     """Loss and gradients of one process, a row at a time."""
-    model = new_model()
+    model = new_model(*heads)
     rows = packs_of(kind)
     weight = weight_of(rows)
     loss = 0.0
@@ -142,14 +145,14 @@ def reference(kind):
     return loss, {name: p.grad.clone() for name, p in model.named_parameters()}
 
 
-def worker(rank, world, cp, accumulation, kinds, folder, shard, dtype, compiled):
+def worker(rank, world, cp, accumulation, kinds, folder, shard, dtype, compiled, cp_heads, heads):
     """Leaves {kind: (loss, gradients)} in the folder.
 
     compiled: from the third pack on nothing may be compiled any more.
     """
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/rendezvous", rank=rank, world_size=world)
-    mesh = parallel.make_mesh(cp)
+    mesh = parallel.make_mesh(cp, cp_heads=cp_heads)
     cp_rank = mesh["cp"].get_local_rank()
     dp = world // cp
     size = PACKS // dp // accumulation
@@ -158,16 +161,16 @@ def worker(rank, world, cp, accumulation, kinds, folder, shard, dtype, compiled)
     model = None
     for kind in kinds:
         if model is None or not compiled:
-            model = parallel.parallelize(new_model(), mesh, shard, dtype)
+            model = parallel.parallelize(new_model(*heads), mesh, shard, dtype)
             if compiled:
                 model.activation_checkpointing = True
                 model.compile_blocks()
         model.zero_grad()
         rows = packs_of(kind)[mesh["dp"].get_local_rank()::dp]
-        weight = parallel.all_reduce_sums({"weight": weight_of(rows)})["weight"] / cp
+        weight = all_reduce_sums({"weight": weight_of(rows)})["weight"] / cp
         loss = 0.0
         for start in range(0, len(rows), size):
-            batch = shard_of_rank(rows[start : start + size], cp_rank, cp, 1 + compiled)
+            batch = shard_of_rank(rows[start : start + size], cp_rank, cp, 1 + compiled, cp_heads)
             stance = "fail_on_recompile" if compiled and n_done >= 2 else "default"
             torch.compiler.set_stance(stance)
             enabled = dtype != torch.float32
@@ -177,25 +180,26 @@ def worker(rank, world, cp, accumulation, kinds, folder, shard, dtype, compiled)
             n_done += 1
         gradients = {name: p.grad.full_tensor() for name, p in model.named_parameters()
                      if p.grad is not None}
-        found[kind] = parallel.all_reduce_sums({"loss": loss})["loss"], gradients
+        found[kind] = all_reduce_sums({"loss": loss})["loss"], gradients
     if rank == 0:
         torch.save(found, f"{folder}/found.pt")
     dist.destroy_process_group()
 
 
 def run_workers(folder, world, cp, accumulation, kinds, shard=0, dtype=torch.float32,
-                compiled=False):
+                compiled=False, cp_heads=0, heads=()):
     """-> {kind: (loss, gradients)} of `world` processes."""
-    arguments = (world, cp, accumulation, kinds, str(folder), shard, dtype, compiled)
+    arguments = (world, cp, accumulation, kinds, str(folder), shard, dtype, compiled, cp_heads,
+                 heads)
     run_ranks(worker, arguments, world)
     return torch.load(folder / "found.pt")
 
 
-def assert_as_one_process(found, kind):
+def assert_as_one_process(found, kind, *heads):
     """Loss within 1e-6, the gradient of every parameter within 1e-5 of its norm -> the largest
     difference of each part of the model."""
     loss, gradients = found[kind]
-    expected_loss, expected_gradients = reference(kind)
+    expected_loss, expected_gradients = reference(kind, *heads)
     assert loss == pytest.approx(expected_loss, rel=1e-6), kind
     worst = {}
     for name, expected in expected_gradients.items():
@@ -223,6 +227,25 @@ def test_any_layout_gives_loss_and_gradients_of_one_process(tmp_path, world, cp,
         for part, off in assert_as_one_process(found, kind).items():
             worst[part] = max(worst.get(part, (0, "")), (off, kind))
     print(world, cp, accumulation, {part: f"{off:.1e}" for part, (off, _) in worst.items()})
+
+
+GATHERED = [  # world, context-parallel degree, neighbours that exchange heads, query and kv heads
+    (2, 2, 1, 8, 2),
+    (4, 2, 1, 8, 2),
+    (4, 4, 1, 6, 3),
+    (4, 4, 2, 8, 2),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("world", "cp", "cp_heads", "n_head", "n_kv_head"), GATHERED)
+def test_gathered_keys_and_values_give_the_same(tmp_path, world, cp, cp_heads, n_head, n_kv_head):
+    """Three kv heads on four ranks, which cannot exchange heads; the last does both."""
+    kinds = [kind for kind in KINDS if kind not in PATTERNS]
+    heads = n_head, n_kv_head
+    found = run_workers(tmp_path, world, cp, 1, kinds, cp_heads=cp_heads, heads=heads)
+    for kind in kinds:
+        assert_as_one_process(found, kind, *heads)
 
 
 @pytest.mark.slow
@@ -312,17 +335,26 @@ def mean_pixels(batch, windows):
     return (pixels[source.clamp(min=0)] * (source >= 0)).sum(1)
 
 
-@pytest.mark.parametrize("cp", [2, 4, 8])
+@pytest.mark.parametrize("n", range(1, 9))
+def test_blocks_are_dealt_like_cards(n):
+    dealt = parallel.deal(128 * 5 * n, n)
+    assert torch.equal(dealt.flatten().sort().values, torch.arange(128 * 5 * n))
+    assert torch.equal(dealt[-1].view(5, 128)[:, 0], 128 * (torch.arange(5) * n + n - 1))
+    assert parallel.deal(12 * n, n).shape == (n, 12)     # smaller blocks of a short row
+
+
+@pytest.mark.parametrize(("cp", "cp_heads"), [(2, 2), (4, 4), (8, 8), (2, 1), (8, 1), (8, 2)])
 @pytest.mark.parametrize("kind", ["mixed", "text only", "video"])
-def test_the_shards_of_a_batch_are_the_batch(kind, cp):
-    """Tokens side by side are the row; every crop is encoded once; every visual token arrives where
-    it belongs."""
+def test_the_shards_of_a_batch_are_the_batch(kind, cp, cp_heads):
+    """Tokens at their places are the row; every crop is encoded once; every visual token arrives
+    where it belongs."""
     rows = packs_of(kind)[:2]
     whole = packing.collate(rows, T, VISION, crop_bucket=4)
-    shards = [shard_of_rank(rows, rank, cp, crop_bucket=4) for rank in range(cp)]
+    shards = [shard_of_rank(rows, rank, cp, 4, cp_heads) for rank in range(cp)]
+    places = parallel.deal(T, cp // cp_heads).flatten()
     for name in ("tokens", "targets", "weights", "pos", "example"):
         side_by_side = torch.cat([getattr(shard, name) for shard in shards], 1)
-        assert torch.equal(side_by_side, getattr(whole, name))
+        assert torch.equal(side_by_side, getattr(whole, name)[:, places])
     for rank, shard in enumerate(shards):
         assert torch.equal(shard.visible_until, whole.visible_until)
         assert torch.equal(shard.bidir, whole.bidir)
@@ -345,7 +377,7 @@ def test_the_shards_of_a_batch_are_the_batch(kind, cp):
         of_rank = torch.zeros(len(rows) * (T // cp))
         of_rank.index_add_(0, shard.pool_dst, torch.cat(arriving))
         found[:, rank] = of_rank.view(len(rows), T // cp)
-    assert torch.equal(found.flatten(), expected)
+    assert torch.equal(found.view(len(rows), T), expected.view(len(rows), T)[:, places])
 
 
 def test_one_process_needs_no_exchange():

@@ -278,12 +278,13 @@ def test_a_run_says_what_it_is_about_to_do_and_how_it_has_ended(plain, tmp_path,
     train.main([*SMALL, "--steps", "1", "--init", str(plain[0])])
     assert steps_of(log_of(out))[0]["loss"] < steps_of(plain[1])[0]["loss"] - 0.1
     stdout, stderr = capsys.readouterr()
-    stage, parameters, steps = [line for line in stderr.splitlines()
+    stage, parameters, steps, size = [line for line in stderr.splitlines()
                                 if line.startswith("train.py: ")]
     assert re.search(r"stage 1 on cpu \(.*\), float32, processes: 1$", stage)
     assert parameters.endswith("; connector, llm learn")
     assert steps == ("train.py: steps: 1 of 1; a batch: 4 rows of 512 tokens; writes to "
                      f"{out}")
+    assert re.fullmatch(r"train\.py: data: 1 steps are 4 packs, about \d+ examples", size)
     *sentences, last = stdout.splitlines()
     assert json.loads(last)["steps"] == 1
     assert any(f"tools.generate --model {out} --image " in line for line in sentences)

@@ -26,8 +26,8 @@ COUNTING = re.compile(
 
 
 def turns_of(annotation, record, sizes, config, rng, times=None):
-    """One annotation -> [(question, answer), ..], a pair for each turn; none for a track of which
-    no visible point lies on a frame that the model sees.
+    """One annotation -> [(question, answer), ..] for each turn, or answer of a preference; none
+    for a track of which no visible point lies on a frame that the model sees.
 
     sizes: (width, height) in pixels of every image, or of the video. config: a data.DataConfig.
     times: seconds of the clip of the frames that the model sees (None: all that are annotated).
@@ -39,6 +39,10 @@ def turns_of(annotation, record, sizes, config, rng, times=None):
         return qa_turns(annotation, record, config, rng)
     if kind == "caption":
         return [caption_turn(annotation, record, config, rng)]
+    if kind == "preference":  # two answers, with the same words before them
+        style = style_of(annotation | {"type": "qa"}, record, rng)
+        question = add_style(style, question_text(annotation["question"]), config, rng)
+        return [(question, annotation[side]) for side in ("chosen", "rejected")]
     sizes = scales(record, sizes)
     if kind == "track":
         turn = track_turn(annotation, record, sizes[0], config, rng, times)

@@ -21,7 +21,6 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-import parallel
 from evaluation import pictures
 from evaluation.evaluate import SCORES, evaluate
 from evaluation.generate import evaluation_config
@@ -31,6 +30,7 @@ from records.reader import Records
 from tools import benchmarks
 from tools.command import make_parser, positive, print_table, report_errors, whole_number
 from training.config import UserError
+from training.ranks import join_ranks
 from training.sources import unique_names
 from weights.files import explained, open_model_folder
 
@@ -134,7 +134,7 @@ def main(argv=None):
         args.device = f"cuda:{os.environ['LOCAL_RANK']}"  # a GPU for each process
     with explained(f"--device {args.device}"):
         device = torch.device(args.device)
-    ranks = parallel.join(1, device)
+    ranks = join_ranks(1, device)
     # every rank reads the records; the first one alone says what is wrong with them
     quiet = nullcontext() if ranks.first else redirect_stderr(io.StringIO())
     # `work` holds the records of a benchmark

@@ -23,7 +23,6 @@ import torch
 
 import model as models
 import packing
-import parallel
 import train
 from records.errors import warn
 from tools import memory
@@ -37,6 +36,7 @@ from tools.bench.stream import Recipe
 from tools.command import make_parser, report_errors
 from training.config import parse
 from training.log import commit, hardware
+from training.ranks import Ranks
 from training.setup import apply_recipe, largest_example
 
 TINY = replace(models.PRESETS["toy"], n_layer=2)
@@ -98,7 +98,7 @@ def measure_step(flags, device, peak, rounds):
     torch.manual_seed(0)
     with device:
         model = models.Molmo2(config.model).init_weights()
-    run = SimpleNamespace(config=config, ranks=parallel.Ranks(), device=device, dtype=dtype)
+    run = SimpleNamespace(config=config, ranks=Ranks(), device=device, dtype=dtype)
     train.place(run, apply_recipe(model, config).train())
     groups, optimizer = train.build_optimizer(run, model)
 

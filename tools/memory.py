@@ -36,6 +36,7 @@ import parallel
 import train
 from tools.command import make_parser, positive, report_errors
 from training.config import UserError, parse
+from training.ranks import Ranks
 from training.setup import apply_recipe, default_shard, largest_example, layout_error
 from weights import files, lora
 
@@ -140,7 +141,8 @@ def make_model(config, gpus, dtype, mode):
                    "NCCL's buffers": torch.empty(n_bytes, dtype=torch.uint8)}
     # outside of the mode, because a mesh reads its tensor of ranks
     dist.init_process_group("fake", rank=0, world_size=gpus, store=FakeStore())
-    parallel.parallelize(model, parallel.make_mesh(config.cp), config.shard, dtype)
+    mesh = parallel.make_mesh(config.cp, cp_heads=config.cp_heads)
+    parallel.parallelize(model, mesh, config.shard, dtype)
     parallel.set_last_micro_batch(model, True)
     return model, buffers
 
@@ -150,7 +152,7 @@ def count(config, dtype, gpus=1):
     shard = data.CropShard(0, config.cp, 0, config.pack_crops) if config.cp > 1 else None
     example = largest_example(config.data, config.pack_crops, config.model.n_vocab, shard)
     run = SimpleNamespace(
-        config=config, ranks=parallel.Ranks(), device=torch.device("cpu"), dtype=dtype)
+        config=config, ranks=Ranks(), device=torch.device("cpu"), dtype=dtype)
     batch = copy.copy(train.batch_of(run, [[example]] * config.micro_batch))
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     vars(batch).update({name: mode.from_tensor(x) for name, x in vars(batch).items()

@@ -1,6 +1,7 @@
 """What a run needs besides the model, in reading order:
 
 config       all settings of a run, and the command line that sets them
+ranks        the processes of a run, and what they tell each other
 sources      the record files of a run and their rates
 planner      which packs form a step
 loader       the packs of a step, decoded ahead

@@ -23,9 +23,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-import parallel
 from records.errors import warn
 from training.config import RunError, UserError, field_values
+from training.ranks import is_first_process
 from training.sources import list_changes
 from weights import files, lora
 
@@ -34,9 +34,9 @@ warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\.distribu
 
 # fields that may change when a run is resumed: they affect layout and speed, not results
 LAYOUT_FIELDS = {
-    "device", "cp", "shard", "micro_batch", "workers", "activation_checkpointing",
-    "uncheckpointed_blocks", "compile", "crop_bucket", "save_every", "keep", "eval_images",
-    "max_skip", "preset", "model", "vit_steps",
+    "device", "cp", "cp_exchange", "cp_heads", "shard", "micro_batch", "workers",
+    "activation_checkpointing", "uncheckpointed_blocks", "compile", "crop_bucket", "save_every",
+    "keep", "eval_images", "max_skip", "preset", "model", "vit_steps",
 }
 
 
@@ -46,7 +46,7 @@ def lock(out):
     try:
         out.mkdir(parents=True, exist_ok=True)
         file = open(out / "lock", "w")
-        if parallel.is_first_process():
+        if is_first_process():
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as e:
         held = isinstance(e, BlockingIOError)
@@ -76,7 +76,7 @@ def find(args):
     else:
         check_directory(args, out)
         args.init = given
-        if args.resume and parallel.is_first_process():
+        if args.resume and is_first_process():
             begins = f"with the weights of {args.init}" if args.init else "afresh"
             warn(f"no checkpoint in {out}: the run starts {begins}")
     return found
@@ -100,7 +100,7 @@ def find_newest(out):
             sizes = {name: (folder / name).stat().st_size for name in state["files"]}
             if sizes == state["files"]:
                 return Checkpoint(folder, step, state)
-        if parallel.is_first_process():
+        if is_first_process():
             warn(f"{folder}: a file is missing or cut short; trying the checkpoint before it")
     return Checkpoint()
 

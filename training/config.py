@@ -64,6 +64,8 @@ class Config:
     batch: int = 128  # packs per optimizer step, over all ranks
     micro_batch: int = 4  # packs per forward pass of one rank; the rest is accumulation
     cp: int = 1  # context-parallel degree: ranks that share a row
+    cp_exchange: str = "heads"  # in attention: heads (Ulysses), or gather (k and v)
+    cp_heads: int = 0  # neighbours that exchange heads; their groups gather; 0: all
     shard: int = 0  # ranks that hold the weights together; 0: all; not given: those of a node
     pack_crops: int = 16  # crops of one pack at most
     pool_size: int = 48  # examples that the packer chooses from
@@ -74,6 +76,7 @@ class Config:
     adam_eps: float = 1e-6  # of AdamW
     clip: float = 1.0  # largest gradient norm, of each parameter group by itself
     z_loss: float = 1e-4  # weight of the squared logsumexp in the loss
+    beta: float = 0.0  # strength of preference pairs (DPO: 0.1); 0: they are refused
     residual_dropout: float = 0.0  # dropout of sub-layer outputs at every position
     response_dropout: float = 0.1  # dropout of sub-layer outputs where the target has loss
     freeze_embedding: bool = True  # the base embedding, and a tied head, do not learn
@@ -103,6 +106,7 @@ class Config:
 
 
 CHOICES = {
+    "cp_exchange": ("heads", "gather"),
     "device": ("auto", "cpu", "cuda", "mps"),
     "dtype": ("auto", "float32", "bfloat16"),
     "toy_kinds": tuple(KINDS_BY_NAME),
@@ -114,11 +118,13 @@ RANGES = {
     "steps batch micro_batch cp pack_crops pool_size crop_bucket": (1, inf),
     "data.max_tokens data.max_crops data.max_images": (1, inf),
     "data.max_frames": (1, MAX_FRAMES),
-    "shard save_every keep workers vit_steps uncheckpointed_blocks lora.rank eval_images": (0, inf),
+    "shard cp_heads save_every keep workers vit_steps uncheckpointed_blocks": (0, inf),
+    "lora.rank eval_images": (0, inf),
     "seed warmup.vit warmup.connector warmup.llm": (0, 2**63),
     "lr.vit lr.connector lr.llm final_lr z_loss max_skip": (0, 1),
     "residual_dropout response_dropout": (0, 0.999999),
     "clip adam_eps data.fps lora.alpha": (1e-16, inf),
+    "beta": (0, 1000),
     "data.point_weight data.video_caption_weight": (0, 1000),
 }
 
@@ -252,6 +258,8 @@ def parse(argv=None):
     # a laptop's batch may be smaller than the recipe's micro-batch, a short run than its stage 0
     config = replace(config, micro_batch=min(config.micro_batch, config.batch),
                      vit_steps=min(config.vit_steps, config.steps))
+    if config.cp_exchange == "gather":
+        config = replace(config, cp_heads=config.cp_heads or 1)
     args.out = args.out or f"runs/stage{config.stage}{'-tiny' if args.tiny else ''}"
     check(args, config)
     return args, config
@@ -281,6 +289,8 @@ def check(args, config):
         (args.resume and args.overwrite, "--resume and --overwrite contradict one another"),
         (args.else_init and (args.init or not args.resume),
          "--else-init needs --resume, and takes the place of --init"),
+        (config.beta and not args.init and not args.resume,
+         "--beta: answers are compared with those of the model in --init, so name one"),
         (args.tensorboard and not find_spec("tensorboard"),
          "--tensorboard needs an extra package: pip install -r requirements-extras.txt"),
     ):

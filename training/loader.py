@@ -24,11 +24,11 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import data
 import packing
-import parallel
 from records.errors import DataError, Unreadable
 from records.mixture import Mixture
 from training.config import Config, RankError
 from training.planner import BadRecords, add_counts
+from training.ranks import Ranks, all_gather, broadcast
 
 # --workers is the user's number; torch would prefer the number of cores
 warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
@@ -97,7 +97,7 @@ class Loader:
         self.mixture = mixture
         self.config = config
         self.plans = plans
-        self.ranks = ranks or parallel.Ranks()
+        self.ranks = ranks or Ranks()
         self.decoder = Decoder(mixture, tokenizer, config)
         self.sources = [reader.name for reader in mixture.sources]
         self.n_steps = config.steps - start
@@ -136,7 +136,9 @@ class Loader:
 
     def begin(self):
         """Plans the first step: useless data end a run before it writes anything."""
-        self.steps = chain([*islice(self.steps, 1)], self.steps)
+        first = [*islice(self.steps, 1)]
+        self.examples_per_step = len(first[0].ids) if first else 0
+        self.steps = chain(first, self.steps)
 
     def plan_steps(self):
         """Yields the StepPlans of the first rank, or raises its error, on all ranks."""
@@ -145,7 +147,7 @@ class Loader:
             plans = iter(DataLoader(PlansAhead(self.plans, self.n_steps), batch_size=None,
                                     **in_processes(min(self.config.workers, 1))))
         for _ in range(self.n_steps):
-            plan = parallel.broadcast(None if plans is None else next(plans))
+            plan = broadcast(None if plans is None else next(plans))
             if isinstance(plan, Exception):
                 raise plan
             yield plan
@@ -173,7 +175,7 @@ class Loader:
             raise RankError(str(examples))
         reasons = [example.mask_reason for example in examples]
         if self.ranks.cp > 1:
-            of_ranks = parallel.all_gather(reasons, self.ranks.mesh["cp"].get_group())
+            of_ranks = all_gather(reasons, self.ranks.mesh["cp"].get_group())
             reasons = [next(filter(None, each), "") for each in zip(*of_ranks, strict=True)]
         row = []
         pack = self.in_flight.popleft()
@@ -199,7 +201,7 @@ class Loader:
         newly_masked = []
         counts = {}
         tried = Counter()
-        of_ranks = parallel.all_gather(mine)
+        of_ranks = all_gather(mine)
         for _, cp_rank, new, masked in of_ranks:
             if cp_rank == 0:  # the ranks of a group have the same records
                 newly_masked += new

@@ -24,10 +24,11 @@ import torch
 import torch.distributed as dist
 
 import attention
-import parallel
 from records.errors import Unreadable, warn
+from records.reader import Records
 from training.config import RankError, RunError
 from training.planner import add_counts
+from training.ranks import all_gather, all_reduce_sums
 
 
 def count_rows(rows):
@@ -63,9 +64,11 @@ class StepStats:
         self.losses = []  # of each micro-batch: ([(id, source), ..], nll of each example)
         self.sums = dict.fromkeys(product(("nll", "weight"), sources), 0.0)
         self.nonfinite = []
+        self.margins = []  # of the preference pairs of each micro-batch
 
-    def add(self, rows, batch, nll):
+    def add(self, rows, batch, nll, margins=()):
         """nll (B,T): of each token of a Batch of these rows; weighted, summed by example."""
+        self.margins.append(margins)
         examples = [x for row in rows for x in row]
         sums = torch.zeros(len(examples) + 1, device=nll.device)  # the last is padding
         sums.index_add_(0, batch.example.flatten(), (batch.weights * nll.detach()).flatten())
@@ -82,7 +85,13 @@ class StepStats:
                 self.nonfinite += [name for name, _ in examples]
             for (_, source), value in zip(examples, sums, strict=True):
                 self.sums["nll", source] += value
-        sums = parallel.all_reduce_sums({**self.counts, **self.sums})
+        margins = [margin for part in self.margins for margin in map(float, part)]
+        of_pairs = {"preferences": len(margins), "margin": sum(margins),
+                    "preferred": sum(margin > 0 for margin in margins)}
+        sums = all_reduce_sums({**self.counts, **self.sums, **of_pairs})
+        n = sums["preferences"]
+        self.preferences = {name: sums[name] / (self.cp if name == "preferences" else n)
+                            for name in of_pairs} if n else {}
         # the ranks that share a row have all counted it
         self.counts = {name: round(sums[name] / self.cp) for name in self.counts}
         nll = {name: sums["nll", name] for name in self.sources}
@@ -96,7 +105,7 @@ class StepStats:
 
 def stop_nonfinite(run, step, plan, stats, norms):
     """RunError that names the records of a step whose loss or gradient is not finite."""
-    ids = dict.fromkeys(name for ids in parallel.all_gather(stats.nonfinite) for name in ids)
+    ids = dict.fromkeys(name for ids in all_gather(stats.nonfinite) for name in ids)
     raise RunError(f"step {step}: loss {stats.loss}, gradient norm {math.hypot(*norms.values())}; "
                    f"records: {', '.join(list(ids or plan.ids)[:20])}; tools.view --run {run.out} "
                    f"--step {step} shows them")
@@ -107,7 +116,7 @@ def make_line(config, step, plan, stats, norms, rates, masked):
     return {
         "step": step, "loss": stats.loss, **stats.counts, "weight": stats.total_weight,
         "nll_by_source": stats.nll_by_source, "grad_norm": math.hypot(*norms.values()),
-        "grad_norms": norms, "lr": rates,
+        "grad_norms": norms, "lr": rates, **stats.preferences,
         "fill_tokens": stats.counts["tokens"] / (config.batch * config.data.max_tokens),
         "fill_crops": stats.counts["crops"] / (config.batch * config.pack_crops),
         "dropped": add_counts(plan.skipped, masked["counts"]),
@@ -198,8 +207,21 @@ def make_head(run, args, model):
              f"{head['dtype']}, processes: {head['world']}\n"
              f"parameters: {sizes}; {', '.join(config.train)} learn\n"
              f"steps: {n_left} of {config.steps}; a batch: {config.batch} rows of "
-             f"{config.data.max_tokens} tokens; writes to {run.out}")
+             f"{config.data.max_tokens} tokens; writes to {run.out}\n{describe_length(run)}")
     return head
+
+
+def describe_length(run):
+    """How much data the steps of a run are, going by the first step."""
+    config = run.config
+    mixture = run.loader.mixture
+    n = config.steps * run.loader.examples_per_step
+    epochs = [f"{n * rate / sum(mixture.rates) / len(source):.2g} epochs of {source.name}"
+              for source, rate in zip(mixture.sources, mixture.rates, strict=True)
+              if isinstance(source, Records)]  # the toy world has no end
+    more = ["and so on"] * (len(epochs) > 3)
+    packs = f"{config.steps * config.batch:,} packs, about {n:,} examples"
+    return ", ".join([f"data: {config.steps:,} steps are {packs}", *epochs[:3], *more])
 
 
 def commit():

@@ -109,6 +109,8 @@ def measure(mixture, tokenizer, config, index):
 def skip_reason(record, size, config):
     """Why a record of (tokens, crops) is skipped, "kind: sentence"; "" if it is used."""
     tokens, crops = size
+    if not config.beta and any(a["type"] == "preference" for a in record["annotations"]):
+        return "needs --beta: it has a preference; --beta 0.1 trains on pairs"
     if size == (0, 0):  # nothing with loss fits a row
         with_loss = [a for a in record["annotations"] if has_loss(a, config)]
         limit = config.data.max_points

@@ -24,6 +24,7 @@ from training.config import Config, RunError, UserError
 from training.loader import Loader
 from training.log import read_log
 from training.planner import PlanFile, StepPlanner
+from training.ranks import Ranks, all_gather, broadcast, join_ranks
 from training.sources import fingerprint, open_sources
 from weights import files, lora
 
@@ -73,10 +74,13 @@ def default_shard(world, ranks_of_node):
 def layout_error(world, config, model):
     """Why `world` ranks cannot train this, a sentence; "" if they can."""
     cp = config.cp
+    heads = config.cp_heads or cp
     kv_heads = model.n_kv_head
-    if model.n_head % cp or (kv_heads % cp and cp % kv_heads):
+    if cp % heads:
+        return f"--cp {cp}: no multiple of --cp_heads {heads}"
+    if model.n_head % heads or (kv_heads % heads and heads % kv_heads):
         return (f"--cp {cp}: {model.n_head} query and {kv_heads} kv heads cannot be dealt out to "
-                "so many")
+                f"{heads} ranks; --cp_exchange gather takes any number")
     if world % cp:
         return f"--cp {cp}: {world} processes are no multiple of it"
     if config.batch % (world // cp * config.micro_batch):
@@ -103,7 +107,7 @@ def open_data(args, config, ranks, tokenizer, resume_from):
         except DataError as e:  # sent to all, or the others would wait
             opened = e
     ranks.barrier()  # for any time: large files take long to read
-    opened = parallel.broadcast(opened)
+    opened = broadcast(opened)
     if isinstance(opened, DataError):
         raise opened
     sources, rates, eval_records = opened
@@ -111,7 +115,7 @@ def open_data(args, config, ranks, tokenizer, resume_from):
     stats = [source.path.stat() for source in sources if isinstance(source, Records)]
     stamps = [(stat.st_size, stat.st_mtime_ns) for stat in stats]
     seen = str(resume_from.folder), made_for, stamps
-    if any(other != seen for other in parallel.all_gather(seen)):
+    if any(other != seen for other in all_gather(seen)):
         raise RunError("the ranks do not see the same checkpoint, record files and config")
     mixture = Mixture(sources, rates, config.seed)
     if ranks.first and not plans:
@@ -256,7 +260,7 @@ def largest_example(config, n_crops, n_vocab, shard=None):
 class Run:
     """What stays the same from the first step to the last."""
     config: Config
-    ranks: parallel.Ranks
+    ranks: Ranks
     device: torch.device
     dtype: torch.dtype
     out: Path
@@ -265,6 +269,7 @@ class Run:
     eval_records: dict  # {name: records} of --eval; None: the toy world's
     resume_from: checkpoint.Checkpoint
     identity: dict  # of its checkpoints: model, recipe, data, base of adapters
+    references: dict = None  # of preference pairs (training/preferences.py)
 
 
 def start_run(args, config):
@@ -285,8 +290,8 @@ def start_run(args, config):
     recipe = checkpoint.recipe_fields(config, base)
     if resume_from.folder:
         checkpoint.check_unchanged(args, resume_from, "recipe", recipe)
-    ranks = parallel.join(config.cp, device)
-    config = replace(config, workers=parallel.broadcast(config.workers))  # one for all ranks
+    ranks = join_ranks(config.cp, device, config.cp_heads)
+    config = replace(config, workers=broadcast(config.workers))  # one for all ranks
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)

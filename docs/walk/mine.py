@@ -34,3 +34,8 @@ def ulysses(attend, group):
 def forward_backward(run, model, rows):
     """Adds the gradients of a micro-batch to those there are -> its Batch, nll (B,T)."""
     raise NotImplementedError
+
+
+def merge(one, other):
+    """(out (B,T,H,D), lse (B,T,H)) of attention to two parts of the keys -> those of all keys."""
+    raise NotImplementedError

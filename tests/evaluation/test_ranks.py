@@ -11,6 +11,7 @@ from evaluation.evaluate import evaluate
 from records.reader import Records
 from tests.evaluation.small_model import DATA, MEDIA, TOKENIZER, random_model
 from tests.ranks import run_ranks
+from training.ranks import Ranks
 from weights import lora
 from weights.files import gather_on_each, whole_copy
 
@@ -63,7 +64,7 @@ def worker(rank, world, folder):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/rendezvous-{world}", rank=rank,
                             world_size=world)
-    ranks = parallel.Ranks(rank, world, parallel.make_mesh(1))
+    ranks = Ranks(rank, world, parallel.make_mesh(1))
     model = parallel.parallelize(random_model(), ranks.mesh)
     half = gather_on_each(model, ranks, torch.device("cpu"), torch.bfloat16)
     for ours, theirs in zip(half.parameters(), random_model().parameters(), strict=True):

@@ -11,10 +11,10 @@ import pytest
 import torch
 from PIL import Image
 
-import parallel
 from evaluation import evaluate, report
 from records.reader import Records
 from tests.evaluation.small_model import DATA, MEDIA, TOKENIZER
+from training.ranks import Ranks
 
 LOG = [
     {"config": {}},
@@ -95,7 +95,7 @@ def run_of(stage, eval_records=None, **settings):
     config = SimpleNamespace(stage=stage, seed=0, eval_images=2, toy_kinds="few",
                              data=replace(DATA, **settings))
     return SimpleNamespace(config=config, tokenizer=TOKENIZER, eval_records=eval_records,
-                           ranks=parallel.Ranks())
+                           ranks=Ranks())
 
 
 @pytest.mark.parametrize(("stage", "parts", "max_new"), [
@@ -106,7 +106,7 @@ def test_the_toy_is_scored_by_parts_with_its_own_masks(evaluated, stage, parts, 
     assert metrics["point_f1"] == 1.0
     assert [name for name in metrics if name in ("long", "unseen", "crowded")] == parts[1:]
     for records, masks_of, options in evaluated:
-        assert options == {"config": DATA, "max_new": max_new, "ranks": parallel.Ranks()}
+        assert options == {"config": DATA, "max_new": max_new, "ranks": Ranks()}
         kinds = [annotation["type"] for annotation in records[0]["annotations"]]
         index = kinds.index("point")
         masks = masks_of(records[0], index)
@@ -135,7 +135,7 @@ def test_given_records_are_scored_as_by_tools_evaluate(evaluated, monkeypatch, t
     asked = replace(DATA, max_crops=24, max_frames=384, max_images=20)
     for given, masks_of, options in evaluated:
         assert masks_of is None
-        assert options == {"config": asked, "ranks": parallel.Ranks()}
+        assert options == {"config": asked, "ranks": Ranks()}
         assert given in sets.values()
     assert drawn[0][1:] == (records, tmp_path / "samples")
     assert drawn[1][1:] == (records[:1], tmp_path / "samples" / "2-b.jsonl")

@@ -60,6 +60,18 @@ def test_what_placeholders_stand_for(texts, media, expected):
 # chats of every kind
 
 
+@pytest.mark.parametrize("form", [
+    lambda text: text, lambda text: {"from": "gpt", "value": text},
+    lambda text: [{"role": "user", "content": "q"}, {"role": "assistant", "content": text}]])
+@pytest.mark.parametrize("key", CHATS)
+def test_a_row_with_chosen_and_rejected_is_a_preference(key, form):
+    given = row("<image>\nq", key=key, image="x", chosen=form("a"), rejected=form("b"))
+    native = convert(given)
+    check(native)
+    assert native["annotations"] == [
+        {"type": "preference", "question": "q", "chosen": "a", "rejected": "b"}]
+
+
 @pytest.mark.parametrize("part", [
     {"type": "image", "image": "y"}, {"type": "image", "path": "y"}, {"type": "image", "url": "y"},
     {"type": "image_url", "image_url": {"url": "y"}}, {"type": "image_url", "image_url": "y"},
@@ -159,7 +171,11 @@ PLANTED = [
     (row("q", "a", image_path="x", image="x"), ""),              # beside an image: anything
     *((row("q", "a", image="x", **{name: "x"}), f"'{name}' cannot be trained on") for name in (
         "clip", "audio_path", "tools", "pdf", "depth", "point_cloud")),
-    (row("q", "a", chosen="a", rejected="b"), "'chosen' cannot be trained on"),
+    (row("q", chosen="a"), "'chosen' and 'rejected' go together"),
+    (row("q", chosen="a", rejected={"from": "gpt"}), "rejected: it has no text"),
+    (row("q", "a", "q", chosen="a", rejected="b"), "before 'chosen' stands one question"),
+    (row("q", "a", chosen="a", rejected="b"), "they alternate"),
+    (row("q", chosen="a", rejected="b", system="s"), "without a system text"),
     (messages({"type": "text"}), "a part of type text needs a 'text'"),
     (messages(TEXT, {"type": "input_audio", "input_audio": {}}), "a part is a text, an image"),
     ({"messages": [USER, {**ASSISTANT, "tool_calls": [{}]}]}, "tool calls cannot be trained on"),

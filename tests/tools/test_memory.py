@@ -9,10 +9,10 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import model as models
-import parallel
 import train
 from tests.small_model import SMALL, batch_of, config_of, model_of
 from tools import memory
+from training.ranks import Ranks
 from weights import lora
 
 READS = {"cpu", "item", "tolist", "numpy", "nonzero", "__bool__", "__int__", "__float__"}
@@ -32,7 +32,7 @@ def test_the_peaks_on_fake_tensors_are_those_of_a_real_step(dtype, changes, monk
     if config.lora.rank:
         lora.hold_frozen(model, dtype)
     run = SimpleNamespace(
-        config=config, ranks=parallel.Ranks(), device=torch.device("cpu"), dtype=dtype)
+        config=config, ranks=Ranks(), device=torch.device("cpu"), dtype=dtype)
     real = memory.run_step(run, model, batch_of(config), {})
     fake = memory.count(config, dtype)
     assert fake.parts == real.parts

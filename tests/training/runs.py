@@ -65,7 +65,7 @@ def sentence(capsys, *words):
     """The one sentence on stderr with which a run ended, which has these words; no traceback."""
     text = capsys.readouterr().err
     assert "Traceback" not in text
-    head = ("train.py: stage ", "train.py: parameters: ", "train.py: steps: ")
+    head = ("train.py: stage ", "train.py: parameters: ", "train.py: steps: ", "train.py: data: ")
     of_a_record = re.compile(r"\.jsonl:\d+: ")
     sentences = [line[10:] for line in text.splitlines() if line.startswith("train.py: ")
                  and not line.startswith(head) and not of_a_record.search(line)]

@@ -72,7 +72,7 @@ def test_every_field_is_a_flag_of_its_type():
     config = config_of()
     for name, value in field_values(config).items():
         if name in ("stage", "preset", "vit_steps", "uncheckpointed_blocks", "batch", "lora.rank",
-                    "deterministic"):
+                    "deterministic", "beta"):
             continue
         wanted = other[type(value)](value)
         text = ",".join(map(str, wanted)) if isinstance(wanted, tuple) else str(wanted)

@@ -43,11 +43,10 @@ PROGRAM = """
 import json, os
 from dataclasses import replace
 import torch
-import parallel
 from tests.training.stream import CONFIG, loader_of, taken
 
 def main():
-    ranks = parallel.join(1, torch.device("cpu"))
+    ranks = join_ranks(1, torch.device("cpu"))
     found = []
     for workers, micro_batch in ((0, 8 // ranks.world), (3 if ranks.world < 4 else 1, 1)):
         config = replace(CONFIG, workers=workers, micro_batch=micro_batch, steps=4)
@@ -57,7 +56,7 @@ def main():
         found.append([(plan.ids, plan.packs, plan.skipped, [[e.id for e in row] for row in rows],
                        [int(e.tokens.sum()) for row in rows for e in row])
                       for plan, rows in taken(loader, 4)])
-    of_ranks = parallel.all_gather(found)
+    of_ranks = all_gather(found)
     if ranks.first:
         print(json.dumps(of_ranks), flush=True)
     ranks.barrier()
@@ -183,6 +182,7 @@ def test_a_hundred_undecodable_records_in_a_row_stop_the_run(tmp_path):
 BROKEN = """
 import sys
 import train
+from training.ranks import all_gather, join_ranks
 
 def forward_backward(run, model, rows):
     raise ZeroDivisionError("a mistake in the code")

@@ -26,7 +26,9 @@ RUN = [*SMALL, "--eval_images=1", "--save-every", "0"]
 
 
 # processes, context-parallel degree, micro-batch, ranks that hold the weights together
-LAYOUTS = [(1, 1, 2, 0), (2, 2, 1, 0), (2, 1, 1, 1), (4, 2, 2, 2)]
+# processes, --cp, --cp_exchange, --micro-batch, --shard
+LAYOUTS = [(1, 1, "heads", 2, 0), (2, 2, "gather", 1, 0), (2, 1, "heads", 1, 1),
+           (4, 2, "heads", 2, 2)]
 ROUNDED = ("loss", "grad_norm", "grad_norms", "nll_by_source")
 
 
@@ -36,9 +38,10 @@ def test_a_run_logs_the_same_numbers_on_any_layout(tmp_path):
              "--deterministic", "--device", "cpu", "--eval_images=1", "--model.n_layer=1",
              "--pool_size=8", "--eval-every", "2"]
     logs = []
-    for world, cp, micro_batch, shard in LAYOUTS:
+    for world, cp, exchange, micro_batch, shard in LAYOUTS:
         out = tmp_path / f"{world}-{cp}-{micro_batch}"
-        layout = ["--cp", str(cp), "--micro-batch", str(micro_batch), "--shard", str(shard)]
+        layout = ["--cp", str(cp), "--cp_exchange", exchange, "--micro-batch", str(micro_batch),
+                  "--shard", str(shard)]
         process = start(out, *flags, *layout, ranks=world if world > 1 else 0)
         stdout, stderr = process.communicate(timeout=300)
         assert process.returncode == 0, stderr

@@ -11,7 +11,6 @@ import torch
 
 import model as models
 import packing
-import parallel
 import train
 from evaluation import report
 from tests.training.runs import SMALL, logged, run, sentence
@@ -110,7 +109,7 @@ def test_ranks_that_see_other_data_end_in_one_sentence(tmp_path, capsys, monkeyp
         assert stamps == [(stat.st_size, stat.st_mtime_ns)]
         return [mine, (folder, made_for, [(stat.st_size, stat.st_mtime_ns + 1)])]
 
-    monkeypatch.setattr(parallel, "all_gather", with_another_rank)
+    monkeypatch.setattr(setup, "all_gather", with_another_rank)
     assert run(tmp_path / "out", *SMALL, *records) == 1
     sentence(capsys, "the ranks do not see the same checkpoint, record files and config")
 

@@ -5,7 +5,8 @@
 
 The frames are spread over the video, or fill ten seconds from its middle; then the video
 before them should cost nothing. The unit of times_decode is ffmpeg, with one thread,
-decoding the whole file once: no reader of the whole video can be faster.
+decoding the whole file once: no reader of the whole video can be faster. "prepared" are
+the same frames as `tools.prepare frames` leaves them; MB is what lies on the disk.
 """
 
 import math
@@ -15,6 +16,7 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import imageio_ffmpeg
 import torch
@@ -26,6 +28,7 @@ from records.video import probe
 from records.visual import frame_crops
 from tools.bench.measure import run_rounds, spread
 from tools.command import positive, print_table
+from tools.prepare.frames import save
 
 FFMPEG = "ffmpeg, decoding alone"
 
@@ -66,18 +69,29 @@ def time_decoding(path):
     return time.perf_counter() - start
 
 
-def time_loading(path, times):
-    """Seconds in which these frames become model input."""
+def time_loading(open_video, times):
+    """Seconds in which a video is opened and these frames of it become model input."""
     start = time.perf_counter()
-    frame_crops(media.frames(probe(path), times), len(times), data.DataConfig())
+    frame_crops(media.frames(open_video(), times), len(times), data.DataConfig())
     return time.perf_counter() - start
 
 
-def summarise(rounds, case):
-    """[{case: seconds} for each round] -> the row of a case."""
+def prepare(video, times, folder):
+    """Saves these frames as images -> a media.FrameFolder of them."""
+    options = SimpleNamespace(size=data.DataConfig().vision.crop, format="jpg")
+    save(media.frames(video, times), folder, options)
+    return media.FrameFolder(sorted(folder.iterdir()), 1, len(times))
+
+
+def summarise(rounds, case, n_frames, paths):
+    """[{case: seconds} for each round] -> the row of a case that reads these files."""
+    seconds = statistics.median(found[case] for found in rounds)
     return {
-        "seconds": statistics.median(seconds[case] for seconds in rounds),
-        "times_decode": spread([seconds[case] / seconds[FFMPEG] for seconds in rounds]),
+        "seconds": seconds,
+        "times_decode": spread([found[case] / found[FFMPEG] for found in rounds]),
+        "frames": n_frames,
+        "fps": n_frames / seconds,
+        "MB": sum(path.stat().st_size for path in paths) / 1e6,
     }
 
 
@@ -85,14 +99,18 @@ def compare(path, video, frames, rounds):
     """-> {case: {decoder: its row}}, with FFMPEG as a case of its own."""
     cases = choose_times(video, frames)
     runs = {FFMPEG: partial(time_decoding, path)}
-    for case, times in cases.items():
-        runs[case] = partial(time_loading, path, times)
+    prepared = {}
+    for k, (case, times) in enumerate(cases.items()):
+        frames = prepared[case] = prepare(video, times, path.parent / str(k))
+        runs[case] = partial(time_loading, partial(probe, path), times)
+        runs[f"{case}, prepared"] = partial(time_loading, lambda x=frames: x, frames.times)
     found = run_rounds(runs, rounds)
-    table = {FFMPEG: {FFMPEG: summarise(found, FFMPEG)}}
+    table = {FFMPEG: {FFMPEG: summarise(found, FFMPEG, len(video.times), [path])}}
     for case, times in cases.items():
-        row = summarise(found, case)
-        row |= {"frames": len(times), "fps": len(times) / row["seconds"]}
-        table[case] = {"ours": row}
+        table[case] = {
+            "ours": summarise(found, case, len(times), [path]),
+            "prepared": summarise(
+                found, f"{case}, prepared", len(times), prepared[case].paths)}
     return table
 
 

@@ -3,6 +3,7 @@ each set).
 
     python -m tools.prepare pixmo-points downloads/pixmo-points data/points
     python -m tools.prepare molmo2-cap downloads/Molmo2-Cap data/cap --videos youtube-cc
+    python -m tools.prepare frames data/cap/records.jsonl data/cap-frames
 
 in    a set's parquet, json or jsonl files as they are published, or a folder of them
 out   OUT/records.jsonl   a record per visual input, its annotations the branches of a tree
@@ -18,11 +19,13 @@ anew.
 """
 
 import json
+import sys
 from collections import Counter
 from pathlib import Path
 
 from records.errors import warn
 from tools.command import make_parser, report_errors
+from tools.prepare import frames
 from tools.prepare.collect import convert_files, group, make_records, write
 from tools.prepare.media import Media
 from tools.prepare.rows import source_files
@@ -62,6 +65,9 @@ def parse(argv):
 
 @report_errors
 def main(argv=None):
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["frames"]:
+        return frames.main(argv[1:])
     args = parse(argv)
     published = SETS[args.name]
     files = source_files(args.source, args.split)

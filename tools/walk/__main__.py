@@ -64,6 +64,10 @@ TESTS = {
             "Three steps in micro-batches, compared with three in one batch and plain AdamW: the "
             "gradients must be sums, and the z-loss belongs to them.",
     },
+    "merge": {
+        "tests/test_attention.py::test_halves_of_the_keys_merge_into_attention_over_all":
+            "Each half of the keys alone, then merged, against all keys in float64.",
+    },
 }
 
 

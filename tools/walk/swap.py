@@ -26,7 +26,9 @@ def swap_in():
     def allow(visible_until, bidir, rows=slice(None), keys=slice(None)):
         return mine(visible_until, bidir)[:, rows][:, :, keys]
 
-    setattr(MODULE_OF[name], name, allow if name == "allow" else mine)
+    # the project has no `merge`, only its test does
+    module = MODULE_OF.get(name) or importlib.import_module("tests.test_attention")
+    setattr(module, name, allow if name == "allow" else mine)
 
 
 def swapped_worker(*arguments):

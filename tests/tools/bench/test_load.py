@@ -34,8 +34,12 @@ def test_a_ratio_is_the_median_over_the_rounds(bench):
     ours = results["5 frames"]["ours"]
     assert ours["frames"] == 5
     assert ours["fps"] == pytest.approx(5 / ours["seconds"], rel=1e-3)
+    prepared = results["5 frames"]["prepared"]
+    assert prepared["frames"] == 5
+    assert 0 < prepared["MB"] < ours["MB"]
     assert line["threads"] == 1  # as a worker of the training loader has
     assert "5 frames" in table
     rounds = [{load.FFMPEG: a, "x": b} for a, b in ((2, 2), (4, 5), (1, 3))]
-    row = load.summarise(rounds, "x")
-    assert row == {"seconds": 3, "times_decode": {"median": 1.25, "min": 1, "max": 3}}
+    row = load.summarise(rounds, "x", 6, [])
+    assert row == {"seconds": 3, "times_decode": {"median": 1.25, "min": 1, "max": 3},
+                   "frames": 6, "fps": 2, "MB": 0}

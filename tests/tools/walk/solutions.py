@@ -61,3 +61,10 @@ def forward_backward(run, model, rows):
     loss = batch.weights * (nll + run.config.z_loss * lse**2)
     loss.sum().backward()
     return batch, nll
+
+
+def merge(one, other):
+    (out, lse), (more, weighs) = one, other
+    total = torch.logaddexp(lse, weighs)
+    share = torch.exp(weighs - total).nan_to_num()[..., None]  # nan: no key in either
+    return out + share * (more - out), total

@@ -50,7 +50,7 @@ def check(folder, text):
 
 def test_functions_without_a_body_are_left_out(capsys):
     assert command.main(["--check", str(MINE)]) == 0
-    assert capsys.readouterr().out.count("not written yet") == 5
+    assert capsys.readouterr().out.count("not written yet") == 6
 
 
 def test_a_file_that_cannot_be_checked_is_refused_in_one_sentence(tmp_path, capsys):
@@ -64,7 +64,7 @@ def test_a_file_that_cannot_be_checked_is_refused_in_one_sentence(tmp_path, caps
 @pytest.mark.slow
 def test_right_solutions_pass_the_tests_of_the_project(capsys):
     assert command.main(["--check", str(SOLUTIONS)]) == 0
-    assert capsys.readouterr().out.count("right, all of its tests pass") == 5
+    assert capsys.readouterr().out.count("right, all of its tests pass") == 6
 
 
 WRONG = {

@@ -1,0 +1,152 @@
+"""Preference pairs as branches of one tree, against the loss of direct preference optimisation as
+its paper writes it, with every answer a sequence of its own."""
+
+import json
+import shutil
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import data
+import packing
+from records.reader import Records
+from tests import test_parallel
+from tests.test_parallel import TOKENIZER, VISION, T, new_model
+from tests.training.processes import ROOT, start
+from tests.training.runs import SMALL, logged, run
+from training.preferences import objective
+from training.ranks import Ranks
+
+MEDIA = ROOT / "tests" / "media"
+DATA = replace(test_parallel.DATA, prefix_all=False)     # no hint at the length of an answer
+PAIR = {"type": "preference", "question": "Where is it?", "chosen": "On the left.",
+        "rejected": "I cannot say, because I see nothing.", "weight": 0.5}
+PLAIN = {"type": "qa", "question": "What is it?", "answer": "A cat."}
+CONFIG = SimpleNamespace(beta=0.3, z_loss=0.0)
+
+
+def example_of(*annotations, media="chelsea.png", config=DATA):
+    record = {"id": "0", "where": "x.jsonl:1", "source": Records(MEDIA / "records.jsonl"),
+              "annotations": list(annotations), "image": {"path": str(MEDIA / media)}}
+    return data.encode(record, TOKENIZER, config, 0, 0)
+
+
+def run_with(**references):
+    return SimpleNamespace(config=CONFIG, ranks=Ranks(), references=references)
+
+
+def textbook(model, pairs, references, plain):
+    """Sum of -weight * log sigmoid(beta * ..) over pairs, and of the weighted nll of plain
+    annotations: each answer alone behind its image."""
+    total = 0
+    for pair, reference in zip(pairs, references, strict=True):
+        log_p = []
+        for side in ("chosen", "rejected"):
+            qa = {"type": "qa", "question": pair["question"], "answer": pair[side]}
+            batch = packing.collate([[example_of(qa)]], T, VISION)
+            nll, _ = model(batch)
+            log_p.append(-nll[batch.weights > 0].sum())
+        margin = CONFIG.beta * ((log_p[0] - reference[0]) - (log_p[1] - reference[1]))
+        total = total - pair.get("weight", 1) * F.logsigmoid(margin)
+    for annotation in plain:
+        batch = packing.collate([[example_of(annotation)]], T, VISION)
+        total = total + (batch.weights * model(batch)[0]).sum()
+    return total
+
+
+def gradients(model, total):
+    model.zero_grad()
+    total.backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+def test_the_gradient_of_packed_pairs_is_that_of_the_textbook():
+    """Two images with pairs and a plain question in one row; float64."""
+    model = new_model().double()
+    swapped = PAIR | {"chosen": PAIR["rejected"], "rejected": PAIR["chosen"], "weight": 2}
+    references = {"x.jsonl:1/0": (-20.0, -31.0), "x.jsonl:1/1": (-33.0, -18.0)}
+    first, second = example_of(PAIR), example_of(PLAIN, swapped)
+    assert second.pairs.keys() == {"x.jsonl:1/1"}
+    batch = packing.collate([[first, second]], 2 * T, VISION)
+    total, losses, margins = objective(run_with(**references), batch, *model(batch))
+    expected = textbook(model, [PAIR, swapped], references.values(), [PLAIN])
+    assert (batch.weights * losses).sum().item() == pytest.approx(expected.item(), rel=1e-6)
+    assert (margins[0] > 0) == (margins[1] < 0)
+    ours, theirs = gradients(model, total), gradients(model, expected)
+    assert (ours - theirs).norm() < 1e-6 * theirs.norm()
+
+
+def test_a_policy_that_is_its_reference_loses_log_2_and_a_swap_turns_the_margin():
+    model = new_model().eval()
+    margins = []
+    for pair in (PAIR, PAIR | {"chosen": PAIR["rejected"], "rejected": PAIR["chosen"]}):
+        batch = packing.collate([[example_of(pair)]], T, VISION)
+        nll, lse = model(batch)
+        own = [-nll[batch.answer == k].sum().item() for k in (1, 2)]
+        _, losses, (margin,) = objective(run_with(**{"x.jsonl:1/0": own}), batch, nll, lse)
+        assert margin.item() == pytest.approx(0, abs=1e-5)
+        assert (batch.weights * losses).sum().item() == pytest.approx(0.5 * 0.6931472, rel=1e-5)
+        reference = {"x.jsonl:1/0": [0.0, 0.0]}
+        margins.append(objective(run_with(**reference), batch, nll, lse)[2].item())
+    assert margins[0] == pytest.approx(-margins[1], rel=1e-5)
+    assert margins[0] != 0
+
+
+def test_where_one_answer_does_not_fit_both_go_and_the_rest_stays():
+    whole = example_of(PAIR)
+    weight, answers = whole.pairs["x.jsonl:1/0"]
+    assert weight == 0.5
+    assert all((whole.weights[places] > 0).all() for places in answers)
+    of_answers = sum(whole.weights[places].sum() for places in answers)
+    assert of_answers == pytest.approx(whole.weights.sum())
+    assert whole.weights.sum() == pytest.approx(0.5)
+    config = replace(DATA, max_tokens=len(whole.tokens) - 1)
+    assert not example_of(PAIR, config=config).pairs
+    assert example_of(PAIR, config=config).weights.sum() == 0
+    both = example_of(PLAIN, PAIR, config=config)
+    assert not both.pairs
+    assert both.weights.sum() == pytest.approx(float(example_of(PLAIN).weights.sum()), rel=0.5)
+
+
+def test_without_beta_a_pair_is_refused_with_the_flag(tmp_path):
+    write(tmp_path)
+    args = ["--data", str(tmp_path / "pairs.jsonl"), "--media", str(MEDIA), "--max_skip=1"]
+    assert run(tmp_path / "run", *SMALL, *args, "--steps", "1") == 2
+    assert run(tmp_path / "run", *SMALL, *args, "--steps", "1", "--beta", "0.1") == 2
+
+
+def write(folder):
+    records = [{"image": name, "annotations": [PLAIN, PAIR]}
+               for name in ("chelsea.png", "coins.png", "coffee.png", "rocket.jpg")]
+    (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, records)))
+    return ["--data", str(folder / "pairs.jsonl"), "--media", str(MEDIA), "--beta", "0.3"]
+
+
+@pytest.mark.slow
+def test_ranks_that_share_rows_log_the_pairs_of_one_process(tmp_path):
+    """Also after a stop: the references are those of the first start."""
+    base = tmp_path / "base"
+    assert run(base, *SMALL, "--steps", "1", "--eval_images=0") == 0
+    flags = [*SMALL, *write(tmp_path), "--init", str(base), "--deterministic", "--steps", "3",
+             "--save-every", "1", "--keep", "0", "--lr.llm=1e-2"]
+    assert run(tmp_path / "one", *flags) == 0
+    for layout in (["--cp", "2"], ["--cp", "2", "--cp_exchange", "gather"]):
+        process = start(tmp_path / layout[-1], *flags, *layout, ranks=2)
+        _, stderr = process.communicate(timeout=300)
+        assert process.returncode == 0, stderr
+    one = logged(tmp_path / "one")
+    assert one[1]["margin"] == pytest.approx(0, abs=1e-4)
+    assert one[3]["margin"] != 0
+    assert one[1]["preferences"] == 2
+    for other in ("2", "gather"):
+        for step, line in logged(tmp_path / other).items():
+            for key in ("loss", "margin", "grad_norm"):
+                assert line[key] == pytest.approx(one[step][key], rel=1e-3, abs=1e-5), key
+    shutil.rmtree(tmp_path / "one" / "step-3")
+    shutil.rmtree(tmp_path / "one" / "step-2")
+    shutil.rmtree(tmp_path / "one" / "model")
+    assert run(tmp_path / "one", *flags, "--resume") == 0
+    assert logged(tmp_path / "one") == one

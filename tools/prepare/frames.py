@@ -1,0 +1,114 @@
+"""Videos decoded once: the frames that training looks at as images, and records that name
+them (docs/training.md, Mixtures).
+
+    python -m tools.prepare frames films.jsonl OUT --max-frames 384
+
+in    a file of records with videos
+out   OUT/records.jsonl   the same with frames in place of the video
+      OUT/media/          a folder of images for each clip, as large as the ViT takes them
+      stdout              {"records":, "bytes":, "skipped": {reason: n}}
+
+With the --max-frames and --fps of training, the frames are those that it would decode.
+Folders that are there are not made again. A record without a video, or with one that
+cannot be decoded, is left out and counted.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections import Counter
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+
+from PIL import Image
+from tqdm import tqdm
+
+import vision
+from data import DataConfig
+from records.media import names_of
+from records.reader import Records
+from records.visual import read_headers
+from tools.command import make_parser, positive, report_errors
+from tools.prepare.annotations import require
+from tools.prepare.collect import count_skips, to_json
+
+
+def prepare(source, config, args, index):
+    """Record number `index` of a source -> its line in OUT/records.jsonl, "" if it is
+    skipped; a Counter of the reason; bytes of its images."""
+    skipped = Counter()
+    line = ""
+    size = 0
+    with count_skips(skipped, "record"):
+        record = source[index]
+        require("video" in record, "no video")
+        info = read_headers(record, config)
+        entry = record["video"] if isinstance(record["video"], dict) else {}
+        start = entry.get("start", 0.0)
+        duration = source.video_size(record)[2]
+        clip = [names_of(record), start, entry.get("end"), info.times, args.size, args.format]
+        name = hashlib.sha256(json.dumps(clip).encode()).hexdigest()[:24]
+        folder = Path(args.out, "media", name)
+        if not folder.exists():
+            save(source.frames(record, info.times), folder, args)
+        paths = sorted(folder.iterdir())
+        size = sum(path.stat().st_size for path in paths)
+        width, height = info.sizes[0]
+        shown = {
+            "frames": [f"{name}/{path.name}" for path in paths],
+            "fps": 1 / info.times[1] if len(paths) > 1 else config.fps,
+            "first": start,
+            "duration": min(entry.get("end", duration), duration)}
+        entry = {"width": width, "height": height} | entry | shown
+        record["video"] = {key: entry[key] for key in entry if key != "path"}
+        del record["source"], record["where"]
+        line = to_json(record)
+    return line, skipped, size
+
+
+def save(frames, folder, args):
+    """Writes frames into a folder that is there only when it is complete."""
+    draft = folder.with_suffix(f".{os.getpid()}")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    for k, pixels in enumerate(frames):
+        image = Image.fromarray(vision.resize(pixels, args.size, args.size))
+        image.save(draft / f"{k:05d}.{args.format}", quality=95, subsampling=0)
+    try:
+        draft.rename(folder)
+    except OSError:  # another process has made it
+        shutil.rmtree(draft)
+
+
+@report_errors
+def main(argv=None):
+    parser = make_parser("prepare frames", __doc__)
+    add = parser.add_argument
+    add("records", help="a file of records, .jsonl or .json")
+    add("out", help="folder for records.jsonl and media/")
+    add("--media", metavar="DIR", help="where paths in the records start")
+    add("--fps", type=float, default=2.0, help="frames a second (default 2)")
+    add("--max-frames", type=positive, default=384, help="of one clip (default 384: stage 3)")
+    add("--size", type=positive, default=378, help="in pixels (default 378, a crop)")
+    add("--format", choices=("jpg", "png"), default="jpg", help="jpg (quality 95) or png")
+    add("--workers", type=positive, default=1, help="processes (default 1)")
+    args = parser.parse_args(argv)
+    source = Records(args.records, args.media)
+    config = DataConfig(max_frames=args.max_frames, fps=args.fps)
+    Path(args.out).mkdir(parents=True, exist_ok=True)
+    counts = {"records": 0, "bytes": 0}
+    skipped = Counter()
+    draft = Path(args.out, "records.part")
+    work = partial(prepare, source, config, args)
+    with get_context("spawn").Pool(args.workers) as pool, open(draft, "w") as file:
+        done = pool.imap(work, range(len(source)))
+        for line, reasons, size in tqdm(done, total=len(source), unit="record"):
+            skipped += reasons
+            if line:
+                print(line, file=file)
+                counts["records"] += 1
+                counts["bytes"] += size
+    draft.replace(Path(args.out, "records.jsonl"))
+    print(json.dumps(counts | {"skipped": dict(skipped)}))

@@ -1,0 +1,83 @@
+"""The processes that train a model together. The numbers and objects that steer a run
+travel over gloo, so that no GPU is waited for; one process gets its own back."""
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+import parallel
+
+
+@dataclass
+class Ranks:
+    """This process among those that train the model; alone, it is the first of one."""
+    rank: int = 0
+    world: int = 1
+    mesh: object = None
+    dp: int = 1
+    dp_rank: int = 0
+    cp: int = 1
+    cp_rank: int = 0
+    long_waits: object = None  # a gloo group: ranks evaluate for hours
+
+    @property
+    def first(self):
+        return self.rank == 0
+
+    def barrier(self):
+        """Waits, for any time, until all ranks are here."""
+        if self.long_waits:
+            dist.barrier(self.long_waits)
+
+
+def join_ranks(cp, device, cp_heads=0):
+    """Under torchrun: the process group and the mesh -> Ranks.
+
+    A rank that does not answer an exchange for ten minutes ends the run (stages/cluster.sh switches
+    on torch's flight recorder, which names the exchange).
+    """
+    world = int(os.environ.get("WORLD_SIZE", 1))
+    if world == 1:
+        return Ranks()
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(minutes=10))
+    mesh = parallel.make_mesh(cp, device.type, cp_heads)
+    long_waits = dist.new_group(backend="gloo", timeout=timedelta(days=7))
+    return Ranks(dist.get_rank(), world, mesh, world // cp, mesh["dp"].get_local_rank(),
+                 cp, mesh["cp"].get_local_rank(), long_waits)
+
+
+def is_first_process():
+    """Is this the first process of a launch, whether or not it has joined the others?"""
+    return int(os.environ.get("RANK", 0)) == 0
+
+
+def all_reduce_sums(numbers):
+    """{name: number} of this rank -> {name: sum over all ranks}, each of the type it had."""
+    if not dist.is_initialized():
+        return dict(numbers)
+    values = torch.tensor([float(v) for v in numbers.values()], dtype=torch.float64)
+    dist.all_reduce(values)
+    sums = zip(numbers, values.tolist(), strict=True)
+    return {name: type(numbers[name])(value) for name, value in sums}
+
+
+def all_gather(value, group=None):
+    """An object of each rank, in their order, for all of them."""
+    if not dist.is_initialized():
+        return [value]
+    values = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group)
+    return values
+
+
+def broadcast(value):
+    """The object of the first rank, for all of them."""
+    if not dist.is_initialized():
+        return value
+    values = [value]
+    dist.broadcast_object_list(values, src=0)
+    return values[0]
