@@ -13,18 +13,18 @@ of the visual input, the trunk, and cannot see each other: the message tree.
     branch   <|im_start|>user\\nWhere?<|im_end|>\\n<|im_start|>assistant\\n<points ..><|im_end|>
 
 The random choices of an example are keyed by (seed, its id, epoch): size and encode draw the same.
-Files are read by records/ (map: records/__init__.py), text is made by text/ (text/__init__.py).
 """
 
 import math
-from collections import Counter
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Protocol
 
 import numpy as np
 
 from records import visual
 from records.errors import Unreadable, encodable
+from records.media import preference_name
 from records.mixture import rng_for
 from records.visual import MediaInfo, crops_per_image, read_headers
 from text.prompts import turns_of
@@ -143,26 +143,28 @@ def layout(trunk, is_visual, branches, config, max_tokens=math.inf):
     """
     kept, dropped_tokens, full = [], 0, False
     room = max_tokens - len(trunk)
-    for branch in branches:
-        n = sum(len(ids) for ids, _ in branch.segments) - 1  # the last id is a target only
+    for _, group in groupby(branches, lambda branch: branch.pair or id(branch)):
+        group = list(group)  # one branch, or the two of a pair
+        # the last id of a branch is a target only
+        n = sum(len(ids) for branch in group for ids, _ in branch.segments) - len(group)
         full = full or (n > room and bool(kept))
         if full or n > room or n < 0:  # n < 0: a track with no point on a frame shown
             dropped_tokens += max(n, 0)
         else:
-            kept.append(branch)
+            kept += group
             room -= n
-    halves = Counter(branch.pair for branch in kept if branch.pair)
-    kept = [branch for branch in kept if halves[branch.pair] in (0, 2)]
     pairs = {branch.pair: (branch.weight, []) for branch in kept if branch.pair}
+    n_plain = sum(not branch.pair for branch in kept)
     is_tree = len(kept) > 1
     tokens, targets, pos = list(trunk), list(trunk[1:]), list(range(len(trunk)))
     weights, until = [0.0] * len(trunk), [0] * len(trunk)
     for branch in kept:
         ids = [i for ids, _ in branch.segments for i in ids]
         factors = [factor for ids, factor in branch.segments for _ in ids]
-        # in a tree the EOS that ends a branch is not counted, but still has loss
-        n_loss = sum(factor > 0 for factor in (factors[:-1] if is_tree else factors))
-        weight = token_weight(branch, n_loss, len(kept), config)
+        # among several the EOS that ends a branch is not counted, but still has loss
+        counted = factors[:-1] if n_plain > 1 or branch.pair else factors
+        n_loss = sum(factor > 0 for factor in counted)
+        weight = token_weight(branch, n_loss, n_plain, config)
         if len(targets) < len(tokens):  # this target belongs to the trunk's last token
             targets.append(ids[0])
             weights[-1] = 0.0 if is_tree else weight * factors[0]  # not 0 for text without a chat
@@ -236,7 +238,7 @@ def build_tree(record, info, tokenizer, config, seed, epoch):
             n_over_max_points += 1
             continue
         weight = record.get("weight", 1.0) * a.get("weight", 1.0)
-        pair = f"{record['where']}/{i}" if a["type"] == "preference" else ""
+        pair = preference_name(record, a) if a["type"] == "preference" else ""
         for segments in segments_of(a, record, info, tokenizer, config, rng):
             branches.append(Branch(segments, a["type"], weight, of_video, pair))
     trunk, is_visual = [tokenizer.bos, *ids], [False, *is_visual]
@@ -247,8 +249,7 @@ def build_tree(record, info, tokenizer, config, seed, epoch):
 
 
 def segments_of(a, record, info, tokenizer, config, rng):
-    """An annotation -> segments [(ids, factor of the weight), ..] of each of its branches: two for
-    a preference, else one."""
+    """An annotation -> segments [(ids, factor), ..] of its branches; a preference has two."""
     if a["type"] == "text" and "prompt" not in a:  # outside of any chat
         return [[(tokenizer.encode(a["text"]) + [tokenizer.eos], 1)]]
     turns = turns_of(a, record, info.sizes, config, rng, info.times)

@@ -29,13 +29,14 @@ class Batch:
     visible_until: torch.Tensor      # (B,T) int32, as is bidir: the mask (attention.py)
     bidir: torch.Tensor
     example: torch.Tensor            # (B,T) int32, whose token it is; the last number is padding
-    answer: torch.Tensor             # (B,T) int32, 2k + 1, 2k + 2: answers of pair k; 0: none
     images: torch.Tensor             # (N,P,F) uint8, crops, one at least; blank ones come last
     pool_src: torch.Tensor           # (M,K) int64, flat patch ids n*P+p of a visual token; -1: none
     pool_dst: torch.Tensor           # (M,) int64, flat token index b*T+t that receives it
     ids: list                        # of str, record ids
-    pairs: list                      # of str, names of preference pairs
-    pair_weights: list
+    # preference pairs (training/preferences.py)
+    answer: torch.Tensor = None      # (B,T) int32, 2k + 1, 2k + 2: answers of pair k; 0: none
+    pairs: list = ()                 # of str, names
+    pair_weights: list = ()
     # under context parallelism (parallel.py)
     cp_rank: torch.Tensor = None     # (n,) int32, rank of each crop; `images` has this rank's
     dispatch: tuple = None           # (sent, received): pooled tokens to and from each rank

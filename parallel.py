@@ -102,15 +102,14 @@ class Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, group):
         ctx.group = group
-        n = dist.get_world_size(group)
-        out = x.new_empty(n * len(x), *x.shape[1:])
-        dist.all_gather_into_tensor(out, x.contiguous(), group=group)
-        return out.unflatten(0, (n, -1))
+        out = x.new_empty(dist.get_world_size(group), *x.shape)
+        dist.all_gather(list(out), x.contiguous(), group=group)
+        return out
 
     @staticmethod
     def backward(ctx, grad):
         own = grad.new_empty(grad.shape[1:])
-        dist.reduce_scatter_tensor(own, grad.flatten(0, 1).contiguous(), group=ctx.group)
+        dist.reduce_scatter(own, list(grad.contiguous()), group=ctx.group)
         return own, None
 
 
@@ -204,7 +203,9 @@ def cut_for_rank(batch, rank, cp, cp_heads=0):
     if not len(own):
         source = np.full((1, source.shape[1]), -1)
     fields = {name: getattr(batch, name)[:, places[rank]]
-              for name in ("tokens", "targets", "weights", "pos", "example", "answer")}
+              for name in ("tokens", "targets", "weights", "pos", "example")}
+    if batch.pairs:
+        fields["answer"] = batch.answer[:, places[rank]]
     return dataclasses.replace(
         batch, **fields, pool_src=torch.from_numpy(source), dispatch=dispatch,
         pool_dst=torch.from_numpy(row[arriving] * t + place[arriving] - rank * t),

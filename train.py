@@ -52,7 +52,7 @@ from training.log import (
     resume_command,
     stop_nonfinite,
 )
-from training.preferences import find_references, objective
+from training.preferences import find_references, objective, read_references
 from training.ranks import all_reduce_sums
 from training.setup import dry_run_largest_batch, fill_weights, pretrain_vit, start_run
 from weights import files
@@ -272,8 +272,11 @@ def main(argv=None):
                 dry_run_largest_batch(run, groups, partial(forward_backward, run, model))
             fill_weights(run, args, model, optimizer)
             if run.config.beta:
-                with report.whole_model(run, model) as whole:
-                    run = replace(run, references=find_references(run, whole))
+                references = read_references(run)
+                if references is None:
+                    with report.whole_model(run, model) as whole:
+                        references = find_references(run, whole)
+                run = replace(run, references=references)
             log = RunLog(run, head, args.tensorboard)
             train(run, model, groups, optimizer, log, args.eval_every)
             finish(run, model, log, began)

@@ -81,7 +81,7 @@ def convert(row, split_turns=False):
     if rejected:
         require(len(pairs) == 1 and not boxes, "the row", "before 'chosen' stands one question")
         require(not system, "the row", "a pair is read without a system text; take it out")
-        annotations = [{"type": "preference", "question": pairs[0]["question"],
+        annotations = [{**qa, "type": "preference", "question": pairs[0]["question"],
                         "chosen": pairs[0]["answer"], "rejected": rejected}]
     return {**kept, **media, "annotations": annotations}
 
@@ -97,8 +97,10 @@ def split_preference(row):
     texts = []
     for side in ("chosen", "rejected"):
         turn = row[side][-1] if isinstance(row[side], list) else row[side]
-        text = turn.get("value", turn.get("content")) if isinstance(turn, dict) else turn
-        require(isinstance(text, str) and text.strip(), side, "it has no text")
+        turn = turn if isinstance(turn, dict) else {"from": "gpt", "value": turn}
+        turn = read_turn(turn, side)
+        text = "".join(turn.parts)
+        require(turn.role == "assistant" and text.strip(), side, "it ends without an answer")
         texts.append(text)
     rest = {name: value for name, value in row.items() if name not in given}
     return rest | {key: [*row[key], {"from": "gpt", "value": texts[0]}]}, texts[1]

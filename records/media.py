@@ -4,6 +4,7 @@ in    paths
 out   sizes from headers alone; pixels (H,W,3) uint8 as displayed (docs/molmo2.md 2.1)
 """
 
+import hashlib
 import json
 import os
 import warnings
@@ -31,6 +32,13 @@ def names_of(record):
         file = {"path": entry} if isinstance(entry, str) else entry
         names += file.get("frames") or [file["path"]]
     return names
+
+
+def preference_name(record, annotation):
+    """A name of a preference, from what is asked about what: the same wherever the file lies."""
+    asked = [record.get(key) for key in ("image", "images", "video", "subtitles")]
+    text = json.dumps([asked, annotation], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @contextmanager

@@ -114,13 +114,14 @@ def count_sent(rank, folder):
 
     def counted(name, plain, part):
         def call(out, given, *args, **options):
-            sent["all"] += int(given.numel() * part(dist.get_world_size(options["group"])))
+            numbers = sum(map(torch.numel, given if isinstance(given, list) else [given]))
+            sent["all"] += int(numbers * part(dist.get_world_size(options["group"])))
             return plain(out, given, *args, **options)
         return call
 
     for name, part in (("all_to_all_single", lambda n: (n - 1) / n),
-                       ("all_gather_into_tensor", lambda n: n - 1),
-                       ("reduce_scatter_tensor", lambda n: (n - 1) / n)):
+                       ("all_gather", lambda n: n - 1),
+                       ("reduce_scatter", lambda n: (n - 1) / n)):
         setattr(dist, name, counted(name, getattr(dist, name), part))
     found = {}
     for cp_heads in EXCHANGED:

@@ -134,7 +134,7 @@ def delete_run(out):
     for path in (*checkpoints, out / "model", out / "samples", out / "tensorboard"):
         shutil.rmtree(path, ignore_errors=True)
     for name in ("log.jsonl", "stage0.jsonl", "skips.jsonl", "loss.png", "scores.png",
-                 "progress.gif"):
+                 "progress.gif", "references.json"):
         (out / name).unlink(missing_ok=True)
 
 

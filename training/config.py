@@ -253,7 +253,7 @@ def parse(argv=None):
         config = override(config, name, value)
     if config.lora.rank and "train" not in args.fields:
         config = replace(config, train=("connector", "llm"))
-    if config.deterministic:
+    if config.deterministic or config.beta:
         config = replace(config, residual_dropout=0.0, response_dropout=0.0)
     # a laptop's batch may be smaller than the recipe's micro-batch, a short run than its stage 0
     config = replace(config, micro_batch=min(config.micro_batch, config.batch),
@@ -289,8 +289,6 @@ def check(args, config):
         (args.resume and args.overwrite, "--resume and --overwrite contradict one another"),
         (args.else_init and (args.init or not args.resume),
          "--else-init needs --resume, and takes the place of --init"),
-        (config.beta and not args.init and not args.resume,
-         "--beta: answers are compared with those of the model in --init, so name one"),
         (args.tensorboard and not find_spec("tensorboard"),
          "--tensorboard needs an extra package: pip install -r requirements-extras.txt"),
     ):

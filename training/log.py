@@ -90,8 +90,9 @@ class StepStats:
                     "preferred": sum(margin > 0 for margin in margins)}
         sums = all_reduce_sums({**self.counts, **self.sums, **of_pairs})
         n = sums["preferences"]
-        self.preferences = {name: sums[name] / (self.cp if name == "preferences" else n)
-                            for name in of_pairs} if n else {}
+        self.preferences = {name: sums[name] / n for name in of_pairs} if n else {}
+        if n:
+            self.preferences["preferences"] = round(n / self.cp)
         # the ranks that share a row have all counted it
         self.counts = {name: round(sums[name] / self.cp) for name in self.counts}
         nll = {name: sums["nll", name] for name in self.sources}
@@ -207,7 +208,9 @@ def make_head(run, args, model):
              f"{head['dtype']}, processes: {head['world']}\n"
              f"parameters: {sizes}; {', '.join(config.train)} learn\n"
              f"steps: {n_left} of {config.steps}; a batch: {config.batch} rows of "
-             f"{config.data.max_tokens} tokens; writes to {run.out}\n{describe_length(run)}")
+             f"{config.data.max_tokens} tokens; writes to {run.out}")
+        if n_left:
+            warn(describe_length(run))
     return head
 
 

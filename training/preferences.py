@@ -13,9 +13,7 @@ minus that in rejected: DPO is supervised training with these weights of tokens.
 """
 
 import json
-import math
 from contextlib import suppress
-from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -26,7 +24,7 @@ import data
 import packing
 from records.errors import Unreadable
 from records.reader import Records
-from training.config import RunError
+from training.config import RankError, RunError
 from training.ranks import all_gather
 
 
@@ -35,8 +33,8 @@ def log_p_of_answers(batch, nll, group=None):
 
     group: the ranks that share its rows, each with some of the tokens.
     """
-    sums = nll.new_zeros(1 + 2 * len(batch.pairs), dtype=torch.float64)
-    sums.index_add_(0, batch.answer.flatten(), -nll.detach().flatten().double())
+    sums = nll.new_zeros(1 + 2 * len(batch.pairs))
+    sums.index_add_(0, batch.answer.flatten(), -nll.detach().flatten())
     if group:
         dist.all_reduce(sums, group=group)
     return sums[1:].view(-1, 2)
@@ -48,7 +46,8 @@ def objective(run, batch, nll, lse):
     reference. Plain annotations count as in train.forward_backward.
     """
     if missing := [pair for pair in batch.pairs if pair not in run.references]:
-        raise RunError(f"{missing[0]}: references.json lacks it; begin a new run with --init")
+        raise RankError(f"{batch.ids}: references.json lacks the preference {missing[0]} of one of "
+                        "them; begin a new run with --init")
     mesh = run.ranks.mesh
     log_p = log_p_of_answers(batch, nll, mesh and mesh["cp"].get_group())
     gain = log_p - log_p.new_tensor([run.references[pair] for pair in batch.pairs])
@@ -63,35 +62,46 @@ def objective(run, batch, nll, lse):
     plain = batch.weights * (nll + run.config.z_loss * lse**2)
     preferred = of_tokens(torch.stack([slopes, -slopes], 1)) * nll
     losses = of_tokens(F.softplus(-margins)[:, None].expand(-1, 2))
+    margins = margins[margins.new_tensor(batch.pair_weights) > 0]
     return plain.where(is_plain, preferred).sum(), nll.where(is_plain, losses), margins
+
+
+def read_references(run):
+    """{name of a pair: log p of both answers}, as a resumed run began with; None for a new run.
+    RunError if the file cannot be read."""
+    if not run.resume_from.folder:
+        return None
+    try:
+        return json.loads((run.out / "references.json").read_text())
+    except (OSError, ValueError) as e:
+        raise RunError(f"the references of preference pairs cannot be read: {e}") from None
 
 
 @torch.no_grad()
 def find_references(run, model):
-    """{pair: log p of both answers} of all data under this whole model; the run directory
-    keeps them for a run that is resumed."""
-    path = run.out / "references.json"
-    if path.exists():
-        return json.loads(path.read_text())
+    """The same for all data, under this whole model; kept in the run directory."""
     files = [x for x in run.loader.mixture.sources if isinstance(x, Records)]
     places = [(source, i) for source in files for i in range(len(source))]
     own = places[run.ranks.rank :: run.ranks.world]
     found = {}
     for source, i in tqdm(own, desc="references", disable=not run.ranks.first):
         with suppress(Unreadable):  # the planner counts it
-            found |= log_p_of_record(run, model, source[i])
+            record = source[i]
+            for a in record["annotations"]:
+                if a["type"] == "preference":
+                    found |= log_p_of_pair(run, model, record | {"annotations": [a]})
     references = {}
     for part in all_gather(found):
         references |= part
     if run.ranks.first:
-        path.write_text(json.dumps(references))
+        draft = run.out / "references.part"
+        draft.write_text(json.dumps(references))
+        draft.replace(run.out / "references.json")
     return references
 
 
-def log_p_of_record(run, model, record):
-    if all(a["type"] != "preference" for a in record["annotations"]):
-        return {}
-    config = replace(run.config.data, max_tokens=math.inf)
+def log_p_of_pair(run, model, record):
+    config = run.config.data
     example = data.encode(record, run.tokenizer, config, 0, 0)
     batch = packing.collate([[example]], len(example.tokens), config.vision).to(run.device)
     nll, _ = model(batch)

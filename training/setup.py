@@ -281,6 +281,8 @@ def start_run(args, config):
     error = layout_error(int(os.environ.get("WORLD_SIZE", 1)), config, config.model)
     if config.lora.rank and args.init is None:
         error = "--lora: adapters are put on trained weights; name them with --init"
+    if config.beta and not args.init and not resume_from.folder:
+        error = "--beta: answers are compared with those of the model in --init, so name one"
     plans = resume_from.folder and resume_from.state["loader"]["plans"]
     if plans and ("packs" in plans) != bool(args.plan):
         error = "--plan: a run goes on as it began, with a plan or without one"

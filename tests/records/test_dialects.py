@@ -172,7 +172,7 @@ PLANTED = [
     *((row("q", "a", image="x", **{name: "x"}), f"'{name}' cannot be trained on") for name in (
         "clip", "audio_path", "tools", "pdf", "depth", "point_cloud")),
     (row("q", chosen="a"), "'chosen' and 'rejected' go together"),
-    (row("q", chosen="a", rejected={"from": "gpt"}), "rejected: it has no text"),
+    (row("q", chosen="a", rejected={"from": "gpt"}), "rejected"),
     (row("q", "a", "q", chosen="a", rejected="b"), "before 'chosen' stands one question"),
     (row("q", "a", chosen="a", rejected="b"), "they alternate"),
     (row("q", chosen="a", rejected="b", system="s"), "without a system text"),

@@ -44,6 +44,7 @@ import json, os
 from dataclasses import replace
 import torch
 from tests.training.stream import CONFIG, loader_of, taken
+from training.ranks import all_gather, join_ranks
 
 def main():
     ranks = join_ranks(1, torch.device("cpu"))
@@ -182,7 +183,6 @@ def test_a_hundred_undecodable_records_in_a_row_stop_the_run(tmp_path):
 BROKEN = """
 import sys
 import train
-from training.ranks import all_gather, join_ranks
 
 def forward_backward(run, model, rows):
     raise ZeroDivisionError("a mistake in the code")

@@ -12,11 +12,13 @@ import torch.nn.functional as F
 
 import data
 import packing
+from records.media import preference_name
 from records.reader import Records
 from tests import test_parallel
 from tests.test_parallel import TOKENIZER, VISION, T, new_model
 from tests.training.processes import ROOT, start
 from tests.training.runs import SMALL, logged, run
+from training import checkpoint
 from training.preferences import objective
 from training.ranks import Ranks
 
@@ -34,7 +36,11 @@ def example_of(*annotations, media="chelsea.png", config=DATA):
     return data.encode(record, TOKENIZER, config, 0, 0)
 
 
-def run_with(**references):
+def name_of(pair, media="chelsea.png"):
+    return preference_name({"image": {"path": str(MEDIA / media)}}, pair)
+
+
+def run_with(references):
     return SimpleNamespace(config=CONFIG, ranks=Ranks(), references=references)
 
 
@@ -67,11 +73,11 @@ def test_the_gradient_of_packed_pairs_is_that_of_the_textbook():
     """Two images with pairs and a plain question in one row; float64."""
     model = new_model().double()
     swapped = PAIR | {"chosen": PAIR["rejected"], "rejected": PAIR["chosen"], "weight": 2}
-    references = {"x.jsonl:1/0": (-20.0, -31.0), "x.jsonl:1/1": (-33.0, -18.0)}
+    references = {name_of(PAIR): (-20.0, -31.0), name_of(swapped): (-33.0, -18.0)}
     first, second = example_of(PAIR), example_of(PLAIN, swapped)
-    assert second.pairs.keys() == {"x.jsonl:1/1"}
+    assert first.pairs.keys() | second.pairs.keys() == references.keys()
     batch = packing.collate([[first, second]], 2 * T, VISION)
-    total, losses, margins = objective(run_with(**references), batch, *model(batch))
+    total, losses, margins = objective(run_with(references), batch, *model(batch))
     expected = textbook(model, [PAIR, swapped], references.values(), [PLAIN])
     assert (batch.weights * losses).sum().item() == pytest.approx(expected.item(), rel=1e-6)
     assert (margins[0] > 0) == (margins[1] < 0)
@@ -86,18 +92,18 @@ def test_a_policy_that_is_its_reference_loses_log_2_and_a_swap_turns_the_margin(
         batch = packing.collate([[example_of(pair)]], T, VISION)
         nll, lse = model(batch)
         own = [-nll[batch.answer == k].sum().item() for k in (1, 2)]
-        _, losses, (margin,) = objective(run_with(**{"x.jsonl:1/0": own}), batch, nll, lse)
+        _, losses, (margin,) = objective(run_with({batch.pairs[0]: own}), batch, nll, lse)
         assert margin.item() == pytest.approx(0, abs=1e-5)
         assert (batch.weights * losses).sum().item() == pytest.approx(0.5 * 0.6931472, rel=1e-5)
-        reference = {"x.jsonl:1/0": [0.0, 0.0]}
-        margins.append(objective(run_with(**reference), batch, nll, lse)[2].item())
+        reference = {batch.pairs[0]: [0.0, 0.0]}
+        margins.append(objective(run_with(reference), batch, nll, lse)[2].item())
     assert margins[0] == pytest.approx(-margins[1], rel=1e-5)
     assert margins[0] != 0
 
 
 def test_where_one_answer_does_not_fit_both_go_and_the_rest_stays():
     whole = example_of(PAIR)
-    weight, answers = whole.pairs["x.jsonl:1/0"]
+    weight, answers = whole.pairs[name_of(PAIR)]
     assert weight == 0.5
     assert all((whole.weights[places] > 0).all() for places in answers)
     of_answers = sum(whole.weights[places].sum() for places in answers)
@@ -106,9 +112,60 @@ def test_where_one_answer_does_not_fit_both_go_and_the_rest_stays():
     config = replace(DATA, max_tokens=len(whole.tokens) - 1)
     assert not example_of(PAIR, config=config).pairs
     assert example_of(PAIR, config=config).weights.sum() == 0
+    halves = [PAIR, PAIR | {"chosen": PAIR["rejected"], "rejected": PAIR["chosen"]}]
+    for pair in halves:                                  # either answer is the one too long
+        both = example_of(PLAIN, pair, config=config)
+        assert not both.pairs
+        assert both.weights.sum() == example_of(PLAIN).weights.sum()
+
+
+def test_a_plain_annotation_beside_a_pair_keeps_its_loss():
+    config = replace(DATA, sqrt_length=True, sqrt_branches=True)
+    alone = example_of(PLAIN, config=config).weights.sum()
     both = example_of(PLAIN, PAIR, config=config)
-    assert not both.pairs
-    assert both.weights.sum() == pytest.approx(float(example_of(PLAIN).weights.sum()), rel=0.5)
+    assert len(both.pairs) == 1
+    assert both.weights.sum() - 0.5 == pytest.approx(float(alone), rel=1e-6)
+
+
+def test_a_pair_has_a_name_of_its_own_wherever_its_file_lies(tmp_path):
+    """All records of a .json file with one line stand in the same line."""
+    write(tmp_path)
+    lines = (tmp_path / "pairs.jsonl").read_text().splitlines()
+    (tmp_path / "pairs.json").write_text(f"[{','.join(lines)}]")
+    names = []
+    for path in ("pairs.jsonl", "pairs.json"):
+        source = Records(tmp_path / path, MEDIA)
+        names.append([preference_name(record, record["annotations"][1]) for record in source])
+    assert names[0] == names[1]
+    assert len(set(names[0])) == 4
+
+
+def test_references_belong_to_one_run(tmp_path, capsys):
+    """--overwrite deletes them, a new run computes its own, a resumed one needs those it had."""
+    base = tmp_path / "base"
+    assert run(base, *SMALL, "--steps", "1", "--eval_images=0") == 0
+    flags = [*SMALL, *write(tmp_path), "--steps", "2", "--save-every", "1", "--lr.llm=1e-2"]
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "references.json").write_text("{}")           # left over from something else
+    assert run(out, *flags, "--init", str(base)) == 0
+    assert logged(out)[1]["margin"] == pytest.approx(0, abs=1e-4)
+    assert run(out, *flags, "--init", str(tmp_path / "out2"), "--overwrite") == 2
+    assert run(out, *flags) == 2                          # without --init
+    first = (out / "references.json").read_text()
+    for text in ("", None):
+        shutil.rmtree(out / "model", ignore_errors=True)
+        shutil.rmtree(out / "step-2", ignore_errors=True)
+        (out / "references.json").unlink(missing_ok=True)
+        if text is not None:
+            (out / "references.json").write_text(text)
+        capsys.readouterr()
+        assert run(out, *flags, "--resume") == 1
+        assert "the references of preference pairs cannot be read" in capsys.readouterr().err
+    (out / "references.json").write_text(first)
+    assert run(out, *flags, "--resume") == 0
+    checkpoint.delete_run(out)
+    assert not (out / "references.json").exists()
 
 
 def test_without_beta_a_pair_is_refused_with_the_flag(tmp_path):

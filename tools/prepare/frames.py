@@ -18,6 +18,7 @@ import json
 import os
 import shutil
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -27,7 +28,6 @@ from tqdm import tqdm
 
 import vision
 from data import DataConfig
-from records.media import names_of
 from records.reader import Records
 from records.visual import read_headers
 from tools.command import make_parser, positive, report_errors
@@ -37,32 +37,36 @@ from tools.prepare.collect import count_skips, to_json
 
 def prepare(source, config, args, index):
     """Record number `index` of a source -> its line in OUT/records.jsonl, "" if it is
-    skipped; a Counter of the reason; bytes of its images."""
+    skipped; a Counter of the reason; {folder of its images: bytes}."""
     skipped = Counter()
     line = ""
-    size = 0
+    size = {}
     with count_skips(skipped, "record"):
         record = source[index]
         require("video" in record, "no video")
         info = read_headers(record, config)
         entry = record["video"] if isinstance(record["video"], dict) else {}
         start = entry.get("start", 0.0)
-        duration = source.video_size(record)[2]
-        clip = [names_of(record), start, entry.get("end"), info.times, args.size, args.format]
+        _, _, duration, half = source.video_size(record)
+        files = [str(path) for path in source.paths_of(record)]
+        clip = [files, start, entry.get("end"), info.times, args.size, args.format]
         name = hashlib.sha256(json.dumps(clip).encode()).hexdigest()[:24]
         folder = Path(args.out, "media", name)
         if not folder.exists():
             save(source.frames(record, info.times), folder, args)
         paths = sorted(folder.iterdir())
-        size = sum(path.stat().st_size for path in paths)
+        size = {name: sum(path.stat().st_size for path in paths)}
         width, height = info.sizes[0]
         shown = {
             "frames": [f"{name}/{path.name}" for path in paths],
-            "fps": 1 / info.times[1] if len(paths) > 1 else config.fps,
+            "fps": 1 / info.times[1] if len(paths) > 1 else 0.5 / half,
             "first": start,
             "duration": min(entry.get("end", duration), duration)}
         entry = {"width": width, "height": height} | entry | shown
         record["video"] = {key: entry[key] for key in entry if key != "path"}
+        for a in record["annotations"]:  # of a box its centre is left
+            for point in a.get("points", ()):
+                point.pop("box", None)
         del record["source"], record["where"]
         line = to_json(record)
     return line, skipped, size
@@ -70,8 +74,7 @@ def prepare(source, config, args, index):
 
 def save(frames, folder, args):
     """Writes frames into a folder that is there only when it is complete."""
-    draft = folder.with_suffix(f".{os.getpid()}")
-    shutil.rmtree(draft, ignore_errors=True)
+    draft = folder.with_suffix(f".part{os.getpid()}")
     draft.mkdir(parents=True)
     for k, pixels in enumerate(frames):
         image = Image.fromarray(vision.resize(pixels, args.size, args.size))
@@ -95,20 +98,27 @@ def main(argv=None):
     add("--format", choices=("jpg", "png"), default="jpg", help="jpg (quality 95) or png")
     add("--workers", type=positive, default=1, help="processes (default 1)")
     args = parser.parse_args(argv)
+    if args.fps <= 0:
+        parser.error(f"--fps {args.fps}: frames a second are above 0")
     source = Records(args.records, args.media)
     config = DataConfig(max_frames=args.max_frames, fps=args.fps)
     Path(args.out).mkdir(parents=True, exist_ok=True)
-    counts = {"records": 0, "bytes": 0}
+    for rest in Path(args.out, "media").glob("*.part*"):  # of a command that was killed
+        shutil.rmtree(rest)
+    n_records = 0
+    sizes = {}
     skipped = Counter()
     draft = Path(args.out, "records.part")
     work = partial(prepare, source, config, args)
-    with get_context("spawn").Pool(args.workers) as pool, open(draft, "w") as file:
-        done = pool.imap(work, range(len(source)))
+    workers = ProcessPoolExecutor(args.workers, get_context("spawn"))
+    with workers, open(draft, "w") as file:
+        done = workers.map(work, range(len(source)), chunksize=4)
         for line, reasons, size in tqdm(done, total=len(source), unit="record"):
             skipped += reasons
             if line:
                 print(line, file=file)
-                counts["records"] += 1
-                counts["bytes"] += size
+                n_records += 1
+                sizes |= size
     draft.replace(Path(args.out, "records.jsonl"))
-    print(json.dumps(counts | {"skipped": dict(skipped)}))
+    found = {"records": n_records, "bytes": sum(sizes.values()), "skipped": dict(skipped)}
+    print(json.dumps(found))

@@ -24,6 +24,9 @@ CLIP = {
         {"type": "caption", "text": "It moves.", "start": 3.0, "end": 4.5},
         {"type": "point", "label": "it", "coords": "unit",
          "points": [{"t": 4.0, "x": 0.5, "y": 0.6}]}]}
+BOX = {"id": "box", "video": "bigbuckbunny.mp4",
+       "annotations": [{"type": "box", "label": "it", "coords": "pixel", "size": [1280, 720],
+                        "form": "xyxy", "boxes": [{"t": 2.0, "box": [10, 20, 300, 400]}]}]}
 TRACK = {
     "id": "track", "video": "bigbuckbunny.mp4",
     "annotations": [{"type": "track", "label": "it", "coords": "pixel", "size": [1280, 720],
@@ -36,7 +39,7 @@ def source(tmp_path):
     damaged = {"video": str(tmp_path / "cut.mp4"), "annotations": CLIP["annotations"]}
     films = (MEDIA / "films.jsonl").read_text().splitlines()
     image = {"image": "coins.png", "annotations": [{"type": "caption", "text": "Coins."}]}
-    records = [*map(json.loads, films), CLIP, TRACK, damaged, image]
+    records = [*map(json.loads, films), CLIP, TRACK, BOX, damaged, image]
     for record in records:
         for k, annotation in enumerate(record["annotations"]):
             record["annotations"][k] = annotation | {"weight": 1}
