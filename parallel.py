@@ -37,11 +37,11 @@ from model import Block
 
 def make_mesh(cp, device="cpu", cp_heads=0):
     """The ranks of this world as (dp, gather, heads), the last varying fastest. cp_heads neighbours
-    (0: all cp) exchange heads; (gather, heads) together are "cp", which share a row."""
+    (0: all cp) exchange heads; mesh.cp, of (gather, heads) together, are those that share a row."""
     cp_heads = cp_heads or cp
     shape = (dist.get_world_size() // cp, cp // cp_heads, cp_heads)
     mesh = init_device_mesh(device, shape, mesh_dim_names=("dp", "gather", "heads"))
-    mesh["gather", "heads"]._flatten("cp")
+    mesh.cp = mesh["gather", "heads"]._flatten("cp")  # by its name torch finds it with a warning
     return mesh
 
 
@@ -223,7 +223,7 @@ def parallelize(model, mesh, shard=0, dtype=torch.float32):
     Weights that learn, gradients and their sums are float32, as in one process. The decoder's
     blocks are gathered in dtype, in which autocast computes them. Gradients are sums, not means.
     """
-    if mesh["cp"].size() > 1:
+    if mesh.cp.size() > 1:
         share_rows(model, mesh)
     world = mesh.size()
     over = mesh._flatten("dp_cp")
@@ -247,7 +247,7 @@ def parallelize(model, mesh, shard=0, dtype=torch.float32):
 
 def share_rows(model, mesh):
     """Attention and vision of a model whose ranks share rows."""
-    group = own_group(mesh["cp"])
+    group = own_group(mesh.cp)
     model.route = dispatch_route(group)
     exchanges = [name for name in ("gather", "heads") if mesh[name].size() > 1]
     for name in exchanges:

@@ -1,7 +1,7 @@
 """Stage 1: captions and pointing (paper: training, Table 12; docs/molmo2.md 9.2, 10).
 
 From a language model and SigLIP2, with a new connector. 31,000 steps of 128 rows of 2,536 tokens,
-4 million rows (the released runs: docs/differences.md). `--data FOLDER` takes the published mixture
+4 million rows (the released runs: docs/molmo2.md 16). `--data FOLDER` takes the published mixture
 from FOLDER/pixmo-cap/records.jsonl and so on (tools.prepare writes these files, docs/datasets.md
 lists the downloads). Other data is named file by file: --data captions.jsonl=0.6 points.jsonl=0.3
 text.jsonl=0.1

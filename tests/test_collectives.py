@@ -25,7 +25,7 @@ def worker(rank, folder):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/rendezvous", rank=rank, world_size=4)
     mesh = parallel.make_mesh(2)
-    cp_group = mesh["cp"].get_group()
+    cp_group = mesh.cp.get_group()
     assert cp_group is not dist.group.WORLD
     called = Counter()
 
@@ -38,7 +38,7 @@ def worker(rank, folder):
     for name in COLLECTIVES:
         setattr(dist, name, counted(name, getattr(dist, name)))
     rows = packs_of("mixed")[mesh["dp"].get_local_rank()::2]
-    batches = {n: [shard_of_rank(rows[k :: n], mesh["cp"].get_local_rank(), 2) for k in range(n)]
+    batches = {n: [shard_of_rank(rows[k :: n], mesh.cp.get_local_rank(), 2) for k in range(n)]
                for n in (1, 2, 4)}
     found = {}
     for case in CASES:
@@ -89,7 +89,7 @@ def alone_in_a_row(rank, folder):
     (group,) = [cell.cell_contents for cell in model.route.__closure__]
     assert dist.get_world_size(group) == 2
     assert group is not dist.group.WORLD
-    assert mesh["cp"].get_group() is dist.group.WORLD  # that of FSDP
+    assert mesh.cp.get_group() is dist.group.WORLD  # that of FSDP
     dist.destroy_process_group()
 
 

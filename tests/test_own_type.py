@@ -1,4 +1,4 @@
-"""The example of docs/training.md: an annotation type of one's own, as a diff."""
+"""The example of CONTRIBUTING.md: an annotation type of one's own, as a diff."""
 
 import json
 import os
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.mark.slow
 def test_the_diff_of_the_page_makes_a_type_that_is_trained_and_scored(tmp_path):
-    page = (ROOT / "docs" / "training.md").read_text()
+    page = (ROOT / "CONTRIBUTING.md").read_text()
     (diff,) = re.findall(r"```diff\n(.*?)```", page, re.DOTALL)
     shutil.copytree(ROOT, tmp_path, dirs_exist_ok=True,
                     ignore=shutil.ignore_patterns(".git", "runs", "__pycache__"))

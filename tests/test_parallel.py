@@ -153,7 +153,7 @@ def worker(rank, world, cp, accumulation, kinds, folder, shard, dtype, compiled,
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/rendezvous", rank=rank, world_size=world)
     mesh = parallel.make_mesh(cp, cp_heads=cp_heads)
-    cp_rank = mesh["cp"].get_local_rank()
+    cp_rank = mesh.cp.get_local_rank()
     dp = world // cp
     size = PACKS // dp // accumulation
     n_done = 0

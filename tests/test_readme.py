@@ -78,10 +78,10 @@ def defined(path):
     return names
 
 
-def test_every_function_of_the_paper_page_is_where_it_says():
-    page = TEXTS["docs/paper.md"]
-    named = re.findall(r"`([\w/]+\.py)`: ((?:`[\w.]+`(?:, )?)+)", page)
-    assert len(named) > 30
+@pytest.mark.parametrize(("name", "least"), [("docs/paper.md", 30), ("docs/walk/README.md", 16)])
+def test_every_function_of_a_table_is_where_it_says(name, least):
+    named = re.findall(r"`([\w/]+\.py)`: ((?:`[\w.]+`(?:, )?)+)", TEXTS[name])
+    assert len(named) >= least
     missing = []
     for path, names in named:
         there = defined(ROOT / path) if (ROOT / path).exists() else set()
@@ -113,9 +113,9 @@ def test_every_test_that_a_page_names_exists():
 
 def test_the_readme_is_short_and_states_the_lines_of_the_seven_files():
     lines = README.splitlines()
-    assert len(lines) <= 180
-    assert max(map(len, lines)) <= 100
-    assert len(README.split()) <= 2100
+    assert len(lines) <= 130
+    assert max(map(len, lines)) <= 120
+    assert len(README.split()) <= 1300
     stated = dict(re.findall(r"\| `(\w+)\.py` \| (\d+) \|", README))
     assert list(stated) == TOP_LEVEL
     actual = {name: len((ROOT / f"{name}.py").read_text().splitlines()) for name in stated}
@@ -123,8 +123,15 @@ def test_the_readme_is_short_and_states_the_lines_of_the_seven_files():
     assert not wrong, f"other numbers of lines than README.md states: {wrong}"
 
 
+def test_no_page_is_too_long():
+    long = {name: n for name, text in TEXTS.items() if (n := text.count("\n")) > 250}
+    assert set(long) <= {"docs/log.md", "docs/molmo2.md", "docs/walk/README.md"}, long
+    assert TEXTS["RESULTS.md"].count("\n") <= 120
+
+
 def test_the_lines_for_captions_make_a_training_set_of_a_folder(tmp_path, monkeypatch, capsys):
-    (lines,) = re.findall(r"```python\n(import json, pathlib.*?)```", README, re.DOTALL)
+    (lines,) = re.findall(r"```python\n(import json, pathlib.*?)```", TEXTS["docs/own_data.md"],
+                          re.DOTALL)
     (tmp_path / "photos").mkdir()
     for name in ("cat.JPG", "dog.png", "notes.pdf"):
         path = tmp_path / "photos" / name

@@ -190,7 +190,7 @@ def ask(loaded, shown, turns, args, printer=None):
     model, tokenizer, config = loaded
     if config.prefix_all and len(turns) == 1 and not STYLED.match(turns[0][0]):
         warn("this model was trained on prompts that begin with a style, such as long_caption:, "
-             "pointing:, count: or user_qa: (docs/training.md)")
+             "pointing:, count: or user_qa: (docs/own_data.md)")
     prompt = data.encode_prompt(shown.images, turns, tokenizer, config, shown.clip)
     (ids,) = generate(model, [prompt], tokenizer.stops, args.max_new, args.temperature,
                       args.seed, printer)

@@ -103,7 +103,7 @@ def measure_step(flags, device, peak, rounds):
     groups, optimizer = train.build_optimizer(run, model)
 
     def step(rows):
-        batch, _ = train.forward_backward(run, model, rows)
+        batch, *_ = train.forward_backward(run, model, rows)
         train.divide_and_clip(run, groups, 1.0)
         optimizer.step()  # with a learning rate of 0
         return batch

@@ -175,7 +175,7 @@ class Loader:
             raise RankError(str(examples))
         reasons = [example.mask_reason for example in examples]
         if self.ranks.cp > 1:
-            of_ranks = all_gather(reasons, self.ranks.mesh["cp"].get_group())
+            of_ranks = all_gather(reasons, self.ranks.mesh.cp.get_group())
             reasons = [next(filter(None, each), "") for each in zip(*of_ranks, strict=True)]
         row = []
         pack = self.in_flight.popleft()

@@ -49,7 +49,7 @@ def objective(run, batch, nll, lse):
         raise RankError(f"{batch.ids}: references.json lacks the preference {missing[0]} of one of "
                         "them; begin a new run with --init")
     mesh = run.ranks.mesh
-    log_p = log_p_of_answers(batch, nll, mesh and mesh["cp"].get_group())
+    log_p = log_p_of_answers(batch, nll, mesh and mesh.cp.get_group())
     gain = log_p - log_p.new_tensor([run.references[pair] for pair in batch.pairs])
     beta = run.config.beta
     margins = beta * (gain[:, 0] - gain[:, 1])

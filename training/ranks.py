@@ -47,7 +47,7 @@ def join_ranks(cp, device, cp_heads=0):
     mesh = parallel.make_mesh(cp, device.type, cp_heads)
     long_waits = dist.new_group(backend="gloo", timeout=timedelta(days=7))
     return Ranks(dist.get_rank(), world, mesh, world // cp, mesh["dp"].get_local_rank(),
-                 cp, mesh["cp"].get_local_rank(), long_waits)
+                 cp, mesh.cp.get_local_rank(), long_waits)
 
 
 def is_first_process():

@@ -4,7 +4,7 @@ The groups come at the released rates, and tokens and crops are counted as in tr
 Lengths of videos and answers, sizes of images and numbers of annotations are ASSUMED, since
 nobody published them. Two numbers are fitted to examples per pack of the official packer:
 VIDEO_SCALE to the 3.8 of stage 2 that the paper reports, CAPTION_TOKENS to the 1.52 of stage 1
-that Ai2 reports for rows of 2,560 tokens (docs/training.md). A packer sees sizes, no pixels.
+that Ai2 reports for rows of 2,560 tokens (docs/released.md). A packer sees sizes, no pixels.
 """
 
 import math

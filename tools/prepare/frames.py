@@ -1,5 +1,5 @@
 """Videos decoded once: the frames that training looks at as images, and records that name
-them (docs/training.md, Mixtures).
+them (docs/own_data.md).
 
     python -m tools.prepare frames films.jsonl OUT --max-frames 384
 

@@ -105,7 +105,7 @@ def worker(rank, folder):
     row = examples.encode(share_crops(rank))
     batch = parallel.cut_for_rank(examples.collate(row), rank, CP)
     loss, weight = sum_loss(model, batch)
-    held = follow_heads(rank, mesh["cp"].get_group())
+    held = follow_heads(rank, mesh.cp.get_group())
     n_crops = int((batch.cp_rank == rank).sum())
     found = Rank(batch.tokens.shape[1], n_crops, batch.dispatch[0], *held, float(loss),
                  float(weight))

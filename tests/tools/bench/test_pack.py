@@ -103,7 +103,7 @@ def test_the_official_packer_packs_as_many_examples_as_its_authors_report(
     stage, n, limits, fewest, most
 ):
     """3.8 in stage 2 by the paper; in stage 1, rows of 2,560 tokens, 1.51 to 1.53 by Ai2
-    (docs/training.md). Fewer are packed here than in the stream that was fitted."""
+    (docs/released.md). Fewer are packed here than in the stream that was fitted."""
     packer = packers.packers(stage)[packers.OFFICIAL]
     row = packers.measure(packer, sizes_of(stage, n, 0), 1, limits)
     assert fewest < row["examples"] < most, row["examples"]
