@@ -271,10 +271,12 @@ def collate(rows, max_tokens, vision_config, crop_bucket=1, share_images=False):
             bidir[place] = e * x.bidir  # unique in the row
             example[place] = number
             for name, (weight, answers) in x.pairs.items():
-                for k, places in enumerate(answers, 1):
-                    answer[place][places] = 2 * len(pairs) + k
-                pairs.append(name)
-                pair_weights.append(weight)
+                # a record may have a preference twice
+                for chosen, rejected in zip(answers[::2], answers[1::2], strict=True):
+                    answer[place][chosen] = 2 * len(pairs) + 1
+                    answer[place][rejected] = 2 * len(pairs) + 2
+                    pairs.append(name)
+                    pair_weights.append(weight)
             if x.images is not None:
                 crops.add(x, b * T + start)
             number += 1

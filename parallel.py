@@ -96,8 +96,7 @@ def ulysses(attend, group):
 
 
 class Gather(torch.autograd.Function):
-    """x of each of n ranks -> (n,*x.shape) of all. The gradient of what a rank gave is the sum of
-    what all send back."""
+    """x of each of n ranks -> (n,*x.shape) of all; backward sums what all send back."""
 
     @staticmethod
     def forward(ctx, x, group):
@@ -256,8 +255,7 @@ def share_rows(model, mesh):
 
 
 def own_group(mesh):
-    """The process group of a mesh, never that of the world, in whose NCCL stream exchanges would
-    queue behind FSDP's gathers."""
+    """The process group of a mesh, but never WORLD, in whose NCCL stream FSDP gathers."""
     group = mesh.get_group()
     return dist.new_group() if group is dist.group.WORLD else group
 

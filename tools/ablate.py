@@ -9,8 +9,7 @@ of steps, with rows of the same size, and start from the same weights; so the ex
 and the seconds of a step may differ, and their logs hold them.
 
 A choice is removed by flags of train.py, or by replacing one function in the process of
-the run. Decoding processes would not know of the replacement: such runs need --workers
-0.
+the run; decoding processes would not know of it, so such runs need --workers 0.
 """
 
 import io

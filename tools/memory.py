@@ -135,6 +135,7 @@ def make_model(config, gpus, dtype, mode):
     # FSDP gathers into a pool that keeps the largest unit, the head (tied: the embedding).
     # Communicators: of all ranks or of a shard, of copies of the weights, of a shared row.
     communicators = 1 + (config.shard not in (0, gpus)) + (config.cp > 1)
+    communicators += 2 * (1 < config.cp_heads < config.cp)  # of both exchanges
     n_bytes = communicators * NCCL_BUFFERS
     with mode:
         buffers = {"FSDP's flat buffer": torch.empty_like(model.embedding.weight),

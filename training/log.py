@@ -86,7 +86,7 @@ class StepStats:
             for (_, source), value in zip(examples, sums, strict=True):
                 self.sums["nll", source] += value
         margins = [margin for part in self.margins for margin in map(float, part)]
-        of_pairs = {"preferences": len(margins), "margin": sum(margins),
+        of_pairs = {"preferences": len(margins), "margin": sum(margins, 0.0),
                     "preferred": sum(margin > 0 for margin in margins)}
         sums = all_reduce_sums({**self.counts, **self.sums, **of_pairs})
         n = sums["preferences"]
@@ -215,16 +215,15 @@ def make_head(run, args, model):
 
 
 def describe_length(run):
-    """How much data the steps of a run are, going by the first step."""
+    """How much data the steps of a run are, by the first step; epochs of three sources."""
     config = run.config
     mixture = run.loader.mixture
     n = config.steps * run.loader.examples_per_step
     epochs = [f"{n * rate / sum(mixture.rates) / len(source):.2g} epochs of {source.name}"
               for source, rate in zip(mixture.sources, mixture.rates, strict=True)
               if isinstance(source, Records)]  # the toy world has no end
-    more = ["and so on"] * (len(epochs) > 3)
     packs = f"{config.steps * config.batch:,} packs, about {n:,} examples"
-    return ", ".join([f"data: {config.steps:,} steps are {packs}", *epochs[:3], *more])
+    return ", ".join([f"data: {config.steps:,} steps are {packs}", *epochs[:3]])
 
 
 def commit():

@@ -29,10 +29,8 @@ from training.ranks import all_gather
 
 
 def log_p_of_answers(batch, nll, group=None):
-    """nll (B,T) -> (n,2), log p of both answers of the n pairs of a Batch.
-
-    group: the ranks that share its rows, each with some of the tokens.
-    """
+    """nll (B,T) -> (n,2), log p of both answers of the n pairs of a Batch. group: the ranks
+    that share its rows."""
     sums = nll.new_zeros(1 + 2 * len(batch.pairs))
     sums.index_add_(0, batch.answer.flatten(), -nll.detach().flatten())
     if group:
@@ -42,7 +40,7 @@ def log_p_of_answers(batch, nll, group=None):
 
 def objective(run, batch, nll, lse):
     """nll and lse (B,T) of a Batch with pairs -> the sum to differentiate, the loss of each
-    token or of its pair (B,T), margins (n,) of the pairs. RunError for a pair without
+    token or of its pair (B,T), margins (n,) of the pairs. RankError for a pair without
     reference. Plain annotations count as in train.forward_backward.
     """
     if missing := [pair for pair in batch.pairs if pair not in run.references]:

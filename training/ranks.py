@@ -34,11 +34,8 @@ class Ranks:
 
 
 def join_ranks(cp, device, cp_heads=0):
-    """Under torchrun: the process group and the mesh -> Ranks.
-
-    A rank that does not answer an exchange for ten minutes ends the run (stages/cluster.sh switches
-    on torch's flight recorder, which names the exchange).
-    """
+    """Under torchrun: the process group and the mesh -> Ranks. A rank that does not answer for
+    ten minutes ends the run; torch's flight recorder (stages/cluster.sh) names the exchange."""
     world = int(os.environ.get("WORLD_SIZE", 1))
     if world == 1:
         return Ranks()

@@ -162,8 +162,8 @@ def fingerprint(sources, rates, tokenizer, config):
     found["tokenizer"] = hashlib.sha256(files).hexdigest()
     found["data"] = [[source.name, rate, source.fingerprint]
                      for source, rate in zip(sources, rates, strict=True)]
-    if config.beta:  # else preference pairs are skipped
-        found["preferences"] = True
+    # without --beta pairs are skipped; files older than --beta have no such entry
+    found["preferences"] = True if config.beta else None
     # JSON turns tuples into lists, as in a plan or a checkpoint that is read again
     return json.loads(json.dumps(found))
 

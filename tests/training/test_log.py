@@ -22,6 +22,15 @@ def test_of_a_step_that_is_logged_twice_the_later_line_counts(tmp_path):
     assert read_steps(read_log(tmp_path / "log.jsonl")) == [steps[0], steps[2]]
 
 
+def test_a_rank_without_pairs_logs_the_margins_of_the_others(monkeypatch):
+    others = {"preferences": 2, "margin": 1.5, "preferred": 1}
+    stats = log.StepStats(["a"], 1)
+    monkeypatch.setattr(log, "all_reduce_sums", lambda numbers: {
+        name: type(n)(n + others.get(name, 0)) for name, n in numbers.items()})
+    stats.all_reduce()
+    assert stats.preferences == {"preferences": 2, "margin": 0.75, "preferred": 0.5}
+
+
 def test_a_step_of_small_weights_learns_as_any_other(tmp_path):
     found = []
     for weight in (1, 1e-9):

@@ -8,13 +8,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 
 import data
 import packing
+import parallel
 from records.media import preference_name
 from records.reader import Records
 from tests import test_parallel
+from tests.ranks import run_ranks
 from tests.test_parallel import TOKENIZER, VISION, T, new_model
 from tests.training.processes import ROOT, start
 from tests.training.runs import SMALL, logged, run
@@ -40,11 +43,11 @@ def name_of(pair, media="chelsea.png"):
     return preference_name({"image": {"path": str(MEDIA / media)}}, pair)
 
 
-def run_with(references):
-    return SimpleNamespace(config=CONFIG, ranks=Ranks(), references=references)
+def run_with(references, ranks=None):
+    return SimpleNamespace(config=CONFIG, ranks=ranks or Ranks(), references=references)
 
 
-def textbook(model, pairs, references, plain):
+def textbook(model, pairs, references, plain, media="chelsea.png"):
     """Sum of -weight * log sigmoid(beta * ..) over pairs, and of the weighted nll of plain
     annotations: each answer alone behind its image."""
     total = 0
@@ -52,7 +55,7 @@ def textbook(model, pairs, references, plain):
         log_p = []
         for side in ("chosen", "rejected"):
             qa = {"type": "qa", "question": pair["question"], "answer": pair[side]}
-            batch = packing.collate([[example_of(qa)]], T, VISION)
+            batch = packing.collate([[example_of(qa, media=media)]], T, VISION)
             nll, _ = model(batch)
             log_p.append(-nll[batch.weights > 0].sum())
         margin = CONFIG.beta * ((log_p[0] - reference[0]) - (log_p[1] - reference[1]))
@@ -66,23 +69,67 @@ def textbook(model, pairs, references, plain):
 def gradients(model, total):
     model.zero_grad()
     total.backward()
-    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    return torch.cat([torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten()
+                      for p in model.parameters()])
+
+
+SWAPPED = PAIR | {"chosen": PAIR["rejected"], "rejected": PAIR["chosen"], "weight": 2}
+
+
+def packed():
+    """A row with two pairs, a third that stands twice in its record, and a plain question; the
+    references of the pairs."""
+    row = [example_of(PAIR), example_of(PLAIN, SWAPPED), example_of(PAIR, PAIR, media="coffee.png")]
+    names = name_of(PAIR), name_of(SWAPPED), name_of(PAIR, "coffee.png")
+    assert {name for x in row for name in x.pairs} == {*names}
+    return row, dict(zip(names, [(-20.0, -31.0), (-33.0, -18.0), (-25.0, -30.0)], strict=True))
+
+
+def textbook_of_packed(model, references):
+    """In float64, each answer of these pairs alone behind its image."""
+    first, second, third = references.values()
+    total = textbook(model, [PAIR, SWAPPED], [first, second], [PLAIN])
+    return total + 2 * textbook(model, [PAIR], [third], [], media="coffee.png")
 
 
 def test_the_gradient_of_packed_pairs_is_that_of_the_textbook():
-    """Two images with pairs and a plain question in one row; float64."""
     model = new_model().double()
-    swapped = PAIR | {"chosen": PAIR["rejected"], "rejected": PAIR["chosen"], "weight": 2}
-    references = {name_of(PAIR): (-20.0, -31.0), name_of(swapped): (-33.0, -18.0)}
-    first, second = example_of(PAIR), example_of(PLAIN, swapped)
-    assert first.pairs.keys() | second.pairs.keys() == references.keys()
-    batch = packing.collate([[first, second]], 2 * T, VISION)
+    row, references = packed()
+    batch = packing.collate([row], 4 * T, VISION)
     total, losses, margins = objective(run_with(references), batch, *model(batch))
-    expected = textbook(model, [PAIR, swapped], references.values(), [PLAIN])
+    expected = textbook_of_packed(model, references)
     assert (batch.weights * losses).sum().item() == pytest.approx(expected.item(), rel=1e-6)
     assert (margins[0] > 0) == (margins[1] < 0)
     ours, theirs = gradients(model, total), gradients(model, expected)
     assert (ours - theirs).norm() < 1e-6 * theirs.norm()
+
+
+def worker(rank, folder, cp_heads):
+    """Leaves the gradient of the row that two ranks share, in float64."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    mesh = parallel.make_mesh(2, cp_heads=cp_heads)
+    model = new_model().double()
+    parallel.share_rows(model, mesh)
+    row, references = packed()
+    batch = packing.collate([test_parallel.crops_of_rank(row, rank, 2)], 4 * T, VISION)
+    batch = parallel.cut_for_rank(batch, rank, 2, cp_heads)
+    run = run_with(references, Ranks(mesh=mesh))
+    found = gradients(model, objective(run, batch, *model(batch))[0])
+    dist.all_reduce(found)
+    if rank == 0:
+        torch.save(found, f"{folder}/found.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cp_heads", [2, 1])
+def test_two_ranks_that_share_a_row_have_the_gradient_of_the_textbook(tmp_path, cp_heads):
+    """They exchange heads, or gather keys and values."""
+    run_ranks(worker, (str(tmp_path), cp_heads), 2)
+    model = new_model().double()
+    theirs = gradients(model, textbook_of_packed(model, packed()[1]))
+    assert (torch.load(tmp_path / "found.pt") - theirs).norm() < 1e-6 * theirs.norm()
 
 
 def test_a_policy_that_is_its_reference_loses_log_2_and_a_swap_turns_the_margin():
@@ -190,18 +237,16 @@ def test_ranks_that_share_rows_log_the_pairs_of_one_process(tmp_path):
     flags = [*SMALL, *write(tmp_path), "--init", str(base), "--deterministic", "--steps", "3",
              "--save-every", "1", "--keep", "0", "--lr.llm=1e-2"]
     assert run(tmp_path / "one", *flags) == 0
-    for layout in (["--cp", "2"], ["--cp", "2", "--cp_exchange", "gather"]):
-        process = start(tmp_path / layout[-1], *flags, *layout, ranks=2)
-        _, stderr = process.communicate(timeout=300)
-        assert process.returncode == 0, stderr
+    process = start(tmp_path / "two", *flags, "--cp", "2", "--cp_exchange", "gather", ranks=2)
+    _, stderr = process.communicate(timeout=300)
+    assert process.returncode == 0, stderr
     one = logged(tmp_path / "one")
     assert one[1]["margin"] == pytest.approx(0, abs=1e-4)
     assert one[3]["margin"] != 0
     assert one[1]["preferences"] == 2
-    for other in ("2", "gather"):
-        for step, line in logged(tmp_path / other).items():
-            for key in ("loss", "margin", "grad_norm"):
-                assert line[key] == pytest.approx(one[step][key], rel=1e-3, abs=1e-5), key
+    for step, line in logged(tmp_path / "two").items():
+        for key in ("loss", "margin", "grad_norm"):
+            assert line[key] == pytest.approx(one[step][key], rel=1e-3, abs=1e-5), key
     shutil.rmtree(tmp_path / "one" / "step-3")
     shutil.rmtree(tmp_path / "one" / "step-2")
     shutil.rmtree(tmp_path / "one" / "model")

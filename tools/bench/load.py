@@ -101,9 +101,10 @@ def compare(path, video, frames, rounds):
     runs = {FFMPEG: partial(time_decoding, path)}
     prepared = {}
     for k, (case, times) in enumerate(cases.items()):
-        frames = prepared[case] = prepare(video, times, path.parent / str(k))
+        prepared[case] = prepare(video, times, path.parent / str(k))
         runs[case] = partial(time_loading, partial(probe, path), times)
-        runs[f"{case}, prepared"] = partial(time_loading, lambda x=frames: x, frames.times)
+        runs[f"{case}, prepared"] = partial(
+            time_loading, partial(prepared.get, case), prepared[case].times)
     found = run_rounds(runs, rounds)
     table = {FFMPEG: {FFMPEG: summarise(found, FFMPEG, len(video.times), [path])}}
     for case, times in cases.items():

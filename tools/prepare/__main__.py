@@ -1,5 +1,4 @@
-"""Published data sets to records (paper: data; docs/datasets.md: size and licence of
-each set).
+"""Published data sets to records (paper: data; docs/datasets.md: sizes, licences).
 
     python -m tools.prepare pixmo-points downloads/pixmo-points data/points
     python -m tools.prepare molmo2-cap downloads/Molmo2-Cap data/cap --videos youtube-cc
@@ -13,9 +12,8 @@ out   OUT/records.jsonl   a record per visual input, its annotations the branche
       stdout              {"records":, "annotations":, "urls":, "missing_media":,
                           "skipped": {reason: n}}
 
-What cannot become a record is skipped and counted by its reason. A record whose media
-file is absent is written, and left out in training. A command that was killed begins
-anew.
+What cannot become a record is skipped and counted by its reason. A record without its
+media file is written, and left out in training. A killed command begins anew.
 """
 
 import json

@@ -19,6 +19,7 @@ import os
 import shutil
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -45,7 +46,7 @@ def prepare(source, config, args, index):
         record = source[index]
         require("video" in record, "no video")
         info = read_headers(record, config)
-        entry = record["video"] if isinstance(record["video"], dict) else {}
+        entry = {**record["video"]} if isinstance(record["video"], dict) else {}
         start = entry.get("start", 0.0)
         _, _, duration, half = source.video_size(record)
         files = [str(path) for path in source.paths_of(record)]
@@ -57,13 +58,12 @@ def prepare(source, config, args, index):
         paths = sorted(folder.iterdir())
         size = {name: sum(path.stat().st_size for path in paths)}
         width, height = info.sizes[0]
-        shown = {
+        entry.pop("path", None)
+        record["video"] = {"width": width, "height": height} | entry | {
             "frames": [f"{name}/{path.name}" for path in paths],
             "fps": 1 / info.times[1] if len(paths) > 1 else 0.5 / half,
             "first": start,
             "duration": min(entry.get("end", duration), duration)}
-        entry = {"width": width, "height": height} | entry | shown
-        record["video"] = {key: entry[key] for key in entry if key != "path"}
         for a in record["annotations"]:  # of a box its centre is left
             for point in a.get("points", ()):
                 point.pop("box", None)
@@ -76,13 +76,14 @@ def save(frames, folder, args):
     """Writes frames into a folder that is there only when it is complete."""
     draft = folder.with_suffix(f".part{os.getpid()}")
     draft.mkdir(parents=True)
-    for k, pixels in enumerate(frames):
-        image = Image.fromarray(vision.resize(pixels, args.size, args.size))
-        image.save(draft / f"{k:05d}.{args.format}", quality=95, subsampling=0)
     try:
-        draft.rename(folder)
-    except OSError:  # another process has made it
-        shutil.rmtree(draft)
+        for k, pixels in enumerate(frames):
+            image = Image.fromarray(vision.resize(pixels, args.size, args.size))
+            image.save(draft / f"{k:05d}.{args.format}", quality=95, subsampling=0)
+        with suppress(OSError):  # another process has made it
+            draft.rename(folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 @report_errors

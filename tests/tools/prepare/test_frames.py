@@ -12,6 +12,7 @@ import data
 from records.errors import Unreadable
 from records.reader import Records
 from tests.test_parallel import TOKENIZER, VISION
+from tools import check
 from tools.prepare.__main__ import main
 
 MEDIA = Path(__file__).parents[3] / "tests" / "media"
@@ -39,7 +40,7 @@ def source(tmp_path):
     damaged = {"video": str(tmp_path / "cut.mp4"), "annotations": CLIP["annotations"]}
     films = (MEDIA / "films.jsonl").read_text().splitlines()
     image = {"image": "coins.png", "annotations": [{"type": "caption", "text": "Coins."}]}
-    records = [*map(json.loads, films), CLIP, TRACK, BOX, damaged, image]
+    records = [*map(json.loads, films), CLIP, TRACK, BOX, damaged, damaged, image]
     for record in records:
         for k, annotation in enumerate(record["annotations"]):
             record["annotations"][k] = annotation | {"weight": 1}
@@ -67,14 +68,16 @@ def test_training_reads_from_frames_what_it_would_decode(source, tmp_path, capsy
     main(["frames", *args])
     counts = json.loads(capsys.readouterr().out)
     prepared = Records(tmp_path / "out" / "records.jsonl")
-    assert counts["skipped"] == {"damaged video": 1, "no video": 2}
-    assert counts["records"] == len(prepared) == len(Records(source, MEDIA)) - 3
+    assert counts["skipped"] == {"damaged video": 2, "no video": 2}
+    assert counts["records"] == len(prepared) == len(Records(source, MEDIA)) - 4
     theirs = encoded(Records(source, MEDIA), config)
     for name, example in encoded(prepared, config).items():
         for field in ("tokens", "weights", "pos", "pool_src", "pool_dst", "image_id"):
             assert np.array_equal(getattr(example, field), getattr(theirs[name], field)), name
         off = np.abs(example.images.astype(int) - theirs[name].images)
         assert off.max() == 0 if form == "png" else off.mean() < 3
+    assert check.main([str(prepared.path), "--decode"]) == 0
+    assert not list((tmp_path / "out" / "media").glob("*.part*"))
     made = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob(f"*.{form}")}
     main(["frames", *args])                              # what is there is not made again
     assert made == {path: path.stat().st_mtime_ns for path in made}
