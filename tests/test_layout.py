@@ -55,7 +55,7 @@ CEILINGS = {
     "lines: tools/": 5_556,
     "lines: all Python but tests": 16_568,
     "lines: html, js, css, txt, sh": 210,
-    "lines: tests": 14_934,
+    "lines: tests": 14_996,
     "files imported by train.py": 60,
     "lines imported by train.py": 10_458,
     "% of lines over 88 columns": 8.0,
