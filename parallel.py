@@ -41,7 +41,7 @@ def make_mesh(cp, device="cpu", cp_heads=0):
     cp_heads = cp_heads or cp
     shape = (dist.get_world_size() // cp, cp // cp_heads, cp_heads)
     mesh = init_device_mesh(device, shape, mesh_dim_names=("dp", "gather", "heads"))
-    mesh.cp = mesh["gather", "heads"]._flatten("cp")  # by its name torch finds it with a warning
+    mesh.cp = mesh["gather", "heads"]._flatten("cp")  # torch warns of mesh["cp"]
     return mesh
 
 

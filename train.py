@@ -274,7 +274,7 @@ def main(argv=None):
             if run.config.beta:
                 references = read_references(run)
                 if references is None:
-                    with report.whole_model(run, model) as whole:
+                    with report.whole_model(run, model, torch.float32) as whole:
                         references = find_references(run, whole)
                 run = replace(run, references=references)
             log = RunLog(run, head, args.tensorboard)

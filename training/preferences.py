@@ -102,5 +102,7 @@ def log_p_of_pair(run, model, record):
     config = run.config.data
     example = data.encode(record, run.tokenizer, config, 0, 0)
     batch = packing.collate([[example]], len(example.tokens), config.vision).to(run.device)
-    nll, _ = model(batch)
+    # as in training, so that the first margins are 0
+    with torch.autocast(run.device.type, run.dtype, enabled=run.dtype != torch.float32):
+        nll, _ = model(batch)
     return dict(zip(batch.pairs, log_p_of_answers(batch, nll).tolist(), strict=True))

@@ -187,6 +187,15 @@ def test_a_pair_has_a_name_of_its_own_wherever_its_file_lies(tmp_path):
     assert len(set(names[0])) == 4
 
 
+@pytest.mark.parametrize(("dtype", "off"), [("float32", 1e-5), ("bfloat16", 4e-3)])
+def test_a_run_begins_with_margins_of_0(tmp_path, dtype, off):
+    base = tmp_path / "base"
+    assert run(base, *SMALL, "--steps", "1", "--eval_images=0") == 0
+    flags = [*SMALL, *write(tmp_path), "--init", str(base), "--dtype", dtype, "--steps", "1"]
+    assert run(tmp_path / "out", *flags) == 0
+    assert abs(logged(tmp_path / "out")[1]["margin"]) < off
+
+
 def test_references_belong_to_one_run(tmp_path, capsys):
     """--overwrite deletes them, a new run computes its own, a resumed one needs those it had."""
     base = tmp_path / "base"
