@@ -2,8 +2,8 @@
 
 From a language model and SigLIP2, with a new connector. 31,000 steps of 128 rows of 2,536 tokens,
 4 million rows (the released runs: docs/molmo2.md 16). `--data FOLDER` takes the published mixture
-from FOLDER/pixmo-cap/records.jsonl and so on (tools.prepare writes these files, docs/datasets.md
-lists the downloads). Other data is named file by file: --data captions.jsonl=0.6 points.jsonl=0.3
+from FOLDER/pixmo-cap/records.jsonl and so on (docs/released.md has the lines that make these
+files). Other data is named file by file: --data captions.jsonl=0.6 points.jsonl=0.3
 text.jsonl=0.1
 """
 

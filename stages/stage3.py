@@ -3,7 +3,7 @@
 From the weights of stage 2, with a fresh optimizer: 2,000 steps of stage 2's recipe with rows of
 36,864 tokens and 384 crops. Groups of 8 GPUs share a row (--cp 8), as in the paper;
 stages/cluster.sh starts them. The number of frames in evaluation is a separate choice
-(tools.generate --frames; paper: Table 13).
+(tools.generate --frames; paper: appendix E, Figure 7).
 """
 
 from stages import stage2

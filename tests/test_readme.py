@@ -12,7 +12,8 @@ from collections import Counter
 import pytest
 from PIL import Image
 
-from records.check import TABLES
+from records.check import TABLES, WORDS
+from records.check import check as check_record
 from tests.test_layout import HISTORY, ROOT, SKIPPED_FOLDERS, TOP_LEVEL, Repository
 from tools import check
 from training import config
@@ -80,7 +81,7 @@ def defined(path):
 
 @pytest.mark.parametrize(("name", "least"), [("docs/paper.md", 30), ("docs/walk/README.md", 16)])
 def test_every_function_of_a_table_is_where_it_says(name, least):
-    named = re.findall(r"`([\w/]+\.py)`: ((?:`[\w.]+`(?:, )?)+)", TEXTS[name])
+    named = re.findall(r"`([\w/]+\.py)`:\s((?:`[\w.]+`(?:,\s)?)+)", TEXTS[name])
     assert len(named) >= least
     missing = []
     for path, names in named:
@@ -89,13 +90,12 @@ def test_every_function_of_a_table_is_where_it_says(name, least):
     assert not missing
 
 
-def test_every_row_of_the_paper_page_has_a_function_and_a_test():
-    rows = [line for line in TEXTS["docs/paper.md"].splitlines() if line.startswith("| ")][1:]
-    assert len(rows) > 25
-    for row in rows:
-        section, _, functions, tests = row.strip("|").split("|")
-        assert re.search(r"`[\w/]+\.py`: `\w", functions), f"{section}: no function"
-        assert re.search(r"`test_\w+`", tests), f"{section}: no test"
+def test_every_entry_of_the_paper_page_has_a_function_and_a_test():
+    entries = TEXTS["docs/paper.md"].split("\n- **")[1:]
+    assert len(entries) > 25
+    for entry in entries:
+        assert re.search(r"`[\w/]+\.py`:\s`\w", entry), f"{entry}: no function"
+        assert re.search(r"`test_\w+`", entry), f"{entry}: no test"
 
 
 def test_every_test_that_a_page_names_exists():
@@ -179,6 +179,15 @@ def test_training_commands_take_minutes_as_they_are_written():
     assert "--steps 4 " in CI["shortened"]("python train.py --stage 1 --steps 400 --out x")
     with pytest.raises(AssertionError, match="without --steps"):
         CI["shortened"]("python train.py --stage 1 --tiny --data my.jsonl")
+
+
+def test_the_records_page_has_an_example_of_every_annotation():
+    (block,) = re.findall(r"```json\n(.*?)```", TEXTS["docs/records.md"], re.DOTALL)
+    records = [json.loads(text) for text in re.split(r"\n(?=\{)", block)]
+    for record in records:
+        check_record(record)
+    types = {annotation["type"] for record in records for annotation in record["annotations"]}
+    assert types == set(WORDS["type"])
 
 
 def test_the_records_page_names_every_field():

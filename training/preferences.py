@@ -1,4 +1,4 @@
-"""Preference pairs (DPO, arXiv 2305.18290; docs/preference_pairs.md).
+"""Preference pairs (DPO, arXiv 2305.18290; docs/own_data.md).
 
 in    a Batch with pairs: two answers to a question are branches of one tree
 out   the sum that is differentiated, and margins for the log

@@ -1,15 +1,20 @@
 """The command: rows of one image, mistakes, what is read without pyarrow."""
 
 import json
+import re
+import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from stages import stage1, stage2
 from tests.tools.prepare.cases import messages
 from tests.tools.prepare.command import prepare
 from tools.prepare import __main__ as command
 from tools.prepare.sets import SETS
+from training.sources import published
 
 ROOT = Path(__file__).parents[3]
 
@@ -85,6 +90,20 @@ def test_without_pyarrow_json_is_read_and_parquet_says_what_to_install(tmp_path,
     assert "pip install -r requirements-extras.txt" in capsys.readouterr().err
 
 
-def test_every_set_that_is_read_has_a_row_in_the_documentation():
-    table = (ROOT / "docs" / "datasets.md").read_text()
-    assert not [name for name in SETS if f"`{name}`" not in table]
+def test_the_page_prepares_every_set_under_the_names_of_the_recipes():
+    page = (ROOT / "docs" / "released.md").read_text()
+    blocks = re.findall(r"```\w*\n(.*?)```", page, re.DOTALL)
+    lines = "".join(b for b in blocks if re.search(r"^get \w", b, re.MULTILINE))
+    functions = 'get() { :; }; images() { :; }; python() { :; }; prepare() { echo "$@"; }\n'
+    run = subprocess.run(["bash", "-ec", functions + lines], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    commands = [command.parse(line.split()) for line in run.stdout.splitlines()]
+    read = {one.name for one in commands}
+    assert not [name for name in SETS if name not in read and f"`{name}`" not in page]
+
+    written = {one.out for one in commands}
+    missing = Counter()
+    for group in published([*stage1.MIXTURE, *stage2.MIXTURE], "."):
+        names = [Path(member["path"]).parent.name for member in group["data"]]
+        missing[group["group"]] += sum(name not in written for name in names)
+    assert +missing == {"video_academic": 30, "image_academic": 9, "hardcodes": 1}
