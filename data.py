@@ -35,21 +35,21 @@ from vision import RELEASED, VisionConfig
 
 @dataclass(frozen=True)
 class DataConfig:
-    max_tokens: int = 2536           # of an example, and of a row (paper: Table 12)
-    max_crops: int = 8               # high-resolution crops of an image
-    max_images: int = 5              # of a record; one with more is skipped (docs/molmo2.md 2.4)
-    max_frames: int = 128            # of a video: 16 in stage 1, 128 in stage 2, 384 in stage 3
+    max_tokens: int = 2536           # tokens of an example, and of a row (paper: Table 12)
+    max_crops: int = 8               # high-resolution crops of an image at most
+    max_images: int = 5              # a record with more is skipped (docs/molmo2.md 2.4)
+    max_frames: int = 128            # of a video at most: 16, 128 and 384 in stages 1, 2 and 3
     fps: float = 2.0                 # frames per second of a video at most
     frame_markers: bool = True       # <frame_start>, <frame_end> around each frame, as released
     max_points: int = 60             # an annotation with more is left out (docs/molmo2.md 9.3)
     n_transcripts: int = 1           # spoken descriptions of an image that are read in an epoch
-    length_hint: int = 65            # in evaluation "long_caption 65:"; 0: no number
+    length_hint: int = 65            # length that evaluation asks for: "long_caption 65:"; 0: none
     prefix_all: bool = True          # stage 1: every prompt opens with its style; later some do
-    separator: str = "\t"            # between groups of points: a tab in stage 1, ";" later
-    sqrt_length: bool = False        # these four fields: see token_weight
-    sqrt_branches: bool = False
-    point_weight: float = 1.0
-    video_caption_weight: float = 1.0
+    separator: str = "\t"            # text between groups of points: a tab in stage 1, ";" later
+    sqrt_length: bool = False        # weight of answers: times 2 / sqrt(tokens); see token_weight
+    sqrt_branches: bool = False      # weight of answers: divided by sqrt(branches)
+    point_weight: float = 1.0        # loss weight of points, counts and tracks
+    video_caption_weight: float = 1.0  # loss weight of captions of videos
     vision: VisionConfig = RELEASED  # the model's
 
 

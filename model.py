@@ -34,25 +34,25 @@ class YarnConfig:
     attention_factor: float = 1.2079441541679836  # multiplies cos and sin
     beta_fast: float = 32.0          # a dimension of more rotations in original_max stays as it is
     beta_slow: float = 1.0           # one of fewer is stretched by the whole factor
-    original_max: int = 8192         # tokens
+    original_max: int = 8192         # tokens of the context that is stretched
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    n_layer: int = 36
-    n_embd: int = 4096               # C
-    n_head: int = 32                 # H
-    n_kv_head: int = 8               # G
-    head_dim: int = 128              # D
+    n_layer: int = 36                # blocks of the decoder
+    n_embd: int = 4096               # C, width
+    n_head: int = 32                 # H, query heads
+    n_kv_head: int = 8               # G, key and value heads
+    head_dim: int = 128              # D, width of a head
     n_hidden: int = 12288            # inner size of the MLP, and of the projector
-    n_vocab: int = 151936            # V, rows of embedding and head
+    n_vocab: int = 151936            # V, rows of the embedding and of the head
     n_extra: int = 128               # more input embeddings: special tokens, never predicted
-    family: str = "qwen"             # or "olmo", or "llama": qwen without norms of q and k
+    family: str = "qwen"             # qwen, olmo, or llama: qwen without norms of q and k
     tied: bool = False               # the head is the embedding
-    rope_theta: float = 1e6
+    rope_theta: float = 1e6          # base of the rotary embedding
     yarn: YarnConfig = YarnConfig()
-    eps: float = 1e-6                # of the RMSNorms
-    init_std: float = 0.02           # of new weights; 0: 1/sqrt(fan in), right at any width
+    eps: float = 1e-6                # epsilon of the RMSNorms
+    init_std: float = 0.02           # deviation of new weights; 0: 1/sqrt(fan in)
     vision: VisionConfig = VisionConfig()
 
 

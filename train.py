@@ -1,9 +1,6 @@
-"""Train Molmo2 (paper: training, Table 12; docs/molmo2.md 7, 10).
+"""Trains Molmo2 (paper: training, Table 12; docs/molmo2.md 7, 10).
 
     python train.py --stage 1 --tiny                            # laptop, toy world, no download
-    python train.py --stage 1 --tiny --data my.jsonl --media photos                # own records
-    python train.py --stage 1 --data captions.jsonl=0.6 points.jsonl=0.4 --init runs/base-4b
-    python train.py --stage 1 --tiny --resume                                   # continue a run
     torchrun --nproc-per-node 8 train.py --stage 3 --cp 8 --data mix.json --init runs/stage2
 
 Order of this file: optimizer, loop, end; training/setup.py opens data and model. A step:

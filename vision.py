@@ -27,7 +27,7 @@ from torch.utils.checkpoint import checkpoint
 
 @dataclass(frozen=True)
 class VisionConfig:
-    n_layer: int = 25                  # of SigLIP2 So400m's 27: none above the last feature layer
+    n_layer: int = 25                  # blocks: of SigLIP2's 27 none above the last feature layer
     n_embd: int = 1152                 # E, width
     n_head: int = 16                   # heads of the ViT and of the pooling, 72 wide each
     n_hidden: int = 4304               # inner size of the ViT's MLP
@@ -35,7 +35,7 @@ class VisionConfig:
     grid: int = 27                     # patches along one side of a crop
     patch: int = 14                    # pixels along one side of a patch
     overlap_margin: int = 4            # patches of overlap on each side of a high-resolution crop
-    eps: float = 1e-6                  # of the LayerNorms
+    eps: float = 1e-6                  # epsilon of the LayerNorms
     neighbor_init: bool = False        # heads start by looking at neighbours (toy/vit.py)
 
     @property

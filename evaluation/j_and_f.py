@@ -1,8 +1,8 @@
-"""J&F of masks, as in DAVIS (docs/molmo2.md 13).
-
-Molmo2 writes points, a segmenter makes masks of them, and this command scores those:
+"""Scores the masks that a segmenter made of predicted points by J&F, as in DAVIS.
 
     python -m evaluation.j_and_f --predicted segmenter.npz --masks true.npz
+
+The metric is described in docs/molmo2.md 13.
 """
 
 import json
@@ -87,7 +87,7 @@ def score_files(predicted_path, true_path):
 
 
 def main(argv=None):
-    parser = Parser(prog="evaluation.j_and_f", description=__doc__.splitlines()[0])
+    parser = Parser(__doc__, prog="python -m evaluation.j_and_f")
     what = 'arrays (n,t,h,w), named "record id/annotation number"'
     parser.add_argument("--predicted", required=True, help=f".npz of predicted masks: {what}")
     parser.add_argument("--masks", required=True, help=f".npz of true masks: {what}")

@@ -1,12 +1,11 @@
-"""Removes the paper's choices from the toy, one at a time, with several seeds (paper:
-ablations, Table 11).
+"""Trains the toy with and without choices of the paper and compares the scores.
 
-    python -m tools.ablate    # all of them: hours; continues where it stopped
-    python -m tools.ablate --only trees,packing --steps 400 --seeds 2 --out runs/ablate
+    python -m tools.ablate --only trees --seeds 1 --steps 3 --images 1 --out runs/try
 
-Every run is train.py in a process of its own. The runs of a family have the same number
-of steps, with rows of the same size, and start from the same weights; so the examples
-and the seconds of a step may differ, and their logs hold them.
+Table 11 of the paper is about such choices. Every run is train.py in a process of its own.
+The runs of a family have the same number of steps, with rows of the same size, and start
+from the same weights; so the examples and the seconds of a step may differ, and their logs
+hold them.
 
 A choice is removed by flags of train.py, or by replacing one function in the process of
 the run; decoding processes would not know of it, so such runs need --workers 0.
@@ -245,9 +244,9 @@ def main(argv=None):
     parser = make_parser("ablate", __doc__)
     add = parser.add_argument
     add("--only", type=lambda names: names.split(","), default=list(CHOICES),
-        help="some of: " + ", ".join(CHOICES))
+        help=f"choices to remove (default all, for hours): {', '.join(CHOICES)}")
     add("--seeds", type=positive, default=3, help="runs of each kind (default 3)")
-    add("--steps", type=positive, default=800, help="of each run (default 800)")
+    add("--steps", type=positive, default=800, help="steps of each run (default 800)")
     add("--images", type=positive, default=100,
         help="held-out examples of each kind to score (default 100)")
     add("--out", type=Path, default=Path("runs/ablate"),

@@ -1,11 +1,8 @@
-"""Validates a file of records, or every file that a mixture names, line by line.
+"""Validates all records of a file or a mixture and prints each mistake with its line.
 
-    python -m tools.check FILE [--media DIR] [--decode] [--all]
+    python -m tools.check tests/media/records.jsonl --media tests/media --decode
 
-FILE: .jsonl, .json, or a list of them whose name ends in mix.json. Every record is
-checked, and the files of its media must exist; with --decode they are also read. Prints
-lines "file:line: what is wrong", then the counts. Exit status: 0 nothing is wrong, 1
-something is, 2 a file is missing.
+Exit status: 0 nothing is wrong, 1 something is, 2 a file is missing.
 """
 
 import hashlib
@@ -99,12 +96,13 @@ def check_file(records, decode_all, print_all):
 def main(argv=None):
     parser = make_parser("check", __doc__)
     add = parser.add_argument
-    add("file", type=Path, help="records (.jsonl, .json), or a mixture (mix.json)")
-    add("--media", help="where its paths start (default: the folder media/ beside the "
-        "file, else the file's own)")
+    add("file", type=Path, help=(
+        "records (.jsonl, .json), or a mixture, whose name ends in mix.json"))
+    add("--media", metavar="DIR", help="where the paths in the records start "
+        "(default: the folder media/ beside the file, else its own folder)")
     add("--decode", action="store_true",
-        help="read every image and the packets of every video")
-    add("--all", action="store_true", help=f"print more than {MAX_PRINTED} lines")
+        help="also read every image and the packets of every video")
+    add("--all", action="store_true", help=f"print all mistakes, not only {MAX_PRINTED} of a file")
     args = parser.parse_args(argv)
     entries = [{"path": args.file}]
     if args.file.name.endswith("mix.json"):

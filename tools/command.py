@@ -15,9 +15,8 @@ FAILED = (RunError, torch.OutOfMemoryError)
 
 
 def make_parser(name, text, **options):
-    """The parser of `python -m tools.name`; --help prints `text` as it is."""
-    return Parser(prog=f"python -m tools.{name}", description=text, allow_abbrev=False,
-                  formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+    """The parser of `python -m tools.name`; `text` is the docstring of its module."""
+    return Parser(text, prog=f"python -m tools.{name}", allow_abbrev=False, **options)
 
 
 def whole_number(least, most=sys.maxsize):

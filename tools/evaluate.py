@@ -1,12 +1,10 @@
-"""Score a model on records: metrics as JSON on the last line, predictions.jsonl
-(evaluation/evaluate.py). Of several files, the metrics of the first stand at the top,
-those of each other under its name.
+"""Asks a model about all records of one or more files and scores its answers.
 
-    python -m tools.evaluate --model toy --data a.jsonl --masks masks.npz
-    python -m tools.evaluate --model runs/stage3 --data b.jsonl --frames 8 16 32 --draw drawn
-    torchrun --nproc-per-node 8 -m tools.evaluate --model Molmo2-8B --data b.jsonl \\
-        --device cuda --dtype bfloat16       # records are dealt out to the ranks
-    python -m tools.evaluate --model Molmo2-8B --benchmark countbench --data CountBenchQA
+    python -m tools.evaluate --model toy --data tests/media/films.jsonl --media tests/media \\
+        --frames 2 4 --max-new 20 --draw runs/pictures --out runs/pictures
+
+The last line is a JSON object: the metrics of the first file stand at the top, those of
+each other file under its name. With torchrun, records are dealt out to the ranks.
 """
 
 import io
@@ -38,23 +36,23 @@ from weights.files import explained, open_model_folder
 def parse(argv):
     parser = make_parser("evaluate", __doc__)
     add = parser.add_argument
-    add("--model", required=True, help="run directory, or a released folder")
+    add("--model", required=True, help="a run directory, a released folder, or toy")
     add("--data", required=True, nargs="+", help=(
-        "records (.jsonl), each file scored apart; the folder of a benchmark"))
+        "record files (.jsonl, .json), each scored apart, or the folder of a benchmark"))
     add("--benchmark", choices=benchmarks.BENCHMARKS, help=(
         "a published benchmark; its published scores are printed beside ours"))
-    add("--media", help="folder of their images and videos")
+    add("--media", metavar="DIR", help="where the paths in the records start")
     add("--masks", nargs="+", metavar="NPZ", help=(
         'arrays "record id/annotation number" (evaluation/masks.py): one file for each of --data, '
         "in their order; files beyond the last are scored without masks"))
     add("--frames", type=whole_number(1, MAX_FRAMES), nargs="+", metavar="N", help=(
         "frames of a video at most (default 384, or more if trained with more); several "
         "numbers give a table of scores, and the metrics of the last one in full"))
-    add("--draw", metavar="DIR", help="draw predicted and true points")
+    add("--draw", metavar="DIR", help="write pictures of predicted and true points here")
     add("--out", default=".", help="folder for predictions.jsonl (default: here)")
     add("--max-new", type=positive, help=(
         "tokens of an answer at most (default: by its kind, 12 to 4096)"))
-    add("--device", default="cpu", help="default cpu")
+    add("--device", default="cpu", help="cpu (default), cuda, ..")
     add("--dtype", choices=("float32", "bfloat16"), default="float32",
         help="of the weights (default float32)")
     args = parser.parse_args(argv)

@@ -1,15 +1,6 @@
-"""Ask a model about images or a video, once or in a conversation (evaluation/generate.py).
+"""Asks a model about images, a video or a text, and prints its answer.
 
     python -m tools.generate --model toy --prompt "pointing: any shape" --draw points.png
-    python -m tools.generate --model toy --video --draw tracks.gif \\
-        --prompt "video_point_track_per_frame: any shape"
-    python -m tools.generate --model Molmo2-4B --images a.jpg b.jpg --prompt "What has changed?" \\
-        --dtype bfloat16
-    python -m tools.generate --model Molmo2-4B --video match.mp4 --subtitles match.srt \\
-        --prompt "Point to every goal." --draw goals.png
-    python -m tools.generate --model Molmo2-4B --image cat.png --chat
-
-Where no file is named, the toy is asked about a held-out scene of the toy world.
 """
 
 import json
@@ -46,11 +37,11 @@ SUBTITLE = re.compile(r"([\d:]+[.,]\d+) *--> *([\d:]+[.,]\d+).*\n((?:.*\S.*\n?)*
 def parse(argv):
     parser = make_parser("generate", __doc__)
     add = parser.add_argument
-    add("--model", required=True, help="run directory, released folder, or toy")
+    add("--model", required=True, help="a run directory, a released folder, or toy")
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--image", nargs=1, metavar="F", dest="images", help=(
         "an image; without image and video: text alone, for the toy an image of its world"))
-    source.add_argument("--images", nargs="+", metavar="F", help="several, at most 20")
+    source.add_argument("--images", nargs="+", metavar="F", help="several images, at most 20")
     source.add_argument("--video", nargs="?", const=TOY_VIDEO, metavar="F", help=(
         "a video file; without a file, for the toy, a video of its world"))
     talk = parser.add_mutually_exclusive_group(required=True)
@@ -61,20 +52,22 @@ def parse(argv):
         "a conversation: a question per line, an empty line ends it"))
     add("--frames", type=whole_number(1, MAX_FRAMES), metavar="N", help=(
         "frames of the video at most (default 384), at most two per second"))
-    add("--start", type=float, default=0.0, help="second of the video (default 0)")
-    add("--end", type=float, default=math.inf, help="second of the video (default: its end)")
+    add("--start", type=float, default=0.0, help="first second of the video (default 0)")
+    add("--end", type=float, default=math.inf, help=(
+        "last second of the video (default: its end)"))
     add("--subtitles", metavar="F", help=".srt or .vtt, by the clock of the video")
     add("--max-crops", type=positive, metavar="N",
         help="crops of an image at most (default 24; for the toy as in training)")
-    add("--max-new", type=positive, default=256, help="tokens at most (default 256)")
-    add("--temperature", type=float, default=0.0, help="0: greedy (default)")
+    add("--max-new", type=positive, default=256, help="tokens of the answer at most (default 256)")
+    add("--temperature", type=float, default=0.0, help=(
+        "of the sampling; 0: greedy decoding (default)"))
     add("--seed", type=whole_number(0), default=0, help=(
         "of the sampling, and of the toy's image or video (default 0)"))
     add("--draw", metavar="FILE", help=(
         "write the images, or frames, with the predicted points: .png, .jpeg, .webp, or of "
         "a video .gif"))
-    add("--json", action="store_true", help="one JSON object instead of text")
-    add("--device", default="cpu", help="default cpu")
+    add("--json", action="store_true", help="print one JSON object instead of text")
+    add("--device", default="cpu", help="cpu (default), cuda, ..")
     add("--dtype", choices=("float32", "bfloat16"), default="float32",
         help="of the weights (default float32)")
     args = parser.parse_args(argv)

@@ -1,8 +1,8 @@
 """Checks and measures a GPU, writes a JSON file and prints a table.
 
-    python -m tools.gpu                         # one CUDA GPU of 80 GB, ten minutes
-    python -m tools.gpu --device cpu --small    # the toy, in seconds: tests this file
+    python -m tools.gpu --device cpu --small
 
+The example tests this file in seconds; without flags, a GPU of 80 GB takes ten minutes.
 Compares bfloat16, packed rows, compiled blocks and attention with the plain model, then
 measures. A part that fails becomes a line of the table with its reason, and the others
 still run; the exit status is 1. For MFU see tools.bench step.
@@ -200,9 +200,9 @@ def markdown(found):
 @report_errors
 def main(argv=None):
     parser = make_parser("gpu", __doc__)
-    parser.add_argument("--device", default="cuda", help="default cuda")
-    parser.add_argument("--small", action="store_true", help="the toy in place of the 4B")
-    parser.add_argument("--out", default="gpu.json", help="default gpu.json")
+    parser.add_argument("--device", default="cuda", help="device to measure (default cuda)")
+    parser.add_argument("--small", action="store_true", help="measure the toy, not the 4B")
+    parser.add_argument("--out", default="gpu.json", help="file to write (default gpu.json)")
     args = parser.parse_args(argv)
     check_device(args.device)
     device = torch.device(args.device)

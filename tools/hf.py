@@ -1,12 +1,6 @@
-"""Released checkpoints and base models in, released checkpoints out.
+"""Converts models between the format of this project and the format of Hugging Face.
 
-    python -m tools.hf import Molmo2-4B runs/molmo2-4b
-    python -m tools.hf base Qwen3-8B siglip2-so400m-patch14-384 runs/base-8b
-    python -m tools.hf export runs/mine mine-hf
-
-import    a released folder -> a folder of this project (all commands read both)
-base      Qwen3, OLMo-3 or SmolLM2, and SigLIP or SigLIP 2 -> what stage 1 starts from
-export    a run directory or a folder of this project -> a released folder
+    python -m tools.hf export toy runs/toy-hf
 
 The last line on stdout is a JSON object: the folder, and how many tensors and parameters.
 """
@@ -23,21 +17,32 @@ from weights.base import extended_tokenizer, start_from_base
 from weights.export import export
 from weights.files import RELEASED_SETTINGS, open_model_folder
 
-FOLDERS = {  # arguments of each command
-    "import": {"source": "HF_DIR", "out": "OUT"},
-    "base": {"source": "LLM_DIR", "siglip": "SIGLIP_DIR", "out": "OUT"},
-    "export": {"source": "MODEL", "out": "HF_DIR"},
+COMMANDS = {  # name: (sentence, folders of the example, {argument: (metavar, help)})
+    "import": ("Converts a released checkpoint to a folder of this project.",
+               "Molmo2-4B runs/molmo2-4b",
+               {"source": ("HF_DIR", "a released checkpoint"),
+                "out": ("OUT", "the folder to write")}),
+    "base": ("Joins a language model and a vision model to the model that stage 1 starts from.",
+             "Qwen3-8B siglip2-so400m-patch14-384 runs/base-8b",
+             {"source": ("LLM_DIR", "Qwen3, OLMo-3 or SmolLM2"),
+              "siglip": ("SIGLIP_DIR", "SigLIP or SigLIP 2"),
+              "out": ("OUT", "the folder to write")}),
+    "export": ("Converts a model of this project to the format of a released checkpoint.",
+               "toy runs/toy-hf",
+               {"source": ("MODEL", "a run directory, a folder of this project, or toy"),
+                "out": ("HF_DIR", "the folder to write")}),
 }
 
 
 @report_errors
 def main(argv=None):
     parser = make_parser("hf", __doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name, folders in FOLDERS.items():
-        command = commands.add_parser(name)
-        for folder, metavar in folders.items():
-            command.add_argument(folder, metavar=metavar)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (sentence, example, folders) in COMMANDS.items():
+        text = f"{sentence}\n\n    python -m tools.hf {name} {example}"
+        command = commands.add_parser(name, help=sentence, description=text)
+        for folder, (metavar, about) in folders.items():
+            command.add_argument(folder, metavar=metavar, help=about)
     args = parser.parse_args(argv)
     out = Path(args.out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):

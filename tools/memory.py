@@ -1,14 +1,12 @@
-"""Counts the memory of one GPU in a training step, by part.
+"""Counts the memory that one GPU needs for a training step, without a GPU.
 
-    python -m tools.memory --stage 2 --preset 4b --train connector,llm --micro-batch 1
-    python -m tools.memory --stage 3 --preset 8b --gpus 128 --cp 8    # in nodes of 8
-    python -m tools.memory --stage 2 --init Molmo2-4B --lora 16
+    python -m tools.memory --stage 3 --preset 8b --gpus 128 --cp 8
 
-Takes the flags of train.py. Runs its step, with the largest batch that can occur, on fake
-tensors, which have shapes, dtypes and lifetimes but no storage. An operation that needs
-their values, for which a GPU would have to wait, is an error. Not counted: workspace
-inside kernels, the CUDA context (half a GiB), what torch.compile saves, and fragmentation.
-Leave a tenth free.
+Runs the step of train.py, with the largest batch that can occur, on fake tensors, which
+have shapes, dtypes and lifetimes but no storage. An operation that needs their values,
+for which a GPU would have to wait, is an error. Not counted: workspace inside kernels,
+the CUDA context (half a GiB), what torch.compile saves, and fragmentation. Leave a tenth
+free.
 """
 
 import copy
@@ -171,9 +169,9 @@ def count(config, dtype, gpus=1):
 
 def read_command(argv):
     """-> how many GPUs, the arguments of train.py, the config as a rank would have it."""
-    parser = make_parser("memory", __doc__)
+    parser = make_parser("memory", __doc__, epilog="All other flags are those of train.py.")
     parser.add_argument("--gpus", type=positive, default=1,
-                        help="processes that train together (default 1)")
+                        help="GPUs that train together, in nodes of 8 (default 1)")
     own, rest = parser.parse_known_args(argv)
     args, config = parse(rest)
     with files.explained("--init" if args.init else "--model.*"):

@@ -1,11 +1,11 @@
-"""Plans packs ahead, on machines without a GPU: rows of record ids, no pixels (paper: packing).
+"""Plans before training, without a GPU, which records share a row.
 
-    python -m tools.plan --stage 2 --data a.jsonl b.jsonl --packs 4096 --out plan.npz --workers 32
-    python train.py --stage 2 --data a.jsonl b.jsonl --plan plan.npz    # the same run as without
+    python -m tools.plan --stage 1 --tiny --data tests/media/records.jsonl \\
+        --media tests/media --packs 9 --out runs/plan.npz
 
-The plan is the same for any number of workers. train.py refuses it when the record files, the
-tokenizer or the config have changed. Media are not compared: one whose size differs from
-the plan is masked. Other flags are those of train.py.
+The plan holds record ids, no pixels, and is the same for any number of workers. train.py
+refuses it when the record files, the tokenizer or the config have changed. Media are not
+compared: one whose size differs from the plan is masked.
 """
 
 import json
@@ -85,14 +85,15 @@ def as_bytes(text):
 
 @report_errors
 def main(argv=None):
-    parser = make_parser("plan", __doc__)
+    parser = make_parser("plan", __doc__, epilog="All other flags are those of train.py.")
     parser.add_argument("--packs", type=positive,
-                        help="how many (default: --steps times --batch)")
-    parser.add_argument("--out", required=True, metavar="FILE", help="the plan, an .npz file")
+                        help="how many packs (default: --steps times --batch)")
+    parser.add_argument("--out", required=True, metavar="FILE", help="the .npz file to write")
     args, rest = parser.parse_known_args(argv)
     run, config = parse(rest)
-    if Path(args.out).is_dir() or not Path(args.out).parent.is_dir():
-        parser.error(f"--out {args.out}: name a file in a folder that exists")
+    if Path(args.out).is_dir():
+        parser.error(f"--out {args.out}: name a file, not a folder")
+    Path(args.out).parent.mkdir(parents=True, exist_ok=True)
     sources, rates, _ = open_sources(run, config)
     tokenizer, config = open_tokenizer(run, config)
     made_for = fingerprint(sources, rates, tokenizer, config)

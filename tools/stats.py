@@ -1,10 +1,9 @@
-"""Counts records, branches, tokens and crops of a record file or a mixture.
+"""Counts records, tokens and crops of a file or a mixture, and how full their rows are.
 
-    python -m tools.stats FILE [--media DIR] [--stage N] [--tiny] [--init DIR] [--a.b=value]
+    python -m tools.stats tests/media/records.jsonl --media tests/media --tiny --init toy
 
-Also the longest example, what is skipped and why, and how full the packer makes rows.
-Each record counts once, as in its first epoch; nothing is decoded. FILE may be a
-mix.json. The last line is one JSON object. Other flags are those of train.py.
+Also the longest example, and what is skipped and why. Each record counts once, as in its
+first epoch; nothing is decoded. The last line is one JSON object.
 """
 
 import json
@@ -73,10 +72,11 @@ def describe_packs(packs, config):
 
 @report_errors
 def main(argv=None):
-    parser = make_parser("stats", __doc__)
+    parser = make_parser("stats", __doc__, epilog="All other flags are those of train.py.")
     add = parser.add_argument
-    add("file", metavar="FILE", help="records (.jsonl, .json) or a mix.json")
-    add("--stage", default="1", help="whose row length and prompts (default 1)")
+    add("file", metavar="FILE", help=(
+        "records (.jsonl, .json), or a mixture, whose name ends in mix.json"))
+    add("--stage", default="1", help="its row length and prompts are used (default 1)")
     add("--media", metavar="DIR", help="where the paths in the records start")
     args, rest = parser.parse_known_args(argv)
     media = ["--media", args.media] if args.media else []

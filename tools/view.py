@@ -1,13 +1,9 @@
-"""Writes a packed row as one HTML page that opens offline (paper: message trees, packing).
+"""Writes a packed row as an HTML page that shows its mask, message trees and crops.
 
-    python -m tools.view --stage 1 --tiny --row 7 --out page.html            # of the toy world
-    python -m tools.view --stage 2 --data my.jsonl --row 0 --out page.html   # of your records
-    python -m tools.view --run runs/mine --step 812 --row 3 --out page.html  # of a run's step
+    python -m tools.view --stage 2 --tiny --row 20 --out runs/row.html
 
-The page shows the mask, and for each example its message tree with loss weights, its
-crops and points. Point at a text or at the mask, and the page marks what it may attend
+The page opens offline. Point at a text or at the mask, and the page marks what it may attend
 to. Text with loss is tinted: it shows the targets of its positions, not their tokens.
-Without --run, all other flags are those of train.py: --stage, --tiny, --data and so on.
 """
 
 import argparse
@@ -310,10 +306,11 @@ def write_page(row):
 
 @report_errors
 def main(argv=None):
-    parser = make_parser("view", __doc__)
+    parser = make_parser(
+        "view", __doc__, epilog="Without --run, all other flags are those of train.py.")
     add = parser.add_argument
-    add("--run", type=Path, metavar="DIR", help="a run directory, instead of --stage")
-    add("--step", type=int, metavar="N", help="with --run: the step whose row to show")
+    add("--run", type=Path, metavar="DIR", help="show a row of this run, instead of --stage")
+    add("--step", type=int, metavar="N", help="with --run: the step of the row")
     add("--row", type=int, default=0, metavar="N", help="which row (default 0, the first)")
     add("--out", type=Path, required=True, metavar="HTML", help="the page to write")
     own, rest = parser.parse_known_args(argv)
@@ -326,6 +323,7 @@ def main(argv=None):
         config = replace(config, batch=1, micro_batch=1, steps=own.row + 1)
         row = plan_row(args, config, own.row + 1, 0)
     page = write_page(row)
+    own.out.parent.mkdir(parents=True, exist_ok=True)
     own.out.write_text(page, encoding="utf-8")
     print(f"{own.out}: row {own.row}, {len(row.examples)} examples")
 

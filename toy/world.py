@@ -2,9 +2,6 @@
 
 Training and held-out scenes cannot coincide (images.py). Four of the 24 combinations of colour and
 shape exist in the split `unseen` only; with more colours and shapes, six of 54.
-
-    python -m toy.world OUT --n 100 --split test      # images, records.jsonl, masks.npz
-    python -m toy.world OUT --n 100 --what tracks     # videos as folders of frames
 """
 
 import argparse
@@ -176,16 +173,19 @@ class Parser(argparse.ArgumentParser):
 
 
 def main():
-    parser = Parser(description="Write a part of the toy world as files.")
-    parser.add_argument("out")
-    parser.add_argument("--n", type=int, default=100, help="records (default 100)")
-    parser.add_argument("--what", choices=SOURCES, default="images")
-    parser.add_argument("--split", choices=("train", "test", "unseen"), default="test",
-                        help="unseen: of images only")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--kinds", choices=KINDS_BY_NAME, default="few",
-                        help="combinations of colour and shape: few (default) 24, many 54, of "
-                        "single images only")
+    parser = Parser(
+        prog="python -m toy.world", formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Writes images or videos of the toy world with their records and masks.\n\n"
+        "    python -m toy.world runs/toy --n 20 --split test")
+    add = parser.add_argument
+    add("out", help="folder for records.jsonl, masks.npz, and images or frames")
+    add("--n", type=int, default=100, help="how many records (default 100)")
+    add("--what", choices=SOURCES, default="images", help="kind of records (default images)")
+    add("--split", choices=("train", "test", "unseen"), default="test",
+        help="which scenes (default test); unseen: of images only")
+    add("--seed", type=int, default=0, help="seed of the scenes (default 0)")
+    add("--kinds", choices=KINDS_BY_NAME, default="few", help=(
+        "combinations of colour and shape: few (default) 24, many 54, of single images only"))
     args = parser.parse_args()
     options = {"kinds_name": args.kinds} if args.what == "images" else {}
     if args.what != "images" and (args.split == "unseen" or args.kinds != "few"):

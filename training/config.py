@@ -72,26 +72,26 @@ class Config:
     lr: GroupRates = GroupRates(6e-6, 2e-4, 2e-5)  # peak learning rates
     warmup: GroupRates = GroupRates(2000, 200, 2000)  # steps of linear warm-up from 0
     final_lr: float = 0.1  # the cosine ends at this fraction of the peak learning rate
-    betas: tuple = (0.9, 0.95)  # of AdamW
-    adam_eps: float = 1e-6  # of AdamW
+    betas: tuple = (0.9, 0.95)  # decay rates of AdamW
+    adam_eps: float = 1e-6  # epsilon of AdamW
     clip: float = 1.0  # largest gradient norm, of each parameter group by itself
     z_loss: float = 1e-4  # weight of the squared logsumexp in the loss
     beta: float = 0.0  # strength of preference pairs (DPO: 0.1); 0: they are refused
     residual_dropout: float = 0.0  # dropout of sub-layer outputs at every position
     response_dropout: float = 0.1  # dropout of sub-layer outputs where the target has loss
     freeze_embedding: bool = True  # the base embedding, and a tied head, do not learn
-    train: tuple = ("vit", "connector", "llm")  # the parameter groups that learn
+    train: tuple = ("vit", "connector", "llm")  # which parameter groups learn
     lora: LoraConfig = LoraConfig()
     activation_checkpointing: bool = True  # blocks keep only their inputs and rerun in backward
-    uncheckpointed_blocks: int = 0  # last decoder blocks that keep all the same
+    uncheckpointed_blocks: int = 0  # last decoder blocks that keep everything
     compile: bool = False  # torch.compile, block by block (when not given, on a GPU: true)
     crop_bucket: int = 2  # the crops of a batch are padded to a multiple of this
     save_every: int = 500  # steps between checkpoints, and one at the end; 0: none
     keep: int = 2  # how many checkpoints stay, the newest; 0: all
-    seed: int = 0  # of every random choice
+    seed: int = 0  # seed of every random choice
     deterministic: bool = False  # dropout off, deterministic kernels
-    device: str = "auto"  # auto: cuda, else mps, else cpu
-    dtype: str = "auto"  # of the arithmetic; what learns and the optimizer are always float32
+    device: str = "auto"  # cpu, cuda, mps; auto: cuda, else mps, else cpu
+    dtype: str = "auto"  # of the arithmetic; weights that learn are always float32
     max_skip: float = 0.01  # share of a source's records that may be unusable
     workers: int = 0  # decoding processes per rank (not given, on a GPU: its cores less one)
     vit_steps: int = 0  # steps of stage 0 for a toy ViT that starts from nothing
@@ -153,7 +153,12 @@ def override(config, name, value):
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises UserError where argparse would print the usage and exit."""
+    """Its help begins with two paragraphs of `description`, a sentence and an example. Raises
+    UserError where argparse would print the usage and exit."""
+
+    def __init__(self, description, formatter_class=argparse.RawDescriptionHelpFormatter, **rest):
+        text = "\n\n".join(description.split("\n\n")[:2])
+        super().__init__(description=text, formatter_class=formatter_class, **rest)
 
     def error(self, message):
         raise UserError(message)
@@ -187,8 +192,8 @@ def describe_fields(config, prefix="", outer=""):
 
 def make_parser():
     parser = Parser(
-        description="Train Molmo2 (paper: training, Table 12).", allow_abbrev=False,
-        usage="train.py --stage N [--key value ..]",
+        "Trains Molmo2 with the recipe of one stage.\n\n    python train.py --stage 1 --tiny",
+        allow_abbrev=False, usage="python train.py --stage N [--key value ..]",
         epilog="--key value and --key=value are the same, and so are - and _ in a key.")
     add = parser.add_argument
     switch = partial(add, action="store_true")
@@ -205,7 +210,7 @@ def make_parser():
         help="records asked about at the end (with --data), each file scored apart")
     add("--eval_every", type=int, default=0, metavar="N",
         help="save and evaluate every N steps too (default 0: only at the end)")
-    switch("--tensorboard", help="scalars for TensorBoard, in tensorboard/ of the run")
+    switch("--tensorboard", help="write scalars for TensorBoard to tensorboard/ of the run")
     add("--init", metavar="DIR", help="start from the weights of a run or a released checkpoint")
     add("--out", metavar="DIR", help="run directory (default runs/stage1-tiny and so on)")
     switch("--overwrite", help="delete the run in --out first")

@@ -1,13 +1,17 @@
-"""Every command of tools/ answers --help with a text and status 0, and a mistake with one sentence
-and status 2."""
+"""Every command answers --help with a sentence, an example and status 0, and a mistake with one
+sentence and status 2."""
 
 import errno
+import re
 import runpy
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests import test_readme
+from tools import hf
+from tools.bench import __main__ as bench
 from tools.command import report_errors
 from training.config import RunError
 
@@ -19,6 +23,13 @@ for path in sorted(TOOLS.rglob("*.py")):
         COMMANDS.append(".".join(parts[:-1]))
     elif "__name__ ==" in path.read_text(encoding="utf-8"):
         COMMANDS.append(".".join(parts))
+
+HELPS = [*COMMANDS, *(f"tools.bench {name}" for name in bench.COMMANDS),
+         *(f"tools.hf {name}" for name in hf.COMMANDS),
+         "tools.prepare frames", "toy.world", "evaluation.j_and_f", "train"]
+# Examples that CI does not run: they need downloads or masks, or are tested elsewhere.
+NOT_RUN = ("tools.hf import ", "tools.hf base ", "tools.hf export toy ", "evaluation.j_and_f ",
+           "tools.prepare pixmo-points ", "tools.gpu --device cpu ")
 
 MISTAKES = {                         # {command: (flags, words of the sentence)}
     "tools.ablate": ("--only trees,colours", "--only colours: choose from packing, trees"),
@@ -44,12 +55,19 @@ def run(command, flags, monkeypatch):
     return ended.value.code
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_is_a_text_and_status_0(command, monkeypatch, capsys):
-    assert run(command, "--help", monkeypatch) == 0
+@pytest.mark.parametrize("command", HELPS)
+def test_help_is_one_sentence_one_example_and_the_flags(command, monkeypatch, capsys):
+    module, *name = command.split()
+    assert run(module, " ".join([*name, "--help"]), monkeypatch) == 0
     stdout, stderr = capsys.readouterr()
-    assert len(stdout.split()) > 30
     assert not stderr
+    _, sentence, example, flags = stdout.split("\n\n", 3)
+    assert re.fullmatch(r"[A-Z]([^:;.]|[.](?=\w))+[.]", sentence), sentence
+    example = " ".join(example.replace("\\\n", " ").split())
+    assert example.startswith("python ")
+    assert "    python " not in flags
+    is_listed = example.startswith(tuple(f"python -m {start}" for start in NOT_RUN))
+    assert is_listed or example in test_readme.COMMANDS, f"CI does not run: {example}"
 
 
 @pytest.mark.parametrize("command", MISTAKES)

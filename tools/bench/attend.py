@@ -1,8 +1,6 @@
-"""Attention in packed rows: under one dense mask, in a loop over examples, and in this project.
+"""Times attention in packed rows, against a dense mask and a loop over the examples.
 
-    python -m tools.bench attend    # rows of 4,096 and 16,384 tokens on the CPU
-    python -m tools.bench attend --tokens 2048 --rounds 2
-    python -m tools.bench attend --device cuda --dtype bfloat16 --tokens 16384 36864
+    python -m tools.bench attend --tokens 1024 --rounds 1
 
 Rows are packs of the stream of tools.bench pack (of stage 3 from 36,864 tokens on, else of
 stage 2, with crops in proportion). All implementations compute the same, forward and backward,
@@ -173,7 +171,7 @@ def bench_row_length(tokens, args, heads=8, kv_heads=2, dim=64):
 
 def add_arguments(parser):
     add = parser.add_argument
-    add("--tokens", type=positive, nargs="+", default=[4096, 16384], help="of a row")
+    add("--tokens", type=positive, nargs="+", default=[4096, 16384], help="tokens of a row")
     add("--rows", type=positive, default=3, help="rows of each length")
     add("--device", default="cpu", help="cpu, cuda, ..")
     add("--dtype", choices=("float32", "bfloat16"), default="float32", help="of q, k and v")

@@ -1,6 +1,6 @@
-"""Tokens per second and MFU of a run of train.py, from its log.
+"""Computes tokens per second and MFU of a run of train.py from its log.
 
-    python -m tools.bench run runs/x --peak 989    # TFLOP/s of an H100 in bfloat16, by data sheet
+    python -m tools.bench run runs/tuned --peak 0.2 --skip 1
 
 The seconds of a step hold planning, decoding, encoding, transfers, forward, backward,
 communication and the optimizer. The windows of all visual tokens count as full.
@@ -12,6 +12,7 @@ weights that learn once more. Not counted: padding, pairs that the mask hides, l
 without a label, and blocks that activation checkpointing computes again.
 """
 
+import argparse
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -111,8 +112,9 @@ def logged_work(line, stage, vision_config):
 def add_arguments(parser):
     add = parser.add_argument
     add("run", metavar="DIR", help="a run directory")
-    add("--peak", type=float, required=True, help="TFLOP/s of one GPU in the run's dtype")
-    add("--skip", type=int, default=5, help="first steps, which do not count")
+    add("--peak", type=float, required=True, default=argparse.SUPPRESS,
+        help="TFLOP/s of one GPU in the dtype of the run, such as 989 of an H100 in bfloat16")
+    add("--skip", type=int, default=5, help="first steps that do not count")
 
 
 def run(args):

@@ -1,7 +1,6 @@
-"""Answers against transformers' Molmo2: seconds of the prefill, with vision, and of each token.
+"""Times prefill and decoding of an answer, against the Molmo2 of transformers.
 
-    python -m tools.bench generate    # a small random model on this machine's CPU
-    python -m tools.bench generate --preset 4b --device cuda --dtype bfloat16
+    python -m tools.bench generate --preset toy --rounds 1 --tokens 8
 
 Both models have the same random weights and prompts and decode greedily. In float32 the
 answers must be the same; in bfloat16 rounding may choose another of two likely tokens.
@@ -96,7 +95,7 @@ def add_arguments(parser):
     add("--preset", choices=PRESETS, default="small", help="shape of the model")
     add("--device", default="cpu", help="cpu, cuda, ..")
     add("--dtype", choices=("float32", "bfloat16"), default="float32", help="of both models")
-    add("--tokens", type=whole_number(2), default=64, help="of an answer")
+    add("--tokens", type=whole_number(2), default=64, help="tokens of an answer")
     add("--rounds", type=positive, default=7, help="measurements of each prompt")
 
 

@@ -1,7 +1,6 @@
-"""A video to model input, against its decoding alone: seconds and frames per second.
+"""Times the way from a video file to the input of the model, against decoding alone.
 
-    python -m tools.bench load    # 384 and 128 frames of three minutes at 720p
-    python -m tools.bench load --seconds 6 --rounds 1 --frames 32
+    python -m tools.bench load --seconds 3 --rounds 1 --frames 16
 
 The frames are spread over the video, or fill ten seconds from its middle; then the video
 before them should cost nothing. The unit of times_decode is ffmpeg, with one thread,
@@ -117,8 +116,8 @@ def compare(path, video, frames, rounds):
 
 def add_arguments(parser):
     add = parser.add_argument
-    add("--seconds", type=positive, default=180, help="of the video that is made")
-    add("--frames", type=positive, nargs="+", default=[384, 128], help="of the whole video")
+    add("--seconds", type=positive, default=180, help="length of the generated video")
+    add("--frames", type=positive, nargs="+", default=[384, 128], help="frames to read")
     add("--rounds", type=positive, default=3, help="measurements of each case")
 
 

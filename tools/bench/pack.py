@@ -1,7 +1,6 @@
-"""Packers side by side on a seeded stream of sizes.
+"""Compares how well packers fill rows from the same seeded streams of examples.
 
-    python -m tools.bench pack    # stages 1 to 3, three streams of 20,000 examples each
-    python -m tools.bench pack --n 4000 --seeds 1 --stages 2
+    python -m tools.bench pack --n 2000 --seeds 1
 
 Prints for each stage how full the packs of each packer are, how long examples wait and
 what planning costs; then how many times fewer sequences, and tokens in padded batches of
@@ -265,9 +264,9 @@ def bench_stage(stage, n, seeds):
 
 def add_arguments(parser):
     add = parser.add_argument
-    add("--n", type=positive, default=20_000, help="examples of a stream")
-    add("--seeds", type=positive, default=3, help="streams per stage")
-    add("--stages", type=int, nargs="+", choices=(1, 2, 3), default=[1, 2, 3], help="recipes")
+    add("--n", type=positive, default=20_000, help="examples of each stream")
+    add("--seeds", type=positive, default=3, help="streams of each stage")
+    add("--stages", type=int, nargs="+", choices=(1, 2, 3), default=[1, 2, 3], help="their stages")
 
 
 def run(args):

@@ -1,18 +1,10 @@
-"""A training step against transformers' Molmo2: forward and backward, without the optimizer.
+"""Times a training step without the optimizer, against the Molmo2 of transformers.
 
-    python -m tools.bench step    # a small random model on this machine's CPU
-    python -m tools.bench step --preset toy --cases image stream --rounds 2
-    python -m tools.bench step --preset 4b --device cuda --dtypes bfloat16 --cases stream
+    python -m tools.bench step --preset toy --cases image --dtypes float32 --rounds 1
 
 Both implementations have the same weights and learn the same tokens of the same examples, with
 random pixels and ids. In float32 their losses and two gradients must agree before they are timed.
 On a GPU our blocks are compiled, as in training.
-
-    image, video    one image of 9 crops, or 16 frames, and 300 tokens of text
-    padded, single  9, 5 and 2 crops and a text: ours in one row; the reference in
-                    one batch padded to the longest, or one by one
-    stream          --n rows as training packs them; the reference in padded batches,
-                    a sequence for each annotation, in random order
 
 MFU is the FLOPs that a step needs (tools/bench/flops.py) over its seconds and the FLOP/s of
 a large matrix product.
@@ -188,10 +180,13 @@ def add_arguments(parser):
     add = parser.add_argument
     add("--preset", choices=peers.PRESETS, default="small", help="shape of the model")
     add("--device", default="cpu", help="cpu, cuda, ..")
-    add("--dtypes", nargs="+", choices=dtypes, default=list(dtypes), help="of autocast")
-    add("--cases", nargs="+", choices=CASES, default=list(CASES), help="see above")
+    add("--dtypes", nargs="+", choices=dtypes, default=list(dtypes), help="dtype of autocast")
+    add("--cases", nargs="+", choices=CASES, default=list(CASES), help=(
+        "image, video: 9 crops, or 16 frames, and 300 tokens of text; padded, single: 9, 5 and 2 "
+        "crops and a text, ours in one row, the reference in a padded batch, or one by one; "
+        "stream: rows as training packs them, the reference in padded batches of annotations"))
     add("--rounds", type=positive, default=5, help="measurements of each case")
-    add("--n", type=positive, default=1, help="rows of the stream")
+    add("--n", type=positive, default=1, help="rows of the case stream")
 
 
 def run(args):

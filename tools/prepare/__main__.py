@@ -1,10 +1,7 @@
-"""Published data sets to records (paper: data; docs/datasets.md: sizes, licences).
+"""Converts a published data set to records and lists the URLs of its media.
 
     python -m tools.prepare pixmo-points downloads/pixmo-points data/points
-    python -m tools.prepare molmo2-cap downloads/Molmo2-Cap data/cap --videos youtube-cc
-    python -m tools.prepare frames data/cap/records.jsonl data/cap-frames
 
-in    a set's parquet, json or jsonl files as they are published, or a folder of them
 out   OUT/records.jsonl   a record per visual input, its annotations the branches of a tree
       OUT/media/          images that lay inside the files, named by the sha256 of their bytes
       OUT/urls.txt        url TAB path below the media folder, for you to fetch: this command
@@ -14,6 +11,7 @@ out   OUT/records.jsonl   a record per visual input, its annotations the branche
 
 What cannot become a record is skipped and counted by its reason. A record without its
 media file is written, and left out in training. A killed command begins anew.
+Sizes and licences of the sets stand in docs/datasets.md.
 """
 
 import json
@@ -36,8 +34,8 @@ TYPES = ("chart", "chemical", "circuit", "diagram", "doc", "document", "graphic"
 def parse(argv):
     parser = make_parser("prepare", __doc__)
     add = parser.add_argument
-    add("name", choices=SETS, metavar="NAME", help=f"one of {', '.join(SETS)}")
-    add("source", nargs="+", help="its files, or a folder of them")
+    add("name", choices=SETS, metavar="NAME", help=f"one of {', '.join(SETS)}, or frames")
+    add("source", nargs="+", help="published files (.parquet, .json, .jsonl), or their folder")
     add("out", help="folder for records.jsonl, urls.txt and media/")
     add("--media", "--videos", metavar="DIR",
         help="fetched images, named by the sha256 of their URL, and videos, named by their "
@@ -52,7 +50,7 @@ def parse(argv):
     add("--first-tokens", type=int, default=4096,
         help="tulu: longest first message (default 4096; stage 1 of Molmo2: 2304)")
     add("--type", choices=TYPES,
-        help="of the files of cosyn-400k and syn-multi-image-qa")
+        help="cosyn-400k, syn-multi-image-qa: kind of the images")
     args = parser.parse_args(argv)
     if SETS[args.name].by_type and not args.type:
         parser.error(f"{args.name} needs --type: {', '.join(TYPES)}")

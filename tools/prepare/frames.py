@@ -1,9 +1,8 @@
-"""Videos decoded once: the frames that training looks at as images, and records that name
-them (docs/own_data.md).
+"""Decodes videos once and writes records that name their frames as image files.
 
-    python -m tools.prepare frames films.jsonl OUT --max-frames 384
+    python -m tools.prepare frames tests/media/films.jsonl runs/frames \\
+        --media tests/media --max-frames 8
 
-in    a file of records with videos
 out   OUT/records.jsonl   the same with frames in place of the video
       OUT/media/          a folder of images for each clip, as large as the ViT takes them
       stdout              {"records":, "bytes":, "skipped": {reason: n}}
@@ -90,14 +89,14 @@ def save(frames, folder, args):
 def main(argv=None):
     parser = make_parser("prepare frames", __doc__)
     add = parser.add_argument
-    add("records", help="a file of records, .jsonl or .json")
+    add("records", help="a file of records with videos (.jsonl, .json)")
     add("out", help="folder for records.jsonl and media/")
-    add("--media", metavar="DIR", help="where paths in the records start")
-    add("--fps", type=float, default=2.0, help="frames a second (default 2)")
-    add("--max-frames", type=positive, default=384, help="of one clip (default 384: stage 3)")
-    add("--size", type=positive, default=378, help="in pixels (default 378, a crop)")
-    add("--format", choices=("jpg", "png"), default="jpg", help="jpg (quality 95) or png")
-    add("--workers", type=positive, default=1, help="processes (default 1)")
+    add("--media", metavar="DIR", help="where the paths in the records start")
+    add("--fps", type=float, default=2.0, help="frames of a second (default 2)")
+    add("--max-frames", type=positive, default=384, help="of a clip (default 384: stage 3)")
+    add("--size", type=positive, default=378, help="of a frame in pixels (default 378, a crop)")
+    add("--format", choices=("jpg", "png"), default="jpg", help="jpg (default, quality 95) or png")
+    add("--workers", type=positive, default=1, help="processes that decode (default 1)")
     args = parser.parse_args(argv)
     if args.fps <= 0:
         parser.error(f"--fps {args.fps}: frames a second are above 0")

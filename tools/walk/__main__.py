@@ -75,7 +75,7 @@ TESTS = {
 def main(argv=None):
     parser = make_parser("walk", __doc__)
     parser.add_argument("--check", type=Path, metavar="FILE", required=True,
-                        help="docs/walk/mine.py, or your copy of it")
+                        help="docs/walk/mine.py, or a copy of it")
     path = parser.parse_args(argv).check
     with explained(f"--check {path}"):
         found = runpy.run_path(path)
