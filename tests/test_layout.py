@@ -77,7 +77,6 @@ CODE_SUFFIXES = (".py", ".md", ".sh")
 OTHER_SUFFIXES = (".html", ".js", ".css", ".txt", ".sh")
 # Files of other repositories, which texts may name: the official code, and transformers.
 ELSEWHERE = ("allenai/", "olmo/", "launch_scripts/", "scripts/", "transformers/")
-HISTORY = {"docs/log.md"}            # it names files as they were called at the time
 SKIPPED_FOLDERS = {".git", ".venv", "runs", "__pycache__", ".pytest_cache", ".ruff_cache"}
 
 
@@ -231,7 +230,7 @@ def every_file_that_a_text_names_exists(repository):
     """Words that end in .py, .md or .sh, and paths below a folder of this repository."""
     folders = {s.path.split("/")[0] for s in repository.python if "/" in s.path}
     for source in repository.sources.values():
-        if source.is_test or source.path in HISTORY:
+        if source.is_test:
             continue
         for line, text in enumerate(source.lines, 1):
             for word in PATH_WORD.findall(text):

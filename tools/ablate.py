@@ -2,7 +2,7 @@
 
     python -m tools.ablate --only trees --seeds 1 --steps 3 --images 1 --out runs/try
 
-Table 11 of the paper is about such choices. Every run is train.py in a process of its own.
+The paper does so in section 4.4, Tables 8b and 11. Every run is train.py in a process of its own.
 The runs of a family have the same number of steps, with rows of the same size, and start
 from the same weights; so the examples and the seconds of a step may differ, and their logs
 hold them.

@@ -27,6 +27,9 @@ for path in sorted(TOOLS.rglob("*.py")):
 HELPS = [*COMMANDS, *(f"tools.bench {name}" for name in bench.COMMANDS),
          *(f"tools.hf {name}" for name in hf.COMMANDS),
          "tools.prepare frames", "toy.world", "evaluation.j_and_f", "train"]
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*found in sys.modules")  # of runpy
+
 # Examples that CI does not run: they need downloads or masks, or are tested elsewhere.
 NOT_RUN = ("tools.hf import ", "tools.hf base ", "tools.hf export toy ", "evaluation.j_and_f ",
            "tools.prepare pixmo-points ", "tools.gpu --device cpu ")

@@ -11,7 +11,7 @@ out   OUT/records.jsonl   a record per visual input, its annotations the branche
 
 What cannot become a record is skipped and counted by its reason. A record without its
 media file is written, and left out in training. A killed command begins anew.
-Sizes and licences of the sets stand in docs/datasets.md.
+Sizes and licences of the sets stand in docs/released.md.
 """
 
 import json
