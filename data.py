@@ -37,11 +37,11 @@ from vision import RELEASED, VisionConfig
 class DataConfig:
     max_tokens: int = 2536           # tokens of an example, and of a row (paper: Table 12)
     max_crops: int = 8               # high-resolution crops of an image at most
-    max_images: int = 5              # a record with more is skipped (docs/molmo2.md 2.4)
-    max_frames: int = 128            # of a video at most: 16, 128 and 384 in stages 1, 2 and 3
+    max_images: int = 5              # a record with more images is skipped (docs/molmo2.md 2.4)
+    max_frames: int = 128            # frames of a video at most: 16, 128, 384 in stages 1, 2, 3
     fps: float = 2.0                 # frames per second of a video at most
     frame_markers: bool = True       # <frame_start>, <frame_end> around each frame, as released
-    max_points: int = 60             # an annotation with more is left out (docs/molmo2.md 9.3)
+    max_points: int = 60             # annotations with more are left out (docs/molmo2.md 9.3)
     n_transcripts: int = 1           # spoken descriptions of an image that are read in an epoch
     length_hint: int = 65            # length that evaluation asks for: "long_caption 65:"; 0: none
     prefix_all: bool = True          # stage 1: every prompt opens with its style; later some do

@@ -52,7 +52,7 @@ class ModelConfig:
     rope_theta: float = 1e6          # base of the rotary embedding
     yarn: YarnConfig = YarnConfig()
     eps: float = 1e-6                # epsilon of the RMSNorms
-    init_std: float = 0.02           # deviation of new weights; 0: 1/sqrt(fan in)
+    init_std: float = 0.02           # standard deviation of new weights; 0: 1/sqrt(fan in)
     vision: VisionConfig = VisionConfig()
 
 

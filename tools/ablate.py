@@ -1,4 +1,4 @@
-"""Trains the toy with and without choices of the paper and compares the scores.
+"""Trains the toy with and without design choices of the paper and compares the scores.
 
     python -m tools.ablate --only trees --seeds 1 --steps 3 --images 1 --out runs/try
 

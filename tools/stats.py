@@ -76,7 +76,7 @@ def main(argv=None):
     add = parser.add_argument
     add("file", metavar="FILE", help=(
         "records (.jsonl, .json), or a mixture, whose name ends in mix.json"))
-    add("--stage", default="1", help="its row length and prompts are used (default 1)")
+    add("--stage", default="1", help="the stage whose row length and prompts count (default 1)")
     add("--media", metavar="DIR", help="where the paths in the records start")
     args, rest = parser.parse_known_args(argv)
     media = ["--media", args.media] if args.media else []

@@ -197,7 +197,7 @@ def make_parser():
         epilog="--key value and --key=value are the same, and so are - and _ in a key.")
     add = parser.add_argument
     switch = partial(add, action="store_true")
-    add("--stage", type=int, choices=STAGES, required=True, help="the recipe of stages/")
+    add("--stage", type=int, choices=STAGES, required=True, help="the stage, a recipe of stages/")
     switch("--tiny", help="toy model and laptop settings; toy world unless --data is given")
     add("--preset", choices=models.PRESETS, help="model shape (default 4b; with --tiny, toy)")
     add("--data", nargs="+", metavar="FILE[=rate]", help="record files (.jsonl, .json), their "

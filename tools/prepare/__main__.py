@@ -34,7 +34,8 @@ TYPES = ("chart", "chemical", "circuit", "diagram", "doc", "document", "graphic"
 def parse(argv):
     parser = make_parser("prepare", __doc__)
     add = parser.add_argument
-    add("name", choices=SETS, metavar="NAME", help=f"one of {', '.join(SETS)}, or frames")
+    add("name", choices=SETS, metavar="NAME", help=(
+        f"one of {', '.join(SETS)}; or frames, which has flags of its own"))
     add("source", nargs="+", help="published files (.parquet, .json, .jsonl), or their folder")
     add("out", help="folder for records.jsonl, urls.txt and media/")
     add("--media", "--videos", metavar="DIR",
