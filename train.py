@@ -237,7 +237,6 @@ def finish(run, model, log, began):
         files.save(whole, folder)
         run.tokenizer.save(folder)
         files.save_data_config(run.config.data, folder)
-        report.draw_curves(run.out)
     run.ranks.barrier()  # for any time: a large model takes long to write
     scores = report.scores_of_run(run, model, run.out / "samples")
     if run.ranks.mesh:
@@ -245,6 +244,7 @@ def finish(run, model, log, began):
     if run.ranks.first:
         seconds = time.monotonic() - began
         log.write({"step": run.config.steps, "eval": scores, "seconds": seconds})
+        report.draw_curves(run.out)
         report.draw_progress(run.out)
         report.animate_progress(run.out)
         steps = read_steps(read_log(run.out / "log.jsonl"))

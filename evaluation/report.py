@@ -152,9 +152,16 @@ def running_mean(points):
     return list(zip(x, means.tolist(), strict=True))
 
 
+def scores_by_set(scores):
+    """What final_scores gives -> {name of a set: its scores}; the first set is "held out"."""
+    others = {name: s for name, s in scores.items() if isinstance(s, dict) and "nll" in s}
+    return {"held out": scores} | others if scores else {}
+
+
 def draw_curves(out):
     """loss.png of the run directory `out`: loss against steps, every step pale, and the
-    running means of all sources and of each, those in most steps first."""
+    running means of all sources and of each, those in most steps first; then the nll of each
+    held-out set that was scored twice or more."""
     losses = []
     by_source = {}
     for line in read_steps(read_log(out / "log.jsonl")):
@@ -167,6 +174,14 @@ def draw_curves(out):
         if points := finite(points, log=True):
             mean = running_mean(points)
             means[f"{name} {mean[-1][1]:.3f}"] = mean
+    held_out = {}  # {name: {step: nll}}; the later line of a step counts
+    for line in read_log(out / "log.jsonl"):
+        for name, scores in scores_by_set(line.get("eval", {})).items():
+            if nll := scores.get("nll"):
+                held_out.setdefault(name, {})[line["step"]] = nll["all"]
+    for name, points in held_out.items():
+        if len(points) > 1:
+            means[f"{name} {[*points.values()][-1]:.3f}"] = sorted(points.items())
     line_chart(means, out / "loss.png", "step", "loss: pale every step, dark the running mean",
                log=True, pale=losses)
 
@@ -198,6 +213,8 @@ def print_end(run, loss, scores, seconds):
     if learned := main_scores(scores, AIMS[stage] if is_toy else {}):
         asked = "held-out examples" if is_toy else "the records of --eval"
         print(f"After {run.config.steps:,} steps, on {asked}: {learned}.")
+        for name, others in [] if is_toy else [*scores_by_set(scores).items()][1:]:
+            print(f"On {name}: {main_scores(others, {})}.")
     else:
         last = "is not in the log" if loss is None else f"is {loss:.3f}"
         how = "" if is_toy else " (--eval FILE asks about the records of a file)"

@@ -22,14 +22,16 @@ LOG = [
      "nll_by_source": {"b": 2.0, "a": 4.0}},
     {"step": 2, "loss": 9.0, "lr": {"vit": 2e-6, "llm": 2e-5}, "seconds": 30,
      "nll_by_source": {"b": 9.0}},
-    {"step": 2, "eval": {"point_f1": 0.25, "count_accuracy": 0.5}},
+    {"step": 2, "eval": {"point_f1": 0.25, "count_accuracy": 0.5, "nll": {"all": 2.5},
+                         "old": {"nll": {"all": 1.5}}, "once": {"nll": {}}}},
     # once more, after a resume
     {"step": 2, "loss": 2.0, "lr": {"vit": 3e-6, "llm": 3e-5}, "seconds": 30,
      "nll_by_source": {"b": 2.5}},
     # not finite
     {"step": 3, "loss": None, "lr": {"vit": 4e-6, "llm": 4e-5}, "seconds": 60,
      "nll_by_source": None},
-    {"step": 3, "eval": {"point_f1": 0.75, "caption_exact": 0.5}},
+    {"step": 3, "eval": {"point_f1": 0.75, "caption_exact": 0.5, "nll": {"all": 2.25},
+                         "old": {"nll": {"all": 1.75}}, "once": {"nll": {"all": 9}}}},
 ]
 
 
@@ -67,7 +69,8 @@ def test_losses_are_drawn_by_source_and_the_later_line_of_a_step_counts(drawn, r
     ((series, _, options),) = drawn
     losses = [(1, 3.0), (2, 2.0)]
     assert series == {
-        "loss 2.000": losses, "b 2.500": [(1, 2.0), (2, 2.5)], "a 4.000": [(1, 4.0)]}
+        "loss 2.000": losses, "b 2.500": [(1, 2.0), (2, 2.5)], "a 4.000": [(1, 4.0)],
+        "held out 2.250": [(2, 2.5), (3, 2.25)], "old 1.750": [(2, 1.5), (3, 1.75)]}
     assert options == {"log": True, "pale": [*losses, (3, None)]}
 
 
@@ -185,9 +188,9 @@ TOY_SCORES = {"point_f1": 0.9, "point_recall": 0.8, "unseen": {"caption_exact": 
       "runs/x/progress.gif", "runs/x/samples",
       '--model runs/x --image runs/x/samples/image.png --prompt "pointing: any shape"',
       "train.py --stage 2 --tiny --init runs/x"], 6),
-    ({"mine": []}, 0.25, {"caption_exact": 0.5},
-     ["on the records of --eval: caption_exact 0.500.",
-      f"--model runs/x --image {MEDIA}/chelsea.png --prompt long_caption:"], 4),
+    ({"mine": []}, 0.25, {"caption_exact": 0.5, "old": {"point_f1": 0.75, "nll": {}}},
+     ["on the records of --eval: caption_exact 0.500.", "On old: point_f1 0.750.",
+      f"--model runs/x --image {MEDIA}/chelsea.png --prompt long_caption:"], 5),
     ({}, None, {}, ["After 1,600 steps the loss is not in the log; no answer was scored (--eval"],
      4),
 ])
