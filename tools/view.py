@@ -1,6 +1,7 @@
 """Writes a packed row as an HTML page that shows its mask, message trees and crops.
 
-    python -m tools.view --stage 2 --tiny --row 20 --out runs/row.html
+    python -m tools.view --stage 1 --tiny --init toy --data tests/media/records.jsonl \\
+        --media tests/media --out runs/row.html
 
 The page opens offline. Point at a text or at the mask, and the page marks what it may attend
 to. Text with loss is tinted: it shows the targets of its positions, not their tokens.
