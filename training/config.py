@@ -194,7 +194,8 @@ def make_parser():
     parser = Parser(
         "Trains Molmo2 with the recipe of one stage.\n\n    python train.py --stage 1 --tiny",
         allow_abbrev=False, usage="python train.py --stage N [--key value ..]",
-        epilog="--key value and --key=value are the same, and so are - and _ in a key.")
+        epilog="--key value and --key=value are the same, and so are - and _ in a key. The recipe "
+        "of a stage, in stages/, replaces some of the defaults.")
     add = parser.add_argument
     switch = partial(add, action="store_true")
     add("--stage", type=int, choices=STAGES, required=True, help="the stage, a recipe of stages/")
