@@ -153,9 +153,9 @@ def running_mean(points):
 
 
 def scores_by_set(scores):
-    """What final_scores gives -> {name of a set: its scores}; the first set is "held out"."""
+    """What final_scores gives -> {name of a set: its scores}; the first set has no name."""
     others = {name: s for name, s in scores.items() if isinstance(s, dict) and "nll" in s}
-    return {"held out": scores} | others if scores else {}
+    return {"": scores} | others if scores else {}
 
 
 def draw_curves(out):
@@ -179,9 +179,10 @@ def draw_curves(out):
         for name, scores in scores_by_set(line.get("eval", {})).items():
             if nll := scores.get("nll"):
                 held_out.setdefault(name, {})[line["step"]] = nll["all"]
-    for name, points in held_out.items():
-        if len(points) > 1:
-            means[f"{name} {[*points.values()][-1]:.3f}"] = sorted(points.items())
+    for name, by_step in held_out.items():
+        if len(by_step) > 1:
+            points = sorted(by_step.items())
+            means[f"held out {name}".rstrip() + f" {points[-1][1]:.3f}"] = points
     line_chart(means, out / "loss.png", "step", "loss: pale every step, dark the running mean",
                log=True, pale=losses)
 

@@ -70,7 +70,7 @@ def test_losses_are_drawn_by_source_and_the_later_line_of_a_step_counts(drawn, r
     losses = [(1, 3.0), (2, 2.0)]
     assert series == {
         "loss 2.000": losses, "b 2.500": [(1, 2.0), (2, 2.5)], "a 4.000": [(1, 4.0)],
-        "held out 2.250": [(2, 2.5), (3, 2.25)], "old 1.750": [(2, 1.5), (3, 1.75)]}
+        "held out 2.250": [(2, 2.5), (3, 2.25)], "held out old 1.750": [(2, 1.5), (3, 1.75)]}
     assert options == {"log": True, "pale": [*losses, (3, None)]}
 
 
