@@ -168,6 +168,8 @@ def train(run, model, groups, optimizer, log, eval_every=0):
         if evaluates:
             with ended_by_sigterm(stop_requested, step):
                 log.write({"step": step, "eval": report.scores_of_run(run, model)})
+                if run.ranks.first:
+                    report.draw_curves(run.out)
         bar.set_postfix(loss=f"{stats.loss:.3f}", fill=f"{line['fill_tokens']:.0%}",
                         **newest_picture, refresh=False)
         began = time.monotonic()  # without checkpoint, picture and evaluation
@@ -237,6 +239,7 @@ def finish(run, model, log, began):
         files.save(whole, folder)
         run.tokenizer.save(folder)
         files.save_data_config(run.config.data, folder)
+        report.draw_curves(run.out)
     run.ranks.barrier()  # for any time: a large model takes long to write
     scores = report.scores_of_run(run, model, run.out / "samples")
     if run.ranks.mesh:

@@ -155,16 +155,17 @@ def running_mean(points):
 def scores_by_set(scores):
     """What final_scores gives -> {name of a set: its scores}; the first set has no name."""
     others = {name: s for name, s in scores.items() if isinstance(s, dict) and "nll" in s}
-    return {"": scores} | others if scores else {}
+    return {"": scores} | others
 
 
 def draw_curves(out):
     """loss.png of the run directory `out`: loss against steps, every step pale, and the
     running means of all sources and of each, those in most steps first; then the nll of each
     held-out set that was scored twice or more."""
+    lines = read_log(out / "log.jsonl")
     losses = []
     by_source = {}
-    for line in read_steps(read_log(out / "log.jsonl")):
+    for line in read_steps(lines):
         losses.append((line["step"], line["loss"]))
         for source, value in (line.get("nll_by_source") or {}).items():
             by_source.setdefault(source, []).append((line["step"], value))
@@ -175,7 +176,7 @@ def draw_curves(out):
             mean = running_mean(points)
             means[f"{name} {mean[-1][1]:.3f}"] = mean
     held_out = {}  # {name: {step: nll}}; the later line of a step counts
-    for line in read_log(out / "log.jsonl"):
+    for line in lines:
         for name, scores in scores_by_set(line.get("eval", {})).items():
             if nll := scores.get("nll"):
                 held_out.setdefault(name, {})[line["step"]] = nll["all"]
@@ -214,8 +215,9 @@ def print_end(run, loss, scores, seconds):
     if learned := main_scores(scores, AIMS[stage] if is_toy else {}):
         asked = "held-out examples" if is_toy else "the records of --eval"
         print(f"After {run.config.steps:,} steps, on {asked}: {learned}.")
-        for name, others in [] if is_toy else [*scores_by_set(scores).items()][1:]:
-            print(f"On {name}: {main_scores(others, {})}.")
+        for name, of_set in scores_by_set(scores).items():
+            if name and not is_toy:
+                print(f"On {name}: {main_scores(of_set, {})}.")
     else:
         last = "is not in the log" if loss is None else f"is {loss:.3f}"
         how = "" if is_toy else " (--eval FILE asks about the records of a file)"

@@ -93,7 +93,6 @@ def main(argv=None):
     run, config = parse(rest)
     if Path(args.out).is_dir():
         parser.error(f"--out {args.out}: name a file, not a folder")
-    Path(args.out).parent.mkdir(parents=True, exist_ok=True)
     sources, rates, _ = open_sources(run, config)
     tokenizer, config = open_tokenizer(run, config)
     made_for = fingerprint(sources, rates, tokenizer, config)
@@ -101,6 +100,7 @@ def main(argv=None):
     n_packs = args.packs or config.steps * config.batch
     columns, found = make_plan(mixture, tokenizer, config, n_packs)
     part = Path(f"{args.out}.part")
+    part.parent.mkdir(parents=True, exist_ok=True)
     with open(part, "wb") as file:
         np.savez_compressed(file, made_for=as_bytes(json.dumps(made_for)), **columns)
     os.replace(part, args.out)

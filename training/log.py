@@ -219,7 +219,7 @@ def describe_length(run):
     config = run.config
     mixture = run.loader.mixture
     n = config.steps * run.loader.examples_per_step
-    epochs = [f"{n * rate / sum(mixture.rates) / len(source):,.2f} epochs of {source.name}"
+    epochs = [f"{n * rate / sum(mixture.rates) / len(source):.3g} epochs of {source.name}"
               for source, rate in zip(mixture.sources, mixture.rates, strict=True)
               if isinstance(source, Records)]  # the toy world has no end
     packs = f"{config.steps * config.batch:,} packs, about {n:,} examples"
