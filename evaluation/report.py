@@ -159,9 +159,8 @@ def scores_by_set(scores):
 
 
 def draw_curves(out):
-    """loss.png of the run directory `out`: loss against steps, every step pale, and the
-    running means of all sources and of each, those in most steps first; then the nll of each
-    held-out set that was scored twice or more."""
+    """loss.png of the run directory `out`: loss against steps, running means of each source
+    (those in most steps first), and the nll of held-out sets that were scored twice or more."""
     lines = read_log(out / "log.jsonl")
     losses = []
     by_source = {}

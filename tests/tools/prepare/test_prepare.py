@@ -94,7 +94,7 @@ def test_the_page_prepares_every_set_under_the_names_of_the_recipes():
     page = (ROOT / "docs" / "released.md").read_text()
     blocks = re.findall(r"```\w*\n(.*?)```", page, re.DOTALL)
     lines = "".join(b for b in blocks if re.search(r"^get \w", b, re.MULTILINE))
-    functions = 'get() { echo got "$1"; }; images() { :; }; python() { :; }; prepare() { echo "$@"; }\n'
+    functions = "get() { echo got $1; }; images() { :; }; python() { :; }; prepare() { echo $@; }\n"
     run = subprocess.run(["bash", "-ec", functions + lines], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     got = {"ai2d", "DocVQA"}  # by hand
