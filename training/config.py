@@ -153,8 +153,7 @@ def override(config, name, value):
 
 
 class Parser(argparse.ArgumentParser):
-    """Its help begins with two paragraphs of `description`, a sentence and an example. Raises
-    UserError where argparse would print the usage and exit."""
+    """Help begins with a sentence and an example of `description`; a mistake is a UserError."""
 
     def __init__(self, description, formatter_class=argparse.RawDescriptionHelpFormatter, **rest):
         text = "\n\n".join(description.split("\n\n")[:2])
@@ -190,12 +189,11 @@ def describe_fields(config, prefix="", outer=""):
     return texts
 
 
-def make_parser():
+def make_parser(recipe=None):
     parser = Parser(
         "Trains Molmo2 with the recipe of one stage.\n\n    python train.py --stage 1 --tiny",
         allow_abbrev=False, usage="python train.py --stage N [--key value ..]",
-        epilog="--key value and --key=value are the same, and so are - and _ in a key. The recipe "
-        "of a stage, in stages/, replaces some of the defaults.")
+        epilog="--key value and --key=value are the same, and so are - and _ in a key.")
     add = parser.add_argument
     switch = partial(add, action="store_true")
     add("--stage", type=int, choices=STAGES, required=True, help="the stage, a recipe of stages/")
@@ -221,10 +219,11 @@ def make_parser():
     add("--lora", dest="lora.rank", type=int, default=argparse.SUPPRESS, metavar="R",
         help="low-rank adapters on the decoder learn in its place (short for --lora.rank)")
     texts = describe_fields(Config())
+    shown = FIELDS | (recipe or {})  # a stage replaces defaults
     for name, default in FIELDS.items():
         alone = {"nargs": "?", "const": True} if isinstance(default, bool) else {}
         add(f"--{name}", type=choose_reader(default), choices=CHOICES.get(name), metavar="X",
-            default=argparse.SUPPRESS, help=f"{texts[name]} (default {default!r})", **alone)
+            default=argparse.SUPPRESS, help=f"{texts[name]} (default {shown[name]!r})", **alone)
     return parser
 
 
@@ -236,7 +235,9 @@ def parse(argv=None):
     words = sys.argv[1:] if argv is None else argv
     # in a key - and _ are the same
     words = [re.sub(r"(?<=^--)[^=]+", lambda key: key[0].replace("-", "_"), w) for w in words]
-    parser = make_parser()
+    given = " ".join(words)
+    asked = [stage.RECIPE for n, stage in STAGES.items() if re.search(rf"--stage[ =]{n}\b", given)]
+    parser = make_parser(*asked[:1])
     args, unknown = parser.parse_known_args(words)
     if unknown:
         key = unknown[0].partition("=")[0]
