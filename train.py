@@ -239,7 +239,6 @@ def finish(run, model, log, began):
         files.save(whole, folder)
         run.tokenizer.save(folder)
         files.save_data_config(run.config.data, folder)
-        report.draw_curves(run.out)
     run.ranks.barrier()  # for any time: a large model takes long to write
     scores = report.scores_of_run(run, model, run.out / "samples")
     if run.ranks.mesh:

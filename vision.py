@@ -27,7 +27,7 @@ from torch.utils.checkpoint import checkpoint
 
 @dataclass(frozen=True)
 class VisionConfig:
-    n_layer: int = 25                  # blocks: of SigLIP2's 27 none above the last feature layer
+    n_layer: int = 25                  # blocks: SigLIP2 has 27, the last two are not needed
     n_embd: int = 1152                 # E, width
     n_head: int = 16                   # heads of the ViT and of the pooling, 72 wide each
     n_hidden: int = 4304               # inner size of the ViT's MLP

@@ -18,7 +18,7 @@ from tests.test_layout import ROOT, SKIPPED_FOLDERS, TOP_LEVEL, Repository
 from tools import check
 from training import config
 
-PAGES = [ROOT / "README.md", ROOT / "RESULTS.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in PAGES}
 README = TEXTS["README.md"]
 CI = runpy.run_path(str(ROOT / ".ci" / "readme.py"))

@@ -271,6 +271,13 @@ def test_a_run_takes_shape_and_tokenizer_of_the_one_it_starts_from(tmp_path):
     assert not torch.equal(after.norm.weight, before.norm.weight)
 
 
+def test_curves_are_drawn_at_every_evaluation_and_at_the_end(plain, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(train.report, "draw_curves", lambda out: drawn.append(len(log_of(out))))
+    run(tmp_path / "a", "--init", str(plain[0]), "--eval-every", "1", "--keep", "1")
+    assert drawn == [3, 5, 7]                # of the lines: the head, a step, its scores, ..
+
+
 def test_a_run_says_what_it_is_about_to_do_and_how_it_has_ended(plain, tmp_path, monkeypatch,
                                                                 capsys):
     monkeypatch.chdir(tmp_path)

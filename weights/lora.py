@@ -18,7 +18,7 @@ LAYERS = ("q", "k", "v", "out", "up", "gate", "down")
 
 @dataclass(frozen=True)
 class LoraConfig:
-    rank: int = 0  # rank of the adapters that learn, not the decoder (short: --lora R); 0: none
+    rank: int = 0  # rank of adapters, which learn in place of the decoder (--lora R); 0: none
     alpha: float = 16.0  # the output of an adapter is multiplied by alpha / rank
     layers: tuple = LAYERS  # the linear layers of every decoder block that have one
 

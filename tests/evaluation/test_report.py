@@ -179,7 +179,7 @@ def test_progress_is_drawn_of_the_same_images_at_every_step(tmp_path, monkeypatc
     assert report.picture_steps(run_of(1, eval_records={})) == set()
 
 
-TOY_SCORES = {"point_f1": 0.9, "point_recall": 0.8, "unseen": {"caption_exact": 0.04}}
+TOY_SCORES = {"point_f1": 0.9, "point_recall": 0.8, "unseen": {"caption_exact": 0.04, "nll": {}}}
 
 
 @pytest.mark.parametrize(("eval_records", "loss", "scores", "sentences", "n_lines"), [
@@ -188,7 +188,8 @@ TOY_SCORES = {"point_f1": 0.9, "point_recall": 0.8, "unseen": {"caption_exact": 
       "runs/x/progress.gif", "runs/x/samples",
       '--model runs/x --image runs/x/samples/image.png --prompt "pointing: any shape"',
       "train.py --stage 2 --tiny --init runs/x"], 6),
-    ({"mine": []}, 0.25, {"caption_exact": 0.5, "old": {"point_f1": 0.75, "nll": {}}},
+    ({"mine": []}, 0.25,
+     {"caption_exact": 0.5, "nll": {"all": 2}, "old": {"point_f1": 0.75, "nll": {}}},
      ["on the records of --eval: caption_exact 0.500.", "On old: point_f1 0.750.",
       f"--model runs/x --image {MEDIA}/chelsea.png --prompt long_caption:"], 5),
     ({}, None, {}, ["After 1,600 steps the loss is not in the log; no answer was scored (--eval"],

@@ -1,6 +1,6 @@
 """Converts a published data set to records and lists the URLs of its media.
 
-    python -m tools.prepare pixmo-points downloads/pixmo-points data/points
+    python -m tools.prepare pixmo-count raw/pixmo-count data/pixmo-count --split train
 
 out   OUT/records.jsonl   a record per visual input, its annotations the branches of a tree
       OUT/media/          images that lay inside the files, named by the sha256 of their bytes
@@ -11,7 +11,7 @@ out   OUT/records.jsonl   a record per visual input, its annotations the branche
 
 What cannot become a record is skipped and counted by its reason. A record without its
 media file is written, and left out in training. A killed command begins anew.
-Sizes and licences of the sets stand in docs/released.md.
+docs/released.md has the sets, their licences, and the line that gets each.
 """
 
 import json

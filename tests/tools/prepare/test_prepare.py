@@ -97,20 +97,14 @@ def test_the_page_prepares_every_set_under_the_names_of_the_recipes():
     functions = "get() { echo got $1; }; images() { :; }; python() { :; }; prepare() { echo $@; }\n"
     run = subprocess.run(["bash", "-ec", functions + lines], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    got = {"ai2d", "DocVQA"}  # by hand
-    commands = []
-    for line in run.stdout.splitlines():
-        if line.startswith("got "):
-            got.add(line.split("/")[-1])
-            continue
-        commands.append(command.parse(line.split()))
-        assert commands[-1].source[0].split("/")[0] in got, line
+    lines = [line.split() for line in run.stdout.splitlines()]
+    got = {line[1].split("/")[1] for line in lines if line[0] == "got"} | {"ai2d", "DocVQA"}
+    commands = [command.parse(line) for line in lines if line[0] != "got"]
+    assert {one.source[0].split("/")[0] for one in commands} <= got
     read = {one.name for one in commands}
     assert not [name for name in SETS if name not in read and f"`{name}`" not in page]
-
     written = {one.out for one in commands}
-    missing = Counter()
-    for group in published([*stage1.MIXTURE, *stage2.MIXTURE], "."):
-        names = [Path(member["path"]).parent.name for member in group["data"]]
-        missing[group["group"]] += sum(name not in written for name in names)
-    assert +missing == {"video_academic": 30, "image_academic": 9, "hardcodes": 1}
+    groups = published([*stage1.MIXTURE, *stage2.MIXTURE], ".")
+    missing = Counter(group["group"] for group in groups for member in group["data"]
+                      if Path(member["path"]).parent.name not in written)
+    assert missing == {"video_academic": 30, "image_academic": 9, "hardcodes": 1}
