@@ -42,7 +42,7 @@ MAX_FUNCTION_LINES = 60              # but for tests
 # What the whole may measure: a change that makes it smaller lowers these numbers. Lines are those
 # of Python files, maps (__init__.py) included; `numbers` counts them.
 CEILINGS = {
-    "lines: the seven modules": 2_147,
+    "lines: the seven modules": 2_146,
     "lines: attention.py": 255,
     "lines: data.py": 340,
     "lines: text/": 1_176,
@@ -53,11 +53,11 @@ CEILINGS = {
     "lines: toy/": 1_157,
     "lines: stages/": 221,
     "lines: tools/": 5_531,
-    "lines: all Python but tests": 16_565,
+    "lines: all Python but tests": 16_564,
     "lines: html, js, css, txt, sh": 210,
     "lines: tests": 15_061,
     "files imported by train.py": 60,
-    "lines imported by train.py": 10_480,
+    "lines imported by train.py": 10_479,
     "% of lines over 88 columns": 8.0,
     "mean characters of a non-blank line": 50.6,
     "raise per 1,000 lines": 6.0,
