@@ -110,7 +110,7 @@ def test_every_test_that_a_page_names_exists():
 
 def test_the_readme_is_short_and_states_the_lines_of_the_seven_files():
     lines = README.splitlines()
-    assert len(lines) <= 130
+    assert len(lines) <= 134
     assert max(map(len, lines)) <= 120
     assert len(README.split()) <= 1300
     stated = dict(re.findall(r"\| `(\w+)\.py` \| (\d+) \|", README))
@@ -118,6 +118,18 @@ def test_the_readme_is_short_and_states_the_lines_of_the_seven_files():
     actual = {name: len((ROOT / f"{name}.py").read_text().splitlines()) for name in stated}
     wrong = {name: n for name, n in actual.items() if abs(n - int(stated[name])) > 30}
     assert not wrong, f"other numbers of lines than README.md states: {wrong}"
+
+
+def test_pip_and_uv_install_the_same_packages():
+    project = pytest.importorskip("tomllib").loads((ROOT / "pyproject.toml").read_text())
+    groups = {"requirements.txt": project["project"]["dependencies"]}
+    for name, packages in project["project"]["optional-dependencies"].items():
+        groups[f"requirements-{name}.txt"] = packages
+    for file, packages in groups.items():
+        lines = [line.partition("#")[0].strip() for line in (ROOT / file).open()]
+        assert packages == [line for line in lines if line and not line.startswith("-r ")], file
+    assert project["project"]["requires-python"] == ">=3.10"
+    assert not project["tool"]["uv"]["package"]
 
 
 def test_no_page_is_too_long():
