@@ -130,10 +130,10 @@ class Records:
     def read(self, text):
         """Bytes -> a record, checked; Unreadable or one of FORM_ERRORS."""
         record = json.loads(text)
-        if b"\\u0000" in text:  # text/prompts.py and tools.plan use it as a mark
-            raise ValueError("a text holds a NUL character")
-        if b"\\ud" in text.lower():  # half a surrogate pair is no text
-            json.dumps(record, ensure_ascii=False).encode()
+        for value in texts_in(record) if b"\\u" in text else ():
+            if "\0" in value:  # text/prompts.py and tools.plan use it as a mark
+                raise ValueError("a text contains a NUL character")
+            value.encode()  # half a surrogate pair is no text
         if is_chat(text):
             record = convert(record, self.options["split_turns"])
         if self.options["style"]:
@@ -178,6 +178,16 @@ class Records:
             duration = entry.get("duration", len(paths) / entry["fps"])
             return media.FrameFolder(paths, entry["fps"], duration, entry.get("first", 0.0))
         return paths[0]
+
+
+def texts_in(value):
+    """Yields every text in a JSON value, also the keys of objects."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (dict, list)):
+        parts = [*value, *value.values()] if isinstance(value, dict) else value
+        for part in parts:
+            yield from texts_in(part)
 
 
 def stop(path, sentence):

@@ -121,6 +121,11 @@ class PretrainedTokenizer:
             if found != wanted:
                 raise ValueError(f"{token_text(name)} is id {found} of the tokenizer "
                                  f"and {wanted} of the model")
+        for token in state["added_tokens"]:
+            if token["id"] >= n_vocab and not token["special"]:
+                raise ValueError(f"the added token {token['content']} has id {token['id']}, and the "
+                                 f"model predicts ids below {n_vocab}; rename an unused token, such "
+                                 "as |<EXTRA_TOKENS_0>|, instead of adding one")
 
     def _id(self, token):
         token = token["content"] if isinstance(token, dict) else token

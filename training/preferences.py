@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 import data
 import packing
-from records.errors import Unreadable
+from records.errors import DataError, Unreadable
 from records.reader import Records
 from training.config import RankError, RunError
 from training.ranks import all_gather
@@ -91,6 +91,9 @@ def find_references(run, model):
     references = {}
     for part in all_gather(found):
         references |= part
+    if not references:
+        raise DataError("--beta: no record of --data has a preference pair that can be used; add "
+                        "pairs, or leave --beta out")
     if run.ranks.first:
         draft = run.out / "references.part"
         draft.write_text(json.dumps(references))

@@ -49,6 +49,7 @@ INTACT = [
     video({**TRACK, "points": [{**TRACK["points"][0], "occluded": True}]}),
     {"annotations": [{"type": "text", "text": "x", "prompt": "p"}, {**QA, "system": "s"}]},
     turn(weight=0),
+    turn(answer=r"In JSON a NUL is written \u0000, and \ud800 is half a character."),
 ]
 
 
@@ -62,6 +63,8 @@ MISTAKES = [                         # a line, words of the message
     (json.dumps(GOOD) + " " + json.dumps(GOOD), "JSONDecodeError: Extra data"),
     ("[" * 100_000, "recursion"),
     ('{"annotations":[{"type":"text","text":"\\ud800"}]}', "surrogates not allowed"),
+    (turn(answer="before \0 behind"), "a text contains a NUL character"),
+    ({"annotations": [QA], "meta": {"a": [{"\ud800": 1}]}}, "surrogates not allowed"),
     ('{"weight":NaN,"annotations":[]}', "'weight' must be a number from 1e-9 to 1e12, not nan"),
     ({"weight": 10**400, "annotations": []}, "'weight' must be a number from 1e-9 to 1e12"),
     ({"weight": 1e-30, "annotations": []}, "'weight' must be a number from 1e-9 to 1e12"),

@@ -20,7 +20,7 @@ from tests import test_parallel
 from tests.ranks import run_ranks
 from tests.test_parallel import TOKENIZER, VISION, T, new_model
 from tests.training.processes import ROOT, start
-from tests.training.runs import SMALL, logged, run
+from tests.training.runs import SMALL, logged, run, sentence
 from training import checkpoint
 from training.preferences import objective
 from training.ranks import Ranks
@@ -231,8 +231,18 @@ def test_without_beta_a_pair_is_refused_with_the_flag(tmp_path):
     assert run(tmp_path / "run", *SMALL, *args, "--steps", "1", "--beta", "0.1") == 2
 
 
-def write(folder):
-    records = [{"image": name, "annotations": [PLAIN, PAIR]}
+def test_beta_without_any_pair_ends_before_the_first_step(tmp_path, capsys):
+    base = tmp_path / "base"
+    assert run(base, *SMALL, "--steps", "1", "--eval_images=0") == 0
+    capsys.readouterr()
+    data_flags = write(tmp_path, PLAIN)
+    assert run(tmp_path / "out", *SMALL, *data_flags, "--init", str(base), "--steps", "1") == 2
+    sentence(capsys, "--beta: no record of --data has a preference pair")
+    assert not (tmp_path / "out" / "log.jsonl").exists()
+
+
+def write(folder, *annotations):
+    records = [{"image": name, "annotations": annotations or [PLAIN, PAIR]}
                for name in ("chelsea.png", "coins.png", "coffee.png", "rocket.jpg")]
     (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, records)))
     return ["--data", str(folder / "pairs.jsonl"), "--media", str(MEDIA), "--beta", "0.3"]

@@ -212,6 +212,20 @@ def test_what_a_user_types_is_never_a_special_token(tokenizer):
     assert tokenizer.bos == tokenizer.eos == tokenizer.chat_end          # as for Qwen: no BOS
 
 
+def test_an_added_token_that_the_head_cannot_predict_is_refused(tokenizer, tmp_path):
+    tokenizer.save(tmp_path)
+
+    def add(raw, **more):
+        last = max(raw["added_tokens"], key=lambda token: token["id"])
+        raw["added_tokens"].append(last | {"id": last["id"] + 1, **more})
+
+    edit(tmp_path / "tokenizer.json", lambda raw: add(raw, content="<a>", special=True))
+    load_tokenizer(tmp_path, V)                  # a special token never occurs in a text
+    edit(tmp_path / "tokenizer.json", lambda raw: add(raw, content="<seg>", special=False))
+    with pytest.raises(ValueError, match=rf"the added token <seg> has id \d+, and .* below {V}"):
+        load_tokenizer(tmp_path, V)
+
+
 def test_an_own_bos_and_eos_are_used(tokenizer, tmp_path):
     tokenizer.save(tmp_path)
     settings = {"bos_token": {"content": "<|endoftext|>"}, "eos_token": "<|endoftext|>"}
