@@ -155,7 +155,6 @@ def layout(trunk, is_visual, branches, config, max_tokens=math.inf):
             room -= n
     pairs = {branch.pair: (branch.weight, []) for branch in kept if branch.pair}
     n_plain = sum(not branch.pair for branch in kept)
-    is_tree = len(kept) > 1
     tokens, targets, pos = list(trunk), list(trunk[1:]), list(range(len(trunk)))
     weights, until = [0.0] * len(trunk), [0] * len(trunk)
     for branch in kept:
@@ -167,7 +166,7 @@ def layout(trunk, is_visual, branches, config, max_tokens=math.inf):
         weight = token_weight(branch, n_loss, n_plain, config)
         if len(targets) < len(tokens):  # this target belongs to the trunk's last token
             targets.append(ids[0])
-            weights[-1] = 0.0 if is_tree else weight * factors[0]  # not 0 for text without a chat
+            weights[-1] = 0.0 if len(kept) > 1 else weight * factors[0]  # not 0 for text alone
         tokens += ids[:-1]
         targets += ids[1:]
         weights += [weight * factor for factor in factors[1:]]
@@ -251,7 +250,9 @@ def build_tree(record, info, tokenizer, config, seed, epoch):
 def segments_of(a, record, info, tokenizer, config, rng):
     """An annotation -> segments [(ids, factor), ..] of its branches; a preference has two."""
     if a["type"] == "text" and "prompt" not in a:  # outside of any chat
-        return [[(tokenizer.encode(a["text"]) + [tokenizer.eos], 1)]]
+        # in a tree the last token of the trunk predicts nothing, so BOS predicts the first token
+        start = [([tokenizer.bos], 0)] if len(record["annotations"]) > 1 else []
+        return [[*start, (tokenizer.encode(a["text"]) + [tokenizer.eos], 1)]]
     turns = turns_of(a, record, info.sizes, config, rng, info.times)
     if a["type"] == "preference":
         return [chat([turn], tokenizer) for turn in turns]
@@ -282,12 +283,11 @@ def encode(record, tokenizer, config, seed, epoch, shard=None):
     n_crops = np.array(crops_per_image(info, config))
     cp_rank = shard.ranks(n_crops) if shard else np.zeros(len(n_crops), np.int32)
     mine = np.flatnonzero(cp_rank == (shard.cp_rank if shard else 0))
-    reader = record["source"]
     if info.times is not None:
-        frames = reader.frames(record, [info.times[k] for k in mine])
+        frames = record["source"].frames(record, [info.times[k] for k in mine])
         example.images = visual.frame_crops(frames, len(mine), config)
     else:
-        example.images = visual.image_crops(reader.images(record, mine), config)
+        example.images = visual.image_crops(record["source"].images(record, mine), config)
         if len(example.images) != n_crops[mine].sum():
             raise Unreadable("size differs", "an image is not as large as its header says")
     place_visual_tokens(example, info, tokenizer, config)

@@ -108,6 +108,26 @@ def test_size_equals_what_encode_gives_on_a_thousand_records_of_all_kinds(folder
     assert n_dropped > 100
 
 
+def learned(example):
+    """The text of all targets with loss, "|" where one is EOS."""
+    ids = example.targets[example.weights > 0].tolist()
+    return BYTES.decode([ord("|") if i == BYTES.eos else i for i in ids])
+
+
+@pytest.mark.parametrize("media", [{}, {"image": "0.png"}])
+@pytest.mark.parametrize("others", [(), ({"type": "text", "text": "8"},), (QA,)])
+def test_a_text_without_a_prompt_is_learned_from_its_first_token_on(folder, media, others):
+    record = {**media, "annotations": [{"type": "text", "text": "7 cats"}, *others]}
+    for epoch in range(4):                           # the branches in both orders
+        example = encoded(folder, record, epoch=epoch)
+        texts = {"7 cats", *(other.get("text", "a") for other in others)}
+        assert {*learned(example).rstrip("|").split("|")} == texts
+        tokens, targets = example.tokens.tolist(), example.targets.tolist()
+        if others:                                   # begins with BOS, which predicts "7"
+            start = tokens.index(ord("7"))
+            assert (tokens[start - 1], targets[start - 1]) == (BYTES.bos, ord("7"))
+
+
 def test_too_many_points_cost_their_annotation_and_tracks_have_no_such_limit(folder):
     points = [{"x": k, "y": k} for k in range(61)]
     crowd = {"type": "point", "label": "dots", "coords": "percent", "points": points}
