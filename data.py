@@ -12,7 +12,7 @@ of the visual input, the trunk, and cannot see each other: the message tree.
     branch   <|im_start|>user\\nlong_caption 4:<|im_end|>\\n<|im_start|>assistant\\nA cat.<|im_end|>
     branch   <|im_start|>user\\nWhere?<|im_end|>\\n<|im_start|>assistant\\n<points ..><|im_end|>
 
-The random choices of an example are keyed by (seed, its id, epoch): size and encode draw the same.
+The random choices of an example depend on (seed, its key, epoch): size and encode draw the same.
 """
 
 import math
@@ -56,8 +56,8 @@ class DataConfig:
 class RecordReader(Protocol):
     """A set of records, as files (records.reader.Records) or drawn (toy.images.World).
 
-    A record is a dict (docs/records.md) with its "id", its place "where" and its reader, "source".
-    Methods raise Unreadable if media cannot be used. Files also have where(i) -> "file:line".
+    A record is a dict (docs/records.md) with its "id", the "key" of its random choices, its place
+    "where" and its reader, "source". Methods raise Unreadable if media cannot be used. Files also have where(i) -> "file:line".
     """
     name: str
     fingerprint: str  # what a plan or a resumed run depends on
@@ -221,7 +221,7 @@ def select_crops(example, shard):
 @encodable()
 def build_tree(record, info, tokenizer, config, seed, epoch):
     """Everything of an example but its pixels -> Example."""
-    rng = rng_for(seed, record["id"], epoch)
+    rng = rng_for(seed, record["key"], epoch)
     of_video = info.times is not None
     if of_video:
         ids, is_visual = video_tokens(info.times, info.subtitles, tokenizer, config)

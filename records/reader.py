@@ -2,7 +2,7 @@
 
 in    a .jsonl file, one record per line, or a .json file with one array of them;
       native records or rows of other projects (dialects.py)
-out   records[i] -> a dict with id, where ("file:line") and source, its Records
+out   records[i] -> a dict with id, key (of its random choices), where ("file:line") and source
 
 A record is checked when it is read, and Unreadable if it is wrong. A native file is also
 checked when it is opened, before a run begins: then mistakes stop with DataError.
@@ -124,7 +124,10 @@ class Records:
         if self.options["weight"] != 1:
             record["weight"] = record.get("weight", 1) * self.options["weight"]
         annotations = [as_points(annotation) for annotation in record["annotations"]]
-        return {"id": f"{self.name}:{self.lines[i]}", **record, "annotations": annotations,
+        # several records of a file may have the same id, and their random choices must differ
+        line = self.lines[i]
+        key = f"{record['id']}:{line}" if "id" in record else f"{self.name}:{line}"
+        return {"id": key, **record, "key": key, "annotations": annotations,
                 "where": self.where(i), "source": self}
 
     def read(self, text):

@@ -1,5 +1,6 @@
 """Records to examples: planned sizes, prompts, pixels, placeholders, and the crops of each rank."""
 
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -126,6 +127,15 @@ def test_a_text_without_a_prompt_is_learned_from_its_first_token_on(folder, medi
         if others:                                   # begins with BOS, which predicts "7"
             start = tokens.index(ord("7"))
             assert (tokens[start - 1], targets[start - 1]) == (BYTES.bos, ord("7"))
+
+
+def test_records_with_the_same_id_make_random_choices_of_their_own(folder):
+    question = {"type": "qa", "question": "q", "options": ["a", "b", "c", "d"], "answer_idx": 0,
+                "shuffle_options": True}
+    records = open_records(folder, *[{"id": "x", "annotations": [question]}] * 200)
+    assert {record["id"] for record in records} == {"x"}
+    letters = Counter(learned(data.encode(record, BYTES, CONFIG, 0, 0))[0] for record in records)
+    assert all(letters[letter] >= 30 for letter in "ABCD"), letters
 
 
 def test_too_many_points_cost_their_annotation_and_tracks_have_no_such_limit(folder):

@@ -31,7 +31,7 @@ class Photos:
         words = ["a cat", "two dogs on a mat", "rain"]
         turns = [{"question": f"what is {i}?", "answer": words[i % 3]},
                  {"question": "sure?", "answer": "yes"}]
-        record = {"id": f"photo-{i}", "where": f"photo-{i}", "source": self,
+        record = {"id": f"photo-{i}", "key": f"photo-{i}", "where": f"photo-{i}", "source": self,
                   "annotations": [{"type": "qa", "turns": turns}]}
         if i % 3 == 2:
             return record

@@ -46,7 +46,7 @@ def remove_trees():
 
     def build_one(record, info, tokenizer, config, seed, epoch):
         annotations = record["annotations"]
-        rng = mixture.rng_for(seed, record["id"], epoch, "alone")
+        rng = mixture.rng_for(seed, record["key"], epoch, "alone")
         one = annotations[int(rng.integers(len(annotations)))]
         record = record | {"annotations": [one]}
         return build_tree(record, info, tokenizer, config, seed, epoch)

@@ -41,8 +41,8 @@ def point_annotation(label, points, indices):
 def make_record(source, i, annotations, **media):
     """Record i of a source, as records.reader gives those of files."""
     name = f"{source.name}-{i}"
-    return {"id": name, "where": name, "source": source, "index": i, "annotations": annotations,
-            **media}
+    return {"id": name, "key": name, "where": name, "source": source, "index": i,
+            "annotations": annotations, **media}
 
 
 def image_entry(name):

@@ -150,7 +150,7 @@ def export(folder, source, n):
 
 def _export_media(folder, source, record):
     """Writes the images or frames of a record; returns the record as a line of the file."""
-    line = {k: v for k, v in record.items() if k not in ("where", "source", "index")}
+    line = {k: v for k, v in record.items() if k not in ("key", "where", "source", "index")}
     if "video" in record:
         _, _, end, _ = source.video_size(record)
         times = source.step_times(record)

@@ -162,6 +162,8 @@ def fingerprint(sources, rates, tokenizer, config):
     found["tokenizer"] = hashlib.sha256(files).hexdigest()
     found["data"] = [[source.name, rate, source.fingerprint]
                      for source, rate in zip(sources, rates, strict=True)]
+    # the version of the rules by which an example makes its random choices (data.build_tree)
+    found["draws"] = 2
     # without --beta pairs are skipped; files older than --beta have no such entry
     found["preferences"] = True if config.beta else None
     # JSON turns tuples into lists, as in a plan or a checkpoint that is read again
@@ -174,6 +176,8 @@ def list_changes(theirs, ours):
     for name, value in ours.items():
         if theirs.get(name) != value and name in ("data", "base"):
             changes.append(f"{name}: other files, or other contents")
+        elif theirs.get(name) != value and name == "draws":
+            changes.append("draws: this version of the code makes other random choices")
         elif theirs.get(name) != value:
             changes.append(f"{name} was {theirs.get(name)!s:.60} and is {value!s:.60}")
     return "; ".join(changes)

@@ -127,7 +127,8 @@ def test_the_real_rows_are_these_records():
         return [{"type": "qa", "turns": turns}]
 
     records = Records(TESTS / "conformance/sharegpt.json", TESTS / "media")
-    assert [{k: v for k, v in r.items() if k not in ("where", "source")} for r in records] == [
+    ours = ("key", "where", "source")
+    assert [{k: v for k, v in r.items() if k not in ours} for r in records] == [
         {"id": "sg1", "image": "coffee.png",
          "annotations": chat(("What is in the cup?", "Espresso."),
                              ("And under it?", "A red saucer."))},

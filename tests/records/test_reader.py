@@ -77,7 +77,7 @@ def test_an_array_holds_the_same_records_as_lines(tmp_path, indent, start):
     path = tmp_path / "r.json"
     path.write_text(start + json.dumps(lines, indent=indent, ensure_ascii=False), encoding="utf-8")
     records = Records(path)
-    assert [without(record, "where", "source") for record in records] == lines
+    assert [without(record, "key", "where", "source") for record in records] == lines
     text = path.read_text(encoding="utf-8").split("\n")
     for i, line in enumerate(lines):
         row = text[records.lines[i] - 1]
@@ -86,7 +86,7 @@ def test_an_array_holds_the_same_records_as_lines(tmp_path, indent, start):
             text[records.lines[i] - 1 : records.lines[i] + 9])
     path = path.with_suffix(".jsonl")
     path.write_text(start + "\n".join(json.dumps(line) for line in lines), encoding="utf-8")
-    assert [without(record, "where", "source") for record in Records(path)] == lines
+    assert [without(record, "key", "where", "source") for record in Records(path)] == lines
 
 
 def test_options_are_added_to_every_record(tmp_path):

@@ -34,7 +34,8 @@ CONFIG = SimpleNamespace(beta=0.3, z_loss=0.0)
 
 
 def example_of(*annotations, media="chelsea.png", config=DATA):
-    record = {"id": "0", "where": "x.jsonl:1", "source": Records(MEDIA / "records.jsonl"),
+    record = {"id": "0", "key": "0", "where": "x.jsonl:1",
+              "source": Records(MEDIA / "records.jsonl"),
               "annotations": list(annotations), "image": {"path": str(MEDIA / media)}}
     return data.encode(record, TOKENIZER, config, 0, 0)
 

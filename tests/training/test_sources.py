@@ -173,3 +173,6 @@ def test_a_fingerprint_changes_with_what_the_packs_depend_on_and_with_nothing_el
     path.write_text(path.read_text() + "\n" + path.read_text().splitlines()[0])
     assert list_changes(first, of()) == "data: other files, or other contents"
     assert list_changes(first, first) == ""
+    older = {name: value for name, value in first.items() if name != "draws"}
+    changes = list_changes(older, first)
+    assert changes == "draws: this version of the code makes other random choices"

@@ -66,7 +66,7 @@ def prepare(source, config, args, index):
         for a in record["annotations"]:  # of a box its centre is left
             for point in a.get("points", ()):
                 point.pop("box", None)
-        del record["source"], record["where"]
+        del record["source"], record["where"], record["key"]
         line = to_json(record)
     return line, skipped, size
 

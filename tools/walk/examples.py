@@ -84,7 +84,7 @@ def draw_square(x, y, side):
 
 
 TOKENIZER = make_tokenizer()
-RECORDS = [{"id": name, "where": name, "source": Drawn(), "annotations": annotations}
+RECORDS = [{"id": name, "key": name, "where": name, "source": Drawn(), "annotations": annotations}
            for name, annotations in ANNOTATIONS.items()]
 RECORDS[0]["video"] = "drawn"
 RECORDS[1]["image"] = "drawn"
