@@ -56,8 +56,8 @@ class DataConfig:
 class RecordReader(Protocol):
     """A set of records, as files (records.reader.Records) or drawn (toy.images.World).
 
-    A record is a dict (docs/records.md) with its "id", the "key" of its random choices, its place
-    "where" and its reader, "source". Methods raise Unreadable if media cannot be used. Files also have where(i) -> "file:line".
+    A record is a dict (docs/records.md) with "id", "key" (of its random choices), "where" and its
+    reader, "source". Unreadable if media cannot be used. Files also have where(i) -> "file:line".
     """
     name: str
     fingerprint: str  # what a plan or a resumed run depends on

@@ -123,9 +123,10 @@ class PretrainedTokenizer:
                                  f"and {wanted} of the model")
         for token in state["added_tokens"]:
             if token["id"] >= n_vocab and not token["special"]:
-                raise ValueError(f"the added token {token['content']} has id {token['id']}, and the "
-                                 f"model predicts ids below {n_vocab}; rename an unused token, such "
-                                 "as |<EXTRA_TOKENS_0>|, instead of adding one")
+                raise ValueError(
+                    f"the added token {token['content']} has id {token['id']}, but the model "
+                    f"predicts only ids below {n_vocab}; rename an unused token, such as "
+                    "|<EXTRA_TOKENS_0>|, instead of adding one")
 
     def _id(self, token):
         token = token["content"] if isinstance(token, dict) else token
