@@ -51,7 +51,7 @@ def find_misfit(question, masks):
         missing = [place.frame for place in places if place.frame not in known]
         return f"have none at {missing[0]} s of the clip, as a point" if missing else None
     if len(masks) != n:
-        return f"are {len(masks)}, but there are {n} points"
+        return f"are {len(masks)}, but the number of points is {n}"
     for mask, place in zip(masks, places, strict=True):
         width, height = sizes[place.frame - 1]
         # masks of several images are padded to the largest

@@ -18,7 +18,7 @@ from evaluation import pictures
 from evaluation.charts import finite, line_chart
 from evaluation.evaluate import SCORES, TYPES, collect_questions, evaluate
 from evaluation.generate import evaluation_config
-from records.errors import Unreadable
+from records.errors import Unreadable, plural
 from toy import world
 from training.log import read_log, read_steps
 from weights import lora
@@ -207,20 +207,21 @@ def print_end(run, loss, scores, seconds):
     line of JSON. loss: of the last step, None if the log has none."""
     out = shlex.quote(str(run.out))
     stage = run.config.stage
+    steps = plural(run.config.steps, "step")
     is_toy = run.eval_records is None
     drawn = f"curves: {out}/loss.png"
     if any((run.out / "samples").glob("*.png")):
         drawn = f"answers: {out}/samples; {drawn}"
     if learned := main_scores(scores, AIMS[stage] if is_toy else {}):
         asked = "held-out examples" if is_toy else "the records of --eval"
-        print(f"After {run.config.steps:,} steps, on {asked}: {learned}.")
+        print(f"After {steps}, on {asked}: {learned}.")
         for name, of_set in scores_by_set(scores).items():
             if name and not is_toy:
                 print(f"On {name}: {main_scores(of_set, {})}.")
     else:
         last = "is not in the log" if loss is None else f"is {loss:.3f}"
         how = "" if is_toy else " (--eval FILE asks about the records of a file)"
-        print(f"After {run.config.steps:,} steps the loss {last}; no answer was scored{how}.")
+        print(f"After {steps} the loss {last}; no answer was scored{how}.")
     generate = f"python -m tools.generate --model {out} --image"
     if is_toy:
         drawn = f"how it learned: {out}/progress.gif; {drawn}"

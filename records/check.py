@@ -260,7 +260,7 @@ def check_points(annotation, record, place):
                 f"there is no image {point.get('image')}")
     n = len(points)
     count = annotation.get("count", n)
-    require(count == n, place, f"the count is {count}, but there are {n} points")
+    require(count == n, place, f"the count is {count}, but the number of points is {n}")
 
 
 def check_track(track, record, place):

@@ -15,6 +15,7 @@ import re
 from typing import NamedTuple
 
 from records.check import require, short
+from records.errors import plural
 
 CHAT_KEYS = ("conversations", "messages")  # by which such a row is known
 ROLES = {
@@ -204,12 +205,13 @@ def collect_media(row, placeholders):
     images = listed(row, named, "image")
     videos = listed(row, named, "video")
     require(len(videos) < 2 and not (images and videos), "the row", "it must have images or "
-            f"one video, not {len(images)} images and {len(videos)} videos")
+            f"one video, not {plural(len(images), 'image')} and {plural(len(videos), 'video')}")
     references = [{"image": k} for k in range(len(images))]
     references += [{"video": 0}] * len(videos)
     n = len(placeholders)
     require(n in (0, len(references)), "the row",
-            f"it has {n} placeholders for {len(references)} images or videos")
+            f"it has {plural(n, 'placeholder')}, but the number of its images or videos is "
+            f"{len(references)}")
     require(len(named) in (0, n), "the row",
             "some of its images are named in the text, and others are not")
     if videos:

@@ -33,6 +33,11 @@ def encodable():
         raise Unreadable("wrong text", str(e)) from None
 
 
+def plural(n, noun):
+    """-> "1 record", "2 records"."""
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
 def require_file(path):
     if not os.path.isfile(path):  # Path.is_file raises for a name that is too long
         name = str(path)[:300]

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
+from records.errors import plural
 from records.media import image_size, open_image
 from records.reader import Records
 from tools.command import print_table
@@ -132,7 +133,7 @@ def load(name, source, media_folder, work):
         with count_skips(loaded.left_out, "row"):
             lines.append(json.dumps(to_record(row, loaded, media)) + "\n")
     if not lines:
-        raise UserError(f"{source}: none of its {loaded.n_rows} rows could be used: "
+        raise UserError(f"{source}: {plural(loaded.n_rows, 'row')}, and none could be used: "
                         f"{dict(loaded.left_out)}")
     records = Path(work) / f"{name}.jsonl"
     records.write_text("".join(lines), encoding="utf-8")

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from data import DataConfig
 from records.check import unlikely_units
-from records.errors import DataError, Unreadable, require_file, warn
+from records.errors import DataError, Unreadable, plural, require_file, warn
 from records.media import FrameFolder, names_of, read_image
 from records.reader import Records
 from records.visual import read_headers
@@ -88,7 +88,7 @@ def check_file(records, decode_all, print_all):
     summary = ", ".join(f"{kind} {n}" for kind, n in sorted(counts.items()))
     if counts["missing file"]:
         print(f"Paths start in {records.media}; --media DIR names another folder.")
-    print(f"{records.path}: {len(records)} records; {summary or 'nothing is wrong'}")
+    print(f"{records.path}: {plural(len(records), 'record')}; {summary or 'nothing is wrong'}")
     return bool(counts)
 
 

@@ -23,6 +23,7 @@ from evaluation import pictures
 from evaluation.evaluate import SCORES, evaluate
 from evaluation.generate import evaluation_config
 from evaluation.masks import open_masks
+from records.errors import plural
 from records.media import MAX_FRAMES
 from records.reader import Records
 from tools import benchmarks
@@ -93,7 +94,7 @@ def ask(args, loaded, name, records, masks_of, ranks):
             model, tokenizer, asked, records, masks_of, max_new=args.max_new,
             ranks=ranks, with_nll=not args.benchmark)
         if metrics["skipped"] == len(records):
-            raise UserError(f"{name}: none of its {len(records)} records could be used")
+            raise UserError(f"{name}: {plural(len(records), 'record')}, and none could be used")
         by_frames[str(n)] = metrics
         more = {"set": name} if len(args.data) > 1 else {}
         more |= {"frames": n} if args.frames else {}

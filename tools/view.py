@@ -25,6 +25,7 @@ from PIL import Image
 
 import attention
 import packing
+from records.errors import plural
 from records.mixture import Mixture
 from records.visual import read_headers
 from text.points import scales, unit
@@ -264,8 +265,9 @@ def png_uri(image):
 def write_example(row, number, start):
     example = row.examples[number]
     weight = example.weights.sum(dtype="f8")
-    facts = (f"{len(example.tokens)} tokens, {example.n_branches} annotations, "
-             f"{example.dropped_branches} left out, weight {weight:.4g}")
+    facts = (f"{plural(len(example.tokens), 'token')}, "
+             f"{plural(example.n_branches, 'annotation')}, {example.dropped_branches} left out, "
+             f"weight {weight:.4g}")
     crops = ""
     if example.mask_reason:  # the row holds zeros, not the record
         reason = html.escape(example.mask_reason)
@@ -291,7 +293,7 @@ def write_page(row):
     numbers = {
         "tokens": f"{sum(lengths)} of {T}, {sum(lengths) / T:.1%} of the row",
         "crops": f"{n_crops} of {config.pack_crops}; {len(batch.images)} encoded",
-        "annotations": f"{n_annotations} of {len(lengths)} examples",
+        "annotations": f"{n_annotations} of {plural(len(lengths), 'example')}",
         "tokens with loss": f"{len(batch.labelled)}",
         "sum of weights": f"{batch.weights.sum(dtype=torch.float64):.6g}",
         "allowed pairs": f"{n_pairs / T**2:.2%}; a causal mask has {(T + 1) / (2 * T):.1%}"}
@@ -326,7 +328,7 @@ def main(argv=None):
     page = write_page(row)
     own.out.parent.mkdir(parents=True, exist_ok=True)
     own.out.write_text(page, encoding="utf-8")
-    print(f"{own.out}: row {own.row}, {len(row.examples)} examples")
+    print(f"{own.out}: row {own.row}, {plural(len(row.examples), 'example')}")
 
 
 if __name__ == "__main__":

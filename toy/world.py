@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from records.errors import command_name
+from records.errors import command_name, plural
 from records.mixture import group_rates, sqrt_size
 from toy.images import CURRICULUM, MAX_OBJECTS, NUMBERS, ImageSeries, Sums, World
 from toy.shapes import COLOURS, FEW, KINDS_BY_NAME, LATTICE, SHAPES, SIZE
@@ -191,7 +191,7 @@ def main():
     if args.what != "images" and (args.split == "unseen" or args.kinds != "few"):
         parser.error("--split unseen and --kinds many: only with --what images")
     export(args.out, SOURCES[args.what](args.split, args.seed, **options), args.n)
-    print(f"{args.n} records, their media and masks.npz were written to {args.out}.")
+    print(f"{plural(args.n, 'record')}, the media and masks.npz were written to {args.out}.")
 
 
 if __name__ == "__main__":

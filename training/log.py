@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 import attention
-from records.errors import Unreadable, warn
+from records.errors import Unreadable, plural, warn
 from records.reader import Records
 from training.config import RankError, RunError
 from training.planner import add_counts
@@ -207,7 +207,7 @@ def make_head(run, args, model):
         warn(f"stage {config.stage} on {head['device']} ({head['hardware']}), "
              f"{head['dtype']}, processes: {head['world']}\n"
              f"parameters: {sizes}; {', '.join(config.train)} learn\n"
-             f"steps: {n_left} of {config.steps}; a batch: {config.batch} rows of "
+             f"steps: {n_left} of {config.steps}; a batch: {plural(config.batch, 'row')} of "
              f"{config.data.max_tokens} tokens; writes to {run.out}")
         if n_left:
             warn(describe_length(run))
@@ -219,11 +219,11 @@ def describe_length(run):
     config = run.config
     mixture = run.loader.mixture
     n = config.steps * run.loader.examples_per_step
-    epochs = [f"{n * rate / sum(mixture.rates) / len(source):.3g} epochs of {source.name}"
+    epochs = [f"epochs of {source.name}: {n * rate / sum(mixture.rates) / len(source):.3g}"
               for source, rate in zip(mixture.sources, mixture.rates, strict=True)
               if isinstance(source, Records)]  # the toy world has no end
-    packs = f"{config.steps * config.batch:,} packs, about {n:,} examples"
-    return ", ".join([f"data: {config.steps:,} steps are {packs}", *epochs[:3]])
+    packs = f"{plural(config.steps * config.batch, 'pack')}, about {plural(n, 'example')}"
+    return ", ".join([f"data of {plural(config.steps, 'step')}: {packs}", *epochs[:3]])
 
 
 def commit():

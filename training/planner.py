@@ -19,7 +19,7 @@ import numpy as np
 import data
 import packing
 from packing import Item
-from records.errors import DataError, Unreadable, warn
+from records.errors import DataError, Unreadable, plural, warn
 from training.sources import list_changes
 
 MANY = 100  # bad records of a source that can end a run
@@ -120,8 +120,8 @@ def skip_reason(record, size, config):
             return f"too many points: each annotation has more than {limit}"
         return "too long: none of its annotations fits a row, or no point is on a frame"
     if tokens > config.data.max_tokens or crops > config.pack_crops:
-        return (f"too long: {tokens} tokens and {crops} crops do not fit a row of "
-                f"{config.data.max_tokens} and {config.pack_crops}")
+        return (f"too long: {plural(tokens, 'token')} and {plural(crops, 'crop')} do not fit "
+                f"a row of {config.data.max_tokens} and {config.pack_crops}")
     return ""
 
 
@@ -192,7 +192,8 @@ class PlanFile(Iterator):
             raise DataError(f"--plan {path}: not a plan that tools.plan wrote: {e}") from None
         changes = list_changes(theirs, made_for)
         if len(columns["ends"]) < config.steps * config.batch:
-            changes = f"{len(columns['ends'])} packs are fewer than --steps times --batch"
+            n_packs = plural(len(columns["ends"]), "pack")
+            changes = f"it has {n_packs}, fewer than --steps times --batch"
         if changes:
             raise DataError(f"--plan {path}: made for another run: {changes}")
         self.columns = columns

@@ -112,7 +112,7 @@ MISTAKES = [                         # a line, words of the message
     (image({**POINT, "size": [4]}), "[width, height]"),
     (image({**POINT, "points": [{"x": "4", "y": 2}]}), "points[0]: 'x' must be a number, not '4'"),
     (image({**POINT, "mode": "per_frame"}), "'mode' must be one of point, "),
-    (image({**POINT, "count": 2}), "the count is 2, but there are 1 points"),
+    (image({**POINT, "count": 2}), "the count is 2, but the number of points is 1"),
     (image({"type": "point", "coords": "unit", "points": []}), "a label or a question"),
     (image({"type": "count", "label": "l", "count": 1.5}), "'count' must be a whole number"),
     (image(VIDEO_POINT), "'t' is given in a video"),

@@ -155,13 +155,13 @@ def messages(*parts, **more):
 
 
 PLANTED = [
-    (row("<image> q", "a"), "1 placeholders for 0"),
-    (row("<image> q", "a", images=["x", "y"]), "1 placeholders for 2"),
-    (row("<image> q", "a", "<image>", "b", image="x"), "2 placeholders for 1"),
+    (row("<image> q", "a"), "1 placeholder, but the number of its images or videos is 0"),
+    (row("<image> q", "a", images=["x", "y"]), "the number of its images or videos is 2"),
+    (row("<image> q", "a", "<image>", "b", image="x"), "2 placeholders, but the number"),
     (row("q", "a", image="x", images=["y"]), ""),                # both are its images
-    (row("q", "a", image="x", video="v"), "not 1 images and 1 videos"),
+    (row("q", "a", image="x", video="v"), "not 1 image and 1 video"),
     (row("q", "a", video=["v", "w"]), "not 0 images and 2 videos"),
-    (messages({"type": "image", "image": "y"}, TEXT, images=["x"]), "1 placeholders for 2"),
+    (messages({"type": "image", "image": "y"}, TEXT, images=["x"]), "1 placeholder, but"),
     (messages({"type": "image", "image": "y"}, {"type": "image"}, images=["x"]), "named in the"),
     (messages({"type": "image", "index": 0}, TEXT, images=["x"]), "'index' of a part"),
     (row("q", "a <image>", image="x"), "only turns of the user"),

@@ -182,9 +182,9 @@ def test_the_command_prints_a_table_and_one_line_of_json(files, tmp_path, capsys
 @pytest.mark.parametrize(("name", "row", "message"), [
     ("countbench", {"image": image_cell(), "question": "a"}, "has no column number"),
     ("pixmo-points", {"image_url": U, "label": "mug", "points": ["x"], "masks": []},
-     "none of its 1 rows could be used: {'row of another shape': 1}"),
+     "1 row, and none could be used: {'row of another shape': 1}"),
     ("pixmo-count", {"image_url": V, "label": "cats", "count": 2},
-     "none of its 1 rows could be used: {'missing file': 1}"),
+     "1 row, and none could be used: {'missing file': 1}"),
 ])
 def test_files_that_are_not_as_published_cost_one_sentence(files, tmp_path, capsys, name, row,
                                                            message):

@@ -46,7 +46,7 @@ def test_check_tells_line_kind_and_reason_then_the_sum(tmp_path, run):
     write(path, *["{}"] * 30)
     assert [len(run(path, *flags)[1]) for flags in ([], ["--all"])] == [21, 31]
     write(path, GOOD)
-    assert run(path) == (0, [f"{path}: 1 records; nothing is wrong"], "")
+    assert run(path) == (0, [f"{path}: 1 record; nothing is wrong"], "")
 
 
 def test_a_letter_that_the_locale_lacks_costs_its_record(tmp_path):
@@ -118,6 +118,6 @@ def test_check_of_a_mixture_checks_every_file_that_it_names(tmp_path, run):
     assert err == ""
     assert [line.split(": ")[0] for line in out] == [
         str(good), str(in_folder), f"{chats}:1", str(chats)]
-    assert out[1].endswith("1 records; nothing is wrong")
+    assert out[1].endswith("1 record; nothing is wrong")
     (tmp_path / "sub/photos/a.png").unlink()
     assert "missing file" in "".join(run(mix)[1])

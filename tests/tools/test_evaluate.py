@@ -109,7 +109,7 @@ def test_masks_belong_to_their_own_file_and_the_last_files_need_none(call, tmp_p
 @pytest.mark.parametrize(("flags", "message"), [
     (["--masks", "half.npz"], "the masks of clip/0 are"),
     (["--masks", "half.npz", "half.npz"], "--masks names 2 files, --data 1"),
-    (["--media", "."], "none of its 1 records could be used"),
+    (["--media", "."], "1 record, and none could be used"),
 ])
 def test_a_mistake_costs_one_sentence(call, clip, tmp_path, monkeypatch, flags, message):
     arrays = np.load(clip[-1])
