@@ -247,7 +247,8 @@ def main(argv=None):
         return
     print(flush=True)
     if args.draw:
-        print(f"-> {args.draw}")
+        note = "" if points else " (no point could be read in the answer)"
+        print(f"-> {args.draw}{note}")
 
 
 if __name__ == "__main__":

@@ -137,6 +137,11 @@ def test_the_toy_is_asked_about_its_own_world_where_no_file_is_named(fake, capsy
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)
 
+    fake.answer = '<points coords="1 1 56 1 55">e aur</points>'
+    generate.main(["--model", "toy", "--prompt", "pointing: any shape", "--draw", str(picture)])
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"-> {picture} (no point could be read in the answer)"
+
     fake.answer = '<tracks coords="0.0 1 100 100;0.5 1 200 200">any shape</tracks>'
     prompt = "video_point_track_per_frame: any shape"
     generate.main(["--model", "toy", "--video", "--prompt", prompt,
