@@ -319,6 +319,8 @@ def main(argv=None):
     own, rest = parser.parse_known_args(argv)
     if own.row < 0 or (own.run and (own.step is None or rest)):
         parser.error("--row begins at 0; --run DIR needs --step N and nothing else")
+    if own.step is not None and not own.run:
+        parser.error("--step N needs --run DIR; without a run, --row N picks one of the first rows")
     if own.run:
         row = read_row_of_run(own.run, own.step, own.row)
     else:
