@@ -89,7 +89,9 @@ def main(argv=None):
 def check(name, mine, path):
     """Checks one function and prints the result -> bool: it is right, or not written yet."""
     print(f"{name}: ", end="", flush=True)
-    if "NotImplementedError" in mine.__code__.co_names:
+    # of a functools.partial, the code of its function; other callables may have none
+    code = getattr(getattr(mine, "func", mine), "__code__", None)
+    if code and "NotImplementedError" in code.co_names:
         print("not written yet")
         return True
     problem = run_tests(name, path)

@@ -53,6 +53,15 @@ def test_functions_without_a_body_are_left_out(capsys):
     assert capsys.readouterr().out.count("not written yet") == 6
 
 
+def test_a_solution_may_be_a_partial_object(tmp_path, capsys, monkeypatch):
+    stub = "def f(a, b):\n    raise NotImplementedError\nmerge = functools.partial(f)\n"
+    assert check(tmp_path, f"import functools\n{stub}") == 0
+    assert capsys.readouterr().out == "merge: not written yet\n"
+    monkeypatch.setattr(command, "run_tests", lambda name, path: None)
+    assert check(tmp_path, "import functools\nmerge = functools.partial(max)") == 0
+    assert capsys.readouterr().out == "merge: right, all of its tests pass\n"
+
+
 def test_a_file_that_cannot_be_checked_is_refused_in_one_sentence(tmp_path, capsys):
     for text, message in (("def f(:", "invalid syntax"), ("x = 1", "none of the functions")):
         with pytest.raises(SystemExit, match="2"):
