@@ -187,10 +187,16 @@ def main():
     add("--kinds", choices=KINDS_BY_NAME, default="few", help=(
         "combinations of colour and shape: few (default) 24, many 54, of single images only"))
     args = parser.parse_args()
+    for name, least in (("n", 1), ("seed", 0)):
+        if getattr(args, name) < least:
+            parser.error(f"--{name} {getattr(args, name)}: it must be at least {least}")
     options = {"kinds_name": args.kinds} if args.what == "images" else {}
     if args.what != "images" and (args.split == "unseen" or args.kinds != "few"):
         parser.error("--split unseen and --kinds many: only with --what images")
-    export(args.out, SOURCES[args.what](args.split, args.seed, **options), args.n)
+    try:
+        export(args.out, SOURCES[args.what](args.split, args.seed, **options), args.n)
+    except OSError as error:
+        parser.error(str(error))
     print(f"{plural(args.n, 'record')}, the media and masks.npz were written to {args.out}.")
 
 

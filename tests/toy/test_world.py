@@ -2,6 +2,7 @@
 held-out one."""
 
 import json
+import sys
 import zlib
 
 import numpy as np
@@ -184,3 +185,21 @@ def test_the_world_as_files_is_the_same_world(kind, tmp_path):
                     assert np.array_equal(masks[f"{name}/times"], found["times"])
                     found = found["masks"]
                 assert np.array_equal(masks[name], found)
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["out", "--n", "-1"], "--n -1: it must be at least 1"),
+    (["out", "--seed", "-1"], "--seed -1: it must be at least 0"),
+    (["file"], "File exists: 'file'"),
+])
+def test_a_mistake_on_the_command_line_is_one_sentence(words, message, tmp_path, monkeypatch,
+                                                       capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(sys, "argv", ["toy/world.py", *words])
+    with pytest.raises(SystemExit, match="2"):
+        world.main()
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert sentence.startswith("toy.world: ")
+    assert message in sentence
+    assert not (tmp_path / "out").exists()
