@@ -224,10 +224,12 @@ def read_weights(model, folder):
 
 
 def fingerprint(folder):
-    """A hash of the weight files: of 256 evenly spaced samples of 4 KB of each, since further
-    training changes nearly every number of a tensor."""
+    """A hash of config.json and the files of the tensors: of 256 evenly spaced samples of 4 KB of
+    each, since further training changes nearly every number of a tensor."""
     digest = hashlib.sha256()
-    for path in sorted(describe(folder).path.glob("model*")):
+    for path in sorted(describe(folder).path.iterdir()):
+        if path.name not in ("config.json", "model.pt") and path.suffix != ".safetensors":
+            continue
         with open(path, "rb") as file:
             size = file.seek(0, 2)
             for start in range(0, size, size // 256 + 1):

@@ -114,6 +114,20 @@ def test_a_released_folder_without_its_embedding_is_refused_in_one_sentence(tmp_
         files.load(tmp_path)
 
 
+def test_the_fingerprint_of_a_folder_is_of_its_tensors_and_its_config_alone(run):
+    folder = run / "model"
+    before = files.fingerprint(run)
+    for name in ("modeling_molmo2.py", "model_card.md", "README.md"):
+        (folder / name).write_text("of the Hub")
+    assert files.fingerprint(run) == before
+    found = {before}
+    (folder / "model-00001-of-00002.safetensors").touch()
+    for name in ("config.json", "model.pt", "model-00001-of-00002.safetensors"):
+        (folder / name).write_bytes(b" " + (folder / name).read_bytes())
+        found.add(files.fingerprint(run))
+    assert len(found) == 4
+
+
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_wrong_folder_is_refused_in_one_sentence(run, name):
     damage, *words = MISTAKES[name]
