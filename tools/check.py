@@ -18,6 +18,7 @@ from records.media import FrameFolder, names_of, read_image
 from records.reader import Records
 from records.visual import read_headers
 from tools.command import make_parser, report_errors
+from training.planner import has_loss
 from training.sources import OPTIONS, read_mix
 
 MAX_PRINTED = 20  # lines of a file, without --all
@@ -38,6 +39,9 @@ def find_problems(records, i, decode_all):
     except Unreadable as error:
         return [Problem(*error.args)]
     problems = [Problem("unlikely unit", sentence) for sentence in unlikely_units(record)]
+    if not any(has_loss(annotation, ANY_SIZE) for annotation in record["annotations"]):
+        problems.append(Problem("nothing to learn", "the weight of every annotation is 0, or that "
+                                "of all its turns; give one of them another weight"))
     paths = [records.media / name for name in names_of(record)]
     missing = []
     for path in paths:

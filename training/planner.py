@@ -28,13 +28,14 @@ MANY = 100  # bad records of a source that can end a run
 @dataclass
 class BadRecords:
     """Counts the bad records of each source, skipped while planning or masked after decoding.
-    Raises `error` after MANY in a row, or MANY that are more than max_skip of those tried."""
+    Raises `error` after MANY in a row, or MANY that are more than max_skip of those tried. A record
+    counts whenever it is drawn, once in an epoch."""
 
     done: str  # as messages say it
     error: type
     max_skip: float
     counts: dict = field(default_factory=dict)  # {source: {kind: n}}
-    tried: dict = field(default_factory=dict)  # {source: n}
+    tried: dict = field(default_factory=dict)  # {source: n}, records drawn
     in_a_row: dict = field(default_factory=dict)  # bad ones since the last good one
     warned: set = field(default_factory=set)  # places that have been told
 
@@ -52,8 +53,8 @@ class BadRecords:
         tried = self.tried[source]
         if self.in_a_row[source] >= MANY or (bad >= MANY and bad > self.max_skip * tried):
             raise self.error(
-                f"{bad} of {tried} records of {source} could not be used, the last "
-                f"{self.in_a_row[source]} in a row; the last: {where}: {reason}; 'python -m "
+                f"{bad} of {tried} draws from {source} gave a record that could not be used, the "
+                f"last {self.in_a_row[source]} in a row; the last: {where}: {reason}; 'python -m "
                 "tools.check FILE --decode' lists them, --max_skip allows more")
 
     def state(self):
@@ -112,7 +113,7 @@ def skip_reason(record, size, config):
     if not config.beta and any(a["type"] == "preference" for a in record["annotations"]):
         return "needs --beta: it has a preference; --beta 0.1 trains on pairs"
     if size == (0, 0):  # nothing with loss fits a row
-        with_loss = [a for a in record["annotations"] if has_loss(a, config)]
+        with_loss = [a for a in record["annotations"] if has_loss(a, config.data)]
         limit = config.data.max_points
         if not with_loss:
             return "nothing to learn: none of its annotations has loss"
@@ -126,8 +127,8 @@ def skip_reason(record, size, config):
 
 
 def has_loss(a, config):
-    """Does an annotation have a token to learn from?"""
-    if a.get("style") == "transcript" and not config.data.n_transcripts:
+    """Does an annotation have a token to learn from? config: data.DataConfig."""
+    if a.get("style") == "transcript" and not config.n_transcripts:
         return False
     turns = a.get("turns", [a])
     return bool(a.get("weight", 1)) and any(turn.get("weight", 1) for turn in turns)

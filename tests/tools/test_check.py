@@ -10,7 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.records.samples import CAPTION, GOOD, POINT, VIDEO_POINT, image, video, write
+from tests.records.samples import (
+    CAPTION,
+    GOOD,
+    POINT,
+    QA,
+    VIDEO_POINT,
+    image,
+    turn,
+    video,
+    write,
+)
 from tools import check
 
 MEDIA = Path(__file__).parents[1] / "media"
@@ -47,6 +57,18 @@ def test_check_tells_line_kind_and_reason_then_the_sum(tmp_path, run):
     assert [len(run(path, *flags)[1]) for flags in ([], ["--all"])] == [21, 31]
     write(path, GOOD)
     assert run(path) == (0, [f"{path}: 1 record; nothing is wrong"], "")
+
+
+def test_a_record_whose_weights_are_all_0_has_nothing_to_learn(tmp_path, run):
+    context = turn(weight=0)
+    context["annotations"].append({**QA, "weight": 0})
+    path = write(tmp_path / "r.jsonl", context, turn(weight=0), {"annotations": [
+        {**QA, "weight": 0}, QA]})
+    status, out, _ = run(path)
+    assert status == 1
+    assert [line.split(": ")[:2] for line in out[:2]] == [
+        [f"{path}:1", "nothing to learn"], [f"{path}:2", "nothing to learn"]]
+    assert out[2:] == [f"{path}: 3 records; nothing to learn 2"]
 
 
 def test_a_letter_that_the_locale_lacks_costs_its_record(tmp_path):
