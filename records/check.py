@@ -322,6 +322,24 @@ def unlikely_units(record):
     return found
 
 
+THOUSANDTHS = ("every coordinate is at most 1,000 with coords=pixel, and every image is larger; "
+               'are they thousandths? Then each annotation needs "size": [1000, 1000]')
+
+
+def like_thousandths(record, sizes=()):
+    """May the points in pixels of a record be thousandths: is no coordinate over 1,000, and is
+    every image larger? None without such points. sizes: of the files (text.points.scales)."""
+    found = None
+    for a in record["annotations"]:
+        for point in a.get("points", ()) if a.get("coords") == "pixel" else ():
+            size = a.get("size") or scales(record, sizes)[point.get("image", 0)]
+            furthest = max(point.get("box", (point["x"], point["y"])))
+            if not size or min(size) <= 1000 or furthest > 1000:
+                return False
+            found = True
+    return found
+
+
 def check_qa(qa, record, place):
     require(("turns" in qa) != bool({"question", *_ANSWER} & set(qa)), place,
             "a qa has either 'turns', or a question with its answer")

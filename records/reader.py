@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from records import media
-from records.check import as_points, check, unlikely_units
+from records.check import THOUSANDTHS, as_points, check, like_thousandths, unlikely_units
 from records.dialects import CHAT_KEYS, convert
 from records.errors import DataError, Unreadable, warn
 from records.media import Probes
@@ -71,16 +71,20 @@ class Records:
         n = len(self) if self.offsets[-1] <= MAX_CHECKED_BYTES else N_CHECKED
         mistakes = []
         unlikely = []
+        thousandths = set()
         for i in range(min(len(self), n)):
             try:
                 record = self[i]
                 unlikely += [f"{record['where']}: {what}" for what in unlikely_units(record)]
+                thousandths.add(like_thousandths(record))
             except Unreadable as error:
                 mistakes.append(f"{self.where(i)}: {error}")
             if len(mistakes) == MAX_MISTAKES:
                 break
         if mistakes:
             raise DataError("\n".join(mistakes))
+        if thousandths - {None} == {True}:  # a property of the file, not of a record
+            unlikely.append(f"{self.path}: {THOUSANDTHS}")
         for sentence in unlikely[:1]:
             warn(sentence)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data import DataConfig
-from records.check import unlikely_units
+from records.check import THOUSANDTHS, like_thousandths, unlikely_units
 from records.errors import DataError, Unreadable, plural, require_file, warn
 from records.media import FrameFolder, names_of, read_image
 from records.reader import Records
@@ -62,6 +62,18 @@ def find_problems(records, i, decode_all):
         return [*problems, Problem(*error.args)]
 
 
+def may_be_thousandths(records, i, decode_all):
+    """`like_thousandths` of record i, with the headers of images, and of videos if all are read."""
+    if b'"pixel"' not in records.text(i):
+        return None
+    try:
+        record = records[i]
+        is_read = decode_all or "video" not in record
+        return like_thousandths(record, read_headers(record, ANY_SIZE).sizes if is_read else ())
+    except Unreadable:
+        return None  # find_problems names it
+
+
 def compare_declared(records, record, sizes):
     """What the record declares of its files: size, sha256, and duration of a video."""
     found = []
@@ -84,11 +96,17 @@ def compare_declared(records, record, sizes):
 def check_file(records, decode_all, print_all):
     """Prints what is wrong with a file, then the counts; True if anything is."""
     counts = Counter()
+    thousandths = set()
     for i in range(len(records)):
+        if False not in thousandths:
+            thousandths.add(may_be_thousandths(records, i, decode_all))
         for problem in find_problems(records, i, decode_all):
             if print_all or counts.total() < MAX_PRINTED:
                 print(f"{records.where(i)}: {problem.kind}: {problem.sentence}")
             counts[problem.kind] += 1
+    if thousandths - {None} == {True} and not counts["unlikely unit"]:
+        print(f"{records.path}: unlikely unit: {THOUSANDTHS}")
+        counts["unlikely unit"] += 1
     summary = ", ".join(f"{kind} {n}" for kind, n in sorted(counts.items()))
     if counts["missing file"]:
         print(f"Paths start in {records.media}; --media DIR names another folder.")

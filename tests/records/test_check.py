@@ -176,6 +176,29 @@ def test_points_that_look_like_fractions_are_warned_about_once(tmp_path, capsys)
         "with coords=percent; is it 'unit'?\n")
 
 
+LARGE = {"path": "a.png", "width": 4000, "height": 3000}
+
+
+@pytest.mark.parametrize(("points", "size", "media", "is_warned"), [
+    ([(500, 300), (1000, 1000)], {}, LARGE, True),
+    ([(500, 300), (1001, 20)], {}, LARGE, False),            # of another record
+    ([(500, 300), (1000, 1000)], {"size": [1000, 1000]}, LARGE, False),
+    ([(500, 300), (900, 900)], {"size": [1920, 1080]}, "a.png", True),
+    ([(500, 300), (900, 900)], {}, "a.png", False),          # only the file knows its size
+    ([(500, 300), (900, 900)], {}, {**LARGE, "height": 1000}, False),
+])
+def test_thousandths_in_pixels_of_large_images_are_warned_about_as_a_file(
+        tmp_path, capsys, points, size, media, is_warned):
+    rows = [image({**POINT, "coords": "pixel", "points": [{"x": x, "y": y}], **size}, image=media)
+            for x, y in points]
+    path = write(tmp_path / "r.jsonl", image(CAPTION), *rows)
+    Records(path)
+    warning = (f"train.py: {path}: every coordinate is at most 1,000 with coords=pixel, and every "
+               "image is larger; are they thousandths? Then each annotation needs "
+               '"size": [1000, 1000]\n')
+    assert capsys.readouterr().err == warning * is_warned
+
+
 def test_the_examples_and_the_real_records_pass_without_a_word(capsys):
     path = TESTS / "conformance/examples.jsonl"
     examples = [json.loads(line) for line in path.read_text().splitlines()]

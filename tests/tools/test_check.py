@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from tests.records.samples import (
     CAPTION,
@@ -69,6 +70,24 @@ def test_a_record_whose_weights_are_all_0_has_nothing_to_learn(tmp_path, run):
     assert [line.split(": ")[:2] for line in out[:2]] == [
         [f"{path}:1", "nothing to learn"], [f"{path}:2", "nothing to learn"]]
     assert out[2:] == [f"{path}: 3 records; nothing to learn 2"]
+
+
+@pytest.mark.parametrize(("x", "side", "decode", "is_wrong"), [
+    (1000, 1001, False, True), (1000, 1001, True, True), (1001, 1001, False, False),
+    (1000, 1000, False, False),
+])
+def test_thousandths_are_found_by_the_headers_of_the_images(tmp_path, run, x, side, decode,
+                                                            is_wrong):
+    Image.new("L", (1200, side)).save(tmp_path / "a.png")
+    box = {"type": "box", "label": "l", "coords": "pixel", "form": "xyxy",
+           "boxes": [{"box": [10, 20, x, 900]}]}
+    path = write(tmp_path / "r.jsonl", image(CAPTION), image(box),
+                 image({**POINT, "coords": "pixel"}))
+    status, out, _ = run(path, *["--decode"] * decode)
+    assert status == is_wrong
+    assert [f"{path}: unlikely unit: every coordinate is at most 1,000" in line
+            for line in out] == [True, False][not is_wrong :]
+    assert out[-1].endswith("unlikely unit 1" if is_wrong else "nothing is wrong")
 
 
 def test_a_letter_that_the_locale_lacks_costs_its_record(tmp_path):
