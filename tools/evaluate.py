@@ -9,7 +9,6 @@ each other file under its name. With torchrun, records are dealt out to the rank
 
 import io
 import json
-import os
 import tempfile
 from contextlib import nullcontext, redirect_stderr
 from itertools import chain, zip_longest
@@ -29,7 +28,7 @@ from records.reader import Records
 from tools import benchmarks
 from tools.command import make_parser, positive, print_table, report_errors, whole_number
 from training.config import UserError
-from training.ranks import join_ranks
+from training.ranks import device_of_rank, join_ranks
 from training.sources import unique_names
 from weights.files import explained, open_model_folder
 
@@ -129,10 +128,8 @@ def report(args, results, benchmark):
 @report_errors
 def main(argv=None):
     args = parse(argv)
-    if args.device == "cuda" and "LOCAL_RANK" in os.environ:
-        args.device = f"cuda:{os.environ['LOCAL_RANK']}"  # a GPU for each process
     with explained(f"--device {args.device}"):
-        device = torch.device(args.device)
+        device = device_of_rank(args.device)
     ranks = join_ranks(1, device)
     # every rank reads the records; the first one alone says what is wrong with them
     quiet = nullcontext() if ranks.first else redirect_stderr(io.StringIO())

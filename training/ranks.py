@@ -33,6 +33,16 @@ class Ranks:
             dist.barrier(self.long_waits)
 
 
+def device_of_rank(name):
+    """-> torch.device. Under torchrun a CUDA device is the GPU of the local rank, whichever was
+    named, and torch's current one: exchanges and kernels may use that without being told."""
+    device = torch.device(name)
+    if device.type == "cuda" and "LOCAL_RANK" in os.environ:
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    return device
+
+
 def join_ranks(cp, device, cp_heads=0):
     """Under torchrun: the process group and the mesh -> Ranks. A rank that does not answer for
     ten minutes ends the run; torch's flight recorder (stages/cluster.sh) names the exchange."""

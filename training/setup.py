@@ -24,7 +24,7 @@ from training.config import Config, RunError, UserError
 from training.loader import Loader
 from training.log import read_log
 from training.planner import PlanFile, StepPlanner
-from training.ranks import Ranks, all_gather, broadcast, join_ranks
+from training.ranks import Ranks, all_gather, broadcast, device_of_rank, join_ranks
 from training.sources import fingerprint, open_sources
 from weights import files, lora
 
@@ -42,10 +42,7 @@ def pick_device(config):
     dtype = config.dtype
     if dtype == "auto":
         dtype = "bfloat16" if name == "cuda" else "float32"
-    if name == "cuda" and "LOCAL_RANK" in os.environ:
-        name = f"cuda:{os.environ['LOCAL_RANK']}"
-        torch.cuda.set_device(name)
-    return torch.device(name), getattr(torch, dtype)
+    return device_of_rank(name), getattr(torch, dtype)
 
 
 def choose_layout(args, config, device):

@@ -14,6 +14,7 @@ import packing
 import train
 from evaluation import report
 from tests.training.runs import SMALL, logged, run, sentence
+from tools import evaluate
 from training import setup
 from training.config import UserError, parse
 from training.setup import choose_layout, layout_error, pick_device
@@ -54,6 +55,28 @@ def test_the_device_is_the_best_there_is_and_a_missing_one_is_refused(monkeypatc
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert pick() == (torch.device("cuda"), torch.bfloat16)
     assert pick("--device", "cpu") == (torch.device("cpu"), torch.float32)
+
+
+def test_under_torchrun_every_command_uses_the_gpu_of_its_local_rank(monkeypatch):
+    """Also as torch's current device, which NCCL's barriers and compiled kernels use."""
+    current = []
+    used = []
+
+    def join(cp, device):
+        used.append(device)
+        raise UserError("far enough")
+
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    monkeypatch.setattr(evaluate, "join_ranks", join)
+    used.append(pick_device(parse([*TINY, "--device", "cuda"])[1])[0])
+    for name in ("cuda", "cuda:0", "cpu"):
+        with pytest.raises(SystemExit):
+            evaluate.main(["--model", "toy", "--data", "r.jsonl", "--device", name])
+    second = torch.device("cuda:1")
+    assert used == [second, second, second, torch.device("cpu")]
+    assert current == [second, second, second]
 
 
 GOOD = {"annotations": [{"type": "text", "text": "x"}]}
