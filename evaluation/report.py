@@ -19,6 +19,7 @@ from evaluation.charts import finite, line_chart
 from evaluation.evaluate import SCORES, TYPES, collect_questions, evaluate
 from evaluation.generate import evaluation_config
 from records.errors import Unreadable, plural
+from text.styles import medium
 from toy import world
 from training.log import read_log, read_steps
 from weights import lora
@@ -222,10 +223,10 @@ def print_end(run, loss, scores, seconds):
         last = "is not in the log" if loss is None else f"is {loss:.3f}"
         how = "" if is_toy else " (--eval FILE asks about the records of a file)"
         print(f"After {steps} the loss {last}; no answer was scored{how}.")
-    generate = f"python -m tools.generate --model {out} --image"
+    generate = f"python -m tools.generate --model {out}"
     if is_toy:
         drawn = f"how it learned: {out}/progress.gif; {drawn}"
-        image = f"{out}/samples/image.png"
+        image = f"--image {out}/samples/image.png"
         try_next = [
             f'{generate} {image} --prompt "pointing: any shape" --draw {out}/points.png',
             f'{generate} {image} --prompt "long_caption:"',
@@ -242,19 +243,25 @@ def print_end(run, loss, scores, seconds):
 
 
 def first_question(run):
-    """'cat.png --prompt "pointing: cats"', what the first image of --data teaches."""
-    source = run.loader.mixture.sources[0]
-    for i in range(min(len(source), 20)):
-        with suppress(Unreadable):
-            record = source[i]
-            if "image" not in record or record["annotations"][0]["type"] not in TYPES:
-                continue
-            questions, _ = collect_questions([record], evaluation_config(run.config.data))
-            if questions:
-                (path,) = source.paths_of(record)
-                prompt = shlex.quote(questions[0].turns[-1][0])
-                return f"{shlex.quote(str(path))} --prompt {prompt}"
-    return 'IMAGE --prompt "long_caption:"'
+    """'--image cat.png --prompt "pointing: cats"', the first question of --data, among 20 records
+    of each file; without one, words to replace: '--video VIDEO --prompt PROMPT'."""
+    config = evaluation_config(run.config.data)
+    words = []
+    for source in run.loader.mixture.sources:
+        for i in range(min(len(source), 20)):
+            with suppress(Unreadable):
+                record = source[i]
+                kind = medium(record)
+                words = [] if kind == "text" else [f"--{kind}", kind.upper()]
+                if isinstance(record.get("video"), dict) and "frames" in record["video"]:
+                    continue  # which is no file for --video
+                asked = [a for a in record["annotations"] if a["type"] in TYPES]
+                questions, _ = collect_questions([record | {"annotations": asked}], config)
+                if questions:
+                    paths = map(str, source.paths_of(record))
+                    prompt = questions[0].turns[-1][0]
+                    return shlex.join([*words[:1], *paths, "--prompt", prompt])
+    return shlex.join([*words, "--prompt", "PROMPT"])
 
 
 def main_scores(scores, aims):

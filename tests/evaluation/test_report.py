@@ -11,9 +11,11 @@ import pytest
 import torch
 from PIL import Image
 
-from evaluation import evaluate, report
+from evaluation import report
+from records import reader
 from records.reader import Records
 from tests.evaluation.small_model import DATA, MEDIA, TOKENIZER
+from tests.records.samples import CAPTION, GOOD, QA, TRACK, VIDEO_POINT, image, video, write
 from training.ranks import Ranks
 
 LOG = [
@@ -217,10 +219,31 @@ def test_the_end_says_what_was_learned_and_how_to_ask(capsys, tmp_path, monkeypa
     assert "answers: runs/x/samples" in capsys.readouterr().out
 
 
-def test_an_own_type_without_a_score_is_no_question_to_try(monkeypatch):
-    run = run_of(1, {})
-    run.loader = SimpleNamespace(
-        mixture=SimpleNamespace(sources=[Records(MEDIA / "records.jsonl", MEDIA)]))
-    for module in (report, evaluate):
-        monkeypatch.setattr(module, "TYPES", ())
-    assert report.first_question(run) == 'IMAGE --prompt "long_caption:"'
+VIDEO = str(MEDIA / "bigbuckbunny.mp4")
+POINT = {**VIDEO_POINT, "label": "ear"}
+
+
+@pytest.mark.parametrize(("files", "words"), [
+    ([[GOOD, video(CAPTION, video="none.mp4"), video({**TRACK, "label": "ear"}, video=VIDEO)]],
+     f"--video {VIDEO} --prompt 'video_point_track_per_frame: ear'"),
+    ([[GOOD], [video({"type": "mine"}, POINT, video={"path": VIDEO})]],
+     f"--video {VIDEO} --prompt 'video_point: ear'"),
+    ([[video(POINT, video={"frames": ["coins.png"], "fps": 1})]], "--video VIDEO --prompt PROMPT"),
+    ([[image(QA, images=["coins.png", "rocket.jpg"])]],
+     f"--images {MEDIA}/coins.png {MEDIA}/rocket.jpg --prompt 'user_qa: q'"),
+    ([[GOOD]], "--prompt PROMPT"),
+    ([[GOOD, {"annotations": [QA]}]], "--prompt 'text_sft: q'"),
+    ([[image({"type": "mine"}, image="coins.png")]], "--image IMAGE --prompt PROMPT"),
+])
+def test_the_question_to_try_is_the_first_of_the_data(tmp_path, monkeypatch, files, words):
+    """Also of videos and of texts; a type without a score, and frames as files, have none."""
+    monkeypatch.setattr(reader, "check", lambda record: None)     # it knows no own type
+    sources = []
+    for k, rows in enumerate(files):
+        for row in rows:
+            if "images" in row:
+                del row["image"]
+        sources.append(Records(write(tmp_path / f"{k}.jsonl", *rows), MEDIA))
+    run = run_of(2, {})
+    run.loader = SimpleNamespace(mixture=SimpleNamespace(sources=sources))
+    assert report.first_question(run) == words

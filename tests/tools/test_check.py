@@ -11,17 +11,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.records.samples import (
-    CAPTION,
-    GOOD,
-    POINT,
-    QA,
-    VIDEO_POINT,
-    image,
-    turn,
-    video,
-    write,
-)
+from tests.records.samples import CAPTION, GOOD, POINT, QA, VIDEO_POINT, image, turn, video, write
 from tools import check
 
 MEDIA = Path(__file__).parents[1] / "media"
