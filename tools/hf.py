@@ -6,7 +6,10 @@ The last line on stdout is a JSON object: the folder, and how many tensors and p
 """
 
 import json
+from contextlib import contextmanager
 from pathlib import Path
+
+import torch
 
 from data import DataConfig
 from records.errors import warn
@@ -14,7 +17,7 @@ from text.tokenizer import ByteTokenizer
 from tools.command import make_parser, report_errors
 from weights import files
 from weights.base import extended_tokenizer, start_from_base
-from weights.export import export
+from weights.export import export, require_exportable
 from weights.files import RELEASED_SETTINGS, open_model_folder
 
 COMMANDS = {  # name: (sentence, folders of the example, {argument: (metavar, help)})
@@ -34,6 +37,21 @@ COMMANDS = {  # name: (sentence, folders of the example, {argument: (metavar, he
 }
 
 
+@contextmanager
+def empty_again_after_an_error(out):
+    """Makes a folder. After an error it removes what was written there, and the folders it made."""
+    made = [folder for folder in (out, *out.parents) if not folder.exists()]
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:  # Ctrl-C too
+        for path in list(out.iterdir()):
+            path.unlink()
+        for folder in made:
+            folder.rmdir()
+        raise
+
+
 @report_errors
 def main(argv=None):
     parser = make_parser("hf", __doc__)
@@ -43,25 +61,35 @@ def main(argv=None):
         command = commands.add_parser(name, help=sentence, description=text)
         for folder, (metavar, about) in folders.items():
             command.add_argument(folder, metavar=metavar, help=about)
+        if name == "export":
+            command.add_argument("--dtype", choices=("float32", "bfloat16"),
+                                 help="of the weights (default: as they are stored)")
     args = parser.parse_args(argv)
     out = Path(args.out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         parser.error(f"{out}: not empty; name another folder")
+    # what is known early is said before the weights are read
+    dtype = None
+    if args.command == "export":
+        require_exportable(files.describe(args.source).config)
+        dtype = args.dtype and getattr(torch, args.dtype)
     if args.command == "base":
+        files.import_extra("tokenizers")
         model = start_from_base(args.source, args.siglip)
         tokenizer = extended_tokenizer(args.source, model.config.n_vocab)
         data_config = DataConfig(**RELEASED_SETTINGS)
     else:
-        model, tokenizer, data_config = open_model_folder(args.source, dtype=None)
-    if args.command == "export":
-        export(model, tokenizer, data_config, args.out)
-        if isinstance(tokenizer, ByteTokenizer):
-            warn("the byte tokenizer of the toy is not exported, only weights and "
-                 "settings; ask the toy by its run directory")
-    else:
-        files.save(model, args.out)
-        tokenizer.save(args.out)
-        files.save_data_config(data_config, args.out)
+        model, tokenizer, data_config = open_model_folder(args.source, dtype=dtype)
+    with empty_again_after_an_error(out):
+        if args.command == "export":
+            export(model, tokenizer, data_config, out)
+        else:
+            files.save(model, out)
+            tokenizer.save(out)
+            files.save_data_config(data_config, out)
+    if args.command == "export" and isinstance(tokenizer, ByteTokenizer):
+        warn("the byte tokenizer of the toy is not exported, only weights and settings; "
+             "ask the toy by its run directory")
     params = sum(p.numel() for p in model.parameters())
     print(json.dumps({"out": args.out, "tensors": len(model.state_dict()), "params": params}))
 

@@ -5,6 +5,7 @@
 """
 
 import json
+import shutil
 from pathlib import Path
 
 import torch
@@ -43,18 +44,26 @@ def export(model, tokenizer, data_config, out):
     """Writes Molmo2 as a released folder, every tensor bit for bit in its own dtype.
 
     data_config: of training; its crops and frames become settings of the processors. The
-    toy's ByteTokenizer is left out, since transformers could not read it. ValueError for a
-    decoder of the Llama kind.
+    toy's ByteTokenizer is left out, since transformers could not read it. Errors as those of
+    `require_exportable`.
     """
-    # the released layout has norms of q and k, which a decoder of the Llama kind lacks
-    released.require(vars(model.config), family=("qwen", "olmo"))
+    require_exportable(model.config)
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
-    export_tensors(model, out)
     dtype = str(model.embedding.weight.dtype).removeprefix("torch.")
     (out / "config.json").write_text(json.dumps(hub_config(model.config, dtype), indent=1))
+    export_tensors(model, out)
+    # safetensors lets nobody but the owner read its file
+    shutil.copymode(out / "config.json", out / "model.safetensors")
     files.save_data_config(data_config, out)
     write_processors(model.config, tokenizer, data_config, out)
+
+
+def require_exportable(config):
+    """ValueError if safetensors is not installed, or for a decoder of the Llama kind: it lacks the
+    norms of q and k that the released layout has."""
+    files.import_extra("safetensors.torch")
+    released.require(vars(config), family=("qwen", "olmo"))
 
 
 def export_tensors(model, out):

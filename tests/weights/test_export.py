@@ -1,7 +1,9 @@
 """Weights out: what is exported, transformers loads bit for bit and answers the same."""
 
 import dataclasses
+import errno
 import json
+import sys
 
 import pytest
 import torch
@@ -148,3 +150,54 @@ def test_a_folder_of_ours_and_back_is_the_same_folder(saved, tmp_path, capsys):
     with pytest.raises(SystemExit):
         command.main(["export", str(ours), str(out)])
     assert "not empty" in capsys.readouterr().err
+
+
+def test_export_converts_to_the_dtype_that_is_named(saved, tmp_path):
+    """The file of the tensors may be read by whom any other file may be read."""
+    folder = saved("olmo").folder
+    command.main(["export", str(folder), str(tmp_path / "out"), "--dtype", "bfloat16"])
+    assert read_json(tmp_path / "out" / "config.json")["dtype"] == "bfloat16"
+    before = files.load(folder, dtype=None).state_dict()
+    after = files.load(tmp_path / "out", dtype=None).state_dict()
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        assert tensor.dtype == torch.float32
+        assert after[name].dtype == torch.bfloat16
+        assert torch.equal(tensor.bfloat16(), after[name]), name
+    (tmp_path / "any").touch()
+    modes = {path.stat().st_mode for path in (tmp_path / "any", *(tmp_path / "out").iterdir())}
+    assert len(modes) == 1
+
+
+@pytest.mark.parametrize(("name", "message"), [
+    ("toy", "safetensors is needed: pip install"), ("llama", "family = 'llama' is not supported")])
+def test_what_cannot_be_exported_is_refused_before_its_weights_are_read(
+        tmp_path, monkeypatch, capsys, name, message):
+    if name == "llama":
+        small = dataclasses.replace(UNUSUAL, family="llama", yarn=YarnConfig())
+        files.save(Molmo2(small).init_weights(), tmp_path / "llama")
+        ByteTokenizer(n_vocab=333).save(tmp_path / "llama")
+        name = str(tmp_path / "llama")
+    else:
+        monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    monkeypatch.setattr(files, "read", lambda folder: pytest.fail("the weights were read"))
+    with pytest.raises(SystemExit, match="2"):
+        command.main(["export", name, str(tmp_path / "out")])
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert message in sentence
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["import", "export"])
+def test_a_conversion_that_fails_leaves_nothing_behind(saved, tmp_path, monkeypatch, capsys, name):
+    def save_data_config(config, folder):
+        assert any(folder.iterdir())
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files, "save_data_config", save_data_config)
+    (tmp_path / "mine").mkdir()
+    for out in ("new/folder", "mine"):
+        with pytest.raises(SystemExit, match="1"):
+            command.main([name, str(saved("olmo").folder), str(tmp_path / out)])
+        assert "No space left" in capsys.readouterr().err
+    assert list(tmp_path.rglob("*")) == [tmp_path / "mine"]
