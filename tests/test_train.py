@@ -291,7 +291,7 @@ def test_a_run_says_what_it_is_about_to_do_and_how_it_has_ended(plain, tmp_path,
     assert parameters.endswith("; connector, llm learn")
     assert steps == ("train.py: steps: 1 of 1; a batch: 4 rows of 512 tokens; writes to "
                      f"{out}")
-    assert re.fullmatch(r"train\.py: data of 1 step: 4 packs, about \d+ examples", size)
+    assert re.fullmatch(r"train\.py: data: 4 packs, about \d+ examples in 1 step", size)
     *sentences, last = stdout.splitlines()
     assert json.loads(last)["steps"] == 1
     assert any(f"tools.generate --model {out} --image " in line for line in sentences)

@@ -222,8 +222,9 @@ def describe_length(run):
     epochs = [f"epochs of {source.name}: {n * rate / sum(mixture.rates) / len(source):.3g}"
               for source, rate in zip(mixture.sources, mixture.rates, strict=True)
               if isinstance(source, Records)]  # the toy world has no end
-    packs = f"{plural(config.steps * config.batch, 'pack')}, about {plural(n, 'example')}"
-    return ", ".join([f"data of {plural(config.steps, 'step')}: {packs}", *epochs[:3]])
+    packs = plural(config.steps * config.batch, "pack")
+    examples = f"about {plural(n, 'example')} in {plural(config.steps, 'step')}"
+    return ", ".join([f"data: {packs}", examples, *epochs[:3]])
 
 
 def commit():
