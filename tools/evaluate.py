@@ -37,15 +37,15 @@ def parse(argv):
     parser = make_parser("evaluate", __doc__)
     add = parser.add_argument
     add("--model", required=True, help="a run directory, a released folder, or toy")
-    add("--data", required=True, nargs="+", help=(
+    add("--data", required=True, nargs="+", action="extend", help=(
         "record files (.jsonl, .json), each scored apart, or the folder of a benchmark"))
     add("--benchmark", choices=benchmarks.BENCHMARKS, help=(
         "a published benchmark; its published scores are printed beside ours"))
     add("--media", metavar="DIR", help="where the paths in the records start")
-    add("--masks", nargs="+", metavar="NPZ", help=(
+    add("--masks", nargs="+", action="extend", metavar="NPZ", help=(
         'arrays "record id/annotation number" (evaluation/masks.py): one file for each of --data, '
         "in their order; files beyond the last are scored without masks"))
-    add("--frames", type=whole_number(1, MAX_FRAMES), nargs="+", metavar="N", help=(
+    add("--frames", type=whole_number(1, MAX_FRAMES), nargs="+", action="extend", metavar="N", help=(
         "frames of a video at most (default 384, or more if trained with more); several "
         "numbers give a table of scores, and the metrics of the last one in full"))
     add("--draw", metavar="DIR", help="write pictures of predicted and true points here")

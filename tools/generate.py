@@ -39,9 +39,10 @@ def parse(argv):
     add = parser.add_argument
     add("--model", required=True, help="a run directory, a released folder, or toy")
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("--image", nargs=1, metavar="F", dest="images", help=(
+    extend = partial(source.add_argument, action="extend", metavar="F")
+    extend("--image", nargs=1, dest="images", help=(
         "an image; without image and video: text alone, for the toy an image of its world"))
-    source.add_argument("--images", nargs="+", metavar="F", help="several images, at most 20")
+    extend("--images", nargs="+", help="several images, at most 20")
     source.add_argument("--video", nargs="?", const=TOY_VIDEO, metavar="F", help=(
         "a video file; without a file, for the toy, a video of its world"))
     talk = parser.add_mutually_exclusive_group(required=True)

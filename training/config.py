@@ -116,16 +116,23 @@ CHOICES = {
 # {fields: (least, greatest)}: beyond them a run would learn nothing, or the opposite
 RANGES = {
     "steps batch micro_batch cp pack_crops pool_size crop_bucket": (1, inf),
-    "data.max_tokens data.max_crops data.max_images": (1, inf),
+    "data.max_tokens data.max_crops data.max_images data.max_points": (1, inf),
     "data.max_frames": (1, MAX_FRAMES),
     "shard cp_heads save_every keep workers vit_steps uncheckpointed_blocks": (0, inf),
-    "lora.rank eval_images": (0, inf),
+    "lora.rank eval_images data.n_transcripts data.length_hint": (0, inf),
     "seed warmup.vit warmup.connector warmup.llm": (0, 2**63),
     "lr.vit lr.connector lr.llm final_lr z_loss max_skip": (0, 1),
     "residual_dropout response_dropout": (0, 0.999999),
     "clip adam_eps data.fps lora.alpha": (1e-16, inf),
     "beta": (0, 1000),
     "data.point_weight data.video_caption_weight": (0, 1000),
+    "model.n_layer model.n_embd model.n_head model.n_kv_head model.head_dim": (1, inf),
+    "model.n_hidden model.n_vocab model.n_extra model.rope_theta model.yarn.original_max": (1, inf),
+    "model.eps model.vision.eps model.yarn.factor model.yarn.attention_factor": (1e-16, inf),
+    "model.yarn.beta_fast model.yarn.beta_slow": (1e-16, inf),
+    "model.vision.n_layer model.vision.n_embd model.vision.n_head": (1, inf),
+    "model.vision.n_hidden model.vision.grid model.vision.patch": (1, inf),
+    "model.init_std model.vision.overlap_margin": (0, inf),
 }
 
 
@@ -172,7 +179,10 @@ def choose_reader(default):
         kind = type(default[0]) if default else int
         return tuple(kind(part) for part in text.split(",") if part)
 
-    readers = {bool: true_or_false, tuple: list_with_commas}
+    def text_with_tabs(text):  # a shell passes \t as two characters
+        return text.replace("\\t", "\t")
+
+    readers = {bool: true_or_false, tuple: list_with_commas, str: text_with_tabs}
     return readers.get(type(default), type(default))
 
 
@@ -189,23 +199,33 @@ def describe_fields(config, prefix="", outer=""):
     return texts
 
 
-def make_parser(recipe=None):
+def make_parser(words=()):
+    """The parser of these words; their --stage, --tiny and --preset decide what --help shows."""
+    first = Parser("", add_help=False, allow_abbrev=False)
+    first.add_argument("--stage", type=int, choices=STAGES, help="the stage, a recipe of stages/")
+    first.add_argument("--tiny", action="store_true",
+                       help="toy model and laptop settings; toy world unless --data is given")
+    first.add_argument("--preset", choices=models.PRESETS,
+                       help="model shape (default 4b; with --tiny, toy)")
+    asked, _ = first.parse_known_args(words)
+    shown = make_config(asked.stage or 1, asked.tiny, asked.preset)
+    recipe = f"--stage {shown.stage}{' --tiny' * asked.tiny}"
+    if asked.preset:
+        recipe += f" --preset {asked.preset}"
     parser = Parser(
         "Trains Molmo2 with the recipe of one stage.\n\n    python train.py --stage 1 --tiny",
-        allow_abbrev=False, usage="python train.py --stage N [--key value ..]",
+        allow_abbrev=False, usage="python train.py --stage N [--key value ..]", parents=[first],
         epilog="--key value and --key=value are the same, and so are - and _ in a key.")
+    parser.description += f"\n\nDefaults are those of {recipe}. Name another to see its defaults."
     add = parser.add_argument
     switch = partial(add, action="store_true")
-    add("--stage", type=int, choices=STAGES, required=True, help="the stage, a recipe of stages/")
-    switch("--tiny", help="toy model and laptop settings; toy world unless --data is given")
-    add("--preset", choices=models.PRESETS, help="model shape (default 4b; with --tiny, toy)")
-    add("--data", nargs="+", metavar="FILE[=rate]", help="record files (.jsonl, .json), their "
-        "rates (default 1); a mix.json; or the folder of the recipe's published sets")
+    add("--data", nargs="+", action="extend", metavar="FILE[=rate]", help="record files (.jsonl, "
+        ".json), their rates (default 1); a mix.json; or the folder of the recipe's published sets")
     add("--media", metavar="DIR", help="where the paths in the records start "
         "(default: media/ beside their file, else its folder)")
     switch("--skip_missing", help="train without the files of a mixture that are missing")
     add("--plan", metavar="FILE", help="packs planned ahead by tools.plan")
-    add("--eval", nargs="+", metavar="FILE",
+    add("--eval", nargs="+", action="extend", metavar="FILE",
         help="records asked about at the end (with --data), each file scored apart")
     add("--eval_every", type=int, default=0, metavar="N",
         help="save and evaluate every N steps too (default 0: only at the end)")
@@ -219,12 +239,37 @@ def make_parser(recipe=None):
     add("--lora", dest="lora.rank", type=int, default=argparse.SUPPRESS, metavar="R",
         help="low-rank adapters on the decoder learn in its place (short for --lora.rank)")
     texts = describe_fields(Config())
-    shown = FIELDS | (recipe or {})  # a stage replaces defaults
+    defaults = field_values(shown)
     for name, default in FIELDS.items():
         alone = {"nargs": "?", "const": True} if isinstance(default, bool) else {}
         add(f"--{name}", type=choose_reader(default), choices=CHOICES.get(name), metavar="X",
-            default=argparse.SUPPRESS, help=f"{texts[name]} (default {shown[name]!r})", **alone)
+            default=argparse.SUPPRESS, help=f"{texts[name]} (default {defaults[name]!r})", **alone)
     return parser
+
+
+def make_config(stage, tiny, preset, fields=()):
+    """The Config of a recipe with the given {name: value} of its fields."""
+    values = STAGES[stage].RECIPE | {"stage": stage}
+    if tiny:
+        if stage not in tiny_recipe.STAGES:
+            raise UserError(f"--tiny: stages/tiny.py has no settings for stage {stage}")
+        values |= tiny_recipe.RECIPE | tiny_recipe.STAGES[stage]
+    if preset:
+        values["preset"] = preset
+    values["model"] = models.PRESETS[values.get("preset", Config.preset)]
+    config = Config()
+    for name, value in (values | dict(fields)).items():
+        config = override(config, name, value)
+    if config.lora.rank and "train" not in fields:
+        config = replace(config, train=("connector", "llm"))
+    if config.deterministic or config.beta:
+        config = replace(config, residual_dropout=0.0, response_dropout=0.0)
+    # a laptop's batch may be smaller than the recipe's micro-batch, a short run than its stage 0
+    config = replace(config, micro_batch=min(config.micro_batch, config.batch),
+                     vit_steps=min(config.vit_steps, config.steps))
+    if config.cp_exchange == "gather":
+        config = replace(config, cp_heads=config.cp_heads or 1)
+    return config
 
 
 def parse(argv=None):
@@ -235,38 +280,18 @@ def parse(argv=None):
     words = sys.argv[1:] if argv is None else argv
     # in a key - and _ are the same
     words = [re.sub(r"(?<=^--)[^=]+", lambda key: key[0].replace("-", "_"), w) for w in words]
-    given = " ".join(words)
-    asked = [stage.RECIPE for n, stage in STAGES.items() if re.search(rf"--stage[ =]{n}\b", given)]
-    parser = make_parser(*asked[:1])
+    parser = make_parser(words)
     args, unknown = parser.parse_known_args(words)
     if unknown:
         key = unknown[0].partition("=")[0]
         near = difflib.get_close_matches(key, parser._option_string_actions, 1)
         hint = f"did you mean {near[0]}?" if near else "--help lists all"
         parser.error(f"{key}: no such flag or field; {hint}")
+    if args.stage is None:
+        parser.error("--stage: name the stage to train, as in --stage 1")
     args.fields = {name: vars(args).pop(name) for name in [*vars(args)] if name in FIELDS}
     args.resume = args.resume or args.resume_anyway
-
-    values = STAGES[args.stage].RECIPE | {"stage": args.stage}
-    if args.tiny:
-        if args.stage not in tiny_recipe.STAGES:
-            parser.error(f"--tiny: stages/tiny.py has no settings for stage {args.stage}")
-        values |= tiny_recipe.RECIPE | tiny_recipe.STAGES[args.stage]
-    if args.preset:
-        values["preset"] = args.preset
-    values["model"] = models.PRESETS[values.get("preset", Config.preset)]
-    config = Config()
-    for name, value in (values | args.fields).items():
-        config = override(config, name, value)
-    if config.lora.rank and "train" not in args.fields:
-        config = replace(config, train=("connector", "llm"))
-    if config.deterministic or config.beta:
-        config = replace(config, residual_dropout=0.0, response_dropout=0.0)
-    # a laptop's batch may be smaller than the recipe's micro-batch, a short run than its stage 0
-    config = replace(config, micro_batch=min(config.micro_batch, config.batch),
-                     vit_steps=min(config.vit_steps, config.steps))
-    if config.cp_exchange == "gather":
-        config = replace(config, cp_heads=config.cp_heads or 1)
+    config = make_config(args.stage, args.tiny, args.preset, args.fields)
     args.out = args.out or f"runs/stage{config.stage}{'-tiny' if args.tiny else ''}"
     check(args, config)
     return args, config
@@ -291,6 +316,9 @@ def check(args, config):
          f"--lora: needs llm in --train, and --lora.layers of {', '.join(LAYERS)}"),
         (config.lora.rank and not args.fields.get("freeze_embedding", True),
          "--lora keeps the embedding as it is: leave out --freeze_embedding=false"),
+        (not {*config.model.vision.feature_layers} <= {*range(config.model.vision.n_layer)},
+         "--model.vision.feature_layers: name blocks from 0 to --model.vision.n_layer less 1"),
+        (args.eval_every < 0, f"--eval_every {args.eval_every}: must be at least 0"),
         ((args.media or args.eval or args.skip_missing) and not args.data,
          "--media, --eval and --skip-missing only go with --data"),
         (args.resume and args.overwrite, "--resume and --overwrite contradict one another"),

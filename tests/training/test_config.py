@@ -7,7 +7,7 @@ import pytest
 
 import model as models
 from tests.training.runs import run, sentence
-from training.config import STAGES, Config, GroupRates, UserError, field_values, parse
+from training.config import FIELDS, STAGES, Config, GroupRates, UserError, field_values, parse
 from weights.files import config_from_dict
 
 TINY = ["--stage", "1", "--tiny"]
@@ -52,16 +52,18 @@ def test_tiny_changes_sizes_and_prompts_of_a_stage_and_not_what_it_is():
 
 def test_a_flag_can_be_spelled_in_each_way_and_the_last_one_counts():
     for words in (["--data.max-tokens", "512"], ["--data.max_tokens=512"]):
-        args, config = parse(["--stage=1", "--tiny", "--data", "a-b", "b=2-3", *words,
-                              "--skip_missing", "--eval_every=3", "--resume-anyway"])
+        args, config = parse(["--stage=1", "--tiny", "--data", "a-b", "b=2-3", *words, "--data=c",
+                              "--eval=d", "--skip_missing", "--eval_every=3", "--resume-anyway",
+                              "--eval", "e"])
         assert config.data.max_tokens == 512
-        assert args.data == ["a-b", "b=2-3"]
+        assert (args.data, args.eval) == (["a-b", "b=2-3", "c"], ["d", "e"])  # files add up
         assert (args.skip_missing, args.eval_every, args.resume) == (True, 3, True)
     args, config = parse([*TINY, "--steps", "7", "--workers=2", "--steps", "8"])
     assert config.steps == 8
     assert args.fields == {"steps": 8, "workers": 2}
     assert config_of("--train", "vit,connector").train == ("vit", "connector")
     assert config_of("--model.yarn.layers=1,2").model.yarn.layers == (1, 2)
+    assert config_of("--data.separator", r"\t").data.separator == "\t"  # as a shell passes it
     assert config_of("--compile").compile
     assert not config_of("--freeze-embedding=0").freeze_embedding
 
@@ -99,17 +101,31 @@ def test_deterministic_runs_have_no_dropout_and_a_short_run_a_short_stage_0():
     assert config.micro_batch == 2
 
 
-def test_help_lists_every_flag_and_field_with_its_default_and_meaning(capsys):
+@pytest.mark.parametrize(("words", "recipe"), [
+    (["--stage=2"], ["2"]), ([], ["1"]), (["--tiny"], ["1", "--tiny"]),
+    (["--tiny", "--preset", "8b", "--stage", "3"], ["3", "--tiny", "--preset", "8b"])])
+def test_help_lists_every_field_with_its_meaning_and_the_default_of_the_recipe(
+        capsys, words, recipe):
     with pytest.raises(SystemExit) as end:
-        parse(["--stage", "2", "--help"])
+        parse([*words, "--help"])
     assert end.value.code == 0
-    text = capsys.readouterr().out
-    for name in field_values(Config()):
-        assert f"--{name} " in text
-    words = " ".join(text.split())
-    assert "--clip X largest gradient norm, of each parameter group by itself (default" in words
-    assert "--lr.llm X peak learning rates: the decoder (default 1e-05)" in words
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"Defaults are those of --stage {' '.join(recipe)}. " in text
+    defaults = field_values(parse(["--stage", *recipe])[1])
+    for name in FIELDS:
+        default = text.split(f" --{name} ")[-1].split("(default ")[1]
+        assert default.startswith(f"{defaults[name]!r})"), name
+    assert "--clip X largest gradient norm, of each parameter group by itself (default" in text
+    assert "--lr.llm X peak learning rates: the decoder (default" in text
     assert "--data FILE" in text
+
+
+def test_every_number_has_a_range():
+    """... from which -1 lies apart, and a number that is none."""
+    for name, value in FIELDS.items():
+        for wrong in {int: ("-1",), float: ("-1", "nan")}.get(type(value), ()):
+            with pytest.raises(UserError, match=f"--{name} {wrong}.*: must be "):
+                config_of(f"--{name}={wrong}")
 
 
 def test_a_config_is_read_from_the_json_of_a_run():
@@ -132,6 +148,8 @@ MISTAKES = [
     (["--data.separator=x"], "--data.separator: invalid choice: 'x'"),
     (["--resume", "--overwrite"], "--resume and --overwrite contradict one another"),
     (["--else-init", "x"], "--else-init needs --resume"),
+    (["--model.vision.feature_layers=0,3"], "name blocks from 0 to --model.vision.n_layer less 1"),
+    (["--eval_every=-1"], "--eval_every -1: must be at least 0"),
     (["--eval", "x"], "--eval and --skip-missing only go with --data"),
 ]
 
