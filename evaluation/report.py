@@ -28,7 +28,6 @@ from weights.files import gather_on_each
 # What the toy is to reach with the whole recipe of a stage.
 VIDEO_AIMS = {"video_point_f1": 0.80, "track_f1": 0.80, "qa_accuracy": 0.90}
 IMAGE_AIMS = {"point_f1": 0.90, "count_accuracy": 0.93, "caption_exact": 0.75}
-AIMS = {1: IMAGE_AIMS, 2: VIDEO_AIMS, 3: VIDEO_AIMS}
 # Progress is drawn after these shares of the steps, the first within a minute.
 PICTURE_SHARES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1)
 
@@ -213,7 +212,8 @@ def print_end(run, loss, scores, seconds):
     drawn = f"curves: {out}/loss.png"
     if any((run.out / "samples").glob("*.png")):
         drawn = f"answers: {out}/samples; {drawn}"
-    if learned := main_scores(scores, AIMS[stage] if is_toy else {}):
+    aims = IMAGE_AIMS if stage == 1 else VIDEO_AIMS
+    if learned := main_scores(scores, aims if is_toy else {}):
         asked = "held-out examples" if is_toy else "the records of --eval"
         print(f"After {steps}, on {asked}: {learned}.")
         for name, of_set in scores_by_set(scores).items():

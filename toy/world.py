@@ -62,8 +62,9 @@ def mixture(seed, stage=1, curriculum=True, video_share=None, kinds_name="few"):
     because they teach the words. Stages 2 and 3: groups as in stages/stage2.py. The sources
     are endless, so the sizes by which members share the rate of a group are made up.
     curriculum: do sources begin with easy scenes, in stages 1 and 2? kinds_name: of single
-    images.
+    images. A stage of one's own has the mixture of stage 3.
     """
+    stage = min(stage, 3)
     if stage == 1:
         options = {
             "curriculum": CURRICULUM if curriculum else 0,

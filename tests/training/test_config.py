@@ -6,7 +6,8 @@ import json
 import pytest
 
 import model as models
-from tests.training.runs import run, sentence
+from stages import tiny
+from tests.training.runs import SMALL, run, sentence
 from training.config import FIELDS, STAGES, Config, GroupRates, UserError, field_values, parse
 from weights.files import config_from_dict
 
@@ -85,11 +86,20 @@ def test_every_field_is_a_flag_of_its_type():
         assert {n for n in found if found[n] != field_values(config)[n]} <= {name}
 
 
-def test_a_stage_of_ones_own_needs_settings_for_the_toy(monkeypatch):
+def test_a_stage_of_ones_own_needs_settings_for_the_toy_and_has_the_records_of_stage_3(
+        tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(STAGES, 4, STAGES[3])
     assert parse(["--stage", "4"])[1].stage == 4
     with pytest.raises(UserError, match=r"stages/tiny\.py has no settings for stage 4"):
         config_of("--stage", "4")
+    monkeypatch.setitem(tiny.STAGES, 4, tiny.STAGES[3])
+    found = []
+    for stage in ("3", "4"):
+        assert run(tmp_path / stage, *SMALL, "--stage", stage, "--data.max_tokens=2048", "--batch",
+                   "1", "--steps", "1", "--save-every", "0", "--eval_images=1") == 0
+        line = json.loads(capsys.readouterr().out.splitlines()[-1])
+        found.append((line["loss"], line["eval"]))
+    assert found[0] == found[1]
 
 
 def test_deterministic_runs_have_no_dropout_and_a_short_run_a_short_stage_0():
