@@ -45,9 +45,9 @@ def parse(argv):
     add("--masks", nargs="+", action="extend", metavar="NPZ", help=(
         'arrays "record id/annotation number" (evaluation/masks.py): one file for each of --data, '
         "in their order; files beyond the last are scored without masks"))
-    add("--frames", type=whole_number(1, MAX_FRAMES), nargs="+", action="extend", metavar="N", help=(
-        "frames of a video at most (default 384, or more if trained with more); several "
-        "numbers give a table of scores, and the metrics of the last one in full"))
+    add("--frames", type=whole_number(1, MAX_FRAMES), nargs="+", action="extend", metavar="N",
+        help="frames of a video at most (default 384, or more if trained with more); several "
+        "numbers give a table of scores, and the metrics of the last one in full")
     add("--draw", metavar="DIR", help="write pictures of predicted and true points here")
     add("--out", default=".", help="folder for predictions.jsonl (default: here)")
     add("--max-new", type=positive, help=(

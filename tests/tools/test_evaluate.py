@@ -45,7 +45,7 @@ def clip(tmp_path_factory):
 
 
 def test_scores_by_frames_are_a_table_and_part_of_the_json(call, clip):
-    status, out, _, rows = call(*clip, "--frames", 2, 3, "--max-new", 3)
+    status, out, _, rows = call(*clip, "--frames", 2, "--frames", 3, "--max-new", 3)
     assert status == 0
     *table, last = out
     result = json.loads(last)
@@ -70,7 +70,8 @@ def test_several_files_are_scored_apart(call, clip, tmp_path):
         status, out, *_ = call("--data", path, *flags[:2], *frames, *flags[4:])
         assert status == 0
         apart.append(json.loads(out[-1]))
-    status, out, _, rows = call("--data", photos, clip[1], *flags, "--draw", tmp_path / "drawn")
+    status, out, _, rows = call("--data", photos, "--data", clip[1], *flags,
+                                "--draw", tmp_path / "drawn")
     assert status == 0
     first = json.loads(out[-1])
     second = first.pop(clip[1].name)
@@ -108,15 +109,15 @@ def test_masks_belong_to_their_own_file_and_the_last_files_need_none(call, tmp_p
 
 @pytest.mark.parametrize(("flags", "message"), [
     (["--masks", "half.npz"], "the masks of clip/0 are"),
-    (["--masks", "half.npz", "half.npz"], "--masks names 2 files, --data 1"),
-    (["--media", "."], "1 record, and none could be used"),
+    (["--masks", "half.npz", "--masks", "half.npz"], "--masks names 2 files, --data 1"),
+    (["--masks", "half.npz", "--media", "."], "1 record, and none could be used"),
 ])
 def test_a_mistake_costs_one_sentence(call, clip, tmp_path, monkeypatch, flags, message):
     arrays = np.load(clip[-1])
     half = {name: a[:, :, ::2] if a.ndim == 4 else a for name, a in arrays.items()}
     np.savez(tmp_path / "half.npz", **half)
     monkeypatch.chdir(tmp_path)
-    status, out, err, _ = call(*clip, *flags)
+    status, out, err, _ = call(*clip[:4], *flags)
     assert status == 2
     assert not out
     assert message in err[-1]

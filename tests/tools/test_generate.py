@@ -75,7 +75,10 @@ def text_of(prompt):
 
 def test_several_images_are_numbered_and_each_has_its_own_points(call, fake):
     fake.answer = '<points coords="1 1 500 500;3 2 1000 000;4 3 100 100">x</points>'
-    out = call("--images", *PHOTOS, "--prompt", "pointing: x", "--json")
+    words = [word for photo in PHOTOS for word in ("--image", photo)]  # also by a repeated flag
+    call(*words, "--prompt", "pointing: x")
+    out = call("--images", PHOTOS[0], "--images", *PHOTOS[1:], "--prompt", "pointing: x", "--json")
+    assert text_of(fake.prompts[0]) == text_of(fake.prompts[1])
     text = text_of(fake.prompts[0])
     named = [f"Image {k}<low_res_im_start>" in text for k in (1, 2, 3, 4)]
     assert named == [True, True, True, False]
