@@ -42,11 +42,11 @@ from training.log import (
     StepStats,
     end,
     end_if_explained,
+    how_to_go_on,
     make_head,
     make_line,
     read_log,
     read_steps,
-    resume_command,
     stop_nonfinite,
 )
 from training.preferences import find_references, objective, read_references
@@ -173,9 +173,14 @@ def train(run, model, groups, optimizer, log, eval_every=0):
         bar.set_postfix(loss=f"{stats.loss:.3f}", fill=f"{line['fill_tokens']:.0%}",
                         **newest_picture, refresh=False)
         began = time.monotonic()  # without checkpoint, picture and evaluation
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, stop_at_once)
     if stop_requested and config.save_every:  # without a checkpoint all would be lost
         raise Terminated(config.steps)
+
+
+def stop_at_once(*_):
+    """The handler of SIGTERM before the first step and after the last."""
+    raise Terminated
 
 
 @contextmanager
@@ -258,7 +263,9 @@ def main(argv=None):
     # holds for this thread and those that it starts, so it comes before the first work
     torch.set_flush_denormal(True)
     began = time.monotonic()
+    run = None
     try:
+        signal.signal(signal.SIGTERM, stop_at_once)
         args, config = parse(argv)
         with checkpoint.lock(Path(args.out)):
             run, model = start_run(args, config)
@@ -284,9 +291,9 @@ def main(argv=None):
     except (RunError, Unreadable, OSError) as e:
         end(1, e)
     except Terminated as e:
-        end(143, f"{e}; continue with: {resume_command()}")
+        end(143, f"{e}; {how_to_go_on(run)}")
     except KeyboardInterrupt:
-        end(130, f"interrupted; continue with: {resume_command()}")
+        end(130, f"interrupted; {how_to_go_on(run)}")
     except RuntimeError as e:
         end_if_explained(e)
         raise

@@ -39,10 +39,11 @@ class RankError(RunError):
 
 
 class Terminated(BaseException):
-    """SIGTERM after a step whose checkpoint is written: ends the command with status 143. Like
-    KeyboardInterrupt it is no Exception, which would cost the record that is read just then."""
+    """SIGTERM, with the number of a step whose checkpoint is written, if it came in one: ends the
+    command with status 143. Like KeyboardInterrupt it is no Exception, which would cost the record
+    that is read just then."""
     def __str__(self):
-        return f"SIGTERM: ended after step {self.args[0]}"
+        return f"SIGTERM: ended after step {self.args[0]}" if self.args else "SIGTERM: ended"
 
 
 @dataclass(frozen=True)

@@ -280,7 +280,21 @@ def end_if_explained(error):
             end(1, RankError(f"{sentence}: {str(error).splitlines()[0]}"))
 
 
-def resume_command():
-    """The command that continues this run; it starts afresh if there is no checkpoint."""
-    words = [word for word in sys.argv if word not in ("--overwrite", "--resume")]
-    return f"python {shlex.join(words)} --resume"
+def how_to_go_on(run):
+    """What an interrupted run has kept, and the command that goes on. run: None until it has
+    begun to write, where the same command still does all that it says."""
+    words = [word for word in sys.argv if not run or word not in ("--overwrite", "--resume")]
+    if run and not {"--resume-anyway", "--resume_anyway"} & {*words}:
+        words.append("--resume")
+    local = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    launch = "python"
+    if os.environ.get("WORLD_SIZE", "1") != local:
+        launch = "torchrun on every node as before, with"
+    elif local != "1":
+        launch = f"torchrun --standalone --nproc-per-node {local}"
+    kept = "nothing was kept; start again with"
+    if run and any(run.out.glob("step-*/state.json")):
+        kept = "continue with"
+    elif run and (run.out / "stage0.jsonl").exists():
+        kept = "nothing was kept, stage 0 included; start again with"
+    return f"{kept}: {launch} {shlex.join(words)}"

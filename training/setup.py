@@ -209,10 +209,10 @@ def pretrain_vit(run, vit):
     config = run.config
     vit.requires_grad_(True)
     path = run.out / "stage0.jsonl" if run.ranks.first else os.devnull
-    lines = stage0.pretrain(vit, config.seed, config.vit_steps, kinds_name=config.toy_kinds)
     with open(path, "w", buffering=1) as log:
-        for line in tqdm(lines, total=config.vit_steps, unit="step", mininterval=1, desc="stage 0",
-                         disable=not run.ranks.first):
+        lines = stage0.pretrain(vit, config.seed, config.vit_steps, kinds_name=config.toy_kinds)
+        for line in tqdm(lines, total=config.vit_steps, unit="step", mininterval=1,
+                         desc="stage 0, the ViT learns shapes", disable=not run.ranks.first):
             log.write(json.dumps(line) + "\n")
     vit.requires_grad_("vit" in config.train)
 

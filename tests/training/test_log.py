@@ -1,6 +1,9 @@
 """The numbers of a step, the files of a run, and how it ends."""
 
 import json
+import os
+import shlex
+import signal
 import sys
 from types import SimpleNamespace
 
@@ -9,8 +12,8 @@ import torch.distributed as dist
 
 import train
 from records.errors import DataError
-from tests.training.runs import SMALL, logged, run
-from training import config, log
+from tests.training.runs import SMALL, logged, run, sentence
+from training import config, log, setup
 from training.config import RankError, RunError, UserError
 from training.log import read_log, read_steps
 
@@ -64,10 +67,11 @@ ENDS = [
     (UserError("a mistake"), 2, "a mistake"),
     (DataError("r.jsonl:1: no record"), 2, "r.jsonl:1: no record"),
     (OSError(28, "No space left on device"), 1, "[Errno 28] No space left on device"),
-    (config.Terminated(3), 143,
-     "SIGTERM: ended after step 3; continue with: python train.py --init 'a b' --resume"),
+    (config.Terminated(), 143,
+     "SIGTERM: ended; nothing was kept; start again with: python train.py --init 'a b' "
+     "--overwrite"),
     (KeyboardInterrupt(), 130,
-     "interrupted; continue with: python train.py --init 'a b' --resume"),
+     "interrupted; nothing was kept; start again with: python train.py --init 'a b' --overwrite"),
     (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), 1,
      "out of memory; use a smaller --micro-batch or --data.max_tokens, or a larger --cp; python -m "
      "tools.memory counts what a step takes: DefaultCPUAllocator: can't allocate memory: you tried "
@@ -87,6 +91,43 @@ def test_an_error_that_ends_a_run_is_a_sentence_and_a_status(tmp_path, monkeypat
     monkeypatch.setattr(sys, "argv", ["train.py", "--init", "a b", "--overwrite"])
     assert run(tmp_path / "out", *SMALL) == status
     assert capsys.readouterr().err == f"train.py: {words}\n"
+
+
+GO_ON = [  # processes, of a node, flags -> the command
+    (1, 1, "--overwrite", "python train.py --resume"),
+    (1, 1, "--resume", "python train.py --resume"),
+    (1, 1, "--resume-anyway", "python train.py --resume-anyway"),
+    (2, 2, "--cp=2", "torchrun --standalone --nproc-per-node 2 train.py --cp=2 --resume"),
+    (16, 8, "--cp=2", "torchrun on every node as before, with train.py --cp=2 --resume"),
+]
+
+
+@pytest.mark.parametrize(("world", "local", "flag", "command"), GO_ON)
+def test_the_command_that_continues_a_run_is_for_as_many_processes(
+        tmp_path, monkeypatch, world, local, flag, command):
+    monkeypatch.setenv("WORLD_SIZE", str(world))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local))
+    monkeypatch.setattr(sys, "argv", ["train.py", flag])
+    started = SimpleNamespace(out=tmp_path)
+    assert log.how_to_go_on(started) == f"nothing was kept; start again with: {command}"
+    (tmp_path / "step-2").mkdir()
+    (tmp_path / "step-2" / "state.json").touch()
+    assert log.how_to_go_on(started) == f"continue with: {command}"
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_run_that_is_stopped_in_stage_0_says_how_to_start_again(
+        tmp_path, monkeypatch, capsys, number, status):
+    flags = [*SMALL, "--vit_steps=1", "--steps", "1", "--eval_images=0", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["train.py", *flags, "--overwrite"])
+    with monkeypatch.context() as patch:
+        patch.setattr(setup.stage0, "pretrain", lambda *_, **__: os.kill(os.getpid(), number))
+        assert run(tmp_path, *flags, "--overwrite") == status
+    text = sentence(capsys, "nothing was kept, stage 0 included; start again with: ")
+    _, program, *words = shlex.split(text.split("start again with: ")[1])
+    assert program == "train.py"
+    assert run(tmp_path, *words) == 0
+    assert sorted(logged(tmp_path)) == [1]
 
 
 def test_what_one_rank_has_met_is_told_by_it_and_what_all_have_met_once(monkeypatch, capsys):
