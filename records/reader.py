@@ -44,10 +44,10 @@ class Records:
         self.path = Path(path)
         self.name = self.path.name
         self.options = {"split_turns": split_turns, "style": style, "weight": weight}
-        self.media = media_folder(self.path, media)
-        self.probes = Probes(self.path.with_name(f".{self.name}.videos.jsonl"))
         if self.path.suffix not in (".jsonl", ".json"):
             stop(path, "the name must end in .jsonl (a record per line) or .json (an array)")
+        self.media = media_folder(self.path, media)
+        self.probes = Probes(self.path.with_name(f".{self.name}.videos.jsonl"))
         try:
             self._file = open(self.path, "rb")
             self.stamp = stamp_of(self._file)
@@ -205,8 +205,8 @@ def media_folder(path, given):
     """The folder where the paths in a file of records start."""
     if given is None:
         beside = path.parent / "media"
-        return beside if beside.is_dir() else path.parent
-    if not Path(given).is_dir():
+        return beside if os.path.isdir(beside) else path.parent
+    if not os.path.isdir(given):  # Path.is_dir raises for a name that is too long
         stop(f"--media {given}", "there is no such folder")
     return Path(given)
 

@@ -14,6 +14,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import os  # its path functions say no of a name that is too long, where those of Path raise
 import tempfile
 from collections import Counter
 from itertools import chain
@@ -57,28 +58,53 @@ def read_mix(path):
     `sqrt_size`, of which they may set "size" and "sampling_rate".
     """
     try:
-        entries = json.loads(Path(path).read_text(encoding="utf-8-sig"))
-        return [read_entry(Path(path).parent, entries[k]) for k in range(len(entries) or 1)]
-    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as e:
+        text = Path(path).read_text(encoding="utf-8-sig")
+        entries = json.loads(text, object_pairs_hook=without_twins)
+        return read_entries(Path(path).parent, entries)
+    except (OSError, ValueError, RecursionError) as e:
         raise DataError(f"{path}: not a mix, a list of entries with paths and rates: {e}") from None
 
 
-def read_entry(folder, entry, in_group=False):
+def without_twins(pairs):
+    """The (key, value) of a JSON object as a dict; ValueError if a key stands twice."""
+    for key, n in Counter(key for key, _ in pairs).items():
+        if n > 1:
+            raise ValueError(f"'{key:.80}' stands {n} times in one entry; keep one")
+    return dict(pairs)
+
+
+def read_entries(folder, entries, in_group=False):
+    """The list of a mix.json or of a group, with whole paths; ValueError if it is wrong."""
+    if not isinstance(entries, list) or not entries:
+        raise ValueError(f"a list of one or more entries must stand where {entries!r:.60} stands")
+    return [read_entry(folder, entry, in_group) for entry in entries]
+
+
+def is_right(name, value):
+    """May a field of an entry have this value? `read_entries` checks "data"."""
+    if name in ("rate", "sampling_rate", "weight", "size"):
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return is_number and (LEAST <= value <= MOST or (name == "size" and value == 0))
+    if name == "split_turns":
+        return isinstance(value, bool)
+    return name == "data" or (isinstance(value, str) and value != "")
+
+
+def read_entry(folder, entry, in_group):
     """An entry of a mix.json, with whole paths; ValueError if a field is wrong."""
+    if not isinstance(entry, dict):
+        raise ValueError(f"an entry must be an object {{\"path\": ..}}, not {entry!r:.60}")
     is_group = "group" in entry and not in_group
     known = GROUP_FIELDS if is_group else MEMBER_FIELDS if in_group else FILE_FIELDS
-    wrong = [name for name in entry if name not in known]
-    wrong += [name for name in ("rate", "sampling_rate", "weight")
-              if not LEAST <= entry.get(name, 1) <= MOST]
-    wrong += ["size"] * (not (LEAST <= entry.get("size", 1) <= MOST or entry["size"] == 0))
-    wrong += ["split_turns"] * (entry.get("split_turns", False) not in (True, False))
+    wrong = [name for name in entry if name not in known or not is_right(name, entry[name])]
     needed = "data" if is_group else "path"
-    wrong += [needed] * (not entry.get(needed))
+    if needed not in entry:
+        wrong.append(needed)
     if wrong:
         raise ValueError(f"'{wrong[0]}' of {json.dumps(entry):.80} is missing, unknown or of a "
                          f"wrong kind or value; the fields are {', '.join(sorted(known))}")
     if is_group:
-        return entry | {"data": [read_entry(folder, member, True) for member in entry["data"]]}
+        return entry | {"data": read_entries(folder, entry["data"], in_group=True)}
     whole = {name: str(folder / entry[name]) for name in ("path", "media") if name in entry}
     return entry | whole
 
@@ -87,7 +113,7 @@ def read_item(item, stage):
     """One word of --data -> [(rate, entries of files), ..]; a file alone is a group of one."""
     path = item
     factor = 1
-    if "=" in item and not Path(item).exists():
+    if "=" in item and not os.path.exists(item):
         path, _, rate = item.rpartition("=")
         try:
             factor = float(rate)
@@ -97,7 +123,7 @@ def read_item(item, stage):
             raise DataError(f"--data {item}: the rate '{rate}' is not "
                             f"from {LEAST:g} to {MOST:g}")
     entries = [{"path": path}]
-    if Path(path).is_dir():
+    if os.path.isdir(path):
         entries = published(STAGES[stage].MIXTURE, path)
     elif Path(path).name.endswith("mix.json"):
         entries = read_mix(path)
@@ -127,9 +153,9 @@ def open_sources(args, config):
         return *world.mixture(config.seed, config.stage, kinds_name=config.toy_kinds), None
     groups = [group for item in args.data for group in read_item(item, config.stage)]
     paths = [entry["path"] for _, entries in groups for entry in entries]
-    missing = [path for path in paths if not Path(path).exists()]
+    missing = [path for path in paths if not os.path.exists(path)]
     if missing:
-        sentence = f"--data: no such file: {', '.join(missing)}"
+        sentence = f"--data: no such file: {', '.join(path[:300] for path in missing)}"
         if missing == paths or not args.skip_missing:
             raise DataError(f"{sentence}; --skip-missing trains on those that are there (a folder "
                             "is for the published sets: name your own files)")

@@ -90,7 +90,15 @@ def test_a_mix_has_groups_and_fixed_rates_and_says_how_a_file_is_read(tmp_path):
 
 
 WRONG_MIXES = [
-    ("{}", "not a mix"),
+    ("{}", "not a mix, .*: a list of one or more entries must stand where {} stands"),
+    ("[]", r"a list of one or more entries must stand where \[\] stands"),
+    ("3", "a list of one or more entries must stand where 3 stands"),
+    ("[3]", "an entry must be an object .*, not 3"),
+    ('[{"group": "g", "data": {"path": "a.jsonl"}}]', "a list of one or more .* where {'path'"),
+    ('[{"path": "a.jsonl", "rate": true}]', "'rate' of"),
+    ('[{"path": 3}]', "'path' of"),
+    ('[{"path": "a.jsonl", "rate": 1, "rate": 2}]', "'rate' stands 2 times in one entry"),
+    (f'[{{"path": "{300 * "x"}"}}]', "--data: no such file: .*xxx; "),
     ('[{"group": "g", "data": [{"path": "a.jsonl", "size": -5}]}]', "'size' of"),
     ('[{"group": "g", "data": [{"path": "a.jsonl", "rate": 2}]}]', "'rate' of"),
     ('[{"path": "a.jsonl", "split_turns": "no"}]', "'split_turns' of"),
@@ -103,7 +111,7 @@ WRONG_MIXES = [
 ]
 
 
-@pytest.mark.parametrize(("mix", "message"), WRONG_MIXES, ids=[m for _, m in WRONG_MIXES])
+@pytest.mark.parametrize(("mix", "message"), WRONG_MIXES, ids=[m for m, _ in WRONG_MIXES])
 def test_a_wrong_mix_is_refused(tmp_path, mix, message):
     write_records(tmp_path, "a.jsonl", 3)
     (tmp_path / "mix.json").write_text(mix)
