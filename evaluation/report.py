@@ -21,6 +21,7 @@ from evaluation.generate import evaluation_config
 from records.errors import Unreadable, plural
 from text.styles import medium
 from toy import world
+from training.checkpoint import STEP
 from training.log import read_log, read_steps
 from weights import lora
 from weights.files import gather_on_each
@@ -103,7 +104,8 @@ def draw_shown(records, answers):
 
 def animate_progress(out):
     """progress.gif of the run directory `out`: the pictures of draw_step, if any."""
-    paths = {int(path.stem[5:]): path for path in (out / "samples").glob("step-*.png")}
+    paths = {int(path.stem[5:]): path for path in (out / "samples").glob("step-*.png")
+             if STEP.fullmatch(path.stem)}
     pages = [Image.open(path).convert("RGB") for _, path in sorted(paths.items())]
     if pages:
         pictures.save_gif(pages, out / "progress.gif", [0.8] * (len(pages) - 1) + [3])
@@ -158,6 +160,12 @@ def scores_by_set(scores):
     return {"": scores} | others
 
 
+def read_scores(lines):
+    """Lines of log.jsonl -> (step, what final_scores gave) of those that hold scores."""
+    return [(line["step"], line["eval"]) for line in lines
+            if "step" in line and isinstance(line.get("eval"), dict)]
+
+
 def draw_curves(out):
     """loss.png of the run directory `out`: loss against steps, running means of each source
     (those in most steps first), and the nll of held-out sets that were scored twice or more."""
@@ -175,10 +183,11 @@ def draw_curves(out):
             mean = running_mean(points)
             means[f"{name} {mean[-1][1]:.3f}"] = mean
     held_out = {}  # {name: {step: nll}}; the later line of a step counts
-    for line in lines:
-        for name, scores in scores_by_set(line.get("eval", {})).items():
-            if nll := scores.get("nll"):
-                held_out.setdefault(name, {})[line["step"]] = nll["all"]
+    for step, found in read_scores(lines):
+        for name, scores in scores_by_set(found).items():
+            nll = scores.get("nll")
+            if isinstance(nll, dict) and "all" in nll:
+                held_out.setdefault(name, {})[step] = nll["all"]
     for name, by_step in held_out.items():
         if len(by_step) > 1:
             points = sorted(by_step.items())
@@ -190,14 +199,14 @@ def draw_curves(out):
 def draw_progress(out):
     """scores.png of the run directory `out`: scores against minutes of training and stage 0.
     No file where no score was taken twice."""
-    minutes = sum(line["seconds"] for line in read_log(out / "stage0.jsonl")) / 60
+    minutes = sum(line.get("seconds", 0) for line in read_log(out / "stage0.jsonl")) / 60
     series = {name: [] for name in IMAGE_AIMS | VIDEO_AIMS}
     for line in read_log(out / "log.jsonl"):
         if "loss" in line:
             minutes += line.get("seconds", 0) / 60
-        for name in series:
-            if name in line.get("eval", {}):
-                series[name].append((minutes, line["eval"][name]))
+        for _, found in read_scores([line]):
+            for name in found.keys() & series:
+                series[name].append((minutes, found[name]))
     series = {name: points for name, points in series.items() if len(points) > 1}
     line_chart(series, out / "scores.png", "minutes", "score")
 

@@ -13,6 +13,7 @@ removes. Random numbers need no state: they are a function of seed, step and ran
 import fcntl
 import json
 import os
+import re
 import shutil
 import warnings
 from contextlib import suppress
@@ -32,6 +33,7 @@ from weights import files, lora
 # a process without others is told at every save and load that it is alone
 warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\.distributed\.checkpoint")
 
+STEP = re.compile("step-[1-9][0-9]*")  # str.isdigit accepts digits such as ², which int() refuses
 # fields that may change when a run is resumed: they affect layout and speed, not results
 LAYOUT_FIELDS = {
     "device", "cp", "cp_exchange", "cp_heads", "shard", "micro_batch", "workers",
@@ -107,8 +109,8 @@ def find_newest(out):
 
 def list_steps(out):
     """Steps of the checkpoints in `out`, newest first."""
-    names = [path.name.removeprefix("step-") for path in out.glob("step-*")]
-    return sorted((int(name) for name in names if name.isdigit()), reverse=True)
+    names = [path.name for path in out.glob("step-*") if STEP.fullmatch(path.name)]
+    return sorted((int(name.removeprefix("step-")) for name in names), reverse=True)
 
 
 def check_directory(args, out):
@@ -130,7 +132,7 @@ def check_directory(args, out):
 
 def delete_run(out):
     """Deletes the files of a run alone. config.json stays: it marks a run directory."""
-    checkpoints = [path for path in out.glob("step-*") if path.stem[5:].isdigit()]
+    checkpoints = [path for path in out.glob("step-*") if STEP.fullmatch(path.stem)]
     for path in (*checkpoints, out / "model", out / "samples", out / "tensorboard"):
         shutil.rmtree(path, ignore_errors=True)
     for name in ("log.jsonl", "stage0.jsonl", "skips.jsonl", "loss.png", "scores.png",

@@ -179,17 +179,17 @@ def add_scalars(board, values, step, prefix=""):
 
 
 def read_log(path):
-    """The lines of a .jsonl file as dicts, without one cut short; [] without a file."""
+    """The lines of a .jsonl file that are dicts, without one cut short; [] without a file."""
     lines = []
     for row in path.read_bytes().splitlines() if path.exists() else ():
         with suppress(ValueError):
             lines.append(json.loads(row))
-    return lines
+    return [line for line in lines if isinstance(line, dict)]
 
 
 def read_steps(lines):
     """Lines of log.jsonl -> those of steps in order, of a step that occurs twice the later."""
-    by_step = {line["step"]: line for line in lines if "lr" in line}
+    by_step = {line["step"]: line for line in lines if {"step", "loss", "lr"} <= line.keys()}
     return [by_step[step] for step in sorted(by_step)]
 
 

@@ -36,11 +36,17 @@ LOG = [
                          "old": {"nll": {"all": 1.75}}, "once": {"nll": {"all": 9}}}},
 ]
 
+# which something else has written; they are ignored
+FOREIGN = [[1], 2, {"lr": 1}, {"lr": 1, "step": 9}, {"eval": {"point_f1": 1.0}},
+           {"step": 9, "eval": []}, {"step": 9, "eval": {"nll": 1}},
+           {"step": 9, "eval": {"nll": {"of": 1}, "old": {"nll": [1]}}}]
+
 
 @pytest.fixture
 def run_folder(tmp_path):
-    (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LOG))
-    (tmp_path / "stage0.jsonl").write_text('{"seconds": 45}\n{"seconds": 15}\n')
+    lines = "".join(json.dumps(line) + "\n" for line in LOG + FOREIGN)
+    (tmp_path / "log.jsonl").write_text(lines)
+    (tmp_path / "stage0.jsonl").write_text('{"seconds": 45}\n{"seconds": 15}\n[1]\n{}\n')
     return tmp_path
 
 
@@ -176,6 +182,7 @@ def test_progress_is_drawn_of_the_same_images_at_every_step(tmp_path, monkeypatc
     rows, columns = np.nonzero(changed[80:120, 80:120])
     assert abs(rows.mean() - 20) < 3  # a ring around the middle
     assert abs(columns.mean() - 20) < 3
+    (tmp_path / "samples" / "step-².png").write_text("another's")
     report.animate_progress(tmp_path)
     assert Image.open(tmp_path / "progress.gif").n_frames == 2
     assert report.picture_steps(run_of(1, eval_records={})) == set()
