@@ -125,8 +125,7 @@ class Loader:
         if self.n_steps <= 0:  # a run that continues after its last step
             return
         # batch_size=None: packs go to the data set one by one, and come back in their order
-        decoded = iter(DataLoader(self.decoder, batch_size=None, sampler=self.packs_to_decode(),
-                                  **in_processes(config.workers)))
+        decoded = iterate(self.decoder, config.workers, sampler=self.packs_to_decode())
         n_micro_batches = config.batch // self.ranks.dp // config.micro_batch
         for _ in range(self.n_steps):
             micro_batches = ([self.next_row(decoded) for _ in range(config.micro_batch)]
@@ -144,8 +143,7 @@ class Loader:
         """Yields the StepPlans of the first rank, or raises its error, on all ranks."""
         plans = None
         if self.plans:
-            plans = iter(DataLoader(PlansAhead(self.plans, self.n_steps), batch_size=None,
-                                    **in_processes(min(self.config.workers, 1))))
+            plans = iterate(PlansAhead(self.plans, self.n_steps), min(self.config.workers, 1))
         for _ in range(self.n_steps):
             plan = broadcast(None if plans is None else next(plans))
             if isinstance(plan, Exception):
@@ -211,13 +209,19 @@ class Loader:
         return any(stop for stop, *_ in of_ranks), newly_masked, state
 
 
-def in_processes(n):
-    """Options of a DataLoader with n processes."""
-    options = {"generator": torch.Generator()}  # leaves torch's own random numbers alone
+CHILDREN = []  # the processes of all loaders
+
+
+def iterate(dataset, n, **options):
+    """A DataLoader's iterator over single elements, with n processes."""
+    options["generator"] = torch.Generator()  # leaves torch's own random numbers alone
     if n:
         options |= {"num_workers": n, "worker_init_fn": start_child, "prefetch_factor": 2,
                     "multiprocessing_context": "spawn"}
-    return options
+    others = active_children()
+    iterator = iter(DataLoader(dataset, batch_size=None, **options))
+    CHILDREN.extend(child for child in active_children() if child not in others)
+    return iterator
 
 
 def start_child(*_):
@@ -231,6 +235,7 @@ def start_child(*_):
 @atexit.register
 def kill_children():
     """However the trainer ends: Python would wait for processes that leave SIGTERM to it."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would raise for each of them
-    for process in active_children():
+    if CHILDREN:  # torch's handler would raise for each of them
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for process in CHILDREN:
         process.kill()

@@ -202,3 +202,24 @@ def test_a_traceback_ends_the_process_though_its_decoding_workers_ignore_sigterm
                            capture_output=True, text=True, timeout=300)
     assert child.returncode == 1
     assert child.stderr.endswith("ZeroDivisionError: a mistake in the code\n")
+
+
+PROGRAM_OF_A_USER = """
+import multiprocessing, time
+import training.loader
+
+def work():
+    time.sleep(1)
+    print("done", flush=True)
+
+if __name__ == "__main__":
+    multiprocessing.get_context("fork").Process(target=work).start()
+"""
+
+
+def test_processes_of_others_are_not_ended(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM_OF_A_USER)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, tmp_path / "program.py"], env=environment,
+                          capture_output=True, text=True, timeout=300)
+    assert done.stdout == "done\n", done.stderr
