@@ -7,6 +7,7 @@ import re
 import shutil
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -170,6 +171,24 @@ def test_three_steps_equal_three_written_by_hand(tmp_path):
         expected = p.detach() - before[name]
         # a bias of the keys does not move at all but for rounding
         assert float((moved - expected).norm()) <= 1e-4 * float(expected.norm()) + 1e-7, name
+
+
+def test_dropout_has_random_numbers_of_its_own_in_every_step_and_on_every_rank(
+        tmp_path, monkeypatch):
+    """As they are where a step begins to compute."""
+    drawn = []
+    start_run = train.start_run
+    forward_backward = train.forward_backward
+    monkeypatch.setattr(train, "forward_backward", lambda *args: (
+        drawn.append(torch.rand(1).item()), forward_backward(*args))[1])
+    monkeypatch.setattr(train.report, "draw_step", lambda *_: "")
+    args, config = parse([*SMALL, "--steps", "2", "--save-every", "0", "--out", str(tmp_path)])
+    for rank in (0, 1):
+        run, model = start_run(args, config)
+        run = dataclasses.replace(run, ranks=dataclasses.replace(run.ranks, rank=rank))
+        log = SimpleNamespace(step=lambda *_: None)
+        train.train(run, model, *train.build_optimizer(run, model), log)
+    assert len({*drawn}) == len(drawn) == 4
 
 
 @pytest.mark.parametrize(("flag", "learn", "stay"), [
