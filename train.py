@@ -17,7 +17,6 @@ import math
 import os
 import signal
 import time
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -134,7 +133,11 @@ def train(run, model, groups, optimizer, log, eval_every=0):
     picture_steps = report.picture_steps(run)
     newest_picture = {}
     stop_requested = []
-    signal.signal(signal.SIGTERM, lambda *_: stop_requested.append(True))  # ends after this step
+
+    def stop_after_this_step(*_):
+        stop_requested.append(True)
+
+    signal.signal(signal.SIGTERM, stop_after_this_step)
     bar = tqdm(run.loader, total=config.steps, initial=run.resume_from.step, unit="step",
                mininterval=1, desc=f"stage {config.stage}", disable=not run.ranks.first)
     n_micro_batches = config.batch // run.ranks.dp // config.micro_batch
@@ -166,10 +169,13 @@ def train(run, model, groups, optimizer, log, eval_every=0):
         if step in picture_steps:
             newest_picture = {"picture": report.draw_step(run, model, step)}
         if evaluates:
-            with ended_by_sigterm(stop_requested, step):
-                log.write({"step": step, "eval": report.scores_of_run(run, model)})
-                if run.ranks.first:
-                    report.draw_curves(run.out)
+            signal.signal(signal.SIGTERM, stop_at_once)
+            if stop_requested:  # since the step was done
+                raise Terminated(step)
+            log.write({"step": step, "eval": report.scores_of_run(run, model)})
+            if run.ranks.first:
+                report.draw_curves(run.out)
+            signal.signal(signal.SIGTERM, stop_after_this_step)
         bar.set_postfix(loss=f"{stats.loss:.3f}", fill=f"{line['fill_tokens']:.0%}",
                         **newest_picture, refresh=False)
         began = time.monotonic()  # without checkpoint, picture and evaluation
@@ -179,23 +185,8 @@ def train(run, model, groups, optimizer, log, eval_every=0):
 
 
 def stop_at_once(*_):
-    """The handler of SIGTERM before the first step and after the last."""
+    """The handler of SIGTERM outside of the steps, where nothing is left to save."""
     raise Terminated
-
-
-@contextmanager
-def ended_by_sigterm(stop_requested, step):
-    """A block that SIGTERM ends at once, also one that came since the step was done.
-    The checkpoint of this step must be written."""
-    def stop_now(*_):
-        stop_requested.append(True)
-        raise Terminated(step)
-
-    before = signal.signal(signal.SIGTERM, stop_now)
-    if stop_requested:
-        stop_now()
-    yield
-    signal.signal(signal.SIGTERM, before)
 
 
 def is_due(step, every, last=None):

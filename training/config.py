@@ -39,7 +39,7 @@ class RankError(RunError):
 
 
 class Terminated(BaseException):
-    """SIGTERM, with the number of a step whose checkpoint is written, if it came in one: ends the
+    """SIGTERM, with the number of the step that it came in, whose checkpoint is written: ends the
     command with status 143. Like KeyboardInterrupt it is no Exception, which would cost the record
     that is read just then."""
     def __str__(self):

@@ -75,8 +75,9 @@ def without_twins(pairs):
 
 def read_entries(folder, entries, in_group=False):
     """The list of a mix.json or of a group, with whole paths; ValueError if it is wrong."""
-    if not isinstance(entries, list) or not entries:
-        raise ValueError(f"a list of one or more entries must stand where {entries!r:.60} stands")
+    is_list = isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)
+    if not is_list or not entries:
+        raise ValueError(f"a list of entries {{..}} must stand where {entries!r:.60} stands")
     return [read_entry(folder, entry, in_group) for entry in entries]
 
 
@@ -92,8 +93,6 @@ def is_right(name, value):
 
 def read_entry(folder, entry, in_group):
     """An entry of a mix.json, with whole paths; ValueError if a field is wrong."""
-    if not isinstance(entry, dict):
-        raise ValueError(f"an entry must be an object {{\"path\": ..}}, not {entry!r:.60}")
     is_group = "group" in entry and not in_group
     known = GROUP_FIELDS if is_group else MEMBER_FIELDS if in_group else FILE_FIELDS
     wrong = [name for name in entry if name not in known or not is_right(name, entry[name])]
