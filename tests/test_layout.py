@@ -45,22 +45,22 @@ CEILINGS = {
     "lines: the seven modules": 2_146,
     "lines: attention.py": 255,
     "lines: data.py": 340,
-    "lines: text/": 1_176,
-    "lines: records/": 1_507,
-    "lines: training/": 1_974,
-    "lines: weights/": 966,
-    "lines: evaluation/": 1_845,
-    "lines: toy/": 1_157,
+    "lines: text/": 1_182,
+    "lines: records/": 1_549,
+    "lines: training/": 2_066,
+    "lines: weights/": 977,
+    "lines: evaluation/": 1_862,
+    "lines: toy/": 1_164,
     "lines: stages/": 221,
-    "lines: tools/": 5_531,
-    "lines: all Python but tests": 16_564,
+    "lines: tools/": 5_588,
+    "lines: all Python but tests": 16_794,
     "lines: html, js, css, txt, sh": 210,
-    "lines: tests": 15_061,
+    "lines: tests": 15_490,
     "files imported by train.py": 60,
-    "lines imported by train.py": 10_479,
+    "lines imported by train.py": 10_643,
     "% of lines over 88 columns": 8.0,
-    "mean characters of a non-blank line": 50.6,
-    "raise per 1,000 lines": 6.0,
+    "mean characters of a non-blank line": 50.7,
+    "raise per 1,000 lines": 6.4,
     "tuple-to-tuple assignments per 1,000 lines": 2.6,
 }
 MIN_PROSE = 15                       # % of lines that are comments or docstrings
@@ -328,6 +328,13 @@ def test_the_whole_is_no_larger_than_its_ceilings(repository):
              if round(found[what], 1) > most}
     assert not above
     assert found["% of lines that are comments or docstrings"] >= MIN_PROSE
+
+
+def test_every_planted_fault_has_its_line(repository):
+    from tests.faults import FAULTS
+
+    for fault in FAULTS:
+        assert repository.sources[fault.file].text.count(fault.old) == 1, fault
 
 
 def test_files_of_a_user_are_no_part_of_the_repository(tmp_path):
