@@ -113,10 +113,14 @@ def main(argv=None):
     workers = ProcessPoolExecutor(args.workers, get_context("spawn"))
     with workers, open(draft, "w") as file:
         done = workers.map(work, range(len(source)), chunksize=4)
-        for line, reasons, size in tqdm(done, total=len(source), unit="record"):
+        bar = tqdm(done, total=len(source), unit="record")
+        free = 1  # the number of the next line
+        for number, (line, reasons, size) in zip(source.lines, bar, strict=True):
             skipped += reasons
             if line:
-                print(line, file=file)
+                # on the line that it had, since its random choices depend on that
+                print("\n" * (number - free) + line, file=file)
+                free = number + 1
                 n_records += 1
                 sizes |= size
     draft.replace(Path(args.out, "records.jsonl"))
