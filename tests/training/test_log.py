@@ -120,6 +120,7 @@ def test_a_run_that_is_stopped_in_stage_0_says_how_to_start_again(
         tmp_path, monkeypatch, capsys, number, status):
     flags = [*SMALL, "--vit_steps=1", "--steps", "1", "--eval_images=0", "--out", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["train.py", *flags, "--overwrite"])
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
     with monkeypatch.context() as patch:
         patch.setattr(setup.stage0, "pretrain", lambda *_, **__: os.kill(os.getpid(), number))
         assert run(tmp_path, *flags, "--overwrite") == status

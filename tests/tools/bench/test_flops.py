@@ -101,7 +101,8 @@ def test_mfu_of_a_run_is_that_of_its_batches_over_all_gpus(tmp_path, tiny, bench
     config = {"model": asdict(tiny), "stage": 1, "train": ["llm"], "freeze_embedding": False}
     lines = [{"config": config, "world": 4}]
     for step, seconds in enumerate((50.0, 2.0, 3.0), 1):
-        lines.append({"step": step, "lr": {"llm": 0.1}, "seconds": seconds, **count_rows([row])})
+        lines.append({"step": step, "loss": 1.0, "lr": {"llm": 0.1}, "seconds": seconds,
+                      **count_rows([row])})
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
     line, table = bench("run", tmp_path, "--peak", 0.1, "--skip", 1)
