@@ -27,7 +27,7 @@ from records.errors import Unreadable, encodable
 from records.media import preference_name
 from records.mixture import rng_for
 from records.visual import MediaInfo, crops_per_image, read_headers
-from text.prompts import turns_of
+from text.prompts import turn_weights, turns_of
 from text.tokenizer import chat
 from text.visual_tokens import images_tokens, video_tokens
 from vision import RELEASED, VisionConfig
@@ -236,7 +236,7 @@ def build_tree(record, info, tokenizer, config, seed, epoch):
         if a["type"] != "track" and len(a.get("points", ())) > config.max_points:
             n_over_max_points += 1
             continue
-        weight = record.get("weight", 1.0) * a.get("weight", 1.0)
+        weight = record["weight"] * a["weight"]
         pair = preference_name(record, a) if a["type"] == "preference" else ""
         for segments in segments_of(a, record, info, tokenizer, config, rng):
             branches.append(Branch(segments, a["type"], weight, of_video, pair))
@@ -256,7 +256,7 @@ def segments_of(a, record, info, tokenizer, config, rng):
     turns = turns_of(a, record, info.sizes, config, rng, info.times)
     if a["type"] == "preference":
         return [chat([turn], tokenizer) for turn in turns]
-    weights = [turn.get("weight", 1) for turn in a.get("turns", ())] or [1] * len(turns)
+    weights = turn_weights(a)
     segments = chat(turns, tokenizer)  # question, answer, question ..
     return [[(ids, learn * weights[k // 2]) for k, (ids, learn) in enumerate(segments)]]
 

@@ -30,8 +30,8 @@ from evaluation.masks import find_misfit
 from evaluation.scoring import Question, score
 from records.errors import Unreadable, warn
 from records.visual import VideoClip, read_headers
-from text.prompts import turns_of
-from text.styles import medium, style_of
+from text.prompts import turn_weights, turns_of
+from text.styles import medium
 from text.tokenizer import ByteTokenizer
 from training.ranks import Ranks, all_gather
 
@@ -63,8 +63,8 @@ def answer_limit(annotation, record):
         return 2048
     if annotation["type"] != "qa":  # points and counts
         return 192 if medium(record) == "image" else 2048
-    turns = annotation.get("turns", [annotation])
-    style = style_of(annotation, record, None)
+    turns = annotation["turns"]
+    style = annotation["style"]
     explains = any("explanation" in turn for turn in turns)
     if explains or style in ("user_qa", "correction_qa", "text_sft"):
         return 384
@@ -81,10 +81,9 @@ def questions_of(record, info, config, max_new=None, least=1):
         assert annotation["type"] in TYPES, f"no score for a {annotation['type']}"
         limit = max_new or max(answer_limit(annotation, record), least)
         turns = turns_of(annotation, record, info.sizes, config, None, info.times)
-        given = annotation.get("turns", [{}])
+        weights = turn_weights(annotation)
         for n, (text, _) in enumerate(turns):
-            # a turn of weight 0 is context only
-            if given[n].get("weight", 1):
+            if weights[n]:
                 asked = [*turns[:n], (text, None)]
                 questions.append(Question(record, index, n, asked, info, limit))
     return questions
@@ -241,7 +240,7 @@ def answer(model, tokenizer, batch, masks_of):
         predictions.append({
             "id": question.record["id"],
             "annotation": question.index,
-            **({"turn": question.turn} if "turns" in annotation else {}),
+            **({"turn": question.turn} if annotation["type"] == "qa" else {}),
             "type": annotation["type"],
             "medium": medium(question.record),
             "prompt": question.turns[-1][0],

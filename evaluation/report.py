@@ -262,7 +262,7 @@ def first_question(run):
                 record = source[i]
                 kind = medium(record)
                 words = [] if kind == "text" else [f"--{kind}", kind.upper()]
-                if isinstance(record.get("video"), dict) and "frames" in record["video"]:
+                if "frames" in record.get("video", ()):
                     continue  # which is no file for --video
                 asked = [a for a in record["annotations"] if a["type"] in TYPES]
                 questions, _ = collect_questions([record | {"annotations": asked}], config)

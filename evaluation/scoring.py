@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from evaluation import metrics, text_metrics
 from records.visual import MediaInfo
-from text.points import Place, parse_points, scales, unit
-from text.styles import medium, style_of
-from text.tracks import TrackFrames, seconds, track_frames, track_mode
+from text.points import Place, parse_points, unit
+from text.styles import medium
+from text.tracks import TrackFrames, seconds, track_frames
 
 # styles with a score of their own, a function of text_metrics.py; others with several
 # answers have the vqa_score
@@ -47,8 +47,7 @@ def score(question, text, masks):
         exact, close = metrics.score_count(count, annotation["count"], video)
         return {"count_accuracy": exact, "count_close": close}
     if annotation["type"] == "qa":
-        turn = annotation.get("turns", [annotation])[question.turn]
-        return score_qa(turn, style_of(annotation, question.record, None), text)
+        return score_qa(annotation["turns"][question.turn], annotation["style"], text)
     true = true_places(question)
     predicted = predicted_places(question, text)
     score_places = score_tracks if annotation["type"] == "track" else score_points
@@ -67,7 +66,6 @@ def score_qa(turn, style, text):
     said = text.rpartition("Answer:")[2] if "explanation" in turn else text
     if "options" in turn:
         right = turn["answer_idx"]
-        right = right if isinstance(right, list) else [right]
         lines = said.strip().splitlines() if len(right) > 1 else [said]
         letters = turn.get("letters", True)
         select = text_metrics.select_option
@@ -93,20 +91,18 @@ def true_places(question):
     annotation = question.annotation
     record = question.record
     sizes = question.info.sizes
-    scale = scales(record, sizes)
     places = []
     if annotation["type"] == "track":
         w, h = sizes[0]
-        is_from_point = track_mode(annotation, record) == "from_point"
-        query = annotation["query"] if is_from_point else None
-        frames = track_frames(annotation, record, scale[0], question.info.times, query)
+        query = annotation["query"] if annotation["mode"] == "from_point" else None
+        frames = track_frames(annotation, record, sizes[0], question.info.times, query)
         for t, objects in frames.items():
             places += [Place(t, name, x * w, y * h) for name, (x, y) in objects.items()]
         return places
     for number, p in enumerate(annotation["points"], 1):
         image = p.get("image", 0)
-        x, y = unit(p, annotation, scale[image])
         w, h = sizes[image]
+        x, y = unit(p, sizes[image])
         frame = seconds(p["t"], record) if "t" in p else image + 1
         places.append(Place(frame, number, x * w, y * h))
     return places
@@ -118,15 +114,12 @@ def has_boxes(annotation):
 
 def true_boxes(question):
     """(left, top, right, bottom) in pixels of each point of a box annotation."""
-    sizes = question.info.sizes
-    scale = scales(question.record, sizes)
     boxes = []
     for p in question.annotation["points"]:
-        image = p.get("image", 0)
-        w, h = sizes[image]
+        w, h = question.info.sizes[p.get("image", 0)]
         box = []
         for x, y in (p["box"][:2], p["box"][2:]):
-            x, y = unit({"x": x, "y": y}, question.annotation, scale[image])
+            x, y = unit(p | {"x": x, "y": y}, (w, h))
             box += [x * w, y * h]
         boxes.append(box)
     return boxes

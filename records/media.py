@@ -25,18 +25,14 @@ MAX_FRAMES = 2048  # of one call: ffmpeg takes their times as one argument
 
 def names_of(record):
     """The paths of a record's images, of its video, or of the frames of its video."""
-    entries = record.get("images", [])
-    entries = entries + [record[key] for key in ("image", "video") if key in record]
-    names = []
-    for entry in entries:
-        file = {"path": entry} if isinstance(entry, str) else entry
-        names += file.get("frames") or [file["path"]]
-    return names
+    if "video" in record:
+        return record["video"].get("frames") or [record["video"]["path"]]
+    return [image["path"] for image in record.get("images", ())]
 
 
 def preference_name(record, annotation):
     """A name of a preference, from what is asked about what: the same wherever the file lies."""
-    asked = [record.get(key) for key in ("image", "images", "video", "subtitles")]
+    asked = [record.get(key) for key in ("images", "video", "subtitles")]
     text = json.dumps([asked, annotation], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

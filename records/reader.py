@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from records import media
-from records.check import THOUSANDTHS, as_points, check, like_thousandths, unlikely_units
+from records.check import THOUSANDTHS, like_thousandths, parse, unlikely_units
 from records.dialects import CHAT_KEYS, convert
 from records.errors import DataError, Unreadable, warn
 from records.media import Probes
@@ -125,17 +125,14 @@ class Records:
         except FORM_ERRORS as error:
             raise Unreadable("wrong record", "it cannot be read as one: "
                              f"{type(error).__name__}: {error}") from None
-        if self.options["weight"] != 1:
-            record["weight"] = record.get("weight", 1) * self.options["weight"]
-        annotations = [as_points(annotation) for annotation in record["annotations"]]
+        record["weight"] *= self.options["weight"]
         # several records of a file may have the same id, and their random choices must differ
         line = self.lines[i]
         key = f"{record['id']}:{line}" if "id" in record else f"{self.name}:{line}"
-        return {"id": key, **record, "key": key, "annotations": annotations,
-                "where": self.where(i), "source": self}
+        return {"id": key, **record, "key": key, "where": self.where(i), "source": self}
 
     def read(self, text):
-        """Bytes -> a record, checked; Unreadable or one of FORM_ERRORS."""
+        """Bytes -> a record in one form; Unreadable or one of FORM_ERRORS."""
         record = json.loads(text)
         for value in texts_in(record) if b"\\u" in text else ():
             if "\0" in value:  # text/prompts.py and tools.plan use it as a mark
@@ -146,8 +143,7 @@ class Records:
         if self.options["style"]:
             for annotation in record["annotations"]:
                 annotation.setdefault("style", self.options["style"])
-        check(record)
-        return record
+        return parse(record)
 
     def paths_of(self, record):
         return [self.media / name for name in media.names_of(record)]
@@ -170,8 +166,7 @@ class Records:
 
     def frames(self, record, times):
         """Yields the frames (H,W,3) uint8 at these ascending seconds of the clip."""
-        entry = record["video"]
-        start = entry.get("start", 0) if isinstance(entry, dict) else 0
+        start = record["video"]["start"]
         video = self.video(record)
         if not isinstance(video, media.FrameFolder):
             video = media.probe(video)
@@ -181,7 +176,7 @@ class Records:
         """The path of its video, or a media.FrameFolder."""
         paths = self.paths_of(record)
         entry = record["video"]
-        if isinstance(entry, dict) and "frames" in entry:
+        if "frames" in entry:
             duration = entry.get("duration", len(paths) / entry["fps"])
             return media.FrameFolder(paths, entry["fps"], duration, entry.get("first", 0.0))
         return paths[0]

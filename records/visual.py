@@ -12,7 +12,6 @@ import numpy as np
 import vision
 from records.check import check_range
 from records.errors import Unreadable
-from text.points import scales
 from text.visual_tokens import shift_subtitles
 
 
@@ -62,23 +61,20 @@ def read_headers(record, config):
     if "video" in record:
         info = read_video_header(record, config)
     else:
-        has_images = "image" in record or "images" in record
-        info = MediaInfo(record["source"].image_sizes(record) if has_images else [])
+        info = MediaInfo(record["source"].image_sizes(record) if "images" in record else [])
     if len(info.sizes) > config.max_images:
         raise Unreadable("too long", f"it has {len(info.sizes)} images, and "
                          f"--data.max_images is {config.max_images}")
     for k, annotation in enumerate(record["annotations"]):
-        # others are checked already
-        if annotation.get("coords") == "pixel":
-            check_range(annotation, scales(record, info.sizes), f"annotations[{k}]")
+        if annotation.get("coords") == "pixel":  # others are checked already
+            check_range(annotation, info.sizes, f"annotations[{k}]")
     return info
 
 
 def read_video_header(record, config):
     width, height, duration, half_frame = record["source"].video_size(record)
-    video = record["video"] if isinstance(record["video"], dict) else {}
-    start = video.get("start", 0.0)
-    times, end = clip_times(duration, config, start, video.get("end", math.inf))
+    start = record["video"]["start"]
+    times, end = clip_times(duration, config, start, record["video"]["end"])
     rates = [a.get("fps", 2) for a in record["annotations"] if a["type"] == "track"]
     if rates:  # where the tracks have points
         lowest = max(int(min(rates)), 1)

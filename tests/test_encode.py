@@ -28,6 +28,7 @@ from tests.records.visual_records import (
     write_media,
 )
 from tests.records.visual_records import TOKENIZER as BYTES
+from text.styles import medium
 from text.tokenizer import ByteTokenizer
 from text.visual_tokens import shift_subtitles
 from toy.world import WORDS
@@ -103,7 +104,7 @@ def test_size_equals_what_encode_gives_on_a_thousand_records_of_all_kinds(folder
         n_visual = (example.tokens == patch).sum()
         assert n_visual == (whole.tokens == patch).sum()
         assert n_visual == len(example.pool_dst) == len(example.pool_src)
-        kinds.add(next((key for key in ("video", "images", "image") if key in record), "text"))
+        kinds.add(medium(record))
         n_dropped += example.dropped_branches
     assert kinds == {"video", "images", "image", "text"}
     assert n_dropped > 100

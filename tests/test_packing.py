@@ -13,6 +13,7 @@ import data
 import model
 import packing
 from packing import Item
+from records.check import parse
 from text.tokenizer import ByteTokenizer
 from toy.world import WORDS, World
 
@@ -31,19 +32,19 @@ class Photos:
         words = ["a cat", "two dogs on a mat", "rain"]
         turns = [{"question": f"what is {i}?", "answer": words[i % 3]},
                  {"question": "sure?", "answer": "yes"}]
-        record = {"id": f"photo-{i}", "key": f"photo-{i}", "where": f"photo-{i}", "source": self,
-                  "annotations": [{"type": "qa", "turns": turns}]}
-        if i % 3 == 2:
-            return record
-        points = [{"x": 10, "y": 20 + i}, {"x": 30, "y": 40}]
-        record["annotations"] += [
-            {"type": "caption", "text": words[(i + 1) % 3]},
-            {"type": "point", "label": "cat", "coords": "percent", "points": points}]
-        return {**record, "image": "noise"}
+        record = {"annotations": [{"type": "qa", "turns": turns}]}
+        if i % 3 != 2:
+            points = [{"x": 10, "y": 20 + i}, {"x": 30, "y": 40}]
+            record["annotations"] += [
+                {"type": "caption", "text": words[(i + 1) % 3]},
+                {"type": "point", "label": "cat", "coords": "percent", "points": points}]
+            record["image"] = "noise"
+        name = f"photo-{i}"
+        return parse(record) | {"id": name, "key": name, "where": name, "source": self}
 
     def image_sizes(self, record):
         i = int(record["id"].split("-")[1])
-        return [(20 + 13 * i, 30 + 7 * i)] * ("image" in record)
+        return [(20 + 13 * i, 30 + 7 * i)] * ("images" in record)
 
     def images(self, record, only=None):
         return [np.random.default_rng(w).integers(0, 256, (h, w, 3), dtype=np.uint8)

@@ -16,9 +16,9 @@ evaluation: no draws, the first of all templates.
 import re
 
 from text import choices, styles
-from text.points import format_points, format_tracks, scales, unit
+from text.points import format_points, format_tracks, unit
 from text.styles import chance, medium, pick, style_of
-from text.tracks import TrackFrames, points_on_frames, seconds, track_frames, track_mode, track_rate
+from text.tracks import TrackFrames, points_on_frames, seconds, track_frames, track_rate
 
 COUNTING = re.compile(
     r"\b(how many|count|counts|counting|the (total )?(number|amount) of)\b", re.IGNORECASE
@@ -40,15 +40,19 @@ def turns_of(annotation, record, sizes, config, rng, times=None):
     if kind == "caption":
         return [caption_turn(annotation, record, config, rng)]
     if kind == "preference":  # two answers, with the same words before them
-        style = style_of(annotation | {"type": "qa"}, record, rng)
-        question = add_style(style, question_text(annotation["question"]), config, rng)
+        question = question_text(annotation["question"])
+        question = add_style(annotation["style"], question, config, rng)
         return [(question, annotation[side]) for side in ("chosen", "rejected")]
-    sizes = scales(record, sizes)
     if kind == "track":
         turn = track_turn(annotation, record, sizes[0], config, rng, times)
         return [turn] if turn else []
     assert kind in ("point", "count"), f"no words for a {kind}"
     return [point_turn(annotation, record, sizes, config, rng)]
+
+
+def turn_weights(annotation):
+    """-> the loss weight of each turn; one of weight 0 is context only."""
+    return [turn["weight"] for turn in annotation.get("turns", [{"weight": 1}])]
 
 
 def clock(time):
@@ -88,7 +92,7 @@ def add_style(style, text, config, rng, length=None, plain=False):
 
 
 def caption_turn(annotation, record, config, rng):
-    style = style_of(annotation, record, rng)
+    style = annotation["style"]
     part = styles.caption_part(annotation)
     task = part or styles.TASK_OF_STYLE.get(style)
     times = {}
@@ -111,13 +115,13 @@ def caption_turn(annotation, record, config, rng):
 
 def qa_turns(annotation, record, config, rng):
     """The style stands before the first question; its length hint is for the last answer."""
-    style = style_of(annotation, record, rng)
-    given = annotation.get("turns", [annotation])
-    turns = [qa_turn(turn, style, record, config, rng) for turn in given]
+    style = annotation["style"]
+    turns = [qa_turn(turn, style, record, config, rng) for turn in annotation["turns"]]
     question, answer = turns[0]
     if "system" in annotation:
         question = f"System: {annotation['system']}\n{question}"
-    plain = "options" in given[0] or bool(styles.MULTIPLE_CHOICE_STYLE.fullmatch(style))
+    has_options = "options" in annotation["turns"][0]
+    plain = has_options or bool(styles.MULTIPLE_CHOICE_STYLE.fullmatch(style))
     last_answer = turns[-1][1]
     question = add_style(style, question, config, rng, len(last_answer), plain)
     return [(question, answer), *turns[1:]]
@@ -169,7 +173,7 @@ def question_text(question):
 
 
 def point_turn(annotation, record, sizes, config, rng):
-    """A point or count annotation (docs/molmo2.md 5.2). sizes: the scales of all images."""
+    """A point or count annotation (docs/molmo2.md 5.2). sizes: of all images."""
     style = style_of(annotation, record, rng)
     task = styles.TASK_OF_STYLE.get(style)
     if task not in styles.POINT_TASKS:
@@ -194,7 +198,7 @@ def point_turn(annotation, record, sizes, config, rng):
         image = point.get("image", 0)
         if image in images:
             frame = seconds(point["t"], record) if medium(record) == "video" else image + 1
-            groups.setdefault(frame, []).append(unit(point, annotation, sizes[image]))
+            groups.setdefault(frame, []).append(unit(point, sizes[image]))
     return question, format_points(sorted(groups.items()), label, mode, config.separator)
 
 
@@ -217,13 +221,12 @@ def select_images(text, n_images, rng):
 
 
 def track_turn(annotation, record, size, config, rng, times):
-    """A track annotation (docs/molmo2.md 5.3). size: the scale of the video.
+    """A track annotation (docs/molmo2.md 5.3). size: (width, height) of the video.
 
     A track from a point starts at the query; in 20 %, at another point of the object that is on a
     frame shown, but not its last. None if the annotation has points, but none on the frames.
     """
-    style = style_of(annotation, record, rng)
-    mode = track_mode(annotation, record)
+    style, mode = annotation["style"], annotation["mode"]
     label = annotation["label"]
     text = annotation.get("question", label)
     query = None
@@ -235,7 +238,7 @@ def track_turn(annotation, record, size, config, rng, times):
         if chance(rng, 0.2) and len(track) > 1:
             query = pick(rng, track[:-1])
         time = TrackFrames(annotation, record, times).text_time(query["t"])
-        start = (time, [unit(query, annotation, size)])
+        start = (time, [unit(query, size)])
         start_tag = format_points([start], label, separator=config.separator)
         text = f"{annotation['question']} {start_tag}" if "question" in annotation else start_tag
     known = styles.TASK_OF_STYLE.get(style) in styles.TRACK_TASKS

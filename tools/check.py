@@ -77,9 +77,9 @@ def may_be_thousandths(records, i, decode_all):
 def compare_declared(records, record, sizes):
     """What the record declares of its files: size, sha256, and duration of a video."""
     found = []
-    entries = record.get("images") or [record.get("image", record.get("video"))]
+    entries = record["images"] if "images" in record else [record["video"]]
     for entry, size, path in zip(entries, sizes, records.paths_of(record), strict=False):
-        if not isinstance(entry, dict) or "frames" in entry:  # frames may be smaller
+        if "frames" in entry:  # they may be smaller
             continue
         if "width" in entry and (entry["width"], entry["height"]) != tuple(size):
             found.append(f"{path} has {size[0]} x {size[1]} pixels, not "

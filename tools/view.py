@@ -28,7 +28,7 @@ import packing
 from records.errors import plural
 from records.mixture import Mixture
 from records.visual import read_headers
-from text.points import scales, unit
+from text.points import unit
 from text.tokenizer import token_text
 from text.tracks import since_start
 from tools.command import make_parser, report_errors
@@ -237,15 +237,14 @@ def write_crops(row, number):
 
 def find_points(record, info, image):
     """Yields (label, (x, y) as fractions) of each point of one image or frame."""
-    sizes = scales(record, info.sizes)
-    size = sizes[min(image, len(sizes) - 1)]
+    size = info.sizes[min(image, len(info.sizes) - 1)]
     here = image if info.times is None else f"{info.times[image]:.1f}"
     for annotation in record["annotations"]:
         label = annotation.get("label", annotation.get("question", ""))
         for p in annotation["points"] if annotation["type"] in ("point", "track") else ():
             place = p.get("image", 0) if "t" not in p else f"{since_start(p['t'], record):.1f}"
             if place == here and not p.get("occluded"):
-                yield label, unit(p, annotation, size)
+                yield label, unit(p, size)
 
 
 def join_patches(patches, config):

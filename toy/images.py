@@ -12,6 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from records.check import parse
 from records.mixture import rng_for
 from toy.shapes import FEW, KINDS_BY_NAME, SIZE, VERSION, draw_scene, mask_of, name_of, render
 
@@ -41,8 +42,8 @@ def point_annotation(label, points, indices):
 def make_record(source, i, annotations, **media):
     """Record i of a source, as records.reader gives those of files."""
     name = f"{source.name}-{i}"
-    return {"id": name, "key": name, "where": name, "source": source, "index": i,
-            "annotations": annotations, **media}
+    record = parse({"id": name, "annotations": annotations, **media})
+    return {**record, "key": name, "where": name, "source": source, "index": i}
 
 
 def image_entry(name):

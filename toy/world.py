@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from records.check import as_line
 from records.errors import command_name, plural
 from records.mixture import group_rates, sqrt_size
 from toy.images import CURRICULUM, MAX_OBJECTS, NUMBERS, ImageSeries, Sums, World
@@ -151,7 +152,7 @@ def export(folder, source, n):
 
 def _export_media(folder, source, record):
     """Writes the images or frames of a record; returns the record as a line of the file."""
-    line = {k: v for k, v in record.items() if k not in ("key", "where", "source", "index")}
+    line = as_line(record)
     if "video" in record:
         _, _, end, _ = source.video_size(record)
         times = source.step_times(record)
@@ -160,8 +161,7 @@ def _export_media(folder, source, record):
         line["video"] = {"frames": names, "fps": 2, "start": 0, "end": end}
     else:
         images = source.images(record)
-        entries = record["images"] if "images" in record else [record["image"]]
-        names = [entry["path"] for entry in entries]
+        names = [entry["path"] for entry in record["images"]]
     for name, image in zip(names, images, strict=True):
         Image.fromarray(image).save(folder / name)
     return line

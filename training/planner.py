@@ -20,6 +20,7 @@ import data
 import packing
 from packing import Item
 from records.errors import DataError, Unreadable, plural, warn
+from text.prompts import turn_weights
 from training.sources import list_changes
 
 MANY = 100  # bad records of a source that can end a run
@@ -130,8 +131,7 @@ def has_loss(a, config):
     """Does an annotation have a token to learn from? config: data.DataConfig."""
     if a.get("style") == "transcript" and not config.n_transcripts:
         return False
-    turns = a.get("turns", [a])
-    return bool(a.get("weight", 1)) and any(turn.get("weight", 1) for turn in turns)
+    return bool(a["weight"]) and any(turn_weights(a))
 
 
 class StepPlanner(Iterator):

@@ -59,13 +59,13 @@ def test_a_type_without_a_score_is_noticed(monkeypatch):
     ({"answer": "12"}, "user_qa", "12", {"qa_accuracy": 1}),
     ({"answer": "12", "explanation": "6 and 6"}, "cosyn_chart_exp", "Two times 6. Answer: 12",
      {"qa_accuracy": 1}),
-    ({"options": ["x", "y"], "answer_idx": 1, "explanation": "since"}, "a_exp",
+    ({"options": ["x", "y"], "answer_idx": [1], "explanation": "since"}, "a_exp",
      "A. is wrong. Answer: B. y", {"qa_accuracy": 1, "choice_accuracy": 1}),
     ({"options": ["x", "y", "z"], "answer_idx": [0, 2]}, "a_okvqa_mc", "C. z\nA. x",
      {"qa_accuracy": 1, "choice_accuracy": 1}),
     ({"options": ["x", "y", "z"], "answer_idx": [0, 2]}, "a_okvqa_mc", "A. x",
      {"qa_accuracy": 0, "choice_accuracy": 0}),
-    ({"options": ["b", "a"], "answer_idx": 0, "letters": False}, "ai2_diagram_no_letter", "b",
+    ({"options": ["b", "a"], "answer_idx": [0], "letters": False}, "ai2_diagram_no_letter", "b",
      {"qa_accuracy": 1, "choice_accuracy": 1}),
 ])
 def test_a_question_is_scored_as_its_style_and_its_answers_ask_for(turn, style, text, scores):
@@ -172,9 +172,10 @@ def test_an_answer_may_be_as_long_as_its_kind(tmp_path):
         ("count", "image"): 192, ("count", "video"): 2048, ("track", "video"): 4096,
         ("qa", "text"): 384, ("qa", "image"): 384, ("qa", "images"): 384, ("qa", "video"): 384,
     }
-    choice = {"type": "qa", "options": ["a", "b"], "answer_idx": 0, "style": "x_mc"}
-    assert evaluation.answer_limit(choice, {"image": "x"}) == 32
-    assert evaluation.answer_limit({"type": "qa", "style": "vqa2"}, {"image": "x"}) == 12
+    choice = {"type": "qa", "turns": [{"options": ["a", "b"], "answer_idx": [0]}], "style": "x_mc"}
+    short = {"type": "qa", "turns": [{"answer": "a"}], "style": "vqa2"}
+    assert evaluation.answer_limit(choice, {"images": ["x"]}) == 32
+    assert evaluation.answer_limit(short, {"images": ["x"]}) == 12
     long = "red circle, " * 100
     _, predictions = evaluate_answers([world.World("test")[1]], lambda q: long, max_new=None)
     for p in predictions:            # in bytes, 512 or more

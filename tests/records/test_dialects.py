@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from records.check import check
+from records.check import parse
 from records.dialects import convert
 from records.reader import Records, Unreadable
 from tests.records.samples import write
@@ -50,7 +50,7 @@ def row(*texts, key="conversations", **more):
 ])
 def test_what_placeholders_stand_for(texts, media, expected):
     native = convert(row(*texts, **media))
-    check(native)
+    parse(native)
     (annotation,) = native["annotations"]
     assert [turn["question"] for turn in annotation["turns"]] == expected
     assert [turn["answer"] for turn in annotation["turns"]] == [*texts[1::2]]
@@ -67,7 +67,7 @@ def test_what_placeholders_stand_for(texts, media, expected):
 def test_a_row_with_chosen_and_rejected_is_a_preference(key, form):
     given = row("<image>\nq", key=key, image="x", chosen=form("a"), rejected=form("b"))
     native = convert(given)
-    check(native)
+    parse(native)
     assert native["annotations"] == [
         {"type": "preference", "question": "q", "chosen": "a", "rejected": "b"}]
 
@@ -96,7 +96,7 @@ PART = {"type": "video", "video": "v", "video_start": 1, "video_end": 4.5}
 def test_videos_come_in_many_forms(fields, video):
     native = convert(fields if "messages" in fields else row("<video>q", "a", **fields))
     assert native["video"] == video
-    check(native)
+    parse(native)
 
 
 def test_a_system_turn_weights_nothing_and_a_last_question_without_an_answer():

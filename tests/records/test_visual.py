@@ -147,6 +147,7 @@ def test_a_track_of_every_frame_is_asked_about_over_the_whole_video(folder, fps)
     info = read_headers(record, config)
     assert len(info.times) == 120
     assert info.times[-1] == pytest.approx(59.5)
+    track = record["annotations"][0]
     ((_, answer),) = turns_of(track, record, info.sizes, config, None, info.times)
     assert len(parse_points(answer, 1, 1)) >= 60                 # one a second for 25 fps
 

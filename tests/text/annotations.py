@@ -1,6 +1,7 @@
 """Records and annotations of every style, and helpers that draw prompts of them."""
 
 from data import DataConfig
+from records.check import parse
 from records.mixture import rng_for
 from text.prompts import turns_of
 from text.styles import medium
@@ -17,15 +18,27 @@ SIZES = {"image": [(10, 10)], "images": [(10, 10)] * 4, "video": [(10, 10)], "te
 N_DRAWS = 3000
 
 
-def one_turn(annotation, record=IMAGE, config=LATER, rng=None, **kwargs):
+def one_form(annotation, record):
+    """-> the annotation and its record as they are read from a file."""
+    record = parse({**record, "annotations": [annotation]})
+    return record["annotations"][0], record
+
+
+def all_turns(annotation, record=IMAGE, config=LATER, rng=None, sizes=None, **kwargs):
+    """[(question, answer), ..] of an annotation."""
+    annotation, record = one_form(annotation, record)
+    return turns_of(annotation, record, sizes or SIZES[medium(record)], config, rng, **kwargs)
+
+
+def one_turn(annotation, *args, **kwargs):
     """(question, answer) of an annotation with a single turn."""
-    turns = turns_of(annotation, record, SIZES[medium(record)], config, rng, **kwargs)
-    ((question, answer),) = turns
+    ((question, answer),) = all_turns(annotation, *args, **kwargs)
     return question, answer
 
 
 def question_of(annotation, record, config):
     """The first question of an annotation, in the form of evaluation."""
+    annotation, record = one_form(annotation, record)
     without_points = annotation | ({"points": []} if "points" in annotation else {})
     return turns_of(without_points, record, SIZES[medium(record)], config, None)[0][0]
 

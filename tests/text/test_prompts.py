@@ -26,17 +26,17 @@ from tests.text.annotations import (
     POINTS_ON_IMAGES,
     PREFIXED_LATER,
     QA,
-    SIZES,
     STAGE1,
     TEXT,
     VIDEO,
     VIDEO_FROM_30,
+    all_turns,
     draws,
+    one_form,
     one_turn,
     question_of,
     share,
 )
-from text.prompts import turns_of
 from text.styles import medium
 from text.tokenizer import chat
 
@@ -107,7 +107,7 @@ def test_chats_equal_the_official_ones(case):
         turns = [(question_of(annotation, record, config), None)]
     else:
         rng = np.random.RandomState(given["rng_seed"]) if given["is_training"] else None
-        turns = turns_of(annotation, record, [(640, 480)], config, rng)
+        turns = all_turns(annotation, record, config, rng, [(640, 480)])
     tokenizer = Characters()
     ours = []
     for ids, learn in chat(turns, tokenizer):
@@ -160,7 +160,7 @@ def test_a_video_is_called_a_video_and_several_images_are_plural():
         words = re.sub(r"\w+:|image_\d", "", words)
         wrong = {"video": "image|picture|photo", "image": "video|images|pictures", "text": "image",
                  "images": r"video|\b(this|the|an?) (image|picture|photo)\b"}
-        assert not re.search(wrong[medium(record)], words)
+        assert not re.search(wrong[medium(one_form(annotation, record)[1])], words)
     assert question_of(CAPTION, {"images": ["a.png"]}, LATER) == "Describe this image in detail."
     label = {"type": "point", "label": "photo of an image", "coords": "unit", "points": []}
     questions = {question for question, _ in draws(label, VIDEO, n=300)}
@@ -245,14 +245,14 @@ def test_a_system_turn_joins_the_first_question_and_turns_keep_their_order():
     turns[-1]["answer"] = "C" * 600              # the length is that of the last answer
     qa = {"type": "qa", "system": "Be brief.", "turns": turns}
     expected = [("System: Be brief.\na", "A"), ("b", "B"), ("c", "C" * 600)]
-    assert turns_of(qa, TEXT, [], LATER, rng_for(0)) == expected
+    assert all_turns(qa, TEXT, LATER, rng_for(0)) == expected
     in_stage_1 = [("text_sft 65: System: Be brief.\na", "A"), *expected[1:]]
-    assert turns_of(qa, TEXT, [], STAGE1, None) == in_stage_1
-    drawn = [turns_of(qa, TEXT, [], STAGE1, rng_for(i))[0][0] for i in range(100)]
+    assert all_turns(qa, TEXT, STAGE1) == in_stage_1
+    drawn = [all_turns(qa, TEXT, STAGE1, rng_for(i))[0][0] for i in range(100)]
     numbers = [int(n) for question in drawn for n in re.findall(r"^text_sft (\d+):", question)]
     assert abs(np.mean(numbers) - 600 / 15) < 1
     prompted = {"type": "text", "prompt": "p", "text": "t", "style": "s"}
-    assert turns_of(prompted, IMAGE, SIZES["image"], STAGE1, rng_for(0)) == [("p", "t")]
+    assert all_turns(prompted, IMAGE, STAGE1, rng_for(0)) == [("p", "t")]
 
 
 def test_of_several_answers_one_of_the_most_frequent_is_learned():
@@ -285,9 +285,10 @@ def test_an_explanation_comes_before_the_answer_and_exp_styles_ask_for_it():
     (["Is it <image>?"], "Is it <image>?"),
 ], ids=str)
 def test_questions_in_parts_become_text(parts, text):
-    assert one_turn({**QA, "question": parts}, IMAGES, rng=rng_for(0))[0] == text
+    record = VIDEO if {"video": 0} in parts else IMAGES
+    assert one_turn({**QA, "question": parts}, record, rng=rng_for(0))[0] == text
     in_style = {**QA, "style": "vqa2", "question": parts}
-    assert question_of(in_style, IMAGES, LATER) == f"vqa2: {text}"
+    assert question_of(in_style, record, LATER) == f"vqa2: {text}"
 
 
 @pytest.mark.parametrize(("question", "is_counting"), [

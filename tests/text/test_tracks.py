@@ -12,17 +12,16 @@ from records.mixture import rng_for
 from tests.text.annotations import (
     LATER,
     N_DRAWS,
-    SIZES,
     STAGE1,
     TRACK,
     TRACK_FROM_POINT,
     VIDEO,
     VIDEO_FROM_30,
+    all_turns,
     draws,
     one_turn,
     share,
 )
-from text.prompts import turns_of
 
 CONFORMANCE = Path(__file__).parents[1] / "conformance"
 CASES = []
@@ -55,7 +54,7 @@ def test_tracks_equal_the_official_text(case):
         "mode": "start_end" if given.get("start_end_only") else "per_frame",
     }
     config = STAGE1 if given["format"] == "html-v1" else LATER
-    turns = turns_of(annotation, VIDEO, SIZES["video"], config, rng_for(0))
+    turns = all_turns(annotation, VIDEO, config, rng_for(0))
     # a deviation: the official code learns an empty answer where all points are occluded
     assert [answer for _, answer in turns] == [case["expected"]] * bool(case["expected"])
 
@@ -73,7 +72,7 @@ def test_a_track_of_every_mode():
 
     assert one_turn({**TRACK, "points": []}, VIDEO_FROM_30)[1] == "There are none."
     occluded = [{**point, "occluded": True} for point in TRACK["points"]]
-    assert not turns_of({**TRACK, "points": occluded}, VIDEO_FROM_30, SIZES["video"], LATER, None)
+    assert not all_turns({**TRACK, "points": occluded}, VIDEO_FROM_30)
 
 
 def test_a_fifth_of_single_point_tracks_start_elsewhere_on_the_track():
@@ -119,7 +118,7 @@ def test_tracks_keep_to_the_rate_asked_for_and_to_the_frames_that_are_shown():
     assert times(track) == ["0.0", "0.5", "1.0", "1.5", "2.0"]
     assert times(track, [0.0, 0.75, 1.005, 2.0]) == ["0.0", "1.0", "2.0"]
     assert times({**track, "fps": 12.5})[:4] == ["0.0", "0.2", "0.3", "0.5"]
-    assert not turns_of(track, VIDEO_FROM_30, SIZES["video"], LATER, None, [0.25])
+    assert not all_turns(track, VIDEO_FROM_30, times=[0.25])
     # start and end are those of the frames that are shown
     assert times({**track, "mode": "start_end"}, [0.5, 1.0, 1.5]) == ["0.5", "1.5"]
 

@@ -148,7 +148,7 @@ class Witness:
     def check(self, a):
         """Asserts that the answer is right; returns (kind of question, answer)."""
         kind = next(kind for kind in CHECKS if kind in a["question"])
-        answer = a["options"][a["answer_idx"]] if "options" in a else a["answer"]
+        answer = a["options"][a["answer_idx"][0]] if "options" in a else a["answer"]
         CHECKS[kind](self, a, answer)
         return kind, answer
 
@@ -214,7 +214,7 @@ def test_answers_can_be_found_in_masks_and_frames():
                 if a["type"] == "count":
                     assert a["count"] == len(witness.names)
                 if a["type"] == "qa":
-                    kind, answer = witness.check(a)
+                    kind, answer = witness.check(a["turns"][0])
                     answers.setdefault(kind, set()).add(answer)
     assert set(answers) == set(CHECKS)
     assert all(len(of_kind) > 4 for of_kind in answers.values())

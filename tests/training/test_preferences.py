@@ -14,6 +14,7 @@ import torch.nn.functional as F
 import data
 import packing
 import parallel
+from records.check import parse
 from records.media import preference_name
 from records.reader import Records
 from tests import test_parallel
@@ -34,14 +35,16 @@ CONFIG = SimpleNamespace(beta=0.3, z_loss=0.0)
 
 
 def example_of(*annotations, media="chelsea.png", config=DATA):
-    record = {"id": "0", "key": "0", "where": "x.jsonl:1",
-              "source": Records(MEDIA / "records.jsonl"),
-              "annotations": list(annotations), "image": {"path": str(MEDIA / media)}}
+    image = {"path": str(MEDIA / media)}
+    record = parse({"id": "0", "image": image, "annotations": list(annotations)})
+    source = Records(MEDIA / "records.jsonl")
+    record |= {"key": "0", "where": "x.jsonl:1", "source": source}
     return data.encode(record, TOKENIZER, config, 0, 0)
 
 
 def name_of(pair, media="chelsea.png"):
-    return preference_name({"image": {"path": str(MEDIA / media)}}, pair)
+    record = parse({"image": {"path": str(MEDIA / media)}, "annotations": [pair]})
+    return preference_name(record, record["annotations"][0])
 
 
 def run_with(references, ranks=None):

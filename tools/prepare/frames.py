@@ -28,6 +28,7 @@ from tqdm import tqdm
 
 import vision
 from data import DataConfig
+from records.check import as_line
 from records.reader import Records
 from records.visual import read_headers
 from tools.command import make_parser, positive, report_errors
@@ -45,11 +46,11 @@ def prepare(source, config, args, index):
         record = source[index]
         require("video" in record, "no video")
         info = read_headers(record, config)
-        entry = {**record["video"]} if isinstance(record["video"], dict) else {}
-        start = entry.get("start", 0.0)
+        entry = {key: value for key, value in record["video"].items() if key != "path"}
+        start, end = entry["start"], entry["end"]
         _, _, duration, half = source.video_size(record)
         files = [str(path) for path in source.paths_of(record)]
-        clip = [files, start, entry.get("end"), info.times, args.size, args.format]
+        clip = [files, start, end, info.times, args.size, args.format]
         name = hashlib.sha256(json.dumps(clip).encode()).hexdigest()[:24]
         folder = Path(args.out, "media", name)
         if not folder.exists():
@@ -57,17 +58,12 @@ def prepare(source, config, args, index):
         paths = sorted(folder.iterdir())
         size = {name: sum(path.stat().st_size for path in paths)}
         width, height = info.sizes[0]
-        entry.pop("path", None)
         record["video"] = {"width": width, "height": height} | entry | {
             "frames": [f"{name}/{path.name}" for path in paths],
             "fps": 1 / info.times[1] if len(paths) > 1 else 0.5 / half,
             "first": start,
-            "duration": min(entry.get("end", duration), duration)}
-        for a in record["annotations"]:  # of a box its centre is left
-            for point in a.get("points", ()):
-                point.pop("box", None)
-        del record["source"], record["where"], record["key"]
-        line = to_json(record)
+            "duration": min(end, duration)}
+        line = to_json(as_line(record))
     return line, skipped, size
 
 

@@ -15,6 +15,7 @@ import torch
 import data
 import model as models
 import packing
+from records.check import parse
 from text.tokenizer import ByteTokenizer
 from tools import view
 from vision import VisionConfig
@@ -84,10 +85,10 @@ def draw_square(x, y, side):
 
 
 TOKENIZER = make_tokenizer()
-RECORDS = [{"id": name, "key": name, "where": name, "source": Drawn(), "annotations": annotations}
+MEDIA = {"video": {"video": "drawn"}, "photo": {"image": "drawn"}, "text": {}}
+RECORDS = [parse({"id": name, "annotations": annotations, **MEDIA[name]})
+           | {"key": name, "where": name, "source": Drawn()}
            for name, annotations in ANNOTATIONS.items()]
-RECORDS[0]["video"] = "drawn"
-RECORDS[1]["image"] = "drawn"
 
 
 def encode(shards=(None, None, None)):
