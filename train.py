@@ -235,7 +235,6 @@ def finish(run, model, log, began):
         files.save(whole, folder)
         run.tokenizer.save(folder)
         files.save_data_config(run.config.data, folder)
-    run.ranks.barrier()  # for any time: a large model takes long to write
     scores = report.scores_of_run(run, model, run.out / "samples")
     if run.ranks.mesh:
         dist.destroy_process_group()

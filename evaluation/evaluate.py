@@ -33,7 +33,7 @@ from records.visual import VideoClip, read_headers
 from text.prompts import turn_weights, turns_of
 from text.styles import medium
 from text.tokenizer import ByteTokenizer
-from training.ranks import Ranks, all_gather
+from training.ranks import Ranks
 
 TYPES = ("caption", "point", "count", "qa", "track")
 LOCATED = ("point", "track")  # scored by places, with masks or without
@@ -194,8 +194,7 @@ def evaluate(model, tokenizer, config, records, masks_of=None, max_new=None, ran
             bar.update(len(batch))
     losses = losses_of(model, tokenizer, config, mine, skipped) if with_nll else []
 
-    ranks.barrier()  # for any time: ranks are done hours apart
-    found = all_gather((predictions, losses, list(skipped.items())))
+    found = ranks.all_gather((predictions, losses, list(skipped.items())))
     by_kind = zip(*found, strict=True)
     predictions, losses, skipped = (list(chain(*parts)) for parts in by_kind)
     predictions.sort(key=lambda p: (p["id"], p["annotation"]))

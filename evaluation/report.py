@@ -35,12 +35,11 @@ PICTURE_SHARES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1)
 
 @contextmanager
 def whole_model(run, model, dtype=None):
-    """The model that each rank asks, a whole copy. Ranks wait for each other at the end."""
+    """The model that each rank asks, a whole copy."""
     model.eval()
     whole = gather_on_each(model, run.ranks, run.device, dtype or run.dtype)
     with lora.autocast(whole, run.device, run.dtype):
         yield whole
-    run.ranks.barrier()  # for any time: the first one draws
     model.train()
 
 

@@ -28,7 +28,7 @@ from records.errors import DataError, Unreadable
 from records.mixture import Mixture
 from training.config import Config, RankError
 from training.planner import BadRecords, add_counts
-from training.ranks import Ranks, all_gather, broadcast
+from training.ranks import Ranks
 
 # --workers is the user's number; torch would prefer the number of cores
 warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
@@ -145,7 +145,7 @@ class Loader:
         if self.plans:
             plans = iterate(PlansAhead(self.plans, self.n_steps), min(self.config.workers, 1))
         for _ in range(self.n_steps):
-            plan = broadcast(None if plans is None else next(plans))
+            plan = self.ranks.broadcast(None if plans is None else next(plans))
             if isinstance(plan, Exception):
                 raise plan
             yield plan
@@ -172,9 +172,8 @@ class Loader:
         if isinstance(examples, Exception):
             raise RankError(str(examples))
         reasons = [example.mask_reason for example in examples]
-        if self.ranks.cp > 1:
-            of_ranks = all_gather(reasons, self.ranks.mesh.cp.get_group())
-            reasons = [next(filter(None, each), "") for each in zip(*of_ranks, strict=True)]
+        of_ranks = self.ranks.gather_in_row(reasons)
+        reasons = [next(filter(None, each), "") for each in zip(*of_ranks, strict=True)]
         row = []
         pack = self.in_flight.popleft()
         for (item, shard, _), example, reason in zip(pack, examples, reasons, strict=True):
@@ -199,7 +198,7 @@ class Loader:
         newly_masked = []
         counts = {}
         tried = Counter()
-        of_ranks = all_gather(mine)
+        of_ranks = self.ranks.all_gather(mine)
         for _, cp_rank, new, masked in of_ranks:
             if cp_rank == 0:  # the ranks of a group have the same records
                 newly_masked += new

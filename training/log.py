@@ -28,7 +28,7 @@ from records.errors import Unreadable, plural, warn
 from records.reader import Records
 from training.config import RankError, RunError
 from training.planner import add_counts
-from training.ranks import all_gather, all_reduce_sums
+from training.ranks import all_reduce_sums
 
 
 def count_rows(rows):
@@ -106,7 +106,7 @@ class StepStats:
 
 def stop_nonfinite(run, step, plan, stats, norms):
     """RunError that names the records of a step whose loss or gradient is not finite."""
-    ids = dict.fromkeys(name for ids in all_gather(stats.nonfinite) for name in ids)
+    ids = dict.fromkeys(name for ids in run.ranks.all_gather(stats.nonfinite) for name in ids)
     raise RunError(f"step {step}: loss {stats.loss}, gradient norm {math.hypot(*norms.values())}; "
                    f"records: {', '.join(list(ids or plan.ids)[:20])}; tools.view --run {run.out} "
                    f"--step {step} shows them")

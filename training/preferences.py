@@ -25,7 +25,6 @@ import packing
 from records.errors import DataError, Unreadable
 from records.reader import Records
 from training.config import RankError, RunError
-from training.ranks import all_gather
 
 
 def log_p_of_answers(batch, nll, group=None):
@@ -89,7 +88,7 @@ def find_references(run, model):
                 if a["type"] == "preference":
                     found |= log_p_of_pair(run, model, record | {"annotations": [a]})
     references = {}
-    for part in all_gather(found):
+    for part in run.ranks.all_gather(found):
         references |= part
     if not references:
         raise DataError("--beta: no record of --data has a preference pair that can be used; add "

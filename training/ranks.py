@@ -13,7 +13,11 @@ import parallel
 
 @dataclass
 class Ranks:
-    """This process among those that train the model; alone, it is the first of one."""
+    """This process among those that train the model; alone, it is the first of one.
+
+    Ranks take very unequal times to read files, to decode or to answer. So objects have groups of
+    their own, which wait for a day, while the tensors of a step wait for ten minutes.
+    """
     rank: int = 0
     world: int = 1
     mesh: object = None
@@ -21,16 +25,40 @@ class Ranks:
     dp_rank: int = 0
     cp: int = 1
     cp_rank: int = 0
-    long_waits: object = None  # a gloo group: ranks evaluate for hours
+    of_all: object = None  # the group in which all ranks exchange objects
+    of_row: object = None  # and that of the ranks that share a row
 
     @property
     def first(self):
         return self.rank == 0
 
     def barrier(self):
-        """Waits, for any time, until all ranks are here."""
-        if self.long_waits:
-            dist.barrier(self.long_waits)
+        """Waits until all ranks are here."""
+        if self.of_all:
+            dist.barrier(self.of_all)
+
+    def all_gather(self, value):
+        """An object of each rank, in their order, for all of them."""
+        return gather_objects(value, self.of_all)
+
+    def gather_in_row(self, value):
+        """The same of the ranks that share a row."""
+        return gather_objects(value, self.of_row)
+
+    def broadcast(self, value):
+        """The object of the first rank, for all of them."""
+        values = [value]
+        if self.of_all:
+            dist.broadcast_object_list(values, src=0, group=self.of_all)
+        return values[0]
+
+
+def gather_objects(value, group):
+    if not group:
+        return [value]
+    values = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group)
+    return values
 
 
 def device_of_rank(name):
@@ -52,9 +80,11 @@ def join_ranks(cp, device, cp_heads=0):
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=timedelta(minutes=10))
     mesh = parallel.make_mesh(cp, device.type, cp_heads)
-    long_waits = dist.new_group(backend="gloo", timeout=timedelta(days=7))
+    a_day = {"backend": "gloo", "timeout": timedelta(days=1)}
+    of_all = dist.new_group(**a_day)
+    of_row = dist.new_subgroups(cp, **a_day)[0] if cp > 1 else None  # neighbours, as in the mesh
     return Ranks(dist.get_rank(), world, mesh, world // cp, mesh["dp"].get_local_rank(),
-                 cp, mesh.cp.get_local_rank(), long_waits)
+                 cp, mesh.cp.get_local_rank(), of_all, of_row)
 
 
 def is_first_process():
@@ -70,21 +100,3 @@ def all_reduce_sums(numbers):
     dist.all_reduce(values)
     sums = zip(numbers, values.tolist(), strict=True)
     return {name: type(numbers[name])(value) for name, value in sums}
-
-
-def all_gather(value, group=None):
-    """An object of each rank, in their order, for all of them."""
-    if not dist.is_initialized():
-        return [value]
-    values = [None] * dist.get_world_size(group)
-    dist.all_gather_object(values, value, group)
-    return values
-
-
-def broadcast(value):
-    """The object of the first rank, for all of them."""
-    if not dist.is_initialized():
-        return value
-    values = [value]
-    dist.broadcast_object_list(values, src=0)
-    return values[0]

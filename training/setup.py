@@ -24,7 +24,7 @@ from training.config import Config, RunError, UserError
 from training.loader import Loader
 from training.log import read_log
 from training.planner import PlanFile, StepPlanner
-from training.ranks import Ranks, all_gather, broadcast, device_of_rank, join_ranks
+from training.ranks import Ranks, device_of_rank, join_ranks
 from training.sources import fingerprint, open_sources
 from weights import files, lora
 
@@ -103,8 +103,7 @@ def open_data(args, config, ranks, tokenizer, resume_from):
                 plans = PlanFile(args.plan, plan_for, config)
         except DataError as e:  # sent to all, or the others would wait
             opened = e
-    ranks.barrier()  # for any time: large files take long to read
-    opened = broadcast(opened)
+    opened = ranks.broadcast(opened)
     if isinstance(opened, DataError):
         raise opened
     sources, rates, eval_records = opened
@@ -112,7 +111,7 @@ def open_data(args, config, ranks, tokenizer, resume_from):
     stats = [source.path.stat() for source in sources if isinstance(source, Records)]
     stamps = [(stat.st_size, stat.st_mtime_ns) for stat in stats]
     seen = str(resume_from.folder), made_for, stamps
-    if any(other != seen for other in all_gather(seen)):
+    if any(other != seen for other in ranks.all_gather(seen)):
         raise RunError("the ranks do not see the same checkpoint, record files and config")
     mixture = Mixture(sources, rates, config.seed)
     if ranks.first and not plans:
@@ -290,7 +289,7 @@ def start_run(args, config):
     if resume_from.folder:
         checkpoint.check_unchanged(args, resume_from, "recipe", recipe)
     ranks = join_ranks(config.cp, device, config.cp_heads)
-    config = replace(config, workers=broadcast(config.workers))  # one for all ranks
+    config = replace(config, workers=ranks.broadcast(config.workers))  # one for all ranks
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)

@@ -44,7 +44,7 @@ import json, os
 from dataclasses import replace
 import torch
 from tests.training.stream import CONFIG, loader_of, taken
-from training.ranks import all_gather, join_ranks
+from training.ranks import join_ranks
 
 def main():
     ranks = join_ranks(1, torch.device("cpu"))
@@ -57,7 +57,7 @@ def main():
         found.append([(plan.ids, plan.packs, plan.skipped, [[e.id for e in row] for row in rows],
                        [int(e.tokens.sum()) for row in rows for e in row])
                       for plan, rows in taken(loader, 4)])
-    of_ranks = all_gather(found)
+    of_ranks = ranks.all_gather(found)
     if ranks.first:
         print(json.dumps(of_ranks), flush=True)
     ranks.barrier()

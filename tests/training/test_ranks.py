@@ -4,9 +4,15 @@ import json
 import os
 import shutil
 import signal
+import socket
+import time
+from contextlib import closing
+from datetime import timedelta
 
 import pytest
+import torch
 
+from tests.ranks import run_ranks
 from tests.training.processes import (
     ROOT,
     all_end,
@@ -18,6 +24,7 @@ from tests.training.processes import (
     wait_for,
 )
 from tests.training.runs import SMALL
+from training import ranks
 from training.planner import name_kind
 from weights import files
 
@@ -62,6 +69,28 @@ def test_a_run_logs_the_same_numbers_on_any_layout(tmp_path):
                 elif key == "weight":
                     expected = pytest.approx(expected)
                 assert ours[key] == expected, key
+
+
+def exchange_objects(rank, port):
+    """One rank is 2 s late for each exchange, where the tensors of a step wait for 1 s."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+                   "MASTER_PORT": str(port)}
+    ten_minutes = {"minutes": 10}
+    ranks.timedelta = lambda **time: timedelta(**({"seconds": 1} if time == ten_minutes else time))
+    of_two = ranks.join_ranks(2, torch.device("cpu"))
+    exchanges = (of_two.all_gather, [0, 1]), (of_two.gather_in_row, [0, 1]), (of_two.broadcast, 0)
+    for late, (exchange, expected) in enumerate(exchanges):
+        time.sleep(2 * (rank == late % 2))
+        assert exchange(rank) == expected
+    time.sleep(2 * rank)
+    of_two.barrier()
+
+
+def test_a_rank_may_be_late_with_objects_for_longer_than_with_the_tensors_of_a_step():
+    with closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    run_ranks(exchange_objects, (port,), 2)
 
 
 def mixed_records(folder):

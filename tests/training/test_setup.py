@@ -17,6 +17,7 @@ from tests.training.runs import SMALL, logged, run, sentence
 from tools import evaluate
 from training import setup
 from training.config import UserError, parse
+from training.ranks import Ranks
 from training.setup import choose_layout, layout_error, pick_device
 
 TINY = ["--stage", "1", "--tiny"]
@@ -135,12 +136,12 @@ def test_a_users_mistake_costs_one_sentence(tmp_path, monkeypatch, capsys, flags
 def test_ranks_that_see_other_data_end_in_one_sentence(tmp_path, capsys, monkeypatch, records):
     stat = Path(records[1]).stat()
 
-    def with_another_rank(mine, *_):
+    def with_another_rank(ranks, mine):
         folder, made_for, stamps = mine
         assert stamps == [(stat.st_size, stat.st_mtime_ns)]
         return [mine, (folder, made_for, [(stat.st_size, stat.st_mtime_ns + 1)])]
 
-    monkeypatch.setattr(setup, "all_gather", with_another_rank)
+    monkeypatch.setattr(Ranks, "all_gather", with_another_rank)
     assert run(tmp_path / "out", *SMALL, *records) == 1
     sentence(capsys, "the ranks do not see the same checkpoint, record files and config")
 
