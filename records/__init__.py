@@ -1,8 +1,7 @@
 """A user's file as a sequence of records.
 
 errors      what goes wrong with data, and what it costs
-check       the rules of a native record (docs/records.md)
-dialects    rows of other projects (ShareGPT, LLaVA, messages) as native records
+check       the rules of a record (docs/records.md)
 reader      Records: a file as a sequence, and the media of its records
 media       images and videos: sizes from headers, and pixels
 video       video files by ffmpeg: timestamps, and the frames on display at given seconds

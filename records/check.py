@@ -72,7 +72,7 @@ TABLES = {
         **_COMMON, "question": "any!", "chosen": "text!", "rejected": "text!"},
 }
 HINTS = {  # for what stands in the place of an object
-    "record": "; a file with an array of records ends in .json",
+    "record": "; python -m tools.convert reads an array of records from a .json file",
     "box entry": '; write {"box": [..]}',
     "video": '; frames are given as {"frames": [..], "fps": 2}',
 }

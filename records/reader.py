@@ -1,31 +1,31 @@
-"""A file of records (docs/records.md) as a sequence of native records, with their media.
+"""A file of records (docs/records.md) as a sequence, with the media of its records.
 
-in    a .jsonl file, one record per line, or a .json file with one array of them;
-      native records or rows of other projects (dialects.py)
+in    a .jsonl file, one record per line; python -m tools.convert makes it of other files
 out   records[i] -> a dict with id, key (of its random choices), where ("file:line") and source
 
-A record is checked when it is read, and Unreadable if it is wrong. A native file is also
-checked when it is opened, before a run begins: then mistakes stop with DataError.
+A record is checked when it is read, and Unreadable if it is wrong. A file is also checked when it
+is opened, before a run begins: then mistakes stop with DataError.
 """
 
 import hashlib
 import json
 import os
-import re
+import shlex
 from array import array
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
 from records import media
 from records.check import THOUSANDTHS, like_thousandths, parse, unlikely_units
-from records.dialects import CHAT_KEYS, convert
 from records.errors import DataError, Unreadable, warn
 from records.media import Probes
 
-MAX_CHECKED_BYTES = 64 << 20  # native files up to this size are checked when opened,
+MAX_CHECKED_BYTES = 64 << 20  # files up to this size are checked when opened,
 N_CHECKED = 1000  # of larger ones so many records
 MAX_MISTAKES = 20  # shown at once
+CHAT_KEYS = ("conversations", "messages")  # the turns of a row of ShareGPT, LLaVA, OpenAI, ..
 # AttributeError, KeyError and TypeError come, for example, from a number in place of a list.
 FORM_ERRORS = (ValueError, RecursionError, AttributeError, KeyError, TypeError)
 
@@ -34,40 +34,44 @@ class Records:
     """A file of records and the folder where the paths of their media start.
 
     media: by default the folder media/ beside the file, else the folder of the file.
-    Options: split_turns, see dialects.convert; style, of annotations that name none; weight,
-    times that of every record. Iterating leaves out, with a warning, what cannot be used.
+    Options: style, of annotations that name none; weight, times that of every record.
+    Iterating leaves out, with a warning, what cannot be used.
     A copy sent to another process opens the file again, which must be the same one.
     """
 
-    def __init__(self, path, media=None, split_turns=False, style=None, weight=1.0,
-                 stop_on_mistakes=True):
+    def __init__(self, path, media=None, style=None, weight=1.0, stop_on_mistakes=True):
         self.path = Path(path)
         self.name = self.path.name
-        self.options = {"split_turns": split_turns, "style": style, "weight": weight}
-        if self.path.suffix not in (".jsonl", ".json"):
-            stop(path, "the name must end in .jsonl (a record per line) or .json (an array)")
+        self.options = {"style": style, "weight": weight}
         self.media = media_folder(self.path, media)
-        self.probes = Probes(self.path.with_name(f".{self.name}.videos.jsonl"))
+        self.probes = Probes(self.path.parent / f".{self.name}.videos.jsonl")
         try:
             self._file = open(self.path, "rb")
             self.stamp = stamp_of(self._file)
-            find = find_elements if self.path.suffix == ".json" else find_lines
             # (n+1,) int64: where records begin, and the last one ends; lines from 1
-            self.offsets, self.lines, digest = find(self.path)
+            self.offsets, self.lines, digest = find_lines(self.path)
         except OSError as error:
             stop(path, f"the file cannot be read: {error.strerror}")
+        if self.path.suffix == ".json" or (len(self) and self.starts_with_chat()):
+            stop(path, f"this is no file of records; {conversion(self.path, media)} makes one")
+        if self.path.suffix != ".jsonl":
+            stop(path, "the name of a file of records must end in .jsonl (one record per line)")
         if not len(self):
             stop(path, "the file holds no record")
         digest.update(json.dumps(self.options).encode())
         # what plans and resumed runs depend on
         self.fingerprint = digest.hexdigest()
         if stop_on_mistakes:
-            self.check_native()
+            self.check_first()
 
-    def check_native(self):
+    def starts_with_chat(self):
+        """Is the first row one of another format? A broken one counts as a record."""
+        with suppress(ValueError, RecursionError):
+            return is_chat(json.loads(self.text(0)))
+        return False
+
+    def check_first(self):
         """DataError with the first mistakes; warns once of unlikely units."""
-        if is_chat(self.text(0)):
-            return
         n = len(self) if self.offsets[-1] <= MAX_CHECKED_BYTES else N_CHECKED
         mistakes = []
         unlikely = []
@@ -112,16 +116,12 @@ class Records:
             stop(self.path, "the file has changed since it was opened")
         i = range(len(self))[i]  # negative numbers count from the end
         self._file.seek(self.offsets[i])
-        text = self._file.read(int(self.offsets[i + 1] - self.offsets[i]))
-        if self.path.suffix == ".json":
-            # what follows an element of an array
-            return text.rstrip(b" \t\r\n,]")
-        return text
+        return self._file.read(int(self.offsets[i + 1] - self.offsets[i]))
 
     def __getitem__(self, i):
         text = self.text(i)
         try:
-            record = self.read(text)
+            record = read_record(text, self.options["style"])
         except FORM_ERRORS as error:
             raise Unreadable("wrong record", "it cannot be read as one: "
                              f"{type(error).__name__}: {error}") from None
@@ -130,20 +130,6 @@ class Records:
         line = self.lines[i]
         key = f"{record['id']}:{line}" if "id" in record else f"{self.name}:{line}"
         return {"id": key, **record, "key": key, "where": self.where(i), "source": self}
-
-    def read(self, text):
-        """Bytes -> a record in one form; Unreadable or one of FORM_ERRORS."""
-        record = json.loads(text)
-        for value in texts_in(record) if b"\\u" in text else ():
-            if "\0" in value:  # text/prompts.py and tools.plan use it as a mark
-                raise ValueError("a text contains a NUL character")
-            value.encode()  # half a surrogate pair is no text
-        if is_chat(text):
-            record = convert(record, self.options["split_turns"])
-        if self.options["style"]:
-            for annotation in record["annotations"]:
-                annotation.setdefault("style", self.options["style"])
-        return parse(record)
 
     def paths_of(self, record):
         return [self.media / name for name in media.names_of(record)]
@@ -182,6 +168,22 @@ class Records:
         return paths[0]
 
 
+def read_record(text, style=None):
+    """Bytes -> a record in one form; Unreadable or one of FORM_ERRORS. style: see Records."""
+    record = json.loads(text)
+    for value in texts_in(record) if b"\\u" in text else ():
+        if "\0" in value:  # text/prompts.py and tools.plan use it as a mark
+            raise ValueError("a text contains a NUL character")
+        value.encode()  # half a surrogate pair is no text
+    if is_chat(record):
+        raise Unreadable("wrong record", "this is a row of another format; python -m tools.convert "
+                         "makes records of a file of such rows")
+    if style:
+        for annotation in record["annotations"]:
+            annotation.setdefault("style", style)
+    return parse(record)
+
+
 def texts_in(value):
     """Yields every text in a JSON value, also the keys of objects."""
     if isinstance(value, str):
@@ -194,6 +196,13 @@ def texts_in(value):
 
 def stop(path, sentence):
     raise DataError(f"{path}: {sentence}")
+
+
+def conversion(path, media):
+    """The command that makes a file of records of a file of another format."""
+    words = ["python", "-m", "tools.convert", path, path.with_suffix(".records.jsonl")]
+    words += ["--media", media] if media else []
+    return shlex.join(map(str, words))
 
 
 def media_folder(path, given):
@@ -212,10 +221,10 @@ def stamp_of(file):
     return status.st_size, status.st_mtime_ns
 
 
-def is_chat(text):
-    """Is this the text of a row of another project?"""
-    has_turns = any(f'"{key}"'.encode() in text for key in CHAT_KEYS)
-    return has_turns and b'"annotations"' not in text
+def is_chat(row):
+    """Is this a row of another format, a chat? Its keys tell."""
+    has_turns = isinstance(row, dict) and any(key in row for key in CHAT_KEYS)
+    return has_turns and "annotations" not in row
 
 
 def find_lines(path):
@@ -236,34 +245,3 @@ def find_lines(path):
     if lines and lines[-1] == len(lines):
         lines = range(1, len(lines) + 1)
     return np.array(offsets), lines, digest
-
-
-def find_elements(path):
-    """The same of a .json file with one array; DataError if it is none.
-
-    The text is read as Latin-1, where a character is a byte: outside of its strings JSON is
-    ASCII, so that a parser finds where an element ends.
-    """
-    content = path.read_bytes()
-    text = content.decode("latin-1")
-    start = re.compile("(\xef\xbb\xbf)?\\s*\\[").match(text)
-    if not start:
-        stop(f"{path}:1", "the file is not an array of records; lines of records are a .jsonl "
-             "file, and python -m tools.prepare coco reads COCO annotations")
-    gap = re.compile(r"[\s,]*")
-    offsets = []
-    lines = []
-    begin = gap.match(text, start.end()).end()
-    line = 1 + text.count("\n", 0, begin)
-    while text[begin : begin + 1] != "]":
-        offsets.append(begin)
-        lines.append(line)
-        try:
-            end = json.JSONDecoder().raw_decode(text, begin)[1]
-        except (ValueError, RecursionError) as error:
-            stop(f"{path}:{line}", "the record that begins here is not JSON, or the array "
-                 f"does not end: {error}")
-        end = gap.match(text, end).end()
-        line += text.count("\n", begin, end)
-        begin = end
-    return np.array([*offsets, begin]), lines, hashlib.sha256(content)

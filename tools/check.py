@@ -119,7 +119,7 @@ def main(argv=None):
     parser = make_parser("check", __doc__)
     add = parser.add_argument
     add("file", type=Path, help=(
-        "records (.jsonl, .json), or a mixture, whose name ends in mix.json"))
+        "records (.jsonl), or a mixture, whose name ends in mix.json"))
     add("--media", metavar="DIR", help="where the paths in the records start "
         "(default: the folder media/ beside the file, else its own folder)")
     add("--decode", action="store_true",

@@ -38,7 +38,7 @@ def parse(argv):
     add = parser.add_argument
     add("--model", required=True, help="a run directory, a released folder, or toy")
     add("--data", required=True, nargs="+", action="extend", help=(
-        "record files (.jsonl, .json), each scored apart, or the folder of a benchmark"))
+        "record files (.jsonl), each scored apart, or the folder of a benchmark"))
     add("--benchmark", choices=benchmarks.BENCHMARKS, help=(
         "a published benchmark; its published scores are printed beside ours"))
     add("--media", metavar="DIR", help="where the paths in the records start")

@@ -75,7 +75,7 @@ def main(argv=None):
     parser = make_parser("stats", __doc__, epilog="All other flags are those of train.py.")
     add = parser.add_argument
     add("file", metavar="FILE", help=(
-        "records (.jsonl, .json), or a mixture, whose name ends in mix.json"))
+        "records (.jsonl), or a mixture, whose name ends in mix.json"))
     add("--stage", default="1", help="the stage whose row length and prompts count (default 1)")
     add("--media", metavar="DIR", help="where the paths in the records start")
     args, rest = parser.parse_known_args(argv)

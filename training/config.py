@@ -220,8 +220,8 @@ def make_parser(words=()):
     parser.description += f"\n\nDefaults are those of {recipe}. Name another to see its defaults."
     add = parser.add_argument
     switch = partial(add, action="store_true")
-    add("--data", nargs="+", action="extend", metavar="FILE[=rate]", help="record files (.jsonl, "
-        ".json), their rates (default 1); a mix.json; or the folder of the recipe's published sets")
+    add("--data", nargs="+", action="extend", metavar="FILE[=rate]", help="record files (.jsonl), "
+        "their rates (default 1); a mix.json; or the folder of the recipe's published sets")
     add("--media", metavar="DIR", help="where the paths in the records start "
         "(default: media/ beside their file, else its folder)")
     switch("--skip_missing", help="train without the files of a mixture that are missing")

@@ -27,7 +27,7 @@ from toy import world
 from training.config import STAGES
 
 # of an entry, for records.reader.Records
-OPTIONS = {"style", "weight", "split_turns"}
+OPTIONS = {"style", "weight"}
 FILE_FIELDS = {"path", "media", "rate", *OPTIONS}
 MEMBER_FIELDS = {"path", "media", "size", "sampling_rate", *OPTIONS}  # of a file in a group
 GROUP_FIELDS = {"group", "rate", "data"}
@@ -86,13 +86,14 @@ def is_right(name, value):
     if name in ("rate", "sampling_rate", "weight", "size"):
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         return is_number and (LEAST <= value <= MOST or (name == "size" and value == 0))
-    if name == "split_turns":
-        return isinstance(value, bool)
     return name == "data" or (isinstance(value, str) and value != "")
 
 
 def read_entry(folder, entry, in_group):
     """An entry of a mix.json, with whole paths; ValueError if a field is wrong."""
+    if "split_turns" in entry:
+        raise ValueError("'split_turns' is now an option of the converter: python -m tools.convert "
+                         "FILE OUT.jsonl --split-turns; name OUT.jsonl here without the option")
     is_group = "group" in entry and not in_group
     known = GROUP_FIELDS if is_group else MEMBER_FIELDS if in_group else FILE_FIELDS
     wrong = [name for name in entry if name not in known or not is_right(name, entry[name])]

@@ -6,7 +6,7 @@ from PIL import Image
 
 import data
 from evaluation import scoring
-from records.reader import Records, Unreadable
+from records.reader import Records
 from tests.evaluation.answers import evaluate_answers
 from tests.records.samples import image, verdict, write
 from text.tokenizer import ByteTokenizer
@@ -89,43 +89,3 @@ def test_masks_go_before_boxes_and_a_box_of_a_video_holds_at_its_time(two_boxes)
     hit = scoring.metrics.hit_in_box([(2.0, 5, 5)], [(0, 0, 10, 10)])
     assert hit(0, (2.0, 9, 10))
     assert not hit(0, (2.5, 5, 5))
-
-
-# --------------------------------------------------------------------------------------------------
-# conversations with <box>
-
-QWEN = "<ref>the cup</ref><box>(100,200),(300,600)</box><box>(500,500),(700,600)</box>"
-INTERNVL = "<ref>the cup</ref><box>[[100, 200, 300, 600], [500, 500, 700, 600]]</box>."
-
-
-def chat(*turns):
-    roles = ("human", "gpt") * len(turns)
-    return [{"from": role, "value": text} for role, text in zip(roles, turns, strict=False)]
-
-
-@pytest.mark.parametrize("answer", [QWEN, INTERNVL])
-def test_an_answer_of_box_tags_becomes_an_annotation_of_its_own(tmp_path, answer):
-    turns = chat("<image>\nWhat is it?", "A cup.", "Find the cups.", answer)
-    alone = chat("Where?", "<box>[[1, 2, 3, 4]]</box>")
-    record, other = Records(write(
-        tmp_path / "r.jsonl", *({"image": "a.png", "conversations": t} for t in (turns, alone))))
-    text, found = record["annotations"]
-    assert [turn["answer"] for turn in text["turns"]] == ["A cup."]
-    centres = [(p["x"], p["y"]) for p in found.pop("points")]
-    assert centres == [pytest.approx((0.2, 0.4)), pytest.approx((0.6, 0.55))]
-    assert found == {"type": "point", "question": "Find the cups.", "label": "the cup",
-                     "coords": "unit"}
-    assert [a.keys() & {"question", "label"} for a in other["annotations"]] == [{"question"}]
-
-
-BAD = ["It is here: <box>[[1, 2, 3, 4]]</box>", "<box>[[1, 2, 3]]</box>", "<box></box>",
-       "<ref>a</ref><box>[[1, 2, 3, 4]]</box><ref>b</ref><box>[[1, 2, 3, 4]]</box>",
-       "<box>[[0.1, 0.2, 0.3, 0.4]]</box>", "<box>[[1, 2, 3, 4]]"]
-
-
-@pytest.mark.parametrize("answer", BAD)
-def test_boxes_among_other_words_are_refused(tmp_path, answer):
-    row = {"image": "a.png", "conversations": chat("Where?", answer)}
-    records = Records(write(tmp_path / "r.jsonl", row))
-    with pytest.raises(Unreadable, match=r"^wrong record: an answer with <box>: it must hold"):
-        records[0]

@@ -69,7 +69,7 @@ MISTAKES = [                         # a line, words of the message
     ({"weight": 10**400, "annotations": []}, "'weight' must be a number from 1e-9 to 1e12"),
     ({"weight": 1e-30, "annotations": []}, "'weight' must be a number from 1e-9 to 1e12"),
     (image({**CAPTION, "weight": 1e-30}), "'weight' must be 0, or a number from 1e-9 to 1e12"),
-    ([1, 2], "an array of records ends in .json"),
+    ([1, 2], "tools.convert reads an array"),
     ('"text"', "the record: it must be an object, not 'text'"),
     ({"image": "a.png"}, "'annotations' is missing"),
     ({"image": "a.png", "anotations": [CAPTION]}, "did you mean 'annotations'"),
@@ -155,8 +155,7 @@ null ; {"annotations":{}} ; {"annotations":[null]} ; {"annotations":[{"type":[]}
 {"annotations":[{"type":"qa","question":{},"answer":"a"}]}
 {"image":"a","annotations":[{"type":"point","label":"l","coords":[],"points":[[]]}]}
 {"video":"a","annotations":[{"type":"track","label":"l","coords":"unit","points":[],"query":[]}]}
-{"conversations":{}} ; {"conversations":[[]]} ; {"conversations":[{"from":[],"value":{}}]}
-{"messages":[{"role":"user","content":[{"type":"image","image":[3]}]},{"role":"assistant"}]}
+{"conversations":{}} ; {"messages":[]}
 """
 SHAPES = [line.strip() for line in SHAPES.replace(" ; ", "\n").split("\n") if line.strip()]
 

@@ -15,7 +15,7 @@ from tests.records.samples import CAPTION, GOOD, POINT, QA, VIDEO_POINT, image, 
 from tools import check
 
 MEDIA = Path(__file__).parents[1] / "media"
-ROW = {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": " "}]}
+ROW = {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]}
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_check_opens_the_files_only_when_told_to(tmp_path, run, decode):
 
 
 def test_check_of_a_mixture_checks_every_file_that_it_names(tmp_path, run):
-    """Also those of groups, each in its own folder of media."""
+    """Also those of groups, each in its own folder of media. A file of chats is refused."""
     (tmp_path / "sub/photos").mkdir(parents=True)
     shutil.copy(MEDIA / "coins.png", tmp_path / "sub/photos/a.png")
     good = write(tmp_path / "good.jsonl", GOOD)
@@ -145,10 +145,10 @@ def test_check_of_a_mixture_checks_every_file_that_it_names(tmp_path, run):
     mix.write_text(json.dumps([
         {"path": "good.jsonl", "rate": 0.5}, {"group": "pixmo", "rate": 0.5, "data": group}]))
     status, out, err = run(mix)
-    assert status == 1
-    assert err == ""
-    assert [line.split(": ")[0] for line in out] == [
-        str(good), str(in_folder), f"{chats}:1", str(chats)]
+    assert status == 2
+    assert err == (f"tools.check: {chats}: this is no file of records; python -m tools.convert "
+                   f"{chats} {tmp_path}/sub/chats.records.jsonl makes one\n")
+    assert [line.split(": ")[0] for line in out] == [str(good), str(in_folder)]
     assert out[1].endswith("1 record; nothing is wrong")
     (tmp_path / "sub/photos/a.png").unlink()
     assert "missing file" in "".join(run(mix)[1])

@@ -37,6 +37,7 @@ MISTAKES = {                         # {command: (flags, words of the sentence)}
     "tools.ablate": ("--only trees,colours", "--only colours: choose from packing, trees"),
     "tools.check": ("--decode", "required: file"),
     "tools.bench": ("run none --peak 1", "none: no log of more than 5 steps"),
+    "tools.convert": ("none.json out.jsonl", "none.json: no such file"),
     "tools.evaluate": ("--model none --data none.jsonl", "none: no such folder"),
     "tools.generate": ("--model none --image a.png --prompt x --draw a.txt", "--draw a.txt: name"),
     "tools.gpu": ("--device none", "--device none"),

@@ -179,12 +179,10 @@ def test_a_plain_annotation_beside_a_pair_keeps_its_loss():
 
 
 def test_a_pair_has_a_name_of_its_own_wherever_its_file_lies(tmp_path):
-    """All records of a .json file with one line stand in the same line."""
     write(tmp_path)
-    lines = (tmp_path / "pairs.jsonl").read_text().splitlines()
-    (tmp_path / "pairs.json").write_text(f"[{','.join(lines)}]")
+    (tmp_path / "moved.jsonl").write_text(f"\n{(tmp_path / 'pairs.jsonl').read_text()}")
     names = []
-    for path in ("pairs.jsonl", "pairs.json"):
+    for path in ("pairs.jsonl", "moved.jsonl"):
         source = Records(tmp_path / path, MEDIA)
         names.append([preference_name(record, record["annotations"][1]) for record in source])
     assert names[0] == names[1]

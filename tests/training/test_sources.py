@@ -101,7 +101,7 @@ WRONG_MIXES = [
     (f'[{{"path": "{300 * "x"}"}}]', "--data: no such file: .*xxx; "),
     ('[{"group": "g", "data": [{"path": "a.jsonl", "size": -5}]}]', "'size' of"),
     ('[{"group": "g", "data": [{"path": "a.jsonl", "rate": 2}]}]', "'rate' of"),
-    ('[{"path": "a.jsonl", "split_turns": "no"}]', "'split_turns' of"),
+    ('[{"path": "a.jsonl", "split_turns": true}]', "tools.convert FILE OUT.jsonl --split-turns"),
     ('[{"rate": 1}]', "'path' of"),
     ('[{"path": "a.jsonl", "rat": 1}]', "'rat' of"),
     ('[{"path": "a.jsonl", "rate": NaN}]', "'rate' of"),
@@ -117,6 +117,20 @@ def test_a_wrong_mix_is_refused(tmp_path, mix, message):
     (tmp_path / "mix.json").write_text(mix)
     with pytest.raises(DataError, match=message):
         opened("--data", tmp_path / "mix.json")
+
+
+@pytest.mark.parametrize("flag", ["--data", "--eval"])
+@pytest.mark.parametrize("name", ["my rows.json", "chats.jsonl"])
+def test_a_file_that_is_no_file_of_records_is_refused_with_the_command_to_convert_it(
+        tmp_path, monkeypatch, flag, name):
+    monkeypatch.chdir(tmp_path)
+    write_records(tmp_path, "a.jsonl", 3)
+    (tmp_path / name).write_text('{"messages": []}')
+    with pytest.raises(DataError, match=r"^[\w .]+: this is no file of records; ") as error:
+        opened("--data", "a.jsonl", flag, name)
+    command = {"my rows.json": "'my rows.json' 'my rows.records.jsonl'",
+               "chats.jsonl": "chats.jsonl chats.records.jsonl"}[name]
+    assert str(error.value).endswith(f"; python -m tools.convert {command} makes one")
 
 
 def test_the_published_mixture_is_read_from_a_folder_and_says_what_is_missing(tmp_path, capsys):

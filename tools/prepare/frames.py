@@ -85,7 +85,7 @@ def save(frames, folder, args):
 def main(argv=None):
     parser = make_parser("prepare frames", __doc__)
     add = parser.add_argument
-    add("records", help="a file of records with videos (.jsonl, .json)")
+    add("records", help="a file of records with videos (.jsonl)")
     add("out", help="folder for records.jsonl and media/")
     add("--media", metavar="DIR", help="where the paths in the records start")
     add("--fps", type=float, default=2.0, help="frames per second at most (default 2)")

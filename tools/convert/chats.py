@@ -1,5 +1,5 @@
-"""Rows of other projects as native records: ShareGPT and LLaVA ("conversations"), Hugging Face
-and OpenAI ("messages").
+"""Chats of other projects as records: ShareGPT and LLaVA ("conversations"), Hugging Face and OpenAI
+("messages").
 
     {"image": "9.jpg", "conversations": [
         {"from": "human", "value": "<image>\\nWhat is it?"},
@@ -8,7 +8,7 @@ and OpenAI ("messages").
         {"type": "qa", "turns": [{"question": "What is it?", "answer": "A tray."}]}]}
 
 A placeholder is an <image> or <video> in a text of the user, or a part of typed content.
-docs/records.md says what it stands for. The record is then checked like a native one.
+docs/records.md says what it stands for. The command checks the record.
 """
 
 import re
@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from records.check import require, short
 from records.errors import plural
+from records.reader import CHAT_KEYS
 
-CHAT_KEYS = ("conversations", "messages")  # by which such a row is known
 ROLES = {
     "human": "user", "user": "user", "system": "system",
     "gpt": "assistant", "assistant": "assistant", "model": "assistant", "bot": "assistant"}
@@ -43,7 +43,7 @@ class Turn(NamedTuple):
 
 
 def convert(row, split_turns=False):
-    """A row -> native record; Unreadable if it cannot be one.
+    """A row -> a record; Unreadable if it cannot be one.
 
     split_turns: every question is an annotation of its own, which does not see the others:
     right for visual questions, wrong for conversations.
@@ -199,7 +199,7 @@ def read_boxes(question, text):
 
 
 def collect_media(row, placeholders):
-    """-> the field of media of a native record; and what placeholders stand for, in their
+    """-> the field of media of a record; and what placeholders stand for, in their
     order: [{"image": 0}, ..] or [{"video": 0}]."""
     named = [part for part in placeholders if part.entry]
     images = listed(row, named, "image")
@@ -241,7 +241,7 @@ def read_video(video, fields):
 
 
 def place_media(prompts, references):
-    """The user's turns as questions of a native record."""
+    """The user's turns as questions of a record."""
     following = iter(references)
     questions = []
     for k, parts in enumerate(prompts):

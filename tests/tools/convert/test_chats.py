@@ -1,15 +1,15 @@
-"""Rows of other projects as native records: media for placeholders, chats, and what is refused."""
+"""Chats of other projects as records: media for placeholders, boxes, and what is refused."""
 
-from pathlib import Path
+import json
 
 import pytest
 
 from records.check import parse
-from records.dialects import convert
-from records.reader import Records, Unreadable
+from records.errors import Unreadable
 from tests.records.samples import write
+from tests.tools.convert.command import CONFORMANCE, run
+from tools.convert.chats import convert
 
-TESTS = Path(__file__).parents[1]
 # list key -> key of the role, key of the text, user, assistant
 CHATS = {
     "conversations": ("from", "value", "human", "gpt"),
@@ -121,14 +121,15 @@ def test_turns_are_one_chat_unless_they_are_to_be_split():
     assert all(a["system"] == "s" for a in split)
 
 
-def test_the_real_rows_are_these_records():
+def test_the_real_rows_are_these_records(tmp_path):
     def chat(*pairs):
         turns = [{"question": question, "answer": answer} for question, answer in pairs]
         return [{"type": "qa", "turns": turns}]
 
-    records = Records(TESTS / "conformance/sharegpt.json", TESTS / "media")
-    ours = ("key", "where", "source")
-    assert [{k: v for k, v in r.items() if k not in ours} for r in records] == [
+    (tmp_path / "rows.json").write_bytes((CONFORMANCE / "sharegpt.json").read_bytes())
+    run(tmp_path / "rows.json", tmp_path / "out.jsonl")
+    lines = (tmp_path / "out.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [
         {"id": "sg1", "image": "coffee.png",
          "annotations": chat(("What is in the cup?", "Espresso."),
                              ("And under it?", "A red saucer."))},
@@ -138,6 +139,43 @@ def test_the_real_rows_are_these_records():
          "annotations": chat(("Which one is alive?", "The second, a cat."))},
         {"id": "sg4", "annotations": chat(("Say hello.", "Hello."))},
     ]
+
+
+# --------------------------------------------------------------------------------------------------
+# answers with <box>
+
+QWEN = "<ref>the cup</ref><box>(100,200),(300,600)</box><box>(500,500),(700,600)</box>"
+INTERNVL = "<ref>the cup</ref><box>[[100, 200, 300, 600], [500, 500, 700, 600]]</box>."
+
+
+def chat(*turns):
+    roles = ("human", "gpt") * len(turns)
+    return [{"from": role, "value": text} for role, text in zip(roles, turns, strict=False)]
+
+
+@pytest.mark.parametrize("answer", [QWEN, INTERNVL])
+def test_an_answer_of_box_tags_becomes_an_annotation_of_its_own(answer):
+    turns = chat("<image>\nWhat is it?", "A cup.", "Find the cups.", answer)
+    alone = chat("Where?", "<box>[[1, 2, 3, 4]]</box>")
+    record, other = (convert({"image": "a.png", "conversations": t}) for t in (turns, alone))
+    check(record)
+    text, found = record["annotations"]
+    assert [turn["answer"] for turn in text["turns"]] == ["A cup."]
+    assert found == {
+        "type": "box", "question": "Find the cups.", "label": "the cup", "coords": "unit",
+        "form": "xyxy", "boxes": [{"box": [0.1, 0.2, 0.3, 0.6]}, {"box": [0.5, 0.5, 0.7, 0.6]}]}
+    assert [a.keys() & {"question", "label"} for a in other["annotations"]] == [{"question"}]
+
+
+BAD = ["It is here: <box>[[1, 2, 3, 4]]</box>", "<box>[[1, 2, 3]]</box>", "<box></box>",
+       "<ref>a</ref><box>[[1, 2, 3, 4]]</box><ref>b</ref><box>[[1, 2, 3, 4]]</box>",
+       "<box>[[0.1, 0.2, 0.3, 0.4]]</box>", "<box>[[1, 2, 3, 4]]"]
+
+
+@pytest.mark.parametrize("answer", BAD)
+def test_boxes_among_other_words_are_refused(answer):
+    with pytest.raises(Unreadable, match=r"^wrong record: an answer with <box>: it must hold"):
+        convert({"image": "a.png", "conversations": chat("Where?", answer)})
 
 
 # --------------------------------------------------------------------------------------------------
@@ -192,13 +230,30 @@ PLANTED = [
 
 
 @pytest.mark.parametrize(("record", "words"), PLANTED)
-def test_a_row_is_refused_in_a_sentence_and_costs_itself_alone(tmp_path, capsys, record, words):
-    records = Records(write(tmp_path / "r.jsonl", row("q", "a"), record, row("r", "b")))
-    assert len(records) == 3
-    assert len(list(records)) == 3 - bool(words)
+def test_a_row_is_refused_in_a_sentence_and_costs_itself_alone(tmp_path, record, words):
+    path = write(tmp_path / "r.jsonl", row("q", "a"), record, row("r", "b"))
+    status, counts, err = run(path, tmp_path / "out.jsonl")
+    assert status == 0
+    skipped = {"wrong record": 1} if words else {}
+    assert counts == {"rows": 3, "records": 3 - bool(words), "skipped": skipped}
     if words:
-        with pytest.raises(Unreadable, match=r"^wrong record: ") as error:
-            records[1]
-        assert words in str(error.value)
-        assert capsys.readouterr().err == (
-            f"train.py: {records.where(1)}: {error.value}; left out\n")
+        (sentence,) = err.splitlines()
+        assert sentence.startswith(f"tools.chats: {path}:2: wrong record: ")
+        assert words in sentence
+        assert sentence.endswith("; skipped")
+    else:
+        assert err == ""
+
+
+SHAPES = """
+null ; {"conversations":{}} ; {"conversations":[[]]} ; {"conversations":[{"from":[],"value":{}}]}
+{"messages":[{"role":"user","content":[{"type":"image","image":[3]}]},{"role":"assistant"}]}
+{"conversations":3} ; {"messages":[{"role":"user","content":[3]}]} ; [{"messages":[]}]
+"""
+
+
+def test_values_of_wrong_types_at_every_depth_are_refused(tmp_path):
+    shapes = SHAPES.replace(" ; ", "\n").split()
+    status, counts, _ = run(write(tmp_path / "r.jsonl", *shapes), tmp_path / "out.jsonl")
+    assert (status, counts["records"]) == (1, 0)
+    assert counts["skipped"] == {"wrong record": len(shapes)}

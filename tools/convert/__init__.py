@@ -1,0 +1,6 @@
+"""Files of other formats as files of records: `python -m tools.convert`.
+
+rows      a file -> its rows
+chats     a row of ShareGPT, LLaVA, OpenAI or Hugging Face messages -> a record
+media     paths of media, as training looks for them beside the new file
+"""
