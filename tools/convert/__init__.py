@@ -2,5 +2,6 @@
 
 rows      a file -> its rows
 chats     a row of ShareGPT, LLaVA, OpenAI or Hugging Face messages -> a record
+boxes     annotations in COCO's format -> records
 media     paths of media, as training looks for them beside the new file
 """

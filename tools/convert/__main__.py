@@ -4,7 +4,7 @@
         --media tests/media
 
 in      a .json file with one array, or a .jsonl file with one row per line: chats of ShareGPT,
-        LLaVA, OpenAI and Hugging Face, or records
+        LLaVA, OpenAI and Hugging Face, or records; or a .json file in COCO's format
 out     OUT, a record per line, whose paths start where training looks for media
 stdout  {"rows":, "records":, "skipped": {kind: n}}
 

@@ -1,9 +1,11 @@
-"""The rows of a file: an array in a .json file, or one row per line of a .jsonl file."""
+"""The rows of a file: an array or COCO's annotations in a .json file, or one row per line of a
+.jsonl file."""
 
 import json
 from collections import Counter
 
 from records.errors import DataError, warn
+from tools.convert.boxes import is_coco, read_coco
 
 MAX_PRINTED = 20  # rows, without --all
 
@@ -33,7 +35,7 @@ def read_rows(path, report):
     if path.suffix == ".jsonl":
         yield from read_lines(path, report)
     elif path.suffix == ".json":
-        yield from read_array(path, report)
+        yield from read_json(path, report)
     else:
         raise DataError(f"{path}: the name must end in .jsonl (one row per line) or .json (one "
                         "array of rows)")
@@ -53,14 +55,18 @@ def read_lines(path, report):
             yield f"{path}:{number}", row
 
 
-def read_array(path, report):
+def read_json(path, report):
     try:
         content = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: the file is not JSON: {error}; a file with one row per line "
                         "ends in .jsonl") from None
+    if is_coco(content):
+        yield from read_coco(content, path, report)
+        return
     if not isinstance(content, list):
-        raise DataError(f"{path}: the file must contain an array of rows")
+        raise DataError(f"{path}: the file must contain an array of rows, or the images, "
+                        "annotations and categories of COCO's format")
     for k, row in enumerate(content):
         report.n_rows += 1
         has_id = isinstance(row, dict) and "id" in row

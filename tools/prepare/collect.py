@@ -100,7 +100,7 @@ def make_records(inputs, name, max_points):
         parts = [[]]
         total = 0
         for annotation in map(json.loads, lines):
-            n_points = len(annotation.get("points", annotation.get("boxes", ())))
+            n_points = len(annotation.get("points", ()))
             if parts[-1] and total + n_points > max_points:
                 parts.append([])
                 total = 0

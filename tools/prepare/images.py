@@ -24,7 +24,6 @@ from records.errors import Unreadable
 from records.media import image_size
 from tools.prepare import annotations as make
 from tools.prepare.annotations import require, size_of, text_of, text_or_skip, xy_points
-from tools.prepare.media import check_path
 
 # sources of Tulu that Molmo2 leaves out: puzzles, long reasoning, answers about the
 # model itself
@@ -59,30 +58,6 @@ def points(row, media, args, coords, clip=False, method=None):
     builder = partial(make.point, places, coords, row["label"], size=size, count=count,
                       clip=clip, max_points=make.MAX_POINTS, counts=args.counts)
     return head, [builder]
-
-
-def boxes(row, media, args):
-    """A label per row, as rows.coco_rows makes them: [[left, top, width, height], ..].
-    The border of the image cuts boxes off. A label with a crowd in one box is left out,
-    since the places of the others are not known."""
-    size = size_of(row["width"], row["height"])
-    require(size, "no size")
-    image = {"path": check_path(row["image"]), "width": size[0], "height": size[1]}
-
-    def build():
-        require(row["boxes"] is not None, "a crowd in one box")
-        kept = []
-        for left, top, w, h in row["boxes"]:
-            right = min(left + w, size[0])
-            bottom = min(top + h, size[1])
-            if right > max(left, 0) and bottom > max(top, 0):
-                kept.append({"box": [max(left, 0), max(top, 0), right, bottom]})
-        require(kept, "no box with an area")
-        require(len(kept) <= make.MAX_POINTS, f"more than {make.MAX_POINTS} points")
-        names = make.labels(row["label"])
-        return {"type": "box", **names, "coords": "pixel", "form": "xyxy", "boxes": kept}
-
-    return {"image": image}, [build]
 
 
 def questions(row, media, args):

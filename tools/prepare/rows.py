@@ -78,34 +78,12 @@ def read_lines(path):
 
 def read_array(path):
     """The rows of a .json that holds an array, or (DocVQA, TextVQA) an object around an
-    array, or COCO's annotations."""
+    array."""
     with explained(f"{path}, which should hold an array of rows,"):
         rows = json.loads(path.read_text(encoding="utf-8-sig"))
         if isinstance(rows, list):
             return rows
-        if rows.keys() >= {"images", "annotations", "categories"}:
-            return coco_rows(rows)
         return next(value for value in rows.values() if isinstance(value, list))
-
-
-def coco_rows(coco):
-    """Annotations in COCO's format -> a row per image and category, with all of its
-    boxes, in the order of the annotations; boxes None where one of them is of a
-    crowd."""
-    images = {image["id"]: image for image in coco["images"]}
-    names = {category["id"]: category["name"] for category in coco["categories"]}
-    rows = {}
-    for annotation in coco["annotations"]:
-        image = images[annotation["image_id"]]
-        row = rows.setdefault((annotation["image_id"], annotation["category_id"]), {
-            "image": image["file_name"], "width": image["width"],
-            "height": image["height"], "label": names[annotation["category_id"]],
-            "boxes": []})
-        if annotation.get("iscrowd"):
-            row["boxes"] = None
-        elif row["boxes"] is not None:
-            row["boxes"].append(annotation["bbox"])
-    return rows.values()
 
 
 def open_parquet(path):

@@ -52,7 +52,6 @@ SETS = {
     "pixmo-count": by_input(
         images.points, "image_url label count image_sha256? points?", max_points=MAX_POINTS,
         coords="pixel"),
-    "coco": by_input(images.boxes, "image width height label boxes", max_points=MAX_POINTS),
     "pixmo-ask-model-anything": by_input(
         images.questions, "image_url question answer image_sha256?"),
     "pixmo-cap-qa": by_input(images.tagged_dialogues, "image_url question answer"),

@@ -33,8 +33,6 @@ BY_METHOD = [
     {"image_url": U, "points": xy((1, 2)), "count": 1, "label": "a", **POINTING},
     {"image_url": U, "points": xy((3, 4)), "count": 1, "label": "b", **COUNTING},
 ]
-OF_IMAGE = {"width": 640, "height": 480}
-CUP = {"image": "val/2.jpg", **OF_IMAGE, "label": "cup", "boxes": [[7, 1, 2, 2]]}
 
 TWO_IMAGES = {"images": [image_cell(None, "l.png"), image_cell(None, "r.png")]}
 
@@ -46,11 +44,6 @@ def crowd(*answers):
 def qa_pairs(questions, answers, explanations=None):
     pairs = {"question": questions, "answer": answers}
     return {"qa_pairs": pairs | ({"explanation": explanations} if explanations else {})}
-
-
-def boxes(label, *corners):
-    return {"type": "box", "label": label, "coords": "pixel", "form": "xyxy",
-            "boxes": [{"box": box} for box in corners]}
 
 
 CASES = {
@@ -112,20 +105,6 @@ CASES = {
                    image=IMAGE_U),
             record({"type": "count", "label": "people", "count": 4}, image=url_image(V)),
         ],
-    ),
-    "coco": Case(                    # as rows.coco_rows gives them
-        is_json=True,
-        rows=[
-            {"image": "val/1.jpg", **OF_IMAGE, "label": "cup",
-             "boxes": [[10.5, 20, 100, 50], [630, 400, 20, 90], [5, 5, 0, 9]]},
-            {"image": "val/1.jpg", **OF_IMAGE, "label": "dog", "boxes": [[1, 2, 3, 4]]},
-            CUP | {"boxes": [[700, 1, 2, 2]]},
-            CUP | {"image": "../2.jpg"},
-        ],
-        records=[record(
-            boxes("cup", [10.5, 20, 110.5, 70], [630, 400, 640, 480]), boxes("dog", [1, 2, 4, 6]),
-            image={"path": "val/1.jpg", **OF_IMAGE})],
-        skipped={"no box with an area": 1, "path that leaves the media folder": 1},
     ),
     "pixmo-ask-model-anything": Case(
         rows=[

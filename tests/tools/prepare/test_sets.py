@@ -44,28 +44,6 @@ def test_the_miniature_becomes_these_records(name, tmp_path):
         assert sha(path.read_bytes()) == path.name
 
 
-COCO = {
-    "images": [{"id": 3, "file_name": "a.jpg", "width": 64, "height": 48}],
-    "categories": [{"id": 1, "name": "cup"}, {"id": 2, "name": "person"}],
-    "annotations": [
-        {"image_id": 3, "category_id": 1, "bbox": [1, 2, 3, 4], "iscrowd": 0},
-        {"image_id": 3, "category_id": 2, "bbox": [1, 2, 3, 4], "iscrowd": 1},
-        {"image_id": 3, "category_id": 1, "bbox": [5, 6, 7, 8], "iscrowd": 0},
-        {"image_id": 3, "category_id": 2, "bbox": [5, 6, 7, 8]}],
-}
-
-
-def test_a_file_of_coco_annotations_becomes_a_record_per_image(tmp_path):
-    source = tmp_path / "instances.json"
-    source.write_text(json.dumps(COCO))
-    records, counts = prepare("coco", source, tmp_path / "out")
-    assert records == [{"id": "coco-1", "image": {"path": "a.jpg", "width": 64, "height": 48},
-                        "annotations": [{
-                            "type": "box", "label": "cup", "coords": "pixel", "form": "xyxy",
-                            "boxes": [{"box": [1, 2, 4, 6]}, {"box": [5, 6, 12, 14]}]}]}]
-    assert counts["skipped"] == {"a crowd in one box": 1}
-
-
 def test_an_image_with_many_points_becomes_several_records_of_sixty_at_most(tmp_path):
     rows = [{"image_url": U, "points": xy(*[(i, k) for i in range(n)]), "label": f"l{k}"}
             for k, n in enumerate([30, 30, 1, 0, 59, 60, 61, 2])]
