@@ -52,10 +52,10 @@ class Records:
             self.offsets, self.lines, digest = find_lines(self.path)
         except OSError as error:
             stop(path, f"the file cannot be read: {error.strerror}")
+        if self.path.suffix not in (".jsonl", ".json"):
+            stop(path, "the name of a file of records must end in .jsonl (one record per line)")
         if self.path.suffix == ".json" or (len(self) and self.starts_with_chat()):
             stop(path, f"this is no file of records; {conversion(self.path, media)} makes one")
-        if self.path.suffix != ".jsonl":
-            stop(path, "the name of a file of records must end in .jsonl (one record per line)")
         if not len(self):
             stop(path, "the file holds no record")
         digest.update(json.dumps(self.options).encode())
