@@ -51,9 +51,10 @@ def parse(argv):
 
 
 def to_record(row, split_turns):
-    """A row -> a record as training reads it; Unreadable or one of FORM_ERRORS."""
+    """A row -> a record that training can read; Unreadable or one of FORM_ERRORS."""
     record = chats.convert(row, split_turns) if is_chat(row) else row
-    return read_record(json.dumps(record, ensure_ascii=False).encode())
+    read_record(json.dumps(record, ensure_ascii=False).encode())
+    return record
 
 
 def write(args, start, target, report):

@@ -158,7 +158,7 @@ def test_an_answer_of_box_tags_becomes_an_annotation_of_its_own(answer):
     turns = chat("<image>\nWhat is it?", "A cup.", "Find the cups.", answer)
     alone = chat("Where?", "<box>[[1, 2, 3, 4]]</box>")
     record, other = (convert({"image": "a.png", "conversations": t}) for t in (turns, alone))
-    check(record)
+    parse(record)
     text, found = record["annotations"]
     assert [turn["answer"] for turn in text["turns"]] == ["A cup."]
     assert found == {
