@@ -75,7 +75,7 @@ MAX_WAIT = 64  # packs after which an example goes into the next one
 
 
 class Planner:
-    """Iterates over packs: lists of example indices whose tokens and crops fit a row.
+    """Iterates over packs: lists of Items whose tokens and crops fit a row.
 
     sizes: a sequence of (tokens, crops), or a function i -> (tokens, crops) without end. Examples
     whose size is None, or that no row can hold, are left out. A pack is an anchor from the pool,
@@ -91,7 +91,6 @@ class Planner:
         self.next_index = 0
         self.n_packs = 0
         self.pool = []  # of Item, oldest first
-        self.last = []  # of Item, the pack made last
 
     def fill_pool(self):
         while len(self.pool) < self.pool_size and self.next_index < self.n_examples:
@@ -121,11 +120,11 @@ class Planner:
         weight = crops**16 / (tokens**16 + crops**16 + 1e-300)
         others = best_subset(largest_first, T - anchor.tokens, self.max_crops - anchor.crops,
                              -(-T // N_BINS), (1 - weight) / T, weight / C)
-        self.last = [anchor, *others]
-        taken = {e.index for e in self.last}
+        pack = [anchor, *others]
+        taken = {e.index for e in pack}
         self.pool = [e for e in self.pool if e.index not in taken]
         self.n_packs += 1
-        return [e.index for e in self.last]
+        return pack
 
     def state(self):
         return {"next": self.next_index, "packs": self.n_packs,

@@ -252,9 +252,10 @@ def test_every_fitting_example_is_packed_once_and_no_pack_is_over_a_limit(seed):
     planner = packing.Planner(sizes, 100, 10, pool_size=1 + seed * 3)
     packs = list(planner)
     for pack in packs:
-        assert sum(sizes[i][0] for i in pack) <= 100 and sum(sizes[i][1] for i in pack) <= 10
+        assert [(e.tokens, e.crops) for e in pack] == [sizes[e.index] for e in pack]
+        assert sum(e.tokens for e in pack) <= 100 and sum(e.crops for e in pack) <= 10
     fits = [i for i, (t, c) in enumerate(sizes) if t <= 100 and c <= 10]
-    assert sorted(i for pack in packs for i in pack) == fits
+    assert sorted(e.index for pack in packs for e in pack) == fits
 
 
 def test_nothing_waits_much_longer_than_its_age_allows():
@@ -264,8 +265,7 @@ def test_nothing_waits_much_longer_than_its_age_allows():
 
     planner, waits = packing.Planner(endless, 120, 10, pool_size=16), []
     for n in range(4000):
-        arrived = {e.index: e.arrived for e in planner.pool}
-        waits += [n - arrived.get(i, n) for i in next(planner)]
+        waits += [n - e.arrived for e in next(planner)]
     # several may reach the limit at once: one of them goes into each pack
     assert packing.MAX_WAIT <= max(waits) < packing.MAX_WAIT + 16
     assert min(e.index for e in planner.pool) > 8000 - 2 * (packing.MAX_WAIT + 16) - 16

@@ -67,8 +67,7 @@ def make_plan(mixture, tokenizer, config, n_packs):
     steps = StepPlanner(mixture, tokenizer, config, measure_and_note)
     packs = []
     for _ in tqdm(range(n_packs), unit="pack", desc="plan", mininterval=1):
-        next(steps.planner)
-        packs.append(steps.planner.last)
+        packs.append(next(steps.planner))
     results.close()
     items = list(chain(*packs))
     ids = [steps.ids[item.index] for item in items]

@@ -53,7 +53,7 @@ def stats(readers, tokenizer, config):
         "longest": longest, "longest_id": longest_id}
     planner = packing.Planner(
         sizes, config.data.max_tokens, config.pack_crops, config.pool_size)
-    packs = [planner.last for _ in planner]
+    packs = list(planner)
     return found | describe_packs(packs, config) if packs else found
 
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import numpy as np
 
@@ -157,10 +157,7 @@ class StepPlanner(Iterator):
         return found.size
 
     def __next__(self):
-        packs = []
-        for _ in range(self.config.batch):
-            next(self.planner)
-            packs.append(self.planner.last)
+        packs = list(islice(self.planner, self.config.batch))
         ids = [self.ids.pop(e.index) for pack in packs for e in pack]
         state = {"planner": self.planner.state(), "ids": list(self.ids.items()),
                  "skipped": self.skipped.state()}

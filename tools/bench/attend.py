@@ -68,7 +68,8 @@ def rows(tokens, count, device="cpu"):
     max_crops = max(limits.max_crops * tokens // limits.max_tokens, 1)
     examples = stream(stage, 400, seed=0)
     sizes = [(e.tokens, e.crops) for e in examples]
-    packs = [[examples[i] for i in pack] for pack in packing.Planner(sizes, tokens, max_crops)]
+    planner = packing.Planner(sizes, tokens, max_crops)
+    packs = [[examples[e.index] for e in pack] for pack in planner]
     full = [pack for pack in packs if sum(e.tokens for e in pack) >= 0.8 * tokens]
     if len(full) < count:
         raise UserError(f"--tokens {tokens}: the stream fills fewer than {count} such rows.")

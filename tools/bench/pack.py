@@ -151,6 +151,10 @@ def official(sizes, max_tokens, max_crops, image_weight, pool=48):
         yield take_pack()
 
 
+def ours(sizes, *limits):
+    return ([item.index for item in pack] for pack in packing.Planner(sizes, *limits))
+
+
 OFFICIAL = "official knapsack, 48"
 
 
@@ -161,7 +165,7 @@ def packers(stage):
         "in order until full": in_order,
         "InternVL's buffer, 20": internvl_buffer,
         OFFICIAL: partial(official, image_weight=1 if stage == 1 else 30),
-        "ours": packing.Planner,
+        "ours": ours,
     }
 
 
@@ -228,7 +232,7 @@ def savings(examples, limits):
     ):
         packs = packing.Planner(sizes, *limits)
         found[alone] = count_sequences([tokens for tokens, _ in sizes])
-        found[packed] = count_sequences([sum(sizes[i][0] for i in pack) for pack in packs])
+        found[packed] = count_sequences([sum(e.tokens for e in pack) for pack in packs])
     return found
 
 

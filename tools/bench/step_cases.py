@@ -151,7 +151,8 @@ def stream_case(config, n, stage, limits):
 
     # The first packs hold the largest examples of the pool; after MAX_WAIT packs these are gone.
     planner = packing.Planner(next_size, limits.max_tokens, limits.max_crops)
-    packs = list(islice(planner, packing.MAX_WAIT, packing.MAX_WAIT + n))
+    packs = [[e.index for e in pack]
+             for pack in islice(planner, packing.MAX_WAIT, packing.MAX_WAIT + n)]
     for i in sorted(i for pack in packs for i in pack):
         set_random_pixels([trees[i].whole, *trees[i].singles], config, rng)
     rows = [[trees[i].whole for i in pack] for pack in packs]
