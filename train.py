@@ -34,6 +34,7 @@ import packing
 import parallel
 from evaluation import report
 from records.errors import DataError, Unreadable
+from toy import world
 from training import checkpoint
 from training.config import RunError, Terminated, UserError, parse
 from training.log import (
@@ -44,13 +45,17 @@ from training.log import (
     how_to_go_on,
     make_head,
     make_line,
-    read_log,
-    read_steps,
     stop_nonfinite,
 )
 from training.preferences import find_references, objective, read_references
 from training.ranks import all_reduce_sums
-from training.setup import dry_run_largest_batch, fill_weights, pretrain_vit, start_run
+from training.setup import (
+    dry_run_largest_batch,
+    fill_weights,
+    pretrain_vit,
+    start_run,
+    whole_model,
+)
 from weights import files
 
 # --------------------------------------------------------------------------------------------------
@@ -126,11 +131,10 @@ def divide_and_clip(run, groups, weight):
 # the loop
 
 
-def train(run, model, groups, optimizer, log, eval_every=0):
-    """Runs the steps that are left, scores the model every eval_every steps, and draws at
-    some, in the toy world, what it says of four images."""
+def train(run, model, groups, optimizer, log, watcher, eval_every=0):
+    """Runs the steps that are left. The watcher may look at the model after each step, and scores
+    it every eval_every steps (evaluation/report.py)."""
     config = run.config
-    picture_steps = report.picture_steps(run)
     newest_picture = {}
     stop_requested = []
 
@@ -166,15 +170,12 @@ def train(run, model, groups, optimizer, log, eval_every=0):
             checkpoint.save(run, model, optimizer, step, {"plans": plan.state, "masked": masked})
         if stop:
             raise Terminated(step)
-        if step in picture_steps:
-            newest_picture = {"picture": report.draw_step(run, model, step)}
+        newest_picture |= watcher.look(run, model, step)
         if evaluates:
             signal.signal(signal.SIGTERM, stop_at_once)
             if stop_requested:  # since the step was done
                 raise Terminated(step)
-            log.write({"step": step, "eval": report.scores_of_run(run, model)})
-            if run.ranks.first:
-                report.draw_curves(run.out)
+            watcher.evaluate_step(run, model, log, step)
             signal.signal(signal.SIGTERM, stop_after_this_step)
         bar.set_postfix(loss=f"{stats.loss:.3f}", fill=f"{line['fill_tokens']:.0%}",
                         **newest_picture, refresh=False)
@@ -226,26 +227,20 @@ def dropout_seed(seed, step, rank):
 # the end
 
 
-def finish(run, model, log, began):
-    """Saves weights, tokenizer and the settings used at inference, scores the model, draws what the
-    log holds, and prints where to look."""
+def finish(run, model, log, watcher, began):
+    """Saves weights, tokenizer and the settings used at inference; the watcher scores the model and
+    reports."""
     folder = run.out / "model"
     whole = files.whole_copy(model, "cpu", torch.float32, keep=run.ranks.first)
     if run.ranks.first:
         files.save(whole, folder)
         run.tokenizer.save(folder)
         files.save_data_config(run.config.data, folder)
-    scores = report.scores_of_run(run, model, run.out / "samples")
+    scores = watcher.scores(run, model, run.out / "samples")
     if run.ranks.mesh:
         dist.destroy_process_group()
     if run.ranks.first:
-        seconds = time.monotonic() - began
-        log.write({"step": run.config.steps, "eval": scores, "seconds": seconds})
-        report.draw_curves(run.out)
-        report.draw_progress(run.out)
-        report.animate_progress(run.out)
-        steps = read_steps(read_log(run.out / "log.jsonl"))
-        report.print_end(run, steps[-1]["loss"] if steps else None, scores, seconds)
+        watcher.end(run, log, scores, time.monotonic() - began)
 
 
 def main(argv=None):
@@ -258,24 +253,24 @@ def main(argv=None):
         signal.signal(signal.SIGTERM, stop_at_once)
         args, config = parse(argv)
         with checkpoint.lock(Path(args.out)):
-            run, model = start_run(args, config)
+            run, model = start_run(args, config, world)
             head = make_head(run, args, model)
-            if run.config.vit_steps and not args.init and not run.resume_from.folder:
-                pretrain_vit(run, model.vision.vit.to(run.device))
+            if run.config.vit_steps and run.start.is_new:
+                pretrain_vit(run, model.vision.vit.to(run.device), world)
             place(run, model)
             groups, optimizer = build_optimizer(run, model)
             if run.device.type == "cuda":
                 dry_run_largest_batch(run, groups, partial(forward_backward, run, model))
-            fill_weights(run, args, model, optimizer)
+            fill_weights(run, model, optimizer)
             if run.config.beta:
                 references = read_references(run)
                 if references is None:
-                    with report.whole_model(run, model, torch.float32) as whole:
+                    with whole_model(run, model, torch.float32) as whole:
                         references = find_references(run, whole)
                 run = replace(run, references=references)
             log = RunLog(run, head, args.tensorboard)
-            train(run, model, groups, optimizer, log, args.eval_every)
-            finish(run, model, log, began)
+            train(run, model, groups, optimizer, log, report, args.eval_every)
+            finish(run, model, log, report, began)
     except (UserError, DataError) as e:
         end(2, e)
     except (RunError, Unreadable, OSError) as e:

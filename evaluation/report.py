@@ -9,7 +9,7 @@
 import json
 import shlex
 import textwrap
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import numpy as np
 from PIL import Image
@@ -23,8 +23,7 @@ from text.styles import medium
 from toy import world
 from training.checkpoint import STEP
 from training.log import read_log, read_steps
-from weights import lora
-from weights.files import gather_on_each
+from training.setup import whole_model
 
 # What the toy is to reach with the whole recipe of a stage.
 VIDEO_AIMS = {"video_point_f1": 0.80, "track_f1": 0.80, "qa_accuracy": 0.90}
@@ -33,27 +32,38 @@ IMAGE_AIMS = {"point_f1": 0.90, "count_accuracy": 0.93, "caption_exact": 0.75}
 PICTURE_SHARES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1)
 
 
-@contextmanager
-def whole_model(run, model, dtype=None):
-    """The model that each rank asks, a whole copy."""
-    model.eval()
-    whole = gather_on_each(model, run.ranks, run.device, dtype or run.dtype)
-    with lora.autocast(whole, run.device, run.dtype):
-        yield whole
-    model.train()
+def look(run, model, step):
+    """What the progress bar shows beside the loss after a step: the newest picture, if it is due.
+
+    train.train calls this function and the next three, and knows nothing else of this file.
+    """
+    if run.eval_records is not None:  # pictures are of the toy world
+        return {}
+    due = {max(1, round(share * run.config.steps)) for share in PICTURE_SHARES}
+    return {"picture": draw_step(run, model, step)} if step in due else {}
 
 
-def scores_of_run(run, model, samples_dir=None):
+def evaluate_step(run, model, log, step):
+    """Logs the scores of a step and draws the curves."""
+    log.write({"step": step, "eval": scores(run, model)})
+    if run.ranks.first:
+        draw_curves(run.out)
+
+
+def scores(run, model, samples_dir=None):
     """final_scores by all ranks. The first rank draws."""
     with whole_model(run, model) as whole:
         return final_scores(run, whole, samples_dir if run.ranks.first else None)
 
 
-def picture_steps(run):
-    """The steps after which a run in the toy world draws its progress."""
-    if run.eval_records is not None:
-        return set()
-    return {max(1, round(share * run.config.steps)) for share in PICTURE_SHARES}
+def end(run, log, scores, seconds):
+    """Logs the scores of the end, draws what the log holds, and prints where to look."""
+    log.write({"step": run.config.steps, "eval": scores, "seconds": seconds})
+    draw_curves(run.out)
+    draw_progress(run.out)
+    animate_progress(run.out)
+    steps = read_steps(read_log(run.out / "log.jsonl"))
+    print_end(run, steps[-1]["loss"] if steps else None, scores, seconds)
 
 
 def records_to_show(config):

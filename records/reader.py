@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 
 from records import media
-from records.check import THOUSANDTHS, like_thousandths, parse, unlikely_units
 from records.errors import DataError, Unreadable, warn
 from records.media import Probes
+from records.parse import THOUSANDTHS, like_thousandths, parse, unlikely_units
 
 MAX_CHECKED_BYTES = 64 << 20  # files up to this size are checked when opened,
 N_CHECKED = 1000  # of larger ones so many records

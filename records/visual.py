@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 import vision
-from records.check import check_range
 from records.errors import Unreadable
+from records.parse import check_range
 from text.visual_tokens import shift_subtitles
 
 

@@ -66,8 +66,8 @@ FAULTS = [
     # behind them
     Fault("text/points.py", "ids.setdefault(name, len(ids) + 1)", "ids.setdefault(name, len(ids))",
           "tests/text/test_points.py"),
-    Fault("text/points.py", '"percent": (100, 100)', '"percent": (1000, 1000)',
-          "tests/text/test_points.py tests/text/test_prompts.py"),
+    Fault("records/parse.py", '"percent": (100, 100)', '"percent": (1000, 1000)',
+          "tests/text/test_point_prompts.py tests/text/test_prompts.py"),
     Fault("text/tracks.py", "half_interval(annotation) + ROUNDING", "ROUNDING",
           "tests/text/test_tracks.py"),
     Fault("text/tracks.py", 'point["t"] > query["t"]', 'point["t"] >= query["t"]',

@@ -13,7 +13,7 @@ import data
 import model
 import packing
 from packing import Item
-from records.check import parse
+from records.parse import parse
 from text.tokenizer import ByteTokenizer
 from toy.world import WORDS, World
 

@@ -12,7 +12,8 @@ from collections import Counter
 import pytest
 from PIL import Image
 
-from records.check import TABLES, WORDS, parse
+from records.check import TABLES, WORDS
+from records.parse import parse
 from tests.test_layout import ROOT, SKIPPED_FOLDERS, TOP_LEVEL, Repository
 from tools import check
 from training import config

@@ -21,11 +21,10 @@ from evaluation import report
 from records.mixture import Mixture
 from text.tokenizer import ByteTokenizer, load_tokenizer
 from toy import world
-from training.checkpoint import Checkpoint
 from training.config import parse
 from training.loader import Loader
 from training.planner import StepPlanner
-from training.setup import open_model, open_tokenizer
+from training.setup import find_start, open_model
 from training.sources import open_sources
 from weights import files
 
@@ -64,11 +63,12 @@ def opened(*flags):
     steps."""
     args, config = parse(flags)
     torch.manual_seed(config.seed)
-    tokenizer, config = open_tokenizer(args, config)
-    model = open_model(args, config, Checkpoint())
-    sources, rates, _ = open_sources(args, config)
+    start, config = find_start(args, config, world)
+    model = open_model(config, start, world)
+    sources, rates, _ = open_sources(args, config, world)
     mixture = Mixture(sources, rates, config.seed)
-    loader = Loader(mixture, tokenizer, config, StepPlanner(mixture, tokenizer, config))
+    planner = StepPlanner(mixture, start.tokenizer, config)
+    loader = Loader(mixture, start.tokenizer, config, planner)
     rows = ([row for rows in micro_batches for row in rows] for _, micro_batches in loader)
     return model, config, rows
 
@@ -181,13 +181,13 @@ def test_dropout_has_random_numbers_of_its_own_in_every_step_and_on_every_rank(
     forward_backward = train.forward_backward
     monkeypatch.setattr(train, "forward_backward", lambda *args: (
         drawn.append(torch.rand(1).item()), forward_backward(*args))[1])
-    monkeypatch.setattr(train.report, "draw_step", lambda *_: "")
+    watcher = SimpleNamespace(look=lambda *_: {})
     args, config = parse([*SMALL, "--steps", "2", "--save-every", "0", "--out", str(tmp_path)])
     for rank in (0, 1):
-        run, model = start_run(args, config)
+        run, model = start_run(args, config, world)
         run = dataclasses.replace(run, ranks=dataclasses.replace(run.ranks, rank=rank))
         log = SimpleNamespace(step=lambda *_: None)
-        train.train(run, model, *train.build_optimizer(run, model), log)
+        train.train(run, model, *train.build_optimizer(run, model), log, watcher)
     assert len({*drawn}) == len(drawn) == 4
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data import DataConfig
-from records.check import THOUSANDTHS, like_thousandths, unlikely_units
 from records.errors import DataError, Unreadable, plural, require_file, warn
 from records.media import FrameFolder, names_of, read_image
+from records.parse import THOUSANDTHS, like_thousandths, unlikely_units
 from records.reader import Records
 from records.visual import read_headers
 from tools.command import make_parser, report_errors

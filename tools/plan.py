@@ -22,9 +22,10 @@ from tqdm import tqdm
 from records.mixture import Mixture
 from tools.command import make_parser, positive, report_errors
 from tools.stats import describe_packs
+from toy import world
 from training.config import parse
 from training.planner import PlanFile, StepPlanner, measure, name_kind
-from training.setup import open_tokenizer
+from training.setup import find_start
 from training.sources import fingerprint, open_sources
 
 CHUNK = 64  # records of a worker at a time
@@ -92,12 +93,12 @@ def main(argv=None):
     run, config = parse(rest)
     if Path(args.out).is_dir():
         parser.error(f"--out {args.out}: name a file, not a folder")
-    sources, rates, _ = open_sources(run, config)
-    tokenizer, config = open_tokenizer(run, config)
-    made_for = fingerprint(sources, rates, tokenizer, config)
+    sources, rates, _ = open_sources(run, config, world)
+    start, config = find_start(run, config, world)
+    made_for = fingerprint(sources, rates, start.tokenizer, config)
     mixture = Mixture(sources, rates, config.seed)
     n_packs = args.packs or config.steps * config.batch
-    columns, found = make_plan(mixture, tokenizer, config, n_packs)
+    columns, found = make_plan(mixture, start.tokenizer, config, n_packs)
     part = Path(f"{args.out}.part")
     part.parent.mkdir(parents=True, exist_ok=True)
     with open(part, "wb") as file:

@@ -14,9 +14,10 @@ import packing
 from records.errors import Unreadable
 from records.visual import read_headers
 from tools.command import make_parser, report_errors
+from toy import world
 from training.config import parse
 from training.planner import name_kind, skip_reason
-from training.setup import open_tokenizer
+from training.setup import find_start
 from training.sources import open_sources
 
 
@@ -81,9 +82,9 @@ def main(argv=None):
     args, rest = parser.parse_known_args(argv)
     media = ["--media", args.media] if args.media else []
     run, config = parse(["--stage", args.stage, "--data", args.file, *media, *rest])
-    readers, _, _ = open_sources(run, config)
-    tokenizer, config = open_tokenizer(run, config)
-    found = stats(readers, tokenizer, config)
+    readers, _, _ = open_sources(run, config, world)
+    start, config = find_start(run, config, world)
+    found = stats(readers, start.tokenizer, config)
     for name, value in found.items():
         print(f"{name:18} {value}")
     print(json.dumps({"file": args.file, "stage": config.stage, **found}))

@@ -32,11 +32,12 @@ from text.points import unit
 from text.tokenizer import token_text
 from text.tracks import since_start
 from tools.command import make_parser, report_errors
+from toy import world
 from training.config import Config, UserError, parse
 from training.loader import Decoder
 from training.log import read_log
 from training.planner import StepPlanner
-from training.setup import open_tokenizer
+from training.setup import find_start
 from training.sources import open_sources
 from weights.files import config_from_dict, explained
 
@@ -59,8 +60,9 @@ class Row(NamedTuple):
 def plan_row(args, config, step, number, log=()):
     """The Row of that number in a step, counted from 1, as training plans and decodes it. A
     log, the lines of a run, must have the same record ids at this step."""
-    tokenizer, config = open_tokenizer(args, config)
-    sources, rates, _ = open_sources(args, config)
+    start, config = find_start(args, config, world)
+    tokenizer = start.tokenizer
+    sources, rates, _ = open_sources(args, config, world)
     mixture = Mixture(sources, rates, config.seed)
     plan = next(islice(StepPlanner(mixture, tokenizer, config), step - 1, None))
     hashes = [line["ids"] for line in log if line.get("step") == step and "ids" in line]

@@ -12,8 +12,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from records.check import parse
 from records.mixture import rng_for
+from records.parse import parse
 from toy.shapes import FEW, KINDS_BY_NAME, SIZE, VERSION, draw_scene, mask_of, name_of, render
 
 CURRICULUM = 2000  # images of a source until they are as hard as held-out ones

@@ -13,12 +13,15 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from records.check import as_line
 from records.errors import command_name, plural
 from records.mixture import group_rates, sqrt_size
+from records.parse import as_line
 from toy.images import CURRICULUM, MAX_OBJECTS, NUMBERS, ImageSeries, Sums, World
 from toy.shapes import COLOURS, FEW, KINDS_BY_NAME, LATTICE, SHAPES, SIZE
 from toy.videos import MovingShapes
+from toy.vit import init_neighbor_heads, pretrain
+
+__all__ = ["WORDS", "held_out", "init_neighbor_heads", "mixture", "pretrain"]
 
 # What the toy's tokenizer encodes as one id; the order decides the ids.
 WORDS = (

@@ -63,25 +63,26 @@ class Checkpoint(NamedTuple):
     folder: Path = None
     step: int = 0
     state: dict = None
+    init: str = None  # the folder of the weights to read before those of the checkpoint
 
 
 def find(args):
     """-> the Checkpoint in --out from which the run continues. UserError if it may not write there.
-    args.init becomes the folder of the weights to read."""
+    It changes nothing."""
     out = Path(args.out)
     found = find_newest(out) if args.resume else Checkpoint()
-    given = args.else_init or args.init
+    init = args.else_init or args.init
     if found.folder:
         if args.init:
             check_init(args, out)
-        args.init = (given or found.state["base"]) if found.state["base"] else None
-    else:
-        check_directory(args, out)
-        args.init = given
-        if args.resume and is_first_process():
-            begins = f"with the weights of {args.init}" if args.init else "afresh"
-            warn(f"no checkpoint in {out}: the run starts {begins}")
-    return found
+        # a checkpoint of adapters does not hold the weights under them
+        base = found.state["base"]
+        return found._replace(init=(init or base) if base else None)
+    check_directory(out, args, init)
+    if args.resume and is_first_process():
+        begins = f"with the weights of {init}" if init else "from the beginning"
+        warn(f"no checkpoint in {out}: the run starts {begins}")
+    return found._replace(init=init)
 
 
 def check_init(args, out):
@@ -113,7 +114,7 @@ def list_steps(out):
     return sorted((int(name.removeprefix("step-")) for name in names), reverse=True)
 
 
-def check_directory(args, out):
+def check_directory(out, args, init):
     """UserError if a run that begins may not write to `out`."""
     holds_run = bool(list_steps(out)) or (out / "model").exists()
     is_empty = {path.name for path in out.iterdir()} <= {"lock"}
@@ -124,8 +125,8 @@ def check_directory(args, out):
         reason = "holds a run; --resume continues it, --overwrite deletes it"
     elif args.overwrite and not is_empty and not (out / "config.json").is_file():
         reason = "has no config.json, so it is no run directory to --overwrite"
-    elif args.overwrite and args.init and Path(args.init).resolve().is_relative_to(out.resolve()):
-        reason = f"--overwrite would delete the weights of --init {args.init}"
+    elif args.overwrite and init and Path(init).resolve().is_relative_to(out.resolve()):
+        reason = f"--overwrite would delete the weights of --init {init}"
     if reason:
         raise UserError(f"--out {out}: {reason}; or name another directory")
 

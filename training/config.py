@@ -20,7 +20,6 @@ from data import DataConfig
 from records.media import MAX_FRAMES
 from stages import stage1, stage2, stage3
 from stages import tiny as tiny_recipe
-from toy.shapes import KINDS_BY_NAME
 from weights.lora import LAYERS, LoraConfig
 
 STAGES = {1: stage1, 2: stage2, 3: stage3}
@@ -110,7 +109,7 @@ CHOICES = {
     "cp_exchange": ("heads", "gather"),
     "device": ("auto", "cpu", "cuda", "mps"),
     "dtype": ("auto", "float32", "bfloat16"),
-    "toy_kinds": tuple(KINDS_BY_NAME),
+    "toy_kinds": ("few", "many"),  # of toy.shapes
     "data.separator": ("\t", ";"),  # others cannot be read back
     "model.family": ("qwen", "olmo", "llama"),
 }

@@ -197,7 +197,8 @@ def make_head(run, args, model):
     """-> the first line of log.jsonl; says on stderr what the run is about to do."""
     config = run.config
     params = {part: sum(p.numel() for p in ps) for part, ps in model.parameter_groups().items()}
-    head = {"config": dataclasses.asdict(config), "command": vars(args), "commit": commit(),
+    command = vars(args) | {"init": run.start.weights}
+    head = {"config": dataclasses.asdict(config), "command": command, "commit": commit(),
             "device": str(run.device), "hardware": hardware(run.device),
             "dtype": str(run.dtype).split(".")[-1], "world": run.ranks.world, "params": params,
             "versions": {"python": platform.python_version(), "torch": torch.__version__}}

@@ -2,8 +2,10 @@
 
 import json
 import os
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,8 +19,6 @@ from records.errors import DataError, warn
 from records.mixture import Mixture
 from records.reader import Records
 from text.tokenizer import ByteTokenizer, load_tokenizer
-from toy import vit as stage0
-from toy import world
 from training import checkpoint
 from training.config import Config, RunError, UserError
 from training.loader import Loader
@@ -90,14 +90,14 @@ def layout_error(world, config, model):
     return ""
 
 
-def open_data(args, config, ranks, tokenizer, resume_from):
+def open_data(args, config, ranks, tokenizer, resume_from, world):
     """-> Loader that continues after `resume_from`, records of --eval, fingerprint of the data.
     The first rank reads the files, and sends the others where their records begin."""
     opened = None
     plans = None
     if ranks.first:
         try:
-            opened = open_sources(args, config)
+            opened = open_sources(args, config, world)
             if args.plan:
                 plan_for = fingerprint(*opened[:2], tokenizer, config)
                 plans = PlanFile(args.plan, plan_for, config)
@@ -127,16 +127,26 @@ def open_data(args, config, ranks, tokenizer, resume_from):
     return loader, eval_records, made_for
 
 
-def open_tokenizer(args, config, resume_from=None):
-    """-> tokenizer of --init, of the checkpoint or of the toy, and config with the model of the
-    same folder. UserError if the command line asks for a model of another shape."""
-    where = "--model"
-    folder = resume_from.folder if resume_from else None
+class Start(NamedTuple):
+    """What the model of a run starts from."""
+    tokenizer: object
+    shape: models.ModelConfig
+    weights: str = None  # the folder to read them from; None: new ones, or the checkpoint has all
+    is_new: bool = True  # neither a folder nor a checkpoint
+
+
+def find_start(args, config, world, resume_from=None):
+    """-> Start, by --init, the checkpoint or the recipe; config with its shape. UserError if it
+    cannot be read, or if the command line asks for a model of another shape."""
+    resume_from = resume_from or checkpoint.Checkpoint(init=args.init)
+    weights = resume_from.init
+    folder = resume_from.folder
     shape = config.model
+    where = "--model"
     try:
-        if args.init is not None:
-            where = f"--init {args.init}"
-            folder, shape, _ = files.describe(args.init)
+        if weights is not None:
+            where = f"--init {weights}"
+            folder, shape, _ = files.describe(weights)
         elif folder:
             where = "--resume"
             with files.explained(folder):
@@ -154,22 +164,22 @@ def open_tokenizer(args, config, resume_from=None):
     if asked_for and config.model != found:
         raise UserError(f"{where}: its model has another shape than --preset and --model.* ask "
                         "for; leave them out")
-    return tokenizer, replace(config, model=shape)
+    return Start(tokenizer, shape, weights, not folder), replace(config, model=shape)
 
 
-def open_model(args, config, resume_from):
-    """-> a model as in the recipe, of the shape in the config.
+def open_model(config, start, world):
+    """-> a model of the shape in the config, as the recipe asks for.
 
-    A new one is on the CPU. With --init or --resume it is on the meta device, so that no rank holds
-    all of it: train.place allocates each rank's shard, fill_weights reads it.
+    A new one is on the CPU. Another is on the meta device, so that no rank holds all of it:
+    train.place allocates each rank's shard, fill_weights reads it.
     """
     try:
-        if args.init is not None or resume_from.folder:
-            model = files.meta_model(config.model)
-        else:
+        if start.is_new:
             model = models.Molmo2(config.model).init_weights()
             if config.model.vision.neighbor_init:
-                stage0.init_neighbor_heads(model.vision.vit)
+                world.init_neighbor_heads(model.vision.vit)
+        else:
+            model = files.meta_model(config.model)
     except (AssertionError, IndexError, RuntimeError, ValueError, ZeroDivisionError) as e:
         raise UserError(f"--model: no model has this shape: {e}") from None
     return apply_recipe(model, config).train()
@@ -190,26 +200,36 @@ def apply_recipe(model, config):
     return model
 
 
-def fill_weights(run, args, model, optimizer):
+def fill_weights(run, model, optimizer):
     """Reads this rank's part of the weights of --init, then of the checkpoint."""
     if run.config.lora.rank:
         lora.init_adapters(model, run.config.seed)
-    if args.init is not None:
+    if run.start.weights is not None:
         try:
-            files.read_weights(model, args.init)
+            files.read_weights(model, run.start.weights)
         except (OSError, ValueError) as e:
-            raise UserError(f"--init {args.init}: {e}") from None
+            raise UserError(f"--init {run.start.weights}: {e}") from None
     if run.resume_from.folder:
         checkpoint.restore(run.resume_from.folder, model, optimizer)
 
 
-def pretrain_vit(run, vit):
+@contextmanager
+def whole_model(run, model, dtype=None):
+    """The model with which each rank answers and computes references: a whole copy."""
+    model.eval()
+    whole = files.gather_on_each(model, run.ranks, run.device, dtype or run.dtype)
+    with lora.autocast(whole, run.device, run.dtype):
+        yield whole
+    model.train()
+
+
+def pretrain_vit(run, vit, world):
     """Stage 0, from which the toy's ViT starts, as released ones from SigLIP2."""
     config = run.config
     vit.requires_grad_(True)
     path = run.out / "stage0.jsonl" if run.ranks.first else os.devnull
     with open(path, "w", buffering=1) as log:
-        lines = stage0.pretrain(vit, config.seed, config.vit_steps, kinds_name=config.toy_kinds)
+        lines = world.pretrain(vit, config.seed, config.vit_steps, kinds_name=config.toy_kinds)
         for line in tqdm(lines, total=config.vit_steps, unit="step", mininterval=1,
                          desc="stage 0, the ViT learns shapes", disable=not run.ranks.first):
             log.write(json.dumps(line) + "\n")
@@ -260,31 +280,35 @@ class Run:
     device: torch.device
     dtype: torch.dtype
     out: Path
-    tokenizer: object
+    start: Start
     loader: Loader
     eval_records: dict  # {name: records} of --eval; None: the toy world's
     resume_from: checkpoint.Checkpoint
     identity: dict  # of its checkpoints: model, recipe, data, base of adapters
     references: dict = None  # of preference pairs (training/preferences.py)
 
+    @property
+    def tokenizer(self):
+        return self.start.tokenizer
 
-def start_run(args, config):
+
+def start_run(args, config, world):
     """Opens everything that can be wrong, before anything is written -> Run, model."""
     device, dtype = pick_device(config)
     config = choose_layout(args, config, device)
     resume_from = checkpoint.find(args)
-    tokenizer, config = open_tokenizer(args, config, resume_from)
+    start, config = find_start(args, config, world, resume_from)
     error = layout_error(int(os.environ.get("WORLD_SIZE", 1)), config, config.model)
-    if config.lora.rank and args.init is None:
+    if config.lora.rank and start.weights is None:
         error = "--lora: adapters are put on trained weights; name them with --init"
-    if config.beta and not args.init and not resume_from.folder:
+    if config.beta and start.is_new:
         error = "--beta: answers are compared with those of the model in --init, so name one"
     plans = resume_from.folder and resume_from.state["loader"]["plans"]
     if plans and ("packs" in plans) != bool(args.plan):
         error = "--plan: a run goes on as it began, with a plan or without one"
     if error:
         raise UserError(error)
-    base = str(files.describe(args.init).path.absolute()) if config.lora.rank else None
+    base = str(files.describe(start.weights).path.absolute()) if config.lora.rank else None
     recipe = checkpoint.recipe_fields(config, base)
     if resume_from.folder:
         checkpoint.check_unchanged(args, resume_from, "recipe", recipe)
@@ -295,14 +319,15 @@ def start_run(args, config):
         torch.use_deterministic_algorithms(True)
     torch.manual_seed(config.seed)
     # before the model, which may take minutes, so that a mistake in --data does not
-    loader, eval_records, made_for = open_data(args, config, ranks, tokenizer, resume_from)
-    model = open_model(args, config, resume_from)
+    loader, eval_records, made_for = open_data(
+        args, config, ranks, start.tokenizer, resume_from, world)
+    model = open_model(config, start, world)
     if config.lora.rank:
         lora.hold_frozen(model, dtype)
     if args.overwrite and ranks.first:
         checkpoint.delete_run(Path(args.out))
     ranks.barrier()
     identity = {"model": asdict(config.model), "recipe": recipe, "data": made_for, "base": base}
-    run = Run(config, ranks, device, dtype, Path(args.out), tokenizer, loader, eval_records,
+    run = Run(config, ranks, device, dtype, Path(args.out), start, loader, eval_records,
               resume_from, identity)
     return run, model

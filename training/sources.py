@@ -23,7 +23,6 @@ from pathlib import Path
 from records.errors import warn
 from records.mixture import group_rates, sqrt_size
 from records.reader import DataError, Records
-from toy import world
 from training.config import STAGES
 
 # of an entry, for records.reader.Records
@@ -143,9 +142,9 @@ def unique_names(sources):
         source.name = name if seen[name] == 1 else f"{name}#{seen[name]}"
 
 
-def open_sources(args, config):
+def open_sources(args, config, world):
     """What --data and --eval name -> sources, rates, {name: records to evaluate on}; the last is
-    None for the toy world, which has held-out parts of its own."""
+    None for the world of the toy, which has held-out parts of its own."""
     if not args.data and not args.tiny:
         raise DataError("--data: name record files to train on (or --tiny for the toy world, which "
                         "needs none)")

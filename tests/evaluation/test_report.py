@@ -167,10 +167,11 @@ def test_progress_is_drawn_of_the_same_images_at_every_step(tmp_path, monkeypatc
     monkeypatch.setattr(report, "evaluate", evaluate)
     run = run_of(1)
     run.out, run.device, run.dtype = tmp_path, torch.device("cpu"), torch.float32
-    run.config.steps = 1000
+    run.config.steps = 1000  # of which these are drawn: 20, 50, 100, 200, 400, 700, 1000
     model = torch.nn.Linear(1, 1)
-    assert report.picture_steps(run) == {20, 50, 100, 200, 400, 700, 1000}
-    pages = [np.array(Image.open(report.draw_step(run, model, step))) for step in (20, 1000)]
+    shown = [report.look(run, model, step) for step in (19, 20, 1000)]
+    assert shown[0] == {}
+    pages = [np.array(Image.open(of_step["picture"])) for of_step in shown[1:]]
     assert answers[0] == answers[1]
     assert len({answer["id"] for answer in answers[0]}) == 4
     # the title alone differs
@@ -185,7 +186,8 @@ def test_progress_is_drawn_of_the_same_images_at_every_step(tmp_path, monkeypatc
     (tmp_path / "samples" / "step-².png").write_text("another's")
     report.animate_progress(tmp_path)
     assert Image.open(tmp_path / "progress.gif").n_frames == 2
-    assert report.picture_steps(run_of(1, eval_records={})) == set()
+    run.eval_records = {}
+    assert report.look(run, model, 20) == {}
 
 
 TOY_SCORES = {"point_f1": 0.9, "point_recall": 0.8, "unseen": {"caption_exact": 0.04, "nll": {}}}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from records.check import as_line, parse
+from records.parse import as_line, parse
 from records.reader import Records
 from tests.records.samples import (
     CAPTION,

@@ -1,8 +1,8 @@
 """Records and annotations of every style, and helpers that draw prompts of them."""
 
 from data import DataConfig
-from records.check import parse
 from records.mixture import rng_for
+from records.parse import parse
 from text.prompts import turns_of
 from text.styles import medium
 

@@ -13,7 +13,8 @@ import torch.distributed as dist
 import train
 from records.errors import DataError
 from tests.training.runs import SMALL, logged, run, sentence
-from training import config, log, setup
+from toy import world
+from training import config, log
 from training.config import RankError, RunError, UserError
 from training.log import read_log, read_steps
 
@@ -122,7 +123,7 @@ def test_a_run_that_is_stopped_in_stage_0_says_how_to_start_again(
     monkeypatch.setattr(sys, "argv", ["train.py", *flags, "--overwrite"])
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
     with monkeypatch.context() as patch:
-        patch.setattr(setup.stage0, "pretrain", lambda *_, **__: os.kill(os.getpid(), number))
+        patch.setattr(world, "pretrain", lambda *_, **__: os.kill(os.getpid(), number))
         assert run(tmp_path, *flags, "--overwrite") == status
     text = sentence(capsys, "nothing was kept, stage 0 included; start again with: ")
     _, program, *words = shlex.split(text.split("start again with: ")[1])

@@ -16,9 +16,10 @@ from records.reader import Records
 from tests.training.runs import assert_same_run, logged, run
 from tests.training.stream import CONFIG, TOKENIZER, planner_of, write_files
 from tools import plan as plan_tool
+from toy import world
 from training.config import parse
 from training.planner import PlanFile, StepPlanner, measure
-from training.setup import open_tokenizer
+from training.setup import find_start
 from training.sources import fingerprint, open_sources
 
 ROOT = Path(__file__).parents[2]
@@ -107,8 +108,9 @@ def made(files, tmp_path_factory):
 
 def open_plan(path, *flags):
     args, config = parse([*FLAGS, *flags])
-    sources, rates, _ = open_sources(args, config)
-    tokenizer, config = open_tokenizer(args, config)
+    sources, rates, _ = open_sources(args, config, world)
+    start, config = find_start(args, config, world)
+    tokenizer = start.tokenizer
     return PlanFile(path, fingerprint(sources, rates, tokenizer, config), config)
 
 
@@ -148,8 +150,9 @@ def test_what_is_no_plan_is_refused(files, made, tmp_path):
 
 def test_a_plan_file_gives_the_steps_of_the_planner_and_is_resumed_exactly(files, made):
     args, config = parse([*FLAGS, *mixed(files)])
-    sources, rates, _ = open_sources(args, config)
-    tokenizer, config = open_tokenizer(args, config)
+    sources, rates, _ = open_sources(args, config, world)
+    start, config = find_start(args, config, world)
+    tokenizer = start.tokenizer
     planner = StepPlanner(Mixture(sources, rates, config.seed), tokenizer, config)
     plan_file = open_plan(made, *mixed(files))
     steps = []

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 import data
 import packing
 import parallel
-from records.check import parse
 from records.media import preference_name
+from records.parse import parse
 from records.reader import Records
 from tests import test_parallel
 from tests.ranks import run_ranks

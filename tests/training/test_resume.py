@@ -287,7 +287,7 @@ def test_sigterm_beside_the_steps_ends_the_run_where_nothing_is_lost(
     in_evaluation = "evaluation" in when
     if in_evaluation:
         stop = terminate_in_an_image if "image" in when else terminate
-        monkeypatch.setattr(report, "scores_of_run", stop)
+        monkeypatch.setattr(report, "scores", stop)
         flags += ["--eval-every", "4"]
     else:
         monkeypatch.setattr(RunLog, "step", lambda log, line, masked: (

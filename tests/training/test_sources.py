@@ -9,6 +9,7 @@ from records.mixture import group_rates, sqrt_size
 from records.reader import DataError
 from stages import stage2
 from text.tokenizer import ByteTokenizer
+from toy import world
 from training.config import parse
 from training.sources import fingerprint, list_changes, open_sources, published
 
@@ -62,7 +63,7 @@ def write_records(folder, name, n):
 
 def opened(*words):
     args, config = parse([*TINY, *map(str, words)])
-    return open_sources(args, config)
+    return open_sources(args, config, world)
 
 
 def rates_of(*words):
@@ -175,7 +176,7 @@ def test_a_fingerprint_changes_with_what_the_packs_depend_on_and_with_nothing_el
 
     def of(*words, tokenizer=tokenizer):
         args, config = parse([*TINY, "--data", str(path), *words])
-        sources, rates, _ = open_sources(args, config)
+        sources, rates, _ = open_sources(args, config, world)
         return fingerprint(sources, rates, tokenizer, config)
 
     first = of()

@@ -28,7 +28,7 @@ from tqdm import tqdm
 
 import vision
 from data import DataConfig
-from records.check import as_line
+from records.parse import as_line
 from records.reader import Records
 from records.visual import read_headers
 from tools.command import make_parser, positive, report_errors

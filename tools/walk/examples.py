@@ -15,7 +15,7 @@ import torch
 import data
 import model as models
 import packing
-from records.check import parse
+from records.parse import parse
 from text.tokenizer import ByteTokenizer
 from tools import view
 from vision import VisionConfig

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from records.check import parse
 from records.errors import Unreadable
+from records.parse import parse
 from tests.records.samples import write
 from tests.tools.convert.command import CONFORMANCE, run
 from tools.convert.chats import convert

@@ -1,0 +1,295 @@
+"""Records in one form: fills in what a file may leave out, and checks the rules between fields.
+
+in    a record as parsed from JSON
+out   the same in one form, or Unreadable, with the place in the record
+
+Nothing that reads a record asks again which of several forms it has. Sizes and times that only the
+files know are checked with their headers (visual.py).
+"""
+
+import math
+
+from records.check import (
+    ANSWER,
+    TABLES,
+    check_fields,
+    check_kind,
+    fail,
+    is_from,
+    is_list_of,
+    require,
+)
+from text.styles import (
+    TASK_OF_STYLE,
+    TRACK_TASKS,
+    TRAINING_STYLE,
+    caption_part,
+    default_style,
+    medium,
+)
+
+BOX_FORMS = {  # four numbers -> left, top, right, bottom
+    "xyxy": lambda left, top, right, bottom: [left, top, right, bottom],
+    "xywh": lambda left, top, w, h: [left, top, left + w, top + h],
+    "cxcywh": lambda x, y, w, h: [x - w / 2, y - h / 2, x + w / 2, y + h / 2],
+}
+
+
+
+def parse(record):
+    """A record as its file has it -> the same in one form (docs/records.md). Unreadable if it is
+    wrong, with the place in it.
+
+    The visual input is `images`, a list of objects, or `video`, an object with start and end, or
+    neither. Weights are there. The fields of annotations: see `parse_annotation`.
+    """
+    check_fields(record, "record", "the record")
+    given = [key for key in ("image", "images", "video") if key in record]
+    require(len(given) < 2, "the record", f"it has both {' and '.join(given)}")
+    for key in ("images", "annotations"):
+        require(record.get(key) != [], "the record", f"'{key}' is empty")
+    parsed = {"weight": 1, **record}
+    if "image" in record:
+        parsed["images"] = [parsed.pop("image")]
+    if "images" in parsed:
+        parsed["images"] = [as_object(image) for image in parsed["images"]]
+    if "video" in record:
+        parsed["video"] = parse_video(as_object(record["video"]))
+    subtitles = record.get("subtitles")
+    require(not subtitles or "video" in record, "the record", "subtitles need a video")
+    for k, line in enumerate(subtitles if isinstance(subtitles, list) else ()):
+        check_fields(line, "subtitle", f"subtitles[{k}]")
+    parsed["annotations"] = [parse_annotation(annotation, parsed, f"annotations[{k}]")
+                             for k, annotation in enumerate(record["annotations"])]
+    return parsed
+
+
+def as_object(file):
+    return {"path": file} if isinstance(file, str) else file
+
+
+def parse_video(video):
+    require(("path" in video) != ("frames" in video), "video", "it has either 'path' or 'frames'")
+    require("fps" in video or "path" in video, "video", "'frames' need 'fps'")
+    video = {"start": 0, "end": math.inf, **video}
+    require(video["start"] < video["end"], "video", "it ends before it starts")
+    return video
+
+
+def parse_annotation(annotation, record, place):
+    """An annotation of a record, of which the visual input is parsed -> the same in one form.
+
+    A qa has turns with weights, and answer_idx is a list. A box is a point. Points, also a query,
+    have a scale: what x and y are divided by, None for the size of the file. A style is there, but
+    for points whose style is drawn (text.styles.style_of); a track has a mode.
+    """
+    kind = annotation.get("type") if isinstance(annotation, dict) else None
+    check_kind("type", kind, "type", place)
+    check_fields(annotation, kind, place)
+    shown = medium(record)
+    require(kind in ("qa", "text", "preference") or shown != "text", place,
+            f"a {kind} needs an image or a video")
+    parsed = {"weight": 1, **annotation}
+    if "style" in annotation:
+        parsed["style"] = TRAINING_STYLE.get(annotation["style"], annotation["style"])
+    if kind == "qa":
+        parsed = parse_qa(parsed, record, place)
+    elif kind == "preference":
+        check_question(parsed["question"], record, place)
+    elif kind == "caption":
+        check_caption(parsed, shown, place)
+    elif kind == "track":
+        parsed["mode"] = track_mode(parsed)
+        check_track(parsed, shown, place)
+    elif kind in ("point", "box", "count"):
+        check_points(parsed, record, place)
+    if kind in ("point", "box", "track"):
+        parsed = parse_points(parsed, record, place)
+    style = parsed.get("style") or default_style(parsed, shown)
+    return parsed | ({"style": style} if style else {})
+
+
+def track_mode(track):
+    """per_frame | start_end | from_point: as the annotation says, or its style."""
+    task = TASK_OF_STYLE.get(track.get("style"))
+    return track.get("mode") or (task if task in TRACK_TASKS else "per_frame")
+
+
+def check_caption(caption, shown, place):
+    require(caption.get("start", 0) < caption.get("end", 1), place, "it ends before it starts")
+    times = {"start", "at"} & set(caption)
+    require(not times or shown == "video", place, "a caption with times needs a video")
+    needs_part = TASK_OF_STYLE.get(caption.get("style")) in ("clip", "frame")
+    require(len(times) < 2 and (caption_part(caption) or not needs_part), place,
+            "by its times or its style, a caption of a part needs 'start' and 'end', "
+            "and one of a frame needs 'at'")
+
+
+def check_points(annotation, record, place):
+    """Of points, boxes or a count."""
+    require({"label", "question"} & set(annotation), place, "it needs a label or a question")
+    if annotation["type"] == "count":
+        return
+    shown = medium(record)
+    needed = {"video": {"t"}, "images": {"image"}}.get(shown, set())
+    name = "points" if annotation["type"] == "point" else "boxes"
+    points = annotation[name]
+    for k, point in enumerate(points):
+        at = f"{place}.{name}[{k}]"
+        require({"t", "image"} & set(point) == needed, at,
+                "'t' is given in a video, 'image' in one of several images, else neither")
+        require(shown != "images" or point["image"] < len(record["images"]), at,
+                f"there is no image {point.get('image')}")
+    n = len(points)
+    count = annotation.get("count", n)
+    require(count == n, place, f"the count is {count}, but the number of points is {n}")
+
+
+def check_track(track, shown, place):
+    require(shown == "video", place, "a track needs a video")
+    points = track["points"]
+    moments = {(point["t"], point["id"]) for point in points}
+    require(len(moments) == len(points), place, "an object is twice at the same time")
+    if "query" in track:
+        ids = [point["id"] for point in points]
+        require(track["query"]["id"] in ids, place, "no point is of the query's object")
+    elif track["mode"] == "from_point":
+        fail(place, "a track from_point needs a query, the point to start from")
+
+
+def parse_points(annotation, record, place):
+    """Points, boxes or tracks -> with points that have a scale, in range where that is known."""
+    if annotation["type"] == "box":
+        annotation = as_points(annotation, place)
+    files = record["images"] if "images" in record else [record["video"]]
+
+    def with_scale(point):
+        file = files[point.get("image", 0)]
+        declared = (file["width"], file["height"]) if "width" in file else None
+        scales = {"unit": (1, 1), "percent": (100, 100),
+                  "pixel": annotation.get("size", declared)}
+        return point | {"scale": scales[annotation["coords"]]}
+
+    scaled = annotation | {"points": [with_scale(point) for point in annotation["points"]]}
+    if "query" in annotation:
+        scaled["query"] = with_scale(annotation["query"])
+    check_range(scaled, [None] * len(files), place)
+    return scaled
+
+
+def check_range(annotation, sizes, place):
+    """Points lie inside the image, to 1 % of its sides, where their scale is known.
+
+    sizes: (width, height) of each image, or of the video, from its header; or None.
+    """
+    points = annotation["points"] + ([annotation["query"]] if "query" in annotation else [])
+    for k, point in enumerate(points):
+        size = point["scale"] or sizes[point.get("image", 0)]
+        if size:
+            left, top, right, bottom = point.get("box", [point["x"], point["y"]] * 2)
+            sides = left / size[0], top / size[1], right / size[0], bottom / size[1]
+            require(min(sides) >= -0.01 and max(sides) <= 1.01, place,
+                    f"point {k} lies outside the image with coords={annotation['coords']} - "
+                    "is the unit or the size wrong?")
+
+
+def as_points(annotation, place):
+    """A box annotation -> the points that it is trained as, each with its box."""
+    points = []
+    for k, entry in enumerate(annotation["boxes"]):
+        box = BOX_FORMS[annotation["form"]](*entry["box"])
+        left, top, right, bottom = box
+        require(left < right and top < bottom, f"{place}.boxes[{k}]",
+                f"{entry['box']} has no width or no height - is the form wrong?")
+        centre = {"x": (left + right) / 2, "y": (top + bottom) / 2}
+        points.append(entry | centre | {"box": box})
+    kept = {key: annotation[key] for key in annotation if key not in ("boxes", "form")}
+    return kept | {"type": "point", "points": points}
+
+
+def as_line(record):
+    """A parsed record -> one that a file may have. Of a box its centre is left."""
+    line = {key: record[key] for key in TABLES["record"] if key in record}
+    if line.get("video", {}).get("end") == math.inf:
+        line["video"] = {k: v for k, v in line["video"].items() if k not in ("start", "end")}
+    line["annotations"] = []
+    for annotation in record["annotations"]:
+        given = dict(annotation)
+        if "points" in annotation:
+            given["points"] = [without_scale(point) for point in annotation["points"]]
+        if "query" in annotation:
+            given["query"] = without_scale(annotation["query"])
+        line["annotations"].append(given)
+    return line
+
+
+def without_scale(point):
+    return {key: value for key, value in point.items() if key not in ("scale", "box")}
+
+
+def parse_qa(qa, record, place):
+    require(("turns" in qa) != bool({"question", *ANSWER} & set(qa)), place,
+            "a qa has either 'turns', or a question with its answer")
+    require(qa.get("turns") != [], place, "'turns' is empty")
+    if "turns" in qa:
+        turns = [parse_turn(turn, record, f"{place}.turns[{k}]")
+                 for k, turn in enumerate(qa["turns"])]
+        return qa | {"turns": turns}
+    turn = {key: qa[key] for key in ("question", *ANSWER) if key in qa}
+    kept = {key: value for key, value in qa.items() if key not in turn}
+    return kept | {"turns": [parse_turn(turn, record, place)]}
+
+
+def parse_turn(turn, record, place):
+    check_question(turn.get("question"), record, place)
+    answered = {"answer", "answers", "options"} & set(turn)
+    require(len(answered) == 1, place, "it needs one of answer, answers and options")
+    turn = {"weight": 1, **turn}
+    if "options" in turn:
+        right = turn.get("answer_idx")
+        numbers = right if isinstance(right, list) else [right]
+        are_indices = is_list_of(is_from(0, int), 1)(numbers)
+        require(are_indices and max(numbers) < len(turn["options"]), place, "'answer_idx' must be "
+                "the number of the right option, from 0, or a list of them")
+        turn["answer_idx"] = numbers
+    return turn
+
+
+def check_question(question, record, place):
+    """A text, or a list of texts and references {"image": k} or {"video": 0}."""
+    known = [{"image": k} for k in range(len(record.get("images", ())))]
+    known += [{"video": 0}] if "video" in record else []
+    parts = question if isinstance(question, list) else [question]
+    is_part = [isinstance(part, str) or part in known for part in parts]
+    blank = all(isinstance(part, str) and not part.strip() for part in parts)
+    require(all(is_part) and not blank, place, "'question' must be a text, or a list of texts "
+            'and {"image": k} or {"video": 0}, counted from 0')
+
+
+def unlikely_units(record):
+    """-> [sentence, ..] of points in percent or pixels that look like fractions."""
+    found = []
+    for k, a in enumerate(record["annotations"]):
+        sides = [side for p in a.get("points", ()) for side in (p["x"], p["y"])]
+        if sides and max(sides) <= 1 and a["coords"] != "unit":
+            found.append(f"annotations[{k}]: every coordinate is at most 1 with "
+                         f"coords={a['coords']}; is it 'unit'?")
+    return found
+
+
+THOUSANDTHS = ("every coordinate is at most 1,000 with coords=pixel, and every image is larger; "
+               'are they thousandths? Then each annotation needs "size": [1000, 1000]')
+
+
+def like_thousandths(record, sizes=()):
+    """May the points in pixels of a record be thousandths: is no coordinate over 1,000, and is
+    every image larger? None without such points. sizes: of the files, if they are known."""
+    found = None
+    for a in record["annotations"]:
+        for point in a.get("points", ()) if a.get("coords") == "pixel" else ():
+            size = point["scale"] or (sizes and sizes[point.get("image", 0)])
+            furthest = max(point.get("box", (point["x"], point["y"])))
+            if not size or min(size) <= 1000 or furthest > 1000:
+                return False
+            found = True
+    return found
