@@ -1,4 +1,4 @@
-"""Checkpoints, from which a run continues bit by bit on any number of ranks (paper: training).
+"""Checkpoints, from which a run continues on any number of ranks (paper: training).
 
     step-N.part/  __0_0.distcp ..    tensors, one file per rank (torch.distributed.checkpoint)
                   .metadata          which tensor is in which file
@@ -7,7 +7,8 @@
     step-N/       the name of the folder once all of that is on the disk
 
 A save that is interrupted leaves a .part folder, which is never read and which the next save
-removes. Random numbers need no state: they are a function of seed, step and rank.
+removes. Random numbers need no state: they are a function of seed, step and rank. So a run on as
+many ranks as before continues bit for bit.
 """
 
 import fcntl
@@ -34,7 +35,8 @@ from weights import files, lora
 warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\.distributed\.checkpoint")
 
 STEP = re.compile("step-[1-9][0-9]*")  # str.isdigit accepts digits such as ², which int() refuses
-# fields that may change when a run is resumed: they affect layout and speed, not results
+# fields that may change when a run is resumed: they affect layout, speed and reports, or (preset,
+# model, vit_steps) only what a run begins with
 LAYOUT_FIELDS = {
     "device", "cp", "cp_exchange", "cp_heads", "shard", "micro_batch", "workers",
     "activation_checkpointing", "uncheckpointed_blocks", "compile", "crop_bucket", "save_every",

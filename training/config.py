@@ -173,7 +173,9 @@ class Parser(argparse.ArgumentParser):
 def choose_reader(default):
     """The function that reads the text of a field, by the type of its default."""
     def true_or_false(text):
-        return ["false", "0", "true", "1"].index(text.lower()) > 1
+        if text.lower() not in ("true", "1", "false", "0"):
+            raise ValueError(text)
+        return text.lower() in ("true", "1")
 
     def list_with_commas(text):
         kind = type(default[0]) if default else int
@@ -209,7 +211,9 @@ def make_parser(words=()):
                        help="model shape (default 4b; with --tiny, toy)")
     asked, _ = first.parse_known_args(words)
     shown = make_config(asked.stage or 1, asked.tiny, asked.preset)
-    recipe = f"--stage {shown.stage}{' --tiny' * asked.tiny}"
+    recipe = f"--stage {shown.stage}"
+    if asked.tiny:
+        recipe += " --tiny"
     if asked.preset:
         recipe += f" --preset {asked.preset}"
     parser = Parser(

@@ -101,6 +101,7 @@ class Loader:
         self.decoder = Decoder(mixture, tokenizer, config)
         self.sources = [reader.name for reader in mixture.sources]
         self.n_steps = config.steps - start
+        self.examples_per_step = 0  # from `begin` on
         self.steps = self.plan_steps()
         # StepPlans whose packs have gone to the decoder
         self.planned = deque()
@@ -151,7 +152,8 @@ class Loader:
             yield plan
 
     def packs_to_decode(self):
-        """Yields this rank's packs in their order; plans steps as they are needed."""
+        """Yields this rank's packs in their order; plans steps as they are needed. As the sampler
+        of the DataLoader it runs inside of `next`, and waits there for the plan of the first rank."""
         ranks = self.ranks
         for plan in self.steps:
             self.planned.append(plan)

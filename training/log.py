@@ -266,9 +266,10 @@ def end(status, error):
     if alone and joined:
         sentence = f"rank {dist.get_rank()}: {sentence}"
     if alone or os.environ.get("LOCAL_RANK", "0") == "0":
-        gap = "\n" * joined  # after an unfinished progress bar
         lines = "\n".join(f"train.py: {line}" for line in sentence.splitlines())
-        print(f"{gap}{lines}", file=sys.stderr, flush=True)
+        if joined:
+            lines = f"\n{lines}"  # below an unfinished progress bar
+        print(lines, file=sys.stderr, flush=True)
     if joined:
         os._exit(status)  # to leave the process group would wait for the others
     raise SystemExit(status) from None

@@ -33,9 +33,11 @@ def pick_device(config):
     """-> device and dtype of the arithmetic."""
     # segments that grow prevent fragmentation: the sizes of blocks differ from row to row
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    there = ["cuda"] * torch.cuda.is_available()
-    there += ["mps"] * torch.backends.mps.is_available()
-    there += ["cpu"]
+    there = ["cpu"]
+    if torch.backends.mps.is_available():
+        there.insert(0, "mps")
+    if torch.cuda.is_available():
+        there.insert(0, "cuda")
     name = there[0] if config.device == "auto" else config.device
     if name not in there:
         raise UserError(f"--device {name}: this machine or this torch has none")
@@ -46,8 +48,8 @@ def pick_device(config):
 
 
 def choose_layout(args, config, device):
-    """Sets shard, workers, compile, micro_batch by the hardware, but no given flag.
-    They affect the speed and not the results."""
+    """Sets shard, workers and compile by the hardware where they are not given, and a micro_batch
+    that is at most a rank's share. They affect the speed and not the results."""
     world = int(os.environ.get("WORLD_SIZE", 1))
     ranks_of_node = int(os.environ.get("LOCAL_WORLD_SIZE", world))
     chosen = {"shard": default_shard(world, ranks_of_node)}
@@ -298,16 +300,15 @@ def start_run(args, config, world):
     config = choose_layout(args, config, device)
     resume_from = checkpoint.find(args)
     start, config = find_start(args, config, world, resume_from)
-    error = layout_error(int(os.environ.get("WORLD_SIZE", 1)), config, config.model)
-    if config.lora.rank and start.weights is None:
-        error = "--lora: adapters are put on trained weights; name them with --init"
-    if config.beta and start.is_new:
-        error = "--beta: answers are compared with those of the model in --init, so name one"
-    plans = resume_from.folder and resume_from.state["loader"]["plans"]
-    if plans and ("packs" in plans) != bool(args.plan):
-        error = "--plan: a run goes on as it began, with a plan or without one"
-    if error:
+    if error := layout_error(int(os.environ.get("WORLD_SIZE", 1)), config, config.model):
         raise UserError(error)
+    if config.lora.rank and start.weights is None:
+        raise UserError("--lora: adapters are put on trained weights; name them with --init")
+    if config.beta and start.is_new:
+        raise UserError("--beta: answers are compared with the answers of the model in --init, so "
+                        "name one")
+    if resume_from.folder and ("packs" in resume_from.state["loader"]["plans"]) != bool(args.plan):
+        raise UserError("--plan: a run goes on as it began, with a plan or without one")
     base = str(files.describe(start.weights).path.absolute()) if config.lora.rank else None
     recipe = checkpoint.recipe_fields(config, base)
     if resume_from.folder:

@@ -20,9 +20,9 @@ from collections import Counter
 from itertools import chain
 from pathlib import Path
 
-from records.errors import warn
+from records.errors import DataError, warn
 from records.mixture import group_rates, sqrt_size
-from records.reader import DataError, Records
+from records.reader import Records
 from training.config import STAGES
 
 # of an entry, for records.reader.Records

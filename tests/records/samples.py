@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from records.reader import DataError, Records, Unreadable
+from records.errors import DataError, Unreadable
+from records.reader import Records
 
 GOOD = {"annotations": [{"type": "text", "text": "x"}]}
 CAPTION = {"type": "caption", "text": "x"}

@@ -7,7 +7,8 @@ import numpy as np
 from PIL import Image
 
 from records import media
-from records.reader import Records, Unreadable
+from records.errors import Unreadable
+from records.reader import Records
 from tests.records.numbered import H264, make_video
 from tests.records.samples import GOOD, POINT, QA, image, write
 

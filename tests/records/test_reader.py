@@ -12,7 +12,8 @@ from PIL import Image
 
 from data import DataConfig
 from records import media, reader
-from records.reader import DataError, Records, Unreadable
+from records.errors import DataError, Unreadable
+from records.reader import Records
 from records.visual import read_headers
 from tests.records.samples import CAPTION, GOOD, POINT, QA, image, video, write
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from records.errors import DataError
 from records.mixture import group_rates, sqrt_size
-from records.reader import DataError
 from stages import stage2
 from text.tokenizer import ByteTokenizer
 from toy import world

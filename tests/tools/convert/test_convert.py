@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from records.reader import DataError, Records
+from records.errors import DataError
+from records.reader import Records
 from tests.records.samples import CAPTION, GOOD, QA, image, video, write
 from tests.tools.convert.command import TESTS, run
 from tools import check
