@@ -268,7 +268,7 @@ def main(argv=None):
                     with whole_model(run, model, torch.float32) as whole:
                         references = find_references(run, whole)
                 run = replace(run, references=references)
-            log = RunLog(run, head, args.tensorboard)
+            log = RunLog(run, head)
             train(run, model, groups, optimizer, log, report, args.eval_every)
             finish(run, model, log, report, began)
     except (UserError, DataError) as e:

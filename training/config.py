@@ -12,7 +12,6 @@ import re
 import sys
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.util import find_spec
 from math import inf
 
 import model as models
@@ -233,7 +232,6 @@ def make_parser(words=()):
         help="records asked about at the end (with --data), each file scored apart")
     add("--eval_every", type=int, default=0, metavar="N",
         help="save and evaluate every N steps too (default 0: only at the end)")
-    switch("--tensorboard", help="write scalars for TensorBoard to tensorboard/ of the run")
     add("--init", metavar="DIR", help="start from the weights of a run or a released checkpoint")
     add("--out", metavar="DIR", help="run directory (default runs/stage1-tiny and so on)")
     switch("--overwrite", help="delete the run in --out first")
@@ -328,8 +326,6 @@ def check(args, config):
         (args.resume and args.overwrite, "--resume and --overwrite contradict one another"),
         (args.else_init and (args.init or not args.resume),
          "--else-init needs --resume, and takes the place of --init"),
-        (args.tensorboard and not find_spec("tensorboard"),
-         "--tensorboard needs an extra package: pip install -r requirements-extras.txt"),
     ):
         if is_wrong:
             raise UserError(sentence)

@@ -126,21 +126,19 @@ def make_line(config, step, plan, stats, norms, rates, masked):
 
 
 class RunLog:
-    """Writes log.jsonl, skips.jsonl and with --tensorboard the same numbers; the first rank does.
+    """Writes log.jsonl and skips.jsonl; the first rank does.
 
     head: the first line of a run that begins. One that is resumed appends, after it has cut off a
     line that a kill left unfinished.
     """
 
-    def __init__(self, run, head, tensorboard=False):
+    def __init__(self, run, head):
         self.writes = run.ranks.first
-        self.board = None
         if not self.writes:
             return
-        step = run.resume_from.step
         log = run.out / "log.jsonl"
         self.skips = run.out / "skips.jsonl"
-        if not step:
+        if not run.resume_from.step:
             (run.out / "config.json").write_text(json.dumps(head, indent=1))
             log.write_text(json.dumps(head) + "\n")
             self.skips.unlink(missing_ok=True)
@@ -148,11 +146,6 @@ class RunLog:
             if path.exists():
                 os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
         self.file = open(log, "a", buffering=1)
-        if tensorboard:
-            from torch.utils.tensorboard import SummaryWriter
-
-            purge = step + 1 if step else None  # drops the steps that are run again
-            self.board = SummaryWriter(run.out / "tensorboard", purge_step=purge, flush_secs=10)
 
     def step(self, line, masked):
         """Logs a step, and the records that were masked in it for the first time:
@@ -165,17 +158,6 @@ class RunLog:
     def write(self, line):
         if self.writes:
             self.file.write(json.dumps(line) + "\n")
-        if self.board:
-            add_scalars(self.board, line, line["step"])
-
-
-def add_scalars(board, values, step, prefix=""):
-    """Numbers of a log line as scalars, "eval/point_f1" and so on."""
-    for name, value in values.items():
-        if isinstance(value, dict):
-            add_scalars(board, value, step, f"{prefix}{name}/")
-        elif isinstance(value, (int, float)):
-            board.add_scalar(prefix + name, value, step)
 
 
 def read_log(path):

@@ -46,6 +46,7 @@ MISTAKES = {                         # {command: (flags, words of the sentence)}
     "tools.plan": ("--stage 1 --data none.jsonl --out p.npz", "no such file: none.jsonl"),
     "tools.prepare": ("none rows out", "invalid choice: 'none'"),
     "tools.stats": ("none.jsonl", "no such file: none.jsonl"),
+    "tools.tensorboard": ("none", "log.jsonl: no such file; RUN is a run directory"),
     "tools.view": ("--stage 9 --row 1 --out page.html", "--stage"),
 }
 

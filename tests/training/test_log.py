@@ -48,22 +48,6 @@ def test_a_step_of_small_weights_learns_as_any_other(tmp_path):
             assert found[1][step][key] == pytest.approx(found[0][step][key], rel=1e-4), key
 
 
-def test_tensorboard_has_the_numbers_of_the_log_by_their_path():
-    found = {}
-    board = SimpleNamespace(add_scalar=lambda name, *numbers: found.update({name: numbers}))
-    line = {"loss": 0.5, "lr": {"vit": 1e-6}, "ids": "ab", "eval": {"a.jsonl": {"point_f1": 1.0}}}
-    log.add_scalars(board, line, 3)
-    assert found == {"loss": (0.5, 3), "lr/vit": (1e-6, 3), "eval/a.jsonl/point_f1": (1.0, 3)}
-
-
-def test_a_run_with_tensorboard_writes_it_beside_its_log(tmp_path, records):
-    pytest.importorskip("tensorboard")
-    out = tmp_path / "out"
-    assert run(out, *SMALL, *records, "--steps", "1", "--save-every", "0", "--tensorboard") == 0
-    assert list((out / "tensorboard").iterdir())
-    assert sorted(logged(out)) == [1]
-
-
 ENDS = [
     (UserError("a mistake"), 2, "a mistake"),
     (DataError("r.jsonl:1: no record"), 2, "r.jsonl:1: no record"),

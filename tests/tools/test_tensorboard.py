@@ -1,0 +1,88 @@
+"""python -m tools.tensorboard: what TensorBoard reads is what log.jsonl has."""
+
+import json
+import sys
+
+import pytest
+
+from tools import tensorboard
+
+
+def write_log(run, *lines):
+    run.mkdir(exist_ok=True)
+    with open(run / "log.jsonl", "a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+def scalars(run):
+    """-> {name: [(step, value), ..]} as TensorBoard reads a folder."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = EventAccumulator(str(run / "tensorboard")).Reload()
+    return {name: [(event.step, event.value) for event in board.Scalars(name)]
+            for name in board.Tags()["scalars"]}
+
+
+def steps(*numbers, loss):
+    return [{"step": n, "loss": loss, "lr": {"vit": 0.5}, "ids": "ab", "seconds": 1}
+            for n in numbers]
+
+
+@pytest.mark.extras("tensorboard")
+def test_tensorboard_reads_the_later_line_of_each_step_however_often_the_command_runs(tmp_path):
+    """Of a run that was killed after step 4, resumed after step 2, and evaluated twice."""
+    run = tmp_path / "run"
+    write_log(run, {"config": {}}, *steps(1, 2, loss=8), {"step": 2, "eval": {"point_f1": 0.25}},
+              *steps(3, 4, loss=7), *steps(3, loss=6),
+              {"step": 3, "eval": {"point_f1": 0.5, "b.jsonl": {"loss": 2}}, "seconds": 900})
+    with open(run / "log.jsonl", "a") as file:
+        file.write('{"step": 4, "lo')
+    (run / "tensorboard").mkdir()
+    (run / "tensorboard" / "mine.txt").touch()
+    for _ in range(2):
+        tensorboard.main([str(run), "--once"])
+        assert scalars(run) == {
+            "loss": [(1, 8), (2, 8), (3, 6)], "lr/vit": [(1, 0.5), (2, 0.5), (3, 0.5)],
+            "seconds": [(1, 1), (2, 1), (3, 1)], "eval/point_f1": [(2, 0.25), (3, 0.5)],
+            "eval/b.jsonl/loss": [(3, 2)]}
+    assert len(list((run / "tensorboard").iterdir())) == 3
+
+
+@pytest.mark.extras("tensorboard")
+def test_it_follows_a_run_until_ctrl_c(tmp_path, monkeypatch, capsys):
+    run = tmp_path / "run"
+    write_log(run, {"config": {}}, *steps(1, 2, loss=8))
+    news = [steps(3, loss=7), [], steps(2, loss=6)]  # the last after a resume
+
+    def wait(seconds):
+        if not news:
+            raise KeyboardInterrupt
+        write_log(run, *news.pop(0))
+
+    monkeypatch.setattr(tensorboard.time, "sleep", wait)
+    with pytest.raises(SystemExit) as ended:
+        tensorboard.main([str(run)])
+    assert ended.value.code == 130
+    assert scalars(run)["loss"] == [(1, 8), (2, 6)]
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.extras("tensorboard")
+def test_a_run_that_is_deleted_ends_it_with_a_sentence(tmp_path, monkeypatch, capsys):
+    run = tmp_path / "run"
+    write_log(run, {"config": {}}, *steps(1, loss=8))
+    monkeypatch.setattr(tensorboard.time, "sleep", lambda _: (run / "log.jsonl").unlink())
+    with pytest.raises(SystemExit, match="2"):
+        tensorboard.main([str(run)])
+    assert capsys.readouterr().err.endswith("it has lost lines; start this command again\n")
+
+
+def test_without_the_package_it_names_the_pip_command(tmp_path, monkeypatch, capsys):
+    write_log(tmp_path, {"config": {}})
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
+    with pytest.raises(SystemExit, match="2"):
+        tensorboard.main([str(tmp_path)])
+    assert capsys.readouterr().err == ("tools.tensorboard: tensorboard is needed: "
+                                       "pip install -r requirements-extras.txt\n")
+    assert not (tmp_path / "tensorboard").exists()

@@ -1,0 +1,82 @@
+"""Writes the log of a run for TensorBoard, and goes on while the run trains.
+
+    python -m tools.tensorboard runs/five --once
+
+Each number in a line of RUN/log.jsonl becomes a scalar in RUN/tensorboard/ with a name such as
+loss, lr/vit or eval/point_f1. Of a step that a resumed run repeats, the later line counts. The
+command deletes nothing: when it starts again, TensorBoard ignores what it has written before.
+"""
+
+import time
+from pathlib import Path
+
+from tools.command import make_parser, report_errors
+from training.config import UserError
+from training.log import read_log
+from weights.files import import_extra
+
+SECONDS = 5  # between two looks at log.jsonl
+
+
+def follow(log, once):
+    """Yields lists of the lines of log.jsonl that have a step: first those that are there, then
+    those that the run adds. Ends after the first list if `once`."""
+    n = 0
+    while True:
+        lines = read_log(log)
+        if len(lines) < n:
+            raise UserError(f"{log}: it has lost lines; start this command again")
+        yield [line for line in lines[n:] if isinstance(line.get("step"), int)]
+        n = len(lines)
+        if once:
+            return
+        time.sleep(SECONDS)
+
+
+def write_scalars(log, folder, once):
+    """Writes the numbers of log.jsonl to a folder for TensorBoard, and says how to look at them."""
+    event_pb2 = import_extra("tensorboard.compat.proto.event_pb2")
+    tensorboard = import_extra("torch.utils.tensorboard")
+    print(f"writes the scalars of {log} to {folder}; show them with:\n"
+          f"    tensorboard --logdir {folder.parent}", flush=True)
+    last = 0
+    # with purge_step=0 TensorBoard ignores older files of the folder
+    with tensorboard.SummaryWriter(folder, purge_step=0) as board:
+        for lines in follow(log, once):
+            for line in lines:
+                step = line.pop("step")
+                if "eval" in line:
+                    line.pop("seconds", None)  # at the end of a run: of the whole run
+                else:
+                    if step <= last:  # the run was resumed: purge this step and later ones
+                        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+                        board.file_writer.add_event(event_pb2.Event(session_log=start), step)
+                    last = step
+                add_scalars(board, line, step)
+            board.flush()
+
+
+def add_scalars(board, values, step, prefix=""):
+    """The numbers of a log line as scalars, those of a dict under "its name/"."""
+    for name, value in values.items():
+        if isinstance(value, dict):
+            add_scalars(board, value, step, f"{prefix}{name}/")
+        elif isinstance(value, (int, float)):
+            board.add_scalar(prefix + name, value, step)
+
+
+@report_errors
+def main(argv=None):
+    parser = make_parser("tensorboard", __doc__)
+    parser.add_argument("run", metavar="RUN", type=Path, help="a run directory, --out of train.py")
+    parser.add_argument("--once", action="store_true", help=(
+        "end after the lines that are there (default: follow the log until Ctrl-C)"))
+    args = parser.parse_args(argv)
+    log = args.run / "log.jsonl"
+    if not log.is_file():
+        raise UserError(f"{log}: no such file; RUN is a run directory, --out of train.py")
+    write_scalars(log, args.run / "tensorboard", args.once)
+
+
+if __name__ == "__main__":
+    main()
