@@ -26,7 +26,7 @@ MAX_STEPS = 4                        # of a training command other than the firs
 # processor, or number of threads, to another, since these round differently.
 AIMS = {"point_f1": 0.87, "count_accuracy": 0.90, "caption_exact": 0.66}
 # A line of tqdm, or a sentence of one of our commands.
-ALLOWED = re.compile(r"\d+%\||\d+(it|B)? \[|^(train[.]py|(tools|toy|evaluation)\.\w+): ")
+ALLOWED = re.compile(r"\d+%\||\d+(it|B)? \[|^(train[.]py|tools\.\w+): ")
 
 
 def commands(page):

@@ -6,7 +6,6 @@ scoring.py       which score belongs to which question; true and predicted place
 metrics.py       scores of points, counts and tracks (HOTA), from plain numbers
 text_metrics.py  scores of answers in words: VQA, ANLS, charts, options, captions
 masks.py         ground-truth masks of a file of records
-j_and_f.py       J&F of masks made from predicted tracks (a command)
 pictures.py      predicted and true points drawn on images and frames
 charts.py        line charts
 report.py        evaluation, samples and curves of a training run

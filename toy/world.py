@@ -4,20 +4,12 @@ Training and held-out scenes cannot coincide (images.py). Four of the 24 combina
 shape exist in the split `unseen` only; with more colours and shapes, six of 54.
 """
 
-import argparse
-import json
 from functools import partial
 from itertools import count, islice
-from pathlib import Path
 
-import numpy as np
-from PIL import Image
-
-from records.errors import command_name, plural
 from records.mixture import group_rates, sqrt_size
-from records.parse import as_line
 from toy.images import CURRICULUM, MAX_OBJECTS, NUMBERS, ImageSeries, Sums, World
-from toy.shapes import COLOURS, FEW, KINDS_BY_NAME, LATTICE, SHAPES, SIZE
+from toy.shapes import COLOURS, FEW, LATTICE, SHAPES, SIZE
 from toy.videos import MovingShapes
 from toy.vit import init_neighbor_heads, pretrain
 
@@ -130,79 +122,3 @@ def held_out_images(split, seed, n, n_objects, kinds_name="few"):
 def _first(kind, seed, n):
     source = SOURCES[kind]("test", seed)
     return [source[i] for i in range(max(n, 1))]
-
-
-def export(folder, source, n):
-    """The first n records of a source as files that tools.evaluate reads: images, or the
-    frames of videos; records.jsonl; and masks.npz."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    masks = {}
-    with open(folder / "records.jsonl", "w") as out:
-        for i in range(n):
-            record = source[i]
-            out.write(json.dumps(_export_media(folder, source, record)) + "\n")
-            for k, annotation in enumerate(record["annotations"]):
-                if annotation["type"] in ("point", "track"):
-                    name = f"{record['id']}/{k}"
-                    found = source.masks(record, annotation)
-                    if "video" in record:
-                        masks[f"{name}/times"] = found["times"]
-                        found = found["masks"]
-                    masks[name] = found
-    np.savez_compressed(folder / "masks.npz", **masks)
-
-
-def _export_media(folder, source, record):
-    """Writes the images or frames of a record; returns the record as a line of the file."""
-    line = as_line(record)
-    if "video" in record:
-        _, _, end, _ = source.video_size(record)
-        times = source.step_times(record)
-        images = source.frames(record, times)
-        names = [f"{record['id']}-{k}.png" for k in range(len(times))]
-        line["video"] = {"frames": names, "fps": 2, "start": 0, "end": end}
-    else:
-        images = source.images(record)
-        names = [entry["path"] for entry in record["images"]]
-    for name, image in zip(names, images, strict=True):
-        Image.fromarray(image).save(folder / name)
-    return line
-
-
-class Parser(argparse.ArgumentParser):
-    def error(self, message):
-        """One sentence on stderr, without the usage."""
-        self.exit(2, f"{command_name()}: {message}\n")
-
-
-def main():
-    parser = Parser(
-        prog="python -m toy.world", formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Writes images or videos of the toy world with their records and masks.\n\n"
-        "    python -m toy.world runs/toy --n 20 --split test")
-    add = parser.add_argument
-    add("out", help="folder for records.jsonl, masks.npz, and images or frames")
-    add("--n", type=int, default=100, help="how many records (default 100)")
-    add("--what", choices=SOURCES, default="images", help="kind of records (default images)")
-    add("--split", choices=("train", "test", "unseen"), default="test",
-        help="which scenes (default test); unseen: of images only")
-    add("--seed", type=int, default=0, help="seed of the scenes (default 0)")
-    add("--kinds", choices=KINDS_BY_NAME, default="few", help=(
-        "combinations of colour and shape: few (default) 24, many 54, of single images only"))
-    args = parser.parse_args()
-    for name, least in (("n", 1), ("seed", 0)):
-        if getattr(args, name) < least:
-            parser.error(f"--{name} {getattr(args, name)}: it must be at least {least}")
-    options = {"kinds_name": args.kinds} if args.what == "images" else {}
-    if args.what != "images" and (args.split == "unseen" or args.kinds != "few"):
-        parser.error("--split unseen and --kinds many: only with --what images")
-    try:
-        export(args.out, SOURCES[args.what](args.split, args.seed, **options), args.n)
-    except OSError as error:
-        parser.error(str(error))
-    print(f"{plural(args.n, 'record')}, the media and masks.npz were written to {args.out}.")
-
-
-if __name__ == "__main__":
-    main()

@@ -9,8 +9,8 @@ import pytest
 
 from tests.evaluation.answers import clip_with_masks
 from tests.evaluation.small_model import MEDIA, save_run
-from tools import evaluate
-from toy import world
+from tools import evaluate, toy
+from toy.images import World
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_several_files_are_scored_apart(call, clip, tmp_path):
 
 def test_masks_belong_to_their_own_file_and_the_last_files_need_none(call, tmp_path):
     for name in ("a", "b"):                              # two files with equal record ids
-        world.export(tmp_path / name, world.World("test"), 2)
+        toy.export(tmp_path / name, World("test"), 2)
         (tmp_path / name / "records.jsonl").rename(tmp_path / name / f"{name}.jsonl")
     masks = [tmp_path / name / "masks.npz" for name in ("a", "b")]
     inverted = {name: ~array if array.dtype == bool else array

@@ -26,11 +26,11 @@ for path in sorted(TOOLS.rglob("*.py")):
 
 HELPS = [*COMMANDS, *(f"tools.bench {name}" for name in bench.COMMANDS),
          *(f"tools.hf {name}" for name in hf.COMMANDS),
-         "tools.prepare frames", "toy.world", "evaluation.j_and_f", "train"]
+         "tools.prepare frames", "train"]
 pytestmark = pytest.mark.filterwarnings("ignore:.*found in sys.modules")  # of runpy
 
 # Examples that CI does not run: they need downloads, masks or extras, or other tests run them.
-NOT_RUN = ("tools.hf import ", "tools.hf base ", "tools.hf export toy ", "evaluation.j_and_f ",
+NOT_RUN = ("tools.hf import ", "tools.hf base ", "tools.hf export toy ", "tools.j_and_f ",
            "tools.prepare pixmo-count ", "tools.gpu --device cpu ")
 
 MISTAKES = {                         # {command: (flags, words of the sentence)}
@@ -47,6 +47,7 @@ MISTAKES = {                         # {command: (flags, words of the sentence)}
     "tools.prepare": ("none rows out", "invalid choice: 'none'"),
     "tools.stats": ("none.jsonl", "no such file: none.jsonl"),
     "tools.tensorboard": ("none", "log.jsonl: no such file; RUN is a run directory"),
+    "tools.toy": ("out --n -1", "--n: -1 must be at least 1"),
     "tools.view": ("--stage 9 --row 1 --out page.html", "--stage"),
 }
 

@@ -2,14 +2,11 @@
 held-out one."""
 
 import json
-import sys
 import zlib
 
 import numpy as np
 import pytest
 
-import data
-from records.reader import Records
 from text.points import format_points, parse_points, unit
 from text.tokenizer import ByteTokenizer
 from toy import world
@@ -159,48 +156,3 @@ def test_annotations_of_a_series_are_true_of_its_images():
                 shows = [name in map(name_of, objects) for objects in SERIES.scenes(i)]
                 assert shows[int(turn["answer"]) - 1]
                 assert sum(shows) == 1
-
-
-@pytest.mark.parametrize("kind", ["images", "series", "videos", "long-tracks"])
-def test_the_world_as_files_is_the_same_world(kind, tmp_path):
-    """Tokens and pixels to the bit, and the masks."""
-    source = world.SOURCES[kind]("test")
-    world.export(tmp_path, source, 5)
-    records = Records(tmp_path / "records.jsonl")
-    masks = np.load(tmp_path / "masks.npz")
-    assert len(records) == 5
-    for i in range(5):
-        assert records[i]["id"] == source[i]["id"]
-        assert len(records[i]["annotations"]) == len(source[i]["annotations"])
-        here = data.encode(source[i], TOKENIZER, CONFIG, 0, 0)
-        # only the random choices depend on the line in the file
-        of_file = records[i] | {"key": source[i]["key"]}
-        there = data.encode(of_file, TOKENIZER, CONFIG, 0, 0)
-        for name in ("tokens", "targets", "weights", "images", "pool_src"):
-            assert np.array_equal(getattr(here, name), getattr(there, name)), name
-        for k, a in enumerate(source[i]["annotations"]):
-            if a["type"] in ("point", "track"):
-                name = f"{source[i]['id']}/{k}"
-                found = source.masks(source[i], a)
-                if isinstance(found, dict):
-                    assert np.array_equal(masks[f"{name}/times"], found["times"])
-                    found = found["masks"]
-                assert np.array_equal(masks[name], found)
-
-
-@pytest.mark.parametrize(("words", "message"), [
-    (["out", "--n", "-1"], "--n -1: it must be at least 1"),
-    (["out", "--seed", "-1"], "--seed -1: it must be at least 0"),
-    (["file"], "File exists: 'file'"),
-])
-def test_a_mistake_on_the_command_line_is_one_sentence(words, message, tmp_path, monkeypatch,
-                                                       capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").touch()
-    monkeypatch.setattr(sys, "argv", ["toy/world.py", *words])
-    with pytest.raises(SystemExit, match="2"):
-        world.main()
-    (sentence,) = capsys.readouterr().err.splitlines()
-    assert sentence.startswith("toy.world: ")
-    assert message in sentence
-    assert not (tmp_path / "out").exists()

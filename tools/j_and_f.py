@@ -1,6 +1,6 @@
 """Scores the masks that a segmenter made of predicted points by J&F, as in DAVIS.
 
-    python -m evaluation.j_and_f --predicted segmenter.npz --masks true.npz
+    python -m tools.j_and_f --predicted segmenter.npz --masks true.npz
 
 The metric is described in docs/molmo2.md 13.
 """
@@ -11,8 +11,8 @@ import math
 import numpy as np
 
 from evaluation.masks import read_npz
-from records.errors import warn
-from training.config import Parser, UserError
+from tools.command import make_parser, report_errors
+from training.config import UserError
 
 
 def jaccard(a, b):
@@ -86,17 +86,14 @@ def score_files(predicted_path, true_path):
     return {**{key: round(mean, 4) for key, mean in means.items()}, "n": len(scores)}
 
 
+@report_errors
 def main(argv=None):
-    parser = Parser(__doc__, prog="python -m evaluation.j_and_f")
+    parser = make_parser("j_and_f", __doc__)
     what = 'arrays (n,t,h,w), named "record id/annotation number"'
     parser.add_argument("--predicted", required=True, help=f".npz of predicted masks: {what}")
     parser.add_argument("--masks", required=True, help=f".npz of true masks: {what}")
-    try:
-        args = parser.parse_args(argv)
-        print(json.dumps(score_files(args.predicted, args.masks)))
-    except (OSError, ValueError, UserError) as e:
-        warn(str(e))
-        raise SystemExit(2) from None
+    args = parser.parse_args(argv)
+    print(json.dumps(score_files(args.predicted, args.masks)))
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from evaluation import j_and_f
 from tests.evaluation.test_metrics import box
+from tools import j_and_f
 
 
 def test_a_boundary_is_where_neighbours_differ_and_the_edge_of_the_image_is_none():

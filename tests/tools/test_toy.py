@@ -1,0 +1,37 @@
+"""python -m tools.toy: its files are the toy world."""
+
+import numpy as np
+import pytest
+
+import data
+from records.reader import Records
+from tests.toy.test_world import CONFIG, TOKENIZER
+from tools import toy
+from toy.world import SOURCES
+
+
+@pytest.mark.parametrize("kind", ["images", "series", "videos", "long-tracks"])
+def test_the_world_as_files_is_the_same_world(kind, tmp_path):
+    """Tokens and pixels to the bit, and the masks."""
+    source = SOURCES[kind]("test")
+    toy.export(tmp_path, source, 5)
+    records = Records(tmp_path / "records.jsonl")
+    masks = np.load(tmp_path / "masks.npz")
+    assert len(records) == 5
+    for i in range(5):
+        assert records[i]["id"] == source[i]["id"]
+        assert len(records[i]["annotations"]) == len(source[i]["annotations"])
+        here = data.encode(source[i], TOKENIZER, CONFIG, 0, 0)
+        # only the random choices depend on the line in the file
+        of_file = records[i] | {"key": source[i]["key"]}
+        there = data.encode(of_file, TOKENIZER, CONFIG, 0, 0)
+        for name in ("tokens", "targets", "weights", "images", "pool_src"):
+            assert np.array_equal(getattr(here, name), getattr(there, name)), name
+        for k, a in enumerate(source[i]["annotations"]):
+            if a["type"] in ("point", "track"):
+                name = f"{source[i]['id']}/{k}"
+                found = source.masks(source[i], a)
+                if isinstance(found, dict):
+                    assert np.array_equal(masks[f"{name}/times"], found["times"])
+                    found = found["masks"]
+                assert np.array_equal(masks[name], found)
