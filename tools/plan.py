@@ -1,16 +1,22 @@
-"""Plans before training, without a GPU, which records share a row.
+"""Counts the tokens and crops of files of records, or plans their packs before training.
 
-    python -m tools.plan --stage 1 --tiny --data tests/media/records.jsonl \\
-        --media tests/media --packs 9 --out runs/plan.npz
+    python -m tools.plan --stage 1 --tiny --init toy --data tests/media/records.jsonl \\
+        --media tests/media
 
-The plan holds record ids, no pixels, and is the same for any number of workers. train.py
-refuses it when the record files, the tokenizer or the config have changed. Media are not
+Without --out it prints the sizes of the records, how full the packed sequences are, and what is
+skipped and why. Each record counts once, as in its first epoch; nothing is decoded. The last line
+is one JSON object.
+
+With --out plan.npz it decides, without a GPU, which records share a packed sequence, for
+train.py --plan. The plan has record ids, no pixels, and is the same for any number of workers.
+train.py refuses it when the record files, the tokenizer or the config have changed. Media are not
 compared: one whose size differs from the plan is masked.
 """
 
 import json
 import os
 import signal
+from collections import Counter
 from functools import partial
 from itertools import chain, count
 from multiprocessing import get_context
@@ -19,17 +25,70 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+import data
+import packing
+from records.errors import Unreadable
 from records.mixture import Mixture
+from records.visual import read_headers
 from tools.command import make_parser, positive, report_errors
-from tools.stats import describe_packs
 from toy import world
 from training.config import parse
-from training.planner import PlanFile, StepPlanner, measure, name_kind
+from training.planner import PlanFile, StepPlanner, measure, name_kind, skip_reason
 from training.setup import find_start
 from training.sources import fingerprint, open_sources
 
 CHUNK = 64  # records of a worker at a time
 WORKER = {}  # in a worker's process: the arguments of `measure`
+
+
+def count_records(sources, tokenizer, config):
+    """-> {name: number} about all records of these sources, and about packs of them."""
+    sizes = []  # (tokens, crops) of each record that is used
+    skipped = Counter()
+    branches = dropped = longest = 0
+    longest_id = ""
+    given = tokenizer, config.data, config.seed, 0  # epoch 0
+    for source in sources:
+        for i in range(len(source)):
+            try:
+                record = source[i]
+                info = read_headers(record, config.data)
+                example = data.build_tree(record, info, *given)
+                size = data.size_of(example, info, config.data)
+                reason = skip_reason(record, size, config)
+            except Unreadable as e:
+                reason = str(e)
+            if reason:
+                skipped[name_kind(reason)] += 1
+                continue
+            sizes.append(size)
+            branches += example.n_branches
+            dropped += example.dropped_branches
+            if size[0] > longest:
+                longest = size[0]
+                longest_id = record["id"]
+    found = {
+        "records": sum(map(len, sources)), "usable": len(sizes), "skipped": dict(skipped),
+        "branches": branches, "branches_dropped": dropped,
+        "tokens": sum(t for t, _ in sizes), "crops": sum(c for _, c in sizes),
+        "longest": longest, "longest_id": longest_id}
+    planner = packing.Planner(
+        sizes, config.data.max_tokens, config.pack_crops, config.pool_size)
+    packs = list(planner)
+    return found | describe_packs(packs, config) if packs else found
+
+
+def describe_packs(packs, config):
+    """[[packing.Item, ..] of each pack] -> {name: number}. A wait is counted in packs."""
+    items = [item for pack in packs for item in pack]
+    n = len(packs)
+    waits = [k - item.arrived for k, pack in enumerate(packs) for item in pack]
+    tokens = sum(item.tokens for item in items) / n
+    crops = sum(item.crops for item in items) / n
+    return {
+        "packs": n, "fill_tokens": round(tokens / config.data.max_tokens, 4),
+        "fill_crops": round(crops / config.pack_crops, 4),
+        "examples_per_pack": round(len(items) / n, 2), "longest_wait": max(waits)}
 
 
 def start_worker(*arguments):
@@ -83,28 +142,43 @@ def as_bytes(text):
     return np.frombuffer(text.encode(), np.uint8)
 
 
-@report_errors
-def main(argv=None):
-    parser = make_parser("plan", __doc__, epilog="All other flags are those of train.py.")
-    parser.add_argument("--packs", type=positive,
-                        help="how many packs (default: --steps times --batch)")
-    parser.add_argument("--out", required=True, metavar="FILE", help="the .npz file to write")
-    args, rest = parser.parse_known_args(argv)
-    run, config = parse(rest)
-    if Path(args.out).is_dir():
-        parser.error(f"--out {args.out}: name a file, not a folder")
-    sources, rates, _ = open_sources(run, config, world)
-    start, config = find_start(run, config, world)
-    made_for = fingerprint(sources, rates, start.tokenizer, config)
-    mixture = Mixture(sources, rates, config.seed)
-    n_packs = args.packs or config.steps * config.batch
-    columns, found = make_plan(mixture, start.tokenizer, config, n_packs)
-    part = Path(f"{args.out}.part")
+def write_plan(path, sources, rates, tokenizer, config, n_packs):
+    """Writes a PlanFile of this many packs -> {name: number} about it."""
+    made_for = fingerprint(sources, rates, tokenizer, config)
+    columns, found = make_plan(Mixture(sources, rates, config.seed), tokenizer, config, n_packs)
+    part = Path(f"{path}.part")
     part.parent.mkdir(parents=True, exist_ok=True)
     with open(part, "wb") as file:
         np.savez_compressed(file, made_for=as_bytes(json.dumps(made_for)), **columns)
-    os.replace(part, args.out)
-    print(json.dumps({"out": args.out, **found}))
+    os.replace(part, path)
+    return found
+
+
+@report_errors
+def main(argv=None):
+    parser = make_parser("plan", __doc__, epilog="All other flags are those of train.py.")
+    parser.add_argument("--packs", type=positive, metavar="N",
+                        help="with --out: how many packs (default: --steps times --batch)")
+    parser.add_argument("--out", metavar="FILE", help=(
+        "the .npz file to write, for train.py --plan (default: print numbers only)"))
+    args, rest = parser.parse_known_args(argv)
+    run, config = parse(rest)
+    if not args.out and (args.packs or not run.data):
+        parser.error("--data FILE is required without --out, and --packs goes with --out only")
+    if args.out and Path(args.out).is_dir():
+        parser.error(f"--out {args.out}: name a file, not a folder")
+    sources, rates, _ = open_sources(run, config, world)
+    start, config = find_start(run, config, world)
+    tokenizer = start.tokenizer
+    if args.out:
+        n_packs = args.packs or config.steps * config.batch
+        found = write_plan(args.out, sources, rates, tokenizer, config, n_packs)
+        print(json.dumps({"out": args.out, **found}))
+        return
+    found = count_records(sources, tokenizer, config)
+    for name, value in found.items():
+        print(f"{name:18} {value}")
+    print(json.dumps({"data": run.data, "stage": config.stage, **found}))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
-"""python -m tools.stats: counted by the command, and counted here."""
-
+"""python -m tools.plan without --out: counted by the command, and counted here."""
 
 import numpy as np
 import pytest
@@ -10,13 +9,13 @@ import packing
 from records.reader import Records
 from tests.records.samples import image, write
 from text.tokenizer import ByteTokenizer
-from tools import stats
+from tools import plan
 from training.config import parse
 
 N_USABLE = 40
 
 
-def test_stats_are_those_of_the_encoded_examples(tmp_path):
+def test_the_numbers_are_those_of_the_encoded_examples(tmp_path):
     """Of records that fit, that do not, that cannot be opened and that have no loss."""
     rng = np.random.default_rng(0)
     lines = []
@@ -31,7 +30,7 @@ def test_stats_are_those_of_the_encoded_examples(tmp_path):
     reader = Records(write(tmp_path / "r.jsonl", *lines))
     _, config = parse(["--stage", "1", "--tiny", "--data.max_tokens=800", "--pool_size=5"])
     tokenizer = ByteTokenizer()
-    found = stats.stats([reader], tokenizer, config)
+    found = plan.count_records([reader], tokenizer, config)
     examples = [data.encode(reader[i], tokenizer, config.data, 0, 0) for i in range(N_USABLE)]
     assert (found["records"], found["usable"]) == (43, N_USABLE)
     assert found["skipped"] == {"missing file": 1, "too long": 1, "nothing to learn": 1}
