@@ -53,8 +53,11 @@ def test_it_follows_a_run_until_ctrl_c(tmp_path, monkeypatch, capsys):
     run = tmp_path / "run"
     write_log(run, {"config": {}}, *steps(1, 2, loss=8))
     news = [steps(3, loss=7), [], steps(2, loss=6)]  # the last after a resume
+    sizes = []
 
     def wait(seconds):
+        (events,) = (run / "tensorboard").iterdir()
+        sizes.append(events.stat().st_size)
         if not news:
             raise KeyboardInterrupt
         write_log(run, *news.pop(0))
@@ -64,6 +67,7 @@ def test_it_follows_a_run_until_ctrl_c(tmp_path, monkeypatch, capsys):
         tensorboard.main([str(run)])
     assert ended.value.code == 130
     assert scalars(run)["loss"] == [(1, 8), (2, 6)]
+    assert sizes[0] < sizes[1] == sizes[2] < sizes[3]  # each line is written once
     assert not capsys.readouterr().err
 
 
