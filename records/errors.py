@@ -49,11 +49,9 @@ def require_file(path):
 def command_name():
     """-> "train.py", "tools.generate" or another: what runs in this process."""
     path = Path(sys.argv[0])
-    if path.parent.name == "tools":
-        return f"tools.{path.stem}"
     if path.stem == "__main__":  # of a package of tools/
-        return f"tools.{path.parent.name}"
-    return path.name
+        path = path.parent
+    return f"tools.{path.stem}" if path.parent.name == "tools" else path.name
 
 
 def warn(text):

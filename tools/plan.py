@@ -43,39 +43,32 @@ WORKER = {}  # in a worker's process: the arguments of `measure`
 
 def count_records(sources, tokenizer, config):
     """-> {name: number} about all records of these sources, and about packs of them."""
-    sizes = []  # (tokens, crops) of each record that is used
+    used = []  # (tokens, crops, id, branches, dropped branches) of each record that is used
     skipped = Counter()
-    branches = dropped = longest = 0
-    longest_id = ""
-    given = tokenizer, config.data, config.seed, 0  # epoch 0
     for source in sources:
         for i in range(len(source)):
             try:
                 record = source[i]
                 info = read_headers(record, config.data)
-                example = data.build_tree(record, info, *given)
+                example = data.build_tree(record, info, tokenizer, config.data, config.seed, 0)
                 size = data.size_of(example, info, config.data)
                 reason = skip_reason(record, size, config)
             except Unreadable as e:
                 reason = str(e)
             if reason:
                 skipped[name_kind(reason)] += 1
-                continue
-            sizes.append(size)
-            branches += example.n_branches
-            dropped += example.dropped_branches
-            if size[0] > longest:
-                longest = size[0]
-                longest_id = record["id"]
-    found = {
-        "records": sum(map(len, sources)), "usable": len(sizes), "skipped": dict(skipped),
-        "branches": branches, "branches_dropped": dropped,
-        "tokens": sum(t for t, _ in sizes), "crops": sum(c for _, c in sizes),
-        "longest": longest, "longest_id": longest_id}
-    planner = packing.Planner(
-        sizes, config.data.max_tokens, config.pack_crops, config.pool_size)
-    packs = list(planner)
-    return found | describe_packs(packs, config) if packs else found
+            else:
+                used.append((*size, example.id, example.n_branches, example.dropped_branches))
+    found = {"records": sum(map(len, sources)), "usable": len(used), "skipped": dict(skipped)}
+    if not used:
+        return found
+    tokens, crops, ids, branches, dropped = zip(*used, strict=True)
+    planner = packing.Planner(list(zip(tokens, crops, strict=True)), config.data.max_tokens,
+                              config.pack_crops, config.pool_size)
+    return found | {
+        "branches": sum(branches), "branches_dropped": sum(dropped), "tokens": sum(tokens),
+        "crops": sum(crops), "longest": max(tokens), "longest_id": ids[tokens.index(max(tokens))],
+        **describe_packs(list(planner), config)}
 
 
 def describe_packs(packs, config):

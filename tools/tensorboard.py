@@ -18,42 +18,35 @@ from weights.files import import_extra
 SECONDS = 5  # between two looks at log.jsonl
 
 
-def follow(log, once):
-    """Yields lists of the lines of log.jsonl that have a step: first those that are there, then
-    those that the run adds. Ends after the first list if `once`."""
-    n = 0
-    while True:
-        lines = read_log(log)
-        if len(lines) < n:
-            raise UserError(f"{log}: it has lost lines; start this command again")
-        yield [line for line in lines[n:] if isinstance(line.get("step"), int)]
-        n = len(lines)
-        if once:
-            return
-        time.sleep(SECONDS)
-
-
 def write_scalars(log, folder, once):
-    """Writes the numbers of log.jsonl to a folder for TensorBoard, and says how to look at them."""
+    """Writes the numbers of log.jsonl to a folder for TensorBoard, and without `once` goes on with
+    those that the run adds."""
     event_pb2 = import_extra("tensorboard.compat.proto.event_pb2")
     tensorboard = import_extra("torch.utils.tensorboard")
     print(f"writes the scalars of {log} to {folder}; show them with:\n"
           f"    tensorboard --logdir {folder.parent}", flush=True)
-    last = 0
+    n_read = last = 0  # lines; the step of the last one
     # with purge_step=0 TensorBoard ignores older files of the folder
     with tensorboard.SummaryWriter(folder, purge_step=0) as board:
-        for lines in follow(log, once):
-            for line in lines:
-                step = line.pop("step")
-                if "eval" in line:
-                    line.pop("seconds", None)  # at the end of a run: of the whole run
-                else:
+        while True:
+            lines = read_log(log)
+            if len(lines) < n_read:
+                raise UserError(f"{log}: it has lost lines; start this command again")
+            for line in lines[n_read:]:
+                if {"step", "loss"} <= line.keys():
+                    step = line.pop("step")
                     if step <= last:  # the run was resumed: purge this step and later ones
                         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
                         board.file_writer.add_event(event_pb2.Event(session_log=start), step)
                     last = step
-                add_scalars(board, line, step)
+                    add_scalars(board, line, step)
+                elif {"step", "eval"} <= line.keys():
+                    add_scalars(board, {"eval": line["eval"]}, line["step"])
             board.flush()
+            if once:
+                return
+            n_read = len(lines)
+            time.sleep(SECONDS)
 
 
 def add_scalars(board, values, step, prefix=""):

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from records.check import as_line
 from records.errors import plural
+from records.parse import as_line
 from tools.command import make_parser, positive, report_errors, whole_number
 from toy.shapes import KINDS_BY_NAME
 from toy.world import SOURCES

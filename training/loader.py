@@ -152,8 +152,8 @@ class Loader:
             yield plan
 
     def packs_to_decode(self):
-        """Yields this rank's packs in their order; plans steps as they are needed. It is the sampler
-        of a DataLoader, whose `next` therefore waits for the plan of the first rank."""
+        """Yields this rank's packs in their order; plans steps as they are needed. It is the
+        sampler of a DataLoader, whose `next` therefore waits for the plan of the first rank."""
         ranks = self.ranks
         for plan in self.steps:
             self.planned.append(plan)
