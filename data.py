@@ -103,7 +103,7 @@ class Example:
     pool_src: np.ndarray = field(default_factory=lambda: np.zeros((0, 4), np.int64))
     pool_dst: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     source: str = ""                 # the name of its reader
-    mask_reason: str = ""            # why its pixels cannot be had: then it is a `placeholder`
+    unreadable: str = ""            # why its pixels cannot be had: then it is a `placeholder`
 
 
 def token_weight(branch, n_loss, n_branches, config):
@@ -312,7 +312,7 @@ def text_example(tokens, weight, **fields):
 
 def placeholder(name, n_tokens, n_crops, config, reason):
     """Takes the place of a record that cannot be decoded: as large as planned, without loss."""
-    example = text_example(np.zeros(n_tokens, np.int64), 0, id=name, mask_reason=reason)
+    example = text_example(np.zeros(n_tokens, np.int64), 0, id=name, unreadable=reason)
     if n_crops:
         example.images = np.zeros((n_crops, config.vision.n_patch, config.vision.n_pixel), np.uint8)
         example.image_id = np.arange(n_crops, dtype=np.int32)

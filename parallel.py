@@ -16,8 +16,8 @@ and values, or both: neighbours exchange heads, and their groups gather.
     heads     0 1         2 3         4 5         6 7         tokens, the plain attend and mask
 
               ------------- or: all-gather of k, v -------------
-    queries   0 1 8 9     2 3 10 11   4 5 12 13   6 7 14 15   all heads; blocks of tokens are dealt
-    keys      0..15       0..15       0..15       0..15       like cards; these rows of the mask
+    queries   0 1 8 9     2 3 10 11   4 5 12 13   6 7 14 15   all heads; blocks go round-robin
+    keys      0..15       0..15       0..15       0..15       to groups; these rows of the mask
 
 vision.py and attention.py do not know of it; model.py has two hooks, `attend` and `route`, which
 `parallelize` replaces. Losses are sums, divided by the weight of the whole step.
@@ -112,15 +112,15 @@ class Gather(torch.autograd.Function):
         return own, None
 
 
-def deal(T, n):
-    """The places of a row -> (n,T/n) int64, those of each of n groups. Blocks of 128 are dealt like
-    cards, so that each group has early queries, which see few keys, and late ones."""
+def distribute(T, n):
+    """The positions of a row -> (n,T/n) int64, the positions of each of n groups. Blocks of 128 go
+    round-robin, so that each group has early queries, which attend to few keys, and late ones."""
     block = math.gcd(T // n, 128)
     return torch.arange(T).view(-1, n, block).transpose(0, 1).reshape(n, -1)
 
 
 def gathered(attend, group):
-    """attend on whole rows -> the same for the queries that `deal` gives to a rank (B,T/n,H,D),
+    """attend on whole rows -> the same for the queries that `distribute` gives a rank (B,T/n,H,D),
     with all keys and values. mask: of these queries only."""
     n = dist.get_world_size(group)
 
@@ -177,16 +177,16 @@ def cut_for_rank(batch, rank, cp, cp_heads=0):
     assert T % cp == 0, f"{T} tokens do not go evenly to {cp} ranks"
     t, P = T // cp, batch.images.shape[1]
     cp_heads = cp_heads or cp
-    dealt = deal(T, cp // cp_heads)
-    places = dealt.view(cp, t)  # of each rank: neighbours cut what their group has
-    place_of = places.flatten().argsort().numpy()  # of a token: rank * t + its place there
+    of_groups = distribute(T, cp // cp_heads)
+    positions = of_groups.view(cp, t)  # of each rank: neighbours cut what their group has
+    position_of = positions.flatten().argsort().numpy()  # of a token: rank * t + where it is there
     rank_of_crop = np.append(batch.cp_rank.numpy(), -1)  # the last: no crop
     source = batch.pool_src.numpy()
     empty = (source < 0).all(1)
     pooled_by = rank_of_crop[np.where(empty, -1, source.max(1) // P)]  # of each visual token
-    row, place = np.divmod(batch.pool_dst.numpy(), T)
-    place = place_of[place]
-    needed_by = np.where(empty, -1, place // t)
+    row, position = np.divmod(batch.pool_dst.numpy(), T)
+    position = position_of[position]
+    needed_by = np.where(empty, -1, position // t)
     tokens_of = [[np.flatnonzero((pooled_by == a) & (needed_by == b)) for b in range(cp)]
                  for a in range(cp)]  # [from][to]
     own = np.concatenate(tokens_of[rank])  # by destination
@@ -201,14 +201,14 @@ def cut_for_rank(batch, rank, cp, cp_heads=0):
     source = np.where(source >= 0, number[source // P] * P + source % P, -1)
     if not len(own):
         source = np.full((1, source.shape[1]), -1)
-    fields = {name: getattr(batch, name)[:, places[rank]]
+    fields = {name: getattr(batch, name)[:, positions[rank]]
               for name in ("tokens", "targets", "weights", "pos", "example")}
     if batch.pairs:
-        fields["answer"] = batch.answer[:, places[rank]]
+        fields["answer"] = batch.answer[:, positions[rank]]
     return dataclasses.replace(
         batch, **fields, pool_src=torch.from_numpy(source), dispatch=dispatch,
-        pool_dst=torch.from_numpy(row[arriving] * t + place[arriving] - rank * t),
-        queries=dealt[rank // cp_heads] if cp > cp_heads else None)
+        pool_dst=torch.from_numpy(row[arriving] * t + position[arriving] - rank * t),
+        queries=of_groups[rank // cp_heads] if cp > cp_heads else None)
 
 
 # --------------------------------------------------------------------------------------------------

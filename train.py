@@ -161,13 +161,14 @@ def train(run, model, groups, optimizer, log, watcher, eval_every=0):
         optimizer.step()
         optimizer.zero_grad()
 
-        stop, newly_masked, masked = run.loader.exchange(bool(stop_requested))
+        stop, newly_unreadable, unreadable = run.loader.exchange(bool(stop_requested))
         rates = {group["name"]: group["lr"] for group in optimizer.param_groups}
-        line = make_line(config, step, plan, stats, norms, rates, masked)
-        log.step(line | {"seconds": time.monotonic() - began}, newly_masked)
+        line = make_line(config, step, plan, stats, norms, rates, unreadable)
+        log.step(line | {"seconds": time.monotonic() - began}, newly_unreadable)
         evaluates = is_due(step, eval_every) and step < config.steps
         if stop or evaluates or is_due(step, config.save_every, config.steps):
-            checkpoint.save(run, model, optimizer, step, {"plans": plan.state, "masked": masked})
+            position = {"plans": plan.state, "unreadable": unreadable}
+            checkpoint.save(run, model, optimizer, step, position)
         if stop:
             raise Terminated(step)
         newest_picture |= watcher.look(run, model, step)

@@ -5,7 +5,7 @@
     python .ci/readme.py tests             the first test command, for a plain install
     python .ci/readme.py readme            README's other commands; the steps they name are capped
     python .ci/readme.py docs              the commands of the pages in docs/, likewise
-    python .ci/readme.py scores JSON       compares the first command's last line with the aims
+    python .ci/readme.py scores JSON       compares the first command's last line with the targets
     python .ci/readme.py stderr FILE ..    refuses what a command must not write to stderr
 
 Only blocks that are marked as bash are commands; a backslash continues a line.
@@ -22,9 +22,9 @@ FIRST = "python train.py --stage 1 --tiny"
 # whole recipes of the toy, whose time README.md states; the second in a few steps
 RECIPES = (FIRST, "STAGE1=runs/stage1-tiny bash stages/tiny.sh")
 MAX_STEPS = 4                        # of a training command other than the first
-# Below the aims of evaluation/report.py by as much as the scores of 100 images change from one
+# Below the targets of evaluation/report.py by as much as the scores of 100 images change from one
 # processor, or number of threads, to another, since these round differently.
-AIMS = {"point_f1": 0.87, "count_accuracy": 0.90, "caption_exact": 0.66}
+TARGETS = {"point_f1": 0.87, "count_accuracy": 0.90, "caption_exact": 0.66}
 # A line of tqdm, or a sentence of one of our commands.
 ALLOWED = re.compile(r"\d+%\||\d+(it|B)? \[|^(train[.]py|tools\.\w+): ")
 
@@ -61,9 +61,9 @@ def others(page):
 
 def check_scores(last_line):
     result = json.loads(last_line)
-    below = {name: result["eval"][name] for name in AIMS if result["eval"][name] < AIMS[name]}
-    assert not below, f"below the aims {AIMS}: {below}"
-    print(f"{AIMS} are reached after {result['seconds']} s")
+    below = {name: result["eval"][name] for name in TARGETS if result["eval"][name] < TARGETS[name]}
+    assert not below, f"below the targets {TARGETS}: {below}"
+    print(f"{TARGETS} are reached after {result['seconds']} s")
 
 
 def check_stderr(path):

@@ -26,8 +26,8 @@ from training.log import read_log, read_steps
 from training.setup import whole_model
 
 # What the toy is to reach with the whole recipe of a stage.
-VIDEO_AIMS = {"video_point_f1": 0.80, "track_f1": 0.80, "qa_accuracy": 0.90}
-IMAGE_AIMS = {"point_f1": 0.90, "count_accuracy": 0.93, "caption_exact": 0.75}
+VIDEO_TARGETS = {"video_point_f1": 0.80, "track_f1": 0.80, "qa_accuracy": 0.90}
+IMAGE_TARGETS = {"point_f1": 0.90, "count_accuracy": 0.93, "caption_exact": 0.75}
 # Progress is drawn after these shares of the steps, the first within a minute.
 PICTURE_SHARES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1)
 
@@ -209,7 +209,7 @@ def draw_progress(out):
     """scores.png of the run directory `out`: scores against minutes of training and stage 0.
     No file where no score was taken twice."""
     minutes = sum(line.get("seconds", 0) for line in read_log(out / "stage0.jsonl")) / 60
-    series = {name: [] for name in IMAGE_AIMS | VIDEO_AIMS}
+    series = {name: [] for name in IMAGE_TARGETS | VIDEO_TARGETS}
     for line in read_log(out / "log.jsonl"):
         if "loss" in line:
             minutes += line.get("seconds", 0) / 60
@@ -230,8 +230,8 @@ def print_end(run, loss, scores, seconds):
     drawn = f"curves: {out}/loss.png"
     if any((run.out / "samples").glob("*.png")):
         drawn = f"answers: {out}/samples; {drawn}"
-    aims = IMAGE_AIMS if stage == 1 else VIDEO_AIMS
-    if learned := main_scores(scores, aims if is_toy else {}):
+    targets = IMAGE_TARGETS if stage == 1 else VIDEO_TARGETS
+    if learned := main_scores(scores, targets if is_toy else {}):
         asked = "held-out examples" if is_toy else "the records of --eval"
         print(f"After {steps}, on {asked}: {learned}.")
         for name, of_set in scores_by_set(scores).items():
@@ -239,11 +239,11 @@ def print_end(run, loss, scores, seconds):
                 print(f"On {name}: {main_scores(of_set, {})}.")
     else:
         last = "is not in the log" if loss is None else f"is {loss:.3f}"
-        how = "" if is_toy else " (--eval FILE asks about the records of a file)"
+        how = "" if is_toy else " (--eval FILE evaluates on the records of a file)"
         print(f"After {steps} the loss {last}; no answer was scored{how}.")
     generate = f"python -m tools.generate --model {out}"
     if is_toy:
-        drawn = f"how it learned: {out}/progress.gif; {drawn}"
+        drawn = f"how training went: {out}/progress.gif; {drawn}"
         image = f"--image {out}/samples/image.png"
         try_next = [
             f'{generate} {image} --prompt "pointing: any shape" --draw {out}/points.png',
@@ -282,13 +282,13 @@ def first_question(run):
     return shlex.join([*words, "--prompt", "PROMPT"])
 
 
-def main_scores(scores, aims):
-    """'caption_exact 0.850 (aim 0.75), ..' of the scores with an aim; without aims, of all
+def main_scores(scores, targets):
+    """'caption_exact 0.850 (target 0.75), ..' of the scores with an target; without targets, of all
     but the parts of scores."""
     parts = ("precision", "recall", "close", "det_a", "ass_a")
     shown = []
-    for name in aims or [name for name in SCORES if not name.endswith(parts)]:
+    for name in targets or [name for name in SCORES if not name.endswith(parts)]:
         if name in scores:
-            aim = f" (aim {aims[name]:.2f})" if aims else ""
-            shown.append(f"{name} {scores[name]:.3f}{aim}")
+            target = f" (target {targets[name]:.2f})" if targets else ""
+            shown.append(f"{name} {scores[name]:.3f}{target}")
     return ", ".join(shown)

@@ -10,13 +10,13 @@ import difflib
 
 from records.errors import Unreadable
 
-_COMMON = {"type": "type!", "style": "text", "weight": "weight", "meta": "object"}
+COMMON = {"type": "type!", "style": "text", "weight": "weight", "meta": "object"}
 ANSWER = {
     "answer": "text", "answers": "texts", "options": "options", "answer_idx": "any",
     "shuffle_options": "bool", "letters": "bool", "explanation": "text"}
-_FILE = {"width": "pixels", "height": "pixels", "url": "text", "sha256": "text"}
-_PROMPT = {"label": "text", "question": "text"}
-_COORDS = {"coords": "coords!", "size": "size"}
+FILE = {"width": "pixels", "height": "pixels", "url": "text", "sha256": "text"}
+PROMPT = {"label": "text", "question": "text"}
+COORDS = {"coords": "coords!", "size": "size"}
 # Name of an object -> its fields and their kinds; "!": the field must be there. A kind is
 # one of KINDS, or the name of an object, or "list of" and that name.
 TABLES = {
@@ -24,36 +24,36 @@ TABLES = {
         "id": "text", "image": "image", "images": "list of image", "video": "video",
         "subtitles": "subtitles", "annotations": "list!", "weight": "positive",
         "meta": "object"},
-    "image": {"path": "text!", **_FILE},
+    "image": {"path": "text!", **FILE},
     "video": {
         "path": "text", "frames": "texts", "fps": "positive", "start": "from 0",
-        "end": "from 0", "first": "from 0", "duration": "positive", **_FILE},
+        "end": "from 0", "first": "from 0", "duration": "positive", **FILE},
     "subtitle": {"start": "from 0!", "end": "from 0!", "text": "string!"},
     "caption": {
-        **_COMMON, "text": "text!", "object": "text", "start": "from 0",
+        **COMMON, "text": "text!", "object": "text", "start": "from 0",
         "end": "from 0", "at": "from 0"},
     "qa": {
-        **_COMMON, "system": "text", "turns": "list of turn", "question": "any",
+        **COMMON, "system": "text", "turns": "list of turn", "question": "any",
         **ANSWER},
     "turn": {"question": "any!", "weight": "weight", **ANSWER},
     "point": {
-        **_COMMON, **_PROMPT, **_COORDS, "points": "list of point entry!", "count": "index",
+        **COMMON, **PROMPT, **COORDS, "points": "list of point entry!", "count": "index",
         "mode": "point mode"},
     "point entry": {"x": "number!", "y": "number!", "image": "index", "t": "from 0"},
     "box": {
-        **_COMMON, **_PROMPT, **_COORDS, "form": "box form!",
+        **COMMON, **PROMPT, **COORDS, "form": "box form!",
         "boxes": "list of box entry!", "mode": "point mode"},
     "box entry": {"box": "box!", "image": "index", "t": "from 0"},
-    "count": {**_COMMON, **_PROMPT, "count": "index!"},
+    "count": {**COMMON, **PROMPT, "count": "index!"},
     "track": {
-        **_COMMON, **_PROMPT, **_COORDS, "label": "text!", "points": "list of track entry!",
+        **COMMON, **PROMPT, **COORDS, "label": "text!", "points": "list of track entry!",
         "mode": "track mode", "fps": "positive", "times": "times", "query": "track entry"},
     "track entry": {
         "t": "from 0!", "id": "object id!", "x": "number!", "y": "number!",
         "occluded": "bool"},
-    "text": {**_COMMON, "prompt": "text", "text": "text!"},
+    "text": {**COMMON, "prompt": "text", "text": "text!"},
     "preference": {
-        **_COMMON, "question": "any!", "chosen": "text!", "rejected": "text!"},
+        **COMMON, "question": "any!", "chosen": "text!", "rejected": "text!"},
 }
 HINTS = {  # for what stands in the place of an object
     "record": "; python -m tools.convert reads an array of records from a .json file",

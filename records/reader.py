@@ -57,7 +57,7 @@ class Records:
         if self.path.suffix == ".json" or (len(self) and self.starts_with_chat()):
             stop(path, f"this is no file of records; {conversion(self.path, media)} makes one")
         if not len(self):
-            stop(path, "the file holds no record")
+            stop(path, "the file contains no record")
         digest.update(json.dumps(self.options).encode())
         # what plans and resumed runs depend on
         self.fingerprint = digest.hexdigest()
@@ -103,7 +103,7 @@ class Records:
             try:
                 yield self[i]
             except Unreadable as error:
-                warn(f"{self.where(i)}: {error}; left out")
+                warn(f"{self.where(i)}: {error}; skipped")
 
     def where(self, i):
         return f"{self.path}:{self.lines[i]}"

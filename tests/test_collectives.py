@@ -128,7 +128,7 @@ def count_sent(rank, folder):
         model = new_model()
         parallel.share_rows(model, parallel.make_mesh(4, cp_heads=cp_heads))
         q, k, v = (torch.randn(1, T // 4, heads, D, requires_grad=True) for heads in (H, G, G))
-        queries = parallel.deal(T, 4 // cp_heads)[rank // cp_heads]
+        queries = parallel.distribute(T, 4 // cp_heads)[rank // cp_heads]
         mask = attention.allow(*(torch.full((1, T), n) for n in (T, 0)), queries)
         sent.clear()
         model.attend(q, k, v, mask).sum().backward()

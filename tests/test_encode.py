@@ -163,7 +163,7 @@ def test_a_track_with_no_point_on_a_frame_is_left_out_and_never_answered_with_no
     text = BYTES.decode(example.tokens)
     assert "grey" in text
     assert "dot" not in text
-    # alone it leaves nothing to learn; and no question is asked about it
+    # alone it leaves nothing to train on; and no question is asked about it
     record = open_records(folder, {"video": video, "annotations": [track]})[0]
     assert data.size(record, BYTES, CONFIG, 0, 0) == (0, 0)
     assert not questions_of(record, read_headers(record, CONFIG), CONFIG)
@@ -188,7 +188,7 @@ def test_an_unreadable_image_costs_its_record_only(tmp_path):
         data.encode(cut, TOKENIZER, CONFIG, 0, 0)
     example = data.placeholder("cut", *size, CONFIG, "damaged image: cut short")
     assert size == (len(example.tokens), len(example.images))
-    assert (example.id, example.mask_reason) == ("cut", "damaged image: cut short")
+    assert (example.id, example.unreadable) == ("cut", "damaged image: cut short")
     assert example.weights.sum() == 0
     assert (example.images == 0).all()
 

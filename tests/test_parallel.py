@@ -337,10 +337,10 @@ def mean_pixels(batch, windows):
 
 @pytest.mark.parametrize("n", range(1, 9))
 def test_blocks_are_dealt_like_cards(n):
-    dealt = parallel.deal(128 * 5 * n, n)
+    dealt = parallel.distribute(128 * 5 * n, n)
     assert torch.equal(dealt.flatten().sort().values, torch.arange(128 * 5 * n))
     assert torch.equal(dealt[-1].view(5, 128)[:, 0], 128 * (torch.arange(5) * n + n - 1))
-    assert parallel.deal(12 * n, n).shape == (n, 12)     # smaller blocks of a short row
+    assert parallel.distribute(12 * n, n).shape == (n, 12)     # smaller blocks of a short row
 
 
 @pytest.mark.parametrize(("cp", "cp_heads"), [(2, 2), (4, 4), (8, 8), (2, 1), (8, 1), (8, 2)])
@@ -351,7 +351,7 @@ def test_the_shards_of_a_batch_are_the_batch(kind, cp, cp_heads):
     rows = packs_of(kind)[:2]
     whole = packing.collate(rows, T, VISION, crop_bucket=4)
     shards = [shard_of_rank(rows, rank, cp, 4, cp_heads) for rank in range(cp)]
-    places = parallel.deal(T, cp // cp_heads).flatten()
+    places = parallel.distribute(T, cp // cp_heads).flatten()
     for name in ("tokens", "targets", "weights", "pos", "example"):
         side_by_side = torch.cat([getattr(shard, name) for shard in shards], 1)
         assert torch.equal(side_by_side, getattr(whole, name)[:, places])

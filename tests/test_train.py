@@ -230,7 +230,7 @@ def test_a_run_leaves_log_weights_curves_and_samples(plain):
     n_parameters = sum(p.numel() for p in files.load(out).parameters())
     assert sum(lines[0]["params"].values()) == n_parameters
     expected = {"step", "weight", "tokens", "loss_tokens", "ids", "examples", "branches",
-                "dropped", "lr", "fill_tokens", "fill_crops", "loss", "grad_norm", "grad_norms",
+                "skipped", "lr", "fill_tokens", "fill_crops", "loss", "grad_norm", "grad_norms",
                 "seconds"}
     assert all(expected <= set(line) for line in steps_of(lines))
     assert len(steps_of(lines)) == 3
@@ -253,7 +253,7 @@ def test_real_photographs_train_and_are_scored(tmp_path, monkeypatch):
     sets = [str(MEDIA / "records.jsonl"), str(tmp_path / "twin.jsonl")]
     lines = run(tmp_path / "a", *PHOTOS, "--eval", *sets)
     for line in steps_of(lines):
-        assert line["dropped"] == {}
+        assert line["skipped"] == {}
         assert line["branches_dropped"] == 0  # nothing is too long for the toy
         assert 4 < line["examples"] < line["branches"]  # rows are shared, and there are trees
         assert line["tokens"] <= 4 * 640

@@ -217,7 +217,7 @@ def select_images(text, n_images, rng):
         return text, images
     else:
         names = "all images"
-    return pick(rng, styles.IMAGE_SELECTIONS).format(ask=text, images=names), images
+    return pick(rng, styles.IMAGE_SELECTIONS).format(question=text, images=names), images
 
 
 def track_turn(annotation, record, size, config, rng, times):

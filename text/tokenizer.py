@@ -141,7 +141,7 @@ class PretrainedTokenizer:
         except BaseException as error:  # its PanicException is no Exception
             if type(error).__name__ != "PanicException":
                 raise
-            raise Unencodable(f"its tokenizer gives up: {error}") from None
+            raise Unencodable(f"its tokenizer cannot encode it: {error}") from None
 
     def decode(self, ids):
         return self.inner.decode(list(ids), skip_special_tokens=True)

@@ -40,8 +40,9 @@ def find_problems(records, i, decode_all):
         return [Problem(*error.args)]
     problems = [Problem("unlikely unit", sentence) for sentence in unlikely_units(record)]
     if not any(has_loss(annotation, ANY_SIZE) for annotation in record["annotations"]):
-        problems.append(Problem("nothing to learn", "the weight of every annotation is 0, or that "
-                                "of all its turns; give one of them another weight"))
+        problems.append(Problem(
+            "nothing to train on", "the weight of every annotation, or of all its turns, is 0; "
+            "give one of them another weight"))
     paths = [records.media / name for name in names_of(record)]
     missing = []
     for path in paths:

@@ -82,7 +82,7 @@ def open_sets(args):
             for reader, path in zip_longest(readers, args.masks or [])]
 
 
-def ask(args, loaded, name, records, masks_of, ranks):
+def evaluate_set(args, loaded, name, records, masks_of, ranks):
     """One file of records -> its Results. A benchmark has no answers, so no nll."""
     model, tokenizer, config = loaded
     by_frames = {}
@@ -146,7 +146,7 @@ def main(argv=None):
             sets = open_sets(args)
         for folder in filter(None, (args.out, args.draw)):
             Path(folder).mkdir(parents=True, exist_ok=True)
-        results = [ask(args, loaded, *of_file, ranks) for of_file in sets]
+        results = [evaluate_set(args, loaded, *of_file, ranks) for of_file in sets]
         if ranks.world > 1:
             dist.destroy_process_group()
         if ranks.first:

@@ -178,7 +178,7 @@ def make_printer(tokenizer):
     return print_more
 
 
-def ask(loaded, shown, turns, args, printer=None):
+def answer_ids(loaded, shown, turns, args, printer=None):
     """-> the ids of an answer. loaded: model, tokenizer and data config; turns:
     [(question, answer), ..], the last with the answer None."""
     model, tokenizer, config = loaded
@@ -198,7 +198,7 @@ def chat(loaded, shown, args):
     print("> ", end="", flush=True, file=sys.stderr)
     while question := sys.stdin.readline().strip():
         printer = make_printer(tokenizer)
-        ids = ask(loaded, shown, [*turns, (question, None)], args, printer)
+        ids = answer_ids(loaded, shown, [*turns, (question, None)], args, printer)
         print(flush=True)
         turns.append((question, tokenizer.decode(ids)))
         print("> ", end="", flush=True, file=sys.stderr)
@@ -234,7 +234,7 @@ def main(argv=None):
         chat(loaded, shown, args)
         return
     printer = None if args.json else make_printer(tokenizer)
-    ids = ask(loaded, shown, [(args.prompt, None)], args, printer)
+    ids = answer_ids(loaded, shown, [(args.prompt, None)], args, printer)
     answer = tokenizer.decode(ids)
     points = points_in_pixels(answer, shown.sizes)
     if args.draw:

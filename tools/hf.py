@@ -89,7 +89,7 @@ def main(argv=None):
             files.save_data_config(data_config, out)
     if args.command == "export" and isinstance(tokenizer, ByteTokenizer):
         warn("the byte tokenizer of the toy is not exported, only weights and settings; "
-             "ask the toy by its run directory")
+             "run the toy from its run directory")
     params = sum(p.numel() for p in model.parameters())
     print(json.dumps({"out": args.out, "tensors": len(model.state_dict()), "params": params}))
 

@@ -10,7 +10,7 @@ is one JSON object.
 With --out plan.npz it decides, without a GPU, which records share a packed sequence, for
 train.py --plan. The plan has record ids, no pixels, and is the same for any number of workers.
 train.py refuses it when the record files, the tokenizer or the config have changed. Media are not
-compared: one whose size differs from the plan is masked.
+compared: one whose size differs from the plan has no loss.
 """
 
 import json
@@ -128,7 +128,7 @@ def make_plan(mixture, tokenizer, config, n_packs):
     columns |= {"ends": np.cumsum(list(map(len, packs))), "ids": as_bytes("\0".join(ids)),
                 "skipped_in": np.array([n for n, _ in skipped], np.int64),
                 "skipped_why": np.array([why for _, why in skipped], str)}
-    return columns, {**describe_packs(packs, config), "dropped": dict(steps.skipped.counts)}
+    return columns, {**describe_packs(packs, config), "skipped": dict(steps.skipped.counts)}
 
 
 def as_bytes(text):

@@ -25,7 +25,7 @@ def export(folder, source, n):
     with open(folder / "records.jsonl", "w") as out:
         for i in range(n):
             record = source[i]
-            out.write(json.dumps(_export_media(folder, source, record)) + "\n")
+            out.write(json.dumps(export_media(folder, source, record)) + "\n")
             for k, annotation in enumerate(record["annotations"]):
                 if annotation["type"] in ("point", "track"):
                     name = f"{record['id']}/{k}"
@@ -37,7 +37,7 @@ def export(folder, source, n):
     np.savez_compressed(folder / "masks.npz", **masks)
 
 
-def _export_media(folder, source, record):
+def export_media(folder, source, record):
     """Writes the images or frames of a record; returns the record as a line of the file."""
     line = as_line(record)
     if "video" in record:

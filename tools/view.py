@@ -270,8 +270,8 @@ def write_example(row, number, start):
              f"{plural(example.n_branches, 'annotation')}, {example.dropped_branches} left out, "
              f"weight {weight:.4g}")
     crops = ""
-    if example.mask_reason:  # the row holds zeros, not the record
-        reason = html.escape(example.mask_reason)
+    if example.unreadable:  # the row holds zeros, not the record
+        reason = html.escape(example.unreadable)
         tree = f"<p>{reason}. Zeros stand in its place, without loss.</p>"
     else:
         tree = write_tree(row, number, start)

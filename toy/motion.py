@@ -89,7 +89,7 @@ def visible_masks(video, time):
     masks = np.zeros((len(video["objects"]), SIZE, SIZE), bool)
     free = np.ones((SIZE, SIZE), bool)
     if video["pole"]:
-        free[:, _pole(video)] = False
+        free[:, find_pole(video)] = False
     for k in reversed(range(len(masks))):
         o = object_at(video["objects"][k], time)
         if o:
@@ -101,7 +101,7 @@ def visible_masks(video, time):
     return masks
 
 
-def _pole(video):
+def find_pole(video):
     return slice(video["pole"] - POLE_HALF_WIDTH, video["pole"] + POLE_HALF_WIDTH)
 
 
@@ -118,5 +118,5 @@ def render_frames(video, times):
             if now := object_at(o, time):
                 paint(image, now, noise)
         if video["pole"]:
-            image[:, _pole(video)] = POLE_GREY
+            image[:, find_pole(video)] = POLE_GREY
         yield image

@@ -125,7 +125,8 @@ def render(scene):
     slope_x, slope_y = scene["slope"]
     slope = (slope_x * (X - SIZE / 2) + slope_y * (Y - SIZE / 2)) / SIZE
     noise = 6 * rng.standard_normal((SIZE, SIZE), np.float32)
-    light = slope * (1 + 0.3 * tints[0]) + 24 * tints[1] * _texture(scene) + noise  # (3,SIZE,SIZE)
+    texture = 24 * tints[1] * draw_texture(scene)
+    light = slope * (1 + 0.3 * tints[0]) + texture + noise  # (3,SIZE,SIZE)
     light += 75
     image = np.ascontiguousarray(light.clip(0, 255).astype(np.uint8).transpose(1, 2, 0))
     for o in scene["objects"]:
@@ -145,7 +146,7 @@ def paint(image, o, noise):
     np.copyto(image[box], pixels, where=mask_of(o, box)[..., None])
 
 
-def _texture(scene):
+def draw_texture(scene):
     """(SIZE,SIZE) of -1, 0 and 1: nothing, stripes, diagonal stripes or checks."""
     frequency = np.float32(np.pi / scene["period"])
     if scene["texture"] == 0:

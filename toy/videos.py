@@ -1,7 +1,7 @@
 """The toy's source of videos, and what is asked about them (stages 2 and 3 of --tiny).
 
 Video i of a split is a function of (seed, split, i). All questions can be answered from what is
-visible: see `_is_fair`.
+visible: see `is_fair`.
 """
 
 from functools import lru_cache
@@ -72,7 +72,7 @@ class MovingShapes:
             is_visible = np.array(masks).any((2, 3))  # (steps, n)
             for k, o in enumerate(video["objects"]):
                 o["seen"] = np.flatnonzero(is_visible[:, k]).tolist()
-            if _is_fair(video):
+            if is_fair(video):
                 return video
         raise AssertionError(f"no video for {self.name} {i}")
 
@@ -115,7 +115,7 @@ class MovingShapes:
         return {"times": times, "masks": masks.swapaxes(0, 1)}
 
 
-def _is_fair(video):
+def is_fair(video):
     """Is every object nearly whole when it comes, and visible at its change and before it goes?"""
     for k, o in enumerate(video["objects"]):
         seen = o["seen"]
@@ -217,8 +217,8 @@ def direction_question(o, name):
 
     A model of this size does not learn to answer with the word alone (docs/log.md).
     """
-    start = _place(o, o["come"])
-    end = _place(o, o["gone"] - 1)
+    start = point_of(o, o["come"])
+    end = point_of(o, o["gone"] - 1)
     return {
         "type": "qa",
         "question": f"{name} moves",
@@ -227,7 +227,7 @@ def direction_question(o, name):
     }
 
 
-def _place(o, step):
+def point_of(o, step):
     """'050 800', as points are written."""
     place = place_at(o, step)
     return f"{round(10 * place['x']):03d} {round(10 * place['y']):03d}"

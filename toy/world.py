@@ -102,11 +102,11 @@ def held_out(stage, seed, n, kinds_name="few"):
     as_in_training = range(MAX_OBJECTS + 1)
     parts = {"test": held_out_images("test", seed, n, as_in_training, kinds_name)}
     if stage > 1:
-        parts["test"] += _first("series", seed, n // 4)
-        parts["test"] += _first("videos", seed, n // 2)
-        parts["test"] += _first("tracks", seed, n // 2)
-        parts["long"] = _first("long-videos", seed, n // 2)
-        parts["long"] += _first("long-tracks", seed, n // 2)
+        parts["test"] += first_records("series", seed, n // 4)
+        parts["test"] += first_records("videos", seed, n // 2)
+        parts["test"] += first_records("tracks", seed, n // 2)
+        parts["long"] = first_records("long-videos", seed, n // 2)
+        parts["long"] += first_records("long-tracks", seed, n // 2)
     parts["unseen"] = held_out_images("unseen", seed, n, as_in_training, kinds_name)
     parts["crowded"] = held_out_images("test", seed, n // 4, (5, 6), kinds_name)
     return parts
@@ -119,6 +119,6 @@ def held_out_images(split, seed, n, n_objects, kinds_name="few"):
     return [world[i] for i in islice(fitting, max(n, 1))]
 
 
-def _first(kind, seed, n):
+def first_records(kind, seed, n):
     source = SOURCES[kind]("test", seed)
     return [source[i] for i in range(max(n, 1))]

@@ -122,9 +122,9 @@ def check_directory(out, args, init):
     is_empty = {path.name for path in out.iterdir()} <= {"lock"}
     reason = ""
     if holds_run and args.resume:
-        reason = "holds a run without a complete checkpoint to resume; --overwrite deletes it"
+        reason = "contains a run without a complete checkpoint to resume; --overwrite deletes it"
     elif holds_run and not args.overwrite:
-        reason = "holds a run; --resume continues it, --overwrite deletes it"
+        reason = "contains a run; --resume continues it, --overwrite deletes it"
     elif args.overwrite and not is_empty and not (out / "config.json").is_file():
         reason = "has no config.json, so it is no run directory to --overwrite"
     elif args.overwrite and init and Path(init).resolve().is_relative_to(out.resolve()):

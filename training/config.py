@@ -78,8 +78,8 @@ class Config:
     beta: float = 0.0  # strength of preference pairs (DPO: 0.1); 0: they are refused
     residual_dropout: float = 0.0  # dropout of sub-layer outputs at every position
     response_dropout: float = 0.1  # dropout of sub-layer outputs where the target has loss
-    freeze_embedding: bool = True  # the base embedding, and a tied head, do not learn
-    train: tuple = ("vit", "connector", "llm")  # which parameter groups learn
+    freeze_embedding: bool = True  # the base embedding, and a tied head, are not trained
+    train: tuple = ("vit", "connector", "llm")  # which parameter groups are trained
     lora: LoraConfig = LoraConfig()
     activation_checkpointing: bool = True  # blocks keep only their inputs and rerun in backward
     uncheckpointed_blocks: int = 0  # last decoder blocks that keep everything
@@ -90,11 +90,11 @@ class Config:
     seed: int = 0  # seed of every random choice
     deterministic: bool = False  # dropout off, deterministic kernels
     device: str = "auto"  # cpu, cuda, mps; auto: cuda, else mps, else cpu
-    dtype: str = "auto"  # of the arithmetic; weights that learn are always float32
+    dtype: str = "auto"  # of the arithmetic; trained weights are always float32
     max_skip: float = 0.01  # share of a source's records that may be unusable
     workers: int = 0  # decoding processes per rank (not given, on a GPU: its cores less one)
     vit_steps: int = 0  # steps of stage 0 for a toy ViT that starts from nothing
-    eval_images: int = 200  # held-out images asked about at the end of a toy run; 0: no scores
+    eval_images: int = 200  # held-out images to evaluate on at the end of a toy run; 0: no scores
     toy_kinds: str = "few"  # combinations in the toy's single images: few 6 x 4, many 9 x 6
     data: DataConfig = DataConfig()
     model: models.ModelConfig = models.PRESETS["4b"]
@@ -229,7 +229,7 @@ def make_parser(words=()):
     switch("--skip_missing", help="train without the files of a mixture that are missing")
     add("--plan", metavar="FILE", help="packs planned ahead by tools.plan")
     add("--eval", nargs="+", action="extend", metavar="FILE",
-        help="records asked about at the end (with --data), each file scored apart")
+        help="records to evaluate on at the end (with --data), each file scored apart")
     add("--eval_every", type=int, default=0, metavar="N",
         help="save and evaluate every N steps too (default 0: only at the end)")
     add("--init", metavar="DIR", help="start from the weights of a run or a released checkpoint")
@@ -239,7 +239,7 @@ def make_parser(words=()):
     switch("--resume_anyway", help="--resume, even if the recipe or the data have changed")
     add("--else_init", metavar="DIR", help="with --resume: --init while there is no checkpoint")
     add("--lora", dest="lora.rank", type=int, default=argparse.SUPPRESS, metavar="R",
-        help="low-rank adapters on the decoder learn in its place (short for --lora.rank)")
+        help="low-rank adapters on the decoder are trained in its place (short for --lora.rank)")
     texts = describe_fields(Config())
     defaults = field_values(shown)
     for name, default in FIELDS.items():
@@ -317,7 +317,7 @@ def check(args, config):
         (layers - {*LAYERS} or (config.lora.rank and not ("llm" in groups and layers)),
          f"--lora: needs llm in --train, and --lora.layers of {', '.join(LAYERS)}"),
         (config.lora.rank and not args.fields.get("freeze_embedding", True),
-         "--lora keeps the embedding as it is: leave out --freeze_embedding=false"),
+         "--lora keeps the embedding as it is: take out --freeze_embedding=false"),
         (not {*config.model.vision.feature_layers} <= {*range(config.model.vision.n_layer)},
          "--model.vision.feature_layers: name blocks from 0 to --model.vision.n_layer less 1"),
         (args.eval_every < 0, f"--eval_every {args.eval_every}: must be at least 0"),

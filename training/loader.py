@@ -2,10 +2,10 @@
 
     StepPlan  --balance_packs-->  packs of this rank  --DataLoader, Decoder-->  rows of data.Example
 
-The first rank plans and sends each StepPlan to all ranks. Each rank decodes the packs dealt to it,
-and under context parallelism only its share of the crops. With --workers both happen in processes
-of torch's DataLoader. A record that turns out bad here is masked: it keeps its place in the row,
-without loss, so that packs stay as planned.
+The first rank plans and sends each StepPlan to all ranks. Each rank decodes its share of
+the packs, and under context parallelism only its share of the crops. With --workers both happen in
+processes of torch's DataLoader. A record that turns out to be unreadable here keeps its place in
+the row, without loss, so that packs stay as planned.
 """
 
 import atexit
@@ -89,8 +89,8 @@ class Loader:
     """Iterates over the steps that are left: (StepPlan, this rank's micro-batches of it).
 
     A micro-batch is a list of rows, a row a list of data.Example.
-    plans: a StepPlanner or PlanFile on the first rank, None on the others. known_masked {index:
-    reason}: what the run masked before it stopped. newly_masked: since the last exchange.
+    plans: a StepPlanner or PlanFile on the first rank, None on the others. known_unreadable {index:
+    reason}: what the run found before it stopped. newly_unreadable: since the last exchange.
     """
 
     def __init__(self, mixture, tokenizer, config, plans, ranks=None, start=0):
@@ -106,20 +106,20 @@ class Loader:
         # StepPlans whose packs have gone to the decoder
         self.planned = deque()
         self.in_flight = deque()  # their packs, not decoded yet
-        self.masked = BadRecords("masked", RankError, config.max_skip)
-        self.newly_masked = []
-        self.known_masked = {}
+        self.unreadable = BadRecords("its tokens have no loss", RankError, config.max_skip)
+        self.newly_unreadable = []
+        self.known_unreadable = {}
 
     def restore(self, position, skips, same_data=True):
         """Continues after the step at whose end `exchange` and StepPlan.state gave this position.
-        The records in the lines of skips.jsonl are masked again without decoding. With other data
+        The records in the lines of skips.jsonl stay unreadable without decoding. With other data
         only the place in it is kept: sizes and masks belong to the old records."""
         if self.plans:
             self.plans.restore(position["plans"], same_data)
         if same_data:
-            self.known_masked = {skip["index"]: skip["reason"] for skip in skips}
+            self.known_unreadable = {skip["index"]: skip["reason"] for skip in skips}
             if self.ranks.first:  # the counts are of all ranks, which are added up
-                self.masked = replace(self.masked, **position["masked"])
+                self.unreadable = replace(self.unreadable, **position["unreadable"])
 
     def __iter__(self):
         config = self.config
@@ -164,7 +164,7 @@ class Loader:
                     *before, n_crops = np.cumsum([0, *(e.crops for e in items)]).tolist()
                     shards = [data.CropShard(ranks.cp_rank, ranks.cp, n, n_crops)
                               for n in before]
-                reasons = [self.known_masked.get(e.index, "") for e in items]
+                reasons = [self.known_unreadable.get(e.index, "") for e in items]
                 self.in_flight.append([*zip(items, shards, reasons, strict=True)])
                 yield self.in_flight[-1]
 
@@ -173,41 +173,41 @@ class Loader:
         examples = next(decoded)
         if isinstance(examples, Exception):
             raise RankError(str(examples))
-        reasons = [example.mask_reason for example in examples]
+        reasons = [example.unreadable for example in examples]
         of_ranks = self.ranks.gather_in_row(reasons)
         reasons = [next(filter(None, each), "") for each in zip(*of_ranks, strict=True)]
         row = []
         pack = self.in_flight.popleft()
         for (item, shard, _), example, reason in zip(pack, examples, reasons, strict=True):
-            # masked by another rank of the group
-            if reason and not example.mask_reason:
+            # unreadable on another rank of the group
+            if reason and not example.unreadable:
                 example = self.decoder.decode(item, shard, reason)
             source, i, _ = self.mixture[item.index]
             example.source = source.name
             where = source[i]["where"] if reason else ""
-            if reason and item.index not in self.known_masked:
-                self.newly_masked.append({"index": item.index, "id": example.id, "where": where,
+            if reason and item.index not in self.known_unreadable:
+                self.newly_unreadable.append({"index": item.index, "id": example.id, "where": where,
                                           "reason": reason})
-            self.masked.count(example.source, where, reason)
+            self.unreadable.count(example.source, where, reason)
             row.append(example)
         return row
 
     def exchange(self, stop):
-        """-> does one of the ranks have to stop, the records that they masked in this step for the
-        first time, and the state of `masked` over all of them."""
-        mine = stop, self.ranks.cp_rank, self.newly_masked, self.masked.state()
-        self.newly_masked = []
-        newly_masked = []
+        """-> does one of the ranks have to stop, the records that they found unreadable for the
+        first time, and the state of `unreadable` over all of them."""
+        mine = stop, self.ranks.cp_rank, self.newly_unreadable, self.unreadable.state()
+        self.newly_unreadable = []
+        newly_unreadable = []
         counts = {}
         tried = Counter()
         of_ranks = self.ranks.all_gather(mine)
-        for _, cp_rank, new, masked in of_ranks:
+        for _, cp_rank, new, unreadable in of_ranks:
             if cp_rank == 0:  # the ranks of a group have the same records
-                newly_masked += new
-                counts = add_counts(counts, masked["counts"])
-                tried.update(masked["tried"])
+                newly_unreadable += new
+                counts = add_counts(counts, unreadable["counts"])
+                tried.update(unreadable["tried"])
         state = {"counts": counts, "tried": tried, "in_a_row": {}}
-        return any(stop for stop, *_ in of_ranks), newly_masked, state
+        return any(stop for stop, *_ in of_ranks), newly_unreadable, state
 
 
 CHILDREN = []  # the processes of all loaders

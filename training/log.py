@@ -37,17 +37,22 @@ def count_rows(rows):
     return {
         "packs": len(rows),
         "examples": len(examples),
-        "branches": sum(x.n_branches for x in examples if not x.mask_reason),
+        "branches": sum(x.n_branches for x in examples if not x.unreadable),
         "tokens": sum(len(x.tokens) for x in examples),
         "crops": sum(0 if x.image_id is None else len(x.image_id) for x in examples),
         "visual_tokens": sum(len(x.pool_dst) for x in examples),
-        "pairs": sum(attention.allowed_pairs(*map(torch.from_numpy, (x.visible_until, x.bidir)))
-                     for x in examples),  # of tokens, that attention computes
+        "attention_pairs": sum(count_pairs(x) for x in examples),
         "loss_tokens": sum(int((x.weights > 0).sum()) for x in examples),
-        "masked_tokens": sum(len(x.tokens) for x in examples if x.mask_reason),
+        "unreadable_tokens": sum(len(x.tokens) for x in examples if x.unreadable),
         "branches_dropped": sum(x.dropped_branches for x in examples),
         "tokens_dropped": sum(x.dropped_tokens for x in examples),
     }
+
+
+def count_pairs(example):
+    """How many query-key pairs attention computes for a data.Example."""
+    fields = example.visible_until, example.bidir
+    return attention.allowed_pairs(*map(torch.from_numpy, fields))
 
 
 class StepStats:
@@ -112,15 +117,15 @@ def stop_nonfinite(run, step, plan, stats, norms):
                    f"--step {step} shows them")
 
 
-def make_line(config, step, plan, stats, norms, rates, masked):
-    """A step's line of log.jsonl. norms, rates: {group: number}; masked: of all ranks."""
+def make_line(config, step, plan, stats, norms, rates, unreadable):
+    """A step's line of log.jsonl. norms, rates: {group: number}; unreadable: of all ranks."""
     return {
         "step": step, "loss": stats.loss, **stats.counts, "weight": stats.total_weight,
         "nll_by_source": stats.nll_by_source, "grad_norm": math.hypot(*norms.values()),
         "grad_norms": norms, "lr": rates, **stats.preferences,
         "fill_tokens": stats.counts["tokens"] / (config.batch * config.data.max_tokens),
         "fill_crops": stats.counts["crops"] / (config.batch * config.pack_crops),
-        "dropped": add_counts(plan.skipped, masked["counts"]),
+        "skipped": add_counts(plan.skipped, unreadable["counts"]),
         "ids": plan.hash,
     }
 
@@ -147,11 +152,11 @@ class RunLog:
                 os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
         self.file = open(log, "a", buffering=1)
 
-    def step(self, line, masked):
-        """Logs a step, and the records that were masked in it for the first time:
+    def step(self, line, unreadable):
+        """Logs a step, and the records that were found unreadable in it:
         [{"index": .., "id": .., "where": .., "reason": ..}, ..]."""
         self.write(line)
-        for skip in sorted(masked, key=itemgetter("index")) if self.writes else ():
+        for skip in sorted(unreadable, key=itemgetter("index")) if self.writes else ():
             with open(self.skips, "a") as file:
                 file.write(json.dumps({"step": line["step"], **skip}) + "\n")
 
@@ -160,13 +165,18 @@ class RunLog:
             self.file.write(json.dumps(line) + "\n")
 
 
+OLD_NAMES = {"masked_tokens": "unreadable_tokens", "pairs": "attention_pairs", "dropped": "skipped"}
+
+
 def read_log(path):
-    """The lines of a .jsonl file that are dicts, without one cut short; [] without a file."""
+    """The lines of a .jsonl file that are dicts, without one cut short; [] without a file. Fields
+    of runs of older versions get the names of today."""
     lines = []
     for row in path.read_bytes().splitlines() if path.exists() else ():
         with suppress(ValueError):
             lines.append(json.loads(row))
-    return [line for line in lines if isinstance(line, dict)]
+    return [{OLD_NAMES.get(name, name): value for name, value in line.items()}
+            for line in lines if isinstance(line, dict)]
 
 
 def read_steps(lines):
@@ -189,7 +199,7 @@ def make_head(run, args, model):
         sizes = ", ".join(f"{part} {n / 1e6:.1f} M" for part, n in params.items())
         warn(f"stage {config.stage} on {head['device']} ({head['hardware']}), "
              f"{head['dtype']}, processes: {head['world']}\n"
-             f"parameters: {sizes}; {', '.join(config.train)} learn\n"
+             f"parameters: {sizes}; {', '.join(config.train)} are trained\n"
              f"steps: {n_left} of {config.steps}; a batch: {plural(config.batch, 'row')} of "
              f"{config.data.max_tokens} tokens; writes to {run.out}")
         if n_left:

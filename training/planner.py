@@ -28,7 +28,7 @@ MANY = 100  # bad records of a source that can end a run
 
 @dataclass
 class BadRecords:
-    """Counts the bad records of each source, skipped while planning or masked after decoding.
+    """Counts the bad records of each source, skipped while planning or found while decoding.
     Raises `error` after MANY in a row, or MANY that are more than max_skip of those tried. A record
     counts whenever it is drawn, once in an epoch."""
 
@@ -117,7 +117,7 @@ def skip_reason(record, size, config):
         with_loss = [a for a in record["annotations"] if has_loss(a, config.data)]
         limit = config.data.max_points
         if not with_loss:
-            return "nothing to learn: none of its annotations has loss"
+            return "nothing to train on: none of its annotations has loss"
         if all(len(a.get("points", ())) > limit and a["type"] != "track" for a in with_loss):
             return f"too many points: each annotation has more than {limit}"
         return "too long: none of its annotations fits a row, or no point is on a frame"

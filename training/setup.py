@@ -78,8 +78,8 @@ def layout_error(world, config, model):
     if cp % heads:
         return f"--cp {cp}: no multiple of --cp_heads {heads}"
     if model.n_head % heads or (kv_heads % heads and heads % kv_heads):
-        return (f"--cp {cp}: {model.n_head} query and {kv_heads} kv heads cannot be dealt out to "
-                f"{heads} ranks; --cp_exchange gather takes any number")
+        return (f"--cp {cp}: {model.n_head} query and {kv_heads} kv heads cannot be distributed "
+                f"over {heads} ranks; --cp_exchange gather takes any number")
     if world % cp:
         return f"--cp {cp}: {world} processes are no multiple of it"
     if config.batch % (world // cp * config.micro_batch):
@@ -114,7 +114,7 @@ def open_data(args, config, ranks, tokenizer, resume_from, world):
     stamps = [(stat.st_size, stat.st_mtime_ns) for stat in stats]
     seen = str(resume_from.folder), made_for, stamps
     if any(other != seen for other in ranks.all_gather(seen)):
-        raise RunError("the ranks do not see the same checkpoint, record files and config")
+        raise RunError("the ranks do not have the same checkpoint, record files and config")
     mixture = Mixture(sources, rates, config.seed)
     if ranks.first and not plans:
         plans = StepPlanner(mixture, tokenizer, config)
@@ -164,8 +164,8 @@ def find_start(args, config, world, resume_from=None):
     vision_config = replace(shape.vision, neighbor_init=config.model.vision.neighbor_init)
     found = replace(shape, vision=vision_config, init_std=config.model.init_std)
     if asked_for and config.model != found:
-        raise UserError(f"{where}: its model has another shape than --preset and --model.* ask "
-                        "for; leave them out")
+        raise UserError(f"{where}: its model has another shape than --preset and --model.* name; "
+                        "take these flags out")
     return Start(tokenizer, shape, weights, not folder), replace(config, model=shape)
 
 

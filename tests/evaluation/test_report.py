@@ -195,7 +195,7 @@ TOY_SCORES = {"point_f1": 0.9, "point_recall": 0.8, "unseen": {"caption_exact": 
 
 @pytest.mark.parametrize(("eval_records", "loss", "scores", "sentences", "n_lines"), [
     (None, 0.25, TOY_SCORES,
-     ["After 1,600 steps, on held-out examples: point_f1 0.900 (aim 0.90).",
+     ["After 1,600 steps, on held-out examples: point_f1 0.900 (target 0.90).",
       "runs/x/progress.gif", "runs/x/samples",
       '--model runs/x --image runs/x/samples/image.png --prompt "pointing: any shape"',
       "train.py --stage 2 --tiny --init runs/x"], 6),

@@ -53,7 +53,8 @@ def test_what_is_left_out_keeps_its_number_and_is_named_when_iterating(tmp_path,
 
 @pytest.mark.parametrize(("name", "content", "words"), [
     ("none.jsonl", None, "No such file"), ("none.json", None, "No such file"),
-    ("r.txt", '{"messages": []}', r"must end in \.jsonl"), ("r.jsonl", "\n\n", "holds no record")])
+    ("r.txt", '{"messages": []}', r"must end in \.jsonl"),
+    ("r.jsonl", "\n\n", "contains no record")])
 def test_what_is_no_file_of_records_is_refused(tmp_path, name, content, words):
     if content is not None:
         (tmp_path / name).write_text(content)

@@ -158,7 +158,8 @@ def test_point_bench_wants_a_point_and_all_points_in_the_mask(files, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split() == ["average", "44.44", "67.7", "68.7", "66.5"]
     assert lines[2].split() == ["counting", "100", "-", "-", "-"]
-    assert lines[-1].startswith("5 of 5 rows were asked; published scores: allenai/molmo2, issue")
+    last = "5 of 5 rows were evaluated; published scores: allenai/molmo2, issue"
+    assert lines[-1].startswith(last)
 
 
 def run(name, files, out, model="none"):
@@ -173,7 +174,7 @@ def test_the_command_prints_a_table_and_one_line_of_json(files, tmp_path, capsys
     *table, last = capsys.readouterr().out.splitlines()
     assert table[0].split() == ["percent", "ours"]
     assert table[1].split() == ["count_accuracy", "0"]
-    assert table[-1] == "2 of 2 rows were asked; published scores: not found"
+    assert table[-1] == "2 of 2 rows were evaluated; published scores: not found"
     found = json.loads(last)
     assert (found["benchmark"], found["questions"], found["published"]) == ("countbench", 2, {})
     assert len((tmp_path / "out" / "predictions.jsonl").read_text().splitlines()) == 2

@@ -50,7 +50,7 @@ def test_check_tells_line_kind_and_reason_then_the_sum(tmp_path, run):
     assert run(path) == (0, [f"{path}: 1 record; nothing is wrong"], "")
 
 
-def test_a_record_whose_weights_are_all_0_has_nothing_to_learn(tmp_path, run):
+def test_a_record_whose_weights_are_all_0_has_nothing_to_train_on(tmp_path, run):
     context = turn(weight=0)
     context["annotations"].append({**QA, "weight": 0})
     path = write(tmp_path / "r.jsonl", context, turn(weight=0), {"annotations": [
@@ -58,8 +58,8 @@ def test_a_record_whose_weights_are_all_0_has_nothing_to_learn(tmp_path, run):
     status, out, _ = run(path)
     assert status == 1
     assert [line.split(": ")[:2] for line in out[:2]] == [
-        [f"{path}:1", "nothing to learn"], [f"{path}:2", "nothing to learn"]]
-    assert out[2:] == [f"{path}: 3 records; nothing to learn 2"]
+        [f"{path}:1", "nothing to train on"], [f"{path}:2", "nothing to train on"]]
+    assert out[2:] == [f"{path}: 3 records; nothing to train on 2"]
 
 
 @pytest.mark.parametrize(("x", "side", "decode", "is_wrong"), [

@@ -33,7 +33,7 @@ def test_the_numbers_are_those_of_the_encoded_examples(tmp_path):
     found = plan.count_records([reader], tokenizer, config)
     examples = [data.encode(reader[i], tokenizer, config.data, 0, 0) for i in range(N_USABLE)]
     assert (found["records"], found["usable"]) == (43, N_USABLE)
-    assert found["skipped"] == {"missing file": 1, "too long": 1, "nothing to learn": 1}
+    assert found["skipped"] == {"missing file": 1, "too long": 1, "nothing to train on": 1}
     assert found["tokens"] == sum(len(e.tokens) for e in examples)
     assert found["crops"] == sum(len(e.images) for e in examples)
     assert found["branches"] == sum(e.n_branches for e in examples)

@@ -159,8 +159,8 @@ def test_a_step_of_a_run_is_shown_as_it_was_trained_on(tmp_path, capsys):
         rows = [view.read_row_of_run(run, step, number) for number in (0, 1)]
         ids = "\n".join(record["id"] for row in rows for record in row.records)
         assert hashlib.sha256(ids.encode()).hexdigest()[:16] == line["ids"]
-        masked += sum(len(x.tokens) for row in rows for x in row.examples if x.mask_reason)
-    assert masked == sum(line["masked_tokens"] for line in steps.values()) > 0
+        masked += sum(len(x.tokens) for row in rows for x in row.examples if x.unreadable)
+    assert masked == sum(line["unreadable_tokens"] for line in steps.values()) > 0
 
     command = ["--run", str(run), "--out", str(tmp_path / "page.html")]
     view.main([*command, "--step", "2", "--row", "1"])

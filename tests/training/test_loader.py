@@ -114,11 +114,11 @@ def test_every_token_is_trained_on_or_reported(files):
         assert counts["crops"] == sum(item.crops for item in items)
         total.update(counts)
         for x in examples_of(rows):
-            total["whole"] += 0 if x.mask_reason else len(x.tokens) + x.dropped_tokens
-    assert total["masked_tokens"] > 0
+            total["whole"] += 0 if x.unreadable else len(x.tokens) + x.dropped_tokens
+    assert total["unreadable_tokens"] > 0
     assert total["branches_dropped"] > 0
-    assert sum(loader.masked.counts["a.jsonl"].values()) == len(loader.newly_masked)
-    assert total["whole"] == total["tokens"] - total["masked_tokens"] + total["tokens_dropped"]
+    assert sum(loader.unreadable.counts["a.jsonl"].values()) == len(loader.newly_unreadable)
+    assert total["whole"] == total["tokens"] - total["unreadable_tokens"] + total["tokens_dropped"]
 
 
 def test_an_image_that_changes_between_plan_and_step_costs_itself_only(files):
@@ -136,7 +136,7 @@ def test_an_image_that_changes_between_plan_and_step_costs_itself_only(files):
         image.write_bytes(before)
     changed = [e for e in examples_of(rows) if e.id == name]
     assert changed
-    assert all("planned" in e.mask_reason and not e.weights.any() for e in changed)
+    assert all("planned" in e.unreadable and not e.weights.any() for e in changed)
 
 
 def test_a_file_of_records_that_changes_ends_the_run_in_one_sentence(files, tmp_path):
@@ -154,7 +154,7 @@ def test_a_file_of_records_that_changes_ends_the_run_in_one_sentence(files, tmp_
 
 
 def test_a_batch_of_masked_images_alone_is_trained_through():
-    """... with nothing to learn from, and not a NaN."""
+    """... with nothing to train on from, and not a NaN."""
     torch.manual_seed(0)
     m = model.Molmo2(replace(CONFIG.model, n_layer=1)).init_weights()
     config = CONFIG.data

@@ -26,6 +26,13 @@ def test_of_a_step_that_is_logged_twice_the_later_line_counts(tmp_path):
     assert read_steps(read_log(tmp_path / "log.jsonl")) == [steps[0], steps[2]]
 
 
+def test_fields_of_older_runs_have_the_names_of_today(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text(json.dumps({"masked_tokens": 1, "pairs": 2, "dropped": {}, "step": 3}))
+    assert read_log(path) == [
+        {"unreadable_tokens": 1, "attention_pairs": 2, "skipped": {}, "step": 3}]
+
+
 def test_a_rank_without_pairs_logs_the_margins_of_the_others(monkeypatch):
     others = {"preferences": 2, "margin": 1.5, "preferred": 1}
     stats = log.StepStats(["a"], 1)

@@ -82,11 +82,11 @@ def test_a_hundred_unusable_records_in_a_row_stop_planning_after_a_resume_too(tm
 
 @pytest.mark.parametrize(("annotation", "kind"), [
     ({"type": "text", "text": "x" * 5000}, "too long: "),
-    ({"type": "qa", "weight": 0, "question": "?", "answer": "x"}, "nothing to learn: "),
+    ({"type": "qa", "weight": 0, "question": "?", "answer": "x"}, "nothing to train on: "),
     ({"type": "qa", "turns": [{"question": "?", "answer": "x", "weight": 0}]},
-     "nothing to learn: "),
+     "nothing to train on: "),
     ({"type": "caption", "style": "transcript", "text": "so um"},
-     "nothing to learn: "),  # not in stage 2
+     "nothing to train on: "),  # not in stage 2
     ({"type": "point", "label": "dots", "coords": "percent",
       "points": [{"x": k, "y": k} for k in range(61)]}, "too many points: "),
 ])
@@ -127,7 +127,7 @@ def test_a_run_from_a_plan_is_the_run_without(files, tmp_path):
     assert run(tmp_path / "b", *flags) == 0
     torch.use_deterministic_algorithms(False)
     assert_same_run(tmp_path / "b", tmp_path / "a")
-    assert logged(tmp_path / "a")[3]["dropped"]
+    assert logged(tmp_path / "a")[3]["skipped"]
 
 
 @pytest.mark.parametrize(("flags", "message"), [

@@ -130,7 +130,7 @@ def test_videos_several_images_and_a_bad_record_log_the_same_on_shared_rows(tmp_
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-6)
         assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=2e-5)
         assert ours["weight"] == pytest.approx(theirs["weight"])
-        for key in ("ids", "tokens", "crops", "loss_tokens", "masked_tokens", "dropped",
+        for key in ("ids", "tokens", "crops", "loss_tokens", "unreadable_tokens", "skipped",
                     "examples"):
             assert ours[key] == theirs[key], key
 

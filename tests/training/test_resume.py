@@ -127,7 +127,7 @@ def test_with_other_data_no_good_record_is_masked(tmp_path, capsys, encoded):
     sentence(capsys, "is of another data", "other contents", "--resume-anyway")
     encoded.clear()
     assert run(out, *flags, "--resume-anyway") == 0
-    assert logged(out)[6]["dropped"] == {}
+    assert logged(out)[6]["skipped"] == {}
     assert not (out / "skips.jsonl").exists()
     assert len(encoded) == sum(logged(out)[step]["examples"] for step in (5, 6))
 
@@ -193,7 +193,7 @@ def test_a_directory_that_holds_a_run_needs_resume_or_overwrite(whole, records, 
         (out / name).mkdir()
     before = contents(tmp_path)
     assert run(out, *RECIPE, *records) == 2
-    sentence(capsys, f"--out {out}: holds a run; --resume continues it, --overwrite deletes it")
+    sentence(capsys, f"--out {out}: contains a run; --resume continues it, --overwrite deletes it")
     assert contents(tmp_path) == before
     flags = [*RECIPE, *records, "--steps", "1", "--save-every", "0", "--overwrite"]
     assert run(tmp_path, *flags) == 2
@@ -206,7 +206,7 @@ def test_a_directory_that_holds_a_run_needs_resume_or_overwrite(whole, records, 
     assert (out / "notes.txt").read_text() == "mine"
     assert {path.name for path in out.glob("step-*")} == {"step-by-step", "step-²", "step-07"}
     assert run(out, *RECIPE, *records, "--resume") == 2
-    sentence(capsys, "holds a run without a complete checkpoint to resume")
+    sentence(capsys, "contains a run without a complete checkpoint to resume")
 
 
 def test_adapters_started_from_the_default_directory_leave_it_and_can_be_resumed(
@@ -222,7 +222,7 @@ def test_adapters_started_from_the_default_directory_leave_it_and_can_be_resumed
     with pytest.raises(SystemExit) as end:
         train.main(flags)
     assert end.value.code == 2
-    sentence(capsys, f"--out {base}: holds a run", "name another directory")
+    sentence(capsys, f"--out {base}: contains a run", "name another directory")
     assert contents(base) == before
     assert run("adapted", *flags) == 0
     shutil.rmtree("adapted/step-4")

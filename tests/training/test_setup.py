@@ -102,7 +102,7 @@ MISTAKES = [
     ([*TINY, "--init", "x" * 300], "File name too long"),
     ([*TINY, "--out", "x" * 300], "File name too long"),
     ([*TINY, "--init", ""], "--init"),
-    ([*TINY, "--out", "full"], "--out full: holds a run"),
+    ([*TINY, "--out", "full"], "--out full: contains a run"),
     ([*TINY, "--out", "a.png"], "--out a.png: File exists"),
     ([*TINY, "--lora", "4"], "name them with --init"),
     ([*TINY, "--data", "wrong.jsonl"], "wrong.jsonl:2: wrong record: "),
@@ -143,7 +143,7 @@ def test_ranks_that_see_other_data_end_in_one_sentence(tmp_path, capsys, monkeyp
 
     monkeypatch.setattr(Ranks, "all_gather", with_another_rank)
     assert run(tmp_path / "out", *SMALL, *records) == 1
-    sentence(capsys, "the ranks do not see the same checkpoint, record files and config")
+    sentence(capsys, "the ranks do not have the same checkpoint, record files and config")
 
 
 def test_a_dry_run_has_the_largest_shapes_and_changes_nothing(tmp_path, monkeypatch):

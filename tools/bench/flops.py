@@ -105,7 +105,7 @@ def logged_work(line, stage, vision_config):
         visual=line["visual_tokens"],
         tokens=line["tokens"],
         labelled=line["loss_tokens"],
-        pairs=line["pairs"],
+        pairs=line["attention_pairs"],
     )
 
 

@@ -123,7 +123,7 @@ def read_chat(row):
     require(turns, key, "there is no question with an answer")
     texts = [text for text in system if text.strip()]
     require(not PLACEHOLDER.search("".join(texts)), "system",
-            "it cannot hold an image or a video")
+            "it cannot contain an image or a video")
     return "\n".join(texts), turns
 
 
@@ -136,7 +136,7 @@ def read_turn(turn, place):
     parts = read_parts(turn.get("value", turn.get("content")), place)
     role = ROLES[name]
     require(role == "user" or all(isinstance(part, str) for part in parts), place,
-            "only turns of the user can hold an image or a video")
+            "only turns of the user can contain an image or a video")
     return Turn(role, parts, turn.get("loss_weight"))
 
 
@@ -191,7 +191,7 @@ def read_boxes(question, text):
     is_alone = not re.sub(BOX_TAG, "", text).strip() and isinstance(question, str)
     is_complete = len(labels) < 2 and all(n and len(n) % 4 == 0 for n in numbers)
     require(is_alone and is_complete, "an answer with <box>",
-            "it must hold the boxes of one <ref> alone, as x1, y1, x2, y2 in thousandths")
+            "it must contain the boxes of one <ref> alone, as x1, y1, x2, y2 in thousandths")
     boxes = [{"box": n[k : k + 4]} for n in numbers for k in range(0, len(n), 4)]
     label = {"label": labels.pop()} if labels else {}
     return {"type": "box", "question": question, **label, "coords": "unit",

@@ -43,7 +43,7 @@ def parse(argv):
         "id; images from inside the files go there (default OUT/media)")
     add("--split", help="only the files of this split: train, validation, ..")
     add("--exclude", metavar="FILE",
-        help="leave out images by URL, a line each, as in the urls.txt of another set")
+        help="skip images by URL, a line each, as in the urls.txt of another set")
     add("--counts", nargs=2, type=int, metavar=("MIN", "MAX"),
         help="pointing: only annotations with this number of points")
     add("--min-score", type=float, default=3,

@@ -113,19 +113,19 @@ def caption(value, style):
     return {"type": "caption", "style": style, "text": text_or_skip(value, "caption")}
 
 
-def ask(question, style):
+def question_fields(question, style):
     return {"type": "qa", "style": style, "question": text_or_skip(question, "question")}
 
 
 def answer(question, style, value, **fields):
     """A question with one answer."""
-    start = ask(question, style)
+    start = question_fields(question, style)
     return {**start, "answer": text_or_skip(value, "answer"), **fields}
 
 
 def choice(question, style, options, correct, **fields):
     """A question with options, of which options[correct] is the right one."""
-    start = ask(question, style)
+    start = question_fields(question, style)
     options = [option.strip() for option in options]
     # one letter for an option given twice
     distinct = list(dict.fromkeys(options))

@@ -60,7 +60,7 @@ def convert_files(files, published, args, media, skipped):
                 urls = [row.get("image_url"), *(row.get("image_urls") or [])]
                 require(args.excluded.isdisjoint(urls), "excluded")
                 head, found = published.layout(row, media, args)
-                require(found, "nothing to learn")
+                require(found, "nothing to train on")
                 # a head that no record can hold costs the row
                 to_json(head)
                 builders = found

@@ -146,7 +146,7 @@ def crowd_questions(row, media, args, style):
 
     def build():
         texts = [text_of(text) for text in answers if text_of(text)]
-        fields = make.ask(row["question"], style)
+        fields = make.question_fields(row["question"], style)
         require(texts, "empty answer")
         return {**fields, "answers": texts}
 

@@ -29,7 +29,7 @@ def source_files(sources, split=None):
     if split:
         files = [path for path in files if splits[path] == split]
     elif len(found) > 1:
-        raise UserError(f"{sources[0]} holds the splits {', '.join(sorted(found))}: "
+        raise UserError(f"{sources[0]} contains the splits {', '.join(sorted(found))}: "
                         "choose with --split")
     if not files:
         of_split = f" of the split '{split}'" if split else ""
@@ -79,7 +79,7 @@ def read_lines(path):
 def read_array(path):
     """The rows of a .json that holds an array, or (DocVQA, TextVQA) an object around an
     array."""
-    with explained(f"{path}, which should hold an array of rows,"):
+    with explained(f"{path}, which should contain an array of rows,"):
         rows = json.loads(path.read_text(encoding="utf-8-sig"))
         if isinstance(rows, list):
             return rows

@@ -90,7 +90,7 @@ SETS = {
     "molmo2-videopoint": by_input(
         videos.video_points, TIMED_POINTS, mode="point_count", max_seconds=MAX_S),
     "molmo2-videopoint-where": by_input(
-        videos.video_points, TIMED_POINTS, mode="point", ask=False,
+        videos.video_points, TIMED_POINTS, mode="point", with_question=False,
         max_seconds=MAX_S),
     "molmo2-videopointeval": by_input(
         videos.video_points, f"{TIMED_POINTS} width height", mode="point_count",

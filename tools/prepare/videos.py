@@ -64,7 +64,7 @@ def negative_answers(row, media, args):
     return head, [builder]
 
 
-def video_points(row, media, args, coords="percent", mode="", ask=True,
+def video_points(row, media, args, coords="percent", mode="", with_question=True,
                  max_seconds=math.inf):
     """points[i] at time i: a list of points, one point (evaluation), or no such column
     (counts). Times are seconds of the whole video, of which the clip is a window.
@@ -80,7 +80,7 @@ def video_points(row, media, args, coords="percent", mode="", ask=True,
             f"no clip of at most {max_seconds} s")
     head = media.video(f"{media.stem(name)}_2fps", name, start=start, end=end)
     label = row["label"] if "label" in row else row["category"].lower()
-    question = row.get("question") if ask else None
+    question = row.get("question") if with_question else None
     if "points" not in row:
         return head, [partial(make.count, row["count"], label, question)]
 

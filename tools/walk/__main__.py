@@ -27,7 +27,7 @@ TESTS = {
         "tests/test_attention.py::test_mask_of_a_packed_row_equals_the_official_code":
             "A real packed row, compared with the mask of the released training code.",
         "tests/test_attention.py::test_no_row_is_empty_and_padding_sees_padding_only":
-            "Padding must see padding: softmax over no key at all is NaN on some devices.",
+            "Padding must attend to padding: softmax over no key at all is NaN on some devices.",
         "tests/test_packing.py::test_branches_cannot_see_each_other":
             "Changing one branch must not change one bit of the loss of another branch.",
         "tests/test_packing.py::test_examples_cannot_see_each_other":

@@ -174,7 +174,7 @@ BAD = ["It is here: <box>[[1, 2, 3, 4]]</box>", "<box>[[1, 2, 3]]</box>", "<box>
 
 @pytest.mark.parametrize("answer", BAD)
 def test_boxes_among_other_words_are_refused(answer):
-    with pytest.raises(Unreadable, match=r"^wrong record: an answer with <box>: it must hold"):
+    with pytest.raises(Unreadable, match=r"^wrong record: an answer with <box>: it must contain"):
         convert({"image": "a.png", "conversations": chat("Where?", answer)})
 
 
