@@ -44,6 +44,7 @@ CONFIGS = {
 }
 N_EPOCHS = 5
 TOKENIZER = ByteTokenizer(world.WORDS)
+OLD_NAMES = {"unreadable": "mask_reason"}            # of fields when the file was written
 NO_CROPS = data.CropShard(cp_rank=1, cp_size=2, before=0, total=10**9)   # of a rank that has none
 
 
@@ -64,7 +65,8 @@ def encoded(record, config):
                     found["pixels"] = [list(value.shape), round(float(value.mean()), 1)]
             elif field.name not in ("source", "pairs"):      # pairs are newer than the file
                 array = value if isinstance(value, np.ndarray) else np.array(str(value))
-                digest.update(f"{field.name} {array.dtype} {array.shape}".encode())
+                name = OLD_NAMES.get(field.name, field.name)
+                digest.update(f"{name} {array.dtype} {array.shape}".encode())
                 digest.update(array.tobytes())
         found["epochs"].append(digest.hexdigest()[:16])
     return found

@@ -203,7 +203,7 @@ PLANTED = [
     (messages({"type": "image", "image": "y"}, {"type": "image"}, images=["x"]), "named in the"),
     (messages({"type": "image", "index": 0}, TEXT, images=["x"]), "'index' of a part"),
     (row("q", "a <image>", image="x"), "only turns of the user"),
-    (row("q", "a", image="x", system="<video>"), "system: it cannot hold"),
+    (row("q", "a", image="x", system="<video>"), "system: it cannot contain"),
     (row("q", "a", image_path="x"), "'image_path' is not read; did you mean 'image' or 'video'?"),
     *((row("q", "a", **{name: "x"}), f"the field '{name}' is not read") for name in (
         "video_path", "image_url", "img_path", "Image", "media", "files", "frames")),

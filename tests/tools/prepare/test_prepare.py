@@ -55,7 +55,7 @@ def test_a_row_of_another_shape_is_counted_and_costs_only_itself(tmp_path):
     ("pixmo-cap rows.jsonl", "no column image_url, caption: expected image_url, caption; found a"),
     pytest.param("pixmo-cap torn.parquet", "torn.parquet cannot be used",
                  marks=pytest.mark.extras("pyarrow")),
-    ("tulu split", "holds the splits train, validation"),
+    ("tulu split", "contains the splits train, validation"),
     ("cosyn-400k rows.jsonl", "cosyn-400k needs --type: chart"),
 ])
 def test_a_mistake_costs_one_sentence(arguments, words, tmp_path, monkeypatch, capsys):
