@@ -143,7 +143,7 @@ def qa_turn(turn, style, record, config, rng):
         on_images = style in ("user_qa", "correction_qa") and medium(record) in ("image", "images")
         if randomize and on_images and COUNTING.search(question):
             # else it would look like a request to count by pointing
-            question = pick(rng, styles.NO_POINTS) + question
+            question = pick(rng, styles.TEMPLATES["no_points"]) + question
         elif randomize and styles.TASK_OF_STYLE.get(style) == "short_answer":
             question = draw_template("short_answer", record, rng).format(question=question)
     if "explanation" in turn:
@@ -217,7 +217,8 @@ def select_images(text, n_images, rng):
         return text, images
     else:
         names = "all images"
-    return pick(rng, styles.IMAGE_SELECTIONS).format(question=text, images=names), images
+    template = pick(rng, styles.TEMPLATES["image_selection"])
+    return template.format(question=text, images=names), images
 
 
 def track_turn(annotation, record, size, config, rng, times):
@@ -245,7 +246,7 @@ def track_turn(annotation, record, size, config, rng, times):
     if known and not config.prefix_all and "question" not in annotation:
         rate = track_rate(annotation)
         names_rate = rate == 1 or (rate == 2 and not chance(rng, 0.5))
-        suffix = pick(rng, styles.RATE_SUFFIXES).format(fps=rate) if names_rate else ""
+        suffix = pick(rng, styles.TEMPLATES["rate_suffix"]).format(fps=rate) if names_rate else ""
         template = draw_template(mode, record, rng)
         text = template.format(label=label, rate=suffix, tag=start_tag)
     question = add_style(style, text, config, rng)
