@@ -35,7 +35,6 @@ BOX_FORMS = {  # four numbers -> left, top, right, bottom
 }
 
 
-
 def parse(record):
     """A record as its file has it -> the same in one form (docs/records.md). Unreadable if it is
     wrong, with the place in it.
