@@ -11,7 +11,6 @@ import math
 
 from records.check import (
     ANSWER,
-    TABLES,
     check_fields,
     check_kind,
     fail,
@@ -204,26 +203,6 @@ def as_points(annotation, place):
         points.append(entry | centre | {"box": box})
     kept = {key: annotation[key] for key in annotation if key not in ("boxes", "form")}
     return kept | {"type": "point", "points": points}
-
-
-def as_line(record):
-    """A parsed record -> one that a file may have. Of a box its centre is left."""
-    line = {key: record[key] for key in TABLES["record"] if key in record}
-    if line.get("video", {}).get("end") == math.inf:
-        line["video"] = {k: v for k, v in line["video"].items() if k not in ("start", "end")}
-    line["annotations"] = []
-    for annotation in record["annotations"]:
-        given = dict(annotation)
-        if "points" in annotation:
-            given["points"] = [without_scale(point) for point in annotation["points"]]
-        if "query" in annotation:
-            given["query"] = without_scale(annotation["query"])
-        line["annotations"].append(given)
-    return line
-
-
-def without_scale(point):
-    return {key: value for key, value in point.items() if key not in ("scale", "box")}
 
 
 def parse_qa(qa, record, place):

@@ -10,7 +10,6 @@ import numpy as np
 from PIL import Image
 
 from records.errors import plural
-from records.parse import as_line
 from tools.command import make_parser, positive, report_errors, whole_number
 from toy.shapes import KINDS_BY_NAME
 from toy.world import SOURCES
@@ -37,9 +36,20 @@ def export(folder, source, n):
     np.savez_compressed(folder / "masks.npz", **masks)
 
 
+def without_scale(annotation):
+    """Its points as a file has them: what x and y are divided by follows from "coords"."""
+    if "points" not in annotation:
+        return annotation
+    points = [{key: value for key, value in point.items() if key != "scale"}
+              for point in annotation["points"]]
+    return annotation | {"points": points}
+
+
 def export_media(folder, source, record):
     """Writes the images or frames of a record; returns the record as a line of the file."""
-    line = as_line(record)
+    fields = ("id", "images", "subtitles", "annotations")
+    line = {key: record[key] for key in fields if key in record}
+    line["annotations"] = [without_scale(annotation) for annotation in record["annotations"]]
     if "video" in record:
         _, _, end, _ = source.video_size(record)
         times = source.step_times(record)

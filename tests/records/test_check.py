@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from records.parse import as_line, parse
+from records.parse import parse
 from records.reader import Records
 from tests.records.samples import (
     CAPTION,
@@ -198,13 +198,12 @@ def test_thousandths_in_pixels_of_large_images_are_warned_about_as_a_file(
     assert capsys.readouterr().err == warning * is_warned
 
 
-def test_the_examples_pass_without_a_word_and_can_be_written_and_read_again(capsys):
+def test_the_examples_pass_without_a_word(capsys):
     path = TESTS / "conformance/examples.jsonl"
     examples = [json.loads(line) for line in path.read_text().splitlines()]
     assert len(examples) == 12
     for example in examples:
-        parsed = parse(example)
-        assert parse(json.loads(json.dumps(as_line(parsed)))) == parsed
+        parse(example)
     ids = [record["id"] for record in Records(TESTS / "media/records.jsonl")]
     assert ids == ["chelsea", "coffee", "astronaut", "coins", "rocket", "text-only"]
     assert capsys.readouterr().err == ""

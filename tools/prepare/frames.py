@@ -28,7 +28,6 @@ from tqdm import tqdm
 
 import vision
 from data import DataConfig
-from records.parse import as_line
 from records.reader import Records
 from records.visual import read_headers
 from tools.command import make_parser, positive, report_errors
@@ -40,14 +39,12 @@ def prepare(source, config, args, index):
     """Record number `index` of a source -> its line in OUT/records.jsonl, "" if it is
     skipped; a Counter of the reason; {folder of its images: bytes}."""
     skipped = Counter()
-    line = ""
     size = {}
     with count_skips(skipped, "record"):
         record = source[index]
         require("video" in record, "no video")
         info = read_headers(record, config)
-        entry = {key: value for key, value in record["video"].items() if key != "path"}
-        start, end = entry["start"], entry["end"]
+        start, end = record["video"]["start"], record["video"]["end"]
         _, _, duration, half = source.video_size(record)
         files = [str(path) for path in source.paths_of(record)]
         clip = [files, start, end, info.times, args.size, args.format]
@@ -58,13 +55,16 @@ def prepare(source, config, args, index):
         paths = sorted(folder.iterdir())
         size = {name: sum(path.stat().st_size for path in paths)}
         width, height = info.sizes[0]
-        record["video"] = {"width": width, "height": height} | entry | {
+        line = json.loads(source.text(index))
+        given = line["video"] if isinstance(line["video"], dict) else {}
+        line["video"] = {"width": width, "height": height} | given | {
             "frames": [f"{name}/{path.name}" for path in paths],
             "fps": 1 / info.times[1] if len(paths) > 1 else 0.5 / half,
             "first": start,
             "duration": min(end, duration)}
-        line = to_json(as_line(record))
-    return line, skipped, size
+        line["video"].pop("path", None)
+        return to_json(line), skipped, size
+    return "", skipped, size
 
 
 def save(frames, folder, args):
