@@ -10,7 +10,7 @@ import difflib
 
 from records.errors import Unreadable
 
-COMMON = {"type": "type!", "style": "text", "weight": "weight", "meta": "object"}
+COMMON = {"type": "type!", "style": "text", "weight": "0 or positive", "meta": "object"}
 ANSWER = {
     "answer": "text", "answers": "texts", "options": "options", "answer_idx": "any",
     "shuffle_options": "bool", "letters": "bool", "explanation": "text"}
@@ -35,7 +35,7 @@ TABLES = {
     "qa": {
         **COMMON, "system": "text", "turns": "list of turn", "question": "any",
         **ANSWER},
-    "turn": {"question": "any!", "weight": "weight", **ANSWER},
+    "turn": {"question": "any!", "weight": "0 or positive", **ANSWER},
     "point": {
         **COMMON, **PROMPT, **COORDS, "points": "list of point entry!", "count": "index",
         "mode": "point mode"},
@@ -101,8 +101,8 @@ KINDS = {  # what a value must be, in words, and the test
     "options": ("2 to 26 texts", is_list_of(is_a(str), 2, 26)),
     "number": ("a number", is_number),
     "positive": ("a number from 1e-9 to 1e12", is_from(1e-9, most=1e12)),
-    "weight": ("0, or a number from 1e-9 to 1e12",
-               lambda value: is_from(0, most=0)(value) or is_from(1e-9, most=1e12)(value)),
+    "0 or positive": ("0, or a number from 1e-9 to 1e12",
+                      lambda value: is_from(0, most=0)(value) or is_from(1e-9, most=1e12)(value)),
     "from 0": ("a number from 0 on", is_from(0)),
     "times": ("a list of seconds", is_list_of(is_from(0))),
     "pixels": ("a whole number from 1 on", is_from(1, int)),
@@ -141,11 +141,14 @@ def did_you_mean(word, words):
     return f" - did you mean '{close[0]}'?" if close else ""
 
 
+def is_kind(value, kind):
+    return KINDS[kind][1](value)
+
+
 def check_kind(key, value, kind, place):
-    words, accepts = KINDS[kind]
-    if not accepts(value):
+    if not is_kind(value, kind):
         hint = did_you_mean(value, WORDS.get(kind, ()))
-        fail(place, f"'{key}' must be {words}, not {short(value)}{hint}")
+        fail(place, f"'{key}' must be {KINDS[kind][0]}, not {short(value)}{hint}")
 
 
 def check_fields(value, name, place):

@@ -20,18 +20,19 @@ from collections import Counter
 from itertools import chain
 from pathlib import Path
 
+from records.check import is_kind
 from records.errors import DataError, warn
 from records.mixture import group_rates, sqrt_size
 from records.reader import Records
 from training.config import STAGES
 
-# of an entry, for records.reader.Records
-OPTIONS = {"style", "weight"}
-FILE_FIELDS = {"path", "media", "rate", *OPTIONS}
-MEMBER_FIELDS = {"path", "media", "size", "sampling_rate", *OPTIONS}  # of a file in a group
-GROUP_FIELDS = {"group", "rate", "data"}
-# of rates, weights and sizes, so that their sums and ratios are finite
-LEAST, MOST = 1e-9, 1e12
+# {field of an entry: kind of its value, as of records.check}
+OPTIONS = {"style": "text", "weight": "positive"}  # for records.reader.Records
+FILE_FIELDS = {"path": "text", "media": "text", "rate": "positive", **OPTIONS}
+MEMBER_FIELDS = {  # of a file in a group
+    "path": "text", "media": "text", "size": "0 or positive", "sampling_rate": "positive",
+    **OPTIONS}
+GROUP_FIELDS = {"group": "text", "rate": "positive", "data": "any"}
 
 
 def published(mixture, folder):
@@ -80,14 +81,6 @@ def read_entries(folder, entries, in_group=False):
     return [read_entry(folder, entry, in_group) for entry in entries]
 
 
-def is_right(name, value):
-    """May a field of an entry have this value? `read_entries` checks "data"."""
-    if name in ("rate", "sampling_rate", "weight", "size"):
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        return is_number and (LEAST <= value <= MOST or (name == "size" and value == 0))
-    return name == "data" or (isinstance(value, str) and value != "")
-
-
 def read_entry(folder, entry, in_group):
     """An entry of a mix.json, with whole paths; ValueError if a field is wrong."""
     if "split_turns" in entry:
@@ -95,7 +88,8 @@ def read_entry(folder, entry, in_group):
                          "FILE OUT.jsonl --split-turns; name OUT.jsonl here without the option")
     is_group = "group" in entry and not in_group
     known = GROUP_FIELDS if is_group else MEMBER_FIELDS if in_group else FILE_FIELDS
-    wrong = [name for name in entry if name not in known or not is_right(name, entry[name])]
+    wrong = [name for name, value in entry.items()
+             if name not in known or not is_kind(value, known[name])]
     needed = "data" if is_group else "path"
     if needed not in entry:
         wrong.append(needed)
@@ -118,9 +112,8 @@ def read_item(item, stage):
             factor = float(rate)
         except ValueError:
             factor = math.nan
-        if not LEAST <= factor <= MOST:
-            raise DataError(f"--data {item}: the rate '{rate}' is not "
-                            f"from {LEAST:g} to {MOST:g}")
+        if not is_kind(factor, "positive"):
+            raise DataError(f"--data {item}: the rate '{rate}' is not from 1e-09 to 1e+12")
     entries = [{"path": path}]
     if os.path.isdir(path):
         entries = published(STAGES[stage].MIXTURE, path)
@@ -164,7 +157,7 @@ def open_sources(args, config, world):
     for rate, entries in groups:
         weights = []
         for entry in (entry for entry in entries if entry["path"] not in missing):
-            given = {name: entry[name] for name in OPTIONS & entry.keys()}
+            given = {name: entry[name] for name in OPTIONS.keys() & entry.keys()}
             source = Records(entry["path"], entry.get("media", args.media), **given)
             sources.append(source)
             weights.append(sqrt_size(len(source), entry.get("size"), entry.get("sampling_rate")))
