@@ -4,7 +4,6 @@ in    a record (docs/records.md) with its reader, a data.DataConfig
 out   MediaInfo, from headers alone: sizes, frame times, subtitles; then crops (n,P,F) uint8
 """
 
-import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,7 +29,7 @@ class VideoClip:
     subtitles: object = None
 
 
-def clip_times(duration, config, start=0.0, end=math.inf):
+def clip_times(duration, config, start, end):
     """-> times of the frames shown, in seconds of the clip; its end, in seconds of the file.
 
     Unreadable where the clip lies outside the video (docs/molmo2.md 3.1).

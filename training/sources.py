@@ -28,10 +28,9 @@ from training.config import STAGES
 
 # {field of an entry: kind of its value, as of records.check}
 OPTIONS = {"style": "text", "weight": "positive"}  # for records.reader.Records
-FILE_FIELDS = {"path": "text", "media": "text", "rate": "positive", **OPTIONS}
-MEMBER_FIELDS = {  # of a file in a group
-    "path": "text", "media": "text", "size": "0 or positive", "sampling_rate": "positive",
-    **OPTIONS}
+FILE = {"path": "text", "media": "text", **OPTIONS}
+FILE_FIELDS = {**FILE, "rate": "positive"}
+MEMBER_FIELDS = {**FILE, "size": "0 or positive", "sampling_rate": "positive"}  # in a group
 GROUP_FIELDS = {"group": "text", "rate": "positive", "data": "any"}
 
 
