@@ -9,15 +9,7 @@ files know are checked with their headers (visual.py).
 
 import math
 
-from records.check import (
-    ANSWER,
-    check_fields,
-    check_kind,
-    fail,
-    is_from,
-    is_list_of,
-    require,
-)
+from records.check import ANSWER, check_fields, check_kind, fail, is_from, is_list_of, require
 from text.styles import (
     TASK_OF_STYLE,
     TRACK_TASKS,

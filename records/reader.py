@@ -47,9 +47,9 @@ class Records:
         self.probes = Probes(self.path.parent / f".{self.name}.videos.jsonl")
         try:
             self._file = open(self.path, "rb")
-            self.stamp = stamp_of(self._file)
+            self.stamp = stamp_of(self._file.fileno())
             # (n+1,) int64: where records begin, and the last one ends; lines from 1
-            self.offsets, self.lines, digest = find_lines(self.path)
+            self.offsets, self.lines, digest = find_lines(self._file)
         except OSError as error:
             stop(path, f"the file cannot be read: {error.strerror}")
         if self.path.suffix not in (".jsonl", ".json"):
@@ -112,7 +112,7 @@ class Records:
         """The bytes of record i; DataError if the file has changed."""
         if self._file is None:
             self._file = open(self.path, "rb")
-        if stamp_of(self._file) != self.stamp:
+        if stamp_of(self._file.fileno()) != self.stamp:
             stop(self.path, "the file has changed since it was opened")
         i = range(len(self))[i]  # negative numbers count from the end
         self._file.seek(self.offsets[i])
@@ -216,8 +216,8 @@ def media_folder(path, given):
 
 
 def stamp_of(file):
-    """The size of a file and the time of its last change."""
-    status = os.fstat(file.fileno())
+    """A path or the number of an open file -> its size, and the time of its last change."""
+    status = os.stat(file)
     return status.st_size, status.st_mtime_ns
 
 
@@ -227,19 +227,18 @@ def is_chat(row):
     return has_turns and "annotations" not in row
 
 
-def find_lines(path):
-    """A .jsonl file -> offsets, lines and sha256 of Records."""
+def find_lines(file):
+    """An open .jsonl file -> offsets, lines and sha256 of Records."""
     offsets = array("q")
     lines = array("q")
     digest = hashlib.sha256()
     offset = 0
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            digest.update(line)
-            if line.strip():
-                offsets.append(offset)
-                lines.append(number)
-            offset += len(line)
+    for number, line in enumerate(file, 1):
+        digest.update(line)
+        if line.strip():
+            offsets.append(offset)
+            lines.append(number)
+        offset += len(line)
     offsets.append(offset)
     # no line is blank: nothing to keep
     if lines and lines[-1] == len(lines):

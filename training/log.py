@@ -17,7 +17,6 @@ import sys
 from collections import Counter
 from contextlib import suppress
 from itertools import product
-from operator import itemgetter
 from pathlib import Path
 
 import torch
@@ -32,7 +31,7 @@ from training.ranks import all_reduce_sums
 
 
 def count_rows(rows):
-    """Counts what is in these rows of data.Example."""
+    """{name: number} of what is in rows of data.Example."""
     examples = [x for row in rows for x in row]
     return {
         "packs": len(rows),
@@ -95,18 +94,18 @@ class StepStats:
                     "preferred": sum(margin > 0 for margin in margins)}
         sums = all_reduce_sums({**self.counts, **self.sums, **of_pairs})
         n = sums["preferences"]
-        self.preferences = {name: sums[name] / n for name in of_pairs} if n else {}
-        if n:
-            self.preferences["preferences"] = round(n / self.cp)
         # the ranks that share a row have all counted it
         self.counts = {name: round(sums[name] / self.cp) for name in self.counts}
+        self.preferences = {}
+        if n:
+            self.preferences = {"preferences": round(n / self.cp), "margin": sums["margin"] / n,
+                                "preferred": sums["preferred"] / n}
         nll = {name: sums["nll", name] for name in self.sources}
         weights = {name: sums["weight", name] for name in self.sources}
         self.total_weight = sum(weights.values())
         self.weight = self.total_weight or 1.0  # without any loss nothing is learned
         self.loss = sum(nll.values()) / self.weight
-        with_loss = [name for name in nll if weights[name] > 0]
-        self.nll_by_source = {name: nll[name] / weights[name] for name in with_loss}
+        self.nll_by_source = {name: nll[name] / w for name, w in weights.items() if w > 0}
 
 
 def stop_nonfinite(run, step, plan, stats, norms):
@@ -156,7 +155,7 @@ class RunLog:
         """Logs a step, and the records that were found unreadable in it:
         [{"index": .., "id": .., "where": .., "reason": ..}, ..]."""
         self.write(line)
-        for skip in sorted(unreadable, key=itemgetter("index")) if self.writes else ():
+        for skip in sorted(unreadable, key=lambda skip: skip["index"]) if self.writes else ():
             with open(self.skips, "a") as file:
                 file.write(json.dumps({"step": line["step"], **skip}) + "\n")
 

@@ -18,7 +18,6 @@ import numpy as np
 
 import data
 import packing
-from packing import Item
 from records.errors import DataError, Unreadable, plural, warn
 from text.prompts import turn_weights
 from training.sources import list_changes
@@ -197,7 +196,7 @@ class PlanFile(Iterator):
         self.columns = columns
         self.starts = [0, *columns["ends"].tolist()]  # of packs
         self.ids = bytes(columns["ids"]).decode().split("\0")
-        self.items = [Item(*row) for row in rows]
+        self.items = [packing.Item(*row) for row in rows]
         self.batch = config.batch
         self.n_packs = 0
 

@@ -17,7 +17,7 @@ import parallel
 import vision
 from records.errors import DataError, warn
 from records.mixture import Mixture
-from records.reader import Records
+from records.reader import Records, stamp_of
 from text.tokenizer import ByteTokenizer, load_tokenizer
 from training import checkpoint
 from training.config import Config, RunError, UserError
@@ -101,8 +101,8 @@ def open_data(args, config, ranks, tokenizer, resume_from, world):
         try:
             opened = open_sources(args, config, world)
             if args.plan:
-                plan_for = fingerprint(*opened[:2], tokenizer, config)
-                plans = PlanFile(args.plan, plan_for, config)
+                made_for = fingerprint(*opened[:2], tokenizer, config)
+                plans = PlanFile(args.plan, made_for, config)
         except DataError as e:  # sent to all, or the others would wait
             opened = e
     opened = ranks.broadcast(opened)
@@ -110,8 +110,7 @@ def open_data(args, config, ranks, tokenizer, resume_from, world):
         raise opened
     sources, rates, eval_records = opened
     made_for = fingerprint(sources, rates, tokenizer, config)
-    stats = [source.path.stat() for source in sources if isinstance(source, Records)]
-    stamps = [(stat.st_size, stat.st_mtime_ns) for stat in stats]
+    stamps = [stamp_of(source.path) for source in sources if isinstance(source, Records)]
     seen = str(resume_from.folder), made_for, stamps
     if any(other != seen for other in ranks.all_gather(seen)):
         raise RunError("the ranks do not have the same checkpoint, record files and config")
