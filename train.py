@@ -237,6 +237,7 @@ def finish(run, model, log, watcher, began):
         files.save(whole, folder)
         run.tokenizer.save(folder)
         files.save_data_config(run.config.data, folder)
+    run.ranks.barrier()  # writing takes long, and the tensors gathered next wait ten minutes only
     scores = watcher.scores(run, model, run.out / "samples")
     if run.ranks.mesh:
         dist.destroy_process_group()

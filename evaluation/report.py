@@ -35,7 +35,7 @@ PICTURE_SHARES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1)
 def look(run, model, step):
     """What the progress bar shows beside the loss after a step: the newest picture, if it is due.
 
-    train.train calls this function and the next three, and knows nothing else of this file.
+    train.py calls this function and the next three, and nothing else of this file.
     """
     if run.eval_records is not None:  # pictures are of the toy world
         return {}
@@ -283,7 +283,7 @@ def first_question(run):
 
 
 def main_scores(scores, targets):
-    """'caption_exact 0.850 (target 0.75), ..' of the scores with an target; without targets, of all
+    """'caption_exact 0.850 (target 0.75), ..' of the scores with a target; without targets, of all
     but the parts of scores."""
     parts = ("precision", "recall", "close", "det_a", "ass_a")
     shown = []

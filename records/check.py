@@ -56,7 +56,7 @@ TABLES = {
         **COMMON, "question": "any!", "chosen": "text!", "rejected": "text!"},
 }
 HINTS = {  # for what stands in the place of an object
-    "record": "; python -m tools.convert reads an array of records from a .json file",
+    "record": "; a file with one array of records must end in .json",
     "box entry": '; write {"box": [..]}',
     "video": '; frames are given as {"frames": [..], "fps": 2}',
 }

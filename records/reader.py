@@ -45,6 +45,8 @@ class Records:
         self.options = {"style": style, "weight": weight}
         self.media = media_folder(self.path, media)
         self.probes = Probes(self.path.parent / f".{self.name}.videos.jsonl")
+        if self.path.suffix not in (".jsonl", ".json"):
+            stop(path, "the name of a file of records must end in .jsonl (one record per line)")
         try:
             self._file = open(self.path, "rb")
             self.stamp = stamp_of(self._file.fileno())
@@ -52,10 +54,9 @@ class Records:
             self.offsets, self.lines, digest = find_lines(self._file)
         except OSError as error:
             stop(path, f"the file cannot be read: {error.strerror}")
-        if self.path.suffix not in (".jsonl", ".json"):
-            stop(path, "the name of a file of records must end in .jsonl (one record per line)")
         if self.path.suffix == ".json" or (len(self) and self.starts_with_chat()):
-            stop(path, f"this is no file of records; {conversion(self.path, media)} makes one")
+            stop(path, "this is no .jsonl file of records; convert it with: "
+                 f"{conversion(self.path, media)}")
         if not len(self):
             stop(path, "the file contains no record")
         digest.update(json.dumps(self.options).encode())
@@ -128,7 +129,9 @@ class Records:
         record["weight"] *= self.options["weight"]
         # several records of a file may have the same id, and their random choices must differ
         line = self.lines[i]
-        key = f"{record['id']}:{line}" if "id" in record else f"{self.name}:{line}"
+        name = record.get("id", self.name)
+        # the id of a prepared record may end with its line already
+        key = name if name.endswith(f":{line}") else f"{name}:{line}"
         return {"id": key, **record, "key": key, "where": self.where(i), "source": self}
 
     def paths_of(self, record):
@@ -224,7 +227,8 @@ def stamp_of(file):
 def is_chat(row):
     """Is this a row of another format, a chat? Its keys tell."""
     has_turns = isinstance(row, dict) and any(key in row for key in CHAT_KEYS)
-    return has_turns and "annotations" not in row
+    # tables give every row the fields of all rows
+    return has_turns and row.get("annotations") is None
 
 
 def find_lines(file):

@@ -6,7 +6,7 @@
 The file has, for every record and stage, one hash an epoch of all that `data.encode` returns but
 the pixels, of which it has the shape and the mean. Pixels are not hashed, because ffmpeg and
 torch's interpolation round some of them differently on other processors. The random choices of an
-example depend on the id of its record, so that the order of the records does not matter.
+example depend on the id of its record and on its line in the file.
 """
 
 import hashlib

@@ -4,7 +4,7 @@
         --frames 2 4 --max-new 20 --draw runs/pictures --out runs/pictures
 
 The last line is a JSON object: the metrics of the first file stand at the top, those of
-each other file under its name. With torchrun, records are dealt out to the ranks.
+each other file under its name. With torchrun, each rank evaluates its share of the records.
 """
 
 import io

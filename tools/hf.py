@@ -73,14 +73,14 @@ def main(argv=None):
     if args.command == "export":
         require_exportable(files.describe(args.source).config)
         dtype = args.dtype and getattr(torch, args.dtype)
-    if args.command == "base":
-        files.import_extra("tokenizers")
-        model = start_from_base(args.source, args.siglip)
-        tokenizer = extended_tokenizer(args.source, model.config.n_vocab)
-        data_config = DataConfig(**RELEASED_SETTINGS)
-    else:
-        model, tokenizer, data_config = open_model_folder(args.source, dtype=dtype)
     with empty_again_after_an_error(out):
+        if args.command == "base":
+            files.import_extra("tokenizers")
+            model = start_from_base(args.source, args.siglip)
+            tokenizer = extended_tokenizer(args.source, model.config.n_vocab)
+            data_config = DataConfig(**RELEASED_SETTINGS)
+        else:
+            model, tokenizer, data_config = open_model_folder(args.source, dtype=dtype)
         if args.command == "export":
             export(model, tokenizer, data_config, out)
         else:

@@ -37,9 +37,9 @@ class RankError(RunError):
 
 
 class Terminated(BaseException):
-    """SIGTERM, with the number of the step that it came in, whose checkpoint is written: ends the
-    command with status 143. Like KeyboardInterrupt it is no Exception, which would cost the record
-    that is read just then."""
+    """SIGTERM ends the command with status 143. The argument, if any, is the step whose checkpoint
+    has been written. Like KeyboardInterrupt it is no Exception, which would skip the record that is
+    being read."""
     def __str__(self):
         return f"SIGTERM: ended after step {self.args[0]}" if self.args else "SIGTERM: ended"
 

@@ -25,6 +25,7 @@ import torch.distributed as dist
 import attention
 from records.errors import Unreadable, plural, warn
 from records.reader import Records
+from training.checkpoint import list_steps
 from training.config import RankError, RunError
 from training.planner import add_counts
 from training.ranks import all_reduce_sums
@@ -168,14 +169,14 @@ OLD_NAMES = {"masked_tokens": "unreadable_tokens", "pairs": "attention_pairs", "
 
 
 def read_log(path):
-    """The lines of a .jsonl file that are dicts, without one cut short; [] without a file. Fields
-    of runs of older versions get the names of today."""
+    """The lines of a .jsonl file that are dicts, and whose "step" is a number, without one cut
+    short; [] without a file. Fields of runs of older versions get the names of today."""
     lines = []
     for row in path.read_bytes().splitlines() if path.exists() else ():
         with suppress(ValueError):
             lines.append(json.loads(row))
     return [{OLD_NAMES.get(name, name): value for name, value in line.items()}
-            for line in lines if isinstance(line, dict)]
+            for line in lines if isinstance(line, dict) and isinstance(line.get("step", 0), int)]
 
 
 def read_steps(lines):
@@ -274,20 +275,24 @@ def end_if_explained(error):
 
 
 def how_to_go_on(run):
-    """What an interrupted run has kept, and the command that goes on. run: None until it has
-    begun to write, where the same command still does all that it says."""
-    words = [word for word in sys.argv if not run or word not in ("--overwrite", "--resume")]
-    if run and not {"--resume-anyway", "--resume_anyway"} & {*words}:
-        words.append("--resume")
+    """What an interrupted run has kept, and the command that goes on. run: None before anything has
+    been written; then the same command can be repeated."""
+    words = list(sys.argv)
+    kept = "nothing has changed; start again with"
+    if run:
+        words = [word for word in words if word not in ("--overwrite", "--resume")]
+        may_resume = bool(list_steps(run.out))
+        if (run.out / "model").exists() and not may_resume:
+            return f"the trained weights are in {run.out}/model, and were not evaluated"
+        if not {"--resume-anyway", "--resume_anyway"} & {*words}:
+            words.append("--resume")
+        kept = "continue with" if may_resume else "nothing was kept; start again with"
+        if not may_resume and (run.out / "stage0.jsonl").exists():
+            kept = "nothing was kept, stage 0 included; start again with"
     local = os.environ.get("LOCAL_WORLD_SIZE", "1")
     launch = "python"
     if os.environ.get("WORLD_SIZE", "1") != local:
         launch = "torchrun on every node as before, with"
     elif local != "1":
         launch = f"torchrun --standalone --nproc-per-node {local}"
-    kept = "nothing was kept; start again with"
-    if run and any(run.out.glob("step-*/state.json")):
-        kept = "continue with"
-    elif run and (run.out / "stage0.jsonl").exists():
-        kept = "nothing was kept, stage 0 included; start again with"
     return f"{kept}: {launch} {shlex.join(words)}"

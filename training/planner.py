@@ -53,9 +53,10 @@ class BadRecords:
         tried = self.tried[source]
         if self.in_a_row[source] >= MANY or (bad >= MANY and bad > self.max_skip * tried):
             raise self.error(
-                f"{bad} of {tried} draws from {source} gave a record that could not be used, the "
-                f"last {self.in_a_row[source]} in a row; the last: {where}: {reason}; 'python -m "
-                "tools.check FILE --decode' lists them, --max_skip allows more")
+                f"{bad} of {tried} draws from {source} gave a record that could not be used, "
+                f"the last {self.in_a_row[source]} of them in a row. The last one is {where}: "
+                f"{reason}. 'python -m tools.check FILE --decode' lists them all, --max_skip "
+                "allows more")
 
     def state(self):
         """The fields with which `replace` makes one that goes on counting."""

@@ -121,7 +121,8 @@ def open_data(args, config, ranks, tokenizer, resume_from, world):
     if resume_from.folder:
         same_data = checkpoint.check_unchanged(args, resume_from, "data", made_for)
         skips = Path(args.out, "skips.jsonl")
-        loader.restore(resume_from.state["loader"], read_log(skips), same_data)
+        found = [skip for skip in read_log(skips) if {"index", "reason"} <= skip.keys()]
+        loader.restore(resume_from.state["loader"], found, same_data)
     loader.begin()
     if resume_from.folder and not same_data:
         skips.unlink(missing_ok=True)

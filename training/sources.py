@@ -76,7 +76,7 @@ def read_entries(folder, entries, in_group=False):
     """The list of a mix.json or of a group, with whole paths; ValueError if it is wrong."""
     is_list = isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)
     if not is_list or not entries:
-        raise ValueError(f"a list of entries {{..}} must stand where {entries!r:.60} stands")
+        raise ValueError(f"expected a list of entries {{..}}, found {entries!r:.60}")
     return [read_entry(folder, entry, in_group) for entry in entries]
 
 
@@ -189,12 +189,12 @@ def fingerprint(sources, rates, tokenizer, config):
 
 def list_changes(theirs, ours):
     """What differs between two fingerprints or two recipes, in words; "" if nothing does."""
+    if "draws" in ours and theirs.get("draws") != ours["draws"]:
+        return "this version of the code makes other random choices"
     changes = []
     for name, value in ours.items():
         if theirs.get(name) != value and name in ("data", "base"):
             changes.append(f"{name}: other files, or other contents")
-        elif theirs.get(name) != value and name == "draws":
-            changes.append("draws: this version of the code makes other random choices")
         elif theirs.get(name) != value:
             changes.append(f"{name} was {theirs.get(name)!s:.60} and is {value!s:.60}")
     return "; ".join(changes)

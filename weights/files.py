@@ -181,8 +181,8 @@ def read_pickled(path, names):
 
 def check_names(path, found, expected):
     if different := found ^ expected:
-        raise ValueError(f"{path}: tensors that are missing or unknown to config.json: "
-                         f"{len(different)}, first {min(different)}")
+        raise ValueError(f"{path} and config.json name other tensors ({len(different)}), the first "
+                         f"is {min(different)}")
 
 
 def check_shape(path, name, tensor, shape):

@@ -64,7 +64,7 @@ def worker(rank, world, folder):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/rendezvous-{world}", rank=rank,
                             world_size=world)
-    ranks = Ranks(rank, world, parallel.make_mesh(1))
+    ranks = Ranks(rank, world, parallel.make_mesh(1), of_all=dist.group.WORLD)
     model = parallel.parallelize(random_model(), ranks.mesh)
     half = gather_on_each(model, ranks, torch.device("cpu"), torch.bfloat16)
     for ours, theirs in zip(half.parameters(), random_model().parameters(), strict=True):

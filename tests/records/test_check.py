@@ -69,7 +69,7 @@ MISTAKES = [                         # a line, words of the message
     ({"weight": 10**400, "annotations": []}, "'weight' must be a number from 1e-9 to 1e12"),
     ({"weight": 1e-30, "annotations": []}, "'weight' must be a number from 1e-9 to 1e12"),
     (image({**CAPTION, "weight": 1e-30}), "'weight' must be 0, or a number from 1e-9 to 1e12"),
-    ([1, 2], "tools.convert reads an array"),
+    ([1, 2], "a file with one array of records must end in .json"),
     ('"text"', "the record: it must be an object, not 'text'"),
     ({"image": "a.png"}, "'annotations' is missing"),
     ({"image": "a.png", "anotations": [CAPTION]}, "did you mean 'annotations'"),

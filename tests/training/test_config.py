@@ -8,7 +8,17 @@ import pytest
 import model as models
 from stages import tiny
 from tests.training.runs import SMALL, run, sentence
-from training.config import FIELDS, STAGES, Config, GroupRates, UserError, field_values, parse
+from toy.shapes import KINDS_BY_NAME
+from training.config import (
+    CHOICES,
+    FIELDS,
+    STAGES,
+    Config,
+    GroupRates,
+    UserError,
+    field_values,
+    parse,
+)
 from weights.files import config_from_dict
 
 TINY = ["--stage", "1", "--tiny"]
@@ -136,6 +146,10 @@ def test_every_number_has_a_range():
         for wrong in {int: ("-1",), float: ("-1", "nan")}.get(type(value), ()):
             with pytest.raises(UserError, match=f"--{name} {wrong}.*: must be "):
                 config_of(f"--{name}={wrong}")
+
+
+def test_the_kinds_of_the_toy_that_a_flag_takes_are_the_ones_there_are():
+    assert CHOICES["toy_kinds"] == tuple(KINDS_BY_NAME)
 
 
 def test_a_config_is_read_from_the_json_of_a_run():

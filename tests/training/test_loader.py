@@ -154,7 +154,7 @@ def test_a_file_of_records_that_changes_ends_the_run_in_one_sentence(files, tmp_
 
 
 def test_a_batch_of_masked_images_alone_is_trained_through():
-    """... with nothing to train on from, and not a NaN."""
+    """... with nothing to learn from, and not a NaN."""
     torch.manual_seed(0)
     m = model.Molmo2(replace(CONFIG.model, n_layer=1)).init_weights()
     config = CONFIG.data
@@ -176,7 +176,8 @@ def test_a_hundred_undecodable_records_in_a_row_stop_the_run(tmp_path):
     line = {"image": "a.png", "annotations": [{"type": "caption", "text": "x"}]}
     (tmp_path / "r.jsonl").write_text("\n".join([json.dumps(line)] * 20))
     loader = loader_of([tmp_path / "r.jsonl"], replace(CONFIG, steps=20), rates=[1])
-    with pytest.raises(RankError, match=r"the last 100 in a row; the last: .*damaged image: "):
+    words = r"the last 100 of them in a row\. The last one is .*damaged image: "
+    with pytest.raises(RankError, match=words):
         taken(loader, 20)
 
 

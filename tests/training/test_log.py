@@ -33,6 +33,12 @@ def test_fields_of_older_runs_have_the_names_of_today(tmp_path):
         {"unreadable_tokens": 1, "attention_pairs": 2, "skipped": {}, "step": 3}]
 
 
+def test_lines_of_others_are_no_steps(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"step": "a", "loss": 1, "lr": {}}\n[1]\n{"step": 1, "loss": 2, "lr": {}}\n')
+    assert read_steps(read_log(path)) == [{"step": 1, "loss": 2, "lr": {}}]
+
+
 def test_a_rank_without_pairs_logs_the_margins_of_the_others(monkeypatch):
     others = {"preferences": 2, "margin": 1.5, "preferred": 1}
     stats = log.StepStats(["a"], 1)
@@ -60,10 +66,11 @@ ENDS = [
     (DataError("r.jsonl:1: no record"), 2, "r.jsonl:1: no record"),
     (OSError(28, "No space left on device"), 1, "[Errno 28] No space left on device"),
     (config.Terminated(), 143,
-     "SIGTERM: ended; nothing was kept; start again with: python train.py --init 'a b' "
+     "SIGTERM: ended; nothing has changed; start again with: python train.py --init 'a b' "
      "--overwrite"),
     (KeyboardInterrupt(), 130,
-     "interrupted; nothing was kept; start again with: python train.py --init 'a b' --overwrite"),
+     "interrupted; nothing has changed; start again with: python train.py --init 'a b' "
+     "--overwrite"),
     (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), 1,
      "out of memory; use a smaller --micro-batch or --data.max_tokens, or a larger --cp; python -m "
      "tools.memory counts what a step takes: DefaultCPUAllocator: can't allocate memory: you tried "
@@ -101,9 +108,12 @@ def test_the_command_that_continues_a_run_is_for_as_many_processes(
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local))
     monkeypatch.setattr(sys, "argv", ["train.py", flag])
     started = SimpleNamespace(out=tmp_path)
+    (tmp_path / "step-2.part").mkdir()
     assert log.how_to_go_on(started) == f"nothing was kept; start again with: {command}"
+    (tmp_path / "model").mkdir()
+    weights = f"the trained weights are in {tmp_path}/model, and were not evaluated"
+    assert log.how_to_go_on(started) == weights
     (tmp_path / "step-2").mkdir()
-    (tmp_path / "step-2" / "state.json").touch()
     assert log.how_to_go_on(started) == f"continue with: {command}"
 
 

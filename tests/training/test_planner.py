@@ -57,7 +57,7 @@ def test_a_source_of_which_too_much_is_skipped_stops_the_run(tmp_path):
 
     assert planned(few).tried["few.jsonl"] >= 600
     message = (r"100 of \d+ draws from many.jsonl gave a record that could not be used, the last "
-               r"\d+ in a row; the last: .*many.jsonl:\d+: too long: ")
+               r"\d+ of them in a row. The last one is .*many.jsonl:\d+: too long: ")
     with pytest.raises(DataError, match=message):
         planned(many)
     assert planned(many, max_skip=0.8).counts["many.jsonl"]["too long"] > 100
@@ -70,11 +70,11 @@ def test_a_hundred_unusable_records_in_a_row_stop_planning_after_a_resume_too(tm
     first = planner_of(files, config)
     state = next(first).state
     n_bad = state["skipped"]["in_a_row"]["bad.jsonl"]
-    with pytest.raises(DataError, match=r"100 of 100 draws from bad\.jsonl .* the last 100 in"):
+    with pytest.raises(DataError, match=r"100 of 100 draws from bad\.jsonl .* the last 100 of them"):
         list(first)
     again = planner_of(files, config)
     again.restore(state)
-    with pytest.raises(DataError, match="the last 100 in a row"):
+    with pytest.raises(DataError, match="the last 100 of them in a row"):
         list(again)
     assert 0 < n_bad < 100
     assert again.planner.next_index == first.planner.next_index

@@ -8,10 +8,15 @@ import socket
 import time
 from contextlib import closing
 from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+import model as models
+import parallel
+import train
 from tests.ranks import run_ranks
 from tests.training.processes import (
     ROOT,
@@ -29,6 +34,7 @@ from training.planner import name_kind
 from weights import files
 
 pytestmark = pytest.mark.slow
+TINY = models.PRESETS["toy"]
 RUN = [*SMALL, "--eval_images=1", "--save-every", "0"]
 
 
@@ -71,13 +77,24 @@ def test_a_run_logs_the_same_numbers_on_any_layout(tmp_path):
                 assert ours[key] == expected, key
 
 
-def exchange_objects(rank, port):
-    """One rank is 2 s late for each exchange, where the tensors of a step wait for 1 s."""
+def free_port():
+    with closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def join_two(rank, port):
+    """Two ranks that share rows, where the tensors of a step wait for 1 s, not ten minutes."""
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
                    "MASTER_PORT": str(port)}
     ten_minutes = {"minutes": 10}
     ranks.timedelta = lambda **time: timedelta(**({"seconds": 1} if time == ten_minutes else time))
-    of_two = ranks.join_ranks(2, torch.device("cpu"))
+    return ranks.join_ranks(2, torch.device("cpu"))
+
+
+def exchange_objects(rank, port):
+    """One rank is 2 s late for each exchange."""
+    of_two = join_two(rank, port)
     exchanges = (of_two.all_gather, [0, 1]), (of_two.gather_in_row, [0, 1]), (of_two.broadcast, 0)
     for late, (exchange, expected) in enumerate(exchanges):
         time.sleep(2 * (rank == late % 2))
@@ -87,10 +104,29 @@ def exchange_objects(rank, port):
 
 
 def test_a_rank_may_be_late_with_objects_for_longer_than_with_the_tensors_of_a_step():
-    with closing(socket.socket()) as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    run_ranks(exchange_objects, (port,), 2)
+    run_ranks(exchange_objects, (free_port(),), 2)
+
+
+def finish_late(rank, port, folder):
+    """The first rank writes its model for 3 s, where tensors wait for 1 s."""
+    of_two = join_two(rank, port)
+    model = files.meta_model(TINY).to_empty(device="cpu")
+    parallel.parallelize(model, of_two.mesh)
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setattr(files, "save", lambda *_: time.sleep(3))
+    config = SimpleNamespace(data=None)
+    run = SimpleNamespace(ranks=of_two, config=config, out=Path(folder), tokenizer=SimpleNamespace(
+        save=lambda folder: None))
+    monkeypatch.setattr(files, "save_data_config", lambda *_: None)
+    watcher = SimpleNamespace(
+        scores=lambda run, model, _: [p.full_tensor() for p in model.parameters()],
+        end=lambda *_: Path(folder, "ended").touch())
+    train.finish(run, model, None, watcher, 0)
+
+
+def test_a_first_rank_that_writes_for_long_is_waited_for(tmp_path):
+    run_ranks(finish_late, (free_port(), str(tmp_path)), 2)
+    assert (tmp_path / "ended").exists()
 
 
 def mixed_records(folder):

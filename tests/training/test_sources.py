@@ -91,11 +91,11 @@ def test_a_mix_has_groups_and_fixed_rates_and_says_how_a_file_is_read(tmp_path):
 
 
 WRONG_MIXES = [
-    ("{}", r"not a mix, .*: a list of entries {\.\.} must stand where {} stands"),
-    ("[]", r"a list of entries {\.\.} must stand where \[\] stands"),
-    ("3", r"a list of entries {\.\.} must stand where 3 stands"),
-    ("[3]", r"a list of entries {\.\.} must stand where \[3\] stands"),
-    ('[{"group": "g", "data": {"path": "a.jsonl"}}]', r"a list of entries {\.\.} .* where {'path'"),
+    ("{}", r"not a mix, .*: expected a list of entries {\.\.}, found {}"),
+    ("[]", r"expected a list of entries {\.\.}, found \[\]"),
+    ("3", r"expected a list of entries {\.\.}, found 3"),
+    ("[3]", r"expected a list of entries {\.\.}, found \[3\]"),
+    ('[{"group": "g", "data": {"path": "a.jsonl"}}]', r"expected a list of .*, found {'path'"),
     ('[{"path": "a.jsonl", "rate": true}]', "'rate' of"),
     ('[{"path": 3}]', "'path' of"),
     ('[{"path": "a.jsonl", "rate": 1, "rate": 2}]', "'rate' stands 2 times in one entry"),
@@ -127,11 +127,11 @@ def test_a_file_that_is_no_file_of_records_is_refused_with_the_command_to_conver
     monkeypatch.chdir(tmp_path)
     write_records(tmp_path, "a.jsonl", 3)
     (tmp_path / name).write_text('{"messages": []}')
-    with pytest.raises(DataError, match=r"^[\w .]+: this is no file of records; ") as error:
+    with pytest.raises(DataError, match=r"^[\w .]+: this is no .jsonl file") as error:
         opened("--data", "a.jsonl", flag, name)
     command = {"my rows.json": "'my rows.json' 'my rows.records.jsonl'",
                "chats.jsonl": "chats.jsonl chats.records.jsonl"}[name]
-    assert str(error.value).endswith(f"; python -m tools.convert {command} makes one")
+    assert str(error.value).endswith(f"convert it with: python -m tools.convert {command}")
 
 
 def test_the_published_mixture_is_read_from_a_folder_and_says_what_is_missing(tmp_path, capsys):
@@ -198,4 +198,4 @@ def test_a_fingerprint_changes_with_what_the_packs_depend_on_and_with_nothing_el
     assert list_changes(first, first) == ""
     older = {name: value for name, value in first.items() if name != "draws"}
     changes = list_changes(older, first)
-    assert changes == "draws: this version of the code makes other random choices"
+    assert changes == "this version of the code makes other random choices"

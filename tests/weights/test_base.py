@@ -181,7 +181,7 @@ MISTAKES = {
     "a sliding window": (llm(use_sliding_window=True), "use_sliding_window = True is not supp"),
     "no epsilon": (llm(rms_norm_eps=None), "rms_norm_eps is None"),
     "another model": (llm(model_type="gemma"), "model_type = 'gemma' is not supported"),
-    "a layer less": (llm(num_hidden_layers=3), "missing or unknown to config.json: 11"),
+    "a layer less": (llm(num_hidden_layers=3), "and config.json name other tensors (11)"),
     "too few ids": (llm(vocab_size=500), "<im_start> is id 600 of the tokenizer"),
 }
 

@@ -66,7 +66,8 @@ def read_json(path, report):
         return
     if not isinstance(content, list):
         raise DataError(f"{path}: the file must contain an array of rows, or the images, "
-                        "annotations and categories of COCO's format")
+                        "annotations and categories of COCO's format; a file with one row per line "
+                        "must end in .jsonl")
     for k, row in enumerate(content):
         report.n_rows += 1
         has_id = isinstance(row, dict) and "id" in row

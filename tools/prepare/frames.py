@@ -63,6 +63,7 @@ def prepare(source, config, args, index):
             "first": start,
             "duration": min(end, duration)}
         line["video"].pop("path", None)
+        line.setdefault("id", record["id"])  # its random choices depend on it
         return to_json(line), skipped, size
     return "", skipped, size
 
@@ -107,7 +108,7 @@ def main(argv=None):
     draft = Path(args.out, "records.part")
     work = partial(prepare, source, config, args)
     workers = ProcessPoolExecutor(args.workers, get_context("spawn"))
-    with workers, open(draft, "w") as file:
+    with workers, open(draft, "w", encoding="utf-8") as file:
         done = workers.map(work, range(len(source)), chunksize=4)
         bar = tqdm(done, total=len(source), unit="record")
         free = 1  # the number of the next line

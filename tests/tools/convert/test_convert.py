@@ -52,9 +52,10 @@ def test_rows_of_all_kinds_lie_in_one_file_and_keep_their_ids_as_text(tmp_path):
     """A word of a text does not make a chat of a record."""
     spoken = {"annotations": [{**QA, "question": '"messages" and "conversations"?'}]}
     chat = {**ROW, "id": 7, "note": "annotations"}
-    path = write(tmp_path / "r.jsonl", ROW, spoken, chat)
+    of_a_table = {**ROW, "annotations": None}            # which gives every row the same fields
+    path = write(tmp_path / "r.jsonl", ROW, spoken, chat, of_a_table)
     run(path, tmp_path / "out.jsonl")
-    assert converted(tmp_path / "out.jsonl") == [MADE, spoken, {"id": "7", **MADE}]
+    assert converted(tmp_path / "out.jsonl") == [MADE, spoken, {"id": "7", **MADE}, MADE]
 
 
 def test_questions_are_split_on_demand(tmp_path):
@@ -272,7 +273,7 @@ def test_the_command_that_a_refusal_names_makes_a_file_that_is_taken(tmp_path, c
             Records(path)
         assert check.main([str(path)]) == 2
         assert capsys.readouterr().err == f"tools.convert: {error.value}\n"
-        words = shlex.split(str(error.value).split("; ")[1].removesuffix(" makes one"))
+        words = shlex.split(str(error.value).split("convert it with: ")[1])
         assert words[:3] == ["python", "-m", "tools.convert"]
         assert run(*words[3:])[0] == 0
         assert check.main([words[4], "--decode"]) == 0

@@ -25,6 +25,10 @@ CLIP = {
         {"type": "caption", "text": "It moves.", "start": 3.0, "end": 4.5},
         {"type": "point", "label": "it", "coords": "unit",
          "points": [{"t": 4.0, "x": 0.5, "y": 0.6}]}]}
+CHOICE = {
+    "video": "bigbuckbunny.mp4",
+    "annotations": [{"type": "qa", "question": "Who?", "options": list("abcdefgh"),
+                     "answer_idx": 3, "shuffle_options": True}]}
 BOX = {"id": "box", "video": "bigbuckbunny.mp4",
        "annotations": [{"type": "box", "label": "it", "coords": "pixel", "size": [1280, 720],
                         "form": "xyxy", "boxes": [{"t": 2.0, "box": [10, 20, 300, 400]}]}]}
@@ -40,7 +44,7 @@ def source(tmp_path):
     damaged = {"video": str(tmp_path / "cut.mp4"), "annotations": CLIP["annotations"]}
     films = (MEDIA / "films.jsonl").read_text().splitlines()
     image = {"image": "coins.png", "annotations": [{"type": "caption", "text": "Coins."}]}
-    records = [*map(json.loads, films), CLIP, TRACK, BOX, damaged, damaged, image]
+    records = [*map(json.loads, films), CLIP, TRACK, BOX, damaged, damaged, image, CHOICE]
     for record in records:
         for k, annotation in enumerate(record["annotations"]):
             record["annotations"][k] = annotation | {"weight": 1}
