@@ -78,7 +78,7 @@ def may_be_thousandths(records, i, decode_all):
 def compare_declared(records, record, sizes):
     """What the record declares of its files: size, sha256, and duration of a video."""
     found = []
-    entries = record["images"] if "images" in record else [record["video"]]
+    entries = [record["video"]] if "video" in record else record.get("images", [])
     for entry, size, path in zip(entries, sizes, records.paths_of(record), strict=False):
         if "frames" in entry:  # they may be smaller
             continue

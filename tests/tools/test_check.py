@@ -46,8 +46,9 @@ def test_check_tells_line_kind_and_reason_then_the_sum(tmp_path, run):
         f"{path}: 5 records; missing file 1, unlikely unit 1, wrong record 2"]
     write(path, *["{}"] * 30)
     assert [len(run(path, *flags)[1]) for flags in ([], ["--all"])] == [21, 31]
-    write(path, GOOD)
-    assert run(path) == (0, [f"{path}: 1 record; nothing is wrong"], "")
+    write(path, GOOD)                                # a text without an image or a video
+    for flags in ([], ["--decode"]):
+        assert run(path, *flags) == (0, [f"{path}: 1 record; nothing is wrong"], "")
 
 
 def test_a_record_whose_weights_are_all_0_has_nothing_to_train_on(tmp_path, run):

@@ -95,7 +95,7 @@ MISTAKES = {
     "a list for a number": (lambda m: edit(m / "data.json", max_crops=[8]), "data.json",
                           "type int, not [8]"),
     "another width": (lambda m: edit(m / "config.json", n_hidden=8), "has shape", "asks for [8, "),
-    "another depth": (lambda m: edit(m / "config.json", n_layer=3), "name other tensors", "blocks.2"),
+    "another depth": (lambda m: edit(m / "config.json", n_layer=3), "other tensors", "blocks.2"),
     "half a file": (lambda m: (m / "model.pt").write_bytes((m / "model.pt").read_bytes()[:9999]),
                     "model.pt", "cannot be used"),
     "no weights": (lambda m: (m / "model.pt").unlink(), "No such file", "model.pt"),
