@@ -78,11 +78,11 @@ def add_style(style, text, config, rng, length=None, plain=False):
 
     Stage 1: `{style} {n}: {text}`. n hints at the length of the answer: a fifteenth of its
     characters (`length`) with noise, absent in one of ten. length None, for pointing and counting:
-    no n. Later stages: `{style}: {text}`, or the text alone for demo styles and where `plain`.
+    no n. Later stages: `{style}: {text}`, or the text alone for unnamed styles and where `plain`.
     """
     hint = ""
     if not config.prefix_all:
-        if text and (plain or styles.DEMO_STYLE.fullmatch(style)):
+        if text and (plain or styles.UNNAMED_STYLE.fullmatch(style)):
             return text
     elif length is not None and rng is None:
         hint = f" {config.length_hint}" if config.length_hint else ""

@@ -110,14 +110,14 @@ class PretrainedTokenizer:
         self.inner.encode_special_tokens = True
 
         settings = json.loads(self.files.get("tokenizer_config.json", b"{}"))
-        self.eos = self._id(settings.get("eos_token") or "<|im_end|>")
-        self.bos = self._id(settings["bos_token"]) if settings.get("bos_token") else self.eos
-        self.chat_start = self._id("<|im_start|>")
-        self.chat_end = self._id("<|im_end|>")
+        self.eos = self.id_of(settings.get("eos_token") or "<|im_end|>")
+        self.bos = self.id_of(settings["bos_token"]) if settings.get("bos_token") else self.eos
+        self.chat_start = self.id_of("<|im_start|>")
+        self.chat_end = self.id_of("<|im_end|>")
         self.stops = {self.eos, self.chat_end}
         self.special = special_ids(n_vocab)
         for name, wanted in self.special.items():
-            found = self._id(token_text(name))
+            found = self.id_of(token_text(name))
             if found != wanted:
                 raise ValueError(f"{token_text(name)} is id {found} of the tokenizer "
                                  f"and {wanted} of the model")
@@ -128,7 +128,7 @@ class PretrainedTokenizer:
                     f"predicts only ids below {n_vocab}; rename an unused token, such as "
                     "|<EXTRA_TOKENS_0>|, instead of adding one")
 
-    def _id(self, token):
+    def id_of(self, token):
         token = token["content"] if isinstance(token, dict) else token
         found = self.inner.token_to_id(token)
         if found is None:

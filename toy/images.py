@@ -98,7 +98,7 @@ class World:
     def __getitem__(self, i):
         objects = self.scene(i)["objects"]
         rng = rng_for(self.seed, "questions", self.split, self.questions, i)
-        kinds = self._kinds_to_ask_for(objects, rng)
+        kinds = self.kinds_to_name(objects, rng)
         is_single = i < SINGLE * self.curriculum
         if is_single:
             n_asked = 1 if self.questions == "all" else 2
@@ -118,7 +118,7 @@ class World:
             annotations.append({"type": "count", "label": "any shape", "count": len(objects)})
         return make_record(self, i, annotations, image=image_entry(f"{self.name}-{i}"))
 
-    def _kinds_to_ask_for(self, objects, rng):
+    def kinds_to_name(self, objects, rng):
         present = sorted({(o["colour"], o["shape"]) for o in objects})
         pool = self.kinds.all if self.split == "unseen" else self.kinds.seen
         absent = [kind for kind in pool if kind not in present]
@@ -170,7 +170,7 @@ class ImageSeries:
                 images_of.setdefault(name_of(o), []).append(k)
         labels = [label for label in sorted(images_of) if len(images_of[label]) < 5]
         chosen = rng.permutation(len(labels))[:2]
-        annotations = [self._points(scenes, labels[int(k)]) for k in chosen]
+        annotations = [self.points_on_images(scenes, labels[int(k)]) for k in chosen]
         unique = [label for label in labels if len(set(images_of[label])) == 1]
         for k in rng.permutation(len(unique))[:2]:
             label = unique[int(k)]
@@ -184,7 +184,7 @@ class ImageSeries:
         images = [image_entry(f"{self.name}-{i}-{k}") for k in range(len(scenes))]
         return make_record(self, i, annotations, images=images)
 
-    def _points(self, scenes, label):
+    def points_on_images(self, scenes, label):
         points = []
         indices = []
         for k, objects in enumerate(scenes):

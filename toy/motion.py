@@ -52,13 +52,13 @@ def draw_video(rng, steps, max_objects):
     kinds = [FEW.seen[int(k)] for k in rng.permutation(len(FEW.seen))[:n]]
     if n > 1 and rng.random() < 0.3:
         kinds[1] = kinds[0]  # two objects of the same kind
-    objects = [_draw_object(rng, kind, kinds, steps) for kind in kinds]
+    objects = [draw_object(rng, kind, kinds, steps) for kind in kinds]
     objects.sort(key=lambda o: o["come"])
     pole = int(rng.integers(30, 71)) if rng.random() < 0.4 else 0
     return {"objects": objects, "steps": steps, "pole": pole, **draw_ground(rng)}
 
 
-def _draw_object(rng, kind, kinds, steps):
+def draw_object(rng, kind, kinds, steps):
     colour, shape = kind
     # a stay of fewer steps would be missed where few frames are seen
     stay = int(rng.integers(min(3, steps), min(steps, 8) + 1))

@@ -73,14 +73,14 @@ def draw_scene(rng, split, kinds, min_objects=0, max_objects=6, extra_radius=0):
         x, y = rng.integers(-(-r // LATTICE), (SIZE - r) // LATTICE + 1, 2).tolist()
         x *= LATTICE
         y *= LATTICE
-        if all(_are_apart(x, y, r, other) for other in objects):
+        if all(are_apart(x, y, r, other) for other in objects):
             light = int(rng.integers(-25, 26))
             objects.append(
                 {"colour": colour, "shape": shape, "x": x, "y": y, "r": r, "light": light})
     return {"objects": objects, **draw_ground(rng)}
 
 
-def _are_apart(x, y, r, other):
+def are_apart(x, y, r, other):
     distance2 = (x - other["x"]) ** 2 + (y - other["y"]) ** 2
     return distance2 > (1.13 * (r + other["r"]) + 2) ** 2
 

@@ -51,7 +51,7 @@ class MovingShapes:
     def __len__(self):
         return 1 << 40
 
-    def _max_objects(self, i):
+    def most_objects(self, i):
         if self.curriculum and i < CURRICULUM[0]:
             return 1
         if self.curriculum and i < CURRICULUM[1]:
@@ -65,7 +65,7 @@ class MovingShapes:
         for attempt in range(1000):
             rng = rng_for(self.seed, *key, attempt)
             steps = int(rng.integers(self.steps[0], self.steps[1] + 1))
-            video = draw_video(rng, steps, self._max_objects(i))
+            video = draw_video(rng, steps, self.most_objects(i))
             if is_held_out(video) != (self.split != "train"):
                 continue
             masks = [visible_masks(video, step * STEP) for step in range(steps)]

@@ -215,10 +215,10 @@ def make_parser(words=()):
     if asked.preset:
         recipe += f" --preset {asked.preset}"
     parser = Parser(
-        "Trains Molmo2 with the recipe of one stage.\n\n    python train.py --stage 1 --tiny",
+        f"Trains Molmo2 with the recipe of one stage (defaults are those of {recipe}).\n\n"
+        "    python train.py --stage 1 --tiny",
         allow_abbrev=False, usage="python train.py --stage N [--key value ..]", parents=[first],
         epilog="--key value and --key=value are the same, and so are - and _ in a key.")
-    parser.description += f"\n\nDefaults are those of {recipe}. Name another to see its defaults."
     add = parser.add_argument
     switch = partial(add, action="store_true")
     add("--data", nargs="+", action="extend", metavar="FILE[=rate]", help="record files (.jsonl), "

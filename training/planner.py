@@ -31,7 +31,7 @@ class BadRecords:
     Raises `error` after MANY in a row, or MANY that are more than max_skip of those tried. A record
     counts whenever it is drawn, once in an epoch."""
 
-    done: str  # as messages say it
+    consequence: str  # as messages say it
     error: type
     max_skip: float
     counts: dict = field(default_factory=dict)  # {source: {kind: n}}
@@ -47,7 +47,7 @@ class BadRecords:
             return
         self.counts = add_counts(self.counts, {source: {name_kind(reason): 1}})
         if where not in self.warned:
-            warn(f"{where}: {reason}; {self.done}")
+            warn(f"{where}: {reason}; {self.consequence}")
         self.warned.add(where)
         bad = sum(self.counts[source].values())
         tried = self.tried[source]
