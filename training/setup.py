@@ -132,7 +132,6 @@ def open_data(args, config, ranks, tokenizer, resume_from, world):
 class Start(NamedTuple):
     """What the model of a run starts from."""
     tokenizer: object
-    shape: models.ModelConfig
     weights: str = None  # the folder to read them from; None: new ones, or the checkpoint has all
     is_new: bool = True  # neither a folder nor a checkpoint
 
@@ -166,7 +165,7 @@ def find_start(args, config, world, resume_from=None):
     if asked_for and config.model != found:
         raise UserError(f"{where}: its model has another shape than --preset and --model.* name; "
                         "take these flags out")
-    return Start(tokenizer, shape, weights, not folder), replace(config, model=shape)
+    return Start(tokenizer, weights, not folder), replace(config, model=shape)
 
 
 def open_model(config, start, world):
