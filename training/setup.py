@@ -219,7 +219,9 @@ def whole_model(run, model, dtype=None):
     """The model with which each rank answers and computes references: a whole copy."""
     model.eval()
     whole = files.gather_on_each(model, run.ranks, run.device, dtype or run.dtype)
-    with lora.autocast(whole, run.device, run.dtype):
+    # with adapters the model computes as in training; a merged copy is in run.dtype already
+    is_mixed = run.dtype != torch.float32 and lora.has_adapters(whole)
+    with torch.autocast(run.device.type, run.dtype, enabled=is_mixed):
         yield whole
     model.train()
 

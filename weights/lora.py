@@ -83,12 +83,6 @@ def hold_frozen(model, dtype):
                 p.data = p.data if p.requires_grad else p.data.to(dtype)
 
 
-def autocast(model, device, dtype):
-    """The autocast of training, for a model with adapters; a merged copy needs none."""
-    low = dtype != torch.float32 and has_adapters(model)
-    return torch.autocast(device.type, dtype, enabled=low)
-
-
 def merged(model, tensors, dtype):
     """The model's {name: tensor} -> those of one without adapters that computes the same, in
     dtype."""
