@@ -34,7 +34,7 @@ class Records:
     """A file of records and the folder where the paths of their media start.
 
     media: by default the folder media/ beside the file, else the folder of the file.
-    Options: style, of annotations that name none; weight, times that of every record.
+    style is for annotations that name none; weight multiplies the weight of every record.
     Iterating leaves out, with a warning, what cannot be used.
     A copy sent to another process opens the file again, which must be the same one.
     """
