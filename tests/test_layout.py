@@ -58,7 +58,7 @@ CEILINGS = {
     "lines: tools/": 6_376,
     "lines: all Python but tests": 17_061,
     "lines: html, js, css, txt, sh": 326,
-    "lines: tests": 16_084,
+    "lines: tests": 16_094,
     "files imported by train.py": 60,
     "lines imported by train.py": 10_225,
     "files imported by train.py but evaluation/ and toy/": 43,

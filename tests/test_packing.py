@@ -332,7 +332,7 @@ def test_what_rounding_loses_is_looked_for_once_more():
 
 
 # --------------------------------------------------------------------------------------------------
-# packs dealt to ranks
+# packs distributed over ranks
 
 
 def packs_of(work):

@@ -336,10 +336,10 @@ def mean_pixels(batch, windows):
 
 
 @pytest.mark.parametrize("n", range(1, 9))
-def test_blocks_are_dealt_like_cards(n):
-    dealt = parallel.distribute(128 * 5 * n, n)
-    assert torch.equal(dealt.flatten().sort().values, torch.arange(128 * 5 * n))
-    assert torch.equal(dealt[-1].view(5, 128)[:, 0], 128 * (torch.arange(5) * n + n - 1))
+def test_blocks_are_distributed_round_robin(n):
+    positions = parallel.distribute(128 * 5 * n, n)
+    assert torch.equal(positions.flatten().sort().values, torch.arange(128 * 5 * n))
+    assert torch.equal(positions[-1].view(5, 128)[:, 0], 128 * (torch.arange(5) * n + n - 1))
     assert parallel.distribute(12 * n, n).shape == (n, 12)     # smaller blocks of a short row
 
 

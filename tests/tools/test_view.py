@@ -139,8 +139,8 @@ def test_the_page_needs_no_other_file_and_little_script():
 
 
 def test_a_step_of_a_run_is_shown_as_it_was_trained_on(tmp_path, capsys):
-    """Its rows have the ids that the log hashed, what the run masked is masked, and data that has
-    changed since is refused."""
+    """Its rows have the ids that the log hashed, what the run could not read has no loss, and data
+    that has changed since is refused."""
     captions = [{"type": "caption", "text": "an object"}] * 2
     lines = []
     for name, n_bytes in (("coffee.png", None), ("cut.png", 90_000), ("chelsea.png", None)):
@@ -154,13 +154,13 @@ def test_a_step_of_a_run_is_shown_as_it_was_trained_on(tmp_path, capsys):
                 "--pool_size=3", "--out", str(run)])
     log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     steps = {line["step"]: line for line in log if "loss" in line}
-    masked = 0
+    unreadable = 0
     for step, line in steps.items():
         rows = [view.read_row_of_run(run, step, number) for number in (0, 1)]
         ids = "\n".join(record["id"] for row in rows for record in row.records)
         assert hashlib.sha256(ids.encode()).hexdigest()[:16] == line["ids"]
-        masked += sum(len(x.tokens) for row in rows for x in row.examples if x.unreadable)
-    assert masked == sum(line["unreadable_tokens"] for line in steps.values()) > 0
+        unreadable += sum(len(x.tokens) for row in rows for x in row.examples if x.unreadable)
+    assert unreadable == sum(line["unreadable_tokens"] for line in steps.values()) > 0
 
     command = ["--run", str(run), "--out", str(tmp_path / "page.html")]
     view.main([*command, "--step", "2", "--row", "1"])

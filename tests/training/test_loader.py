@@ -103,7 +103,8 @@ def test_a_run_that_continues_after_its_last_step_has_no_steps(files):
 
 
 def test_every_token_is_trained_on_or_reported(files):
-    """Planned tokens are those of the examples, masked ones too; what a tree drops is counted."""
+    """Planned tokens are those of the examples, also unreadable ones. What a tree drops is
+    counted."""
     config = replace(CONFIG, data=replace(CONFIG.data, max_tokens=330))
     loader = loader_of(files, config)
     total = Counter()
@@ -153,14 +154,14 @@ def test_a_file_of_records_that_changes_ends_the_run_in_one_sentence(files, tmp_
     assert "Traceback" not in str(error.value)
 
 
-def test_a_batch_of_masked_images_alone_is_trained_through():
+def test_a_batch_of_unreadable_images_alone_is_trained_through():
     """... with nothing to learn from, and not a NaN."""
     torch.manual_seed(0)
     m = model.Molmo2(replace(CONFIG.model, n_layer=1)).init_weights()
     config = CONFIG.data
     text = data.layout([TOKENIZER.bos], [False], [data.Branch([([5] * 9, True)])], config)
-    masked = data.placeholder("a", 30, 2, config, "damaged image: x")
-    for row in ([masked], [masked, text]):
+    unreadable = data.placeholder("a", 30, 2, config, "damaged image: x")
+    for row in ([unreadable], [unreadable, text]):
         batch = packing.collate([row], 64, config.vision)
         assert len(batch.pool_src) == len(batch.pool_dst) == 1
         assert (batch.pool_src == -1).all()

@@ -116,8 +116,8 @@ def open_plan(path, *flags):
 
 @pytest.mark.slow
 def test_a_run_from_a_plan_is_the_run_without(files, tmp_path):
-    """Bit for bit: loss, norms, ids, what was skipped and when, the report of what was masked. The
-    plan is made by three processes."""
+    """Bit for bit: loss, norms, ids, what was skipped and when, the report of what was unreadable.
+    The plan is made by three processes."""
     assert run(tmp_path / "a", *FLAGS, *mixed(files)) == 0
     plan = tmp_path / "exact.npz"
     command = [sys.executable, "-m", "tools.plan", *FLAGS, *mixed(files), "--workers", "3", "--out",

@@ -148,8 +148,8 @@ def mixed_records(folder):
 
 
 def test_videos_several_images_and_a_bad_record_log_the_same_on_shared_rows(tmp_path):
-    """The image that is cut short, which one rank of the group alone finds, is masked by both and
-    listed once."""
+    """The image that is cut short, which one rank of the group alone finds, has no loss on both
+    and is listed once."""
     flags = ["--stage", "3", "--tiny", *mixed_records(tmp_path), "--data.max_tokens=1024",
              "--data.max_frames=8", "--steps", "6", "--batch", "2", "--vit_steps=0",
              "--deterministic", "--device", "cpu", "--model.n_layer=1", "--pool_size=6",

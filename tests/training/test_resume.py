@@ -109,7 +109,7 @@ def test_another_recipe_is_refused_with_the_fields_named(whole, records, capsys,
     assert contents(whole) == before
 
 
-def test_with_other_data_no_good_record_is_masked(tmp_path, capsys, encoded):
+def test_with_other_data_no_good_record_is_unreadable(tmp_path, capsys, encoded):
     """The pool of the packer holds sizes of the old records, which the new ones do not have."""
     path = tmp_path / "r.jsonl"
     out = tmp_path / "out"
@@ -291,8 +291,8 @@ def test_sigterm_beside_the_steps_ends_the_run_where_nothing_is_lost(
         monkeypatch.setattr(report, "scores", stop)
         flags += ["--eval-every", "4"]
     else:
-        monkeypatch.setattr(RunLog, "step", lambda log, line, masked: (
-            log_step(log, line, masked), line["step"] == 6 and terminate()))
+        monkeypatch.setattr(RunLog, "step", lambda log, line, unreadable: (
+            log_step(log, line, unreadable), line["step"] == 6 and terminate()))
     out = tmp_path / "out"
     assert run(out, *flags) == (143 if save_every else 0)
     step = 4 if in_evaluation else 6

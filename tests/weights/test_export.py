@@ -188,6 +188,15 @@ def test_what_cannot_be_exported_is_refused_before_its_weights_are_read(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_folder_that_cannot_be_made_is_refused_before_the_weights_are_read(
+        tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(files, "read", lambda folder: pytest.fail("the weights were read"))
+    with pytest.raises(SystemExit, match="2"):
+        command.main(["import", "toy", str(tmp_path / "file" / "out")])
+    assert str(tmp_path / "file") in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["import", "export"])
 def test_a_conversion_that_fails_leaves_nothing_behind(saved, tmp_path, monkeypatch, capsys, name):
     def save_data_config(config, folder):

@@ -1,4 +1,4 @@
-"""Chats of other projects as records: ShareGPT and LLaVA ("conversations"), Hugging Face and OpenAI
+"""Chats in other formats as records: ShareGPT and LLaVA ("conversations"), Hugging Face and OpenAI
 ("messages").
 
     {"image": "9.jpg", "conversations": [

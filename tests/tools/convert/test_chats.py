@@ -1,4 +1,4 @@
-"""Chats of other projects as records: media for placeholders, boxes, and what is refused."""
+"""Chats in other data formats as records: placeholders, boxes, and what is refused."""
 
 import json
 
