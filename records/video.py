@@ -5,13 +5,17 @@ out   Video: size, and the second at which each frame appears, without decoding;
       the frames on display at given seconds
 
 A frame is known by its timestamp, an integer in the stream's own time base, never by counting
-or by a frame rate. probe() lists the timestamps of all packets. decode() looks up which frame
+or by a frame rate. probe() lists the timestamps of all frames. decode() looks up which frame
 is on display and has ffmpeg select exactly that one:
 
     packets as stored        0  40  10  30  90  60       B-frames are not stored in display order
     sorted: frames appear    0  10  30  40  60  90       here in 1/100 s
     asked for               .15  .30  .45  9.0  seconds
     on display               10   30   40   90
+
+MP4 and Matroska store these timestamps, one for each frame of H.264, HEVC, AV1 and VP9. In other
+formats they may be missing (H.264 in AVI), or a packet may show no picture (MPEG-4, GIF): there
+probe() decodes the video, with the timestamps that ffmpeg gives its frames in decode(), too.
 """
 
 import re
@@ -21,6 +25,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from threading import Timer
+from typing import NamedTuple
 
 import imageio_ffmpeg
 import numpy as np
@@ -31,11 +36,19 @@ from records.errors import Unreadable, require_file
 CONTAINERS = "mov,matroska,avi,mpegts,mpeg,flv,asf,ogg,gif"
 SEEK_MARGIN_S = 10  # decoded before a clip begins
 DEADLINE_S = 300  # for ffmpeg, which may hang at a damaged file
+ONE_FRAME_PER_PACKET = ("h264", "hevc", "av1", "vp9")  # in MP4 and Matroska
+NO_TIMES = ("mpeg2video in asf", "vvc in mpeg")  # ffmpeg guesses wrong timestamps
+NO_TIMESTAMP = -10**11  # where a packet has none, ffmpeg prints a number below this
 HIDDEN = 4  # packet flag: an edit list hides the frame
-HEADER = re.compile(
-    r"#tb 0: (\d+/[1-9]\d*)\n.*#dimensions 0: ([1-9]\d*)x([1-9]\d*)\n", re.S)
+# What ffmpeg lists: the packets as they are stored, or the frames that it decodes.
+PACKETS = ("-c", "copy")
+FRAMES = ("-fps_mode", "passthrough", "-enc_time_base", "demux", "-c:v", "wrapped_avframe")
+# Replaces the decoding timestamps, which do not matter here: ffmpeg refuses what they do not order.
+SETTS = "setts=pts=PTS:dts=N-1e12"
+HEADER = re.compile(r"#tb 0: (\d+/[1-9]\d*)\n.*#codec_id 0: (\w+)\n"
+                    r"#dimensions 0: ([1-9]\d*)x([1-9]\d*)\n", re.S)
 # stream, dts, pts, duration, size, checksum, and F=flags unless it is a plain key frame (1)
-PACKET = re.compile(
+ENTRY = re.compile(
     r"^0,[^,]+, *(-?\d+), *(\d+),[^,]+,[^,\n]+(?:, *F=0x([\da-fA-F]+))?", re.M)
 # of ffmpeg's log; a line of the file's own metadata has the name of a field in front
 ROTATION = re.compile(r"(?im)^\[info\] +display ?matrix: rotation of (-?\d+\.?\d*) degrees")
@@ -51,7 +64,7 @@ class Video:
     duration: float  # seconds from the first frame to the last one's end
     pts: np.ndarray  # (n,) int64: the file's own times, in time_base seconds
     time_base: Fraction
-    seekable: bool  # decoding may start at any key frame
+    has_index: bool  # decoding may start at any key frame
 
 
 def ffmpeg_command(path, input_options, output_options, log_level):
@@ -72,17 +85,56 @@ def fail(path, failure, log=""):
 
 
 def probe(path):
-    """Path -> Video, by reading every packet and decoding none; Unreadable.
+    """Path -> Video; Unreadable.
 
-    The duration is that of the packets, as in torchcodec, and not what the header claims. A
-    last frame whose packet has no length adds nothing to it.
+    In the formats where each packet is one frame it reads the packets and decodes none, else it
+    decodes the whole file. The duration is that of the frames, as in torchcodec, and not what the
+    header claims. A last frame without a length adds nothing to it.
     """
     path = Path(path)
     require_file(path)
-    # genpts makes the timestamps that AVI and MPEG-PS leave out. setts replaces the decoding
-    # timestamps, which do not matter here: ffmpeg refuses packets that they do not order.
-    output = ["-c", "copy", "-bsf:v", "setts=pts=PTS:dts=N-1e12", "-f", "framecrc"]
-    command = ffmpeg_command(path, ["-fflags", "+genpts"], output, "info")
+    listing = list_times(path, PACKETS)
+    if listing.codec == "vp9":  # joins each hidden frame with the one that is displayed
+        listing = list_times(path, PACKETS, f"vp9_superframe,{SETTS}")
+    kind = f"{listing.codec} in {listing.container}"
+    if kind in NO_TIMES:
+        raise Unreadable("unknown format", f"{path} is {kind}: its frames have no reliable "
+                         "timestamps")
+    has_index = listing.has_index()
+    if not has_index:
+        listing = list_times(path, FRAMES)
+    displayed = [(pts, length) for pts, length, flags in listing.entries if not flags & HIDDEN]
+    pts = np.unique([pts for pts, _ in displayed])
+    time_base = listing.time_base
+    times = (pts - pts[0]) * time_base.numerator / time_base.denominator
+    end = max(pts + length for pts, length in displayed)
+    duration = float((end - int(pts[0])) * time_base)
+    return Video(path, *listing.size, times, duration, pts, time_base, has_index)
+
+
+class Listing(NamedTuple):
+    """What ffmpeg prints about the packets of a file, or about its decoded frames."""
+    container: str  # the first of ffmpeg's names for it
+    codec: str
+    time_base: Fraction
+    size: tuple  # (width, height) as displayed
+    entries: list  # [(pts, length, flags), ..]
+
+    def has_index(self):
+        """Does each packet hold one frame and its timestamp?
+
+        No packet may appear before the first one: its frame may need what was cut off.
+        """
+        stores_times = self.container in ("mov", "matroska")
+        first = self.entries[0][0]
+        is_earliest = NO_TIMESTAMP < first <= min(pts for pts, _, _ in self.entries)
+        return stores_times and is_earliest and self.codec in ONE_FRAME_PER_PACKET
+
+
+def list_times(path, what, bitstream_filter=SETTS):
+    """-> Listing of PACKETS or FRAMES, at least one of them not HIDDEN; Unreadable."""
+    output_options = [*what, "-bsf:v", bitstream_filter, "-f", "framecrc"]
+    command = ffmpeg_command(path, ["-threads", "1"], output_options, "info")
     try:
         # A session of its own: Ctrl-C must not reach ffmpeg, or a good video looks damaged.
         done = subprocess.run(command, capture_output=True, timeout=DEADLINE_S,
@@ -95,22 +147,14 @@ def probe(path):
         fail(path, "cannot be read as a video", log)
     listing = done.stdout.decode()
     header = HEADER.search(listing)
-    packets = [(int(pts), int(length), int(flags or "1", 16))
-               for pts, length, flags in PACKET.findall(listing)]
-    # Frames before the first key frame are never displayed: they need what was cut off.
-    displayed = [(pts, length) for pts, length, flags in packets
-                 if not flags & HIDDEN and pts >= packets[0][0]]
-    if not header or not displayed:
+    entries = [(int(pts), int(length), int(flags or "1", 16))
+               for pts, length, flags in ENTRY.findall(listing)]
+    if not header or all(flags & HIDDEN for _, _, flags in entries):
         fail(path, "has no frames")
-    time_base = Fraction(header[1])
-    pts = np.unique([pts for pts, _ in displayed])
-    times = (pts - pts[0]) * time_base.numerator / time_base.denominator
-    end = max(pts + length for pts, length in displayed)
-    duration = float((end - int(pts[0])) * time_base)
-    # MPEG streams are searched instead of indexed: decoding would start anywhere.
-    seekable = "Input #0, mov" in log or "Input #0, matroska" in log
-    width, height = displayed_size(int(header[2]), int(header[3]), log)
-    return Video(path, width, height, times, duration, pts, time_base, seekable)
+    time_base, codec, width, height = header.groups()
+    size = displayed_size(int(width), int(height), log)
+    container = re.search(r"Input #0, (\w+)", log)[1]
+    return Listing(container, codec, Fraction(time_base), size, entries)
 
 
 def displayed_size(width, height, log):
@@ -153,7 +197,7 @@ def decode(video, wanted):
     input_options = ["-threads", "1"]
     # Decoding begins earlier: streams with intra refresh have no complete key frame.
     start = float(video.pts[wanted[0]] * video.time_base) - SEEK_MARGIN_S
-    if video.seekable and start > 0:
+    if video.has_index and start > 0:
         input_options += ["-noaccurate_seek", "-seek_timestamp", "1", "-ss", f"{start:.6f}"]
     # noautoscale: scaling would hide that a video changes its size midway.
     output_options = ["-vf", select, "-noautoscale", "-fps_mode", "passthrough"]

@@ -2,10 +2,14 @@
 
     python -m tools.check tests/media/records.jsonl --media tests/media --decode
 
+With --decode it also decodes every image, and of every video the frames that a training run with
+these --fps and --max-frames uses.
+
 Exit status: 0 nothing is wrong, 1 something is, 2 a file is missing.
 """
 
 import hashlib
+import math
 import sys
 from collections import Counter
 from pathlib import Path
@@ -13,18 +17,16 @@ from typing import NamedTuple
 
 from data import DataConfig
 from records.errors import DataError, Unreadable, plural, require_file, warn
-from records.media import FrameFolder, names_of, read_image
+from records.media import MAX_FRAMES, names_of, read_image
 from records.parse import THOUSANDTHS, like_thousandths, unlikely_units
 from records.reader import Records
 from records.visual import read_headers
-from tools.command import make_parser, report_errors
+from tools.command import make_parser, report_errors, whole_number
 from training.planner import has_loss
 from training.sources import OPTIONS, read_mix
 
 MAX_PRINTED = 20  # lines of a file, without --all
 MAX_DURATION_ERROR_S = 0.5  # between the declared and the real duration
-# how many images a run takes is its own affair
-ANY_SIZE = DataConfig(max_images=10**6)
 
 
 class Problem(NamedTuple):
@@ -32,14 +34,14 @@ class Problem(NamedTuple):
     sentence: str
 
 
-def find_problems(records, i, decode_all):
+def find_problems(records, i, config, decode_all):
     """-> [Problem, ..] of record i: the first in its text, or those of its files."""
     try:
         record = records[i]
     except Unreadable as error:
         return [Problem(*error.args)]
     problems = [Problem("unlikely unit", sentence) for sentence in unlikely_units(record)]
-    if not any(has_loss(annotation, ANY_SIZE) for annotation in record["annotations"]):
+    if not any(has_loss(annotation, config) for annotation in record["annotations"]):
         problems.append(Problem(
             "nothing to train on", "the weight of every annotation, or of all its turns, is 0; "
             "give one of them another weight"))
@@ -53,24 +55,22 @@ def find_problems(records, i, decode_all):
     if missing or not decode_all:
         return problems + missing
     try:
-        sizes = read_headers(record, ANY_SIZE).sizes
-        # the packets of a video file were all read with its header
-        if "video" not in record or isinstance(records.video(record), FrameFolder):
-            for path in paths:
-                read_image(path)
-        return problems + compare_declared(records, record, sizes)
+        info = read_headers(record, config)
+        for _ in records.frames(record, info.times) if info.times else map(read_image, paths):
+            pass  # decoding finds damage
+        return problems + compare_declared(records, record, info.sizes)
     except Unreadable as error:
         return [*problems, Problem(*error.args)]
 
 
-def may_be_thousandths(records, i, decode_all):
+def may_be_thousandths(records, i, config, decode_all):
     """`like_thousandths` of record i, with the headers of images, and of videos if all are read."""
     if b'"pixel"' not in records.text(i):
         return None
     try:
         record = records[i]
         is_read = decode_all or "video" not in record
-        return like_thousandths(record, read_headers(record, ANY_SIZE).sizes if is_read else ())
+        return like_thousandths(record, read_headers(record, config).sizes if is_read else ())
     except Unreadable:
         return None  # find_problems names it
 
@@ -94,14 +94,14 @@ def compare_declared(records, record, sizes):
     return [Problem("other than declared", sentence) for sentence in found]
 
 
-def check_file(records, decode_all, print_all):
+def check_file(records, config, decode_all, print_all):
     """Prints what is wrong with a file, then the counts; True if anything is."""
     counts = Counter()
     thousandths = set()
     for i in range(len(records)):
         if False not in thousandths:
-            thousandths.add(may_be_thousandths(records, i, decode_all))
-        for problem in find_problems(records, i, decode_all):
+            thousandths.add(may_be_thousandths(records, i, config, decode_all))
+        for problem in find_problems(records, i, config, decode_all):
             if print_all or counts.total() < MAX_PRINTED:
                 print(f"{records.where(i)}: {problem.kind}: {problem.sentence}")
             counts[problem.kind] += 1
@@ -124,9 +124,16 @@ def main(argv=None):
     add("--media", metavar="DIR", help="where the paths in the records start "
         "(default: the folder media/ beside the file, else its own folder)")
     add("--decode", action="store_true",
-        help="also read every image and the packets of every video")
+        help="also decode every image, and the frames of every video that training uses")
+    add("--fps", type=float, default=2.0, help="frames per second at most (default 2)")
+    add("--max-frames", type=whole_number(1, MAX_FRAMES), default=128,
+        help="of a video at most (default 128: stage 2)")
     add("--all", action="store_true", help=f"print all mistakes, not only {MAX_PRINTED} of a file")
     args = parser.parse_args(argv)
+    if not 0 < args.fps < math.inf:
+        parser.error(f"--fps {args.fps} must be a number above 0")
+    # how many images a run takes is its own affair
+    config = DataConfig(max_images=10**6, fps=args.fps, max_frames=args.max_frames)
     entries = [{"path": args.file}]
     if args.file.name.endswith("mix.json"):
         entries = [member for entry in read_mix(args.file)
@@ -141,7 +148,7 @@ def main(argv=None):
             warn(str(error))
             status = 2
             continue
-        status = max(status, int(check_file(records, args.decode, args.all)))
+        status = max(status, int(check_file(records, config, args.decode, args.all)))
     return status
 
 

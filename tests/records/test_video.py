@@ -3,15 +3,18 @@
 import os
 import struct
 import subprocess
+from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from records import media
 from records import video as video_module
 from records.media import Unreadable
+from tests.records import numbered
 from tests.records.numbered import FFMPEG, H264, MPEG4, ffmpeg, make_video, number, numbers
 
 REAL = Path(__file__).parents[1] / "media" / "bigbuckbunny.mp4"
@@ -23,6 +26,7 @@ REAL = Path(__file__).parents[1] / "media" / "bigbuckbunny.mp4"
 
 @pytest.mark.parametrize("kind", [
     f"{H264} mp4", f"{H264} mkv", f"{H264} ts", f"{H264} flv", f"{MPEG4} avi", f"{MPEG4} mov",
+    f"{H264} avi", f"{H264} asf", f"{H264} mpg", "-c:v libx264 -bf 0 avi",
     "-c:v mpeg2video -bf 2 -g 12 mpg", "-c:v libvpx-vp9 -cpu-used 8 -g 12 webm"])
 def test_the_frame_on_display_is_the_last_that_appeared(tmp_path, kind):
     encoder, _, suffix = kind.rpartition(" ")
@@ -35,6 +39,116 @@ def test_the_frame_on_display_is_the_last_that_appeared(tmp_path, kind):
     assert 1 / 25 + 6 / 25 < 7 / 25
     assert numbers(video, [1 / 25 + 6 / 25]) == [7]
     assert numbers(video, []) == []
+
+
+ENCODERS = {
+    "h264": "-c:v libx264 -bf 0", "h264 with B": "-c:v libx264 -bf 3",
+    "hevc": "-c:v libx265 -bf 0 -x265-params log-level=none",
+    "hevc with B": "-c:v libx265 -bf 3 -x265-params log-level=none",
+    "mpeg4": "-c:v mpeg4 -q:v 2 -bf 0", "mpeg4 with B": "-c:v mpeg4 -q:v 2 -bf 2",
+    "mpeg2": "-c:v mpeg2video -q:v 2 -bf 0", "mpeg2 with B": "-c:v mpeg2video -q:v 2 -bf 2",
+    "vp8": "-c:v libvpx -lag-in-frames 10 -b:v 500k",
+    "vp9": "-c:v libvpx-vp9 -lag-in-frames 10 -b:v 500k",
+    "av1": "-c:v libaom-av1 -cpu-used 8 -lag-in-frames 10 -b:v 500k",
+    "vvc": "-c:v libvvenc -preset faster",
+}
+WRITTEN = {  # what ffmpeg writes; it refuses the others
+    "avi": "h264 hevc mpeg4 mpeg2 vp8 vp9 av1 vvc", "asf": "h264 mpeg4 mpeg2 vp8 vp9 av1",
+    "mp4": "h264 hevc mpeg4 mpeg2 vp9 av1 vvc", "mkv": "h264 hevc mpeg4 mpeg2 vp8 vp9 av1 vvc",
+    "webm": "vp8 vp9 av1", "ts": "h264 hevc mpeg4 mpeg2 vp8 vp9 av1 vvc",
+    "mpg": "h264 hevc mpeg4 mpeg2 vp8 vp9 av1 vvc",
+}
+NO_TIMES = "its frames have no reliable timestamps"
+REFUSED = {
+    "asf mpeg2": f"mpeg2video in asf: {NO_TIMES}", "mpg vvc": f"vvc in mpeg: {NO_TIMES}",
+    # ffmpeg cannot read them either
+    "avi hevc": "cannot be read", "avi vvc": "cannot be read", "ts vp8": "cannot be read",
+    "ts vp9": "cannot be read", "ts av1": "cannot be read", "mpg vp8": "cannot be read",
+    "mpg vp9": "cannot be read", "mpg av1": "has no frames",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("encoder", ENCODERS)
+@pytest.mark.parametrize("suffix", WRITTEN)
+def test_every_codec_in_every_container_is_read_right_or_refused(tmp_path, suffix, encoder):
+    codec = encoder.split()[0]
+    options = f"{ENCODERS[encoder]} -pix_fmt yuv420p -g 8"
+    if codec not in WRITTEN[suffix]:
+        with pytest.raises(AssertionError):
+            make_video(tmp_path / f"a.{suffix}", options, n=20)
+        return
+    path = make_video(tmp_path / f"a.{suffix}", options, n=20)
+    if reason := REFUSED.get(f"{suffix} {codec}"):
+        with pytest.raises(Unreadable, match=reason):
+            media.probe(path)
+        return
+    video = media.probe(path)
+    assert video.times == pytest.approx(np.arange(20) / 10, abs=1e-3)
+    assert video.duration == pytest.approx(2, abs=1e-3)
+    assert numbers(video, video.times) == list(range(20))
+    assert numbers(video, [0.75, 1.95]) == [7, 19]
+
+
+def hidden_vp9(path):
+    """Frames that are never displayed (VP9), as packets with times of their own."""
+    encoder = f"-c:v libvpx-vp9 -lag-in-frames 25 -cpu-used 4 -passlogfile {path}"
+    make_video("-", f"{encoder} -pass 1 -f null")
+    make_video(path.with_suffix(".whole.webm"), f"{encoder} -pass 2")
+    earlier = "setts=pts='if(eq(PTS,NEXT_PTS),PTS-50,PTS)'"
+    ffmpeg("-i", path.with_suffix(".whole.webm"), "-fflags -autobsf -c copy -bsf:v",
+           f"vp9_superframe_split,{earlier}", path)
+    return range(30)
+
+
+def comment_in_gif(path):
+    """A comment behind the last picture (GIF) is a packet of its own."""
+    first, *others = [Image.fromarray(numbered.numbered_frame(n)) for n in range(30)]
+    first.save(path, save_all=True, append_images=others, duration=100)
+    path.write_bytes(path.read_bytes()[:-1] + b"\x21\xfe\x05hello\0;")
+    return range(30)
+
+
+def empty_theora(path):
+    """Empty packets (Theora) stand for the same picture again."""
+    frames = b"".join(numbered.numbered_frame(n // 3).tobytes() for n in range(30))
+    ffmpeg("-f rawvideo -pix_fmt gray -s 64x48 -r 10 -i - -c:v libtheora -q:v 7", path,
+           stdin=frames)
+    return [n // 3 for n in range(30)]
+
+
+def not_coded_mpeg4(path):
+    """Pictures marked as "not coded" (MPEG-4) stand for the same picture again."""
+    content = make_video(path, "-c:v mpeg4 -q:v 2 -g 1").read_bytes()
+    pictures = content.split(b"\0\0\1\xb6")
+    for picture in range(4, 31, 5):
+        bits = pictures[picture]
+        pictures[picture] = bits[:1] + bytes([bits[1] & ~0x40]) + bits[2:]
+    path.write_bytes(b"\0\0\1\xb6".join(pictures))
+    return [n - (n % 5 == 3) for n in range(30)]
+
+
+@pytest.mark.parametrize(("name", "make"), [
+    ("a.webm", hidden_vp9), ("a.gif", comment_in_gif), ("a.ogv", empty_theora),
+    ("a.avi", not_coded_mpeg4)])
+def test_where_a_packet_shows_no_picture_the_one_before_stays(tmp_path, name, make):
+    expected = list(make(tmp_path / name))
+    video = media.probe(tmp_path / name)
+    assert numbers(video, np.arange(30) / 10) == expected
+    assert len(video.times) == len(set(expected))
+
+
+@pytest.mark.parametrize(("container", "codec", "pts"), [
+    ("avi", "h264", [0, 1, 2]), ("matroska", "mpeg4", [0, 1, 2]),
+    ("matroska", "h264", [-10**12, 1 - 10**12, 2 - 10**12]),         # no timestamps
+    ("mov", "hevc", [2, 0, 1])])                                     # frames before the first one
+def test_packets_alone_are_trusted_only_where_each_is_one_frame(container, codec, pts):
+    def has_index(*kind):
+        entries = [(t, 1, 1) for t in kind[2]]
+        return video_module.Listing(*kind[:2], Fraction(1), (64, 48), entries).has_index()
+
+    assert not has_index(container, codec, pts)
+    assert has_index("matroska", "h264", [0, 2, 1])
 
 
 @pytest.mark.parametrize("suffix", ["mp4", "mkv"])

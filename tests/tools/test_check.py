@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from tests.records.numbered import make_video
 from tests.records.samples import CAPTION, GOOD, POINT, QA, VIDEO_POINT, image, turn, video, write
 from tools import check
 
@@ -132,6 +133,19 @@ def test_check_opens_the_files_only_when_told_to(tmp_path, run, decode):
     if not decode:
         expected = {k: kind for k, kind in expected.items() if kind == "missing file"}
     assert found == expected
+
+
+def test_check_decodes_the_frames_that_training_uses(tmp_path, run):
+    """The damage at second 1.5 of 4 costs a run that asks for two frames a second."""
+    path = make_video(tmp_path / "a.mp4", "-c:v libx264 -g 1", n=40)
+    content = path.read_bytes()
+    at = content.find(b"mdat") + 4 + (len(content) - content.find(b"mdat")) * 15 // 40
+    path.write_bytes(content[:at] + bytes(range(60)) + content[at + 60 :])
+    path = write(tmp_path / "r.jsonl", video(CAPTION, video="a.mp4"))
+    assert run(path, "--decode")[1][0].startswith(f"{path}:1: damaged video: ")
+    assert run(path)[0] == 0
+    assert run(path, "--decode", "--max-frames", 1)[0] == 0      # the first frame alone
+    assert run(path, "--fps", "nan")[0] == 2
 
 
 def test_check_of_a_mixture_checks_every_file_that_it_names(tmp_path, run):
