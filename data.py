@@ -26,7 +26,6 @@ from records import visual
 from records.errors import Unreadable, encodable
 from records.media import preference_name
 from records.mixture import rng_for
-from records.visual import MediaInfo, crops_per_image, read_headers
 from text.prompts import turn_weights, turns_of
 from text.tokenizer import chat
 from text.visual_tokens import images_tokens, video_tokens
@@ -263,7 +262,7 @@ def segments_of(a, record, info, tokenizer, config, rng):
 
 def size(record, tokenizer, config, seed, epoch):
     """(tokens, crops) of an example, without decoding; Unreadable as read_headers."""
-    info = read_headers(record, config)
+    info = visual.read_headers(record, config)
     return size_of(build_tree(record, info, tokenizer, config, seed, epoch), info, config)
 
 
@@ -271,25 +270,26 @@ def size_of(example, info, config):
     """(tokens, crops), or (0, 0) if nothing with loss fits a row."""
     if not example.weights.any():
         return 0, 0
-    return len(example.tokens), sum(crops_per_image(info, config))
+    return len(example.tokens), sum(visual.crops_per_image(info, config))
 
 
 def encode(record, tokenizer, config, seed, epoch, shard=None):
     """A record -> Example; with a CropShard: only the crops of that rank. Unreadable."""
-    info = read_headers(record, config)
+    info = visual.read_headers(record, config)
     example = build_tree(record, info, tokenizer, config, seed, epoch)
     if not info.sizes:
         return example
-    n_crops = np.array(crops_per_image(info, config))
+    n_crops = visual.crops_per_image(info, config)
     cp_rank = shard.ranks(n_crops) if shard else np.zeros(len(n_crops), np.int32)
     mine = np.flatnonzero(cp_rank == (shard.cp_rank if shard else 0))
     if info.times is not None:
         frames = record["source"].frames(record, [info.times[k] for k in mine])
         example.images = visual.frame_crops(frames, len(mine), config)
     else:
-        example.images = visual.image_crops(record["source"].images(record, mine), config)
-        if len(example.images) != n_crops[mine].sum():
+        images = record["source"].images(record, mine)
+        if [image.shape[1::-1] for image in images] != [info.sizes[k] for k in mine]:
             raise Unreadable("size differs", "an image is not as large as its header says")
+        example.images = visual.image_crops(images, config)
     place_visual_tokens(example, info, tokenizer, config)
     example.cp_rank = cp_rank[example.image_id] if shard else None
     return example
@@ -297,7 +297,7 @@ def encode(record, tokenizer, config, seed, epoch, shard=None):
 
 def place_visual_tokens(example, info, tokenizer, config):
     """Adds to an Example which patches its visual tokens pool, and where these tokens are."""
-    n_crops = crops_per_image(info, config)
+    n_crops = visual.crops_per_image(info, config)
     example.image_id = np.repeat(np.arange(len(n_crops), dtype=np.int32), n_crops)
     example.pool_src = visual.pool_windows(info, config)
     example.pool_dst = np.flatnonzero(example.tokens == tokenizer.special["im_patch"])
@@ -324,7 +324,7 @@ def encode_prompt(images, turns, tokenizer, config, clip=None):
     """A prompt to be continued -> Example. images: [(H,W,3) uint8, ..], may be empty; clip: a
     VideoClip instead of images; turns: [(question, answer), .., (question, None)]."""
     assert not (images and clip), "images and a video at once are no input of Molmo2"
-    info = MediaInfo([image.shape[1::-1] for image in images], clip.times if clip else None)
+    info = visual.MediaInfo([image.shape[1::-1] for image in images], clip.times if clip else None)
     if clip:
         ids, is_visual = video_tokens(clip.times, clip.subtitles, tokenizer, config)
     else:

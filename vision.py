@@ -121,13 +121,14 @@ def patchify(crops, config=RELEASED):
 def to_array(image):
     """PIL image -> (H,W,3) uint8, turned as its EXIF tag says; an array must be that already.
 
-    16 bits a channel are scaled to 8. ValueError for 32-bit pixels, whose range nothing tells.
+    16 bits a channel are scaled to 8. ValueError for signed and 32-bit pixels of unknown range.
     """
     if not isinstance(image, Image.Image):
         assert image.dtype == np.uint8 and image.shape[2:] == (3,), (image.dtype, image.shape)
         return image
-    if image.mode in ("I", "F") and image.format != "PNG":  # a 16-bit PNG may open as mode I
-        raise ValueError(f"pixels of mode {image.mode} have no known range; save 8 or 16 bits")
+    # 16 bits of a PNG or PGM may open as mode I
+    if image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM")):
+        raise ValueError(f"{image.mode} pixels have no known range; save 8 or unsigned 16 bits")
     image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I"):
         levels = np.array(image).clip(0, 65535) / 257

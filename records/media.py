@@ -7,27 +7,29 @@ out   sizes from headers alone; pixels (H,W,3) uint8 as displayed (docs/molmo2.m
 import hashlib
 import json
 import os
+import re
 import warnings
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import repeat
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 import vision
 from records.errors import Unreadable, require_file
 from records.video import decode, displayed_frames, probe
 
-EXIF_ORIENTATION = 0x0112  # values of 5 and above exchange width and height
+EXIF_ORIENTATION = 0x0112  # values from 5 to 8 exchange width and height
+# Formats whose files Pillow cannot read: how they begin, and a command that converts them.
+UNKNOWN_FORMATS = {
+    "HEIC or AVIF": (rb"....ftyp(hei|hev|mif|msf|avi)", "heif-convert a.heic a.jpg"),
+    "JPEG XL": (rb"\xff\x0a|....JXL ", "djxl a.jxl a.png"),
+    "SVG": (rb"\s*(<(\?xml|!--|!DOCTYPE svg).*)?<svg", "rsvg-convert a.svg -o a.png"),
+    "OpenEXR": (rb"v/1\x01", "magick a.exr a.png"),
+    "Radiance HDR": (rb"#\?R", "magick a.hdr a.png"),
+}
 MAX_FRAMES = 2048  # of one call: ffmpeg takes their times as one argument
-
-
-def names_of(record):
-    """The paths of a record's images, of its video, or of the frames of its video."""
-    if "video" in record:
-        return record["video"].get("frames") or [record["video"]["path"]]
-    return [image["path"] for image in record.get("images", ())]
 
 
 def preference_name(record, annotation):
@@ -48,6 +50,14 @@ def open_image(path):
             image = Image.open(path)
         with image:
             yield image
+    except UnidentifiedImageError:
+        with open(path, "rb") as file:
+            head = file.read(4096)
+        for name, (start, command) in UNKNOWN_FORMATS.items():
+            if re.match(start, head, re.S):
+                raise Unreadable("unknown format", f"{path}: Pillow cannot read this {name} file; "
+                                 f"convert it, for example with: {command}") from None
+        raise Unreadable("damaged image", f"{path}: Pillow finds no image in it") from None
     except Exception as error:  # Pillow raises KeyError, struct.error and more
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise Unreadable("damaged image", f"{path}: {reason}") from None
@@ -62,7 +72,7 @@ def image_size(path):
         is_png = image.format == "PNG" and not in_front
         if image.format == "TIFF" or (is_png and not has_exif(path)):
             return image.size
-        turned = image.getexif().get(EXIF_ORIENTATION, 1) >= 5
+        turned = image.getexif().get(EXIF_ORIENTATION) in (5, 6, 7, 8)
         return image.size[::-1] if turned else image.size
 
 
@@ -78,7 +88,10 @@ def has_exif(path):
 def read_image(path):
     """The pixels of an image as displayed, (H,W,3) uint8; Unreadable."""
     with open_image(path) as image:
-        return vision.to_array(image)
+        pixels = vision.to_array(image)
+    if pixels.shape[1::-1] != image_size(path):  # Pillow scrambles some TIFF files
+        raise Unreadable("size differs", f"{path} is not as large as its header says")
+    return pixels
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,12 @@ class Records:
         return {"id": key, **record, "key": key, "where": self.where(i), "source": self}
 
     def paths_of(self, record):
-        return [self.media / name for name in media.names_of(record)]
+        """The paths of its images, of its video, or of the frames of its video."""
+        if "video" in record:
+            names = record["video"].get("frames") or [record["video"]["path"]]
+        else:
+            names = [image["path"] for image in record.get("images", ())]
+        return [self.media / name for name in names]
 
     def image_sizes(self, record):
         """[(width, height), ..] of its images, from headers; Unreadable."""

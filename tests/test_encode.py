@@ -195,9 +195,10 @@ def test_an_unreadable_image_costs_its_record_only(tmp_path):
 
 def test_the_reason_of_a_lost_record_does_not_repeat_its_place(tmp_path, monkeypatch):
     """Who reports it prints the place in front: "r.jsonl:1: size differs: an image is not .."."""
-    Image.new("RGB", (64, 64)).save(tmp_path / "a.png")
+    Image.new("RGB", (64, 48)).save(tmp_path / "a.png")
     (record,) = Records(write(tmp_path / "r.jsonl", image(CAPTION)))
-    monkeypatch.setattr(media, "read_image", lambda path: np.zeros((300, 600, 3), np.uint8))
+    # as many crops, and others
+    monkeypatch.setattr(media, "read_image", lambda path: np.zeros((64, 48, 3), np.uint8))
     with pytest.raises(Unreadable) as error:
         data.encode(record, TOKENIZER, CONFIG, 0, 0)
     assert str(error.value) == "size differs: an image is not as large as its header says"

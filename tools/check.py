@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from data import DataConfig
 from records.errors import DataError, Unreadable, plural, require_file, warn
-from records.media import MAX_FRAMES, names_of, read_image
+from records.media import MAX_FRAMES, read_image
 from records.parse import THOUSANDTHS, like_thousandths, unlikely_units
 from records.reader import Records
 from records.visual import read_headers
@@ -45,7 +45,7 @@ def find_problems(records, i, config, decode_all):
         problems.append(Problem(
             "nothing to train on", "the weight of every annotation, or of all its turns, is 0; "
             "give one of them another weight"))
-    paths = [records.media / name for name in names_of(record)]
+    paths = records.paths_of(record)
     missing = []
     for path in paths:
         try:

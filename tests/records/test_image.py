@@ -21,7 +21,7 @@ def test_images_of_every_mode_become_rgb(tmp_path, mode):
     assert pixels.dtype == np.uint8
 
 
-@pytest.mark.parametrize("suffix", ["png", "tif"])
+@pytest.mark.parametrize("suffix", ["png", "tif", "pgm"])
 def test_16_bits_are_scaled_and_not_cut_off(tmp_path, suffix):
     path = tmp_path / f"a.{suffix}"
     Image.fromarray(RAMP * 257).save(path)
@@ -43,6 +43,22 @@ def test_an_image_that_exif_turns_is_read_as_displayed(tmp_path, suffix):
     assert np.abs(read_image(path).astype(int) - upright).max() < 5
 
 
+def test_an_orientation_that_exif_does_not_define_turns_nothing(tmp_path):
+    exif = Image.Exif()
+    exif[EXIF_ORIENTATION] = 9
+    Image.fromarray(RAMP.astype(np.uint8)).save(tmp_path / "a.jpg", exif=exif)
+    assert image_size(tmp_path / "a.jpg") == (256, 4)
+    assert read_image(tmp_path / "a.jpg").shape == (4, 256, 3)
+
+
+def test_pixels_of_another_size_than_the_header_says_cost_the_image(tmp_path, monkeypatch):
+    """... whoever reads it. Pillow 13 scrambles some TIFF files in this way."""
+    Image.fromarray(RAMP).save(tmp_path / "a.png")
+    monkeypatch.setattr("vision.to_array", lambda image: np.zeros((256, 4, 3), np.uint8))
+    with pytest.raises(Unreadable, match=r"^size differs: .*a.png is not as large as its header"):
+        read_image(tmp_path / "a.png")
+
+
 def test_a_png_is_turned_by_exif_behind_its_pixels(tmp_path):
     exif = Image.Exif()
     exif[EXIF_ORIENTATION] = 6
@@ -57,13 +73,44 @@ def test_a_png_is_turned_by_exif_behind_its_pixels(tmp_path):
     assert image_size(tmp_path / "a.png") == (width, height) == (4, 256)
 
 
-@pytest.mark.parametrize("pixels", [RAMP.astype(np.int32) * 257, RAMP.astype(np.float32) / 255])
-def test_32_bit_pixels_are_refused_and_do_not_become_black(tmp_path, pixels):
+@pytest.mark.parametrize(("pixels", "tags"), [
+    (RAMP.astype(np.int32) * 257, {}), (RAMP.astype(np.float32) / 255, {}),
+    (RAMP, {339: 2})])                           # SampleFormat: 16 bits with a sign
+def test_signed_and_32_bit_pixels_are_refused_and_do_not_become_black(tmp_path, pixels, tags):
     """Their range is unknown: of floats from 0 to 1, all would round to 0."""
-    Image.fromarray(pixels).save(tmp_path / "a.tif")
+    Image.fromarray(pixels).save(tmp_path / "a.tif", tiffinfo=tags)
     assert image_size(tmp_path / "a.tif") == (256, 4)
-    with pytest.raises(Unreadable, match=r"^damaged image: .* have no known range"):
+    words = r"^damaged image: .* have no known range; save 8 or unsigned 16 bits"
+    with pytest.raises(Unreadable, match=words):
         read_image(tmp_path / "a.tif")
+
+
+@pytest.mark.parametrize(("start", "words"), [
+    (b"\0\0\0\x18ftypheic", "this HEIC or AVIF file; convert it, for example with: heif-convert"),
+    (b"\0\0\0\x1cftypavif", "this HEIC or AVIF file"),
+    (b"\0\0\0\x0cJXL \r\n", "this JPEG XL file; .* djxl a.jxl a.png"),
+    (b"\xff\x0a\xfa", "this JPEG XL file"),
+    (b"<svg xmlns=", "this SVG file; .* rsvg-convert a.svg"),
+    (b'<?xml version="1.0"?>\n<!-- drawn -->\n<svg xmlns=', "this SVG file"),
+    (b"v/1\x01\x02", "this OpenEXR file; .* magick a.exr"),
+    (b"#?RADIANCE\n", "this Radiance HDR file; .* magick a.hdr"),
+])
+def test_a_format_that_pillow_does_not_read_is_named_by_the_content_of_the_file(tmp_path, start,
+                                                                                words):
+    path = tmp_path / "a.jpg"
+    path.write_bytes(start + bytes(99))
+    with pytest.raises(Unreadable, match=f"^unknown format: .*Pillow cannot read {words}") as error:
+        image_size(path)
+    assert str(error.value).count(str(path)) == 1
+
+
+def test_a_page_in_the_place_of_an_image_is_no_unknown_format(tmp_path):
+    path = tmp_path / "a.svg"
+    for text in ("<!DOCTYPE html><svg>", "<?xml version='1.0'?><Error>", ""):
+        path.write_text(text)
+        with pytest.raises(Unreadable) as error:
+            image_size(path)
+        assert str(error.value) == f"damaged image: {path}: Pillow finds no image in it"
 
 
 def test_whatever_a_decoder_raises_costs_the_image(tmp_path, monkeypatch):
