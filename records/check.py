@@ -7,6 +7,7 @@ The rules between the fields are in parse.py.
 """
 
 import difflib
+import re
 
 from records.errors import Unreadable
 
@@ -24,9 +25,9 @@ TABLES = {
         "id": "text", "image": "image", "images": "list of image", "video": "video",
         "subtitles": "subtitles", "annotations": "list!", "weight": "positive",
         "meta": "object"},
-    "image": {"path": "text!", **FILE},
+    "image": {"path": "path!", **FILE},
     "video": {
-        "path": "text", "frames": "texts", "fps": "positive", "start": "from 0",
+        "path": "path", "frames": "paths", "fps": "positive", "start": "from 0",
         "end": "from 0", "first": "from 0", "duration": "positive", **FILE},
     "subtitle": {"start": "from 0!", "end": "from 0!", "text": "string!"},
     "caption": {
@@ -60,6 +61,7 @@ HINTS = {  # for what stands in the place of an object
     "box entry": '; write {"box": [..]}',
     "video": '; frames are given as {"frames": [..], "fps": 2}',
 }
+URL = re.compile(r"[a-z][a-z0-9+.-]+://|data:", re.I)
 WORDS = {
     "type": ("caption", "qa", "point", "box", "count", "track", "text", "preference"),
     "coords": ("unit", "percent", "pixel"),
@@ -88,6 +90,10 @@ def is_text(value):
     return isinstance(value, str) and bool(value.strip())
 
 
+def is_path(value):
+    return is_text(value) and not URL.match(value)
+
+
 def is_list_of(accepts, n_least=0, n_most=1e300):
     return lambda value: (isinstance(value, list) and n_least <= len(value) <= n_most
                           and all(map(accepts, value)))
@@ -98,6 +104,8 @@ KINDS = {  # what a value must be, in words, and the test
     "text": ("a text that is not blank", is_text),
     "string": ("a text", is_a(str)),
     "texts": ("a list of texts that are not blank", is_list_of(is_text, 1)),
+    "path": ("the path of a downloaded file (URLs are not read)", is_path),
+    "paths": ("a list of paths of downloaded files (URLs are not read)", is_list_of(is_path, 1)),
     "options": ("2 to 26 texts", is_list_of(is_a(str), 2, 26)),
     "number": ("a number", is_number),
     "positive": ("a number from 1e-9 to 1e12", is_from(1e-9, most=1e12)),
@@ -153,8 +161,8 @@ def check_kind(key, value, kind, place):
 
 def check_fields(value, name, place):
     """An object, and those in it, against their tables. place: its place in the record."""
-    if name in ("image", "video") and is_text(value):
-        return  # a path
+    if name in ("image", "video") and isinstance(value, str):
+        value = {"path": value}
     if not isinstance(value, dict):
         fail(place, f"it must be an object, not {short(value)}{HINTS.get(name, '')}")
     table = TABLES[name]

@@ -49,6 +49,7 @@ def parse(record):
     require(not subtitles or "video" in record, "the record", "subtitles need a video")
     for k, line in enumerate(subtitles if isinstance(subtitles, list) else ()):
         check_fields(line, "subtitle", f"subtitles[{k}]")
+        require(line["start"] <= line["end"], f"subtitles[{k}]", "it ends before it starts")
     parsed["annotations"] = [parse_annotation(annotation, parsed, f"annotations[{k}]")
                              for k, annotation in enumerate(record["annotations"])]
     return parsed
@@ -89,7 +90,8 @@ def parse_annotation(annotation, record, place):
     elif kind == "caption":
         check_caption(parsed, shown, place)
     elif kind == "track":
-        parsed["mode"] = track_mode(parsed)
+        task = TASK_OF_STYLE.get(parsed.get("style"))
+        parsed.setdefault("mode", task if task in TRACK_TASKS else "per_frame")
         check_track(parsed, shown, place)
     elif kind in ("point", "box", "count"):
         check_points(parsed, record, place)
@@ -97,12 +99,6 @@ def parse_annotation(annotation, record, place):
         parsed = parse_points(parsed, record, place)
     style = parsed.get("style") or default_style(parsed, shown)
     return parsed | ({"style": style} if style else {})
-
-
-def track_mode(track):
-    """per_frame | start_end | from_point: as the annotation says, or its style."""
-    task = TASK_OF_STYLE.get(track.get("style"))
-    return track.get("mode") or (task if task in TRACK_TASKS else "per_frame")
 
 
 def check_caption(caption, shown, place):

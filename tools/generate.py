@@ -101,6 +101,9 @@ def read_subtitles(path):
                for start, end, text in SUBTITLE.findall(content)]
     if not entries:
         raise UserError(f"--subtitles {path}: no subtitle in it (.srt or .vtt)")
+    for start, end, _ in entries:
+        if end < start:
+            raise UserError(f"--subtitles {path}: the one at {start:g} s ends before it starts")
     return entries
 
 

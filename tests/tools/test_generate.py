@@ -200,6 +200,9 @@ def test_subtitles_are_read_from_two_kinds_of_files(tmp_path):
     (tmp_path / "a.srt").write_text("nothing")
     with pytest.raises(UserError, match="no subtitle in it"):
         generate.read_subtitles(tmp_path / "a.srt")
+    (tmp_path / "a.srt").write_text("1\n00:00:04,500 --> 00:00:03,000\nx\n")
+    with pytest.raises(UserError, match=r"a\.srt: the one at 4\.5 s ends before it starts"):
+        generate.read_subtitles(tmp_path / "a.srt")
 
 
 def test_an_answer_is_printed_as_it_grows_and_never_half_a_character(call, fake, capsys):

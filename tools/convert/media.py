@@ -8,10 +8,7 @@ path to a file below that folder is written relative to it, any other path is wr
     set/rows.json, 9.jpg         OUT runs/records.jsonl    /home/me/set/9.jpg
 """
 
-import re
 from pathlib import Path
-
-URL = re.compile(r"[a-z][a-z0-9+.-]+://|data:", re.I)
 
 
 def absolute(folder):
@@ -22,7 +19,7 @@ def absolute(folder):
 
 def move_path(path, start, target):
     """A path that starts in the folder `start` -> the same file from the folder `target`."""
-    if start == target or URL.match(path):
+    if start == target:
         return path
     folder = absolute(start / Path(path).parent)
     whole = folder / Path(path).name

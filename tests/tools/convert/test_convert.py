@@ -116,12 +116,10 @@ def test_training_finds_the_media_without_a_flag(tmp_path, monkeypatch, media, f
 
 
 @pytest.mark.parametrize(("name", "expected"), [
-    ("https://x.org/a.png", "https://x.org/a.png"), ("data:image/png;base64,AA", None),
     ("/data/a.png", "/data/a.png"), ("frame:1.png", "{}/in/frame:1.png"),
     ("../a.png", "{}/a.png"), ("link/../a.png", "{}/a.png"), ("../runs/b/a.png", "b/a.png"),
 ])
-def test_a_url_or_an_absolute_path_stays_and_others_lead_to_the_same_file(tmp_path, name,
-                                                                          expected):
+def test_an_absolute_path_stays_and_others_lead_to_the_same_file(tmp_path, name, expected):
     (tmp_path / "in").mkdir()
     (tmp_path / "far").mkdir()
     (tmp_path / "in/link").symlink_to(tmp_path / "far")   # whose parent is not in/
@@ -129,6 +127,16 @@ def test_a_url_or_an_absolute_path_stays_and_others_lead_to_the_same_file(tmp_pa
     run(path, tmp_path / "runs/out.jsonl")
     (record,) = converted(tmp_path / "runs/out.jsonl")
     assert record["image"] == (expected or name).format(tmp_path)
+
+
+def test_a_row_whose_image_is_a_url_is_skipped(tmp_path):
+    part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
+    messages = [{"role": "user", "content": [part]}, {"role": "assistant", "content": "a"}]
+    rows = write(tmp_path / "r.jsonl", {"messages": messages}, {**ROW, "image": "file:///a.png"},
+                 {**ROW, "image": "https://x/a.png"}, ROW)
+    _, counts, err = run(rows, tmp_path / "out.jsonl")
+    assert counts == {"rows": 4, "records": 1, "skipped": {"wrong record": 3}}
+    assert err.count("'path' must be the path of a downloaded file (URLs are not read)") == 3
 
 
 # --------------------------------------------------------------------------------------------------
