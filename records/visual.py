@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 import vision
+from records.check import require
 from records.errors import Unreadable
 from records.parse import check_range
 from text.visual_tokens import shift_subtitles
@@ -64,7 +65,15 @@ def read_headers(record, config):
     if len(info.sizes) > config.max_images:
         raise Unreadable("too long", f"it has {len(info.sizes)} images, and "
                          f"--data.max_images is {config.max_images}")
+    files = record.get("images") or [record.get("video")]
     for k, annotation in enumerate(record["annotations"]):
+        for n in {point.get("image", 0) for point in annotation.get("points", ())}:
+            declared = annotation.get("size") or [files[n].get("width"), files[n].get("height")]
+            width, height = info.sizes[n]
+            require(declared != [height, width] or width == height, f"annotations[{k}]",
+                    f"its points refer to {height} x {width} pixels, but {width} x {height} are "
+                    "displayed; if they are those before EXIF turns the image, convert the file by "
+                    "python -m tools.convert --exif-unturned, else correct the size")
         if annotation.get("coords") == "pixel":  # others are checked already
             check_range(annotation, info.sizes, f"annotations[{k}]")
     return info

@@ -97,6 +97,27 @@ def test_a_time_may_lie_half_a_frame_outside_the_clip(folder):
             read_headers(records[i], CONFIG)
 
 
+@pytest.mark.parametrize(("declared", "annotation", "is_refused"), [
+    ([24, 32], POINT, True),                             # EXIF turned it after it was annotated
+    ([24, 32], {**pixel_point(x=4, y=2), "mode": "point"}, True),
+    (None, {**pixel_point(x=4, y=2), "size": [24, 32]}, True),
+    ([24, 32], CAPTION, False),                          # nothing is at a wrong place
+    ([32, 24], POINT, False), ([640, 480], POINT, False), ([480, 640], POINT, False),
+])
+def test_points_that_refer_to_an_unturned_image_are_refused(folder, declared, annotation,
+                                                            is_refused):
+    """Any other size than that of the file is a scale."""
+    size = dict(zip(("width", "height"), declared, strict=True)) if declared else {}
+    record = first_record(folder, image(CAPTION, annotation, image={**GREY, **size}))
+    words = (r"^wrong record: annotations\[1\]: its points refer to 24 x 32 pixels, but 32 x 24 "
+             "are displayed; .* --exif-unturned")
+    if is_refused:
+        with pytest.raises(Unreadable, match=words):
+            read_headers(record, CONFIG)
+    else:
+        assert read_headers(record, CONFIG).sizes == [(32, 24)]
+
+
 def test_headers_give_sizes_times_and_subtitles_of_the_clip(folder):
     subtitles = [{"start": 2.0, "end": 2.5, "text": "hm"}]
     record = {"video": CLIP, "annotations": [QA], "subtitles": subtitles}

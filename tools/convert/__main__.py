@@ -25,6 +25,7 @@ from tools.command import make_parser, report_errors
 from tools.convert import chats
 from tools.convert.media import absolute, move_media
 from tools.convert.rows import MAX_PRINTED, Report, read_rows
+from tools.convert.turn import turn_record
 
 
 def parse(argv):
@@ -36,6 +37,8 @@ def parse(argv):
         "(default: the folder media/ beside it, else its own folder)")
     add("--split-turns", action="store_true", help="every question of a chat becomes an annotation "
         "of its own: right for visual questions, wrong for conversations")
+    add("--exif-unturned", action="store_true", help="sizes and coordinates in FILE are those of "
+        "the images as stored: turn them as EXIF turns the images, which must be there")
     add("--overwrite", action="store_true", help="replace OUT if it exists")
     add("--all", action="store_true", help=f"print all skipped rows, not only {MAX_PRINTED}")
     args = parser.parse_args(argv)
@@ -50,11 +53,11 @@ def parse(argv):
     return args
 
 
-def to_record(row, split_turns):
+def to_record(row, args, start):
     """A row -> a record that training can read; Unreadable or one of FORM_ERRORS."""
-    record = chats.convert(row, split_turns) if is_chat(row) else row
-    read_record(json.dumps(record, ensure_ascii=False).encode())
-    return record
+    record = chats.convert(row, args.split_turns) if is_chat(row) else row
+    parsed = read_record(json.dumps(record, ensure_ascii=False).encode())
+    return turn_record(record, parsed, start) if args.exif_unturned else record
 
 
 def write(args, start, target, report):
@@ -65,7 +68,7 @@ def write(args, start, target, report):
         with open(draft, "xb") as lines:
             for where, row in read_rows(args.file, report):
                 try:
-                    record = move_media(to_record(row, args.split_turns), start, target)
+                    record = move_media(to_record(row, args, start), start, target)
                     lines.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
                     n_records += 1
                 except Unreadable as error:
