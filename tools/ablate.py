@@ -14,7 +14,6 @@ the run; decoding processes would not know of it, so such runs need --workers 0.
 import io
 import json
 import math
-import shutil
 import statistics
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -33,6 +32,7 @@ from records.errors import warn
 from tools.command import make_parser, positive, print_table, report_errors
 from toy import world
 from training.config import RunError
+from training.loader import end_with_parent
 from training.log import read_log
 
 # the families of runs, and whose run with all choices they start from
@@ -165,10 +165,10 @@ def perform(run):
     """Executes a run, unless it is finished. RunError if it fails."""
     if final_scores(run.out):
         return
-    # an interrupted run leaves such a folder
-    shutil.rmtree(run.out, ignore_errors=True)
     warn(run.out.name)
-    arguments = run.name, [*run.flags, "--out", str(run.out)]
+    # an interrupted run has this file, and a folder of the user has not
+    overwrite = ["--overwrite"] if (run.out / "config.json").is_file() else []
+    arguments = run.name, [*run.flags, *overwrite, "--out", str(run.out)]
     process = get_context("spawn").Process(target=train_without, args=arguments)
     process.start()
     process.join()
@@ -178,6 +178,7 @@ def perform(run):
 
 def train_without(name, flags):
     """Runs train.py without a choice, in a process of its own."""
+    end_with_parent()
     if name in CHOICES and CHOICES[name].remove:
         CHOICES[name].remove()
     with redirect_stdout(io.StringIO()):

@@ -1,17 +1,21 @@
-"""What every command has: its parser, its tables, and its exit status after an error."""
+"""What every command has: a parser, files that it may write, tables, and an exit status."""
 
 import argparse
 import errno
 import functools
 import os
 import sys
+from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
 from records.errors import Unreadable, warn
+from training.checkpoint import lock
 from training.config import Parser, RunError, UserError
 
 FAILED = (RunError, torch.OutOfMemoryError)
+MARK = ".made-by"  # a file in a folder that a command makes: the name of the command
 
 
 def make_parser(name, text, **options):
@@ -32,6 +36,45 @@ def whole_number(least, most=sys.maxsize):
 
 
 positive = whole_number(1)
+
+
+def output_file(suffix, sign):
+    """-> the type of a flag: the Path of a file to write, whose name ends in `suffix`. A file that
+    is there is replaced only if `sign`, bytes of every file of this kind, is near its beginning."""
+
+    def path(text):
+        found = Path(text)
+        if found.suffix != suffix:
+            raise argparse.ArgumentTypeError(f"{text}: the name must end in {suffix}")
+        if found.exists() and sign not in found.read_bytes()[:4096]:
+            raise argparse.ArgumentTypeError(
+                f"{text}: this command has not made this file; give another name")
+        return found
+
+    return path
+
+
+@contextmanager
+def own_folder(out, command, inputs=(), besides=()):
+    """Makes the folder `out`, marks it as that of this command, and locks it during the block.
+
+    UserError if it is not empty and has no such mark, if one of the inputs lies in it, or if
+    another process writes there. besides: names in it that belong to the user.
+    """
+    out = Path(out)
+    mark = out / MARK
+    for path in map(Path, inputs):
+        if path.resolve().is_relative_to(out.resolve()):
+            raise UserError(f"{out}: the input {path} lies in this folder; name another folder")
+    found = {path.name for path in out.iterdir()} - {MARK, *besides} if out.is_dir() else set()
+    made_by = mark.read_text(encoding="utf-8") if mark.is_file() else ""
+    if found and made_by != command:
+        raise UserError(f"{out} contains {', '.join(sorted(found)[:3])}, and {command} has not "
+                        "made this folder; name another folder, or delete them")
+    with lock(out, "OUT", MARK):
+        if made_by != command:
+            mark.write_text(command, encoding="utf-8")
+        yield out
 
 
 def show(value):

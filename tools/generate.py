@@ -86,11 +86,18 @@ def parse(argv):
     if args.draw and not (args.images or args.video or args.is_toy_scene):
         parser.error("--draw needs --image, --images or --video")
     if args.draw:
-        path = Path(args.draw)
-        kinds = [".png", ".jpg", ".jpeg", ".webp"] + [".gif"] * (args.video is not None)
-        if path.suffix.lower() not in kinds or not path.parent.is_dir():
-            parser.error(f"--draw {path}: name a {', '.join(kinds)} in an existing folder")
+        check_drawing(parser, Path(args.draw), args)
     return args
+
+
+def check_drawing(parser, path, args):
+    """UserError if --draw names a file that cannot be written, or one that the model is shown."""
+    kinds = [".png", ".jpg", ".jpeg", ".webp"] + [".gif"] * (args.video is not None)
+    if path.suffix.lower() not in kinds or not path.parent.is_dir():
+        parser.error(f"--draw {path}: name a {', '.join(kinds)} in an existing folder")
+    shown = [Path(file) for file in [*(args.images or ()), args.video] if file]
+    if path.exists() and any(file.exists() and file.samefile(path) for file in shown):
+        parser.error(f"--draw {path}: the model is shown this file; name another one")
 
 
 def read_subtitles(path):

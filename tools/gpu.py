@@ -14,7 +14,6 @@ import sys
 from argparse import Namespace
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
 
@@ -33,7 +32,7 @@ from tools.bench.measure import check_device, clock, relative_error
 from tools.bench.step import matmul_peak
 from tools.bench.step_cases import Plain, plain_example, stream_case
 from tools.bench.stream import Recipe
-from tools.command import make_parser, report_errors
+from tools.command import make_parser, output_file, report_errors
 from training.config import parse
 from training.log import commit, hardware
 from training.ranks import Ranks
@@ -202,7 +201,8 @@ def main(argv=None):
     parser = make_parser("gpu", __doc__)
     parser.add_argument("--device", default="cuda", help="device to measure (default cuda)")
     parser.add_argument("--small", action="store_true", help="measure the toy, not the 4B")
-    parser.add_argument("--out", default="gpu.json", help="file to write (default gpu.json)")
+    parser.add_argument("--out", type=output_file(".json", b'"torch": "'), default="gpu.json",
+                        help="file to write (default gpu.json)")
     args = parser.parse_args(argv)
     check_device(args.device)
     device = torch.device(args.device)
@@ -212,7 +212,7 @@ def main(argv=None):
     results = {name: run_part(name, part) for name, part in parts.items()}
     found = {"device": hardware(device), "torch": torch.__version__, "commit": commit(),
              "small": args.small, "peak": peak, "results": results}
-    Path(args.out).write_text(json.dumps(found, indent=1) + "\n")
+    args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(markdown(found))
     sys.exit(0 if all(result.get("ok", True) for result in results.values()) else 1)
 

@@ -30,7 +30,7 @@ import packing
 from records.errors import Unreadable
 from records.mixture import Mixture
 from records.visual import read_headers
-from tools.command import make_parser, positive, report_errors
+from tools.command import make_parser, output_file, positive, report_errors
 from toy import world
 from training.config import parse
 from training.planner import PlanFile, StepPlanner, measure, name_kind, skip_reason
@@ -152,21 +152,19 @@ def main(argv=None):
     parser = make_parser("plan", __doc__, epilog="All other flags are those of train.py.")
     parser.add_argument("--packs", type=positive, metavar="N",
                         help="with --out: how many packs (default: --steps times --batch)")
-    parser.add_argument("--out", metavar="FILE", help=(
+    parser.add_argument("--out", type=output_file(".npz", b"made_for.npy"), metavar="FILE", help=(
         "the .npz file to write, for train.py --plan (default: print numbers only)"))
     args, rest = parser.parse_known_args(argv)
     run, config = parse(rest)
     if not args.out and (args.packs or not run.data):
         parser.error("--data FILE is required without --out, and --packs goes with --out only")
-    if args.out and Path(args.out).is_dir():
-        parser.error(f"--out {args.out}: name a file, not a folder")
     sources, rates, _ = open_sources(run, config, world)
     start, config = find_start(run, config, world)
     tokenizer = start.tokenizer
     if args.out:
         n_packs = args.packs or config.steps * config.batch
         found = write_plan(args.out, sources, rates, tokenizer, config, n_packs)
-        print(json.dumps({"out": args.out, **found}))
+        print(json.dumps({"out": str(args.out), **found}))
         return
     found = count_records(sources, tokenizer, config)
     for name, value in found.items():

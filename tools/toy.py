@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from records.errors import plural
-from tools.command import make_parser, positive, report_errors, whole_number
+from tools.command import make_parser, own_folder, positive, report_errors, whole_number
 from toy.shapes import KINDS_BY_NAME
 from toy.world import SOURCES
 
@@ -21,7 +21,7 @@ def export(folder, source, n):
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     masks = {}
-    with open(folder / "records.jsonl", "w") as out:
+    with open(folder / "records.jsonl", "w", encoding="utf-8") as out:
         for i in range(n):
             record = source[i]
             out.write(json.dumps(export_media(folder, source, record)) + "\n")
@@ -68,7 +68,7 @@ def export_media(folder, source, record):
 def main(argv=None):
     parser = make_parser("toy", __doc__)
     add = parser.add_argument
-    add("out", help="folder for records.jsonl, masks.npz, and images or frames")
+    add("out", help="new folder for records.jsonl, masks.npz, and images or frames")
     add("--n", type=positive, default=100, help="how many records (default 100)")
     add("--what", choices=SOURCES, default="images", help="kind of records (default images)")
     add("--split", choices=("train", "test", "unseen"), default="test",
@@ -80,7 +80,8 @@ def main(argv=None):
     options = {"kinds_name": args.kinds} if args.what == "images" else {}
     if args.what != "images" and (args.split == "unseen" or args.kinds != "few"):
         parser.error("--split unseen and --kinds many: only with --what images")
-    export(args.out, SOURCES[args.what](args.split, args.seed, **options), args.n)
+    with own_folder(args.out, "tools.toy"):
+        export(args.out, SOURCES[args.what](args.split, args.seed, **options), args.n)
     print(f"{plural(args.n, 'record')}, the media and masks.npz were written to {args.out}.")
 
 

@@ -31,7 +31,7 @@ from records.visual import read_headers
 from text.points import unit
 from text.tokenizer import token_text
 from text.tracks import since_start
-from tools.command import make_parser, report_errors
+from tools.command import make_parser, output_file, report_errors
 from toy import world
 from training.config import Config, UserError, parse
 from training.loader import Decoder
@@ -80,7 +80,7 @@ def plan_row(args, config, step, number, log=()):
 def read_row_of_run(run, step, number):
     """A run directory -> the Row of that number in a step."""
     with explained(f"--run {run}"):
-        head = json.loads((run / "config.json").read_text())
+        head = json.loads((run / "config.json").read_bytes())
         args = argparse.Namespace(**head["command"])
         config = config_from_dict(head["config"], Config())
     if not (1 <= step <= config.steps and number < config.batch):
@@ -305,7 +305,8 @@ def write_page(row):
         "TOKENS": str(n_tokens),
         "EXAMPLES": "\n".join(write_example(row, k, starts[k]) for k in range(len(lengths)))}
     # one pass: text that was put in is not searched again
-    return re.sub("{{([A-Z]+)}}", lambda match: parts[match[1]], TEMPLATE.read_text())
+    template = TEMPLATE.read_text(encoding="utf-8")
+    return re.sub("{{([A-Z]+)}}", lambda match: parts[match[1]], template)
 
 
 @report_errors
@@ -316,7 +317,8 @@ def main(argv=None):
     add("--run", type=Path, metavar="DIR", help="show a row of this run, instead of --stage")
     add("--step", type=int, metavar="N", help="with --run: the step of the row")
     add("--row", type=int, default=0, metavar="N", help="which row (default 0, the first)")
-    add("--out", type=Path, required=True, metavar="HTML", help="the page to write")
+    add("--out", type=output_file(".html", b"<title>A packed row"), required=True, metavar="HTML",
+        help="the page to write")
     own, rest = parser.parse_known_args(argv)
     if own.row < 0 or (own.run and (own.step is None or rest)):
         parser.error("--row begins at 0; --run DIR needs --step N and nothing else")

@@ -44,18 +44,18 @@ LAYOUT_FIELDS = {
 }
 
 
-def lock(out):
-    """Makes the run directory and locks it -> the locked file. Until it is closed, or the process
+def lock(out, flag="--out", name="lock"):
+    """Makes a directory and locks it by a file -> this file. Until it is closed, or the process
     ends, no other run writes there. UserError if that cannot be done."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        file = open(out / "lock", "w")
+        file = open(out / name, "ab")
         if is_first_process():
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as e:
         held = isinstance(e, BlockingIOError)
         reason = "another run is writing there" if held else e.strerror
-        raise UserError(f"--out {out}: {reason}; name another directory") from None
+        raise UserError(f"{flag} {out}: {reason}; name another directory") from None
     return file
 
 
@@ -89,7 +89,7 @@ def find(args):
 
 def check_init(args, out):
     """UserError if the run that is resumed began with other weights than --init."""
-    head = json.loads((out / "config.json").read_text())
+    head = json.loads((out / "config.json").read_bytes())
     began = head["command"]["init"] or "new weights"
     if Path(args.init).absolute() != Path(began).absolute():
         raise UserError(f"--init {args.init}: the run in {out} began with {began}; leave --init "
@@ -101,7 +101,7 @@ def find_newest(out):
     for step in list_steps(out):
         folder = out / f"step-{step}"
         with suppress(OSError, ValueError, LookupError, TypeError):
-            state = json.loads((folder / "state.json").read_text())
+            state = json.loads((folder / "state.json").read_bytes())
             sizes = {name: (folder / name).stat().st_size for name in state["files"]}
             if sizes == state["files"]:
                 return Checkpoint(folder, step, state)
@@ -199,7 +199,7 @@ def complete(run, part, state):
     """Writes the last files of a checkpoint, renames it and removes the oldest ones."""
     run.tokenizer.save(part)
     state["files"] = {path.name: path.stat().st_size for path in sorted(part.iterdir())}
-    (part / "state.json").write_text(json.dumps(state))
+    (part / "state.json").write_text(json.dumps(state), encoding="utf-8")
     for path in (*part.iterdir(), part):
         sync(path)
     whole = part.with_suffix("")

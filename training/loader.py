@@ -226,10 +226,14 @@ def iterate(dataset, n, **options):
 
 
 def start_child(*_):
-    """A process that plans or decodes leaves SIGINT and SIGTERM to the trainer, and ends with it,
-    even where it is blocked on a full pipe."""
+    """A process that plans or decodes leaves SIGINT and SIGTERM to the trainer and ends with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    end_with_parent()
+
+
+def end_with_parent():
+    """Ends this process when its parent does, even where it is blocked on a full pipe."""
     threading.Thread(target=lambda: (parent_process().join(), os._exit(1)), daemon=True).start()
 
 

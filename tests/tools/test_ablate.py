@@ -125,8 +125,30 @@ def test_the_control_of_the_long_stage_sees_videos_as_hard_and_as_many(remove):
 def test_the_command_trains_without_the_choice(monkeypatch, remove):
     seen = []
     monkeypatch.setattr(train, "main", lambda flags: seen.append((flags, encode().n_branches)))
+    monkeypatch.setattr(ablate, "end_with_parent", lambda: seen.append("ends with the command"))
     ablate.train_without("trees", ["--stage", "1"])
-    assert seen == [(["--stage", "1"], 1)]
+    assert seen == ["ends with the command", (["--stage", "1"], 1)]
+
+
+def test_only_a_run_is_overwritten(tmp_path, monkeypatch):
+    flags = []
+
+    class Process:
+        exitcode = 0
+        start = join = lambda self: None
+
+        def __init__(self, target, args):
+            flags.append(args[1])
+
+    monkeypatch.setattr(ablate, "get_context", lambda kind: argparse.Namespace(Process=Process))
+    run = ablate.plan_runs(options(tmp_path, ["packing"]))[0]
+    run.out.mkdir()
+    (run.out / "notes").write_text("mine")
+    ablate.perform(run)
+    assert (run.out / "notes").exists()
+    (run.out / "config.json").write_text("{}")           # as an interrupted run leaves it
+    ablate.perform(run)
+    assert ["--overwrite" in each for each in flags] == [False, True]
 
 
 def options(out, only=CHOICES, seeds=1):

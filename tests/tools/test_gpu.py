@@ -18,7 +18,10 @@ def test_all_of_it_runs_on_the_toy(tmp_path, capsys):
     assert not any("error" in result for result in results.values())
     steps = [results[name] for name in gpu.SMALL_STEPS]
     assert all(step["MFU"] > 0 and step["seconds"] > 0 for step in steps)
-    table = capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):           # because of the device, not of the file
+        gpu.main(["--device", "none", "--out", str(tmp_path / "gpu.json")])
+    table, error = capsys.readouterr()
+    assert "--device none" in error
     assert table.count("\n| ") == 1 + len(results)
 
 

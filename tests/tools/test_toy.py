@@ -35,3 +35,15 @@ def test_the_world_as_files_is_the_same_world(kind, tmp_path):
                     assert np.array_equal(masks[f"{name}/times"], found["times"])
                     found = found["masks"]
                 assert np.array_equal(masks[name], found)
+
+
+def test_the_command_replaces_files_only_in_a_folder_that_it_has_made(tmp_path, capsys):
+    for n in (1, 2):
+        toy.main([str(tmp_path / "own"), "--n", str(n)])
+    assert len(Records(tmp_path / "own" / "records.jsonl")) == 2
+    theirs = tmp_path / "theirs" / "records.jsonl"
+    theirs.parent.mkdir()
+    theirs.write_text("mine")
+    with pytest.raises(SystemExit, match="2"):
+        toy.main([str(theirs.parent), "--n", "1"])
+    assert [*theirs.parent.iterdir()] == [theirs] and theirs.read_text() == "mine"

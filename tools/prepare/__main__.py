@@ -10,7 +10,8 @@ out   OUT/records.jsonl   a record per visual input, its annotations the branche
                           "skipped": {reason: n}}
 
 What cannot become a record is skipped and counted by its reason. A record without its
-media file is written, and left out in training. A killed command begins anew.
+media file is written, and left out in training. A killed command begins anew. OUT is a
+new folder, one with media/ alone, or one that this command made for the same set.
 docs/released.md has the sets, their licences, and the line that gets each.
 """
 
@@ -20,7 +21,7 @@ from collections import Counter
 from pathlib import Path
 
 from records.errors import warn
-from tools.command import make_parser, report_errors
+from tools.command import make_parser, own_folder, report_errors
 from tools.prepare import frames
 from tools.prepare.collect import convert_files, group, make_records, write
 from tools.prepare.media import Media
@@ -37,7 +38,7 @@ def parse(argv):
     add("name", choices=SETS, metavar="NAME", help=(
         f"one of {', '.join(SETS)}; or frames, which has flags of its own"))
     add("source", nargs="+", help="published files (.parquet, .json, .jsonl), or their folder")
-    add("out", help="folder for records.jsonl, urls.txt and media/")
+    add("out", help="new folder for records.jsonl and urls.txt; media/ may be in it already")
     add("--media", "--videos", metavar="DIR",
         help="fetched images, named by the sha256 of their URL, and videos, named by their "
         "id; images from inside the files go there (default OUT/media)")
@@ -72,14 +73,14 @@ def main(argv=None):
     if args.exclude:
         lines = Path(args.exclude).read_text(encoding="utf-8").splitlines()
         args.excluded = {line.split("\t")[0].strip() for line in lines}
-    out = Path(args.out)
-    out.mkdir(parents=True, exist_ok=True)
-    media = Media(args.media or out / "media")
-    skipped = Counter()
-    inputs = convert_files(files, published, args, media, skipped)
-    if published.group:
-        inputs = group(inputs)
-    counts = write(make_records(inputs, args.name, published.max_points), out, media)
+    inputs = [*files, *filter(None, [args.exclude])]
+    with own_folder(args.out, f"tools.prepare {args.name}", inputs, besides=["media"]) as out:
+        media = Media(args.media or out / "media")
+        skipped = Counter()
+        found = convert_files(files, published, args, media, skipped)
+        if published.group:
+            found = group(found)
+        counts = write(make_records(found, args.name, published.max_points), out, media)
     if args.media:
         warn(f"paths in the records start at {media.root}: train with --media {media.root}")
     counts["skipped"] = dict(sorted(skipped.items()))

@@ -39,6 +39,21 @@ def test_rows_of_one_image_become_one_record_where_it_first_appeared(tmp_path):
     assert (tmp_path / "out/records.jsonl").read_bytes() == before
 
 
+def test_files_of_the_user_are_not_replaced_and_media_may_be_there_before(tmp_path, capsys):
+    source = tmp_path / "rows.jsonl"
+    source.write_text('{"image_url": "https://example.org/1", "question": "q?", "answer": "a"}')
+    out = tmp_path / "out"
+    (out / "media").mkdir(parents=True)
+    (out / "records.jsonl").write_text("mine")
+    with pytest.raises(SystemExit, match="2"):
+        prepare("pixmo-ask-model-anything", source, out)
+    assert "contains records.jsonl, and tools.prepare pixmo-ask-" in capsys.readouterr().err
+    assert (out / "records.jsonl").read_text() == "mine"
+    (out / "records.jsonl").unlink()
+    records, _ = prepare("pixmo-ask-model-anything", source, out)
+    assert len(records) == 1
+
+
 def test_a_row_of_another_shape_is_counted_and_costs_only_itself(tmp_path):
     good = {"image_url": "https://example.org/1", "question": "q?", "answer": "a"}
     changes = [{"image_url": 7}, {"question": "\ud800"}, {"question": ["q"]}, {"image_sha256": 5}]

@@ -1,0 +1,74 @@
+"""What a command may write: folders that it has made, and files of its own kind."""
+
+import pytest
+
+from tools import generate, gpu, plan, view
+from tools.command import own_folder
+from training.config import UserError
+
+
+def write(folder, command="tools.a", **options):
+    with own_folder(folder, command, **options) as out:
+        (out / "records.jsonl").write_text(command)
+
+
+def test_a_command_goes_on_in_a_folder_that_it_has_made(tmp_path):
+    out = tmp_path / "new" / "out"
+    write(out)
+    write(out)
+    with pytest.raises(UserError, match=r"contains records.jsonl, and tools.b has not made"):
+        write(out, "tools.b")
+    assert (out / "records.jsonl").read_text() == "tools.a"
+
+
+def test_a_folder_of_the_user_is_left_alone(tmp_path):
+    (tmp_path / "media").mkdir()
+    with pytest.raises(UserError, match=r"contains media, .* name another folder, or delete them"):
+        write(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["media"]
+    write(tmp_path, besides=["media"])
+
+
+def test_a_command_that_failed_before_it_wrote_does_not_stop_another(tmp_path):
+    with pytest.raises(KeyError), own_folder(tmp_path, "tools.a"):
+        raise KeyError
+    write(tmp_path, "tools.b")
+
+
+def test_an_input_is_no_output(tmp_path):
+    write(tmp_path)
+    with pytest.raises(UserError, match=r"records.jsonl lies in this folder"):
+        write(tmp_path, inputs=[tmp_path / "records.jsonl"])
+
+
+def test_two_commands_never_write_into_one_folder(tmp_path):
+    write(tmp_path)
+    refused = pytest.raises(UserError, match="another run is writing there")
+    with own_folder(tmp_path, "tools.a"), refused:
+        write(tmp_path)
+    write(tmp_path)
+
+
+PLAN = ["--stage", "1", "--data", "r.jsonl", "--out"]
+VIEW = ["--stage", "1", "--tiny", "--out"]
+ASK = ["--model", "toy", "--prompt", "x"]
+
+
+@pytest.mark.parametrize(("command", "flags", "name", "words"), [
+    (plan, PLAN, "a.npz", "this command has not made this file"),
+    (plan, PLAN, "r.jsonl", "r.jsonl: the name must end in .npz"),
+    (view, VIEW, "a.html", "this command has not made this file"),
+    (view, VIEW, "notes", "the name must end in .html"),
+    (gpu, ["--out"], "a.json", "this command has not made this file"),
+    (gpu, ["--out"], "notes", "the name must end in .json"),
+    (generate, [*ASK, "--image", "a.png", "--draw"], "a.png", "the model is shown this file"),
+    (generate, [*ASK, "--video", "a.gif", "--draw"], "a.gif", "the model is shown this file"),
+])
+def test_a_file_of_the_user_is_not_replaced(command, flags, name, words, tmp_path, monkeypatch,
+                                            capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(SystemExit, match="2"):
+        command.main([*flags, name])
+    assert words in capsys.readouterr().err
+    assert (tmp_path / name).read_text() == "mine"
