@@ -28,7 +28,8 @@ TABLES = {
     "image": {"path": "path!", **FILE},
     "video": {
         "path": "path", "frames": "paths", "fps": "positive", "start": "from 0",
-        "end": "from 0", "first": "from 0", "duration": "positive", **FILE},
+        "end": "from 0", "first": "from 0", "duration": "from 0", "made_for": "made for", **FILE},
+    "made for": {"fps": "positive!", "max_frames": "pixels!"},
     "subtitle": {"start": "from 0!", "end": "from 0!", "text": "string!"},
     "caption": {
         **COMMON, "text": "text!", "object": "text", "start": "from 0",

@@ -62,6 +62,7 @@ class Records:
         digest.update(json.dumps(self.options).encode())
         # what plans and resumed runs depend on
         self.fingerprint = digest.hexdigest()
+        self.made_for = set()  # (fps, max_frames) of prepared frames
         if stop_on_mistakes:
             self.check_first()
 
@@ -82,6 +83,8 @@ class Records:
                 record = self[i]
                 unlikely += [f"{record['where']}: {what}" for what in unlikely_units(record)]
                 thousandths.add(like_thousandths(record))
+                if made_for := record.get("video", {}).get("made_for"):
+                    self.made_for.add((made_for["fps"], made_for["max_frames"]))
             except Unreadable as error:
                 mistakes.append(f"{self.where(i)}: {error}")
             if len(mistakes) == MAX_MISTAKES:

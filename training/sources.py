@@ -134,6 +134,15 @@ def unique_names(sources):
         source.name = name if seen[name] == 1 else f"{name}#{seen[name]}"
 
 
+def check_frames(source, config):
+    """Warns once if a source has prepared frames of another sampling than that of the run."""
+    if others := source.made_for - {(config.fps, config.max_frames)}:
+        fps, max_frames = min(others)
+        warn(f"{source.path}: its frames were made with --fps {fps:g} --max-frames {max_frames}, "
+             f"and this run has --data.fps={config.fps:g} --data.max_frames={config.max_frames}; "
+             "prepare them again with these numbers, or change the flags of the run")
+
+
 def open_sources(args, config, world):
     """What --data and --eval name -> sources, rates, {name: records to evaluate on}; the last is
     None for the world of the toy, which has held-out parts of its own."""
@@ -158,6 +167,7 @@ def open_sources(args, config, world):
         for entry in (entry for entry in entries if entry["path"] not in missing):
             given = {name: entry[name] for name in OPTIONS.keys() & entry.keys()}
             source = Records(entry["path"], entry.get("media", args.media), **given)
+            check_frames(source, config.data)
             sources.append(source)
             weights.append(sqrt_size(len(source), entry.get("size"), entry.get("sampling_rate")))
         if weights:

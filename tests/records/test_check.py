@@ -91,6 +91,7 @@ MISTAKES = [                         # a line, words of the message
     (video(CAPTION, video={"path": "a", "frames": ["b"], "fps": 1}), "either 'path' or 'frames'"),
     (video(CAPTION, video={"path": "a", "start": 5, "end": 5}), "video: it ends before it starts"),
     (video(CAPTION, video={**CLIP, "start": -1}), "'start' must be a number from 0 on"),
+    (video(CAPTION, video={**CLIP, "made_for": {"fps": 2}}), "'max_frames' is missing"),
     (image(QA, subtitles="hello"), "need a video"),
     (video(QA, subtitles=3), "a text or a list of"),
     (video(QA, subtitles=[{"start": 1, "text": "x"}]), "subtitles[0]: the field 'end' is missing"),

@@ -90,6 +90,21 @@ def test_a_mix_has_groups_and_fixed_rates_and_says_how_a_file_is_read(tmp_path):
     assert record["annotations"][0]["style"] == "user_qa"
 
 
+def test_a_run_that_samples_prepared_frames_in_another_way_warns_once_per_source(tmp_path, capsys):
+    annotations = [{"type": "caption", "text": "x"}]
+    for name, max_frames in (("a.jsonl", 8), ("b.jsonl", 9)):
+        made_for = {"fps": 2, "max_frames": max_frames}
+        video = {"frames": ["1.png"], "fps": 1, "made_for": made_for}
+        line = json.dumps({"video": video, "annotations": annotations}) + "\n"
+        (tmp_path / name).write_text(line * 3)
+    files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    opened("--data", *files, "--data.max_frames=8")
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert "b.jsonl: its frames were made with --fps 2 --max-frames 9, and this run" in sentence
+    opened("--data", *files, "--data.max_frames=8", "--data.fps=1")
+    assert len(capsys.readouterr().err.splitlines()) == 2
+
+
 WRONG_MIXES = [
     ("{}", r"not a mix, .*: expected a list of entries {\.\.}, found {}"),
     ("[]", r"expected a list of entries {\.\.}, found \[\]"),

@@ -7,9 +7,9 @@ out   OUT/records.jsonl   the same with frames in place of the video
       OUT/media/          a folder of images for each clip, as large as the ViT takes them
       stdout              {"records":, "bytes":, "skipped": {reason: n}}
 
-With the --max-frames and --fps of training, the frames are those that it would decode.
-Folders that are there are not made again. A record without a video, or with one that
-cannot be decoded, is left out and counted.
+With the --max-frames and --fps of training, the frames are those that it would decode. Frames that
+are there are not made again, unless their video has changed. A record without a video, or with one
+that cannot be decoded, is left out and counted. OUT is a new folder, or one that this command made.
 """
 
 import hashlib
@@ -28,44 +28,55 @@ from tqdm import tqdm
 
 import vision
 from data import DataConfig
-from records.reader import Records
+from records.check import KINDS, is_kind
+from records.errors import require_file
+from records.media import MAX_FRAMES
+from records.reader import Records, stamp_of
 from records.visual import read_headers
-from tools.command import make_parser, positive, report_errors
+from tools.command import make_parser, own_folder, positive, report_errors, whole_number
 from tools.prepare.annotations import require
 from tools.prepare.collect import count_skips, to_json
+from training.loader import end_with_parent
 
 
 def prepare(source, config, args, index):
     """Record number `index` of a source -> its line in OUT/records.jsonl, "" if it is
     skipped; a Counter of the reason; {folder of its images: bytes}."""
     skipped = Counter()
-    size = {}
     with count_skips(skipped, "record"):
         record = source[index]
         require("video" in record, "no video")
         info = read_headers(record, config)
         start, end = record["video"]["start"], record["video"]["end"]
         _, _, duration, half = source.video_size(record)
-        files = [str(path) for path in source.paths_of(record)]
-        clip = [files, start, end, info.times, args.size, args.format]
-        name = hashlib.sha256(json.dumps(clip).encode()).hexdigest()[:24]
-        folder = Path(args.out, "media", name)
-        if not folder.exists():
+        files = []
+        for path in source.paths_of(record):
+            require_file(path)
+            files.append([str(path.absolute()), *stamp_of(path)])
+        # all that the images depend on
+        clip = [files, record["video"], info.times, args.size, args.format]
+        key = hashlib.sha256(json.dumps(clip, sort_keys=True).encode()).hexdigest()
+        folder = Path(args.out, "media", key[:24])
+        names = [f"{k:05d}.{args.format}" for k in range(len(info.times))]
+        there = [path.name for path in sorted(folder.glob("*")) if path.stat().st_size]
+        if there != names:
+            shutil.rmtree(folder, ignore_errors=True)
             save(source.frames(record, info.times), folder, args)
-        paths = sorted(folder.iterdir())
-        size = {name: sum(path.stat().st_size for path in paths)}
+        size = {folder.name: sum(path.stat().st_size for path in folder.iterdir())}
         width, height = info.sizes[0]
+        fps = 0.5 / half if half else config.fps  # of one frame; it may last no time
         line = json.loads(source.text(index))
         given = line["video"] if isinstance(line["video"], dict) else {}
         line["video"] = {"width": width, "height": height} | given | {
-            "frames": [f"{name}/{path.name}" for path in paths],
-            "fps": 1 / info.times[1] if len(paths) > 1 else 0.5 / half,
+            "frames": [f"{folder.name}/{name}" for name in names],
+            "fps": 1 / info.times[1] if len(names) > 1 else fps,
             "first": start,
-            "duration": min(end, duration)}
+            "duration": min(end, duration),
+            "made_for": {"fps": config.fps, "max_frames": config.max_frames}}
         line["video"].pop("path", None)
         line.setdefault("id", record["id"])  # its random choices depend on it
         return to_json(line), skipped, size
-    return "", skipped, size
+    return "", skipped, {}
 
 
 def save(frames, folder, args):
@@ -82,32 +93,16 @@ def save(frames, folder, args):
         shutil.rmtree(draft, ignore_errors=True)
 
 
-@report_errors
-def main(argv=None):
-    parser = make_parser("prepare frames", __doc__)
-    add = parser.add_argument
-    add("records", help="a file of records with videos (.jsonl)")
-    add("out", help="folder for records.jsonl and media/")
-    add("--media", metavar="DIR", help="where the paths in the records start")
-    add("--fps", type=float, default=2.0, help="frames per second at most (default 2)")
-    add("--max-frames", type=positive, default=384, help="per clip at most (default 384: stage 3)")
-    add("--size", type=positive, default=378, help="of a frame in pixels (default 378, a crop)")
-    add("--format", choices=("jpg", "png"), default="jpg", help="jpg (default, quality 95) or png")
-    add("--workers", type=positive, default=1, help="processes that decode (default 1)")
-    args = parser.parse_args(argv)
-    if args.fps <= 0:
-        parser.error(f"--fps {args.fps}: frames a second are above 0")
-    source = Records(args.records, args.media)
-    config = DataConfig(max_frames=args.max_frames, fps=args.fps)
-    Path(args.out).mkdir(parents=True, exist_ok=True)
-    for rest in Path(args.out, "media").glob("*.part*"):  # of a command that was killed
+def write(source, args, out):
+    """OUT/records.jsonl and its images -> the counts of the last line."""
+    for rest in (out / "media").glob("[0-9a-f]" * 24 + ".part*"):  # of a command that was killed
         shutil.rmtree(rest)
     n_records = 0
     sizes = {}
     skipped = Counter()
-    draft = Path(args.out, "records.part")
-    work = partial(prepare, source, config, args)
-    workers = ProcessPoolExecutor(args.workers, get_context("spawn"))
+    draft = out / "records.part"
+    work = partial(prepare, source, DataConfig(max_frames=args.max_frames, fps=args.fps), args)
+    workers = ProcessPoolExecutor(args.workers, get_context("spawn"), end_with_parent)
     with workers, open(draft, "w", encoding="utf-8") as file:
         done = workers.map(work, range(len(source)), chunksize=4)
         bar = tqdm(done, total=len(source), unit="record")
@@ -120,6 +115,26 @@ def main(argv=None):
                 free = number + 1
                 n_records += 1
                 sizes |= size
-    draft.replace(Path(args.out, "records.jsonl"))
-    found = {"records": n_records, "bytes": sum(sizes.values()), "skipped": dict(skipped)}
-    print(json.dumps(found))
+    draft.replace(out / "records.jsonl")
+    return {"records": n_records, "bytes": sum(sizes.values()), "skipped": dict(skipped)}
+
+
+@report_errors
+def main(argv=None):
+    parser = make_parser("prepare frames", __doc__)
+    add = parser.add_argument
+    add("records", help="a file of records with videos (.jsonl)")
+    add("out", help="new folder for records.jsonl and media/")
+    add("--media", metavar="DIR", help="where the paths in the records start")
+    add("--fps", type=float, default=2.0, help="frames per second at most (default 2)")
+    add("--max-frames", type=whole_number(1, MAX_FRAMES), default=384,
+        help="per clip at most (default 384: stage 3)")
+    add("--size", type=positive, default=378, help="of a frame in pixels (default 378, a crop)")
+    add("--format", choices=("jpg", "png"), default="jpg", help="jpg (default, quality 95) or png")
+    add("--workers", type=positive, default=1, help="processes that decode (default 1)")
+    args = parser.parse_args(argv)
+    if not is_kind(args.fps, "positive"):
+        parser.error(f"--fps {args.fps}: must be {KINDS['positive'][0]}")
+    source = Records(args.records, args.media)
+    with own_folder(args.out, "tools.prepare frames", [source.path, source.media]) as out:
+        print(json.dumps(write(source, args, out)))

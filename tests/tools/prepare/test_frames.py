@@ -1,18 +1,27 @@
 """Videos as folders of frames: training reads from them what it would decode."""
 
 import json
+import os
+import subprocess
+import sys
+from argparse import Namespace
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import data
 from records.errors import Unreadable
 from records.reader import Records
+from records.visual import read_headers
 from tests.test_parallel import TOKENIZER, VISION
+from tests.training.processes import ROOT, all_end, children_of, runs_until
 from tools import check
+from tools.prepare import frames
 from tools.prepare.__main__ import main
 
 MEDIA = Path(__file__).parents[3] / "tests" / "media"
@@ -85,3 +94,117 @@ def test_training_reads_from_frames_what_it_would_decode(source, tmp_path, capsy
     made = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob(f"*.{form}")}
     main(["frames", *args])                              # what is there is not made again
     assert made == {path: path.stat().st_mtime_ns for path in made}
+
+
+def painted(folder, colour):
+    """-> a file of one record, of a video that is two frames in this colour."""
+    folder.mkdir(exist_ok=True)
+    for k in range(2):
+        Image.new("RGB", (30, 20), colour).save(folder / f"{k}.bmp")
+        os.utime(folder / f"{k}.bmp", (1, 1))
+    video = {"frames": ["0.bmp", "1.bmp"], "fps": 1}
+    (folder / "r.jsonl").write_text(json.dumps(CHOICE | {"video": video}))
+    return folder / "r.jsonl"
+
+
+def prepared(path, out):
+    """-> the video of the first record of a file, after tools.prepare frames."""
+    args = Namespace(out=out, size=8, format="png")
+    line, skipped, _ = frames.prepare(Records(path), CONFIG, args, 0)
+    assert not skipped
+    return json.loads(line)["video"]
+
+
+def colour_of(video, out):
+    return Image.open(out / "media" / video["frames"][-1]).getpixel((4, 4))
+
+
+def test_frames_of_a_video_that_has_changed_are_made_again(tmp_path):
+    out = tmp_path / "out"
+    path = painted(tmp_path / "a", "red")
+    assert colour_of(prepared(path, out), out) == (255, 0, 0)
+    painted(tmp_path / "a", "blue")
+    os.utime(tmp_path / "a" / "1.bmp", (2, 2))
+    assert colour_of(prepared(path, out), out) == (0, 0, 255)
+
+
+def test_the_same_relative_path_in_another_folder_is_another_video(tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    for name, colour in (("a", (255, 0, 0)), ("b", (0, 0, 255))):
+        painted(tmp_path / name, colour)
+        monkeypatch.chdir(tmp_path / name)
+        assert colour_of(prepared("r.jsonl", out), out) == colour
+    sizes = {(tmp_path / name / "0.bmp").stat().st_size for name in "ab"}
+    assert len(sizes) == 1                               # only the path is different
+
+
+@pytest.mark.parametrize("damage", [
+    lambda folder: (folder / "00001.png").unlink(),
+    lambda folder: (folder / "00001.png").write_bytes(b""),
+    lambda folder: (folder / "Thumbs.db").write_text("x"),
+])
+def test_a_folder_that_is_not_complete_is_made_again(tmp_path, damage):
+    path = painted(tmp_path / "a", "red")
+    video = prepared(path, tmp_path)
+    folder = (tmp_path / "media" / video["frames"][0]).parent
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert len(files) == len(video["frames"])
+    damage(folder)
+    assert prepared(path, tmp_path) == video
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
+
+
+def test_a_film_that_lasts_no_time_is_one_frame(tmp_path, monkeypatch):
+    path = painted(tmp_path / "a", "red")
+    with monkeypatch.context() as patch:
+        patch.setattr(Records, "video_size", lambda *_: (30, 20, 0.0, 0.0))
+        video = prepared(path, tmp_path)
+    (tmp_path / "new.jsonl").write_text(json.dumps(CHOICE | {"video": video}))
+    record = Records(tmp_path / "new.jsonl", tmp_path / "media")[0]
+    assert read_headers(record, CONFIG).times == [0.0]
+
+
+def test_the_command_writes_only_what_it_has_made(tmp_path, monkeypatch, capsys):
+    """A second time, too. A draft of a command that was killed is removed, no other name."""
+    monkeypatch.setattr(frames, "ProcessPoolExecutor", lambda n, *_: ThreadPoolExecutor(n))
+    path = painted(tmp_path / "a", "red")
+    command = ["frames", str(path), str(tmp_path / "out"), "--size", "8", "--max-frames", "9"]
+    main(command)
+    first = (tmp_path / "out" / "records.jsonl").read_bytes()
+    assert json.loads(first)["video"]["made_for"] == {"fps": 2.0, "max_frames": 9}
+    media = tmp_path / "out" / "media"
+    for name in ("lecture.part1", "0123456789abcdef01234567.part77"):
+        (media / name).mkdir()
+    main(command)
+    assert (tmp_path / "out" / "records.jsonl").read_bytes() == first
+    assert [path.name for path in media.glob("*.part*")] == ["lecture.part1"]
+    for records, out in ((path, path.parent), (tmp_path / "out" / "records.jsonl", command[2])):
+        before = records.read_bytes()
+        with pytest.raises(SystemExit, match="2"):
+            main(["frames", str(records), str(out), "--media", str(path.parent)])
+        assert "lies in this folder" in capsys.readouterr().err
+        assert records.read_bytes() == before
+
+
+@pytest.mark.parametrize(("flags", "words"), [
+    (["--fps", "nan"], "--fps nan: must be a number from 1e-9 to 1e12"),
+    (["--fps", "inf"], "--fps inf"),
+    (["--max-frames", "2049"], "--max-frames: 2049 must be at most 2048"),
+])
+def test_senseless_numbers_are_refused(tmp_path, capsys, flags, words):
+    with pytest.raises(SystemExit, match="2"):
+        main(["frames", str(tmp_path / "r.jsonl"), str(tmp_path / "out"), *flags])
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_workers_end_with_a_command_that_is_killed(tmp_path):
+    (tmp_path / "r.jsonl").write_text((json.dumps(CHOICE) + "\n") * 8)
+    command = [sys.executable, "-m", "tools.prepare", "frames", str(tmp_path / "r.jsonl"),
+               str(tmp_path / "out"), "--media", str(MEDIA), "--fps", "50", "--workers", "2"]
+    process = subprocess.Popen(command, cwd=ROOT)
+    assert runs_until(process, lambda: list((tmp_path / "out").glob("media/*.part*")))
+    workers = children_of(process.pid)
+    process.kill()
+    process.wait()
+    assert len(workers) >= 2 and all_end(workers)
