@@ -160,7 +160,7 @@ class Probes:
                 found = probe(video)
                 half_frame = found.duration / len(found.times) / 2
                 self.known[key] = (found.width, found.height, found.duration, half_frame)
-                with suppress(OSError), open(self.path, "a") as file:
+                with suppress(OSError), open(self.path, "a", encoding="utf-8") as file:
                     file.write(json.dumps([key, self.known[key]]) + "\n")
             except Unreadable as error:  # in memory alone: a hang costs its deadline once
                 self.known[key] = error

@@ -250,12 +250,26 @@ def every_file_that_a_text_names_exists(repository):
                     yield f"{source.path}:{line}: names {word}, which does not exist"
 
 
+def text_is_utf_8_under_every_locale(repository):
+    """open, read_text and write_text name the encoding, or open reads or writes bytes."""
+    for source in repository.python:
+        calls = (node for node in ast.walk(source.tree) if isinstance(node, ast.Call))
+        for call in () if source.is_test or source.path == "tools/evaluate.py" else calls:
+            function = ast.unparse(call.func)
+            is_text = function.endswith((".read_text", ".write_text"))
+            if function == "open":
+                is_text = not any("b" in ast.unparse(mode) for mode in call.args[1:2])
+            if is_text and "encoding" not in [word.arg for word in call.keywords]:
+                yield f"{source.path}:{call.lineno}: {function} depends on the locale"
+
+
 RULES = [
     the_modules_at_top_level_are_the_seven,
     no_file_and_no_function_is_too_long,
     imports_go_downwards,
     functions_import_optional_packages_only,
     every_file_that_a_text_names_exists,
+    text_is_utf_8_under_every_locale,
 ]
 
 

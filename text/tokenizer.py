@@ -73,7 +73,7 @@ class ByteTokenizer:
 
     def save(self, folder):
         state = {"kind": "bytes", "words": self.words, "n_vocab": self.n_vocab}
-        (Path(folder) / "tokenizer.json").write_text(json.dumps(state))
+        (Path(folder) / "tokenizer.json").write_text(json.dumps(state), encoding="utf-8")
 
 
 class Unencodable(ValueError):

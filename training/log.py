@@ -144,20 +144,20 @@ class RunLog:
         log = run.out / "log.jsonl"
         self.skips = run.out / "skips.jsonl"
         if not run.resume_from.step:
-            (run.out / "config.json").write_text(json.dumps(head, indent=1))
-            log.write_text(json.dumps(head) + "\n")
+            (run.out / "config.json").write_text(json.dumps(head, indent=1), encoding="utf-8")
+            log.write_text(json.dumps(head) + "\n", encoding="utf-8")
             self.skips.unlink(missing_ok=True)
         for path in (log, self.skips):
             if path.exists():
                 os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
-        self.file = open(log, "a", buffering=1)
+        self.file = open(log, "a", buffering=1, encoding="utf-8")
 
     def step(self, line, unreadable):
         """Logs a step, and the records that were found unreadable in it:
         [{"index": .., "id": .., "where": .., "reason": ..}, ..]."""
         self.write(line)
         for skip in sorted(unreadable, key=lambda skip: skip["index"]) if self.writes else ():
-            with open(self.skips, "a") as file:
+            with open(self.skips, "a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": line["step"], **skip}) + "\n")
 
     def write(self, line):
@@ -235,7 +235,8 @@ def hardware(device):
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(device)
     cpuinfo = Path("/proc/cpuinfo")  # of Linux
-    names = re.findall(r"model name\s*: *(.*)", cpuinfo.read_text()) if cpuinfo.is_file() else []
+    text = cpuinfo.read_text(encoding="utf-8") if cpuinfo.is_file() else ""
+    names = re.findall(r"model name\s*: *(.*)", text)
     return f"{os.cpu_count()} cores, {names[0] if names else platform.machine()}"
 
 

@@ -69,7 +69,7 @@ def read_references(run):
     if not run.resume_from.folder:
         return None
     try:
-        return json.loads((run.out / "references.json").read_text())
+        return json.loads((run.out / "references.json").read_bytes())
     except (OSError, ValueError) as e:
         raise RunError(f"the references of preference pairs cannot be read: {e}") from None
 
@@ -95,7 +95,7 @@ def find_references(run, model):
                         "pairs, or leave --beta out")
     if run.ranks.first:
         draft = run.out / "references.part"
-        draft.write_text(json.dumps(references))
+        draft.write_text(json.dumps(references), encoding="utf-8")
         draft.replace(run.out / "references.json")
     return references
 

@@ -231,7 +231,7 @@ def pretrain_vit(run, vit, world):
     config = run.config
     vit.requires_grad_(True)
     path = run.out / "stage0.jsonl" if run.ranks.first else os.devnull
-    with open(path, "w", buffering=1) as log:
+    with open(path, "w", buffering=1, encoding="utf-8") as log:
         lines = world.pretrain(vit, config.seed, config.vit_steps, kinds_name=config.toy_kinds)
         for line in tqdm(lines, total=config.vit_steps, unit="step", mininterval=1,
                          desc="stage 0, the ViT learns shapes", disable=not run.ranks.first):

@@ -134,9 +134,9 @@ def start_from_base(llm_folder, siglip_folder, seed=0):
     llm_folder = Path(llm_folder)
     siglip_folder = Path(siglip_folder)
     with files.explained(siglip_folder):
-        vision = siglip_config(json.loads((siglip_folder / "config.json").read_text()))
+        vision = siglip_config(json.loads((siglip_folder / "config.json").read_bytes()))
     with files.explained(llm_folder):
-        config = llm_config(json.loads((llm_folder / "config.json").read_text()), vision)
+        config = llm_config(json.loads((llm_folder / "config.json").read_bytes()), vision)
     model = files.meta_model(config)
     llm = files.weight_files(llm_folder)
     tensors = read_base(llm_folder, llm, llm_names(config), model)
@@ -184,10 +184,11 @@ def extended_tokenizer(folder, n_vocab):
     names += [token_text(name) for name in SPECIAL]
     inner.add_special_tokens([
         tokenizers.AddedToken(name, special=True, normalized=False) for name in names])
-    theirs = json.loads((Path(folder) / "tokenizer_config.json").read_text())
+    theirs = json.loads((Path(folder) / "tokenizer_config.json").read_bytes())
     settings = {key: theirs.get(key) for key in ("bos_token", "eos_token", "pad_token")}
     settings["tokenizer_class"] = "PreTrainedTokenizerFast"
     with files.explained(path), tempfile.TemporaryDirectory() as out:
         inner.save(f"{out}/tokenizer.json")
-        (Path(out) / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
+        text = json.dumps(settings, indent=1)
+        (Path(out) / "tokenizer_config.json").write_text(text, encoding="utf-8")
         return load_tokenizer(out, n_vocab)

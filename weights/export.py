@@ -51,7 +51,8 @@ def export(model, tokenizer, data_config, out):
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     dtype = str(model.embedding.weight.dtype).removeprefix("torch.")
-    (out / "config.json").write_text(json.dumps(hub_config(model.config, dtype), indent=1))
+    text = json.dumps(hub_config(model.config, dtype), indent=1)
+    (out / "config.json").write_text(text, encoding="utf-8")
     export_tensors(model, out)
     # safetensors lets nobody but the owner read its file
     shutil.copymode(out / "config.json", out / "model.safetensors")
@@ -129,10 +130,10 @@ def write_processors(config, tokenizer, data_config, out):
     if not isinstance(tokenizer, ByteTokenizer):
         tokenizer.save(out)
     for name, content in contents.items():
-        (out / name).write_text(json.dumps(content, indent=1))
+        (out / name).write_text(json.dumps(content, indent=1), encoding="utf-8")
     template = out / "chat_template.jinja"
     if not template.exists():  # a released tokenizer brings its own
-        template.write_text(CHAT_TEMPLATE)
+        template.write_text(CHAT_TEMPLATE, encoding="utf-8")
 
 
 SPECIAL_IDS = {

@@ -64,7 +64,8 @@ def save(model, folder):
     """Writes config.json, and model.pt with {name: tensor} in the dtypes of the model."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(dataclasses.asdict(model.config), indent=1))
+    text = json.dumps(dataclasses.asdict(model.config), indent=1)
+    (folder / "config.json").write_text(text, encoding="utf-8")
     tensors = {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
     try:
         torch.save(tensors, folder / "model.pt")
@@ -76,7 +77,7 @@ def save_data_config(data_config, folder):
     """Writes data.json: the settings used at inference, without the shape of crops."""
     values = dataclasses.asdict(data_config)
     del values["vision"]
-    (Path(folder) / "data.json").write_text(json.dumps(values))
+    (Path(folder) / "data.json").write_text(json.dumps(values), encoding="utf-8")
 
 
 def describe(folder):
@@ -87,7 +88,7 @@ def describe(folder):
         folder = folder / "model"
     path = folder / "config.json"
     with explained(path):
-        raw = json.loads(path.read_text()) if path.is_file() else {}
+        raw = json.loads(path.read_bytes()) if path.is_file() else {}
         if "n_layer" in raw:
             return ModelFolder(folder, config_from_dict(raw, ModelConfig()), None)
         config = released.released_config(folder, raw) if "model_type" in raw else None
@@ -141,7 +142,7 @@ def weight_files(folder):
             return dict.fromkeys(file.keys(), path)
     path = folder / "model.safetensors.index.json"
     with explained(path):
-        weight_map = json.loads(path.read_text())["weight_map"]
+        weight_map = json.loads(path.read_bytes())["weight_map"]
         return {name: folder / file for name, file in weight_map.items()}
 
 
@@ -249,7 +250,7 @@ def open_model_folder(folder, device="cpu", dtype=torch.float32):
     settings = path / "data.json"
     if settings.is_file():
         with explained(settings):
-            data_config = config_from_dict(json.loads(settings.read_text()), DataConfig())
+            data_config = config_from_dict(json.loads(settings.read_bytes()), DataConfig())
     data_config = dataclasses.replace(data_config, vision=config.vision)
     return load(folder, dtype, device), tokenizer, data_config
 

@@ -151,7 +151,7 @@ def released_vision(folder, raw, vit, adapter):
     height, _ = vit.get("image_default_input_size", vit.get("image_size"))
     patch = vit.get("image_patch_size", vit.get("patch_size"))
     path = Path(folder) / "preprocessor_config.json"  # of the image processor
-    processor = json.loads(path.read_text()) if path.is_file() else {}
+    processor = json.loads(path.read_bytes()) if path.is_file() else {}
     # the Hub's: it declares 27 blocks, of which 25 have weights
     if "vit_config" in raw:
         vit = vit | {"num_hidden_layers": max(layers) + 1}
