@@ -38,6 +38,11 @@ def whole_number(least, most=sys.maxsize):
 positive = whole_number(1)
 
 
+def read_beginning(path):
+    with open(path, "rb") as file:
+        return file.read(4096)
+
+
 def output_file(suffix, sign):
     """-> the type of a flag: the Path of a file to write, whose name ends in `suffix`. A file that
     is there is replaced only if `sign`, bytes of every file of this kind, is near its beginning."""
@@ -46,7 +51,7 @@ def output_file(suffix, sign):
         found = Path(text)
         if found.suffix != suffix:
             raise argparse.ArgumentTypeError(f"{text}: the name must end in {suffix}")
-        if found.exists() and sign not in found.read_bytes()[:4096]:
+        if found.exists() and sign not in read_beginning(found):
             raise argparse.ArgumentTypeError(
                 f"{text}: this command has not made this file; give another name")
         return found
