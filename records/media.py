@@ -33,9 +33,9 @@ MAX_FRAMES = 2048  # of one call: ffmpeg takes their times as one argument
 
 
 def preference_name(record, annotation):
-    """A name of a preference, from what is asked about what: the same wherever the file lies."""
-    asked = [record.get(key) for key in ("images", "video", "subtitles")]
-    text = json.dumps([asked, annotation], sort_keys=True)
+    """A name that no other preference of the run has, and that changes with what is asked."""
+    asked = [record.get(key) for key in ("key", "images", "video", "subtitles")]
+    text = json.dumps([record["source"].name, asked, annotation], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -3,7 +3,7 @@
     step-N.part/  __0_0.distcp ..    tensors, one file per rank (torch.distributed.checkpoint)
                   .metadata          which tensor is in which file
                   tokenizer files
-                  state.json         step, recipe, position in the data, sizes of the other files
+                  state.json         step, recipe, position in the data, sizes and hash of files
     step-N/       the name of the folder once all of that is on the disk
 
 A save that is interrupted leaves a .part folder, which is never read and which the next save
@@ -12,8 +12,10 @@ many ranks as before continues bit for bit.
 """
 
 import fcntl
+import hashlib
 import json
 import os
+import pickle
 import re
 import shutil
 import warnings
@@ -42,6 +44,14 @@ LAYOUT_FIELDS = {
     "activation_checkpointing", "uncheckpointed_blocks", "compile", "crop_bucket", "save_every",
     "keep", "eval_images", "max_skip", "preset", "model", "vit_steps",
 }
+METADATA_CLASSES = {  # of which .metadata consists
+    "pathlib": {"PosixPath"},
+    "pathlib._local": {"PosixPath"},  # its name in Python 3.13
+    "torch": {"Size", "float32", "bfloat16"},
+    "torch.serialization": {"_get_layout"},
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch.distributed.checkpoint.metadata": {*dcp.metadata.__all__, "_MEM_FORMAT_ENCODING"},
+}
 
 
 def lock(out, flag="--out", name="lock"):
@@ -69,14 +79,16 @@ class Checkpoint(NamedTuple):
 
 
 def find(args):
-    """-> the Checkpoint in --out from which the run continues. UserError if it may not write there.
-    It changes nothing."""
+    """-> the Checkpoint in --out from which the run continues. UserError if it may not write there,
+    or if the run there began with other weights than --init. It changes nothing."""
     out = Path(args.out)
     found = find_newest(out) if args.resume else Checkpoint()
     init = args.else_init or args.init
     if found.folder:
-        if args.init:
-            check_init(args, out)
+        began = found.state["init"] or "new weights"
+        if args.init and Path(args.init).absolute() != Path(began).absolute():
+            raise UserError(f"--init {args.init}: the run in {out} began with {began}; leave "
+                            "--init out, or name another --out")
         # a checkpoint of adapters does not hold the weights under them
         base = found.state["base"]
         return found._replace(init=(init or base) if base else None)
@@ -87,27 +99,47 @@ def find(args):
     return found._replace(init=init)
 
 
-def check_init(args, out):
-    """UserError if the run that is resumed began with other weights than --init."""
-    head = json.loads((out / "config.json").read_bytes())
-    began = head["command"]["init"] or "new weights"
-    if Path(args.init).absolute() != Path(began).absolute():
-        raise UserError(f"--init {args.init}: the run in {out} began with {began}; leave --init "
-                        "out, or name another --out")
+class Unpickler(pickle.Unpickler):
+    """Reads .metadata. Plain pickle would run any function that the file names."""
+
+    def find_class(self, module, name):
+        if name not in METADATA_CLASSES.get(module, ()):
+            raise pickle.UnpicklingError(f".metadata names {module}.{name}, which is no part of it")
+        return super().find_class(module, name)
+
+
+class Reader(dcp.FileSystemReader):
+    """Reads the tensors of a checkpoint, and by the Unpickler which there are."""
+
+    def read_metadata(self):
+        with open(self.path / ".metadata", "rb") as file:
+            return Unpickler(file).load()
 
 
 def find_newest(out):
     """The newest Checkpoint in `out` that is not damaged."""
     for step in list_steps(out):
         folder = out / f"step-{step}"
-        with suppress(OSError, ValueError, LookupError, TypeError):
+        with suppress(Exception):  # a damaged file may raise any
             state = json.loads((folder / "state.json").read_bytes())
             sizes = {name: (folder / name).stat().st_size for name in state["files"]}
-            if sizes == state["files"]:
+            is_whole = state.pop("sha256") == hash_without_tensors(folder, state)
+            Reader(folder).read_metadata()
+            if is_whole and sizes == state["files"]:
                 return Checkpoint(folder, step, state)
         if is_first_process():
-            warn(f"{folder}: a file is missing or cut short; trying the checkpoint before it")
+            warn(f"{folder}: a file is missing or damaged, or of another version of this code; "
+                 "trying the checkpoint before it")
     return Checkpoint()
+
+
+def hash_without_tensors(folder, state):
+    """A hash of the state of a checkpoint and of its files without tensors, which are small."""
+    digest = hashlib.sha256(json.dumps(state).encode())
+    for name in state["files"]:
+        if not name.endswith(".distcp"):
+            digest.update((folder / name).read_bytes())
+    return digest.hexdigest()
 
 
 def list_steps(out):
@@ -199,6 +231,7 @@ def complete(run, part, state):
     """Writes the last files of a checkpoint, renames it and removes the oldest ones."""
     run.tokenizer.save(part)
     state["files"] = {path.name: path.stat().st_size for path in sorted(part.iterdir())}
+    state["sha256"] = hash_without_tensors(part, state)
     (part / "state.json").write_text(json.dumps(state), encoding="utf-8")
     for path in (*part.iterdir(), part):
         sync(path)
@@ -231,7 +264,7 @@ def explain(error):
 
 def restore(folder, model, optimizer):
     """Fills weights and optimizer state from a checkpoint of any number of ranks."""
-    reader = dcp.FileSystemReader(folder)
+    reader = Reader(folder)
     known = reader.read_metadata().state_dict_metadata
     # gives AdamW state to be filled, but none to a parameter that never had a gradient
     for name, p in model.named_parameters():

@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 import data
 import packing
+from records.check import is_list_of, is_number
 from records.errors import DataError, Unreadable
 from records.reader import Records
 from training.config import RankError, RunError
@@ -69,9 +70,14 @@ def read_references(run):
     if not run.resume_from.folder:
         return None
     try:
-        return json.loads((run.out / "references.json").read_bytes())
-    except (OSError, ValueError) as e:
-        raise RunError(f"the references of preference pairs cannot be read: {e}") from None
+        found = json.loads((run.out / "references.json").read_bytes())
+        is_pair = is_list_of(is_number, 2, 2)
+        if not isinstance(found, dict) or not all(map(is_pair, found.values())):
+            raise ValueError("references.json must hold two numbers for each pair")
+    except (OSError, ValueError, RecursionError) as e:
+        raise RunError(f"the references of preference pairs cannot be read: {e}; begin a new run "
+                       "with --init") from None
+    return found
 
 
 @torch.no_grad()

@@ -287,7 +287,7 @@ class Run:
     loader: Loader
     eval_records: dict  # {name: records} of --eval; None: the toy world's
     resume_from: checkpoint.Checkpoint
-    identity: dict  # of its checkpoints: model, recipe, data, base of adapters
+    identity: dict  # of its checkpoints: model, recipe, data, base of adapters, first --init
     references: dict = None  # of preference pairs (training/preferences.py)
 
     @property
@@ -329,7 +329,9 @@ def start_run(args, config, world):
     if args.overwrite and ranks.first:
         checkpoint.delete_run(Path(args.out))
     ranks.barrier()
-    identity = {"model": asdict(config.model), "recipe": recipe, "data": made_for, "base": base}
+    init = resume_from.state["init"] if resume_from.folder else start.weights
+    identity = {"model": asdict(config.model), "recipe": recipe, "data": made_for, "base": base,
+                "init": init}
     run = Run(config, ranks, device, dtype, Path(args.out), start, loader, eval_records,
               resume_from, identity)
     return run, model

@@ -23,8 +23,10 @@ from tests.test_parallel import TOKENIZER, VISION, T, new_model
 from tests.training.processes import ROOT, start
 from tests.training.runs import SMALL, logged, run, sentence
 from training import checkpoint
-from training.preferences import objective
+from training.config import RunError
+from training.preferences import objective, read_references
 from training.ranks import Ranks
+from training.sources import unique_names
 
 MEDIA = ROOT / "tests" / "media"
 DATA = replace(test_parallel.DATA, prefix_all=False)     # no hint at the length of an answer
@@ -34,16 +36,19 @@ PLAIN = {"type": "qa", "question": "What is it?", "answer": "A cat."}
 CONFIG = SimpleNamespace(beta=0.3, z_loss=0.0)
 
 
-def example_of(*annotations, media="chelsea.png", config=DATA):
+def record_of(*annotations, media="chelsea.png"):
     image = {"path": str(MEDIA / media)}
     record = parse({"id": "0", "image": image, "annotations": list(annotations)})
     source = Records(MEDIA / "records.jsonl")
-    record |= {"key": "0", "where": "x.jsonl:1", "source": source}
-    return data.encode(record, TOKENIZER, config, 0, 0)
+    return record | {"key": "0", "where": "x.jsonl:1", "source": source}
+
+
+def example_of(*annotations, media="chelsea.png", config=DATA):
+    return data.encode(record_of(*annotations, media=media), TOKENIZER, config, 0, 0)
 
 
 def name_of(pair, media="chelsea.png"):
-    record = parse({"image": {"path": str(MEDIA / media)}, "annotations": [pair]})
+    record = record_of(pair, media=media)
     return preference_name(record, record["annotations"][0])
 
 
@@ -178,24 +183,47 @@ def test_a_plain_annotation_beside_a_pair_keeps_its_loss():
     assert both.weights.sum() - 0.5 == pytest.approx(float(alone), rel=1e-6)
 
 
-def test_a_pair_has_a_name_of_its_own_wherever_its_file_lies(tmp_path):
+def test_a_pair_has_a_name_of_its_own_in_the_run_and_keeps_it(tmp_path):
+    """Also where two files have the same records, and their pictures the same names."""
     write(tmp_path)
-    (tmp_path / "moved.jsonl").write_text(f"\n{(tmp_path / 'pairs.jsonl').read_text()}")
     names = []
-    for path in ("pairs.jsonl", "moved.jsonl"):
-        source = Records(tmp_path / path, MEDIA)
-        names.append([preference_name(record, record["annotations"][1]) for record in source])
+    for _ in range(2):
+        sources = [Records(tmp_path / "pairs.jsonl", media) for media in (MEDIA, tmp_path)]
+        unique_names(sources)
+        names.append([preference_name(record, record["annotations"][1])
+                      for source in sources for record in source])
+    assert len(set(names[0])) == 8
     assert names[0] == names[1]
-    assert len(set(names[0])) == 4
 
 
 @pytest.mark.parametrize(("dtype", "off"), [("float32", 1e-5), ("bfloat16", 4e-3)])
 def test_a_run_begins_with_margins_of_0(tmp_path, dtype, off):
+    """Also where two folders have other pictures of the same name."""
     base = tmp_path / "base"
     assert run(base, *SMALL, "--steps", "1", "--eval_images=0") == 0
-    flags = [*SMALL, *write(tmp_path), "--init", str(base), "--dtype", dtype, "--steps", "1"]
-    assert run(tmp_path / "out", *flags) == 0
-    assert abs(logged(tmp_path / "out")[1]["margin"]) < off
+    record = {"image": "x.png", "annotations": [PAIR]}
+    files = []
+    for name in ("chelsea.png", "coins.png"):
+        media = tmp_path / name / "media"
+        media.mkdir(parents=True)
+        shutil.copy(MEDIA / name, media / "x.png")
+        files.append(tmp_path / name / "pairs.jsonl")
+        files[-1].write_text(json.dumps(record))
+    flags = [*SMALL, "--data", *map(str, files), "--beta", "0.3", "--init", str(base)]
+    assert run(tmp_path / "out", *flags, "--dtype", dtype, "--steps", "1", "--batch", "12") == 0
+    line = logged(tmp_path / "out")[1]
+    assert line["nll_by_source"].keys() == {f"{path.parent.name}/{path.name}" for path in files}
+    assert abs(line["margin"]) < off
+
+
+@pytest.mark.parametrize("text", [
+    "null", "[]", "{", "1", '{"a": 1}', '{"a": [1]}', '{"a": [1, "2"]}', '{"a": [NaN, 1]}'])
+def test_a_resumed_run_refuses_references_that_are_not_two_numbers_for_each_pair(tmp_path, text):
+    (tmp_path / "references.json").write_text(text)
+    resumed = SimpleNamespace(out=tmp_path, resume_from=checkpoint.Checkpoint(tmp_path, 1))
+    with pytest.raises(RunError, match="the references of preference pairs cannot be read"):
+        read_references(resumed)
+    assert read_references(SimpleNamespace(resume_from=checkpoint.Checkpoint())) is None
 
 
 def test_references_belong_to_one_run(tmp_path, capsys):
@@ -211,15 +239,12 @@ def test_references_belong_to_one_run(tmp_path, capsys):
     assert run(out, *flags, "--init", str(tmp_path / "out2"), "--overwrite") == 2
     assert run(out, *flags) == 2                          # without --init
     first = (out / "references.json").read_text()
-    for text in ("", None):
-        shutil.rmtree(out / "model", ignore_errors=True)
-        shutil.rmtree(out / "step-2", ignore_errors=True)
-        (out / "references.json").unlink(missing_ok=True)
-        if text is not None:
-            (out / "references.json").write_text(text)
-        capsys.readouterr()
-        assert run(out, *flags, "--resume") == 1
-        assert "the references of preference pairs cannot be read" in capsys.readouterr().err
+    shutil.rmtree(out / "model")
+    shutil.rmtree(out / "step-2")
+    (out / "references.json").unlink()
+    capsys.readouterr()
+    assert run(out, *flags, "--resume") == 1
+    assert "the references of preference pairs cannot be read" in capsys.readouterr().err
     (out / "references.json").write_text(first)
     assert run(out, *flags, "--resume") == 0
     checkpoint.delete_run(out)

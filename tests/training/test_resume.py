@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import pickle
 import shutil
 import signal
 from pathlib import Path
@@ -138,9 +139,54 @@ def test_a_checkpoint_that_lost_a_write_costs_the_steps_since_the_one_before(who
     out = back_to(whole, tmp_path / "out", 6)
     os.truncate(out / "step-6" / "__0_0.distcp", 100)
     assert run(out, *RECIPE, *records, "--resume") == 0
-    sentence(capsys, "step-6: a file is missing or cut short")
+    sentence(capsys, "step-6: a file is missing or damaged", "trying the checkpoint before it")
     assert_same_run(out, whole)
     assert checkpoint.find_newest(out).step == 6
+
+
+def test_any_change_of_a_file_that_is_no_tensor_damages_a_checkpoint(whole, tmp_path):
+    """One bit, or a field of state.json."""
+    out = back_to(whole, tmp_path / "out", 6)
+    state = json.loads((out / "step-6" / "state.json").read_text())
+    texts = ["{}", "[]", "null", '{"files": {}}', json.dumps(state | {"recipe": []})]
+    texts += [json.dumps({k: state[k] for k in state if k != name}) for name in state]
+    damaged = [("state.json", text.encode()) for text in texts]
+    for name in ("state.json", ".metadata", "tokenizer.json"):
+        for share in (0, 0.3, 0.5, 0.7, 0.99):
+            text = bytearray((out / "step-6" / name).read_bytes())
+            text[int(share * len(text))] ^= 4
+            damaged.append((name, text))
+    for name, text in damaged:
+        path = out / "step-6" / name
+        sound = path.read_bytes()
+        path.write_bytes(text)
+        assert checkpoint.find_newest(out).step == 4, (name, text[:100])
+        path.write_bytes(sound)
+    assert checkpoint.find_newest(out).step == 6
+
+
+class Evil:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def test_a_checkpoint_runs_no_code_of_those_who_made_it(whole, tmp_path):
+    out = back_to(whole, tmp_path / "out", 6)
+    folder = out / "step-6"
+    text = pickle.dumps(Evil(tmp_path / "made"))
+    (folder / ".metadata").write_bytes(text)
+    state = json.loads((folder / "state.json").read_text())
+    del state["sha256"]
+    state["files"][".metadata"] = len(text)
+    state["sha256"] = checkpoint.hash_without_tensors(folder, state)
+    (folder / "state.json").write_text(json.dumps(state))
+    assert checkpoint.find_newest(out).step == 4
+    with pytest.raises(pickle.UnpicklingError, match="posix.mkdir, which is no part of it"):
+        checkpoint.Reader(folder).read_metadata()
+    assert not (tmp_path / "made").exists()
 
 
 def test_a_full_disk_ends_the_run_in_one_sentence_and_resume_continues(whole, records, tmp_path,
