@@ -10,9 +10,9 @@ import math
 
 import numpy as np
 
-from evaluation.masks import read_npz
 from tools.command import make_parser, report_errors
 from training.config import UserError
+from weights.files import explained
 
 
 def jaccard(a, b):
@@ -69,9 +69,10 @@ def j_and_f(predicted, true):
 def score_files(predicted_path, true_path):
     """Two .npz files with an array (n,t,h,w) for each expression -> means over them.
     UserError if the predicted file lacks the array of an expression."""
-    predicted = read_npz(predicted_path, "--predicted")
-    true = {name: masks for name, masks in read_npz(true_path, "--masks").items()
-            if masks.ndim == 4}
+    with explained(f"--predicted {predicted_path}"):
+        predicted = dict(np.load(predicted_path))
+    with explained(f"--masks {true_path}"):
+        true = {name: masks for name, masks in np.load(true_path).items() if masks.ndim == 4}
     scores = []
     for name, masks in true.items():
         found = predicted.get(name, np.empty(0))
