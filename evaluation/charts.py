@@ -11,7 +11,7 @@ PALE = (215, 212, 206)
 # colour-blind readers can tell these apart (Okabe and Ito)
 COLOURS = (
     INK, (0, 114, 178), (213, 94, 0), (0, 158, 115), (204, 121, 167), (230, 159, 0),
-    (86, 180, 233), (90, 70, 60),
+    (86, 180, 233), (90, 70, 60), (120, 60, 160), (150, 140, 0), (0, 90, 80),
 )
 WIDTH = 1440  # pixels
 HEIGHT = 720
@@ -36,8 +36,8 @@ def powers_of_ten(low, high):
 
 
 def finite(points, log):
-    """The points that can be drawn: y is finite, and above 0 on a logarithmic axis."""
-    points = [(x, y) for x, y in points if y is not None and math.isfinite(y)]
+    """The points that can be drawn: y is a finite number, above 0 on a logarithmic axis."""
+    points = [(x, y) for x, y in points if isinstance(y, (int, float)) and math.isfinite(y)]
     return [(x, y) for x, y in points if y > 0 or not log]
 
 

@@ -10,6 +10,7 @@ import json
 import shlex
 import textwrap
 from contextlib import suppress
+from itertools import chain
 
 import numpy as np
 from PIL import Image
@@ -30,6 +31,7 @@ VIDEO_TARGETS = {"video_point_f1": 0.80, "track_f1": 0.80, "qa_accuracy": 0.90}
 IMAGE_TARGETS = {"point_f1": 0.90, "count_accuracy": 0.93, "caption_exact": 0.75}
 # Progress is drawn after these shares of the steps, the first within a minute.
 PICTURE_SHARES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1)
+MAX_SOURCES = 8  # with a line of their own in loss.png
 
 
 def look(run, model, step):
@@ -176,8 +178,8 @@ def read_scores(lines):
 
 
 def draw_curves(out):
-    """loss.png of the run directory `out`: loss against steps, running means of each source
-    (those in most steps first), and the nll of held-out sets that were scored twice or more."""
+    """loss.png of the run directory `out`: loss against steps, running means of the sources in
+    most steps and of the others together, and the nll of held-out sets scored twice or more."""
     lines = read_log(out / "log.jsonl")
     losses = []
     by_source = {}
@@ -186,8 +188,14 @@ def draw_curves(out):
         for source, value in (line.get("nll_by_source") or {}).items():
             by_source.setdefault(source, []).append((line["step"], value))
     sources = sorted(by_source, key=lambda source: (-len(by_source[source]), source))
+    shown = {"loss": losses, **{source: by_source[source] for source in sources[:MAX_SOURCES]}}
+    if others := sources[MAX_SOURCES:]:
+        values = {}  # of each step
+        for step, value in finite(chain(*(by_source[source] for source in others)), log=True):
+            values.setdefault(step, []).append(value)
+        shown[f"others ({len(others)})"] = [(k, np.mean(values[k])) for k in sorted(values)]
     means = {}
-    for name, points in {"loss": losses, **{s: by_source[s] for s in sources}}.items():
+    for name, points in shown.items():
         if points := finite(points, log=True):
             mean = running_mean(points)
             means[f"{name} {mean[-1][1]:.3f}"] = mean
@@ -198,8 +206,8 @@ def draw_curves(out):
             if isinstance(nll, dict) and "all" in nll:
                 held_out.setdefault(name, {})[step] = nll["all"]
     for name, by_step in held_out.items():
-        if len(by_step) > 1:
-            points = sorted(by_step.items())
+        points = finite(sorted(by_step.items()), log=True)
+        if len(points) > 1:
             means[f"held out {name}".rstrip() + f" {points[-1][1]:.3f}"] = points
     line_chart(means, out / "loss.png", "step", "loss: pale every step, dark the running mean",
                log=True, pale=losses)

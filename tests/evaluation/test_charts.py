@@ -7,6 +7,12 @@ from PIL import Image
 from evaluation import charts
 
 
+def test_only_finite_numbers_are_drawn():
+    points = [(1, 0.5), (2, None), (3, "4"), (4, float("inf")), (5, 0), (6, [7])]
+    assert charts.finite(points, log=False) == [(1, 0.5), (5, 0)]
+    assert charts.finite(points, log=True) == [(1, 0.5)]
+
+
 @pytest.mark.parametrize("log", [False, True])
 def test_a_line_lies_where_its_numbers_are(tmp_path, log):
     """The second of two series, from 0.1 to 1, straight on its axis; the first is out of the

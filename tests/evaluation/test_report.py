@@ -39,6 +39,7 @@ LOG = [
 # which something else has written; they are ignored
 FOREIGN = [[1], 2, {"lr": 1}, {"lr": 1, "step": 9}, {"eval": {"point_f1": 1.0}},
            {"step": 9, "eval": []}, {"step": 9, "eval": {"nll": 1}},
+           {"step": 9, "eval": {"nll": {"all": "x"}}},
            {"step": 9, "eval": {"nll": {"of": 1}, "old": {"nll": [1]}}}]
 
 
@@ -80,6 +81,21 @@ def test_losses_are_drawn_by_source_and_the_later_line_of_a_step_counts(drawn, r
         "loss 2.000": losses, "b 2.500": [(1, 2.0), (2, 2.5)], "a 4.000": [(1, 4.0)],
         "held out 2.250": [(2, 2.5), (3, 2.25)], "held out old 1.750": [(2, 1.5), (3, 1.75)]}
     assert options == {"log": True, "pale": [*losses, (3, None)]}
+
+
+def test_sources_beyond_the_eight_in_most_steps_are_one_line(drawn, tmp_path):
+    """The mean of those that a step has. Of 60 sources the second step has nine."""
+    names = [f"{k:02}" for k in range(60)]
+    steps = [{name: 1.0 + k for k, name in enumerate(names)},
+             dict.fromkeys([*names[1:9], names[59]], 5.0)]
+    (tmp_path / "log.jsonl").write_text("\n".join(
+        json.dumps({"step": step, "loss": 1.0, "lr": {}, "nll_by_source": nll})
+        for step, nll in enumerate(steps, 1)))
+    report.draw_curves(tmp_path)
+    ((series, *_),) = drawn
+    assert list(series) == ["loss 1.000", *(f"{name} 5.000" for name in names[1:9]),
+                            "others (52) 5.000"]
+    assert series["others (52) 5.000"] == [(1, (1 + sum(range(10, 61))) / 52), (2, 5.0)]
 
 
 def test_scores_stand_at_the_minutes_trained_by_then(drawn, run_folder):
