@@ -184,7 +184,7 @@ def test_a_checkpoint_runs_no_code_of_those_who_made_it(whole, tmp_path):
     state["sha256"] = checkpoint.hash_without_tensors(folder, state)
     (folder / "state.json").write_text(json.dumps(state))
     assert checkpoint.find_newest(out).step == 4
-    with pytest.raises(pickle.UnpicklingError, match="posix.mkdir, which is no part of it"):
+    with pytest.raises(pickle.UnpicklingError, match=r"posix\.mkdir, which is no part of it"):
         checkpoint.Reader(folder).read_metadata()
     assert not (tmp_path / "made").exists()
 
@@ -275,6 +275,7 @@ def test_adapters_started_from_the_default_directory_leave_it_and_can_be_resumed
     shutil.rmtree("adapted/step-4")
     resumed = [word for word in flags if word not in ("--init", str(base))]
     assert run("adapted", *resumed, "--resume") == 0
+    assert checkpoint.find_newest(Path("adapted")).state["init"] == str(base)
     shutil.rmtree("adapted/step-4")
     # the same command, too
     assert run("adapted", *flags, "--resume") == 0
