@@ -104,8 +104,7 @@ def collect_questions(records, config, masks_of=None, max_new=None, least=1):
             if masks_of and question.annotation["type"] in LOCATED:
                 misfit = find_misfit(question, masks_of(record, question.index))
                 if misfit:
-                    where = f"{record['id']}/{question.index}"
-                    raise ValueError(f"the masks of {where} {misfit}")
+                    raise ValueError(f"the masks of {record['id']}/{question.index} {misfit}")
             questions.append(question)
     return questions, skipped
 
@@ -253,18 +252,22 @@ def answer(model, tokenizer, batch, masks_of):
 @torch.no_grad()
 def losses_of(model, tokenizer, config, records, skipped):
     """-> [(source, sum of weight * -log p, sum of weights) of each record], with the weights
-    of training (docs/molmo2.md 7.1). Examples are worded as in epoch 0 with seed 0, and
-    whole. skipped: as of prompt_batches."""
-    config = replace(config, max_tokens=math.inf)
+    of training (docs/molmo2.md 7.1). Examples are worded as in epoch 0 with seed 0, and cut
+    off where their text is as long as a row. skipped: as of prompt_batches."""
+    whole = replace(config, max_tokens=math.inf)
     losses = []
     for record in records:
         if record["where"] in skipped:
             continue
         try:
-            example = data.encode(record, tokenizer, config, 0, 0)
+            example = data.encode(record, tokenizer, whole, 0, 0)
         except Unreadable as e:
             skipped[record["where"]] = str(e)
             continue
+        n = len(np.trim_zeros(example.bidir, "b")) + config.max_tokens  # behind visual tokens
+        names = ("tokens", "targets", "weights", "pos", "visible_until", "bidir")
+        example = replace(example, **{name: getattr(example, name)[:n] for name in names})
+        example.visible_until = example.visible_until.clip(max=n)
         batch = packing.collate([[example]], len(example.tokens), config.vision)
         batch = batch.to(model.norm.weight.device)
         weights = batch.weights * (batch.answer == 0)  # without the answers of preferences
