@@ -1,7 +1,7 @@
 """Asks a model about all records of one or more files and scores its answers.
 
     python -m tools.evaluate --model toy --data tests/media/films.jsonl --media tests/media \\
-        --frames 2 4 --max-new 20 --draw runs/pictures --out runs/pictures
+        --frames 2 4 --max-new 20 --draw runs/pictures --out runs/pictures --overwrite
 
 The last line is a JSON object: the metrics of the first file stand at the top, those of
 each other file under its name. With torchrun, each rank evaluates its share of the records.
@@ -50,6 +50,7 @@ def parse(argv):
         "numbers give a table of scores, and the metrics of the last one in full")
     add("--draw", metavar="DIR", help="write pictures of predicted and true points here")
     add("--out", default=".", help="folder for predictions.jsonl (default: here)")
+    add("--overwrite", action="store_true", help="replace predictions.jsonl and the pictures")
     add("--max-new", type=positive, help=(
         "tokens of an answer at most (default: by its kind, 12 to 4096)"))
     add("--device", default="cpu", help="cpu (default), cuda, ..")
@@ -61,6 +62,10 @@ def parse(argv):
     if len(args.masks or []) > len(args.data):
         parser.error(f"--masks names {len(args.masks)} files, --data {len(args.data)}: "
                      "the first belongs to the first, and so on")
+    drawn = Path(args.draw).glob("*.png") if args.draw else ()
+    for path in (Path(args.out, "predictions.jsonl"), *drawn):
+        if path.exists() and not args.overwrite:
+            parser.error(f"{path} exists; name another folder, or replace files by --overwrite")
     return args
 
 

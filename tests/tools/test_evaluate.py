@@ -11,6 +11,7 @@ from tests.evaluation.answers import clip_with_masks
 from tests.evaluation.small_model import MEDIA, save_run
 from tools import evaluate, toy
 from toy.images import World
+from training.config import UserError
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def call(saved_run, tmp_path, capsys):
         status = 0
         try:
             evaluate.main(["--model", str(saved_run), "--out", str(tmp_path / "out"),
-                           *map(str, flags)])
+                           "--overwrite", *map(str, flags)])
         except SystemExit as end:
             status = end.code
         path = tmp_path / "out" / "predictions.jsonl"
@@ -105,6 +106,19 @@ def test_masks_belong_to_their_own_file_and_the_last_files_need_none(call, tmp_p
     metrics = json.loads(out[-1])
     assert "mask" in metrics["hits"]
     assert "mask" not in metrics["b.jsonl"]["hits"]
+
+
+@pytest.mark.parametrize("name", ["out/predictions.jsonl", "drawn/a-0-x.png"])
+def test_what_another_command_wrote_is_replaced_only_with_overwrite(tmp_path, name):
+    path = tmp_path / name
+    flags = ["--model", "none", "--data", "x.jsonl", "--out", str(tmp_path / "out"),
+             "--draw", str(tmp_path / "drawn")]
+    evaluate.parse(flags)
+    path.parent.mkdir()
+    path.touch()
+    with pytest.raises(UserError, match=f"{path} exists; name another folder"):
+        evaluate.parse(flags)
+    evaluate.parse([*flags, "--overwrite"])
 
 
 @pytest.mark.parametrize(("flags", "message"), [
