@@ -170,14 +170,14 @@ def fits(batch):
 
 
 def evaluate(model, tokenizer, config, records, masks_of=None, max_new=None, ranks=None,
-             with_nll=True):
+             with_nll=True, plain=False):
     """Records from a source -> metrics, predictions by record id and annotation.
 
     masks_of(record, annotation index) -> masks of that annotation (masks.py) or None.
     max_new: tokens of an answer at most, in place of answer_limit. with_nll False: no loss.
-    A record whose media cannot be read is named on stderr and counted in `skipped`. Each of
-    `ranks` answers its share of the records with a whole model; batches then differ, and by
-    rounding an answer or two in 100.
+    plain: as of scoring.score. A record whose media cannot be read is named on stderr and
+    counted in `skipped`. Each of `ranks` answers its share of the records with a whole model;
+    batches then differ, and by rounding an answer or two in 100.
     """
     ranks = ranks or Ranks()
     records = list(records)
@@ -189,7 +189,7 @@ def evaluate(model, tokenizer, config, records, masks_of=None, max_new=None, ran
     with tqdm(total=len(questions), desc="evaluation", unit="question", leave=False,
               mininterval=1, delay=1, disable=not (questions and ranks.first)) as bar:
         for batch in prompt_batches(questions, tokenizer, config, skipped):
-            predictions += answer(model, tokenizer, batch, masks_of)
+            predictions += answer(model, tokenizer, batch, masks_of, plain)
             bar.update(len(batch))
     losses = losses_of(model, tokenizer, config, mine, skipped) if with_nll else []
 
@@ -220,7 +220,7 @@ def mean_scores(predictions):
     return result | {f"n_{kind}": n[kind] for kind in TYPES}
 
 
-def answer(model, tokenizer, batch, masks_of):
+def answer(model, tokenizer, batch, masks_of, plain):
     """[(question, prompt), ..] -> predictions, the lines of predictions.jsonl."""
     questions, prompts = zip(*batch, strict=True)
     longest = max(question.max_new for question in questions)
@@ -232,7 +232,7 @@ def answer(model, tokenizer, batch, masks_of):
         is_located = masks_of and annotation["type"] in LOCATED
         masks = masks_of(question.record, question.index) if is_located else None
         times = question.info.times
-        scores = score(question, text, masks)
+        scores = score(question, text, masks, plain)
         new = scores.keys() - {*SCORES, *NO_SCORES}
         assert not new, f"name {new} in SCORES"
         predictions.append({

@@ -33,21 +33,22 @@ class Question:
         return self.record["annotations"][self.index]
 
 
-def score(question, text, masks):
+def score(question, text, masks, plain=False):
     """Text of an answer -> {name: score}; of points and tracks also `predicted`, `true`.
-    masks: the true masks of a point or track annotation (masks.py), or None."""
+    masks: the true masks of a point or track annotation (masks.py), or None. plain: options and
+    counts are read as people write them, not by the official rules (text_metrics.py)."""
     annotation = question.annotation
     if annotation["type"] == "caption":
         recall, precision = text_metrics.score_statements(text, annotation["text"])
         exact = text_metrics.exact_match(text, [annotation["text"]])
         return {"caption_exact": exact, "caption_recall": recall, "caption_precision": precision}
     if annotation["type"] == "count":
-        count = metrics.count_from_text(text)
+        count = metrics.count_from_text(text_metrics.plain_number(text) if plain else text)
         video = medium(question.record) == "video"
         exact, close = metrics.score_count(count, annotation["count"], video)
         return {"count_accuracy": exact, "count_close": close}
     if annotation["type"] == "qa":
-        return score_qa(annotation["turns"][question.turn], annotation["style"], text)
+        return score_qa(annotation["turns"][question.turn], annotation["style"], text, plain)
     true = true_places(question)
     predicted = predicted_places(question, text)
     score_places = score_tracks if annotation["type"] == "track" else score_points
@@ -60,7 +61,7 @@ def score(question, text, masks):
     }
 
 
-def score_qa(turn, style, text):
+def score_qa(turn, style, text, plain=False):
     """After an explanation, the text after "Answer:" counts (docs/molmo2.md 4.3). If several
     options are correct, the answer must list all of them, one per line."""
     said = text.rpartition("Answer:")[2] if "explanation" in turn else text
@@ -69,7 +70,7 @@ def score_qa(turn, style, text):
         lines = said.strip().splitlines() if len(right) > 1 else [said]
         letters = turn.get("letters", True)
         select = text_metrics.select_option
-        chosen = {select(line, turn["options"], letters) for line in lines}
+        chosen = {select(line, turn["options"], letters, plain) for line in lines}
         accuracy = float(chosen == set(right))
         return {"qa_accuracy": accuracy, "choice_accuracy": accuracy}
     answers = turn.get("answers") or [turn["answer"]]

@@ -100,12 +100,18 @@ def relaxed_accuracy(text, answers, tolerance=0.05):
     return float(any(right(answer) for answer in answers))
 
 
-def select_option(text, options, letters=True):
+# the label of an option: as the official code reads it, and as people write it
+LABEL = re.compile(r"^\(?([a-z])(?:[).:]|$)")
+STATED_LABEL = re.compile(r"(?:^|\banswer\W*(?:is\b)?)\W*([a-z])(?=[).:,*]|\W*$)")
+
+
+def select_option(text, options, letters=True, plain=False):
     """The number of the option that a text means, or None for an empty text.
 
     In this order: "B. blue" or "blue" in full; the label in front ("b", "(B)", "B: ..")
     if options have letters; the only option that the text names; the option with the
     fewest edits, the first of equals (as in the official code, which rejects no answer).
+    plain: the label may also be stated, as in "Answer: B", "**B**" and "The answer is b."
     """
     said = normalize_blanks(text)
     names = [normalize_blanks(option) for option in options]
@@ -115,14 +121,24 @@ def select_option(text, options, letters=True):
         labelled = f"{string.ascii_lowercase[k]}. {name}".rstrip(". ")
         if said.rstrip(".") in (name.rstrip("."), labelled):
             return k
-    label = re.match(r"\(?([a-z])(?:[).:]|$)", said) if letters else None
-    if label and ord(label.group(1)) - ord("a") < len(options):
-        return ord(label.group(1)) - ord("a")
+    labels = (STATED_LABEL if plain else LABEL).findall(said) if letters else []
+    if labels and ord(labels[-1]) - ord("a") < len(options):
+        return ord(labels[-1]) - ord("a")
     named = [k for k, name in enumerate(names)
              if name and re.search(rf"(?<!\w){re.escape(name)}(?!\w)", said)]
     if len(named) == 1:
         return named[0]
     return min(range(len(names)), key=lambda k: levenshtein(names[k], said))
+
+
+def plain_number(text):
+    """The only number of a text, as digits: "3" of "Three cats.", "1234" of "1,234", "0" of
+    "No cats."; of none or several the text with digits, which metrics.count_from_text reads."""
+    text = re.sub(r"(?<=\d),(?=\d{3}\b)", "", text)
+    digits = DIGITS | {"no": "0"}
+    text = re.sub("[A-Za-z]+", lambda word: digits.get(word[0].lower(), word[0]), text)
+    numbers = re.findall(r"\d+", text)
+    return numbers[0] if len(numbers) == 1 else text
 
 
 def statements(caption):

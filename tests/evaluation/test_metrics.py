@@ -129,6 +129,12 @@ def test_defect_a_bare_number_counts_as_a_count():
     assert metrics.score_count(count, case["input"]["gt"]) == (1, 1)
 
 
+def test_a_count_of_thousands_of_digits_is_wrong():
+    for text in ("{}", "a total of {}", "There are {}"):
+        count = metrics.count_from_text(text.format("9" * 5000))
+        assert metrics.score_count(count, 9) == (0, 0)
+
+
 def test_defect_none_and_a_leading_number_are_read_for_a_video():
     official = [c for c in CASES if c["kind"] == "video_count" and is_defective(c)]
     assert [c["expected"]["valid"] for c in official] == [False, False]

@@ -3,6 +3,8 @@
 The answers come from a function in place of a model; the questions go the way of tools.evaluate.
 """
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -72,6 +74,16 @@ def test_a_question_is_scored_as_its_style_and_its_answers_ask_for(turn, style, 
     assert scoring.score_qa(turn, style, text) == scores
 
 
+def test_counts_and_options_are_read_by_the_official_rules_or_by_the_plain_ones(tmp_path):
+    turn = {"question": "Which?", "options": ["x", "y"], "answer_idx": 1}
+    records = source(tmp_path, {"image": "coins.png", "annotations": [
+        {"type": "count", "label": "coins", "count": 3}, {"type": "qa", **turn}]})
+    answers = ("Three.", "The answer is b.")
+    for plain, right in ((False, 0), (True, 1)):
+        metrics, _ = evaluate_answers(records, lambda q: answers[q.index], plain=plain)
+        assert (metrics["count_accuracy"], metrics["choice_accuracy"]) == (right, right)
+
+
 def test_points_lie_on_the_image_they_name_in_its_own_pixels(tmp_path):
     """chelsea is 451 x 300, coffee 600 x 400. The second point of the answer is right but for the
     image that it names."""
@@ -108,6 +120,24 @@ def test_a_track_from_a_point_is_scored_after_it_and_for_its_object_alone(tmp_pa
     assert true == [(2.0, 3, 0.5), (3.0, 3, 0.7)]
     assert row["hota"] == 1
     assert 'coords="1.0 1 300 800"' in row["prompt"]
+
+
+def test_masks_are_read_when_they_are_asked_for(tmp_path):
+    path = tmp_path / "masks.npz"
+    one = np.zeros((1, 500, 500), bool)
+    np.savez(path, **{f"{k}/0": one for k in range(20)})
+    tracemalloc.start()
+    masks_of = open_masks(path)
+    assert all(np.array_equal(masks_of({"id": k}, 0), one) for k in range(20))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 5 * one.nbytes
+    assert masks_of({"id": 20}, 0) is None
+    damaged = bytearray(path.read_bytes())
+    damaged[1000] = 1
+    path.write_bytes(damaged)
+    with pytest.raises(ValueError, match=r"--masks .*masks\.npz cannot be used"):
+        open_masks(path)({"id": 0}, 0)
 
 
 def test_points_and_tracks_of_a_clip_are_compared_with_masks_on_its_own_clock(tmp_path):

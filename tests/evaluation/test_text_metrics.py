@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from evaluation import text_metrics
+from evaluation import metrics, text_metrics
 
 FILE = Path(__file__).parents[1] / "conformance" / "eval_metrics.json"
 CASES = json.loads(FILE.read_text())["text_metrics"]
@@ -63,6 +63,33 @@ def test_vqa_answers_are_compared_without_what_does_not_matter(text, same):
 def test_an_option_is_found_by_its_words_its_label_or_the_fewest_edits(text, letters, chosen):
     """By edits, the first of equals, where no option is named or several are."""
     assert text_metrics.select_option(text, ["a stem", "a root", "a leaf"], letters) == chosen
+
+
+@pytest.mark.parametrize(("text", "official", "plain"), [
+    ("Answer: D", 2, 3), ("**B**", 2, 1), ("The correct answer is d.", 1, 3),
+    ("**Answer:** a", 2, 0), ("Not a. The answer is C.", 1, 2), ("(C)", 2, 2),
+    # no letter is stated
+    ("The answer is a red point", 0, 0), ("A red point", 0, 0), ("Answer: Z", 2, 2),
+    ("", None, None),
+])
+def test_a_letter_that_is_stated_is_read_by_the_plain_rule_alone(text, official, plain):
+    options = ["red point", "the blue point", "green", "none of them"]
+    select = text_metrics.select_option
+    assert select(text, options) == official
+    assert select(text, options, plain=True) == plain
+    assert select(text, options, False, True) == select(text, options, False)
+    assert select("A. Smith", ["B. Jones", "A. Smith"], plain=True) == 1
+
+
+@pytest.mark.parametrize(("text", "official", "plain"), [
+    ("three", None, 3), ("1,234", None, 1234), ("No cats.", None, 0), ("There are none.", 0, 0),
+    ("There are 1,234,567 of them.", 1, 1_234_567), ("I count Ten cats", None, 10), ("7", 7, 7),
+    ("2 or 3", None, None), ("many", None, None),
+    ('<points coords="1 1 350 750 2 800 200">no cats</points>', 2, 2),
+])
+def test_a_count_in_words_is_read_by_the_plain_rule_alone(text, official, plain):
+    assert metrics.count_from_text(text) == official
+    assert metrics.count_from_text(text_metrics.plain_number(text)) == plain
 
 
 def test_statements_of_a_caption_count_as_often_as_they_are_made():

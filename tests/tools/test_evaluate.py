@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.evaluation.answers import clip_with_masks
-from tests.evaluation.small_model import MEDIA, save_run
+from tests.evaluation.small_model import DATA, MEDIA, save_run
 from tools import evaluate, toy
 from toy.images import World
 from training.config import UserError
@@ -119,6 +119,23 @@ def test_what_another_command_wrote_is_replaced_only_with_overwrite(tmp_path, na
     with pytest.raises(UserError, match=f"{path} exists; name another folder"):
         evaluate.parse(flags)
     evaluate.parse([*flags, "--overwrite"])
+
+
+def test_answers_are_read_by_the_official_rules_if_the_plain_ones_are_not_named(
+        monkeypatch, tmp_path, capsys):
+    def scores(*args, plain, **options):
+        return {"skipped": 0, "plain": plain}, []
+
+    monkeypatch.setattr(evaluate, "evaluate", scores)
+    lines = []
+    for flags in ([], ["--read-answers", "plain"]):
+        args = evaluate.parse(["--model", "none", "--data", "x.jsonl", "--out", str(tmp_path),
+                               "--overwrite", *flags])
+        result = evaluate.evaluate_set(args, (None, None, DATA), "x.jsonl", [{}], None, None)
+        evaluate.report(args, [result], None)
+        lines.append(json.loads(capsys.readouterr().out))
+    assert lines == [{"skipped": 0, "plain": False},
+                     {"skipped": 0, "plain": True, "read_answers": "plain"}]
 
 
 @pytest.mark.parametrize(("flags", "message"), [
