@@ -252,8 +252,8 @@ def answer(model, tokenizer, batch, masks_of, plain):
 @torch.no_grad()
 def losses_of(model, tokenizer, config, records, skipped):
     """-> [(source, sum of weight * -log p, sum of weights) of each record], with the weights
-    of training (docs/molmo2.md 7.1). Examples are worded as in epoch 0 with seed 0, and cut
-    off where their text is as long as a row. skipped: as of prompt_batches."""
+    of training (docs/molmo2.md 7.1). Examples are worded as in epoch 0 with seed 0. A text that
+    is longer than a row is cut off: it would take minutes. skipped: as of prompt_batches."""
     whole = replace(config, max_tokens=math.inf)
     losses = []
     for record in records:

@@ -181,7 +181,7 @@ def count_from_text(text):
         or re.match(r"\s*There (?:are|is) (\d+)\b", text)
     )
     if stated:
-        return int(stated.group(1)[:4300])  # Python reads no longer ones
+        return int(stated.group(1)[:4300])  # int() reads no more digits
     return len(parse_points(text, 1, 1)) or None
 
 

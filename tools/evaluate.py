@@ -67,7 +67,7 @@ def parse(argv):
     drawn = Path(args.draw).glob("*.png") if args.draw else ()
     for path in (Path(args.out, "predictions.jsonl"), *drawn):
         if path.exists() and not args.overwrite:
-            parser.error(f"{path} exists; name another folder, or replace files by --overwrite")
+            parser.error(f"{path} exists; name another folder, or add --overwrite")
     return args
 
 
