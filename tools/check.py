@@ -9,7 +9,6 @@ Exit status: 0 nothing is wrong, 1 something is, 2 a file is missing.
 """
 
 import hashlib
-import math
 import sys
 from collections import Counter
 from pathlib import Path
@@ -21,7 +20,7 @@ from records.media import MAX_FRAMES, read_image
 from records.parse import THOUSANDTHS, like_thousandths, unlikely_units
 from records.reader import Records
 from records.visual import read_headers
-from tools.command import make_parser, report_errors, whole_number
+from tools.command import frame_rate, make_parser, report_errors, whole_number
 from training.planner import has_loss
 from training.sources import OPTIONS, read_mix
 
@@ -125,13 +124,11 @@ def main(argv=None):
         "(default: the folder media/ beside the file, else its own folder)")
     add("--decode", action="store_true",
         help="also decode every image, and the frames of every video that training uses")
-    add("--fps", type=float, default=2.0, help="frames per second at most (default 2)")
+    add("--fps", type=frame_rate, default=2.0, help="frames per second at most (default 2)")
     add("--max-frames", type=whole_number(1, MAX_FRAMES), default=128,
         help="of a video at most (default 128: stage 2)")
     add("--all", action="store_true", help=f"print all mistakes, not only {MAX_PRINTED} of a file")
     args = parser.parse_args(argv)
-    if not 0 < args.fps < math.inf:
-        parser.error(f"--fps {args.fps} must be a number above 0")
     # how many images a run takes is its own affair
     config = DataConfig(max_images=10**6, fps=args.fps, max_frames=args.max_frames)
     entries = [{"path": args.file}]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from records.check import KINDS, is_kind
 from records.errors import Unreadable, warn
 from training.checkpoint import lock
 from training.config import Parser, RunError, UserError
@@ -36,6 +37,13 @@ def whole_number(least, most=sys.maxsize):
 
 
 positive = whole_number(1)
+
+
+def frame_rate(text):
+    """The type of a flag: frames per second, a number above 0."""
+    if not is_kind(float(text), "positive"):
+        raise argparse.ArgumentTypeError(f"{text} must be {KINDS['positive'][0]}")
+    return float(text)
 
 
 def read_beginning(path):

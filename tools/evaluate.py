@@ -111,7 +111,7 @@ def evaluate_set(args, loaded, name, records, masks_of, ranks):
 
 def report(args, results, benchmark):
     """predictions.jsonl, pictures and a table; metrics as JSON on the last line."""
-    with open(Path(args.out) / "predictions.jsonl", "w") as out:
+    with open(Path(args.out) / "predictions.jsonl", "w", encoding="utf-8") as out:
         for line in chain.from_iterable(of_file.lines for of_file in results):
             out.write(json.dumps(line) + "\n")
     for k, of_file in enumerate(results):

@@ -28,12 +28,18 @@ from tqdm import tqdm
 
 import vision
 from data import DataConfig
-from records.check import KINDS, is_kind
 from records.errors import require_file
 from records.media import MAX_FRAMES
 from records.reader import Records, stamp_of
 from records.visual import read_headers
-from tools.command import make_parser, own_folder, positive, report_errors, whole_number
+from tools.command import (
+    frame_rate,
+    make_parser,
+    own_folder,
+    positive,
+    report_errors,
+    whole_number,
+)
 from tools.prepare.annotations import require
 from tools.prepare.collect import count_skips, to_json
 from training.loader import end_with_parent
@@ -126,15 +132,13 @@ def main(argv=None):
     add("records", help="a file of records with videos (.jsonl)")
     add("out", help="new folder for records.jsonl and media/")
     add("--media", metavar="DIR", help="where the paths in the records start")
-    add("--fps", type=float, default=2.0, help="frames per second at most (default 2)")
+    add("--fps", type=frame_rate, default=2.0, help="frames per second at most (default 2)")
     add("--max-frames", type=whole_number(1, MAX_FRAMES), default=384,
         help="per clip at most (default 384: stage 3)")
     add("--size", type=positive, default=378, help="of a frame in pixels (default 378, a crop)")
     add("--format", choices=("jpg", "png"), default="jpg", help="jpg (default, quality 95) or png")
     add("--workers", type=positive, default=1, help="processes that decode (default 1)")
     args = parser.parse_args(argv)
-    if not is_kind(args.fps, "positive"):
-        parser.error(f"--fps {args.fps}: must be {KINDS['positive'][0]}")
     source = Records(args.records, args.media)
     with own_folder(args.out, "tools.prepare frames", [source.path, source.media]) as out:
         print(json.dumps(write(source, args, out)))

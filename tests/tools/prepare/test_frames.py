@@ -187,8 +187,8 @@ def test_the_command_writes_only_what_it_has_made(tmp_path, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize(("flags", "words"), [
-    (["--fps", "nan"], "--fps nan: must be a number from 1e-9 to 1e12"),
-    (["--fps", "inf"], "--fps inf"),
+    (["--fps", "nan"], "argument --fps: nan must be a number from 1e-9 to 1e12"),
+    (["--fps", "inf"], "argument --fps: inf must be"),
     (["--max-frames", "2049"], "--max-frames: 2049 must be at most 2048"),
 ])
 def test_senseless_numbers_are_refused(tmp_path, capsys, flags, words):
