@@ -26,7 +26,7 @@ from records import visual
 from records.errors import Unreadable, encodable
 from records.media import preference_name
 from records.mixture import rng_for
-from text.prompts import turn_weights, turns_of
+from text.prompts import has_points, turn_weights, turns_of
 from text.tokenizer import chat
 from text.visual_tokens import images_tokens, video_tokens
 from vision import RELEASED, VisionConfig
@@ -36,6 +36,9 @@ from vision import RELEASED, VisionConfig
 class DataConfig:
     max_tokens: int = 2536           # tokens of an example, and of a row (paper: Table 12)
     max_crops: int = 8               # high-resolution crops of an image at most
+    high_res_share: float = 0.0      # share of the images with points that get more crops:
+    high_res_crops: int = 24         # at most so many, where no annotation is dropped for them
+    seen_crops: int = 0              # crops of an image that the weights of --init have seen
     max_images: int = 5              # a record with more images is skipped (docs/molmo2.md 2.4)
     max_frames: int = 128            # frames of a video at most: 16, 128, 384 in stages 1, 2, 3
     fps: float = 2.0                 # frames per second of a video at most
@@ -50,6 +53,11 @@ class DataConfig:
     point_weight: float = 1.0        # loss weight of points, counts and tracks
     video_caption_weight: float = 1.0  # loss weight of captions of videos
     vision: VisionConfig = RELEASED  # the model's
+
+    def most_crops(self):
+        """The most crops of an image that training shows, or the weights of --init have seen."""
+        high_res_crops = self.high_res_crops if self.high_res_share else 0
+        return max(self.max_crops, self.seen_crops, high_res_crops)
 
 
 class RecordReader(Protocol):
@@ -217,9 +225,22 @@ def select_crops(example, shard):
 # record -> Example
 
 
+def build(record, info, tokenizer, config, seed, epoch):
+    """-> an Example without its pixels, and the config by which its crops are cut: of a share of
+    the images with points it allows more of them (paper: 3.2; docs/molmo2.md 2.4)."""
+    example = build_tree(record, info, tokenizer, config, seed, epoch)
+    is_drawn = rng_for(seed, record["key"], epoch, "crops").random() < config.high_res_share
+    if is_drawn and len(record.get("images", ())) == 1 and has_points(record):
+        larger = replace(config, max_crops=max(config.high_res_crops, config.max_crops))
+        candidate = build_tree(record, info, tokenizer, larger, seed, epoch)
+        if candidate.dropped_branches == example.dropped_branches:
+            return candidate, larger
+    return example, config
+
+
 @encodable()
 def build_tree(record, info, tokenizer, config, seed, epoch):
-    """Everything of an example but its pixels -> Example."""
+    """-> an Example without its pixels."""
     rng = rng_for(seed, record["key"], epoch)
     of_video = info.times is not None
     if of_video:
@@ -263,7 +284,8 @@ def segments_of(a, record, info, tokenizer, config, rng):
 def size(record, tokenizer, config, seed, epoch):
     """(tokens, crops) of an example, without decoding; Unreadable as read_headers."""
     info = visual.read_headers(record, config)
-    return size_of(build_tree(record, info, tokenizer, config, seed, epoch), info, config)
+    example, config = build(record, info, tokenizer, config, seed, epoch)
+    return size_of(example, info, config)
 
 
 def size_of(example, info, config):
@@ -276,7 +298,7 @@ def size_of(example, info, config):
 def encode(record, tokenizer, config, seed, epoch, shard=None):
     """A record -> Example; with a CropShard: only the crops of that rank. Unreadable."""
     info = visual.read_headers(record, config)
-    example = build_tree(record, info, tokenizer, config, seed, epoch)
+    example, config = build(record, info, tokenizer, config, seed, epoch)
     if not info.sizes:
         return example
     n_crops = visual.crops_per_image(info, config)

@@ -27,11 +27,9 @@ import packing
 
 
 def evaluation_config(config, max_crops=None, max_frames=None):
-    """The DataConfig of training -> the one to ask the model with (docs/molmo2.md 2.4, 14):
-    24 crops per image, 20 images, 384 frames, unless training had more. A model trained
-    with fewer than 8 crops, like the toy, keeps that number."""
-    most_crops = 24 if config.max_crops >= 8 else 0
-    return replace(config, max_crops=max_crops or max(config.max_crops, most_crops),
+    """The DataConfig of training -> the one of inference (docs/molmo2.md 2.4, 14): as many crops
+    of an image as training has shown, 20 images and 384 frames, unless training had more."""
+    return replace(config, max_crops=max_crops or config.most_crops(),
                    max_images=max(config.max_images, 20),
                    max_frames=max_frames or max(config.max_frames, 384))
 

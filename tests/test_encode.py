@@ -16,7 +16,7 @@ from records import media
 from records.errors import Unreadable
 from records.reader import Records
 from records.visual import VideoClip, clip_times, read_headers
-from tests.records.samples import CAPTION, QA, image, write
+from tests.records.samples import CAPTION, POINT, QA, image, write
 from tests.records.visual_records import (
     CONFIG,
     GREY_FRAMES,
@@ -33,6 +33,7 @@ from text.tokenizer import ByteTokenizer
 from text.visual_tokens import shift_subtitles
 from toy.world import WORDS
 from training.setup import largest_example
+from vision import RELEASED
 
 MEDIA = Path(__file__).parent / "media"
 TOKENIZER = ByteTokenizer(WORDS)
@@ -108,6 +109,31 @@ def test_size_equals_what_encode_gives_on_a_thousand_records_of_all_kinds(folder
         n_dropped += example.dropped_branches
     assert kinds == {"video", "images", "image", "text"}
     assert n_dropped > 100
+
+
+def test_three_images_in_ten_with_points_have_up_to_24_crops(tmp_path):
+    """Paper 3.2, by the crops and visual tokens of the official code. Captions and several images
+    have at most 8, and so has an image whose annotation would be dropped."""
+    Image.new("L", (1024, 768)).save(tmp_path / "a.png")
+    point = {**POINT, "points": [{"x": 0.5, "y": 0.5, "image": 0}]}
+    records = open_records(tmp_path, image(POINT, image="a.png"), image(CAPTION, image="a.png"),
+                           {"images": ["a.png", "a.png"], "annotations": [point]})
+    config = replace(CONFIG, vision=RELEASED, max_tokens=4096, max_crops=8, high_res_share=0.3)
+
+    def crops_of(record, **fields):
+        sizes = [data.size(record, BYTES, replace(config, **fields), 0, k) for k in range(300)]
+        return Counter(n for _, n in sizes)
+
+    found = crops_of(records[0])
+    assert found.keys() == {7, 13}
+    assert 60 < found[13] < 120
+    assert crops_of(records[0], max_tokens=1640) == {7: 300}         # no room for the answer
+    assert crops_of(records[1]) == {7: 300}
+    assert crops_of(records[2]) == {14: 300}
+    for epoch in range(10):
+        example = data.encode(records[0], BYTES, config, 0, epoch)
+        assert (n_crops(example), len(example.pool_dst)) in ((7, 955), (13, 1582))
+        assert data.size(records[0], BYTES, config, 0, epoch)[1] == n_crops(example)
 
 
 def learned(example):

@@ -55,6 +55,11 @@ def turn_weights(annotation):
     return [turn["weight"] for turn in annotation.get("turns", [{"weight": 1}])]
 
 
+def has_points(record):
+    """Does an annotation of a record point or count?"""
+    return any(annotation["type"] in ("point", "count") for annotation in record["annotations"])
+
+
 def clock(time):
     """75.5 -> "00:01:15.5" """
     tenths = round(time * 10)

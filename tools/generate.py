@@ -58,7 +58,7 @@ def parse(argv):
         "last second of the video (default: its end)"))
     add("--subtitles", metavar="F", help=".srt or .vtt, by the clock of the video")
     add("--max-crops", type=positive, metavar="N",
-        help="crops of an image at most (default 24; for the toy as in training)")
+        help="crops of an image at most (default: as in training; released models: 24)")
     add("--max-new", type=positive, default=256, help="tokens of the answer at most (default 256)")
     add("--temperature", type=float, default=0.0, help=(
         "of the sampling; 0: greedy decoding (default)"))

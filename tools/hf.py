@@ -78,7 +78,8 @@ def main(argv=None):
             files.import_extra("tokenizers")
             model = start_from_base(args.source, args.siglip)
             tokenizer = extended_tokenizer(args.source, model.config.n_vocab)
-            data_config = DataConfig(**RELEASED_SETTINGS)
+            # unlike a released model, it has seen no image of 24 crops
+            data_config = DataConfig(**RELEASED_SETTINGS | {"high_res_share": 0})
         else:
             model, tokenizer, data_config = open_model_folder(args.source, dtype=dtype)
         if args.command == "export":

@@ -50,8 +50,9 @@ def count_records(sources, tokenizer, config):
             try:
                 record = source[i]
                 info = read_headers(record, config.data)
-                example = data.build_tree(record, info, tokenizer, config.data, config.seed, 0)
-                size = data.size_of(example, info, config.data)
+                example, used_config = data.build(record, info, tokenizer, config.data,
+                                                  config.seed, 0)
+                size = data.size_of(example, info, used_config)
                 reason = skip_reason(record, size, config)
             except Unreadable as e:
                 reason = str(e)

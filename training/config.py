@@ -116,6 +116,9 @@ CHOICES = {
 RANGES = {
     "steps batch micro_batch cp pack_crops pool_size crop_bucket": (1, inf),
     "data.max_tokens data.max_crops data.max_images data.max_points": (1, inf),
+    "data.high_res_crops": (1, inf),
+    "data.high_res_share": (0, 1),
+    "data.seen_crops": (0, inf),
     "data.max_frames": (1, MAX_FRAMES),
     "shard cp_heads save_every keep workers vit_steps uncheckpointed_blocks": (0, inf),
     "lora.rank eval_images data.n_transcripts data.length_hint": (0, inf),
@@ -268,6 +271,9 @@ def make_config(stage, tiny, preset, fields=()):
     # a laptop's batch may be smaller than the recipe's micro-batch, a short run than its stage 0
     config = replace(config, micro_batch=min(config.micro_batch, config.batch),
                      vit_steps=min(config.vit_steps, config.steps))
+    if config.data.high_res_share:  # the crops and the global view of an image fit a pack
+        high_res_crops = max(min(config.data.high_res_crops, config.pack_crops - 1), 1)
+        config = override(config, "data.high_res_crops", high_res_crops)
     if config.cp_exchange == "gather":
         config = replace(config, cp_heads=config.cp_heads or 1)
     return config

@@ -143,15 +143,19 @@ def find_start(args, config, world, resume_from=None):
     weights = resume_from.init
     folder = resume_from.folder
     shape = config.model
+    seen_crops = config.data.seen_crops
     where = "--model"
     try:
         if weights is not None:
             where = f"--init {weights}"
-            folder, shape, _ = files.describe(weights)
+            model_folder = files.describe(weights)
+            folder, shape, _ = model_folder
+            seen_crops = files.read_data_config(model_folder).most_crops()
         elif folder:
             where = "--resume"
             with files.explained(folder):
                 shape = files.config_from_dict(resume_from.state["model"], shape)
+                seen_crops = json.loads(resume_from.state["recipe"]["data.seen_crops"])
         if folder:
             tokenizer = load_tokenizer(folder, shape.n_vocab)
         else:
@@ -165,7 +169,8 @@ def find_start(args, config, world, resume_from=None):
     if asked_for and config.model != found:
         raise UserError(f"{where}: its model has another shape than --preset and --model.* name; "
                         "take these flags out")
-    return Start(tokenizer, weights, not folder), replace(config, model=shape)
+    data_config = replace(config.data, seen_crops=seen_crops)
+    return Start(tokenizer, weights, not folder), replace(config, model=shape, data=data_config)
 
 
 def open_model(config, start, world):
@@ -269,7 +274,7 @@ def largest_example(config, n_crops, n_vocab, shard=None):
     source = np.concatenate([np.where(view < 0, -1, view + k * n_patch) for k in range(n_crops)])
     source = source[: config.max_tokens - 1]
     example.images = np.zeros((n_crops, n_patch, config.vision.n_pixel), np.uint8)
-    example.image_id = np.arange(n_crops, dtype=np.int32) // (1 + config.max_crops)
+    example.image_id = np.arange(n_crops, dtype=np.int32) // (1 + config.most_crops())
     example.pool_src = np.pad(source, ((0, 0), (0, 5)), constant_values=-1)
     example.pool_dst = np.arange(1, 1 + len(source))
     return data.select_crops(example, shard)

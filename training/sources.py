@@ -184,7 +184,8 @@ def fingerprint(sources, rates, tokenizer, config):
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save(folder)
         files = b"".join(path.read_bytes() for path in sorted(Path(folder).iterdir()))
-    found = {f"data.{key}": value for key, value in dataclasses.asdict(config.data).items()}
+    found = {f"data.{key}": value for key, value in dataclasses.asdict(config.data).items()
+             if key != "seen_crops"}  # of evaluation alone
     found |= {name: getattr(config, name) for name in ("seed", "pool_size", "pack_crops")}
     found["tokenizer"] = hashlib.sha256(files).hexdigest()
     found["data"] = [[source.name, rate, source.fingerprint]

@@ -244,15 +244,19 @@ def open_model_folder(folder, device="cpu", dtype=torch.float32):
     ValueError in one sentence if one of them cannot be read."""
     with explained(f"--device {device}"):
         torch.zeros(1, device=device)
-    path, config, _ = describe(folder)
-    tokenizer = load_tokenizer(path, config.n_vocab)
+    found = describe(folder)
+    tokenizer = load_tokenizer(found.path, found.config.n_vocab)
+    return load(folder, dtype, device), tokenizer, read_data_config(found)
+
+
+def read_data_config(folder):
+    """A ModelFolder -> the DataConfig that its model was trained with; ValueError."""
     data_config = DataConfig(**RELEASED_SETTINGS)
-    settings = path / "data.json"
+    settings = folder.path / "data.json"
     if settings.is_file():
         with explained(settings):
             data_config = config_from_dict(json.loads(settings.read_bytes()), DataConfig())
-    data_config = dataclasses.replace(data_config, vision=config.vision)
-    return load(folder, dtype, device), tokenizer, data_config
+    return dataclasses.replace(data_config, vision=folder.config.vision)
 
 
 def gather_on_each(model, ranks, device, dtype):

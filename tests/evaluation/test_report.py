@@ -159,7 +159,7 @@ def test_given_records_are_scored_as_by_tools_evaluate(evaluated, monkeypatch, t
     metrics = report.final_scores(run, None, tmp_path / "samples")
     assert metrics.pop("b.jsonl") == {**metrics, "n_records": 1}
     assert metrics["n_records"] == len(records)
-    asked = replace(DATA, max_crops=24, max_frames=384, max_images=20)
+    asked = replace(DATA, max_crops=8, max_frames=384, max_images=20)
     for given, masks_of, options in evaluated:
         assert masks_of is None
         assert options == {"config": asked, "ranks": Ranks()}

@@ -85,7 +85,7 @@ def test_every_field_is_a_flag_of_its_type():
     config = config_of()
     for name, value in field_values(config).items():
         if name in ("stage", "preset", "vit_steps", "uncheckpointed_blocks", "batch", "lora.rank",
-                    "deterministic", "beta"):
+                    "deterministic", "beta", "data.high_res_share"):
             continue
         wanted = other[type(value)](value)
         text = ",".join(map(str, wanted)) if isinstance(wanted, tuple) else str(wanted)
@@ -138,6 +138,14 @@ def test_help_lists_every_field_with_its_meaning_and_the_default_of_the_recipe(
     assert "--clip X largest gradient norm, of each parameter group by itself (default" in text
     assert "--lr.llm X peak learning rates: the decoder (default" in text
     assert "--data FILE" in text
+
+
+def test_an_image_of_high_resolution_fits_a_pack():
+    def high_res_crops(*words):
+        return parse([*words, "--data", "x.jsonl"])[1].data.high_res_crops
+
+    assert high_res_crops("--stage", "2") == 24
+    assert high_res_crops("--stage", "2", "--pack_crops", "16") == 15    # and the global view
 
 
 def test_every_number_has_a_range():

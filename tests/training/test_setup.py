@@ -1,5 +1,6 @@
 """What a run starts with is checked before anything is built or written."""
 
+import dataclasses
 import json
 import os
 from dataclasses import replace
@@ -13,9 +14,13 @@ import model as models
 import packing
 import train
 from evaluation import report
+from evaluation.generate import evaluation_config
+from tests.evaluation.small_model import CONFIG, save_run
 from tests.training.runs import SMALL, logged, run, sentence
 from tools import evaluate
+from toy import world
 from training import setup
+from training.checkpoint import Checkpoint, recipe_fields
 from training.config import UserError, parse
 from training.ranks import Ranks
 from training.setup import choose_layout, layout_error, pick_device
@@ -203,3 +208,17 @@ def test_sharding_workers_and_compilation_go_by_the_machine_or_the_flags(
         found = choose_layout(*parse([*TINY, *flags]), torch.device(device))
         assert torch._dynamo.config.suppress_errors == (device == "cuda")
     assert (found.shard, found.workers, found.compile) == expected
+
+
+def test_a_run_knows_how_many_crops_the_weights_before_it_have_seen(tmp_path):
+    """Inference takes so many: of a run with 24, of one that went on from there with 8."""
+    args, config = parse(["--stage", "1", "--tiny", "--data.max_crops=8",
+                          "--init", str(save_run(tmp_path))])
+    for settings, seen in (({"max_crops": 2}, 8), ({"max_crops": 8, "high_res_share": 0.3}, 24),
+                           ({"max_crops": 8, "seen_crops": 24}, 24)):
+        (tmp_path / "data.json").write_text(json.dumps(settings))
+        _, found = setup.find_start(args, config, world)
+        assert evaluation_config(found.data).max_crops == seen
+    state = {"model": dataclasses.asdict(CONFIG), "recipe": recipe_fields(found)}
+    resumed = Checkpoint(tmp_path, 1, state)
+    assert setup.find_start(args, config, world, resumed)[1].data.seen_crops == 24
