@@ -192,36 +192,6 @@ def layout(trunk, is_visual, branches, config, max_tokens=math.inf):
 
 
 # --------------------------------------------------------------------------------------------------
-# crops of one rank
-
-
-@dataclass(frozen=True)
-class CropShard:
-    """Assigns each image or frame of an example to one of the `cp_size` ranks that share its row:
-    the rank whose slice of the row's crops contains its midpoint."""
-    cp_rank: int
-    cp_size: int
-    before: int                      # crops in the row before this example
-    total: int                       # crops in the row
-
-    def ranks(self, n_crops):
-        """Crops of each image -> (n,) the rank that has it."""
-        n_crops = np.asarray(n_crops, np.int64)
-        midpoint = self.before + n_crops.cumsum() - n_crops / 2
-        rank = (midpoint * self.cp_size / max(self.total, 1)).astype(np.int32)
-        return rank.clip(0, self.cp_size - 1)
-
-
-def select_crops(example, shard):
-    """An Example with all of its crops -> with those of one rank only."""
-    if shard is None or example.image_id is None:
-        return example
-    images, of_crop = np.unique(example.image_id, return_inverse=True)
-    cp_rank = shard.ranks(np.bincount(of_crop, minlength=len(images)))[of_crop]
-    return replace(example, images=example.images[cp_rank == shard.cp_rank], cp_rank=cp_rank)
-
-
-# --------------------------------------------------------------------------------------------------
 # record -> Example
 
 
@@ -296,7 +266,7 @@ def size_of(example, info, config):
 
 
 def encode(record, tokenizer, config, seed, epoch, shard=None):
-    """A record -> Example; with a CropShard: only the crops of that rank. Unreadable."""
+    """A record -> Example; with a parallel.CropShard: only the crops of its rank. Unreadable."""
     info = visual.read_headers(record, config)
     example, config = build(record, info, tokenizer, config, seed, epoch)
     if not info.sizes:

@@ -1,7 +1,7 @@
 """One step over many GPUs (paper: long-context training; docs/molmo2.md 11).
 
 in    a Molmo2; on each rank of a context-parallel group a Batch with the tokens of the whole row
-      and the crops of this rank (data.CropShard)
+      and the crops of this rank (CropShard)
 out   the model with attention and vision over ranks, sharded weights; the rank's part of the Batch
 
 A world of dp x cp ranks: the cp ranks of a group hold the same rows, cut along the tokens; dp
@@ -136,6 +136,33 @@ def gathered(attend, group):
 
 # --------------------------------------------------------------------------------------------------
 # vision shared over ranks: each pools its own crops, and sends tokens to where they are needed
+
+
+@dataclasses.dataclass(frozen=True)
+class CropShard:
+    """Assigns each image or frame of an example to one of the `cp_size` ranks that share its row:
+    the rank whose slice of the row's crops contains its midpoint."""
+    cp_rank: int
+    cp_size: int
+    before: int                      # crops in the row before this example
+    total: int                       # crops in the row
+
+    def ranks(self, n_crops):
+        """Crops of each image -> (n,) the rank that has it."""
+        n_crops = np.asarray(n_crops, np.int64)
+        midpoint = self.before + n_crops.cumsum() - n_crops / 2
+        rank = (midpoint * self.cp_size / max(self.total, 1)).astype(np.int32)
+        return rank.clip(0, self.cp_size - 1)
+
+
+def select_crops(example, shard):
+    """An Example with all of its crops -> with those of one rank only."""
+    if shard is None or example.image_id is None:
+        return example
+    images, of_crop = np.unique(example.image_id, return_inverse=True)
+    cp_rank = shard.ranks(np.bincount(of_crop, minlength=len(images)))[of_crop]
+    images = example.images[cp_rank == shard.cp_rank]
+    return dataclasses.replace(example, images=images, cp_rank=cp_rank)
 
 
 class Dispatch(torch.autograd.Function):

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 import data
+import parallel
 import vision
 from evaluation.evaluate import questions_of
 from records import media
@@ -243,7 +244,7 @@ def test_the_largest_example_fills_a_row(crops):
     assert np.array_equal(example.pool_dst, np.arange(1, 1 + n_visual))
     patches = np.sort(example.pool_src[example.pool_src >= 0])
     assert np.array_equal(patches, np.arange(4 * n_visual))      # each patch at most once
-    parts = [largest_example(CONFIG, crops, 384, data.CropShard(rank, 3, 0, crops))
+    parts = [largest_example(CONFIG, crops, 384, parallel.CropShard(rank, 3, 0, crops))
              for rank in range(3)]
     assert sum(len(part.images) for part in parts) == crops
 
@@ -336,9 +337,9 @@ def test_the_ranks_of_a_group_decode_every_crop_exactly_once(folder, cp_size, mo
     for rank in range(cp_size):
         images = []
         for k, record in enumerate(records):
-            shard = data.CropShard(rank, cp_size, sum(sizes[:k]), sum(sizes))
+            shard = parallel.CropShard(rank, cp_size, sum(sizes[:k]), sum(sizes))
             example = data.encode(record, BYTES, CONFIG, 0, 0, shard)
-            selected = data.select_crops(whole[k], shard)
+            selected = parallel.select_crops(whole[k], shard)
             for name in ("tokens", "weights", "images", "image_id", "cp_rank", "pool_src",
                          "pool_dst"):
                 assert np.array_equal(getattr(example, name), getattr(selected, name)), name

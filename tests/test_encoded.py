@@ -22,6 +22,7 @@ import pytest
 
 import data
 import model
+import parallel
 from records import media
 from records.errors import Unreadable
 from records.reader import Records
@@ -45,7 +46,8 @@ CONFIGS = {
 N_EPOCHS = 5
 TOKENIZER = ByteTokenizer(world.WORDS)
 OLD_NAMES = {"unreadable": "mask_reason"}            # of fields when the file was written
-NO_CROPS = data.CropShard(cp_rank=1, cp_size=2, before=0, total=10**9)   # of a rank that has none
+# of a rank that has none
+NO_CROPS = parallel.CropShard(cp_rank=1, cp_size=2, before=0, total=10**9)
 
 
 def encoded(record, config):

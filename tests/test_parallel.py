@@ -102,7 +102,7 @@ def crops_of_rank(row, rank, cp):
         return row
     crops = [0 if x.image_id is None else len(x.image_id) for x in row]
     before = np.cumsum([0, *crops]).tolist()
-    return [data.select_crops(x, data.CropShard(rank, cp, before[k], before[-1]))
+    return [parallel.select_crops(x, parallel.CropShard(rank, cp, before[k], before[-1]))
             for k, x in enumerate(row)]
 
 
@@ -313,7 +313,7 @@ def test_images_are_shared_out_within_one_image_of_even(cp):
         total = int(n_crops.sum())
         cut = int(rng.integers(0, len(n_crops)))         # a row of two examples
         first, second = n_crops[:cut], n_crops[cut:]
-        whole = data.CropShard(0, cp, 0, total)
+        whole = parallel.CropShard(0, cp, 0, total)
         ranks = np.concatenate([whole.ranks(first),
                                 replace(whole, before=int(first.sum())).ranks(second)])
         assert np.array_equal(ranks, whole.ranks(n_crops))

@@ -28,7 +28,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import attention
-import data
 import model as models
 import parallel
 import train
@@ -148,7 +147,7 @@ def make_model(config, gpus, dtype, mode):
 
 def count(config, dtype, gpus=1):
     """-> LiveBytes of the first of `gpus` ranks, after the largest micro-batch."""
-    shard = data.CropShard(0, config.cp, 0, config.pack_crops) if config.cp > 1 else None
+    shard = parallel.CropShard(0, config.cp, 0, config.pack_crops) if config.cp > 1 else None
     example = largest_example(config.data, config.pack_crops, config.model.n_vocab, shard)
     run = SimpleNamespace(
         config=config, ranks=Ranks(), device=torch.device("cpu"), dtype=dtype)

@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import data
 import packing
+import parallel
 from records.errors import DataError, Unreadable
 from records.mixture import Mixture
 from training.config import Config, RankError
@@ -64,8 +65,8 @@ class Decoder:
             return e
 
     def decode(self, item, shard=None, reason=""):
-        """A packing.Item and a data.CropShard (None: all crops) -> data.Example of its size; with a
-        reason, or if it cannot be had, a placeholder."""
+        """A packing.Item, a parallel.CropShard (None: all crops) -> data.Example of its size; with
+        a reason, or if it cannot be had, a placeholder."""
         source, i, epoch = self.mixture[item.index]
         record = source[i]
         config = self.config
@@ -82,7 +83,7 @@ class Decoder:
             except Unreadable as e:
                 reason = str(e)
         example = data.placeholder(record["id"], *planned, config.data, reason)
-        return data.select_crops(example, shard)
+        return parallel.select_crops(example, shard)
 
 
 class Loader:
@@ -162,7 +163,7 @@ class Loader:
                 shards = [None] * len(items)
                 if ranks.cp > 1:
                     *before, n_crops = np.cumsum([0, *(e.crops for e in items)]).tolist()
-                    shards = [data.CropShard(ranks.cp_rank, ranks.cp, n, n_crops)
+                    shards = [parallel.CropShard(ranks.cp_rank, ranks.cp, n, n_crops)
                               for n in before]
                 reasons = [self.known_unreadable.get(e.index, "") for e in items]
                 self.in_flight.append([*zip(items, shards, reasons, strict=True)])

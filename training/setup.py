@@ -252,7 +252,7 @@ def dry_run_largest_batch(run, groups, forward_backward):
     adam = [torch.empty_like(parallel.local(p)) for p in parameters for _ in range(2)]
     shard = None
     if config.cp > 1:
-        shard = data.CropShard(run.ranks.cp_rank, config.cp, 0, config.pack_crops)
+        shard = parallel.CropShard(run.ranks.cp_rank, config.cp, 0, config.pack_crops)
     example = largest_example(config.data, config.pack_crops, config.model.n_vocab, shard)
     for _ in range(2):  # the second beside the gradients of the first
         forward_backward([[example]] * config.micro_batch)
@@ -277,7 +277,7 @@ def largest_example(config, n_crops, n_vocab, shard=None):
     example.image_id = np.arange(n_crops, dtype=np.int32) // (1 + config.most_crops())
     example.pool_src = np.pad(source, ((0, 0), (0, 5)), constant_values=-1)
     example.pool_dst = np.arange(1, 1 + len(source))
-    return data.select_crops(example, shard)
+    return parallel.select_crops(example, shard)
 
 
 @dataclass(frozen=True)

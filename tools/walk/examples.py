@@ -94,7 +94,7 @@ RECORDS = [parse({"id": name, "annotations": annotations, **MEDIA[name]})
 def encode(shards=(None, None, None)):
     """-> the three records as data.Example: the video, the photograph, the text.
 
-    shards: for each of them the crops that a rank encodes (data.CropShard); None: all crops.
+    shards: for each of them the crops that a rank encodes (parallel.CropShard), or None: all.
     """
     return [data.encode(record, TOKENIZER, DATA, SEED, 0, shard)
             for record, shard in zip(RECORDS, shards, strict=True)]

@@ -115,11 +115,11 @@ def worker(rank, folder):
 
 
 def share_crops(rank):
-    """-> the data.CropShard of each record, as training's loader asks for them."""
+    """-> the parallel.CropShard of each record, as training's loader asks for them."""
     crops = [data.size(record, examples.TOKENIZER, examples.DATA, examples.SEED, 0)[1]
              for record in examples.RECORDS]
     before = np.cumsum([0, *crops]).tolist()
-    return [data.CropShard(rank, CP, n, before[-1]) for n in before[:-1]]
+    return [parallel.CropShard(rank, CP, n, before[-1]) for n in before[:-1]]
 
 
 def follow_heads(rank, group):
