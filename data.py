@@ -16,6 +16,7 @@ The random choices of an example depend on (seed, its key, epoch): size and enco
 """
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Protocol
@@ -26,7 +27,7 @@ from records import visual
 from records.errors import Unreadable, encodable
 from records.media import preference_name
 from records.mixture import rng_for
-from text.prompts import has_points, turn_weights, turns_of
+from text.prompts import annotations_of, has_points, most_points, turn_weights, turns_of
 from text.tokenizer import chat
 from text.visual_tokens import images_tokens, video_tokens
 from vision import RELEASED, VisionConfig
@@ -44,6 +45,7 @@ class DataConfig:
     fps: float = 2.0                 # frames per second of a video at most
     frame_markers: bool = True       # <frame_start>, <frame_end> around each frame, as released
     max_points: int = 60             # annotations with more are left out (docs/molmo2.md 9.3)
+    multi_turn_share: float = 0.0    # share of the videos whose points become one conversation
     n_transcripts: int = 1           # spoken descriptions of an image that are read in an epoch
     length_hint: int = 65            # length that evaluation asks for: "long_caption 65:"; 0: none
     prefix_all: bool = True          # stage 1: every prompt opens with its style; later some do
@@ -88,6 +90,7 @@ class Branch:
     weight: float = 1.0              # the record's weight times the annotation's
     of_video: bool = False
     pair: str = ""                   # its name, for the two answers of a preference
+    turn_kinds: tuple = ()           # types of the turns of a conversation, two segments each
 
 
 @dataclass
@@ -166,21 +169,26 @@ def layout(trunk, is_visual, branches, config, max_tokens=math.inf):
     weights, until = [0.0] * len(trunk), [0] * len(trunk)
     for branch in kept:
         ids = [i for ids, _ in branch.segments for i in ids]
-        factors = [factor for ids, factor in branch.segments for _ in ids]
+        kinds = branch.turn_kinds or [branch.kind] * len(branch.segments)
+        factors = [(kinds[k // 2], factor) for k, (ids, factor) in enumerate(branch.segments)
+                   for _ in ids]
         # among several the EOS that ends a branch is not counted, but still has loss
         counted = factors[:-1] if n_plain > 1 or branch.pair else factors
-        n_loss = sum(factor > 0 for factor in counted)
-        weight = token_weight(branch, n_loss, n_plain, config)
+        n_loss = Counter(kind for kind, factor in counted if factor > 0)
+        weight = {kind: token_weight(replace(branch, kind=kind), n_loss[kind], n_plain, config)
+                  for kind in {*kinds}}
         if len(targets) < len(tokens):  # this target belongs to the trunk's last token
             targets.append(ids[0])
-            weights[-1] = 0.0 if len(kept) > 1 else weight * factors[0]  # not 0 for text alone
+            kind, factor = factors[0]
+            weights[-1] = 0.0 if len(kept) > 1 else weight[kind] * factor  # not 0 for text alone
         tokens += ids[:-1]
         targets += ids[1:]
-        weights += [weight * factor for factor in factors[1:]]
+        weights += [weight[kind] * factor for kind, factor in factors[1:]]
         pos += range(len(trunk), len(trunk) + len(ids) - 1)
         until += [len(tokens)] * (len(ids) - 1)
         if branch.pair:  # its answer, with EOS
-            pairs[branch.pair][1].append(slice(len(tokens) - n_loss - 1, len(tokens)))
+            n_answer = n_loss[branch.kind] + 1
+            pairs[branch.pair][1].append(slice(len(tokens) - n_answer, len(tokens)))
     targets += [0] * (len(tokens) - len(targets))  # no branch was kept
     until[: len(trunk)] = [len(tokens)] * len(trunk)
     bidir = np.zeros(len(tokens), np.int32)
@@ -217,19 +225,21 @@ def build_tree(record, info, tokenizer, config, seed, epoch):
         ids, is_visual = video_tokens(info.times, info.subtitles, tokenizer, config)
     else:
         ids, is_visual = images_tokens(info.sizes, tokenizer, config)
+    annotations = annotations_of(record, config, rng)
     branches, n_over_max_points, n_transcripts = [], 0, 0
-    for i in rng.permutation(len(record["annotations"])):
-        a = record["annotations"][i]
+    for i in rng.permutation(len(annotations)):
+        a = annotations[i]
         n_transcripts += a.get("style") == "transcript"
         if a.get("style") == "transcript" and n_transcripts > config.n_transcripts:
             continue  # other epochs draw others
-        if a["type"] != "track" and len(a.get("points", ())) > config.max_points:
+        if most_points(a) > config.max_points:
             n_over_max_points += 1
             continue
         weight = record["weight"] * a["weight"]
         pair = preference_name(record, a) if a["type"] == "preference" else ""
         for segments in segments_of(a, record, info, tokenizer, config, rng):
-            branches.append(Branch(segments, a["type"], weight, of_video, pair))
+            kinds = [kind for kind, _ in turn_weights(a)]
+            branches.append(Branch(segments, a["type"], weight, of_video, pair, kinds))
     trunk, is_visual = [tokenizer.bos, *ids], [False, *is_visual]
     example = layout(trunk, is_visual, branches, config, config.max_tokens)
     example.id = record["id"]
@@ -246,7 +256,7 @@ def segments_of(a, record, info, tokenizer, config, rng):
     turns = turns_of(a, record, info.sizes, config, rng, info.times)
     if a["type"] == "preference":
         return [chat([turn], tokenizer) for turn in turns]
-    weights = turn_weights(a)
+    weights = [weight for _, weight in turn_weights(a)]
     segments = chat(turns, tokenizer)  # question, answer, question ..
     return [[(ids, learn * weights[k // 2]) for k, (ids, learn) in enumerate(segments)]]
 

@@ -27,7 +27,7 @@ import packing
 import vision
 from evaluation.generate import generate
 from evaluation.masks import find_misfit
-from evaluation.scoring import Question, score
+from evaluation.scoring import Question, annotation_of, score
 from records.errors import Unreadable, warn
 from records.visual import VideoClip, read_headers
 from text.prompts import turn_weights, turns_of
@@ -79,12 +79,11 @@ def questions_of(record, info, config, max_new=None, least=1):
         if annotation["type"] in ("text", "preference"):
             continue  # nothing is asked
         assert annotation["type"] in TYPES, f"no score for a {annotation['type']}"
-        limit = max_new or max(answer_limit(annotation, record), least)
         turns = turns_of(annotation, record, info.sizes, config, None, info.times)
-        weights = turn_weights(annotation)
-        for n, (text, _) in enumerate(turns):
-            if weights[n]:
-                asked = [*turns[:n], (text, None)]
+        for n, (_, weight) in enumerate(turn_weights(annotation) if turns else ()):
+            if weight:
+                asked = [*turns[:n], (turns[n][0], None)]
+                limit = max_new or max(answer_limit(annotation_of(annotation, n), record), least)
                 questions.append(Question(record, index, n, asked, info, limit))
     return questions
 
@@ -101,7 +100,7 @@ def collect_questions(records, config, masks_of=None, max_new=None, least=1):
             skipped[record["where"]] = str(e)
             continue
         for question in questions_of(record, info, config, max_new, least):
-            if masks_of and question.annotation["type"] in LOCATED:
+            if masks_of and question.annotation["type"] in LOCATED and not question.is_turn:
                 misfit = find_misfit(question, masks_of(record, question.index))
                 if misfit:
                     raise ValueError(f"the masks of {record['id']}/{question.index} {misfit}")
@@ -196,7 +195,7 @@ def evaluate(model, tokenizer, config, records, masks_of=None, max_new=None, ran
     found = ranks.all_gather((predictions, losses, list(skipped.items())))
     by_kind = zip(*found, strict=True)
     predictions, losses, skipped = (list(chain(*parts)) for parts in by_kind)
-    predictions.sort(key=lambda p: (p["id"], p["annotation"]))
+    predictions.sort(key=lambda p: (p["id"], p["annotation"], p.get("turn", 0)))
     skipped = dict(skipped)
     for where, reason in skipped.items() if ranks.first else ():
         warn(f"{where}: {reason}; skipped")
@@ -229,7 +228,7 @@ def answer(model, tokenizer, batch, masks_of, plain):
     for question, ids in zip(questions, answers, strict=True):
         annotation = question.annotation
         text = tokenizer.decode(ids[: question.max_new])
-        is_located = masks_of and annotation["type"] in LOCATED
+        is_located = masks_of and annotation["type"] in LOCATED and not question.is_turn
         masks = masks_of(question.record, question.index) if is_located else None
         times = question.info.times
         scores = score(question, text, masks, plain)
@@ -238,7 +237,7 @@ def answer(model, tokenizer, batch, masks_of, plain):
         predictions.append({
             "id": question.record["id"],
             "annotation": question.index,
-            **({"turn": question.turn} if annotation["type"] == "qa" else {}),
+            **({"turn": question.turn} if question.is_turn else {}),
             "type": annotation["type"],
             "medium": medium(question.record),
             "prompt": question.turns[-1][0],

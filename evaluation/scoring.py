@@ -30,7 +30,19 @@ class Question:
 
     @property
     def annotation(self):
-        return self.record["annotations"][self.index]
+        """The annotation with the answer; in a conversation a request for points is one."""
+        return annotation_of(self.record["annotations"][self.index], self.turn)
+
+    @property
+    def is_turn(self):
+        """Is it a turn of a conversation? Then there are no masks for it (masks.py)."""
+        return self.record["annotations"][self.index]["type"] == "qa"
+
+
+def annotation_of(annotation, turn):
+    """The annotation with the answer of a turn: the turn itself if it is a request for points."""
+    part = annotation.get("turns", [annotation])[turn]
+    return annotation if part["type"] == "qa" else part
 
 
 def score(question, text, masks, plain=False):

@@ -35,7 +35,7 @@ TABLES = {
         **COMMON, "text": "text!", "object": "text", "start": "from 0",
         "end": "from 0", "at": "from 0"},
     "qa": {
-        **COMMON, "system": "text", "turns": "list of turn", "question": "any",
+        **COMMON, "system": "text", "turns": "list", "question": "any",
         **ANSWER},
     "turn": {"question": "any!", "weight": "0 or positive", **ANSWER},
     "point": {

@@ -17,8 +17,10 @@ from text.styles import (
     caption_part,
     default_style,
     medium,
+    parts,
 )
 
+PLACED = ("point", "box", "count", "track")  # what may be a turn of a conversation, too
 BOX_FORMS = {  # four numbers -> left, top, right, bottom
     "xyxy": lambda left, top, right, bottom: [left, top, right, bottom],
     "xywh": lambda left, top, w, h: [left, top, left + w, top + h],
@@ -70,9 +72,9 @@ def parse_video(video):
 def parse_annotation(annotation, record, place):
     """An annotation of a record, of which the visual input is parsed -> the same in one form.
 
-    A qa has turns with weights, and answer_idx is a list. A box is a point. Points, also a query,
-    have a scale: what x and y are divided by, None for the size of the file. A style is there, but
-    for points whose style is drawn (text.styles.style_of); a track has a mode.
+    A qa has turns with types and weights, and answer_idx is a list. A box is a point. Points, also
+    a query, have a scale: what x and y are divided by, None for the size of the file. A style is
+    there, but for points whose style is drawn (text.styles.style_of); a track has a mode.
     """
     kind = annotation.get("type") if isinstance(annotation, dict) else None
     check_kind("type", kind, "type", place)
@@ -93,7 +95,7 @@ def parse_annotation(annotation, record, place):
         task = TASK_OF_STYLE.get(parsed.get("style"))
         parsed.setdefault("mode", task if task in TRACK_TASKS else "per_frame")
         check_track(parsed, shown, place)
-    elif kind in ("point", "box", "count"):
+    elif kind in PLACED:
         check_points(parsed, record, place)
     if kind in ("point", "box", "track"):
         parsed = parse_points(parsed, record, place)
@@ -207,10 +209,15 @@ def parse_qa(qa, record, place):
 
 
 def parse_turn(turn, record, place):
+    if isinstance(turn, dict) and "type" in turn:
+        require(turn["type"] in PLACED, f"{place}.type", "a turn of a conversation is a question "
+                f"without a type, or one of {', '.join(PLACED)}")
+        return parse_annotation(turn, record, place)
+    check_fields(turn, "turn", place)
     check_question(turn.get("question"), record, place)
     answered = {"answer", "answers", "options"} & set(turn)
     require(len(answered) == 1, place, "it needs one of answer, answers and options")
-    turn = {"weight": 1, **turn}
+    turn = {"type": "qa", "weight": 1, **turn}
     if "options" in turn:
         right = turn.get("answer_idx")
         numbers = right if isinstance(right, list) else [right]
@@ -235,10 +242,10 @@ def check_question(question, record, place):
 def unlikely_units(record):
     """-> [sentence, ..] of points in percent or pixels that look like fractions."""
     found = []
-    for k, a in enumerate(record["annotations"]):
+    for place, a in parts(record):
         sides = [side for p in a.get("points", ()) for side in (p["x"], p["y"])]
         if sides and max(sides) <= 1 and a["coords"] != "unit":
-            found.append(f"annotations[{k}]: every coordinate is at most 1 with "
+            found.append(f"{place}: every coordinate is at most 1 with "
                          f"coords={a['coords']}; is it 'unit'?")
     return found
 
@@ -251,7 +258,7 @@ def like_thousandths(record, sizes=()):
     """May the points in pixels of a record be thousandths: is no coordinate over 1,000, and is
     every image larger? None without such points. sizes: of the files, if they are known."""
     found = None
-    for a in record["annotations"]:
+    for _, a in parts(record):
         for point in a.get("points", ()) if a.get("coords") == "pixel" else ():
             size = point["scale"] or (sizes and sizes[point.get("image", 0)])
             furthest = max(point.get("box", (point["x"], point["y"])))

@@ -12,6 +12,7 @@ import vision
 from records.check import require
 from records.errors import Unreadable
 from records.parse import check_range
+from text.styles import parts
 from text.visual_tokens import shift_subtitles
 
 
@@ -66,16 +67,16 @@ def read_headers(record, config):
         raise Unreadable("too long", f"it has {len(info.sizes)} images, and "
                          f"--data.max_images is {config.max_images}")
     files = record.get("images") or [record.get("video")]
-    for k, annotation in enumerate(record["annotations"]):
+    for place, annotation in parts(record):
         for n in {point.get("image", 0) for point in annotation.get("points", ())}:
             declared = annotation.get("size") or [files[n].get("width"), files[n].get("height")]
             width, height = info.sizes[n]
-            require(declared != [height, width] or width == height, f"annotations[{k}]",
+            require(declared != [height, width] or width == height, place,
                     f"its points refer to {height} x {width} pixels, but {width} x {height} are "
                     "displayed; if they are those before EXIF turns the image, convert the file by "
                     "python -m tools.convert --exif-unturned, else correct the size")
         if annotation.get("coords") == "pixel":  # others are checked already
-            check_range(annotation, info.sizes, f"annotations[{k}]")
+            check_range(annotation, info.sizes, place)
     return info
 
 
@@ -83,20 +84,20 @@ def read_video_header(record, config):
     width, height, duration, half_frame = record["source"].video_size(record)
     start = record["video"]["start"]
     times, end = clip_times(duration, config, start, record["video"]["end"])
-    rates = [a.get("fps", 2) for a in record["annotations"] if a["type"] == "track"]
+    rates = [a.get("fps", 2) for _, a in parts(record) if a["type"] == "track"]
     if rates:  # where the tracks have points
         lowest = max(int(min(rates)), 1)
         if lowest > 10:  # of every frame: asked for twice a second
             lowest = 2
         video_rate = round(0.5 / half_frame) if half_frame else 0
         times = tracking_times(end - start, video_rate, lowest, config)
-    for k, a in enumerate(record["annotations"]):
+    for place, a in parts(record):
         points = [*a.get("points", ()), *([a["query"]] if "query" in a else ())]
         times_of_file = [p["t"] for p in points] + a.get("times", [])
         times_of_file += [a[key] for key in ("start", "end", "at") if key in a]
         for t in times_of_file:
             if not start - half_frame <= t <= end + half_frame:
-                raise Unreadable("outside the clip", f"annotations[{k}] is at {t:g} s, and "
+                raise Unreadable("outside the clip", f"{place} is at {t:g} s, and "
                                  f"the clip lasts from {start:g} to {end:g} s")
     subtitles = record.get("subtitles")
     if subtitles and not isinstance(subtitles, str):

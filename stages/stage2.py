@@ -84,6 +84,7 @@ RECIPE = {
     "data.max_tokens": 16_384,
     "pack_crops": 128,
     "data.max_crops": 8,
+    "data.multi_turn_share": 0.2,    # of the videos with several questions for points
     "data.high_res_share": 0.3,      # of the images with points: up to 24 crops
     "data.max_frames": 128,
     "lr.vit": 5e-6,

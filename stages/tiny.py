@@ -27,6 +27,7 @@ RECIPE = {
     "data.max_tokens": 512,
     "data.max_crops": 1,
     "data.high_res_share": 0.0,
+    "data.multi_turn_share": 0.0,
     "data.length_hint": 0,           # in evaluation: captions are asked for without a number
 }
 # of stages 2 and 3, which begin with the weights of the stage before (--init)

@@ -172,6 +172,23 @@ def test_points_and_captions_of_videos_have_flat_weights_and_all_else_square_roo
     assert data.token_weight(of_branch, 9, 4, CONFIG) == 3
 
 
+def test_every_turn_of_a_conversation_has_the_weight_of_its_kind(folder):
+    """Points and counts 0.2 a token; questions 2 / sqrt(their own tokens with loss)."""
+    point = {"type": "point", "label": "cat", "coords": "unit", "points": [{"x": 0.5, "y": 0.5}]}
+    count = {"type": "count", "label": "cat", "count": 3, "weight": 0.5}
+    turns = [{"question": "?", "answer": "abc"}, point, {"question": "!", "answer": "d"}, count]
+    record = {"image": "0.png", "annotations": [{"type": "qa", "weight": 2, "turns": turns}]}
+    example = encoded(folder, record, replace(FLAT, prefix_all=False, sqrt_branches=False))
+    learned = example.weights > 0
+    text = TOKENIZER.decode(example.targets[learned])
+    points = '<points coords="1 1 500 500">cat</points>'
+    assert text == f"abc{points}d3"
+    n_question = len("abc") + len("d") + 2                          # each with its EOS
+    question, pointing = 2 * 2 / n_question**0.5, 2 * 0.2
+    weights = [question] * 4 + [pointing] * (len(points) + 1) + [question] * 2
+    assert example.weights[learned] == pytest.approx([*weights, pointing / 2, pointing / 2])
+
+
 def test_weights_of_record_annotation_and_turn_multiply_and_0_is_context(folder):
     """The square root counts tokens and not weights (docs/molmo2.md 7.1)."""
     turns = [{"question": "?", "answer": "abc", "weight": 0.5}, {"question": "?", "answer": "d"}]

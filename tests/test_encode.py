@@ -17,7 +17,7 @@ from records import media
 from records.errors import Unreadable
 from records.reader import Records
 from records.visual import VideoClip, clip_times, read_headers
-from tests.records.samples import CAPTION, POINT, QA, image, write
+from tests.records.samples import CAPTION, POINT, QA, VIDEO_POINT, image, video, write
 from tests.records.visual_records import (
     CONFIG,
     GREY_FRAMES,
@@ -135,6 +135,26 @@ def test_three_images_in_ten_with_points_have_up_to_24_crops(tmp_path):
         example = data.encode(records[0], BYTES, config, 0, epoch)
         assert (n_crops(example), len(example.pool_dst)) in ((7, 955), (13, 1582))
         assert data.size(records[0], BYTES, config, 0, epoch)[1] == n_crops(example)
+
+
+def test_the_points_of_one_video_in_five_are_asked_for_in_one_conversation(folder):
+    """Paper 3.2: the same answers, not as branches of a tree."""
+    points = [{**VIDEO_POINT, "label": label} for label in ("cat", "dog")]
+    records = open_records(
+        folder, video(*points, video=VIDEO), video(*points, CAPTION, video=VIDEO))
+    config = replace(CONFIG, multi_turn_share=0.2)
+
+    def examples(record):
+        info = read_headers(record, config)
+        return [data.build(record, info, BYTES, config, 0, epoch)[0] for epoch in range(200)]
+
+    n_branches = Counter(example.n_branches for example in examples(records[0]))
+    assert n_branches.keys() == {1, 2}
+    assert 25 < n_branches[1] < 55
+    assert {example.n_branches for example in examples(records[1])} == {3}
+    for example in examples(records[0])[:20]:
+        answers = BYTES.decode(example.targets[example.weights > 0])
+        assert answers.count("</points>") == 2 and ">cat<" in answers and ">dog<" in answers
 
 
 def learned(example):

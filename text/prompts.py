@@ -17,7 +17,7 @@ import re
 
 from text import choices, styles
 from text.points import format_points, format_tracks, unit
-from text.styles import chance, medium, pick, style_of
+from text.styles import chance, medium, parts, pick, style_of
 from text.tracks import TrackFrames, points_on_frames, seconds, track_frames, track_rate
 
 COUNTING = re.compile(
@@ -35,29 +35,53 @@ def turns_of(annotation, record, sizes, config, rng, times=None):
     kind = annotation["type"]
     if kind == "text":
         return [(annotation.get("prompt", ""), annotation["text"])]
-    if kind == "qa":
-        return qa_turns(annotation, record, config, rng)
     if kind == "caption":
         return [caption_turn(annotation, record, config, rng)]
     if kind == "preference":  # two answers, with the same words before them
         question = question_text(annotation["question"])
         question = add_style(annotation["style"], question, config, rng)
         return [(question, annotation[side]) for side in ("chosen", "rejected")]
-    if kind == "track":
-        turn = track_turn(annotation, record, sizes[0], config, rng, times)
-        return [turn] if turn else []
-    assert kind in ("point", "count"), f"no words for a {kind}"
-    return [point_turn(annotation, record, sizes, config, rng)]
+
+    def turn_of(part):
+        if part["type"] == "qa":
+            return qa_turn(part, annotation["style"], record, config, rng)
+        if part["type"] == "track":
+            return track_turn(part, record, sizes[0], config, rng, times)
+        assert part["type"] in ("point", "count"), f"no words for a {part['type']}"
+        return point_turn(part, record, sizes, config, rng)
+
+    turns = [turn_of(part) for part in annotation.get("turns", [annotation])]
+    if None in turns:
+        return []
+    return open_conversation(annotation, turns, config, rng) if kind == "qa" else turns
 
 
 def turn_weights(annotation):
-    """-> the loss weight of each turn; one of weight 0 is context only."""
-    return [turn["weight"] for turn in annotation.get("turns", [{"weight": 1}])]
+    """-> [(type, loss weight), ..] of each turn; one of weight 0 is context only."""
+    turns = annotation.get("turns", [{"type": annotation["type"], "weight": 1}])
+    return [(turn["type"], turn["weight"]) for turn in turns]
 
 
 def has_points(record):
     """Does an annotation of a record point or count?"""
-    return any(annotation["type"] in ("point", "count") for annotation in record["annotations"])
+    return any(part["type"] in ("point", "count") for _, part in parts(record))
+
+
+def most_points(annotation):
+    """The largest number of points in one answer. Tracks have no such limit."""
+    turns = annotation.get("turns", [annotation])
+    return max(len(turn.get("points", ())) * (turn["type"] != "track") for turn in turns)
+
+
+def annotations_of(record, config, rng):
+    """The annotations of a record. Of a video with several questions for points a share become one
+    conversation (paper: 3.2)."""
+    annotations = record["annotations"]
+    point_only = all(annotation["type"] == "point" for annotation in annotations)
+    if (config.multi_turn_share and len(annotations) > 1 and point_only
+            and medium(record) == "video" and chance(rng, config.multi_turn_share)):
+        return [{"type": "qa", "style": "user_qa", "weight": 1, "turns": annotations}]
+    return annotations
 
 
 def clock(time):
@@ -118,17 +142,18 @@ def caption_turn(annotation, record, config, rng):
     return add_style(style, text, config, rng, len(answer)), answer
 
 
-def qa_turns(annotation, record, config, rng):
-    """The style stands before the first question; its length hint is for the last answer."""
+def open_conversation(annotation, turns, config, rng):
+    """Turns of a conversation -> with the system's text and the style before the first question.
+    The length hint is for the last answer. A request for points has its own style already."""
     style = annotation["style"]
-    turns = [qa_turn(turn, style, record, config, rng) for turn in annotation["turns"]]
+    first = annotation["turns"][0]
     question, answer = turns[0]
     if "system" in annotation:
         question = f"System: {annotation['system']}\n{question}"
-    has_options = "options" in annotation["turns"][0]
-    plain = has_options or bool(styles.MULTIPLE_CHOICE_STYLE.fullmatch(style))
-    last_answer = turns[-1][1]
-    question = add_style(style, question, config, rng, len(last_answer), plain)
+    if first["type"] == "qa":
+        plain = "options" in first or bool(styles.MULTIPLE_CHOICE_STYLE.fullmatch(style))
+        last_answer = turns[-1][1]
+        question = add_style(style, question, config, rng, len(last_answer), plain)
     return [(question, answer), *turns[1:]]
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import data
 import packing
 from records.errors import DataError, Unreadable, plural, warn
-from text.prompts import turn_weights
+from text.prompts import most_points, turn_weights
 from training.sources import list_changes
 
 MANY = 100  # bad records of a source that can end a run
@@ -118,7 +118,7 @@ def skip_reason(record, size, config):
         limit = config.data.max_points
         if not with_loss:
             return "nothing to train on: none of its annotations has loss"
-        if all(len(a.get("points", ())) > limit and a["type"] != "track" for a in with_loss):
+        if all(most_points(a) > limit for a in with_loss):
             return f"too many points: each annotation has more than {limit}"
         return "too long: none of its annotations fits a row, or no point is on a frame"
     if tokens > config.data.max_tokens or crops > config.pack_crops:
@@ -131,7 +131,7 @@ def has_loss(a, config):
     """Does an annotation have a token to learn from? config: data.DataConfig."""
     if a.get("style") == "transcript" and not config.n_transcripts:
         return False
-    return bool(a["weight"]) and any(turn_weights(a))
+    return bool(a["weight"]) and any(weight for _, weight in turn_weights(a))
 
 
 class StepPlanner(Iterator):

@@ -45,6 +45,20 @@ def test_true_answers_score_one_on_images_and_videos():
     assert track["true"][1] == [1.0, 1, pytest.approx(0.39 * 1280), pytest.approx(0.44 * 720)]
 
 
+def test_points_in_a_conversation_are_asked_for_and_scored_as_others_are(tmp_path):
+    point = {"type": "point", "label": "cat", "coords": "unit", "points": [{"x": 0.4, "y": 0.5}]}
+    turns = [{"question": "How many?", "answer": "1"}, point]
+    record = {"image": "chelsea.png", "annotations": [{"type": "qa", "turns": turns}]}
+    metrics, predictions = evaluate_answers(
+        source(tmp_path, record),
+        lambda question: '<points coords="1 1 400 500">cat</points>' if question.turn else "1",
+        masks_of=lambda *key: 1 / 0)                         # no masks are looked for
+    assert (metrics["n_qa"], metrics["n_point"]) == (1, 1)
+    assert (metrics["qa_accuracy"], metrics["point_f1"]) == (1, 1)
+    assert [(p["type"], p["annotation"], p["turn"]) for p in predictions] == [
+        ("qa", 0, 0), ("point", 0, 1)]
+
+
 def test_a_type_without_a_score_is_noticed(monkeypatch):
     monkeypatch.setattr(evaluation, "TYPES", ("qa",))
     with pytest.raises(AssertionError, match="no score for a "):

@@ -216,3 +216,20 @@ def test_the_examples_pass_without_a_word(capsys):
     ids = [record["id"] for record in Records(TESTS / "media/records.jsonl")]
     assert ids == ["chelsea", "coffee", "astronaut", "coins", "rocket", "text-only"]
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("turn", "reason"), [
+    (POINT, ""), ({"type": "count", "label": "l", "count": 2}, ""),
+    ({"type": "box", "label": "l", "coords": "percent", "form": "xyxy",
+      "boxes": [{"box": [1, 2, 3, 4]}]}, ""),
+    (CAPTION, "annotations[0].turns[1].type: a turn of a conversation is a question without a "
+     "type, or one of point, box, count, track"),
+    (TRACK, "annotations[0].turns[1]: a track needs a video"),
+    ({**POINT, "points": [{"x": 400, "y": 2}]}, "annotations[0].turns[1]: point 0 lies outside the "
+     "image with coords=percent - is the unit or the size wrong?"),
+    ({**POINT, "pints": 1}, "annotations[0].turns[1]: unknown field 'pints' - did you mean "
+     "'points'?"),
+])
+def test_a_turn_of_a_conversation_may_ask_for_points(tmp_path, turn, reason):
+    question = {"question": "q", "answer": "a"}
+    assert verdict(tmp_path, image({"type": "qa", "turns": [question, turn]})) == reason
