@@ -174,9 +174,10 @@ def test_the_command_prints_a_table_and_one_line_of_json(files, tmp_path, capsys
     *table, last = capsys.readouterr().out.splitlines()
     assert table[0].split() == ["percent", "ours"]
     assert table[1].split() == ["count_accuracy", "0"]
-    assert table[-1] == "2 of 2 rows were evaluated; published scores: not found"
+    assert table[-1] == "2 of 2 rows were evaluated; published scores: paper, version 4, Table 6"
     found = json.loads(last)
-    assert (found["benchmark"], found["questions"], found["published"]) == ("countbench", 2, {})
+    assert (found["benchmark"], found["questions"], found["published"]["Molmo2-8B"]) == (
+        "countbench", 2, 93.7)
     assert len((tmp_path / "out" / "predictions.jsonl").read_text().splitlines()) == 2
 
 
