@@ -35,15 +35,24 @@ def turn_record(record, parsed, folder):
         headers.append((orientation if orientation in TURNS else 1, size))
     if all(orientation == 1 for orientation, _ in headers):
         return record
-    annotations = [
-        turn_annotation(given, found["points"], headers) if "coords" in given else given
-        for given, found in zip(record["annotations"], parsed["annotations"], strict=True)]
+    annotations = turn_annotations(record["annotations"], parsed["annotations"], headers)
     kept = {key: record[key] for key in record if key != "image"}
     return kept | {"images": images, "annotations": annotations}
 
 
+def turn_annotations(annotations, parsed, headers):
+    """parsed: the same annotations, or turns, with points that have a scale and boxes xyxy."""
+    turned = []
+    for given, found in zip(annotations, parsed, strict=True):
+        if "turns" in given:
+            given = given | {"turns": turn_annotations(given["turns"], found["turns"], headers)}
+        elif "coords" in given:
+            given = turn_annotation(given, found["points"], headers)
+        turned.append(given)
+    return turned
+
+
 def turn_annotation(annotation, points, headers):
-    """points: those of the annotation when it is parsed, with their scale and with boxes xyxy."""
     name = "boxes" if annotation["type"] == "box" else "points"
     turned = []
     for entry, point in zip(annotation[name], points, strict=True):

@@ -12,6 +12,7 @@ from records.visual import read_headers
 from tests.records.samples import CAPTION, image, video, write
 from tests.records.visual_records import CONFIG
 from tests.tools.convert.command import run
+from text.styles import parts
 
 POINT = {"type": "point", "label": "l"}
 BOX = {"type": "box", "label": "l"}
@@ -27,6 +28,8 @@ ROWS = [
     {"images": [DECLARED, "b.tif"], "annotations": [
         {**POINT, "coords": "pixel", "size": [400, 300], "points": [
             {"x": 240, "y": 90, "image": 1}, {"x": 240, "y": 90, "image": 0}]}]},
+    image({"type": "qa", "turns": [{"question": "?", "answer": "a"}, {
+        **POINT, "coords": "unit", "points": [{"x": 0.6, "y": 0.3}]}]}, image="a.tif"),
     {"image": "a.tif", "conversations": [
         {"from": "human", "value": "Where?"},
         {"from": "gpt", "value": "<ref>l</ref><box>(500,200),(700,400)</box>"}]},
@@ -67,7 +70,8 @@ def test_points_and_boxes_are_where_the_turned_image_shows_them(tmp_path, orient
     assert len(records) == len(ROWS) + 1
     for record in records:
         sizes = read_headers(record, CONFIG).sizes
-        for point in record["annotations"][0]["points"]:
+        (points,) = [part["points"] for _, part in parts(record) if "points" in part]
+        for point in points:
             k = point.get("image", 0)
             w, h = point["scale"] or sizes[k]
             left, top, right, bottom = white_box(record["source"].paths_of(record)[k])
