@@ -127,6 +127,10 @@ KINDS = {  # what a value must be, in words, and the test
 }
 KINDS |= {kind: (f"one of {', '.join(words)}", words.__contains__)
           for kind, words in WORDS.items()}
+one_mode, is_point_mode = KINDS["point mode"]
+KINDS["point mode"] = (
+    f"{one_mode}, or a list of them",
+    lambda value: is_point_mode(value) or is_list_of(is_point_mode, 1)(value))
 
 
 def fail(place, message):

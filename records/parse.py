@@ -11,6 +11,7 @@ import math
 
 from records.check import ANSWER, check_fields, check_kind, fail, is_from, is_list_of, require
 from text.styles import (
+    POINT_TASKS,
     TASK_OF_STYLE,
     TRACK_TASKS,
     TRAINING_STYLE,
@@ -73,8 +74,9 @@ def parse_annotation(annotation, record, place):
     """An annotation of a record, of which the visual input is parsed -> the same in one form.
 
     A qa has turns with types and weights, and answer_idx is a list. A box is a point. Points, also
-    a query, have a scale: what x and y are divided by, None for the size of the file. A style is
-    there, but for points whose style is drawn (text.styles.style_of); a track has a mode.
+    a query, have a scale: what x and y are divided by, None for the size of the file. A track has a
+    mode, points and counts have a list of modes, of which one is drawn. A style is there, but
+    points and counts may have none: then it follows from the mode that is drawn.
     """
     kind = annotation.get("type") if isinstance(annotation, dict) else None
     check_kind("type", kind, "type", place)
@@ -97,10 +99,23 @@ def parse_annotation(annotation, record, place):
         check_track(parsed, shown, place)
     elif kind in PLACED:
         check_points(parsed, record, place)
+        parsed["mode"] = point_modes(parsed)
     if kind in ("point", "box", "track"):
         parsed = parse_points(parsed, record, place)
     style = parsed.get("style") or default_style(parsed, shown)
     return parsed | ({"style": style} if style else {})
+
+
+def point_modes(annotation):
+    """The modes of points or of a count, of which one is drawn: as the annotation says, or its
+    style; without both, half of the points are counted, too."""
+    if "mode" in annotation:
+        return [annotation["mode"]] if isinstance(annotation["mode"], str) else annotation["mode"]
+    task = "count" if annotation["type"] == "count" else TASK_OF_STYLE.get(annotation.get("style"))
+    if task in POINT_TASKS:
+        return [task]
+    # a user's own question does not say whether a count is wanted: the answer is points alone
+    return ["point"] if {"style", "question"} & set(annotation) else ["point", "point_count"]
 
 
 def check_caption(caption, shown, place):

@@ -17,7 +17,7 @@ import re
 
 from text import choices, styles
 from text.points import format_points, format_tracks, unit
-from text.styles import chance, medium, parts, pick, style_of
+from text.styles import chance, medium, parts, pick
 from text.tracks import TrackFrames, points_on_frames, seconds, track_frames, track_rate
 
 COUNTING = re.compile(
@@ -204,19 +204,19 @@ def question_text(question):
 
 def point_turn(annotation, record, sizes, config, rng):
     """A point or count annotation (docs/molmo2.md 5.2). sizes: of all images."""
-    style = style_of(annotation, record, rng)
-    task = styles.TASK_OF_STYLE.get(style)
-    if task not in styles.POINT_TASKS:
-        task = None
-    mode = annotation.get("mode") or task or "point"
-    label = annotation.get("label", annotation.get("question"))
+    mode = pick(rng, annotation["mode"])
+    style = annotation.get("style") or styles.STYLES[medium(record)][mode]
+    known = styles.TASK_OF_STYLE.get(style) in styles.POINT_TASKS
+    question = annotation.get("question")
+    label = annotation.get("label", question)
     if "label" in annotation and medium(record) != "video":
         label = label.lower()
-    text = annotation.get("question", label)
+    if mode == "point" and len(annotation["mode"]) > 1 and "label" in annotation:
+        question = None  # it belongs to the other modes, which count
+    text = question or label
     images = range(len(sizes))
-    if task and not config.prefix_all and "question" not in annotation:
-        template = "count" if annotation["type"] == "count" else mode
-        text = draw_template(template, record, rng).format(label=label)
+    if known and not config.prefix_all and not question:
+        text = draw_template(mode, record, rng).format(label=label)
         if medium(record) == "images" and annotation["type"] == "point":
             text, images = select_images(text, len(sizes), rng)
     question = add_style(style, text, config, rng)

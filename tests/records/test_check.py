@@ -33,6 +33,7 @@ INTACT = [
     image({**POINT, "points": []}),
     image({**POINT, "points": [{"x": 0.5, "y": 1.5}]}),
     image({**POINT, "coords": "pixel"}),
+    image({**POINT, "mode": ["point_count", "point"]}),
     image({**POINT, "points": [{"x": 100.9, "y": -0.9}]}),       # to 1 % outside
     image({**CHOICE, "answer_idx": [0, 1], "options": ["", "b"], "shuffle_options": True,
            "letters": False, "explanation": "e"}),
@@ -120,7 +121,9 @@ MISTAKES = [                         # a line, words of the message
     (image({"type": "point", "label": "l", "points": []}), "'coords' is missing"),
     (image({**POINT, "size": [4]}), "[width, height]"),
     (image({**POINT, "points": [{"x": "4", "y": 2}]}), "points[0]: 'x' must be a number, not '4'"),
-    (image({**POINT, "mode": "per_frame"}), "'mode' must be one of point, "),
+    (image({**POINT, "mode": "points"}), "a list of them, not 'points' - did you mean 'point'?"),
+    (image({**POINT, "mode": ["point", "where"]}), "count_point, or a list of them, not ['point',"),
+    (image({**POINT, "mode": []}), "or a list of them, not []"),
     (image({**POINT, "count": 2}), "the count is 2, but the number of points is 1"),
     (image({"type": "point", "coords": "unit", "points": []}), "a label or a question"),
     (image({"type": "count", "label": "l", "count": 1.5}), "'count' must be a whole number"),

@@ -41,7 +41,8 @@ from text.styles import medium
 from text.tokenizer import chat
 
 CONFORMANCE = Path(__file__).parents[1] / "conformance"
-CASES = json.loads((CONFORMANCE / "chat_format.json").read_text())["cases"]
+VALUES = json.loads((CONFORMANCE / "chat_format.json").read_text())
+CASES = VALUES["cases"]
 
 
 # ------------------------------------------------------------------------------------------------
@@ -198,6 +199,32 @@ def test_without_a_mode_half_the_points_are_also_counted_and_the_question_says_s
     # a question of its own does not say which answer is wanted: plain points
     pairs = draws({**POINT, "question": "Where is it?"}, n=100)
     assert {answer[:7] for _, answer in pairs} == {"<points"}
+
+
+@pytest.mark.parametrize("case", VALUES["modes"]["cases"],
+                         ids=lambda case: case["input"].get("question", "no question"))
+def test_of_several_modes_one_is_drawn_and_points_alone_are_asked_for_without_the_question(case):
+    given = case["input"]
+    annotation, record = native({"style": "video_point", **given})
+    del annotation["style"]
+    annotation["mode"] = given["mode"]
+    found = Counter()
+    for question, answer in draws(annotation, record, n=400):
+        found[question if question == given.get("question") else None, answer] += 1
+    assert found.keys() == {tuple(pair) for pair in case["expected"].values()}
+    assert min(found.values()) > 160
+    question, answer = case["expected"]["video_point_count"]
+    assert one_turn(annotation, record)[1] == answer             # the first mode, in evaluation
+    in_stage_1 = {question for question, _ in draws(annotation, record, STAGE1, n=50)}
+    assert in_stage_1 == {f"video_point_count: {question or 'ball'}", "video_point: ball"}
+
+
+def test_a_question_without_a_label_is_asked_in_every_mode():
+    annotation = {key: POINT[key] for key in POINT if key != "label"}
+    annotation |= {"question": "Cats?", "mode": ["point_count", "point"]}
+    pairs = draws(annotation, n=50)
+    assert {question for question, _ in pairs} == {"Cats?"}
+    assert len({answer for _, answer in pairs}) == 2
 
 
 # ------------------------------------------------------------------------------------------------

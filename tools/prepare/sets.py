@@ -39,6 +39,7 @@ CROWD = "image question answers"
 CAPTION_QA = "video_id Question Answer NegativeAnswers"
 CLIP = "video_duration? clip_start? clip_end? question?"
 TIMED_POINTS = f"video_id two_fps_timestamps points count label {CLIP}"
+BOTH_MODES = ("point_count", "point")  # one is drawn whenever an annotation is used
 MAX_S = 63  # of the sets that are trained on
 
 SETS = {
@@ -88,10 +89,7 @@ SETS = {
         videos.negative_answers, f"{CAPTION_QA} subtitle"),
     "molmo2-ask-model-anything": by_input(images.questions, "video_id question answer"),
     "molmo2-videopoint": by_input(
-        videos.video_points, TIMED_POINTS, mode="point_count", max_seconds=MAX_S),
-    "molmo2-videopoint-where": by_input(
-        videos.video_points, TIMED_POINTS, mode="point", with_question=False,
-        max_seconds=MAX_S),
+        videos.video_points, TIMED_POINTS, mode=BOTH_MODES, max_seconds=MAX_S),
     "molmo2-videopointeval": by_input(
         videos.video_points, f"{TIMED_POINTS} width height", mode="point_count",
         coords="pixel"),
@@ -100,7 +98,7 @@ SETS = {
     "academic-video-points": by_row(
         videos.video_points,
         "video_name category count timestamps points video_duration? clip_start_time? "
-        "clip_end_time?", mode="point_count", max_seconds=MAX_S),
+        "clip_end_time?", mode=BOTH_MODES, max_seconds=MAX_S),
     "track-instruction": by_row(
         videos.trajectories,
         "video expression fps sampling_fps task frame_trajectories width? height? mask_id?"),

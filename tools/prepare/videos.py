@@ -64,12 +64,11 @@ def negative_answers(row, media, args):
     return head, [builder]
 
 
-def video_points(row, media, args, coords="percent", mode="", with_question=True,
-                 max_seconds=math.inf):
+def video_points(row, media, args, coords="percent", mode="", max_seconds=math.inf):
     """points[i] at time i: a list of points, one point (evaluation), or no such column
     (counts). Times are seconds of the whole video, of which the clip is a window.
 
-    ask: with the set's own question. max_seconds: the longest clip to take."""
+    max_seconds: the longest clip to take."""
     name = row.get("video_id") or row["video_name"]
     start = row.get("clip_start", row.get("clip_start_time"))
     end = row.get("clip_end", row.get("clip_end_time"))
@@ -80,7 +79,7 @@ def video_points(row, media, args, coords="percent", mode="", with_question=True
             f"no clip of at most {max_seconds} s")
     head = media.video(f"{media.stem(name)}_2fps", name, start=start, end=end)
     label = row["label"] if "label" in row else row["category"].lower()
-    question = row.get("question") if with_question else None
+    question = row.get("question")
     if "points" not in row:
         return head, [partial(make.count, row["count"], label, question)]
 

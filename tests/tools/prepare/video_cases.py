@@ -22,18 +22,16 @@ TIMED_SKIPS = {"no clip of at most 63 s": 1, "point outside the clip": 1,
                "count is not the number of points": 1}
 
 
-def timed_records(mode, asked):
-    """The records of TIMED_ROWS; asked: with the questions of the set."""
-    bells = point("Bells", [{"t": 9.0, "x": 40, "y": 22}, {"t": 9.0, "x": 71, "y": 24.5},
-                            {"t": 1.5, "x": 40, "y": 23}],
-                  mode=mode, count=3)
-    cats = point("cats", [], mode=mode, count=0)
-    dogs = point("dogs", [{"t": 2.0, "x": 1, "y": 2}], mode=mode, count=1)
-    if asked:
-        bells["question"] = "How many bells?"
-        cats["question"] = "How many cats?"
-    return [record(bells, dogs, video={"path": "abc_2fps.mp4"}),
-            record(cats, video={"path": "sora2/x_2fps.mp4", "start": 10, "end": 70})]
+BOTH = {"mode": ["point_count", "point"]}
+TIMED_RECORDS = [
+    record(point("Bells", [{"t": 9.0, "x": 40, "y": 22}, {"t": 9.0, "x": 71, "y": 24.5},
+                           {"t": 1.5, "x": 40, "y": 23}],
+                 question="How many bells?", count=3, **BOTH),
+           point("dogs", [{"t": 2.0, "x": 1, "y": 2}], count=1, **BOTH),
+           video={"path": "abc_2fps.mp4"}),
+    record(point("cats", [], question="How many cats?", count=0, **BOTH),
+           video={"path": "sora2/x_2fps.mp4", "start": 10, "end": 70}),
+]
 
 
 DUCKS = {                            # time -> id, x, y, occluded
@@ -121,8 +119,7 @@ CASES = {
         rows=[{"video_id": "abc", "question": " Why? ", "answer": "Rain. "}],
         records=[record(question("user_qa", "Why?", answer="Rain."), video={"path": "abc.mp4"})],
     ),
-    "molmo2-videopoint": Case(TIMED_ROWS, timed_records("point_count", True), TIMED_SKIPS),
-    "molmo2-videopoint-where": Case(TIMED_ROWS, timed_records("point", False), TIMED_SKIPS),
+    "molmo2-videopoint": Case(TIMED_ROWS, TIMED_RECORDS, TIMED_SKIPS),
     "molmo2-videopointeval": Case(
         rows=[
             {"video_id": "abc", "two_fps_timestamps": [0.5, 2.0], "video_duration": 300.0,
@@ -149,7 +146,7 @@ CASES = {
              "clip_start_time": 10.0, "clip_end_time": 40.0},
         ],
         records=[record(
-            point("person", [{"t": 9.8, "x": 50, "y": 60}], mode="point_count", count=1),
+            point("person", [{"t": 9.8, "x": 50, "y": 60}], count=1, **BOTH),
             video={"path": "v1_2fps.mp4", "start": 10.0, "end": 40.0})],
     ),
     "track-instruction": Case(
