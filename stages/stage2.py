@@ -36,7 +36,7 @@ MIXTURE = [
         cosyn_chart_exp cosyn_chemical_exp cosyn_diagram_exp cosyn_document cosyn_math_exp
         cosyn_music_exp cosyn_table_exp cosyn_multidoc_chart_exp cosyn_multidoc_chemical_exp
         cosyn_multidoc_diagram_exp cosyn_multidoc_doc_exp cosyn_multidoc_music_exp
-        cosyn_multidoc_table_exp
+        cosyn_multidoc_table_exp pixmo_clocks:250000
     """)]),
     # The rates of members multiply their square roots, so larger and more sets still get more.
     ("tracking", 0.15, [

@@ -35,10 +35,12 @@ def test_rates_are_those_of_the_official_code(case):
 
 
 def test_the_published_mixture_is_the_official_one():
-    """Every set, its group, and its rate if all had 10,000 records."""
+    """Every set, its group, and its rate if all had 10,000 records; without PixMo-Clocks, which
+    the official mixture does not have."""
     entries = published(stage2.MIXTURE, "x")
     groups = []
     for group in entries:
+        group["data"] = [e for e in group["data"] if "pixmo_clocks" not in e["path"]]
         weights = [sqrt_size(10_000, e.get("size"), e["sampling_rate"]) for e in group["data"]]
         groups.append((group["rate"], weights))
     found = {}

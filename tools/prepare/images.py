@@ -24,6 +24,7 @@ from records.errors import Unreadable
 from records.media import image_size
 from tools.prepare import annotations as make
 from tools.prepare.annotations import require, size_of, text_of, text_or_skip, xy_points
+from tools.prepare.media import check_path
 
 # sources of Tulu that Molmo2 leaves out: puzzles, long reasoning, answers about the
 # model itself
@@ -58,6 +59,16 @@ def points(row, media, args, coords, clip=False, method=None):
     builder = partial(make.point, places, coords, row["label"], size=size, count=count,
                       clip=clip, max_points=make.MAX_POINTS, counts=args.counts)
     return head, [builder]
+
+
+def clocks(row, media, args):
+    """PixMo-Clocks: the time on a watch face, as in "7:57:39 AM", or a sentence that it is not
+    shown. The set has no images: one is found by the id of its row."""
+    name = check_path(row["example_id"])
+    text = text_or_skip(row["text"], "answer")
+    reply = f"The time shown is {text}" if text[0].isdigit() else text
+    builder = partial(make.answer, "What time is being shown?", "clocks", reply)
+    return {"image": media.find(name) or name}, [builder]
 
 
 def questions(row, media, args):

@@ -53,6 +53,7 @@ SETS = {
     "pixmo-count": by_input(
         images.points, "image_url label count image_sha256? points?", max_points=MAX_POINTS,
         coords="pixel"),
+    "pixmo-clocks": by_row(images.clocks, "example_id text"),
     "pixmo-ask-model-anything": by_input(
         images.questions, "image_url question answer image_sha256?"),
     "pixmo-cap-qa": by_input(images.tagged_dialogues, "image_url question answer"),

@@ -106,6 +106,20 @@ CASES = {
             record({"type": "count", "label": "people", "count": 4}, image=url_image(V)),
         ],
     ),
+    "pixmo-clocks": Case(
+        rows=[
+            {"example_id": "face/003_08:15:30.8_name", "text": "8:15:30"},
+            {"example_id": "face/004", "text": "The time is not shown in the image."},
+            {"example_id": "face/../004", "text": "1:00 AM"},
+        ],
+        records=[
+            record(question("clocks", "What time is being shown?",
+                            answer="The time shown is 8:15:30"), image="face/003_08:15:30.8_name"),
+            record(question("clocks", "What time is being shown?",
+                            answer="The time is not shown in the image."), image="face/004"),
+        ],
+        skipped={"path that leaves the media folder": 1},
+    ),
     "pixmo-ask-model-anything": Case(
         rows=[
             {**OF_U, "question": "What for?", "answer": "It ties."},

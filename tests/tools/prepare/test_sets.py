@@ -76,6 +76,17 @@ def test_fetched_images_are_found_with_or_without_extension_and_give_pixels_thei
     assert not (tmp_path / "out/media").exists()
 
 
+def test_images_of_clocks_are_found_by_the_id_of_their_row(tmp_path):
+    faces = tmp_path / "faces"
+    (faces / "deep/face").mkdir(parents=True)
+    (faces / "deep/face/003_08:15:30.8_name.png").touch()
+    source = write_parquet(tmp_path / "p.parquet", CASES["pixmo-clocks"].rows)
+    records, counts = prepare("pixmo-clocks", source, tmp_path / "out", "--media", faces)
+    paths = [record["image"] for record in records]
+    assert paths == ["deep/face/003_08:15:30.8_name.png", "face/004"]
+    assert counts["missing_media"] == 1
+
+
 FILES = """kw/abc/any name.webm, a/v_act.mkv, a/ytb_you.mp4, d/flat.MOV, d/flat.txt,
            g/sora2-2fps/x_2fps.mp4, g/veo/x_2fps.mp4, kw/abc/any name.json"""
 CAPTIONED = {"merged_caption": "c", "annotation_score": 5}
