@@ -64,7 +64,7 @@ SETS = {
     "multi-image-point": by_row(
         images.points_of_images, "image_urls labels points counts? normalized_labels?"),
     "vqa2": by_input(images.crowd_questions, CROWD, style="vqa2"),
-    "textvqa": by_input(images.crowd_questions, CROWD, style="text_vqa"),
+    "textvqa": by_row(images.crowd_questions, CROWD, style="text_vqa"),
     "docvqa": by_row(images.crowd_questions, CROWD, style="doc_qa"),
     "chartqa": by_row(images.chart_questions, "image query label human_or_machine"),
     "ai2d": by_row(

@@ -220,9 +220,14 @@ CASES = {
         skipped={"empty answer": 1, "path that leaves the media folder": 1},
     ),
     "textvqa": Case(
-        rows=[{"question": "Brand?", "image": image_cell(RED), "answers": ["dakota", "digital"]}],
-        records=[record(question("text_vqa", "Brand?", answers=["dakota", "digital"]),
-                        image=sha(RED))],
+        rows=[
+            {"question": "Brand?", "image": image_cell(RED), "answers": ["dakota", "digital"]},
+            {"question": "Size?", "image": image_cell(RED), "answers": ["4"]},
+        ],
+        records=[
+            record(question("text_vqa", "Brand?", answers=["dakota", "digital"]), image=sha(RED)),
+            record(question("text_vqa", "Size?", answers=["4"]), image=sha(RED)),
+        ],
     ),
     "docvqa": Case(
         rows=[
