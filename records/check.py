@@ -16,7 +16,7 @@ ANSWER = {
     "answer": "text", "answers": "texts", "options": "options", "answer_idx": "any",
     "shuffle_options": "bool", "letters": "bool", "explanation": "text"}
 FILE = {"width": "pixels", "height": "pixels", "url": "text", "sha256": "text"}
-PROMPT = {"label": "text", "question": "text"}
+PROMPT = {"label": "text or texts", "question": "text"}
 COORDS = {"coords": "coords!", "size": "size"}
 # Name of an object -> its fields and their kinds; "!": the field must be there. A kind is
 # one of KINDS, or the name of an object, or "list of" and that name.
@@ -107,6 +107,8 @@ KINDS = {  # what a value must be, in words, and the test
     "texts": ("a list of texts that are not blank", is_list_of(is_text, 1)),
     "path": ("the path of a downloaded file (URLs are not read)", is_path),
     "paths": ("a list of paths of downloaded files (URLs are not read)", is_list_of(is_path, 1)),
+    "text or texts": ("a text that is not blank, or a list of such texts",
+                      lambda value: is_text(value) or is_list_of(is_text, 1)(value)),
     "options": ("2 to 26 texts", is_list_of(is_a(str), 2, 26)),
     "number": ("a number", is_number),
     "positive": ("a number from 1e-9 to 1e12", is_from(1e-9, most=1e12)),

@@ -62,6 +62,10 @@ def as_object(file):
     return {"path": file} if isinstance(file, str) else file
 
 
+def as_list(texts):
+    return [texts] if isinstance(texts, str) else texts
+
+
 def parse_video(video):
     require(("path" in video) != ("frames" in video), "video", "it has either 'path' or 'frames'")
     require("fps" in video or "path" in video, "video", "'frames' need 'fps'")
@@ -75,8 +79,8 @@ def parse_annotation(annotation, record, place):
 
     A qa has turns with types and weights, and answer_idx is a list. A box is a point. Points, also
     a query, have a scale: what x and y are divided by, None for the size of the file. A track has a
-    mode, points and counts have a list of modes, of which one is drawn. A style is there, but
-    points and counts may have none: then it follows from the mode that is drawn.
+    mode. Points and counts have lists of modes and, if they have a label, of labels; one of each is
+    drawn. A style is there, but of points and counts it may follow from the mode that is drawn.
     """
     kind = annotation.get("type") if isinstance(annotation, dict) else None
     check_kind("type", kind, "type", place)
@@ -100,6 +104,9 @@ def parse_annotation(annotation, record, place):
     elif kind in PLACED:
         check_points(parsed, record, place)
         parsed["mode"] = point_modes(parsed)
+        if "label" in parsed:
+            parsed["labels"] = as_list(parsed["label"])
+            parsed["label"] = parsed["labels"][0]
     if kind in ("point", "box", "track"):
         parsed = parse_points(parsed, record, place)
     style = parsed.get("style") or default_style(parsed, shown)
@@ -110,7 +117,7 @@ def point_modes(annotation):
     """The modes of points or of a count, of which one is drawn: as the annotation says, or its
     style; without both, half of the points are counted, too."""
     if "mode" in annotation:
-        return [annotation["mode"]] if isinstance(annotation["mode"], str) else annotation["mode"]
+        return as_list(annotation["mode"])
     task = "count" if annotation["type"] == "count" else TASK_OF_STYLE.get(annotation.get("style"))
     if task in POINT_TASKS:
         return [task]

@@ -208,7 +208,7 @@ def point_turn(annotation, record, sizes, config, rng):
     style = annotation.get("style") or styles.STYLES[medium(record)][mode]
     known = styles.TASK_OF_STYLE.get(style) in styles.POINT_TASKS
     question = annotation.get("question")
-    label = annotation.get("label", question)
+    label = pick(rng, annotation["labels"]) if "label" in annotation else question
     if "label" in annotation and medium(record) != "video":
         label = label.lower()
     if mode == "point" and len(annotation["mode"]) > 1 and "label" in annotation:

@@ -25,8 +25,8 @@ def test_a_box_in_every_form_and_unit_is_the_point_at_its_centre(tmp_path, form,
     annotation = {**BOX, "coords": coords, "form": form, "boxes": [entry], **more}
     (found,) = Records(write(tmp_path / "r.jsonl", image(annotation)))[0]["annotations"]
     (point,) = found.pop("points")
-    assert found == {"type": "point", "weight": 1, "label": "cup", "coords": coords,
-                     "mode": ["point", "point_count"], **more}
+    assert found == {"type": "point", "weight": 1, "label": "cup", "labels": ["cup"],
+                     "coords": coords, "mode": ["point", "point_count"], **more}
     assert point["scale"] == {"percent": (100, 100), "unit": (1, 1), "pixel": [200, 200]}[coords]
     assert [point["x"], point["y"]] == pytest.approx([20 * factor, 40 * factor])
     assert point["box"] == pytest.approx([n * factor for n in (10, 20, 30, 60)])

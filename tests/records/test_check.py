@@ -33,7 +33,7 @@ INTACT = [
     image({**POINT, "points": []}),
     image({**POINT, "points": [{"x": 0.5, "y": 1.5}]}),
     image({**POINT, "coords": "pixel"}),
-    image({**POINT, "mode": ["point_count", "point"]}),
+    image({**POINT, "mode": ["point_count", "point"], "label": ["cups", "mugs"]}),
     image({**POINT, "points": [{"x": 100.9, "y": -0.9}]}),       # to 1 % outside
     image({**CHOICE, "answer_idx": [0, 1], "options": ["", "b"], "shuffle_options": True,
            "letters": False, "explanation": "e"}),
@@ -124,6 +124,7 @@ MISTAKES = [                         # a line, words of the message
     (image({**POINT, "mode": "points"}), "a list of them, not 'points' - did you mean 'point'?"),
     (image({**POINT, "mode": ["point", "where"]}), "count_point, or a list of them, not ['point',"),
     (image({**POINT, "mode": []}), "or a list of them, not []"),
+    (image({**POINT, "label": ["cup", ""]}), "'label' must be a text that is not blank, or a list"),
     (image({**POINT, "count": 2}), "the count is 2, but the number of points is 1"),
     (image({"type": "point", "coords": "unit", "points": []}), "a label or a question"),
     (image({"type": "count", "label": "l", "count": 1.5}), "'count' must be a whole number"),

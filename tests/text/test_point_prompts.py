@@ -47,6 +47,17 @@ def test_points_and_counts_of_an_image():
         "Which Bar?", '<points coords="1 1 500 200">Which Bar?</points>')
 
 
+def test_of_several_labels_one_is_drawn_for_the_question_and_the_answer():
+    annotation = {**POINT, "label": ["Cat", "kitten"], "mode": "point"}
+    pairs = draws(annotation, config=STAGE1, n=400)
+    counts = Counter(re.search(">(.*)<", answer)[1] for _, answer in pairs)
+    assert counts.keys() == {"cat", "kitten"}
+    assert min(counts.values()) > 160
+    assert all(f">{question.removeprefix('pointing: ')}<" in answer for question, answer in pairs)
+    assert one_turn(annotation)[1] == TAG                        # the first one, in evaluation
+    assert {answer for _, answer in draws({**COUNT, "label": ["Cat", "kitten"]}, n=9)} == {"2"}
+
+
 @pytest.mark.parametrize(("coords", "size", "record"), [
     ("unit", None, IMAGE),
     ("percent", None, IMAGE),

@@ -129,8 +129,9 @@ def same_label(a, b):
 
 
 def points_of_images(row, media, args):
-    """A label per image. Images whose labels differ in a plural at most share an
-    annotation."""
+    """A label per image, as a person wrote it, and as it was normalised. Images whose
+    normalised labels differ in a plural at most share an annotation, with the labels of
+    all of them."""
     head = media.images(row["image_urls"])
     labels = row.get("normalized_labels")
     labels = labels or [label.strip().lower() for label in row["labels"]]
@@ -145,7 +146,8 @@ def points_of_images(row, media, args):
                   for i in numbers for place in xy_points(row["points"][i])]
         counted = [counts[i] for i in numbers]
         count = None if None in counted else sum(counted)
-        return make.point(places, "percent", label, count=count, clip=True)
+        annotation = make.point(places, "percent", label, count=count, clip=True)
+        return annotation | {"label": [text_of(row["labels"][i]) or label for i in numbers]}
 
     return head, [partial(build, *each) for each in members.items()]
 

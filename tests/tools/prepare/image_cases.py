@@ -180,11 +180,22 @@ CASES = {
         rows=[{
             "image_urls": [U, V, W], "labels": ["Bottle", "bottles", "cap"], "counts": [1, 0, 2],
             "points": [{"x": [12.0], "y": [40.5]}, {"x": [], "y": []}, {"x": [1, 2], "y": [3, 4]}],
+        }, {
+            "image_urls": [U, V], "labels": ["A flask", " "],
+            "normalized_labels": ["bottle", "bottle"],
+            "points": [{"x": [1], "y": [2]}, {"x": [3], "y": [4]}],
         }],
-        records=[record(
-            point("bottle", [{"image": 0, "x": 12.0, "y": 40.5}], count=1),
-            point("cap", [{"image": 2, "x": 1, "y": 3}, {"image": 2, "x": 2, "y": 4}], count=2),
-            images=[url_image(U), url_image(V), url_image(W)])],
+        records=[
+            record(
+                point(["Bottle", "bottles"], [{"image": 0, "x": 12.0, "y": 40.5}], count=1),
+                point(["cap"], [{"image": 2, "x": 1, "y": 3}, {"image": 2, "x": 2, "y": 4}],
+                      count=2),
+                images=[url_image(U), url_image(V), url_image(W)]),
+            record(
+                point(["A flask", "bottle"], [{"image": 0, "x": 1, "y": 2},
+                                              {"image": 1, "x": 3, "y": 4}]),
+                images=[url_image(U), url_image(V)]),
+        ],
     ),
     "tulu": Case(
         rows=[
