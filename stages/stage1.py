@@ -11,9 +11,11 @@ text.jsonl=0.1
 # by the square root of their sizes
 MIXTURE = [
     ("captions", 0.6, [(1, "pixmo-cap")]),               # with one transcript each
-    ("pointing", 0.3, [(1, """
-        pixmo-points-basic pixmo-points-high-frequency pixmo-count cosyn-point
-    """)]),
+    ("pointing", 0.3, [
+        # the paper counts every image of these twice, with the points alone and with their number
+        (2 ** 0.5, "pixmo-points-basic pixmo-points-high-frequency pixmo-count"),
+        (1, "cosyn-point"),
+    ]),
     ("text", 0.1, [(1, "tulu")]),
 ]
 

@@ -69,10 +69,11 @@ MIXTURE = [
         (0.1, "vixmo_points_minmax_26_60:1"),
         (0.2, "academic_points_clip_63s_2fps:1"),
     ]),
-    ("image_pointing", 0.10, [(1, """
-        pixmo_multi_points:200000 pixmo_points_train pixmo_count_train pixmo_points_high_freq_train
-        cosyn_point
-    """)]),
+    ("image_pointing", 0.10, [
+        # the paper counts every image of these twice, with the points alone and with their number
+        (2 ** 0.5, "pixmo_points_train pixmo_count_train pixmo_points_high_freq_train"),
+        (1, "pixmo_multi_points:200000 cosyn_point"),
+    ]),
     ("nlp", 0.0995, [(1, "tulu4")]),
     ("hardcodes", 0.0005, [(1, "molmo2_hardcodes")]),    # who are you?
 ]
