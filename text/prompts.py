@@ -248,7 +248,8 @@ def select_images(text, n_images, rng):
     else:
         names = "all images"
     template = pick(rng, styles.TEMPLATES["image_selection"])
-    return template.format(question=text, images=names), images
+    question = re.sub(r"(?<![.?!])$", ".", text)  # another sentence may follow
+    return template.format(question=question, images=names), images
 
 
 def track_turn(annotation, record, size, config, rng, times):

@@ -191,7 +191,7 @@ def fingerprint(sources, rates, tokenizer, config):
     found["data"] = [[source.name, rate, source.fingerprint]
                      for source, rate in zip(sources, rates, strict=True)]
     # the version of the rules by which an example makes its random choices (data.build_tree)
-    found["draws"] = 2
+    found["draws"] = 3
     # without --beta pairs are skipped; files older than --beta have no such entry
     found["preferences"] = True if config.beta else None
     # JSON turns tuples into lists, as in a plan or a checkpoint that is read again

@@ -111,6 +111,7 @@ def test_questions_about_several_images_mean_all_of_them_or_name_some():
         assert {int(group.split()[0]) for group in groups} == wanted & {1, 3}
     assert len(subsets) == 16            # every non-empty subset of four, and none named
     for question, _ in pairs:
+        assert not re.search(r"\w (Look|Consider)", question)
         if re.findall(r"image_(\d)", question) == ["2", "4"]:
             assert re.search(r"image_2, image_4(?!\d)", question)
     assert "all images" in question_of(POINTS_ON_IMAGES, IMAGES, LATER)

@@ -37,7 +37,7 @@ from tests.text.annotations import (
     question_of,
     share,
 )
-from text.styles import medium
+from text.styles import TEMPLATES, medium
 from text.tokenizer import chat
 
 CONFORMANCE = Path(__file__).parents[1] / "conformance"
@@ -157,7 +157,7 @@ def test_later_stages_name_only_the_styles_of_benchmarks(style):
 
 def test_a_video_is_called_a_video_and_several_images_are_plural():
     for annotation, record in EVERY_STYLE.values():
-        words = " ".join(question for question, _ in draws(annotation, record, n=100)).lower()
+        words = " ".join(question for question, _ in draws(annotation, record, n=300)).lower()
         words = re.sub(r"\w+:|image_\d", "", words)
         wrong = {"video": "image|picture|photo", "image": "video|images|pictures", "text": "image",
                  "images": r"video|\b(this|the|an?) (image|picture|photo)\b"}
@@ -199,6 +199,19 @@ def test_without_a_mode_half_the_points_are_also_counted_and_the_question_says_s
     # a question of its own does not say which answer is wanted: plain points
     pairs = draws({**POINT, "question": "Where is it?"}, n=100)
     assert {answer[:7] for _, answer in pairs} == {"<points"}
+
+
+@pytest.mark.parametrize(("mode", "wordings"), [
+    ("point", TEMPLATES["point"]), ("point_count", TEMPLATES["point_count"])])
+def test_points_are_asked_for_in_24_wordings_of_many_kinds(mode, wordings):
+    assert len(wordings) == 24
+    assert all(wording.count("{label}") == 1 for wording in wordings)
+    drawn = {question for question, _ in draws({**POINT, "mode": mode}, n=500)}
+    assert drawn == {wording.format(label="cat") for wording in wordings}
+    in_small_letters = [wording for wording in wordings if wording == wording.lower()]
+    polite = [wording for wording in wordings if "please" in wording.lower()]
+    questions = [wording for wording in wordings if wording.endswith("?")]
+    assert min(len(in_small_letters), len(polite), len(questions)) >= 2
 
 
 @pytest.mark.parametrize("case", VALUES["modes"]["cases"],
