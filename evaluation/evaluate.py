@@ -1,6 +1,6 @@
 """Scores of a model on records (paper: evaluation; docs/molmo2.md 13).
 
-Every annotation except type `text` becomes a question, answered by greedy decoding;
+Every annotation except type `text` becomes a question, by default answered greedily;
 every turn of a conversation is one, asked after the true answers to earlier turns.
 SCORES are means over questions; nll is the loss of training, with its weights.
 
@@ -25,7 +25,7 @@ from tqdm import tqdm
 import data
 import packing
 import vision
-from evaluation.generate import generate
+from evaluation.generate import GREEDY, generate
 from evaluation.masks import find_misfit
 from evaluation.scoring import Question, annotation_of, score
 from records.errors import Unreadable, warn
@@ -146,6 +146,7 @@ def prompt_batches(questions, tokenizer, config, skipped):
                 decoded[where] = decode_media(question, config)
             images, clip = decoded[where]
             prompt = data.encode_prompt(images, question.turns, tokenizer, config, clip)
+            prompt.id = f"{question.record['id']}/{question.index}/{question.turn}"
         except Unreadable as e:
             skipped[where] = str(e)
             continue
@@ -169,7 +170,7 @@ def fits(batch):
 
 
 def evaluate(model, tokenizer, config, records, masks_of=None, max_new=None, ranks=None,
-             with_nll=True, plain=False):
+             with_nll=True, plain=False, sampling=GREEDY):
     """Records from a source -> metrics, predictions by record id and annotation.
 
     masks_of(record, annotation index) -> masks of that annotation (masks.py) or None.
@@ -188,7 +189,7 @@ def evaluate(model, tokenizer, config, records, masks_of=None, max_new=None, ran
     with tqdm(total=len(questions), desc="evaluation", unit="question", leave=False,
               mininterval=1, delay=1, disable=not (questions and ranks.first)) as bar:
         for batch in prompt_batches(questions, tokenizer, config, skipped):
-            predictions += answer(model, tokenizer, batch, masks_of, plain)
+            predictions += answer(model, tokenizer, batch, masks_of, plain, sampling)
             bar.update(len(batch))
     losses = losses_of(model, tokenizer, config, mine, skipped) if with_nll else []
 
@@ -219,11 +220,11 @@ def mean_scores(predictions):
     return result | {f"n_{kind}": n[kind] for kind in TYPES}
 
 
-def answer(model, tokenizer, batch, masks_of, plain):
+def answer(model, tokenizer, batch, masks_of, plain, sampling):
     """[(question, prompt), ..] -> predictions, the lines of predictions.jsonl."""
     questions, prompts = zip(*batch, strict=True)
     longest = max(question.max_new for question in questions)
-    answers = generate(model, prompts, tokenizer.stops, longest)
+    answers = generate(model, prompts, tokenizer.stops, longest, sampling)
     predictions = []
     for question, ids in zip(questions, answers, strict=True):
         annotation = question.annotation

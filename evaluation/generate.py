@@ -16,14 +16,35 @@ far as the padding reaches, so that no generated token (A) sees it:
           pos            0 1 2 3 0 0 4 5
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 import attention
 import packing
+from records.mixture import rng_for
+from training.config import UserError
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen. The words are those of vLLM, and so is the order: penalty,
+    temperature, top_p."""
+
+    temperature: float = 0.0  # divides the logits; 0: the most probable token (greedy decoding)
+    top_p: float = 1.0  # only the fewest most probable tokens that have this probability together
+    frequency_penalty: float = 0.0  # subtracted for each time that the answer has the token
+    seed: int = 0
+
+    def __post_init__(self):
+        if self.top_p < 1 and not self.temperature:
+            raise UserError("--top-p needs a --temperature above 0, such as 0.7")
+
+
+GREEDY = Sampling()
 
 
 def evaluation_config(config, max_crops=None, max_frames=None):
@@ -68,11 +89,11 @@ class KVCache:
 
 
 @torch.no_grad()
-def generate(model, prompts, stops, max_new=128, temperature=0.0, seed=0, on_token=None):
+def generate(model, prompts, stops, max_new=128, sampling=GREEDY, on_token=None):
     """prompts: [data.Example, ..] -> [ids of the answer, ..], each up to the first of
-    `stops` (an id, or several) and at most max_new long. temperature 0: greedy; else seed
-    starts the random numbers. on_token(ids): called after every token of the first row,
-    with its ids so far."""
+    `stops` (an id, or several) and at most max_new long. The random numbers of a row follow
+    from the seed and the id of its prompt, so that the batch does not change an answer.
+    on_token(ids): called after every token of the first row, with its ids so far."""
     device = model.norm.weight.device
     n_rows = len(prompts)
     lengths = torch.tensor([len(p.tokens) for p in prompts], device=device)
@@ -85,8 +106,9 @@ def generate(model, prompts, stops, max_new=128, temperature=0.0, seed=0, on_tok
     visible_until, bidir = mask_fields(batch.bidir, lengths, T + max_new)
     cache = KVCache(model, n_rows, T + max_new)
     attends = cache.attend_functions()
-    rng = torch.Generator(device).manual_seed(seed)
+    rngs = [rng_for(sampling.seed, prompt.id) for prompt in prompts]
     every_row = torch.arange(n_rows, device=device)
+    counts = torch.zeros(n_rows, model.config.n_vocab, device=device)
 
     has_images = any(p.images is not None for p in prompts)
     x = model.embed(batch) if has_images else model.embed_tokens(batch.tokens)
@@ -102,7 +124,8 @@ def generate(model, prompts, stops, max_new=128, temperature=0.0, seed=0, on_tok
         chunks = attention.chunk_mask(*fields, slice(cache.start, cache.stop))
         x = model.transformer(x, pos, chunks, attends)  # (B,t,C)
         logits = model.lm_head(x[every_row, last]).float()  # (B,V)
-        token = sample(logits, temperature, rng)
+        token = sample(logits, counts, rngs, sampling)
+        counts[every_row, token] += 1
         done = done | torch.isin(token, stop_ids)
         # a row that is done continues with stop tokens until all are done
         answers.append(torch.where(done, stop_ids[0], token))
@@ -127,8 +150,18 @@ def mask_fields(bidir, lengths, n_slots):
     return visible_until, F.pad(bidir, (0, n_slots - T))
 
 
-def sample(logits, temperature, rng):
-    """(B,V) -> (B,) ids; temperature 0: the most likely ones."""
-    if temperature == 0:
+def sample(logits, counts, rngs, sampling):
+    """logits (B,V), how often each answer has each token (B,V), a numpy generator per row
+    -> (B,) ids."""
+    if sampling.frequency_penalty:
+        logits = logits - sampling.frequency_penalty * counts
+    if sampling.temperature == 0:
         return logits.argmax(-1)
-    return torch.multinomial((logits / temperature).softmax(-1), 1, generator=rng)[:, 0]
+    probabilities = (logits / sampling.temperature).softmax(-1)
+    probabilities, ids = probabilities.sort(descending=True, stable=True)
+    sums = probabilities.cumsum(-1)
+    # place of the last token that may be drawn: the first one that reaches top_p
+    last = (sums < sampling.top_p).sum(-1, keepdim=True).clamp(max=sums.shape[1] - 1)
+    draws = logits.new_tensor([[rng.random(dtype=np.float32)] for rng in rngs])
+    drawn = torch.searchsorted(sums, draws * sums.gather(1, last), right=True)
+    return ids.gather(1, drawn.minimum(last))[:, 0]  # the minimum matters if sums are rounded

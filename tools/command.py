@@ -24,18 +24,20 @@ def make_parser(name, text, **options):
     return Parser(text, prog=f"python -m tools.{name}", allow_abbrev=False, **options)
 
 
-def whole_number(least, most=sys.maxsize):
-    """-> the type of a flag: an int from `least` to `most`."""
+def in_range(kind, least, most=sys.maxsize):
+    """-> the type of a flag: an int or float (kind) from `least` to `most`."""
 
     def number(text):
-        if not least <= int(text) <= most:
-            limit = f"at least {least}" if int(text) < least else f"at most {most}"
+        value = kind(text)
+        if not least <= value <= most:
+            limit = f"at least {least}" if value < least else f"at most {most}"
             raise argparse.ArgumentTypeError(f"{text} must be {limit}")
-        return int(text)
+        return value
 
     return number
 
 
+whole_number = functools.partial(in_range, int)
 positive = whole_number(1)
 
 
@@ -88,6 +90,23 @@ def own_folder(out, command, inputs=(), besides=()):
         if made_by != command:
             mark.write_text(command, encoding="utf-8")
         yield out
+
+
+def add_model(parser, seed_of="the sampling"):
+    """The flags of a command whose model answers; the last four are Sampling of
+    evaluation/generate.py."""
+    add = parser.add_argument
+    add("--model", required=True, help="a run directory, a released folder, or toy")
+    add("--device", default="cpu", help="cpu (default), cuda, ..")
+    add("--dtype", choices=("float32", "bfloat16"), default="float32",
+        help="of the weights (default float32)")
+    add("--temperature", type=in_range(float, 0), default=0.0, metavar="T", help=(
+        "of the sampling; 0: greedy decoding (default)"))
+    add("--top-p", type=in_range(float, 0, 1), default=1.0, metavar="P", help=(
+        "only the fewest most probable tokens that have P together (default 1: all)"))
+    add("--frequency-penalty", type=in_range(float, -2, 2), default=0.0, metavar="F", help=(
+        "subtracted from a token's logit for each time that the answer has it (default 0)"))
+    add("--seed", type=whole_number(0), default=0, help=f"of {seed_of} (default 0)")
 
 
 def show(value):

@@ -20,13 +20,13 @@ import torch.distributed as dist
 
 from evaluation import pictures
 from evaluation.evaluate import SCORES, evaluate
-from evaluation.generate import evaluation_config
+from evaluation.generate import Sampling, evaluation_config
 from evaluation.masks import open_masks
 from records.errors import plural
 from records.media import MAX_FRAMES
 from records.reader import Records
 from tools import benchmarks
-from tools.command import make_parser, positive, print_table, report_errors, whole_number
+from tools.command import add_model, make_parser, positive, print_table, report_errors, whole_number
 from training.config import UserError
 from training.ranks import device_of_rank, join_ranks
 from training.sources import unique_names
@@ -36,7 +36,7 @@ from weights.files import explained, open_model_folder
 def parse(argv):
     parser = make_parser("evaluate", __doc__)
     add = parser.add_argument
-    add("--model", required=True, help="a run directory, a released folder, or toy")
+    add_model(parser)
     add("--data", required=True, nargs="+", action="extend", help=(
         "record files (.jsonl), each scored apart, or the folder of a benchmark"))
     add("--benchmark", choices=benchmarks.BENCHMARKS, help=(
@@ -55,10 +55,8 @@ def parse(argv):
         'plain: also read "Answer: D", "**B**", "three", "1,234", "No cats." (default official)'))
     add("--max-new", type=positive, help=(
         "tokens of an answer at most (default: by its kind, 12 to 4096)"))
-    add("--device", default="cpu", help="cpu (default), cuda, ..")
-    add("--dtype", choices=("float32", "bfloat16"), default="float32",
-        help="of the weights (default float32)")
     args = parser.parse_args(argv)
+    args.sampling = Sampling(args.temperature, args.top_p, args.frequency_penalty, args.seed)
     if args.benchmark and (len(args.data) > 1 or args.frames or args.masks):
         parser.error("--benchmark takes one folder, and neither --frames nor --masks")
     if len(args.masks or []) > len(args.data):
@@ -98,7 +96,8 @@ def evaluate_set(args, loaded, name, records, masks_of, ranks):
         asked = evaluation_config(config, max_frames=n)
         metrics, predictions = evaluate(
             model, tokenizer, asked, records, masks_of, max_new=args.max_new,
-            ranks=ranks, with_nll=not args.benchmark, plain=args.read_answers == "plain")
+            ranks=ranks, with_nll=not args.benchmark, plain=args.read_answers == "plain",
+            sampling=args.sampling)
         if metrics["skipped"] == len(records):
             raise UserError(f"{name}: {plural(len(records), 'record')}, and none could be used")
         by_frames[str(n)] = metrics

@@ -15,7 +15,7 @@ import torch
 
 import data
 import vision
-from evaluation.generate import evaluation_config, generate
+from evaluation.generate import Sampling, evaluation_config, generate
 from evaluation.pictures import draw_answer
 from records import media
 from records.errors import warn
@@ -24,7 +24,7 @@ from records.visual import VideoClip, clip_times, tracking_times
 from text.points import parse_points
 from text.styles import TASK_OF_STYLE, TRACK_TASKS
 from text.visual_tokens import shift_subtitles
-from tools.command import make_parser, positive, report_errors, whole_number
+from tools.command import add_model, make_parser, positive, report_errors, whole_number
 from toy import world
 from training.config import UserError
 from weights.files import explained, open_model_folder
@@ -37,7 +37,7 @@ SUBTITLE = re.compile(r"([\d:]+[.,]\d+) *--> *([\d:]+[.,]\d+).*\n((?:.*\S.*\n?)*
 def parse(argv):
     parser = make_parser("generate", __doc__)
     add = parser.add_argument
-    add("--model", required=True, help="a run directory, a released folder, or toy")
+    add_model(parser, "the sampling, and of the toy's image or video")
     source = parser.add_mutually_exclusive_group()
     extend = partial(source.add_argument, action="extend", metavar="F")
     extend("--image", nargs=1, dest="images", help=(
@@ -60,18 +60,12 @@ def parse(argv):
     add("--max-crops", type=positive, metavar="N",
         help="crops of an image at most (default: as in training; released models: 24)")
     add("--max-new", type=positive, default=256, help="tokens of the answer at most (default 256)")
-    add("--temperature", type=float, default=0.0, help=(
-        "of the sampling; 0: greedy decoding (default)"))
-    add("--seed", type=whole_number(0), default=0, help=(
-        "of the sampling, and of the toy's image or video (default 0)"))
     add("--draw", metavar="FILE", help=(
         "write the images, or frames, with the predicted points: .png, .jpeg, .webp, or of "
         "a video .gif"))
     add("--json", action="store_true", help="print one JSON object instead of text")
-    add("--device", default="cpu", help="cpu (default), cuda, ..")
-    add("--dtype", choices=("float32", "bfloat16"), default="float32",
-        help="of the weights (default float32)")
     args = parser.parse_args(argv)
+    args.sampling = Sampling(args.temperature, args.top_p, args.frequency_penalty, args.seed)
     is_file = args.images or args.video not in (None, TOY_VIDEO)
     args.is_toy_scene = args.model == "toy" and not is_file
     if args.video == TOY_VIDEO and not args.is_toy_scene:
@@ -79,8 +73,6 @@ def parse(argv):
     for flag in ("frames", "subtitles", "start", "end"):
         if getattr(args, flag) != parser.get_default(flag) and not args.video:
             parser.error(f"--{flag} needs --video F")
-    if not args.temperature >= 0:
-        parser.error("--temperature starts at 0")
     if args.chat and (args.draw or args.json):
         parser.error("--draw and --json go with --prompt")
     if args.draw and not (args.images or args.video or args.is_toy_scene):
@@ -196,8 +188,7 @@ def answer_ids(loaded, shown, turns, args, printer=None):
         warn("this model was trained on prompts that begin with a style, such as long_caption:, "
              "pointing:, count: or user_qa: (docs/own_data.md)")
     prompt = data.encode_prompt(shown.images, turns, tokenizer, config, shown.clip)
-    (ids,) = generate(model, [prompt], tokenizer.stops, args.max_new, args.temperature,
-                      args.seed, printer)
+    (ids,) = generate(model, [prompt], tokenizer.stops, args.max_new, args.sampling, printer)
     return ids
 
 

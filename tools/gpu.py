@@ -40,10 +40,9 @@ from training.setup import apply_recipe, largest_example
 
 TINY = replace(models.PRESETS["toy"], n_layer=2)
 STEPS = {  # the flags of train.py
-    "stage 1, all parts, rows of 2,560":
-        "--stage 1 --preset 4b --micro-batch 1 --data.max_tokens=2560",
+    "stage 1, all parts, rows of 2,560": "--stage 1 --preset 4b --micro-batch 1",
     "stage 1, connector and decoder, rows of 2,560":
-        "--stage 1 --preset 4b --micro-batch 1 --data.max_tokens=2560 --train connector,llm",
+        "--stage 1 --preset 4b --micro-batch 1 --train connector,llm",
     "stage 2, connector and decoder, rows of 16,384":
         "--stage 2 --preset 4b --micro-batch 1 --train connector,llm"}
 SMALL_STEPS = {

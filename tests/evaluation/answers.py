@@ -41,7 +41,7 @@ def evaluate_answers(records, answer, masks_of=None, **options):
             batch[:] = [question for question, _ in group]
             yield group
 
-    def answers(model, prompts, stops, max_new):
+    def answers(model, prompts, stops, max_new, sampling):
         assert len(prompts) == len(batch)
         assert max_new == max(question.max_new for question in batch)
         return [TOKENIZER.encode(answer(question)) for question in batch]

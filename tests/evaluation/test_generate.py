@@ -1,6 +1,7 @@
 """Decoding with a KV cache gives the logits of a full forward pass, also in a conversation."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 import data
 import model
 import packing
-from evaluation.generate import evaluation_config, generate
+from evaluation.generate import Sampling, evaluation_config, generate, sample
 from tests.evaluation.small_model import CONFIG, DATA, TOKENIZER, VISION, random_model
 from toy import world
 from weights.files import RELEASED_SETTINGS
@@ -76,7 +77,7 @@ def test_the_cache_gives_the_logits_of_a_full_pass_for_prompts_of_different_leng
 
 
 def test_generation_stops_at_a_stop_token(exact_model, prompts):
-    answers = generate(exact_model, prompts, TOKENIZER.eos, 40, temperature=1.5, seed=3)
+    answers = generate(exact_model, prompts, TOKENIZER.eos, 40, Sampling(1.5, seed=3))
     assert all(TOKENIZER.eos not in ids for ids in answers)
     (first,) = generate(exact_model, prompts[:1], -1, max_new=5)
     (stopped,) = generate(exact_model, prompts[:1], first[3], max_new=5)
@@ -85,13 +86,65 @@ def test_generation_stops_at_a_stop_token(exact_model, prompts):
 
 def test_sampling_follows_its_seed_and_becomes_greedy_as_it_cools(exact_model, prompts):
     def sampled(seed):
-        return generate(exact_model, prompts, TOKENIZER.eos, 40, temperature=1.5, seed=seed)
+        return generate(exact_model, prompts, TOKENIZER.eos, 40, Sampling(1.5, seed=seed))
 
     first = sampled(3)
     assert first == sampled(3)
     assert first != sampled(4)
-    cool = generate(exact_model, prompts, -1, max_new=12, temperature=1e-4, seed=5)
+    cool = generate(exact_model, prompts, -1, 12, Sampling(1e-4, seed=5))
     assert cool == generate(exact_model, prompts, -1, max_new=12)
+
+
+def test_a_sampled_answer_depends_on_the_id_of_its_prompt_and_not_on_its_batch(
+    exact_model, prompts
+):
+    named = [dataclasses.replace(prompt, id=str(k)) for k, prompt in enumerate(prompts)]
+    named.append(dataclasses.replace(prompts[0], id="4"))
+
+    def sampled(some):
+        return generate(exact_model, some, -1, 12, Sampling(1.5, 0.9, 0.2, seed=3))
+
+    answers = sampled(named)
+    assert answers[0] != answers[4]
+    assert sampled(named[::-1]) == answers[::-1]
+    assert [sampled([prompt])[0] for prompt in named] == answers
+
+
+@pytest.mark.parametrize("sampling", [
+    Sampling(0.7, 0.95, 0.1), Sampling(1.3, 0.5, -2), Sampling(2, 1, 0.5), Sampling(0.7, 0)])
+def test_tokens_are_drawn_by_the_definitions_of_temperature_top_p_and_frequency_penalty(sampling):
+    """2000 draws, spread evenly, take each token as often as its probability says, which is
+    computed here token by token."""
+    logits = np.random.default_rng(0).normal(0, 2, 30)
+    counts = np.arange(30) % 4
+    scores = np.exp((logits - sampling.frequency_penalty * counts) / sampling.temperature)
+    expected = np.zeros(30)
+    for token in np.argsort(-scores):
+        expected[token] = scores[token]
+        if expected.sum() >= sampling.top_p * scores.sum():
+            break
+    expected *= 2000 / expected.sum()
+    rngs = [SimpleNamespace(random=lambda dtype, k=k: (k + 0.5) / 2000) for k in range(2000)]
+    rows = torch.tensor(np.stack([logits, counts])).float()[:, None].expand(2, 2000, 30)
+    drawn = np.bincount(sample(*rows, rngs, sampling), minlength=30)
+    assert np.abs(drawn - expected).max() <= 1
+    assert set(np.flatnonzero(drawn)) <= set(np.flatnonzero(expected))
+
+
+def test_the_frequency_penalty_counts_the_tokens_of_the_answer_and_not_of_the_prompt(
+    exact_model, prompts
+):
+    """With temperature 0, against the logits of full forward passes."""
+    answers = generate(exact_model, prompts, -1, 12, Sampling(frequency_penalty=0.5))
+    for prompt, ids in zip(prompts, answers, strict=True):
+        whole = continued(prompt, ids[:-1])
+        batch = packing.collate([[whole]], len(whole.tokens), VISION)
+        steps = exact_model.logits(batch)[0, len(prompt.tokens) - 1 :].detach()
+        for step, logits in enumerate(steps):
+            for token in ids[:step]:
+                logits[token] -= 0.5
+            assert ids[step] == int(logits.argmax())
+    assert answers != generate(exact_model, prompts, -1, 12)
 
 
 def test_a_released_model_is_asked_with_the_released_settings():

@@ -3,10 +3,12 @@ a mistake."""
 
 import argparse
 import json
+from itertools import chain
 
 import numpy as np
 import pytest
 
+from evaluation import evaluate as evaluation
 from tests.evaluation.answers import clip_with_masks
 from tests.evaluation.small_model import DATA, MEDIA, save_run
 from tools import evaluate, toy
@@ -138,8 +140,28 @@ def test_answers_are_read_by_the_official_rules_if_the_plain_ones_are_not_named(
                      {"skipped": 0, "plain": True, "read_answers": "plain"}]
 
 
+def test_sampled_answers_follow_the_flags_and_the_record_and_not_the_batch(call, monkeypatch):
+    flags = ["--data", MEDIA / "records.jsonl", "--media", MEDIA, "--max-new", 8]
+    of_paper = {"--temperature": 0.7, "--top-p": 0.95, "--frequency-penalty": 0.1, "--seed": 3}
+
+    def answers(**other):
+        chosen = of_paper | {f"--{name.replace('_', '-')}": value for name, value in other.items()}
+        status, _, _, rows = call(*flags, *chain(*chosen.items()))
+        assert status == 0
+        return [row["text"] for row in rows]
+
+    sampled = answers()
+    for other in ({"temperature": 2}, {"top_p": 0.2}, {"frequency_penalty": 2}, {"seed": 4}):
+        assert answers(**other) != sampled
+    monkeypatch.setattr(evaluation, "MAX_ROWS", 1)
+    assert answers() == sampled
+
+
 @pytest.mark.parametrize(("flags", "message"), [
     (["--masks", "half.npz"], "the masks of clip/0 are"),
+    (["--top-p", "0.9"], "--top-p needs a --temperature above 0"),
+    (["--top-p", "1.1"], "--top-p: 1.1 must be at most 1"),
+    (["--temperature", "nan"], "--temperature: nan must be"),
     (["--masks", "half.npz", "--masks", "half.npz"], "--masks names 2 files, --data 1"),
     (["--masks", "half.npz", "--media", "."], "1 record, and none could be used"),
 ])

@@ -11,6 +11,7 @@ from PIL import Image
 
 import vision
 from evaluation import pictures
+from evaluation.generate import Sampling
 from records import media
 from records.visual import read_headers
 from tests.evaluation.small_model import DATA, MEDIA, TOKENIZER, VISION, save_run
@@ -36,9 +37,9 @@ class FakeModel:
         self.answer = "fine"
         self.options = None
 
-    def generate(self, model, prompts, stops, max_new, temperature, seed, on_token):
+    def generate(self, model, prompts, stops, max_new, sampling, on_token):
         self.prompts += prompts
-        self.options = model.norm.weight.dtype, temperature, seed
+        self.options = model.norm.weight.dtype, sampling
         ids = TOKENIZER.encode(self.answer)
         for n in range(1, len(ids) + 1):
             if on_token:
@@ -221,9 +222,9 @@ def test_an_answer_is_printed_as_it_grows_and_never_half_a_character(call, fake,
 
 def test_a_conversation_is_held_over_standard_input(call, fake, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("One?\nTwo?\n\nnever asked\n"))
-    out = call("--image", PHOTOS[0], "--chat", "--temperature", 0.5, "--seed", 4,
-               "--dtype", "bfloat16")
-    assert fake.options == (torch.bfloat16, 0.5, 4)
+    out = call("--image", PHOTOS[0], "--chat", "--temperature", 0.5, "--top-p", 0.9,
+               "--frequency-penalty", 0.1, "--seed", 4, "--dtype", "bfloat16")
+    assert fake.options == (torch.bfloat16, Sampling(0.5, 0.9, 0.1, 4))
     assert out == "fine\nfine\n"
     first, second = fake.prompts
     asked = "[user\nOne?]\n[assistant\nfine]]\n[user\nTwo?]\n[assistant\n"
