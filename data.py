@@ -35,7 +35,7 @@ from vision import RELEASED, VisionConfig
 
 @dataclass(frozen=True)
 class DataConfig:
-    max_tokens: int = 2536           # tokens of an example, and of a row (paper: Table 12)
+    max_tokens: int = 2560           # tokens of an example, and of a row (paper: Table 12)
     max_crops: int = 8               # high-resolution crops of an image at most
     high_res_share: float = 0.0      # share of the images with points that get more crops:
     high_res_crops: int = 24         # at most so many, where no annotation is dropped for them

@@ -1,9 +1,9 @@
 """Stage 1: captions and pointing (paper: training, Table 12; docs/molmo2.md 9.2, 10).
 
-From a language model and SigLIP2, with a new connector. 31,000 steps of 128 rows of 2,536 tokens,
-4 million rows (the released runs: docs/molmo2.md 16). `--data FOLDER` takes the published mixture
-from FOLDER/pixmo-cap/records.jsonl and so on (docs/released.md has the lines that make these
-files). Other data is named file by file: --data captions.jsonl=0.6 points.jsonl=0.3
+From a language model and SigLIP2, with a new connector. 32,000 steps of 128 rows of 2,560 tokens,
+4 million rows, as in the released runs (docs/molmo2.md 16). `--data FOLDER` takes the published
+mixture from FOLDER/pixmo-cap/records.jsonl and so on (docs/released.md has the lines that make
+these files). Other data is named file by file: --data captions.jsonl=0.6 points.jsonl=0.3
 text.jsonl=0.1
 """
 
@@ -20,10 +20,10 @@ MIXTURE = [
 ]
 
 RECIPE = {
-    "steps": 31_000,
+    "steps": 32_000,
     "batch": 128,
     "micro_batch": 4,
-    "data.max_tokens": 2536,
+    "data.max_tokens": 2560,
     "pack_crops": 16,
     "data.max_crops": 8,
     "data.max_frames": 16,

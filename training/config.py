@@ -59,7 +59,7 @@ class Config:
 
     stage: int = 1  # which recipe of stages/
     preset: str = "4b"  # the model shape that `model` starts from
-    steps: int = 31_000  # optimizer steps; the learning rate schedule ends there
+    steps: int = 32_000  # optimizer steps; the learning rate schedule ends there
     batch: int = 128  # packs per optimizer step, over all ranks
     micro_batch: int = 4  # packs per forward pass of one rank; the rest is accumulation
     cp: int = 1  # context-parallel degree: ranks that share a row
