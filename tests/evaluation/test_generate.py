@@ -113,8 +113,8 @@ def test_a_sampled_answer_depends_on_the_id_of_its_prompt_and_not_on_its_batch(
 @pytest.mark.parametrize("sampling", [
     Sampling(0.7, 0.95, 0.1), Sampling(1.3, 0.5, -2), Sampling(2, 1, 0.5), Sampling(0.7, 0)])
 def test_tokens_are_drawn_by_the_definitions_of_temperature_top_p_and_frequency_penalty(sampling):
-    """2000 draws, spread evenly, take each token as often as its probability says, which is
-    computed here token by token."""
+    """2000 draws, spread evenly from 0 to 1, take each token as often as its probability says,
+    which is computed here token by token."""
     logits = np.random.default_rng(0).normal(0, 2, 30)
     counts = np.arange(30) % 4
     scores = np.exp((logits - sampling.frequency_penalty * counts) / sampling.temperature)
@@ -124,7 +124,7 @@ def test_tokens_are_drawn_by_the_definitions_of_temperature_top_p_and_frequency_
         if expected.sum() >= sampling.top_p * scores.sum():
             break
     expected *= 2000 / expected.sum()
-    rngs = [SimpleNamespace(random=lambda dtype, k=k: (k + 0.5) / 2000) for k in range(2000)]
+    rngs = [SimpleNamespace(random=lambda dtype, k=k: k / 1999) for k in range(2000)]
     rows = torch.tensor(np.stack([logits, counts])).float()[:, None].expand(2, 2000, 30)
     drawn = np.bincount(sample(*rows, rngs, sampling), minlength=30)
     assert np.abs(drawn - expected).max() <= 1

@@ -153,8 +153,13 @@ def test_sampled_answers_follow_the_flags_and_the_record_and_not_the_batch(call,
     sampled = answers()
     for other in ({"temperature": 2}, {"top_p": 0.2}, {"frequency_penalty": 2}, {"seed": 4}):
         assert answers(**other) != sampled
+    ids = set()                                          # each question has its own random numbers
+    generate = evaluation.generate
     monkeypatch.setattr(evaluation, "MAX_ROWS", 1)
+    monkeypatch.setattr(evaluation, "generate", lambda model, prompts, *rest: (
+        ids.update(prompt.id for prompt in prompts) or generate(model, prompts, *rest)))
     assert answers() == sampled
+    assert len(ids) == len(sampled)
 
 
 @pytest.mark.parametrize(("flags", "message"), [
