@@ -31,12 +31,12 @@ from training.config import UserError
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen. The words are those of vLLM, and so is the order: penalty,
-    temperature, top_p."""
+    """How the next token is chosen. The terms are those of vLLM, which applies the penalty first,
+    then the temperature, then top_p."""
 
     temperature: float = 0.0  # divides the logits; 0: the most probable token (greedy decoding)
-    top_p: float = 1.0  # only the fewest most probable tokens that have this probability together
-    frequency_penalty: float = 0.0  # subtracted for each time that the answer has the token
+    top_p: float = 1.0  # draw from the most probable tokens that reach this probability
+    frequency_penalty: float = 0.0  # taken from a logit for each time the answer has its token
     seed: int = 0
 
     def __post_init__(self):

@@ -103,7 +103,7 @@ def add_model(parser, seed_of="the sampling"):
     add("--temperature", type=in_range(float, 0), default=0.0, metavar="T", help=(
         "of the sampling; 0: greedy decoding (default)"))
     add("--top-p", type=in_range(float, 0, 1), default=1.0, metavar="P", help=(
-        "only the fewest most probable tokens that have P together (default 1: all)"))
+        "draw from the most probable tokens that reach the probability P (default 1: all)"))
     add("--frequency-penalty", type=in_range(float, -2, 2), default=0.0, metavar="F", help=(
         "subtracted from a token's logit for each time that the answer has it (default 0)"))
     add("--seed", type=whole_number(0), default=0, help=f"of {seed_of} (default 0)")

@@ -80,8 +80,8 @@ def test_one_batch_of_text_images_and_a_video_is_answered_as_by_transformers_one
 def test_the_loss_and_every_gradient_of_a_packed_row_equal_those_of_transformers(
     saved, tokenizer, tmp_path
 ):
-    """One annotation each of a text, an image, two images and a video: one row here, there a padded
-    batch and, since it refuses both in one, the video by itself."""
+    """Of a text, an image, two images and a video, with one annotation each. transformers is given
+    a padded batch and, since it refuses images and videos in one, the video by itself."""
     peer, _, ours = copy.deepcopy(saved("untied"))
     config = dataclasses.replace(DATA_CONFIG, max_tokens=9999, max_crops=2, max_frames=4)
     records = {record["id"]: record for name in ("records", "films")
