@@ -37,7 +37,7 @@ TABLES = {
     "qa": {
         **COMMON, "system": "text", "turns": "list", "question": "any",
         **ANSWER},
-    "turn": {"question": "any!", "weight": "0 or positive", **ANSWER},
+    "turn": {"type": "type", "question": "any!", "weight": "0 or positive", **ANSWER},
     "point": {
         **COMMON, **PROMPT, **COORDS, "points": "list of point entry!", "count": "index",
         "mode": "point mode"},

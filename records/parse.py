@@ -231,9 +231,9 @@ def parse_qa(qa, record, place):
 
 
 def parse_turn(turn, record, place):
-    if isinstance(turn, dict) and "type" in turn:
-        require(turn["type"] in PLACED, f"{place}.type", "a turn of a conversation is a question "
-                f"without a type, or one of {', '.join(PLACED)}")
+    if isinstance(turn, dict) and turn.get("type", "qa") != "qa":
+        require(turn["type"] in PLACED, f"{place}.type", "a turn of a conversation is a qa, which "
+                f"need not be said, or one of {', '.join(PLACED)}")
         return parse_annotation(turn, record, place)
     check_fields(turn, "turn", place)
     check_question(turn.get("question"), record, place)

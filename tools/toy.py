@@ -36,20 +36,21 @@ def export(folder, source, n):
     np.savez_compressed(folder / "masks.npz", **masks)
 
 
-def without_scale(annotation):
-    """Its points as a file has them: what x and y are divided by follows from "coords"."""
-    if "points" not in annotation:
-        return annotation
-    points = [{key: value for key, value in point.items() if key != "scale"}
-              for point in annotation["points"]]
-    return annotation | {"points": points}
+def as_in_a_file(annotation):
+    """An annotation without what records.parse fills in and no file has."""
+    filled_in = {"labels", "mode"} if annotation["type"] == "count" else {"labels"}
+    kept = {key: annotation[key] for key in annotation if key not in filled_in}
+    if "points" in kept:
+        kept["points"] = [{key: point[key] for key in point if key != "scale"}
+                          for point in kept["points"]]
+    return kept
 
 
 def export_media(folder, source, record):
     """Writes the images or frames of a record; returns the record as a line of the file."""
     fields = ("id", "images", "subtitles", "annotations")
     line = {key: record[key] for key in fields if key in record}
-    line["annotations"] = [without_scale(annotation) for annotation in record["annotations"]]
+    line["annotations"] = [as_in_a_file(annotation) for annotation in record["annotations"]]
     if "video" in record:
         _, _, end, _ = source.video_size(record)
         times = source.step_times(record)

@@ -226,8 +226,8 @@ def test_the_examples_pass_without_a_word(capsys):
     (POINT, ""), ({"type": "count", "label": "l", "count": 2}, ""),
     ({"type": "box", "label": "l", "coords": "percent", "form": "xyxy",
       "boxes": [{"box": [1, 2, 3, 4]}]}, ""),
-    (CAPTION, "annotations[0].turns[1].type: a turn of a conversation is a question without a "
-     "type, or one of point, box, count, track"),
+    (CAPTION, "annotations[0].turns[1].type: a turn of a conversation is a qa, which need not "
+     "be said, or one of point, box, count, track"),
     (TRACK, "annotations[0].turns[1]: a track needs a video"),
     ({**POINT, "points": [{"x": 400, "y": 2}]}, "annotations[0].turns[1]: point 0 lies outside the "
      "image with coords=percent - is the unit or the size wrong?"),
