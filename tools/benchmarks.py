@@ -1,5 +1,5 @@
 """Published benchmarks: their files as published to records, and a table of the scores
-beside the published ones (docs/released.md, "Published benchmarks"). A row becomes a
+beside the published ones (docs/evaluation.md). A row becomes a
 record with one question.
 """
 
