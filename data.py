@@ -237,11 +237,11 @@ def build_tree(record, info, tokenizer, config, seed, epoch):
             continue
         weight = record["weight"] * a["weight"]
         pair = preference_name(record, a) if a["type"] == "preference" else ""
-        for segments in segments_of(a, record, info, tokenizer, config, rng):
-            kinds = [kind for kind, _ in turn_weights(a)]
-            branches.append(Branch(segments, a["type"], weight, of_video, pair, kinds))
-    trunk, is_visual = [tokenizer.bos, *ids], [False, *is_visual]
-    example = layout(trunk, is_visual, branches, config, config.max_tokens)
+        kinds = [kind for kind, _ in turn_weights(a)]
+        branches += [Branch(segments, a["type"], weight, of_video, pair, kinds)
+                     for segments in segments_of(a, record, info, tokenizer, config, rng)]
+    example = layout([tokenizer.bos, *ids], [False, *is_visual], branches, config,
+                     config.max_tokens)
     example.id = record["id"]
     example.dropped_branches += n_over_max_points
     return example
@@ -310,15 +310,6 @@ def text_example(tokens, weight, **fields):
     n = len(tokens)
     return Example(tokens, tokens, np.full(n, weight, np.float32), np.arange(n),
                    np.full(n, n, np.int32), np.zeros(n, np.int32), **fields)
-
-
-def placeholder(name, n_tokens, n_crops, config, reason):
-    """Takes the place of a record that cannot be decoded: as large as planned, without loss."""
-    example = text_example(np.zeros(n_tokens, np.int64), 0, id=name, unreadable=reason)
-    if n_crops:
-        example.images = np.zeros((n_crops, config.vision.n_patch, config.vision.n_pixel), np.uint8)
-        example.image_id = np.arange(n_crops, dtype=np.int32)
-    return example
 
 
 @encodable()

@@ -33,6 +33,7 @@ from text.styles import medium
 from text.tokenizer import ByteTokenizer
 from text.visual_tokens import shift_subtitles
 from toy.world import WORDS
+from training.loader import placeholder
 from training.setup import largest_example
 from vision import RELEASED
 
@@ -233,7 +234,7 @@ def test_an_unreadable_image_costs_its_record_only(tmp_path):
     size = data.size(cut, TOKENIZER, CONFIG, 0, 0)
     with pytest.raises(Unreadable, match=r"^damaged image: "):
         data.encode(cut, TOKENIZER, CONFIG, 0, 0)
-    example = data.placeholder("cut", *size, CONFIG, "damaged image: cut short")
+    example = placeholder("cut", *size, CONFIG, "damaged image: cut short")
     assert size == (len(example.tokens), len(example.images))
     assert (example.id, example.unreadable) == ("cut", "damaged image: cut short")
     assert example.weights.sum() == 0
