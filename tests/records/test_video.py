@@ -90,14 +90,21 @@ def test_every_codec_in_every_container_is_read_right_or_refused(tmp_path, suffi
     assert numbers(video, [0.75, 1.95]) == [7, 19]
 
 
+def test_a_format_whose_timestamps_ffmpeg_guesses_is_refused_by_name(tmp_path):
+    path = make_video(tmp_path / "a.asf", "-c:v mpeg2video", n=3)
+    with pytest.raises(Unreadable, match="^unknown format: .*a.asf is mpeg2video in asf: "):
+        media.probe(path)
+
+
 def hidden_vp9(path):
     """Frames that are never displayed (VP9), as packets with times of their own."""
     encoder = f"-c:v libvpx-vp9 -lag-in-frames 25 -cpu-used 4 -passlogfile {path}"
     make_video("-", f"{encoder} -pass 1 -f null")
-    make_video(path.with_suffix(".whole.webm"), f"{encoder} -pass 2")
+    whole, split = path.with_suffix(".whole.webm"), path.with_suffix(".split.webm")
+    make_video(whole, f"{encoder} -pass 2")
+    ffmpeg("-i", whole, "-fflags -autobsf -c copy -bsf:v vp9_superframe_split", split)
     earlier = "setts=pts='if(eq(PTS,NEXT_PTS),PTS-50,PTS)'"
-    ffmpeg("-i", path.with_suffix(".whole.webm"), "-fflags -autobsf -c copy -bsf:v",
-           f"vp9_superframe_split,{earlier}", path)
+    ffmpeg("-i", split, f"-fflags -autobsf -c copy -bsf:v {earlier}", path)
     return range(30)
 
 
