@@ -25,7 +25,7 @@ EXIF_ORIENTATION = 0x0112  # values from 5 to 8 exchange width and height
 UNKNOWN_FORMATS = {
     "HEIC or AVIF": (rb"....ftyp(hei|hev|mif|msf|avi)", "heif-convert a.heic a.jpg"),
     "JPEG XL": (rb"\xff\x0a|....JXL ", "djxl a.jxl a.png"),
-    "SVG": (rb"\s*(<(\?xml|!--|!DOCTYPE svg).*)?<svg", "rsvg-convert a.svg -o a.png"),
+    "SVG": (rb"(\xef\xbb\xbf)?\s*(<(\?xml|!--|!DOCTYPE svg).*)?<svg", "rsvg-convert a.svg > a.png"),
     "OpenEXR": (rb"v/1\x01", "magick a.exr a.png"),
     "Radiance HDR": (rb"#\?R", "magick a.hdr a.png"),
 }

@@ -6,6 +6,7 @@ import os
 import pickle
 import shutil
 import signal
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -187,6 +188,7 @@ def test_a_checkpoint_runs_no_code_of_those_who_made_it(whole, tmp_path):
     with pytest.raises(pickle.UnpicklingError, match=r"posix\.mkdir, which is no part of it"):
         checkpoint.Reader(folder).read_metadata()
     assert not (tmp_path / "made").exists()
+    assert "BytesStorageMetadata" not in chain(*checkpoint.METADATA_CLASSES.values())
 
 
 def test_a_full_disk_ends_the_run_in_one_sentence_and_resume_continues(whole, records, tmp_path,
