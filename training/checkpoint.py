@@ -37,8 +37,9 @@ from weights import files, lora
 warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\.distributed\.checkpoint")
 
 STEP = re.compile("step-[1-9][0-9]*")  # str.isdigit accepts digits such as ², which int() refuses
-RUN_FILES = ("config.json", "log.jsonl", "stage0.jsonl", "skips.jsonl", "loss.png", "scores.png",
-             "progress.gif", "references.json")  # in the directory of a run
+# in the directory of a run; the last two are also there if it was stopped before its first step
+RUN_FILES = ("config.json", "log.jsonl", "skips.jsonl", "loss.png", "scores.png", "progress.gif",
+             "stage0.jsonl", "references.json")
 # fields that may change when a run is resumed: they affect layout, speed and reports, or (preset,
 # model, vit_steps) only what a run begins with
 LAYOUT_FIELDS = {
@@ -161,7 +162,7 @@ def is_run(out):
 
 def check_directory(out, args, init):
     """UserError if a run that begins may not write to `out`."""
-    foreign = [] if is_run(out) else [name for name in RUN_FILES if (out / name).exists()]
+    foreign = [] if is_run(out) else [name for name in RUN_FILES[:-2] if (out / name).exists()]
     holds_run = bool(list_steps(out)) or (out / "model").exists()
     is_empty = {path.name for path in out.iterdir()} <= {"lock"}
     reason = ""
@@ -169,8 +170,10 @@ def check_directory(out, args, init):
         reason = "contains a run without a complete checkpoint to resume; --overwrite deletes it"
     elif holds_run and not args.overwrite:
         reason = "contains a run; --resume continues it, --overwrite deletes it"
-    elif foreign or (args.overwrite and not is_empty and not is_run(out)):
-        reason = f"no run has made what it contains ({', '.join(foreign) or 'no config.json'})"
+    elif foreign:
+        reason = f"contains {', '.join(foreign)}, which no run has made"
+    elif args.overwrite and not is_empty and not is_run(out):
+        reason = "has no config.json, so it is no run directory to --overwrite"
     elif args.overwrite and init and Path(init).resolve().is_relative_to(out.resolve()):
         reason = f"--overwrite would delete the weights of --init {init}"
     if reason:
