@@ -1,5 +1,5 @@
-"""Predictions drawn on images and frames: rings where the model points, crosses at the
-true points (paper: pointing, tracking).
+"""Predictions, or the annotations of records, drawn on images and frames: rings where the model
+points, crosses at the true points (paper: pointing, tracking).
 
 A picture shows images side by side, or at most 12 frames of a video with their times and
 the path of every object of a track. Points are [frame, id, x, y] in pixels. A point at a
@@ -8,7 +8,7 @@ time that was not shown is drawn on the nearest frame, with its time.
 
 import re
 from functools import partial
-from itertools import chain, pairwise, zip_longest
+from itertools import chain, islice, pairwise, repeat, zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from PIL import Image, ImageDraw, ImageFont
 from PIL.PngImagePlugin import PngInfo
 
 from records.errors import Unreadable, warn
+from text.styles import parts_of
 
 # bright, for photographs; the colours of charts are for white paper
 COLOURS = (
@@ -238,6 +239,59 @@ def draw(predictions, records, folder, n=24):
                           if key in prediction)
         name = f"{prediction['id'][-80:]}-{number}-{label}"
         image.save(folder / f"{as_file_name(name)}.png")
+
+
+def draw_records(records, n, height=360):
+    """The first n records with images or a video, with their points, boxes and tracks -> PIL
+    image, or None without any. A record that cannot be read is named on stderr."""
+    drawn = []
+    with_media = (record for record in records if "images" in record or "video" in record)
+    for record in islice(with_media, n):
+        try:
+            drawn += draw_record(record, height)
+        except Unreadable as e:
+            warn(f"{record['where']}: {e}; no picture")
+    return image_grid(*zip(*drawn, strict=True), height) if drawn else None
+
+
+def draw_record(record, height):
+    """-> [(PIL image, name of its file), ..] of each image, or of frames of the video."""
+    source = record["source"]
+    names = [path.name for path in source.paths_of(record)]
+    if "video" in record:
+        objects = {}  # {annotation and id: number}
+        points = []
+        for k, _, point, (x, y), _ in places(record, [source.video_size(record)[:2]]):
+            number = objects.setdefault((k, point.get("id")), len(objects) + 1)
+            points.append([point["t"] - record["video"]["start"], number, x, y])
+        times = sorted({t for t, *_ in points}) or [0.0]
+        frames_at = partial(source.frames, record)
+        return [(draw_frames(frames_at, times, points, [], True, height), names[0])]
+    images = source.images(record)
+    marks = [[] for _ in images]
+    outlines = [[] for _ in images]
+    for k, annotation, point, middle, corners in places(record, [i.shape[1::-1] for i in images]):
+        colour = COLOURS[k % len(COLOURS)]
+        image = point.get("image", 0)
+        marks[image].append(Mark(*middle, annotation.get("label", ""), colour))
+        if "box" in point:
+            outlines[image].append((colour, corners))
+    drawn = map(draw_marks, images, marks, repeat(()), outlines)
+    return list(zip(drawn, names, strict=True))
+
+
+def places(record, sizes):
+    """Yields (number of the annotation, annotation, point, its (x, y), corners of its box) in
+    pixels. sizes: (width, height) of every image, or of the video."""
+    for k, (_, annotation) in enumerate(parts_of(record)):
+        for point in annotation.get("points", ()):
+            size = sizes[point.get("image", 0)]
+            scale = point["scale"] or size
+            left, top, right, bottom = point.get("box", [point["x"], point["y"]] * 2)
+            corners = [(left, top), (right, top), (right, bottom), (left, bottom), (left, top)]
+            middle, *corners = [(x * size[0] / scale[0], y * size[1] / scale[1])
+                                for x, y in [(point["x"], point["y"]), *corners]]
+            yield k, annotation, point, middle, corners
 
 
 def as_file_name(text):

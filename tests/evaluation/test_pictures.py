@@ -1,6 +1,7 @@
 """Marks lie where the numbers say, on the frame that was shown then; files stay in their
 folder."""
 
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -23,6 +24,9 @@ class FakeSource:
     def __init__(self, images=(), broken=False):
         self.given, self.broken = images, broken
         self.times_asked = []
+
+    def paths_of(self, record):
+        return [Path(f"{k}.png") for k in range(len(self.given))]
 
     def images(self, record):
         if self.broken:
@@ -178,6 +182,30 @@ def test_points_of_an_answer_are_drawn_on_the_frames_that_were_shown_then(tmp_pa
         assert np.array_equal(found, np.array(wanted.resize((w, 360), Image.LANCZOS)))
     many = [(k / 10, "1", 5, 5) for k in range(30)]
     assert drawn(many).height == 3 * 396                       # 12 frames, four in a row
+
+
+def test_annotations_of_records_are_drawn_in_pixels_of_each_image_and_by_times_of_the_clip(capsys):
+    """The boxes of an image: see tests/tools/convert/test_formats.py."""
+    source = FakeSource([grey(320, 240), grey(240, 240)])
+    source.video_size = lambda record: (160, 90, 9.0, 0.1)
+    point = {"type": "point", "label": "eye", "points": [
+        {"x": 0.5, "y": 0.25, "image": 1, "scale": (1, 1)},
+        {"x": 32, "y": 24, "image": 0, "scale": None}]}
+    track = {"type": "track", "points": [
+        {"t": t, "id": name, "x": 50, "y": y, "scale": (100, 100)}
+        for t, name, y in ((3, "a", 10), (3, "b", 20), (5, "a", 30))]}
+    records = [record_of(source) | fields for fields in (
+        {"annotations": []}, {"images": [{}, {}], "annotations": [point]},
+        {"video": {"start": 2}, "annotations": [track]},
+        {"images": [{}], "annotations": [], "source": FakeSource(broken=True)})]
+    with mock.patch.object(pictures, "draw_marks", wraps=pictures.draw_marks) as spy:
+        assert pictures.draw_records(records, 3).size == (3 * 1171 - 4, 396)
+        assert pictures.draw_records(records[:1], 3) is None
+    assert [marks for _, marks, *_ in (call.args for call in spy.call_args_list)] == [
+        [Mark(32, 24, "eye", FIRST)], [Mark(120, 60, "eye", FIRST)],
+        [Mark(80, 9, "1", FIRST), Mark(80, 18, "2", SECOND)], [Mark(80, 27, "1", FIRST)]]
+    assert source.times_asked == [[1, 3]]
+    assert "damaged image: cut; no picture" in capsys.readouterr().err
 
 
 def test_an_animation_shows_every_point_and_the_colours_of_all_frames(tmp_path):
