@@ -162,3 +162,20 @@ def turns(messages):
         found.append((question, reply))
     require(found, "turns that do not alternate")
     return system, found
+
+
+def split(annotations, max_points):
+    """Yields lists of annotations with at most max_points points or boxes each, for one record
+    each (docs/molmo2.md 9.3)."""
+    part = []
+    total = 0
+    for annotation in annotations:
+        n_points = len(annotation.get("points", annotation.get("boxes", ())))
+        if part and total + n_points > max_points:
+            yield part
+            part = []
+            total = 0
+        part.append(annotation)
+        total += n_points
+    if part:
+        yield part

@@ -15,7 +15,7 @@ import json
 from contextlib import contextmanager
 
 from records.errors import Unreadable
-from tools.prepare.annotations import Skip, require
+from tools.prepare.annotations import Skip, require, split
 from tools.prepare.rows import read_rows
 
 # what a row of another shape raises: a null, a list for a text, lists of different
@@ -97,16 +97,7 @@ def make_records(inputs, name, max_points):
     """Yields the records; ids follow the order of visual inputs: name-1, name-1.1,
     name-2. An input with more than `max_points` points becomes several records."""
     for n, (head, lines) in enumerate(inputs, 1):
-        parts = [[]]
-        total = 0
-        for annotation in map(json.loads, lines):
-            n_points = len(annotation.get("points", ()))
-            if parts[-1] and total + n_points > max_points:
-                parts.append([])
-                total = 0
-            parts[-1].append(annotation)
-            total += n_points
-        for k, annotations in enumerate(parts):
+        for k, annotations in enumerate(split(map(json.loads, lines), max_points)):
             record_id = f"{name}-{n}.{k}" if k else f"{name}-{n}"
             yield {"id": record_id, **head, "annotations": annotations}
 
