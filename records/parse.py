@@ -7,6 +7,7 @@ Nothing that reads a record asks again which of several forms it has. Sizes and 
 files know are checked with their headers (visual.py).
 """
 
+import difflib
 import math
 
 from records.check import ANSWER, check_fields, check_kind, fail, is_from, is_list_of, require
@@ -15,6 +16,7 @@ from text.styles import (
     TASK_OF_STYLE,
     TRACK_TASKS,
     TRAINING_STYLE,
+    UNNAMED_STYLE,
     caption_part,
     default_style,
     medium,
@@ -272,6 +274,17 @@ def unlikely_units(record):
         if sides and max(sides) <= 1 and a["coords"] != "unit":
             found.append(f"{place}: every coordinate is at most 1 with "
                          f"coords={a['coords']}; is it 'unit'?")
+    return found
+
+
+def unlikely_styles(record):
+    """-> [sentence, ..] of styles that look like a misspelled one. Benchmarks have free names."""
+    found = []
+    for k, annotation in enumerate(record["annotations"]):
+        style = annotation.get("style", "")
+        if style not in TASK_OF_STYLE and not UNNAMED_STYLE.fullmatch(style):
+            found += [f"annotations[{k}]: no style is called '{style}' - did you mean '{meant}'?"
+                      for meant in difflib.get_close_matches(style, TASK_OF_STYLE, 1, 0.8)]
     return found
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from records import media
 from records.errors import DataError, Unreadable, warn
 from records.media import Probes
-from records.parse import THOUSANDTHS, like_thousandths, parse, unlikely_units
+from records.parse import THOUSANDTHS, like_thousandths, parse, unlikely_styles, unlikely_units
 
 MAX_CHECKED_BYTES = 64 << 20  # files up to this size are checked when opened,
 N_CHECKED = 1000  # of larger ones so many records
@@ -73,7 +73,7 @@ class Records:
         return False
 
     def check_first(self):
-        """DataError with the first mistakes; warns once of unlikely units."""
+        """DataError with the first mistakes; warns once of unlikely units or styles."""
         n = len(self) if self.offsets[-1] <= MAX_CHECKED_BYTES else N_CHECKED
         mistakes = []
         unlikely = []
@@ -81,7 +81,8 @@ class Records:
         for i in range(min(len(self), n)):
             try:
                 record = self[i]
-                unlikely += [f"{record['where']}: {what}" for what in unlikely_units(record)]
+                found = [*unlikely_units(record), *unlikely_styles(record)]
+                unlikely += [f"{record['where']}: {sentence}" for sentence in found]
                 thousandths.add(like_thousandths(record))
                 if made_for := record.get("video", {}).get("made_for"):
                     self.made_for.add((made_for["fps"], made_for["max_frames"]))

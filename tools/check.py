@@ -17,7 +17,7 @@ from typing import NamedTuple
 from data import DataConfig
 from records.errors import DataError, Unreadable, plural, require_file, warn
 from records.media import MAX_FRAMES, read_image
-from records.parse import THOUSANDTHS, like_thousandths, unlikely_units
+from records.parse import THOUSANDTHS, like_thousandths, unlikely_styles, unlikely_units
 from records.reader import Records
 from records.visual import read_headers
 from tools.command import frame_rate, make_parser, report_errors, whole_number
@@ -40,6 +40,7 @@ def find_problems(records, i, config, decode_all):
     except Unreadable as error:
         return [Problem(*error.args)]
     problems = [Problem("unlikely unit", sentence) for sentence in unlikely_units(record)]
+    problems += [Problem("unlikely style", sentence) for sentence in unlikely_styles(record)]
     if not any(has_loss(annotation, config) for annotation in record["annotations"]):
         problems.append(Problem(
             "nothing to train on", "the weight of every annotation, or of all its turns, is 0; "

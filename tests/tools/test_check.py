@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from records.reader import Records
 from tests.records.numbered import make_video
 from tests.records.samples import CAPTION, GOOD, POINT, QA, VIDEO_POINT, image, turn, video, write
 from tools import check
@@ -62,6 +63,16 @@ def test_a_record_whose_weights_are_all_0_has_nothing_to_train_on(tmp_path, run)
     assert [line.split(": ")[:2] for line in out[:2]] == [
         [f"{path}:1", "nothing to train on"], [f"{path}:2", "nothing to train on"]]
     assert out[2:] == [f"{path}: 3 records; nothing to train on 2"]
+
+
+def test_a_misspelled_style_is_told_and_a_style_of_another_name_is_not(tmp_path, run, capsys):
+    styles = ["long_captoin", "long_caption", "chart_qa", "video_clip_caption_start", "vqa"]
+    path = write(tmp_path / "r.jsonl", *({"annotations": [{**QA, "style": s}]} for s in styles))
+    assert run(path)[:2] == (1, [
+        f"{path}:1: unlikely style: annotations[0]: no style is called 'long_captoin' - did you "
+        "mean 'long_caption'?", f"{path}: 5 records; unlikely style 1"])
+    Records(path)                                    # training warns once
+    assert capsys.readouterr().err.count("did you mean 'long_caption'?") == 1
 
 
 @pytest.mark.parametrize(("x", "side", "decode", "is_wrong"), [
