@@ -3,6 +3,4 @@
 rows      a file -> its rows
 chats     a row of ShareGPT, LLaVA, OpenAI or Hugging Face messages -> a record
 boxes     annotations in COCO's format -> records
-turn      coordinates of images that EXIF turns
-media     paths of media, as training looks for them beside the new file
 """

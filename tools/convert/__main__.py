@@ -20,12 +20,12 @@ import sys
 from pathlib import Path
 
 from records.errors import Unreadable, warn
+from records.paths import absolute, move_media
 from records.reader import FORM_ERRORS, is_chat, media_folder, read_record
+from records.turn import turn_record
 from tools.command import make_parser, report_errors
 from tools.convert import chats
-from tools.convert.media import absolute, move_media
 from tools.convert.rows import MAX_PRINTED, Report, read_rows
-from tools.convert.turn import turn_record
 
 
 def parse(argv):
