@@ -1,4 +1,4 @@
-"""Paths of media, written so that training finds them beside the new file.
+"""The paths of the media of a record: moved to where a new file looks for them, and held out.
 
 The paths of a file of records start in the folder media/ beside it, or else in its own folder. A
 path to a file below that folder is written relative to it, any other path is written absolute:
@@ -8,7 +8,10 @@ path to a file below that folder is written relative to it, any other path is wr
     set/rows.json, 9.jpg         OUT runs/records.jsonl    /home/me/set/9.jpg
 """
 
+import hashlib
 from pathlib import Path
+
+from records.errors import Unreadable
 
 
 def absolute(folder):
@@ -19,7 +22,7 @@ def absolute(folder):
 
 def move_path(path, start, target):
     """A path that starts in the folder `start` -> the same file from the folder `target`."""
-    if start == target:
+    if start == target and not Path(path).is_absolute():
         return path
     folder = absolute(start / Path(path).parent)
     whole = folder / Path(path).name
@@ -42,3 +45,30 @@ def move_media(record, start, target):
     if "images" in record:
         moved["images"] = [move(entry) for entry in record["images"]]
     return record | moved
+
+
+def paths_of(record):
+    """The paths of its images, of its video, or of the frames of its video."""
+    entries = [record[key] for key in ("image", "video") if key in record]
+    entries += record.get("images", [])
+    objects = [{"path": entry} if isinstance(entry, str) else entry for entry in entries]
+    return [path for entry in objects for path in entry.get("frames") or [entry["path"]]]
+
+
+class HoldOut:
+    """Chooses by a hash which records are held out, so that no picture is in both parts."""
+
+    def __init__(self, share):
+        self.share = share
+        self.chosen = {}  # {name of a picture: is it held out?}
+
+    def __call__(self, names):
+        """Is the record with these pictures held out? names: also the text of a record without
+        any. Unreadable if one picture is already held out and another is already in training."""
+        known = {self.chosen[name] for name in names if name in self.chosen}
+        if len(known) == 2:
+            raise Unreadable("pictures of both parts", "one is held out, and another is not")
+        digest = hashlib.sha256(names[0].encode("utf-8", "surrogateescape")).digest()
+        is_low = int.from_bytes(digest[:8], "big") < self.share * 2**64
+        self.chosen |= dict.fromkeys(names, known.pop() if known else is_low)
+        return self.chosen[names[0]]

@@ -95,16 +95,16 @@ def check_drawing(parser, path, args):
 
 
 def read_subtitles(path):
-    """An .srt or .vtt file -> [(start, end, text), ..] in seconds, one at least."""
+    """An .srt or .vtt file -> [(start, end, text), ..] in seconds, one at least; ValueError."""
     with explained(f"--subtitles {path}"):
         content = Path(path).read_text(encoding="utf-8-sig")
     entries = [(to_seconds(start), to_seconds(end), " ".join(re.sub("<[^>]*>", "", text).split()))
                for start, end, text in SUBTITLE.findall(content)]
     if not entries:
-        raise UserError(f"--subtitles {path}: no subtitle in it (.srt or .vtt)")
+        raise ValueError(f"--subtitles {path}: no subtitle in it (.srt or .vtt)")
     for start, end, _ in entries:
         if end < start:
-            raise UserError(f"--subtitles {path}: the one at {start:g} s ends before it starts")
+            raise ValueError(f"--subtitles {path}: the one at {start:g} s ends before it starts")
     return entries
 
 

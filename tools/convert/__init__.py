@@ -1,6 +1,7 @@
 """Files of other formats as files of records: `python -m tools.convert`.
 
-rows      a file -> its rows
+rows      a file or a folder -> its rows, and the format of each
 chats     a row of ShareGPT, LLaVA, OpenAI or Hugging Face messages -> a record
-boxes     annotations in COCO's format -> records
+tables    a row with a question and its answer, or with a caption -> such a chat
+boxes     COCO, LVIS, LabelMe, YOLO -> records
 """

@@ -1,40 +1,62 @@
-"""Converts a file of another format to a file of records.
+"""Converts files of other formats to a file of records.
 
     python -m tools.convert tests/conformance/sharegpt.json runs/chats.jsonl \\
         --media tests/media
 
-in      a .json file with one array, or a .jsonl file with one row per line: chats of ShareGPT,
-        LLaVA, OpenAI and Hugging Face, or records; or a .json file in COCO's format
+in      a .jsonl, .csv or .tsv file with one row per line, or a .json file with an array of rows:
+          chats       ShareGPT, LLaVA, OpenAI, Hugging Face, ms-swift
+          questions   question and answer; instruction and output (alpaca); query and response
+          captions    image or file_name, with text or caption
+          records     such a file again
+        a .json file in COCO's format (coco), also of Roboflow and LVIS: boxes, polygons, captions
+        a folder of
+          labelme     .json files of LabelMe: boxes, polygons, points
+          yolo        .txt files, with data.yaml or classes.txt
+          captions    metadata.jsonl or metadata.csv: an imagefolder
 out     OUT, a record per line, whose paths start where training looks for media
-stdout  {"rows":, "records":, "skipped": {kind: n}}
+stdout  {"rows":, "records":, "held_out":, "skipped": {kind: n}}
 
-A row that cannot become a record is named and skipped. docs/records.md has the formats.
+What cannot become a record is named and skipped. docs/records.md describes records.
 
-Exit status: 0 a record was written, 1 no row became a record (then OUT is not written), 2 a
-mistake of the user, such as a missing file.
+Exit status: 0 records were written, 1 none could be, or no image or video is where it should be
+(then nothing is written), 2 a mistake of the user, such as a missing file.
 """
 
 import json
 import os
 import sys
+from contextlib import ExitStack
+from os.path import isfile
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from records.errors import Unreadable, warn
-from records.paths import absolute, move_media
-from records.reader import FORM_ERRORS, is_chat, media_folder, read_record
+from evaluation.pictures import draw_records
+from records.errors import Unreadable, plural, warn
+from records.paths import HoldOut, absolute, move_media, paths_of
+from records.reader import Records, media_folder, read_record
 from records.turn import turn_record
-from tools.command import make_parser, report_errors
-from tools.convert import chats
-from tools.convert.rows import MAX_PRINTED, Report, read_rows
+from tools.command import in_range, make_parser, positive, report_errors
+from tools.convert import boxes, chats
+from tools.convert.rows import FORMATS, MAX_PRINTED, Report, kind_of, read_rows
+from tools.convert.tables import as_caption, as_chat
+from tools.generate import read_subtitles
 
 
 def parse(argv):
-    parser = make_parser("convert", __doc__)
+    parser = make_parser("convert", __doc__, epilog="\n\n".join(__doc__.split("\n\n")[2:]))
     add = parser.add_argument
-    add("file", type=Path, help="the file to convert (.json, .jsonl)")
+    add("file", type=Path, help="the file or folder to convert")
     add("out", type=Path, help="the file of records to write (.jsonl)")
+    add("--as", dest="kind", choices=FORMATS, help=(
+        "the format of FILE, where its content does not tell"))
     add("--media", metavar="DIR", help="where the paths in FILE start "
         "(default: the folder media/ beside it, else its own folder)")
+    add("--subtitles", type=Path, metavar="DIR", help=(
+        "add subtitles: to records of a.mp4 those in DIR/a.srt or DIR/a.vtt"))
+    add("--hold-out", type=in_range(float, 0, 1), default=0, metavar="SHARE", help=(
+        "write this share to OUT-held-out.jsonl, so that no image or video is in both files"))
+    add("--draw", type=positive, metavar="N", help=(
+        "draw the first N images or videos, with boxes, points and tracks, in OUT.draw.png"))
     add("--split-turns", action="store_true", help="every question of a chat becomes an annotation "
         "of its own: right for visual questions, wrong for conversations")
     add("--exif-unturned", action="store_true", help="sizes and coordinates in FILE are those of "
@@ -42,61 +64,121 @@ def parse(argv):
     add("--overwrite", action="store_true", help="replace OUT if it exists")
     add("--all", action="store_true", help=f"print all skipped rows, not only {MAX_PRINTED}")
     args = parser.parse_args(argv)
-    if not args.file.is_file():
-        parser.error(f"{args.file}: no such file")
+    if not args.file.exists():
+        parser.error(f"{args.file}: no such file or folder")
+    if args.subtitles and not args.subtitles.is_dir():
+        parser.error(f"--subtitles {args.subtitles}: there is no such folder")
     if args.out.suffix != ".jsonl":
         parser.error(f"{args.out}: the name of a file of records must end in .jsonl")
-    if args.out.exists() and args.out.samefile(args.file):
-        parser.error(f"{args.out}: this is the file to convert; give OUT another name")
-    if args.out.is_dir() or (os.path.lexists(args.out) and not args.overwrite):
-        parser.error(f"{args.out} exists; give OUT another name, or --overwrite to replace a file")
+    args.outs = [args.out]
+    if args.hold_out:
+        args.outs.append(args.out.with_name(f"{args.out.stem}-held-out.jsonl"))
+    args.drawing = args.out.with_suffix(".draw.png")
+    for path in [*args.outs, *([args.drawing] if args.draw else [])]:
+        if path.exists() and path.samefile(args.file):
+            parser.error(f"{path}: this is the file to convert; give OUT another name")
+        if path.is_dir() or (os.path.lexists(path) and not args.overwrite):
+            parser.error(f"{path} exists; give OUT another name, or --overwrite to replace a file")
     return args
 
 
-def to_record(row, args, start):
-    """A row -> a record that training can read; Unreadable or one of FORM_ERRORS."""
-    record = chats.convert(row, args.split_turns) if is_chat(row) else row
+def read(args, report):
+    """Yields (where, record) of every row, or of every image of COCO and YOLO, not yet checked."""
+    if args.kind == "yolo" or (args.kind is None and boxes.is_yolo(args.file)):
+        yield from boxes.read_yolo(args.file, args.media, report)
+        return
+    for where, row in read_rows(args.file, report):
+        kind = args.kind or kind_of(row)
+        with report.skipping(where):
+            if kind == "coco":
+                yield from boxes.read_coco(row, where, report)
+                continue
+            report.read[kind.partition(";")[0]] += 1
+            if kind == "labelme":
+                yield from boxes.read_labelme(row, where, report)
+            elif kind == "records":
+                yield where, row
+            elif kind in FORMATS:
+                chat = row if kind == "chats" else as_chat(row, kind)
+                record = chats.convert(chat, args.split_turns)
+                yield where, as_caption(record) if kind == "captions" else record
+            else:
+                raise Unreadable("unknown format", f"this is {kind}")
+
+
+def finish(record, args, start, report):
+    """A record -> the same with subtitles, and turned, if the flags say so; Unreadable or one of
+    FORM_ERRORS if it is wrong."""
+    if args.subtitles and "video" in record and "subtitles" not in record:
+        stem = args.subtitles / Path(paths_of(record)[0]).stem
+        file = next(filter(os.path.isfile, (f"{stem}.srt", f"{stem}.vtt")), None)
+        if file:
+            fields = ("start", "end", "text")
+            record["subtitles"] = [dict(zip(fields, entry, strict=True))
+                                   for entry in read_subtitles(file)]
+            report.n_subtitled += 1
     parsed = read_record(json.dumps(record, ensure_ascii=False).encode())
     return turn_record(record, parsed, start) if args.exif_unturned else record
 
 
-def write(args, start, target, report):
-    """Writes the records of a file, all or nothing -> how many there are."""
-    n_records = 0
-    draft = args.out.with_name(f".{args.out.name}.{os.getpid()}.part")
-    try:
-        with open(draft, "xb") as lines:
-            for where, row in read_rows(args.file, report):
-                try:
-                    record = move_media(to_record(row, args, start), start, target)
-                    lines.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
-                    n_records += 1
-                except Unreadable as error:
-                    report.skip(where, *error.args)
-                except FORM_ERRORS as error:
-                    report.skip(where, "wrong record", "it cannot be read as one: "
-                                f"{type(error).__name__}: {error}")
-        if n_records:
-            draft.replace(args.out)
-    finally:
-        draft.unlink(missing_ok=True)
-    return n_records
+def write(args, report):
+    """Writes args.outs, all of them or none -> the number of records in each."""
+    beside = args.file / "FILE" if args.file.is_dir() else args.file
+    start = absolute(media_folder(beside, args.media))
+    target = absolute(media_folder(args.out, None))
+    is_held_out = HoldOut(args.hold_out)
+    counts = [0] * len(args.outs)
+    missing = found = None
+    with TemporaryDirectory(prefix=f".{args.out.name}.", dir=args.out.parent) as folder:
+        drafts = [Path(folder, path.name) for path in args.outs]
+        with ExitStack() as stack:
+            files = [stack.enter_context(open(draft, "xb")) for draft in drafts]
+            for where, record in read(args, report):
+                with report.skipping(where):
+                    record = finish(record, args, start, report)
+                    paths = [start / path for path in paths_of(record)]
+                    line = json.dumps(move_media(record, start, target), ensure_ascii=False)
+                    names = [os.path.relpath(path, start) for path in paths]
+                    part = is_held_out(names or [line]) if args.hold_out else 0
+                    files[part].write(f"{line}\n".encode())
+                    counts[part] += 1
+                    found = found or next(filter(isfile, paths), None)
+                    missing = missing or next(iter(paths), None)
+        report.end(args.file)
+        if args.subtitles:
+            warn(f"{args.subtitles} has subtitles for {plural(report.n_subtitled, 'record')}")
+        reason = None
+        if not any(counts):
+            reason = f"{args.file} contains nothing that can become a record"
+        elif missing and not found:
+            reason = (f"no image and no video is there, such as {missing}; --media DIR says where "
+                      f"the paths in {args.file} start")
+        elif not all(counts):
+            reason = f"--hold-out {args.hold_out} leaves one file without a record"
+        if reason:
+            warn(f"{args.out} is not written: {reason}")
+            return [0] * len(counts)
+        for draft, path in zip(drafts, args.outs, strict=True):
+            draft.replace(path)
+    return counts
 
 
 @report_errors
 def main(argv=None):
     args = parse(argv)
-    start = absolute(media_folder(args.file, args.media))
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    target = absolute(media_folder(args.out, None))
-    report = Report(args.all)
-    n_records = write(args, start, target, report)
-    report.end()
-    if not n_records:
-        warn(f"{args.out} is not written: {args.file} contains no row that can become a record")
-    print(json.dumps({"rows": report.n_rows, "records": n_records,
+    report = Report(args)
+    counts = write(args, report)
+    if args.draw and any(counts):
+        picture = draw_records(Records(args.out, stop_on_mistakes=False), args.draw)
+        if picture:
+            picture.save(args.drawing)
+        else:
+            warn(f"{args.drawing} is not written: {args.out} has no image and no video to draw")
+    held_out = {"held_out": counts[1]} if args.hold_out else {}
+    print(json.dumps({"rows": report.read.total(), "records": counts[0], **held_out,
                       "skipped": dict(sorted(report.skipped.items()))}))
-    return int(not n_records)
+    return int(not any(counts))
 
 
 if __name__ == "__main__":

@@ -1,87 +1,199 @@
-"""Annotations in COCO's format as records: one per image, with a `box` annotation per category.
+"""Annotations of images as records: boxes, points and captions of COCO, LVIS, LabelMe and YOLO.
 
-    {"images": [{"id": 3, "file_name": "a.jpg", "width": 64, "height": 48}],
-     "categories": [{"id": 1, "name": "cup"}],
-     "annotations": [{"image_id": 3, "category_id": 1, "bbox": [1, 2, 3, 4]}]}
-
-    {"id": "coco-1", "image": {"path": "a.jpg", "width": 64, "height": 48}, "annotations": [
+    {"image": {"path": "a.jpg", "width": 64, "height": 48}, "annotations": [
         {"type": "box", "label": "cup", "coords": "pixel", "form": "xyxy",
          "boxes": [{"box": [1, 2, 4, 6]}]}]}
 
-The border of the image cuts boxes off. A category with a crowd in one box is skipped, since the
-places of the others are not known.
+An image has an annotation for each label. A label is skipped in an image if not all of its places
+are known there. The border of the image cuts boxes off.
 """
 
-from records.errors import DataError
-from records.reader import FORM_ERRORS
-from tools.prepare.annotations import MAX_POINTS, Skip, labels, require, size_of
-from tools.prepare.media import check_path
+import re
+from itertools import chain
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from records.check import is_text, require
+from records.errors import DataError, Unreadable
+from records.parse import BOX_FORMS
+from tools.convert.rows import READERS
+from tools.prepare.annotations import MAX_POINTS, size_of, split
+from tools.prepare.media import IMAGE_SUFFIXES
+from weights.files import explained
+
+UNIT = (1, 1)  # in place of a size: places are fractions of the sides
+BOXED = ("rectangle", "polygon", "rotation", "mask")  # shapes of LabelMe
+CLASSES = ("classes.txt", "obj.names", "data.yaml", "dataset.yaml")  # names of YOLO's classes
 
 
-def is_coco(content):
-    return isinstance(content, dict) and content.keys() >= {"images", "annotations", "categories"}
+def to_records(where, path, size, found, report):
+    """Yields (where, record) of an image, or more of them for many boxes; Unreadable.
+
+    size: (width, height), UNIT or None. found: (label, place), .. A place is [x, y], a box
+    [left, top, right, bottom], or an Unreadable that says why a place of this label is not known.
+    """
+    if not found:
+        raise Unreadable("no annotation", "this image has none")
+    places = {}
+    for label, place in found:
+        places.setdefault(label, []).append(place)
+    annotations = []
+    for label, group in places.items():
+        with report.skipping(f"{where}, label '{label}'"):
+            annotations.append(to_annotation(label, group, size))
+    image = path if size in (UNIT, None) else {"path": path, "width": size[0], "height": size[1]}
+    for part in split(annotations, MAX_POINTS):
+        yield where, {"image": image, "annotations": part}
 
 
-def read_coco(coco, path, report):
-    """Yields (where, record). A category of an image counts as a row, which may be skipped."""
-    try:
-        rows = group_boxes(coco)
-    except FORM_ERRORS as error:
-        raise DataError(f"{path}: its images, annotations and categories are not as in COCO: "
-                        f"{type(error).__name__}: {error}") from None
-    images = {}  # path: ({"path":, "width":, "height":}, annotations)
-    for image, label, boxes in rows:
-        report.n_rows += 1
-        where = f"{path} image {image.get('id')}"
-        try:
-            size = size_of(image["width"], image["height"])
-            require(size, "no size")
-            entry = {"path": check_path(image["file_name"]), "width": size[0], "height": size[1]}
-            annotation = to_annotation(label, boxes, size)
-            images.setdefault(entry["path"], (entry, []))[1].append(annotation)
-        except Skip as reason:
-            report.skip(where, str(reason), f"the boxes of '{label}'")
-        except FORM_ERRORS as error:
-            report.skip(where, "wrong boxes", f"of '{label}': {type(error).__name__}: {error}")
-    for n, (entry, annotations) in enumerate(images.values(), 1):
-        for k, part in enumerate(split(annotations)):
-            name = f"coco-{n}.{k}" if k else f"coco-{n}"
-            yield f"{path} {name}", {"id": name, "image": entry, "annotations": part}
+def to_annotation(label, places, size):
+    """All places of one label -> a box or point annotation; Unreadable."""
+    for place in places:
+        if isinstance(place, Unreadable):
+            raise place
+    if not is_text(label):
+        raise Unreadable("no label", "the file does not name it")
+    if not size:
+        raise Unreadable("no size", "the file does not say how wide and high the image is")
+    if len(places) > MAX_POINTS:
+        raise Unreadable(f"more than {MAX_POINTS} points", "training would leave them out")
+    fields = {"label": label.strip(), "coords": "unit" if size == UNIT else "pixel"}
+    if len(places[0]) == 2:
+        return {"type": "point", **fields, "points": [{"x": x, "y": y} for x, y in places]}
+    boxes = []
+    for left, top, right, bottom in places:
+        box = [max(left, 0), max(top, 0), min(right, size[0]), min(bottom, size[1])]
+        if box[0] >= box[2] or box[1] >= box[3]:
+            raise Unreadable("a box without an area", "no part of it is inside the image")
+        boxes.append({"box": [round(side, 6) for side in box]})
+    return {"type": "box", **fields, "form": "xyxy", "boxes": boxes}
 
 
-def group_boxes(coco):
-    """-> [(image, label, its annotations in COCO's format), ..] in the order of the file."""
-    images = {image["id"]: image for image in coco["images"]}
-    names = {category["id"]: category["name"] for category in coco["categories"]}
-    rows = {}
-    for annotation in coco["annotations"]:
-        key = annotation["image_id"], annotation["category_id"]
-        row = rows.setdefault(key, (images[key[0]], names[key[1]], []))
-        row[2].append(annotation)
-    return list(rows.values())
+def around(corners):
+    """x, y, x, y, .. -> the box around them."""
+    numbers = list(corners)
+    return [min(numbers[::2]), min(numbers[1::2]), max(numbers[::2]), max(numbers[1::2])]
 
 
-def to_annotation(label, boxes, size):
-    """Annotations in COCO's format with one label -> a box annotation; Skip."""
-    require(not any(box.get("iscrowd") for box in boxes), "a crowd in one box")
-    kept = []
-    for box in boxes:
-        left, top, width, height = box["bbox"]
-        right = min(left + width, size[0])
-        bottom = min(top + height, size[1])
-        if right > max(left, 0) and bottom > max(top, 0):
-            kept.append({"box": [max(left, 0), max(top, 0), right, bottom]})
-    require(kept, "no box with an area")
-    require(len(kept) <= MAX_POINTS, f"more than {MAX_POINTS} points")
-    return {"type": "box", **labels(label), "coords": "pixel", "form": "xyxy", "boxes": kept}
+def read_coco(content, where, report):
+    """Yields (where, record) of each image that has annotations."""
+    images = {image.get("id"): image for image in content["images"]}
+    categories = content.get("categories") or []
+    names = {category.get("id"): category.get("name") for category in categories}
+    by_image = {}
+    for annotation in content["annotations"]:
+        by_image.setdefault(annotation.get("image_id"), []).append(annotation)
+    for number, annotations in by_image.items():
+        report.read["coco"] += 1
+        place = f"{where} image {number}"
+        with report.skipping(place):
+            image = images.get(number, {})
+            # LVIS: http://images.cocodataset.org/val2017/000000397133.jpg
+            path = image.get("file_name") or urlsplit(image.get("coco_url", "")).path.lstrip("/")
+            require(path, "the image", "the file does not name it")
+            captions = [{"type": "caption", "text": annotation["caption"]}
+                        for annotation in annotations if "caption" in annotation]
+            if captions:
+                yield place, {"image": path, "annotations": captions}
+            unsure = image.get("not_exhaustive_category_ids", ())
+            found = [(names.get(annotation.get("category_id")), coco_place(annotation, unsure))
+                     for annotation in annotations if "caption" not in annotation]
+            if found:
+                size = size_of(image.get("width"), image.get("height"))
+                yield from to_records(place, path, size, found, report)
 
 
-def split(annotations):
-    """-> lists of annotations with at most MAX_POINTS boxes each, for one record each."""
-    parts = [[]]
-    for annotation in annotations:
-        n_boxes = sum(len(other["boxes"]) for other in parts[-1]) + len(annotation["boxes"])
-        if parts[-1] and n_boxes > MAX_POINTS:
-            parts.append([])
-        parts[-1].append(annotation)
-    return parts
+def coco_place(annotation, unsure):
+    """unsure: numbers of the categories of which the image may show more objects."""
+    if annotation.get("iscrowd") or annotation.get("category_id") in unsure:
+        return Unreadable("a crowd", "not every object has a box of its own")
+    if any(annotation.get("keypoints") or ()):
+        return Unreadable("key points", "they are not read; convert a file without 'keypoints'")
+    if annotation.get("bbox"):
+        return BOX_FORMS["xywh"](*annotation["bbox"])
+    polygons = annotation.get("segmentation")
+    if isinstance(polygons, list) and polygons:
+        return around(chain.from_iterable(polygons))
+    return Unreadable("no box", "an annotation has neither 'bbox' nor polygons")
+
+
+def read_labelme(content, where, report):
+    found = []
+    corners = {}
+    for k, shape in enumerate(content["shapes"]):
+        label = shape["label"]
+        kind = shape.get("shape_type") or "polygon"
+        group = shape.get("group_id")  # of an object that has several polygons
+        if kind == "point":
+            found.append((label, shape["points"][0]))
+        elif kind in BOXED:
+            key = label, group, k if group is None else None
+            corners.setdefault(key, []).extend(chain.from_iterable(shape["points"]))
+        else:
+            found.append((label, Unreadable(f"a {kind}", f"export one of {', '.join(BOXED)}")))
+    found += [(label, around(numbers)) for (label, *_), numbers in corners.items()]
+    size = size_of(content.get("imageWidth"), content.get("imageHeight"))
+    path = content["imagePath"].replace("\\", "/")
+    yield from to_records(where, path, size, found, report)
+
+
+def is_yolo(path):
+    names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
+    ends = {Path(name).suffix for name in names}
+    return bool(names & {"labels", *CLASSES}) or (".txt" in ends and not ends & set(READERS))
+
+
+def read_yolo(folder, media, report):
+    """Yields (where, record) of each file of labels. media: the folder of the images, or None."""
+    labels = folder / "labels" if (folder / "labels").is_dir() else folder
+    # labels/train/a.txt belongs to images/train/a.jpg
+    place = Path(media or "/images".join(str(labels.absolute()).rsplit("/labels", 1)))
+    images = {path.stem: path.absolute() for path in place.glob("*")
+              if path.suffix.lower() in IMAGE_SUFFIXES}
+    texts = [path for path in sorted(labels.glob("*.txt")) if path.name not in CLASSES]
+    above = [labels, *labels.absolute().parents[:3]]
+    classes = [path / name for path in above for name in CLASSES if (path / name).is_file()]
+    if not classes or not any(path.stem in images for path in texts):
+        others = sorted({str(path.parent) for path in labels.rglob("*.txt")} - {str(labels)})
+        raise DataError(f"{folder}: YOLO needs .txt files in one folder, one of the files "
+                        f"{', '.join(CLASSES)} there or above, and images of the same names in "
+                        f"{place} (else --media DIR); other .txt files are in {others[:4]}")
+    names = read_classes(classes[0])
+    for path in texts:
+        report.read["yolo"] += 1
+        with report.skipping(path):
+            if path.stem not in images:
+                raise Unreadable("missing file", f"there is no image {path.stem} in {place}")
+            lines = filter(str.strip, path.read_text(encoding="utf-8").splitlines())
+            found = [yolo_place(line, names) for line in lines]
+            yield from to_records(path, str(images[path.stem]), UNIT, found, report)
+
+
+def yolo_place(line, names):
+    number, *numbers = map(float, line.split())
+    require(len(numbers) >= 4 and len(numbers) % 2 == 0, f"'{line:.60}'",
+            "a line is a class with x, y, width and height, or with the corners of a polygon")
+    require(min(numbers) >= -0.01 and max(numbers) <= 1.01, f"'{line:.60}'",
+            "the numbers must be fractions of the sides")
+    place = around(numbers) if len(numbers) > 4 else BOX_FORMS["cxcywh"](*numbers)
+    return names.get(int(number)), place
+
+
+def read_classes(path):
+    """{number: name} of a file with a name in each line, or with the `names` of a data.yaml."""
+    with explained(path):
+        text = path.read_text(encoding="utf-8-sig")
+    if path.suffix != ".yaml":
+        return dict(enumerate(text.splitlines()))
+    text = re.sub(r"(^|[ \t])#.*", "", text, flags=re.M)
+    found = re.search(r"^names:(.*?)(?=^\w|\Z)", text, re.M | re.S)
+    if not found or "kpt_shape:" in text:
+        raise DataError(f"{path}: it must contain 'names', and no key points ('kpt_shape')")
+    body = found[1].strip()
+    ends = ",\n" if body.startswith(("[", "{")) else "\n"
+    # a number and a colon, or a dash, or neither; then a name, with or without quotes
+    item = rf"(?:(\d+)\s*:\s*|-\s+)?('(?:[^']|'')*'|\"[^\"]*\"|[^\s'\"{ends}][^{ends}]*)"
+    names = {}
+    for number, name in re.findall(item, body.strip("[]{}")):
+        names[int(number or len(names))] = name.strip("'\" ").replace("''", "'")
+    return names

@@ -1,44 +1,110 @@
-"""The rows of a file: an array or COCO's annotations in a .json file, or one row per line of a
-.jsonl file."""
+"""The rows of a file, or of the files in a folder; their formats, told by their fields; and what is
+said about them."""
 
+import csv
 import json
 from collections import Counter
+from contextlib import contextmanager
 
-from records.errors import DataError, warn
-from tools.convert.boxes import is_coco, read_coco
+from records.errors import DataError, Unreadable, warn
+from records.reader import CHAT_KEYS, FORM_ERRORS
 
 MAX_PRINTED = 20  # rows, without --all
+FORMATS = ("records", "chats", "questions", "captions", "coco", "labelme", "yolo")
+ANSWERS = {  # field of a question: field of its answer
+    "query": "response", "instruction": "output", "question": "answer", "prompt": "completion"}
+CAPTIONS = ("text", "caption")
+TABLES = ("metadata.jsonl", "metadata.csv")  # of an imagefolder
+MIXTURE = "a mixture; give it a name that ends in mix.json, and name it with --data"
+TRACKS = "write its tracks as records (docs/records.md)"
+# Fields of a row, or the end of a file's name -> one of FORMATS, or what it is that is not read,
+# and what to do. The first that fits decides.
+SIGNS = [
+    ({"images", "annotations.image_id"}, "coco"),
+    ({"videos", "annotations"}, f"TAO or YouTube-VIS; {TRACKS}"),
+    ({"annotations.result"}, "Label Studio; export COCO or YOLO"),
+    ({"annotations.coordinates"}, "CreateML; export COCO or YOLO"),
+    ({"annotations"}, "records"),
+    *(({key}, "chats") for key in CHAT_KEYS),
+    *(({key}, "questions") for key in ANSWERS),
+    ({"shapes", "imagePath"}, "labelme"),
+    *(({key}, "captions") for key in CAPTIONS),
+    ({"assets"}, "VoTT; export COCO with another tool"),
+    ({"asset", "regions"}, "VoTT; export COCO with another tool"),
+    ({"_via_img_metadata"}, "VGG Image Annotator; export COCO"),
+    ({"path"}, MIXTURE), ({"group", "data"}, MIXTURE),
+    ({".xml"}, f"XML of Pascal VOC or CVAT; export COCO or YOLO, or {TRACKS}"),
+    ({".ini"}, f"MOT; {TRACKS}"),
+    ({".parquet"}, "Parquet; write a .jsonl file, for example with pandas"),
+]
 
 
 class Report:
-    """Counts the rows that were read, and those that were skipped by their kind."""
+    """Counts what was read, by its format, and what was skipped, by the kind of mistake. args: the
+    flags of the command."""
 
-    def __init__(self, print_all):
-        self.n_rows = 0
+    def __init__(self, args):
+        self.args = args
+        self.read = Counter()
         self.skipped = Counter()
-        self.print_all = print_all
+        self.n_subtitled = 0  # records
 
     def skip(self, where, kind, sentence):
         self.skipped[kind] += 1
-        if self.print_all or self.skipped.total() <= MAX_PRINTED:
+        if self.args.all or self.skipped.total() <= MAX_PRINTED:
             warn(f"{where}: {kind}: {sentence}; skipped")
 
-    def end(self):
-        """Says how many skipped rows were not printed."""
+    @contextmanager
+    def skipping(self, where):
+        """Ends the block where something cannot become a record."""
+        try:
+            yield
+        except Unreadable as error:
+            self.skip(where, *error.args)
+        except FORM_ERRORS as error:
+            self.skip(where, "wrong record", "it cannot be read as one: "
+                      f"{type(error).__name__}: {error}")
+
+    def end(self, path):
+        """Says how many skipped rows were not printed, and what was read."""
         rest = self.skipped.total() - MAX_PRINTED
-        if rest > 0 and not self.print_all:
+        if rest > 0 and not self.args.all:
             warn(f"{rest} more were skipped; --all prints them")
+        kinds = ", ".join(f"{kind} ({n:,})" for kind, n in self.read.items())
+        warn(f"{path}: read as {kinds or 'an empty file'}")
+
+
+def named(signs, default):
+    return next((name for needed, name in SIGNS if needed <= signs), default)
+
+
+def kind_of(row):
+    """-> one of FORMATS, or what else the row is."""
+    if not isinstance(row, dict):
+        return "records"
+    signs = {key for key, value in row.items() if value is not None}  # tables have all fields
+    annotations = row.get("annotations")
+    if isinstance(annotations, list) and annotations and isinstance(annotations[0], dict):
+        signs |= {f"annotations.{key}" for key in annotations[0]}
+    return named(signs, "records")
 
 
 def read_rows(path, report):
-    """Yields (where, row): "file:line", or "file[number] id 7" with the number from 0."""
-    if path.suffix == ".jsonl":
-        yield from read_lines(path, report)
-    elif path.suffix == ".json":
-        yield from read_json(path, report)
-    else:
-        raise DataError(f"{path}: the name must end in .jsonl (one row per line) or .json (one "
-                        "array of rows)")
+    """Yields (where, row): "file:line", "file", or "file[number]" from 0, with the id of a row."""
+    entries = sorted(path.iterdir()) if path.is_dir() else [path]
+    tables = [file for file in entries if file.name in TABLES]
+    known = [".json"] if path.is_dir() else READERS
+    files = tables[:1] or [file for file in entries if file.suffix in known]
+    if not files:
+        what = named({file.suffix for file in entries}, "no known format; --help lists them")
+        raise DataError(f"{path}: this is {what}")
+    for file in files:
+        for where, row in READERS[file.suffix](file, report):
+            if len(files) > 1 and kind_of(row) != "labelme":
+                raise DataError(f"{where}: of several .json files only LabelMe's are read; name "
+                                "one file in place of the folder")
+            has_id = isinstance(row, dict) and "id" in row
+            yield where + (f" id {row['id']!s:.60}" if has_id else ""), row
 
 
 def read_lines(path, report):
@@ -46,10 +112,10 @@ def read_lines(path, report):
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
-            report.n_rows += 1
             try:
                 row = json.loads(line)  # of bytes: it may begin with a byte order mark
             except (ValueError, RecursionError) as error:
+                report.read["not JSON"] += 1
                 report.skip(f"{path}:{number}", "not JSON", str(error))
                 continue
             yield f"{path}:{number}", row
@@ -61,14 +127,21 @@ def read_json(path, report):
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: the file is not JSON: {error}; a file with one row per line "
                         "ends in .jsonl") from None
-    if is_coco(content):
-        yield from read_coco(content, path, report)
-        return
-    if not isinstance(content, list):
-        raise DataError(f"{path}: the file must contain an array of rows, or the images, "
-                        "annotations and categories of COCO's format; a file with one row per line "
-                        "must end in .jsonl")
-    for k, row in enumerate(content):
-        report.n_rows += 1
-        has_id = isinstance(row, dict) and "id" in row
-        yield f"{path}[{k}]" + (f" id {row['id']!s:.60}" if has_id else ""), row
+    if isinstance(content, list):
+        yield from ((f"{path}[{k}]", row) for k, row in enumerate(content))
+    else:
+        yield str(path), content
+
+
+def read_csv(path, report):
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            names = file.readline()
+            file.seek(0)
+            table = csv.DictReader(file, delimiter=max(",;\t", key=names.count))
+            yield from ((f"{path}:{table.line_num}", row) for row in table)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path}: the table cannot be read as CSV in UTF-8: {error}") from None
+
+
+READERS = {".jsonl": read_lines, ".json": read_json, ".csv": read_csv, ".tsv": read_csv}

@@ -3,7 +3,9 @@
 import contextlib
 import io
 import json
+from os.path import isfile
 from pathlib import Path
+from unittest.mock import patch
 
 from tools.convert import __main__ as command
 
@@ -11,14 +13,17 @@ TESTS = Path(__file__).parents[2]
 CONFORMANCE = TESTS / "conformance"
 
 
-def run(*arguments):
-    """-> exit status, the counts of the last line or None, stderr."""
+def run(*arguments, media_are_there=True):
+    """-> exit status, the counts of the last line or None, stderr but for the line that says as
+    what the file was read. media_are_there: of most tests no image is looked at."""
     out = io.StringIO()
     err = io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    is_there = patch.object(command, "isfile", lambda path: media_are_there or isfile(path))
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), is_there:
         try:
             status = command.main([str(word) for word in arguments])
         except SystemExit as end:
             status = end.code
     lines = out.getvalue().splitlines()
-    return status, json.loads(lines[-1]) if lines else None, err.getvalue()
+    others = [line for line in err.getvalue().splitlines(True) if ": read as " not in line]
+    return status, json.loads(lines[-1]) if lines else None, "".join(others)

@@ -150,7 +150,8 @@ def test_a_row_that_is_no_record_is_named_and_skipped(tmp_path):
     assert (status, counts) == (0, {
         "rows": 8, "records": 2, "skipped": {"not JSON": 2, "wrong record": 4}})
     places = [sentence.split(": ")[1:3] for sentence in err.splitlines()]
-    assert places == [[f"{lines}:{n}", "not JSON" if n > 6 else "wrong record"]
+    names = {2: " id 17", 3: " id \ud800"}
+    assert places == [[f"{lines}:{n}{names.get(n, '')}", "not JSON" if n > 6 else "wrong record"]
                       for n in (2, 3, 4, 5, 7, 8)]
     assert converted(tmp_path / "out.jsonl") == [MADE, MADE]
     array = tmp_path / "r.json"
@@ -189,8 +190,7 @@ def test_without_a_record_the_status_is_1_and_nothing_is_written(tmp_path, name,
 MISTAKES = [
     ("none.jsonl out.jsonl", "none.jsonl: no such file"),
     ("rows.jsonl out.json", "out.json: the name of a file of records must end in .jsonl"),
-    ("rows.txt out.jsonl", "rows.txt: the name must end in .jsonl"),
-    ("one.json out.jsonl", "one.json: the file must contain an array"),
+    ("rows.txt out.jsonl", "rows.txt: this is no known format; --help"),
     ("torn.json out.jsonl", "torn.json: the file is not JSON: Expecting"),
     ("deep.json out.jsonl", "deep.json: the file is not JSON"),
     ("rows.jsonl old.jsonl", "old.jsonl exists; give OUT another name, or --overwrite"),
@@ -208,7 +208,7 @@ MISTAKES = [
 def test_a_mistake_of_the_user_is_one_sentence_and_changes_no_file(tmp_path, monkeypatch,
                                                                    arguments, words):
     monkeypatch.chdir(tmp_path)
-    for name, content in {"rows.jsonl": json.dumps(ROW), "rows.txt": "{}", "one.json": "{}",
+    for name, content in {"rows.jsonl": json.dumps(ROW), "rows.txt": "{}",
                           "torn.json": '[{"a": 1}', "deep.json": "[" * 100_000,
                           "old.jsonl": "old"}.items():
         (tmp_path / name).write_text(content)
@@ -242,16 +242,16 @@ def test_a_command_that_ends_early_leaves_the_old_file_and_no_half_one(tmp_path,
                                                                        error, status):
     path = write(tmp_path / "rows.jsonl", ROW, ROW)
     (tmp_path / "out.jsonl").write_text("old")
-    to_record = command.to_record
+    finish = command.finish
     calls = []
 
     def fail_at_second(*arguments):
         calls.append(arguments)
         if len(calls) == 2:
             raise error
-        return to_record(*arguments)
+        return finish(*arguments)
 
-    monkeypatch.setattr(command, "to_record", fail_at_second)
+    monkeypatch.setattr(command, "finish", fail_at_second)
     assert run(path, tmp_path / "out.jsonl", "--overwrite")[0] == status
     assert (tmp_path / "out.jsonl").read_text() == "old"
     assert files_of(tmp_path) == ["out.jsonl", "rows.jsonl"]
@@ -259,16 +259,18 @@ def test_a_command_that_ends_early_leaves_the_old_file_and_no_half_one(tmp_path,
 
 def test_under_a_locale_without_letters_the_file_is_utf_8(tmp_path):
     (tmp_path / "ü").mkdir()
-    row = {"id": "日本", "image": "é.png", "messages": [{"role": "user", "content": "ü?"},
+    (tmp_path / "ü/a.png").touch()
+    row = {"id": "日本", "image": "a.png", "messages": [{"role": "user", "content": "ü?"},
                                     {"role": "assistant", "content": "é"}]}
     path = tmp_path / "ü/r.json"
     path.write_text(json.dumps([row, {"messages": "ü"}], ensure_ascii=False), encoding="utf-8")
     words = [sys.executable, "-m", "tools.convert", path, tmp_path / "runs/out.jsonl"]
     done = subprocess.run(words, capture_output=True, text=True, env=os.environ | ASCII)
     assert done.returncode == 0, done.stderr
+    assert done.stderr.endswith("r.json: read as chats (2)\n")
     assert json.loads(done.stdout) == {"rows": 2, "records": 1, "skipped": {"wrong record": 1}}
     assert converted(tmp_path / "runs/out.jsonl") == [{
-        "id": "日本", "image": f"{tmp_path}/ü/é.png",
+        "id": "日本", "image": f"{tmp_path}/ü/a.png",
         "annotations": [{"type": "qa", "turns": [{"question": "ü?", "answer": "é"}]}]}]
 
 
