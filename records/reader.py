@@ -26,6 +26,7 @@ MAX_CHECKED_BYTES = 64 << 20  # files up to this size are checked when opened,
 N_CHECKED = 1000  # of larger ones so many records
 MAX_MISTAKES = 20  # shown at once
 CHAT_KEYS = ("conversations", "messages")  # the turns of a row of ShareGPT, LLaVA, OpenAI, ..
+OTHER_KEYS = (*CHAT_KEYS, "query", "instruction", "question", "prompt", "text", "caption")
 # AttributeError, KeyError and TypeError come, for example, from a number in place of a list.
 FORM_ERRORS = (ValueError, RecursionError, AttributeError, KeyError, TypeError)
 
@@ -45,8 +46,8 @@ class Records:
         self.options = {"style": style, "weight": weight}
         self.media = media_folder(self.path, media)
         self.probes = Probes(self.path.parent / f".{self.name}.videos.jsonl")
-        if self.path.suffix not in (".jsonl", ".json"):
-            stop(path, "the name of a file of records must end in .jsonl (one record per line)")
+        if self.path.suffix != ".jsonl" and os.path.exists(path):
+            stop(path, conversion(self.path, media))
         try:
             self._file = open(self.path, "rb")
             self.stamp = stamp_of(self._file.fileno())
@@ -54,9 +55,8 @@ class Records:
             self.offsets, self.lines, digest = find_lines(self._file)
         except OSError as error:
             stop(path, f"the file cannot be read: {error.strerror}")
-        if self.path.suffix == ".json" or (len(self) and self.starts_with_chat()):
-            stop(path, "this is no .jsonl file of records; convert it with: "
-                 f"{conversion(self.path, media)}")
+        if len(self) and self.starts_with_other():
+            stop(path, conversion(self.path, media))
         if not len(self):
             stop(path, "the file contains no record")
         digest.update(json.dumps(self.options).encode())
@@ -66,10 +66,10 @@ class Records:
         if stop_on_mistakes:
             self.check_first()
 
-    def starts_with_chat(self):
+    def starts_with_other(self):
         """Is the first row one of another format? A broken one counts as a record."""
         with suppress(ValueError, RecursionError):
-            return is_chat(json.loads(self.text(0)))
+            return is_other(json.loads(self.text(0)))
         return False
 
     def check_first(self):
@@ -187,7 +187,7 @@ def read_record(text, style=None):
         if "\0" in value:  # text/prompts.py and tools.plan use it as a mark
             raise ValueError("a text contains a NUL character")
         value.encode()  # half a surrogate pair is no text
-    if is_chat(record):
+    if is_other(record):
         raise Unreadable("wrong record", "this is a row of another format; python -m tools.convert "
                          "makes records of a file of such rows")
     if style:
@@ -211,10 +211,10 @@ def stop(path, sentence):
 
 
 def conversion(path, media):
-    """The command that makes a file of records of a file of another format."""
+    """The sentence with the command that makes a file of records of this file or folder."""
     words = ["python", "-m", "tools.convert", path, path.with_suffix(".records.jsonl")]
     words += ["--media", media] if media else []
-    return shlex.join(map(str, words))
+    return f"this is no .jsonl file of records; convert it with: {shlex.join(map(str, words))}"
 
 
 def media_folder(path, given):
@@ -233,11 +233,11 @@ def stamp_of(file):
     return status.st_size, status.st_mtime_ns
 
 
-def is_chat(row):
-    """Is this a row of another format, a chat? Its keys tell."""
-    has_turns = isinstance(row, dict) and any(key in row for key in CHAT_KEYS)
+def is_other(row):
+    """Is this a row of another format? Its keys tell."""
     # tables give every row the fields of all rows
-    return has_turns and row.get("annotations") is None
+    return (isinstance(row, dict) and row.get("annotations") is None
+            and any(row.get(key) is not None for key in OTHER_KEYS))
 
 
 def find_lines(file):

@@ -53,7 +53,7 @@ def test_what_is_left_out_keeps_its_number_and_is_named_when_iterating(tmp_path,
 
 @pytest.mark.parametrize(("name", "content", "words"), [
     ("none.jsonl", None, "No such file"), ("none.json", None, "No such file"),
-    ("r.txt", '{"messages": []}', r"must end in \.jsonl"),
+    ("r.txt", "", r"this is no \.jsonl file"), ("r.txt", None, "No such file"),
     ("r.jsonl", "\n\n", "contains no record")])
 def test_what_is_no_file_of_records_is_refused(tmp_path, name, content, words):
     if content is not None:
@@ -66,7 +66,9 @@ def test_a_file_of_another_format_is_refused_with_the_command_that_converts_it(t
     """Parsed keys decide, not the words of a text."""
     (tmp_path / "my rows.json").write_text("[]")
     chats = write(tmp_path / "chats.jsonl", {**ROW, "note": "annotations"}, GOOD)
-    for path in (tmp_path / "my rows.json", chats):
+    table = write(tmp_path / "table.jsonl", {"image": "a.png", "question": "q", "answer": "a"})
+    (tmp_path / "labels").mkdir()
+    for path in (tmp_path / "my rows.json", chats, table, tmp_path / "labels"):
         out = path.with_suffix(".records.jsonl")
         for given, flags in ((None, []), (tmp_path, ["--media", str(tmp_path)])):
             words = ["python", "-m", "tools.convert", str(path), str(out), *flags]
