@@ -8,7 +8,8 @@
     python .ci/readme.py scores JSON       compares the first command's last line with the targets
     python .ci/readme.py stderr FILE ..    refuses what a command must not write to stderr
 
-Only blocks that are marked as bash are commands; a backslash continues a line.
+Commands are blocks that are marked as bash, where a backslash continues a line, and cells of tables
+that begin with python.
 """
 
 import json
@@ -30,9 +31,10 @@ ALLOWED = re.compile(r"\d+%\||\d+(it|B)? \[|^(train[.]py|tools\.\w+): ")
 
 
 def commands(page):
-    """All commands of a page in their order, without comments."""
-    found = []
-    for block in re.findall(r"```bash\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+    """All commands of a page, those of its tables first, without comments."""
+    text = page.read_text(encoding="utf-8")
+    found = re.findall(r"^\|.*\| `(python [^`]+)` \|$", text, re.MULTILINE)
+    for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL):
         for line in block.replace("\\\n", " ").splitlines():
             without_comment = line.split("   #")[0]
             found += [" ".join(part.split()) for part in without_comment.split(" && ")]

@@ -10,12 +10,10 @@ import subprocess
 from collections import Counter
 
 import pytest
-from PIL import Image
 
 from records.check import TABLES, WORDS
 from records.parse import parse
 from tests.test_layout import ROOT, SKIPPED_FOLDERS, TOP_LEVEL, Repository
-from tools import check
 from training import config
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -139,20 +137,10 @@ def test_no_page_is_too_long():
     assert TEXTS["docs/log.md"].count("\n") <= 300
 
 
-def test_the_lines_for_captions_make_a_training_set_of_a_folder(tmp_path, monkeypatch, capsys):
-    (lines,) = re.findall(r"```python\n(import json, pathlib.*?)```", TEXTS["docs/own_data.md"],
-                          re.DOTALL)
-    (tmp_path / "photos").mkdir()
-    for name in ("cat.JPG", "dog.png", "notes.pdf"):
-        path = tmp_path / "photos" / name
-        Image.new("RGB", (60, 40)).save(path)
-        path.with_suffix(".txt").write_text(f"A {name[:3]}.\n")
-    monkeypatch.chdir(tmp_path)
-    exec(lines, {})
-    assert check.main(["photos/my.jsonl", "--decode"]) == 0, capsys.readouterr().out
-    records = [json.loads(line) for line in open("photos/my.jsonl")]
-    found = [(record["image"], record["annotations"][0]["text"]) for record in records]
-    assert found == [("cat.JPG", "A cat."), ("dog.png", "A dog.")]
+def test_blocks_and_cells_of_tables_are_commands(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("| a | `python b c` |\n| `x` | y |\n```bash\npython d \\\n  e   # f\n```\n")
+    assert CI["commands"](page) == ["python b c", "python d e"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
