@@ -22,6 +22,7 @@ from records.errors import warn
 from records.media import MAX_FRAMES
 from records.visual import VideoClip, clip_times, tracking_times
 from text.points import parse_points
+from text.prompts import SYSTEM
 from text.styles import TASK_OF_STYLE, TRACK_TASKS
 from text.visual_tokens import shift_subtitles
 from tools.command import add_model, make_parser, positive, report_errors, whole_number
@@ -30,7 +31,7 @@ from training.config import UserError
 from weights.files import explained, open_model_folder
 
 TOY_VIDEO = ""  # --video without a file
-STYLED = re.compile(r"\w+( \d+)?:")  # how every prompt of stage 1 and of the toy begins
+STYLED = re.compile(r"\w+( \d+)?:\s?")  # how every prompt of stage 1 and of the toy begins
 # a line with two times, and the lines up to an empty one
 SUBTITLE = re.compile(r"([\d:]+[.,]\d+) *--> *([\d:]+[.,]\d+).*\n((?:.*\S.*\n?)*)")
 
@@ -51,6 +52,7 @@ def parse(argv):
         '"count: any shape"'))
     talk.add_argument("--chat", action="store_true", help=(
         "a conversation: a question per line, an empty line ends it"))
+    add("--system", metavar="TEXT", help="a system text, which opens the first question")
     add("--frames", type=whole_number(1, MAX_FRAMES), metavar="N", help=(
         "frames of the video at most (default 384), at most two per second"))
     add("--start", type=float, default=0.0, help="first second of the video (default 0)")
@@ -186,9 +188,14 @@ def answer_ids(loaded, shown, turns, args, printer=None):
     """-> the ids of an answer. loaded: model, tokenizer and data config; turns:
     [(question, answer), ..], the last with the answer None."""
     model, tokenizer, config = loaded
-    if config.prefix_all and len(turns) == 1 and not STYLED.match(turns[0][0]):
+    question, answer = turns[0]
+    style = STYLED.match(question) if config.prefix_all else None
+    if config.prefix_all and len(turns) == 1 and not style:
         warn("this model was trained on prompts that begin with a style, such as long_caption:, "
              "pointing:, count: or user_qa: (docs/own_data.md)")
+    if args.system:  # as in training, behind the style of stage 1
+        start = style[0] if style else ""
+        turns = [(start + SYSTEM.format(args.system) + question[len(start):], answer), *turns[1:]]
     prompt = data.encode_prompt(shown.images, turns, tokenizer, config, shown.clip)
     (ids,) = generate(model, [prompt], tokenizer.stops, args.max_new, args.sampling, printer)
     return ids

@@ -16,7 +16,8 @@ in      a .jsonl, .csv or .tsv file with one row per line, or a .json file with 
 out     OUT, a record per line, whose paths start where training looks for media
 stdout  {"rows":, "records":, "held_out":, "skipped": {kind: n}}
 
-What cannot become a record is named and skipped. docs/records.md describes records.
+What cannot become a record is named and skipped. docs/chats.md and docs/records.md
+have the formats.
 
 Exit status: 0 records were written, 1 none could be, or no image or video is where it should be
 (then nothing is written), 2 a mistake of the user, such as a missing file.
@@ -42,6 +43,12 @@ from tools.convert.tables import as_caption, as_chat
 from tools.generate import read_subtitles
 
 
+def size(text):
+    """The type of a flag: "640,480" -> [640, 480]."""
+    width, height = map(int, text.split(","))
+    return [width, height]
+
+
 def parse(argv):
     parser = make_parser("convert", __doc__, epilog="\n\n".join(__doc__.split("\n\n")[2:]))
     add = parser.add_argument
@@ -59,6 +66,14 @@ def parse(argv):
         "draw the first N images or videos, with boxes, points and tracks, in OUT.draw.png"))
     add("--split-turns", action="store_true", help="every question of a chat becomes an annotation "
         "of its own: right for visual questions, wrong for conversations")
+    add("--ignore", metavar="FIELD,..", type=lambda text: text.split(","), default=[],
+        action="extend", help="fields, of rows and of turns, that change nothing of what is "
+        "trained, and tags in texts, such as '<video>', that are meant as letters")
+    add("--strict", action="store_true", help="skip the rows with any field that is not read")
+    add("--reasoning", action="store_true", help="put the reasoning before the answer")
+    add("--keep-desired", action="store_true", help="of rows for KTO take the good answers")
+    add("--resized", metavar="W,H", type=size, help=(
+        "size of the resized images to which bbox_2d refers (1000,1000: thousandths)"))
     add("--exif-unturned", action="store_true", help="sizes and coordinates in FILE are those of "
         "the images as stored: turn them as EXIF turns the images, which must be there")
     add("--overwrite", action="store_true", help="replace OUT if it exists")
@@ -88,6 +103,8 @@ def read(args, report):
         yield from boxes.read_yolo(args.file, args.media, report)
         return
     for where, row in read_rows(args.file, report):
+        if isinstance(row, dict):
+            row = {key: value for key, value in row.items() if key not in args.ignore}
         kind = args.kind or kind_of(row)
         with report.skipping(where):
             if kind == "coco":
@@ -100,7 +117,7 @@ def read(args, report):
                 yield where, row
             elif kind in FORMATS:
                 chat = row if kind == "chats" else as_chat(row, kind)
-                record = chats.convert(chat, args.split_turns)
+                record = chats.convert(chat, args, report)
                 yield where, as_caption(record) if kind == "captions" else record
             else:
                 raise Unreadable("unknown format", f"this is {kind}")

@@ -3,10 +3,12 @@ said about them."""
 
 import csv
 import json
+import re
 from collections import Counter
 from contextlib import contextmanager
 
-from records.errors import DataError, Unreadable, warn
+from records.check import short
+from records.errors import DataError, Unreadable, plural, warn
 from records.reader import CHAT_KEYS, FORM_ERRORS
 
 MAX_PRINTED = 20  # rows, without --all
@@ -37,6 +39,13 @@ SIGNS = [
     ({".ini"}, f"MOT; {TRACKS}"),
     ({".parquet"}, "Parquet; write a .jsonl file, for example with pandas"),
 ]
+NOTHING = (None, "", [], {}, [""], [None])  # in tables, the fields that other rows have
+# a word in the name of a field that may change what is trained
+TELLING = re.compile(
+    "(?<![a-z])(?i:image|img|picture|photo|pixel|video|vid|frame|media|file|audio|sound|speech|clip"
+    "|pdf|depth|point|box|bbox|object|region|mask|annotation|label|weight|loss|train|answer|response"
+    "|output|completion|chosen|reject|rejected|target|solution|truth|reasoning|thinking|tool)"
+    "(?:e?s)?(?![a-z])")
 
 
 class Report:
@@ -48,6 +57,25 @@ class Report:
         self.read = Counter()
         self.skipped = Counter()
         self.n_subtitled = 0  # records
+        self.not_read = {}  # name of a field of a row: [number of rows, its first value]
+
+    def known_fields(self, fields, names, place=None):
+        """The fields of a row, or of an object at a place in it, without those that are empty or
+        in --ignore. Unreadable for one that is not in names; fields of a row that can hardly
+        change what is trained are only counted, but with --strict."""
+        known = {}
+        for key, value in fields.items():
+            if value in NOTHING or key in self.args.ignore:
+                continue
+            if key in names:
+                known[key] = value
+            elif place or self.args.strict or TELLING.search(key):
+                raise Unreadable(
+                    "unknown field", f"{place or 'the row'}: the field '{key}' is not read: rename "
+                    f"it to one that is (docs/chats.md), or leave it out with --ignore {key}")
+            else:
+                self.not_read.setdefault(key, [0, value])[0] += 1
+        return known
 
     def skip(self, where, kind, sentence):
         self.skipped[kind] += 1
@@ -70,6 +98,8 @@ class Report:
         rest = self.skipped.total() - MAX_PRINTED
         if rest > 0 and not self.args.all:
             warn(f"{rest} more were skipped; --all prints them")
+        for key, (n, value) in self.not_read.items():
+            warn(f"the field '{key}' is not read: in {plural(n, 'row')}, such as {short(value)}")
         kinds = ", ".join(f"{kind} ({n:,})" for kind, n in self.read.items())
         warn(f"{path}: read as {kinds or 'an empty file'}")
 
