@@ -16,7 +16,7 @@ in      a .jsonl, .csv or .tsv file with one row per line, or a .json file with 
 out     OUT, a record per line, whose paths start where training looks for media
 stdout  {"rows":, "records":, "held_out":, "skipped": {kind: n}}
 
-What cannot become a record is named and skipped. docs/chats.md and docs/records.md
+What cannot become a record is named and skipped. docs/convert.md and docs/records.md
 have the formats.
 
 Exit status: 0 records were written, 1 none could be, or no image or video is where it should be

@@ -1,6 +1,6 @@
 """Chats of ShareGPT, LLaVA, OpenAI, Hugging Face, ms-swift and others as records.
 
-docs/chats.md says how placeholders and boxes are read. Fields and tags that are not read are
+docs/convert.md says how placeholders and boxes are read. Fields and tags that are not read are
 refused, unless --ignore names them. `args` are the flags of the command, which checks the record.
 """
 

@@ -72,7 +72,7 @@ class Report:
             elif place or self.args.strict or TELLING.search(key):
                 raise Unreadable(
                     "unknown field", f"{place or 'the row'}: the field '{key}' is not read: rename "
-                    f"it to one that is (docs/chats.md), or leave it out with --ignore {key}")
+                    f"it to one that is (docs/convert.md), or leave it out with --ignore {key}")
             else:
                 self.not_read.setdefault(key, [0, value])[0] += 1
         return known
