@@ -4,8 +4,6 @@ errors      what goes wrong with data, and what it costs
 check       the fields of a record, by tables (docs/records.md)
 parse       records in one form, and the rules between their fields
 reader      Records: a file as a sequence, and the media of its records
-paths       paths of media in a new file, and which records are held out
-turn        coordinates of images that EXIF turns
 media       images and videos: sizes from headers, and pixels
 video       video files by ffmpeg: timestamps, and the frames on display at given seconds
 visual      the visual input of a record: frame times and crops

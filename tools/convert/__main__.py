@@ -33,13 +33,13 @@ from tempfile import TemporaryDirectory
 
 from evaluation.pictures import draw_records
 from records.errors import Unreadable, plural, warn
-from records.paths import HoldOut, absolute, move_media, paths_of
 from records.reader import Records, media_folder, read_record
-from records.turn import turn_record
 from tools.command import in_range, make_parser, positive, report_errors
 from tools.convert import boxes, chats
+from tools.convert.paths import HoldOut, absolute, move_media, paths_of
 from tools.convert.rows import FORMATS, MAX_PRINTED, Report, kind_of, read_rows
 from tools.convert.tables import as_caption, as_chat
+from tools.convert.turn import turn_record
 from tools.generate import read_subtitles
 
 
@@ -128,7 +128,7 @@ def finish(record, args, start, report):
     FORM_ERRORS if it is wrong."""
     if args.subtitles and "video" in record and "subtitles" not in record:
         stem = args.subtitles / Path(paths_of(record)[0]).stem
-        file = next(filter(os.path.isfile, (f"{stem}.srt", f"{stem}.vtt")), None)
+        file = next(filter(isfile, (f"{stem}.srt", f"{stem}.vtt")), None)
         if file:
             fields = ("start", "end", "text")
             record["subtitles"] = [dict(zip(fields, entry, strict=True))
