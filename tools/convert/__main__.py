@@ -128,7 +128,7 @@ def finish(record, args, start, report):
     FORM_ERRORS if it is wrong."""
     if args.subtitles and "video" in record and "subtitles" not in record:
         stem = args.subtitles / Path(paths_of(record)[0]).stem
-        file = next(filter(isfile, (f"{stem}.srt", f"{stem}.vtt")), None)
+        file = next(filter(os.path.isfile, (f"{stem}.srt", f"{stem}.vtt")), None)
         if file:
             fields = ("start", "end", "text")
             record["subtitles"] = [dict(zip(fields, entry, strict=True))
