@@ -42,6 +42,8 @@ from tools.convert.tables import as_caption, as_chat
 from tools.convert.turn import turn_record
 from tools.generate import read_subtitles
 
+START = "--media DIR says where the paths in FILE start"
+
 
 def size(text):
     """The type of a flag: "640,480" -> [640, 480]."""
@@ -145,7 +147,8 @@ def write(args, report):
     target = absolute(media_folder(args.out, None))
     is_held_out = HoldOut(args.hold_out)
     counts = [0] * len(args.outs)
-    missing = found = None
+    n_paths = 0
+    missing = []
     with TemporaryDirectory(prefix=f".{args.out.name}.", dir=args.out.parent) as folder:
         drafts = [Path(folder, path.name) for path in args.outs]
         with ExitStack() as stack:
@@ -159,22 +162,24 @@ def write(args, report):
                     part = is_held_out(names or [line]) if args.hold_out else 0
                     files[part].write(f"{line}\n".encode())
                     counts[part] += 1
-                    found = found or next(filter(isfile, paths), None)
-                    missing = missing or next(iter(paths), None)
+                    n_paths += len(paths)
+                    missing += [path for path in paths if not isfile(path)]
         report.end(args.file)
         if args.subtitles:
             warn(f"{args.subtitles} has subtitles for {plural(report.n_subtitled, 'record')}")
         reason = None
         if not any(counts):
             reason = f"{args.file} contains nothing that can become a record"
-        elif missing and not found:
-            reason = (f"no image and no video is there, such as {missing}; --media DIR says where "
-                      f"the paths in {args.file} start")
+        elif missing and len(missing) == n_paths:
+            reason = f"no image and no video is there, such as {missing[0]}; {START}"
         elif not all(counts):
             reason = f"--hold-out {args.hold_out} leaves one file without a record"
         if reason:
             warn(f"{args.out} is not written: {reason}")
             return [0] * len(counts)
+        if missing:
+            warn(f"{len(missing):,} of {n_paths:,} images and videos are not there, such as "
+                 f"{missing[0]}; {START}")
         for draft, path in zip(drafts, args.outs, strict=True):
             draft.replace(path)
     return counts

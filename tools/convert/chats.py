@@ -107,7 +107,8 @@ def convert(row, args, report):
 def read_chat(row, args, report):
     """-> system text, [Turn, ..] of user and assistant alternately, rejected text or None."""
     reader = Reader(row.get("objects", {}), args, report)
-    chat = only(row, CHAT_KEYS, "the row") or []
+    chosen = row.get("chosen")  # of TRL it also has the turns before the answer
+    chat = only(row, CHAT_KEYS, "the row") or (chosen[:-1] if isinstance(chosen, list) else [])
     turns = [reader.turn(turn, f"turn {k}") for k, turn in enumerate(chat)]
     if "chosen" in row:
         turns.append(reader.last(row["chosen"], "chosen", turns))

@@ -29,6 +29,7 @@ SIGNS = [
     ({"annotations"}, "records"),
     *(({key}, "chats") for key in CHAT_KEYS),
     *(({key}, "questions") for key in ANSWERS),
+    ({"chosen", "rejected"}, "chats"),
     ({"shapes", "imagePath"}, "labelme"),
     *(({key}, "captions") for key in CAPTIONS),
     ({"assets"}, "VoTT; export COCO with another tool"),
@@ -116,7 +117,9 @@ def kind_of(row):
     annotations = row.get("annotations")
     if isinstance(annotations, list) and annotations and isinstance(annotations[0], dict):
         signs |= {f"annotations.{key}" for key in annotations[0]}
-    return named(signs, "records")
+    fields = short(", ".join(row))
+    return named(signs, f"an unknown format; its fields are {fields} (docs/own_data.md lists the "
+                 "formats)")
 
 
 def read_rows(path, report):

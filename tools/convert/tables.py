@@ -3,6 +3,7 @@
     {"image": "9.jpg", "question": "What is it?", "answer": "A tray."}
     {"instruction": "Sum up.", "input": "..", "output": ".."}                   alpaca
     {"query": "<image>What is it?", "response": "A tray.", "images": [..]}      ms-swift
+    {"prompt": [{"role": "user", ..}], "completion": [{"role": "assistant", ..}]}   TRL
     {"file_name": "9.jpg", "text": "A tray."}                                   imagefolder
 """
 
@@ -21,15 +22,22 @@ def as_chat(row, kind):
     key = next((key for key in names if key in rest), None)
     require(key, "the row", f"it has none of the fields {', '.join(names)}")
     text = rest.pop(key)
-    turns = list(rest.pop("history", ()))  # [[question, answer], ..]
+    history = rest.pop("history", ())  # [[question, answer], ..]
+    pairs = [(role, text) for turn in history
+             for role, text in zip(("user", "assistant"), turn, strict=True)]
     if kind == "captions":
-        turns.append(["", text])
+        pairs += [("user", ""), ("assistant", text)]
     else:
         question = f"{text}\n{rest.pop('input')}" if "input" in rest else text
-        turns.append([question, rest.pop(ANSWERS[key], None)])
-    messages = [{"role": role, "content": text} for turn in turns
-                for role, text in zip(("user", "assistant"), turn, strict=True) if text is not None]
+        pairs += [("user", question), ("assistant", rest.pop(ANSWERS[key], None))]
+    messages = [turn for role, text in pairs if text is not None for turn in turns_of(text, role)]
     return {**rest, "messages": messages}
+
+
+def turns_of(value, role):
+    """The turns that a field contains: of TRL they are a list, else there is one, a text."""
+    is_list = isinstance(value, list) and value and "role" in value[0]
+    return value if is_list else [{"role": role, "content": value}]
 
 
 def as_caption(record):

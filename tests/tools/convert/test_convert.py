@@ -169,7 +169,7 @@ def test_twenty_skipped_rows_are_printed_or_all(tmp_path):
     assert len(sentences) == 21
     assert sentences[19].startswith(f"tools.convert: {path}:20: ")
     assert sentences[20] == "tools.convert: 5 more were skipped; --all prints them"
-    assert counts["skipped"] == {"wrong record": 25}
+    assert counts["skipped"] == {"unknown format": 25}
     assert len(run(path, tmp_path / "out.jsonl", "--overwrite", "--all")[2].splitlines()) == 25
 
 

@@ -54,6 +54,10 @@ def qa(*pairs):
     return {"type": "qa", "turns": [{"question": q, "answer": a} for q, a in pairs]}
 
 
+def said(role, text):
+    return [{"role": role, "content": text}]
+
+
 def image(*annotations, path="a.png"):
     return {"image": path, "annotations": list(annotations)}
 
@@ -140,6 +144,15 @@ TABLE = [
     ({"a.json": [{"prompt": "q", "chosen": "a", "rejected": "b"}]},
      [{"annotations": [{"type": "preference", "question": "q", "chosen": "a", "rejected": "b"}]}],
      {}),
+    # of TRL
+    ({"a.jsonl": [{"prompt": said("user", "q"), "completion": said("assistant", "a")}]},
+     [{"annotations": [qa("qa")]}], {}),
+    *(({"a.jsonl": [{**start, "chosen": [*turns, *said("assistant", "a")],
+                     "rejected": [*turns, *said("assistant", "b")]}]},
+       [{"annotations": [{"type": "preference", "question": "q", "chosen": "a", "rejected": "b"}]}],
+       {}) for start, turns in (({"prompt": said("user", "q")}, []), ({}, said("user", "q")))),
+    ({"a.jsonl": [{"image": "a.png", "texts": "q"}, {"question": "q", "answer": "a"}]},
+     [{"annotations": [qa("qa")]}], {"unknown format": 1}),
     # captions
     ({"a.jsonl": [{"image": "a.png", "caption": "A cat."}, {"text": "of nothing"}]},
      [image(caption("A cat."))], {"wrong record": 1}),
@@ -217,7 +230,9 @@ def test_without_any_of_its_media_a_file_is_not_written(tmp_path):
     assert f"such as {tmp_path}/a.png; --media DIR says where" in err
     assert not (tmp_path / "out.jsonl").exists()
     (tmp_path / "b.png").touch()
-    assert run(path, tmp_path / "out.jsonl", media_are_there=False)[0] == 0
+    status, _, err = run(path, tmp_path / "out.jsonl", media_are_there=False)
+    assert status == 0
+    assert f": 1 of 2 images and videos are not there, such as {tmp_path}/a.png; --media" in err
 
 
 def test_subtitles_are_added_to_the_video_of_the_same_name(tmp_path):
