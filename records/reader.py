@@ -26,7 +26,8 @@ MAX_CHECKED_BYTES = 64 << 20  # files up to this size are checked when opened,
 N_CHECKED = 1000  # of larger ones so many records
 MAX_MISTAKES = 20  # shown at once
 CHAT_KEYS = ("conversations", "messages")  # the turns of a row of ShareGPT, LLaVA, OpenAI, ..
-OTHER_KEYS = (*CHAT_KEYS, "query", "instruction", "question", "prompt", "text", "caption")
+OTHER_KEYS = (*CHAT_KEYS, "query", "instruction", "question", "prompt", "chosen", "text",
+              "caption")
 # AttributeError, KeyError and TypeError come, for example, from a number in place of a list.
 FORM_ERRORS = (ValueError, RecursionError, AttributeError, KeyError, TypeError)
 
