@@ -135,7 +135,7 @@ def finish(record, args, start, report):
             fields = ("start", "end", "text")
             record["subtitles"] = [dict(zip(fields, entry, strict=True))
                                    for entry in read_subtitles(file)]
-            report.n_subtitled += 1
+            report.subtitles.add(file)
     parsed = read_record(json.dumps(record, ensure_ascii=False).encode())
     return turn_record(record, parsed, start) if args.exif_unturned else record
 
@@ -166,7 +166,9 @@ def write(args, report):
                     missing += [path for path in paths if not isfile(path)]
         report.end(args.file)
         if args.subtitles:
-            warn(f"{args.subtitles} has subtitles for {plural(report.n_subtitled, 'record')}")
+            n_files = sum(file.suffix in (".srt", ".vtt") for file in args.subtitles.iterdir())
+            warn(f"of {plural(n_files, 'file')} of subtitles in {args.subtitles}, "
+                 f"{len(report.subtitles)} have the name of a video")
         reason = None
         if not any(counts):
             reason = f"{args.file} contains nothing that can become a record"
@@ -195,6 +197,7 @@ def main(argv=None):
         picture = draw_records(Records(args.out, stop_on_mistakes=False), args.draw)
         if picture:
             picture.save(args.drawing)
+            warn(f"{args.drawing} shows the first images or videos")
         else:
             warn(f"{args.drawing} is not written: {args.out} has no image and no video to draw")
     held_out = {"held_out": counts[1]} if args.hold_out else {}

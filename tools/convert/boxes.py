@@ -13,14 +13,20 @@ from itertools import chain
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from records.check import is_text, require
+from records.check import is_number, is_text, require, short
 from records.errors import DataError, Unreadable
 from records.parse import BOX_FORMS
-from tools.convert.rows import READERS
+from tools.convert.rows import READERS, unique
 from tools.prepare.annotations import MAX_POINTS, size_of, split
 from tools.prepare.media import IMAGE_SUFFIXES
 from weights.files import explained
 
+OF_COCO = {"id", "image_id", "category_id", "bbox", "area", "segmentation", "iscrowd", "keypoints",
+           "num_keypoints", "caption"}
+OF_LABELME = {"label", "points", "shape_type", "group_id", "mask", "description"}
+# of a class in data.yaml: its number and a colon, or a dash, or neither; its name; a comment
+YAML_NAME = re.compile(r"""(?:['"]?(\d+)['"]?\s*:\s+|-\s+)?"""
+                       r"""('(?:[^']|'')*'|"[^"\\]*"|[^\s'"\[{#:](?:[^:]*?[^:\s])??)(?:\s+#.*)?""")
 UNIT = (1, 1)  # in place of a size: places are fractions of the sides
 BOXED = ("rectangle", "polygon", "rotation", "mask")  # shapes of LabelMe
 CLASSES = ("classes.txt", "obj.names", "data.yaml", "dataset.yaml")  # names of YOLO's classes
@@ -34,23 +40,25 @@ def to_records(where, path, size, found, report):
     """
     if not found:
         raise Unreadable("no annotation", "this image has none")
-    places = {}
+    groups = {}
     for label, place in found:
-        places.setdefault(label, []).append(place)
+        groups.setdefault(label, []).append(place)
     annotations = []
-    for label, group in places.items():
+    for label, places in groups.items():
         with report.skipping(f"{where}, label '{label}'"):
-            annotations.append(to_annotation(label, group, size))
+            annotations += to_annotations(label, places, size)
     image = path if size in (UNIT, None) else {"path": path, "width": size[0], "height": size[1]}
     for part in split(annotations, MAX_POINTS):
         yield where, {"image": image, "annotations": part}
 
 
-def to_annotation(label, places, size):
-    """All places of one label -> a box or point annotation; Unreadable."""
+def to_annotations(label, places, size):
+    """All places of one label -> a box annotation, a point annotation, or both; Unreadable."""
     for place in places:
         if isinstance(place, Unreadable):
             raise place
+        if not all(map(is_number, place)) or len(place) not in (2, 4):
+            raise Unreadable("wrong numbers", f"a place must be 2 or 4 numbers, not {short(place)}")
     if not is_text(label):
         raise Unreadable("no label", "the file does not name it")
     if not size:
@@ -58,15 +66,15 @@ def to_annotation(label, places, size):
     if len(places) > MAX_POINTS:
         raise Unreadable(f"more than {MAX_POINTS} points", "training would leave them out")
     fields = {"label": label.strip(), "coords": "unit" if size == UNIT else "pixel"}
-    if len(places[0]) == 2:
-        return {"type": "point", **fields, "points": [{"x": x, "y": y} for x, y in places]}
+    points = [{"x": place[0], "y": place[1]} for place in places if len(place) == 2]
     boxes = []
-    for left, top, right, bottom in places:
+    for left, top, right, bottom in (place for place in places if len(place) == 4):
         box = [max(left, 0), max(top, 0), min(right, size[0]), min(bottom, size[1])]
         if box[0] >= box[2] or box[1] >= box[3]:
             raise Unreadable("a box without an area", "no part of it is inside the image")
         boxes.append({"box": [round(side, 6) for side in box]})
-    return {"type": "box", **fields, "form": "xyxy", "boxes": boxes}
+    found = [{"type": "box", **fields, "form": "xyxy", "boxes": boxes}] if boxes else []
+    return found + ([{"type": "point", **fields, "points": points}] if points else [])
 
 
 def around(corners):
@@ -76,11 +84,12 @@ def around(corners):
 
 
 def read_coco(content, where, report):
-    """Yields (where, record) of each image that has annotations."""
-    images = {image.get("id"): image for image in content["images"]}
+    """Yields (where, record) of each image."""
+    # ValueError if a number is there twice
+    images = unique((image.get("id"), image) for image in content["images"])
     categories = content.get("categories") or []
-    names = {category.get("id"): category.get("name") for category in categories}
-    by_image = {}
+    names = unique((category.get("id"), category.get("name")) for category in categories)
+    by_image = {number: [] for number in images}
     for annotation in content["annotations"]:
         by_image.setdefault(annotation.get("image_id"), []).append(annotation)
     for number, annotations in by_image.items():
@@ -95,33 +104,37 @@ def read_coco(content, where, report):
                         for annotation in annotations if "caption" in annotation]
             if captions:
                 yield place, {"image": path, "annotations": captions}
-            unsure = image.get("not_exhaustive_category_ids", ())
-            found = [(names.get(annotation.get("category_id")), coco_place(annotation, unsure))
+            found = [coco_place(annotation, image, names, report)
                      for annotation in annotations if "caption" not in annotation]
-            if found:
+            if found or not captions:
                 size = size_of(image.get("width"), image.get("height"))
                 yield from to_records(place, path, size, found, report)
 
 
-def coco_place(annotation, unsure):
-    """unsure: numbers of the categories of which the image may show more objects."""
-    if annotation.get("iscrowd") or annotation.get("category_id") in unsure:
-        return Unreadable("a crowd", "not every object has a box of its own")
-    if any(annotation.get("keypoints") or ()):
-        return Unreadable("key points", "they are not read; convert a file without 'keypoints'")
-    if annotation.get("bbox"):
-        return BOX_FORMS["xywh"](*annotation["bbox"])
-    polygons = annotation.get("segmentation")
-    if isinstance(polygons, list) and polygons:
-        return around(chain.from_iterable(polygons))
-    return Unreadable("no box", "an annotation has neither 'bbox' nor polygons")
+def coco_place(annotation, image, names, report):
+    """-> the label of an annotation and its place, see `to_records`. names: of the categories."""
+    annotation = report.known_fields(annotation, OF_COCO)
+    category = annotation.get("category_id")
+    label = names.get(category, category)
+    # LVIS: categories of which the image may show more objects
+    if annotation.get("iscrowd") or category in image.get("not_exhaustive_category_ids", ()):
+        return label, Unreadable("a crowd", "not every object has a box of its own")
+    if any(annotation.get("keypoints", ())):
+        return label, Unreadable("key points", "convert a file without 'keypoints'")
+    if box := annotation.get("bbox"):
+        # numbers, see `to_annotations`
+        return label, BOX_FORMS["xywh"](*box) if all(map(is_number, box)) else box
+    if isinstance(annotation.get("segmentation"), list):
+        return label, around(chain.from_iterable(annotation["segmentation"]))
+    return label, Unreadable("no box", "an annotation has neither 'bbox' nor polygons")
 
 
 def read_labelme(content, where, report):
     found = []
     corners = {}
     for k, shape in enumerate(content["shapes"]):
-        label = shape["label"]
+        shape = report.known_fields(shape, OF_LABELME)
+        label = shape.get("label")
         kind = shape.get("shape_type") or "polygon"
         group = shape.get("group_id")  # of an object that has several polygons
         if kind == "point":
@@ -139,7 +152,7 @@ def read_labelme(content, where, report):
 
 def is_yolo(path):
     names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
-    ends = {Path(name).suffix for name in names}
+    ends = {Path(name).suffix for name in names if not name.startswith("README")}
     return bool(names & {"labels", *CLASSES}) or (".txt" in ends and not ends & set(READERS))
 
 
@@ -170,13 +183,14 @@ def read_yolo(folder, media, report):
 
 
 def yolo_place(line, names):
+    require(re.fullmatch(r"\d+[-+.\deE\s]+", line), f"'{line:.60}'", "a line has only numbers")
     number, *numbers = map(float, line.split())
     require(len(numbers) >= 4 and len(numbers) % 2 == 0, f"'{line:.60}'",
             "a line is a class with x, y, width and height, or with the corners of a polygon")
     require(min(numbers) >= -0.01 and max(numbers) <= 1.01, f"'{line:.60}'",
             "the numbers must be fractions of the sides")
     place = around(numbers) if len(numbers) > 4 else BOX_FORMS["cxcywh"](*numbers)
-    return names.get(int(number)), place
+    return names.get(int(number), int(number)), place
 
 
 def read_classes(path):
@@ -185,15 +199,17 @@ def read_classes(path):
         text = path.read_text(encoding="utf-8-sig")
     if path.suffix != ".yaml":
         return dict(enumerate(text.splitlines()))
-    text = re.sub(r"(^|[ \t])#.*", "", text, flags=re.M)
     found = re.search(r"^names:(.*?)(?=^\w|\Z)", text, re.M | re.S)
-    if not found or "kpt_shape:" in text:
+    if not found or re.search("^kpt_shape:", text, re.M):
         raise DataError(f"{path}: it must contain 'names', and no key points ('kpt_shape')")
-    body = found[1].strip()
-    ends = ",\n" if body.startswith(("[", "{")) else "\n"
-    # a number and a colon, or a dash, or neither; then a name, with or without quotes
-    item = rf"(?:(\d+)\s*:\s*|-\s+)?('(?:[^']|'')*'|\"[^\"]*\"|[^\s'\"{ends}][^{ends}]*)"
+    body = re.sub(r"^\s*#.*", "", found[1], flags=re.M).strip()
+    is_flow = body.startswith(("[", "{"))
     names = {}
-    for number, name in re.findall(item, body.strip("[]{}")):
-        names[int(number or len(names))] = name.strip("'\" ").replace("''", "'")
+    for item in filter(str.strip, re.split("[,\n]" if is_flow else "\n", body.strip("[]{}"))):
+        parsed = YAML_NAME.fullmatch(item.strip())
+        if not parsed:
+            raise DataError(f"{path}: '{item.strip()}' in 'names' is not understood; write the "
+                            "names in a file classes.txt, one in each line")
+        number, name = parsed.groups()
+        names[int(number or len(names))] = name.strip("'\"").replace("''", "'")
     return names

@@ -37,7 +37,11 @@ OF_PART = {
 PLACEHOLDER = re.compile(
     r"<img>(?P<path>[^<]+)</img>|(?:<\|vision_start\|>)?<\|?(?P<kind>image|video)"
     r"(?:here|_pad|[_ ]?(?P<number>\d+))?\|?>(?:<\|vision_end\|>)?", re.I)
-OTHER_TAG = r"<\|\w+\|>|</?(?:img|audio|ref|box)>"  # is refused in a question
+# Marks of other models that are refused everywhere, and in questions
+MARK = (r'<\|/?(?!object_ref_|box_)\w+\|>|<loc_?\d+>|<patch_index_\d+>|</?(?:seg|im_start|im_end)>'
+        r'|"(?:point|box)_2d"')
+OTHER_TAG = (rf"{MARK}|<\|\w+\|>|</?(?:img|audio|ref|box|bx)>|<start_of_image>|\[IMG\]|< image >"
+             "|<fake_token_around_image>")
 REF = r"(?:<ref>|<\|object_ref_start\|>)([^<]*)(?:</ref>|<\|object_ref_end\|>)"
 LABEL = REF + r'|"label":\s*"([^"]*)"|\salt="([^"]*)"'
 BOX = (rf"(?:{REF}\s*)?(?:<box>|<\|box_start\|>)(?P<numbers>[\d\s,()\[\]]*)"
@@ -113,6 +117,7 @@ def read_chat(row, args, report):
     if "chosen" in row:
         turns.append(reader.last(row["chosen"], "chosen", turns))
     rejected = only(row, REJECTED, "the row")
+    require(rejected or "chosen" not in row, "the row", "it has 'chosen', but nothing is rejected")
     if rejected:
         require(turns and turns[-1].role == "assistant", "the row", "no answer is the chosen one")
         rejected = "".join(reader.last(rejected, "rejected", turns[:-1]).parts)
@@ -152,12 +157,15 @@ class Reader:
         return turns[-1]
 
     def turn(self, turn, place):
+        require(isinstance(turn, dict), place, f"a turn is an object, not {short(turn)}")
         turn = self.known_fields(turn, OF_TURN, place)
         name = only(turn, ("from", "role"), place)
         require(name in ROLES, place, f"the role {short(name)} is not one of {', '.join(ROLES)}")
         role = ROLES[name]
         content = only(turn, TEXT, place) or ""
         content = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        is_right = isinstance(content, list) and all(isinstance(part, dict) for part in content)
+        require(is_right, place, f"{short(content)} is no text and no list of parts")
         if thoughts := only(turn, REASONING, place):
             content = [{"type": "reasoning", "text": thoughts}, *content]
         parts = [part for entry in content for part in self.part(entry, role, place)]
@@ -188,7 +196,8 @@ class Reader:
             text += "\n\n"
         tags = "<ref-object>" if role == "user" else "<ref-object>|<bbox>"
         text = re.sub(tags, lambda tag: next(self.objects[tag[0]], tag[0]), text)
-        refuse_tags("<ref-object>|<bbox>", text, place, self.args.ignore)
+        tags = "<ref-object>|<bbox>" if role == "user" else f"<ref-object>|<bbox>|{MARK}"
+        refuse_tags(tags, text, place, self.args.ignore)
         return split_media(text, self.args.ignore) if role == "user" else [text]
 
 

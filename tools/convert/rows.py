@@ -39,13 +39,18 @@ SIGNS = [
     ({".xml"}, f"XML of Pascal VOC or CVAT; export COCO or YOLO, or {TRACKS}"),
     ({".ini"}, f"MOT; {TRACKS}"),
     ({".parquet"}, "Parquet; write a .jsonl file, for example with pandas"),
+    ({".xlsx"}, "Excel; save it as CSV UTF-8"),
+    ({".yaml"}, "of YOLO; name its folder"),
+    *(({end}, "subtitles; name the file of their videos, and this folder with --subtitles")
+      for end in (".srt", ".vtt")),
 ]
-NOTHING = (None, "", [], {}, [""], [None])  # in tables, the fields that other rows have
+NOTHING = (None, "", [], {}, [""], [None], "[]")  # in tables, the fields that other rows have
 # a word in the name of a field that may change what is trained
 TELLING = re.compile(
     "(?<![a-z])(?i:image|img|picture|photo|pixel|video|vid|frame|media|file|audio|sound|speech|clip"
     "|pdf|depth|point|box|bbox|object|region|mask|annotation|label|weight|loss|train|answer|response"
-    "|output|completion|chosen|reject|rejected|target|solution|truth|reasoning|thinking|tool)"
+    "|output|completion|chosen|reject|rejected|target|solution|truth|reasoning|thinking|tool"
+    "|option|choice|correct|preferred|caption|prompt|context)"
     "(?:e?s)?(?![a-z])")
 
 
@@ -57,7 +62,7 @@ class Report:
         self.args = args
         self.read = Counter()
         self.skipped = Counter()
-        self.n_subtitled = 0  # records
+        self.subtitles = set()  # files that were read
         self.not_read = {}  # name of a field of a row: [number of rows, its first value]
 
     def known_fields(self, fields, names, place=None):
@@ -127,17 +132,29 @@ def read_rows(path, report):
     entries = sorted(path.iterdir()) if path.is_dir() else [path]
     tables = [file for file in entries if file.name in TABLES]
     known = [".json"] if path.is_dir() else READERS
-    files = tables[:1] or [file for file in entries if file.suffix in known]
+    files = tables[:1] or [file for file in entries if file.suffix.lower() in known]
     if not files:
-        what = named({file.suffix for file in entries}, "no known format; --help lists them")
+        inner = [str(file) for file in sorted(path.rglob("*")) if file.suffix in READERS][:3]
+        what = named({file.suffix for file in entries}, "no known format; --help lists them"
+                     + ("; below it are " + ", ".join(inner) if inner else ""))
         raise DataError(f"{path}: this is {what}")
     for file in files:
-        for where, row in READERS[file.suffix](file, report):
+        for where, row in READERS[file.suffix.lower()](file, report):
             if len(files) > 1 and kind_of(row) != "labelme":
                 raise DataError(f"{where}: of several .json files only LabelMe's are read; name "
                                 "one file in place of the folder")
             has_id = isinstance(row, dict) and "id" in row
             yield where + (f" id {row['id']!s:.60}" if has_id else ""), row
+
+
+def unique(pairs):
+    """A dict of these keys and values. ValueError if one key is there twice."""
+    pairs = list(pairs)
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        ((twice, _),) = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"{short(twice)} is there twice")
+    return found
 
 
 def read_lines(path, report):
@@ -146,7 +163,8 @@ def read_lines(path, report):
             if not line.strip():
                 continue
             try:
-                row = json.loads(line)  # of bytes: it may begin with a byte order mark
+                # of bytes, since a byte order mark may be the first
+                row = json.loads(line, object_pairs_hook=unique)
             except (ValueError, RecursionError) as error:
                 report.read["not JSON"] += 1
                 report.skip(f"{path}:{number}", "not JSON", str(error))
@@ -156,7 +174,7 @@ def read_lines(path, report):
 
 def read_json(path, report):
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes(), object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: the file is not JSON: {error}; a file with one row per line "
                         "ends in .jsonl") from None
@@ -171,10 +189,20 @@ def read_csv(path, report):
         with open(path, encoding="utf-8-sig", newline="") as file:
             names = file.readline()
             file.seek(0)
-            table = csv.DictReader(file, delimiter=max(",;\t", key=names.count))
-            yield from ((f"{path}:{table.line_num}", row) for row in table)
+            table = csv.reader(file, delimiter=max(",;\t", key=names.count))
+            names = [name.strip() for name in next(table, ())]
+            for cells in filter(None, table):
+                where = f"{path}:{table.line_num}"
+                if len(cells) > len(names):
+                    report.read["a broken line"] += 1
+                    report.skip(where, "wrong record", f"it has {len(cells)} cells, and the first "
+                                f"line names {plural(len(names), 'column')}")
+                    continue
+                yield where, unique(zip(names, cells, strict=False))
     except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path}: the table cannot be read as CSV in UTF-8: {error}") from None
+        raise DataError(f"{path}: the table cannot be read; save it as CSV UTF-8 ({error})"
+                        ) from None
 
 
-READERS = {".jsonl": read_lines, ".json": read_json, ".csv": read_csv, ".tsv": read_csv}
+READERS = {".jsonl": read_lines, ".ndjson": read_lines, ".json": read_json,
+           ".csv": read_csv, ".tsv": read_csv}

@@ -22,20 +22,24 @@ def as_chat(row, kind):
     key = next((key for key in names if key in rest), None)
     require(key, "the row", f"it has none of the fields {', '.join(names)}")
     text = rest.pop(key)
-    history = rest.pop("history", ())  # [[question, answer], ..]
-    pairs = [(role, text) for turn in history
-             for role, text in zip(("user", "assistant"), turn, strict=True)]
+    messages = []
+    for turn in rest.pop("history", ()):  # [[question, answer], ..], or turns
+        require(isinstance(turn, dict) or len(turn) == 2, "history",
+                "it must contain pairs of a question and an answer")
+        messages += [turn] if isinstance(turn, dict) else [*turns_of(turn[0], "user"),
+                                                           *turns_of(turn[1], "assistant")]
     if kind == "captions":
-        pairs += [("user", ""), ("assistant", text)]
+        question, answer = "", text
     else:
         question = f"{text}\n{rest.pop('input')}" if "input" in rest else text
-        pairs += [("user", question), ("assistant", rest.pop(ANSWERS[key], None))]
-    messages = [turn for role, text in pairs if text is not None for turn in turns_of(text, role)]
+        answer = rest.pop(ANSWERS[key], None)
+    messages += turns_of(question, "user")
+    messages += [] if answer is None else turns_of(answer, "assistant")
     return {**rest, "messages": messages}
 
 
 def turns_of(value, role):
-    """The turns that a field contains: of TRL they are a list, else there is one, a text."""
+    """The turns in a field: TRL has a list of them, others have the text of one."""
     is_list = isinstance(value, list) and value and "role" in value[0]
     return value if is_list else [{"role": role, "content": value}]
 

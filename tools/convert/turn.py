@@ -4,6 +4,7 @@
     {"path": "a.jpg", "width": 480, "height": 640}, {"x": 0.75, "y": 0.25}    turned clockwise
 """
 
+from records.check import require
 from records.media import EXIF_ORIENTATION, image_size, open_image
 from text.styles import parts_of
 
@@ -27,8 +28,10 @@ def turn_record(record, parsed, folder):
         return record
     turned = {key: record[key] for key in record if key != "image"}
     turned["images"] = parsed["images"]
-    for image, (orientation, _) in zip(turned["images"], headers, strict=True):
+    for image, (orientation, stored) in zip(turned["images"], headers, strict=True):
         if orientation >= 5 and "width" in image:
+            is_turned = (image["width"] - image["height"]) * (stored[0] - stored[1]) < 0
+            require(not is_turned, "an image", "its width and height are already turned")
             image["width"], image["height"] = image["height"], image["width"]
     for (_, given), (_, found) in zip(parts_of(turned), parts_of(parsed), strict=True):
         if "coords" in given:

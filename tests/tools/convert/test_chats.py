@@ -79,7 +79,8 @@ TABLE = [  # a row, its record or words of the sentence that refuses it, and fla
     (chat([{**TEXT, "index": 0}], "a"), "turn 0: the field 'index' is not read"),
     *((chat("q", "a", **X, **{key: "x"}), f"the row: the field '{key}' is not read")
       for key in ("img_path", "imageUrl", "Image", "image_id", "media", "frames", "audios", "tools",
-                  "pdf", "rejected_images", "bbox", "loss", "answer", "solution", "pixel_values")),
+                  "pdf", "options", "context", "is_correct", "rejected_images",
+                  "bbox", "loss", "answer", "solution", "pixel_values")),
     (chat("q", "a", img_path="x"), QA, "--ignore img_path"),
     (image(CAPTION, img_path="x"), image(CAPTION), "--ignore img_path"),
     (chat("q", "a", source="coco"), "the row: the field 'source' is not read", "--strict"),
@@ -98,6 +99,7 @@ TABLE = [  # a row, its record or words of the sentence that refuses it, and fla
     (chat("q", "a", rejected_messages=[user("p"), answer("b")]), "behind the same turns"),
     (chat("q", "a", "q", rejected="b"), "no answer is the chosen one"),
     (chat("q", "a", "r", "b", rejected="c"), "need one question, and no boxes"),
+    (chat("q", chosen="a"), "it has 'chosen', but nothing is rejected"),
     (chat("q", "a", label=True), "'label' is True: --keep-desired takes answers that KTO marks"),
     (chat("q", "a", label=True), QA, "--keep-desired"),
     (chat("q", "a", kto_tag=False), "'kto_tag' is False", "--keep-desired"),
@@ -126,6 +128,11 @@ TABLE = [  # a row, its record or words of the sentence that refuses it, and fla
     (chat("Of <img>x</img>?", "a"), OF_X),
     (chat("<img>x</img>q", "a", image="y"), "must stand for its images or videos (1) in order"),
     (chat("<|vision_start|>x<|vision_end|>", "a"), "<|vision_start|> is not read there"),
+    *((chat(f"q {tag}", "a"), f"a question: {tag} is not read there") for tag in (
+        "<start_of_image>", "[IMG]", "<im_start>", "<|ref|>", "< image >", "<loc_12>")),
+    *((chat("q", f"a {mark} b"), f"turn 1: {mark} is not read there") for mark in (
+        "<|im_end|>", "<|/det|>", "<loc0100>", "<patch_index_0012>", "<seg>", '"point_2d"')),
+    (chat("q", "a <|x|>"), made(("q", "a <|x|>")), "--ignore <|x|>"),
     (chat("<audio>q", "a"), "a question: <audio> is not read there; --ignore '<audio>' keeps"),
     (chat("Of <video>?", "a"), made(("Of <video>?", "a")), "--ignore <video>"),
     (chat("q", "<video>", system="<image>"), made(("q", "<video>"), system="<image>")),

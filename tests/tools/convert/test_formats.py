@@ -21,10 +21,11 @@ FIRST = {"path": "val/1.jpg", "width": 640, "height": 480}
 SECOND = {"path": "../2.jpg", "width": 64, "height": 48}
 
 
-def coco(*annotations, images=IMAGES, categories=CATEGORIES):
-    """annotations: dicts, or (image, category, bbox)."""
+def coco(*annotations, images=(), categories=CATEGORIES):
+    """annotations: dicts, or (image, category, bbox). images: without any, those they name."""
     names = ("image_id", "category_id", "bbox")
     found = [a if isinstance(a, dict) else dict(zip(names, a, strict=True)) for a in annotations]
+    images = images or [i for i in IMAGES if i["id"] in [a["image_id"] for a in found]]
     return {"a.json": {"images": images, "categories": categories, "annotations": found}}
 
 
@@ -82,12 +83,17 @@ TABLE = [
     (coco((3, 9, [1, 2, 3, 4]), (3, 2, [1, 2, 3, 4])),
      [image(box("person", (1, 2, 4, 6)), path=FIRST)], {"no label": 1}),
     (coco((3, 1, [1, 2, 3, 4]), (4, 1, [1, 2, 3, 4]), (5, 1, [1, 2, 3, 4]), images=[
-        *IMAGES, {"id": 4, "file_name": "b.jpg"}]),
+        IMAGES[0], {"id": 4, "file_name": "b.jpg"}]),
      [image(box("cup", (1, 2, 4, 6)), path=FIRST)], {"no size": 1, "wrong record": 1}),
     (coco((3, 1, [700, 1, 2, 2]), (3, 2, [1, 2, 3, 4]), (1, 1, [1, 2]), (1, 2, [1, 2, 3, 4])),
      [image(box("person", (1, 2, 4, 6)), path=FIRST)],
      {"a box without an area": 1, "wrong record": 1}),
-    (coco((3, 1, [1, 2, 3, 0]), (3, 1, [1, 2, 3, 4])), [], {"a box without an area": 1}),
+    (coco((3, 1, [1, 2, 3, 0]), (3, 1, [1, 2, 3, 4]), images=IMAGES), [],
+     {"a box without an area": 1, "no annotation": 1}),
+    (coco((3, 1, [1, 2, "3", 4]), (3, 2, [1, 2, 3, 4])),
+     [image(box("person", (1, 2, 4, 6)), path=FIRST)], {"wrong numbers": 1}),
+    (coco((3, 1, [1, 2, 3, 4]), categories=[*CATEGORIES, {"id": 1, "name": "cat"}]), [],
+     {"wrong record": 1}),
     (coco((3, 1, [1, 2, 3, 4]),
           {"image_id": 3, "category_id": 2, "bbox": [1, 2, 3, 4], "iscrowd": 1}),
      [image(box("cup", (1, 2, 4, 6)), path=FIRST)], {"a crowd": 1}),
@@ -116,28 +122,41 @@ TABLE = [
      [image({"type": "point", "label": "eye", "coords": "pixel",
              "points": [{"x": 5, "y": 6}, {"x": 7, "y": 8}]},
             path={"path": "1.jpg", "width": 64, "height": 48})], {}),
+    (labelme(shape("rectangle", "cup", [30, 40], [1, 2]), shape("point", "cup", [5, 6]),
+             shape("polygon", "cup", [40, 9], [50, 5])),
+     [image(*LABELME[0]["annotations"], {"type": "point", "label": "cup", "coords": "pixel",
+                                         "points": [{"x": 5, "y": 6}]},
+            path=LABELME[0]["image"])], {}),
     ({**labelme(shape("rectangle", "cup", [1, 2], [3, 4]), imageWidth=None),
       "f/b.json": {"imagePath": "b.jpg", "shapes": []}}, [], {"no size": 1, "no annotation": 1}),
     # YOLO: the names of classes as a list, a map, in brackets, and without YAML
     *((yolo(YAML.format(names), *LINES), EYES, {}) for names in (
         "  0: eye  # left\n  1: big cup", "- eye\n- 'big cup'", "  [eye,\n   \"big cup\"]",
-        "{0: 'eye', 1: big cup}")),
+        "{0: 'eye', 1: big cup}", '  "0": "eye"\n  "1": big cup # right')),
+    (yolo("names: ['it''s # 1', \"two\"]", LINES[0]),
+     [image({**EYES[0]["annotations"][0], "label": "it's # 1"}, path="images/1.jpg")], {}),
     (yolo("eye\nbig cup\n", *LINES, name="classes.txt"), EYES, {}),
     ({**yolo("eye", "0 0.3 0.4 0.2 0.2", name="classes.txt"), "f/labels/gone.txt": "",
       "f/labels/2.txt": "", "f/labels/3.txt": "0 30 40 20 20",
-      "f/labels/4.txt": "0 0.1 0.2 0.3 0.4 0.5", "f/labels/5.txt": "7 0.3 0.4 0.2 0.2",
-      **{f"f/images/{n}.png": "" for n in "2345"}},
+      "f/labels/4.txt": "0 0.1 0.2 0.3 0.4 0.5", "f/labels/6.txt": "eye 0.3 0.4 0.2 0.2",
+      "f/README.txt": "", "f/labels/5.txt": "7 0.3 0.4 0.2 0.2",
+      **{f"f/images/{n}.png": "" for n in "23456"}},
      [image(EYES[0]["annotations"][0], path="images/1.jpg")],
-     {"missing file": 1, "no annotation": 1, "wrong record": 2, "no label": 1}),
+     {"missing file": 1, "no annotation": 1, "wrong record": 3, "no label": 1}),
     # rows of questions
     ({"a.jsonl": [{"image": "a.png", "question": "q", "answer": "a"}]}, [image(qa("qa"))], {}),
     ({"a.csv": "image,question,answer\na.png,q,a\n,r,b\n"},
      [image(qa("qa")), {"annotations": [qa("rb")]}], {}),
+    ({"a.csv": "image, question,answer\na.png,q,a,b\n\na.png,q,a\n"}, [image(qa("qa"))],
+     {"wrong record": 1}),
     ({"a.csv": "\ufeffimage;question;answer\na.png;q;a\n"}, [image(qa("qa"))], {}),
     ({"a.json": [{"instruction": "q", "input": "more", "output": "a", "system": "s"},
-                 {"instruction": "q", "input": "", "output": "a", "history": [["o", "p"]]}]},
+                 {"instruction": "q", "input": "", "output": "a", "history": [["o", "p"]]},
+                 {"query": "q", "response": "a",
+                  "history": [*said("user", "o"), *said("assistant", "p")]},
+                 {"query": "q", "response": "a", "history": [["o"]]}]},
      [{"annotations": [{**qa(("q\nmore", "a")), "system": "s"}]},
-      {"annotations": [qa("op", "qa")]}], {}),
+      *[{"annotations": [qa("op", "qa")]}] * 2], {"wrong record": 1}),
     ({"a.jsonl": [{"query": "<image>q", "response": "a", "images": ["a.png"]},
                   {"prompt": "q", "completion": "a"}, {"question": "q"}]},
      [image(qa("qa")), {"annotations": [qa("qa")]}], {"wrong record": 1}),
@@ -206,13 +225,22 @@ def test_a_file_becomes_these_records(tmp_path, files, records, skipped):
     ({"f/a.json": [], "f/b.json": {"images": [], "annotations": [{"image_id": 1}]}},
      "f/b.json: of several .json files only LabelMe's are read; name one file"),
     ({"f/a.jpg": ""}, "f: this is no known format; --help lists them"),
-    ({"a.csv": "image,caption\na.png," + "x" * 200_000}, "a.csv: the table cannot be read as CSV"),
+    ({"a.csv": "image,caption\na.png," + "x" * 200_000}, "a.csv: the table cannot be read; save"),
 ])
 def test_a_format_that_is_not_read_is_named_with_what_to_do(tmp_path, files, words):
     status, _, err = run(write(tmp_path, files), tmp_path / "out.jsonl")
     assert status
     assert words in err
     assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_fields_of_annotations_that_are_not_read_are_listed(tmp_path):
+    files = coco({"image_id": 3, "category_id": 1, "bbox": [1, 2, 3, 4], "score": 0.1})
+    _, _, err = run(write(tmp_path, files), tmp_path / "out.jsonl")
+    assert err.endswith(": the field 'score' is not read: in 1 row, such as 0.1\n")
+    files = labelme(shape("point", "eye", [5, 6], flags={"difficult": True}))
+    _, _, err = run(write(tmp_path, files), tmp_path / "out2.jsonl")
+    assert "the field 'flags' is not read: in 1 row" in err
 
 
 def test_as_decides_where_the_content_does_not_tell(tmp_path):
@@ -247,6 +275,7 @@ def test_subtitles_are_added_to_the_video_of_the_same_name(tmp_path):
     cue = {"start": 1.0, "end": 2.0}
     assert found == [[{**cue, "text": "one"}], [{**cue, "text": "two"}], None, own]
     assert counts["skipped"] == {"wrong record": 1}
+    assert f": of 3 files of subtitles in {tmp_path}/s, 2 have the name of a video\n" in err
     assert "no subtitle in it" in err
     assert run(path, tmp_path / "b.jsonl", "--subtitles", tmp_path / "none")[0] == 2
 

@@ -102,3 +102,15 @@ def test_a_row_whose_image_is_missing_is_skipped(tmp_path):
     _, counts, err = run(tmp_path / "rows.jsonl", tmp_path / "out.jsonl", "--exif-unturned")
     assert counts == {"rows": 2, "records": 1, "skipped": {"missing file": 1}}
     assert err.endswith(f"rows.jsonl:1: missing file: {tmp_path}/gone.png; skipped\n")
+
+
+def test_a_size_that_is_already_turned_is_refused(tmp_path):
+    save(tmp_path / "a.tif", 6)
+    with Image.open(tmp_path / "a.tif") as picture:
+        width, height = picture.size
+    rows = [image(CAPTION, image={"path": "a.tif", "width": w, "height": h})
+            for w, h in ((width, height), (height, width))]
+    write(tmp_path / "rows.jsonl", *rows)
+    _, counts, err = run(tmp_path / "rows.jsonl", tmp_path / "out.jsonl", "--exif-unturned")
+    assert counts == {"rows": 2, "records": 1, "skipped": {"wrong record": 1}}
+    assert "rows.jsonl:2: wrong record: an image: its width and height are already turned" in err
