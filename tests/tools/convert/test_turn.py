@@ -105,10 +105,10 @@ def test_a_row_whose_image_is_missing_is_skipped(tmp_path):
 
 
 def test_a_size_that_is_already_turned_is_refused(tmp_path):
-    save(tmp_path / "a.tif", 6)
-    with Image.open(tmp_path / "a.tif") as picture:
+    save(tmp_path / "a.png", 6)
+    with Image.open(tmp_path / "a.png") as picture:
         width, height = picture.size
-    rows = [image(CAPTION, image={"path": "a.tif", "width": w, "height": h})
+    rows = [image(CAPTION, image={"path": "a.png", "width": w, "height": h})
             for w, h in ((width, height), (height, width))]
     write(tmp_path / "rows.jsonl", *rows)
     _, counts, err = run(tmp_path / "rows.jsonl", tmp_path / "out.jsonl", "--exif-unturned")
