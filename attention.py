@@ -46,7 +46,9 @@ import torch.nn.functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-CHUNK = 1024  # queries of a long document that attend together; up to twice as many are not cut
+# Queries per chunk of a long document. In a row of stage 3 the largest tensor is then 151 MB, one
+# chunk against all keys (docs/log.md). A document of up to twice as many tokens is one chunk.
+CHUNK = 1024
 
 
 def rule(q, k, visible_until_k, bidir_q, bidir_k):
@@ -101,7 +103,7 @@ def attend(q, k, v, mask):
     # scores (B,H,T,S), so repeat the kv heads, which are much smaller.
     if torch.is_tensor(mask) and q.is_cuda and q.shape[2] > k.shape[2]:
         k, v = (x.repeat_interleave(q.shape[2] // k.shape[2], dim=2) for x in (k, v))
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B,H,T,D), (B,G,S,D) twice
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B,H,T,D), (B,G,S,D)
     grouped = q.shape[1] != k.shape[1]
     if isinstance(mask, BlockMask):
         out = compiled_flex_attention()(q, k, v, block_mask=mask, enable_gqa=grouped)
@@ -118,13 +120,18 @@ def attend(q, k, v, mask):
 # Its kernel skips blocks of 128 x 128 pairs that are not listed, and calls the rule only in blocks
 # that are not allowed as a whole. Making the lists of a row of 36,864 tokens takes 0.027 s. It took
 # 48.8 s when every query-key pair was computed (docs/log.md).
+#
+# A block is needed if one of its pairs is allowed. One is causal if the last query is not before
+# the first key, and if the first query is before the highest visible_until. A block is whole if all
+# of its pairs are allowed: the first query is not before the last key, and the last query is before
+# the lowest visible_until.
 
 
 def block_mask(visible_until, bidir, queries=None, size=128):
     """(B,T) integers -> BlockMask: which size x size blocks are needed, which of them as a whole.
     queries: (t,) ascending positions of the queries; None: all T.
 
-    For the queries [q0,q1) and keys [k0,k1) of a block, minima and maxima decide:
+    For the queries [q0,q1) and keys [k0,k1) of a block:
 
         needed = q1 > k0 and q0 < max(visible_until[k0:k1]), or their bidir ranges overlap
         whole  = q0 >= k1 - 1 and q1 <= min(visible_until[k0:k1]), or both lie in one bidir group
@@ -225,19 +232,20 @@ def chunk_mask(visible_until, bidir, queries, size=CHUNK):
         needed |= torch.isin(bidir, bidir[:, rows].flatten()) & (bidir != 0)
         keys = needed.any(0).nonzero()[:, 0]
         first, stop = int(keys[0]), int(keys[-1]) + 1
-        # selected keys are copied, a range is a view; its superfluous keys are masked anyway
+        # Selected keys are copied, and a range is only a view. A range that is mostly needed is
+        # better, because the mask excludes the other keys anyway.
         if len(keys) > 0.75 * (stop - first):
             keys = slice(first, stop)
         mask = allow(visible_until, bidir, rows, keys)
-        # a chunk without any False needs no mask; its first query often decides, so it is first
+        # a mask without any False is not needed; often the first query already has a False
         whole = bool(mask[:, 0].all()) and bool(mask.all())
         chunks.append(Chunk(rows, keys, None if whole else mask))
     return chunks
 
 
 def document_mask(visible_until, bidir, size=CHUNK):
-    """(B,T) integers -> DocumentMask. A document is a run of tokens that attend only to each other,
-    such as an example of a packed row, or its padding."""
+    """(B,T) integers -> DocumentMask. A document is a run of tokens that attend only to each other:
+    an example of a packed row, or the padding of the row."""
     documents = []
     for row, until in enumerate(visible_until.tolist()):
         start = 0
@@ -252,7 +260,7 @@ def document_mask(visible_until, bidir, size=CHUNK):
 
 
 def attend_documents(q, k, v, documents):
-    # (B,T,H,D) -> (1,B*T,H,D), one line of documents: a document never crosses a row
+    # (B,T,H,D) -> (1,B*T,H,D), split into documents; no document crosses the end of a row
     lengths = [chunks[-1].queries.stop for chunks in documents]
     parts = (x.flatten(0, 1)[None].split(lengths, dim=1) for x in (q, k, v))
     done = [attend_chunks(*part) for part in zip(*parts, documents, strict=True)]

@@ -148,8 +148,8 @@ def token_weight(branch, n_loss, n_branches, config):
 # Three things in `layout` are not obvious.
 #
 # The last token of the prefix comes before the first token of every branch, but it can have one
-# target only. So in a tree this target has no loss. This is no loss of training data, because a
-# branch begins with a question, which is not trained anyway.
+# target only. So in a tree this target has no loss. Nothing is missed, because a branch begins with
+# a question, which has no loss anyway.
 #
 # The EOS at the end of a branch has loss. But in a tree it is not among the n loss tokens of the
 # weight 2 / sqrt(n), as in the official code (docs/molmo2.md 7.1).
@@ -192,14 +192,14 @@ def layout(trunk, is_visual, branches, config, max_tokens=math.inf):
         kinds = branch.turn_kinds or [branch.kind] * len(branch.segments)
         factors = [(kinds[k // 2], factor) for k, (ids, factor) in enumerate(branch.segments)
                    for _ in ids]
-        counted = factors[:-1] if n_plain > 1 or branch.pair else factors  # without EOS
+        counted = factors[:-1] if n_plain > 1 or branch.pair else factors  # tree: no EOS
         n_loss = Counter(kind for kind, factor in counted if factor > 0)
         weight = {kind: token_weight(replace(branch, kind=kind), n_loss[kind], n_plain, config)
                   for kind in {*kinds}}
         if len(targets) < len(tokens):  # true for the first branch only
             targets.append(ids[0])
             kind, factor = factors[0]
-            weights[-1] = 0.0 if len(kept) > 1 else weight[kind] * factor  # loss in plain text
+            weights[-1] = 0.0 if len(kept) > 1 else weight[kind] * factor  # not 0 in plain text
         tokens += ids[:-1]
         targets += ids[1:]
         weights += [weight[kind] * factor for kind, factor in factors[1:]]
@@ -230,12 +230,12 @@ def build(record, info, tokenizer, config, seed, epoch):
     if config.multi_turn_share and example.dropped_branches:
         config = replace(config, multi_turn_share=0)
         example = build_tree(record, info, tokenizer, config, seed, epoch)
-    # "crops" makes this draw independent: another high_res_share changes no prompt of an example
+    # "crops" gives this draw random numbers of its own, so that it does not change any prompt
     is_drawn = rng_for(seed, record["key"], epoch, "crops").random() < config.high_res_share
     if is_drawn and len(record.get("images", ())) == 1 and has_points(record):
         larger = replace(config, max_crops=max(config.high_res_crops, config.max_crops))
         candidate = build_tree(record, info, tokenizer, larger, seed, epoch)
-        # more crops are more tokens: an annotation is worth more than resolution
+        # more crops need more tokens; they are used only if no annotation is skipped for them
         if candidate.dropped_branches == example.dropped_branches:
             return candidate, larger
     return example, config
@@ -250,9 +250,9 @@ def build_tree(record, info, tokenizer, config, seed, epoch):
         ids, is_visual = video_tokens(info.times, info.subtitles, tokenizer, config)
     else:
         ids, is_visual = images_tokens(info.sizes, tokenizer, config)
-    # A new order in every epoch. If not all branches fit, each of them is kept in some epochs.
     annotations = annotations_of(record, config, rng)
     branches, n_over_max_points, n_transcripts = [], 0, 0
+    # The order is new in every epoch. If not all branches fit, each is kept in some epochs.
     for i in rng.permutation(len(annotations)):
         a = annotations[i]
         n_transcripts += a.get("style") == "transcript"
@@ -312,7 +312,7 @@ def encode(record, tokenizer, config, seed, epoch, shard=None):
     if not info.sizes:
         return example
     n_crops = visual.crops_per_image(info, config)
-    # the tokens are those of the whole example on every rank; only these images are decoded here
+    # every rank has all tokens of the example, but decodes its own images only
     cp_rank = shard.ranks(n_crops) if shard else np.zeros(len(n_crops), np.int32)
     mine = np.flatnonzero(cp_rank == (shard.cp_rank if shard else 0))
     if info.times is not None:

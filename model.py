@@ -34,8 +34,8 @@ class YarnConfig:
     layers: tuple = ()               # the blocks that use it; all others have plain RoPE
     factor: float = 8.0              # how many times longer the context becomes
     attention_factor: float = 1.2079441541679836  # multiplies cos and sin
-    # A pair of dimensions rotates so often in original_max tokens: with more rotations than
-    # beta_fast it keeps its frequency, with fewer than beta_slow the frequency is divided.
+    # Count the full turns of a pair of dimensions in original_max tokens. A pair with more than
+    # beta_fast turns keeps its frequency. With fewer than beta_slow it is divided by `factor`.
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     original_max: int = 8192         # tokens of the context before it is made longer
@@ -106,7 +106,7 @@ def rope_frequencies(config, yarn=False, device="cpu"):
         return freq.to(device), 1.0
     y = config.yarn
 
-    # freq solved for the dimension that makes `rotations` full turns in original_max tokens
+    # the dimension that makes `rotations` full turns in original_max tokens, from freq above
     def dimension_of(rotations):
         return D * math.log(y.original_max / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
@@ -127,7 +127,7 @@ def rope_table(pos, freq, factor):
 def rotate(x, cos, sin):
     """(B,T,H,D) -> the same shape; dimensions i and i + D/2 are one pair that rotates.
 
-    The score of a rotated q and k depends on the difference of their positions only.
+    Then the product of q and k depends on the difference of their positions only.
     """
     # halves, as in the base models; RoFormer's pairs i, i + 1 would need their weights permuted
     a, b = x.to(torch.promote_types(x.dtype, torch.float32)).chunk(2, dim=-1)
@@ -151,10 +151,10 @@ class Attention(nn.Module):
 
     def forward(self, x, rope, mask, attend):  # (B,T,C)
         B, T, _ = x.shape
-        q, k, v = self.q(x), self.k(x), self.v(x)  # (B,T,H*D), (B,T,G*D) twice
+        q, k, v = self.q(x), self.k(x), self.v(x)  # q (B,T,H*D), k and v (B,T,G*D)
         if not self.norm_per_head:
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k, v = (x.view(B, T, -1, self.D) for x in (q, k, v))  # (B,T,H,D), (B,T,G,D) twice
+        q, k, v = (x.view(B, T, -1, self.D) for x in (q, k, v))  # (B,T,H,D), (B,T,G,D)
         if self.norm_per_head:
             q, k = self.q_norm(q), self.k_norm(k)
         # Under autocast the norms return float32 and v is bfloat16. The kernels and the exchange
@@ -174,7 +174,7 @@ class Block(nn.Module):
         self.mlp = SwiGLU(config.n_embd, config.n_hidden, config.n_embd)
 
     def forward(self, x, rope, mask, attend, drop):
-        # only the branches are normalised: gradients pass through both sums unchanged
+        # x itself is never normalised, so gradients pass through both sums unchanged
         if self.norm_after:
             x = x + drop(self.attn_norm(self.attn(x, rope, mask, attend)))
             return x + drop(self.mlp_norm(self.mlp(x)))
@@ -205,7 +205,7 @@ class Molmo2(nn.Module):
         v = config.vision
         assert config.family in ("qwen", "olmo", "llama"), f"unknown family '{config.family}'"
         assert config.n_head % config.n_kv_head == 0, "query heads must be a multiple of kv heads"
-        assert config.head_dim % 2 == 0, f"RoPE needs an even head_dim, but {config.head_dim} is odd"
+        assert config.head_dim % 2 == 0, f"RoPE needs an even head_dim: {config.head_dim} is odd"
         assert v.n_embd % v.n_head == 0, (
             f"the vision width {v.n_embd} must be a multiple of its {v.n_head} heads")
         assert v.feature_layers and set(v.feature_layers) <= set(range(v.n_layer)), (
@@ -222,7 +222,7 @@ class Molmo2(nn.Module):
         self.attend = attention.attend
         # under context parallelism this sends features to the rank that has their tokens
         self.route = lambda image_features, batch: image_features
-        # training.setup.apply_recipe sets these four
+        # apply_recipe in training/setup.py sets these four
         self.residual_dropout = self.response_dropout = 0.0
         self.activation_checkpointing = False
         self.uncheckpointed_blocks = 0
@@ -235,15 +235,15 @@ class Molmo2(nn.Module):
         return self.nll(self.hidden(batch), batch.targets, batch.labelled)
 
     def hidden(self, batch):  # -> (B,T,C)
-        # made once, and then used by all layers
+        # made once per batch, and used by all layers
         mask = attention.packed_mask(batch.visible_until, batch.bidir, batch.queries)
         rates = (self.residual_dropout, self.response_dropout) if self.training else (0, 0)
         drop = dropout(*rates, batch.weights > 0)
         return self.transformer(self.embed(batch), batch.pos, mask, drop=drop)
 
     def embed_tokens(self, tokens):  # (B,T) -> (B,T,C)
-        # Both tables are read for every token, with ids clamped into their range, and `where` takes
-        # one result. Selecting tokens by a mask would make a GPU wait for their number.
+        # Both tables are read for every token, with ids clamped into their range. Then `where`
+        # chooses. To select tokens by a mask, the CPU would wait for a GPU to count them.
         V = self.config.n_vocab
         in_vocabulary = self.embedding(tokens.clamp(max=V - 1))
         beyond = self.extra((tokens - V).clamp(min=0))
@@ -255,8 +255,8 @@ class Molmo2(nn.Module):
         checkpointing = self.activation_checkpointing and self.training
         image_features = self.vision(batch.images, batch.pool_src, checkpointing)  # (M,C)
         image_features = self.route(image_features, batch).to(x.dtype)
-        # Added, not put in the place of the embedding of <im_patch> (docs/molmo2.md 1.4). Empty
-        # windows of padding are zero, so it does no harm that they are added to token 0.
+        # The features are added to the embedding of <im_patch> and do not replace it
+        # (docs/molmo2.md 1.4). An empty window adds zeros to token 0, which changes nothing.
         return x.flatten(0, 1).index_add(0, batch.pool_dst, image_features).view_as(x)
 
     def transformer(self, x, pos, mask, attends=None, drop=lambda x: x):
@@ -271,8 +271,8 @@ class Molmo2(nn.Module):
         yarn = None
         if config.yarn.layers:
             yarn = rope_table(pos, *rope_frequencies(config, True, pos.device))
-        # A checkpointed block keeps its input only and is computed again in backward. These are
-        # the first blocks: when backward reaches them, the memory of the last ones is free.
+        # A checkpointed block keeps only its input and is computed again in backward. The first
+        # blocks are, because the memory of the last ones is free when backward reaches them.
         n_checkpointed = 0
         if self.activation_checkpointing and self.training:
             n_checkpointed = len(self.blocks) - self.uncheckpointed_blocks
@@ -365,7 +365,7 @@ class Molmo2(nn.Module):
 
 
 def compile_for_training(block, dynamic):
-    # evaluation has a new length for every prompt, and would compile again and again
+    # not for evaluation: every prompt has another length, so it would compile again and again
     plain = block.forward
     compiled = torch.compile(plain, dynamic=dynamic)
     block.forward = lambda *inputs: (compiled if block.training else plain)(*inputs)

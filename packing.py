@@ -121,8 +121,9 @@ class Planner:
         oldest = self.pool[0]
         anchor = oldest if self.n_packs - oldest.arrived >= MAX_WAIT else largest_first[0]
         largest_first.remove(anchor)
-        # What is a full row? If the pool has more crops than tokens, in units of a row, crops will
-        # be used up first, so they are worth more. The power of 16 makes this nearly a choice.
+        # If the crops of the pool need more rows than its tokens, crops decide how many rows there
+        # will be, so a full row is one with many crops. The power of 16 makes `weight`, the worth
+        # of crops against tokens, nearly 0 or 1.
         tokens, crops = sum(e.tokens for e in self.pool) / T, sum(e.crops for e in self.pool) / C
         weight = crops**16 / (tokens**16 + crops**16 + 1e-300)
         # -(-a // b) is a / b rounded up
@@ -174,6 +175,7 @@ def best_subset(items, tokens, crops, bin_size, per_token, per_crop):
 
     # for each number of crops only the highest sum of tokens can be the best one
     best, bit = -1.0, 0
+    # as bytes, so that a line can be cut out without a shift of the whole integer
     table = sums[-1].to_bytes(line // 8 * (crops + 1), "little")
     for c in range(crops + 1):
         of_line = int.from_bytes(table[c * line // 8 : (c + 1) * line // 8], "little")
@@ -182,8 +184,8 @@ def best_subset(items, tokens, crops, bin_size, per_token, per_crop):
         if bins >= 0 and worth > best:
             best, bit = worth, c * line + bins
 
-    # Which items give this sum? From the smallest on: an item is left out if the items before it
-    # reach the sum alone. So large items are used, and the small ones stay to fill gaps.
+    # Which items give this sum? Go from the smallest item to the largest. An item is left out if
+    # the larger ones reach the sum without it. So the small ones stay in the pool to fill gaps.
     chosen, rest = [], []
     for k in reversed(range(len(items))):
         if sums[k] >> bit & 1:
@@ -233,7 +235,7 @@ def balance_packs(packs, n_ranks):
     work = [(sum(e.crops for e in pack), sum(e.tokens**2 for e in pack)) for pack in packs]
     share = np.array(work, np.float64) / np.maximum(np.sum(work, axis=0), 1)  # (n,2)
     order = np.argsort(-share.sum(1), kind="stable")
-    # a good start: 0 1 2 2 1 0 0 1 2 .., where a rank that gets a heavy pack gets a light one next
+    # a good start is 0 1 2 2 1 0 0 1 2 ..: the rank with the heaviest pack gets the lightest next
     turn, position = divmod(np.arange(n), n_ranks)
     rank_of = np.empty(n, np.int64)
     rank_of[order] = np.where(turn % 2 == 1, n_ranks - 1 - position, position)
@@ -273,8 +275,8 @@ def collate(rows, max_tokens, vision_config, crop_bucket=1, share_images=False):
     n_examples = sum(map(len, rows))
     kinds = {"tokens": np.int64, "targets": np.int64, "weights": np.float32, "pos": np.int64}
     fields = {name: np.zeros((B, T), kind) for name, kind in kinds.items()}
-    # padding may be attended to until the row ends, and so padding attends to padding: a query
-    # without any key would give NaN
+    # Padding is visible until the row ends, so padding attends to padding. The softmax of a query
+    # without any key would be NaN.
     until = np.full((B, T), T, np.int32)
     bidir = np.zeros((B, T), np.int32)
     example = np.full((B, T), n_examples, np.int32)

@@ -95,7 +95,7 @@ def ulysses(attend, group):
         received = AllToAll.apply(sent, group)
         row = received.permute(1, 0, 2, 3, 4).reshape(B, cp * t, h + 2 * g, D)  # (B,T,h+2g,D)
         out = attend(*row.split((h, g, g), 2), mask)  # (B,T,h,D)
-        # back: (cp,B,t,h,D) by tokens, exchanged, is by heads again
+        # back: (cp,B,t,h,D), where the first dimension is again the rank of the heads
         out = AllToAll.apply(out.reshape(B, cp, t, h, D).permute(1, 0, 2, 3, 4), group)
         return out.permute(1, 2, 0, 3, 4).reshape(B, t, H, D)
 
@@ -165,8 +165,8 @@ def gathered(attend, group):
 class CropShard:
     """Assigns each image or frame of an example to one of the `cp_size` ranks that share its row:
     the rank whose slice of the row's crops contains its midpoint. Frames are assigned one by one,
-    so a long video does not burden one rank. The crops of an image stay together, because it is
-    decoded as a whole."""
+    so a long video is spread over all ranks. The crops of an image stay together, because an image
+    is decoded as a whole."""
     cp_rank: int
     cp_size: int
     before: int                      # crops in the row before this example
@@ -210,7 +210,7 @@ class Dispatch(torch.autograd.Function):
 
 
 def dispatch_route(group):
-    """-> `model.route`: pooled tokens of the rank's own crops -> those of its slice of the row."""
+    """-> `model.route`: visual tokens of the rank's own crops -> those at the rank's positions."""
     def route(image_features, batch):
         sent, received = batch.dispatch
         # without its own visual tokens a rank has one empty window, which is not sent
@@ -254,7 +254,7 @@ def cut_for_rank(batch, rank, cp, cp_heads=0):
                 [len(tokens_of[a][rank]) for a in range(cp)])
 
     crops = np.flatnonzero(rank_of_crop == rank)
-    # crop of the row -> crop of this rank, whose `images` has no others
+    # crop of the whole batch -> crop among those of this rank
     number = np.full(len(rank_of_crop), -1)
     number[crops] = np.arange(len(crops))
     source = source[own]
@@ -265,6 +265,7 @@ def cut_for_rank(batch, rank, cp, cp_heads=0):
               for name in ("tokens", "targets", "weights", "pos", "example")}
     if batch.pairs:
         fields["answer"] = batch.answer[:, positions[rank]]
+    # `position` is rank * t + index on the rank; pool_dst is a flat index into (B,t)
     return dataclasses.replace(
         batch, **fields, pool_src=torch.from_numpy(source), dispatch=dispatch,
         pool_dst=torch.from_numpy(row[arriving] * t + position[arriving] - rank * t),
@@ -330,7 +331,7 @@ def own_group(mesh):
 def set_last_micro_batch(model, is_last):
     """Must be called before each micro-batch; does nothing without FSDP. Gradients are summed over
     the HSDP groups in the last micro-batch only. Until then, the unit of the whole model (the head)
-    stays gathered, because it is needed again at once."""
+    stays gathered, because the next micro-batch needs it again."""
     if isinstance(model, FSDPModule):
         model.set_requires_all_reduce(is_last)
         model.set_reshard_after_backward(is_last, recurse=False)

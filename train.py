@@ -11,9 +11,9 @@ the data and the model. One step computes, with loss weights w:
     once per step:          gradients / (sum of w over the whole step) -> clip -> AdamW
 
 There is one division, by the loss weight of the whole step. If each micro-batch were divided by its
-own weight, a token would count more in a light micro-batch than in a heavy one: in the example of
-docs/walk, section 5, the gradient is then 52 % of its length away. With one division, packing,
-accumulation and the number of ranks do not change the result.
+own weight, a token would count more in a light micro-batch than in a heavy one. In the example of
+docs/walk/README.md, section 5, this changes the gradient by 52 % of its length. With one division,
+the result does not depend on packing, accumulation or the number of ranks.
 """
 
 import hashlib
@@ -92,7 +92,8 @@ def build_optimizer(run, model):
     groups = {part: [p for p in parameters if p.requires_grad]
               for part, parameters in model.parameter_groups().items() if part in config.train}
     named = [{"params": parameters, "name": part} for part, parameters in groups.items()]
-    # lr is 0 here, because set_learning_rates writes it before every step
+    # lr is 0 here, because set_learning_rates sets it before every step; weight_decay is 0 as in
+    # the official code (docs/molmo2.md 10)
     optimizer = torch.optim.AdamW(named, lr=0.0, betas=config.betas, eps=config.adam_eps,
                                   weight_decay=0.0, fused=run.device.type != "mps")
     return groups, optimizer
@@ -114,7 +115,7 @@ def learning_rate(step, base, warmup, total, final=0.1):
 def set_learning_rates(optimizer, config, step):
     for group in optimizer.param_groups:
         base = getattr(config.lr, group["name"])
-        # at most a tenth of the run, since a short run would end before its peak otherwise
+        # at most a tenth of the run, because a short run would end during the warm-up otherwise
         warmup = min(getattr(config.warmup, group["name"]), config.steps // 10)
         group["lr"] = learning_rate(step, base, warmup, config.steps, config.final_lr)
 
@@ -125,9 +126,10 @@ def divide_and_clip(run, groups, weight):
 
     With one common norm, a large gradient of the new connector would scale down the others.
     """
-    # with HSDP several groups of ranks hold equal gradients; each square is summed so many times
+    # With HSDP, `copies` groups of ranks have equal gradients, and the sum over all ranks counts
+    # every square `copies` times.
     copies = run.ranks.world // run.config.shard if run.config.shard else 1
-    # float64 on a CPU only: a GPU adds in a tree, which rounds less, and has no room for copies
+    # float64 on a CPU only. A GPU adds in a tree, which rounds less, and has no room for copies.
     wide = torch.float64 if run.device.type == "cpu" else None
     gradients = {}
     squares = {}
@@ -312,6 +314,7 @@ def main(argv=None):
             log = RunLog(run, head)
             train(run, model, groups, optimizer, log, report, args.eval_every)
             finish(run, model, log, report, began)
+    # exit status 2: the user can correct it; 1: the run failed; 143 and 130: a signal ended it
     except (UserError, DataError) as e:
         end(2, e)
     except (RunError, Unreadable, OSError) as e:

@@ -4,8 +4,8 @@ in    an image (H,W,3) uint8, or the duration of a video
 out   crops as patches (N,P,F) uint8; pool_src (M,K), the K patches that a visual token pools
 then  Vision(images, pool_src) -> (M,C): ViT, two of its layers, attentional pooling, projector
 
-Letters: N crops, P patches of a crop, F numbers of a patch, E width of the ViT, M visual tokens, K
-patches that one visual token pools, C width of the decoder.
+Letters: N crops, P patches of a crop, F values of a patch (its pixels in three colours), E width of
+the ViT, M visual tokens, K patches that one visual token pools, C width of the decoder.
 
 An image becomes one low-resolution crop of the whole image and a mosaic of overlapping
 high-resolution crops. Without overlap, patches at the edge of a crop would have no context on one
@@ -73,8 +73,8 @@ def tiling(h, w, max_crops, config=RELEASED):
     """(rows, cols) of high-resolution crops for an image of h x w pixels (docs/molmo2.md 2.2).
 
     It is the tiling that enlarges the image least. If every tiling would shrink the image, it is
-    the one that shrinks it least. Computed in float32 like the official code, since rounding
-    decides between equal scales.
+    the one that shrinks it least. The scales are float32 as in the official code, because rounding
+    decides which of two nearly equal scales is the smaller one.
     """
     # in the order of their number of crops: argmin and argmax take the first of equal scales
     candidates = [(rows, n // rows) for n in range(1, max_crops + 1)
@@ -211,6 +211,7 @@ def frame_times(duration, max_frames, fps=2, last=True):
 
     last=False is the official mode "uniform", without the last instant. Training does not use it.
     """
+    # one frame is for the last instant, so max_frames - 1 are left for the grid of 1/fps
     if (max_frames - 1) / fps < duration:
         return np.linspace(0, duration, max_frames, endpoint=last).tolist()
     return np.arange(0, duration, 1 / fps).tolist() + [float(duration)] * last
@@ -253,8 +254,8 @@ class ViTBlock(nn.Module):
         h = self.attn_norm(x)
         q, k, v = (linear(h).view(N, P, self.n_head, -1).transpose(1, 2)
                    for linear in (self.q, self.k, self.v))  # (N,heads,P,72)
-        # No mask: all patches of a crop attend to each other, and crops never do. So a video costs
-        # N * P^2 here. Frames attend to each other in the decoder.
+        # There is no mask: a patch attends to all patches of its crop, and to no other crop. So
+        # the cost grows with N * P^2, not (N * P)^2. Frames are related in the decoder.
         x = x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(N, P, E))
         return x + self.down(F.gelu(self.up(self.mlp_norm(x)), approximate="tanh"))
 
@@ -273,7 +274,7 @@ class ViT(nn.Module):
         # 0..255 -> -1..1 as in SigLIP. It is done here and not in the loader, because uint8 is a
         # quarter of the bytes that must be copied to a GPU.
         x = images.to(self.patch.weight.dtype) / 127.5 - 1
-        # (N,P,E). On flattened patches, a convolution whose stride is the patch size is linear.
+        # (N,P,E). A convolution that moves by its own size is a linear layer on flattened patches.
         x = self.patch(x) + self.pos
         outputs = {}
         for i, block in enumerate(self.blocks):
@@ -287,8 +288,8 @@ class ViT(nn.Module):
 class Pool(nn.Module):
     """Attentional pooling of windows (paper: 3.1; docs/molmo2.md 1.4): one visual token per window.
 
-    The query is the mean of the window's valid patches. Keys and values are these patches. The
-    ablation on the toy could not tell it from a plain mean (docs/log.md).
+    The query is the mean of the window's valid patches. Keys and values are these patches. On the
+    toy, an ablation found no clear difference to a plain mean (docs/log.md).
     """
 
     def __init__(self, config):
@@ -302,8 +303,9 @@ class Pool(nn.Module):
     def forward(self, features, pool_src):  # (N,P,2E), (M,K) -> (M,E)
         M, K = pool_src.shape
         valid = pool_src >= 0
-        # -1 is replaced by another patch of its window, whose value the next line sets to 0. With
-        # patch 0 for all, a GPU would add thousands of gradients of patch 0 one after the other.
+        # An index must not be -1, so another patch of the same window stands for it, and the next
+        # line sets its value to 0. If patch 0 stood for all, a GPU would add thousands of
+        # gradients of patch 0 one after the other.
         source = pool_src.where(valid, pool_src.amax(1, keepdim=True)).clamp(min=0)
         window = features.flatten(0, 1)[source] * valid[..., None]  # (M,K,2E)
         # window.mean(1) would count missing patches as zeros
@@ -355,7 +357,7 @@ class Vision(nn.Module):
         else:
             tokens = self.connect(features, pool_src)
         # The biases of Pool make empty windows non-zero. They are multiplied by 0 and not removed,
-        # because removing them would need their number, and a compiler fixed shapes.
+        # because the shape would then depend on the data.
         return tokens * (pool_src >= 0).any(1, keepdim=True)
 
     def connect(self, features, pool_src):  # (N,P,2E), (M,K) -> (M,C)
