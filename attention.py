@@ -99,8 +99,8 @@ def attend(q, k, v, mask):
     """
     if isinstance(mask, DocumentMask):
         return attend_documents(q, k, v, mask.documents)
-    # No fused CUDA kernel takes a mask and grouped heads. Without fusion SDPA would store all
-    # scores (B,H,T,S), so repeat the kv heads, which are much smaller.
+    # No fused CUDA kernel takes a mask and grouped heads. Without fusion SDPA would
+    # store all scores (B,H,T,S), so repeat the kv heads, which are much smaller.
     if torch.is_tensor(mask) and q.is_cuda and q.shape[2] > k.shape[2]:
         k, v = (x.repeat_interleave(q.shape[2] // k.shape[2], dim=2) for x in (k, v))
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B,H,T,D), (B,G,S,D)
@@ -121,10 +121,10 @@ def attend(q, k, v, mask):
 # that are not allowed as a whole. Making the lists of a row of 36,864 tokens takes 0.027 s. It took
 # 48.8 s when every query-key pair was computed (docs/log.md).
 #
-# A block is needed if one of its pairs is allowed. One is causal if the last query is not before
-# the first key, and if the first query is before the highest visible_until. A block is whole if all
-# of its pairs are allowed: the first query is not before the last key, and the last query is before
-# the lowest visible_until.
+# A block is needed if one of its pairs is allowed. One is causal if the last query is
+# not before the first key, and if the first query is before the highest visible_until.
+# A block is whole if all of its pairs are allowed: the first query is not before the
+# last key, and the last query is before the lowest visible_until.
 
 
 def block_mask(visible_until, bidir, queries=None, size=128):
@@ -148,8 +148,8 @@ def block_mask(visible_until, bidir, queries=None, size=128):
         filled = torch.arange(-(-n // size) * size, device=bidir.device)
         return field[..., filled.clamp(max=n - 1)].unflatten(-1, (-1, size))
 
-    # (B,blocks,size) -> of each block the lowest number except 0 (T + 1 if there is none), the
-    # highest, and the number of all its tokens (0 if they differ)
+    # (B,blocks,size) -> of each block the lowest number except 0 (T + 1 if there is
+    # none), the highest, and the number of all its tokens (0 if they differ)
     def group_range(group):
         lowest = group.where(group != 0, T + 1).amin(2)
         highest = group.amax(2)
@@ -177,6 +177,7 @@ def block_mask(visible_until, bidir, queries=None, size=128):
     query = query.flatten()
     until, group_k, group_q = (x.flatten(1) for x in (until, group_k, group_q))
 
+    # FlexAttention compiles this into its kernel; b, h, q and k are indices
     def allowed(b, h, q, k):
         return rule(query[q], k, until[b, k], group_q[b, q], group_k[b, k])
 
@@ -232,8 +233,8 @@ def chunk_mask(visible_until, bidir, queries, size=CHUNK):
         needed |= torch.isin(bidir, bidir[:, rows].flatten()) & (bidir != 0)
         keys = needed.any(0).nonzero()[:, 0]
         first, stop = int(keys[0]), int(keys[-1]) + 1
-        # Selected keys are copied, and a range is only a view. A range that is mostly needed is
-        # better, because the mask excludes the other keys anyway.
+        # Selected keys are copied, and a range is only a view. A range that is mostly
+        # needed is better, because the mask excludes the other keys anyway.
         if len(keys) > 0.75 * (stop - first):
             keys = slice(first, stop)
         mask = allow(visible_until, bidir, rows, keys)

@@ -100,7 +100,7 @@ class Branch:
 
 @dataclass
 class Example:
-    """One example of T tokens, n crops, M visual tokens. Positions are those in the example."""
+    """One example of T tokens, n crops, M visual tokens. Positions are counted in the example."""
     tokens: np.ndarray               # (T,) int64, as are targets and pos
     targets: np.ndarray              # the next token
     weights: np.ndarray              # (T,) float32, loss weight of each target
@@ -147,12 +147,12 @@ def token_weight(branch, n_loss, n_branches, config):
 
 # Three things in `layout` are not obvious.
 #
-# The last token of the prefix comes before the first token of every branch, but it can have one
-# target only. So in a tree this target has no loss. Nothing is missed, because a branch begins with
-# a question, which has no loss anyway.
+# The last token of the prefix comes before the first token of every branch, but it can
+# have one target only. So in a tree this target has no loss. Nothing is missed, because
+# a branch begins with a question, which has no loss anyway.
 #
-# The EOS at the end of a branch has loss. But in a tree it is not among the n loss tokens of the
-# weight 2 / sqrt(n), as in the official code (docs/molmo2.md 7.1).
+# The EOS at the end of a branch has loss. But in a tree it is not among the n loss
+# tokens of the weight 2 / sqrt(n), as in the official code (docs/molmo2.md 7.1).
 #
 # Branches are kept or skipped as a whole. The first that does not fit into max_tokens is skipped
 # with all after it. A branch that is too long by itself, before any is kept, is skipped alone, so
@@ -277,8 +277,8 @@ def segments_of(a, record, info, tokenizer, config, rng):
     """An annotation -> the segments [(ids, factor), ..] of each of its branches. A preference has
     two branches, all others have one."""
     if a["type"] == "text" and "prompt" not in a:  # plain text, without a chat
-        # In a tree the last token of the prefix has no loss, so the first word would not be
-        # trained. A BOS at the start of the branch predicts it.
+        # In a tree the last token of the prefix has no loss, so the first word would
+        # not be trained. A BOS at the start of the branch predicts it.
         start = [([tokenizer.bos], 0)] if len(record["annotations"]) > 1 else []
         return [[*start, (tokenizer.encode(a["text"]) + [tokenizer.eos], 1)]]
     turns = turns_of(a, record, info.sizes, config, rng, info.times)
@@ -342,7 +342,7 @@ def place_visual_tokens(example, info, tokenizer, config):
 
 def text_example(tokens, weight, **fields):
     """An Example of tokens (T,) without pixels and branches, with one loss weight for all. It is a
-    placeholder or a test of memory: only its size matters, so the targets are not shifted."""
+    placeholder, or serves to measure memory: only its size matters, so no target is shifted."""
     n = len(tokens)
     return Example(tokens, tokens, np.full(n, weight, np.float32), np.arange(n),
                    np.full(n, n, np.int32), np.zeros(n, np.int32), **fields)

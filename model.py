@@ -96,8 +96,8 @@ class RMSNorm(nn.Module):
 def rope_frequencies(config, yarn=False, device="cpu"):
     """(D/2,) float32 radians per position, and the factor on cos and sin (docs/molmo2.md 1.5).
 
-    YaRN (arXiv 2309.00071) keeps the frequency of dimensions that rotate fast, divides that of slow
-    ones by `factor`, and blends in between.
+    YaRN (arXiv 2309.00071) keeps the frequency of dimensions that rotate fast, and divides the
+    frequency of slow ones by `factor`. Between the two it blends.
     """
     D, theta = config.head_dim, config.rope_theta
     # from 1 radian per token in the first pair of dimensions to nearly 1 / theta in the last
@@ -157,8 +157,8 @@ class Attention(nn.Module):
         q, k, v = (x.view(B, T, -1, self.D) for x in (q, k, v))  # (B,T,H,D), (B,T,G,D)
         if self.norm_per_head:
             q, k = self.q_norm(q), self.k_norm(k)
-        # Under autocast the norms return float32 and v is bfloat16. The kernels and the exchange
-        # between ranks need one dtype, and bfloat16 is half as many bytes.
+        # Under autocast the norms return float32 and v is bfloat16. The kernels and the
+        # exchange between ranks need one dtype, and bfloat16 is half as many bytes.
         q, k = (rotate(x, *rope).to(v.dtype) for x in (q, k))
         # attend returns (B,T,H,D); the heads are joined again before the output projection
         return self.out(attend(q, k, v, mask).reshape(B, T, -1))
@@ -190,9 +190,9 @@ def dropout(residual, response, has_loss):
     """
     if residual == response == 0:
         return lambda x: x
-    rate = torch.where(has_loss, max(residual, response), residual)[..., None]  # (B,T,1)
+    probability = torch.where(has_loss, max(residual, response), residual)[..., None]  # (B,T,1)
     # F.dropout takes one probability for a whole tensor. The division keeps the expected value.
-    return lambda x: x * (torch.rand_like(x) >= rate) / (1 - rate)
+    return lambda x: x * (torch.rand_like(x) >= probability) / (1 - probability)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -237,8 +237,8 @@ class Molmo2(nn.Module):
     def hidden(self, batch):  # -> (B,T,C)
         # made once per batch, and used by all layers
         mask = attention.packed_mask(batch.visible_until, batch.bidir, batch.queries)
-        rates = (self.residual_dropout, self.response_dropout) if self.training else (0, 0)
-        drop = dropout(*rates, batch.weights > 0)
+        probabilities = (self.residual_dropout, self.response_dropout) if self.training else (0, 0)
+        drop = dropout(*probabilities, batch.weights > 0)
         return self.transformer(self.embed(batch), batch.pos, mask, drop=drop)
 
     def embed_tokens(self, tokens):  # (B,T) -> (B,T,C)

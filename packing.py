@@ -43,8 +43,8 @@ class Batch:
     cp_rank: torch.Tensor = None     # (n,) int32, rank of each crop; `images` has this rank's
     dispatch: tuple = None           # (sent, received): pooled tokens to and from each rank
     queries: torch.Tensor = None     # (t,) int64, positions of this rank's queries; None: all
-    # (L,) int64, flat indices of tokens with loss. They are found here on the CPU, because on a GPU
-    # nonzero would make the CPU wait for the result.
+    # (L,) int64, flat indices of tokens with loss. They are found here on the CPU,
+    # because on a GPU nonzero would make the CPU wait for the result.
     labelled: torch.Tensor = field(init=False)
 
     def __post_init__(self):
@@ -115,15 +115,15 @@ class Planner:
         if not self.pool:
             raise StopIteration
         T, C = self.max_tokens, max(self.max_crops, 1)
-        # The largest first, because it fits with few others. The index decides between equal sizes,
-        # so that the packs of a run are always the same.
+        # The largest first, because it fits with few others. The index decides between
+        # equal sizes, so that the packs of a run are always the same.
         largest_first = sorted(self.pool, key=lambda e: (-max(e.tokens / T, e.crops / C), e.index))
         oldest = self.pool[0]
         anchor = oldest if self.n_packs - oldest.arrived >= MAX_WAIT else largest_first[0]
         largest_first.remove(anchor)
-        # If the crops of the pool need more rows than its tokens, crops decide how many rows there
-        # will be, so a full row is one with many crops. The power of 16 makes `weight`, the worth
-        # of crops against tokens, nearly 0 or 1.
+        # If the crops of the pool need more rows than its tokens, crops decide how many
+        # rows there will be, so a full row is one with many crops. The power of 16
+        # makes `weight`, the worth of crops against tokens, nearly 0 or 1.
         tokens, crops = sum(e.tokens for e in self.pool) / T, sum(e.crops for e in self.pool) / C
         weight = crops**16 / (tokens**16 + crops**16 + 1e-300)
         # -(-a // b) is a / b rounded up
@@ -184,8 +184,8 @@ def best_subset(items, tokens, crops, bin_size, per_token, per_crop):
         if bins >= 0 and worth > best:
             best, bit = worth, c * line + bins
 
-    # Which items give this sum? Go from the smallest item to the largest. An item is left out if
-    # the larger ones reach the sum without it. So the small ones stay in the pool to fill gaps.
+    # Which items give this sum? Go from the smallest item to the largest. An item is not used
+    # if the larger ones reach the sum without it. So small ones stay in the pool to fill gaps.
     chosen, rest = [], []
     for k in reversed(range(len(items))):
         if sums[k] >> bit & 1:
@@ -275,8 +275,8 @@ def collate(rows, max_tokens, vision_config, crop_bucket=1, share_images=False):
     n_examples = sum(map(len, rows))
     kinds = {"tokens": np.int64, "targets": np.int64, "weights": np.float32, "pos": np.int64}
     fields = {name: np.zeros((B, T), kind) for name, kind in kinds.items()}
-    # Padding is visible until the row ends, so padding attends to padding. The softmax of a query
-    # without any key would be NaN.
+    # Padding is visible until the row ends, so padding attends to padding. The softmax
+    # of a query without any key would be NaN.
     until = np.full((B, T), T, np.int32)
     bidir = np.zeros((B, T), np.int32)
     example = np.full((B, T), n_examples, np.int32)
@@ -328,9 +328,9 @@ class Crops:
         assert len(x.pool_src) == len(x.pool_dst), f"{x.id}: one window per <im_patch>"
         images, source, image_id, cp_rank = x.images, x.pool_src, x.image_id, x.cp_rank
         if len(image_id) == 2 and image_id[0] == image_id[1]:
-            # A small image has a mosaic of one crop, with the same pixels as the low-resolution
-            # crop. Encode one of them, and let the windows of both pool from it. The planner has
-            # counted two, which is on the safe side.
+            # A small image has a mosaic of one crop, with the same pixels as the
+            # low-resolution crop. Encode one of them, and let the windows of both pool
+            # from it. The planner has counted two, which is on the safe side.
             source = np.where(source >= P, source - P, source)
             images, image_id = images[:1], image_id[:1]
             cp_rank = None if cp_rank is None else cp_rank[:1]

@@ -157,8 +157,8 @@ def gathered(attend, group):
 # --------------------------------------------------------------------------------------------------
 # vision shared over ranks: each pools its own crops, and sends the visual tokens to their positions
 #
-# The official code encodes all images on every rank by default (docs/molmo2.md 11). With 8 ranks
-# the ViT would then do 8 times the work.
+# The official code encodes all images on every rank by default (docs/molmo2.md 11).
+# With 8 ranks the ViT would then do 8 times the work.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,7 +210,7 @@ class Dispatch(torch.autograd.Function):
 
 
 def dispatch_route(group):
-    """-> `model.route`: visual tokens of the rank's own crops -> those at the rank's positions."""
+    """-> `model.route`: visual tokens of the rank's crops -> visual tokens at its positions."""
     def route(image_features, batch):
         sent, received = batch.dispatch
         # without its own visual tokens a rank has one empty window, which is not sent
@@ -233,7 +233,7 @@ def cut_for_rank(batch, rank, cp, cp_heads=0):
     t, P = T // cp, batch.images.shape[1]
     cp_heads = cp_heads or cp
     of_groups = distribute(T, cp // cp_heads)
-    positions = of_groups.view(cp, t)  # of each rank; neighbours divide those of their group
+    positions = of_groups.view(cp, t)  # of each rank; neighbours divide the tokens of a group
     # the inverse: token -> rank * t + its index on this rank
     position_of = positions.flatten().argsort().numpy()
     rank_of_crop = np.append(batch.cp_rank.numpy(), -1)  # index -1, of empty windows, gives -1
@@ -247,17 +247,18 @@ def cut_for_rank(batch, rank, cp, cp_heads=0):
     tokens_of = [[np.flatnonzero((pooled_by == a) & (needed_by == b)) for b in range(cp)]
                  for a in range(cp)]  # [from][to]
     # Both ranks of an exchange compute the same lists, so no message has to say which visual token
-    # it contains: this rank sends in the order of destinations, and receives in that of senders.
+    # it contains. This rank sends in the order of destinations, and receives in order of senders.
     own = np.concatenate(tokens_of[rank])
     arriving = np.concatenate([tokens_of[a][rank] for a in range(cp)])
     dispatch = ([len(tokens_of[rank][b]) for b in range(cp)],
                 [len(tokens_of[a][rank]) for a in range(cp)])
 
     crops = np.flatnonzero(rank_of_crop == rank)
-    # crop of the whole batch -> crop among those of this rank
+    # number of a crop in the whole batch -> its number on this rank
     number = np.full(len(rank_of_crop), -1)
     number[crops] = np.arange(len(crops))
     source = source[own]
+    # a patch id is crop * P + patch; only the crop gets another number
     source = np.where(source >= 0, number[source // P] * P + source % P, -1)
     if not len(own):
         source = np.full((1, source.shape[1]), -1)
@@ -278,8 +279,8 @@ def cut_for_rank(batch, rank, cp, cp_heads=0):
 
 def parallelize(model, mesh, shard=0, dtype=torch.float32):
     """Distributes attention and vision over this mesh, then shards the weights over all ranks
-    (FSDP2). With `shard`, groups of so many neighbours each hold all weights (HSDP), so that
-    weights are gathered inside a node.
+    (FSDP2). With `shard`, each group of so many neighbours has all weights (HSDP). Then weights
+    are gathered inside a node.
 
     Weights, gradients and sums of gradients are float32, as in one process. The blocks of the
     decoder are gathered in dtype, since autocast computes in it anyway: half the bytes are sent.
@@ -314,8 +315,8 @@ def share_rows(model, mesh):
     group = own_group(mesh.cp)
     model.route = dispatch_route(group)
     exchanges = [name for name in ("gather", "heads") if mesh[name].size() > 1]
-    # heads wraps gather: with both, a rank first gets some heads of its group's tokens, then the
-    # keys and values of these heads from the other groups
+    # heads wraps gather: with both, a rank first gets some heads of its group's tokens,
+    # then the keys and values of these heads from the other groups
     for name in exchanges:
         wrap = {"gather": gathered, "heads": ulysses}[name]
         model.attend = wrap(model.attend, group if len(exchanges) == 1 else own_group(mesh[name]))

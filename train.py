@@ -25,9 +25,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-# This must happen before torch is imported. OpenMP's threads then spin for a moment and sleep. By
-# default they spin for milliseconds; when another process uses the same cores, a step then takes
-# 3.5 times as long (docs/log.md).
+# This must happen before torch is imported. OpenMP's threads then spin for a moment and
+# sleep. By default they spin for milliseconds; when another process uses the same
+# cores, a step then takes 3.5 times as long (docs/log.md).
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
@@ -72,9 +72,9 @@ def place(run, model):
     if run.ranks.mesh:
         parallel.parallelize(model, run.ranks.mesh, run.config.shard, run.dtype)
     if model.norm.weight.is_meta:
-        # Meta tensors have a shape and no memory. Since FSDP has sharded them already, this
-        # allocates the shard of one rank, and no rank ever holds the whole model. The values
-        # are undefined until fill_weights reads them.
+        # Meta tensors have a shape and no memory. Since FSDP has sharded them already,
+        # this allocates the shard of one rank, and no rank ever has the whole model.
+        # The values are undefined until fill_weights reads them.
         model.to_empty(device=run.device)
     elif not run.ranks.mesh:
         model.to(run.device)
@@ -92,8 +92,8 @@ def build_optimizer(run, model):
     groups = {part: [p for p in parameters if p.requires_grad]
               for part, parameters in model.parameter_groups().items() if part in config.train}
     named = [{"params": parameters, "name": part} for part, parameters in groups.items()]
-    # lr is 0 here, because set_learning_rates sets it before every step; weight_decay is 0 as in
-    # the official code (docs/molmo2.md 10)
+    # lr is 0 here, because set_learning_rates sets it before every step; weight_decay
+    # is 0 as in the official code (docs/molmo2.md 10)
     optimizer = torch.optim.AdamW(named, lr=0.0, betas=config.betas, eps=config.adam_eps,
                                   weight_decay=0.0, fused=run.device.type != "mps")
     return groups, optimizer
@@ -126,8 +126,8 @@ def divide_and_clip(run, groups, weight):
 
     With one common norm, a large gradient of the new connector would scale down the others.
     """
-    # With HSDP, `copies` groups of ranks have equal gradients, and the sum over all ranks counts
-    # every square `copies` times.
+    # With HSDP, `copies` groups of ranks have equal gradients, and the sum over all
+    # ranks counts every square `copies` times.
     copies = run.ranks.world // run.config.shard if run.config.shard else 1
     # float64 on a CPU only. A GPU adds in a tree, which rounds less, and has no room for copies.
     wide = torch.float64 if run.device.type == "cpu" else None
@@ -137,8 +137,8 @@ def divide_and_clip(run, groups, weight):
     for part, parameters in groups.items():
         gradients[part] = [parallel.local(p.grad) for p in parameters if p.grad is not None]
         of_part = [torch.linalg.vector_norm(g, dtype=wide) for g in gradients[part]]
-        # Every read makes the CPU wait for the GPU. One tolist per group gives 3 reads per step
-        # of the 4B; one per gradient would give 813 (docs/log.md).
+        # Every read makes the CPU wait for the GPU. One tolist per group gives 3 reads
+        # per step of the 4B; one per gradient would give 813 (docs/log.md).
         squares[part] = sum(n * n for n in torch.stack(of_part).tolist()) if of_part else 0.0
     for part, square in all_reduce_sums(squares).items():
         norms[part] = math.sqrt(square / copies) / weight
@@ -166,6 +166,7 @@ def train(run, model, groups, optimizer, log, watcher, eval_every=0):
     signal.signal(signal.SIGTERM, stop_after_this_step)
     bar = tqdm(run.loader, total=config.steps, initial=run.resume_from.step, unit="step",
                mininterval=1, desc=f"stage {config.stage}", disable=not run.ranks.first)
+    # batch counts the packs of all ranks; dp groups of ranks have different packs
     n_micro_batches = config.batch // run.ranks.dp // config.micro_batch
     began = time.monotonic()
     for step, (plan, micro_batches) in enumerate(bar, run.resume_from.step + 1):
@@ -244,7 +245,7 @@ def forward_backward(run, model, rows):
                         cache_enabled=not config.activation_checkpointing):
         nll, lse = model(batch)  # float32, and 0 where there is no loss
     # A sum and not a mean, because divide_and_clip divides once per step. lse is the logarithm
-    # of the softmax's denominator. Its square, the z-loss, keeps it small (docs/molmo2.md 7.2).
+    # of the softmax's denominator. The z-loss, its square, keeps lse small (docs/molmo2.md 7.2).
     total = (batch.weights * (nll + config.z_loss * lse**2)).sum()
     losses, margins = nll, ()
     if batch.pairs:  # preference pairs have another objective: DPO
@@ -273,8 +274,8 @@ def finish(run, model, log, watcher, began):
         files.save(whole, folder)
         run.tokenizer.save(folder)
         files.save_data_config(run.config.data, folder)
-    # Writing a large model takes long. The barrier waits for a day, but the gathering of tensors
-    # that comes next gives up after ten minutes (training/ranks.py).
+    # Writing a large model takes long. The barrier waits for a day, but the exchange of
+    # tensors that comes next ends the run after ten minutes (training/ranks.py).
     run.ranks.barrier()
     scores = watcher.scores(run, model, run.out / "samples")
     if run.ranks.mesh:
@@ -284,9 +285,9 @@ def finish(run, model, log, watcher, began):
 
 
 def main(argv=None):
-    # Gradients of softmax become denormal numbers, and products with these take a CPU 5 to 10
-    # times as long (docs/log.md). The setting holds for this thread and the threads that it
-    # starts, so it must come first.
+    # Gradients of softmax become denormal numbers, and products with these take a CPU 5
+    # to 10 times as long (docs/log.md). The setting holds for this thread and the
+    # threads that it starts, so it must come first.
     torch.set_flush_denormal(True)
     began = time.monotonic()
     run = None

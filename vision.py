@@ -118,8 +118,8 @@ def resize(image, h, w):
     """
     if image.shape[:2] == (h, w):
         return image
-    # (3,1,H,W), channels as the batch: for (1,3,H,W) torch would choose the kernel by the number
-    # of threads, and the kernels round differently
+    # (3,1,H,W), channels as the batch: for (1,3,H,W) torch would choose the kernel by
+    # the number of threads, and the kernels round differently
     x = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)[:, None].float()
     x = F.interpolate(x, (h, w), mode="bilinear", align_corners=False, antialias=False)
     return x[:, 0].round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy()
@@ -155,9 +155,9 @@ def to_array(image):
 def crops(image, max_crops=8, config=RELEASED):
     """One image -> crops (n,P,F) uint8, the low-resolution crop first, and pool_src (M,4) int64.
 
-    A line of pool_src is a visual token: first those of the low-resolution crop, then those of the
-    mosaic, in raster order. An entry is crop * P + patch, or -1 if the window lacks a patch at the
-    edge (docs/molmo2.md 2.2, 2.3).
+    A line of pool_src is a visual token: first all tokens of the low-resolution crop, then all
+    of the mosaic, each in raster order. An entry is crop * P + patch, or -1 if the window lacks
+    a patch at the edge (docs/molmo2.md 2.2, 2.3).
     """
     image = to_array(image)
     rows, cols = tiling(*image.shape[:2], max_crops, config)
@@ -214,7 +214,7 @@ def frame_times(duration, max_frames, fps=2, last=True):
     # one frame is for the last instant, so max_frames - 1 are left for the grid of 1/fps
     if (max_frames - 1) / fps < duration:
         return np.linspace(0, duration, max_frames, endpoint=last).tolist()
-    return np.arange(0, duration, 1 / fps).tolist() + [float(duration)] * last
+    return np.arange(0, duration, 1 / fps).tolist() + [float(duration)] * last  # * False: []
 
 
 def track_times(duration, max_frames, rates):
@@ -223,7 +223,7 @@ def track_times(duration, max_frames, rates):
     Every 1/fps seconds, without the last instant. fps is the highest of the increasing frame rates
     `rates` with which max_frames cover the video, or the lowest if none of them does.
     """
-    # the rates are multiples of the rate of the annotations, so that frames have annotated points
+    # multiples of the frame rate of the annotations, so that frames have annotated points
     fps = rates[0]
     for rate in rates[1:]:
         if max_frames / rate < duration:
@@ -271,8 +271,8 @@ class ViT(nn.Module):
         self.blocks = nn.ModuleList(ViTBlock(config) for _ in range(config.n_layer))
 
     def forward(self, images, checkpointing=False):
-        # 0..255 -> -1..1 as in SigLIP. It is done here and not in the loader, because uint8 is a
-        # quarter of the bytes that must be copied to a GPU.
+        # 0..255 -> -1..1 as in SigLIP. It is done here and not in the loader, because
+        # uint8 is a quarter of the bytes that must be copied to a GPU.
         x = images.to(self.patch.weight.dtype) / 127.5 - 1
         # (N,P,E). A convolution that moves by its own size is a linear layer on flattened patches.
         x = self.patch(x) + self.pos
@@ -303,9 +303,9 @@ class Pool(nn.Module):
     def forward(self, features, pool_src):  # (N,P,2E), (M,K) -> (M,E)
         M, K = pool_src.shape
         valid = pool_src >= 0
-        # An index must not be -1, so another patch of the same window stands for it, and the next
-        # line sets its value to 0. If patch 0 stood for all, a GPU would add thousands of
-        # gradients of patch 0 one after the other.
+        # An index must not be -1, so another patch of the same window stands for it,
+        # and the next line sets its value to 0. If patch 0 stood for all, a GPU would
+        # add thousands of gradients of patch 0 one after the other.
         source = pool_src.where(valid, pool_src.amax(1, keepdim=True)).clamp(min=0)
         window = features.flatten(0, 1)[source] * valid[..., None]  # (M,K,2E)
         # window.mean(1) would count missing patches as zeros
@@ -315,8 +315,8 @@ class Pool(nn.Module):
         k, v = (linear(window).view(M, K, self.n_head, -1) for linear in (self.k, self.v))
         # (M,K,heads): with one query and at most 9 keys, a sum is simpler than SDPA
         score = (q * k).sum(-1) * q.shape[-1] ** -0.5
-        # An empty window attends to all of its zeros. A softmax over nothing would be NaN, and the
-        # product with 0 at the end of Vision.forward would still be NaN.
+        # An empty window attends to all of its zeros. A softmax over nothing would be
+        # NaN, and the product with 0 at the end of Vision.forward would still be NaN.
         allowed = valid | ~valid.any(1, keepdim=True)
         score = score.masked_fill(~allowed[..., None], float("-inf"))
         # (M,K,heads,1) * (M,K,heads,72), summed over the patches -> (M,E)
@@ -356,8 +356,8 @@ class Vision(nn.Module):
             tokens = checkpoint(self.connect, features, pool_src, use_reentrant=False)
         else:
             tokens = self.connect(features, pool_src)
-        # The biases of Pool make empty windows non-zero. They are multiplied by 0 and not removed,
-        # because the shape would then depend on the data.
+        # The biases of Pool make empty windows non-zero. They are multiplied by 0 and
+        # not removed, because the shape would then depend on the data.
         return tokens * (pool_src >= 0).any(1, keepdim=True)
 
     def connect(self, features, pool_src):  # (N,P,2E), (M,K) -> (M,C)
