@@ -290,6 +290,7 @@ def attend_chunks(q, k, v, chunks):
 
     if len(chunks) == 1:
         return run(q, k, v, *chunks[0][1:])
+    # attention draws no random numbers, so the state of the generator need not be kept
     options = {"use_reentrant": False, "preserve_rng_state": False, "context_fn": save_sdpa_outputs}
     parts = q.split([chunk.queries.stop - chunk.queries.start for chunk in chunks], dim=1)
     return torch.cat([checkpoint(run, part, k, v, *chunk[1:], **options)

@@ -119,7 +119,7 @@ def rope_frequencies(config, yarn=False, device="cpu"):
 
 def rope_table(pos, freq, factor):
     """pos (B,T) -> cos, sin (B,T,1,D/2), float32."""
-    # float32: bfloat16 has no odd numbers above 256, so neighbours would get equal angles
+    # float32: bfloat16 has no odd numbers above 256, so some neighbours would be equal
     angle = (pos[..., None].float() * freq)[:, :, None]  # the 1 is for all heads
     return angle.cos() * factor, angle.sin() * factor
 

@@ -114,16 +114,16 @@ class Planner:
         self.fill_pool()
         if not self.pool:
             raise StopIteration
-        T, C = self.max_tokens, max(self.max_crops, 1)
+        T, C = self.max_tokens, max(self.max_crops, 1)  # C only divides
         # The largest first, because it fits with few others. The index decides between
         # equal sizes, so that the packs of a run are always the same.
         largest_first = sorted(self.pool, key=lambda e: (-max(e.tokens / T, e.crops / C), e.index))
         oldest = self.pool[0]
         anchor = oldest if self.n_packs - oldest.arrived >= MAX_WAIT else largest_first[0]
         largest_first.remove(anchor)
-        # If the crops of the pool need more rows than its tokens, crops decide how many
-        # rows there will be, so a full row is one with many crops. The power of 16
-        # makes `weight`, the worth of crops against tokens, nearly 0 or 1.
+        # If the crops of the pool need more rows than its tokens do, they decide how many rows
+        # there will be. Then a good row is one that is full of crops. The power of 16 makes
+        # `weight`, the worth of crops against tokens, nearly 0 or 1.
         tokens, crops = sum(e.tokens for e in self.pool) / T, sum(e.crops for e in self.pool) / C
         weight = crops**16 / (tokens**16 + crops**16 + 1e-300)
         # -(-a // b) is a / b rounded up

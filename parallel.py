@@ -185,6 +185,7 @@ def select_crops(example, shard):
     """An Example with all of its crops -> the same with the crops of one rank."""
     if shard is None or example.image_id is None:
         return example
+    # of_crop: for each crop the index of its image
     images, of_crop = np.unique(example.image_id, return_inverse=True)
     cp_rank = shard.ranks(np.bincount(of_crop, minlength=len(images)))[of_crop]
     images = example.images[cp_rank == shard.cp_rank]

@@ -129,7 +129,7 @@ def divide_and_clip(run, groups, weight):
     # With HSDP, `copies` groups of ranks have equal gradients, and the sum over all
     # ranks counts every square `copies` times.
     copies = run.ranks.world // run.config.shard if run.config.shard else 1
-    # float64 on a CPU only. A GPU adds in a tree, which rounds less, and has no room for copies.
+    # float64 on a CPU only. A GPU adds in a tree, which rounds less, and may lack memory for it.
     wide = torch.float64 if run.device.type == "cpu" else None
     gradients = {}
     squares = {}
@@ -143,7 +143,7 @@ def divide_and_clip(run, groups, weight):
     for part, square in all_reduce_sums(squares).items():
         norms[part] = math.sqrt(square / copies) / weight
         if gradients[part]:
-            # both factors in one pass over the gradients, in place
+            # dividing and clipping are one pass over the gradients, in place
             clip = min(run.config.clip / (norms[part] + 1e-6), 1)
             torch._foreach_mul_(gradients[part], clip / weight)
     return norms
@@ -184,7 +184,7 @@ def train(run, model, groups, optimizer, log, watcher, eval_every=0):
         if not all(map(math.isfinite, (stats.loss, *norms.values()))):
             stop_nonfinite(run, step, plan, stats, norms)
         optimizer.step()
-        optimizer.zero_grad()
+        optimizer.zero_grad()  # sets gradients to None, which frees their memory
 
         # if one rank must stop, all stop after the same step, or the others would wait for it
         stop, newly_unreadable, unreadable = run.loader.exchange(bool(stop_requested))
@@ -209,7 +209,7 @@ def train(run, model, groups, optimizer, log, watcher, eval_every=0):
                         **newest_picture, refresh=False)
         began = time.monotonic()  # "seconds" excludes checkpoint, picture and evaluation
     signal.signal(signal.SIGTERM, stop_at_once)
-    # without checkpoints, ending here would lose the run, so `finish` saves the model first
+    # without checkpoints, ending here would lose everything: the run goes on to `finish`
     if stop_requested and config.save_every:
         raise Terminated(config.steps)
 
@@ -226,7 +226,8 @@ def is_due(step, every, last=None):
 def batch_of(run, rows):
     """rows, one list of data.Example per packed sequence -> this rank's part of the Batch.
 
-    It is made on the CPU, while a GPU may still compute the micro-batch before.
+    It is made on the CPU, while a GPU may still compute the micro-batch before. All ranks that
+    share rows make the whole Batch, because each must know which visual tokens the others need.
     """
     config = run.config
     batch = packing.collate(rows, config.data.max_tokens, config.data.vision, config.crop_bucket)
@@ -305,7 +306,7 @@ def main(argv=None):
             if run.device.type == "cuda":
                 dry_run_largest_batch(run, groups, partial(forward_backward, run, model))
             fill_weights(run, model, optimizer)
-            # DPO compares with the model at the start, so its answers are scored before step 1
+            # DPO compares with the model at the start, so its log p are computed before step 1
             if run.config.beta:
                 references = read_references(run)
                 if references is None:
