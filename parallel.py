@@ -22,8 +22,9 @@ neighbours exchange heads, and groups of neighbours gather.
     queries   0 1 8 9     2 3 10 11   4 5 12 13   6 7 14 15   all heads; blocks of tokens are
     keys      0..15       0..15       0..15       0..15       distributed round-robin
 
-With 8 ranks, the 4B and a row of stage 3, a rank receives 79 MiB in the forward pass of a layer with
-Ulysses, and 126 MiB with gather (docs/cluster.md). But with Ulysses the ranks must divide the heads.
+With 8 ranks, the 4B and a row of stage 3, a rank receives 79 MiB in the forward pass of a layer
+with Ulysses, and 126 MiB with gather (docs/cluster.md). But in Ulysses the number of ranks must
+divide the number of query heads.
 
 vision.py and attention.py do not depend on this file. `parallelize` replaces two functions of the
 model, `attend` and `route`. Losses are sums over tokens, so each rank adds its own part.
