@@ -3,16 +3,19 @@
     index --Mixture--> record --size--> (tokens, crops)    from text and headers: for the planner
                        record --encode--> Example          tokens, weights, mask fields, pixels
 
-A record is one visual input (an image, several, a video, or nothing) with annotations
-(docs/records.md). Each annotation becomes a short chat, a branch. All branches share one encoding
-of the visual input, the trunk, and cannot see each other: the message tree.
+A record is one visual input (an image, several images, a video, or nothing) with annotations
+(docs/records.md). Each annotation becomes a short chat, called a branch. All branches share one
+encoding of the visual input, the prefix (in code: trunk), and cannot attend to each other. This is
+the message tree. In sequences of their own, the annotations of stage 2 would need 3.8 times as many
+sequences, and each would encode its image again (RESULTS.md, "trees").
 
     record   {"image": "cat.png", "annotations": [{"type": "caption", ..}, {"type": "point", ..}]}
     trunk    BOS <low_res_im_start> <im_patch>.. <im_end> <im_start> <im_patch>.. <im_end>
     branch   <|im_start|>user\\nlong_caption 4:<|im_end|>\\n<|im_start|>assistant\\nA cat.<|im_end|>
     branch   <|im_start|>user\\nWhere?<|im_end|>\\n<|im_start|>assistant\\n<points ..><|im_end|>
 
-The random choices of an example depend on (seed, its key, epoch): size and encode draw the same.
+The random choices of an example depend on (seed, its key, epoch) only. So `size`, which the planner
+calls, and `encode`, which another process calls later, make the same choices.
 """
 
 import math
@@ -37,36 +40,37 @@ from vision import RELEASED, VisionConfig
 class DataConfig:
     max_tokens: int = 2560           # tokens of an example, and of a row (paper: Table 12)
     max_crops: int = 8               # high-resolution crops of an image at most
-    high_res_share: float = 0.0      # share of the images with points that may have more crops
+    high_res_share: float = 0.0      # share of images with points that may have more crops
     high_res_crops: int = 24         # crops of these images at most, if no annotation is dropped
     trained_crops: int = 0           # crops of an image in the training of the weights of --init
     max_images: int = 5              # a record with more images is skipped (docs/molmo2.md 2.4)
     max_frames: int = 128            # frames of a video at most: 16, 128, 384 in stages 1, 2, 3
     fps: float = 2.0                 # frames per second of a video at most
     frame_markers: bool = True       # <frame_start>, <frame_end> around each frame, as released
-    max_points: int = 60             # annotations with more are left out (docs/molmo2.md 9.3)
-    multi_turn_share: float = 0.0    # share of the videos whose points become one conversation
-    n_transcripts: int = 1           # spoken descriptions of an image that are read in an epoch
-    length_hint: int = 65            # length that evaluation asks for: "long_caption 65:"; 0: none
-    prefix_all: bool = True          # stage 1: every prompt opens with its style; later some do
+    max_points: int = 60             # annotations with more are skipped (docs/molmo2.md 9.3)
+    multi_turn_share: float = 0.0    # share of videos whose points become one conversation
+    n_transcripts: int = 1           # spoken descriptions of an image that are used in an epoch
+    length_hint: int = 65            # length in prompts of evaluation, "long_caption 65:"; 0: none
+    prefix_all: bool = True          # stage 1: every prompt begins with its style; later some do
     separator: str = "\t"            # text between groups of points: a tab in stage 1, ";" later
     sqrt_length: bool = False        # weight of answers: times 2 / sqrt(tokens); see token_weight
     sqrt_branches: bool = False      # weight of answers: divided by sqrt(branches)
     point_weight: float = 1.0        # loss weight of points, counts and tracks
     video_caption_weight: float = 1.0  # loss weight of captions of videos
-    vision: VisionConfig = RELEASED  # the model's
+    vision: VisionConfig = RELEASED  # the same as in the ModelConfig
 
     def most_crops(self):
-        """The most crops of an image in this training, or in that of the weights of --init."""
+        """The most crops of an image in this training, or in the training of the --init weights."""
         high_res_crops = self.high_res_crops if self.high_res_share else 0
         return max(self.max_crops, self.trained_crops, high_res_crops)
 
 
 class RecordReader(Protocol):
-    """A set of records, as files (records.reader.Records) or drawn (toy.images.World).
+    """A set of records, read from files (records.reader.Records) or drawn (toy.images.World).
 
-    A record is a dict (docs/records.md) with "id", "key" (of its random choices), "where" and its
-    reader, "source". Unreadable if media cannot be used. Files also have where(i) -> "file:line".
+    A record is a dict (docs/records.md) with "id", "key" (of its random choices), "where" (its file
+    and line) and "source" (its reader). Methods raise Unreadable if media cannot be used. Readers
+    of files also have where(i) -> "file:line".
     """
     name: str
     fingerprint: str  # what a plan or a resumed run depends on
@@ -80,13 +84,14 @@ class RecordReader(Protocol):
 
 
 # --------------------------------------------------------------------------------------------------
-# message tree -> arrays
+# message tree -> arrays (paper: Figure 3, 3.2)
 
 
 @dataclass(frozen=True)
 class Branch:
-    segments: list                   # [(ids, factor of the weight), ..]; 0: read only, no loss
-    kind: str = "qa"                 # the annotation's type
+    segments: list                   # [(ids, factor), ..], question and answer in turn
+                                     # factor 0: input without loss, such as a question
+    kind: str = "qa"                 # the type of the annotation
     weight: float = 1.0              # the record's weight times the annotation's
     of_video: bool = False
     pair: str = ""                   # its name, for the two answers of a preference
@@ -95,7 +100,7 @@ class Branch:
 
 @dataclass
 class Example:
-    """One example of T tokens, n crops, M visual tokens; places are counted within the example."""
+    """One example of T tokens, n crops, M visual tokens. Positions are counted in the example."""
     tokens: np.ndarray               # (T,) int64, as are targets and pos
     targets: np.ndarray              # the next token
     weights: np.ndarray              # (T,) float32, loss weight of each target
@@ -103,31 +108,33 @@ class Example:
     visible_until: np.ndarray        # (T,) int32, as is bidir: the mask (attention.py)
     bidir: np.ndarray                # 1 for visual tokens, else 0
     n_branches: int = 1
-    dropped_branches: int = 0        # branches that did not fit
-    dropped_tokens: int = 0          # their tokens
+    dropped_branches: int = 0        # branches that were skipped because they did not fit
+    dropped_tokens: int = 0          # how many tokens these have
     id: str = ""
     images: np.ndarray = None        # (n,P,F) uint8; with a CropShard: only the crops of its rank
     image_id: np.ndarray = None      # (n,) int32, the image or frame that each crop belongs to
     cp_rank: np.ndarray = None       # (n,) int32, with a CropShard: the rank that has each crop
-    pairs: dict = field(default_factory=dict)  # {name: (weight, places of both answers)}
+    pairs: dict = field(default_factory=dict)  # {name: (weight, slices of both answers)}
     pool_src: np.ndarray = field(default_factory=lambda: np.zeros((0, 4), np.int64))
     pool_dst: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     source: str = ""                 # the name of its reader
-    unreadable: str = ""            # why its pixels cannot be had: then it is a `placeholder`
+    unreadable: str = ""            # why it cannot be decoded; it is then a `placeholder`
 
 
 def token_weight(branch, n_loss, n_branches, config):
-    """Loss weight of each token of a branch (paper: token weighting; docs/molmo2.md 7.1).
+    """Loss weight of each token of a branch (paper: 3.2, token weighting; docs/molmo2.md 7.1).
 
-    Points, counts, tracks: point_weight; captions of videos: video_caption_weight. Else 1, times
-    2 / sqrt(loss tokens) with sqrt_length, and 1 / sqrt(branches kept) with sqrt_branches. All are
-    1 in stage 1; later 0.2, 0.1 and both roots, so that long answers do not outweigh short ones.
+    In stage 1 every weight is 1. In stages 2 and 3 it is 0.2 for points, counts and tracks, and 0.1
+    for captions of videos. For all else it is 2 / sqrt(loss tokens) / sqrt(branches kept). With
+    weight 1 everywhere, a caption of 400 tokens would count 200 times as much as an answer of 2
+    tokens; with the root it counts 14 times as much. The paper prints 4 / sqrt(n), the released
+    code has 2 / sqrt(n).
     """
     if branch.kind in ("point", "count", "track"):
         return branch.weight * config.point_weight
     if branch.kind == "caption" and branch.of_video:
         return branch.weight * config.video_caption_weight
-    if branch.kind == "preference":  # the tokens of a pair, with both EOS, share its weight
+    if branch.kind == "preference":  # all tokens of both answers, with EOS, share the weight
         return branch.weight / 2 / (n_loss + 1)
     assert branch.kind in ("caption", "qa", "text"), f"no rule for the weight of a {branch.kind}"
     weight = branch.weight
@@ -138,55 +145,67 @@ def token_weight(branch, n_loss, n_branches, config):
     return weight
 
 
+# Three things in `layout` are not obvious.
+#
+# The last token of the prefix comes before the first token of every branch, but it can
+# have one target only. So in a tree this target has no loss. Nothing is missed, because
+# a branch begins with a question, which has no loss anyway.
+#
+# The EOS at the end of a branch has loss. But in a tree it is not among the n loss
+# tokens of the weight 2 / sqrt(n), as in the official code (docs/molmo2.md 7.1).
+#
+# Branches are kept or skipped as a whole. The first that does not fit into max_tokens is skipped
+# with all after it. A branch that is too long by itself, before any is kept, is skipped alone, so
+# that it does not take the others with it. Both answers of a preference pair are kept, or none.
+
+
 def layout(trunk, is_visual, branches, config, max_tokens=math.inf):
     """Trunk ids, which of them are visual tokens, branches -> Example without pixels.
 
-        tokens         b I I I | Q Q A A | q a a        the trunk, then one branch after another
-        targets        I I I Q | Q A A $ | a a $        next token; the last of a branch is EOS ($)
-        loss           . . . . | . # # # | # # #
-        pos            0 1 2 3 | 4 5 6 7 | 4 5 6        a branch restarts at the end of the trunk
+        tokens         b I I I | Q Q A A | q a a        the prefix, then one branch after another
+        targets        I I I Q | Q A A $ | a a $        next token; a branch ends with EOS ($)
+        loss           . . . . | . # # # | # # #        where the target belongs to an answer
+        pos            0 1 2 3 | 4 5 6 7 | 4 5 6        each branch continues the prefix
         visible_until  B B B B | 8 8 8 8 | B B B        B = 11, the end of the example
         bidir          0 1 1 1 | 0 0 0 0 | 0 0 0
-
-    Branches that do not fit max_tokens are dropped: the first that does not, with all after it; but
-    one too long by itself, before any was kept, is dropped alone. Of a pair, both go.
     """
     kept, dropped_tokens, full = [], 0, False
     room = max_tokens - len(trunk)
     for _, group in groupby(branches, lambda branch: branch.pair or id(branch)):
-        group = list(group)  # one branch, or the two of a pair
-        # the last id of a branch is a target only
+        group = list(group)  # one branch, or the two of a preference pair
+        # minus one per branch, because its last id is a target and never an input
         n = sum(len(ids) for branch in group for ids, _ in branch.segments) - len(group)
         full = full or (n > room and bool(kept))
-        if full or n > room or n < 0:  # n < 0: a track with no point on a frame shown
+        if full or n > room or n < 0:  # n < 0: a track without a point on these frames
             dropped_tokens += max(n, 0)
         else:
             kept += group
             room -= n
     pairs = {branch.pair: (branch.weight, []) for branch in kept if branch.pair}
     n_plain = sum(not branch.pair for branch in kept)
+    # targets is one shorter: the first branch adds the target of the last token of the prefix
     tokens, targets, pos = list(trunk), list(trunk[1:]), list(range(len(trunk)))
     weights, until = [0.0] * len(trunk), [0] * len(trunk)
     for branch in kept:
         ids = [i for ids, _ in branch.segments for i in ids]
+        # segments 2t and 2t + 1 are question and answer of turn t, and each turn has its own kind
         kinds = branch.turn_kinds or [branch.kind] * len(branch.segments)
         factors = [(kinds[k // 2], factor) for k, (ids, factor) in enumerate(branch.segments)
                    for _ in ids]
-        # among several the EOS that ends a branch is not counted, but still has loss
-        counted = factors[:-1] if n_plain > 1 or branch.pair else factors
+        counted = factors[:-1] if n_plain > 1 or branch.pair else factors  # tree: no EOS
         n_loss = Counter(kind for kind, factor in counted if factor > 0)
         weight = {kind: token_weight(replace(branch, kind=kind), n_loss[kind], n_plain, config)
                   for kind in {*kinds}}
-        if len(targets) < len(tokens):  # this target belongs to the trunk's last token
+        if len(targets) < len(tokens):  # true for the first branch only
             targets.append(ids[0])
             kind, factor = factors[0]
-            weights[-1] = 0.0 if len(kept) > 1 else weight[kind] * factor  # not 0 for text alone
+            weights[-1] = 0.0 if len(kept) > 1 else weight[kind] * factor  # not 0 in plain text
         tokens += ids[:-1]
         targets += ids[1:]
         weights += [weight[kind] * factor for kind, factor in factors[1:]]
         pos += range(len(trunk), len(trunk) + len(ids) - 1)
-        until += [len(tokens)] * (len(ids) - 1)
-        if branch.pair:  # its answer, with EOS
+        until += [len(tokens)] * (len(ids) - 1)  # later branches cannot attend to this one
+        if branch.pair:  # positions that predict its answer and EOS
             n_answer = n_loss[branch.kind] + 1
             pairs[branch.pair][1].append(slice(len(tokens) - n_answer, len(tokens)))
     targets += [0] * (len(tokens) - len(targets))  # no branch was kept
@@ -204,16 +223,19 @@ def layout(trunk, is_visual, branches, config, max_tokens=math.inf):
 
 
 def build(record, info, tokenizer, config, seed, epoch):
-    """-> an Example without its pixels, and the config by which its crops are cut: of a share of
-    the images with points it allows more of them (paper: 3.2; docs/molmo2.md 2.4)."""
+    """-> an Example without its pixels, and the config for its crops. This config allows more crops
+    for a share of the images with points (paper: 3.2; docs/molmo2.md 2.4)."""
     example = build_tree(record, info, tokenizer, config, seed, epoch)
-    if config.multi_turn_share and example.dropped_branches:  # a tree drops less than all
+    # a conversation that does not fit is skipped as a whole; as a tree, some of its turns may fit
+    if config.multi_turn_share and example.dropped_branches:
         config = replace(config, multi_turn_share=0)
         example = build_tree(record, info, tokenizer, config, seed, epoch)
+    # "crops" gives this draw random numbers of its own, so that it does not change any prompt
     is_drawn = rng_for(seed, record["key"], epoch, "crops").random() < config.high_res_share
     if is_drawn and len(record.get("images", ())) == 1 and has_points(record):
         larger = replace(config, max_crops=max(config.high_res_crops, config.max_crops))
         candidate = build_tree(record, info, tokenizer, larger, seed, epoch)
+        # more crops need more tokens; they are used only if no annotation is skipped for them
         if candidate.dropped_branches == example.dropped_branches:
             return candidate, larger
     return example, config
@@ -230,11 +252,12 @@ def build_tree(record, info, tokenizer, config, seed, epoch):
         ids, is_visual = images_tokens(info.sizes, tokenizer, config)
     annotations = annotations_of(record, config, rng)
     branches, n_over_max_points, n_transcripts = [], 0, 0
+    # The order is new in every epoch. If not all branches fit, each is kept in some epochs.
     for i in rng.permutation(len(annotations)):
         a = annotations[i]
         n_transcripts += a.get("style") == "transcript"
         if a.get("style") == "transcript" and n_transcripts > config.n_transcripts:
-            continue  # other epochs draw others
+            continue  # another epoch uses another transcript
         if most_points(a) > config.max_points:
             n_over_max_points += 1
             continue
@@ -251,9 +274,11 @@ def build_tree(record, info, tokenizer, config, seed, epoch):
 
 
 def segments_of(a, record, info, tokenizer, config, rng):
-    """An annotation -> segments [(ids, factor), ..] of its branches; a preference has two."""
-    if a["type"] == "text" and "prompt" not in a:  # outside of any chat
-        # in a tree the last token of the trunk predicts nothing, so BOS predicts the first token
+    """An annotation -> the segments [(ids, factor), ..] of each of its branches. A preference has
+    two branches, all others have one."""
+    if a["type"] == "text" and "prompt" not in a:  # plain text, without a chat
+        # In a tree the last token of the prefix has no loss, so the first word would
+        # not be trained. A BOS at the start of the branch predicts it.
         start = [([tokenizer.bos], 0)] if len(record["annotations"]) > 1 else []
         return [[*start, (tokenizer.encode(a["text"]) + [tokenizer.eos], 1)]]
     turns = turns_of(a, record, info.sizes, config, rng, info.times)
@@ -261,11 +286,12 @@ def segments_of(a, record, info, tokenizer, config, rng):
         return [chat([turn], tokenizer) for turn in turns]
     weights = [weight for _, weight in kinds_and_weights(a)]
     segments = chat(turns, tokenizer)  # question, answer, question ..
-    return [[(ids, learn * weights[k // 2]) for k, (ids, learn) in enumerate(segments)]]
+    return [[(ids, factor * weights[k // 2]) for k, (ids, factor) in enumerate(segments)]]
 
 
 def size(record, tokenizer, config, seed, epoch):
-    """(tokens, crops) of an example, without decoding; Unreadable as read_headers."""
+    """(tokens, crops) of an example, from text and the headers of its media. It does not decode
+    them: a video of 384 frames takes 13 s to decode (RESULTS.md). Raises Unreadable."""
     info = visual.read_headers(record, config)
     example, config = build(record, info, tokenizer, config, seed, epoch)
     return size_of(example, info, config)
@@ -279,12 +305,14 @@ def size_of(example, info, config):
 
 
 def encode(record, tokenizer, config, seed, epoch, shard=None):
-    """A record -> Example; with a parallel.CropShard: only the crops of its rank. Unreadable."""
+    """A record -> Example. With a parallel.CropShard it has only the crops of one rank. Raises
+    Unreadable."""
     info = visual.read_headers(record, config)
     example, config = build(record, info, tokenizer, config, seed, epoch)
     if not info.sizes:
         return example
     n_crops = visual.crops_per_image(info, config)
+    # every rank has all tokens of the example, but decodes its own images only
     cp_rank = shard.ranks(n_crops) if shard else np.zeros(len(n_crops), np.int32)
     mine = np.flatnonzero(cp_rank == (shard.cp_rank if shard else 0))
     if info.times is not None:
@@ -292,6 +320,7 @@ def encode(record, tokenizer, config, seed, epoch, shard=None):
         example.images = visual.frame_crops(frames, len(mine), config)
     else:
         images = record["source"].images(record, mine)
+        # the number of tokens was planned from the header, so other pixels would not fit
         if [image.shape[1::-1] for image in images] != [info.sizes[k] for k in mine]:
             raise Unreadable("size differs", "an image is not as large as its header says")
         example.images = visual.image_crops(images, config)
@@ -301,7 +330,10 @@ def encode(record, tokenizer, config, seed, epoch, shard=None):
 
 
 def place_visual_tokens(example, info, tokenizer, config):
-    """Adds to an Example which patches its visual tokens pool, and where these tokens are."""
+    """Adds which patches the visual tokens of an Example pool, and the positions of these tokens.
+
+    Windows and <im_patch> tokens are in the same order, so pool_src[m] belongs to pool_dst[m].
+    """
     n_crops = visual.crops_per_image(info, config)
     example.image_id = np.repeat(np.arange(len(n_crops), dtype=np.int32), n_crops)
     example.pool_src = visual.pool_windows(info, config)
@@ -309,7 +341,8 @@ def place_visual_tokens(example, info, tokenizer, config):
 
 
 def text_example(tokens, weight, **fields):
-    """An Example of these tokens (T,) without pixels or branches, with one weight for all."""
+    """An Example of tokens (T,) without pixels and branches, with one loss weight for all. It is a
+    placeholder, or serves to measure memory: only its size matters, so no target is shifted."""
     n = len(tokens)
     return Example(tokens, tokens, np.full(n, weight, np.float32), np.arange(n),
                    np.full(n, n, np.int32), np.zeros(n, np.int32), **fields)
@@ -317,15 +350,16 @@ def text_example(tokens, weight, **fields):
 
 @encodable()
 def encode_prompt(images, turns, tokenizer, config, clip=None):
-    """A prompt to be continued -> Example. images: [(H,W,3) uint8, ..], may be empty; clip: a
+    """A prompt for generation -> Example. images: [(H,W,3) uint8, ..], may be empty; clip: a
     VideoClip instead of images; turns: [(question, answer), .., (question, None)]."""
-    assert not (images and clip), "images and a video at once are no input of Molmo2"
+    assert not (images and clip), "a prompt contains images or a video, not both"
     info = visual.MediaInfo([image.shape[1::-1] for image in images], clip.times if clip else None)
     if clip:
         ids, is_visual = video_tokens(clip.times, clip.subtitles, tokenizer, config)
     else:
         ids, is_visual = images_tokens(info.sizes, tokenizer, config)
-    segments = [*chat(turns, tokenizer), ([0], False)]  # a target for the last token
+    # layout drops the last id of a branch from the inputs: the 0 keeps the whole prompt
+    segments = [*chat(turns, tokenizer), ([0], False)]
     example = layout([tokenizer.bos, *ids], [False, *is_visual], [Branch(segments)], config)
     if clip or images:
         if clip:

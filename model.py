@@ -1,17 +1,19 @@
-"""Molmo2: a decoder that reads visual tokens and text, and the loss of every token.
+"""Molmo2: a decoder whose input is visual tokens and text, and the loss of every token.
 
 in    a packing.Batch
 out   nll and logsumexp per token (B,T), 0 where there is no loss; logits(batch) for small inputs
 
-Letters: B rows, T tokens, C width, H query heads, G kv heads, D head dim, V vocabulary, M visual
-tokens. (Paper: architecture; docs/molmo2.md 1.) Three families, one block:
+Letters: B rows (packed sequences), T tokens, C width, H query heads, G key/value heads, D head
+dimension, V vocabulary, M visual tokens. (Paper: 3.1; docs/molmo2.md 1.) One block serves three
+families of decoders:
 
-    qwen (4b, 8b)   x + attn(norm(x)),  x + mlp(norm(x))    q, k normalised per head (llama: not)
-    olmo (o7b)      x + norm(attn(x)),  x + norm(mlp(x))    q, k normalised whole, before the split
-                                                            into heads; YaRN on some layers
+    qwen (4b, 8b)   x + attn(norm(x)),  x + mlp(norm(x))    q, k normalised in each head
+    llama           the same                                q, k not normalised
+    olmo (o7b)      x + norm(attn(x)),  x + norm(mlp(x))    q, k normalised over all heads together;
+                                                            YaRN on some layers
 
-Nothing here knows of records, tokenizers, caches or ranks. The KV cache and Ulysses are wrapped
-around `attend`, the sharing of vision over ranks around `route`, from outside.
+This file does not depend on records, tokenizers, caches or ranks. A KV cache and context
+parallelism replace two functions of the model from outside: `attend` and `route`.
 """
 
 import math
@@ -30,11 +32,13 @@ from vision import SwiGLU, Vision, VisionConfig
 @dataclass(frozen=True)
 class YarnConfig:
     layers: tuple = ()               # the blocks that use it; all others have plain RoPE
-    factor: float = 8.0              # the context is stretched by this
+    factor: float = 8.0              # how many times longer the context becomes
     attention_factor: float = 1.2079441541679836  # multiplies cos and sin
-    beta_fast: float = 32.0          # a dimension of more rotations in original_max stays as it is
-    beta_slow: float = 1.0           # one of fewer is stretched by the whole factor
-    original_max: int = 8192         # tokens of the context that is stretched
+    # Count the full turns of a pair of dimensions in original_max tokens. A pair with more than
+    # beta_fast turns keeps its frequency. With fewer than beta_slow it is divided by `factor`.
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    original_max: int = 8192         # tokens of the context before it is made longer
 
 
 @dataclass(frozen=True)
@@ -46,9 +50,9 @@ class ModelConfig:
     head_dim: int = 128              # D, width of a head
     n_hidden: int = 12288            # inner size of the MLP, and of the projector
     n_vocab: int = 151936            # V, rows of the embedding and of the head
-    n_extra: int = 128               # more input embeddings: special tokens, never predicted
+    n_extra: int = 128               # input embeddings of special tokens, never predicted
     family: str = "qwen"             # qwen, olmo, or llama: qwen without norms of q and k
-    tied: bool = False               # the head is the embedding
+    tied: bool = False               # the head uses the weights of the embedding
     rope_theta: float = 1e6          # base of the rotary embedding
     yarn: YarnConfig = YarnConfig()
     eps: float = 1e-6                # epsilon of the RMSNorms
@@ -81,41 +85,51 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(size))
 
     def forward(self, x):
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))  # float32 inside, or wider
+        # the mean of squares in bfloat16 would have 2 or 3 digits, so use float32 or wider
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        # the official order: first the dtype of the input, then the weight (docs/molmo2.md 1.5)
         return wide.to(x.dtype) * self.weight
 
 
-@cache  # once per device: a copy at every step would make a GPU wait
+@cache  # once per device, because a copy in every step would make a GPU wait
 def rope_frequencies(config, yarn=False, device="cpu"):
     """(D/2,) float32 radians per position, and the factor on cos and sin (docs/molmo2.md 1.5).
 
-    YaRN keeps the fast dimensions, divides the slow ones by `factor`, and blends between the two.
+    YaRN (arXiv 2309.00071) keeps the frequency of dimensions that rotate fast, and divides the
+    frequency of slow ones by `factor`. Between the two it blends.
     """
     D, theta = config.head_dim, config.rope_theta
+    # from 1 radian per token in the first pair of dimensions to nearly 1 / theta in the last
     freq = 1.0 / theta ** (torch.arange(0, D, 2, dtype=torch.float32) / D)
     if not yarn:
         return freq.to(device), 1.0
     y = config.yarn
 
-    def dimension_of(rotations):  # which rotates so often within the original context
+    # the dimension that makes `rotations` full turns in original_max tokens, from freq above
+    def dimension_of(rotations):
         return D * math.log(y.original_max / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
     low = max(math.floor(dimension_of(y.beta_fast)), 0)
     high = min(math.ceil(dimension_of(y.beta_slow)), D - 1)
     ramp = (torch.arange(D // 2, dtype=torch.float32) - low) / max(high - low, 0.001)
-    stretch = ramp.clamp(0, 1)
+    stretch = ramp.clamp(0, 1)  # 0: keep the frequency, 1: divide it by the factor
     return (freq / y.factor * stretch + freq * (1 - stretch)).to(device), y.attention_factor
 
 
 def rope_table(pos, freq, factor):
     """pos (B,T) -> cos, sin (B,T,1,D/2), float32."""
-    angle = (pos[..., None].float() * freq)[:, :, None]
+    # float32: bfloat16 has no odd numbers above 256, so some neighbours would be equal
+    angle = (pos[..., None].float() * freq)[:, :, None]  # the 1 is for all heads
     return angle.cos() * factor, angle.sin() * factor
 
 
 def rotate(x, cos, sin):
-    """(B,T,H,D): dimension i rotates with dimension i + D/2, in float32 or wider."""
+    """(B,T,H,D) -> the same shape; dimensions i and i + D/2 are one pair that rotates.
+
+    Then the product of q and k depends on the difference of their positions only.
+    """
+    # halves, as in the base models; RoFormer's pairs i, i + 1 would need their weights permuted
     a, b = x.to(torch.promote_types(x.dtype, torch.float32)).chunk(2, dim=-1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
 
@@ -129,6 +143,7 @@ class Attention(nn.Module):
         self.q = nn.Linear(config.n_embd, n_q, bias=False)
         self.k = nn.Linear(config.n_embd, n_kv, bias=False)
         self.v = nn.Linear(config.n_embd, n_kv, bias=False)
+        # these norms keep attention scores from growing; nn.Identity ignores its arguments
         norm = nn.Identity if config.family == "llama" else RMSNorm
         self.q_norm = norm(self.D if self.norm_per_head else n_q, config.eps)
         self.k_norm = norm(self.D if self.norm_per_head else n_kv, config.eps)
@@ -136,14 +151,16 @@ class Attention(nn.Module):
 
     def forward(self, x, rope, mask, attend):  # (B,T,C)
         B, T, _ = x.shape
-        q, k, v = self.q(x), self.k(x), self.v(x)
+        q, k, v = self.q(x), self.k(x), self.v(x)  # q (B,T,H*D), k and v (B,T,G*D)
         if not self.norm_per_head:
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k, v = (x.view(B, T, -1, self.D) for x in (q, k, v))  # heads H, G, G
+        q, k, v = (x.view(B, T, -1, self.D) for x in (q, k, v))  # (B,T,H,D), (B,T,G,D)
         if self.norm_per_head:
             q, k = self.q_norm(q), self.k_norm(k)
-        # under autocast norms give float32, and v is bfloat16, as exchanges and kernels want all
+        # Under autocast the norms return float32 and v is bfloat16. The kernels and the
+        # exchange between ranks need one dtype, and bfloat16 is half as many bytes.
         q, k = (rotate(x, *rope).to(v.dtype) for x in (q, k))
+        # attend returns (B,T,H,D); the heads are joined again before the output projection
         return self.out(attend(q, k, v, mask).reshape(B, T, -1))
 
 
@@ -157,6 +174,7 @@ class Block(nn.Module):
         self.mlp = SwiGLU(config.n_embd, config.n_hidden, config.n_embd)
 
     def forward(self, x, rope, mask, attend, drop):
+        # x itself is never normalised, so gradients pass through both sums unchanged
         if self.norm_after:
             x = x + drop(self.attn_norm(self.attn(x, rope, mask, attend)))
             return x + drop(self.mlp_norm(self.mlp(x)))
@@ -165,15 +183,16 @@ class Block(nn.Module):
 
 
 def dropout(residual, response, has_loss):
-    """The dropout of a sub-layer's output before the residual add (docs/molmo2.md 7.4).
+    """-> the dropout of a sub-layer's output, before it is added to x (docs/molmo2.md 7.4).
 
-    At rate `residual` at every position (stages 2, 3), `response` where the target has loss (stage
-    1); has_loss (B,T) bool.
+    The probability is `residual` at every position (stages 2 and 3), and `response` where the
+    target has loss (stage 1). has_loss: (B,T) bool.
     """
     if residual == response == 0:
         return lambda x: x
-    rate = torch.where(has_loss, max(residual, response), residual)[..., None]  # (B,T,1)
-    return lambda x: x * (torch.rand_like(x) >= rate) / (1 - rate)
+    probability = torch.where(has_loss, max(residual, response), residual)[..., None]  # (B,T,1)
+    # F.dropout takes one probability for a whole tensor. The division keeps the expected value.
+    return lambda x: x * (torch.rand_like(x) >= probability) / (1 - probability)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -186,61 +205,75 @@ class Molmo2(nn.Module):
         v = config.vision
         assert config.family in ("qwen", "olmo", "llama"), f"unknown family '{config.family}'"
         assert config.n_head % config.n_kv_head == 0, "query heads must be a multiple of kv heads"
-        assert config.head_dim % 2 == 0, f"RoPE rotates pairs: head_dim {config.head_dim} is odd"
-        assert v.n_embd % v.n_head == 0, f"vision width {v.n_embd}: no multiple of {v.n_head} heads"
+        assert config.head_dim % 2 == 0, f"RoPE needs an even head_dim: {config.head_dim} is odd"
+        assert v.n_embd % v.n_head == 0, (
+            f"the vision width {v.n_embd} must be a multiple of its {v.n_head} heads")
         assert v.feature_layers and set(v.feature_layers) <= set(range(v.n_layer)), (
-            f"a ViT of {v.n_layer} blocks has no features {v.feature_layers}")
+            f"a ViT of {v.n_layer} blocks does not have all feature_layers {v.feature_layers}")
         self.config = config
         self.embedding = nn.Embedding(config.n_vocab, config.n_embd)
-        self.extra = nn.Embedding(config.n_extra, config.n_embd)  # ids V .. V+127, inputs only
+        # Ids V .. V+127 are special tokens such as <im_patch>. The head has no row for them, so
+        # the model cannot generate them. They are trained while `embedding` is frozen.
+        self.extra = nn.Embedding(config.n_extra, config.n_embd)
         self.vision = Vision(config.vision, config.n_hidden, config.n_embd)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.norm = RMSNorm(config.n_embd, config.eps)
         self.head = None if config.tied else nn.Linear(config.n_embd, config.n_vocab, bias=False)
         self.attend = attention.attend
-        # under context parallelism: sends features to the rank that has their tokens
+        # under context parallelism this sends features to the rank that has their tokens
         self.route = lambda image_features, batch: image_features
-        # set by the stage's recipe
+        # apply_recipe in training/setup.py sets these four
         self.residual_dropout = self.response_dropout = 0.0
         self.activation_checkpointing = False
         self.uncheckpointed_blocks = 0
-        self.nll_chunk = 1024  # positions whose logits exist at once
+        # Positions whose logits exist at once. 1,024 times the vocabulary of Qwen in float32 are
+        # 0.6 GiB; a row of stage 2 with loss on all of its 16,384 tokens would need 9.3 GiB.
+        self.nll_chunk = 1024
 
     def forward(self, batch):
         """batch -> nll (B,T), lse (B,T) float32; both 0 where batch.weights is 0."""
         return self.nll(self.hidden(batch), batch.targets, batch.labelled)
 
     def hidden(self, batch):  # -> (B,T,C)
+        # made once per batch, and used by all layers
         mask = attention.packed_mask(batch.visible_until, batch.bidir, batch.queries)
-        rates = (self.residual_dropout, self.response_dropout) if self.training else (0, 0)
-        drop = dropout(*rates, batch.weights > 0)
+        probabilities = (self.residual_dropout, self.response_dropout) if self.training else (0, 0)
+        drop = dropout(*probabilities, batch.weights > 0)
         return self.transformer(self.embed(batch), batch.pos, mask, drop=drop)
 
     def embed_tokens(self, tokens):  # (B,T) -> (B,T,C)
+        # Both tables are read for every token, with ids clamped into their range. Then `where`
+        # chooses. To select tokens by a mask, the CPU would wait for a GPU to count them.
         V = self.config.n_vocab
         in_vocabulary = self.embedding(tokens.clamp(max=V - 1))
         beyond = self.extra((tokens - V).clamp(min=0))
         return torch.where((tokens < V)[..., None], in_vocabulary, beyond)
 
     def embed(self, batch):
-        """Token embeddings (B,T,C); pooled features are added where their patch tokens are."""
+        """Token embeddings (B,T,C), with the pooled features added at their <im_patch> tokens."""
         x = self.embed_tokens(batch.tokens)
         checkpointing = self.activation_checkpointing and self.training
         image_features = self.vision(batch.images, batch.pool_src, checkpointing)  # (M,C)
         image_features = self.route(image_features, batch).to(x.dtype)
+        # The features are added to the embedding of <im_patch> and do not replace it
+        # (docs/molmo2.md 1.4). An empty window adds zeros to token 0, which changes nothing.
         return x.flatten(0, 1).index_add(0, batch.pool_dst, image_features).view_as(x)
 
     def transformer(self, x, pos, mask, attends=None, drop=lambda x: x):
         """x (B,T,C), pos (B,T), mask as `attend` takes it -> (B,T,C) after the final norm.
 
-        attends: one attend function per block, where they differ: a KV cache has a slot per block.
+        attends: one attend function per block instead of self.attend. A KV cache needs this, since
+        every block has its own keys and values.
         """
         config = self.config
+        # cos and sin are the same in every layer, so they are computed once per batch
         plain = rope_table(pos, *rope_frequencies(config, device=pos.device))
         yarn = None
         if config.yarn.layers:
             yarn = rope_table(pos, *rope_frequencies(config, True, pos.device))
-        n_checkpointed = 0  # the first blocks, because backward comes to them last
+        # A checkpointed block keeps only its input and is computed again in backward. The first
+        # blocks are, because the memory of the last ones is free when backward reaches them.
+        n_checkpointed = 0
         if self.activation_checkpointing and self.training:
             n_checkpointed = len(self.blocks) - self.uncheckpointed_blocks
         for i, block in enumerate(self.blocks):
@@ -262,29 +295,33 @@ class Molmo2(nn.Module):
     def nll(self, x, targets, labelled):
         """x (B,T,C), targets (B,T), labelled (L,) flat positions with loss -> nll, lse (B,T).
 
-        Only these positions meet the head, a chunk at a time, computed again in backward: there is
-        never a (T,V) tensor.
+        The head is applied to these L positions only, and to one chunk of them at a time. Backward
+        computes the logits of a chunk again, so a (T,V) tensor never exists.
         """
-        place = labelled // targets.shape[1], labelled % targets.shape[1]
-        hidden, wanted = x[place], targets[place]
+        # row and column of each of the L positions
+        position = labelled // targets.shape[1], labelled % targets.shape[1]
+        hidden, target = x[position], targets[position]  # (L,C), (L,)
 
-        def chunk(hidden, wanted):
-            logits = self.lm_head(hidden)
+        def chunk(hidden, target):
+            logits = self.lm_head(hidden)  # (n,V) with n at most nll_chunk
+            # float32, because the difference below would have 2 or 3 digits in bfloat16
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
             lse = logits.logsumexp(-1)
-            return lse - logits.gather(1, wanted[:, None])[:, 0], lse
+            # -log softmax(logits)[target], written out because lse itself is needed too
+            return lse - logits.gather(1, target[:, None])[:, 0], lse
 
-        chunks = zip(hidden.split(self.nll_chunk), wanted.split(self.nll_chunk), strict=True)
-        parts = [checkpoint(chunk, h, w, use_reentrant=False) for h, w in chunks]
+        chunks = zip(hidden.split(self.nll_chunk), target.split(self.nll_chunk), strict=True)
+        parts = [checkpoint(chunk, h, t, use_reentrant=False) for h, t in chunks]
         nll, lse = (torch.cat(part) for part in zip(*parts, strict=True))
         zeros = nll.new_zeros(targets.shape)
-        return zeros.index_put(place, nll), zeros.index_put(place, lse)
+        return zeros.index_put(position, nll), zeros.index_put(position, lse)
 
     def compile_blocks(self):
-        """Blocks run compiled in training, each by itself: one compilation serves all of them.
+        """Compiles the blocks for training. Each is compiled by itself, so that one compilation
+        serves all equal blocks.
 
-        Attention stays outside, since documents differ from row to row; the number of crops, the
-        first dimension in the ViT, may change.
+        Attention is not part of it, because the documents differ from row to row. dynamic=True lets
+        the first dimension in the ViT, the number of crops, change without a new compilation.
         """
         self.attend = torch.compiler.disable(self.attend)
         for block in self.blocks:
@@ -293,7 +330,10 @@ class Molmo2(nn.Module):
             compile_for_training(block, dynamic=True)
 
     def parameter_groups(self):
-        """Parameters by learning rate: "vit", "connector" with the extra embeddings, "llm"."""
+        """{group: parameters}; each group has its own learning rate (docs/molmo2.md 10).
+
+        The extra embeddings are new in stage 1, as the connector is, so they belong to its group.
+        """
         groups = {"vit": [], "connector": [], "llm": []}
         for name, p in self.named_parameters():
             if name.startswith("vision.vit"):
@@ -306,9 +346,10 @@ class Molmo2(nn.Module):
 
     @torch.no_grad()
     def init_weights(self):
-        """New weights: normal matrices, zero biases, unit norms.
+        """Draws new weights: normal matrices, biases of 0, norms of 1.
 
-        With vision.neighbor_init the ViT's positions stay 0, for init_neighbor_heads of toy/vit.py.
+        With vision.neighbor_init the position embeddings of the ViT stay 0, because
+        init_neighbor_heads of toy/vit.py sets them.
         """
         std = self.config.init_std
         for module in self.modules():
@@ -324,6 +365,7 @@ class Molmo2(nn.Module):
 
 
 def compile_for_training(block, dynamic):
+    # not for evaluation: every prompt has another length, so it would compile again and again
     plain = block.forward
     compiled = torch.compile(plain, dynamic=dynamic)
     block.forward = lambda *inputs: (compiled if block.training else plain)(*inputs)

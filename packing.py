@@ -1,11 +1,13 @@
-"""Which examples share a row, and rows as one Batch (paper: packing; docs/molmo2.md 8).
+"""Which examples share a row, and rows as one Batch (paper: 3.2 and appendix B; docs/molmo2.md 8).
 
 in    sizes (tokens, crops) of examples, then the encoded examples of the packs that were planned
 out   packs of example indices, which rank gets which pack, Batch
 
-The planner sees sizes only: a pool of hundreds of examples costs bytes, its state is a counter and
-some numbers, and a pack can be planned on one machine and decoded on another. An example is never
-cut.
+A row is a packed sequence, a pack is the list of its examples. With one example per row, stage 2
+would need 3.9 times as many rows as the lower bound; with this planner it needs 1.001 times as many
+(RESULTS.md). The planner gets sizes only and no pixels. So an example in the pool is a few numbers,
+the state is easy to save, and one process can plan packs that others decode. An example is never
+cut into two rows.
 
     row 0    | example 17: trunk, branch, branch | example 4: trunk, branch | example 21 | ......
     example    0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0   1 1 1 1 1 1 1 1 1 1 1 1   2 2 2 2 2 2  padding
@@ -23,32 +25,34 @@ import torch
 @dataclass(frozen=True)
 class Batch:
     tokens: torch.Tensor             # (B,T) int64, input ids; 0 where padding
-    targets: torch.Tensor            # (B,T) int64, the next token, already shifted
+    targets: torch.Tensor            # (B,T) int64, the next token; data.layout has shifted it
     weights: torch.Tensor            # (B,T) float32, loss weight of each target; 0: no loss
     pos: torch.Tensor                # (B,T) int64, RoPE position; 0 where padding
     visible_until: torch.Tensor      # (B,T) int32, as is bidir: the mask (attention.py)
     bidir: torch.Tensor
-    example: torch.Tensor            # (B,T) int32, whose token it is; the last number is padding
-    images: torch.Tensor             # (N,P,F) uint8, crops, one at least; blank ones come last
-    pool_src: torch.Tensor           # (M,K) int64, flat patch ids n*P+p of a visual token; -1: none
-    pool_dst: torch.Tensor           # (M,) int64, flat token index b*T+t that receives it
+    example: torch.Tensor            # (B,T) int32, number of its example; the highest is padding
+    images: torch.Tensor             # (N,P,F) uint8, crops, at least one; blank crops are last
+    pool_src: torch.Tensor           # (M,K) int64, patches n*P+p that a visual token pools, or -1
+    pool_dst: torch.Tensor           # (M,) int64, flat index b*T+t of the <im_patch> that gets it
     ids: list                        # of str, record ids
     # preference pairs (training/preferences.py)
-    answer: torch.Tensor = None      # (B,T) int32, 2k + 1, 2k + 2: answers of pair k; 0: none
+    answer: torch.Tensor = None      # (B,T) int32, of pair k: 2k+1 chosen, 2k+2 rejected; else 0
     pairs: list = ()                 # of str, names
     pair_weights: list = ()
     # under context parallelism (parallel.py)
     cp_rank: torch.Tensor = None     # (n,) int32, rank of each crop; `images` has this rank's
     dispatch: tuple = None           # (sent, received): pooled tokens to and from each rank
-    queries: torch.Tensor = None     # (t,) int64, places that attend here; None: all
-    # (L,) int64, flat indices of tokens with loss, found here so that no GPU is waited for
+    queries: torch.Tensor = None     # (t,) int64, positions of this rank's queries; None: all
+    # (L,) int64, flat indices of tokens with loss. They are found here on the CPU,
+    # because on a GPU nonzero would make the CPU wait for the result.
     labelled: torch.Tensor = field(init=False)
 
     def __post_init__(self):
+        # a frozen dataclass refuses `self.labelled = ..`
         object.__setattr__(self, "labelled", self.weights.flatten().nonzero()[:, 0])
 
     def to(self, device):
-        """To a GPU from pinned memory, so that the copy runs beside the computation."""
+        """-> the Batch on a device. From pinned memory the GPU copies while it computes."""
         moved = copy.copy(self)
         for name, value in vars(self).items():
             if torch.is_tensor(value):
@@ -63,24 +67,24 @@ class Batch:
 
 
 class Item(NamedTuple):
-    """An example in the planner's pool."""
+    """An example in the pool of the planner."""
     index: int
     tokens: int
     crops: int
-    arrived: int  # packs that had been made when it came
+    arrived: int  # how many packs had been made when it came into the pool
 
 
-N_BINS = 256  # of a row's tokens, for the search; finer ones gain nothing
-MAX_WAIT = 64  # packs after which an example goes into the next one
+N_BINS = 256  # bins in which the search counts tokens; 512 bins gain nothing (docs/log.md)
+MAX_WAIT = 64  # after so many packs, a waiting example begins the next pack
 
 
 class Planner:
-    """Iterates over packs: lists of Items whose tokens and crops fit a row.
+    """Iterates over packs: lists of Items whose tokens and crops fit into a row.
 
-    sizes: a sequence of (tokens, crops), or a function i -> (tokens, crops) without end. Examples
-    whose size is None, or that no row can hold, are left out. A pack is an anchor from the pool,
-    the largest example, or the oldest once it has waited MAX_WAIT packs, and the others that fill
-    the row best beside it (best_subset).
+    sizes: a sequence of (tokens, crops), or an endless function i -> (tokens, crops). Examples
+    whose size is None, or that are larger than a row, are skipped. A pack begins with an anchor:
+    the largest example of the pool, or the oldest one if it has waited for MAX_WAIT packs. Then
+    best_subset chooses the examples that fill the rest of the row best.
     """
 
     def __init__(self, sizes, max_tokens, max_crops, pool_size=48):
@@ -99,7 +103,7 @@ class Planner:
             self.next_index += 1
             if size is None:
                 continue
-            tokens, crops = map(int, size)  # no NumPy: the search uses long integers
+            tokens, crops = map(int, size)  # not NumPy's: best_subset needs integers of any length
             if tokens <= self.max_tokens and crops <= self.max_crops:
                 self.pool.append(Item(index, tokens, crops, self.n_packs))
 
@@ -110,14 +114,19 @@ class Planner:
         self.fill_pool()
         if not self.pool:
             raise StopIteration
-        T, C = self.max_tokens, max(self.max_crops, 1)
+        T, C = self.max_tokens, max(self.max_crops, 1)  # C only divides
+        # The largest first, because it fits with few others. The index decides between
+        # equal sizes, so that the packs of a run are always the same.
         largest_first = sorted(self.pool, key=lambda e: (-max(e.tokens / T, e.crops / C), e.index))
         oldest = self.pool[0]
         anchor = oldest if self.n_packs - oldest.arrived >= MAX_WAIT else largest_first[0]
         largest_first.remove(anchor)
-        # what the pool asks for most runs out first: weigh crops against tokens by a steep function
+        # If the crops of the pool need more rows than its tokens do, they decide how many rows
+        # there will be. Then a good row is one that is full of crops. The power of 16 makes
+        # `weight`, the worth of crops against tokens, nearly 0 or 1.
         tokens, crops = sum(e.tokens for e in self.pool) / T, sum(e.crops for e in self.pool) / C
         weight = crops**16 / (tokens**16 + crops**16 + 1e-300)
+        # -(-a // b) is a / b rounded up
         others = best_subset(largest_first, T - anchor.tokens, self.max_crops - anchor.crops,
                              -(-T // N_BINS), (1 - weight) / T, weight / C)
         pack = [anchor, *others]
@@ -137,51 +146,59 @@ class Planner:
 
 
 def best_subset(items, tokens, crops, bin_size, per_token, per_crop):
-    """The items that fill `tokens` and `crops` best, worth per_token and per_crop each: subset-sum.
+    """The items that fill `tokens` and `crops` best, if a token is worth per_token and a crop
+    per_crop. This is a subset-sum problem in two dimensions.
 
-    Every sum that some subset reaches is a bit of one long integer: a line of bits per number of
-    crops, in it a bit per bin_size tokens (items are rounded up, so that what is reached fits). One
-    more item is one shift, because lines and bits move alike:
+    One long integer has a bit for every sum that some subset reaches. It has a line of bits per
+    number of crops, and in a line a bit per bin_size tokens. The tokens of an item are rounded up
+    to bins, so that every sum fits. Adding an item to all sums is one shift of the integer:
 
         2 crops   . . . .              . . . #
-        1 crop    . . # .      ->      . # # .           an item of one crop and one bin: to the
-        0 crops   # . . .              # . . .           sums (0, 0), (1, 2) come (1, 1), (2, 3)
+        1 crop    . . # .      ->      . # # .       an item of one crop and one bin: from the sums
+        0 crops   # . . .              # . . .       (0, 0), (1, 2) follow (1, 1), (2, 3)
 
-    Larger items come first and are taken where sums are equal, so that small ones can fill gaps.
+    Planning takes 57 microseconds per example in stage 3. The official code computes a table of all
+    sums, which takes 466 (RESULTS.md).
     """
     items = [e for e in items if e.tokens <= tokens and e.crops <= crops]
-    n_bins = tokens // bin_size + 1  # of a line
-    line = -(-n_bins // 8) * 8  # bits of a line: whole bytes
+    n_bins = tokens // bin_size + 1  # sums of 0, 1, 2 .. bins
+    line = -(-n_bins // 8) * 8  # bits of a line, rounded up to whole bytes
     all_bits = (1 << line * (crops + 1)) - 1
-    line_starts = all_bits // ((1 << line) - 1)  # the first bit of every line
-    sums = [1]
+    line_starts = all_bits // ((1 << line) - 1)  # bit 0 of every line
+    sums = [1]  # sums[k]: what the first k items reach; at first only the empty sum, bit 0
     for e in items:
         bins = -(-e.tokens // bin_size)
-        with_room = line_starts * ((1 << max(n_bins - bins, 0)) - 1)  # sums that it still fits
+        # only sums to which the item can be added: others would be shifted into the next line
+        with_room = line_starts * ((1 << max(n_bins - bins, 0)) - 1)
         shifted = (sums[-1] & with_room) << (e.crops * line + bins) & all_bits
         sums.append(sums[-1] | shifted)
 
-    best, place = -1.0, 0
+    # for each number of crops only the highest sum of tokens can be the best one
+    best, bit = -1.0, 0
+    # as bytes, so that a line can be cut out without a shift of the whole integer
     table = sums[-1].to_bytes(line // 8 * (crops + 1), "little")
     for c in range(crops + 1):
         of_line = int.from_bytes(table[c * line // 8 : (c + 1) * line // 8], "little")
         bins = of_line.bit_length() - 1  # the most tokens with c crops
         worth = c * per_crop + bins * bin_size * per_token
         if bins >= 0 and worth > best:
-            best, place = worth, c * line + bins
+            best, bit = worth, c * line + bins
 
+    # Which items give this sum? Go from the smallest item to the largest. An item is not used
+    # if the larger ones reach the sum without it. So small ones stay in the pool to fill gaps.
     chosen, rest = [], []
-    for k in reversed(range(len(items))):  # the smallest first
-        if sums[k] >> place & 1:  # the sum is reached without it
+    for k in reversed(range(len(items))):
+        if sums[k] >> bit & 1:
             rest.append(items[k])
         else:
             chosen.append(items[k])
-            place -= items[k].crops * line + -(-items[k].tokens // bin_size)
+            bit -= items[k].crops * line + -(-items[k].tokens // bin_size)
     return fill_gaps(chosen, rest, tokens, crops, per_token, per_crop)
 
 
 def fill_gaps(chosen, rest, tokens, crops, per_token, per_crop):
-    """Uses what rounding left free: all that still fits, then the one swap that gains most."""
+    """Rounding to bins leaves some tokens free. Adds every item that still fits, then makes the one
+    exchange of two items that gains most."""
     def worth(e):
         return e.tokens * per_token + e.crops * per_crop
 
@@ -193,7 +210,7 @@ def fill_gaps(chosen, rest, tokens, crops, per_token, per_crop):
             rest.remove(e)
             tokens -= e.tokens
             crops -= e.crops
-    best_gain, swap = 1e-12, None
+    best_gain, swap = 1e-12, None  # a gain below this is rounding
     for a in chosen:
         for b in rest:
             fits = b.tokens - a.tokens <= tokens and b.crops - a.crops <= crops
@@ -205,34 +222,41 @@ def fill_gaps(chosen, rest, tokens, crops, per_token, per_crop):
 
 
 def balance_packs(packs, n_ranks):
-    """Packs of Items -> a list of pack numbers for each rank, equally many, heaviest first.
+    """Packs of Items -> for each rank a list of pack numbers, all of equal length, heaviest first.
 
-    Ranks wait for the slowest: a pack of a slowest rank and one of another rank are exchanged as
-    long as that lessens the sum of squares of the ranks' loads, crops and attention alike. Within a
-    rank heavy packs come first, so that those of different ranks run side by side.
+    In every step all ranks wait for the slowest one. So a pack of a slowest rank and one of another
+    rank are exchanged as long as this reduces the sum of squares of the loads of all ranks, in
+    crops and in attention. For 32 ranks of stage 3, the slowest then has 1.03 times the mean
+    attention; with round-robin it has 1.91 times (docs/log.md).
     """
     n = len(packs)
-    assert n % n_ranks == 0, f"{n} packs do not go evenly to {n_ranks} ranks"
+    assert n % n_ranks == 0, f"{n} packs cannot be divided evenly among {n_ranks} ranks"
+    # the ViT's work grows with crops; attention with the square of each example, not of the row
     work = [(sum(e.crops for e in pack), sum(e.tokens**2 for e in pack)) for pack in packs]
     share = np.array(work, np.float64) / np.maximum(np.sum(work, axis=0), 1)  # (n,2)
     order = np.argsort(-share.sum(1), kind="stable")
-    turn, place = divmod(np.arange(n), n_ranks)
+    # a good start is 0 1 2 2 1 0 0 1 2 ..: the rank with the heaviest pack gets the lightest next
+    turn, position = divmod(np.arange(n), n_ranks)
     rank_of = np.empty(n, np.int64)
-    rank_of[order] = np.where(turn % 2 == 1, n_ranks - 1 - place, place)  # 0 1 2 2 1 0 0 1 2 ..
+    rank_of[order] = np.where(turn % 2 == 1, n_ranks - 1 - position, position)
 
     def loads():
         return np.stack([np.bincount(rank_of, share[:, k], n_ranks) for k in (0, 1)], 1)
 
     for _ in range(10 * n):
         load = loads()
-        slowest = np.flatnonzero(np.isin(rank_of, load.argmax(0)))  # their packs
-        more = share[None] - share[slowest, None]  # (m,n,2): what a's rank gains with b
+        # packs of the ranks with the most crops or the most attention
+        slowest = np.flatnonzero(np.isin(rank_of, load.argmax(0)))
+        # Exchange pack a of a rank with load x for pack b of a rank with load y: the loads become
+        # x + more and y - more, and the squares grow by 2 * more * (x - y + more). All are (m,n,2).
+        more = share[None] - share[slowest, None]
         difference = load[rank_of[slowest]][:, None] - load[rank_of][None]
-        change = (more * (difference + more)).sum(2)  # half of what it adds to the squares
+        change = (more * (difference + more)).sum(2)
         a, b = divmod(int(change.argmin()), n)
         if change[a, b] > -1e-12:
             break
         rank_of[slowest[a]], rank_of[b] = rank_of[b], rank_of[slowest[a]]
+    # heaviest first on every rank, so that packs which run at the same time are about equal
     return [[int(k) for k in order if rank_of[k] == rank] for rank in range(n_ranks)]
 
 
@@ -243,14 +267,16 @@ def balance_packs(packs, n_ranks):
 def collate(rows, max_tokens, vision_config, crop_bucket=1, share_images=False):
     """rows: one list of data.Example per row -> Batch of rows x max_tokens, on the CPU.
 
-    Crops are padded with blank ones to a multiple of crop_bucket (if there are none, to 2 at most),
-    so that a compiled model meets few shapes. share_images: examples with the same array of crops,
-    several questions about one video, pool from one copy, which is encoded once.
+    Blank crops are added up to a multiple of crop_bucket, so that a compiled model gets few
+    different shapes. share_images: if examples have the same array of crops, such as several
+    questions about one video, it is encoded once.
     """
     B, T = len(rows), max_tokens
     n_examples = sum(map(len, rows))
     kinds = {"tokens": np.int64, "targets": np.int64, "weights": np.float32, "pos": np.int64}
     fields = {name: np.zeros((B, T), kind) for name, kind in kinds.items()}
+    # Padding is visible until the row ends, so padding attends to padding. The softmax
+    # of a query without any key would be NaN.
     until = np.full((B, T), T, np.int32)
     bidir = np.zeros((B, T), np.int32)
     example = np.full((B, T), n_examples, np.int32)
@@ -263,17 +289,19 @@ def collate(rows, max_tokens, vision_config, crop_bucket=1, share_images=False):
         for e, x in enumerate(row, 1):
             stop = start + len(x.tokens)
             assert stop <= T, f"row {b} overflows at {x.id}: {stop} > {T} tokens"
-            place = np.s_[b, start:stop]
+            span = np.s_[b, start:stop]
             for name, array in fields.items():
-                array[place] = getattr(x, name)
-            until[place] = start + x.visible_until
-            bidir[place] = e * x.bidir  # unique in the row
-            example[place] = number
+                array[span] = getattr(x, name)
+            # from positions in the example to positions in the row; pos, for RoPE, stays as it is
+            until[span] = start + x.visible_until
+            # one number per example, or images of different examples could attend to each other
+            bidir[span] = e * x.bidir
+            example[span] = number
             for name, (weight, answers) in x.pairs.items():
-                # a record may have a preference twice
+                # [chosen, rejected, chosen, ..]: a record may contain the same preference twice
                 for chosen, rejected in zip(answers[::2], answers[1::2], strict=True):
-                    answer[place][chosen] = 2 * len(pairs) + 1
-                    answer[place][rejected] = 2 * len(pairs) + 2
+                    answer[span][chosen] = 2 * len(pairs) + 1
+                    answer[span][rejected] = 2 * len(pairs) + 2
                     pairs.append(name)
                     pair_weights.append(weight)
             if x.images is not None:
@@ -293,36 +321,40 @@ class Crops:
         self.n_patch, self.share_images = n_patch, share_images
         self.images, self.pool_src, self.pool_dst, self.cp_rank = [], [], [], []
         self.n_crops = 0
-        self.first_crop = {}  # of an array of images that several examples share
+        self.first_crop = {}  # {id of an array of crops: number of its first crop}
 
     def add(self, x, first_token):
         P = self.n_patch
-        assert len(x.pool_src) == len(x.pool_dst), f"{x.id}: a window for every patch token"
+        assert len(x.pool_src) == len(x.pool_dst), f"{x.id}: one window per <im_patch>"
         images, source, image_id, cp_rank = x.images, x.pool_src, x.image_id, x.cp_rank
         if len(image_id) == 2 and image_id[0] == image_id[1]:
-            # a mosaic of one crop has the pixels of the low-resolution crop: both pool from one,
-            # though the planner has counted two
+            # A small image has a mosaic of one crop, with the same pixels as the
+            # low-resolution crop. Encode one of them, and let the windows of both pool
+            # from it. The planner has counted two, which is on the safe side.
             source = np.where(source >= P, source - P, source)
             images, image_id = images[:1], image_id[:1]
             cp_rank = None if cp_rank is None else cp_rank[:1]
         first = self.n_crops
         if self.share_images:
             first = self.first_crop.setdefault(id(x.images), self.n_crops)
+        # from patches of the example to patches of the batch; -1 stays "no patch"
         self.pool_src.append(np.where(source >= 0, source + first * P, -1))
         self.pool_dst.append(x.pool_dst + first_token)
-        if first == self.n_crops:
+        if first == self.n_crops:  # these crops are not in the batch yet
             self.images.append(images)
             self.cp_rank += [] if cp_rank is None else cp_rank.tolist()
             self.n_crops += len(image_id)
 
     def arrays(self, bucket, n_pixel):
-        n = sum(map(len, self.images))  # of one rank, with a CropShard
-        padded = max(-(-n // bucket) * bucket, min(bucket, 2))  # a compiler makes 1 a constant
+        n = sum(map(len, self.images))  # with a CropShard, these are the crops of one rank
+        # At least one crop, so that the ViT runs on every rank: FSDP gathers its weights from all.
+        # Two if crops are padded anyway, because torch.compile makes a size of 1 a constant.
+        padded = max(-(-n // bucket) * bucket, min(bucket, 2))
         blank = np.zeros((padded - n, self.n_patch, n_pixel), np.uint8)
         source, target = self.pool_src, self.pool_dst
-        if not any(map(len, source)):  # one empty window: collectives need some tensor
+        if not any(map(len, source)):  # no visual token: one empty window, for the same reason
             source, target = [np.full((1, 4), -1)], [np.zeros(1, np.int64)]
-        K = max(s.shape[1] for s in source)
+        K = max(s.shape[1] for s in source)  # 4 for images, 9 if the batch contains a video
         source = [np.pad(s, ((0, 0), (0, K - s.shape[1])), constant_values=-1) for s in source]
         return {"images": np.concatenate([*self.images, blank]), "pool_src": np.concatenate(source),
                 "pool_dst": np.concatenate(target), "cp_rank": np.array(self.cp_rank, np.int32)}

@@ -1,26 +1,33 @@
-"""One step over many GPUs (paper: long-context training; docs/molmo2.md 11).
+"""One step over many GPUs (paper: 3.2, long-context SFT; docs/molmo2.md 11; docs/cluster.md).
 
 in    a Molmo2; on each rank of a context-parallel group a Batch with the tokens of the whole row
       and the crops of this rank (CropShard)
-out   the model with attention and vision over ranks, sharded weights; the rank's part of the Batch
+out   the model with attention and vision over ranks and sharded weights; this rank's part of the
+      Batch
 
-A world of dp x cp ranks: the cp ranks of a group hold the same rows, cut along the tokens; dp
-groups hold different rows. For attention, ranks exchange heads for tokens (Ulysses), or gather keys
-and values, or both: neighbours exchange heads, and their groups gather.
+A rank is a process, with one GPU if there are any. There are dp x cp ranks. The cp ranks of a group
+share the same rows, and each takes a part of their tokens (context parallelism). Different groups
+have different rows (data parallelism). Only attention needs all tokens of a row. For it, ranks
+exchange heads for tokens (Ulysses, arXiv 2309.14509), or gather keys and values, or both:
+neighbours exchange heads, and groups of neighbours gather.
 
     rank      0           1           2           3           cp = 4, a row of 16 tokens, 8 heads
-    tokens    0..3        4..7        8..11       12..15      everywhere but inside attention:
-    heads     all         all         all         all         each token with all heads
+    tokens    0..3        4..7        8..11       12..15      everywhere except in attention:
+    heads     all         all         all         all         some tokens, all heads
               ------------- all-to-all of q, k, v -------------
-    tokens    0..15       0..15       0..15       0..15       inside attention: each head with all
-    heads     0 1         2 3         4 5         6 7         tokens, the plain attend and mask
+    tokens    0..15       0..15       0..15       0..15       in attention: all tokens, some heads;
+    heads     0 1         2 3         4 5         6 7         `attend` and the mask do not change
 
               ------------- or: all-gather of k, v -------------
-    queries   0 1 8 9     2 3 10 11   4 5 12 13   6 7 14 15   all heads; blocks go round-robin
-    keys      0..15       0..15       0..15       0..15       to groups; these rows of the mask
+    queries   0 1 8 9     2 3 10 11   4 5 12 13   6 7 14 15   all heads; blocks of tokens are
+    keys      0..15       0..15       0..15       0..15       distributed round-robin
 
-vision.py and attention.py do not know of it; model.py has two hooks, `attend` and `route`, which
-`parallelize` replaces. Losses are sums, divided by the weight of the whole step.
+With 8 ranks, the 4B and a row of stage 3, a rank receives 79 MiB in the forward pass of a layer
+with Ulysses, and 126 MiB with gather (docs/cluster.md). But in Ulysses the number of ranks must
+divide the number of query heads.
+
+vision.py and attention.py do not depend on this file. `parallelize` replaces two functions of the
+model, `attend` and `route`. Losses are sums over tokens, so each rank adds its own part.
 """
 
 import dataclasses
@@ -36,22 +43,23 @@ from model import Block
 
 
 def make_mesh(cp, device="cpu", cp_heads=0):
-    """The ranks of this world as (dp, gather, heads), the last varying fastest. cp_heads neighbours
-    (0: all cp) exchange heads; mesh.cp, of (gather, heads) together, are those that share a row."""
+    """All ranks as a grid (dp, gather, heads). Rank r and r + 1 differ in `heads`, since neighbours
+    are usually in one node, where the all-to-all is fast. cp_heads: how many exchange heads; 0: all
+    cp. mesh.cp is the dimension of (gather, heads) together, the ranks that share a row."""
     cp_heads = cp_heads or cp
     shape = (dist.get_world_size() // cp, cp // cp_heads, cp_heads)
     mesh = init_device_mesh(device, shape, mesh_dim_names=("dp", "gather", "heads"))
-    mesh.cp = mesh["gather", "heads"]._flatten("cp")  # torch warns of mesh["cp"]
+    mesh.cp = mesh["gather", "heads"]._flatten("cp")  # mesh["cp"] would give a warning
     return mesh
 
 
 # --------------------------------------------------------------------------------------------------
-# Ulysses: exchange heads for tokens
+# Ulysses: exchange heads for tokens (docs/walk/README.md, section 4)
 
 
 class AllToAll(torch.autograd.Function):
-    """x (cp, ..): part j goes to rank j, and part j of the result came from rank j. It is its own
-    inverse, so backward is the same exchange."""
+    """x (cp, ..): part j is sent to rank j, and part j of the result comes from rank j. The second
+    exchange undoes the first, so backward is the same exchange of gradients."""
 
     @staticmethod
     def forward(ctx, x, group):
@@ -67,24 +75,28 @@ class AllToAll(torch.autograd.Function):
 
 
 def ulysses(attend, group):
-    """attend on whole rows -> the same on a rank's slice (B,T/cp,H,D), with the mask of the row.
+    """attend for whole rows -> the same for a rank's slice (B,T/cp,H,D), with the mask of the row.
 
-    One exchange carries q, k and v together, one brings the result back. kv heads are repeated only
-    where there are fewer of them than ranks.
+    One exchange sends q, k and v together, where the official code has three, and a second one
+    returns the result. kv heads are repeated only if there are fewer of them than ranks.
     """
     cp = dist.get_world_size(group)
 
     def exchanged(q, k, v, mask):
-        B, t, H, D = q.shape
+        B, t, H, D = q.shape  # t = T / cp
         G = k.shape[2]
-        if cp > G:
+        if cp > G:  # every rank needs at least one kv head
             k, v = (x.repeat_interleave(cp // G, dim=2) for x in (k, v))
-        q, k, v = (x.view(B, t, cp, -1, D) for x in (q, k, v))  # heads by their rank
+        # Rank j gets the j-th run of query heads and of kv heads. In grouped attention, adjacent
+        # query heads share a kv head, so each rank has the kv heads of its query heads.
+        q, k, v = (x.view(B, t, cp, -1, D) for x in (q, k, v))
         h, g = q.shape[3], k.shape[3]
         sent = torch.cat([q, k, v], 3).permute(2, 0, 1, 3, 4)  # (cp,B,t,h+2g,D)
-        received = AllToAll.apply(sent, group)  # now by slice of tokens
-        row = received.permute(1, 0, 2, 3, 4).reshape(B, cp * t, h + 2 * g, D)
+        # the first dimension was the rank of the heads; now it is the rank of the tokens
+        received = AllToAll.apply(sent, group)
+        row = received.permute(1, 0, 2, 3, 4).reshape(B, cp * t, h + 2 * g, D)  # (B,T,h+2g,D)
         out = attend(*row.split((h, g, g), 2), mask)  # (B,T,h,D)
+        # back: (cp,B,t,h,D), where the first dimension is again the rank of the heads
         out = AllToAll.apply(out.reshape(B, cp, t, h, D).permute(1, 0, 2, 3, 4), group)
         return out.permute(1, 2, 0, 3, 4).reshape(B, t, H, D)
 
@@ -96,12 +108,14 @@ def ulysses(attend, group):
 
 
 class Gather(torch.autograd.Function):
-    """x of each of n ranks -> (n,*x.shape) of all; backward sums what all send back."""
+    """x of each of n ranks -> (n,*x.shape), the same on all. Every rank used x, so in backward the
+    gradients of all ranks are added, and each rank keeps the sum for its own x."""
 
     @staticmethod
     def forward(ctx, x, group):
         ctx.group = group
         out = x.new_empty(dist.get_world_size(group), *x.shape)
+        # list(out) are views, so the results are written into out without a copy
         dist.all_gather(list(out), x.contiguous(), group=group)
         return out
 
@@ -113,20 +127,27 @@ class Gather(torch.autograd.Function):
 
 
 def distribute(T, n):
-    """The positions of a row -> (n,T/n) int64, the positions of each of n groups. Blocks of 128 go
-    round-robin, so that each group has early queries, which attend to few keys, and late ones."""
+    """T positions of a row -> (n,T/n) int64, the positions of each of n groups.
+
+    Blocks of 128 are assigned round-robin. So every group has early queries, which attend to few
+    keys, and late ones: the slowest has 1.00 to 1.04 times the mean work (docs/cluster.md).
+    128 is the size of the blocks of FlexAttention (attention.block_mask).
+    """
+    # a smaller power of two if 128 does not divide the T/n tokens of a group
     block = math.gcd(T // n, 128)
+    # block number r * n + j belongs to group j: (r,n,block) -> (n,r,block) -> (n,T/n)
     return torch.arange(T).view(-1, n, block).transpose(0, 1).reshape(n, -1)
 
 
 def gathered(attend, group):
-    """attend on whole rows -> the same for the queries that `distribute` gives a rank (B,T/n,H,D),
-    with all keys and values. mask: of these queries only."""
+    """attend for whole rows -> the same for the queries (B,T/n,H,D) that `distribute` gives a rank,
+    with all keys and values. mask: the lines of these queries only."""
     n = dist.get_world_size(group)
 
     def exchanged(q, k, v, mask):
         B, t, G, D = k.shape
         received = Gather.apply(torch.cat([k, v], 2), group)  # (n,B,t,2G,D)
+        # the inverse of `distribute`: (n,B,r,block,..) -> (B,r,n,block,..) is the order of the row
         blocks = received.view(n, B, -1, math.gcd(t, 128), 2 * G, D)
         row = blocks.permute(1, 2, 0, 3, 4, 5).reshape(B, n * t, 2 * G, D)
         return attend(q, *row.chunk(2, 2), mask)
@@ -135,30 +156,37 @@ def gathered(attend, group):
 
 
 # --------------------------------------------------------------------------------------------------
-# vision shared over ranks: each pools its own crops, and sends tokens to where they are needed
+# vision shared over ranks: each pools its own crops, and sends the visual tokens to their positions
+#
+# The official code encodes all images on every rank by default (docs/molmo2.md 11).
+# With 8 ranks the ViT would then do 8 times the work.
 
 
 @dataclasses.dataclass(frozen=True)
 class CropShard:
     """Assigns each image or frame of an example to one of the `cp_size` ranks that share its row:
-    the rank whose slice of the row's crops contains its midpoint."""
+    the rank whose slice of the row's crops contains its midpoint. Frames are assigned one by one,
+    so a long video is spread over all ranks. The crops of an image stay together, because an image
+    is decoded as a whole."""
     cp_rank: int
     cp_size: int
     before: int                      # crops in the row before this example
     total: int                       # crops in the row
 
     def ranks(self, n_crops):
-        """Crops of each image -> (n,) the rank that has it."""
+        """The number of crops of each image -> (n,) the rank of each image."""
         n_crops = np.asarray(n_crops, np.int64)
+        # cumsum is the end of each image among the crops of the example
         midpoint = self.before + n_crops.cumsum() - n_crops / 2
         rank = (midpoint * self.cp_size / max(self.total, 1)).astype(np.int32)
         return rank.clip(0, self.cp_size - 1)
 
 
 def select_crops(example, shard):
-    """An Example with all of its crops -> with those of one rank only."""
+    """An Example with all of its crops -> the same with the crops of one rank."""
     if shard is None or example.image_id is None:
         return example
+    # of_crop: for each crop the index of its image
     images, of_crop = np.unique(example.image_id, return_inverse=True)
     cp_rank = shard.ranks(np.bincount(of_crop, minlength=len(images)))[of_crop]
     images = example.images[cp_rank == shard.cp_rank]
@@ -166,14 +194,14 @@ def select_crops(example, shard):
 
 
 class Dispatch(torch.autograd.Function):
-    """Rows (M',C), sorted by destination, to their ranks; gradients take the same way back.
+    """Sends lines of x (M',C), sorted by destination, to their ranks. Gradients are sent back.
 
-    sent[r] rows go to rank r of the group, received[r] come from it.
+    sent[r] lines go to rank r of the group, received[r] lines come from it.
     """
 
     @staticmethod
     def forward(ctx, rows, sent, received, group):
-        ctx.back = received, sent, group
+        ctx.back = received, sent, group  # backward receives what forward sent
         out = rows.new_empty(sum(received), rows.shape[1])
         dist.all_to_all_single(out, rows.contiguous(), received, sent, group=group)
         return out
@@ -184,47 +212,55 @@ class Dispatch(torch.autograd.Function):
 
 
 def dispatch_route(group):
-    """-> `model.route`: pooled tokens of the rank's own crops -> those of its slice of the row."""
+    """-> `model.route`: visual tokens of the rank's crops -> visual tokens at its positions."""
     def route(image_features, batch):
         sent, received = batch.dispatch
+        # without its own visual tokens a rank has one empty window, which is not sent
         return Dispatch.apply(image_features[: sum(sent)], sent, received, group)
 
     return route
 
 
 def cut_for_rank(batch, rank, cp, cp_heads=0):
-    """The Batch of a row, with the crops of one rank -> what this rank of the group works on.
+    """The Batch of whole rows, with the crops of one rank -> the part of this rank of the group.
 
-    Tokens are cut, the mask's integers stay whole, windows are those of its own crops. A rank
-    without crops has one blank crop and one empty window, so that all run the same collectives.
+    It has the rank's tokens, and the windows of the rank's crops. visible_until and bidir stay
+    whole, since attention has all keys. A rank without crops has one blank crop and one empty
+    window: all ranks must run the same collectives, or the others would wait for ever.
     """
     if cp == 1:
         return batch
     T = batch.tokens.shape[1]
-    assert T % cp == 0, f"{T} tokens do not go evenly to {cp} ranks"
+    assert T % cp == 0, f"{T} tokens cannot be divided evenly among {cp} ranks"
     t, P = T // cp, batch.images.shape[1]
     cp_heads = cp_heads or cp
     of_groups = distribute(T, cp // cp_heads)
-    positions = of_groups.view(cp, t)  # of each rank: neighbours cut what their group has
-    position_of = positions.flatten().argsort().numpy()  # of a token: rank * t + where it is there
-    rank_of_crop = np.append(batch.cp_rank.numpy(), -1)  # the last: no crop
+    positions = of_groups.view(cp, t)  # of each rank; neighbours divide the tokens of a group
+    # the inverse: token -> rank * t + its index on this rank
+    position_of = positions.flatten().argsort().numpy()
+    rank_of_crop = np.append(batch.cp_rank.numpy(), -1)  # index -1, of empty windows, gives -1
     source = batch.pool_src.numpy()
     empty = (source < 0).all(1)
-    pooled_by = rank_of_crop[np.where(empty, -1, source.max(1) // P)]  # of each visual token
+    # for each visual token: the rank that has its crop, and the rank that has its position
+    pooled_by = rank_of_crop[np.where(empty, -1, source.max(1) // P)]
     row, position = np.divmod(batch.pool_dst.numpy(), T)
     position = position_of[position]
     needed_by = np.where(empty, -1, position // t)
     tokens_of = [[np.flatnonzero((pooled_by == a) & (needed_by == b)) for b in range(cp)]
                  for a in range(cp)]  # [from][to]
-    own = np.concatenate(tokens_of[rank])  # by destination
+    # Both ranks of an exchange compute the same lists, so no message has to say which visual token
+    # it contains. This rank sends in the order of destinations, and receives in order of senders.
+    own = np.concatenate(tokens_of[rank])
     arriving = np.concatenate([tokens_of[a][rank] for a in range(cp)])
     dispatch = ([len(tokens_of[rank][b]) for b in range(cp)],
                 [len(tokens_of[a][rank]) for a in range(cp)])
 
     crops = np.flatnonzero(rank_of_crop == rank)
-    number = np.full(len(rank_of_crop), -1)  # among this rank's crops
+    # number of a crop in the whole batch -> its number on this rank
+    number = np.full(len(rank_of_crop), -1)
     number[crops] = np.arange(len(crops))
     source = source[own]
+    # a patch id is crop * P + patch; only the crop gets another number
     source = np.where(source >= 0, number[source // P] * P + source % P, -1)
     if not len(own):
         source = np.full((1, source.shape[1]), -1)
@@ -232,6 +268,7 @@ def cut_for_rank(batch, rank, cp, cp_heads=0):
               for name in ("tokens", "targets", "weights", "pos", "example")}
     if batch.pairs:
         fields["answer"] = batch.answer[:, positions[rank]]
+    # `position` is rank * t + index on the rank; pool_dst is a flat index into (B,t)
     return dataclasses.replace(
         batch, **fields, pool_src=torch.from_numpy(source), dispatch=dispatch,
         pool_dst=torch.from_numpy(row[arriving] * t + position[arriving] - rank * t),
@@ -243,11 +280,12 @@ def cut_for_rank(batch, rank, cp, cp_heads=0):
 
 
 def parallelize(model, mesh, shard=0, dtype=torch.float32):
-    """Puts the model on this mesh: attention, vision, then weights, sharded over all ranks (FSDP2),
-    or over groups of `shard` neighbours, within a node, that each hold all of them (HSDP).
+    """Distributes attention and vision over this mesh, then shards the weights over all ranks
+    (FSDP2). With `shard`, each group of so many neighbours has all weights (HSDP). Then weights
+    are gathered inside a node.
 
-    Weights that learn, gradients and their sums are float32, as in one process. The decoder's
-    blocks are gathered in dtype, in which autocast computes them. Gradients are sums, not means.
+    Weights, gradients and sums of gradients are float32, as in one process. The blocks of the
+    decoder are gathered in dtype, since autocast computes in it anyway: half the bytes are sent.
     """
     if mesh.cp.size() > 1:
         share_rows(model, mesh)
@@ -257,45 +295,51 @@ def parallelize(model, mesh, shard=0, dtype=torch.float32):
         over = init_device_mesh(mesh.device_type, (world // shard, shard),
                                 mesh_dim_names=("replicate", "shard"))
     vit_blocks = model.vision.vit.blocks
-    # an embedding that is not the head too is whole only while it is looked up
+    # An untied embedding is needed at the start only, so as a unit of its own it is freed after
+    # the look-up. A tied one is also the head, and stays in the unit of the whole model.
     embedding = () if model.head is None else (model.embedding,)
+    # inner modules first: each unit is gathered before it runs and freed after it
     for module in (*embedding, *vit_blocks, model.vision, *model.blocks, model):
         gathered = dtype if isinstance(module, Block) and dtype != torch.float32 else None
         fully_shard(module, mesh=over, mp_policy=MixedPrecisionPolicy(
             param_dtype=gathered, reduce_dtype=torch.float32, cast_forward_inputs=False))
+        # FSDP would divide by the number of ranks, but train.py divides by the weight of the step
         module.set_gradient_divide_factor(1.0)
-        module.set_force_sum_reduction_for_comms(True)  # gloo has no reduction that scales
+        module.set_force_sum_reduction_for_comms(True)  # gloo has no reduction that also scales
     if embedding and not model.embedding.weight.requires_grad:
-        # else FSDP would prefetch the frozen embedding here, which backward does not need
+        # otherwise FSDP would gather the frozen embedding here, which backward does not need
         vit_blocks[0].set_modules_to_backward_prefetch([vit_blocks[0]])
     return model
 
 
 def share_rows(model, mesh):
-    """Attention and vision of a model whose ranks share rows."""
+    """Replaces `attend` and `route` of a model whose ranks share rows."""
     group = own_group(mesh.cp)
     model.route = dispatch_route(group)
     exchanges = [name for name in ("gather", "heads") if mesh[name].size() > 1]
+    # heads wraps gather: with both, a rank first gets some heads of its group's tokens,
+    # then the keys and values of these heads from the other groups
     for name in exchanges:
         wrap = {"gather": gathered, "heads": ulysses}[name]
         model.attend = wrap(model.attend, group if len(exchanges) == 1 else own_group(mesh[name]))
 
 
 def own_group(mesh):
-    """The process group of a mesh, but never WORLD, in whose NCCL stream FSDP gathers."""
+    """The process group of a mesh, but never WORLD. FSDP gathers weights in the NCCL stream of
+    WORLD, and an exchange in the same stream would wait for them."""
     group = mesh.get_group()
     return dist.new_group() if group is dist.group.WORLD else group
 
 
 def set_last_micro_batch(model, is_last):
-    """To be called before each micro-batch; does nothing without FSDP. Only the last one of a step
-    sums gradients over the groups that hold copies (HSDP) and frees what the model's own unit has
-    gathered."""
+    """Must be called before each micro-batch; does nothing without FSDP. Gradients are summed over
+    the HSDP groups in the last micro-batch only. Until then, the unit of the whole model (the head)
+    stays gathered, because the next micro-batch needs it again."""
     if isinstance(model, FSDPModule):
         model.set_requires_all_reduce(is_last)
         model.set_reshard_after_backward(is_last, recurse=False)
 
 
 def local(tensor):
-    """This rank's shard of a parameter or gradient; of one that is not sharded, all of it."""
+    """This rank's shard of a parameter or gradient, or all of it if it is not sharded."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor

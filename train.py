@@ -3,13 +3,17 @@
     python train.py --stage 1 --tiny                            # laptop, toy world, no download
     torchrun --nproc-per-node 8 train.py --stage 3 --cp 8 --data mix.json --init runs/stage2
 
-Order of this file: optimizer, loop, end; training/setup.py opens data and model. A step:
+This file has three parts: the optimizer, the loop, and the end of a run. training/setup.py opens
+the data and the model. One step computes, with loss weights w:
 
-    packs -> Batch -> nll, lse of each token -> sum(w * (nll + z * lse^2)) -> backward, for all
-    micro-batches -> / sum of w -> clip -> AdamW
+    for each micro-batch:   rows -> Batch -> nll, lse of each token (B,T)
+                            sum(w * (nll + z * lse^2)) -> backward adds to the gradients
+    once per step:          gradients / (sum of w over the whole step) -> clip -> AdamW
 
-The one division, by the weight of the whole step and never of a micro-batch, makes packing,
-accumulation and the number of ranks invisible.
+There is one division, by the loss weight of the whole step. If each micro-batch were divided by its
+own weight, a token would count more in a light micro-batch than in a heavy one. In the example of
+docs/walk/README.md, section 5, this changes the gradient by 52 % of its length. With one division,
+the result does not depend on packing, accumulation or the number of ranks.
 """
 
 import hashlib
@@ -21,8 +25,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-# Before torch is imported: OpenMP's threads spin for a moment, then sleep. By default they spin for
-# milliseconds, which makes a step beside another process 3.5 times as long (docs/log.md).
+# This must happen before torch is imported. OpenMP's threads then spin for a moment and
+# sleep. By default they spin for milliseconds; when another process uses the same
+# cores, a step then takes 3.5 times as long (docs/log.md).
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
@@ -63,11 +68,14 @@ from weights import files
 
 
 def place(run, model):
-    """Puts the model on the device, or allocates this rank's shard of it there; compiles blocks."""
+    """Puts the model on the device, or allocates this rank's shard of it there. Compiles blocks."""
     if run.ranks.mesh:
         parallel.parallelize(model, run.ranks.mesh, run.config.shard, run.dtype)
     if model.norm.weight.is_meta:
-        model.to_empty(device=run.device)  # to be filled by fill_weights
+        # Meta tensors have a shape and no memory. Since FSDP has sharded them already,
+        # this allocates the shard of one rank, and no rank ever has the whole model.
+        # The values are undefined until fill_weights reads them.
+        model.to_empty(device=run.device)
     elif not run.ranks.mesh:
         model.to(run.device)
     if run.config.compile:
@@ -75,11 +83,17 @@ def place(run, model):
 
 
 def build_optimizer(run, model):
-    """-> the parameters that learn {group: [parameter, ..]}, and their AdamW."""
+    """-> the trained parameters {group: [parameter, ..]}, and their AdamW.
+
+    The groups are the ViT, the connector and the decoder. Each has its own learning rate, because
+    in stage 1 the connector is new and the other two are not (Table 12).
+    """
     config = run.config
     groups = {part: [p for p in parameters if p.requires_grad]
               for part, parameters in model.parameter_groups().items() if part in config.train}
     named = [{"params": parameters, "name": part} for part, parameters in groups.items()]
+    # lr is 0 here, because set_learning_rates sets it before every step; weight_decay
+    # is 0 as in the official code (docs/molmo2.md 10)
     optimizer = torch.optim.AdamW(named, lr=0.0, betas=config.betas, eps=config.adam_eps,
                                   weight_decay=0.0, fused=run.device.type != "mps")
     return groups, optimizer
@@ -88,7 +102,7 @@ def build_optimizer(run, model):
 def learning_rate(step, base, warmup, total, final=0.1):
     """Linear from 0 over `warmup` steps, then a cosine that ends at final * base at step `total`.
 
-    The first update is step 1.
+    Steps count from 1, so the first update does not have a learning rate of 0.
     """
     if step < warmup:
         return base * step / warmup
@@ -101,16 +115,21 @@ def learning_rate(step, base, warmup, total, final=0.1):
 def set_learning_rates(optimizer, config, step):
     for group in optimizer.param_groups:
         base = getattr(config.lr, group["name"])
-        # a short run warms up over a tenth of it
+        # at most a tenth of the run, because a short run would end during the warm-up otherwise
         warmup = min(getattr(config.warmup, group["name"]), config.steps // 10)
         group["lr"] = learning_rate(step, base, warmup, config.steps, config.final_lr)
 
 
 def divide_and_clip(run, groups, weight):
-    """Divides summed gradients by the weight of the step, then clips each group by its own norm,
-    over all ranks -> {group: norm before clipping}."""
-    copies = run.ranks.world // run.config.shard if run.config.shard else 1  # HSDP
-    # float64 on a CPU only: a GPU sums in trees, and a float64 copy would not fit; one read a group
+    """Divides the summed gradients by the loss weight of the step, then clips each group by its own
+    norm over all ranks -> {group: norm before clipping}.
+
+    With one common norm, a large gradient of the new connector would scale down the others.
+    """
+    # With HSDP, `copies` groups of ranks have equal gradients, and the sum over all
+    # ranks counts every square `copies` times.
+    copies = run.ranks.world // run.config.shard if run.config.shard else 1
+    # float64 on a CPU only. A GPU adds in a tree, which rounds less, and may lack memory for it.
     wide = torch.float64 if run.device.type == "cpu" else None
     gradients = {}
     squares = {}
@@ -118,10 +137,13 @@ def divide_and_clip(run, groups, weight):
     for part, parameters in groups.items():
         gradients[part] = [parallel.local(p.grad) for p in parameters if p.grad is not None]
         of_part = [torch.linalg.vector_norm(g, dtype=wide) for g in gradients[part]]
+        # Every read makes the CPU wait for the GPU. One tolist per group gives 3 reads
+        # per step of the 4B; one per gradient would give 813 (docs/log.md).
         squares[part] = sum(n * n for n in torch.stack(of_part).tolist()) if of_part else 0.0
     for part, square in all_reduce_sums(squares).items():
         norms[part] = math.sqrt(square / copies) / weight
         if gradients[part]:
+            # dividing and clipping are one pass over the gradients, in place
             clip = min(run.config.clip / (norms[part] + 1e-6), 1)
             torch._foreach_mul_(gradients[part], clip / weight)
     return norms
@@ -132,11 +154,11 @@ def divide_and_clip(run, groups, weight):
 
 
 def train(run, model, groups, optimizer, log, watcher, eval_every=0):
-    """Runs the steps that are left. The watcher may look at the model after each step, and scores
-    it every eval_every steps (evaluation/report.py)."""
+    """Runs the remaining steps. The watcher (evaluation/report.py) may draw a picture after each
+    step, and evaluates the model every eval_every steps."""
     config = run.config
     newest_picture = {}
-    stop_requested = []
+    stop_requested = []  # a list, because the handler below can append to it
 
     def stop_after_this_step(*_):
         stop_requested.append(True)
@@ -144,26 +166,30 @@ def train(run, model, groups, optimizer, log, watcher, eval_every=0):
     signal.signal(signal.SIGTERM, stop_after_this_step)
     bar = tqdm(run.loader, total=config.steps, initial=run.resume_from.step, unit="step",
                mininterval=1, desc=f"stage {config.stage}", disable=not run.ranks.first)
+    # batch counts the packs of all ranks; dp groups of ranks have different packs
     n_micro_batches = config.batch // run.ranks.dp // config.micro_batch
     began = time.monotonic()
     for step, (plan, micro_batches) in enumerate(bar, run.resume_from.step + 1):
+        # a seed for each step, so that a resumed run needs no saved state of the generator
         torch.manual_seed(dropout_seed(config.seed, step, run.ranks.rank))
         set_learning_rates(optimizer, config, step)
         stats = StepStats(run.loader.sources, config.cp)
         for k, rows in enumerate(micro_batches, 1):
             parallel.set_last_micro_batch(model, k == n_micro_batches)
-            # what it holds is read at the end of the step: no wait here
+            # stats keeps tensors until the last micro-batch, so the CPU need not wait here
             stats.add(rows, *forward_backward(run, model, rows))
         stats.all_reduce()
         norms = divide_and_clip(run, groups, stats.weight)
+        # An update with NaN would ruin every weight. All ranks have the same sums, so all stop.
         if not all(map(math.isfinite, (stats.loss, *norms.values()))):
             stop_nonfinite(run, step, plan, stats, norms)
         optimizer.step()
-        optimizer.zero_grad()
+        optimizer.zero_grad()  # sets gradients to None, which frees their memory
 
+        # if one rank must stop, all stop after the same step, or the others would wait for it
         stop, newly_unreadable, unreadable = run.loader.exchange(bool(stop_requested))
-        rates = {group["name"]: group["lr"] for group in optimizer.param_groups}
-        line = make_line(config, step, plan, stats, norms, rates, unreadable)
+        learning_rates = {group["name"]: group["lr"] for group in optimizer.param_groups}
+        line = make_line(config, step, plan, stats, norms, learning_rates, unreadable)
         log.step(line | {"seconds": time.monotonic() - began}, newly_unreadable)
         evaluates = is_due(step, eval_every) and step < config.steps
         if stop or evaluates or is_due(step, config.save_every, config.steps):
@@ -173,21 +199,23 @@ def train(run, model, groups, optimizer, log, watcher, eval_every=0):
             raise Terminated(step)
         newest_picture |= watcher.look(run, model, step)
         if evaluates:
+            # the checkpoint above is written, so evaluation may be interrupted
             signal.signal(signal.SIGTERM, stop_at_once)
-            if stop_requested:  # since the step was done
+            if stop_requested:  # SIGTERM came after `exchange`
                 raise Terminated(step)
             watcher.evaluate_step(run, model, log, step)
             signal.signal(signal.SIGTERM, stop_after_this_step)
         bar.set_postfix(loss=f"{stats.loss:.3f}", fill=f"{line['fill_tokens']:.0%}",
                         **newest_picture, refresh=False)
-        began = time.monotonic()  # without checkpoint, picture and evaluation
+        began = time.monotonic()  # "seconds" excludes checkpoint, picture and evaluation
     signal.signal(signal.SIGTERM, stop_at_once)
-    if stop_requested and config.save_every:  # without a checkpoint all would be lost
+    # without checkpoints, ending here would lose everything: the run goes on to `finish`
+    if stop_requested and config.save_every:
         raise Terminated(config.steps)
 
 
 def stop_at_once(*_):
-    """The handler of SIGTERM outside of the steps, where nothing is left to save."""
+    """Handles SIGTERM outside of the steps, when there is nothing to save."""
     raise Terminated
 
 
@@ -196,31 +224,41 @@ def is_due(step, every, last=None):
 
 
 def batch_of(run, rows):
-    """This rank's part of a micro-batch, on the CPU."""
+    """rows, one list of data.Example per packed sequence -> this rank's part of the Batch.
+
+    It is made on the CPU, while a GPU may still compute the micro-batch before. All ranks that
+    share rows make the whole Batch, because each must know which visual tokens the others need.
+    """
     config = run.config
     batch = packing.collate(rows, config.data.max_tokens, config.data.vision, config.crop_bucket)
     return parallel.cut_for_rank(batch, run.ranks.cp_rank, config.cp, config.cp_heads)
 
 
 def forward_backward(run, model, rows):
-    """Adds the gradients of a micro-batch to those there are -> its Batch, losses (B,T), margins of
-    its preference pairs."""
+    """Adds the gradients of a micro-batch to those that are already there -> its Batch, the loss of
+    each token (B,T), the margins of its preference pairs."""
     config = run.config
     batch = batch_of(run, rows).to(run.device)
-    # with activation checkpointing no cache of autocast: it would keep a bf16 copy of every weight
+    # The weights are float32, and autocast casts them to bfloat16 where they are used. Its cache
+    # would keep all these copies, 7 GiB in one count (docs/log.md). Without activation
+    # checkpointing the backward pass keeps them anyway, so the cache costs nothing.
     with torch.autocast(run.device.type, run.dtype, enabled=run.dtype != torch.float32,
                         cache_enabled=not config.activation_checkpointing):
-        nll, lse = model(batch)
+        nll, lse = model(batch)  # float32, and 0 where there is no loss
+    # A sum and not a mean, because divide_and_clip divides once per step. lse is the logarithm
+    # of the softmax's denominator. The z-loss, its square, keeps lse small (docs/molmo2.md 7.2).
     total = (batch.weights * (nll + config.z_loss * lse**2)).sum()
     losses, margins = nll, ()
-    if batch.pairs:  # of preferences
+    if batch.pairs:  # preference pairs have another objective: DPO
         total, losses, margins = objective(run, batch, nll, lse)
     total.backward()
+    # the log reports nll without the z-loss, so that it is the usual cross-entropy
     return batch, losses, margins
 
 
 def dropout_seed(seed, step, rank):
-    """Of a step and rank alone, so that a resumed run draws the same."""
+    """A seed for one step and one rank. A resumed run draws the same dropout, and different ranks
+    draw different dropout."""
     return int.from_bytes(hashlib.sha256(f"{seed} {step} {rank}".encode()).digest()[:7], "big")
 
 
@@ -229,15 +267,17 @@ def dropout_seed(seed, step, rank):
 
 
 def finish(run, model, log, watcher, began):
-    """Saves weights, tokenizer and the settings used at inference; the watcher scores the model and
-    reports."""
+    """Saves weights, tokenizer and the settings that inference needs. Then the watcher evaluates
+    the model and reports."""
     folder = run.out / "model"
     whole = files.whole_copy(model, "cpu", torch.float32, keep=run.ranks.first)
     if run.ranks.first:
         files.save(whole, folder)
         run.tokenizer.save(folder)
         files.save_data_config(run.config.data, folder)
-    run.ranks.barrier()  # writing takes long, and the tensors gathered next wait ten minutes only
+    # Writing a large model takes long. The barrier waits for a day, but the exchange of
+    # tensors that comes next ends the run after ten minutes (training/ranks.py).
+    run.ranks.barrier()
     scores = watcher.scores(run, model, run.out / "samples")
     if run.ranks.mesh:
         dist.destroy_process_group()
@@ -246,8 +286,9 @@ def finish(run, model, log, watcher, began):
 
 
 def main(argv=None):
-    # denormal numbers, as gradients of softmax become, make a CPU 5 to 8 times slower; the setting
-    # holds for this thread and those that it starts, so it comes before the first work
+    # Gradients of softmax become denormal numbers, and products with these take a CPU 5
+    # to 10 times as long (docs/log.md). The setting holds for this thread and the
+    # threads that it starts, so it must come first.
     torch.set_flush_denormal(True)
     began = time.monotonic()
     run = None
@@ -261,9 +302,11 @@ def main(argv=None):
                 pretrain_vit(run, model.vision.vit.to(run.device), world)
             place(run, model)
             groups, optimizer = build_optimizer(run, model)
+            # before any weight is read, so that a lack of memory ends the run at once
             if run.device.type == "cuda":
                 dry_run_largest_batch(run, groups, partial(forward_backward, run, model))
             fill_weights(run, model, optimizer)
+            # DPO compares with the model at the start, so its log p are computed before step 1
             if run.config.beta:
                 references = read_references(run)
                 if references is None:
@@ -273,6 +316,7 @@ def main(argv=None):
             log = RunLog(run, head)
             train(run, model, groups, optimizer, log, report, args.eval_every)
             finish(run, model, log, report, began)
+    # exit status 2: the user can correct it; 1: the run failed; 143 and 130: a signal ended it
     except (UserError, DataError) as e:
         end(2, e)
     except (RunError, Unreadable, OSError) as e:

@@ -1,17 +1,23 @@
-"""Pixels to visual tokens (paper: architecture, image and video input; docs/molmo2.md 1 to 3).
+"""From pixels to visual tokens (paper: 3.1 and appendix A; docs/molmo2.md 1 to 3).
 
 in    an image (H,W,3) uint8, or the duration of a video
 out   crops as patches (N,P,F) uint8; pool_src (M,K), the K patches that a visual token pools
 then  Vision(images, pool_src) -> (M,C): ViT, two of its layers, attentional pooling, projector
 
-An image becomes one low-resolution crop of everything and a mosaic of overlapping high-resolution
-crops. The overlap gives a patch some context in its crop; each patch is then used from one crop:
+Letters: N crops, P patches of a crop, F values of a patch (its pixels in three colours), E width of
+the ViT, M visual tokens, K patches that one visual token pools, C width of the decoder.
+
+An image becomes one low-resolution crop of the whole image and a mosaic of overlapping
+high-resolution crops. Without overlap, patches at the edge of a crop would have no context on one
+side. Of the patches in an overlap, each is then used from one crop only:
 
     two 27-patch crops,    |aaaaaaaaaaaaaaaaaaa aaaa|bbbb
     19 patches apart                           aaaa|bbbb bbbbbbbbbbbbbbbbbbb|      4 + 4 shared
     grid of used patches   |aaaaaaaaaaaaaaaaaaaaaaa|bbbbbbbbbbbbbbbbbbbbbbb|   19*2 + 8 = 46 wide
 
-Left out, since Molmo2 does not use them: class token, post-norm, other pooling and projector kinds.
+Windows of 2x2 used patches become one visual token each (3x3 in videos): the low-resolution crop
+gives 14 x 14 = 196 tokens, a mosaic of two crops 14 x 23. Molmo2 uses no class token, no final norm
+of the ViT and no other kind of pooling or projector, so this file has none.
 """
 
 from dataclasses import dataclass
@@ -36,7 +42,7 @@ class VisionConfig:
     patch: int = 14                    # pixels along one side of a patch
     overlap_margin: int = 4            # patches of overlap on each side of a high-resolution crop
     eps: float = 1e-6                  # epsilon of the LayerNorms
-    neighbor_init: bool = False        # heads start by looking at neighbours (toy/vit.py)
+    neighbor_init: bool = False        # new heads attend to neighbouring patches (toy/vit.py)
 
     @property
     def crop(self):  # 378 pixels
@@ -66,12 +72,15 @@ RELEASED = VisionConfig()
 def tiling(h, w, max_crops, config=RELEASED):
     """(rows, cols) of high-resolution crops for an image of h x w pixels (docs/molmo2.md 2.2).
 
-    The smallest tiling that needs no shrinking; where all shrink, the one that shrinks least. In
-    float32 as the official code, because rounding decides ties.
+    It is the tiling that enlarges the image least. If every tiling would shrink the image, it is
+    the one that shrinks it least. The scales are float32 as in the official code, because rounding
+    decides which of two nearly equal scales is the smaller one.
     """
+    # in the order of their number of crops: argmin and argmax take the first of equal scales
     candidates = [(rows, n // rows) for n in range(1, max_crops + 1)
                   for rows in range(1, n + 1) if n % rows == 0]
     overlap = config.crop - config.stride
+    # n crops cover n strides and one overlap, so the strides cover the rest of the image
     size = np.array([max(h - overlap, 1), max(w - overlap, 1)], dtype=np.float32)
     scale = (np.array(candidates, dtype=np.float32) * config.stride / size).min(axis=1)
     if (scale < 1).all():
@@ -80,20 +89,23 @@ def tiling(h, w, max_crops, config=RELEASED):
 
 
 def pooled_grids(h, w, max_crops, config=RELEASED):
-    """(rows, cols) of tokens of the low-resolution crop, of the mosaic, and the number of crops."""
+    """(rows, cols) of the tokens of the low-resolution crop, the same of the mosaic, and the number
+    of crops. The planner needs these numbers before any image is decoded."""
     rows, cols = tiling(h, w, max_crops, config)
     inner = config.grid - 2 * config.overlap_margin
-    low = -(-config.grid // 2)
+    low = -(-config.grid // 2)  # rounded up: 27 patches make 14 windows
     high_rows, high_cols = (-(-(n * inner + 2 * config.overlap_margin) // 2) for n in (rows, cols))
     return (low, low), (high_rows, high_cols), 1 + rows * cols
 
 
 def windows(grid, k):
-    """Patch ids (h,w) -> (M,k*k): k x k windows in raster order, -1 where one leaves the grid."""
+    """Patch ids (h,w) -> (M,k*k): k x k windows in raster order, with -1 for patches that a window
+    at the edge lacks. If their number along a side is odd, one more is at the end than before."""
     h, w = grid.shape
     pad_h, pad_w = -h % k, -w % k
     padding = (pad_h // 2, pad_h - pad_h // 2), (pad_w // 2, pad_w - pad_w // 2)
     grid = np.pad(grid, padding, constant_values=-1)
+    # (rows, k, cols, k): window row, row inside the window, window column, column inside it
     grid = grid.reshape(grid.shape[0] // k, k, grid.shape[1] // k, k)
     return grid.transpose(0, 2, 1, 3).reshape(-1, k * k)
 
@@ -101,11 +113,13 @@ def windows(grid, k):
 def resize(image, h, w):
     """(H,W,3) uint8 -> (h,w,3) uint8, bilinear without antialiasing (docs/molmo2.md 2.1).
 
-    Interpolates floats and rounds: on uint8 torch is off by one level in a fifth of the values.
+    The aspect ratio is not kept. Floats are interpolated and then rounded; if torch interpolates
+    uint8, a fifth of the values differs from the official ones by one level.
     """
     if image.shape[:2] == (h, w):
         return image
-    # channels as the batch: with three channels torch picks its kernel by the number of threads
+    # (3,1,H,W), channels as the batch: for (1,3,H,W) torch would choose the kernel by
+    # the number of threads, and the kernels round differently
     x = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)[:, None].float()
     x = F.interpolate(x, (h, w), mode="bilinear", align_corners=False, antialias=False)
     return x[:, 0].round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy()
@@ -114,19 +128,21 @@ def resize(image, h, w):
 def patchify(crops, config=RELEASED):
     """(n,crop,crop,3) -> (n,P,F): patches in raster order, each as (row, column, channel)."""
     g, p = config.grid, config.patch
+    # (n, row of patches, y in the patch, column of patches, x in it, RGB) -> y and x side by side
     patches = crops.reshape(-1, g, p, g, p, 3).transpose(0, 1, 3, 2, 4, 5)
     return patches.reshape(-1, g * g, p * p * 3)
 
 
 def to_array(image):
-    """PIL image -> (H,W,3) uint8, turned as its EXIF tag says; an array must be that already.
+    """PIL image -> (H,W,3) uint8, rotated as its EXIF tag says. An array must already be like this.
 
-    16 bits a channel are scaled to 8. ValueError for signed and 32-bit pixels of unknown range.
+    Channels of 16 bits are scaled to 8. ValueError if pixels are signed or have 32 bits, because
+    their range is unknown.
     """
     if not isinstance(image, Image.Image):
         assert image.dtype == np.uint8 and image.shape[2:] == (3,), (image.dtype, image.shape)
         return image
-    # 16 bits of a PNG or PGM may open as mode I
+    # Pillow may open a PNG or PGM of 16 bits as mode "I", 32-bit integers
     if image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM")):
         raise ValueError(f"{image.mode} pixels have no known range; save 8 or unsigned 16 bits")
     image = ImageOps.exif_transpose(image)
@@ -139,8 +155,9 @@ def to_array(image):
 def crops(image, max_crops=8, config=RELEASED):
     """One image -> crops (n,P,F) uint8, the low-resolution crop first, and pool_src (M,4) int64.
 
-    Rows of pool_src: the low-resolution crop's tokens, then the mosaic's, in raster order; an entry
-    is crop * P + patch, or -1 where a window hangs over the edge (docs/molmo2.md 2.2, 2.3).
+    A line of pool_src is a visual token: first all tokens of the low-resolution crop, then all
+    of the mosaic, each in raster order. An entry is crop * P + patch, or -1 if the window lacks
+    a patch at the edge (docs/molmo2.md 2.2, 2.3).
     """
     image = to_array(image)
     rows, cols = tiling(*image.shape[:2], max_crops, config)
@@ -150,30 +167,36 @@ def crops(image, max_crops=8, config=RELEASED):
     for r, c in np.ndindex(rows, cols):
         y, x = r * config.stride, c * config.stride
         pixels.append(mosaic[y : y + config.crop, x : x + config.crop])
+    # a small image has the tiling 1 x 1, and so two equal crops: packing.Crops encodes one of them
     return patchify(np.stack(pixels), config), image_windows(rows, cols, config)
 
 
 @lru_cache(maxsize=1024)
 def image_windows(rows, cols, config=RELEASED):
-    """pool_src (M,4) of an image with rows x cols high-resolution crops, without its pixels.
+    """pool_src (M,4) of an image with rows x cols high-resolution crops. It needs no pixels.
 
-    The array is cached: copy it before you write to it.
+    The array is cached, so copy it before you write to it.
     """
     g, m = config.grid, config.overlap_margin
     inner = g - 2 * m
     patch_ids = np.arange(g * g).reshape(g, g)
+    # the mosaic as one grid of patches: each cell says which patch of which crop is used there
     used = np.empty((rows * inner + 2 * m, cols * inner + 2 * m), dtype=np.int64)
-    for n, (r, c) in enumerate(np.ndindex(rows, cols), 1):
-        # a crop keeps its margin only on the outer edges of the mosaic
+    for n, (r, c) in enumerate(np.ndindex(rows, cols), 1):  # crop 0 is the low-resolution crop
+        # a crop keeps its margin only at the outer edges of the mosaic
         top, left = m * (r > 0), m * (c > 0)
         bottom, right = g - m * (r < rows - 1), g - m * (c < cols - 1)
-        place = np.s_[r * inner + top : r * inner + bottom, c * inner + left : c * inner + right]
-        used[place] = (n * g * g + patch_ids)[top:bottom, left:right]
+        region = np.s_[r * inner + top : r * inner + bottom, c * inner + left : c * inner + right]
+        used[region] = (n * g * g + patch_ids)[top:bottom, left:right]
     return np.concatenate([windows(patch_ids, 2), windows(used, 2)])
 
 
 def frame(image, config=RELEASED):
-    """One video frame -> (1,P,F) uint8 and pool_src (M,9): one crop, 3x3 windows, 81 tokens."""
+    """One video frame -> (1,P,F) uint8 and pool_src (M,9).
+
+    A frame has one crop and windows of 3x3, which give 81 tokens. As an image it would have at
+    least 392, so 128 frames would not fit into a row of stage 2.
+    """
     pixels = resize(to_array(image), config.crop, config.crop)
     return patchify(pixels[None], config), frame_windows(config)
 
@@ -183,21 +206,24 @@ def frame_windows(config=RELEASED):
 
 
 def frame_times(duration, max_frames, fps=2, last=True):
-    """Seconds at which a video is looked at: every 1/fps and the last; spread evenly if too many.
+    """Times of the frames of a video in seconds: every 1/fps, and the last instant. If these are
+    more than max_frames, the frames are spread evenly (docs/molmo2.md 3.1).
 
-    last=False is the official mode "uniform", without the last instant; training does not use it.
+    last=False is the official mode "uniform", without the last instant. Training does not use it.
     """
+    # one frame is for the last instant, so max_frames - 1 are left for the grid of 1/fps
     if (max_frames - 1) / fps < duration:
         return np.linspace(0, duration, max_frames, endpoint=last).tolist()
-    return np.arange(0, duration, 1 / fps).tolist() + [float(duration)] * last
+    return np.arange(0, duration, 1 / fps).tolist() + [float(duration)] * last  # * False: []
 
 
 def track_times(duration, max_frames, rates):
-    """Seconds at which a video with tracks is looked at (docs/molmo2.md 3.1).
+    """Times of the frames of a video with tracks, in seconds (docs/molmo2.md 3.1).
 
-    Every 1/rate seconds, without the last instant: at the highest of the rising `rates` with which
-    max_frames reach the end, or at the lowest if none does.
+    Every 1/fps seconds, without the last instant. fps is the highest of the increasing frame rates
+    `rates` with which max_frames cover the video, or the lowest if none of them does.
     """
+    # multiples of the frame rate of the annotations, so that frames have annotated points
     fps = rates[0]
     for rate in rates[1:]:
         if max_frames / rate < duration:
@@ -227,13 +253,15 @@ class ViTBlock(nn.Module):
         N, P, E = x.shape
         h = self.attn_norm(x)
         q, k, v = (linear(h).view(N, P, self.n_head, -1).transpose(1, 2)
-                   for linear in (self.q, self.k, self.v))  # (N,H,P,D)
+                   for linear in (self.q, self.k, self.v))  # (N,heads,P,72)
+        # There is no mask: a patch attends to all patches of its crop, and to no other crop. So
+        # the cost grows with N * P^2, not (N * P)^2. Frames are related in the decoder.
         x = x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(N, P, E))
         return x + self.down(F.gelu(self.up(self.mlp_norm(x)), approximate="tanh"))
 
 
 class ViT(nn.Module):
-    """(N,P,F) uint8 -> (N,P,2E): the outputs of two blocks side by side (docs/molmo2.md 1.3)."""
+    """(N,P,F) uint8 -> (N,P,2E): the outputs of two blocks, concatenated (docs/molmo2.md 1.3)."""
 
     def __init__(self, config):
         super().__init__()
@@ -243,20 +271,25 @@ class ViT(nn.Module):
         self.blocks = nn.ModuleList(ViTBlock(config) for _ in range(config.n_layer))
 
     def forward(self, images, checkpointing=False):
-        x = images.to(self.patch.weight.dtype) / 127.5 - 1  # SigLIP's normalisation
+        # 0..255 -> -1..1 as in SigLIP. It is done here and not in the loader, because
+        # uint8 is a quarter of the bytes that must be copied to a GPU.
+        x = images.to(self.patch.weight.dtype) / 127.5 - 1
+        # (N,P,E). A convolution that moves by its own size is a linear layer on flattened patches.
         x = self.patch(x) + self.pos
         outputs = {}
         for i, block in enumerate(self.blocks):
             x = checkpoint(block, x, use_reentrant=False) if checkpointing else block(x)
+            # the outputs of all 25 blocks took 20 GiB more at 384 frames (docs/log.md)
             if i in self.config.feature_layers:
                 outputs[i] = x
         return torch.cat([outputs[i] for i in self.config.feature_layers], dim=-1)
 
 
 class Pool(nn.Module):
-    """Attentional pooling of windows (docs/molmo2.md 1.4).
+    """Attentional pooling of windows (paper: 3.1; docs/molmo2.md 1.4): one visual token per window.
 
-    The mean of a window's valid patches is the query, these patches are the keys and values.
+    The query is the mean of the window's valid patches. Keys and values are these patches. On the
+    toy, an ablation found no clear difference to a plain mean (docs/log.md).
     """
 
     def __init__(self, config):
@@ -270,23 +303,29 @@ class Pool(nn.Module):
     def forward(self, features, pool_src):  # (N,P,2E), (M,K) -> (M,E)
         M, K = pool_src.shape
         valid = pool_src >= 0
-        # -1 reads another patch of its window, and not always patch 0: in backward a GPU adds the
-        # gradients of equal indices one by one
+        # An index must not be -1, so another patch of the same window stands for it,
+        # and the next line sets its value to 0. If patch 0 stood for all, a GPU would
+        # add thousands of gradients of patch 0 one after the other.
         source = pool_src.where(valid, pool_src.amax(1, keepdim=True)).clamp(min=0)
         window = features.flatten(0, 1)[source] * valid[..., None]  # (M,K,2E)
-        mean = window.sum(1) / valid.sum(1, keepdim=True).clamp(min=1)
+        # window.mean(1) would count missing patches as zeros
+        mean = window.sum(1) / valid.sum(1, keepdim=True).clamp(min=1)  # (M,2E)
         q = self.q(mean).view(M, 1, self.n_head, -1)
-        q = q.to(torch.promote_types(q.dtype, torch.float32))  # products not rounded to bf16
+        q = q.to(torch.promote_types(q.dtype, torch.float32))  # so products are not rounded
         k, v = (linear(window).view(M, K, self.n_head, -1) for linear in (self.k, self.v))
-        score = (q * k).sum(-1) * q.shape[-1] ** -0.5  # (M,K,H)
-        # a padding row has no valid patch: it looks at all of its zeros, so that there is no NaN
+        # (M,K,heads): with one query and at most 9 keys, a sum is simpler than SDPA
+        score = (q * k).sum(-1) * q.shape[-1] ** -0.5
+        # An empty window attends to all of its zeros. A softmax over nothing would be
+        # NaN, and the product with 0 at the end of Vision.forward would still be NaN.
         allowed = valid | ~valid.any(1, keepdim=True)
         score = score.masked_fill(~allowed[..., None], float("-inf"))
+        # (M,K,heads,1) * (M,K,heads,72), summed over the patches -> (M,E)
         return self.out((score.softmax(1)[..., None] * v).sum(1).flatten(1).to(v.dtype))
 
 
 class SwiGLU(nn.Module):
-    """(..,n_in) -> (..,n_out): the projector, as wide inside as the decoder's MLP, and that MLP."""
+    """(..,n_in) -> (..,n_out). It is the MLP of the decoder, and also the projector of the visual
+    tokens, with the same inner width."""
 
     def __init__(self, n_in, n_hidden, n_out):
         super().__init__()
@@ -299,10 +338,10 @@ class SwiGLU(nn.Module):
 
 
 class Vision(nn.Module):
-    """images (N,P,F) uint8, pool_src (M,K) -> (M,C), zero where a row of pool_src is all -1.
+    """images (N,P,F) uint8, pool_src (M,K) -> (M,C), zero for empty windows (all entries -1).
 
-    checkpointing: backward runs the ViT's blocks and the pooling again instead of keeping what they
-    computed (activation checkpointing).
+    checkpointing: activation checkpointing. Backward computes the ViT's blocks and the pooling
+    again, so that their results need not be kept.
     """
 
     def __init__(self, config, n_hidden, n_out):
@@ -317,7 +356,8 @@ class Vision(nn.Module):
             tokens = checkpoint(self.connect, features, pool_src, use_reentrant=False)
         else:
             tokens = self.connect(features, pool_src)
-        # biases make padding rows non-zero: multiply, because dropping rows would change the shape
+        # The biases of Pool make empty windows non-zero. They are multiplied by 0 and
+        # not removed, because the shape would then depend on the data.
         return tokens * (pool_src >= 0).any(1, keepdim=True)
 
     def connect(self, features, pool_src):  # (N,P,2E), (M,K) -> (M,C)
