@@ -29,7 +29,7 @@ def test_the_blocks_of_the_page_run_in_order_and_print_what_it_shows():
     sizes = [data.size(record, examples.TOKENIZER, examples.DATA, examples.SEED, 0)
              for record in examples.RECORDS]
     assert sizes == names["stream"][:3]          # A, B and C are the three records
-    assert (draw.STREAM, draw.CHANGES) == (names["stream"], names["changes"])
+    assert (names["stream"], names["changes"]) == (draw.STREAM, draw.CHANGES)
     assert len(BLOCK.findall(PAGE)) == PAGE.count("```python") > 15
 
 
