@@ -42,7 +42,7 @@ def finite(points, log):
 
 
 def spread(heights, least=30):
-    """Ascending heights of labels -> heights at least `least` apart, that end at BOTTOM or above."""
+    """Ascending heights of labels -> heights that are `least` apart or more, none below BOTTOM."""
     free = []
     for y in heights:
         free.append(max(y, free[-1] + least) if free else y)
