@@ -41,6 +41,18 @@ def finite(points, log):
     return [(x, y) for x, y in points if y > 0 or not log]
 
 
+def spread(heights, least=30):
+    """Ascending heights of labels -> heights that are `least` apart or more, none below BOTTOM."""
+    free = []
+    for y in heights:
+        free.append(max(y, free[-1] + least) if free else y)
+    below = BOTTOM
+    for k in reversed(range(len(free))):
+        free[k] = min(free[k], below)
+        below = free[k] - least
+    return free
+
+
 def line_chart(series, path, xlabel, ylabel, log=False, pale=()):
     """Draws {name: [(x, y), ..]}, with x from 0, into the PNG file `path`.
 
@@ -86,7 +98,8 @@ def line_chart(series, path, xlabel, ylabel, log=False, pale=()):
         pen.text((place(x, y_ticks[0])[0] / 2, BOTTOM + 12), f"{x:,g}", SOFT, font, "ma")
     pen.text(((LEFT + RIGHT) / 2, HEIGHT - 6), xlabel, INK, font, "md")
     pen.text((8, 8), ylabel, INK, font, "la")
-    by_last_value = sorted(series, key=lambda name: -series[name][-1][1])
-    for k, name in enumerate(by_last_value):
-        pen.text((RIGHT + 16, TOP + 30 * k), name[-32:], colours[name], font)
+    ends = {name: place(*points[-1])[1] / 2 for name, points in series.items()}
+    names = sorted(ends, key=ends.get)
+    for name, y in zip(names, spread([ends[name] for name in names]), strict=True):
+        pen.text((RIGHT + 16, y), name[-32:], colours[name], font, "lm")
     image.save(path)

@@ -28,3 +28,9 @@ def test_a_line_lies_where_its_numbers_are(tmp_path, log):
         wanted = charts.BOTTOM - (charts.BOTTOM - charts.TOP) * x / 100
         rows = np.nonzero(np.abs(off[:, column]).max(-1) <= 6)[0]
         assert rows.mean() == pytest.approx(wanted, abs=2)
+
+
+def test_labels_stand_at_the_ends_of_their_lines_and_30_pixels_apart():
+    assert charts.spread([100, 300]) == [100, 300]
+    assert charts.spread([100, 110, 115, 400]) == [100, 130, 160, 400]
+    assert charts.spread([600, 610, 635]) == [charts.BOTTOM - 60, charts.BOTTOM - 30, charts.BOTTOM]

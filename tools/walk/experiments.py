@@ -3,6 +3,7 @@ and the row on two processes (gloo), with the project's own parallel.py."""
 
 import dataclasses
 import tempfile
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +90,7 @@ def sum_loss(model, batch):
     return loss, batch.weights.sum(dtype=torch.float64)
 
 
+@cache  # the walk and its picture show one run
 def run_two():
     """Starts two processes that share the row -> [Rank, Rank]."""
     with tempfile.TemporaryDirectory() as folder:

@@ -7,6 +7,7 @@ import re
 import pytest
 
 import data
+from docs import draw
 from tests.test_layout import ROOT
 from tools.walk import __main__ as command
 from tools.walk import examples
@@ -28,7 +29,14 @@ def test_the_blocks_of_the_page_run_in_order_and_print_what_it_shows():
     sizes = [data.size(record, examples.TOKENIZER, examples.DATA, examples.SEED, 0)
              for record in examples.RECORDS]
     assert sizes == names["stream"][:3]          # A, B and C are the three records
+    assert (names["stream"], names["changes"]) == (draw.STREAM, draw.CHANGES)
     assert len(BLOCK.findall(PAGE)) == PAGE.count("```python") > 15
+
+
+@pytest.mark.parametrize("path", draw.DIAGRAMS)
+def test_the_diagrams_are_those_that_the_functions_of_today_draw(path):
+    shown = (ROOT / "docs" / path).read_text(encoding="utf-8")
+    assert shown == draw.DIAGRAMS[path](), "python -m docs.draw writes it again"
 
 
 def test_the_readers_file_holds_the_exercises_of_the_page():

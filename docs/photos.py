@@ -1,0 +1,128 @@
+"""Draws what trained models predict: docs/images/photos.svg and film.svg. No test compares them,
+because the answers of a model can differ from one processor to another.
+
+    python -m docs.photos runs/five      # after the run with this name in docs/own_data.md
+"""
+
+import base64
+import io
+import sys
+import textwrap
+from pathlib import Path
+
+from PIL import Image
+
+from docs.svg import box, line, page, write
+from evaluation.evaluate import evaluate
+from records.errors import plural
+from records.reader import Records
+from toy.shapes import SIZE
+from toy.videos import MovingShapes
+from weights import files
+
+ROOT = Path(__file__).parent.parent
+MEDIA = ROOT / "tests" / "media"
+FILM = 2  # the number of the video, of which the picture shows the usual mistake of tracks
+
+
+def picture(x, y, width, image):
+    """(H,W,3) uint8 -> its element, `width` units wide, and its height in units."""
+    image = Image.fromarray(image)
+    height = width * image.height / image.width
+    image.thumbnail((2.5 * width, 2.5 * width))
+    out = io.BytesIO()
+    image.save(out, "JPEG", quality=80)
+    uri = f"data:image/jpeg;base64,{base64.b64encode(out.getvalue()).decode()}"
+    return (f'<image x="{x}" y="{y}" width="{width}" height="{height:.5g}" href="{uri}"/>', height)
+
+
+def circle(x, y, radius, kind):
+    return f'<circle cx="{x:.5g}" cy="{y:.5g}" r="{radius}" class="{kind}"/>'
+
+
+def dot(x, y, number):
+    """An object of a track: its number in its colour."""
+    return (circle(x, y, 7, "red" if number == 1 else "blue")
+            + write(x, y + 4, str(number), "on", "middle"))
+
+
+def photos(folder):
+    """Five photographs with the answers of a model that was trained on them -> the SVG."""
+    model, tokenizer, config = files.open_model_folder(folder)
+    records = [record for record in Records(MEDIA / "records.jsonl", MEDIA) if "images" in record]
+    scores, predictions = evaluate(model, tokenizer, config, records, with_nll=False)
+    out = []
+    y = 8
+    for record in records:
+        (image,) = record["source"].images(record)
+        element, height = picture(8, y, 140, image)
+        out.append(element)
+        below = y + 10
+        for p in (p for p in predictions if p["id"] == record["id"]):
+            points = p.get("predicted", [])
+            scale = 140 / image.shape[1]
+            out += [circle(8 + a * scale, y + b * scale, 5, "ring") for *_, a, b in points]
+            prompt = textwrap.fill(p["prompt"], 31)
+            answer = plural(len(points), "ring") if points else textwrap.fill(p["text"], 31)
+            out += [write(158, below, prompt, "soft"),
+                    write(158, below + 14 * (1 + prompt.count("\n")), answer)]
+            below += 14 * (prompt + answer).count("\n") + 34
+        y = max(y + height + 12, below)
+    print(f"{scores['caption_exact']:.0%} of the captions equal those of training, word for word")
+    return page(round(y), "Five photographs with the answers of the model", out)
+
+
+def film():
+    """A video of the toy world with true and predicted tracks -> the SVG."""
+    model, tokenizer, config = files.open_model_folder("toy")
+    source = MovingShapes("test", questions="tracks")
+    record = source[FILM]
+    record["annotations"] = [a for a in record["annotations"] if a.get("label") == "any shape"]
+    _, (prediction,) = evaluate(model, tokenizer, config, [record], with_nll=False)
+    times = prediction["times"]
+    # objects are numbered by where they come, from left to right, as the model numbers them
+    first = {}
+    for t, name, x, _ in prediction["true"]:
+        first.setdefault(name, (t, x))
+    numbers = {name: k for k, name in enumerate(sorted(first, key=first.get), 1)}
+    true = [(t, numbers[name], x, y) for t, name, x, y in prediction["true"]]
+    predicted = [(t, int(name), x, y) for t, name, x, y in prediction["predicted"]]
+    width = 344 / len(times)
+    out = []
+    tracks = {"true": true, "predicted": predicted}
+    for top, (title, points) in zip((24, 62 + width), tracks.items(), strict=True):
+        out.append(write(8, top - 6, title, "title"))
+        for k, frame in enumerate(source.frames(record, times)):
+            left = 8 + k * width
+            out.append(picture(left, top, width - 3, frame)[0])
+            scale = (width - 3) / SIZE
+            for t, number, x, y in points:
+                if t == times[k]:
+                    out.append(dot(left + x * scale, top + y * scale, number))
+            middle = left + width / 2
+            out.append(write(middle, top + width + 11, f"{times[k]:g} s", "soft", "middle"))
+    out += draw_charts(104 + 2 * width, times, tracks)
+    return page(round(250 + 2 * width), "True and predicted tracks", out)
+
+
+def draw_charts(y, times, tracks):
+    """x against time, true and predicted side by side."""
+    for left, (title, points) in zip((40, 214), tracks.items(), strict=True):
+        top = y + 10
+        yield write(left, y, f"{title}: x in pixels", "title")
+        yield box(left, top, 138, 110, "empty")
+        for tick in (0, 50, 100):
+            yield write(left - 4, top + 114 - 1.1 * tick, str(tick), "soft", "end")
+        for t in times[::2]:
+            yield write(left + 10 + 118 * t / times[-1], top + 125, f"{t:g} s", "soft", "middle")
+        for kind, number in (("red", 1), ("blue", 2)):
+            path = [(left + 10 + 118 * t / times[-1], top + 110 - 1.1 * x)
+                    for t, name, x, _ in points if name == number]
+            yield line(f"{kind}-line", *path)
+            yield from (dot(*place, number) for place in path)
+
+
+if __name__ == "__main__":
+    for name, text in {"photos": photos(sys.argv[1]), "film": film()}.items():
+        (ROOT / "docs" / "images" / f"{name}.svg").write_text(text, encoding="utf-8")
+        print(f"docs/images/{name}.svg")

@@ -1,0 +1,73 @@
+"""The picture of the whole way from a record to the loss, and the row that all diagrams draw."""
+
+from functools import cache
+
+from docs.svg import box, cells, line, page, write
+from tools.walk import examples
+
+BOXES = {  # name: the function that makes it, and what it contains
+    "record": ("", "frames,\nannotations"),
+    "message tree": ("data.encode", "tokens, weights,\nmask (T,)"),
+    "pack": ("packing.Planner", "(tokens, crops)\nof each example"),
+    "batch": ("packing.collate", "fields (B,T)\nimages (N,P,F)"),
+    "model": ("model(batch)", "features (M,C)\nhidden (B,T,C)"),
+    "loss": ("Molmo2.nll", "nll, lse (B,T)\nΣ w·nll / Σ w"),
+}
+
+
+@cache
+def row():
+    """The row of the walk -> its examples, its Batch, its parts."""
+    encoded = examples.encode()
+    return encoded, examples.collate(encoded), examples.find_parts(encoded, examples.ROW)
+
+
+def kind_of(part):
+    return part.name.split(": ")[-1].replace("trunk", "prefix")
+
+
+def kinds_of(parts):
+    return [kind_of(part) for part in parts for _ in range(part.start, part.stop)]
+
+
+def whole():
+    out = []
+    for number, (name, (function, shapes)) in enumerate(BOXES.items()):
+        down, right = divmod(number, 3)
+        x, y = 8 + 118 * right, 40 + 190 * down
+        out += [box(x, y, 108, 134, "empty"), write(x + 8, y + 18, name, "title"),
+                write(x + 8, y + 112, shapes, "soft"), *draw_inside(name, x + 8, y + 28)]
+        if right:
+            out += [line("arrow", (x - 58, y - 2), (x - 58, y - 14), (x + 48, y - 14), (x + 48, y)),
+                    write(x - 5, y - 19, function, "", "middle")]
+    out += [line("arrow", (298, 174), (298, 192), (22, 192), (22, 228)),
+            write(180, 187, BOXES["batch"][0], "", "middle"),
+            write(8, 382, "B rows, T tokens, N crops, P patches, F numbers of a\npatch, M visual "
+                  "tokens, C width, w loss weights", "soft")]
+    return page(406, "From the record to the loss", out)
+
+
+def draw_inside(name, x, y):
+    """What a box of `whole` contains, drawn small."""
+    _, batch, parts = row()
+    kinds = kinds_of(parts)
+    cell = 92 / examples.ROW
+    if name == "record":
+        for left, square in ((x, x + 2), (x + 48, x + 70)):
+            yield from (box(left, y, 44, 44, "grass"), box(square, y + 16, 12, 12, "square"))
+        yield from (box(x + 32 * k, y + 50, 28, 12, kind_of(parts[k + 1])) for k in range(3))
+    elif name == "message tree":
+        yield box(x, y + 22, 34, 12, "prefix")
+        for k, part in enumerate(parts[1:4]):
+            yield line("line", (x + 34, y + 28), (x + 46, y + 8 + 20 * k))
+            yield box(x + 46, y + 2 + 20 * k, 2.5 * (part.stop - part.start), 12, kind_of(part))
+    elif name in ("pack", "batch"):
+        for k in range(6 if name == "batch" else 1):
+            yield from cells(x, y + 6 + 10 * k, cell, 8 if name == "batch" else 16, kinds)
+    elif name == "model":
+        for k, text in enumerate(["ViT, pooling", "+ embeddings", "decoder"]):
+            yield box(x, y + 22 * k, 92, 18, "paper")
+            yield write(x + 46, y + 13 + 22 * k, text, "", "middle")
+    else:
+        for t, weight in enumerate(batch.weights[0].tolist()):
+            yield box(x + t * cell, y + 62 - 40 * weight, 2, 40 * weight, kinds[t])
