@@ -47,7 +47,8 @@ LABEL = REF + r'|"label":\s*"([^"]*)"|\salt="([^"]*)"'
 BOX = (rf"(?:{REF}\s*)?(?:<box>|<\|box_start\|>)(?P<numbers>[\d\s,()\[\]]*)"
        r"(?:</box>|<\|box_end\|>)[\s.,;]*")
 OBJECT = rf"(?:{REF}\s*)?<bbox (?P<numbers>[^>]*)>[\s.,;]*"  # made by Reader
-POINT = r'<points?(?P<numbers>(?:\s+[xy]\d*="[\d.]+")+)(?:\s+alt="[^"]*")?>[^<]*</points?>\.?'
+POINT = (r'<points?(?P<numbers>(?:\s+x\d*="[\d.]+"\s+y\d*="[\d.]+")+)(?:\s+alt="[^"]*")?>'
+         r'[^<]*</points?>\.?')
 JSON_LABEL = r'(?:,?\s*"label":\s*"[^"]*",?)?'
 JSON = (rf'(?:```json)?[\s\[]*{{{JSON_LABEL}\s*"bbox_2d":\s*\[(?P<numbers>[-\d\s.,]*)\]'
         rf'{JSON_LABEL}\s*}}[\s,\]]*(?:```)?')
@@ -98,7 +99,8 @@ def convert(row, args, report):
         qa = {"type": "qa"} | ({"system": system} if system else {})
         annotations = [{**qa, "turns": group} for group in groups]
     else:
-        require(len(pairs) == 1 and "answer" in pairs[0], "the row",
+        rejected = read_answer(rejected, prompts[0], row, args).get("answer")
+        require(len(pairs) == 1 and "answer" in pairs[0] and rejected, "the row",
                 "a chosen and a rejected answer need one question, and no boxes")
         answers = {"chosen": pairs[0].pop("answer"), "rejected": rejected}
         annotations = [{"type": "preference", **pairs[0], **answers}]
@@ -120,7 +122,9 @@ def read_chat(row, args, report):
     require(rejected or "chosen" not in row, "the row", "it has 'chosen', but nothing is rejected")
     if rejected:
         require(turns and turns[-1].role == "assistant", "the row", "no answer is the chosen one")
-        rejected = "".join(reader.last(rejected, "rejected", turns[:-1]).parts)
+        last = reader.last(rejected, "rejected", turns[:-1])
+        require(last.weight is None, "rejected", "the chosen answer has the weight of the pair")
+        rejected = "".join(last.parts)
     require(not any(map(list, reader.objects.values())), "objects",
             "it has more entries than the texts have <ref-object> or <bbox>")
     system = [row["system"]] if "system" in row else []
@@ -151,8 +155,7 @@ class Reader:
         given = value if isinstance(value, list) else [value]
         turns = [self.turn(turn if isinstance(turn, dict) else {"from": "gpt", "value": turn},
                            place) for turn in given]
-        earlier = [turn.parts for turn in turns[:-1]]
-        require(turns[-1].role == "assistant" and earlier in ([], [turn.parts for turn in before]),
+        require(turns[-1].role == "assistant" and turns[:-1] in ([], before),
                 place, "it must be an answer, alone or behind the same turns as in the row")
         return turns[-1]
 

@@ -47,10 +47,11 @@ SIGNS = [
 NOTHING = (None, "", [], {}, [""], [None], "[]")  # in tables, the fields that other rows have
 # a word in the name of a field that may change what is trained
 TELLING = re.compile(
-    "(?<![a-z])(?i:image|img|picture|photo|pixel|video|vid|frame|media|file|audio|sound|speech|clip"
-    "|pdf|depth|point|box|bbox|object|region|mask|annotation|label|weight|loss|train|answer|response"
-    "|output|completion|chosen|reject|rejected|target|solution|truth|reasoning|thinking|tool"
-    "|option|choice|correct|preferred|caption|prompt|context)"
+    "(?<![a-z])(?i:(?:image|img|picture|photo|video|audio|file|keypoint)[a-z]*|path|pixel|vid|frame"
+    "|media|sound|speech|clip|pdf|depth|point|box|bbox|object|region|mask|segmentation|polygon"
+    "|annotation|label|weight|loss|train|answer|response|output|completion|chosen|reject|rejected"
+    "|target|solution|(?:ground)?truth|reasoning|thinking|tool|function|option|choice|correct"
+    "|preferred|caption|prompt|context|input|history|(?:question|query|instruction)(?!_id|_type))"
     "(?:e?s)?(?![a-z])")
 
 
@@ -199,7 +200,7 @@ def read_csv(path, report):
                                 f"line names {plural(len(names), 'column')}")
                     continue
                 yield where, unique(zip(names, cells, strict=False))
-    except (UnicodeDecodeError, csv.Error) as error:
+    except (ValueError, csv.Error) as error:
         raise DataError(f"{path}: the table cannot be read; save it as CSV UTF-8 ({error})"
                         ) from None
 

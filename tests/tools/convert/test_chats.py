@@ -33,8 +33,9 @@ def made(*turns, system=None, **record):
     return {**record, "annotations": [{"type": "qa", **system, "turns": found}]}
 
 
-def pair(question="q", **record):
+def pair(question="q", weight=None, **record):
     fields = {"question": question, "chosen": "a", "rejected": "b"}
+    fields |= {"weight": weight} if weight else {}
     return {**record, "annotations": [{"type": "preference", **fields}]}
 
 
@@ -79,8 +80,9 @@ TABLE = [  # a row, its record or words of the sentence that refuses it, and fla
     (chat([{**TEXT, "index": 0}], "a"), "turn 0: the field 'index' is not read"),
     *((chat("q", "a", **X, **{key: "x"}), f"the row: the field '{key}' is not read")
       for key in ("img_path", "imageUrl", "Image", "image_id", "media", "frames", "audios", "tools",
-                  "pdf", "options", "context", "is_correct", "rejected_images",
-                  "bbox", "loss", "answer", "solution", "pixel_values")),
+                  "pdf", "options", "context", "is_correct", "rejected_images", "filename", "path",
+                  "bbox", "loss", "answer", "solution", "pixel_values", "groundtruth", "keypoints",
+                  "functions", "question", "history")),
     (chat("q", "a", img_path="x"), QA, "--ignore img_path"),
     (image(CAPTION, img_path="x"), image(CAPTION), "--ignore img_path"),
     (chat("q", "a", source="coco"), "the row: the field 'source' is not read", "--strict"),
@@ -99,6 +101,10 @@ TABLE = [  # a row, its record or words of the sentence that refuses it, and fla
     (chat("q", "a", rejected_messages=[user("p"), answer("b")]), "behind the same turns"),
     (chat("q", "a", "q", rejected="b"), "no answer is the chosen one"),
     (chat("q", "a", "r", "b", rejected="c"), "need one question, and no boxes"),
+    (chat("q", "a", rejected="<box>(1,2),(3,4)</box>", **X), "need one question, and no boxes"),
+    (chat("q", "a", rejected=answer("b", weight=0)), "has the weight of the pair"),
+    (chat("q", answer("a", weight=0.5), rejected_messages=[user("q"), answer("b")]),
+     pair(weight=0.5)),
     (chat("q", chosen="a"), "it has 'chosen', but nothing is rejected"),
     (chat("q", "a", label=True), "'label' is True: --keep-desired takes answers that KTO marks"),
     (chat("q", "a", label=True), QA, "--keep-desired"),
@@ -167,6 +173,7 @@ TABLE = [  # a row, its record or words of the sentence that refuses it, and fla
     *((chat("q", text, **X), "it must contain nothing else") for text in (
         "Here: <box>[[1, 2, 3, 4]]</box>", "<box>[[1, 2, 3]]</box>", "<box></box>", "<box>[1]",
         "<box>[[0.1, 0.2, 0.3, 0.4]]</box>", f"{JSON} it is",
+        '<points x1="1" x2="3" y1="2" y2="4" alt="cups">cups</points>',
         "<ref>a</ref><box>[[1, 2, 3, 4]]</box><ref>b</ref><box>[[1, 2, 3, 4]]</box>")),
     (chat("At <box>(1,2),(3,4)</box>?", "a", **X), "a question: <box> is not read there"),
     *(({**FIND, "objects": {**OBJECTS, **more}},

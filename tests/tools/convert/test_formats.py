@@ -86,8 +86,11 @@ TABLE = [
         IMAGES[0], {"id": 4, "file_name": "b.jpg"}]),
      [image(box("cup", (1, 2, 4, 6)), path=FIRST)], {"no size": 1, "wrong record": 1}),
     (coco((3, 1, [700, 1, 2, 2]), (3, 2, [1, 2, 3, 4]), (1, 1, [1, 2]), (1, 2, [1, 2, 3, 4])),
-     [image(box("person", (1, 2, 4, 6)), path=FIRST)],
-     {"a box without an area": 1, "wrong record": 1}),
+     [image(box("person", (1, 2, 4, 6)), path=path) for path in (FIRST, SECOND)],
+     {"a box without an area": 1, "wrong numbers": 1}),
+    (coco(*({"image_id": 3, "category_id": 1, "segmentation": [numbers]}
+            for numbers in ([], [1, 2, 3], ["a", 1])), (3, 2, [1, 2, 3, 4])),
+     [image(box("person", (1, 2, 4, 6)), path=FIRST)], {"wrong numbers": 1}),
     (coco((3, 1, [1, 2, 3, 0]), (3, 1, [1, 2, 3, 4]), images=IMAGES), [],
      {"a box without an area": 1, "no annotation": 1}),
     (coco((3, 1, [1, 2, "3", 4]), (3, 2, [1, 2, 3, 4])),
@@ -112,6 +115,9 @@ TABLE = [
           {"image_id": 1, "caption": "One."}, categories=None),
      [image(caption("Two."), caption("A pair."), path="val/1.jpg"),
       image(caption("One."), path="../2.jpg")], {}),
+    (coco({"image_id": 3, "caption": "Cup.", "bbox": [1, 2, 3, 4]},
+          {"image_id": 1, "caption": "One.", "rejected": "Two."}), [],
+     {"wrong record": 1, "unknown field": 1}),
     # LabelMe: a folder of files, or one file
     (labelme(shape("rectangle", "cup", [30, 40], [1, 2]), shape("polygon", "cup", [40, 9], [50, 5]),
              shape("line", "edge", [1, 1], [2, 2])), LABELME, {"a line": 1}),
@@ -139,10 +145,13 @@ TABLE = [
     ({**yolo("eye", "0 0.3 0.4 0.2 0.2", name="classes.txt"), "f/labels/gone.txt": "",
       "f/labels/2.txt": "", "f/labels/3.txt": "0 30 40 20 20",
       "f/labels/4.txt": "0 0.1 0.2 0.3 0.4 0.5", "f/labels/6.txt": "eye 0.3 0.4 0.2 0.2",
-      "f/README.txt": "", "f/labels/5.txt": "7 0.3 0.4 0.2 0.2",
-      **{f"f/images/{n}.png": "" for n in "23456"}},
+      "f/README.txt": "", "f/labels/7.txt": LINES[0], "f/images/7.jpg": "",
+      "f/labels/5.txt": "7 0.3 0.4 0.2 0.2",
+      **{f"f/images/{n}.png": "" for n in "234567"}},
      [image(EYES[0]["annotations"][0], path="images/1.jpg")],
-     {"missing file": 1, "no annotation": 1, "wrong record": 3, "no label": 1}),
+     {"missing file": 2, "no annotation": 1, "wrong record": 3, "no label": 1}),
+    ({"labels-1/f/1.txt": LINES[0], "labels-1/f/1.jpg": "", "labels-1/f/classes.txt": "eye"},
+     [image(EYES[0]["annotations"][0], path="1.jpg")], {}),
     # rows of questions
     ({"a.jsonl": [{"image": "a.png", "question": "q", "answer": "a"}]}, [image(qa("qa"))], {}),
     ({"a.csv": "image,question,answer\na.png,q,a\n,r,b\n"},
@@ -175,6 +184,13 @@ TABLE = [
     # captions
     ({"a.jsonl": [{"image": "a.png", "caption": "A cat."}, {"text": "of nothing"}]},
      [image(caption("A cat."))], {"wrong record": 1}),
+    ({"a.jsonl": [{"image": "a.png", "text": "A cat."}, *({"image": "a.png", **row} for row in (
+        {"text": "A cat.", "history": [["q", "a"]]}, {"text": "<box>[[1, 2, 3, 4]]</box>"},
+        {"text": "A cat.", "rejected": "A dog."}, {"text": "A cat.", "file_name": "b.png"}))]},
+     [image(caption("A cat."))], {"wrong record": 4}),
+    ({"a.jsonl": [{"instruction": "Look.", "question": "q", "answer": "a", "output": "a"},
+                  {"question": "q", "answer": "a", "question_id": 7}]},
+     [{"annotations": [qa("qa")]}], {"unknown field": 1}),
     ({"f/metadata.csv": "file_name,text\na.png,\"A cat, grey.\"\n", "f/other.json": {}},
      [image(caption("A cat, grey."))], {}),
     ({"f/metadata.jsonl": [{"file_name": "a.MP4", "text": "A film."}]},
@@ -190,7 +206,7 @@ def write(folder, files):
         if name.endswith(".jsonl"):
             content = "\n".join(map(json.dumps, content))
         path.write_text(content if isinstance(content, str) else json.dumps(content))
-    return folder / "f" if (folder / "f").exists() else folder / next(iter(files))
+    return next(folder.rglob("f"), folder / next(iter(files)))
 
 
 @pytest.mark.parametrize(("files", "records", "skipped"), TABLE)
@@ -225,6 +241,7 @@ def test_a_file_becomes_these_records(tmp_path, files, records, skipped):
     ({"f/a.json": [], "f/b.json": {"images": [], "annotations": [{"image_id": 1}]}},
      "f/b.json: of several .json files only LabelMe's are read; name one file"),
     ({"f/a.jpg": ""}, "f: this is no known format; --help lists them"),
+    ({"a.csv": "image,image,text\na,b,c"}, "a.csv: the table cannot be read; save"),
     ({"a.csv": "image,caption\na.png," + "x" * 200_000}, "a.csv: the table cannot be read; save"),
 ])
 def test_a_format_that_is_not_read_is_named_with_what_to_do(tmp_path, files, words):
