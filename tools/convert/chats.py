@@ -96,8 +96,8 @@ def convert(row, args, report):
             pairs[k]["weight"] = turns[2 * k + 1].weight
     if rejected is None:
         groups = [[pair] for pair in pairs] if args.split_turns else [pairs]
-        qa = {"type": "qa"} | ({"system": system} if system else {})
-        annotations = [{**qa, "turns": group} for group in groups]
+        qa = {"system": system} if system else {}
+        annotations = [{"type": "qa", **qa, "turns": group} for group in groups]
     else:
         rejected = read_answer(rejected, prompts[0], row, args).get("answer")
         require(len(pairs) == 1 and "answer" in pairs[0] and rejected, "the row",
@@ -105,8 +105,8 @@ def convert(row, args, report):
         answers = {"chosen": pairs[0].pop("answer"), "rejected": rejected}
         annotations = [{"type": "preference", **pairs[0], **answers}]
     style = {"style": row["style"]} if "style" in row else {}
-    kept = {key: row[key] for key in ("id", "subtitles", "weight") if key in row}
-    kept |= {"id": str(row["id"])} if "id" in row else {}
+    kept = {"id": str(row["id"])} if "id" in row else {}
+    kept |= {key: row[key] for key in ("subtitles", "weight") if key in row}
     return {**kept, **visual, "annotations": [style | annotation for annotation in annotations]}
 
 

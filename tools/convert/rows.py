@@ -128,8 +128,9 @@ def kind_of(row):
                  "formats)")
 
 
-def read_rows(path, report):
-    """Yields (where, row): "file:line", "file", or "file[number]" from 0, with the id of a row."""
+def read_rows(path):
+    """Yields (where, row): "file:line", "file", or "file[number]" from 0, with the id of a row. A
+    line that cannot be read is an Unreadable."""
     entries = sorted(path.iterdir()) if path.is_dir() else [path]
     tables = [file for file in entries if file.name in TABLES]
     known = [".json"] if path.is_dir() else READERS
@@ -140,7 +141,7 @@ def read_rows(path, report):
                      + ("; below it are " + ", ".join(inner) if inner else ""))
         raise DataError(f"{path}: this is {what}")
     for file in files:
-        for where, row in READERS[file.suffix.lower()](file, report):
+        for where, row in READERS[file.suffix.lower()](file):
             if len(files) > 1 and kind_of(row) != "labelme":
                 raise DataError(f"{where}: of several .json files only LabelMe's are read; name "
                                 "one file in place of the folder")
@@ -158,7 +159,7 @@ def unique(pairs):
     return found
 
 
-def read_lines(path, report):
+def read_lines(path):
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
@@ -167,13 +168,11 @@ def read_lines(path, report):
                 # of bytes, since a byte order mark may be the first
                 row = json.loads(line, object_pairs_hook=unique)
             except (ValueError, RecursionError) as error:
-                report.read["not JSON"] += 1
-                report.skip(f"{path}:{number}", "not JSON", str(error))
-                continue
+                row = Unreadable("not JSON", str(error))
             yield f"{path}:{number}", row
 
 
-def read_json(path, report):
+def read_json(path):
     try:
         content = json.loads(path.read_bytes(), object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
@@ -185,7 +184,7 @@ def read_json(path, report):
         yield str(path), content
 
 
-def read_csv(path, report):
+def read_csv(path):
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
             names = file.readline()
@@ -193,13 +192,11 @@ def read_csv(path, report):
             table = csv.reader(file, delimiter=max(",;\t", key=names.count))
             names = [name.strip() for name in next(table, ())]
             for cells in filter(None, table):
-                where = f"{path}:{table.line_num}"
+                row = unique(zip(names, cells, strict=False))
                 if len(cells) > len(names):
-                    report.read["a broken line"] += 1
-                    report.skip(where, "wrong record", f"it has {len(cells)} cells, and the first "
-                                f"line names {plural(len(names), 'column')}")
-                    continue
-                yield where, unique(zip(names, cells, strict=False))
+                    row = Unreadable("wrong record", f"it has {len(cells)} cells, and the first "
+                                     f"line names {plural(len(names), 'column')}")
+                yield f"{path}:{table.line_num}", row
     except (ValueError, csv.Error) as error:
         raise DataError(f"{path}: the table cannot be read; save it as CSV UTF-8 ({error})"
                         ) from None
