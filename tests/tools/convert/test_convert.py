@@ -10,7 +10,8 @@ import sys
 import pytest
 
 from records.errors import DataError
-from records.reader import Records
+from records.parse import parse
+from records.reader import Records, names_of
 from tests.records.samples import CAPTION, GOOD, QA, image, video, write
 from tests.tools.convert.command import TESTS, run
 from tools import check
@@ -58,16 +59,6 @@ def test_rows_of_all_kinds_lie_in_one_file_and_keep_their_ids_as_text(tmp_path):
     assert converted(tmp_path / "out.jsonl") == [MADE, spoken, {"id": "7", **MADE}, MADE]
 
 
-def test_questions_are_split_on_demand(tmp_path):
-    row = {"conversations": ROW["conversations"] * 2}
-    path = write(tmp_path / "r.jsonl", row)
-    run(path, tmp_path / "one.jsonl")
-    run(path, tmp_path / "two.jsonl", "--split-turns")
-    n_turns = [[len(a["turns"]) for a in converted(tmp_path / name)[0]["annotations"]]
-               for name in ("one.jsonl", "two.jsonl")]
-    assert n_turns == [[2], [1, 1]]
-
-
 # --------------------------------------------------------------------------------------------------
 # paths
 
@@ -78,13 +69,6 @@ ENTRIES = [
     video(CAPTION, video={"path": "a.mp4", "start": 1, "end": 2}),
     video(CAPTION, video={"frames": ["a.png", "a.png"], "fps": 1}),
     {**ROW, "image": "a.png"}, {**ROW, "video": [["a.png"]], "fps": 2}]
-
-
-def names_in(record):
-    """Every path in a record, by its file."""
-    found = [record.get("image"), record.get("video"), *record.get("images", [])]
-    entries = [{"path": entry} if isinstance(entry, str) else entry for entry in found if entry]
-    return [name for entry in entries for name in entry.get("frames") or [entry["path"]]]
 
 
 @pytest.mark.parametrize(("media", "flags", "out", "expected"), [
@@ -108,7 +92,7 @@ def test_training_finds_the_media_without_a_flag(tmp_path, monkeypatch, media, f
     status, counts, err = run("in/rows.jsonl", out, *flags)
     assert (status, counts["records"], err) == (0, len(ENTRIES), "")
     for record in converted(tmp_path / out):
-        for name in names_in(record):
+        for name in names_of(parse(record)):
             assert name == expected.format(os.path.basename(name), folder=tmp_path)
     monkeypatch.chdir(TESTS)                              # from wherever it is trained
     assert check.main([str(tmp_path / out), "--decode"]) == 0
@@ -127,16 +111,6 @@ def test_an_absolute_path_stays_and_others_lead_to_the_same_file(tmp_path, name,
     run(path, tmp_path / "runs/out.jsonl")
     (record,) = converted(tmp_path / "runs/out.jsonl")
     assert record["image"] == (expected or name).format(tmp_path)
-
-
-def test_a_row_whose_image_is_a_url_is_skipped(tmp_path):
-    part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
-    messages = [{"role": "user", "content": [part]}, {"role": "assistant", "content": "a"}]
-    rows = write(tmp_path / "r.jsonl", {"messages": messages}, {**ROW, "image": "file:///a.png"},
-                 {**ROW, "image": "https://x/a.png"}, ROW)
-    _, counts, err = run(rows, tmp_path / "out.jsonl")
-    assert counts == {"rows": 4, "records": 1, "skipped": {"wrong record": 3}}
-    assert err.count("'path' must be the path of a downloaded file (URLs and base64") == 3
 
 
 # --------------------------------------------------------------------------------------------------
