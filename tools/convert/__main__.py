@@ -43,8 +43,6 @@ from tools.convert.tables import as_caption, as_chat
 from tools.convert.turn import turn_record
 from tools.generate import read_subtitles
 
-START = "--media DIR says where the paths in FILE start"
-
 
 def size(text):
     """The type of a flag: "640,480" -> [640, 480]."""
@@ -174,19 +172,19 @@ def write(args, report):
             n_files = sum(file.suffix in (".srt", ".vtt") for file in args.subtitles.iterdir())
             warn(f"of {plural(n_files, 'file')} of subtitles in {args.subtitles}, "
                  f"{len(report.subtitles)} have the name of a video")
+        if missing:
+            warn(f"{len(missing):,} of {n_paths:,} images and videos are not there, such as "
+                 f"{missing[0]}; --media DIR says where the paths in FILE start")
         reason = None
         if not any(counts):
             reason = f"{args.file} contains nothing that can become a record"
         elif missing and len(missing) == n_paths:
-            reason = f"no image and no video is there, such as {missing[0]}; {START}"
+            reason = "no image and no video is there"
         elif not all(counts):
             reason = f"--hold-out {args.hold_out} leaves one file without a record"
         if reason:
             warn(f"{args.out} is not written: {reason}")
             return [0] * len(counts)
-        if missing:
-            warn(f"{len(missing):,} of {n_paths:,} images and videos are not there, such as "
-                 f"{missing[0]}; {START}")
         for draft, path in zip(drafts, args.outs, strict=True):
             draft.replace(path)
     return counts

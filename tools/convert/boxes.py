@@ -21,9 +21,10 @@ from tools.prepare.annotations import MAX_POINTS, size_of, split
 from tools.prepare.media import IMAGE_SUFFIXES
 from weights.files import explained
 
-OF_COCO = {"id", "image_id", "category_id", "bbox", "area", "segmentation", "iscrowd", "keypoints",
-           "num_keypoints", "caption"}
-OF_LABELME = {"label", "points", "shape_type", "group_id", "mask", "description"}
+COCO_FIELDS = {  # of an annotation
+    "id", "image_id", "category_id", "bbox", "area", "segmentation", "iscrowd", "keypoints",
+    "num_keypoints", "caption"}
+LABELME_FIELDS = {"label", "points", "shape_type", "group_id", "mask", "description"}
 # of a class in data.yaml: its number and a colon, or a dash, or neither; its name; a comment
 YAML_NAME = re.compile(r"""(?:['"]?(\d+)['"]?\s*:\s+|-\s+)?"""
                        r"""('(?:[^']|'')*'|"[^"\\]*"|[^\s'"\[{#:](?:[^:]*?[^:\s])??)(?:\s+#.*)?""")
@@ -102,17 +103,19 @@ def read_coco(content, where, report):
             # LVIS: http://images.cocodataset.org/val2017/000000397133.jpg
             path = image.get("file_name") or urlsplit(image.get("coco_url", "")).path.lstrip("/")
             require(path, "the image", "the file does not name it")
-            annotations = [report.known_fields(annotation, OF_COCO) for annotation in annotations]
-            captioned = [annotation for annotation in annotations if "caption" in annotation]
-            for annotation in captioned:
+            captions = []
+            found = []
+            for annotation in annotations:
+                annotation = report.known_fields(annotation, COCO_FIELDS)
+                if "caption" not in annotation:
+                    found.append(coco_place(annotation, image, names))
+                    continue
                 require(not {"bbox", "segmentation"} & annotation.keys(), "an annotation",
                         "its caption is of a box; --ignore caption, or --ignore bbox,segmentation")
-            if captioned:
-                captions = [{"type": "caption", "text": a["caption"]} for a in captioned]
+                captions.append({"type": "caption", "text": annotation["caption"]})
+            if captions:
                 yield place, {"image": path, "annotations": captions}
-            found = [coco_place(annotation, image, names)
-                     for annotation in annotations if "caption" not in annotation]
-            if found or not captioned:
+            if found or not captions:
                 size = size_of(image.get("width"), image.get("height"))
                 yield from to_records(place, path, size, found, report)
 
@@ -137,7 +140,7 @@ def read_labelme(content, where, report):
     found = []
     corners = {}
     for k, shape in enumerate(content["shapes"]):
-        shape = report.known_fields(shape, OF_LABELME)
+        shape = report.known_fields(shape, LABELME_FIELDS)
         label = shape.get("label")
         kind = shape.get("shape_type") or "polygon"
         group = shape.get("group_id")  # of an object that has several polygons
@@ -176,7 +179,8 @@ def read_yolo(folder, media, report):
         others = sorted({str(path.parent) for path in labels.rglob("*.txt")} - {str(labels)})
         raise DataError(f"{folder}: YOLO needs .txt files in one folder, one of the files "
                         f"{', '.join(CLASSES)} there or above, and images of the same names in "
-                        f"{place} (else --media DIR); other .txt files are in {others[:4]}")
+                        f"{place} (else --media DIR); below it .txt files are in "
+                        f"{others[:4] or 'no folder'}")
     names = read_classes(classes[0])
     for path in texts:
         report.read["yolo"] += 1

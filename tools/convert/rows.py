@@ -84,21 +84,20 @@ class Report:
                 self.not_read.setdefault(key, [0, value])[0] += 1
         return known
 
-    def skip(self, where, kind, sentence):
-        self.skipped[kind] += 1
-        if self.args.all or self.skipped.total() <= MAX_PRINTED:
-            warn(f"{where}: {kind}: {sentence}; skipped")
-
     @contextmanager
     def skipping(self, where):
         """Ends the block where something cannot become a record."""
         try:
             yield
+            return
         except Unreadable as error:
-            self.skip(where, *error.args)
+            kind, sentence = error.args
         except FORM_ERRORS as error:
-            self.skip(where, "wrong record", "it cannot be read as one: "
-                      f"{type(error).__name__}: {error}")
+            kind = "wrong record"
+            sentence = f"it cannot be read as one: {type(error).__name__}: {error}"
+        self.skipped[kind] += 1
+        if self.args.all or self.skipped.total() <= MAX_PRINTED:
+            warn(f"{where}: {kind}: {sentence}; skipped")
 
     def end(self, path):
         """Says how many skipped rows were not printed, and what was read."""
@@ -111,7 +110,7 @@ class Report:
         warn(f"{path}: read as {kinds or 'an empty file'}")
 
 
-def named(signs, default):
+def known_format(signs, default):
     return next((name for needed, name in SIGNS if needed <= signs), default)
 
 
@@ -124,8 +123,8 @@ def kind_of(row):
     if isinstance(annotations, list) and annotations and isinstance(annotations[0], dict):
         signs |= {f"annotations.{key}" for key in annotations[0]}
     fields = short(", ".join(row))
-    return named(signs, f"an unknown format; its fields are {fields} (docs/own_data.md lists the "
-                 "formats)")
+    return known_format(signs, f"an unknown format; its fields are {fields} (docs/own_data.md "
+                        "lists the formats)")
 
 
 def read_rows(path):
@@ -137,7 +136,7 @@ def read_rows(path):
     files = tables[:1] or [file for file in entries if file.suffix.lower() in known]
     if not files:
         inner = [str(file) for file in sorted(path.rglob("*")) if file.suffix in READERS][:3]
-        what = named({file.suffix for file in entries}, "no known format; --help lists them"
+        what = known_format({file.suffix for file in entries}, "no known format; --help lists them"
                      + ("; below it are " + ", ".join(inner) if inner else ""))
         raise DataError(f"{path}: this is {what}")
     for file in files:
@@ -165,7 +164,7 @@ def read_lines(path):
             if not line.strip():
                 continue
             try:
-                # of bytes, since a byte order mark may be the first
+                # in bytes a byte order mark is read, in a text it is an error
                 row = json.loads(line, object_pairs_hook=unique)
             except (ValueError, RecursionError) as error:
                 row = Unreadable("not JSON", str(error))

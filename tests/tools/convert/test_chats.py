@@ -70,7 +70,7 @@ TABLE = [  # a row, its record or words of the sentence that refuses it, and fla
     (chat("q", "a", "r", "b"), {"annotations": [made(turn)["annotations"][0]
                                                 for turn in ("qa", "rb")]}, "--split-turns"),
     (chat("q"), "there is no question with an answer"),
-    (chat("q", user("r"), answer("a")), "turn 1: it is of the user: they alternate"),
+    (chat("q", user("r"), answer("a")), "turn 1: it is of the user: user and assistant"),
     (chat({"role": "tool", "content": "q"}, "a"), "turn 0: the role 'tool' is not one of"),
     (chat(user("q", value="r"), "a"), "turn 0: it has both value and content"),
     # fields that are not read
@@ -98,11 +98,11 @@ TABLE = [  # a row, its record or words of the sentence that refuses it, and fla
         str, answer, lambda text: [answer(text)], lambda text: [user("q"), answer(text)])),
     (chat("<image>q", "a", rejected_response="b", **X), pair(**X)),
     (chat("q", "a", rejected_messages=[user("q"), answer("b")], system="s"), pair("System: s\nq")),
-    (chat("q", "a", rejected_messages=[user("p"), answer("b")]), "behind the same turns"),
+    (chat("q", "a", rejected_messages=[user("p"), answer("b")]), "no other turns than the row"),
     (chat("q", "a", "q", rejected="b"), "no answer is the chosen one"),
     (chat("q", "a", "r", "b", rejected="c"), "need one question, and no boxes"),
     (chat("q", "a", rejected="<box>(1,2),(3,4)</box>", **X), "need one question, and no boxes"),
-    (chat("q", "a", rejected=answer("b", weight=0)), "has the weight of the pair"),
+    (chat("q", "a", rejected=answer("b", weight=0)), "the chosen one has the weight"),
     (chat("q", answer("a", weight=0.5), rejected_messages=[user("q"), answer("b")]),
      pair(weight=0.5)),
     (chat("q", chosen="a"), "it has 'chosen', but nothing is rejected"),
@@ -162,7 +162,7 @@ TABLE = [  # a row, its record or words of the sentence that refuses it, and fla
     (chat("<video>q", "a", videos=[["f", "g"]], fps=1), {"video": FRAMES, **QA}),
     (chat("q", "a", video="v", start=1, end=2), {"video": CLIP, **QA}),
     (chat([PART, TEXT], "a"), {"video": CLIP, **QA}),
-    (chat([{**PART, "fps": 2}, TEXT], "a"), "fps: it is read beside a list of frames"),
+    (chat([{**PART, "fps": 2}, TEXT], "a"), "fps: only a list of frames needs it; --ignore fps"),
     (chat("q", "a", **X, video="v"), "not 1 image and 1 video"),
     # boxes and points
     *((chat("<image>q", text, **X), made(("q", boxes((1, 2, 3, 4), **THOUSAND)), **X)) for text in (
