@@ -40,8 +40,8 @@ PLACEHOLDER = re.compile(
 # Tags of other models. MARK is refused everywhere, OTHER_TAG in questions.
 MARK = (r'<\|/?(?!object_ref_|box_)\w+\|>|<loc_?\d+>|<patch_index_\d+>|</?(?:seg|im_start|im_end)>'
         r'|"(?:point|box)_2d"')
-OTHER_TAG = (rf"{MARK}|<\|\w+\|>|</?(?:img|audio|ref|box|bx)>|<start_of_image>|\[IMG\]|< image >"
-             "|<fake_token_around_image>")
+OTHER_TAG = (rf"{MARK}|<\|\w+\|>|</?(?:img|image|video|audio|ref|box|bx)>|<start_of_image>|\[IMG\]"
+             "|< image >|<fake_token_around_image>")
 REF = r"(?:<ref>|<\|object_ref_start\|>)([^<]*)(?:</ref>|<\|object_ref_end\|>)"
 LABEL = REF + r'|"label":\s*"([^"]*)"|\salt="([^"]*)"'
 BOX = (rf"(?:{REF}\s*)?(?:<box>|<\|box_start\|>)(?P<numbers>[\d\s,()\[\]]*)"
@@ -53,8 +53,7 @@ JSON_LABEL = r'(?:,?\s*"label":\s*"[^"]*",?)?'
 JSON = (rf'(?:```json)?[\s\[]*{{{JSON_LABEL}\s*"bbox_2d":\s*\[(?P<numbers>[-\d\s.,]*)\]'
         rf'{JSON_LABEL}\s*}}[\s,\]]*(?:```)?')
 PLACES = {  # letters of an answer with boxes or points -> the form of each
-    "<box>": BOX, "<|box_start|>": BOX, "<bbox ": OBJECT, "bbox_2d": JSON,
-    "<point x": POINT, "<points x": POINT}
+    "<box>": BOX, "<|box_start|>": BOX, "<bbox ": OBJECT, "bbox_2d": JSON, "<point": POINT}
 SCALES = {  # of a form, or of a bbox_type of ms-swift
     BOX: {"coords": "pixel", "size": [1000, 1000]}, POINT: {"coords": "percent"},
     "real": {"coords": "pixel"}, "norm1": {"coords": "unit"}}
@@ -243,7 +242,8 @@ def read_answer(text, prompt, row, args):
     n = 2 if form == POINT else 4
     is_complete = numbers and len(numbers) % n == 0 and len(labels) < 2
     require(is_complete and not re.sub(form, "", text).strip(), "an answer with boxes or points",
-            "it must contain nothing else, at most one label, and four numbers for each box")
+            "it must contain nothing else, at most one label, and four numbers for each box; "
+            f"--ignore '{name}' keeps it as letters")
     places = [numbers[k : k + n] for k in range(0, len(numbers), n)]
     kind = row["objects"].get("bbox_type") or "real" if form == OBJECT else form
     size = [row[key] for key in RESIZED if key in row] or args.resized

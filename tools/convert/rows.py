@@ -135,9 +135,11 @@ def read_rows(path):
     known = [".json"] if path.is_dir() else READERS
     files = tables[:1] or [file for file in entries if file.suffix.lower() in known]
     if not files:
-        inner = [str(file) for file in sorted(path.rglob("*")) if file.suffix in READERS][:3]
-        what = known_format({file.suffix for file in entries}, "no known format; --help lists them"
-                     + ("; below it are " + ", ".join(inner) if inner else ""))
+        below = sorted(path.rglob("*")) if path.is_dir() else [path]
+        inner = [str(file) for file in below if file.suffix in READERS][:3]
+        what = known_format({file.suffix for file in below}, "no known format; --help lists them")
+        if inner:
+            what = f"no known format; below it are {', '.join(inner)}"
         raise DataError(f"{path}: this is {what}")
     for file in files:
         for where, row in READERS[file.suffix.lower()](file):

@@ -135,7 +135,7 @@ TABLE = [  # a row, its record or words of the sentence that refuses it, and fla
     (chat("<img>x</img>q", "a", image="y"), "must stand for its images or videos (1) in order"),
     (chat("<|vision_start|>x<|vision_end|>", "a"), "<|vision_start|> is not read there"),
     *((chat(f"q {tag}", "a"), f"a question: {tag} is not read there") for tag in (
-        "<start_of_image>", "[IMG]", "<im_start>", "<|ref|>", "< image >", "<loc_12>")),
+        "</image>", "<start_of_image>", "[IMG]", "<im_start>", "<|ref|>", "< image >", "<loc_12>")),
     *((chat("q", f"a {mark} b"), f"turn 1: {mark} is not read there") for mark in (
         "<|im_end|>", "<|/det|>", "<loc0100>", "<patch_index_0012>", "<seg>", '"point_2d"')),
     (chat("q", "a <|x|>"), made(("q", "a <|x|>")), "--ignore <|x|>"),
@@ -174,6 +174,7 @@ TABLE = [  # a row, its record or words of the sentence that refuses it, and fla
      made(("p", "a"), ("q", boxes((1, 2, 3, 4), label="", **THOUSAND), 0), **X)),
     *((chat("q", text, **X), "it must contain nothing else") for text in (
         "Here: <box>[[1, 2, 3, 4]]</box>", "<box>[[1, 2, 3]]</box>", "<box></box>", "<box>[1]",
+        "<point>1,2</point>", '<points coords="1 2 3">cups</points>',
         "<box>[[0.1, 0.2, 0.3, 0.4]]</box>", f"{JSON} it is",
         '<points x1="1" x2="3" y1="2" y2="4" alt="cups">cups</points>',
         "<ref>a</ref><box>[[1, 2, 3, 4]]</box><ref>b</ref><box>[[1, 2, 3, 4]]</box>")),
@@ -196,6 +197,7 @@ TABLE = [  # a row, its record or words of the sentence that refuses it, and fla
      made(("q", boxes((1, 2, 3, 4), size=[80, 60])), **X), "--resized 80,60"),
     (chat("q", JSON, **X, resized_width=84, resized_height=56),
      made(("q", boxes((1, 2, 30, 20), size=[84, 56])), **X), "--resized 80,60"),
+    (chat("q", "Use <box>", **X), "--ignore '<box>' keeps it as letters"),
     (chat("q", "a bbox_2d", **X), made(("q", "a bbox_2d"), **X), "--ignore bbox_2d"),
     *((chat("q", text, **X), made(("q", {
         "type": "point", "label": "cup", "coords": "percent",

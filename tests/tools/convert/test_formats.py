@@ -223,7 +223,7 @@ def test_a_file_becomes_these_records(tmp_path, files, records, skipped):
 
 
 @pytest.mark.parametrize(("files", "words"), [
-    ({"f/a.xml": "<annotation/>"}, "f: this is XML of Pascal VOC or CVAT; export COCO or YOLO"),
+    ({"f/Annotations/a.xml": "<annotation/>"}, "f: this is XML of Pascal VOC or CVAT; export COCO"),
     ({"a.xml": "<annotations/>"}, "a.xml: this is XML of Pascal VOC or CVAT; export"),
     ({"f/seqinfo.ini": "", "f/gt/gt.txt": "1,1,2,3,4,5"}, "f: this is MOT; write its tracks"),
     ({"a.parquet": "PAR1"}, "a.parquet: this is Parquet; write a .jsonl file"),
@@ -241,6 +241,7 @@ def test_a_file_becomes_these_records(tmp_path, files, records, skipped):
     ({"f/a.json": [], "f/b.json": {"images": [], "annotations": [{"image_id": 1}]}},
      "f/b.json: of several .json files only LabelMe's are read; name one file"),
     ({"f/a.jpg": ""}, "f: this is no known format; --help lists them"),
+    ({"f/g/a.jsonl": [], "f/a.yaml": ""}, "/f/g/a.jsonl"),
     ({"a.csv": "image,image,text\na,b,c"}, "a.csv: the table cannot be read; save"),
     ({"a.csv": "image,caption\na.png," + "x" * 200_000}, "a.csv: the table cannot be read; save"),
 ])
