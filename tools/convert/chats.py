@@ -1,13 +1,12 @@
-"""Chats of ShareGPT, LLaVA, OpenAI, Hugging Face, ms-swift and others as records.
+"""Chats of ShareGPT, LLaVA, OpenAI, Hugging Face, ms-swift and others as records: docs/convert.md.
 
-docs/convert.md says how placeholders and boxes are read. Fields and tags that are not read are
-refused, unless --ignore names them. `args` are the flags of the command, which checks the record.
+Fields and tags that are not read are refused, unless --ignore names them. `args` are the flags.
 """
 
 import re
 from typing import NamedTuple
 
-from records.check import require, short
+from records.check import is_a, is_list_of, require, short
 from records.errors import plural
 from records.parse import as_object
 from records.reader import CHAT_KEYS
@@ -24,12 +23,11 @@ REJECTED = ("rejected", "rejected_response", "rejected_messages")
 DESIRED = ("label", "kto_tag", "desirable")
 MEDIA = {"image": ("image", "images", "image_url"), "video": ("video", "videos", "video_url")}
 RESIZED = ("resized_width", "resized_height")
-# the fields that are read: of a row, of a turn, and of its parts by their type
 ROW_FIELDS = {
     *CHAT_KEYS, "image", "images", "video", "videos", "start", "end", "fps", "objects", *RESIZED,
     "chosen", *REJECTED, *DESIRED, "id", "system", "subtitles", "style", "weight"}
 TURN_FIELDS = {"from", "role", *TEXT, *WEIGHT, *REASONING, *MEDIA["image"], *MEDIA["video"]}
-PART_FIELDS = {
+PART_FIELDS = {  # {type of a part: its fields}
     "text": {"type", *TEXT}, **{kind: {"type", kind, *TEXT} for kind in REASONING},
     "image": {"type", "image", "image_url", "path", "url"},
     "video": {"type", "video", "video_url", "path", "url", "video_start", "video_end", "fps"}}
@@ -101,8 +99,8 @@ def convert(row, args, report):
         rejected = read_answer(rejected, prompts[0], row, args).get("answer")
         require(len(pairs) == 1 and "answer" in pairs[0] and rejected, "the row",
                 "a chosen and a rejected answer need one question, and no boxes")
-        answers = {"chosen": pairs[0].pop("answer"), "rejected": rejected}
-        annotations = [{"type": "preference", **pairs[0], **answers}]
+        pairs[0]["chosen"] = pairs[0].pop("answer")
+        annotations = [{"type": "preference", **pairs[0], "rejected": rejected}]
     style = {"style": row["style"]} if "style" in row else {}
     kept = {"id": str(row["id"])} if "id" in row else {}
     kept |= {key: row[key] for key in ("subtitles", "weight") if key in row}
@@ -124,7 +122,7 @@ def read_chat(row, args, report):
         require(turns and turns[-1].role == "assistant", "the row", "no answer is the chosen one")
         last = reader.turn(last_turn(rejected, "rejected", chat[:-1]), "rejected")
         require(last.role == "assistant" and last.weight is None, "rejected",
-                "it must be an answer without a weight: the chosen one has the weight of the pair")
+                "it must be an answer, and only the chosen answer may have a weight")
         rejected = "".join(last.parts)
     require(not any(map(list, reader.objects.values())), "objects",
             "it has more entries than the texts have <ref-object> or <bbox>")
@@ -132,10 +130,9 @@ def read_chat(row, args, report):
     if turns and turns[0].role == "system":
         system.append("".join(turns.pop(0).parts))
     for k, turn in enumerate(turns):
-        require(turn.role == ("user", "assistant")[k % 2], f"turn {k}",
+        require(turn.role == ("user", "assistant")[k % 2], f"turn {len(chat) - len(turns) + k}",
                 f"it is of the {turn.role}: user and assistant alternate, the user first")
-    # a last question may have no answer
-    turns = turns[: len(turns) // 2 * 2]
+    turns = turns[: len(turns) // 2 * 2]  # a last question may have no answer
     require(turns, "the row", "there is no question with an answer")
     return "\n".join(text for text in system if text.strip()), turns, rejected
 
@@ -167,8 +164,8 @@ class Reader:
         role = ROLES[name]
         content = one_of(turn, TEXT, place) or ""
         content = [{"type": "text", "text": content}] if isinstance(content, str) else content
-        is_right = isinstance(content, list) and all(isinstance(part, dict) for part in content)
-        require(is_right, place, f"{short(content)} is no text and no list of parts")
+        require(is_list_of(is_a(dict))(content), place,
+                f"{short(content)} is no text and no list of parts")
         if thoughts := one_of(turn, REASONING, place):
             content = [{"type": "reasoning", "text": thoughts}, *content]
         parts = [part for entry in content for part in self.part(entry, role, place)]
@@ -324,22 +321,20 @@ def place_media(row, prompts, ignore):
 def without_outer_media(parts, n_media):
     """The first question without references to all media that open it, or one that closes it."""
     places = [k for k, part in enumerate(parts) if not isinstance(part, str)]
-    if not places or len(places) < n_media:
-        return parts
-    before = "".join(part for part in parts[: places[-1]] if isinstance(part, str))
-    after = "".join(parts[places[-1] + 1 :])
-    if after.strip() and not before.strip():
-        return [after.lstrip()]
-    if before.strip() and not after.strip() and len(places) == 1:
-        return [before.rstrip()]
+    if places and len(places) == n_media:
+        before = "".join(part for part in parts[: places[-1]] if isinstance(part, str))
+        after = "".join(parts[places[-1] + 1 :])
+        if after.strip() and not before.strip():
+            return [after.lstrip()]
+        if before.strip() and not after.strip() and n_media == 1:
+            return [before.rstrip()]
     return parts  # also one of nothing but images
 
 
 def read_video(video, fields):
     """A path, an object or a list of frames -> the same with the clip of the fields."""
-    if isinstance(video, list):
-        video = {"frames": video, "fps": fields.get("fps")}
-    else:
-        require("fps" not in fields, "fps", "only a list of frames needs it; --ignore fps")
     clip = {key: fields[key] for key in ("start", "end") if key in fields}
+    if isinstance(video, list):
+        return {"frames": video, "fps": fields.get("fps"), **clip}
+    require("fps" not in fields, "fps", "only a list of frames needs it; --ignore fps")
     return {**as_object(video), **clip} if clip else video

@@ -69,8 +69,12 @@ TABLE = [  # a row, its record or words of the sentence that refuses it, and fla
     (chat("q", "a", style="vqa2"), {"annotations": [{"style": "vqa2", **QA["annotations"][0]}]}),
     (chat("q", "a", "r", "b"), {"annotations": [made(turn)["annotations"][0]
                                                 for turn in ("qa", "rb")]}, "--split-turns"),
+    *(({**chat("q", "a"), "annotations": []}, *expected) for expected in (
+        ["the record: unknown field 'messages'"], [QA, "--as chats"])),
     (chat("q"), "there is no question with an answer"),
     (chat("q", user("r"), answer("a")), "turn 1: it is of the user: user and assistant"),
+    (chat({"role": "system", "content": "s"}, user("q"), user("r"), answer("a")),
+     "turn 2: it is of the user"),
     (chat({"role": "tool", "content": "q"}, "a"), "turn 0: the role 'tool' is not one of"),
     (chat(user("q", value="r"), "a"), "turn 0: it has both value and content"),
     # fields that are not read
@@ -102,7 +106,7 @@ TABLE = [  # a row, its record or words of the sentence that refuses it, and fla
     (chat("q", "a", "q", rejected="b"), "no answer is the chosen one"),
     (chat("q", "a", "r", "b", rejected="c"), "need one question, and no boxes"),
     (chat("q", "a", rejected="<box>(1,2),(3,4)</box>", **X), "need one question, and no boxes"),
-    (chat("q", "a", rejected=answer("b", weight=0)), "the chosen one has the weight"),
+    (chat("q", "a", rejected=answer("b", weight=0)), "only the chosen answer may"),
     (chat("q", answer("a", weight=0.5), rejected_messages=[user("q"), answer("b")]),
      pair(weight=0.5)),
     (chat("q", chosen="a"), "it has 'chosen', but nothing is rejected"),

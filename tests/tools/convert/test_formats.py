@@ -69,6 +69,7 @@ EYES = [image(box("eye", (0.2, 0.3, 0.4, 0.5), coords="unit"),
 LINES = ("0 0.3 0.4 0.2 0.2", "", "1 0.1 0.2 0.5 0.1 0.3 0.6")
 LABELME = [image(box("cup", (1, 2, 30, 40), (40, 5, 50, 9)),
                  path={**SECOND, "path": "../img/1.jpg"})]
+PAIR = [{"annotations": [{"type": "preference", "question": "q", "chosen": "a", "rejected": "b"}]}]
 # {name of a file: content}, the records, {kind of what is skipped: number}
 TABLE = [
     # COCO, Roboflow, LVIS
@@ -169,16 +170,13 @@ TABLE = [
     ({"a.jsonl": [{"query": "<image>q", "response": "a", "images": ["a.png"]},
                   {"prompt": "q", "completion": "a"}, {"question": "q"}]},
      [image(qa("qa")), {"annotations": [qa("qa")]}], {"wrong record": 1}),
-    ({"a.json": [{"prompt": "q", "chosen": "a", "rejected": "b"}]},
-     [{"annotations": [{"type": "preference", "question": "q", "chosen": "a", "rejected": "b"}]}],
-     {}),
-    # of TRL
+    # preference pairs, and turns of TRL
+    *(({"a.json": [{**start, "chosen": [*turns, *said("assistant", "a")],
+                    "rejected": [*turns, *said("assistant", "b")]}]}, PAIR, {})
+      for start, turns in (({"prompt": said("user", "q")}, []), ({}, said("user", "q")))),
+    ({"a.json": [{"prompt": "q", "chosen": "a", "rejected": "b"}]}, PAIR, {}),
     ({"a.jsonl": [{"prompt": said("user", "q"), "completion": said("assistant", "a")}]},
      [{"annotations": [qa("qa")]}], {}),
-    *(({"a.jsonl": [{**start, "chosen": [*turns, *said("assistant", "a")],
-                     "rejected": [*turns, *said("assistant", "b")]}]},
-       [{"annotations": [{"type": "preference", "question": "q", "chosen": "a", "rejected": "b"}]}],
-       {}) for start, turns in (({"prompt": said("user", "q")}, []), ({}, said("user", "q")))),
     ({"a.jsonl": [{"image": "a.png", "texts": "q"}, {"question": "q", "answer": "a"}]},
      [{"annotations": [qa("qa")]}], {"unknown format": 1}),
     # captions
@@ -254,18 +252,10 @@ def test_a_format_that_is_not_read_is_named_with_what_to_do(tmp_path, files, wor
 
 def test_fields_of_annotations_that_are_not_read_are_listed(tmp_path):
     files = coco({"image_id": 3, "category_id": 1, "bbox": [1, 2, 3, 4], "score": 0.1})
-    _, _, err = run(write(tmp_path, files), tmp_path / "out.jsonl")
-    assert err.endswith(": the field 'score' is not read: in 1 row, such as 0.1\n")
+    sentence = run(write(tmp_path, files), tmp_path / "out.jsonl")[2]
+    assert sentence.endswith(": the field 'score' is not read: in 1 row, such as 0.1\n")
     files = labelme(shape("point", "eye", [5, 6], flags={"difficult": True}))
-    _, _, err = run(write(tmp_path, files), tmp_path / "out2.jsonl")
-    assert "the field 'flags' is not read: in 1 row" in err
-
-
-def test_as_decides_where_the_content_does_not_tell(tmp_path):
-    turns = [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]
-    path = write(tmp_path, {"a.json": [{"conversations": turns, "annotations": []}]})
-    assert run(path, tmp_path / "out.jsonl")[0] == 1
-    assert run(path, tmp_path / "out.jsonl", "--as", "chats")[0] == 0
+    assert "'flags' is not read" in run(write(tmp_path, files), tmp_path / "out2.jsonl")[2]
 
 
 def test_without_any_of_its_media_a_file_is_not_written(tmp_path):
