@@ -119,14 +119,15 @@ def test_an_absolute_path_stays_and_others_lead_to_the_same_file(tmp_path, name,
 
 def test_a_row_that_is_no_record_is_named_and_skipped(tmp_path):
     rows = [ROW, {"id": 17, "messages": []}, image(CAPTION, id="\ud800"), 3, {"text": "\0"}, ROW]
-    lines = write(tmp_path / "r.jsonl", *rows, "{", '{"annotations": %s' % ("[" * 100_000))
+    broken = ("{", '{"annotations": %s' % ("[" * 100_000), '{"messages": [], "messages": []}')
+    lines = write(tmp_path / "r.jsonl", *rows, *broken)
     status, counts, err = run(lines, tmp_path / "out.jsonl")
     assert (status, counts) == (0, {
-        "rows": 8, "records": 2, "skipped": {"not JSON": 2, "wrong record": 4}})
+        "rows": 9, "records": 2, "skipped": {"not JSON": 3, "wrong record": 4}})
     places = [sentence.split(": ")[1:3] for sentence in err.splitlines()]
     names = {2: " id 17", 3: " id \ud800"}
     assert places == [[f"{lines}:{n}{names.get(n, '')}", "not JSON" if n > 6 else "wrong record"]
-                      for n in (2, 3, 4, 5, 7, 8)]
+                      for n in (2, 3, 4, 5, 7, 8, 9)]
     assert converted(tmp_path / "out.jsonl") == [MADE, MADE]
     array = tmp_path / "r.json"
     array.write_text(json.dumps(rows))
@@ -167,6 +168,7 @@ MISTAKES = [
     ("rows.txt out.jsonl", "rows.txt: this is no known format; --help"),
     ("torn.json out.jsonl", "torn.json: the file is not JSON: Expecting"),
     ("deep.json out.jsonl", "deep.json: the file is not JSON"),
+    ("twice.json out.jsonl", "twice.json: the file is not JSON: 'a' is there twice"),
     ("rows.jsonl old.jsonl", "old.jsonl exists; give OUT another name, or --overwrite"),
     ("rows.jsonl folder.jsonl --overwrite", "folder.jsonl exists"),
     ("rows.jsonl rows.jsonl --overwrite", "rows.jsonl: this is the file to convert"),
@@ -183,8 +185,8 @@ def test_a_mistake_of_the_user_is_one_sentence_and_changes_no_file(tmp_path, mon
                                                                    arguments, words):
     monkeypatch.chdir(tmp_path)
     for name, content in {"rows.jsonl": json.dumps(ROW), "rows.txt": "{}",
-                          "torn.json": '[{"a": 1}', "deep.json": "[" * 100_000,
-                          "old.jsonl": "old"}.items():
+                          "torn.json": '[{"a": 1}', "twice.json": '{"a": 1, "a": 2}',
+                          "deep.json": "[" * 100_000, "old.jsonl": "old"}.items():
         (tmp_path / name).write_text(content)
     (tmp_path / "folder.jsonl").mkdir()
     (tmp_path / "soft.jsonl").symlink_to("rows.jsonl")
