@@ -195,7 +195,8 @@ def read_yolo(folder, media, report):
 
 
 def yolo_place(line, names):
-    require(re.fullmatch(r"\d+[-+.\deE\s]+", line), f"'{line:.60}'", "a line has only numbers")
+    require(re.fullmatch(r"\s*\d+\s[-+.\deE\s]+", line), f"'{line:.60}'",
+            "a line has only numbers, of which the first is the whole number of a class")
     number, *numbers = map(float, line.split())
     require(len(numbers) >= 4 and len(numbers) % 2 == 0, f"'{line:.60}'",
             "a line is a class with x, y, width and height, or with the corners of a polygon")

@@ -143,14 +143,13 @@ TABLE = [
     (yolo("names: ['it''s # 1', \"two\"]", LINES[0]),
      [image({**EYES[0]["annotations"][0], "label": "it's # 1"}, path="images/1.jpg")], {}),
     (yolo("eye\nbig cup\n", *LINES, name="classes.txt"), EYES, {}),
-    ({**yolo("eye", "0 0.3 0.4 0.2 0.2", name="classes.txt"), "f/labels/gone.txt": "",
-      "f/labels/2.txt": "", "f/labels/3.txt": "0 30 40 20 20",
-      "f/labels/4.txt": "0 0.1 0.2 0.3 0.4 0.5", "f/labels/6.txt": "eye 0.3 0.4 0.2 0.2",
-      "f/README.txt": "", "f/labels/7.txt": LINES[0], "f/images/7.jpg": "",
-      "f/labels/5.txt": "7 0.3 0.4 0.2 0.2",
-      **{f"f/images/{n}.png": "" for n in "234567"}},
+    ({**yolo("eye", LINES[0], name="classes.txt"), "f/README.txt": "", "f/images/3.jpg": "",
+      **{f"f/labels/{k}.txt": line for k, line in enumerate([
+          "", LINES[0], "0 30 40 20 20", "0 0.1 0.2 0.3 0.4 0.5", "7 0.3 0.4 0.2 0.2",
+          "eye 0.3 0.4 0.2 0.2", "1e400 0.3 0.4 0.2 0.2", "0.5 0.3 0.4 0.2 0.2", "gone"], 2)},
+      **{f"f/images/{k}.png": "" for k in range(2, 10)}},
      [image(EYES[0]["annotations"][0], path="images/1.jpg")],
-     {"missing file": 2, "no annotation": 1, "wrong record": 3, "no label": 1}),
+     {"missing file": 2, "no annotation": 1, "wrong record": 5, "no label": 1}),
     ({"labels-1/f/1.txt": LINES[0], "labels-1/f/1.jpg": "", "labels-1/f/classes.txt": "eye"},
      [image(EYES[0]["annotations"][0], path="1.jpg")], {}),
     # rows of questions
@@ -252,8 +251,8 @@ def test_a_format_that_is_not_read_is_named_with_what_to_do(tmp_path, files, wor
 
 def test_fields_of_annotations_that_are_not_read_are_listed(tmp_path):
     files = coco({"image_id": 3, "category_id": 1, "bbox": [1, 2, 3, 4], "score": 0.1})
-    sentence = run(write(tmp_path, files), tmp_path / "out.jsonl")[2]
-    assert sentence.endswith(": the field 'score' is not read: in 1 row, such as 0.1\n")
+    err = run(write(tmp_path, files), tmp_path / "out.jsonl")[2]
+    assert err.endswith(": the field 'score' is not read: in 1 row, such as 0.1\n")
     files = labelme(shape("point", "eye", [5, 6], flags={"difficult": True}))
     assert "'flags' is not read" in run(write(tmp_path, files), tmp_path / "out2.jsonl")[2]
 
