@@ -140,12 +140,7 @@ class Records:
         return {"id": key, **record, "key": key, "where": self.where(i), "source": self}
 
     def paths_of(self, record):
-        """The paths of its images, of its video, or of the frames of its video."""
-        if "video" in record:
-            names = record["video"].get("frames") or [record["video"]["path"]]
-        else:
-            names = [image["path"] for image in record.get("images", ())]
-        return [self.media / name for name in names]
+        return [self.media / name for name in names_of(record)]
 
     def image_sizes(self, record):
         """[(width, height), ..] of its images, from headers; Unreadable."""
@@ -195,6 +190,13 @@ def read_record(text, style=None):
         for annotation in record["annotations"]:
             annotation.setdefault("style", style)
     return parse(record)
+
+
+def names_of(record):
+    """The paths of its images, of its video, or of the frames of its video."""
+    if "video" in record:
+        return record["video"].get("frames") or [record["video"]["path"]]
+    return [image["path"] for image in record.get("images", ())]
 
 
 def texts_in(value):

@@ -33,16 +33,15 @@ from tempfile import TemporaryDirectory
 
 from evaluation.pictures import draw_records
 from records.errors import Unreadable, plural, warn
-from records.reader import Records, media_folder, read_record
+from records.parse import as_object
+from records.reader import Records, media_folder, names_of, read_record
 from tools.command import in_range, make_parser, positive, report_errors
 from tools.convert import boxes, chats
-from tools.convert.paths import HoldOut, absolute, move_media, paths_of
+from tools.convert.paths import HoldOut, absolute, move_media
 from tools.convert.rows import FORMATS, MAX_PRINTED, Report, kind_of, read_rows
 from tools.convert.tables import as_caption, as_chat
 from tools.convert.turn import turn_record
 from tools.generate import read_subtitles
-
-START = "--media DIR says where the paths in FILE start"
 
 
 def size(text):
@@ -104,11 +103,14 @@ def read(args, report):
     if args.kind == "yolo" or (args.kind is None and boxes.is_yolo(args.file)):
         yield from boxes.read_yolo(args.file, args.media, report)
         return
-    for where, row in read_rows(args.file, report):
+    for where, row in read_rows(args.file):
         if isinstance(row, dict):
             row = {key: value for key, value in row.items() if key not in args.ignore}
         kind = args.kind or kind_of(row)
         with report.skipping(where):
+            if isinstance(row, Unreadable):
+                report.read["broken lines"] += 1
+                raise row
             if kind == "coco":
                 yield from boxes.read_coco(row, where, report)
                 continue
@@ -126,10 +128,10 @@ def read(args, report):
 
 
 def finish(record, args, start, report):
-    """A record -> the same with subtitles, and turned, if the flags say so; Unreadable or one of
-    FORM_ERRORS if it is wrong."""
+    """A record -> the same with subtitles, and turned, if the flags say so, and the paths in it;
+    Unreadable or one of FORM_ERRORS if it is wrong."""
     if args.subtitles and "video" in record and "subtitles" not in record:
-        stem = args.subtitles / Path(paths_of(record)[0]).stem
+        stem = args.subtitles / Path(as_object(record["video"]).get("path", "")).stem
         file = next(filter(os.path.isfile, (f"{stem}.srt", f"{stem}.vtt")), None)
         if file:
             fields = ("start", "end", "text")
@@ -137,7 +139,8 @@ def finish(record, args, start, report):
                                    for entry in read_subtitles(file)]
             report.subtitles.add(file)
     parsed = read_record(json.dumps(record, ensure_ascii=False).encode())
-    return turn_record(record, parsed, start) if args.exif_unturned else record
+    paths = [start / name for name in names_of(parsed)]
+    return turn_record(record, parsed, start) if args.exif_unturned else record, paths
 
 
 def write(args, report):
@@ -149,39 +152,39 @@ def write(args, report):
     counts = [0] * len(args.outs)
     n_paths = 0
     missing = []
-    with TemporaryDirectory(prefix=f".{args.out.name}.", dir=args.out.parent) as folder:
-        drafts = [Path(folder, path.name) for path in args.outs]
-        with ExitStack() as stack:
-            files = [stack.enter_context(open(draft, "xb")) for draft in drafts]
-            for where, record in read(args, report):
-                with report.skipping(where):
-                    record = finish(record, args, start, report)
-                    paths = [start / path for path in paths_of(record)]
-                    line = json.dumps(move_media(record, start, target), ensure_ascii=False)
-                    names = [os.path.relpath(path, start) for path in paths]
-                    part = is_held_out(names or [line]) if args.hold_out else 0
-                    files[part].write(f"{line}\n".encode())
-                    counts[part] += 1
-                    n_paths += len(paths)
-                    missing += [path for path in paths if not isfile(path)]
+    folder = TemporaryDirectory(prefix=f".{args.out.name}.", dir=args.out.parent)
+    with folder, ExitStack() as stack:
+        drafts = [Path(folder.name, path.name) for path in args.outs]
+        files = [stack.enter_context(open(draft, "xb")) for draft in drafts]
+        for where, record in read(args, report):
+            with report.skipping(where):
+                record, paths = finish(record, args, start, report)
+                line = json.dumps(move_media(record, start, target), ensure_ascii=False)
+                names = [os.path.relpath(path, start) for path in paths]
+                part = is_held_out(names or [line]) if args.hold_out else 0
+                files[part].write(f"{line}\n".encode())
+                counts[part] += 1
+                n_paths += len(paths)
+                missing += [path for path in paths if not isfile(path)]
+        stack.close()
         report.end(args.file)
         if args.subtitles:
             n_files = sum(file.suffix in (".srt", ".vtt") for file in args.subtitles.iterdir())
             warn(f"of {plural(n_files, 'file')} of subtitles in {args.subtitles}, "
                  f"{len(report.subtitles)} have the name of a video")
+        if missing:
+            warn(f"{len(missing):,} of {n_paths:,} images and videos are not there, such as "
+                 f"{missing[0]}; --media DIR says where the paths in FILE start")
         reason = None
         if not any(counts):
             reason = f"{args.file} contains nothing that can become a record"
         elif missing and len(missing) == n_paths:
-            reason = f"no image and no video is there, such as {missing[0]}; {START}"
+            reason = "no image and no video is there"
         elif not all(counts):
             reason = f"--hold-out {args.hold_out} leaves one file without a record"
         if reason:
             warn(f"{args.out} is not written: {reason}")
             return [0] * len(counts)
-        if missing:
-            warn(f"{len(missing):,} of {n_paths:,} images and videos are not there, such as "
-                 f"{missing[0]}; {START}")
         for draft, path in zip(drafts, args.outs, strict=True):
             draft.replace(path)
     return counts

@@ -13,17 +13,18 @@ from itertools import chain
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from records.check import is_number, is_text, require, short
-from records.errors import DataError, Unreadable
+from records.check import is_kind, is_number, is_text, require, short
+from records.errors import DataError, Unreadable, plural
 from records.parse import BOX_FORMS
 from tools.convert.rows import READERS, unique
 from tools.prepare.annotations import MAX_POINTS, size_of, split
 from tools.prepare.media import IMAGE_SUFFIXES
 from weights.files import explained
 
-OF_COCO = {"id", "image_id", "category_id", "bbox", "area", "segmentation", "iscrowd", "keypoints",
-           "num_keypoints", "caption"}
-OF_LABELME = {"label", "points", "shape_type", "group_id", "mask", "description"}
+COCO_FIELDS = {  # of an annotation
+    "id", "image_id", "category_id", "bbox", "area", "segmentation", "iscrowd", "keypoints",
+    "num_keypoints", "caption"}
+LABELME_FIELDS = {"label", "points", "shape_type", "group_id", "mask", "description"}
 # of a class in data.yaml: its number and a colon, or a dash, or neither; its name; a comment
 YAML_NAME = re.compile(r"""(?:['"]?(\d+)['"]?\s*:\s+|-\s+)?"""
                        r"""('(?:[^']|'')*'|"[^"\\]*"|[^\s'"\[{#:](?:[^:]*?[^:\s])??)(?:\s+#.*)?""")
@@ -58,7 +59,7 @@ def to_annotations(label, places, size):
         if isinstance(place, Unreadable):
             raise place
         if not all(map(is_number, place)) or len(place) not in (2, 4):
-            raise Unreadable("wrong numbers", f"a place must be 2 or 4 numbers, not {short(place)}")
+            raise Unreadable("wrong numbers", f"no point, box or polygon: {short(place)}")
     if not is_text(label):
         raise Unreadable("no label", "the file does not name it")
     if not size:
@@ -78,8 +79,10 @@ def to_annotations(label, places, size):
 
 
 def around(corners):
-    """x, y, x, y, .. -> the box around them."""
+    """x, y, x, y, .. -> the box around them; these numbers if they are no corners."""
     numbers = list(corners)
+    if not numbers or len(numbers) % 2 or not all(map(is_number, numbers)):
+        return numbers  # which `to_annotations` refuses
     return [min(numbers[::2]), min(numbers[1::2]), max(numbers[::2]), max(numbers[1::2])]
 
 
@@ -100,20 +103,25 @@ def read_coco(content, where, report):
             # LVIS: http://images.cocodataset.org/val2017/000000397133.jpg
             path = image.get("file_name") or urlsplit(image.get("coco_url", "")).path.lstrip("/")
             require(path, "the image", "the file does not name it")
-            captions = [{"type": "caption", "text": annotation["caption"]}
-                        for annotation in annotations if "caption" in annotation]
+            captions = []
+            found = []
+            for annotation in annotations:
+                annotation = report.known_fields(annotation, COCO_FIELDS)
+                if "caption" not in annotation:
+                    found.append(coco_place(annotation, image, names))
+                    continue
+                require(not {"bbox", "segmentation"} & annotation.keys(), "an annotation",
+                        "its caption is of a box; --ignore caption, or --ignore bbox,segmentation")
+                captions.append({"type": "caption", "text": annotation["caption"]})
             if captions:
                 yield place, {"image": path, "annotations": captions}
-            found = [coco_place(annotation, image, names, report)
-                     for annotation in annotations if "caption" not in annotation]
             if found or not captions:
                 size = size_of(image.get("width"), image.get("height"))
                 yield from to_records(place, path, size, found, report)
 
 
-def coco_place(annotation, image, names, report):
+def coco_place(annotation, image, names):
     """-> the label of an annotation and its place, see `to_records`. names: of the categories."""
-    annotation = report.known_fields(annotation, OF_COCO)
     category = annotation.get("category_id")
     label = names.get(category, category)
     # LVIS: categories of which the image may show more objects
@@ -122,8 +130,7 @@ def coco_place(annotation, image, names, report):
     if any(annotation.get("keypoints", ())):
         return label, Unreadable("key points", "convert a file without 'keypoints'")
     if box := annotation.get("bbox"):
-        # numbers, see `to_annotations`
-        return label, BOX_FORMS["xywh"](*box) if all(map(is_number, box)) else box
+        return label, BOX_FORMS["xywh"](*box) if is_kind(box, "box") else [box]
     if isinstance(annotation.get("segmentation"), list):
         return label, around(chain.from_iterable(annotation["segmentation"]))
     return label, Unreadable("no box", "an annotation has neither 'bbox' nor polygons")
@@ -133,7 +140,7 @@ def read_labelme(content, where, report):
     found = []
     corners = {}
     for k, shape in enumerate(content["shapes"]):
-        shape = report.known_fields(shape, OF_LABELME)
+        shape = report.known_fields(shape, LABELME_FIELDS)
         label = shape.get("label")
         kind = shape.get("shape_type") or "polygon"
         group = shape.get("group_id")  # of an object that has several polygons
@@ -160,9 +167,11 @@ def read_yolo(folder, media, report):
     """Yields (where, record) of each file of labels. media: the folder of the images, or None."""
     labels = folder / "labels" if (folder / "labels").is_dir() else folder
     # labels/train/a.txt belongs to images/train/a.jpg
-    place = Path(media or "/images".join(str(labels.absolute()).rsplit("/labels", 1)))
-    images = {path.stem: path.absolute() for path in place.glob("*")
-              if path.suffix.lower() in IMAGE_SUFFIXES}
+    place = Path(media or re.sub("(.*/)labels(?=/|$)", r"\1images", str(labels.absolute())))
+    images = {}
+    for path in place.glob("*"):
+        if path.suffix.lower() in IMAGE_SUFFIXES:
+            images.setdefault(path.stem, []).append(str(path.absolute()))
     texts = [path for path in sorted(labels.glob("*.txt")) if path.name not in CLASSES]
     above = [labels, *labels.absolute().parents[:3]]
     classes = [path / name for path in above for name in CLASSES if (path / name).is_file()]
@@ -170,20 +179,24 @@ def read_yolo(folder, media, report):
         others = sorted({str(path.parent) for path in labels.rglob("*.txt")} - {str(labels)})
         raise DataError(f"{folder}: YOLO needs .txt files in one folder, one of the files "
                         f"{', '.join(CLASSES)} there or above, and images of the same names in "
-                        f"{place} (else --media DIR); other .txt files are in {others[:4]}")
+                        f"{place} (else --media DIR); below it .txt files are in "
+                        f"{others[:4] or 'no folder'}")
     names = read_classes(classes[0])
     for path in texts:
         report.read["yolo"] += 1
         with report.skipping(path):
-            if path.stem not in images:
-                raise Unreadable("missing file", f"there is no image {path.stem} in {place}")
+            same_name = images.get(path.stem, ())
+            if len(same_name) != 1:
+                raise Unreadable("missing file", f"{place} has {plural(len(same_name), 'image')} "
+                                 f"{path.stem}, and must have one")
             lines = filter(str.strip, path.read_text(encoding="utf-8").splitlines())
             found = [yolo_place(line, names) for line in lines]
-            yield from to_records(path, str(images[path.stem]), UNIT, found, report)
+            yield from to_records(path, same_name[0], UNIT, found, report)
 
 
 def yolo_place(line, names):
-    require(re.fullmatch(r"\d+[-+.\deE\s]+", line), f"'{line:.60}'", "a line has only numbers")
+    require(re.fullmatch(r"\s*\d+\s[-+.\deE\s]+", line), f"'{line:.60}'",
+            "a line has only numbers, of which the first is the whole number of a class")
     number, *numbers = map(float, line.split())
     require(len(numbers) >= 4 and len(numbers) % 2 == 0, f"'{line:.60}'",
             "a line is a class with x, y, width and height, or with the corners of a polygon")

@@ -1,13 +1,12 @@
-"""Chats of ShareGPT, LLaVA, OpenAI, Hugging Face, ms-swift and others as records.
+"""Chats of ShareGPT, LLaVA, OpenAI, Hugging Face, ms-swift and others as records: docs/convert.md.
 
-docs/convert.md says how placeholders and boxes are read. Fields and tags that are not read are
-refused, unless --ignore names them. `args` are the flags of the command, which checks the record.
+Fields and tags that are not read are refused, unless --ignore names them. `args` are the flags.
 """
 
 import re
 from typing import NamedTuple
 
-from records.check import require, short
+from records.check import is_a, is_list_of, require, short
 from records.errors import plural
 from records.parse import as_object
 from records.reader import CHAT_KEYS
@@ -24,12 +23,11 @@ REJECTED = ("rejected", "rejected_response", "rejected_messages")
 DESIRED = ("label", "kto_tag", "desirable")
 MEDIA = {"image": ("image", "images", "image_url"), "video": ("video", "videos", "video_url")}
 RESIZED = ("resized_width", "resized_height")
-# the fields that are read: of a row, of a turn, and of its parts by their type
-OF_ROW = {
+ROW_FIELDS = {
     *CHAT_KEYS, "image", "images", "video", "videos", "start", "end", "fps", "objects", *RESIZED,
     "chosen", *REJECTED, *DESIRED, "id", "system", "subtitles", "style", "weight"}
-OF_TURN = {"from", "role", *TEXT, *WEIGHT, *REASONING, *MEDIA["image"], *MEDIA["video"]}
-OF_PART = {
+TURN_FIELDS = {"from", "role", *TEXT, *WEIGHT, *REASONING, *MEDIA["image"], *MEDIA["video"]}
+PART_FIELDS = {  # {type of a part: its fields}
     "text": {"type", *TEXT}, **{kind: {"type", kind, *TEXT} for kind in REASONING},
     "image": {"type", "image", "image_url", "path", "url"},
     "video": {"type", "video", "video_url", "path", "url", "video_start", "video_end", "fps"}}
@@ -37,23 +35,23 @@ OF_PART = {
 PLACEHOLDER = re.compile(
     r"<img>(?P<path>[^<]+)</img>|(?:<\|vision_start\|>)?<\|?(?P<kind>image|video)"
     r"(?:here|_pad|[_ ]?(?P<number>\d+))?\|?>(?:<\|vision_end\|>)?", re.I)
-# Marks of other models that are refused everywhere, and in questions
+# Tags of other models. MARK is refused everywhere, OTHER_TAG in questions.
 MARK = (r'<\|/?(?!object_ref_|box_)\w+\|>|<loc_?\d+>|<patch_index_\d+>|</?(?:seg|im_start|im_end)>'
         r'|"(?:point|box)_2d"')
-OTHER_TAG = (rf"{MARK}|<\|\w+\|>|</?(?:img|audio|ref|box|bx)>|<start_of_image>|\[IMG\]|< image >"
-             "|<fake_token_around_image>")
+OTHER_TAG = (rf"{MARK}|<\|\w+\|>|</?(?:img|image|video|audio|ref|box|bx)>|<start_of_image>|\[IMG\]"
+             "|< image >|<fake_token_around_image>")
 REF = r"(?:<ref>|<\|object_ref_start\|>)([^<]*)(?:</ref>|<\|object_ref_end\|>)"
 LABEL = REF + r'|"label":\s*"([^"]*)"|\salt="([^"]*)"'
 BOX = (rf"(?:{REF}\s*)?(?:<box>|<\|box_start\|>)(?P<numbers>[\d\s,()\[\]]*)"
        r"(?:</box>|<\|box_end\|>)[\s.,;]*")
 OBJECT = rf"(?:{REF}\s*)?<bbox (?P<numbers>[^>]*)>[\s.,;]*"  # made by Reader
-POINT = r'<points?(?P<numbers>(?:\s+[xy]\d*="[\d.]+")+)(?:\s+alt="[^"]*")?>[^<]*</points?>\.?'
+POINT = (r'<points?(?P<numbers>(?:\s+x\d*="[\d.]+"\s+y\d*="[\d.]+")+)(?:\s+alt="[^"]*")?>'
+         r'[^<]*</points?>\.?')
 JSON_LABEL = r'(?:,?\s*"label":\s*"[^"]*",?)?'
 JSON = (rf'(?:```json)?[\s\[]*{{{JSON_LABEL}\s*"bbox_2d":\s*\[(?P<numbers>[-\d\s.,]*)\]'
         rf'{JSON_LABEL}\s*}}[\s,\]]*(?:```)?')
 PLACES = {  # letters of an answer with boxes or points -> the form of each
-    "<box>": BOX, "<|box_start|>": BOX, "<bbox ": OBJECT, "bbox_2d": JSON,
-    "<point x": POINT, "<points x": POINT}
+    "<box>": BOX, "<|box_start|>": BOX, "<bbox ": OBJECT, "bbox_2d": JSON, "<point": POINT}
 SCALES = {  # of a form, or of a bbox_type of ms-swift
     BOX: {"coords": "pixel", "size": [1000, 1000]}, POINT: {"coords": "percent"},
     "real": {"coords": "pixel"}, "norm1": {"coords": "unit"}}
@@ -73,17 +71,17 @@ class Turn(NamedTuple):
 
 def convert(row, args, report):
     """A row -> a record; Unreadable if it cannot be one."""
-    row = report.known_fields(row, OF_ROW)
+    row = report.known_fields(row, ROW_FIELDS)
     for key in set(DESIRED) & row.keys():
         require(args.keep_desired and row[key] is True, "the row", f"'{key}' is {short(row[key])}: "
                 f"--keep-desired takes answers that KTO marks with true, --ignore {key} takes all")
     system, turns, rejected = read_chat(row, args, report)
     prompts = [turn.parts for turn in turns[::2]]
     answers = ["".join(turn.parts) for turn in turns[1::2]]
-    if media := listed(row):
+    if media := listed_media(row):
         if not placeholders_in(prompts):
             refuse_tags("<image>|<video>", system + "".join(answers), "an answer", args.ignore)
-        prompts = fit(prompts, media, "the row")
+        prompts = fill_placeholders(prompts, media, "the row")
     visual, questions = place_media(row, prompts, args.ignore)
     if system and rejected is not None:
         questions[0].insert(0, SYSTEM.format(system))
@@ -95,44 +93,56 @@ def convert(row, args, report):
             pairs[k]["weight"] = turns[2 * k + 1].weight
     if rejected is None:
         groups = [[pair] for pair in pairs] if args.split_turns else [pairs]
-        qa = {"type": "qa"} | ({"system": system} if system else {})
-        annotations = [{**qa, "turns": group} for group in groups]
+        qa = {"system": system} if system else {}
+        annotations = [{"type": "qa", **qa, "turns": group} for group in groups]
     else:
-        require(len(pairs) == 1 and "answer" in pairs[0], "the row",
+        rejected = read_answer(rejected, prompts[0], row, args).get("answer")
+        require(len(pairs) == 1 and "answer" in pairs[0] and rejected, "the row",
                 "a chosen and a rejected answer need one question, and no boxes")
-        answers = {"chosen": pairs[0].pop("answer"), "rejected": rejected}
-        annotations = [{"type": "preference", **pairs[0], **answers}]
+        pairs[0]["chosen"] = pairs[0].pop("answer")
+        annotations = [{"type": "preference", **pairs[0], "rejected": rejected}]
     style = {"style": row["style"]} if "style" in row else {}
-    kept = {key: row[key] for key in ("id", "subtitles", "weight") if key in row}
-    kept |= {"id": str(row["id"])} if "id" in row else {}
+    kept = {"id": str(row["id"])} if "id" in row else {}
+    kept |= {key: row[key] for key in ("subtitles", "weight") if key in row}
     return {**kept, **visual, "annotations": [style | annotation for annotation in annotations]}
 
 
 def read_chat(row, args, report):
     """-> system text, [Turn, ..] of user and assistant alternately, rejected text or None."""
     reader = Reader(row.get("objects", {}), args, report)
-    chosen = row.get("chosen")  # of TRL it also has the turns before the answer
-    chat = only(row, CHAT_KEYS, "the row") or (chosen[:-1] if isinstance(chosen, list) else [])
+    chosen = row.get("chosen")
+    # in TRL's format the turns before the answer may be in `chosen` alone
+    chat = one_of(row, CHAT_KEYS, "the row") or (chosen[:-1] if isinstance(chosen, list) else [])
+    if chosen:
+        chat = [*chat, last_turn(chosen, "chosen", chat)]
     turns = [reader.turn(turn, f"turn {k}") for k, turn in enumerate(chat)]
-    if "chosen" in row:
-        turns.append(reader.last(row["chosen"], "chosen", turns))
-    rejected = only(row, REJECTED, "the row")
-    require(rejected or "chosen" not in row, "the row", "it has 'chosen', but nothing is rejected")
+    rejected = one_of(row, REJECTED, "the row")
+    require(rejected or not chosen, "the row", "it has 'chosen', but nothing is rejected")
     if rejected:
         require(turns and turns[-1].role == "assistant", "the row", "no answer is the chosen one")
-        rejected = "".join(reader.last(rejected, "rejected", turns[:-1]).parts)
+        last = reader.turn(last_turn(rejected, "rejected", chat[:-1]), "rejected")
+        require(last.role == "assistant" and last.weight is None, "rejected",
+                "it must be an answer, and only the chosen answer may have a weight")
+        rejected = "".join(last.parts)
     require(not any(map(list, reader.objects.values())), "objects",
             "it has more entries than the texts have <ref-object> or <bbox>")
     system = [row["system"]] if "system" in row else []
     if turns and turns[0].role == "system":
         system.append("".join(turns.pop(0).parts))
     for k, turn in enumerate(turns):
-        require(turn.role == ("user", "assistant")[k % 2], f"turn {k}",
-                f"it is of the {turn.role}: they alternate, the user first")
-    # a last question may have no answer
-    turns = turns[: len(turns) // 2 * 2]
+        require(turn.role == ("user", "assistant")[k % 2], f"turn {len(chat) - len(turns) + k}",
+                f"it is of the {turn.role}: user and assistant alternate, the user first")
+    turns = turns[: len(turns) // 2 * 2]  # a last question may have no answer
     require(turns, "the row", "there is no question with an answer")
     return "\n".join(text for text in system if text.strip()), turns, rejected
+
+
+def last_turn(value, place, before):
+    """A text, a turn, or turns that repeat those before it -> the last turn."""
+    *earlier, last = value if isinstance(value, list) else [value]
+    require(earlier in ([], before), place, "before its answer it must have no other turns than "
+            "the row")
+    return last if isinstance(last, dict) else {"role": "assistant", "content": last}
 
 
 class Reader:
@@ -146,50 +156,41 @@ class Reader:
         boxes = [f"<bbox {' '.join(f'{n:f}' for n in box)}>" for box in objects.get("bbox", ())]
         self.objects = {"<ref-object>": iter(refs), "<bbox>": iter(boxes)}
 
-    def last(self, value, place, before):
-        """A text, a turn, or turns that repeat those before it -> the last Turn, an answer."""
-        given = value if isinstance(value, list) else [value]
-        turns = [self.turn(turn if isinstance(turn, dict) else {"from": "gpt", "value": turn},
-                           place) for turn in given]
-        earlier = [turn.parts for turn in turns[:-1]]
-        require(turns[-1].role == "assistant" and earlier in ([], [turn.parts for turn in before]),
-                place, "it must be an answer, alone or behind the same turns as in the row")
-        return turns[-1]
-
     def turn(self, turn, place):
         require(isinstance(turn, dict), place, f"a turn is an object, not {short(turn)}")
-        turn = self.known_fields(turn, OF_TURN, place)
-        name = only(turn, ("from", "role"), place)
+        turn = self.known_fields(turn, TURN_FIELDS, place)
+        name = one_of(turn, ("from", "role"), place)
         require(name in ROLES, place, f"the role {short(name)} is not one of {', '.join(ROLES)}")
         role = ROLES[name]
-        content = only(turn, TEXT, place) or ""
+        content = one_of(turn, TEXT, place) or ""
         content = [{"type": "text", "text": content}] if isinstance(content, str) else content
-        is_right = isinstance(content, list) and all(isinstance(part, dict) for part in content)
-        require(is_right, place, f"{short(content)} is no text and no list of parts")
-        if thoughts := only(turn, REASONING, place):
+        require(is_list_of(is_a(dict))(content), place,
+                f"{short(content)} is no text and no list of parts")
+        if thoughts := one_of(turn, REASONING, place):
             content = [{"type": "reasoning", "text": thoughts}, *content]
         parts = [part for entry in content for part in self.part(entry, role, place)]
-        if media := listed(turn):
-            (parts,) = fit([parts], media, place)
+        if media := listed_media(turn):
+            (parts,) = fill_placeholders([parts], media, place)
         require(role == "user" or not placeholders_in([parts]), place,
                 "only turns of the user can contain an image or a video")
-        weight = only(turn, WEIGHT, place)
+        weight = one_of(turn, WEIGHT, place)
         require(role == "assistant" or not weight, place, "only answers can have a loss weight")
         return Turn(role, parts, int(weight) if isinstance(weight, bool) else weight)
 
     def part(self, part, role, place):
         """A part of a turn -> texts and Placeholders."""
         kind = str(part.get("type")).removeprefix("input_").removesuffix("_url")
-        require(kind in OF_PART, place, f"a part is a text, an image or a video, not {short(part)}")
-        part = self.known_fields(part, OF_PART[kind], place)
+        require(kind in PART_FIELDS, place,
+                f"a part is a text, an image or a video, not {short(part)}")
+        part = self.known_fields(part, PART_FIELDS[kind], place)
         if kind in MEDIA:
-            entry = entry_of(only(part, (kind, f"{kind}_url", "path", "url"), place))
+            entry = entry_of(one_of(part, (kind, f"{kind}_url", "path", "url"), place))
             if entry and kind == "video":
                 entry = read_video(entry, {key.removeprefix("video_"): part[key] for key in part})
             return [Placeholder(kind, entry)]
         if kind in self.args.ignore:
             return []
-        text = only(part, OF_PART[kind] - {"type"}, place) or ""
+        text = one_of(part, PART_FIELDS[kind] - {"type"}, place) or ""
         if kind in REASONING:
             require(self.args.reasoning and role == "assistant", place, "the reasoning is not read:"
                     " --reasoning puts it before the answer, --ignore FIELD leaves it out")
@@ -201,7 +202,7 @@ class Reader:
         return split_media(text, self.args.ignore) if role == "user" else [text]
 
 
-def only(fields, names, place):
+def one_of(fields, names, place):
     """The value of the one of these names that is given, or None."""
     given = [name for name in names if name in fields]
     require(len(given) < 2, place, f"it has both {' and '.join(given)}; --ignore one of them")
@@ -238,7 +239,8 @@ def read_answer(text, prompt, row, args):
     n = 2 if form == POINT else 4
     is_complete = numbers and len(numbers) % n == 0 and len(labels) < 2
     require(is_complete and not re.sub(form, "", text).strip(), "an answer with boxes or points",
-            "it must contain nothing else, one label, and of a box left, top, right, bottom")
+            "it must contain nothing else, at most one label, and four numbers for each box; "
+            f"--ignore '{name}' keeps it as letters")
     places = [numbers[k : k + n] for k in range(0, len(numbers), n)]
     kind = row["objects"].get("bbox_type") or "real" if form == OBJECT else form
     size = [row[key] for key in RESIZED if key in row] or args.resized
@@ -259,7 +261,7 @@ def entry_of(value):
     return value
 
 
-def listed(fields):
+def listed_media(fields):
     """The images and videos that a row or a turn names, under each name -> Placeholders."""
     found = []
     for kind, names in MEDIA.items():
@@ -275,7 +277,7 @@ def placeholders_in(prompts):
     return [part for parts in prompts for part in parts if isinstance(part, Placeholder)]
 
 
-def fit(prompts, media, place):
+def fill_placeholders(prompts, media, place):
     """Prompts whose placeholders are these media, in order; without any, the media come first."""
     found = placeholders_in(prompts)
     n = len(found)
@@ -319,22 +321,20 @@ def place_media(row, prompts, ignore):
 def without_outer_media(parts, n_media):
     """The first question without references to all media that open it, or one that closes it."""
     places = [k for k, part in enumerate(parts) if not isinstance(part, str)]
-    if not places or len(places) < n_media:
-        return parts
-    before = "".join(part for part in parts[: places[-1]] if isinstance(part, str))
-    after = "".join(parts[places[-1] + 1 :])
-    if after.strip() and not before.strip():
-        return [after.lstrip()]
-    if before.strip() and not after.strip() and len(places) == 1:
-        return [before.rstrip()]
+    if places and len(places) == n_media:
+        before = "".join(part for part in parts[: places[-1]] if isinstance(part, str))
+        after = "".join(parts[places[-1] + 1 :])
+        if after.strip() and not before.strip():
+            return [after.lstrip()]
+        if before.strip() and not after.strip() and n_media == 1:
+            return [before.rstrip()]
     return parts  # also one of nothing but images
 
 
 def read_video(video, fields):
     """A path, an object or a list of frames -> the same with the clip of the fields."""
-    if isinstance(video, list):
-        video = {"frames": video, "fps": fields.get("fps")}
-    else:
-        require("fps" not in fields, "fps", "it is read beside a list of frames; --ignore fps")
     clip = {key: fields[key] for key in ("start", "end") if key in fields}
+    if isinstance(video, list):
+        return {"frames": video, "fps": fields.get("fps"), **clip}
+    require("fps" not in fields, "fps", "only a list of frames needs it; --ignore fps")
     return {**as_object(video), **clip} if clip else video

@@ -37,22 +37,12 @@ def move_media(record, start, target):
     def move(entry):
         if isinstance(entry, str):
             return move_path(entry, start, target)
-        if "frames" in entry:
-            return entry | {"frames": [move_path(f, start, target) for f in entry["frames"]]}
-        return entry | {"path": move_path(entry["path"], start, target)}
+        if isinstance(entry, list):
+            return [move(part) for part in entry]
+        return entry | {key: move(entry[key]) for key in ("path", "frames") if key in entry}
 
-    moved = {key: move(record[key]) for key in ("image", "video") if key in record}
-    if "images" in record:
-        moved["images"] = [move(entry) for entry in record["images"]]
-    return record | moved
-
-
-def paths_of(record):
-    """The paths of its images, of its video, or of the frames of its video."""
-    entries = [record[key] for key in ("image", "video") if key in record]
-    entries += record.get("images", [])
-    objects = [{"path": entry} if isinstance(entry, str) else entry for entry in entries]
-    return [path for entry in objects for path in entry.get("frames") or [entry["path"]]]
+    return record | {key: move(record[key]) for key in ("image", "images", "video")
+                     if key in record}
 
 
 class HoldOut:

@@ -47,10 +47,11 @@ SIGNS = [
 NOTHING = (None, "", [], {}, [""], [None], "[]")  # in tables, the fields that other rows have
 # a word in the name of a field that may change what is trained
 TELLING = re.compile(
-    "(?<![a-z])(?i:image|img|picture|photo|pixel|video|vid|frame|media|file|audio|sound|speech|clip"
-    "|pdf|depth|point|box|bbox|object|region|mask|annotation|label|weight|loss|train|answer|response"
-    "|output|completion|chosen|reject|rejected|target|solution|truth|reasoning|thinking|tool"
-    "|option|choice|correct|preferred|caption|prompt|context)"
+    "(?<![a-z])(?i:(?:image|img|picture|photo|video|audio|file|keypoint)[a-z]*|path|pixel|vid|frame"
+    "|media|sound|speech|clip|pdf|depth|point|box|bbox|object|region|mask|segmentation|polygon"
+    "|annotation|label|weight|loss|train|answer|response|output|completion|chosen|reject|rejected"
+    "|target|solution|(?:ground)?truth|reasoning|thinking|tool|function|option|choice|correct"
+    "|preferred|caption|prompt|context|input|history|(?:question|query|instruction)(?!_id|_type))"
     "(?:e?s)?(?![a-z])")
 
 
@@ -83,21 +84,20 @@ class Report:
                 self.not_read.setdefault(key, [0, value])[0] += 1
         return known
 
-    def skip(self, where, kind, sentence):
-        self.skipped[kind] += 1
-        if self.args.all or self.skipped.total() <= MAX_PRINTED:
-            warn(f"{where}: {kind}: {sentence}; skipped")
-
     @contextmanager
     def skipping(self, where):
         """Ends the block where something cannot become a record."""
         try:
             yield
+            return
         except Unreadable as error:
-            self.skip(where, *error.args)
+            kind, sentence = error.args
         except FORM_ERRORS as error:
-            self.skip(where, "wrong record", "it cannot be read as one: "
-                      f"{type(error).__name__}: {error}")
+            kind = "wrong record"
+            sentence = f"it cannot be read as one: {type(error).__name__}: {error}"
+        self.skipped[kind] += 1
+        if self.args.all or self.skipped.total() <= MAX_PRINTED:
+            warn(f"{where}: {kind}: {sentence}; skipped")
 
     def end(self, path):
         """Says how many skipped rows were not printed, and what was read."""
@@ -110,7 +110,7 @@ class Report:
         warn(f"{path}: read as {kinds or 'an empty file'}")
 
 
-def named(signs, default):
+def known_format(signs, default):
     return next((name for needed, name in SIGNS if needed <= signs), default)
 
 
@@ -123,23 +123,26 @@ def kind_of(row):
     if isinstance(annotations, list) and annotations and isinstance(annotations[0], dict):
         signs |= {f"annotations.{key}" for key in annotations[0]}
     fields = short(", ".join(row))
-    return named(signs, f"an unknown format; its fields are {fields} (docs/own_data.md lists the "
-                 "formats)")
+    return known_format(signs, f"an unknown format; its fields are {fields} (docs/own_data.md "
+                        "lists the formats)")
 
 
-def read_rows(path, report):
-    """Yields (where, row): "file:line", "file", or "file[number]" from 0, with the id of a row."""
+def read_rows(path):
+    """Yields (where, row): "file:line", "file", or "file[number]" from 0, with the id of a row. A
+    line that cannot be read is an Unreadable."""
     entries = sorted(path.iterdir()) if path.is_dir() else [path]
     tables = [file for file in entries if file.name in TABLES]
     known = [".json"] if path.is_dir() else READERS
     files = tables[:1] or [file for file in entries if file.suffix.lower() in known]
     if not files:
-        inner = [str(file) for file in sorted(path.rglob("*")) if file.suffix in READERS][:3]
-        what = named({file.suffix for file in entries}, "no known format; --help lists them"
-                     + ("; below it are " + ", ".join(inner) if inner else ""))
+        below = sorted(path.rglob("*")) if path.is_dir() else [path]
+        inner = [str(file) for file in below if file.suffix in READERS][:3]
+        what = known_format({file.suffix for file in below}, "no known format; --help lists them")
+        if inner:
+            what = f"no known format; below it are {', '.join(inner)}"
         raise DataError(f"{path}: this is {what}")
     for file in files:
-        for where, row in READERS[file.suffix.lower()](file, report):
+        for where, row in READERS[file.suffix.lower()](file):
             if len(files) > 1 and kind_of(row) != "labelme":
                 raise DataError(f"{where}: of several .json files only LabelMe's are read; name "
                                 "one file in place of the folder")
@@ -157,22 +160,20 @@ def unique(pairs):
     return found
 
 
-def read_lines(path, report):
+def read_lines(path):
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
             try:
-                # of bytes, since a byte order mark may be the first
+                # in bytes a byte order mark is read, in a text it is an error
                 row = json.loads(line, object_pairs_hook=unique)
             except (ValueError, RecursionError) as error:
-                report.read["not JSON"] += 1
-                report.skip(f"{path}:{number}", "not JSON", str(error))
-                continue
+                row = Unreadable("not JSON", str(error))
             yield f"{path}:{number}", row
 
 
-def read_json(path, report):
+def read_json(path):
     try:
         content = json.loads(path.read_bytes(), object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
@@ -184,7 +185,7 @@ def read_json(path, report):
         yield str(path), content
 
 
-def read_csv(path, report):
+def read_csv(path):
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
             names = file.readline()
@@ -192,14 +193,12 @@ def read_csv(path, report):
             table = csv.reader(file, delimiter=max(",;\t", key=names.count))
             names = [name.strip() for name in next(table, ())]
             for cells in filter(None, table):
-                where = f"{path}:{table.line_num}"
+                row = unique(zip(names, cells, strict=False))
                 if len(cells) > len(names):
-                    report.read["a broken line"] += 1
-                    report.skip(where, "wrong record", f"it has {len(cells)} cells, and the first "
-                                f"line names {plural(len(names), 'column')}")
-                    continue
-                yield where, unique(zip(names, cells, strict=False))
-    except (UnicodeDecodeError, csv.Error) as error:
+                    row = Unreadable("wrong record", f"it has {len(cells)} cells, and the first "
+                                     f"line names {plural(len(names), 'column')}")
+                yield f"{path}:{table.line_num}", row
+    except (ValueError, csv.Error) as error:
         raise DataError(f"{path}: the table cannot be read; save it as CSV UTF-8 ({error})"
                         ) from None
 

@@ -17,7 +17,10 @@ def as_chat(row, kind):
     rest = {key: value for key, value in row.items() if value not in (None, "")}
     if "file_name" in rest:
         name = rest.pop("file_name")
-        rest["video" if name.lower().endswith(VIDEO_SUFFIXES) else "image"] = name
+        medium = "video" if name.lower().endswith(VIDEO_SUFFIXES) else "image"
+        require(medium not in rest, "the row",
+                f"it has both file_name and {medium}; --ignore one of them")
+        rest[medium] = name
     names = CAPTIONS if kind == "captions" else ANSWERS
     key = next((key for key in names if key in rest), None)
     require(key, "the row", f"it has none of the fields {', '.join(names)}")
@@ -47,5 +50,7 @@ def turns_of(value, role):
 def as_caption(record):
     """The record of such a chat -> that of the caption."""
     (caption,) = record["annotations"]
-    (turn,) = caption.pop("turns")
-    return record | {"annotations": [caption | {"type": "caption", "text": turn["answer"]}]}
+    turns = caption.pop("turns", ())
+    require([*map(set, turns)] == [{"question", "answer"}], "the row",
+            "beside a caption it must have no other text, and no boxes in the caption")
+    return record | {"annotations": [caption | {"type": "caption", "text": turns[0]["answer"]}]}

@@ -10,7 +10,6 @@ from unittest.mock import patch
 from tools.convert import __main__ as command
 
 TESTS = Path(__file__).parents[2]
-CONFORMANCE = TESTS / "conformance"
 
 
 def run(*arguments, media_are_there=True):

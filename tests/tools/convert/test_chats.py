@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.records.samples import CAPTION, image, write
-from tests.tools.convert.command import CONFORMANCE, run
+from tests.tools.convert.command import run
 
 
 def user(content, **fields):
@@ -33,8 +33,9 @@ def made(*turns, system=None, **record):
     return {**record, "annotations": [{"type": "qa", **system, "turns": found}]}
 
 
-def pair(question="q", **record):
+def pair(question="q", weight=None, **record):
     fields = {"question": question, "chosen": "a", "rejected": "b"}
+    fields |= {"weight": weight} if weight else {}
     return {**record, "annotations": [{"type": "preference", **fields}]}
 
 
@@ -68,8 +69,12 @@ TABLE = [  # a row, its record or words of the sentence that refuses it, and fla
     (chat("q", "a", style="vqa2"), {"annotations": [{"style": "vqa2", **QA["annotations"][0]}]}),
     (chat("q", "a", "r", "b"), {"annotations": [made(turn)["annotations"][0]
                                                 for turn in ("qa", "rb")]}, "--split-turns"),
+    *(({**chat("q", "a"), "annotations": []}, *expected) for expected in (
+        ["the record: unknown field 'messages'"], [QA, "--as chats"])),
     (chat("q"), "there is no question with an answer"),
-    (chat("q", user("r"), answer("a")), "turn 1: it is of the user: they alternate"),
+    (chat("q", user("r"), answer("a")), "turn 1: it is of the user: user and assistant"),
+    (chat({"role": "system", "content": "s"}, user("q"), user("r"), answer("a")),
+     "turn 2: it is of the user"),
     (chat({"role": "tool", "content": "q"}, "a"), "turn 0: the role 'tool' is not one of"),
     (chat(user("q", value="r"), "a"), "turn 0: it has both value and content"),
     # fields that are not read
@@ -79,8 +84,9 @@ TABLE = [  # a row, its record or words of the sentence that refuses it, and fla
     (chat([{**TEXT, "index": 0}], "a"), "turn 0: the field 'index' is not read"),
     *((chat("q", "a", **X, **{key: "x"}), f"the row: the field '{key}' is not read")
       for key in ("img_path", "imageUrl", "Image", "image_id", "media", "frames", "audios", "tools",
-                  "pdf", "options", "context", "is_correct", "rejected_images",
-                  "bbox", "loss", "answer", "solution", "pixel_values")),
+                  "pdf", "options", "context", "is_correct", "rejected_images", "filename", "path",
+                  "bbox", "loss", "answer", "solution", "pixel_values", "groundtruth", "keypoints",
+                  "functions", "question", "history")),
     (chat("q", "a", img_path="x"), QA, "--ignore img_path"),
     (image(CAPTION, img_path="x"), image(CAPTION), "--ignore img_path"),
     (chat("q", "a", source="coco"), "the row: the field 'source' is not read", "--strict"),
@@ -96,9 +102,13 @@ TABLE = [  # a row, its record or words of the sentence that refuses it, and fla
         str, answer, lambda text: [answer(text)], lambda text: [user("q"), answer(text)])),
     (chat("<image>q", "a", rejected_response="b", **X), pair(**X)),
     (chat("q", "a", rejected_messages=[user("q"), answer("b")], system="s"), pair("System: s\nq")),
-    (chat("q", "a", rejected_messages=[user("p"), answer("b")]), "behind the same turns"),
+    (chat("q", "a", rejected_messages=[user("p"), answer("b")]), "no other turns than the row"),
     (chat("q", "a", "q", rejected="b"), "no answer is the chosen one"),
     (chat("q", "a", "r", "b", rejected="c"), "need one question, and no boxes"),
+    (chat("q", "a", rejected="<box>(1,2),(3,4)</box>", **X), "need one question, and no boxes"),
+    (chat("q", "a", rejected=answer("b", weight=0)), "only the chosen answer may"),
+    (chat("q", answer("a", weight=0.5), rejected_messages=[user("q"), answer("b")]),
+     pair(weight=0.5)),
     (chat("q", chosen="a"), "it has 'chosen', but nothing is rejected"),
     (chat("q", "a", label=True), "'label' is True: --keep-desired takes answers that KTO marks"),
     (chat("q", "a", label=True), QA, "--keep-desired"),
@@ -129,7 +139,7 @@ TABLE = [  # a row, its record or words of the sentence that refuses it, and fla
     (chat("<img>x</img>q", "a", image="y"), "must stand for its images or videos (1) in order"),
     (chat("<|vision_start|>x<|vision_end|>", "a"), "<|vision_start|> is not read there"),
     *((chat(f"q {tag}", "a"), f"a question: {tag} is not read there") for tag in (
-        "<start_of_image>", "[IMG]", "<im_start>", "<|ref|>", "< image >", "<loc_12>")),
+        "</image>", "<start_of_image>", "[IMG]", "<im_start>", "<|ref|>", "< image >", "<loc_12>")),
     *((chat("q", f"a {mark} b"), f"turn 1: {mark} is not read there") for mark in (
         "<|im_end|>", "<|/det|>", "<loc0100>", "<patch_index_0012>", "<seg>", '"point_2d"')),
     (chat("q", "a <|x|>"), made(("q", "a <|x|>")), "--ignore <|x|>"),
@@ -149,12 +159,14 @@ TABLE = [  # a row, its record or words of the sentence that refuses it, and fla
     (chat([{"type": "image"}, TEXT], "a", images=[{"path": "x", "bytes": None}]),
      {"image": {"path": "x"}, **QA}),
     (chat("<image_00>q", "a", image={"<image_00>": "x"}), QA_X),
+    *((chat("q", "a", image=url), "must be the path of a downloaded file (URLs and base64 are not")
+      for url in ({"url": "data:image/png;base64,AA"}, "file:///a.png", "https://x/a.png")),
     (chat([TEXT, {"type": "input_audio"}], "a"), "a part is a text, an image or a video, not"),
     (chat("<image>q", "a", video="v"), {"video": "v", **QA}),
     (chat("<video>q", "a", videos=[["f", "g"]], fps=1), {"video": FRAMES, **QA}),
     (chat("q", "a", video="v", start=1, end=2), {"video": CLIP, **QA}),
     (chat([PART, TEXT], "a"), {"video": CLIP, **QA}),
-    (chat([{**PART, "fps": 2}, TEXT], "a"), "fps: it is read beside a list of frames"),
+    (chat([{**PART, "fps": 2}, TEXT], "a"), "fps: only a list of frames needs it; --ignore fps"),
     (chat("q", "a", **X, video="v"), "not 1 image and 1 video"),
     # boxes and points
     *((chat("<image>q", text, **X), made(("q", boxes((1, 2, 3, 4), **THOUSAND)), **X)) for text in (
@@ -166,7 +178,9 @@ TABLE = [  # a row, its record or words of the sentence that refuses it, and fla
      made(("p", "a"), ("q", boxes((1, 2, 3, 4), label="", **THOUSAND), 0), **X)),
     *((chat("q", text, **X), "it must contain nothing else") for text in (
         "Here: <box>[[1, 2, 3, 4]]</box>", "<box>[[1, 2, 3]]</box>", "<box></box>", "<box>[1]",
+        "<point>1,2</point>", '<points coords="1 2 3">cups</points>',
         "<box>[[0.1, 0.2, 0.3, 0.4]]</box>", f"{JSON} it is",
+        '<points x1="1" x2="3" y1="2" y2="4" alt="cups">cups</points>',
         "<ref>a</ref><box>[[1, 2, 3, 4]]</box><ref>b</ref><box>[[1, 2, 3, 4]]</box>")),
     (chat("At <box>(1,2),(3,4)</box>?", "a", **X), "a question: <box> is not read there"),
     *(({**FIND, "objects": {**OBJECTS, **more}},
@@ -187,6 +201,7 @@ TABLE = [  # a row, its record or words of the sentence that refuses it, and fla
      made(("q", boxes((1, 2, 3, 4), size=[80, 60])), **X), "--resized 80,60"),
     (chat("q", JSON, **X, resized_width=84, resized_height=56),
      made(("q", boxes((1, 2, 30, 20), size=[84, 56])), **X), "--resized 80,60"),
+    (chat("q", "Use <box>", **X), "--ignore '<box>' keeps it as letters"),
     (chat("q", "a bbox_2d", **X), made(("q", "a bbox_2d"), **X), "--ignore bbox_2d"),
     *((chat("q", text, **X), made(("q", {
         "type": "point", "label": "cup", "coords": "percent",
@@ -217,16 +232,6 @@ def test_fields_that_change_nothing_are_listed_once_at_the_end(tmp_path):
     first, last = err.splitlines()
     assert "r.jsonl:1 id 17: unknown field: the row: the field 'audio' is not read" in first
     assert last.endswith(": the field 'source' is not read: in 2 rows, such as 'a'")
-
-
-def test_the_real_rows_are_these_records(tmp_path):
-    run(CONFORMANCE / "sharegpt.json", tmp_path / "out.jsonl")
-    coffee, rabbit, both, hello = [json.loads(line) for line in (tmp_path / "out.jsonl").open()]
-    assert coffee == made(("What is in the cup?", "Espresso."), ("And under it?", "A red saucer."),
-                          id="sg1", image=f"{CONFORMANCE}/coffee.png")
-    assert rabbit["annotations"] == made(("Which animal is it?", "A rabbit."))["annotations"]
-    assert both["annotations"] == made(("Which one is alive?", "The second, a cat."))["annotations"]
-    assert hello == made(("Say hello.", "Hello."), id="sg4")
 
 
 SHAPES = """

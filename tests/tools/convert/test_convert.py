@@ -10,7 +10,8 @@ import sys
 import pytest
 
 from records.errors import DataError
-from records.reader import Records
+from records.parse import parse
+from records.reader import Records, names_of
 from tests.records.samples import CAPTION, GOOD, QA, image, video, write
 from tests.tools.convert.command import TESTS, run
 from tools import check
@@ -58,16 +59,6 @@ def test_rows_of_all_kinds_lie_in_one_file_and_keep_their_ids_as_text(tmp_path):
     assert converted(tmp_path / "out.jsonl") == [MADE, spoken, {"id": "7", **MADE}, MADE]
 
 
-def test_questions_are_split_on_demand(tmp_path):
-    row = {"conversations": ROW["conversations"] * 2}
-    path = write(tmp_path / "r.jsonl", row)
-    run(path, tmp_path / "one.jsonl")
-    run(path, tmp_path / "two.jsonl", "--split-turns")
-    n_turns = [[len(a["turns"]) for a in converted(tmp_path / name)[0]["annotations"]]
-               for name in ("one.jsonl", "two.jsonl")]
-    assert n_turns == [[2], [1, 1]]
-
-
 # --------------------------------------------------------------------------------------------------
 # paths
 
@@ -78,13 +69,6 @@ ENTRIES = [
     video(CAPTION, video={"path": "a.mp4", "start": 1, "end": 2}),
     video(CAPTION, video={"frames": ["a.png", "a.png"], "fps": 1}),
     {**ROW, "image": "a.png"}, {**ROW, "video": [["a.png"]], "fps": 2}]
-
-
-def names_in(record):
-    """Every path in a record, by its file."""
-    found = [record.get("image"), record.get("video"), *record.get("images", [])]
-    entries = [{"path": entry} if isinstance(entry, str) else entry for entry in found if entry]
-    return [name for entry in entries for name in entry.get("frames") or [entry["path"]]]
 
 
 @pytest.mark.parametrize(("media", "flags", "out", "expected"), [
@@ -108,7 +92,7 @@ def test_training_finds_the_media_without_a_flag(tmp_path, monkeypatch, media, f
     status, counts, err = run("in/rows.jsonl", out, *flags)
     assert (status, counts["records"], err) == (0, len(ENTRIES), "")
     for record in converted(tmp_path / out):
-        for name in names_in(record):
+        for name in names_of(parse(record)):
             assert name == expected.format(os.path.basename(name), folder=tmp_path)
     monkeypatch.chdir(TESTS)                              # from wherever it is trained
     assert check.main([str(tmp_path / out), "--decode"]) == 0
@@ -129,30 +113,21 @@ def test_an_absolute_path_stays_and_others_lead_to_the_same_file(tmp_path, name,
     assert record["image"] == (expected or name).format(tmp_path)
 
 
-def test_a_row_whose_image_is_a_url_is_skipped(tmp_path):
-    part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
-    messages = [{"role": "user", "content": [part]}, {"role": "assistant", "content": "a"}]
-    rows = write(tmp_path / "r.jsonl", {"messages": messages}, {**ROW, "image": "file:///a.png"},
-                 {**ROW, "image": "https://x/a.png"}, ROW)
-    _, counts, err = run(rows, tmp_path / "out.jsonl")
-    assert counts == {"rows": 4, "records": 1, "skipped": {"wrong record": 3}}
-    assert err.count("'path' must be the path of a downloaded file (URLs and base64") == 3
-
-
 # --------------------------------------------------------------------------------------------------
 # what it writes, and its exit status
 
 
 def test_a_row_that_is_no_record_is_named_and_skipped(tmp_path):
     rows = [ROW, {"id": 17, "messages": []}, image(CAPTION, id="\ud800"), 3, {"text": "\0"}, ROW]
-    lines = write(tmp_path / "r.jsonl", *rows, "{", '{"annotations": %s' % ("[" * 100_000))
+    broken = ("{", '{"annotations": %s' % ("[" * 100_000), '{"messages": [], "messages": []}')
+    lines = write(tmp_path / "r.jsonl", *rows, *broken)
     status, counts, err = run(lines, tmp_path / "out.jsonl")
     assert (status, counts) == (0, {
-        "rows": 8, "records": 2, "skipped": {"not JSON": 2, "wrong record": 4}})
+        "rows": 9, "records": 2, "skipped": {"not JSON": 3, "wrong record": 4}})
     places = [sentence.split(": ")[1:3] for sentence in err.splitlines()]
     names = {2: " id 17", 3: " id \ud800"}
     assert places == [[f"{lines}:{n}{names.get(n, '')}", "not JSON" if n > 6 else "wrong record"]
-                      for n in (2, 3, 4, 5, 7, 8)]
+                      for n in (2, 3, 4, 5, 7, 8, 9)]
     assert converted(tmp_path / "out.jsonl") == [MADE, MADE]
     array = tmp_path / "r.json"
     array.write_text(json.dumps(rows))
@@ -193,6 +168,7 @@ MISTAKES = [
     ("rows.txt out.jsonl", "rows.txt: this is no known format; --help"),
     ("torn.json out.jsonl", "torn.json: the file is not JSON: Expecting"),
     ("deep.json out.jsonl", "deep.json: the file is not JSON"),
+    ("twice.json out.jsonl", "twice.json: the file is not JSON: 'a' is there twice"),
     ("rows.jsonl old.jsonl", "old.jsonl exists; give OUT another name, or --overwrite"),
     ("rows.jsonl folder.jsonl --overwrite", "folder.jsonl exists"),
     ("rows.jsonl rows.jsonl --overwrite", "rows.jsonl: this is the file to convert"),
@@ -209,8 +185,8 @@ def test_a_mistake_of_the_user_is_one_sentence_and_changes_no_file(tmp_path, mon
                                                                    arguments, words):
     monkeypatch.chdir(tmp_path)
     for name, content in {"rows.jsonl": json.dumps(ROW), "rows.txt": "{}",
-                          "torn.json": '[{"a": 1}', "deep.json": "[" * 100_000,
-                          "old.jsonl": "old"}.items():
+                          "torn.json": '[{"a": 1}', "twice.json": '{"a": 1, "a": 2}',
+                          "deep.json": "[" * 100_000, "old.jsonl": "old"}.items():
         (tmp_path / name).write_text(content)
     (tmp_path / "folder.jsonl").mkdir()
     (tmp_path / "soft.jsonl").symlink_to("rows.jsonl")

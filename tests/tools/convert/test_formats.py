@@ -69,6 +69,7 @@ EYES = [image(box("eye", (0.2, 0.3, 0.4, 0.5), coords="unit"),
 LINES = ("0 0.3 0.4 0.2 0.2", "", "1 0.1 0.2 0.5 0.1 0.3 0.6")
 LABELME = [image(box("cup", (1, 2, 30, 40), (40, 5, 50, 9)),
                  path={**SECOND, "path": "../img/1.jpg"})]
+PAIR = [{"annotations": [{"type": "preference", "question": "q", "chosen": "a", "rejected": "b"}]}]
 # {name of a file: content}, the records, {kind of what is skipped: number}
 TABLE = [
     # COCO, Roboflow, LVIS
@@ -86,8 +87,11 @@ TABLE = [
         IMAGES[0], {"id": 4, "file_name": "b.jpg"}]),
      [image(box("cup", (1, 2, 4, 6)), path=FIRST)], {"no size": 1, "wrong record": 1}),
     (coco((3, 1, [700, 1, 2, 2]), (3, 2, [1, 2, 3, 4]), (1, 1, [1, 2]), (1, 2, [1, 2, 3, 4])),
-     [image(box("person", (1, 2, 4, 6)), path=FIRST)],
-     {"a box without an area": 1, "wrong record": 1}),
+     [image(box("person", (1, 2, 4, 6)), path=path) for path in (FIRST, SECOND)],
+     {"a box without an area": 1, "wrong numbers": 1}),
+    (coco(*({"image_id": 3, "category_id": 1, "segmentation": [numbers]}
+            for numbers in ([], [1, 2, 3], ["a", 1])), (3, 2, [1, 2, 3, 4])),
+     [image(box("person", (1, 2, 4, 6)), path=FIRST)], {"wrong numbers": 1}),
     (coco((3, 1, [1, 2, 3, 0]), (3, 1, [1, 2, 3, 4]), images=IMAGES), [],
      {"a box without an area": 1, "no annotation": 1}),
     (coco((3, 1, [1, 2, "3", 4]), (3, 2, [1, 2, 3, 4])),
@@ -112,6 +116,9 @@ TABLE = [
           {"image_id": 1, "caption": "One."}, categories=None),
      [image(caption("Two."), caption("A pair."), path="val/1.jpg"),
       image(caption("One."), path="../2.jpg")], {}),
+    (coco({"image_id": 3, "caption": "Cup.", "bbox": [1, 2, 3, 4]},
+          {"image_id": 1, "caption": "One.", "rejected": "Two."}), [],
+     {"wrong record": 1, "unknown field": 1}),
     # LabelMe: a folder of files, or one file
     (labelme(shape("rectangle", "cup", [30, 40], [1, 2]), shape("polygon", "cup", [40, 9], [50, 5]),
              shape("line", "edge", [1, 1], [2, 2])), LABELME, {"a line": 1}),
@@ -136,13 +143,15 @@ TABLE = [
     (yolo("names: ['it''s # 1', \"two\"]", LINES[0]),
      [image({**EYES[0]["annotations"][0], "label": "it's # 1"}, path="images/1.jpg")], {}),
     (yolo("eye\nbig cup\n", *LINES, name="classes.txt"), EYES, {}),
-    ({**yolo("eye", "0 0.3 0.4 0.2 0.2", name="classes.txt"), "f/labels/gone.txt": "",
-      "f/labels/2.txt": "", "f/labels/3.txt": "0 30 40 20 20",
-      "f/labels/4.txt": "0 0.1 0.2 0.3 0.4 0.5", "f/labels/6.txt": "eye 0.3 0.4 0.2 0.2",
-      "f/README.txt": "", "f/labels/5.txt": "7 0.3 0.4 0.2 0.2",
-      **{f"f/images/{n}.png": "" for n in "23456"}},
+    ({**yolo("eye", LINES[0], name="classes.txt"), "f/README.txt": "", "f/images/3.jpg": "",
+      **{f"f/labels/{k}.txt": line for k, line in enumerate([
+          "", LINES[0], "0 30 40 20 20", "0 0.1 0.2 0.3 0.4 0.5", "7 0.3 0.4 0.2 0.2",
+          "eye 0.3 0.4 0.2 0.2", "1e400 0.3 0.4 0.2 0.2", "0.5 0.3 0.4 0.2 0.2", "gone"], 2)},
+      **{f"f/images/{k}.png": "" for k in range(2, 10)}},
      [image(EYES[0]["annotations"][0], path="images/1.jpg")],
-     {"missing file": 1, "no annotation": 1, "wrong record": 3, "no label": 1}),
+     {"missing file": 2, "no annotation": 1, "wrong record": 5, "no label": 1}),
+    ({"labels-1/f/1.txt": LINES[0], "labels-1/f/1.jpg": "", "labels-1/f/classes.txt": "eye"},
+     [image(EYES[0]["annotations"][0], path="1.jpg")], {}),
     # rows of questions
     ({"a.jsonl": [{"image": "a.png", "question": "q", "answer": "a"}]}, [image(qa("qa"))], {}),
     ({"a.csv": "image,question,answer\na.png,q,a\n,r,b\n"},
@@ -160,21 +169,25 @@ TABLE = [
     ({"a.jsonl": [{"query": "<image>q", "response": "a", "images": ["a.png"]},
                   {"prompt": "q", "completion": "a"}, {"question": "q"}]},
      [image(qa("qa")), {"annotations": [qa("qa")]}], {"wrong record": 1}),
-    ({"a.json": [{"prompt": "q", "chosen": "a", "rejected": "b"}]},
-     [{"annotations": [{"type": "preference", "question": "q", "chosen": "a", "rejected": "b"}]}],
-     {}),
-    # of TRL
+    # preference pairs, and turns of TRL
+    *(({"a.json": [{**start, "chosen": [*turns, *said("assistant", "a")],
+                    "rejected": [*turns, *said("assistant", "b")]}]}, PAIR, {})
+      for start, turns in (({"prompt": said("user", "q")}, []), ({}, said("user", "q")))),
+    ({"a.json": [{"prompt": "q", "chosen": "a", "rejected": "b"}]}, PAIR, {}),
     ({"a.jsonl": [{"prompt": said("user", "q"), "completion": said("assistant", "a")}]},
      [{"annotations": [qa("qa")]}], {}),
-    *(({"a.jsonl": [{**start, "chosen": [*turns, *said("assistant", "a")],
-                     "rejected": [*turns, *said("assistant", "b")]}]},
-       [{"annotations": [{"type": "preference", "question": "q", "chosen": "a", "rejected": "b"}]}],
-       {}) for start, turns in (({"prompt": said("user", "q")}, []), ({}, said("user", "q")))),
     ({"a.jsonl": [{"image": "a.png", "texts": "q"}, {"question": "q", "answer": "a"}]},
      [{"annotations": [qa("qa")]}], {"unknown format": 1}),
     # captions
     ({"a.jsonl": [{"image": "a.png", "caption": "A cat."}, {"text": "of nothing"}]},
      [image(caption("A cat."))], {"wrong record": 1}),
+    ({"a.jsonl": [{"image": "a.png", "text": "A cat."}, *({"image": "a.png", **row} for row in (
+        {"text": "A cat.", "history": [["q", "a"]]}, {"text": "<box>[[1, 2, 3, 4]]</box>"},
+        {"text": "A cat.", "rejected": "A dog."}, {"text": "A cat.", "file_name": "b.png"}))]},
+     [image(caption("A cat."))], {"wrong record": 4}),
+    ({"a.jsonl": [{"instruction": "Look.", "question": "q", "answer": "a", "output": "a"},
+                  {"question": "q", "answer": "a", "question_id": 7}]},
+     [{"annotations": [qa("qa")]}], {"unknown field": 1}),
     ({"f/metadata.csv": "file_name,text\na.png,\"A cat, grey.\"\n", "f/other.json": {}},
      [image(caption("A cat, grey."))], {}),
     ({"f/metadata.jsonl": [{"file_name": "a.MP4", "text": "A film."}]},
@@ -190,7 +203,7 @@ def write(folder, files):
         if name.endswith(".jsonl"):
             content = "\n".join(map(json.dumps, content))
         path.write_text(content if isinstance(content, str) else json.dumps(content))
-    return folder / "f" if (folder / "f").exists() else folder / next(iter(files))
+    return next(folder.rglob("f"), folder / next(iter(files)))
 
 
 @pytest.mark.parametrize(("files", "records", "skipped"), TABLE)
@@ -207,7 +220,7 @@ def test_a_file_becomes_these_records(tmp_path, files, records, skipped):
 
 
 @pytest.mark.parametrize(("files", "words"), [
-    ({"f/a.xml": "<annotation/>"}, "f: this is XML of Pascal VOC or CVAT; export COCO or YOLO"),
+    ({"f/Annotations/a.xml": "<annotation/>"}, "f: this is XML of Pascal VOC or CVAT; export COCO"),
     ({"a.xml": "<annotations/>"}, "a.xml: this is XML of Pascal VOC or CVAT; export"),
     ({"f/seqinfo.ini": "", "f/gt/gt.txt": "1,1,2,3,4,5"}, "f: this is MOT; write its tracks"),
     ({"a.parquet": "PAR1"}, "a.parquet: this is Parquet; write a .jsonl file"),
@@ -225,6 +238,8 @@ def test_a_file_becomes_these_records(tmp_path, files, records, skipped):
     ({"f/a.json": [], "f/b.json": {"images": [], "annotations": [{"image_id": 1}]}},
      "f/b.json: of several .json files only LabelMe's are read; name one file"),
     ({"f/a.jpg": ""}, "f: this is no known format; --help lists them"),
+    ({"f/g/a.jsonl": [], "f/a.yaml": ""}, "/f/g/a.jsonl"),
+    ({"a.csv": "image,image,text\na,b,c"}, "a.csv: the table cannot be read; save"),
     ({"a.csv": "image,caption\na.png," + "x" * 200_000}, "a.csv: the table cannot be read; save"),
 ])
 def test_a_format_that_is_not_read_is_named_with_what_to_do(tmp_path, files, words):
@@ -236,18 +251,10 @@ def test_a_format_that_is_not_read_is_named_with_what_to_do(tmp_path, files, wor
 
 def test_fields_of_annotations_that_are_not_read_are_listed(tmp_path):
     files = coco({"image_id": 3, "category_id": 1, "bbox": [1, 2, 3, 4], "score": 0.1})
-    _, _, err = run(write(tmp_path, files), tmp_path / "out.jsonl")
+    err = run(write(tmp_path, files), tmp_path / "out.jsonl")[2]
     assert err.endswith(": the field 'score' is not read: in 1 row, such as 0.1\n")
     files = labelme(shape("point", "eye", [5, 6], flags={"difficult": True}))
-    _, _, err = run(write(tmp_path, files), tmp_path / "out2.jsonl")
-    assert "the field 'flags' is not read: in 1 row" in err
-
-
-def test_as_decides_where_the_content_does_not_tell(tmp_path):
-    turns = [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]
-    path = write(tmp_path, {"a.json": [{"conversations": turns, "annotations": []}]})
-    assert run(path, tmp_path / "out.jsonl")[0] == 1
-    assert run(path, tmp_path / "out.jsonl", "--as", "chats")[0] == 0
+    assert "'flags' is not read" in run(write(tmp_path, files), tmp_path / "out2.jsonl")[2]
 
 
 def test_without_any_of_its_media_a_file_is_not_written(tmp_path):
