@@ -2,7 +2,7 @@
 
 import pytest
 
-from tools import generate, gpu, plan, view
+from tools import generate, plan, view
 from tools.command import own_folder
 from training.config import UserError
 
@@ -59,8 +59,6 @@ ASK = ["--model", "toy", "--prompt", "x"]
     (plan, PLAN, "r.jsonl", "r.jsonl: the name must end in .npz"),
     (view, VIEW, "a.html", "this command has not made this file"),
     (view, VIEW, "notes", "the name must end in .html"),
-    (gpu, ["--out"], "a.json", "this command has not made this file"),
-    (gpu, ["--out"], "notes", "the name must end in .json"),
     (generate, [*ASK, "--image", "a.png", "--draw"], "a.png", "the model is shown this file"),
     (generate, [*ASK, "--video", "a.gif", "--draw"], "a.gif", "the model is shown this file"),
 ])
