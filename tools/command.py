@@ -13,6 +13,8 @@ import torch
 from records.errors import Unreadable, warn
 from training.checkpoint import lock
 from training.config import Parser, RunError, UserError
+from training.ranks import device_of_rank
+from weights.files import explained
 
 FAILED = (RunError, torch.OutOfMemoryError)
 MARK = ".made-by"  # a file in a folder that a command makes: the name of the command
@@ -84,6 +86,17 @@ def own_folder(out, command, inputs=(), besides=()):
                             "made this folder; name another folder, or delete them")
         mark.write_text(command, encoding="utf-8")
         yield out
+
+
+def open_device(name):
+    """-> torch.device, and makes a GPU the current one; under torchrun it is that of the local
+    rank. ValueError if torch cannot use the device."""
+    with explained(f"--device {name}"):
+        device = device_of_rank(name)
+        if device.type == "cuda" and device.index is not None:
+            torch.cuda.set_device(device)
+        torch.zeros(1, device=device)
+    return device
 
 
 def add_model(parser, seed_of="the sampling"):

@@ -20,7 +20,7 @@ import torch
 import packing
 from tools.bench import peers
 from tools.bench.flops import batch_work, flops
-from tools.bench.measure import check_device, clock, run_rounds, spread
+from tools.bench.measure import clock, run_rounds, spread
 from tools.bench.step_cases import CASES, make_case, n_crops
 from tools.command import positive, print_table, show
 
@@ -56,7 +56,7 @@ def reference_loss(model, config, examples, case, device):
 
 def training_step(side, model, config, case, dtype, args):
     """Forward and backward of one case by one of SIDES -> StepResult."""
-    device = torch.device(args.device)
+    device = args.device
     is_ours = side == "ours"
     prepare = our_loss if is_ours else reference_loss
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16")
@@ -96,7 +96,7 @@ def build_models(config, args):
     """{side: model in training mode, float32}, with the same random weights."""
     torch.set_flush_denormal(True)  # as in train.py
     models = dict(zip(SIDES, peers.model_pair(config, args.device, torch.float32), strict=True))
-    if torch.device(args.device).type == "cuda":
+    if args.device.type == "cuda":
         models["ours"].compile_blocks()  # as in train.py
     return {side: model.train() for side, model in models.items()}
 
@@ -179,21 +179,19 @@ def add_arguments(parser):
     dtypes = ("float32", "bfloat16")
     add = parser.add_argument
     add("--preset", choices=peers.PRESETS, default="small", help="shape of the model")
-    add("--device", default="cpu", help="cpu, cuda, ..")
     add("--dtypes", nargs="+", choices=dtypes, default=list(dtypes), help="dtype of autocast")
     add("--cases", nargs="+", choices=CASES, default=list(CASES), help=(
-        "image, video: 9 crops, or 16 frames, and 300 tokens of text; padded, single: 9, 5 and 2 "
-        "crops and a text, ours in one row, the reference in a padded batch, or one by one; "
-        "stream: rows as training packs them, the reference in padded batches of annotations"))
+        "image, video: 9 crops, or 16 frames, and 300 tokens of text; padded: 9, 5 and 2 crops "
+        "and a text, ours in one row, the reference in a padded batch; stream: rows as training "
+        "packs them, the reference in padded batches of annotations"))
     add("--rounds", type=positive, default=5, help="measurements of each case")
     add("--n", type=positive, default=1, help="rows of the case stream")
 
 
 def run(args):
     """Prints a table per case -> {"peak": FLOP/s by dtype, case: its numbers, ..}."""
-    check_device(args.device)
     config = peers.PRESETS[args.preset]
     models = build_models(config, args)
-    peaks = {dtype: matmul_peak(torch.device(args.device), dtype) for dtype in args.dtypes}
+    peaks = {dtype: matmul_peak(args.device, dtype) for dtype in args.dtypes}
     cases = {name: bench_case(name, config, models, peaks, args) for name in args.cases}
     return {"peak": peaks, **cases}

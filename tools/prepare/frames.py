@@ -61,7 +61,7 @@ def prepare(source, config, args, index):
         if there != names:
             if there:  # incomplete; else another process may be making it
                 shutil.rmtree(folder, ignore_errors=True)
-            save(source.frames(record, info.times), folder, args)
+            save(source.frames(record, info.times), folder, args.size, args.format)
         size = {folder.name: sum((folder / name).stat().st_size for name in names)}
         width, height = info.sizes[0]
         fps = 0.5 / half if half else config.fps  # of one frame; it may last no time
@@ -79,14 +79,14 @@ def prepare(source, config, args, index):
     return "", skipped, {}
 
 
-def save(frames, folder, args):
+def save(frames, folder, size, suffix):
     """Writes frames into a folder that is there only when it is complete."""
     draft = folder.with_suffix(f".part{os.getpid()}")
     draft.mkdir(parents=True)
     try:
         for k, pixels in enumerate(frames):
-            image = Image.fromarray(vision.resize(pixels, args.size, args.size))
-            image.save(draft / f"{k:05d}.{args.format}", quality=95, subsampling=0)
+            image = Image.fromarray(vision.resize(pixels, size, size))
+            image.save(draft / f"{k:05d}.{suffix}", quality=95, subsampling=0)
         with suppress(OSError):  # another process has made it
             draft.rename(folder)
     finally:

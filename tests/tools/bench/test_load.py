@@ -29,12 +29,14 @@ def test_the_times_asked_for():
 def test_a_ratio_is_the_median_over_the_rounds(bench):
     line, table = bench("load", "--seconds", 1, "--frames", 5, "--rounds", 2)
     results = line["cases"]["results"]
-    assert list(results) == [load.FFMPEG, "5 frames", "0.1667 s from 0.5 s"]
-    assert results[load.FFMPEG][load.FFMPEG]["times_decode"]["median"] == 1
-    ours = results["5 frames"]["ours"]
+    clip = "0.1667 s from 0.5 s"
+    assert list(results) == [load.FFMPEG, "5 frames", "5 frames, prepared", clip,
+                             f"{clip}, prepared"]
+    assert results[load.FFMPEG]["times_decode"]["median"] == 1
+    ours = results["5 frames"]
     assert ours["frames"] == 5
     assert ours["fps"] == pytest.approx(5 / ours["seconds"], rel=1e-3)
-    prepared = results["5 frames"]["prepared"]
+    prepared = results["5 frames, prepared"]
     assert prepared["frames"] == 5
     assert 0 < prepared["MB"] < ours["MB"]
     assert line["threads"] == 1  # as a worker of the training loader has

@@ -2,7 +2,6 @@
 packer beats the lower bound."""
 
 import json
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -84,15 +83,11 @@ def test_the_official_packer_emits_what_the_official_one_emits(case):
     assert emitted == expected
 
 
-@pytest.mark.parametrize(("packer", "sizes", "packs"), [
-    (packers.in_order, [(3, 3), (8, 2), (2, 4), (9, 1), (1, 9)], [[0], [1, 2], [3, 4]]),
-    # 1 does not fit beside 0; 2 joins 0; 3 fits nowhere and opens a third pack, so that the one of
-    # 7 crops leaves; 4 fills that of 1
-    (partial(packers.internvl_buffer, max_open=2),
-     [(3, 3), (8, 2), (4, 4), (9, 1), (2, 8)], [[0, 2], [1, 4], [3]]),
-])
-def test_packers_by_hand(packer, sizes, packs):
-    assert list(packer(sizes, 10, 10)) == packs
+def test_the_buffer_by_hand():
+    """1 does not fit beside 0; 2 joins 0; 3 fits nowhere and opens a third pack, so that the one of
+    7 crops leaves; 4 fills that of 1."""
+    sizes = [(3, 3), (8, 2), (4, 4), (9, 1), (2, 8)]
+    assert list(packers.internvl_buffer(sizes, 10, 10, max_open=2)) == [[0, 2], [1, 4], [3]]
 
 
 @pytest.mark.parametrize(
@@ -107,20 +102,6 @@ def test_the_official_packer_packs_as_many_examples_as_its_authors_report(
     packer = packers.packers(stage)[packers.OFFICIAL]
     row = packers.measure(packer, sizes_of(stage, n, 0), 1, limits)
     assert fewest < row["examples"] < most, row["examples"]
-
-
-def test_waits_by_hand():
-    """Example 1 arrives before the first pack and leaves in the third: it waited for two packs."""
-
-    def packer(sizes, *_):
-        for last_read, pack in (1, [0]), (3, [2, 3]), (4, [4, 1]):
-            sizes[last_read]
-            yield pack
-
-    row = packers.measure(packer, [(2, 1)] * 5, 3, (8, 2))
-    assert (row["packs"], row["over"]) == (3, 1)
-    assert (row["wait_max"], row["wait"]) == (2, 2 / 5)
-    assert (row["tokens"], row["crops"]) == (10 / 24, 5 / 6)
 
 
 def test_savings_by_hand():

@@ -4,6 +4,7 @@ import argparse
 
 import numpy as np
 import pytest
+import torch
 
 from tools.bench import step, step_cases
 from tools.bench.step_cases import n_crops
@@ -19,7 +20,7 @@ def test_both_implementations_learn_the_same_in_every_case(tiny, bench, monkeypa
     line, table = bench("step", "--rounds", 1, "--n", 2)
     found = line["cases"]
     assert found.pop("peak") == {"float32": 1e12, "bfloat16": 1e12}
-    assert list(found) == ["image", "video", "padded", "single", "stream"]
+    assert list(found) == ["image", "video", "padded", "stream"]
     names = ["ours float32", "reference float32", "ours bfloat16", "reference bfloat16"]
     for name, case in found.items():
         assert list(case["sides"]) == names, name
@@ -34,11 +35,7 @@ def test_both_implementations_learn_the_same_in_every_case(tiny, bench, monkeypa
         assert found[name]["ours"] == found[name]["reference"]
     assert found["image"]["ours"]["crops"] == 9
     padded = found["padded"]
-    single = found["single"]
-    assert padded["ours"] == single["ours"]
-    assert padded["flops"] == single["flops"]
-    assert padded["reference"]["padded"] > single["reference"]["padded"]
-    assert single["reference"]["padded"] == single["ours"]["tokens"]
+    assert padded["reference"]["padded"] > padded["reference"]["tokens"] == padded["ours"]["tokens"]
     # a mosaic of one crop repeats the low-resolution view, which ours encodes once
     assert (padded["ours"]["crops"], padded["reference"]["crops"]) == (15, 16)
     stream = found["stream"]
@@ -50,7 +47,7 @@ def test_both_implementations_learn_the_same_in_every_case(tiny, bench, monkeypa
 def test_a_difference_between_the_implementations_is_noticed(tiny):
     """A weight that is a little off in the decoder, or in the ViT alone, and a token that only one
     implementation learns."""
-    args = argparse.Namespace(device="cpu")
+    args = argparse.Namespace(device=torch.device("cpu"))
     case = step_cases.make_case("image", tiny, 1)
     models = step.build_models(tiny, args)
 
