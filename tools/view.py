@@ -124,21 +124,6 @@ def find_visible(batch, places):
     return texts
 
 
-def find_parts(example):
-    """The trunk of a data.Example and its branches -> [(start, stop), ..]. An example with a
-    single annotation is one part.
-
-        tokens         b I I I Q A q a      I visual, Q A and q a two annotations
-        visible_until  8 8 8 8 6 6 8 8      -> (0, 4), (4, 6), (6, 8)
-    """
-    stop = len(example.tokens)
-    parts = [(0, int((example.visible_until == stop).argmin()) or stop)]
-    while parts[-1][1] < stop:
-        first = parts[-1][1]
-        parts.append((first, int(example.visible_until[first])))
-    return parts
-
-
 class TextRun(NamedTuple):
     ids: list  # of tokens to show
     first: int  # places in the example
@@ -201,7 +186,7 @@ def write_tree(row, number, start):
     """The message tree of an example: its trunk, and below it its branches."""
     example = row.examples[number]
     nodes = []
-    for k, (a, b) in enumerate(find_parts(example)):
+    for k, (a, b) in enumerate(example.parts()):
         runs = split_runs(example, a, b)
         visible = find_visible(row.batch, [start + run.last for run in runs])
         text = "".join(write_run(example, row.tokenizer, start, run, sees)
