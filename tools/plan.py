@@ -25,15 +25,12 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-import data
 import packing
-from records.errors import Unreadable
 from records.mixture import Mixture
-from records.visual import read_headers
 from tools.command import make_parser, output_file, positive, report_errors
 from toy import world
 from training.config import parse
-from training.planner import PlanFile, StepPlanner, measure, name_kind, skip_reason
+from training.planner import PlanFile, StepPlanner, measure, name_kind
 from training.setup import find_start
 from training.sources import fingerprint, open_sources
 
@@ -43,32 +40,21 @@ WORKER = {}  # in a worker's process: the arguments of `measure`
 
 def count_records(sources, tokenizer, config):
     """-> {name: number} about all records of these sources, and about packs of them."""
-    used = []  # (tokens, crops, id, branches, dropped branches) of each record that is used
-    skipped = Counter()
-    for source in sources:
-        for i in range(len(source)):
-            try:
-                record = source[i]
-                info = read_headers(record, config.data)
-                example, used_config = data.build(record, info, tokenizer, config.data,
-                                                  config.seed, 0)
-                size = data.size_of(example, info, used_config)
-                reason = skip_reason(record, size, config)
-            except Unreadable as e:
-                reason = str(e)
-            if reason:
-                skipped[name_kind(reason)] += 1
-            else:
-                used.append((*size, example.id, example.n_branches, example.dropped_branches))
-    found = {"records": sum(map(len, sources)), "usable": len(used), "skipped": dict(skipped)}
+    entries = [(source, i, 0) for source in sources for i in range(len(source))]
+    measured = [measure(entries, tokenizer, config, k) for k in range(len(entries))]
+    used = [found for found in measured if not found.reason]
+    skipped = Counter(name_kind(found.reason) for found in measured if found.reason)
+    numbers = {"records": len(entries), "usable": len(used), "skipped": dict(skipped)}
     if not used:
-        return found
-    tokens, crops, ids, branches, dropped = zip(*used, strict=True)
-    planner = packing.Planner(list(zip(tokens, crops, strict=True)), config.data.max_tokens,
-                              config.pack_crops, config.pool_size)
-    return found | {
-        "branches": sum(branches), "branches_dropped": sum(dropped), "tokens": sum(tokens),
-        "crops": sum(crops), "longest": max(tokens), "longest_id": ids[tokens.index(max(tokens))],
+        return numbers
+    sizes = [found.size for found in used]
+    planner = packing.Planner(sizes, config.data.max_tokens, config.pack_crops, config.pool_size)
+    tokens, crops = map(sum, zip(*sizes, strict=True))
+    longest = max(used, key=lambda found: found.size[0])
+    return numbers | {
+        "branches": sum(found.n_branches for found in used),
+        "branches_dropped": sum(found.dropped_branches for found in used),
+        "tokens": tokens, "crops": crops, "longest": longest.size[0], "longest_id": longest.id,
         **describe_packs(list(planner), config)}
 
 
