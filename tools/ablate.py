@@ -12,7 +12,6 @@ the run; decoding processes would not know of it, so such runs need --workers 0.
 """
 
 import io
-import json
 import math
 import statistics
 from collections.abc import Callable
@@ -29,7 +28,7 @@ import train
 import vision
 from records import mixture
 from records.errors import warn
-from tools.command import make_parser, positive, print_table, report_errors
+from tools.command import make_parser, positive, print_line, print_table, report_errors
 from toy import world
 from training.config import RunError
 from training.loader import end_with_parent
@@ -237,7 +236,7 @@ def print_report(args):
                 rows.append({"choice": name, "metric": metric, **found})
     if table:
         print_table("choice: metric", table)
-    print(json.dumps({"steps": args.steps, "rows": rows}))
+    print_line({"steps": args.steps, "rows": rows})
 
 
 @report_errors

@@ -15,22 +15,31 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
 import torch.distributed as dist
 
 from evaluation import pictures
 from evaluation.evaluate import SCORES, evaluate
-from evaluation.generate import Sampling, evaluation_config
+from evaluation.generate import evaluation_config
 from evaluation.masks import open_masks
 from records.errors import plural
 from records.media import MAX_FRAMES
 from records.reader import Records
 from tools import benchmarks
-from tools.command import add_model, make_parser, positive, print_table, report_errors, whole_number
+from tools.command import (
+    add_model,
+    make_parser,
+    open_device,
+    open_model,
+    positive,
+    print_line,
+    print_table,
+    report_errors,
+    sampling,
+    whole_number,
+)
 from training.config import UserError
-from training.ranks import device_of_rank, join_ranks
+from training.ranks import join_ranks
 from training.sources import unique_names
-from weights.files import explained, open_model_folder
 
 
 def parse(argv):
@@ -56,7 +65,7 @@ def parse(argv):
     add("--max-new", type=positive, help=(
         "tokens of an answer at most (default: by its kind, 12 to 4096)"))
     args = parser.parse_args(argv)
-    args.sampling = Sampling(args.temperature, args.top_p, args.frequency_penalty, args.seed)
+    args.sampling = sampling(args)
     if args.benchmark and (len(args.data) > 1 or args.frames or args.masks):
         parser.error("--benchmark takes one folder, and neither --frames nor --masks")
     if len(args.masks or []) > len(args.data):
@@ -93,7 +102,7 @@ def evaluate_set(args, loaded, name, records, masks_of, ranks):
     by_frames = {}
     lines = []
     for n in dict.fromkeys(args.frames or [None]):
-        asked = evaluation_config(config, max_frames=n)
+        asked = evaluation_config(config, n)
         metrics, predictions = evaluate(
             model, tokenizer, asked, records, masks_of, max_new=args.max_new,
             ranks=ranks, with_nll=not args.benchmark, plain=args.read_answers == "plain",
@@ -130,15 +139,13 @@ def report(args, results, benchmark):
         benchmarks.print_scores(last_line)
     if args.read_answers == "plain":  # not to be taken for scores by the official rules
         last_line |= {"read_answers": "plain"}
-    print(json.dumps(last_line))
+    print_line(last_line)
 
 
 @report_errors
 def main(argv=None):
     args = parse(argv)
-    with explained(f"--device {args.device}"):
-        device = device_of_rank(args.device)
-    ranks = join_ranks(1, device)
+    ranks = join_ranks(1, open_device(args.device))
     # every rank reads the records; the first one alone says what is wrong with them
     quiet = nullcontext() if ranks.first else redirect_stderr(io.StringIO())
     # `work` holds the records of a benchmark
@@ -147,7 +154,7 @@ def main(argv=None):
         if name := args.benchmark:
             benchmark = benchmarks.load(name, args.data[0], args.media, work)
             args.max_new = args.max_new or benchmarks.BENCHMARKS[name].max_new
-        loaded = open_model_folder(args.model, device, getattr(torch, args.dtype))
+        loaded = open_model(args)
         if benchmark:
             sets = [(benchmark.name, benchmark.records, benchmark.masks_of)]
         else:

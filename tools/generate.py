@@ -3,7 +3,6 @@
     python -m tools.generate --model toy --prompt "pointing: any shape" --draw points.png
 """
 
-import json
 import math
 import re
 import sys
@@ -11,11 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-
 import data
 import vision
-from evaluation.generate import Sampling, evaluation_config, generate
+from evaluation.generate import evaluation_config, generate
 from evaluation.pictures import MARK, draw_answer
 from records import media
 from records.errors import warn
@@ -25,15 +22,25 @@ from text.points import parse_points
 from text.prompts import SYSTEM
 from text.styles import TASK_OF_STYLE, TRACK_TASKS
 from text.visual_tokens import shift_subtitles
-from tools.command import add_model, make_parser, positive, report_errors, whole_number
+from tools.command import (
+    add_model,
+    make_parser,
+    open_model,
+    positive,
+    print_line,
+    report_errors,
+    sampling,
+    whole_number,
+)
 from toy import world
 from training.config import UserError
-from weights.files import explained, open_model_folder
+from weights.files import explained
 
 TOY_VIDEO = ""  # --video without a file
 STYLED = re.compile(r"\w+( \d+)?:\s?")  # how every prompt of stage 1 and of the toy begins
 # a line with two times, and the lines up to an empty one
 SUBTITLE = re.compile(r"([\d:]+[.,]\d+) *--> *([\d:]+[.,]\d+).*\n((?:.*\S.*\n?)*)")
+
 
 def parse(argv):
     parser = make_parser("generate", __doc__)
@@ -59,15 +66,13 @@ def parse(argv):
     add("--end", type=float, default=math.inf, help=(
         "last second of the video (default: its end)"))
     add("--subtitles", metavar="F", help=".srt or .vtt, by the clock of the video")
-    add("--max-crops", type=positive, metavar="N",
-        help="crops of an image at most (default: as in training; released models: 24)")
     add("--max-new", type=positive, default=256, help="tokens of the answer at most (default 256)")
     add("--draw", metavar="FILE", help=(
         "write the images, or frames, with the predicted points: .png, .jpeg, .webp, or of "
         "a video .gif"))
     add("--json", action="store_true", help="print one JSON object instead of text")
     args = parser.parse_args(argv)
-    args.sampling = Sampling(args.temperature, args.top_p, args.frequency_penalty, args.seed)
+    args.sampling = sampling(args)
     is_file = args.images or args.video not in (None, TOY_VIDEO)
     args.is_toy_scene = args.model == "toy" and not is_file
     if args.video == TOY_VIDEO and not args.is_toy_scene:
@@ -230,9 +235,8 @@ def points_in_pixels(answer, sizes):
 @report_errors
 def main(argv=None):
     args = parse(argv)
-    dtype = getattr(torch, args.dtype)
-    model, tokenizer, config = open_model_folder(args.model, args.device, dtype)
-    config = evaluation_config(config, args.max_crops, args.frames)
+    model, tokenizer, config = open_model(args)
+    config = evaluation_config(config, args.frames)
     loaded = model, tokenizer, config
     if args.is_toy_scene:
         shown = open_toy_scene(args)
@@ -253,8 +257,8 @@ def main(argv=None):
                     asks_for_tracks(args.prompt))
     if args.json:
         drawn = {"drawn": args.draw} if args.draw else {}
-        print(json.dumps({"prompt": args.prompt, "text": answer, "tokens": len(ids),
-                          "points": points, **drawn}))
+        print_line({"prompt": args.prompt, "text": answer, "tokens": len(ids), "points": points,
+                    **drawn})
         return
     print(flush=True)
     if args.draw:

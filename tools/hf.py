@@ -5,7 +5,6 @@
 The last line on stdout is a JSON object: the folder, and how many tensors and parameters.
 """
 
-import json
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import torch
 from data import DataConfig
 from records.errors import warn
 from text.tokenizer import ByteTokenizer
-from tools.command import make_parser, report_errors
+from tools.command import make_parser, print_line, report_errors
 from weights import files
 from weights.base import extended_tokenizer, start_from_base
 from weights.export import export, require_exportable
@@ -92,7 +91,7 @@ def main(argv=None):
         warn("the byte tokenizer of the toy is not exported, only weights and settings; "
              "run the toy from its run directory")
     params = sum(p.numel() for p in model.parameters())
-    print(json.dumps({"out": args.out, "tensors": len(model.state_dict()), "params": params}))
+    print_line({"out": args.out, "tensors": len(model.state_dict()), "params": params})
 
 
 if __name__ == "__main__":

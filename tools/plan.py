@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 import packing
 from records.mixture import Mixture
-from tools.command import make_parser, output_file, positive, report_errors
+from tools.command import make_parser, output_file, positive, print_line, report_errors
 from toy import world
 from training.config import parse
 from training.planner import PlanFile, StepPlanner, measure, name_kind
@@ -151,12 +151,12 @@ def main(argv=None):
     if args.out:
         n_packs = args.packs or config.steps * config.batch
         found = write_plan(args.out, sources, rates, tokenizer, config, n_packs)
-        print(json.dumps({"out": str(args.out), **found}))
+        print_line({"out": str(args.out), **found})
         return
     found = count_records(sources, tokenizer, config)
     for name, value in found.items():
         print(f"{name:18} {value}")
-    print(json.dumps({"data": run.data, "stage": config.stage, **found}))
+    print_line({"data": run.data, "stage": config.stage, **found})
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from datetime import date
 import torch
 
 from tools.bench import attend, flops, generate, load, pack, step
-from tools.command import make_parser, open_device, report_errors
+from tools.command import make_parser, open_device, print_line, report_errors
 from training.log import commit, hardware
 
 COMMANDS = {"pack": pack, "load": load, "attend": attend, "step": step, "generate": generate,
@@ -51,7 +51,7 @@ def main(argv=None):
         "date": str(date.today()),
         "cases": cases,
     }
-    print(json.dumps(line), flush=True)
+    print_line(line)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import packing
 from tools.bench import peers
 from tools.bench.flops import batch_work, flops
 from tools.bench.measure import clock, run_rounds, spread
-from tools.bench.step_cases import CASES, make_case, n_crops
+from tools.bench.step_cases import CASES, make_case
 from tools.command import positive, print_table, show
 
 SIDES = ("ours", "reference")
@@ -116,26 +116,18 @@ def matmul_peak(device, dtype):
 
 def describe(case, model):
     """The size of a case and the FLOPs that it needs."""
-    vision = model.config.vision
-    batches = [packing.collate([row], case.length, vision) for row in case.rows]
-    work = [batch_work(model, batch) for batch in batches]
+    batches = [packing.collate([row], case.length, model.config.vision) for row in case.rows]
     trees = [example for row in case.rows for example in row]
     singles = [example for batch in case.batches for example in batch]
+    padded = sum(len(b) * max(len(e.tokens) for e in b) for b in case.batches)
     return {
         "labelled": case.labelled,
         "annotations": len(singles),
         "examples": len(trees),
-        "flops": sum(flops(model, w) for w in work),
-        "ours": {
-            "tokens": sum(len(e.tokens) for e in trees),
-            "padded": len(case.rows) * case.length,
-            "crops": sum(w.patches for w in work) // vision.n_patch,
-        },
-        "reference": {
-            "tokens": sum(len(e.tokens) for e in singles),
-            "padded": sum(len(b) * max(len(e.tokens) for e in b) for b in case.batches),
-            "crops": sum(n_crops(example) for example in singles),
-        },
+        "flops": sum(flops(model, batch_work(model, batch)) for batch in batches),
+        "ours": {"tokens": sum(len(e.tokens) for e in trees),
+                 "padded": len(case.rows) * case.length},
+        "reference": {"tokens": sum(len(e.tokens) for e in singles), "padded": padded},
     }
 
 
@@ -146,10 +138,8 @@ def bench_case(name, config, models, peaks, args):
     # the shapes of other cases count against the recompilation limit
     torch.compiler.reset()
     row = describe(case, models["ours"])
-    runs = {}
-    for dtype in args.dtypes:
-        for side, model in models.items():
-            runs[side, dtype] = partial(training_step, side, model, config, case, dtype, args)
+    runs = {(side, dtype): partial(training_step, side, model, config, case, dtype, args)
+            for dtype in args.dtypes for side, model in models.items()}
     pair = [training_step(side, models[side], config, case, "float32", args) for side in SIDES]
     check_agreement(name, *pair)
     for run_step in runs.values():
@@ -169,9 +159,8 @@ def bench_case(name, config, models, peaks, args):
     row["ratios"] = {}
     for dtype in args.dtypes:
         ratios = [r["reference", dtype].seconds / r["ours", dtype].seconds for r in rounds]
-        key = f"reference {dtype} / ours {dtype}"
-        row["ratios"][key] = spread(ratios)
-        print(f"{key}: {show(row['ratios'][key])}", flush=True)
+        row["ratios"][dtype] = spread(ratios)
+        print(f"reference / ours, {dtype}: {show(row['ratios'][dtype])}", flush=True)
     return row
 
 

@@ -15,14 +15,13 @@ new folder, one with media/ alone, or one that this command made for the same se
 docs/released.md has the sets, their licences, and the line that gets each.
 """
 
-import json
 import sys
 from collections import Counter
 from functools import partial
 from pathlib import Path
 
 from records.errors import warn
-from tools.command import make_parser, own_folder, report_errors
+from tools.command import make_parser, own_folder, print_line, report_errors
 from tools.prepare import frames
 from tools.prepare.collect import convert_files, group, make_records, write
 from tools.prepare.media import Media
@@ -86,7 +85,7 @@ def main(argv=None):
     if args.media:
         warn(f"paths in the records start at {media.root}: train with --media {media.root}")
     counts["skipped"] = dict(sorted(skipped.items()))
-    print(json.dumps(counts, ensure_ascii=False))
+    print_line(counts)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,15 @@ from records.errors import require_file
 from records.media import MAX_FRAMES
 from records.reader import Records, stamp_of
 from records.visual import read_headers
-from tools.command import frame_rate, make_parser, own_folder, positive, report_errors, whole_number
+from tools.command import (
+    frame_rate,
+    make_parser,
+    own_folder,
+    positive,
+    print_line,
+    report_errors,
+    whole_number,
+)
 from tools.prepare.annotations import require
 from tools.prepare.collect import count_skips, to_json
 from training.loader import end_with_parent
@@ -135,4 +143,4 @@ def main(argv=None):
     args = parser.parse_args(argv)
     source = Records(args.records, args.media)
     with own_folder(args.out, "tools.prepare frames", [source.path, source.media]) as out:
-        print(json.dumps(write(source, args, out)))
+        print_line(write(source, args, out))
