@@ -24,28 +24,16 @@ from evaluation.masks import open_masks
 from records.errors import plural
 from records.media import MAX_FRAMES
 from records.reader import Records
-from tools import benchmarks
-from tools.command import (
-    add_model,
-    make_parser,
-    open_device,
-    open_model,
-    positive,
-    print_line,
-    print_table,
-    report_errors,
-    sampling,
-    whole_number,
-)
+from tools import benchmarks, command
 from training.config import UserError
 from training.ranks import join_ranks
 from training.sources import unique_names
 
 
 def parse(argv):
-    parser = make_parser("evaluate", __doc__)
+    parser = command.make_parser("evaluate", __doc__)
     add = parser.add_argument
-    add_model(parser)
+    command.add_model(parser)
     add("--data", required=True, nargs="+", action="extend", help=(
         "record files (.jsonl), each scored apart, or the folder of a benchmark"))
     add("--benchmark", choices=benchmarks.BENCHMARKS, help=(
@@ -54,18 +42,18 @@ def parse(argv):
     add("--masks", nargs="+", action="extend", metavar="NPZ", help=(
         'arrays "record id/annotation number" (evaluation/masks.py): one file for each of --data, '
         "in their order; files beyond the last are scored without masks"))
-    add("--frames", type=whole_number(1, MAX_FRAMES), nargs="+", action="extend", metavar="N",
-        help="frames of a video at most (default 384, or more if trained with more); several "
-        "numbers give a table of scores, and the metrics of the last one in full")
+    add("--frames", type=command.whole_number(1, MAX_FRAMES), nargs="+", action="extend",
+        metavar="N", help="frames of a video at most (default 384, or more if trained with more); "
+        "several numbers give a table of scores, and the metrics of the last one in full")
     add("--draw", metavar="DIR", help="write pictures of predicted and true points here")
     add("--out", default=".", help="folder for predictions.jsonl (default: here)")
     add("--overwrite", action="store_true", help="replace predictions.jsonl and the pictures")
     add("--read-answers", choices=("official", "plain"), default="official", help=(
         'plain: also read "Answer: D", "**B**", "three", "1,234", "No cats." (default official)'))
-    add("--max-new", type=positive, help=(
+    add("--max-new", type=command.positive, help=(
         "tokens of an answer at most (default: by its kind, 12 to 4096)"))
     args = parser.parse_args(argv)
-    args.sampling = sampling(args)
+    args.sampling = command.sampling(args)
     if args.benchmark and (len(args.data) > 1 or args.frames or args.masks):
         parser.error("--benchmark takes one folder, and neither --frames nor --masks")
     if len(args.masks or []) > len(args.data):
@@ -131,7 +119,7 @@ def report(args, results, benchmark):
             rows = {name: {n: metrics.get(name) for n, metrics in by_frames}
                     for name in SCORES if name in of_file.metrics}
             rows["nll"] = {n: metrics["nll"].get("all") for n, metrics in by_frames}
-            print_table(f"{of_file.name}, frames", rows)
+            command.print_table(f"{of_file.name}, frames", rows)
     first, *others = results
     last_line = first.metrics | {of_file.name: of_file.metrics for of_file in others}
     if benchmark:
@@ -139,13 +127,13 @@ def report(args, results, benchmark):
         benchmarks.print_scores(last_line)
     if args.read_answers == "plain":  # not to be taken for scores by the official rules
         last_line |= {"read_answers": "plain"}
-    print_line(last_line)
+    command.print_line(last_line)
 
 
-@report_errors
+@command.report_errors
 def main(argv=None):
     args = parse(argv)
-    ranks = join_ranks(1, open_device(args.device))
+    ranks = join_ranks(1, command.open_device(args.device))
     # every rank reads the records; the first one alone says what is wrong with them
     quiet = nullcontext() if ranks.first else redirect_stderr(io.StringIO())
     # `work` holds the records of a benchmark
@@ -154,7 +142,7 @@ def main(argv=None):
         if name := args.benchmark:
             benchmark = benchmarks.load(name, args.data[0], args.media, work)
             args.max_new = args.max_new or benchmarks.BENCHMARKS[name].max_new
-        loaded = open_model(args)
+        loaded = command.open_model(args)
         if benchmark:
             sets = [(benchmark.name, benchmark.records, benchmark.masks_of)]
         else:
