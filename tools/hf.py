@@ -19,20 +19,18 @@ from weights.base import extended_tokenizer, start_from_base
 from weights.export import export, require_exportable
 from weights.files import RELEASED_SETTINGS, open_model_folder
 
-COMMANDS = {  # name: (sentence, folders of the example, {argument: (metavar, help)})
+OUT = ("out", "OUT", "the folder to write")
+COMMANDS = {  # name: (sentence, folders of the example, (argument, metavar, help) of each folder)
     "import": ("Converts a released checkpoint to a folder of this project.",
                "Molmo2-4B runs/molmo2-4b",
-               {"source": ("HF_DIR", "a released checkpoint"),
-                "out": ("OUT", "the folder to write")}),
+               [("source", "HF_DIR", "a released checkpoint"), OUT]),
     "base": ("Joins a language model and a vision model to the model that stage 1 starts from.",
              "Qwen3-8B siglip2-so400m-patch14-384 runs/base-8b",
-             {"source": ("LLM_DIR", "Qwen3, OLMo-3 or SmolLM2"),
-              "siglip": ("SIGLIP_DIR", "SigLIP or SigLIP 2"),
-              "out": ("OUT", "the folder to write")}),
+             [("source", "LLM_DIR", "Qwen3, OLMo-3 or SmolLM2"),
+              ("siglip", "SIGLIP_DIR", "SigLIP or SigLIP 2"), OUT]),
     "export": ("Converts a model of this project to the format of a released checkpoint.",
                "toy runs/toy-hf",
-               {"source": ("MODEL", "a run directory, a folder of this project, or toy"),
-                "out": ("HF_DIR", "the folder to write")}),
+               [("source", "MODEL", "a run directory, a folder of this project, or toy"), OUT]),
 }
 
 
@@ -58,7 +56,7 @@ def main(argv=None):
     for name, (sentence, example, folders) in COMMANDS.items():
         text = f"{sentence}\n\n    python -m tools.hf {name} {example}"
         command = commands.add_parser(name, help=sentence, description=text)
-        for folder, (metavar, about) in folders.items():
+        for folder, metavar, about in folders:
             command.add_argument(folder, metavar=metavar, help=about)
         if name == "export":
             command.add_argument("--dtype", choices=("float32", "bfloat16"),

@@ -77,12 +77,10 @@ def time_loading(open_video, times, device):
 
 def summarise(rounds, case, n_frames, paths):
     """[{case: seconds} for each round] -> the row of a case that reads these files."""
-    seconds = statistics.median(found[case] for found in rounds)
     return {
-        "seconds": seconds,
+        "seconds": statistics.median(found[case] for found in rounds),
         "times_decode": spread([found[case] / found[FFMPEG] for found in rounds]),
         "frames": n_frames,
-        "fps": n_frames / seconds,
         "MB": sum(path.stat().st_size for path in paths) / 1e6,
     }
 

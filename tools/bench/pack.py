@@ -2,10 +2,9 @@
 
     python -m tools.bench pack --n 2000 --seeds 1
 
-Prints for each stage how full the packs of each packer are and what planning costs; then
-how many times fewer sequences, and tokens in padded batches of 8, message trees and packing
-leave. No packer can go below the bound. A packer is a function (sizes, max_tokens,
-max_crops) -> packs, each a list of example numbers.
+Prints for each stage how full the packs of each packer are and what planning costs; then how many
+rows message trees and packing leave. No packer can go below the bound. A packer is a function
+(sizes, max_tokens, max_crops) -> packs, each a list of example numbers.
 """
 
 import time
@@ -155,30 +154,15 @@ def measure(packer, sizes, bound, limits):
     }
 
 
-def count_sequences(lengths):
-    """[tokens of a sequence, ..] -> how many there are, and the tokens in padded batches of 8."""
-    batches = [lengths[k : k + 8] for k in range(0, len(lengths), 8)]
-    padded = sum(max(batch) * len(batch) for batch in batches)
-    return {"sequences": len(lengths), "batches": padded}
-
-
-def savings(examples, limits):
-    """[ExampleSize, ..] -> {name: counts} without message trees and packing, with each, with
-    both."""
+def count_rows(examples, limits):
+    """[ExampleSize, ..] -> {name: rows} without message trees and packing, with each, with both."""
     trees = [(e.tokens, e.crops) for e in examples]
     single = [(e.trunk + text, e.crops) for e in examples for text in e.branches]
     # in random order, as training draws them: not all annotations of a video in one row
     order = np.random.default_rng(0).permutation(len(single))
     single = [single[i] for i in order]
-    found = {}
-    for sizes, alone, packed in (
-        (single, "one annotation per sequence", "packing"),
-        (trees, "message trees", "both"),
-    ):
-        packs = ours(sizes, *limits)
-        found[alone] = count_sequences([tokens for tokens, _ in sizes])
-        found[packed] = count_sequences([sum(sizes[i][0] for i in pack) for pack in packs])
-    return found
+    return {"one annotation per row": len(single), "message trees": len(trees),
+            "packing": len(list(ours(single, *limits))), "both": len(list(ours(trees, *limits)))}
 
 
 def summarise(rows):
@@ -201,13 +185,10 @@ def bench_stage(stage, n, seeds):
         table[name] = summarise(rows)
     print_table("packers", table)
 
-    saved = savings(streams[0], limits)
-    most = saved["one annotation per sequence"]
-    times_fewer = {}
-    for name, row in saved.items():
-        times_fewer[name] = {key: most[key] / n for key, n in row.items()}
-    print_table(f"instead of {most['sequences']} sequences", times_fewer)
-    return {"limits": limits, "bounds": bounds, "packers": table, "savings": saved}
+    rows = count_rows(streams[0], limits)
+    most = max(rows.values())
+    print_table("rows", {name: {"rows": n, "fewer": most / n} for name, n in rows.items()})
+    return {"limits": limits, "bounds": bounds, "packers": table, "rows": rows}
 
 
 def add_arguments(parser):
