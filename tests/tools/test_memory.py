@@ -15,6 +15,7 @@ from tools import memory
 from training.ranks import Ranks
 from weights import lora
 
+pytestmark = pytest.mark.slow
 READS = {"cpu", "item", "tolist", "numpy", "nonzero", "__bool__", "__int__", "__float__"}
 
 
@@ -106,7 +107,6 @@ def test_the_table_says_which_card_is_large_enough(capsys):
     assert " 40 GB: fits" in text
 
 
-@pytest.mark.slow
 def test_the_4b_with_adapters_fits_a_card_of_24_gb(capsys):
     text, _ = printed(capsys, "--stage 2 --preset 4b --lora 16 --micro-batch 1 "
                               "--data.max_tokens=2560")
