@@ -3,21 +3,12 @@
 import json
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from tests.small_model import SMALL, VISION
 from tools.bench import __main__ as command
 from tools.bench import peers
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """No training depends on a benchmark: all tests of this folder are slow ones."""
-    for item in items:
-        if item.path.is_relative_to(Path(__file__).parent):
-            item.add_marker("slow")
 
 
 @pytest.fixture

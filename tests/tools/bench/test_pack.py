@@ -10,6 +10,8 @@ import pytest
 from tools.bench import pack as packers
 from tools.bench.stream import ExampleSize, recipe, stream
 
+pytestmark = pytest.mark.slow
+
 CONFORMANCE = Path(__file__).parents[2] / "conformance" / "packing.json"
 CASES = json.loads(CONFORMANCE.read_text())["cases"]
 
@@ -42,6 +44,7 @@ def test_every_packer_keeps_limits_and_examples_and_none_beats_the_bound(stage):
         fill = np.array([np.sum([sizes[i] for i in pack], axis=0) for pack in packs])
         assert (fill <= limits).all(), name
         assert len(packs) >= bound, name
+        assert len(packs) <= 1.03 * bound or name != "ours"
 
 
 @pytest.mark.parametrize("case", cases("knapsack"), ids=lambda case: case["input"]["name"])
@@ -110,3 +113,13 @@ def test_rows_by_hand():
     examples = [ExampleSize(95, 8, 80, [5, 5, 5]), ExampleSize(70, 4, 60, [10])]
     assert packers.count_rows(examples, (200, 20)) == {
         "one annotation per row": 4, "message trees": 2, "packing": 2, "both": 1}
+
+
+def test_the_table_of_readme_is_what_20000_examples_give():
+    found = packers.count_rows(stream(2, 20_000, 0), recipe(2)[:2])
+    alone = found.pop("one annotation per row")
+    names = {"message trees": "trees alone", "packing": "packing alone", "both": "both"}
+    text = (Path(__file__).parents[3] / "README.md").read_text().replace("**", "")
+    assert f"with {alone:,} annotations" in text
+    for name, n in found.items():
+        assert f"| {names[name]} | {n:,} | {alone / n:.1f} times |" in text
