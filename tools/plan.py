@@ -38,6 +38,14 @@ CHUNK = 64  # records of a worker at a time
 WORKER = {}  # in a worker's process: the arguments of `measure`
 
 
+def open_training(args, config):
+    """What train.py trains on with these arguments -> Mixture, tokenizer, config with the shape of
+    the model."""
+    sources, rates, _ = open_sources(args, config, world)
+    start, config = find_start(args, config, world)
+    return Mixture(sources, rates, config.seed), start.tokenizer, config
+
+
 def count_records(sources, tokenizer, config):
     """-> {name: number} about all records of these sources, and about packs of them."""
     entries = [(source, i, 0) for source in sources for i in range(len(source))]
@@ -122,10 +130,10 @@ def as_bytes(text):
     return np.frombuffer(text.encode(), np.uint8)
 
 
-def write_plan(path, sources, rates, tokenizer, config, n_packs):
+def write_plan(path, mixture, tokenizer, config, n_packs):
     """Writes a PlanFile of this many packs -> {name: number} about it."""
-    made_for = fingerprint(sources, rates, tokenizer, config)
-    columns, found = make_plan(Mixture(sources, rates, config.seed), tokenizer, config, n_packs)
+    made_for = fingerprint(mixture.sources, mixture.rates, tokenizer, config)
+    columns, found = make_plan(mixture, tokenizer, config, n_packs)
     part = Path(f"{path}.part")
     part.parent.mkdir(parents=True, exist_ok=True)
     with open(part, "wb") as file:
@@ -145,15 +153,13 @@ def main(argv=None):
     run, config = parse(rest)
     if not args.out and (args.packs or not run.data):
         parser.error("--data FILE is required without --out, and --packs goes with --out only")
-    sources, rates, _ = open_sources(run, config, world)
-    start, config = find_start(run, config, world)
-    tokenizer = start.tokenizer
+    mixture, tokenizer, config = open_training(run, config)
     if args.out:
         n_packs = args.packs or config.steps * config.batch
-        found = write_plan(args.out, sources, rates, tokenizer, config, n_packs)
+        found = write_plan(args.out, mixture, tokenizer, config, n_packs)
         print_line({"out": str(args.out), **found})
         return
-    found = count_records(sources, tokenizer, config)
+    found = count_records(mixture.sources, tokenizer, config)
     for name, value in found.items():
         print(f"{name:18} {value}")
     print_line({"data": run.data, "stage": config.stage, **found})

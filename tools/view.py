@@ -26,20 +26,17 @@ from PIL import Image
 import attention
 import packing
 from records.errors import plural
-from records.mixture import Mixture
 from records.visual import read_headers
 from text.points import unit
 from text.styles import parts_of
 from text.tokenizer import token_text
 from text.tracks import since_start
 from tools.command import make_parser, output_file, report_errors
-from toy import world
+from tools.plan import open_training
 from training.config import Config, UserError, parse
 from training.loader import Decoder
 from training.log import read_log
 from training.planner import StepPlanner
-from training.setup import find_start
-from training.sources import open_sources
 from weights.files import config_from_dict, explained
 
 TEMPLATE = Path(__file__).with_suffix(".html")
@@ -61,10 +58,7 @@ class Row(NamedTuple):
 def plan_row(args, config, step, number, log=()):
     """The Row of that number in a step, counted from 1, as training plans and decodes it. A
     log, the lines of a run, must have the same record ids at this step."""
-    start, config = find_start(args, config, world)
-    tokenizer = start.tokenizer
-    sources, rates, _ = open_sources(args, config, world)
-    mixture = Mixture(sources, rates, config.seed)
+    mixture, tokenizer, config = open_training(args, config)
     plan = next(islice(StepPlanner(mixture, tokenizer, config), step - 1, None))
     hashes = [line["ids"] for line in log if line.get("step") == step and "ids" in line]
     if hashes and hashes[-1] != plan.hash:
