@@ -215,7 +215,8 @@ def compare(name, metric, args):
 def print_report(args):
     table = {(name, metric): found for name in args.only for metric in CHOICES[name].metrics
              if (found := compare(name, metric, args))}
-    print_table("choice: metric", {": ".join(key): found for key, found in table.items()})
+    if table:
+        print_table("choice: metric", {": ".join(key): found for key, found in table.items()})
     rows = [{"choice": name, "metric": metric, **found} for (name, metric), found in table.items()]
     print_line({"steps": args.steps, "rows": rows})
 

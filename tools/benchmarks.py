@@ -128,11 +128,11 @@ def all_in_mask(points, mask, size):
 
 
 def score_by_category(predictions, targets):
-    """Predictions of evaluate() and {record id: what `target` returns} -> {"average" or category:
-    score}.
+    """Predictions of evaluate() and {record id: (category, mask file, image size)} -> {"average" or
+    category: score}.
 
-    As in the official code of Molmo2 (docs/molmo2.md 13): the share of successes, answers
-    with a point and all points in the mask, and the mean of the categories asked about.
+    As in the official code of Molmo2 (docs/molmo2.md 13): the share of successes, answers with a
+    point and all points in the mask, and the mean of the categories asked about.
     """
     successes = {category: [] for category in CATEGORIES}
     for prediction in predictions:

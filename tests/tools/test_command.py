@@ -1,9 +1,10 @@
 """What a command may write: folders that it has made, and files of its own kind."""
 
 import pytest
+import torch
 
 from tools import generate, plan, view
-from tools.command import own_folder
+from tools.command import open_device, own_folder
 from training.config import UserError
 
 
@@ -47,6 +48,15 @@ def test_two_commands_never_write_into_one_folder(tmp_path):
     with own_folder(tmp_path, "tools.a"), refused:
         write(tmp_path)
     write(tmp_path)
+
+
+def test_a_named_gpu_becomes_the_current_one(monkeypatch):
+    current = []
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    monkeypatch.setattr(torch, "zeros", lambda n, device: None)
+    for name in ("cpu", "cuda", "cuda:1"):
+        assert open_device(name) == torch.device(name)
+    assert current == [torch.device("cuda:1")]
 
 
 PLAN = ["--stage", "1", "--data", "r.jsonl", "--out"]

@@ -46,7 +46,8 @@ def test_a_table_shows_four_digits_and_the_range_of_ratios(capsys):
     ("pack --n 0", "argument --n: 0 must be at least 1"),
     ("attend --tokens 3", "--tokens 3: the stream fills fewer than 3 such rows"),
     ("step --cases image", "pip install -r requirements-dev.txt"),
-    ("generate --device cuda:99", "--device cuda:99 cannot be used"),
+    *((f"{name} --device cuda:99", "--device cuda:99 cannot be used")
+      for name in ("step", "attend", "generate", "load")),
 ])
 def test_a_mistake_ends_in_one_sentence(flags, message, tiny, bench, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "transformers", None)
