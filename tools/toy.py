@@ -1,35 +1,38 @@
-"""Writes images of the toy world with their records and masks.
+"""Writes images or videos of the toy world with their records and masks.
 
     python -m tools.toy runs/toy --n 20 --split test
 """
 
 import json
+from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from records.errors import plural
 from tools.command import make_parser, own_folder, positive, report_errors, whole_number
-from toy.images import World
 from toy.shapes import KINDS_BY_NAME
+from toy.world import SOURCES
 
 
 def export(folder, source, n):
-    """The first n records of a source as files that tools.evaluate reads: images, records.jsonl,
-    and masks.npz with the masks of points."""
+    """The first n records of a source as files that tools.evaluate reads: images, or the
+    frames of videos; records.jsonl; and masks.npz."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     masks = {}
     with open(folder / "records.jsonl", "w", encoding="utf-8") as out:
         for i in range(n):
             record = source[i]
-            line = {key: record[key] for key in ("id", "images")}
-            line["annotations"] = [as_in_a_file(annotation) for annotation in record["annotations"]]
-            out.write(json.dumps(line) + "\n")
-            images = source.images(record)
-            for entry, image in zip(record["images"], images, strict=True):
-                Image.fromarray(image).save(folder / entry["path"])
+            out.write(json.dumps(export_media(folder, source, record)) + "\n")
             for k, annotation in enumerate(record["annotations"]):
-                if annotation["type"] == "point":
-                    masks[f"{record['id']}/{k}"] = source.masks(record, annotation)
+                if annotation["type"] in ("point", "track"):
+                    name = f"{record['id']}/{k}"
+                    found = source.masks(record, annotation)
+                    if "video" in record:
+                        masks[f"{name}/times"] = found["times"]
+                        found = found["masks"]
+                    masks[name] = found
     np.savez_compressed(folder / "masks.npz", **masks)
 
 
@@ -43,20 +46,43 @@ def as_in_a_file(annotation):
     return kept
 
 
+def export_media(folder, source, record):
+    """Writes the images or frames of a record; returns the record as a line of the file."""
+    fields = ("id", "images", "subtitles", "annotations")
+    line = {key: record[key] for key in fields if key in record}
+    line["annotations"] = [as_in_a_file(annotation) for annotation in record["annotations"]]
+    if "video" in record:
+        _, _, end, _ = source.video_size(record)
+        times = source.step_times(record)
+        images = source.frames(record, times)
+        names = [f"{record['id']}-{k}.png" for k in range(len(times))]
+        line["video"] = {"frames": names, "fps": 2, "start": 0, "end": end}
+    else:
+        images = source.images(record)
+        names = [entry["path"] for entry in record["images"]]
+    for name, image in zip(names, images, strict=True):
+        Image.fromarray(image).save(folder / name)
+    return line
+
+
 @report_errors
 def main(argv=None):
     parser = make_parser("toy", __doc__)
     add = parser.add_argument
-    add("out", help="new folder for records.jsonl, masks.npz, and images")
+    add("out", help="new folder for records.jsonl, masks.npz, and images or frames")
     add("--n", type=positive, default=100, help="how many records (default 100)")
+    add("--what", choices=SOURCES, default="images", help="kind of records (default images)")
     add("--split", choices=("train", "test", "unseen"), default="test",
-        help="which scenes (default test)")
+        help="which scenes (default test); unseen: of images only")
     add("--seed", type=whole_number(0), default=0, help="seed of the scenes (default 0)")
     add("--kinds", choices=KINDS_BY_NAME, default="few", help=(
-        "combinations of colour and shape: few (default) 24, many 54"))
+        "combinations of colour and shape: few (default) 24, many 54, of single images only"))
     args = parser.parse_args(argv)
-    with own_folder(args.out, "tools.toy") as out:
-        export(out, World(args.split, args.seed, kinds_name=args.kinds), args.n)
+    options = {"kinds_name": args.kinds} if args.what == "images" else {}
+    if args.what != "images" and (args.split == "unseen" or args.kinds != "few"):
+        parser.error("--split unseen and --kinds many: only with --what images")
+    with own_folder(args.out, "tools.toy"):
+        export(args.out, SOURCES[args.what](args.split, args.seed, **options), args.n)
     print(f"{plural(args.n, 'record')}, the media and masks.npz were written to {args.out}.")
 
 

@@ -7,12 +7,13 @@ import data
 from records.reader import Records
 from tests.toy.test_world import CONFIG, TOKENIZER
 from tools import toy
-from toy.images import World
+from toy.world import SOURCES
 
 
-def test_the_world_as_files_is_the_same_world(tmp_path):
+@pytest.mark.parametrize("kind", ["images", "series", "videos", "long-tracks"])
+def test_the_world_as_files_is_the_same_world(kind, tmp_path):
     """Tokens and pixels to the bit, and the masks."""
-    source = World("test")
+    source = SOURCES[kind]("test")
     toy.export(tmp_path, source, 5)
     records = Records(tmp_path / "records.jsonl")
     masks = np.load(tmp_path / "masks.npz")
@@ -27,8 +28,13 @@ def test_the_world_as_files_is_the_same_world(tmp_path):
         for name in ("tokens", "targets", "weights", "images", "pool_src"):
             assert np.array_equal(getattr(here, name), getattr(there, name)), name
         for k, a in enumerate(source[i]["annotations"]):
-            if a["type"] == "point":
-                assert np.array_equal(masks[f"{source[i]['id']}/{k}"], source.masks(source[i], a))
+            if a["type"] in ("point", "track"):
+                name = f"{source[i]['id']}/{k}"
+                found = source.masks(source[i], a)
+                if isinstance(found, dict):
+                    assert np.array_equal(masks[f"{name}/times"], found["times"])
+                    found = found["masks"]
+                assert np.array_equal(masks[name], found)
 
 
 def test_the_command_replaces_files_only_in_a_folder_that_it_has_made(tmp_path, capsys):

@@ -1,0 +1,73 @@
+"""J&F of masks, by hand and as by scipy; the command scores files, and a mistake costs one
+sentence."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.evaluation.test_metrics import box
+from tools import j_and_f
+
+
+def test_a_boundary_is_where_neighbours_differ_and_the_edge_of_the_image_is_none():
+    boundary = j_and_f.mask_boundary(box(6, 6, (2, 2, 3, 3)))
+    drawn = ["......", ".###..", ".#.#..", ".###..", "......", "......"]
+    assert ["".join(".#"[v] for v in row) for row in boundary.astype(int)] == drawn
+    assert not j_and_f.mask_boundary(np.ones((5, 5), bool)).any()
+
+
+@pytest.mark.parametrize(("shift", "found"), [(0, True), (8, True), (9, False)])
+def test_a_boundary_is_found_within_its_tolerance(shift, found):
+    """854 x 480: 0.008 of the diagonal is 7.84, so 8 pixels. Farther off, the sides of the box are
+    lost, and its top and bottom are found."""
+    true = box(480, 854, (200, 100, 399, 299))
+    score = j_and_f.boundary_f(np.roll(true, shift, axis=1), true)
+    assert score == 1.0 if found else 0.4 < score < 0.6
+
+
+def test_j_and_f_are_means_over_frames():
+    true = box(480, 854, (200, 100, 399, 299))
+    empty = np.zeros_like(true)
+    assert j_and_f.boundary_f(empty, true) == 0
+    assert j_and_f.boundary_f(empty, empty) == 1
+    scores = j_and_f.j_and_f(np.array([true, true]), np.array([true, empty]))
+    assert scores == {"j": 0.5, "f": 0.5, "j_and_f": 0.5}
+
+
+def two_objects():
+    masks = np.zeros((2, 3, 20, 20), bool)
+    masks[0, :, 2:8, 2:8] = True
+    masks[1, :, 12:18, 12:18] = True
+    return masks
+
+
+@pytest.mark.parametrize(("predicted", "true", "answer"), [
+    # the objects of one expression count as one region, in any order; other arrays are left out
+    ({"video/0": two_objects()[::-1]},
+     {"video/0": two_objects(), "video/0/times": np.arange(3), "image/0": np.zeros((1, 4, 4))},
+     {"j": 1.0, "f": 1.0, "j_and_f": 1.0, "n": 1}),
+    ({"video/0": two_objects()[:, :2]}, {"video/0": two_objects()}, "has the shape (2, 2, 20, 20)"),
+    ({"video/0": two_objects()}, {"video/0/times": np.arange(3)}, "no array (n,t,h,w)"),
+    (None, {"video/0": two_objects()}, "predicted.npz cannot be used"),
+])
+def test_files_are_scored_and_a_mistake_costs_one_sentence(tmp_path, capsys, predicted, true,
+                                                           answer):
+    paths = {"--predicted": tmp_path / "predicted.npz", "--masks": tmp_path / "true.npz"}
+    for path, arrays in zip(paths.values(), (predicted, true), strict=True):
+        if arrays is None:
+            path.write_bytes(b"PK damaged")
+        else:
+            np.savez(path, **arrays)
+    words = [str(word) for pair in paths.items() for word in pair]
+    if isinstance(answer, dict):
+        j_and_f.main(words)
+        assert json.loads(capsys.readouterr().out) == answer
+        return
+    with pytest.raises(SystemExit) as ended:
+        j_and_f.main(words)
+    assert ended.value.code == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert answer in err
+    assert len(err.splitlines()) == 1

@@ -1,0 +1,101 @@
+"""Scores the masks that a segmenter made of predicted points by J&F, as in DAVIS.
+
+    python -m tools.j_and_f --predicted segmenter.npz --masks true.npz
+
+The metric is described in docs/molmo2.md 13.
+"""
+
+import json
+import math
+
+import numpy as np
+
+from tools.command import make_parser, report_errors
+from training.config import UserError
+from weights.files import explained
+
+
+def jaccard(a, b):
+    """Masks (h,w) bool -> intersection over union; 1 where both are empty."""
+    union = (a | b).sum()
+    return float((a & b).sum() / union) if union else 1.0
+
+
+def mask_boundary(mask):
+    """(h,w) bool -> (h,w) bool: pixels that differ from their neighbour to the right,
+    below, or to the lower right. The edge of the image is no boundary."""
+    padded = np.pad(mask, ((0, 1), (0, 1)), mode="edge")
+    neighbours = (padded[:-1, 1:], padded[1:, :-1], padded[1:, 1:])
+    return np.any([mask != other for other in neighbours], axis=0)
+
+
+def dilate(mask, radius):
+    """(h,w) bool -> the pixels within `radius` of the mask: its shifts over a disk."""
+    h, w = mask.shape
+    padded = np.pad(mask, radius)
+    result = np.zeros_like(mask)
+    for top in range(2 * radius + 1):
+        for left in range(2 * radius + 1):
+            if math.hypot(top - radius, left - radius) <= radius:
+                result |= padded[top : top + h, left : left + w]
+    return result
+
+
+def boundary_f(predicted, true, tolerance=0.008):
+    """Masks (h,w) bool -> F1 of their boundaries; 1 where neither has a boundary.
+
+    Precision is the share of the predicted boundary within `tolerance` of the image's
+    diagonal (in whole pixels, rounded up) of the true one; recall is the reverse.
+    """
+    edge = mask_boundary(predicted)
+    true_edge = mask_boundary(true)
+    if not edge.any() or not true_edge.any():
+        return float(edge.any() == true_edge.any())
+    radius = math.ceil(tolerance * math.hypot(*true.shape))
+    precision = (edge & dilate(true_edge, radius)).sum() / edge.sum()
+    recall = (true_edge & dilate(edge, radius)).sum() / true_edge.sum()
+    return float(2 * precision * recall / max(precision + recall, 1e-10))
+
+
+def j_and_f(predicted, true):
+    """Masks (t,h,w) bool of everything that an expression means, in the same frames
+    -> {"j", "f", "j_and_f"}: means over frames."""
+    pairs = list(zip(predicted, true, strict=True))
+    j = float(np.mean([jaccard(a, b) for a, b in pairs]))
+    f = float(np.mean([boundary_f(a, b) for a, b in pairs]))
+    return {"j": j, "f": f, "j_and_f": (j + f) / 2}
+
+
+def score_files(predicted_path, true_path):
+    """Two .npz files with an array (n,t,h,w) for each expression -> means over them.
+    UserError if the predicted file lacks the array of an expression."""
+    with explained(f"--predicted {predicted_path}"):
+        predicted = dict(np.load(predicted_path))
+    with explained(f"--masks {true_path}"):
+        true = {name: masks for name, masks in np.load(true_path).items() if masks.ndim == 4}
+    scores = []
+    for name, masks in true.items():
+        found = predicted.get(name, np.empty(0))
+        if found.shape[1:] != masks.shape[1:]:
+            raise UserError(f"--predicted {predicted_path}: '{name}' has the shape "
+                            f"{found.shape}, the true masks {masks.shape}")
+        # the union of the objects that an expression means counts, as in MeViS
+        scores.append(j_and_f(found.astype(bool).any(0), masks.astype(bool).any(0)))
+    if not scores:
+        raise UserError(f"--masks {true_path}: no array (n,t,h,w)")
+    means = {key: float(np.mean([s[key] for s in scores])) for key in scores[0]}
+    return {**{key: round(mean, 4) for key, mean in means.items()}, "n": len(scores)}
+
+
+@report_errors
+def main(argv=None):
+    parser = make_parser("j_and_f", __doc__)
+    what = 'arrays (n,t,h,w), named "record id/annotation number"'
+    parser.add_argument("--predicted", required=True, help=f".npz of predicted masks: {what}")
+    parser.add_argument("--masks", required=True, help=f".npz of true masks: {what}")
+    args = parser.parse_args(argv)
+    print(json.dumps(score_files(args.predicted, args.masks)))
+
+
+if __name__ == "__main__":
+    main()
