@@ -23,6 +23,7 @@ from text.tracks import TrackFrames, points_on_frames, seconds, track_frames, tr
 COUNTING = re.compile(
     r"\b(how many|count|counts|counting|the (total )?(number|amount) of)\b", re.IGNORECASE
 )
+SYSTEM = "System: {}\n"  # a system text, in front of the first question (docs/molmo2.md 4.1)
 
 
 def turns_of(annotation, record, sizes, config, rng, times=None):
@@ -151,7 +152,7 @@ def open_conversation(annotation, turns, config, rng):
     first = annotation["turns"][0]
     question, answer = turns[0]
     if "system" in annotation:
-        question = f"System: {annotation['system']}\n{question}"
+        question = SYSTEM.format(annotation["system"]) + question
     if first["type"] == "qa":
         plain = "options" in first or bool(styles.MULTIPLE_CHOICE_STYLE.fullmatch(style))
         last_answer = turns[-1][1]

@@ -13,8 +13,17 @@ import torch
 from text.tokenizer import SPECIAL, ByteTokenizer
 from weights import files, released
 
-# Images and video stand before the first turn, several are numbered (docs/molmo2.md 4.2).
+# As in training: images and video stand before the first turn, several are numbered, a system text
+# opens the first question, and EOS ends an answer before <|im_end|> (docs/molmo2.md 4.1, 4.2).
 CHAT_TEMPLATE = """
+{%- macro text(message) -%}
+    {%- if message.content is string -%}
+        {{- message.content -}}
+    {%- else -%}
+        {{- message.content | selectattr('type', 'equalto', 'text') | join('', 'text') -}}
+    {%- endif -%}
+{%- endmacro -%}
+{%- set chat = messages[1:] if messages[0].role == 'system' else messages -%}
 {%- set media = namespace(parts=[]) -%}
 {%- for message in messages if message.content is not string -%}
     {%- set media.parts = media.parts + message.content -%}
@@ -27,13 +36,11 @@ CHAT_TEMPLATE = """
 {%- for part in media.parts if part.type == 'video' -%}
     {{- '<|video|>' -}}
 {%- endfor -%}
-{%- for message in messages -%}
+{%- for message in chat -%}
     {{- '<|im_start|>' ~ message.role ~ '\\n' -}}
-    {%- if message.content is string -%}
-        {{- message.content -}}
-    {%- else -%}
-        {{- message.content | selectattr('type', 'equalto', 'text') | join('', 'text') -}}
-    {%- endif -%}
+    {{- 'System: ' ~ text(messages[0]) ~ '\\n' if loop.first and chat != messages -}}
+    {{- text(message) -}}
+    {{- eos_token if message.role == 'assistant' -}}
     {{- '<|im_end|>\\n' -}}
 {%- endfor -%}
 {{- '<|im_start|>assistant\\n' if add_generation_prompt -}}

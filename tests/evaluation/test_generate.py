@@ -153,7 +153,7 @@ def test_a_released_model_is_asked_with_the_released_settings():
     assert trained.max_crops == 8
     assert (asked.max_crops, asked.max_images, asked.max_frames) == (24, 20, 384)
     assert evaluation_config(DATA).max_crops == 1
-    assert evaluation_config(trained, 12, 64).max_frames == 64
+    assert evaluation_config(trained, 64).max_frames == 64
 
 
 @pytest.mark.parametrize(("residual", "response"), [(0.0, 0.25), (0.25, 0.0)])

@@ -232,6 +232,14 @@ def test_a_conversation_is_held_over_standard_input(call, fake, monkeypatch):
     assert np.array_equal(first.images, second.images)
 
 
+def test_a_system_text_opens_the_first_question_behind_its_style(call, fake, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("user_qa 9: One?\nuser_qa: Two?\n\n"))
+    call("--chat", "--system", "Be brief.")
+    assert text_of(fake.prompts[1]) == (
+        "][user\nuser_qa 9: System: Be brief.\nOne?]\n[assistant\nfine]]\n"
+        "[user\nuser_qa: Two?]\n[assistant\n")
+
+
 def test_the_first_question_of_a_conversation_alone_needs_a_style(fake, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin", io.StringIO("long_caption:\nWhy?\n\n"))
     generate.main(["--model", "toy", "--chat"])

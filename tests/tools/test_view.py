@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 import attention
+import data
 import train
 import vision
 from tests.test_layout import ROOT
@@ -77,7 +78,7 @@ def test_every_part_is_there_word_for_word_with_its_weights(flags):
     row, _, page = make_row(*flags)
     expected = ""
     for example in row.examples:
-        for start, stop in view.find_parts(example):
+        for start, stop in example.parts():
             tokens = example.tokens[start:stop]
             expected += row.tokenizer.decode(tokens[example.bidir[start:stop] == 0].tolist())
     weights = row.batch.weights[0].numpy()
@@ -179,3 +180,11 @@ def test_a_step_without_a_run_is_refused(tmp_path, capsys):
         view.main([*TOY, "--step", "3", "--out", str(page)])
     assert "--step N needs --run DIR" in capsys.readouterr().err
     assert not page.exists()
+
+
+@pytest.mark.parametrize(("lengths", "parts"), [
+    ([], [(0, 4)]), ([3], [(0, 7)]), ([2, 3, 1], [(0, 4), (4, 6), (6, 9), (9, 10)]),
+])
+def test_the_parts_of_an_example_are_its_trunk_and_its_branches(lengths, parts):
+    branches = [data.Branch([([5] * n, False), ([0], False)]) for n in lengths]
+    assert data.layout([1] * 4, [False] * 4, branches, data.DataConfig()).parts() == parts

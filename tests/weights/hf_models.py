@@ -83,13 +83,13 @@ def noise_clip(n, h, w, step=0.5, seed=0):
     return VideoClip(times, [noise_image(h, w, [seed, k]) for k in range(n)])
 
 
-def peer_inputs(processor, images=(), video=None, turns=((QUESTION, None),)):
+def peer_inputs(processor, images=(), video=None, turns=((QUESTION, None),), system=None):
     """What transformers' processor makes of a chat. It is told the times of a video's frames,
     since it samples otherwise (docs/molmo2.md 0.8)."""
     visual = [{"type": "image"} for _ in images]
     if video:
         visual.append({"type": "video"})
-    messages = []
+    messages = [{"role": "system", "content": system}] if system else []
     for question, answer in turns:
         text = {"type": "text", "text": question}
         messages.append({"role": "user", "content": [*visual, text]})

@@ -1,6 +1,7 @@
 """The released layout against transformers' own Molmo2 (an extra): logits, gradients, greedy
 tokens, and the inputs that its processor makes."""
 
+import argparse
 import copy
 import dataclasses
 import json
@@ -30,6 +31,7 @@ from tests.weights.hf_models import (
     peer_inputs,
     transformers,
 )
+from tools import generate as command
 from tools.bench.peers import reference_inputs
 from weights import files, released
 
@@ -197,13 +199,21 @@ def test_ten_videos_are_read_as_transformers_reads_them(processor, tokenizer, se
     both_inputs(processor, tokenizer, video=noise_clip(n, h, w, [0.5, 1.7][seed % 2], seed))
 
 
-def test_a_conversation_differs_by_one_token_per_turn(processor, tokenizer):
-    """Exception (docs/molmo2.md 4.1): between turns training has EOS and <|im_end|>, for Qwen the
-    same id twice; the template has it once."""
-    turns = [("One?", "Yes, one."), ("Two?", "Two."), ("Three?", None)]
-    ours = data.encode_prompt([], turns, tokenizer, DATA_CONFIG).tokens.tolist()
-    pair = [tokenizer.eos] * 2
-    twice = [i for i in range(len(ours)) if ours[i : i + 2] == pair]
-    once = [token for i, token in enumerate(ours) if i not in twice[-2:]]
-    assert peer_inputs(processor, turns=turns)["input_ids"][0].tolist() == once
-    assert len(ours) == len(once) + 2
+def test_a_conversation_with_a_system_text_has_one_layout(processor, tokenizer, tmp_path,
+                                                           monkeypatch):
+    """... in training, in tools.generate and in the exported chat template."""
+    config = dataclasses.replace(DATA_CONFIG, prefix_all=False)
+    turns = [{"question": "One?", "answer": "Yes, one."}, {"question": "Two?", "answer": "Two."}]
+    qa = {"type": "qa", "system": "Be brief.", "turns": turns}
+    (tmp_path / "r.jsonl").write_text(json.dumps({"annotations": [qa]}))
+    trained = data.encode(Records(tmp_path / "r.jsonl")[0], tokenizer, config, 0, 0).tokens.tolist()
+    prompts = []
+    monkeypatch.setattr(command, "generate", lambda _, batch, *rest: [prompts.append(batch[0])])
+    turns = [("One?", "Yes, one."), ("Two?", None)]
+    flags = argparse.Namespace(system="Be brief.", max_new=9, sampling=None)
+    command.answer_ids((None, tokenizer, config), command.Shown([], None, []), turns, flags)
+    asked = prompts[0].tokens.tolist()
+    assert trained[: len(asked)] == asked
+    assert trained[len(asked) :] == tokenizer.encode("Two.")
+    want = peer_inputs(processor, turns=turns, system="Be brief.")["input_ids"]
+    assert want[0].tolist() == asked

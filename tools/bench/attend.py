@@ -20,8 +20,9 @@ from typing import NamedTuple
 import torch
 
 import attention
+import data
 import packing
-from tools.bench.measure import check_device, clock, relative_error, run_rounds, spread
+from tools.bench.measure import clock, relative_error, run_rounds, spread
 from tools.bench.stream import recipe, stream
 from tools.command import positive, print_table
 from training.config import UserError
@@ -38,27 +39,19 @@ class Row(NamedTuple):
     starts: list  # one more than there are examples
 
 
-def packed_row(examples, tokens, device="cpu"):
-    """[ExampleSize, ..] -> Row of so many tokens.
-
-    A token is visible until its example ends, in a branch until the branch ends, in the padding
-    until the row ends. Visual tokens, 83 of every 88 in a trunk, share the bidir number of their
-    example. An example of text alone has none.
-    """
-    visible_until = torch.full((tokens,), tokens, dtype=torch.int32)
-    bidir = torch.zeros(tokens, dtype=torch.int32)
-    starts = list(accumulate((e.tokens for e in examples), initial=0))
-    for number, (start, example) in enumerate(zip(starts, examples, strict=False), 1):
-        end = start + example.trunk
-        visible_until[start:end] = start + example.tokens
-        position = torch.arange(example.trunk)
-        is_visual = (position > 0) & (position % VISUAL_PERIOD < VISUAL_TOKENS)
-        is_visual &= example.crops > 0
-        bidir[start:end] = number * is_visual
-        for length in example.branches:
-            visible_until[end : end + length] = end + length
-            end += length
-    return Row(visible_until[None].to(device), bidir[None].to(device), starts)
+def packed_row(sizes, tokens, device="cpu"):
+    """[ExampleSize, ..] -> Row of so many tokens. Visual tokens are 83 of every 88 in a trunk; an
+    example of text alone has none."""
+    config = data.DataConfig()
+    examples = []
+    for size in sizes:
+        is_visual = [k > 0 and k % VISUAL_PERIOD < VISUAL_TOKENS and size.crops > 0
+                     for k in range(size.trunk)]
+        branches = [data.Branch([([0] * n, False), ([0], False)]) for n in size.branches]
+        examples.append(data.layout([0] * size.trunk, is_visual, branches, config))
+    batch = packing.collate([examples], tokens, config.vision).to(device)
+    starts = list(accumulate((size.tokens for size in sizes), initial=0))
+    return Row(batch.visible_until, batch.bidir, starts)
 
 
 def rows(tokens, count, device="cpu"):
@@ -138,18 +131,18 @@ def summarise(name, rounds):
     return summary
 
 
-def bench_row_length(tokens, args, heads=8, kv_heads=2, dim=64):
-    """Prints the table of rows of so many tokens -> its numbers. dim: numbers of a head."""
-    device = torch.device(args.device)
+def bench_row_length(tokens, args):
+    """Prints the table of rows of so many tokens -> its numbers."""
+    device = args.device
     dtype = getattr(torch, args.dtype)
     generator = torch.Generator().manual_seed(0)
     several = rows(tokens, args.rows, device)
     inputs = []
-    for n_heads in (heads, kv_heads, kv_heads):
-        x = torch.randn(1, tokens, n_heads, dim, generator=generator)
+    for n_heads in (8, 2, 2):  # of q, k and v
+        x = torch.randn(1, tokens, n_heads, 64, generator=generator)
         inputs.append(x.to(device, dtype).requires_grad_())
     # a GPU may round to TF32
-    exact = args.device == "cpu" and args.dtype == "float32"
+    exact = device.type == "cpu" and args.dtype == "float32"
     check_ways(several, inputs, device, tolerance=1e-4 if exact else 0.05)
 
     def measure_rows(way):
@@ -174,12 +167,10 @@ def add_arguments(parser):
     add = parser.add_argument
     add("--tokens", type=positive, nargs="+", default=[4096, 16384], help="tokens of a row")
     add("--rows", type=positive, default=3, help="rows of each length")
-    add("--device", default="cpu", help="cpu, cuda, ..")
     add("--dtype", choices=("float32", "bfloat16"), default="float32", help="of q, k and v")
     add("--rounds", type=positive, default=5, help="measurements of each row")
 
 
 def run(args):
     """Prints a table per length -> {"4096": its numbers, ..}."""
-    check_device(args.device)
     return {str(tokens): bench_row_length(tokens, args) for tokens in args.tokens}

@@ -8,7 +8,8 @@ in      a .json file with one array, or a .jsonl file with one row per line: cha
 out     OUT, a record per line, whose paths start where training looks for media
 stdout  {"rows":, "records":, "skipped": {kind: n}}
 
-A row that cannot become a record is named and skipped. docs/records.md has the formats.
+A row that cannot become a record is named and skipped. docs/chats.md and docs/records.md have the
+formats.
 
 Exit status: 0 a record was written, 1 no row became a record (then OUT is not written), 2 a
 mistake of the user, such as a missing file.
@@ -20,12 +21,18 @@ import sys
 from pathlib import Path
 
 from records.errors import Unreadable, warn
-from records.reader import FORM_ERRORS, is_chat, media_folder, read_record
+from records.reader import CHAT_KEYS, FORM_ERRORS, media_folder, read_record
 from tools.command import make_parser, report_errors
 from tools.convert import chats
 from tools.convert.media import absolute, move_media
 from tools.convert.rows import MAX_PRINTED, Report, read_rows
 from tools.convert.turn import turn_record
+
+
+def size(text):
+    """The type of a flag: "640,480" -> [640, 480]."""
+    width, height = map(int, text.split(","))
+    return [width, height]
 
 
 def parse(argv):
@@ -37,6 +44,14 @@ def parse(argv):
         "(default: the folder media/ beside it, else its own folder)")
     add("--split-turns", action="store_true", help="every question of a chat becomes an annotation "
         "of its own: right for visual questions, wrong for conversations")
+    add("--ignore", metavar="FIELD,..", type=lambda text: text.split(","), default=[],
+        action="extend", help="fields, of rows and of turns, that change nothing of what is "
+        "trained, and tags in texts, such as '<video>', that are meant as letters")
+    add("--strict", action="store_true", help="skip the rows with any field that is not read")
+    add("--reasoning", action="store_true", help="put the reasoning before the answer")
+    add("--keep-desired", action="store_true", help="of rows for KTO take the good answers")
+    add("--resized", metavar="W,H", type=size, help=(
+        "size of the resized images to which bbox_2d refers (1000,1000: thousandths)"))
     add("--exif-unturned", action="store_true", help="sizes and coordinates in FILE are those of "
         "the images as stored: turn them as EXIF turns the images, which must be there")
     add("--overwrite", action="store_true", help="replace OUT if it exists")
@@ -53,9 +68,13 @@ def parse(argv):
     return args
 
 
-def to_record(row, args, start):
+def to_record(row, args, start, report):
     """A row -> a record that training can read; Unreadable or one of FORM_ERRORS."""
-    record = chats.convert(row, args.split_turns) if is_chat(row) else row
+    record = row
+    if isinstance(row, dict):
+        record = {key: value for key, value in row.items() if key not in args.ignore}
+        if set(CHAT_KEYS) & record.keys():
+            record = chats.convert(record, args, report)
     parsed = read_record(json.dumps(record, ensure_ascii=False).encode())
     return turn_record(record, parsed, start) if args.exif_unturned else record
 
@@ -68,7 +87,7 @@ def write(args, start, target, report):
         with open(draft, "xb") as lines:
             for where, row in read_rows(args.file, report):
                 try:
-                    record = move_media(to_record(row, args, start), start, target)
+                    record = move_media(to_record(row, args, start, report), start, target)
                     lines.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
                     n_records += 1
                 except Unreadable as error:
@@ -89,7 +108,7 @@ def main(argv=None):
     start = absolute(media_folder(args.file, args.media))
     args.out.parent.mkdir(parents=True, exist_ok=True)
     target = absolute(media_folder(args.out, None))
-    report = Report(args.all)
+    report = Report(args)
     n_records = write(args, start, target, report)
     report.end()
     if not n_records:

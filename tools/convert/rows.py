@@ -2,36 +2,67 @@
 .jsonl file."""
 
 import json
+import re
 from collections import Counter
 
-from records.errors import DataError, warn
+from records.check import short
+from records.errors import DataError, Unreadable, plural, warn
 from tools.convert.boxes import is_coco, read_coco
 
 MAX_PRINTED = 20  # rows, without --all
+NOTHING = (None, "", [], {}, [""], [None])  # in tables, the fields that other rows have
+# a word in the name of a field that may change what is trained
+TELLING = re.compile(
+    "(?<![a-z])(?i:image|img|picture|photo|pixel|video|vid|frame|media|file|audio|sound|speech|clip"
+    "|pdf|depth|point|box|bbox|object|region|mask|annotation|label|weight|loss|train|answer|response"
+    "|output|completion|chosen|reject|rejected|target|solution|truth|reasoning|thinking|tool)"
+    "(?:e?s)?(?![a-z])")
 
 
 class Report:
-    """Counts the rows that were read, and those that were skipped by their kind."""
+    """Counts the rows that were read, those that were skipped by their kind, and the fields that
+    are not read. args: the flags of the command."""
 
-    def __init__(self, print_all):
+    def __init__(self, args):
         self.n_rows = 0
         self.skipped = Counter()
-        self.print_all = print_all
+        self.args = args
+        self.not_read = {}  # name of a field of a row: [number of rows, its first value]
+
+    def known_fields(self, fields, names, place=None):
+        """The fields of a row, or of an object at a place in it, without those that are empty or
+        in --ignore. Unreadable for one that is not in names; fields of a row that can hardly
+        change what is trained are only counted, but with --strict."""
+        known = {}
+        for key, value in fields.items():
+            if value in NOTHING or key in self.args.ignore:
+                continue
+            if key in names:
+                known[key] = value
+            elif place or self.args.strict or TELLING.search(key):
+                raise Unreadable(
+                    "unknown field", f"{place or 'the row'}: the field '{key}' is not read: rename "
+                    f"it to one that is (docs/chats.md), or leave it out with --ignore {key}")
+            else:
+                self.not_read.setdefault(key, [0, value])[0] += 1
+        return known
 
     def skip(self, where, kind, sentence):
         self.skipped[kind] += 1
-        if self.print_all or self.skipped.total() <= MAX_PRINTED:
+        if self.args.all or self.skipped.total() <= MAX_PRINTED:
             warn(f"{where}: {kind}: {sentence}; skipped")
 
     def end(self):
-        """Says how many skipped rows were not printed."""
+        """Says how many skipped rows were not printed, and which fields were not read."""
         rest = self.skipped.total() - MAX_PRINTED
-        if rest > 0 and not self.print_all:
+        if rest > 0 and not self.args.all:
             warn(f"{rest} more were skipped; --all prints them")
+        for key, (n, value) in self.not_read.items():
+            warn(f"the field '{key}' is not read: in {plural(n, 'row')}, such as {short(value)}")
 
 
 def read_rows(path, report):
-    """Yields (where, row): "file:line", or "file[number] id 7" with the number from 0."""
+    """Yields (where, row): "file:line id 7", or "file[number] id 7" with the number from 0."""
     if path.suffix == ".jsonl":
         yield from read_lines(path, report)
     elif path.suffix == ".json":
@@ -52,7 +83,7 @@ def read_lines(path, report):
             except (ValueError, RecursionError) as error:
                 report.skip(f"{path}:{number}", "not JSON", str(error))
                 continue
-            yield f"{path}:{number}", row
+            yield f"{path}:{number}{id_of(row)}", row
 
 
 def read_json(path, report):
@@ -70,5 +101,9 @@ def read_json(path, report):
                         "must end in .jsonl")
     for k, row in enumerate(content):
         report.n_rows += 1
-        has_id = isinstance(row, dict) and "id" in row
-        yield f"{path}[{k}]" + (f" id {row['id']!s:.60}" if has_id else ""), row
+        yield f"{path}[{k}]{id_of(row)}", row
+
+
+def id_of(row):
+    """-> " id 7", or "" for a row without an id."""
+    return f" id {row['id']!s:.60}" if isinstance(row, dict) and "id" in row else ""

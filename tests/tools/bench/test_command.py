@@ -10,6 +10,8 @@ from tools.bench import measure, pack
 from tools.command import print_table
 from training import log
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_json_line_holds_flags_machine_and_four_digits_of_every_float(bench, monkeypatch):
     results = {"a": [1234567, 0.123456, {"b": 2.23456e11}], "c": "0.123456", "d": None, "e": True}
@@ -44,7 +46,8 @@ def test_a_table_shows_four_digits_and_the_range_of_ratios(capsys):
     ("pack --n 0", "argument --n: 0 must be at least 1"),
     ("attend --tokens 3", "--tokens 3: the stream fills fewer than 3 such rows"),
     ("step --cases image", "pip install -r requirements-dev.txt"),
-    ("generate --device cuda:99", "--device cuda:99 cannot be used"),
+    *((f"{name} --device cuda:99", "--device cuda:99 cannot be used")
+      for name in ("step", "attend", "generate", "load")),
 ])
 def test_a_mistake_ends_in_one_sentence(flags, message, tiny, bench, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "transformers", None)

@@ -4,10 +4,13 @@ import argparse
 
 import numpy as np
 import pytest
+import torch
 
 from tools.bench import step, step_cases
 from tools.bench.step_cases import n_crops
 from tools.bench.stream import Recipe
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.extras("transformers", "safetensors")
@@ -19,12 +22,12 @@ def test_both_implementations_learn_the_same_in_every_case(tiny, bench, monkeypa
     line, table = bench("step", "--rounds", 1, "--n", 2)
     found = line["cases"]
     assert found.pop("peak") == {"float32": 1e12, "bfloat16": 1e12}
-    assert list(found) == ["image", "video", "padded", "single", "stream"]
+    assert list(found) == ["image", "video", "padded", "stream"]
     names = ["ours float32", "reference float32", "ours bfloat16", "reference bfloat16"]
     for name, case in found.items():
         assert list(case["sides"]) == names, name
         seconds = {key: case["sides"][key]["seconds"] for key in names}
-        ratio = case["ratios"]["reference float32 / ours float32"]["median"]
+        ratio = case["ratios"]["float32"]["median"]
         one_round = seconds["reference float32"] / seconds["ours float32"]
         assert ratio == pytest.approx(one_round, rel=2e-3)
         mfu = case["flops"] / seconds["ours float32"] / 1e12
@@ -32,15 +35,8 @@ def test_both_implementations_learn_the_same_in_every_case(tiny, bench, monkeypa
         assert f"\n{name}: " in f"\n{table}"
     for name in ("image", "video"):
         assert found[name]["ours"] == found[name]["reference"]
-    assert found["image"]["ours"]["crops"] == 9
     padded = found["padded"]
-    single = found["single"]
-    assert padded["ours"] == single["ours"]
-    assert padded["flops"] == single["flops"]
-    assert padded["reference"]["padded"] > single["reference"]["padded"]
-    assert single["reference"]["padded"] == single["ours"]["tokens"]
-    # a mosaic of one crop repeats the low-resolution view, which ours encodes once
-    assert (padded["ours"]["crops"], padded["reference"]["crops"]) == (15, 16)
+    assert padded["reference"]["padded"] > padded["reference"]["tokens"] == padded["ours"]["tokens"]
     stream = found["stream"]
     assert stream["ours"]["padded"] == 2048
     assert stream["annotations"] > stream["examples"]
@@ -50,7 +46,7 @@ def test_both_implementations_learn_the_same_in_every_case(tiny, bench, monkeypa
 def test_a_difference_between_the_implementations_is_noticed(tiny):
     """A weight that is a little off in the decoder, or in the ViT alone, and a token that only one
     implementation learns."""
-    args = argparse.Namespace(device="cpu")
+    args = argparse.Namespace(device=torch.device("cpu"))
     case = step_cases.make_case("image", tiny, 1)
     models = step.build_models(tiny, args)
 

@@ -1,254 +1,233 @@
-"""Chats in other data formats as records: placeholders, boxes, and what is refused."""
+"""Chats in other data formats: a table of every field and tag, with the record that it gives."""
 
 import json
 
 import pytest
 
-from records.errors import Unreadable
-from records.parse import parse
-from tests.records.samples import write
+from tests.records.samples import CAPTION, image, write
 from tests.tools.convert.command import CONFORMANCE, run
-from tools.convert.chats import convert
-
-# list key -> key of the role, key of the text, user, assistant
-CHATS = {
-    "conversations": ("from", "value", "human", "gpt"),
-    "messages": ("role", "content", "user", "assistant"),
-}
 
 
-def row(*texts, key="conversations", **more):
-    """A row whose turns are the user's and the assistant's alternately."""
-    role, content, *roles = CHATS[key]
-    return {**more, key: [{role: roles[k % 2], content: text} for k, text in enumerate(texts)]}
+def user(content, **fields):
+    return {"role": "user", "content": content, **fields}
 
 
-# --------------------------------------------------------------------------------------------------
-# placeholders
+def answer(content, **fields):
+    return {"role": "assistant", "content": content, **fields}
 
 
-@pytest.mark.parametrize(("texts", "media", "expected"), [
-    # as many as images: the images in order
-    (("what is\n<image>\nand <image>?", "a", "and <image>", "b"), {"images": ["x", "y", "z"]},
-     [["what is\n", {"image": 0}, "\nand ", {"image": 1}, "?"], ["and ", {"image": 2}]]),
-    # none: the media come first
-    ((" what? ", "a", "why?", "b"), {"image": "x"}, [" what? ", "why?"]),
-    (("what?", "a"), {"video": "v"}, ["what?"]),
-    # one for a video, of either name
-    (("<image>\nwhat?", "a"), {"video": "v"}, ["what?"]),
-    (("who?", "a", "<video> and here?", "b"), {"video": "v"},
-     ["who?", [{"video": 0}, " and here?"]]),
-    # those that open the first turn, and a single one that closes it, are taken out
-    (("<image>\n<image>\nq", "a"), {"images": ["x", "y"]}, ["q"]),
-    (("q\n<image>", "a"), {"image": "x"}, ["q"]),
-    (("Is <image> a cat?", "a"), {"image": "x"}, [["Is ", {"image": 0}, " a cat?"]]),
-    (("<image> x <image>", "a"), {"images": ["x", "y"]}, [[{"image": 0}, " x ", {"image": 1}]]),
-    (("q <image><image>", "a"), {"images": ["x", "y"]}, [["q ", {"image": 0}, {"image": 1}]]),
-    # a prompt of nothing but images stays a list of them
-    (("<image> <image>", "a"), {"image": ["x", "y"]}, [[{"image": 0}, {"image": 1}]]),
-    (("", "a"), {"image": "x"}, [[{"image": 0}]]),
-])
-def test_what_placeholders_stand_for(texts, media, expected):
-    native = convert(row(*texts, **media))
-    parse(native)
-    (annotation,) = native["annotations"]
-    assert [turn["question"] for turn in annotation["turns"]] == expected
-    assert [turn["answer"] for turn in annotation["turns"]] == [*texts[1::2]]
+def chat(*turns, **row):
+    """A row: texts and lists of parts are turns of the user and the assistant alternately."""
+    turns = [turn if isinstance(turn, dict) else (user, answer)[k % 2](turn)
+             for k, turn in enumerate(turns)]
+    return {**row, "messages": turns}
 
 
-# --------------------------------------------------------------------------------------------------
-# chats of every kind
+def made(*turns, system=None, **record):
+    """A record. turns: (question, answer or the fields of places, and a weight if there is one)."""
+    found = []
+    for question, text, *weight in turns:
+        fields = {"answer": text} if isinstance(text, str) else text
+        found.append({"question": question, **fields, **({"weight": weight[0]} if weight else {})})
+    system = {"system": system} if system else {}
+    return {**record, "annotations": [{"type": "qa", **system, "turns": found}]}
 
 
-@pytest.mark.parametrize("form", [
-    lambda text: text, lambda text: {"from": "gpt", "value": text},
-    lambda text: [{"role": "user", "content": "q"}, {"role": "assistant", "content": text}]])
-@pytest.mark.parametrize("key", CHATS)
-def test_a_row_with_chosen_and_rejected_is_a_preference(key, form):
-    given = row("<image>\nq", key=key, image="x", chosen=form("a"), rejected=form("b"))
-    native = convert(given)
-    parse(native)
-    assert native["annotations"] == [
-        {"type": "preference", "question": "q", "chosen": "a", "rejected": "b"}]
+def pair(question="q", **record):
+    fields = {"question": question, "chosen": "a", "rejected": "b"}
+    return {**record, "annotations": [{"type": "preference", **fields}]}
 
 
-@pytest.mark.parametrize("part", [
-    {"type": "image", "image": "y"}, {"type": "image", "path": "y"}, {"type": "image", "url": "y"},
-    {"type": "image_url", "image_url": {"url": "y"}}, {"type": "image_url", "image_url": "y"},
-    {"type": "image", "text": None, "image": {"url": "y"}}])
-def test_a_part_names_its_image_in_many_ways(part):
-    native = convert(row([part, {"type": "text", "text": "q"}], "a", key="messages"))
-    turns = [{"question": "q", "answer": "a"}]
-    assert native == {"image": "y", "annotations": [{"type": "qa", "turns": turns}]}
+def boxes(*corners, label="cup", coords="pixel", **size):
+    label = {"label": label} if label else {}
+    return {"type": "box", **label, "coords": coords, **size, "form": "xyxy",
+            "boxes": [{"box": list(corner)} for corner in corners]}
 
 
-PART = {"type": "video", "video": "v", "video_start": 1, "video_end": 4.5}
-
-
-@pytest.mark.parametrize(("fields", "video"), [
-    ({"messages": row([PART], "a", key="messages")["messages"]},
-     {"path": "v", "start": 1, "end": 4.5}),
-    ({"video": "v"}, "v"),
-    ({"videos": ["v"]}, "v"),
-    ({"video": "v", "start": 1, "end": 2}, {"path": "v", "start": 1, "end": 2}),
-    ({"videos": [["f", "g"]], "fps": 1}, {"frames": ["f", "g"], "fps": 1}),
-])
-def test_videos_come_in_many_forms(fields, video):
-    native = convert(fields if "messages" in fields else row("<video>q", "a", **fields))
-    assert native["video"] == video
-    parse(native)
-
-
-def test_a_system_kinds_and_weights_nothing_and_a_last_question_without_an_answer():
-    messages = [{"role": "system", "content": "be brief"},
-                {"role": "user", "content": "q", "loss_weight": 0},
-                {"role": "assistant", "content": "a", "loss_weight": 0.5},
-                {"role": "user", "content": "r"}]
-    turns = [{"question": "q", "answer": "a", "weight": 0.5}]
-    native = convert({"messages": messages, "image": "", "videos": [None], "tools": None})
-    assert native == {"annotations": [{"type": "qa", "system": "be brief", "turns": turns}]}
-    messages[0]["content"] = " "
-    assert "system" not in convert({"messages": messages})["annotations"][0]
-
-
-def test_turns_are_one_chat_unless_they_are_to_be_split():
-    record = row("<image>\nq", "a", "r", "b", image="x", system="s")
-    one = convert(record)["annotations"]
-    split = convert(record, split_turns=True)["annotations"]
-    assert [len(a["turns"]) for a in one] == [2]
-    assert [len(a["turns"]) for a in split] == [1, 1]
-    assert [a["turns"][0] for a in split] == one[0]["turns"]
-    assert all(a["system"] == "s" for a in split)
-
-
-def test_the_real_rows_are_these_records(tmp_path):
-    def chat(*pairs):
-        turns = [{"question": question, "answer": answer} for question, answer in pairs]
-        return [{"type": "qa", "turns": turns}]
-
-    (tmp_path / "rows.json").write_bytes((CONFORMANCE / "sharegpt.json").read_bytes())
-    run(tmp_path / "rows.json", tmp_path / "out.jsonl")
-    lines = (tmp_path / "out.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == [
-        {"id": "sg1", "image": "coffee.png",
-         "annotations": chat(("What is in the cup?", "Espresso."),
-                             ("And under it?", "A red saucer."))},
-        {"id": "sg2", "video": "bigbuckbunny.mp4",
-         "annotations": chat(("Which animal is it?", "A rabbit."))},
-        {"id": "sg3", "images": ["coffee.png", "chelsea.png"],
-         "annotations": chat(("Which one is alive?", "The second, a cat."))},
-        {"id": "sg4", "annotations": chat(("Say hello.", "Hello."))},
-    ]
-
-
-# --------------------------------------------------------------------------------------------------
-# answers with <box>
-
-QWEN = "<ref>the cup</ref><box>(100,200),(300,600)</box><box>(500,500),(700,600)</box>"
-INTERNVL = "<ref>the cup</ref><box>[[100, 200, 300, 600], [500, 500, 700, 600]]</box>."
-
-
-def chat(*turns):
-    roles = ("human", "gpt") * len(turns)
-    return [{"from": role, "value": text} for role, text in zip(roles, turns, strict=False)]
-
-
-@pytest.mark.parametrize("answer", [QWEN, INTERNVL])
-def test_an_answer_of_box_tags_becomes_an_annotation_of_its_own(answer):
-    turns = chat("<image>\nWhat is it?", "A cup.", "Find the cups.", answer)
-    alone = chat("Where?", "<box>[[1, 2, 3, 4]]</box>")
-    record, other = (convert({"image": "a.png", "conversations": t}) for t in (turns, alone))
-    parse(record)
-    text, found = record["annotations"]
-    assert [turn["answer"] for turn in text["turns"]] == ["A cup."]
-    assert found == {
-        "type": "box", "question": "Find the cups.", "label": "the cup", "coords": "unit",
-        "form": "xyxy", "boxes": [{"box": [0.1, 0.2, 0.3, 0.6]}, {"box": [0.5, 0.5, 0.7, 0.6]}]}
-    assert [a.keys() & {"question", "label"} for a in other["annotations"]] == [{"question"}]
-
-
-BAD = ["It is here: <box>[[1, 2, 3, 4]]</box>", "<box>[[1, 2, 3]]</box>", "<box></box>",
-       "<ref>a</ref><box>[[1, 2, 3, 4]]</box><ref>b</ref><box>[[1, 2, 3, 4]]</box>",
-       "<box>[[0.1, 0.2, 0.3, 0.4]]</box>", "<box>[[1, 2, 3, 4]]"]
-
-
-@pytest.mark.parametrize("answer", BAD)
-def test_boxes_among_other_words_are_refused(answer):
-    with pytest.raises(Unreadable, match=r"^wrong record: an answer with <box>: it must contain"):
-        convert({"image": "a.png", "conversations": chat("Where?", answer)})
-
-
-# --------------------------------------------------------------------------------------------------
-# what is refused
-
-
+QA = made(("q", "a"))
+X = {"image": "x"}
+QA_X = {**X, **QA}
+BOTH = [{"image": 0}, {"image": 1}]
+XY = {"images": ["x", "y"]}
 TEXT = {"type": "text", "text": "q"}
-USER = {"role": "user", "content": "q"}
-ASSISTANT = {"role": "assistant", "content": "a"}
+OF_X = made((["Of ", BOTH[0], "?"], "a"), **X)
+FRAMES = {"frames": ["f", "g"], "fps": 1}
+CLIP = {"path": "v", "start": 1, "end": 2}
+PART = {"type": "video", "video": "v", "video_start": 1, "video_end": 2}
+OBJECTS = {"ref": ["cup"], "bbox": [[1.5, 2, 30, 20], [3, 4, 30, 25]]}
+FIND = chat("<image>Find the <ref-object>", "<bbox><bbox>", **X)
+JSON = '```json\n[\n\t{"bbox_2d": [1, 2, 30, 20], "label": "cup"}\n]\n```'
+THOUSAND = {"size": [1000, 1000]}
 
-
-def messages(*parts, **more):
-    """A row whose question has these typed parts."""
-    return row(list(parts), "a", key="messages", **more)
-
-
-PLANTED = [
-    (row("<image> q", "a"), "1 placeholder, but the number of its images or videos is 0"),
-    (row("<image> q", "a", images=["x", "y"]), "the number of its images or videos is 2"),
-    (row("<image> q", "a", "<image>", "b", image="x"), "2 placeholders, but the number"),
-    (row("q", "a", image="x", images=["y"]), ""),                # both are its images
-    (row("q", "a", image="x", video="v"), "not 1 image and 1 video"),
-    (row("q", "a", video=["v", "w"]), "not 0 images and 2 videos"),
-    (messages({"type": "image", "image": "y"}, TEXT, images=["x"]), "1 placeholder, but"),
-    (messages({"type": "image", "image": "y"}, {"type": "image"}, images=["x"]), "named in the"),
-    (messages({"type": "image", "index": 0}, TEXT, images=["x"]), "'index' of a part"),
-    (row("q", "a <image>", image="x"), "only turns of the user"),
-    (row("q", "a", image="x", system="<video>"), "system: it cannot contain"),
-    (row("q", "a", image_path="x"), "'image_path' is not read; did you mean 'image' or 'video'?"),
-    *((row("q", "a", **{name: "x"}), f"the field '{name}' is not read") for name in (
-        "video_path", "image_url", "img_path", "Image", "media", "files", "frames")),
-    (row("q", "a", image_path="x", image="x"), ""),              # beside an image: anything
-    *((row("q", "a", image="x", **{name: "x"}), f"'{name}' cannot be trained on") for name in (
-        "clip", "audio_path", "tools", "pdf", "depth", "point_cloud")),
-    (row("q", chosen="a"), "'chosen' and 'rejected' go together"),
-    (row("q", chosen="a", rejected={"from": "gpt"}), "rejected"),
-    (row("q", "a", "q", chosen="a", rejected="b"), "before 'chosen' stands one question"),
-    (row("q", "a", chosen="a", rejected="b"), "they alternate"),
-    (row("q", chosen="a", rejected="b", system="s"), "without a system text"),
-    (messages({"type": "text"}), "a part of type text needs a 'text'"),
-    (messages(TEXT, {"type": "input_audio", "input_audio": {}}), "a part is a text, an image"),
-    ({"messages": [USER, {**ASSISTANT, "tool_calls": [{}]}]}, "tool calls cannot be trained on"),
-    ({"messages": [{"role": "tool", "content": "q"}, ASSISTANT]}, "the role 'tool' is not one of"),
-    ({"conversations": [{"from": "human", "value": "q"}] * 2}, "they alternate"),
-    ({"messages": [USER, ASSISTANT, {"role": "system", "content": "s"}]}, "they alternate"),
-    (row("q"), "there is no question with an answer"),
-    (row(3, "a"), "a turn is a text or a list of parts"),
-    (row(" ", "a"), "'question' must be a text"),
-    (row("q", "a", image=3), "image: it must be an object"),
-    (row("q", "a", videos=[["f", "g"]]), "'fps'"),
+TABLE = [  # a row, its record or words of the sentence that refuses it, and flags
+    # turns
+    ({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "text": "a"}]}, QA),
+    (chat({"role": "developer", "content": "t"}, user("q"), answer("a"), user("r"), system="s"),
+     made(("q", "a"), system="s\nt")),
+    (chat("q", "a", id=7, weight=2, tools=[], profile="me"), {"id": "7", "weight": 2, **QA}),
+    (chat("q", "a", style="vqa2"), {"annotations": [{"style": "vqa2", **QA["annotations"][0]}]}),
+    (chat("q", "a", "r", "b"), {"annotations": [made(turn)["annotations"][0]
+                                                for turn in ("qa", "rb")]}, "--split-turns"),
+    (chat("q"), "there is no question with an answer"),
+    (chat("q", user("r"), answer("a")), "turn 1: it is of the user: they alternate"),
+    (chat({"role": "tool", "content": "q"}, "a"), "turn 0: the role 'tool' is not one of"),
+    (chat(user("q", value="r"), "a"), "turn 0: it has both value and content"),
+    # fields that are not read
+    *((chat("q", answer("a", **{key: "x"})), f"turn 1: the field '{key}' is not read: rename it")
+      for key in ("name", "refusal", "loss_scale", "tool_calls", "audio")),
+    (chat("q", answer("a", name="x", refusal=None)), QA, "--ignore other,name"),
+    (chat([{**TEXT, "index": 0}], "a"), "turn 0: the field 'index' is not read"),
+    *((chat("q", "a", **X, **{key: "x"}), f"the row: the field '{key}' is not read")
+      for key in ("img_path", "imageUrl", "Image", "image_id", "media", "frames", "audios", "tools",
+                  "pdf", "rejected_images", "bbox", "loss", "answer", "solution", "pixel_values")),
+    (chat("q", "a", img_path="x"), QA, "--ignore img_path"),
+    (image(CAPTION, img_path="x"), image(CAPTION), "--ignore img_path"),
+    (chat("q", "a", source="coco"), "the row: the field 'source' is not read", "--strict"),
+    (chat("q", "a", **X, start=1), "start, end, fps: need a video"),
+    # loss weights
+    *((chat("q", answer("a", **{key: value})), made(("q", "a", weight)))
+      for key, value, weight in (("loss_weight", 0.5, 0.5), ("weight", 0, 0), ("loss", False, 0),
+                                 ("train", False, 0), ("training", True, 1))),
+    (chat("q", answer("a", loss=True, weight=0)), "turn 1: it has both weight and loss"),
+    (chat(user("q", loss=True), "a"), "turn 0: only answers can have a loss weight"),
+    # preference pairs, answers marked for KTO, and reasoning
+    *((chat("q", chosen=form("a"), rejected=form("b")), pair()) for form in (
+        str, answer, lambda text: [answer(text)], lambda text: [user("q"), answer(text)])),
+    (chat("<image>q", "a", rejected_response="b", **X), pair(**X)),
+    (chat("q", "a", rejected_messages=[user("q"), answer("b")], system="s"), pair("System: s\nq")),
+    (chat("q", "a", rejected_messages=[user("p"), answer("b")]), "behind the same turns"),
+    (chat("q", "a", "q", rejected="b"), "no answer is the chosen one"),
+    (chat("q", "a", "r", "b", rejected="c"), "need one question, and no boxes"),
+    (chat("q", "a", label=True), "'label' is True: --keep-desired takes answers that KTO marks"),
+    (chat("q", "a", label=True), QA, "--keep-desired"),
+    (chat("q", "a", kto_tag=False), "'kto_tag' is False", "--keep-desired"),
+    (chat("q", "a", label=False), QA, "--ignore label"),
+    *((row, *expected) for row in (
+        chat("q", answer("a", reasoning_content="x")), chat("q", answer("a", thinking="x")),
+        chat("q", [{"type": "thinking", "thinking": "x"}, {"type": "text", "text": "a"}]))
+      for expected in (["--reasoning puts it before"], [made(("q", "x\n\na")), "--reasoning"],
+                       [QA, "--ignore reasoning_content,thinking"])),
+    (chat(user("q", reasoning="x"), "a"), "turn 0: the reasoning is not read", "--reasoning"),
+    # placeholders
+    (chat("p <image>", "a", "and <image>?", "b", **XY),
+     made((["p ", BOTH[0]], "a"), (["and ", BOTH[1], "?"], "b"), **XY)),
+    (chat("q", "a", "r", "b", **X), made(("q", "a"), ("r", "b"), **X)),
+    (chat("<image>\n<image>\nq", "a", **XY), made(("q", "a"), **XY)),
+    (chat("q\n<image>", "a", **X), QA_X),
+    (chat("q <image><image>", "a", image=["x", "y"]), made((["q ", *BOTH], "a"), **XY)),
+    (chat("<image><image>", "a", **X, images=["y"]), made((BOTH, "a"), **XY)),
+    (chat("", "a", **X), made((BOTH[:1], "a"), **X)),
+    (chat("q <image>", "a", "<image>", "b", **X), "must stand for its images or videos (1)"),
+    *((chat(f"Of {tag}?", "a", **X), OF_X) for tag in (
+        "<image>", "<Image>", "<|image|>", "<|image_1|>", "<image_1>", "<image_00>", "<ImageHere>",
+        "<|vision_start|><|image_pad|><|vision_end|>")),
+    (chat("<image_2><image_1>q", "a", **XY), "must stand for its images or videos (2) in order"),
+    (chat("<|image_1|>q", "a"), "it has a placeholder, but no image or video; --ignore"),
+    (chat("Of <img>x</img>?", "a"), OF_X),
+    (chat("<img>x</img>q", "a", image="y"), "must stand for its images or videos (1) in order"),
+    (chat("<|vision_start|>x<|vision_end|>", "a"), "<|vision_start|> is not read there"),
+    (chat("<audio>q", "a"), "a question: <audio> is not read there; --ignore '<audio>' keeps"),
+    (chat("Of <video>?", "a"), made(("Of <video>?", "a")), "--ignore <video>"),
+    (chat("q", "<video>", system="<image>"), made(("q", "<video>"), system="<image>")),
+    (chat("<image>q", "![](<image>)", **X), made(("q", "![](<image>)"), **X)),
+    (chat("q", "<image>", **X), "an answer: <image> is not read there"),
+    # images and videos of turns, parts and rows
+    *((chat(user("q", **{key: value}), "a"), QA_X) for key, value in (
+        ("images", ["x"]), ("image", "x"), ("image_url", {"url": "x", "detail": "low"}))),
+    (chat(user("Of <image>?", images=["x"]), "a"), OF_X),
+    (chat("q", answer("a", **X)), "only turns of the user can contain an image"),
+    *((chat([part, TEXT], "a"), QA_X) for part in (
+        {"type": "image", "image": "x", "text": None}, {"type": "image", "path": "x"},
+        {"type": "image_url", "image_url": {"url": "x"}}, {"type": "input_image", "url": "x"})),
+    (chat([{"type": "image"}, TEXT], "a", images=[{"path": "x", "bytes": None}]),
+     {"image": {"path": "x"}, **QA}),
+    (chat("<image_00>q", "a", image={"<image_00>": "x"}), QA_X),
+    (chat([TEXT, {"type": "input_audio"}], "a"), "a part is a text, an image or a video, not"),
+    (chat("<image>q", "a", video="v"), {"video": "v", **QA}),
+    (chat("<video>q", "a", videos=[["f", "g"]], fps=1), {"video": FRAMES, **QA}),
+    (chat("q", "a", video="v", start=1, end=2), {"video": CLIP, **QA}),
+    (chat([PART, TEXT], "a"), {"video": CLIP, **QA}),
+    (chat([{**PART, "fps": 2}, TEXT], "a"), "fps: it is read beside a list of frames"),
+    (chat("q", "a", **X, video="v"), "not 1 image and 1 video"),
+    # boxes and points
+    *((chat("<image>q", text, **X), made(("q", boxes((1, 2, 3, 4), **THOUSAND)), **X)) for text in (
+        "<ref>cup</ref><box>(1,2),(3,4)</box>", "<ref>cup</ref><box>[[1, 2, 3, 4]]</box>.",
+        "<|object_ref_start|>cup<|object_ref_end|><|box_start|>(1,2),(3,4)<|box_end|>")),
+    (chat("Find <ref>cup</ref>", "<box>[[1, 2, 3, 4], [5, 6, 7, 8]]</box>", **X),
+     made(("Find cup", boxes((1, 2, 3, 4), (5, 6, 7, 8), **THOUSAND)), **X)),
+    (chat("p", "a", "q", answer("<box>(1,2),(3,4)</box>", loss=False), **X),
+     made(("p", "a"), ("q", boxes((1, 2, 3, 4), label="", **THOUSAND), 0), **X)),
+    *((chat("q", text, **X), "it must contain nothing else") for text in (
+        "Here: <box>[[1, 2, 3, 4]]</box>", "<box>[[1, 2, 3]]</box>", "<box></box>", "<box>[1]",
+        "<box>[[0.1, 0.2, 0.3, 0.4]]</box>", f"{JSON} it is",
+        "<ref>a</ref><box>[[1, 2, 3, 4]]</box><ref>b</ref><box>[[1, 2, 3, 4]]</box>")),
+    (chat("At <box>(1,2),(3,4)</box>?", "a", **X), "a question: <box> is not read there"),
+    *(({**FIND, "objects": {**OBJECTS, **more}},
+       made(("Find the cup", boxes(*OBJECTS["bbox"], **size)), **X), flags)
+      for more, size, flags in (({"bbox_type": "real"}, {}, ""), ({"bbox_type": None}, {}, ""),
+                                ({"bbox_type": "none"}, {"size": [80, 60]}, "--resized 80,60"))),
+    ({**FIND, "objects": {**OBJECTS, "bbox": [[0.1, 0, 1, 1e-5]] * 2, "bbox_type": "norm1"}},
+     made(("Find the cup", boxes(*[(0.1, 0, 1, 1e-5)] * 2, coords="unit")), **X)),
+    ({**FIND, "objects": {**OBJECTS, "bbox_type": "none"}}, "give its size with --resized W,H"),
+    (chat("q <ref-object>", "a <ref-object>", objects={"ref": ["c", "d"]}), made(("q c", "a d"))),
+    ({**FIND, "objects": {"ref": ["cup"], "bbox": [[1, 2, 3, 4]]}}, "turn 1: <bbox> is not read"),
+    ({**FIND, "objects": {**OBJECTS, "ref": ["cup", "x"]}}, "objects: it has more entries"),
+    ({**FIND, "objects": {**OBJECTS, "image_id": [1]}}, "objects: the field 'image_id' is not"),
+    (FIND, "turn 0: <ref-object> is not read there"),
+    (chat("At <bbox>?", "a", **X, objects=OBJECTS), "turn 0: <bbox> is not read there"),
+    (chat("q", JSON, **X), "pixels of a resized image: give its size with --resized W,H"),
+    (chat("q", '{"label": "cup", "bbox_2d": [1, 2, 3, 4]}', **X),
+     made(("q", boxes((1, 2, 3, 4), size=[80, 60])), **X), "--resized 80,60"),
+    (chat("q", JSON, **X, resized_width=84, resized_height=56),
+     made(("q", boxes((1, 2, 30, 20), size=[84, 56])), **X), "--resized 80,60"),
+    (chat("q", "a bbox_2d", **X), made(("q", "a bbox_2d"), **X), "--ignore bbox_2d"),
+    *((chat("q", text, **X), made(("q", {
+        "type": "point", "label": "cup", "coords": "percent",
+        "points": [{"x": x, "y": y} for x, y in places]}), **X)) for text, *places in (
+            ('<point x="10.5" y="2" alt="cup">cup</point>', (10.5, 2)),
+            ('<points x1="1" y1="2" x10="3" y10="4" alt="cup">it</points>', (1, 2), (3, 4)))),
 ]
 
 
-@pytest.mark.parametrize(("record", "words"), PLANTED)
-def test_a_row_is_refused_in_a_sentence_and_costs_itself_alone(tmp_path, record, words):
-    path = write(tmp_path / "r.jsonl", row("q", "a"), record, row("r", "b"))
-    status, counts, err = run(path, tmp_path / "out.jsonl")
-    assert status == 0
-    skipped = {"wrong record": 1} if words else {}
-    assert counts == {"rows": 3, "records": 3 - bool(words), "skipped": skipped}
-    if words:
+@pytest.mark.parametrize(("row", "expected", "flags"), [(*entry, "")[:3] for entry in TABLE])
+def test_every_field_and_tag_gives_this_record_or_this_sentence(tmp_path, row, expected, flags):
+    path = write(tmp_path / "r.jsonl", chat("first", "a"), row)
+    _, _, err = run(path, tmp_path / "out.jsonl", *flags.split())
+    first, *records = [json.loads(line) for line in (tmp_path / "out.jsonl").open()]
+    assert first == made(("first", "a"))
+    if isinstance(expected, str):
         (sentence,) = err.splitlines()
-        assert sentence.startswith(f"tools.chats: {path}:2: wrong record: ")
-        assert words in sentence
-        assert sentence.endswith("; skipped")
-    else:
-        assert err == ""
+        assert f"{path}:2: " in sentence
+        assert expected in sentence
+    assert records == ([] if isinstance(expected, str) else [expected])
+
+
+def test_fields_that_change_nothing_are_listed_once_at_the_end(tmp_path):
+    """... and every sentence about a row has its place and its id."""
+    rows = [chat("q", "a", id=17, audio="x"), *[chat("q", "a", source=k, lang="") for k in "ab"]]
+    _, counts, err = run(write(tmp_path / "r.jsonl", *rows), tmp_path / "out.jsonl")
+    assert counts == {"rows": 3, "records": 2, "skipped": {"unknown field": 1}}
+    first, last = err.splitlines()
+    assert "r.jsonl:1 id 17: unknown field: the row: the field 'audio' is not read" in first
+    assert last.endswith(": the field 'source' is not read: in 2 rows, such as 'a'")
+
+
+def test_the_real_rows_are_these_records(tmp_path):
+    run(CONFORMANCE / "sharegpt.json", tmp_path / "out.jsonl")
+    coffee, rabbit, both, hello = [json.loads(line) for line in (tmp_path / "out.jsonl").open()]
+    assert coffee == made(("What is in the cup?", "Espresso."), ("And under it?", "A red saucer."),
+                          id="sg1", image=f"{CONFORMANCE}/coffee.png")
+    assert rabbit["annotations"] == made(("Which animal is it?", "A rabbit."))["annotations"]
+    assert both["annotations"] == made(("Which one is alive?", "The second, a cat."))["annotations"]
+    assert hello == made(("Say hello.", "Hello."), id="sg4")
 
 
 SHAPES = """
 null ; {"conversations":{}} ; {"conversations":[[]]} ; {"conversations":[{"from":[],"value":{}}]}
 {"messages":[{"role":"user","content":[{"type":"image","image":[3]}]},{"role":"assistant"}]}
 {"conversations":3} ; {"messages":[{"role":"user","content":[3]}]} ; [{"messages":[]}]
+{"messages":[],"objects":3} ; {"messages":[{"role":"user","content":3}]}
+{"messages":[],"rejected":"a"} ; {"messages":[],"chosen":"a"}
 """
 
 

@@ -150,8 +150,8 @@ def test_a_row_that_is_no_record_is_named_and_skipped(tmp_path):
     assert (status, counts) == (0, {
         "rows": 8, "records": 2, "skipped": {"not JSON": 2, "wrong record": 4}})
     places = [sentence.split(": ")[1:3] for sentence in err.splitlines()]
-    assert places == [[f"{lines}:{n}", "not JSON" if n > 6 else "wrong record"]
-                      for n in (2, 3, 4, 5, 7, 8)]
+    assert places == [[f"{lines}:{n}", "not JSON" if n in (7, 8) else "wrong record"]
+                      for n in ("2 id 17", "3 id \ud800", 4, 5, 7, 8)]
     assert converted(tmp_path / "out.jsonl") == [MADE, MADE]
     array = tmp_path / "r.json"
     array.write_text(json.dumps(rows))

@@ -90,6 +90,15 @@ def test_a_mistake_costs_one_sentence(arguments, words, tmp_path, monkeypatch, c
     assert not printed.out
 
 
+def test_files_that_are_named_are_all_read_whatever_their_splits(tmp_path):
+    files = [tmp_path / "train.jsonl", tmp_path / "validation.jsonl"]
+    for file in files:
+        file.write_text(json.dumps({"messages": messages(file.stem, "b")}))
+    records, _ = prepare("tulu", files, tmp_path / "out")
+    asked = [record["annotations"][0]["turns"][0]["question"] for record in records]
+    assert asked == ["train", "validation"]
+
+
 def test_without_pyarrow_json_is_read_and_parquet_says_what_to_install(tmp_path, monkeypatch,
                                                                        capsys):
     """The rows of a .json may lie in an object."""
