@@ -49,7 +49,6 @@ FAST = {
         ("whole &= is_full(len(queries))[:, None] & is_full(T)", "whole &= is_full(T)"),
         ("(single_q == single_k) & (single_k != 0)", "single_q == single_k"),
         ("visible_until[own] - start, bidir[own]", "visible_until[own], bidir[own]"),
-        ("whole = bool(mask[:, 0].all()) and bool(mask.all())", "whole = bool(mask[:, 0].all())"),
         ("return allow(visible_until, bidir, queries)", "return allow(visible_until, bidir)",
          "tests/test_parallel.py"),
     ),

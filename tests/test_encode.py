@@ -79,14 +79,14 @@ def check_tree(example, whole):
         assert (example.visible_until[part] == part.stop).all()
 
 
-def test_size_equals_what_encode_gives_on_a_thousand_records_of_all_kinds(folder):
+def test_size_equals_what_encode_gives_on_300_records_of_all_kinds(folder):
     """With random limits: no visual token is cut, and tokens in = laid out + dropped."""
     rng = np.random.default_rng(1)
-    records = open_records(folder, *(random_record(rng) for _ in range(1000)))
-    assert len(list(records)) == 1000
+    records = open_records(folder, *(random_record(rng) for _ in range(300)))
+    assert len(list(records)) == 300
     kinds = set()
     n_dropped = 0
-    for i in range(1000):
+    for i in range(300):
         record = records[i]
         config = replace(
             CONFIG, max_tokens=int(rng.integers(40, 1500)), max_frames=int(rng.integers(1, 9)),
@@ -110,7 +110,7 @@ def test_size_equals_what_encode_gives_on_a_thousand_records_of_all_kinds(folder
         kinds.add(medium(record))
         n_dropped += example.dropped_branches
     assert kinds == {"video", "images", "image", "text"}
-    assert n_dropped > 100
+    assert n_dropped > 30
 
 
 def test_three_images_in_ten_with_points_have_up_to_24_crops(tmp_path):
