@@ -49,8 +49,7 @@ FAST = {
         ("whole &= is_full(len(queries))[:, None] & is_full(T)", "whole &= is_full(T)"),
         ("(single_q == single_k) & (single_k != 0)", "single_q == single_k"),
         ("visible_until[own] - start, bidir[own]", "visible_until[own], bidir[own]"),
-        ("return allow(visible_until, bidir, queries)", "return allow(visible_until, bidir)",
-         "tests/test_parallel.py"),
+        ("return allow(visible_until, bidir, queries)", "return allow(visible_until, bidir)"),
     ),
     "vision.py": (
         "tests/test_vision.py",
