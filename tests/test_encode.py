@@ -194,6 +194,8 @@ def test_too_many_points_cost_their_annotation_and_tracks_have_no_such_limit(fol
     example = encoded(folder, image(crowd, caption, image="0.png"))
     assert example.dropped_branches == 1
     assert "caption" in BYTES.decode(example.tokens)
+    example = encoded(folder, image({**crowd, "points": points[:60]}, image="0.png"))
+    assert example.dropped_branches == 0
     points = [{"t": 0.5, "id": k, "x": k, "y": k} for k in range(61)]
     track = {"type": "track", "label": "dot", "coords": "percent", "points": points}
     video = {"frames": GREY_FRAMES[:3], "fps": 2.0}

@@ -120,7 +120,7 @@ def test_the_command_that_continues_a_run_is_for_as_many_processes(
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_run_that_is_stopped_in_stage_0_says_how_to_start_again(
         tmp_path, monkeypatch, capsys, number, status):
-    flags = [*SMALL, "--vit_steps=1", "--steps", "1", "--eval_images=0", "--out", str(tmp_path)]
+    flags = [*SMALL, "--vit_steps=1", "--steps", "1", "--out", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["train.py", *flags, "--overwrite"])
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
     with monkeypatch.context() as patch:

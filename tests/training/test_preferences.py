@@ -200,7 +200,7 @@ def test_a_pair_has_a_name_of_its_own_in_the_run_and_keeps_it(tmp_path):
 def test_a_run_begins_with_margins_of_0(tmp_path, dtype, off):
     """Also where two folders have other pictures of the same name."""
     base = tmp_path / "base"
-    assert run(base, *SMALL, "--steps", "1", "--eval_images=0") == 0
+    assert run(base, *SMALL, "--steps", "1") == 0
     record = {"image": "x.png", "annotations": [PAIR]}
     files = []
     for name in ("chelsea.png", "coins.png"):
@@ -229,7 +229,7 @@ def test_a_resumed_run_refuses_references_that_are_not_two_numbers_for_each_pair
 def test_references_belong_to_one_run(tmp_path, capsys):
     """--overwrite deletes them, a new run computes its own, a resumed one needs those it had."""
     base = tmp_path / "base"
-    assert run(base, *SMALL, "--steps", "1", "--eval_images=0") == 0
+    assert run(base, *SMALL, "--steps", "1") == 0
     flags = [*SMALL, *write(tmp_path), "--steps", "2", "--save-every", "1", "--lr.llm=1e-2"]
     out = tmp_path / "out"
     out.mkdir()
@@ -260,7 +260,7 @@ def test_without_beta_a_pair_is_refused_with_the_flag(tmp_path):
 
 def test_beta_without_any_pair_ends_before_the_first_step(tmp_path, capsys):
     base = tmp_path / "base"
-    assert run(base, *SMALL, "--steps", "1", "--eval_images=0") == 0
+    assert run(base, *SMALL, "--steps", "1") == 0
     capsys.readouterr()
     data_flags = write(tmp_path, PLAIN)
     assert run(tmp_path / "out", *SMALL, *data_flags, "--init", str(base), "--steps", "1") == 2
@@ -279,7 +279,7 @@ def write(folder, *annotations):
 def test_ranks_that_share_rows_log_the_pairs_of_one_process(tmp_path):
     """Also after a stop: the references are those of the first start."""
     base = tmp_path / "base"
-    assert run(base, *SMALL, "--steps", "1", "--eval_images=0") == 0
+    assert run(base, *SMALL, "--steps", "1") == 0
     flags = [*SMALL, *write(tmp_path), "--init", str(base), "--deterministic", "--steps", "3",
              "--save-every", "1", "--keep", "0", "--lr.llm=1e-2"]
     assert run(tmp_path / "one", *flags) == 0
