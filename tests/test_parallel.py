@@ -326,6 +326,10 @@ def test_images_are_shared_out_within_one_image_of_even(cp):
         assert abs(loads - total / cp).max() <= n_crops.max()
 
 
+def test_the_rank_of_an_image_is_that_of_its_middle():
+    assert parallel.CropShard(0, 2, 0, 10).ranks([6, 4]).tolist() == [0, 1]
+
+
 def n_crops_in(batch):
     """Without the blank ones; random images have no crop of zeros."""
     return int(batch.images.flatten(1).any(1).sum())
