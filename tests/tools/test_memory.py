@@ -15,6 +15,8 @@ from tools import memory
 from training.ranks import Ranks
 from weights import lora
 
+pytestmark = pytest.mark.slow
+
 READS = {"cpu", "item", "tolist", "numpy", "nonzero", "__bool__", "__int__", "__float__"}
 
 

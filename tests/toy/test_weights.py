@@ -29,6 +29,7 @@ def held_out(kind):
     return [world.SOURCES[name]("test")[i] for name in ("videos", "tracks") for i in range(10)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "names"), [
     ("images", ("point_f1", "count_accuracy", "caption_exact")),
     ("videos", ("video_point_f1", "track_f1", "qa_accuracy")),

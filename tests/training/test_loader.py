@@ -196,6 +196,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_traceback_ends_the_process_though_its_decoding_workers_ignore_sigterm(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(BROKEN)
@@ -220,6 +221,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_processes_of_others_are_not_ended(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM_OF_A_USER)
     environment = os.environ | {"PYTHONPATH": str(ROOT)}

@@ -7,6 +7,8 @@ import attention
 from tools.bench import attend
 from tools.bench.stream import ExampleSize
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_mask_of_a_row_is_the_rule_of_message_trees():
     """Against a loop over pairs: a query sees the trunk and its own branch before it, and the

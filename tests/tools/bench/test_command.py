@@ -10,6 +10,8 @@ from tools.bench import measure, pack
 from tools.command import print_table
 from training import log
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_json_line_holds_flags_machine_and_four_digits_of_every_float(bench, monkeypatch):
     results = {"a": [1234567, 0.123456, {"b": 2.23456e11}], "c": "0.123456", "d": None, "e": True}

@@ -6,6 +6,8 @@ import pytest
 
 from tools.bench import generate
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.extras("transformers", "safetensors")
 def test_both_implementations_give_the_same_answers(tiny, bench):

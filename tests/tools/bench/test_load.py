@@ -8,6 +8,8 @@ import torch
 
 from tools.bench import load
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def keep_threads():

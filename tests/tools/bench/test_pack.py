@@ -11,6 +11,8 @@ import pytest
 from tools.bench import pack as packers
 from tools.bench.stream import ExampleSize, recipe, stream
 
+pytestmark = pytest.mark.slow
+
 CONFORMANCE = Path(__file__).parents[2] / "conformance" / "packing.json"
 CASES = json.loads(CONFORMANCE.read_text())["cases"]
 
@@ -137,7 +139,6 @@ def test_savings_by_hand():
     assert packers.count_sequences(lengths) == {"sequences": 10, "batches": 8 * 20 + 2 * 30}
 
 
-@pytest.mark.slow
 def test_the_table_of_readme_is_what_20000_examples_give():
     found = packers.savings(stream(2, 20_000, 0), recipe(2)[:2])
     alone = found.pop("one annotation per sequence")["sequences"]

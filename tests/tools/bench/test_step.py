@@ -9,6 +9,8 @@ from tools.bench import step, step_cases
 from tools.bench.step_cases import n_crops
 from tools.bench.stream import Recipe
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.extras("transformers", "safetensors")
 def test_both_implementations_learn_the_same_in_every_case(tiny, bench, monkeypatch):

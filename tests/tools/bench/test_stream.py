@@ -10,6 +10,8 @@ from text.tokenizer import ByteTokenizer
 from text.visual_tokens import image_tokens, video_tokens
 from tools.bench import stream
 
+pytestmark = pytest.mark.slow
+
 # Of streams of 4,000 examples, 20 seeds (stage 1: 5): means of tokens, crops and annotations. 5
 # seeds: the tenth, fiftieth and ninetieth percentile of the tokens, and the shares of examples
 # without crops and with as many as a video can have.
