@@ -267,6 +267,8 @@ def test_the_largest_example_fills_a_row(crops):
     assert np.array_equal(example.pool_dst, np.arange(1, 1 + n_visual))
     patches = np.sort(example.pool_src[example.pool_src >= 0])
     assert np.array_equal(patches, np.arange(4 * n_visual))      # each patch at most once
+    per_image = 1 + CONFIG.most_crops()                          # with its low-resolution view
+    assert np.array_equal(example.image_id, np.arange(crops) // per_image)
     parts = [largest_example(CONFIG, crops, 384, parallel.CropShard(rank, 3, 0, crops))
              for rank in range(3)]
     assert sum(len(part.images) for part in parts) == crops

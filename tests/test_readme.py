@@ -14,7 +14,8 @@ from PIL import Image
 
 from records.check import TABLES, WORDS
 from records.parse import parse
-from tests.test_layout import ROOT, SKIPPED_FOLDERS, TOP_LEVEL, Repository
+from tests.test_layout import ROOT, SKIPPED_FOLDERS, TOP_LEVEL, module, reached
+from tests.test_layout import TEXTS as SOURCES
 from tools import check
 from training import config
 
@@ -23,7 +24,7 @@ TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for
 README = TEXTS["README.md"]
 CI = runpy.run_path(str(ROOT / ".ci" / "readme.py"))
 MARKDOWN = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-REPOSITORY = Repository(ROOT)
+FLAGS_OF_TRAINING = config.make_parser().format_help()
 COMMANDS = [command for page in MARKDOWN for command in CI["commands"](page)]
 FACT = re.compile(r"docs/molmo2\.md (\d+(?:\.\d+)?b?)")      # a section of the page, in comments
 
@@ -166,13 +167,11 @@ def test_commands_parse(command):
         if "--stage" in words:
             config.parse(words[words.index("--stage") :])
     elif words[:2] == ["python", "-m"] and words[2] != "pytest":
-        start = REPOSITORY.module(f"{words[2]}.__main__") or REPOSITORY.module(words[2])
+        start = module(f"{words[2]}.__main__") or module(words[2])
         assert start, f"no module {words[2]}"
-        reached = REPOSITORY.reached(start, with_functions=True)
-        flags_of_training = config.make_parser().format_help()
-        source = "\n".join(REPOSITORY.sources[path].text for path in reached)
+        source = "\n".join(SOURCES[path] for path in reached(start))
         for flag in (word.split("=")[0] for word in words if word.startswith("--")):
-            in_config = f"--{flag[2:].replace('-', '_')}" in flags_of_training
+            in_config = f"--{flag[2:].replace('-', '_')}" in FLAGS_OF_TRAINING
             in_source = f'"{flag}"' in source or f'"{flag.replace("--no-", "--")}"' in source
             assert in_config or in_source, f"{words[2]} has no flag {flag}"
 

@@ -76,6 +76,8 @@ def test_a_flag_can_be_spelled_in_each_way_and_the_last_one_counts():
     assert config.steps == 8
     assert args.fields == {"steps": 8, "workers": 2}
     assert config_of("--train", "vit,connector").train == ("vit", "connector")
+    assert config_of("--lora", "4").train == ("connector", "llm")
+    assert config_of("--lora", "4", "--train", "llm").train == ("llm",)
     assert config_of("--model.yarn.layers=1,2").model.yarn.layers == (1, 2)
     assert config_of("--data.separator", r"\t").data.separator == "\t"  # as a shell passes it
     assert config_of("--compile").compile
