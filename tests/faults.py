@@ -315,7 +315,7 @@ FAST = {
     "evaluation/generate.py": (
         "tests/evaluation/test_generate.py",
         ("torch.where(is_padding, T, n_slots)", "torch.where(is_padding, n_slots, n_slots)"),
-        ("(sums < sampling.top_p)", "(sums <= sampling.top_p)"),
+        ("draws * sums.gather(1, last)", "draws"),
         ("logits - sampling.frequency_penalty * counts", "logits - sampling.frequency_penalty"),
     ),
     "evaluation/text_metrics.py": (

@@ -54,6 +54,21 @@ def test_stages_are_those_of_table_12_in_version_4_of_the_paper():
             for d in data] == [(False, False, 1.0, True, "\t"), later, later]
 
 
+def test_tiny_learns_faster_in_small_rows_from_stage_to_stage():
+    """The numbers that RESULTS.md was measured with."""
+    stages = [parse(["--stage", stage, "--tiny"])[1] for stage in "123"]
+    assert [(c.steps, c.batch, c.data.max_tokens, c.pack_crops) for c in stages] == [
+        (2200, 3, 512, 16), (2800, 2, 1024, 32), (1200, 1, 2048, 64)]
+    assert [c.lr for c in stages] == [
+        GroupRates(5e-5, 4e-4, 2.2e-3), GroupRates(5e-5, 4e-4, 2e-3), GroupRates(5e-5, 2e-4, 5e-4)]
+    assert [c.data.max_frames for c in stages[1:]] == [6, 18]
+    for c in stages:
+        assert (c.vit_steps, c.train, c.eval_images) == (1500 if c.steps > 1500 else c.steps,
+                                                         ("connector", "llm"), 100)
+        assert (c.warmup, c.data.length_hint) == (GroupRates(60, 60, 60), 0)
+        assert c.response_dropout == c.residual_dropout == 0
+
+
 def test_tiny_changes_sizes_and_prompts_of_a_stage_and_not_what_it_is():
     tiny = parse(["--stage", "2", "--tiny"])[1]
     data = tiny.data
