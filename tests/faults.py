@@ -407,7 +407,7 @@ FAST = {
         ("MAX_DURATION_ERROR_S = 0.5", "MAX_DURATION_ERROR_S = 0.0001"),
     ),
     "tools/convert/chats.py": (
-        "tests/tools/convert/test_chats.py tests/tools/convert/test_convert.py",
+        "tests/test_encoded.py tests/tools/convert/test_chats.py",
         ('qa["style"] = row["style"]', "pass"),
         ('for key in ("subtitles", "weight") if key in row',
          'for key in ("subtitles",) if key in row'),

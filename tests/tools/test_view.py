@@ -15,6 +15,7 @@ from PIL import Image
 import attention
 import train
 import vision
+from records.errors import plural
 from tests.test_layout import ROOT
 from tools import view
 from training.config import parse
@@ -88,6 +89,9 @@ def test_every_part_is_there_word_for_word_with_its_weights(flags):
         shown[first : last + 1] = float((re.findall("<sup>(.*)</sup>", inner) or [0])[0])
     assert text == expected
     assert np.allclose(shown, weights, rtol=1e-3, atol=0)
+    for example in row.examples:
+        annotations = plural(example.n_branches, "annotation")
+        assert f"{annotations}, {example.dropped_branches} left out, weight" in page
     assert f"<dd>{weights.sum(dtype='f8'):.6g}</dd>" in page
     assert f"<dd>{sum(len(x.tokens) for x in row.examples)} of {len(weights)}, " in page
 
