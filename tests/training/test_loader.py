@@ -27,7 +27,7 @@ from tests.training.stream import (
     taken,
     write_files,
 )
-from training.config import RankError
+from training.config import RankError, parse
 from training.loader import placeholder
 from training.log import count_rows
 
@@ -141,6 +141,7 @@ def test_an_image_that_changes_between_plan_and_step_costs_itself_only(files):
     assert all("planned" in e.unreadable and not e.weights.any() for e in changed)
 
 
+@pytest.mark.slow
 def test_a_file_of_records_that_changes_ends_the_run_in_one_sentence(files, tmp_path):
     path = tmp_path / "r.jsonl"
     line = json.dumps({"annotations": [{"type": "text", "text": "abc"}]})
@@ -158,8 +159,9 @@ def test_a_file_of_records_that_changes_ends_the_run_in_one_sentence(files, tmp_
 def test_a_batch_of_unreadable_images_alone_is_trained_through():
     """... with nothing to learn from, and not a NaN."""
     torch.manual_seed(0)
-    m = model.Molmo2(replace(CONFIG.model, n_layer=1)).init_weights()
-    config = CONFIG.data
+    config = parse(SMALL)[1]
+    m = model.Molmo2(config.model).init_weights()
+    config = config.data
     text = data.layout([TOKENIZER.bos], [False], [data.Branch([([5] * 9, True)])], config)
     unreadable = placeholder("a", 30, 2, config, "damaged image: x")
     for row in ([unreadable], [unreadable, text]):
