@@ -79,14 +79,14 @@ def check_tree(example, whole):
         assert (example.visible_until[part] == part.stop).all()
 
 
-def test_size_equals_what_encode_gives_on_300_records_of_all_kinds(folder):
+def test_size_equals_what_encode_gives_on_150_records_of_all_kinds(folder):
     """With random limits: no visual token is cut, and tokens in = laid out + dropped."""
     rng = np.random.default_rng(1)
-    records = open_records(folder, *(random_record(rng) for _ in range(300)))
-    assert len(list(records)) == 300
+    records = open_records(folder, *(random_record(rng) for _ in range(150)))
+    assert len(list(records)) == 150
     kinds = set()
     n_dropped = 0
-    for i in range(300):
+    for i in range(150):
         record = records[i]
         config = replace(
             CONFIG, max_tokens=int(rng.integers(40, 1500)), max_frames=int(rng.integers(1, 9)),
@@ -110,7 +110,7 @@ def test_size_equals_what_encode_gives_on_300_records_of_all_kinds(folder):
         kinds.add(medium(record))
         n_dropped += example.dropped_branches
     assert kinds == {"video", "images", "image", "text"}
-    assert n_dropped > 30
+    assert n_dropped > 15
 
 
 def test_three_images_in_ten_with_points_have_up_to_24_crops(tmp_path):
@@ -345,7 +345,7 @@ def recorded(calls, function, measure):
     return call
 
 
-@pytest.mark.parametrize("cp_size", [1, 2, 3, 5])
+@pytest.mark.parametrize("cp_size", [2, 5])
 def test_the_ranks_of_a_group_decode_every_crop_exactly_once(folder, cp_size, monkeypatch):
     inputs = [{"video": {"path": VIDEO, "start": 1.0, "end": 4.0}},
               {"video": {"frames": GREY_FRAMES, "fps": 2}},
