@@ -18,7 +18,7 @@ The random choices of an example depend on (seed, its key, epoch): size and enco
 import math
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import Protocol
 
 import numpy as np
@@ -114,13 +114,6 @@ class Example:
     pool_dst: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     source: str = ""                 # the name of its reader
     unreadable: str = ""             # why its pixels cannot be had: then it is a `placeholder`
-
-    def parts(self):
-        """-> [(start, stop), ..] of the trunk and of each branch; a single branch is part of it."""
-        starts = [0, int((self.visible_until < len(self.tokens)).argmax()) or len(self.tokens)]
-        while starts[-1] < len(self.tokens):
-            starts.append(int(self.visible_until[starts[-1]]))
-        return list(pairwise(starts))
 
 
 def token_weight(branch, n_loss, n_branches, config):

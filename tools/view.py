@@ -15,7 +15,7 @@ import json
 import re
 from collections import Counter
 from dataclasses import replace
-from itertools import groupby, islice
+from itertools import groupby, islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -176,11 +176,20 @@ def write_run(example, tokenizer, start, run, sees):
             f'data-sees="{sees}">{words}</span>')
 
 
+def find_parts(example):
+    """-> [(start, stop), ..] of its trunk and of each branch; a single branch is part of it."""
+    n = len(example.tokens)
+    starts = [0, int((example.visible_until < n).argmax()) or n]
+    while starts[-1] < n:
+        starts.append(int(example.visible_until[starts[-1]]))
+    return list(pairwise(starts))
+
+
 def write_tree(row, number, start):
     """The message tree of an example: its trunk, and below it its branches."""
     example = row.examples[number]
     nodes = []
-    for k, (a, b) in enumerate(example.parts()):
+    for k, (a, b) in enumerate(find_parts(example)):
         runs = split_runs(example, a, b)
         visible = find_visible(row.batch, [start + run.last for run in runs])
         text = "".join(write_run(example, row.tokenizer, start, run, sees)

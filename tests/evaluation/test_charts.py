@@ -28,3 +28,21 @@ def test_a_line_lies_where_its_numbers_are(tmp_path, log):
         wanted = charts.BOTTOM - (charts.BOTTOM - charts.TOP) * x / 100
         rows = np.nonzero(np.abs(off[:, column]).max(-1) <= 6)[0]
         assert rows.mean() == pytest.approx(wanted, abs=2)
+
+
+def test_pale_points_are_joined_below_the_lines_and_ticks_have_their_numbers(tmp_path):
+    """A pale line from corner to corner, and what is left of the axis without the other ticks."""
+    path = tmp_path / "chart.png"
+    pixels = []
+    for pale in ((), [(0, 0.03), (100, 0.97)]):
+        charts.line_chart({"a": [(0, 0.5), (100, 0.5)]}, path, "step", "score", pale=pale)
+        pixels.append(np.asarray(Image.open(path)).astype(int))
+    changed = (pixels[0] != pixels[1]).any(-1)
+    x, share = 30, 0.03 + 0.94 * 0.3
+    column = round(charts.LEFT + (charts.RIGHT - charts.LEFT) * x / 100)
+    rows = np.nonzero(changed[:, column])[0]
+    assert rows.mean() == pytest.approx(charts.BOTTOM - (charts.BOTTOM - charts.TOP) * share, abs=2)
+    for y in (0, 0.2, 0.4, 0.6, 0.8, 1):
+        row = round(charts.BOTTOM - (charts.BOTTOM - charts.TOP) * y)
+        number = pixels[0][row - 10 : row + 10, charts.LEFT - 50 : charts.LEFT - 12]
+        assert (number < 200).any(), y

@@ -14,6 +14,7 @@ import pytest
 
 from data import DataConfig
 from records.mixture import rng_for
+from records.parse import parse
 from tests.text.annotations import (
     CAPTION,
     EVERY_STYLE,
@@ -39,6 +40,7 @@ from tests.text.annotations import (
 )
 from text.styles import TEMPLATES, medium
 from text.tokenizer import chat
+from text.visual_tokens import shift_subtitles, subtitle_text
 
 CONFORMANCE = Path(__file__).parents[1] / "conformance"
 VALUES = json.loads((CONFORMANCE / "chat_format.json").read_text())
@@ -349,3 +351,22 @@ def test_questions_that_look_like_counting_say_not_to_point(question, is_countin
     for record, config, rng in ((IMAGE, LATER, None), (VIDEO, LATER, rng_for(0)),
                                 (IMAGE, STAGE1, rng_for(0))):
         assert "point" not in one_turn(qa, record, config, rng)[0]
+
+
+@pytest.mark.parametrize(("of_evaluation", "of_training"), [
+    ("eval_short_answer", "vqa2"), ("eval_multiple_choice", "a_okvqa_mc"),
+    ("video_eval_short_answer", "video_short_answer"),
+    ("video_eval_multiple_choice", "video_multiple_choice"),
+])
+def test_a_style_of_evaluation_is_read_as_the_one_that_training_has(of_evaluation, of_training):
+    record = parse({"annotations": [{"type": "qa", "style": of_evaluation, "question": "?",
+                                     "answer": "a"}]})
+    assert record["annotations"][0]["style"] == of_training
+
+
+def test_subtitles_are_read_within_a_second_of_a_frame_and_from_the_start_of_the_clip():
+    lines = [(0.0, 3.9, "before"), (1.0, 4.1, "at"), (6.1, 7.0, "behind"), (5.9, 7.0, "until")]
+    assert subtitle_text(lines, [5.0]) == "subtitle\n1.0 - 4.1 at\n5.9 - 7.0 until\n"
+    shifted = shift_subtitles(lines, 4.0)
+    assert shifted[0] == (0.0, pytest.approx(0.1), "at")
+    assert len(shifted) == 3

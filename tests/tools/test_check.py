@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from records.media import probe
 from tests.records.numbered import make_video
 from tests.records.samples import CAPTION, GOOD, POINT, QA, VIDEO_POINT, image, turn, video, write
 from tools import check
@@ -99,6 +100,7 @@ def test_check_opens_the_files_only_when_told_to(tmp_path, run, decode):
     (tmp_path / "folder.png").mkdir()
     sha256 = hashlib.sha256(coins).hexdigest()
     bunny = {"path": "bigbuckbunny.mp4"}
+    bunny_s = probe(MEDIA / "bigbuckbunny.mp4").duration
     late = {**VIDEO_POINT, "points": [{"x": 4, "y": 2, "t": 8}]}
 
     def pixel(y, t=1):
@@ -118,6 +120,7 @@ def test_check_opens_the_files_only_when_told_to(tmp_path, run, decode):
         ("other than declared", image(CAPTION, image={"path": "coins.png", "width": 3,
                                                       "height": 3})),
         ("other than declared", video(CAPTION, video={**bunny, "duration": 9})),
+        ("", video(CAPTION, video={**bunny, "duration": bunny_s + 0.4})),
         ("wrong record", video(pixel(730), video=bunny)),
         ("", video(pixel(715), video=bunny)),
         *(("wrong record" if y > 303 else "", video(pixel(y, t=0), video={

@@ -47,6 +47,7 @@ def clip(tmp_path_factory):
     return ["--data", records.path, "--media", MEDIA, "--masks", masks]
 
 
+@pytest.mark.slow
 def test_scores_by_frames_are_a_table_and_part_of_the_json(call, clip):
     status, out, _, rows = call(*clip, "--frames", 2, "--frames", 3, "--max-new", 3)
     assert status == 0
@@ -65,6 +66,7 @@ def test_scores_by_frames_are_a_table_and_part_of_the_json(call, clip):
     assert {len(row["times"]) for row in rows} == {15}   # for a track, five a second
 
 
+@pytest.mark.slow
 def test_several_files_are_scored_apart(call, clip, tmp_path):
     photos = MEDIA / "records.jsonl"
     flags = ["--media", MEDIA, "--frames", 2, "--max-new", 3]

@@ -112,3 +112,9 @@ def test_the_4b_with_adapters_fits_a_card_of_24_gb(capsys):
     text, _ = printed(capsys, "--stage 2 --preset 4b --lora 16 --micro-batch 1 "
                               "--data.max_tokens=2560")
     assert " 24 GB: fits" in text
+
+
+def test_heads_and_keys_that_are_exchanged_take_a_communicator_each():
+    config = config_of(SMALL, pack_crops=32, max_tokens=512, activation_checkpointing=True)
+    both = memory.count(replace(config, cp=4, cp_heads=2), torch.bfloat16, gpus=4).parts
+    assert both["NCCL's buffers"] == 4 * memory.NCCL_BUFFERS       # of all, of a row, of these two

@@ -16,6 +16,7 @@ import attention
 import data
 import train
 import vision
+from records.errors import plural
 from tests.test_layout import ROOT
 from tools import view
 from training.config import parse
@@ -78,7 +79,7 @@ def test_every_part_is_there_word_for_word_with_its_weights(flags):
     row, _, page = make_row(*flags)
     expected = ""
     for example in row.examples:
-        for start, stop in example.parts():
+        for start, stop in view.find_parts(example):
             tokens = example.tokens[start:stop]
             expected += row.tokenizer.decode(tokens[example.bidir[start:stop] == 0].tolist())
     weights = row.batch.weights[0].numpy()
@@ -89,6 +90,9 @@ def test_every_part_is_there_word_for_word_with_its_weights(flags):
         shown[first : last + 1] = float((re.findall("<sup>(.*)</sup>", inner) or [0])[0])
     assert text == expected
     assert np.allclose(shown, weights, rtol=1e-3, atol=0)
+    for example in row.examples:
+        annotations = plural(example.n_branches, "annotation")
+        assert f"{annotations}, {example.dropped_branches} left out, weight" in page
     assert f"<dd>{weights.sum(dtype='f8'):.6g}</dd>" in page
     assert f"<dd>{sum(len(x.tokens) for x in row.examples)} of {len(weights)}, " in page
 
@@ -187,4 +191,5 @@ def test_a_step_without_a_run_is_refused(tmp_path, capsys):
 ])
 def test_the_parts_of_an_example_are_its_trunk_and_its_branches(lengths, parts):
     branches = [data.Branch([([5] * n, False), ([0], False)]) for n in lengths]
-    assert data.layout([1] * 4, [False] * 4, branches, data.DataConfig()).parts() == parts
+    example = data.layout([1] * 4, [False] * 4, branches, data.DataConfig())
+    assert view.find_parts(example) == parts

@@ -71,6 +71,7 @@ def test_a_missing_field_of_a_config_takes_its_default(run):
     assert files.load(run).config == CONFIG
 
 
+@pytest.mark.slow
 def test_a_model_is_asked_by_a_process_that_lacks_the_extra_packages(tmp_path):
     script = f"""
 import sys

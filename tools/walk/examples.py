@@ -17,6 +17,7 @@ import model as models
 import packing
 from records.parse import parse
 from text.tokenizer import ByteTokenizer
+from tools import view
 from vision import VisionConfig
 
 ROW = 112  # tokens of a row
@@ -125,7 +126,7 @@ def find_parts(examples, tokens=None):
     parts = []
     place = 0
     for x in examples:
-        for number, (start, stop) in enumerate(x.parts()):
+        for number, (start, stop) in enumerate(view.find_parts(x)):
             name = "text" if x.id == "text" else f"{x.id}: trunk"
             if number:
                 word = TOKENIZER.decode(x.tokens[start + 2 : start + 3])  # after "user\n"

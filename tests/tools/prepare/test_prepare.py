@@ -13,6 +13,7 @@ from stages import stage1, stage2
 from tests.tools.prepare.cases import messages
 from tests.tools.prepare.command import prepare
 from tools.prepare import __main__ as command
+from tools.prepare import annotations
 from tools.prepare.sets import SETS
 from training.sources import published
 
@@ -133,3 +134,10 @@ def test_the_pages_prepare_every_set_under_the_names_of_the_recipes():
     missing = Counter(group["group"] for group in groups for member in group["data"]
                       if Path(member["path"]).parent.name not in written)
     assert missing == {"video_academic": 30, "image_academic": 9, "hardcodes": 1}
+
+
+def test_a_question_has_at_most_as_many_options_as_the_alphabet_has_letters():
+    options = [f"option {k}" for k in range(27)]
+    assert annotations.choice("?", "user_qa", options[:26], 25)["answer_idx"] == 25
+    with pytest.raises(annotations.Skip, match="no right option among 2 to 26"):
+        annotations.choice("?", "user_qa", options, 0)
