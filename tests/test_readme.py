@@ -182,7 +182,7 @@ def test_commands_parse(command):
     ("README.md",
      "python -m tools.generate --model toy --prompt \"pointing: any shape\" --draw points.png",
      '<points coords="1 1 350 750 2 800 200 3 800 850">any shape</points>'),
-    ("docs/records.md",
+    ("docs/convert.md",
      "python -m tools.convert tests/conformance/sharegpt.json runs/chats.jsonl --media tests/media",
      '{"rows": 4, "records": 4, "skipped": {}}'),
 ])
