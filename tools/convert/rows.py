@@ -15,8 +15,8 @@ NOTHING = (None, "", [], {}, [""], [None])  # in tables, the fields that other r
 TELLING = re.compile(
     "(?<![a-z])(?i:image|img|picture|photo|pixel|video|vid|frame|media|file|audio|sound|speech|clip"
     "|pdf|depth|point|box|bbox|object|region|mask|annotation|label|weight|loss|train|answer"
-    "|response|output|completion|chosen|reject|rejected|target|solution|truth|reasoning|thinking|tool)"
-    "(?:e?s)?(?![a-z])")
+    "|response|output|completion|chosen|reject|rejected|target|solution|truth|reasoning|thinking"
+    "|tool)(?:e?s)?(?![a-z])")
 
 
 class Report:
