@@ -30,7 +30,7 @@ HELPS = [*COMMANDS, *(f"tools.bench {name}" for name in bench.COMMANDS),
 pytestmark = pytest.mark.filterwarnings("ignore:.*found in sys.modules")  # of runpy
 
 # Examples that CI does not run: they need downloads, masks or extras, or other tests run them.
-NOT_RUN = ("tools.hf import ", "tools.hf base ", "tools.hf export toy ",
+NOT_RUN = ("tools.hf import ", "tools.hf base ", "tools.hf export toy ", "tools.j_and_f ",
            "tools.prepare pixmo-count ")
 
 MISTAKES = {                         # {command: (flags, words of the sentence)}
