@@ -93,12 +93,9 @@ def own_folder(out, command, inputs=(), besides=()):
 
 
 def open_device(name):
-    """-> torch.device, and makes a GPU the current one; under torchrun it is that of the local
-    rank. ValueError if torch cannot use the device."""
+    """-> torch.device, see device_of_rank. ValueError if torch cannot use it."""
     with explained(f"--device {name}"):
         device = device_of_rank(name)
-        if device.type == "cuda" and device.index is not None:
-            torch.cuda.set_device(device)
         torch.zeros(1, device=device)
     return device
 

@@ -75,6 +75,7 @@ def test_under_torchrun_every_command_uses_the_gpu_of_its_local_rank(monkeypatch
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    monkeypatch.setattr(torch, "zeros", lambda n, device: None)
     monkeypatch.setattr(evaluate, "join_ranks", join)
     used.append(pick_device(parse([*TINY, "--device", "cuda"])[1])[0])
     for name in ("cuda", "cuda:0", "cpu"):
