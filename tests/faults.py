@@ -3,8 +3,8 @@
     python -m tests.faults [WORD ..]     # plants them in a copy of the repository, one at a time
 
 Words choose files: `attention text/`. Each fault is tested in a fork of this process, which has
-imported torch, so that a fault costs seconds. Prints which test failed and how long it took; exit
-status 1 if a fault went unnoticed. Run it by hand after tests were changed or removed: a suite that
+imported torch, so that a fault costs seconds. First the tests must pass without any fault. Prints
+which test failed and how long it took; exit status 1 if a fault went unnoticed. Run it by hand after tests were changed or removed: a suite that
 notices fewer faults has lost something.
 """
 
@@ -468,9 +468,9 @@ FAULTS = [Fault(file, old, new, *(others or [tests]), marks)
           for file, (tests, *changes) in table.items() for old, new, *others in changes]
 
 
-def run_tests(fault, repository, log):
-    """pytest in a fork, with its output in a file -> exit status (1: a test failed), seconds of CPU
-    of all processes."""
+def run_tests(tests, marks, repository):
+    """pytest in a fork -> the test that failed, or "", and seconds of CPU of all processes."""
+    log = repository / "faults.txt"
     pid = os.fork()
     if not pid:
         handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -482,8 +482,8 @@ def run_tests(fault, repository, log):
         sys.modules.pop("tests")  # of this checkout
         status = 99
         try:
-            options = ["-q", "-x", "-m", fault.marks, "-p", "no:cacheprovider"]
-            status = sys.modules["pytest"].main([*options, *fault.tests.split()])
+            options = ["-q", "-x", "-m", marks, "-p", "no:cacheprovider"]
+            status = sys.modules["pytest"].main([*options, *tests.split()])
         finally:
             sys.stdout.flush()
             os._exit(status)
@@ -491,11 +491,13 @@ def run_tests(fault, repository, log):
     while time.monotonic() < end:
         done, status, used = os.wait4(pid, os.WNOHANG)
         if done:
-            return os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime
+            failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", log.read_text(), re.MULTILINE)
+            has_failed = failed and os.waitstatus_to_exitcode(status) == 1
+            return failed[0] if has_failed else "", used.ru_utime + used.ru_stime
         time.sleep(0.05)
     os.killpg(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    return None, SECONDS
+    return "", SECONDS
 
 
 def check(fault, repository):
@@ -505,11 +507,9 @@ def check(fault, repository):
     text = path.read_text(encoding="utf-8")
     assert text.count(fault.old) == 1, f"{fault.file} does not hold {fault.old!r} exactly once"
     path.write_text(text.replace(fault.old, fault.new), encoding="utf-8")
-    log = repository / "faults.txt"
-    status, seconds = run_tests(fault, repository, log)
+    found = run_tests(fault.tests, fault.marks, repository)
     path.write_text(text, encoding="utf-8")
-    failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", log.read_text(encoding="utf-8"), re.MULTILINE)
-    return failed[0] if failed and status == 1 else "", seconds
+    return found
 
 
 def main(words):
@@ -523,6 +523,9 @@ def main(words):
         repository = Path(folder) / "repository"
         ignored = shutil.ignore_patterns(".git", "runs", "__pycache__")
         shutil.copytree(ROOT, repository, ignore=ignored)
+        for tests, marks in dict.fromkeys((fault.tests, fault.marks) for fault in chosen):
+            if test := run_tests(tests, marks, repository)[0]:
+                raise SystemExit(f"{test} fails without any fault")
         for fault in chosen:
             test, seconds = check(fault, repository)
             unnoticed += not test
