@@ -4,8 +4,8 @@
 
 Words choose files: `attention text/`. Each fault is tested in a fork of this process, which has
 imported torch, so that a fault costs seconds. First the tests must pass without any fault. Prints
-which test failed and how long it took; exit status 1 if a fault went unnoticed. Run it by hand after tests were changed or removed: a suite that
-notices fewer faults has lost something.
+which test failed and how long it took; exit status 1 if a fault went unnoticed. Run it by hand
+after tests were changed or removed: a suite that notices fewer faults has lost something.
 """
 
 import os
