@@ -12,6 +12,7 @@ which is checked before they are timed.
             else chunks of documents
 """
 
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate, pairwise
 from statistics import fmean, median
@@ -20,16 +21,16 @@ from typing import NamedTuple
 import torch
 
 import attention
-import data
 import packing
 from tools.bench.measure import clock, relative_error, run_rounds, spread
-from tools.bench.stream import recipe, stream
-from tools.command import positive, print_table
-from training.config import UserError
+from tools.bench.peers import SMALL
+from tools.bench.step_cases import stream_case
+from tools.bench.stream import Recipe, recipe
+from tools.command import positive, print_table, whole_number
 
-VISUAL_PERIOD = 88  # tokens of a frame, its markers and the text of its time
-VISUAL_TOKENS = 83  # of these, the frame and its markers
 TIMES = ("mask", "forward", "both")  # seconds; both: forward and backward
+# patches of one pixel: the tokens are those of real crops, and pixels do not matter
+SHAPE = replace(SMALL, vision=replace(SMALL.vision, patch=1))
 
 
 class Row(NamedTuple):
@@ -39,34 +40,18 @@ class Row(NamedTuple):
     starts: list  # one more than there are examples
 
 
-def packed_row(sizes, tokens, device="cpu"):
-    """[ExampleSize, ..] -> Row of so many tokens. Visual tokens are 83 of every 88 in a trunk; an
-    example of text alone has none."""
-    config = data.DataConfig()
-    examples = []
-    for size in sizes:
-        is_visual = [k > 0 and k % VISUAL_PERIOD < VISUAL_TOKENS and size.crops > 0
-                     for k in range(size.trunk)]
-        branches = [data.Branch([([0] * n, False), ([0], False)]) for n in size.branches]
-        examples.append(data.layout([0] * size.trunk, is_visual, branches, config))
-    batch = packing.collate([examples], tokens, config.vision).to(device)
-    starts = list(accumulate((size.tokens for size in sizes), initial=0))
-    return Row(batch.visible_until, batch.bidir, starts)
-
-
 def rows(tokens, count, device="cpu"):
-    """The first packs of the stream that fill at least 0.8 of a row -> [Row, ..]."""
+    """Packed rows of the stream of that many tokens, with crops in proportion -> [Row, ..]."""
     stage = 3 if tokens >= recipe(3).max_tokens else 2
     limits = recipe(stage)
-    max_crops = max(limits.max_crops * tokens // limits.max_tokens, 1)
-    examples = stream(stage, 400, seed=0)
-    sizes = [(e.tokens, e.crops) for e in examples]
-    planner = packing.Planner(sizes, tokens, max_crops)
-    packs = [[examples[e.index] for e in pack] for pack in planner]
-    full = [pack for pack in packs if sum(e.tokens for e in pack) >= 0.8 * tokens]
-    if len(full) < count:
-        raise UserError(f"--tokens {tokens}: the stream fills fewer than {count} such rows.")
-    return [packed_row(pack, tokens, device) for pack in full[:count]]
+    n_crops = max(limits.max_crops * tokens // limits.max_tokens, 1)
+    case = stream_case(SHAPE, count, stage, Recipe(tokens, n_crops, n_crops))
+    found = []
+    for examples in case.rows:
+        batch = packing.collate([examples], tokens, SHAPE.vision).to(device)
+        starts = list(accumulate((len(x.tokens) for x in examples), initial=0))
+        found.append(Row(batch.visible_until, batch.bidir, starts))
+    return found
 
 
 # A way to attend is a function: Row -> function (q (1,T,H,D), k and v (1,T,G,D)) -> (1,T,H,D).
@@ -165,7 +150,8 @@ def bench_row_length(tokens, args):
 
 def add_arguments(parser):
     add = parser.add_argument
-    add("--tokens", type=positive, nargs="+", default=[4096, 16384], help="tokens of a row")
+    add("--tokens", type=whole_number(512), nargs="+", default=[4096, 16384],
+        help="tokens of a row")
     add("--rows", type=positive, default=3, help="rows of each length")
     add("--dtype", choices=("float32", "bfloat16"), default="float32", help="of q, k and v")
     add("--rounds", type=positive, default=5, help="measurements of each row")

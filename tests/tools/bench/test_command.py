@@ -44,7 +44,7 @@ def test_a_table_shows_four_digits_and_the_range_of_ratios(capsys):
 
 @pytest.mark.parametrize(("flags", "message"), [
     ("pack --n 0", "argument --n: 0 must be at least 1"),
-    ("attend --tokens 3", "--tokens 3: the stream fills fewer than 3 such rows"),
+    ("attend --tokens 3", "argument --tokens: 3 must be at least 512"),
     ("step --cases image", "pip install -r requirements-dev.txt"),
     *((f"{name} --device cuda:99", "--device cuda:99 cannot be used")
       for name in ("step", "attend", "generate", "load")),
