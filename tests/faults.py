@@ -190,7 +190,7 @@ FAST = {
         ("if end >= clip_start:", "if True:"),
     ],
     "records/parse.py": [
-        "tests/text/test_point_prompts.py tests/text/test_prompts.py tests/records/test_boxes.py",
+        "tests/text/test_prompts.py tests/records/test_boxes.py",
         ('"percent": (100, 100)', '"percent": (1000, 1000)'),
         ('"cxcywh": lambda x, y, w, h: [x - w / 2,', '"cxcywh": lambda x, y, w, h: [x - w,'),
     ],
