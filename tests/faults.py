@@ -394,6 +394,7 @@ SLOW = {
         ("cp, mesh.cp.get_local_rank(), of_all, of_row)", "cp, 0, of_all, of_row)"),
     ],
     "tools/bench/attend.py": [
+        "tests/tools/bench/test_bench.py",
         ("mask) for at, mask in parts]", "None) for at, mask in parts]"),
         ("if off > tolerance:", "if off > 1:"),
     ],
