@@ -47,11 +47,10 @@ class Sampling:
 GREEDY = Sampling()
 
 
-def evaluation_config(config, max_crops=None, max_frames=None):
+def evaluation_config(config, max_frames=None):
     """The DataConfig of training -> the one of inference (docs/molmo2.md 2.4, 14): as many crops
     of an image as training has shown, 20 images and 384 frames, unless training had more."""
-    return replace(config, max_crops=max_crops or config.most_crops(),
-                   max_images=max(config.max_images, 20),
+    return replace(config, max_crops=config.most_crops(), max_images=max(config.max_images, 20),
                    max_frames=max_frames or max(config.max_frames, 384))
 
 

@@ -20,7 +20,7 @@ CASES = json.loads((CONFORMANCE / "attention_mask.json").read_text())["cases"]
 # im_start im_end im_patch im_col low_res_im_start im_low frame_start frame_end, ids of the cases
 VISUAL = [512, 513, 514, 515, 516, 518, 519, 520]
 STARTS = [516, 519]                          # low_res_im_start, frame_start: a new image or frame
-PACKS = 200
+PACKS = 50
 
 
 # --------------------------------------------------------------------------------------------------
@@ -54,13 +54,11 @@ def random_row(rng, T):
 
 def until_of(doc, branch):
     """The place where each token's example (trunk) or branch ends; padding ends with the row."""
-    until = [len(doc)] * len(doc)
-    for k in range(len(doc)):
-        if doc[k] >= 0:
-            mine = [q for q in range(k, len(doc))
-                    if doc[q] == doc[k] and (branch[k] == 0 or branch[q] == branch[k])]
-            until[k] = mine[-1] + 1
-    return until
+    ends = {}
+    for place, key in enumerate(zip(doc, branch, strict=True), 1):
+        ends |= {key[0]: place, key: place}
+    return [len(doc) if key[0] < 0 else ends[key if key[1] else key[0]]
+            for key in zip(doc, branch, strict=True)]
 
 
 def pack(rng, B, T):
@@ -193,10 +191,10 @@ def test_no_row_is_empty_and_padding_sees_padding_only(official_row):
     assert not mask[tokens == -1][:, tokens != -1].any()
 
 
-def test_two_integers_give_the_rule_of_three_on_100000_random_rows():
+def test_two_integers_give_the_rule_of_three_on_20000_random_rows():
     rng = random.Random(0)
     seen = set()
-    for _ in range(100):
+    for _ in range(20):
         until, bidir, expected = pack(rng, 1000, 16)
         assert torch.equal(attention.allow(until, bidir), expected)
         seen |= {("images", int(bidir.max())), ("branches", len(until.unique()))}
@@ -388,35 +386,23 @@ def test_block_lists_equal_what_the_rule_allows_block_by_block(T, size, every):
     assert (kinds > 0).all() or T == 6       # six tokens lie in one block of eight, never whole
 
 
-needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="compiling needs C++")
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("device", [pytest.param("cpu", marks=needs_compiler),
-                                    pytest.param("cuda", marks=needs_cuda)])
-def test_flex_attention_equals_the_formula_and_is_compiled_once(device):
-    """200 packs. Forward in float32, on CUDA backward too: it has none on a CPU."""
+@pytest.mark.skipif(not shutil.which("g++"), reason="compiling needs C++")
+def test_flex_attention_equals_the_formula_and_is_compiled_once():
+    """Forward of 50 packs; FlexAttention has no backward on a CPU. tests/test_cuda.py has both."""
     rng = random.Random(0)
     attend = torch.compiler.disable(attention.attend)    # as a compiled model calls it
     before = counters["stats"]["unique_graphs"]
     for _ in range(PACKS):
         until, bidir, allowed = pack(rng, 1, 300)
-        given = inputs(rng, 1, 300, torch.float32, 32)
-        moved = [x.detach().to(device).requires_grad_(device == "cuda") for x in given]
-        mask = attention.block_mask(until.to(device), bidir.to(device))
-        out, expected = attend(*moved, mask), formula(*given, allowed)
-        atol = 2e-5 if device == "cpu" else 5e-3         # TF32
-        torch.testing.assert_close(out.cpu().double(), expected, rtol=0, atol=atol)
-        if device == "cuda":
-            found, wanted = with_gradients(out, moved), with_gradients(expected, given)
-            for a, b in zip(found[1:], wanted[1:], strict=True):
-                torch.testing.assert_close(a.cpu().double(), b.double(), rtol=0, atol=5e-2)
+        given = [x.detach() for x in inputs(rng, 1, 300, torch.float32, 32)]
+        out = attend(*given, attention.block_mask(until, bidir))
+        torch.testing.assert_close(out.double(), formula(*given, allowed), rtol=0, atol=2e-5)
     assert counters["stats"]["unique_graphs"] == before + 1
     # of another length, where no more may be compiled: an error, and not all T x T scores
-    mask = attention.block_mask(until[:, :200].clamp(max=200).to(device), bidir[:, :200].to(device))
+    mask = attention.block_mask(until[:, :200].clamp(max=200), bidir[:, :200])
     with torch._dynamo.config.patch(recompile_limit=1), pytest.raises(FailOnRecompileLimitHit):
-        attend(*(x[:, :200] for x in moved), mask)
+        attend(*(x[:, :200] for x in given), mask)
 
 
 def test_packed_rows_go_to_flex_attention_where_it_can_be_compiled(monkeypatch):

@@ -79,14 +79,14 @@ def check_tree(example, whole):
         assert (example.visible_until[part] == part.stop).all()
 
 
-def test_size_equals_what_encode_gives_on_a_thousand_records_of_all_kinds(folder):
+def test_size_equals_what_encode_gives_on_150_records_of_all_kinds(folder):
     """With random limits: no visual token is cut, and tokens in = laid out + dropped."""
     rng = np.random.default_rng(1)
-    records = open_records(folder, *(random_record(rng) for _ in range(1000)))
-    assert len(list(records)) == 1000
+    records = open_records(folder, *(random_record(rng) for _ in range(150)))
+    assert len(list(records)) == 150
     kinds = set()
     n_dropped = 0
-    for i in range(1000):
+    for i in range(150):
         record = records[i]
         config = replace(
             CONFIG, max_tokens=int(rng.integers(40, 1500)), max_frames=int(rng.integers(1, 9)),
@@ -110,7 +110,7 @@ def test_size_equals_what_encode_gives_on_a_thousand_records_of_all_kinds(folder
         kinds.add(medium(record))
         n_dropped += example.dropped_branches
     assert kinds == {"video", "images", "image", "text"}
-    assert n_dropped > 100
+    assert n_dropped > 15
 
 
 def test_three_images_in_ten_with_points_have_up_to_24_crops(tmp_path):
@@ -210,6 +210,8 @@ def test_too_many_points_cost_their_annotation_and_tracks_have_no_such_limit(fol
     example = encoded(folder, image(crowd, caption, image="0.png"))
     assert example.dropped_branches == 1
     assert "caption" in BYTES.decode(example.tokens)
+    example = encoded(folder, image({**crowd, "points": points[:60]}, image="0.png"))
+    assert example.dropped_branches == 0
     points = [{"t": 0.5, "id": k, "x": k, "y": k} for k in range(61)]
     track = {"type": "track", "label": "dot", "coords": "percent", "points": points}
     video = {"frames": GREY_FRAMES[:3], "fps": 2.0}
@@ -281,6 +283,8 @@ def test_the_largest_example_fills_a_row(crops):
     assert np.array_equal(example.pool_dst, np.arange(1, 1 + n_visual))
     patches = np.sort(example.pool_src[example.pool_src >= 0])
     assert np.array_equal(patches, np.arange(4 * n_visual))      # each patch at most once
+    per_image = 1 + CONFIG.most_crops()                          # with its low-resolution view
+    assert np.array_equal(example.image_id, np.arange(crops) // per_image)
     parts = [largest_example(CONFIG, crops, 384, parallel.CropShard(rank, 3, 0, crops))
              for rank in range(3)]
     assert sum(len(part.images) for part in parts) == crops
@@ -357,7 +361,7 @@ def recorded(calls, function, measure):
     return call
 
 
-@pytest.mark.parametrize("cp_size", [1, 2, 3, 5])
+@pytest.mark.parametrize("cp_size", [2, 5])
 def test_the_ranks_of_a_group_decode_every_crop_exactly_once(folder, cp_size, monkeypatch):
     inputs = [{"video": {"path": VIDEO, "start": 1.0, "end": 4.0}},
               {"video": {"frames": GREY_FRAMES, "fps": 2}},

@@ -267,6 +267,62 @@ def test_under_autocast_attention_is_given_bfloat16(family, monkeypatch):
 
 
 # --------------------------------------------------------------------------------------------------
+# training
+
+
+@pytest.mark.parametrize(("residual", "response"), [(0.0, 0.25), (0.25, 0.0)])
+def test_dropout_applies_to_the_positions_of_its_stage(residual, response):
+    """Stage 1: only positions whose target has loss; stages 2 and 3: all. The mean is kept."""
+    torch.manual_seed(0)
+    has_loss = torch.arange(64) % 2 == 0
+    x = models.dropout(residual, response, has_loss[None])(torch.ones(1, 64, 4096))[0]
+    assert torch.equal(x[~has_loss] == 1, torch.full((32, 4096), residual == 0))
+    assert abs(float((x[has_loss] == 0).float().mean()) - 0.25) < 0.01
+    assert abs(float(x.mean()) - 1) < 0.01
+    assert float(x.max()) == pytest.approx(1 / 0.75)
+
+
+def test_dropout_has_the_rates_of_training_where_a_batch_has_loss(monkeypatch):
+    given = []
+    model = models.Molmo2(config_of("qwen"))
+    model.residual_dropout, model.response_dropout = 0.1, 0.2
+    monkeypatch.setattr(models, "dropout", lambda *rates: given.append(rates) or (lambda x: x))
+    with torch.no_grad():
+        model.train().hidden(batch())
+        model.eval().hidden(batch())
+    (residual, response, has_loss), (*in_evaluation, _) = given
+    assert (residual, response) == (0.1, 0.2)
+    assert torch.equal(has_loss, batch().weights > 0)
+    assert not has_loss.all()
+    assert in_evaluation == [0, 0]
+
+
+@pytest.mark.parametrize("init_std", [0.0, 0.02])
+def test_new_weights_have_the_standard_deviation_of_the_config_or_of_their_inputs(init_std):
+    torch.manual_seed(0)
+    vision = replace(models.TOY_VISION, neighbor_init=False)
+    model = models.Molmo2(replace(models.PRESETS["toy"], init_std=init_std, vision=vision))
+    for name, p in model.init_weights().named_parameters():
+        if p.dim() == 1:
+            assert torch.equal(p, torch.full_like(p, "norm.weight" in name)), name
+        else:
+            of_inputs = 1.0 if name in ("embedding.weight", "extra.weight") else p.shape[1] ** -0.5
+            expected = 0.02 if name == "vision.vit.pos" else init_std or of_inputs
+            assert float(p.detach().std()) == pytest.approx(expected, rel=0.1), name
+
+
+def test_special_tokens_learn_with_the_connector():
+    model = models.Molmo2(config_of("qwen"))
+    name_of = {id(p): name for name, p in model.named_parameters()}
+    starts = {part: {".".join(name_of[id(p)].split(".")[:2]) for p in parameters}
+              for part, parameters in model.parameter_groups().items()}
+    assert starts["vit"] == {"vision.vit"}
+    assert starts["connector"] == {"vision.pool", "vision.projector", "extra.weight"}
+    assert not starts["llm"] & (starts["vit"] | starts["connector"])
+    assert sum(map(len, model.parameter_groups().values())) == len(name_of)
+
+
+# --------------------------------------------------------------------------------------------------
 # RoPE
 
 

@@ -3,7 +3,10 @@ rows hold."""
 
 import functools
 import itertools
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -323,6 +326,10 @@ def test_images_are_shared_out_within_one_image_of_even(cp):
         assert abs(loads - total / cp).max() <= n_crops.max()
 
 
+def test_the_rank_of_an_image_is_that_of_its_middle():
+    assert parallel.CropShard(0, 2, 0, 10).ranks([6, 4]).tolist() == [0, 1]
+
+
 def n_crops_in(batch):
     """Without the blank ones; random images have no crop of zeros."""
     return int(batch.images.flatten(1).any(1).sum())
@@ -378,6 +385,76 @@ def test_the_shards_of_a_batch_are_the_batch(kind, cp, cp_heads):
         of_rank.index_add_(0, shard.pool_dst, torch.cat(arriving))
         found[:, rank] = of_rank.view(len(rows), T // cp)
     assert torch.equal(found.view(len(rows), T), expected.view(len(rows), T)[:, places])
+
+
+class Group:
+    """n ranks that are threads, in place of a group of torch.distributed."""
+
+    def __init__(self, n):
+        self.n = n
+        self.barrier = threading.Barrier(n, timeout=60)
+        self.given = [()] * n
+        self.own = threading.local()         # .rank: of a thread
+
+    def exchange(self, parts):
+        """Of each rank the part for every rank -> what all have for this one."""
+        self.given[self.own.rank] = list(parts)
+        self.barrier.wait()
+        found = [of_rank[self.own.rank] for of_rank in self.given]
+        self.barrier.wait()
+        return found
+
+
+def exchange_heads(out, x, received=None, sent=None, group=None):
+    out.copy_(torch.cat(group.exchange(x.split(sent or len(x) // group.n))))
+
+
+def gather(outs, x, group):
+    for out, part in zip(outs, group.exchange([x] * group.n), strict=True):
+        out.copy_(part)
+
+
+def reduce_scatter(out, parts, group):
+    out.copy_(sum(group.exchange(parts)))
+
+
+THREADS = SimpleNamespace(all_to_all_single=exchange_heads, all_gather=gather,
+                          reduce_scatter=reduce_scatter, get_world_size=lambda group: group.n)
+
+
+@pytest.mark.parametrize(("cp", "cp_heads"), [(4, 4), (2, 1), (4, 2)])
+def test_ranks_that_share_rows_give_loss_and_gradients_of_one(monkeypatch, cp, cp_heads):
+    """Ranks are threads. Heads are exchanged, keys gathered, or both; with more ranks than kv
+    heads."""
+    monkeypatch.setattr(parallel, "dist", THREADS)
+    rows = packs_of("mixed")[:3:2]
+    weight = weight_of(rows)
+    alone = new_model()
+    expected_loss = forward_backward(alone, packing.collate(rows, T, VISION), weight)
+    of_row = Group(cp)
+    of_heads = [Group(cp_heads) for _ in range(cp // cp_heads)]
+    of_keys = [Group(cp // cp_heads) for _ in range(cp_heads)]
+
+    def work(rank):
+        model = models_of_ranks[rank]
+        row_number, number = divmod(rank, cp_heads)
+        of_row.own.rank, of_heads[row_number].own.rank = rank, number
+        of_keys[number].own.rank = row_number
+        model.route = parallel.dispatch_route(of_row)
+        if cp > cp_heads:
+            model.attend = parallel.gathered(model.attend, of_keys[number])
+        if cp_heads > 1:
+            model.attend = parallel.ulysses(model.attend, of_heads[row_number])
+        return forward_backward(model, shard_of_rank(rows, rank, cp, cp_heads=cp_heads), weight)
+
+    models_of_ranks = [new_model() for _ in range(cp)]
+    with ThreadPoolExecutor(cp) as pool:
+        losses = list(pool.map(work, range(cp)))
+    assert sum(losses) == pytest.approx(expected_loss, rel=1e-5)
+    for p, *of_ranks in zip(alone.parameters(), *(m.parameters() for m in models_of_ranks),
+                            strict=True):
+        gradient = sum(q.grad for q in of_ranks if q.grad is not None)
+        assert float((gradient - p.grad).norm()) < 1e-4 * float(p.grad.norm()) + 1e-6
 
 
 def test_one_process_needs_no_exchange():

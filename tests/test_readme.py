@@ -2,18 +2,21 @@
 CI runs the commands themselves (.ci/run)."""
 
 import ast
+import contextlib
 import json
 import re
 import runpy
 import shlex
 import subprocess
+import sys
 from collections import Counter
 
 import pytest
 
 from records.check import TABLES, WORDS
 from records.parse import parse
-from tests.test_layout import ROOT, SKIPPED_FOLDERS, TOP_LEVEL, Repository
+from tests.test_layout import ROOT, SKIPPED_FOLDERS, TOP_LEVEL, module, reached
+from tests.test_layout import TEXTS as SOURCES
 from training import config
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -21,7 +24,7 @@ TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for
 README = TEXTS["README.md"]
 CI = runpy.run_path(str(ROOT / ".ci" / "readme.py"))
 MARKDOWN = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-REPOSITORY = Repository(ROOT)
+FLAGS_OF_TRAINING = config.make_parser().format_help()
 COMMANDS = [command for page in MARKDOWN for command in CI["commands"](page)]
 FACT = re.compile(r"docs/molmo2\.md (\d+(?:\.\d+)?b?)")      # a section of the page, in comments
 
@@ -154,15 +157,51 @@ def test_commands_parse(command):
         if "--stage" in words:
             config.parse(words[words.index("--stage") :])
     elif words[:2] == ["python", "-m"] and words[2] != "pytest":
-        start = REPOSITORY.module(f"{words[2]}.__main__") or REPOSITORY.module(words[2])
+        start = module(f"{words[2]}.__main__") or module(words[2])
         assert start, f"no module {words[2]}"
-        reached = REPOSITORY.reached(start, with_functions=True)
-        flags_of_training = config.make_parser().format_help()
-        source = "\n".join(REPOSITORY.sources[path].text for path in reached)
+        source = "\n".join(SOURCES[path] for path in reached(start))
         for flag in (word.split("=")[0] for word in words if word.startswith("--")):
-            in_config = f"--{flag[2:].replace('-', '_')}" in flags_of_training
+            in_config = f"--{flag[2:].replace('-', '_')}" in FLAGS_OF_TRAINING
             in_source = f'"{flag}"' in source or f'"{flag.replace("--no-", "--")}"' in source
             assert in_config or in_source, f"{words[2]} has no flag {flag}"
+
+
+@pytest.mark.parametrize(("page", "command", "printed"), [
+    ("README.md",
+     "python -m tools.generate --model toy --prompt \"pointing: any shape\" --draw points.png",
+     '<points coords="1 1 350 750 2 800 200 3 800 850">any shape</points>'),
+    ("docs/convert.md",
+     "python -m tools.convert tests/conformance/sharegpt.json runs/chats.jsonl --media tests/media",
+     '{"rows": 4, "records": 4, "skipped": {}}'),
+])
+def test_a_command_prints_what_its_page_shows(page, command, printed, tmp_path, monkeypatch,
+                                              capsys):
+    assert command in CI["commands"](ROOT / page)
+    assert printed in TEXTS[page]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    _, _, module, *words = shlex.split(command)
+    words = [word.replace("tests/", f"{ROOT}/tests/") for word in words]
+    monkeypatch.setattr(sys, "argv", [module, *words])
+    with contextlib.suppress(SystemExit):
+        runpy.run_module(module, run_name="__main__", alter_sys=False)
+    assert printed in capsys.readouterr().out
+
+
+# what the process of the first answer would only lose time with
+NOT_NEEDED = ("train", "tools.bench", "evaluation.evaluate", "evaluation.report", "training.loader",
+              "training.setup", "transformers", "scipy", "safetensors", "tokenizers", "pyarrow")
+
+
+@pytest.mark.slow
+def test_the_process_of_the_first_answer_imports_what_it_needs():
+    program = ("import sys; from tools import generate\n"
+               "generate.main(['--model', 'toy', '--prompt', 'pointing: any shape'])\n"
+               "print(*sys.modules)")
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    modules = set(done.stdout.splitlines()[-1].split())
+    assert not modules & {*NOT_NEEDED}
+    assert len(modules) < 2150, len(modules)             # torch alone has more than half
 
 
 def test_training_commands_take_minutes_as_they_are_written():

@@ -3,16 +3,14 @@
     python -m tools.ablate --only trees --seeds 1 --steps 3 --images 1 --out runs/try
 
 The paper does so in section 4.4, Tables 8b and 11. Every run is train.py in a process of its own.
-The runs of a family have the same number of steps, with rows of the same size, and start
-from the same weights; so the examples and the seconds of a step may differ, and their logs
-hold them.
+The runs of a family have the same number of steps, with rows of the same size, and start from the
+same weights; the examples and the seconds of a step may differ.
 
-A choice is removed by flags of train.py, or by replacing one function in the process of
-the run; decoding processes would not know of it, so such runs need --workers 0.
+A choice is removed by flags of train.py, or by replacing one function in the process of the run;
+decoding processes would not know of it, so such runs need --workers 0.
 """
 
 import io
-import json
 import math
 import statistics
 from collections.abc import Callable
@@ -29,7 +27,7 @@ import train
 import vision
 from records import mixture
 from records.errors import warn
-from tools.command import make_parser, positive, print_table, report_errors
+from tools.command import make_parser, positive, print_line, print_table, report_errors
 from toy import world
 from training.config import RunError
 from training.loader import end_with_parent
@@ -46,10 +44,9 @@ def remove_trees():
 
     def build_one(record, info, tokenizer, config, seed, epoch):
         annotations = record["annotations"]
-        rng = mixture.rng_for(seed, record["key"], epoch, "alone")
-        one = annotations[int(rng.integers(len(annotations)))]
-        record = record | {"annotations": [one]}
-        return build_tree(record, info, tokenizer, config, seed, epoch)
+        k = mixture.rng_for(seed, record["key"], epoch, "alone").integers(len(annotations))
+        one = record | {"annotations": [annotations[k]]}
+        return build_tree(one, info, tokenizer, config, seed, epoch)
 
     data.build_tree = build_one
 
@@ -85,10 +82,9 @@ def remove_square_root_mixture():
 
 
 def remove_long_context():
-    """Stage 2 with as many videos as stage 3, as hard from the start: they are shorter, and
-    37 % of them have tracks in place of 41 %."""
-    video_share = world.VIDEO_SHARE[3]
-    world.mixture = partial(world.mixture, curriculum=False, video_share=video_share)
+    """Stage 2 with as many videos as stage 3, as hard from the start: they are shorter, and 37 % of
+    them have tracks in place of 41 %."""
+    world.mixture = partial(world.mixture, curriculum=False, video_share=world.VIDEO_SHARE[3])
 
 
 class Choice(NamedTuple):
@@ -132,15 +128,10 @@ def plan_runs(args):
     """-> [Run, ..], each behind the run that it starts from."""
     families = {CHOICES[name].family for name in args.only}
     for family in ("long", "videos"):  # the runs that these start from
-        if family in families:
-            families.add(STARTS[family])
-    runs = []
-    for seed in range(args.seeds):
-        for family in STAGES:
-            if family in families:
-                removed = [name for name in args.only if CHOICES[name].family == family]
-                runs += [make_run(args, family, name, seed) for name in ("all", *removed)]
-    return runs
+        families |= {STARTS[family]} if family in families else set()
+    return [make_run(args, family, name, seed)
+            for seed in range(args.seeds) for family in STAGES if family in families
+            for name in ("all", *args.only) if name == "all" or CHOICES[name].family == family]
 
 
 def make_run(args, family, name, seed):
@@ -186,58 +177,48 @@ def train_without(name, flags):
 
 
 def final_scores(run):
-    """{metric: number} of a finished run, from its log; None if it is unfinished."""
-    log = read_log(run / "log.jsonl")
-    last = log[-1] if log else {}
-    if "eval" not in last or "seconds" not in last:
-        return None
+    """{metric: number} of a finished run, from its log; empty if it is unfinished."""
+    last = (read_log(run / "log.jsonl") or [{}])[-1]
+    if not {"eval", "seconds"} <= last.keys():
+        return {}
     scores = last["eval"]
     return scores | {f"long.{name}": n for name, n in scores.get("long", {}).items()}
 
 
-# Student's t: what a mean of 2, 3, .. pairs must exceed, in standard errors, to differ
-# from 0 with 95 % confidence
+# Student's t: what a mean of 2, 3, .. pairs must exceed, in standard errors, to differ from 0 with
+# 95 % confidence
 T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
 
 
 def compare(name, metric, args):
-    """One metric with and without a choice, means over pairs of runs with the same seed
-    -> dict, empty without a pair. error: standard error of the difference, None for a
-    single seed."""
+    """One metric with and without a choice, means over pairs of runs with the same seed; None if no
+    pair has it. error: standard error of the difference, None for a single seed."""
     pairs = []
     for seed in range(args.seeds):
-        family = CHOICES[name].family
-        paths = [run_path(args, family, run, seed) for run in ("all", name)]
-        with_it, without = [final_scores(path) or {} for path in paths]
-        if metric in with_it and metric in without:
-            pairs.append((with_it[metric], without[metric]))
+        paths = [run_path(args, CHOICES[name].family, run, seed) for run in ("all", name)]
+        pairs.append([final_scores(path).get(metric) for path in paths])
+    pairs = [pair for pair in pairs if None not in pair]
     if not pairs:
-        return {}
-    n = len(pairs)
+        return None
     gains = [a - b for a, b in pairs]
     mean = statistics.mean(gains)
+    n = len(pairs)
     error = statistics.stdev(gains) / math.sqrt(n) if n > 1 else None
     verdict = "cannot tell"
     if n > 1 and abs(mean) > T_95[min(n, 10) - 2] * error:
         verdict = "agrees" if mean > 0 else "disagrees"
-    return {
-        "with_it": statistics.mean(a for a, _ in pairs),
-        "without": statistics.mean(b for _, b in pairs),
-        "difference": mean, "error": error, "seeds": n, "verdict": verdict,
-    }
+    with_it, without = map(statistics.mean, zip(*pairs, strict=True))
+    return {"with_it": with_it, "without": without, "difference": mean, "error": error,
+            "seeds": n, "verdict": verdict}
 
 
 def print_report(args):
-    table = {}
-    rows = []
-    for name, choice in CHOICES.items():
-        for metric in choice.metrics:
-            if found := compare(name, metric, args):
-                table[f"{name}: {metric}"] = found
-                rows.append({"choice": name, "metric": metric, **found})
+    table = {(name, metric): found for name in args.only for metric in CHOICES[name].metrics
+             if (found := compare(name, metric, args))}
     if table:
-        print_table("choice: metric", table)
-    print(json.dumps({"steps": args.steps, "rows": rows}))
+        print_table("choice: metric", {": ".join(key): found for key, found in table.items()})
+    rows = [{"choice": name, "metric": metric, **found} for (name, metric), found in table.items()]
+    print_line({"steps": args.steps, "rows": rows})
 
 
 @report_errors

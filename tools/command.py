@@ -3,6 +3,7 @@
 import argparse
 import errno
 import functools
+import json
 import os
 import sys
 from contextlib import contextmanager
@@ -10,9 +11,12 @@ from pathlib import Path
 
 import torch
 
+from evaluation.generate import Sampling
 from records.errors import Unreadable, warn
 from training.checkpoint import lock
 from training.config import Parser, RunError, UserError
+from training.ranks import device_of_rank
+from weights.files import explained, open_model_folder
 
 FAILED = (RunError, torch.OutOfMemoryError)
 MARK = ".made-by"  # a file in a folder that a command makes: the name of the command
@@ -54,9 +58,11 @@ def output_file(suffix, sign):
         found = Path(text)
         if found.suffix != suffix:
             raise argparse.ArgumentTypeError(f"{text}: the name must end in {suffix}")
-        if found.exists() and sign not in read_beginning(found):
-            raise argparse.ArgumentTypeError(
-                f"{text}: this command has not made this file; give another name")
+        if found.exists():
+            with open(found, "rb") as file:
+                if sign not in file.read(4096):
+                    raise argparse.ArgumentTypeError(
+                        f"{text}: this command has not made this file; give another name")
         return found
 
     return path
@@ -86,9 +92,16 @@ def own_folder(out, command, inputs=(), besides=()):
         yield out
 
 
+def open_device(name):
+    """-> torch.device, see device_of_rank. ValueError if torch cannot use it."""
+    with explained(f"--device {name}"):
+        device = device_of_rank(name)
+        torch.zeros(1, device=device)
+    return device
+
+
 def add_model(parser, seed_of="the sampling"):
-    """The flags of a command whose model answers; the last four are Sampling of
-    evaluation/generate.py."""
+    """The flags of a command whose model answers, which `open_model` and `sampling` read."""
     add = parser.add_argument
     add("--model", required=True, help="a run directory, a released folder, or toy")
     add("--device", default="cpu", help="cpu (default), cuda, ..")
@@ -101,6 +114,16 @@ def add_model(parser, seed_of="the sampling"):
     add("--frequency-penalty", type=in_range(float, -2, 2), default=0.0, metavar="F", help=(
         "subtracted from a token's logit for each time that the answer has it (default 0)"))
     add("--seed", type=whole_number(0), default=0, help=f"of {seed_of} (default 0)")
+
+
+def open_model(args):
+    """-> model, tokenizer, DataConfig, as the flags of add_model say. OSError or ValueError in one
+    sentence."""
+    return open_model_folder(args.model, open_device(args.device), getattr(torch, args.dtype))
+
+
+def sampling(args):
+    return Sampling(args.temperature, args.top_p, args.frequency_penalty, args.seed)
 
 
 def show(value):
@@ -122,6 +145,11 @@ def print_table(title, rows):
     for label, *cells in lines:
         aligned = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
         print("  ".join([label.ljust(widths[0]), *aligned]), flush=True)
+
+
+def print_line(found):
+    """Prints the last line of a command: one JSON object, in ASCII for every locale."""
+    print(json.dumps(found), flush=True)
 
 
 def report_errors(main):

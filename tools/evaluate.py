@@ -11,32 +11,28 @@ import io
 import json
 import tempfile
 from contextlib import nullcontext, redirect_stderr
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from pathlib import Path
-from typing import NamedTuple
 
-import torch
 import torch.distributed as dist
 
 from evaluation import pictures
 from evaluation.evaluate import SCORES, evaluate
-from evaluation.generate import Sampling, evaluation_config
+from evaluation.generate import evaluation_config
 from evaluation.masks import open_masks
 from records.errors import plural
 from records.media import MAX_FRAMES
 from records.reader import Records
-from tools import benchmarks
-from tools.command import add_model, make_parser, positive, print_table, report_errors, whole_number
+from tools import benchmarks, command
 from training.config import UserError
-from training.ranks import device_of_rank, join_ranks
+from training.ranks import join_ranks
 from training.sources import unique_names
-from weights.files import explained, open_model_folder
 
 
 def parse(argv):
-    parser = make_parser("evaluate", __doc__)
+    parser = command.make_parser("evaluate", __doc__)
     add = parser.add_argument
-    add_model(parser)
+    command.add_model(parser)
     add("--data", required=True, nargs="+", action="extend", help=(
         "record files (.jsonl), each scored apart, or the folder of a benchmark"))
     add("--benchmark", choices=benchmarks.BENCHMARKS, help=(
@@ -45,18 +41,18 @@ def parse(argv):
     add("--masks", nargs="+", action="extend", metavar="NPZ", help=(
         'arrays "record id/annotation number" (evaluation/masks.py): one file for each of --data, '
         "in their order; files beyond the last are scored without masks"))
-    add("--frames", type=whole_number(1, MAX_FRAMES), nargs="+", action="extend", metavar="N",
-        help="frames of a video at most (default 384, or more if trained with more); several "
-        "numbers give a table of scores, and the metrics of the last one in full")
+    add("--frames", type=command.whole_number(1, MAX_FRAMES), nargs="+", action="extend",
+        metavar="N", help="frames of a video at most (default 384, or more if trained with more); "
+        "several numbers give a table of scores, and the metrics of the last one in full")
     add("--draw", metavar="DIR", help="write pictures of predicted and true points here")
     add("--out", default=".", help="folder for predictions.jsonl (default: here)")
     add("--overwrite", action="store_true", help="replace predictions.jsonl and the pictures")
     add("--read-answers", choices=("official", "plain"), default="official", help=(
         'plain: also read "Answer: D", "**B**", "three", "1,234", "No cats." (default official)'))
-    add("--max-new", type=positive, help=(
+    add("--max-new", type=command.positive, help=(
         "tokens of an answer at most (default: by its kind, 12 to 4096)"))
     args = parser.parse_args(argv)
-    args.sampling = Sampling(args.temperature, args.top_p, args.frequency_penalty, args.seed)
+    args.sampling = command.sampling(args)
     if args.benchmark and (len(args.data) > 1 or args.frames or args.masks):
         parser.error("--benchmark takes one folder, and neither --frames nor --masks")
     if len(args.masks or []) > len(args.data):
@@ -69,16 +65,6 @@ def parse(argv):
     return args
 
 
-class Results(NamedTuple):
-    """Of one file of records."""
-    name: str
-    records: list
-    by_frames: dict  # {number of frames: metrics}
-    predictions: list  # of the last number of frames
-    metrics: dict  # of the last number of frames, and by_frames where there are several
-    lines: list  # of predictions.jsonl
-
-
 def open_sets(args):
     """-> [(name, records, masks_of or None), ..] of the files of --data."""
     readers = [Records(path, args.media) for path in args.data]
@@ -88,57 +74,45 @@ def open_sets(args):
 
 
 def evaluate_set(args, loaded, name, records, masks_of, ranks):
-    """One file of records -> its Results. A benchmark has no answers, so no nll."""
+    """One file of records -> {number of frames: (metrics, predictions)}. A benchmark has no
+    answers, so no nll."""
     model, tokenizer, config = loaded
-    by_frames = {}
-    lines = []
+    found = {}
     for n in dict.fromkeys(args.frames or [None]):
-        asked = evaluation_config(config, max_frames=n)
-        metrics, predictions = evaluate(
-            model, tokenizer, asked, records, masks_of, max_new=args.max_new,
-            ranks=ranks, with_nll=not args.benchmark, plain=args.read_answers == "plain",
-            sampling=args.sampling)
-        if metrics["skipped"] == len(records):
+        found[n] = evaluate(
+            model, tokenizer, evaluation_config(config, n), records, masks_of,
+            max_new=args.max_new, ranks=ranks, with_nll=not args.benchmark,
+            plain=args.read_answers == "plain", sampling=args.sampling)
+        if found[n][0]["skipped"] == len(records):
             raise UserError(f"{name}: {plural(len(records), 'record')}, and none could be used")
-        by_frames[str(n)] = metrics
-        more = {"set": name} if len(args.data) > 1 else {}
-        more |= {"frames": n} if args.frames else {}
-        lines += [p | more for p in predictions]
-    several = {"by_frames": by_frames} if len(by_frames) > 1 else {}
-    return Results(name, records, by_frames, predictions, metrics | several, lines)
+    return found
 
 
-def report(args, results, benchmark):
-    """predictions.jsonl, pictures and a table; metrics as JSON on the last line."""
-    with open(Path(args.out) / "predictions.jsonl", "w", encoding="utf-8") as out:
-        for line in chain.from_iterable(of_file.lines for of_file in results):
-            out.write(json.dumps(line) + "\n")
-    for k, of_file in enumerate(results):
-        if args.draw:
-            folder = pictures.folder_of_set(args.draw, k, of_file.name)
-            pictures.draw(of_file.predictions, of_file.records, folder)
-        if len(of_file.by_frames) > 1:
-            by_frames = of_file.by_frames.items()
-            rows = {name: {n: metrics.get(name) for n, metrics in by_frames}
-                    for name in SCORES if name in of_file.metrics}
-            rows["nll"] = {n: metrics["nll"].get("all") for n, metrics in by_frames}
-            print_table(f"{of_file.name}, frames", rows)
-    first, *others = results
-    last_line = first.metrics | {of_file.name: of_file.metrics for of_file in others}
-    if benchmark:
-        last_line = benchmarks.summary(benchmark, first.metrics, first.predictions)
-        benchmarks.print_scores(last_line)
-    if args.read_answers == "plain":  # not to be taken for scores by the official rules
-        last_line |= {"read_answers": "plain"}
-    print(json.dumps(last_line))
+def report_set(args, k, name, records, found):
+    """What evaluate_set gives of file k -> its metrics, those of the last number of frames. Writes
+    to predictions.jsonl, draws, and prints a table if there are several numbers."""
+    of_set = {"set": name} if len(args.data) > 1 else {}
+    with open(Path(args.out, "predictions.jsonl"), "a" if k else "w", encoding="utf-8") as out:
+        for n, (_, predictions) in found.items():
+            more = of_set | ({"frames": n} if args.frames else {})
+            out.writelines(json.dumps(line | more) + "\n" for line in predictions)
+    metrics, predictions = [*found.values()][-1]
+    if args.draw:
+        pictures.draw(predictions, records, pictures.folder_of_set(args.draw, k, name))
+    if len(found) == 1:
+        return metrics
+    by_frames = {str(n): metrics for n, (metrics, _) in found.items()}
+    rows = {score: {n: of_n.get(score) for n, of_n in by_frames.items()}
+            for score in SCORES if score in metrics}
+    rows["nll"] = {n: of_n["nll"].get("all") for n, of_n in by_frames.items()}
+    command.print_table(f"{name}, frames", rows)
+    return metrics | {"by_frames": by_frames}
 
 
-@report_errors
+@command.report_errors
 def main(argv=None):
     args = parse(argv)
-    with explained(f"--device {args.device}"):
-        device = device_of_rank(args.device)
-    ranks = join_ranks(1, device)
+    ranks = join_ranks(1, command.open_device(args.device))
     # every rank reads the records; the first one alone says what is wrong with them
     quiet = nullcontext() if ranks.first else redirect_stderr(io.StringIO())
     # `work` holds the records of a benchmark
@@ -147,18 +121,26 @@ def main(argv=None):
         if name := args.benchmark:
             benchmark = benchmarks.load(name, args.data[0], args.media, work)
             args.max_new = args.max_new or benchmarks.BENCHMARKS[name].max_new
-        loaded = open_model_folder(args.model, device, getattr(torch, args.dtype))
-        if benchmark:
-            sets = [(benchmark.name, benchmark.records, benchmark.masks_of)]
-        else:
-            sets = open_sets(args)
+        loaded = command.open_model(args)
+        sets = open_sets(args) if not benchmark else [
+            (benchmark.name, benchmark.records, benchmark.masks_of)]
         for folder in filter(None, (args.out, args.draw)):
             Path(folder).mkdir(parents=True, exist_ok=True)
-        results = [evaluate_set(args, loaded, *of_file, ranks) for of_file in sets]
+        last_line = {}
+        for k, (name, records, masks_of) in enumerate(sets):
+            found = evaluate_set(args, loaded, name, records, masks_of, ranks)
+            if ranks.first:
+                metrics = report_set(args, k, name, records, found)
+                last_line |= {name: metrics} if k else metrics
         if ranks.world > 1:
             dist.destroy_process_group()
-        if ranks.first:
-            report(args, results, benchmark)
+    if ranks.first:
+        if benchmark:
+            last_line = benchmarks.summary(benchmark, *found[None])
+            benchmarks.print_scores(last_line)
+        if args.read_answers == "plain":  # not to be taken for scores by the official rules
+            last_line |= {"read_answers": "plain"}
+        command.print_line(last_line)
 
 
 if __name__ == "__main__":

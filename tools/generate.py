@@ -3,7 +3,6 @@
     python -m tools.generate --model toy --prompt "pointing: any shape" --draw points.png
 """
 
-import json
 import math
 import re
 import sys
@@ -11,11 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-
 import data
 import vision
-from evaluation.generate import Sampling, evaluation_config, generate
+from evaluation.generate import evaluation_config, generate
 from evaluation.pictures import MARK, draw_answer
 from records import media
 from records.errors import warn
@@ -25,20 +22,21 @@ from text.points import parse_points
 from text.prompts import SYSTEM
 from text.styles import TASK_OF_STYLE, TRACK_TASKS
 from text.visual_tokens import shift_subtitles
-from tools.command import add_model, make_parser, positive, report_errors, whole_number
+from tools import command
 from toy import world
 from training.config import UserError
-from weights.files import explained, open_model_folder
+from weights.files import explained
 
 TOY_VIDEO = ""  # --video without a file
 STYLED = re.compile(r"\w+( \d+)?:\s?")  # how every prompt of stage 1 and of the toy begins
 # a line with two times, and the lines up to an empty one
 SUBTITLE = re.compile(r"([\d:]+[.,]\d+) *--> *([\d:]+[.,]\d+).*\n((?:.*\S.*\n?)*)")
 
+
 def parse(argv):
-    parser = make_parser("generate", __doc__)
+    parser = command.make_parser("generate", __doc__)
     add = parser.add_argument
-    add_model(parser, "the sampling, and of the toy's image or video")
+    command.add_model(parser, "the sampling, and of the toy's image or video")
     source = parser.add_mutually_exclusive_group()
     extend = partial(source.add_argument, action="extend", metavar="F")
     extend("--image", nargs=1, dest="images", help=(
@@ -53,21 +51,20 @@ def parse(argv):
     talk.add_argument("--chat", action="store_true", help=(
         "a conversation: a question per line, an empty line ends it"))
     add("--system", metavar="TEXT", help="a system text, which opens the first question")
-    add("--frames", type=whole_number(1, MAX_FRAMES), metavar="N", help=(
+    add("--frames", type=command.whole_number(1, MAX_FRAMES), metavar="N", help=(
         "frames of the video at most (default 384), at most two per second"))
     add("--start", type=float, default=0.0, help="first second of the video (default 0)")
     add("--end", type=float, default=math.inf, help=(
         "last second of the video (default: its end)"))
     add("--subtitles", metavar="F", help=".srt or .vtt, by the clock of the video")
-    add("--max-crops", type=positive, metavar="N",
-        help="crops of an image at most (default: as in training; released models: 24)")
-    add("--max-new", type=positive, default=256, help="tokens of the answer at most (default 256)")
+    add("--max-new", type=command.positive, default=256,
+        help="tokens of the answer at most (default 256)")
     add("--draw", metavar="FILE", help=(
         "write the images, or frames, with the predicted points: .png, .jpeg, .webp, or of "
         "a video .gif"))
     add("--json", action="store_true", help="print one JSON object instead of text")
     args = parser.parse_args(argv)
-    args.sampling = Sampling(args.temperature, args.top_p, args.frequency_penalty, args.seed)
+    args.sampling = command.sampling(args)
     is_file = args.images or args.video not in (None, TOY_VIDEO)
     args.is_toy_scene = args.model == "toy" and not is_file
     if args.video == TOY_VIDEO and not args.is_toy_scene:
@@ -227,12 +224,11 @@ def points_in_pixels(answer, sizes):
     return points
 
 
-@report_errors
+@command.report_errors
 def main(argv=None):
     args = parse(argv)
-    dtype = getattr(torch, args.dtype)
-    model, tokenizer, config = open_model_folder(args.model, args.device, dtype)
-    config = evaluation_config(config, args.max_crops, args.frames)
+    model, tokenizer, config = command.open_model(args)
+    config = evaluation_config(config, args.frames)
     loaded = model, tokenizer, config
     if args.is_toy_scene:
         shown = open_toy_scene(args)
@@ -253,8 +249,8 @@ def main(argv=None):
                     asks_for_tracks(args.prompt))
     if args.json:
         drawn = {"drawn": args.draw} if args.draw else {}
-        print(json.dumps({"prompt": args.prompt, "text": answer, "tokens": len(ids),
-                          "points": points, **drawn}))
+        command.print_line({"prompt": args.prompt, "text": answer, "tokens": len(ids),
+                            "points": points, **drawn})
         return
     print(flush=True)
     if args.draw:

@@ -5,7 +5,6 @@
 The last line on stdout is a JSON object: the folder, and how many tensors and parameters.
 """
 
-import json
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,26 +13,24 @@ import torch
 from data import DataConfig
 from records.errors import warn
 from text.tokenizer import ByteTokenizer
-from tools.command import make_parser, report_errors
+from tools.command import make_parser, print_line, report_errors
 from weights import files
 from weights.base import extended_tokenizer, start_from_base
 from weights.export import export, require_exportable
 from weights.files import RELEASED_SETTINGS, open_model_folder
 
-COMMANDS = {  # name: (sentence, folders of the example, {argument: (metavar, help)})
+OUT = ("out", "OUT", "the folder to write")
+COMMANDS = {  # name: (sentence, folders of the example, (argument, metavar, help) of each folder)
     "import": ("Converts a released checkpoint to a folder of this project.",
                "Molmo2-4B runs/molmo2-4b",
-               {"source": ("HF_DIR", "a released checkpoint"),
-                "out": ("OUT", "the folder to write")}),
+               [("source", "HF_DIR", "a released checkpoint"), OUT]),
     "base": ("Joins a language model and a vision model to the model that stage 1 starts from.",
              "Qwen3-8B siglip2-so400m-patch14-384 runs/base-8b",
-             {"source": ("LLM_DIR", "Qwen3, OLMo-3 or SmolLM2"),
-              "siglip": ("SIGLIP_DIR", "SigLIP or SigLIP 2"),
-              "out": ("OUT", "the folder to write")}),
+             [("source", "LLM_DIR", "Qwen3, OLMo-3 or SmolLM2"),
+              ("siglip", "SIGLIP_DIR", "SigLIP or SigLIP 2"), OUT]),
     "export": ("Converts a model of this project to the format of a released checkpoint.",
                "toy runs/toy-hf",
-               {"source": ("MODEL", "a run directory, a folder of this project, or toy"),
-                "out": ("HF_DIR", "the folder to write")}),
+               [("source", "MODEL", "a run directory, a folder of this project, or toy"), OUT]),
 }
 
 
@@ -59,7 +56,7 @@ def main(argv=None):
     for name, (sentence, example, folders) in COMMANDS.items():
         text = f"{sentence}\n\n    python -m tools.hf {name} {example}"
         command = commands.add_parser(name, help=sentence, description=text)
-        for folder, (metavar, about) in folders.items():
+        for folder, metavar, about in folders:
             command.add_argument(folder, metavar=metavar, help=about)
         if name == "export":
             command.add_argument("--dtype", choices=("float32", "bfloat16"),
@@ -92,7 +89,7 @@ def main(argv=None):
         warn("the byte tokenizer of the toy is not exported, only weights and settings; "
              "run the toy from its run directory")
     params = sum(p.numel() for p in model.parameters())
-    print(json.dumps({"out": args.out, "tensors": len(model.state_dict()), "params": params}))
+    print_line({"out": args.out, "tensors": len(model.state_dict()), "params": params})
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ free.
 """
 
 import copy
-import json
 import weakref
 from dataclasses import replace
 from types import SimpleNamespace
@@ -31,7 +30,7 @@ import attention
 import model as models
 import parallel
 import train
-from tools.command import make_parser, positive, report_errors
+from tools.command import make_parser, positive, print_line, print_table, report_errors
 from training.config import UserError, parse
 from training.ranks import Ranks
 from training.setup import apply_recipe, default_shard, largest_example, layout_error
@@ -192,17 +191,17 @@ def main(argv=None):
     dtype = torch.bfloat16 if config.dtype == "auto" else getattr(torch, config.dtype)
     live = count(config, dtype, gpus)
     total = max(live.peaks.values())
-    print(f"stage {config.stage}, {args.init or config.preset}, {dtype}: {config.micro_batch} x "
-          f"{config.data.max_tokens} tokens, GiB on one of {gpus} GPUs")
     peaks = {f"peak of the {name} pass": n for name, n in live.peaks.items()}
-    for name, n in {**live.parts, **peaks, "total": total}.items():
-        print(f"{name:34s}{n / GIB:9.3f}")
+    numbers = {**live.parts, **peaks, "total": total}
+    print(f"stage {config.stage}, {args.init or config.preset}, {dtype}: {config.micro_batch} x "
+          f"{config.data.max_tokens} tokens, on one of {gpus} GPUs")
+    print_table("part", {name: {"GiB": n / GIB} for name, n in numbers.items()})
     for size, gib in GPU_SIZES.items():
         share = total / (gib * GIB)
         verdict = "fits" if share <= 0.9 else "too tight" if share <= 1 else "does not fit"
         print(f"{size:4d} GB: {verdict}, {share:.0%} of it")
-    print(json.dumps({"gpus": gpus, "stage": config.stage, "micro_batch": config.micro_batch,
-                      "parts": live.parts, "peaks": live.peaks, "total": total}))
+    print_line({"gpus": gpus, "stage": config.stage, "micro_batch": config.micro_batch,
+                "parts": live.parts, "peaks": live.peaks, "total": total})
 
 
 if __name__ == "__main__":

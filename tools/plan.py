@@ -25,15 +25,12 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-import data
 import packing
-from records.errors import Unreadable
 from records.mixture import Mixture
-from records.visual import read_headers
-from tools.command import make_parser, output_file, positive, report_errors
+from tools.command import make_parser, output_file, positive, print_line, report_errors
 from toy import world
 from training.config import parse
-from training.planner import PlanFile, StepPlanner, measure, name_kind, skip_reason
+from training.planner import PlanFile, StepPlanner, measure, name_kind
 from training.setup import find_start
 from training.sources import fingerprint, open_sources
 
@@ -41,34 +38,31 @@ CHUNK = 64  # records of a worker at a time
 WORKER = {}  # in a worker's process: the arguments of `measure`
 
 
+def open_training(args, config):
+    """What train.py trains on with these arguments -> Mixture, tokenizer, config with the shape of
+    the model."""
+    sources, rates, _ = open_sources(args, config, world)
+    start, config = find_start(args, config, world)
+    return Mixture(sources, rates, config.seed), start.tokenizer, config
+
+
 def count_records(sources, tokenizer, config):
     """-> {name: number} about all records of these sources, and about packs of them."""
-    used = []  # (tokens, crops, id, branches, dropped branches) of each record that is used
-    skipped = Counter()
-    for source in sources:
-        for i in range(len(source)):
-            try:
-                record = source[i]
-                info = read_headers(record, config.data)
-                example, used_config = data.build(record, info, tokenizer, config.data,
-                                                  config.seed, 0)
-                size = data.size_of(example, info, used_config)
-                reason = skip_reason(record, size, config)
-            except Unreadable as e:
-                reason = str(e)
-            if reason:
-                skipped[name_kind(reason)] += 1
-            else:
-                used.append((*size, example.id, example.n_branches, example.dropped_branches))
-    found = {"records": sum(map(len, sources)), "usable": len(used), "skipped": dict(skipped)}
+    entries = [(source, i, 0) for source in sources for i in range(len(source))]
+    measured = [measure(entries, tokenizer, config, k) for k in range(len(entries))]
+    used = [found for found in measured if not found.reason]
+    skipped = Counter(name_kind(found.reason) for found in measured if found.reason)
+    numbers = {"records": len(entries), "usable": len(used), "skipped": dict(skipped)}
     if not used:
-        return found
-    tokens, crops, ids, branches, dropped = zip(*used, strict=True)
-    planner = packing.Planner(list(zip(tokens, crops, strict=True)), config.data.max_tokens,
-                              config.pack_crops, config.pool_size)
-    return found | {
-        "branches": sum(branches), "branches_dropped": sum(dropped), "tokens": sum(tokens),
-        "crops": sum(crops), "longest": max(tokens), "longest_id": ids[tokens.index(max(tokens))],
+        return numbers
+    sizes = [found.size for found in used]
+    planner = packing.Planner(sizes, config.data.max_tokens, config.pack_crops, config.pool_size)
+    tokens, crops = map(sum, zip(*sizes, strict=True))
+    longest = max(used, key=lambda found: found.size[0])
+    return numbers | {
+        "branches": sum(found.n_branches for found in used),
+        "branches_dropped": sum(found.dropped_branches for found in used),
+        "tokens": tokens, "crops": crops, "longest": longest.size[0], "longest_id": longest.id,
         **describe_packs(list(planner), config)}
 
 
@@ -136,10 +130,10 @@ def as_bytes(text):
     return np.frombuffer(text.encode(), np.uint8)
 
 
-def write_plan(path, sources, rates, tokenizer, config, n_packs):
+def write_plan(path, mixture, tokenizer, config, n_packs):
     """Writes a PlanFile of this many packs -> {name: number} about it."""
-    made_for = fingerprint(sources, rates, tokenizer, config)
-    columns, found = make_plan(Mixture(sources, rates, config.seed), tokenizer, config, n_packs)
+    made_for = fingerprint(mixture.sources, mixture.rates, tokenizer, config)
+    columns, found = make_plan(mixture, tokenizer, config, n_packs)
     part = Path(f"{path}.part")
     part.parent.mkdir(parents=True, exist_ok=True)
     with open(part, "wb") as file:
@@ -159,18 +153,16 @@ def main(argv=None):
     run, config = parse(rest)
     if not args.out and (args.packs or not run.data):
         parser.error("--data FILE is required without --out, and --packs goes with --out only")
-    sources, rates, _ = open_sources(run, config, world)
-    start, config = find_start(run, config, world)
-    tokenizer = start.tokenizer
+    mixture, tokenizer, config = open_training(run, config)
     if args.out:
         n_packs = args.packs or config.steps * config.batch
-        found = write_plan(args.out, sources, rates, tokenizer, config, n_packs)
-        print(json.dumps({"out": str(args.out), **found}))
+        found = write_plan(args.out, mixture, tokenizer, config, n_packs)
+        print_line({"out": str(args.out), **found})
         return
-    found = count_records(sources, tokenizer, config)
+    found = count_records(mixture.sources, tokenizer, config)
     for name, value in found.items():
         print(f"{name:18} {value}")
-    print(json.dumps({"data": run.data, "stage": config.stage, **found}))
+    print_line({"data": run.data, "stage": config.stage, **found})
 
 
 if __name__ == "__main__":

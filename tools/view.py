@@ -15,7 +15,7 @@ import json
 import re
 from collections import Counter
 from dataclasses import replace
-from itertools import groupby, islice
+from itertools import groupby, islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,20 +26,17 @@ from PIL import Image
 import attention
 import packing
 from records.errors import plural
-from records.mixture import Mixture
 from records.visual import read_headers
 from text.points import unit
 from text.styles import parts_of
 from text.tokenizer import token_text
 from text.tracks import since_start
 from tools.command import make_parser, output_file, report_errors
-from toy import world
+from tools.plan import open_training
 from training.config import Config, UserError, parse
 from training.loader import Decoder
 from training.log import read_log
 from training.planner import StepPlanner
-from training.setup import find_start
-from training.sources import open_sources
 from weights.files import config_from_dict, explained
 
 TEMPLATE = Path(__file__).with_suffix(".html")
@@ -61,10 +58,7 @@ class Row(NamedTuple):
 def plan_row(args, config, step, number, log=()):
     """The Row of that number in a step, counted from 1, as training plans and decodes it. A
     log, the lines of a run, must have the same record ids at this step."""
-    start, config = find_start(args, config, world)
-    tokenizer = start.tokenizer
-    sources, rates, _ = open_sources(args, config, world)
-    mixture = Mixture(sources, rates, config.seed)
+    mixture, tokenizer, config = open_training(args, config)
     plan = next(islice(StepPlanner(mixture, tokenizer, config), step - 1, None))
     hashes = [line["ids"] for line in log if line.get("step") == step and "ids" in line]
     if hashes and hashes[-1] != plan.hash:
@@ -124,21 +118,6 @@ def find_visible(batch, places):
     return texts
 
 
-def find_parts(example):
-    """The trunk of a data.Example and its branches -> [(start, stop), ..]. An example with a
-    single annotation is one part.
-
-        tokens         b I I I Q A q a      I visual, Q A and q a two annotations
-        visible_until  8 8 8 8 6 6 8 8      -> (0, 4), (4, 6), (6, 8)
-    """
-    stop = len(example.tokens)
-    parts = [(0, int((example.visible_until == stop).argmin()) or stop)]
-    while parts[-1][1] < stop:
-        first = parts[-1][1]
-        parts.append((first, int(example.visible_until[first])))
-    return parts
-
-
 class TextRun(NamedTuple):
     ids: list  # of tokens to show
     first: int  # places in the example
@@ -195,6 +174,15 @@ def write_run(example, tokenizer, start, run, sees):
         words += f"<sup>{run.weight:.4g}</sup>"
     return (f'<span class="run {kind}" data-first="{first}" data-last="{last}" '
             f'data-sees="{sees}">{words}</span>')
+
+
+def find_parts(example):
+    """-> [(start, stop), ..] of its trunk and of each branch; a single branch is part of it."""
+    n = len(example.tokens)
+    starts = [0, int((example.visible_until < n).argmax()) or n]
+    while starts[-1] < n:
+        starts.append(int(example.visible_until[starts[-1]]))
+    return list(pairwise(starts))
 
 
 def write_tree(row, number, start):

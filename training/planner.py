@@ -19,6 +19,7 @@ import numpy as np
 import data
 import packing
 from records.errors import DataError, Unreadable, plural, warn
+from records.visual import read_headers
 from text.prompts import kinds_and_weights, most_points
 from training.sources import list_changes
 
@@ -95,6 +96,8 @@ class Measured:
     reason: str = ""  # why it is skipped, an Unreadable as text
     id: str = ""
     size: tuple = None  # (tokens, crops)
+    n_branches: int = 0
+    dropped_branches: int = 0
 
 
 def measure(mixture, tokenizer, config, index):
@@ -102,10 +105,13 @@ def measure(mixture, tokenizer, config, index):
     source, i, epoch = mixture[index]
     try:
         record = source[i]
-        size = data.size(record, tokenizer, config.data, config.seed, epoch)
+        info = read_headers(record, config.data)
+        example, used = data.build(record, info, tokenizer, config.data, config.seed, epoch)
     except Unreadable as e:
         return Measured(source.where(i), str(e))
-    return Measured(record["where"], skip_reason(record, size, config), record["id"], size)
+    size = data.size_of(example, info, used)
+    return Measured(record["where"], skip_reason(record, size, config), record["id"], size,
+                    example.n_branches, example.dropped_branches)
 
 
 def skip_reason(record, size, config):

@@ -63,10 +63,12 @@ def gather_objects(value, group):
 
 def device_of_rank(name):
     """-> torch.device. Under torchrun a CUDA device is the GPU of the local rank, whichever was
-    named, and torch's current one: exchanges and kernels may use that without being told."""
+    named. A numbered GPU becomes torch's current one: exchanges and kernels may use that without
+    being told."""
     device = torch.device(name)
     if device.type == "cuda" and "LOCAL_RANK" in os.environ:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
     return device
 

@@ -34,3 +34,21 @@ def test_labels_stand_at_the_ends_of_their_lines_and_30_pixels_apart():
     assert charts.spread([100, 300]) == [100, 300]
     assert charts.spread([100, 110, 115, 400]) == [100, 130, 160, 400]
     assert charts.spread([600, 610, 635]) == [charts.BOTTOM - 60, charts.BOTTOM - 30, charts.BOTTOM]
+
+
+def test_pale_points_are_joined_below_the_lines_and_ticks_have_their_numbers(tmp_path):
+    """A pale line from corner to corner, and what is left of the axis without the other ticks."""
+    path = tmp_path / "chart.png"
+    pixels = []
+    for pale in ((), [(0, 0.03), (100, 0.97)]):
+        charts.line_chart({"a": [(0, 0.5), (100, 0.5)]}, path, "step", "score", pale=pale)
+        pixels.append(np.asarray(Image.open(path)).astype(int))
+    changed = (pixels[0] != pixels[1]).any(-1)
+    x, share = 30, 0.03 + 0.94 * 0.3
+    column = round(charts.LEFT + (charts.RIGHT - charts.LEFT) * x / 100)
+    rows = np.nonzero(changed[:, column])[0]
+    assert rows.mean() == pytest.approx(charts.BOTTOM - (charts.BOTTOM - charts.TOP) * share, abs=2)
+    for y in (0, 0.2, 0.4, 0.6, 0.8, 1):
+        row = round(charts.BOTTOM - (charts.BOTTOM - charts.TOP) * y)
+        number = pixels[0][row - 10 : row + 10, charts.LEFT - 50 : charts.LEFT - 12]
+        assert (number < 200).any(), y

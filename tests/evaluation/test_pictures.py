@@ -12,7 +12,7 @@ from evaluation import pictures
 from evaluation.pictures import Mark
 from records import media
 from records.errors import Unreadable
-from tests.evaluation.small_model import MEDIA
+from tests.records.numbered import make_video
 
 GREY = 90
 FIRST, SECOND = pictures.COLOURS[:2]
@@ -161,8 +161,8 @@ def test_every_set_has_a_folder_of_its_own_inside_the_folder(tmp_path):
 
 
 def test_points_of_an_answer_are_drawn_on_the_frames_that_were_shown_then(tmp_path):
-    video = media.probe(MEDIA / "bigbuckbunny.mp4")
-    points = [(0.5, "1", 100, 100), (0.5, "2", 300, 200), (1.0, "2", 320, 200)]
+    video = media.probe(make_video(tmp_path / "a.mp4", n=60))
+    points = [(0.5, "1", 10, 10), (0.5, "2", 30, 20), (1.0, "2", 32, 20)]
 
     def drawn(points):
         path = str(tmp_path / "frames.png")
@@ -173,9 +173,9 @@ def test_points_of_an_answer_are_drawn_on_the_frames_that_were_shown_then(tmp_pa
 
     image = drawn(points)
     frames = list(media.frames(video, [2.5, 3.0]))
-    on_first = [Mark(100, 100, "1", FIRST), Mark(300, 200, "2", SECOND)]
+    on_first = [Mark(10, 10, "1", FIRST), Mark(30, 20, "2", SECOND)]
     first = pictures.draw_marks(frames[0], on_first)
-    second = pictures.draw_marks(frames[1], [Mark(320, 200, "2", SECOND)])   # it keeps its colour
+    second = pictures.draw_marks(frames[1], [Mark(32, 20, "2", SECOND)])   # it keeps its colour
     w = image.width // 2 - 2
     for k, wanted in enumerate((first, second)):
         found = np.array(image)[:360, k * (w + 4) :][:, :w]

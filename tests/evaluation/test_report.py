@@ -201,7 +201,12 @@ def test_progress_is_drawn_of_the_same_images_at_every_step(tmp_path, monkeypatc
     assert abs(columns.mean() - 20) < 3
     (tmp_path / "samples" / "step-².png").write_text("another's")
     report.animate_progress(tmp_path)
-    assert Image.open(tmp_path / "progress.gif").n_frames == 2
+    with Image.open(tmp_path / "progress.gif") as progress:
+        durations = []
+        for k in range(progress.n_frames):
+            progress.seek(k)
+            durations.append(progress.info["duration"])
+    assert durations == [800, 3000]                      # milliseconds
     run.eval_records = {}
     assert report.look(run, model, 20) == {}
 

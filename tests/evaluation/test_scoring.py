@@ -10,7 +10,7 @@ import pytest
 
 from evaluation import evaluate as evaluation
 from evaluation import scoring
-from evaluation.masks import open_masks
+from evaluation.masks import find_misfit, open_masks
 from records.check import WORDS
 from records.visual import read_headers
 from tests.evaluation.answers import (
@@ -228,3 +228,12 @@ def test_an_answer_may_be_as_long_as_its_kind(tmp_path):
     for p in predictions:            # in bytes, 512 or more
         longest = 2048 if p["type"] == "caption" else 512
         assert TOKENIZER.encode(p["text"]) == TOKENIZER.encode(long)[:longest]
+
+
+def test_masks_of_another_size_than_the_image_do_not_fit(tmp_path):
+    point = {"type": "point", "label": "x", "coords": "unit", "points": [{"x": 0.5, "y": 0.5}]}
+    (record,) = source(tmp_path, {"image": "coins.png", "annotations": [point]})
+    (question,) = evaluation.questions_of(record, read_headers(record, DATA), DATA)
+    assert find_misfit(question, np.ones((1, 303, 384), bool)) is None
+    assert find_misfit(question, np.ones((2, 303, 384), bool)).startswith("are 2, but the number")
+    assert find_misfit(question, np.ones((1, 384, 303), bool)).startswith("have the shape")

@@ -189,3 +189,8 @@ def test_points_in_pixels_are_checked_against_the_file_when_its_header_is_read(t
     for i in (0, 5):
         with pytest.raises(Unreadable, match=r"^wrong record: annotations\[0\]: point 0 lies"):
             read_headers(records[i], DataConfig())
+
+
+def test_prepared_frames_appear_from_their_first_second_on_and_the_last_at_the_end():
+    folder = media.FrameFolder(["a", "b", "c"], 2.0, 11.2, first=10.5)
+    assert folder.times.tolist() == [10.5, 11.0, 11.2]

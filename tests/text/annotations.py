@@ -15,7 +15,7 @@ VIDEO = {"video": "a.mp4"}
 VIDEO_FROM_30 = {"video": {"path": "a.mp4", "start": 30.0, "end": 75.0}}
 TEXT = {}
 SIZES = {"image": [(10, 10)], "images": [(10, 10)] * 4, "video": [(10, 10)], "text": []}
-N_DRAWS = 3000
+N_DRAWS = 1500
 
 
 def one_form(annotation, record):

@@ -166,10 +166,10 @@ def test_the_nearest_point_counts_and_one_further_than_half_an_interval_does_not
 
 
 def test_a_track_never_starts_behind_the_frames_that_are_shown():
-    """Of 300 s at 2 points a second, 128 frames show the first 64: no draw may be lost."""
-    points = [{"t": k / 2, "id": 1, "x": 50, "y": 50} for k in range(600)]
+    """Of 60 s at 2 points a second, 32 frames show the first 16: no draw may be lost."""
+    points = [{"t": k / 2, "id": 1, "x": 50, "y": 50} for k in range(120)]
     track = TRACK_FROM_POINT | {"fps": 2, "points": points, "query": points[0]}
-    times = [k / 2 for k in range(128)]
-    answers = [answer for _, answer in draws(track, VIDEO, n=300, times=times)]
+    times = [k / 2 for k in range(32)]
+    answers = [answer for _, answer in draws(track, VIDEO, n=100, times=times)]
     assert all(answers)
-    assert len(set(answers)) > 30
+    assert len(set(answers)) > 5

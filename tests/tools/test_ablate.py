@@ -167,6 +167,9 @@ def test_a_family_starts_from_the_run_of_the_one_before_with_all_choices(tmp_pat
     assert [config.stage for _, config in parsed] == [1, 1, 2, 3, 2]
     assert [run.name for run in runs] == ["all", "trees", "all", "all", "long-context"]
     assert all(config.workers == 0 for _, config in parsed)
+    runs = ablate.plan_runs(options(tmp_path, ["long-context"], seeds=2))
+    assert [parse(run.flags)[0].init for run in runs if run.out.name.startswith("videos")] == [
+        str(tmp_path / f"images-all-2-steps-seed-{seed}") for seed in (0, 1)]
 
 
 def write_run(args, name, seed, score):

@@ -137,6 +137,10 @@ def write_point_bench(files, entries):
     (files.folder / "data.json").write_text(json.dumps(data))
 
 
+def test_an_answer_of_point_bench_has_at_most_256_tokens_as_in_the_official_code():
+    assert benchmarks.BENCHMARKS["point-bench"].max_new == 256
+
+
 def test_point_bench_wants_a_point_and_all_points_in_the_mask(files, capsys):
     left = mask(0, 0, 10, 10)
     write_point_bench(files, [("spatial", left), ("spatial", left), ("spatial", left),

@@ -1,9 +1,10 @@
 """What a command may write: folders that it has made, and files of its own kind."""
 
 import pytest
+import torch
 
-from tools import generate, gpu, plan, view
-from tools.command import own_folder
+from tools import generate, plan, view
+from tools.command import open_device, own_folder
 from training.config import UserError
 
 
@@ -49,6 +50,15 @@ def test_two_commands_never_write_into_one_folder(tmp_path):
     write(tmp_path)
 
 
+def test_a_named_gpu_becomes_the_current_one(monkeypatch):
+    current = []
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    monkeypatch.setattr(torch, "zeros", lambda n, device: None)
+    for name in ("cpu", "cuda", "cuda:1"):
+        assert open_device(name) == torch.device(name)
+    assert current == [torch.device("cuda:1")]
+
+
 PLAN = ["--stage", "1", "--data", "r.jsonl", "--out"]
 VIEW = ["--stage", "1", "--tiny", "--out"]
 ASK = ["--model", "toy", "--prompt", "x"]
@@ -59,8 +69,6 @@ ASK = ["--model", "toy", "--prompt", "x"]
     (plan, PLAN, "r.jsonl", "r.jsonl: the name must end in .npz"),
     (view, VIEW, "a.html", "this command has not made this file"),
     (view, VIEW, "notes", "the name must end in .html"),
-    (gpu, ["--out"], "a.json", "this command has not made this file"),
-    (gpu, ["--out"], "notes", "the name must end in .json"),
     (generate, [*ASK, "--image", "a.png", "--draw"], "a.png", "the model is shown this file"),
     (generate, [*ASK, "--video", "a.gif", "--draw"], "a.gif", "the model is shown this file"),
 ])

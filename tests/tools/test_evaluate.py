@@ -47,6 +47,7 @@ def clip(tmp_path_factory):
     return ["--data", records.path, "--media", MEDIA, "--masks", masks]
 
 
+@pytest.mark.slow
 def test_scores_by_frames_are_a_table_and_part_of_the_json(call, clip):
     status, out, _, rows = call(*clip, "--frames", 2, "--frames", 3, "--max-new", 3)
     assert status == 0
@@ -65,6 +66,7 @@ def test_scores_by_frames_are_a_table_and_part_of_the_json(call, clip):
     assert {len(row["times"]) for row in rows} == {15}   # for a track, five a second
 
 
+@pytest.mark.slow
 def test_several_files_are_scored_apart(call, clip, tmp_path):
     photos = MEDIA / "records.jsonl"
     flags = ["--media", MEDIA, "--frames", 2, "--max-new", 3]
@@ -89,6 +91,7 @@ def test_several_files_are_scored_apart(call, clip, tmp_path):
 
 def test_masks_belong_to_their_own_file_and_the_last_files_need_none(call, tmp_path):
     for name in ("a", "b"):                              # two files with equal record ids
+        (tmp_path / name).mkdir()
         toy.export(tmp_path / name, World("test"), 2)
         (tmp_path / name / "records.jsonl").rename(tmp_path / name / f"{name}.jsonl")
     masks = [tmp_path / name / "masks.npz" for name in ("a", "b")]
@@ -129,12 +132,12 @@ def test_answers_are_read_by_the_official_rules_if_the_plain_ones_are_not_named(
         return {"skipped": 0, "plain": plain}, []
 
     monkeypatch.setattr(evaluate, "evaluate", scores)
+    monkeypatch.setattr(evaluate, "open_sets", lambda args: [("x.jsonl", [{}], None)])
+    monkeypatch.setattr(evaluate.command, "open_model", lambda args: (None, None, DATA))
     lines = []
     for flags in ([], ["--read-answers", "plain"]):
-        args = evaluate.parse(["--model", "none", "--data", "x.jsonl", "--out", str(tmp_path),
-                               "--overwrite", *flags])
-        result = evaluate.evaluate_set(args, (None, None, DATA), "x.jsonl", [{}], None, None)
-        evaluate.report(args, [result], None)
+        evaluate.main(["--model", "none", "--data", "x.jsonl", "--out", str(tmp_path),
+                       "--overwrite", *flags])
         lines.append(json.loads(capsys.readouterr().out))
     assert lines == [{"skipped": 0, "plain": False},
                      {"skipped": 0, "plain": True, "read_answers": "plain"}]

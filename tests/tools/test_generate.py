@@ -3,6 +3,7 @@ mistake."""
 
 import io
 import json
+import re
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from evaluation.generate import Sampling
 from records import media
 from records.visual import read_headers
 from tests.evaluation.small_model import DATA, MEDIA, TOKENIZER, VISION, save_run
+from tests.records.numbered import make_video
 from tools import generate
 from toy import world
 
@@ -122,6 +124,13 @@ def test_a_clip_with_subtitles_is_shown_at_times_of_its_own(call, fake, tmp_path
     assert json.loads(out)["points"] == [
         [0.0, "1", 0.5 * w, 0.5 * h], [1.0, "2", 0.25 * w, 0.75 * h]]
     assert Image.open(tmp_path / "frames.png").width > 100
+
+
+def test_a_track_in_a_clip_is_asked_for_up_to_the_end_of_the_clip(call, fake, tmp_path):
+    path = make_video(tmp_path / "a.mp4", n=60)          # 6 s
+    call("--video", path, "--start", 2, "--end", 4, "--prompt", "video_point_track_per_frame: x")
+    times = re.findall(r"([0-9.]+) <frame_start>", text_of(fake.prompts[0]))
+    assert times == [f"{k / 10:.1f}" for k in range(20)]
 
 
 def test_the_toy_is_asked_about_its_own_world_where_no_file_is_named(fake, capsys, tmp_path):

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*found in sys.modules")  # of r
 
 # Examples that CI does not run: they need downloads, masks or extras, or other tests run them.
 NOT_RUN = ("tools.hf import ", "tools.hf base ", "tools.hf export toy ", "tools.j_and_f ",
-           "tools.prepare pixmo-count ", "tools.gpu --device cpu ")
+           "tools.prepare pixmo-count ")
 
 MISTAKES = {                         # {command: (flags, words of the sentence)}
     "tools.ablate": ("--only trees,colours", "--only colours: choose from packing, trees"),
@@ -40,7 +40,6 @@ MISTAKES = {                         # {command: (flags, words of the sentence)}
     "tools.convert": ("none.json out.jsonl", "none.json: no such file"),
     "tools.evaluate": ("--model none --data none.jsonl", "none: no such folder"),
     "tools.generate": ("--model none --image a.png --prompt x --draw a.txt", "--draw a.txt: name"),
-    "tools.gpu": ("--device none", "--device none"),
     "tools.hf": ("import none out", "none: no such folder"),
     "tools.memory": ("--stage 3 --preset 4b --gpus 6 --cp 6", "--cp 6: 32 query and 8 kv heads"),
     "tools.plan": ("--stage 1 --data none.jsonl --out p.npz", "no such file: none.jsonl"),

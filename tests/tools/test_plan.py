@@ -48,3 +48,9 @@ def test_the_numbers_are_those_of_the_encoded_examples(tmp_path):
     assert found["packs"] == len(packs)
     assert found["examples_per_pack"] == round(N_USABLE / len(packs), 2)
     assert found["fill_tokens"] == pytest.approx(found["tokens"] / len(packs) / 800, abs=1e-4)
+
+
+def test_the_longest_wait_is_that_between_the_pack_before_an_example_and_its_own():
+    _, config = parse(["--stage", "1", "--tiny"])
+    packs = [[packing.Item(0, 9, 1, 0)], [packing.Item(2, 9, 1, 1)], [packing.Item(1, 9, 1, 0)]]
+    assert plan.describe_packs(packs, config)["longest_wait"] == 2

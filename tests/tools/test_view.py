@@ -13,8 +13,10 @@ import pytest
 from PIL import Image
 
 import attention
+import data
 import train
 import vision
+from records.errors import plural
 from tests.test_layout import ROOT
 from tools import view
 from training.config import parse
@@ -88,6 +90,9 @@ def test_every_part_is_there_word_for_word_with_its_weights(flags):
         shown[first : last + 1] = float((re.findall("<sup>(.*)</sup>", inner) or [0])[0])
     assert text == expected
     assert np.allclose(shown, weights, rtol=1e-3, atol=0)
+    for example in row.examples:
+        annotations = plural(example.n_branches, "annotation")
+        assert f"{annotations}, {example.dropped_branches} left out, weight" in page
     assert f"<dd>{weights.sum(dtype='f8'):.6g}</dd>" in page
     assert f"<dd>{sum(len(x.tokens) for x in row.examples)} of {len(weights)}, " in page
 
@@ -179,3 +184,12 @@ def test_a_step_without_a_run_is_refused(tmp_path, capsys):
         view.main([*TOY, "--step", "3", "--out", str(page)])
     assert "--step N needs --run DIR" in capsys.readouterr().err
     assert not page.exists()
+
+
+@pytest.mark.parametrize(("lengths", "parts"), [
+    ([], [(0, 4)]), ([3], [(0, 7)]), ([2, 3, 1], [(0, 4), (4, 6), (6, 9), (9, 10)]),
+])
+def test_the_parts_of_an_example_are_its_trunk_and_its_branches(lengths, parts):
+    branches = [data.Branch([([5] * n, False), ([0], False)]) for n in lengths]
+    example = data.layout([1] * 4, [False] * 4, branches, data.DataConfig())
+    assert view.find_parts(example) == parts

@@ -218,3 +218,12 @@ def test_answers_can_be_found_in_masks_and_frames():
                     answers.setdefault(kind, set()).add(answer)
     assert set(answers) == set(CHECKS)
     assert all(len(of_kind) > 4 for of_kind in answers.values())
+
+
+def test_a_video_ends_with_its_last_step_and_one_with_tracks_a_step_later():
+    """Then frames every half a second show every step once."""
+    for name, extra in (("videos", 0), ("tracks", 1)):
+        source = world.SOURCES[name]("test")
+        record = source[0]
+        n_steps = len(source.step_times(record))
+        assert source.video_size(record)[2] == (n_steps - 1 + extra) / 2

@@ -5,11 +5,14 @@ from pathlib import Path
 
 import pytest
 
+import train
 from evaluation import report
 from evaluation.evaluate import evaluate
 from toy import world
+from training.log import read_log
 from weights import files
 
+MEDIA = Path(__file__).parents[1] / "media"
 PAGE = (files.TOY / "README.md").read_text()
 
 
@@ -29,6 +32,7 @@ def held_out(kind):
     return [world.SOURCES[name]("test")[i] for name in ("videos", "tracks") for i in range(10)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "names"), [
     ("images", ("point_f1", "count_accuracy", "caption_exact")),
     ("videos", ("video_point_f1", "track_f1", "qa_accuracy")),
@@ -51,3 +55,13 @@ def test_the_weights_are_small_and_the_word_toy_is_no_path(tmp_path, monkeypatch
         files.describe("./toy")
     with pytest.raises(FileNotFoundError):
         files.describe(Path("./toy"))
+
+
+@pytest.mark.slow
+def test_five_photographs_are_overfitted_in_200_steps(tmp_path):
+    """The command of README.md, scored on the photographs themselves."""
+    records = str(MEDIA / "records.jsonl")
+    train.main(["--stage", "1", "--tiny", "--init", "toy", "--data", records, "--media", str(MEDIA),
+                "--steps", "200", "--eval", records, "--out", str(tmp_path / "photos")])
+    scores = read_log(tmp_path / "photos" / "log.jsonl")[-1]["eval"]
+    assert [scores[name] for name in ("caption_exact", "point_f1", "count_accuracy")] == [1, 1, 1]

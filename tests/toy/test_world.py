@@ -10,8 +10,8 @@ import pytest
 from text.points import format_points, parse_points, unit
 from text.tokenizer import ByteTokenizer
 from toy import world
-from toy.images import CURRICULUM, ImageSeries, World, is_held_out
-from toy.shapes import COLOURS, KINDS_BY_NAME, LATTICE, SIZE, mask_of, name_of
+from toy.images import CURRICULUM, SINGLE, ImageSeries, World, is_held_out
+from toy.shapes import COLOURS, KINDS_BY_NAME, LATTICE, SIZE, mask_of, name_of, render
 from training.config import parse
 
 TOKENIZER = ByteTokenizer(world.WORDS)
@@ -20,7 +20,7 @@ SERIES = ImageSeries("test")
 TRAINING = [source for source in world.mixture(0)[0] if isinstance(source, World)]
 TRAINING.append(World("train", questions="patches"))
 # scenes of the curriculum, and after it
-INDICES = [*range(0, CURRICULUM, 20), *range(CURRICULUM, CURRICULUM + 200)]
+INDICES = [*range(0, CURRICULUM, 40), *range(CURRICULUM, CURRICULUM + 150)]
 
 
 def colour_of(pixels):
@@ -129,6 +129,15 @@ def test_points_and_captions_go_from_left_to_right_and_a_coordinate_is_one_id():
                 assert len(TOKENIZER.encode(f" {10 * o[axis]:03d}")) == 1
 
 
+def test_the_curriculum_begins_with_one_large_object_and_rises_to_as_many_as_any():
+    source = World("train", curriculum=1000, max_objects=4)
+    single = int(SINGLE * 1000)
+    levels = [source.difficulty(i) for i in (0, single // 2, single, 999, 1000)]
+    assert levels == [(1, 1, 4), (1, 1, 2), (1, 2, 0), (1, 4, 0), (0, 4, 0)]
+    middle = source.difficulty((single + 1000) // 2)
+    assert middle[:2] == (1, 3)
+
+
 def test_training_shows_at_most_four_objects_and_the_crowded_part_more():
     (captions, points, _), _ = world.mixture(0)
     for source in (captions, points):
@@ -156,3 +165,23 @@ def test_annotations_of_a_series_are_true_of_its_images():
                 shows = [name in map(name_of, objects) for objects in SERIES.scenes(i)]
                 assert shows[int(turn["answer"]) - 1]
                 assert sum(shows) == 1
+
+
+@pytest.mark.parametrize(("stage", "share"), [(2, 0.7), (3, 0.85)])
+def test_most_draws_of_the_later_stages_are_videos(stage, share):
+    sources, rates = world.mixture(0, stage)
+    assert sum(rates) == pytest.approx(1)
+    of_videos = [rate for source, rate in zip(sources, rates, strict=True)
+                 if hasattr(source, "frames")]
+    assert sum(of_videos) == pytest.approx(share)
+
+
+def test_an_object_is_brighter_than_its_ground_and_grounds_are_equally_bright():
+    scenes = [World("train").scene(i) for i in range(CURRICULUM, CURRICULUM + 30)]
+    grounds = [render(scene | {"objects": []}).mean() for scene in scenes]
+    assert np.ptp(grounds) < 12
+    assert np.mean(grounds) == pytest.approx(75, abs=5)
+    for scene in scenes:
+        pixels = render(scene)
+        for o in scene["objects"]:
+            assert pixels[mask_of(o)].mean() > np.mean(grounds) + 10

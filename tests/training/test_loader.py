@@ -17,17 +17,9 @@ from PIL import Image
 import data
 import model
 import packing
+from tests.training import stream
 from tests.training.runs import SMALL
-from tests.training.stream import (
-    CONFIG,
-    TOKENIZER,
-    examples_of,
-    loader_of,
-    planner_of,
-    taken,
-    write_files,
-)
-from training.config import RankError
+from training.config import RankError, parse
 from training.loader import placeholder
 from training.log import count_rows
 
@@ -37,7 +29,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    return write_files(tmp_path_factory.mktemp("data"))
+    return stream.write_files(tmp_path_factory.mktemp("data"))
 
 
 PROGRAM = """
@@ -98,7 +90,7 @@ def test_data_order_is_the_same_on_1_2_and_4_ranks(files, tmp_path):
 
 def test_a_run_that_continues_after_its_last_step_has_no_steps(files):
     """As after a kill during the evaluation at its end; no process is started."""
-    loader = loader_of(files, replace(CONFIG, workers=2), start=CONFIG.steps)
+    loader = stream.loader_of(files, replace(stream.CONFIG, workers=2), start=stream.CONFIG.steps)
     assert list(loader) == []
     assert not multiprocessing.active_children()
 
@@ -106,16 +98,16 @@ def test_a_run_that_continues_after_its_last_step_has_no_steps(files):
 def test_every_token_is_trained_on_or_reported(files):
     """Planned tokens are those of the examples, also unreadable ones. What a tree drops is
     counted."""
-    config = replace(CONFIG, data=replace(CONFIG.data, max_tokens=330))
-    loader = loader_of(files, config)
+    config = replace(stream.CONFIG, data=replace(stream.CONFIG.data, max_tokens=330))
+    loader = stream.loader_of(files, config)
     total = Counter()
-    for plan, rows in taken(loader, 6):
+    for plan, rows in stream.taken(loader, 6):
         counts = count_rows(rows)
         items = [item for pack in plan.packs for item in pack]
         assert counts["tokens"] == sum(item.tokens for item in items)
         assert counts["crops"] == sum(item.crops for item in items)
         total.update(counts)
-        for x in examples_of(rows):
+        for x in stream.examples_of(rows):
             total["whole"] += 0 if x.unreadable else len(x.tokens) + x.dropped_tokens
     assert total["unreadable_tokens"] > 0
     assert total["branches_dropped"] > 0
@@ -124,28 +116,29 @@ def test_every_token_is_trained_on_or_reported(files):
 
 
 def test_an_image_that_changes_between_plan_and_step_costs_itself_only(files):
-    config = replace(CONFIG, data=replace(CONFIG.data, max_crops=4))
-    planner = planner_of(files, config)
+    config = replace(stream.CONFIG, data=replace(stream.CONFIG.data, max_crops=4))
+    planner = stream.planner_of(files, config)
     plan = next(planner)
     name = next(name for name in plan.ids if name.startswith("a.jsonl"))
-    loader = loader_of(files, config, plans=itertools.chain([plan], planner))
+    loader = stream.loader_of(files, config, plans=itertools.chain([plan], planner))
     image = Path(files[0]).parent / f"{int(name.split(':')[1]) - 1}.png"
     before = image.read_bytes()
     try:
         Image.new("RGB", (300, 300)).save(image)
-        rows = taken(loader, 1)[0][1]
+        rows = stream.taken(loader, 1)[0][1]
     finally:
         image.write_bytes(before)
-    changed = [e for e in examples_of(rows) if e.id == name]
+    changed = [e for e in stream.examples_of(rows) if e.id == name]
     assert changed
     assert all("planned" in e.unreadable and not e.weights.any() for e in changed)
 
 
+@pytest.mark.slow
 def test_a_file_of_records_that_changes_ends_the_run_in_one_sentence(files, tmp_path):
     path = tmp_path / "r.jsonl"
     line = json.dumps({"annotations": [{"type": "text", "text": "abc"}]})
     path.write_text("\n".join([line] * 30))
-    loader = loader_of([path], replace(CONFIG, workers=1), rates=[1])
+    loader = stream.loader_of([path], replace(stream.CONFIG, workers=1), rates=[1])
     steps = iter(loader)
     deque(next(steps)[1], maxlen=0)
     path.write_text("\n".join([line] * 31))
@@ -158,9 +151,10 @@ def test_a_file_of_records_that_changes_ends_the_run_in_one_sentence(files, tmp_
 def test_a_batch_of_unreadable_images_alone_is_trained_through():
     """... with nothing to learn from, and not a NaN."""
     torch.manual_seed(0)
-    m = model.Molmo2(replace(CONFIG.model, n_layer=1)).init_weights()
-    config = CONFIG.data
-    text = data.layout([TOKENIZER.bos], [False], [data.Branch([([5] * 9, True)])], config)
+    config = parse(SMALL)[1]
+    m = model.Molmo2(config.model).init_weights()
+    config = config.data
+    text = data.layout([stream.TOKENIZER.bos], [False], [data.Branch([([5] * 9, True)])], config)
     unreadable = placeholder("a", 30, 2, config, "damaged image: x")
     for row in ([unreadable], [unreadable, text]):
         batch = packing.collate([row], 64, config.vision)
@@ -177,10 +171,10 @@ def test_a_hundred_undecodable_records_in_a_row_stop_the_run(tmp_path):
     (tmp_path / "a.png").write_bytes((tmp_path / "a.png").read_bytes()[:3000])
     line = {"image": "a.png", "annotations": [{"type": "caption", "text": "x"}]}
     (tmp_path / "r.jsonl").write_text("\n".join([json.dumps(line)] * 20))
-    loader = loader_of([tmp_path / "r.jsonl"], replace(CONFIG, steps=20), rates=[1])
+    loader = stream.loader_of([tmp_path / "r.jsonl"], replace(stream.CONFIG, steps=20), rates=[1])
     words = r"the last 100 of them in a row\. The last one is .*damaged image: "
     with pytest.raises(RankError, match=words):
-        taken(loader, 20)
+        stream.taken(loader, 20)
 
 
 BROKEN = """
@@ -196,6 +190,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_traceback_ends_the_process_though_its_decoding_workers_ignore_sigterm(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(BROKEN)
@@ -220,6 +215,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_processes_of_others_are_not_ended(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM_OF_A_USER)
     environment = os.environ | {"PYTHONPATH": str(ROOT)}

@@ -7,15 +7,19 @@ import signal
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch.distributed as dist
 
+import data
 import train
 from records.errors import DataError
+from records.mixture import Mixture
+from records.reader import Records
 from tests.training.runs import SMALL, logged, run, sentence
 from toy import world
 from training import config, log
-from training.config import RankError, RunError, UserError
+from training.config import RankError, RunError, UserError, parse
 from training.log import read_log, read_steps
 
 
@@ -120,7 +124,7 @@ def test_the_command_that_continues_a_run_is_for_as_many_processes(
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_run_that_is_stopped_in_stage_0_says_how_to_start_again(
         tmp_path, monkeypatch, capsys, number, status):
-    flags = [*SMALL, "--vit_steps=1", "--steps", "1", "--eval_images=0", "--out", str(tmp_path)]
+    flags = [*SMALL, "--vit_steps=1", "--steps", "1", "--out", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["train.py", *flags, "--overwrite"])
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
     with monkeypatch.context() as patch:
@@ -144,3 +148,32 @@ def test_what_one_rank_has_met_is_told_by_it_and_what_all_have_met_once(monkeypa
         with pytest.raises(SystemExit):
             log.end(1, error)
         assert capsys.readouterr().err == told
+
+
+def test_a_line_of_the_log_has_the_share_of_the_batch_that_tokens_and_crops_fill():
+    config = parse(["--stage", "1", "--tiny", "--batch", "4", "--data.max_tokens=100",
+                    "--pack_crops=10"])[1]
+    text = data.text_example(np.arange(30), 1)
+    image = data.text_example(np.arange(50), 1)
+    image.image_id = np.zeros(8, np.int32)
+    counts = log.count_rows([[text, image], [text]])
+    found = [counts[name] for name in ("tokens", "crops", "examples", "packs")]
+    assert found == [110, 8, 3, 2]
+    stats = SimpleNamespace(counts=counts, loss=1.0, total_weight=1.0, nll_by_source={},
+                            preferences={})
+    plan = SimpleNamespace(skipped={}, hash="")
+    line = log.make_line(config, 1, plan, stats, {"llm": 3.0, "vit": 4.0}, {}, {"counts": {}})
+    assert (line["fill_tokens"], line["fill_crops"]) == (110 / 400, 8 / 40)
+    assert line["grad_norm"] == 5.0
+
+
+def test_a_run_says_how_many_epochs_of_each_file_it_takes(tmp_path):
+    sources = []
+    for name, n in (("a.jsonl", 10), ("b.jsonl", 50)):
+        (tmp_path / name).write_text('{"annotations": [{"type": "text", "text": "x"}]}\n' * n)
+        sources.append(Records(tmp_path / name))
+    config = SimpleNamespace(steps=20, batch=3)
+    loader = SimpleNamespace(mixture=Mixture(sources, [1, 3], 0), examples_per_step=10)
+    assert log.describe_length(SimpleNamespace(config=config, loader=loader)) == (
+        "data: 60 packs, about 200 examples in 20 steps, "
+        "epochs of a.jsonl: 5, epochs of b.jsonl: 3")

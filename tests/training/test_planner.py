@@ -18,7 +18,7 @@ from tests.training.stream import CONFIG, TOKENIZER, planner_of, write_files
 from tools import plan as plan_tool
 from toy import world
 from training.config import parse
-from training.planner import PlanFile, StepPlanner, measure
+from training.planner import BadRecords, PlanFile, StepPlanner, measure
 from training.setup import find_start
 from training.sources import fingerprint, open_sources
 
@@ -164,3 +164,11 @@ def test_a_plan_file_gives_the_steps_of_the_planner_and_is_resumed_exactly(files
     again = open_plan(made, *mixed(files))
     again.restore(json.loads(json.dumps(steps[0].state)))
     assert [next(again) for _ in range(2)] == steps[1:]
+
+
+def test_a_record_is_named_once_and_counted_whenever_it_is_drawn(capsys):
+    bad = BadRecords("skipped", DataError, 0.5)
+    for _ in range(3):
+        bad.count("a.jsonl", "a.jsonl:1", "too long: 9 tokens")
+    assert capsys.readouterr().err == "train.py: a.jsonl:1: too long: 9 tokens; skipped\n"
+    assert bad.counts == {"a.jsonl": {"too long": 3}}

@@ -196,11 +196,17 @@ def test_a_pair_has_a_name_of_its_own_in_the_run_and_keeps_it(tmp_path):
     assert names[0] == names[1]
 
 
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A run to start from."""
+    out = tmp_path_factory.mktemp("runs") / "base"
+    assert run(out, *SMALL, "--steps", "1") == 0
+    return out
+
+
 @pytest.mark.parametrize(("dtype", "off"), [("float32", 1e-5), ("bfloat16", 4e-3)])
-def test_a_run_begins_with_margins_of_0(tmp_path, dtype, off):
+def test_a_run_begins_with_margins_of_0(base, tmp_path, dtype, off):
     """Also where two folders have other pictures of the same name."""
-    base = tmp_path / "base"
-    assert run(base, *SMALL, "--steps", "1", "--eval_images=0") == 0
     record = {"image": "x.png", "annotations": [PAIR]}
     files = []
     for name in ("chelsea.png", "coins.png"):
@@ -226,10 +232,8 @@ def test_a_resumed_run_refuses_references_that_are_not_two_numbers_for_each_pair
     assert read_references(SimpleNamespace(resume_from=checkpoint.Checkpoint())) is None
 
 
-def test_references_belong_to_one_run(tmp_path, capsys):
+def test_references_belong_to_one_run(base, tmp_path, capsys):
     """--overwrite deletes them, a new run computes its own, a resumed one needs those it had."""
-    base = tmp_path / "base"
-    assert run(base, *SMALL, "--steps", "1", "--eval_images=0") == 0
     flags = [*SMALL, *write(tmp_path), "--steps", "2", "--save-every", "1", "--lr.llm=1e-2"]
     out = tmp_path / "out"
     out.mkdir()
@@ -258,9 +262,7 @@ def test_without_beta_a_pair_is_refused_with_the_flag(tmp_path):
     assert run(tmp_path / "run", *SMALL, *args, "--steps", "1", "--beta", "0.1") == 2
 
 
-def test_beta_without_any_pair_ends_before_the_first_step(tmp_path, capsys):
-    base = tmp_path / "base"
-    assert run(base, *SMALL, "--steps", "1", "--eval_images=0") == 0
+def test_beta_without_any_pair_ends_before_the_first_step(base, tmp_path, capsys):
     capsys.readouterr()
     data_flags = write(tmp_path, PLAIN)
     assert run(tmp_path / "out", *SMALL, *data_flags, "--init", str(base), "--steps", "1") == 2
@@ -276,10 +278,8 @@ def write(folder, *annotations):
 
 
 @pytest.mark.slow
-def test_ranks_that_share_rows_log_the_pairs_of_one_process(tmp_path):
+def test_ranks_that_share_rows_log_the_pairs_of_one_process(base, tmp_path):
     """Also after a stop: the references are those of the first start."""
-    base = tmp_path / "base"
-    assert run(base, *SMALL, "--steps", "1", "--eval_images=0") == 0
     flags = [*SMALL, *write(tmp_path), "--init", str(base), "--deterministic", "--steps", "3",
              "--save-every", "1", "--keep", "0", "--lr.llm=1e-2"]
     assert run(tmp_path / "one", *flags) == 0

@@ -19,16 +19,7 @@ import model as models
 import parallel
 import train
 from tests.ranks import run_ranks
-from tests.training.processes import (
-    ROOT,
-    all_end,
-    children_of,
-    n_lines,
-    pids_of_ranks,
-    start,
-    stderr_of,
-    wait_for,
-)
+from tests.training import processes
 from tests.training.runs import SMALL
 from training import ranks
 from training.planner import name_kind
@@ -58,7 +49,7 @@ def test_a_run_logs_the_same_numbers_on_any_layout(tmp_path):
         out = tmp_path / f"{world}-{cp}-{micro_batch}"
         layout = ["--cp", str(cp), "--cp_exchange", exchange, "--micro-batch", str(micro_batch),
                   "--shard", str(shard)]
-        process = start(out, *flags, *layout, ranks=world if world > 1 else 0)
+        process = processes.start(out, *flags, *layout, ranks=world if world > 1 else 0)
         stdout, stderr = process.communicate(timeout=300)
         assert process.returncode == 0, stderr
         assert "view tensor" not in stderr  # a warning of FSDP
@@ -134,7 +125,7 @@ def test_a_first_rank_that_writes_for_long_is_waited_for(tmp_path):
 
 def mixed_records(folder):
     """Flags that train on real images and a video; one image, of several, is cut short."""
-    media = ROOT / "tests" / "media"
+    media = processes.ROOT / "tests" / "media"
     shutil.copytree(media, folder / "media")
     whole = (media / "coffee.png").read_bytes()
     (folder / "media" / "cut.png").write_bytes(whole[:90_000])
@@ -157,7 +148,8 @@ def test_videos_several_images_and_a_bad_record_log_the_same_on_shared_rows(tmp_
     logs = []
     for cp in (1, 2):
         out = tmp_path / str(cp)
-        stderr_of(start(out, *flags, "--cp", str(cp), ranks=cp if cp > 1 else 0))
+        ranks = cp if cp > 1 else 0
+        processes.stderr_of(processes.start(out, *flags, "--cp", str(cp), ranks=ranks))
         steps = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()[1:-1]]
         skips = [json.loads(line) for line in (out / "skips.jsonl").read_text().splitlines()]
         logs.append((steps, [(s["index"], s["id"], name_kind(s["reason"])) for s in skips]))
@@ -178,11 +170,11 @@ def test_videos_several_images_and_a_bad_record_log_the_same_on_shared_rows(tmp_
 def test_a_rank_that_is_killed_ends_the_others_and_is_named(tmp_path, victim):
     """... and no decoding worker is left."""
     out = tmp_path / "out"
-    launcher = start(out, *RUN, "--steps", "100000", "--workers", "1", ranks=2)
-    wait_for(launcher, lambda: n_lines(out) >= 4)
-    pids = pids_of_ranks(launcher)
+    launcher = processes.start(out, *RUN, "--steps", "100000", "--workers", "1", ranks=2)
+    processes.wait_for(launcher, lambda: processes.n_lines(out) >= 4)
+    pids = processes.pids_of_ranks(launcher)
     assert sorted(pids) == [0, 1]
-    workers = [child for pid in pids.values() for child in children_of(pid)]
+    workers = [child for pid in pids.values() for child in processes.children_of(pid)]
     assert len(workers) >= 3  # two decode, one plans
     os.kill(pids[victim], signal.SIGKILL)
     _, stderr = launcher.communicate(timeout=60)
@@ -190,4 +182,4 @@ def test_a_rank_that_is_killed_ends_the_others_and_is_named(tmp_path, victim):
     # torchrun's report names the rank, unless the other has found out first and ended by itself
     named = "another process has ended or hangs" in stderr
     assert f"rank      : {victim}" in stderr or named, stderr
-    assert all_end([*pids.values(), *workers])
+    assert processes.all_end([*pids.values(), *workers])

@@ -8,6 +8,7 @@ import shutil
 import signal
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -28,6 +29,7 @@ from tests.training.runs import (
     sentence,
     weights,
 )
+from text.tokenizer import ByteTokenizer
 from training import checkpoint
 from training.log import RunLog, read_log
 
@@ -96,7 +98,7 @@ def test_another_layout_is_no_other_recipe(whole, records, tmp_path):
 
 
 OTHER_RECIPES = [
-    (["--lr.llm=1"], "lr.llm was 0.0022 and is 1.0"),
+    (["--lr.llm=1", "--z_loss=1"], "lr.llm was 0.0022 and is 1.0; z_loss was 0.0001 and is 1.0"),
     (["--deterministic"], "deterministic was false and is true"),
     (["--model.n_hidden=96"], "another shape"),
     (["--plan", "plan.npz"], "with a plan or without one"),
@@ -358,3 +360,11 @@ def test_sigterm_beside_the_steps_ends_the_run_where_nothing_is_lost(
     if save_every:
         assert run(out, *RECIPE, *records, "--resume", "--vit_steps", "3") == 0
     assert_same_run(out, whole)
+
+
+def test_a_save_keeps_itself_where_a_later_checkpoint_was_damaged(tmp_path):
+    for name in ("step-1", "step-2.part", "step-4"):
+        (tmp_path / name).mkdir()
+    run = SimpleNamespace(out=tmp_path, config=SimpleNamespace(keep=1), tokenizer=ByteTokenizer())
+    checkpoint.complete(run, tmp_path / "step-2.part", {"step": 2})
+    assert checkpoint.list_steps(tmp_path) == [4, 2]

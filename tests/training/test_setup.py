@@ -75,6 +75,7 @@ def test_under_torchrun_every_command_uses_the_gpu_of_its_local_rank(monkeypatch
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    monkeypatch.setattr(torch, "zeros", lambda n, device: None)
     monkeypatch.setattr(evaluate, "join_ranks", join)
     used.append(pick_device(parse([*TINY, "--device", "cuda"])[1])[0])
     for name in ("cuda", "cuda:0", "cpu"):
@@ -168,8 +169,8 @@ def test_a_dry_run_has_the_largest_shapes_and_changes_nothing(tmp_path, monkeypa
 
     monkeypatch.setattr(report, "final_scores", lambda *_: {})  # of no interest here
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 2**30)
-    flags = ["--stage", "2", "--tiny", "--batch", "4", "--steps", "2", "--deterministic",
-             "--device", "cpu", "--model.n_layer=1"]
+    flags = [*SMALL, "--stage", "2", "--data.max_tokens=1024", "--batch", "4", "--steps", "2",
+             "--deterministic"]
     assert run(tmp_path / "without", *flags) == 0
     monkeypatch.setattr(packing, "collate", noted)
     monkeypatch.setattr(train, "build_optimizer", build_and_try)

@@ -65,6 +65,10 @@ def test_a_mix_has_groups_and_fixed_rates_and_says_how_a_file_is_read(tmp_path):
         {"path": "c.jsonl", "rate": 1, "weight": 0.5, "style": "user_qa"}]))
     expected = {str(a): 0.25, str(b): 0.5, str(c): 0.25}
     assert rates_of("--data", tmp_path / "mix.json") == pytest.approx(expected)
+    d = write_records(tmp_path, "d.jsonl", 3)            # its half is not a quarter of a mix of 4
+    expected = {path: rate / 2 for path, rate in expected.items()}
+    shares = rates_of("--data", f"{tmp_path / 'mix.json'}=0.5", f"{d}=0.5")
+    assert shares == pytest.approx({**expected, str(d): 0.5})
     record = opened("--data", tmp_path / "mix.json")[0][2][0]
     assert record["weight"] == 0.5
     assert record["annotations"][0]["style"] == "user_qa"

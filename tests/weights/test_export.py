@@ -13,7 +13,6 @@ import train
 import vision
 from evaluation import generate
 from model import ModelConfig, Molmo2, YarnConfig
-from tests.weights.byte_tokenizer import save_byte_tokenizer
 from tests.weights.hf_models import (
     DATA_CONFIG,
     EXTRAS,
@@ -27,6 +26,7 @@ from tests.weights.hf_models import (
 )
 from text.tokenizer import SPECIAL, ByteTokenizer
 from tools import hf as command
+from tools.bench.peers import reference_inputs
 from toy.images import World
 from weights import files
 from weights.export import export
@@ -77,8 +77,8 @@ def test_every_field_of_the_config_comes_back(tmp_path):
 
 @pytest.mark.slow
 def test_a_trained_toy_answers_six_questions_through_transformers(tmp_path, capsys):
-    """Exported by the command, which leaves the byte tokenizer out and says so; with its tokenizer
-    added, transformers' own processor makes the same ids and its generate the same answers."""
+    """Exported by the command, which leaves the byte tokenizer out and says so: transformers' own
+    processor makes the same pixels, and its generate the same answers."""
     run = tmp_path / "run"
     train.main(["--stage", "1", "--tiny", "--steps", "40", "--vit_steps=40", "--device", "cpu",
                 "--eval_images=2", "--out", str(run)])
@@ -88,9 +88,8 @@ def test_a_trained_toy_answers_six_questions_through_transformers(tmp_path, caps
     assert "the byte tokenizer of the toy is not exported" in capsys.readouterr().err
     assert not (out / "tokenizer.json").exists()
     toy, own, config = open_model_folder(run)
-    save_byte_tokenizer(own, out)
     peer = transformers.Molmo2ForConditionalGeneration.from_pretrained(out)
-    processor = transformers.AutoProcessor.from_pretrained(out)
+    processor = transformers.AutoImageProcessor.from_pretrained(out)
     loaded = files.load(out).config.vision
     assert dataclasses.replace(loaded, neighbor_init=True) == toy.config.vision
     world = World("test")
@@ -98,10 +97,12 @@ def test_a_trained_toy_answers_six_questions_through_transformers(tmp_path, caps
     for k, question in enumerate(("pointing: any shape", "pointing: red circle", "caption:",
                                   "How many shapes?", "pointing: ünïcode", "What is this?")):
         image = world.images(world[k])[0]
-        prompt = f"<|image|><|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
-        want = processor(images=[image], text=prompt, return_tensors="pt")
         got = data.encode_prompt([image], [(question, None)], own, config)
-        assert want["input_ids"][0].tolist() == got.tokens.tolist()
+        pixels = processor(images=[image], return_tensors="pt")["pixel_values"]
+        assert torch.equal(((pixels + 1) * 127.5).round().flatten(0, -3).byte(),
+                           torch.from_numpy(got.images))
+        want = reference_inputs([got], toy.config, "cpu")
+        del want["labels"]
         (answer,) = generate.generate(toy, [got], -1, 30)
         assert answer == greedy(peer, want, 30)
         answers.add(tuple(answer))

@@ -71,24 +71,6 @@ def test_a_missing_field_of_a_config_takes_its_default(run):
     assert files.load(run).config == CONFIG
 
 
-def test_a_model_is_asked_by_a_process_that_lacks_the_extra_packages(tmp_path):
-    script = f"""
-import sys
-for name in ("safetensors", "tokenizers", "transformers", "pyarrow", "scipy"):
-    sys.modules[name] = None
-from tests.evaluation.small_model import save_run
-from tools import generate
-from pathlib import Path
-save_run(Path({str(tmp_path)!r}) / "run")
-generate.main(["--model", {str(tmp_path / "run")!r}, "--image", "tests/media/coins.png",
-               "--prompt", "pointing: coin", "--max-new", "8"])
-"""
-    child = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True,
-                           check=True)
-    assert child.stdout
-    assert child.stderr == ""
-
-
 MISTAKES = {
     "an unknown field": (lambda m: edit(m / "config.json", n_heads=4), "config.json", "'n_heads'"),
     "an unknown setting": (lambda m: edit(m / "data.json", odd=1), "data.json", "'odd'"),

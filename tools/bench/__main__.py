@@ -13,11 +13,12 @@ from datetime import date
 import torch
 
 from tools.bench import attend, flops, generate, load, pack, step
-from tools.command import make_parser, report_errors
+from tools.command import make_parser, open_device, print_line, report_errors
 from training.log import commit, hardware
 
 COMMANDS = {"pack": pack, "load": load, "attend": attend, "step": step, "generate": generate,
             "run": flops}
+ON_DEVICE = ("load", "attend", "step", "generate")
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -29,23 +30,28 @@ def main(argv=None):
     parser = make_parser("bench", __doc__)
     subparsers = parser.add_subparsers(dest="bench", required=True, metavar="COMMAND")
     for name, module in COMMANDS.items():
-        module.add_arguments(subparsers.add_parser(
+        command = subparsers.add_parser(
             name, help=module.__doc__.splitlines()[0], description=module.__doc__,
-            formatter_class=HelpFormatter))
+            formatter_class=HelpFormatter)
+        module.add_arguments(command)
+        if name in ON_DEVICE:
+            command.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ..")
     args = parser.parse_args(argv)
+    flags = vars(args).copy()
+    args.device = open_device(flags.get("device", "cpu"))
     results = COMMANDS[args.bench].run(args)
     # four digits of every float: more would be noise
     cases = json.loads(json.dumps(results), parse_float=lambda text: float(f"{float(text):.4g}"))
     line = {
-        **vars(args),
-        "hardware": hardware(getattr(args, "device", "cpu")),
+        **flags,
+        "hardware": hardware(args.device),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "commit": commit(),
         "date": str(date.today()),
         "cases": cases,
     }
-    print(json.dumps(line), flush=True)
+    print_line(line)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ which is checked before they are timed.
             else chunks of documents
 """
 
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate, pairwise
 from statistics import fmean, median
@@ -21,14 +22,15 @@ import torch
 
 import attention
 import packing
-from tools.bench.measure import check_device, clock, relative_error, run_rounds, spread
-from tools.bench.stream import recipe, stream
-from tools.command import positive, print_table
-from training.config import UserError
+from tools.bench.measure import clock, relative_error, run_rounds, spread
+from tools.bench.peers import SMALL
+from tools.bench.step_cases import stream_case
+from tools.bench.stream import Recipe, recipe
+from tools.command import positive, print_table, whole_number
 
-VISUAL_PERIOD = 88  # tokens of a frame, its markers and the text of its time
-VISUAL_TOKENS = 83  # of these, the frame and its markers
 TIMES = ("mask", "forward", "both")  # seconds; both: forward and backward
+# patches of one pixel: the tokens are those of real crops, and pixels do not matter
+SHAPE = replace(SMALL, vision=replace(SMALL.vision, patch=1))
 
 
 class Row(NamedTuple):
@@ -38,42 +40,18 @@ class Row(NamedTuple):
     starts: list  # one more than there are examples
 
 
-def packed_row(examples, tokens, device="cpu"):
-    """[ExampleSize, ..] -> Row of so many tokens.
-
-    A token is visible until its example ends, in a branch until the branch ends, in the padding
-    until the row ends. Visual tokens, 83 of every 88 in a trunk, share the bidir number of their
-    example. An example of text alone has none.
-    """
-    visible_until = torch.full((tokens,), tokens, dtype=torch.int32)
-    bidir = torch.zeros(tokens, dtype=torch.int32)
-    starts = list(accumulate((e.tokens for e in examples), initial=0))
-    for number, (start, example) in enumerate(zip(starts, examples, strict=False), 1):
-        end = start + example.trunk
-        visible_until[start:end] = start + example.tokens
-        position = torch.arange(example.trunk)
-        is_visual = (position > 0) & (position % VISUAL_PERIOD < VISUAL_TOKENS)
-        is_visual &= example.crops > 0
-        bidir[start:end] = number * is_visual
-        for length in example.branches:
-            visible_until[end : end + length] = end + length
-            end += length
-    return Row(visible_until[None].to(device), bidir[None].to(device), starts)
-
-
 def rows(tokens, count, device="cpu"):
-    """The first packs of the stream that fill at least 0.8 of a row -> [Row, ..]."""
+    """Packed rows of the stream of that many tokens, with crops in proportion -> [Row, ..]."""
     stage = 3 if tokens >= recipe(3).max_tokens else 2
     limits = recipe(stage)
-    max_crops = max(limits.max_crops * tokens // limits.max_tokens, 1)
-    examples = stream(stage, 400, seed=0)
-    sizes = [(e.tokens, e.crops) for e in examples]
-    planner = packing.Planner(sizes, tokens, max_crops)
-    packs = [[examples[e.index] for e in pack] for pack in planner]
-    full = [pack for pack in packs if sum(e.tokens for e in pack) >= 0.8 * tokens]
-    if len(full) < count:
-        raise UserError(f"--tokens {tokens}: the stream fills fewer than {count} such rows.")
-    return [packed_row(pack, tokens, device) for pack in full[:count]]
+    n_crops = max(limits.max_crops * tokens // limits.max_tokens, 1)
+    case = stream_case(SHAPE, count, stage, Recipe(tokens, n_crops, n_crops))
+    found = []
+    for examples in case.rows:
+        batch = packing.collate([examples], tokens, SHAPE.vision).to(device)
+        starts = list(accumulate((len(x.tokens) for x in examples), initial=0))
+        found.append(Row(batch.visible_until, batch.bidir, starts))
+    return found
 
 
 # A way to attend is a function: Row -> function (q (1,T,H,D), k and v (1,T,G,D)) -> (1,T,H,D).
@@ -138,18 +116,18 @@ def summarise(name, rounds):
     return summary
 
 
-def bench_row_length(tokens, args, heads=8, kv_heads=2, dim=64):
-    """Prints the table of rows of so many tokens -> its numbers. dim: numbers of a head."""
-    device = torch.device(args.device)
+def bench_row_length(tokens, args):
+    """Prints the table of rows of so many tokens -> its numbers."""
+    device = args.device
     dtype = getattr(torch, args.dtype)
     generator = torch.Generator().manual_seed(0)
     several = rows(tokens, args.rows, device)
     inputs = []
-    for n_heads in (heads, kv_heads, kv_heads):
-        x = torch.randn(1, tokens, n_heads, dim, generator=generator)
+    for n_heads in (8, 2, 2):  # of q, k and v
+        x = torch.randn(1, tokens, n_heads, 64, generator=generator)
         inputs.append(x.to(device, dtype).requires_grad_())
     # a GPU may round to TF32
-    exact = args.device == "cpu" and args.dtype == "float32"
+    exact = device.type == "cpu" and args.dtype == "float32"
     check_ways(several, inputs, device, tolerance=1e-4 if exact else 0.05)
 
     def measure_rows(way):
@@ -172,14 +150,13 @@ def bench_row_length(tokens, args, heads=8, kv_heads=2, dim=64):
 
 def add_arguments(parser):
     add = parser.add_argument
-    add("--tokens", type=positive, nargs="+", default=[4096, 16384], help="tokens of a row")
+    add("--tokens", type=whole_number(512), nargs="+", default=[4096, 16384],
+        help="tokens of a row")
     add("--rows", type=positive, default=3, help="rows of each length")
-    add("--device", default="cpu", help="cpu, cuda, ..")
     add("--dtype", choices=("float32", "bfloat16"), default="float32", help="of q, k and v")
     add("--rounds", type=positive, default=5, help="measurements of each row")
 
 
 def run(args):
     """Prints a table per length -> {"4096": its numbers, ..}."""
-    check_device(args.device)
     return {str(tokens): bench_row_length(tokens, args) for tokens in args.tokens}

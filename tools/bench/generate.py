@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from evaluation.generate import generate
-from tools.bench.measure import check_device, run_rounds, spread
+from tools.bench.measure import run_rounds, spread
 from tools.bench.peers import PRESETS, model_pair, reference_inputs
 from tools.bench.step_cases import Plain, plain_example
 from tools.command import positive, print_table, whole_number
@@ -43,32 +43,22 @@ def time_answer(answer):
     return Timing(tokens, seconds[0], statistics.median(seconds[1:]))
 
 
-def our_answer(model, prompt, n_tokens):
-    """A function for time_answer: this project's greedy answer."""
-    return lambda on_token: generate(model, [prompt], NEVER, n_tokens, on_token=on_token)[0]
+def our_answer(model, prompt, n_tokens, on_token):
+    return generate(model, [prompt], NEVER, n_tokens, on_token=on_token)[0]
 
 
-def reference_answer(model, inputs, n_tokens):
-    """A function for time_answer: the greedy answer of transformers' generate."""
+def reference_answer(model, inputs, n_tokens, on_token):
+    """The same with transformers' generate."""
 
-    def answer(on_token):
-        def stopping_criterion(ids, scores):
-            # reads the token, so on a GPU it waits for it
-            on_token(ids[0, -1].item())
-            return torch.zeros(1, dtype=torch.bool, device=ids.device)
+    def stopping_criterion(ids, scores):
+        # reads the token, so on a GPU it waits for it
+        on_token(ids[0, -1].item())
+        return torch.zeros(1, dtype=torch.bool, device=ids.device)
 
-        ids = model.generate(
-            **inputs, max_new_tokens=n_tokens, do_sample=False, eos_token_id=None, pad_token_id=0,
-            stopping_criteria=[stopping_criterion])
-        return ids[0, -n_tokens:].tolist()
-
-    return answer
-
-
-def prompts(config):
-    """{name: data.Example} of PROMPTS, with random ids and pixels."""
-    rng = np.random.default_rng(0)
-    return {name: plain_example(config, rng, plain) for name, plain in PROMPTS.items()}
+    ids = model.generate(
+        **inputs, max_new_tokens=n_tokens, do_sample=False, eos_token_id=None, pad_token_id=0,
+        stopping_criteria=[stopping_criterion])
+    return ids[0, -n_tokens:].tolist()
 
 
 def bench_prompt(name, prompt, answers, rounds, must_agree):
@@ -93,7 +83,6 @@ def bench_prompt(name, prompt, answers, rounds, must_agree):
 def add_arguments(parser):
     add = parser.add_argument
     add("--preset", choices=PRESETS, default="small", help="shape of the model")
-    add("--device", default="cpu", help="cpu, cuda, ..")
     add("--dtype", choices=("float32", "bfloat16"), default="float32", help="of both models")
     add("--tokens", type=whole_number(2), default=64, help="tokens of an answer")
     add("--rounds", type=positive, default=7, help="measurements of each prompt")
@@ -101,17 +90,18 @@ def add_arguments(parser):
 
 def run(args):
     """Prints the table -> {case: its row}. RuntimeError where the answers differ in float32."""
-    check_device(args.device)
     config = PRESETS[args.preset]
     dtype = getattr(torch, args.dtype)
     ours, reference = model_pair(config, args.device, dtype)
+    rng = np.random.default_rng(0)
     rows = {}
-    for name, prompt in prompts(config).items():
+    for name, plain in PROMPTS.items():
+        prompt = plain_example(config, rng, plain)
         inputs = reference_inputs([prompt], config, args.device, dtype)
         del inputs["labels"]
         answers = {
-            "ours": our_answer(ours, prompt, args.tokens),
-            "reference": reference_answer(reference, inputs, args.tokens),
+            "ours": partial(our_answer, ours, prompt, args.tokens),
+            "reference": partial(reference_answer, reference, inputs, args.tokens),
         }
         rows[name] = bench_prompt(name, prompt, answers, args.rounds, dtype == torch.float32)
     print_table("seconds of a prompt, of a token", rows)

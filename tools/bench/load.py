@@ -15,7 +15,6 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import imageio_ffmpeg
 import torch
@@ -25,7 +24,7 @@ import vision
 from records import media
 from records.video import probe
 from records.visual import frame_crops
-from tools.bench.measure import run_rounds, spread
+from tools.bench.measure import clock, run_rounds, spread
 from tools.command import positive, print_table
 from tools.prepare.frames import save
 
@@ -68,50 +67,38 @@ def time_decoding(path):
     return time.perf_counter() - start
 
 
-def time_loading(open_video, times):
-    """Seconds in which a video is opened and these frames of it become model input."""
+def time_loading(open_video, times, device):
+    """Seconds in which a video is opened and these frames of it become model input on a device."""
     start = time.perf_counter()
-    frame_crops(media.frames(open_video(), times), len(times), data.DataConfig())
-    return time.perf_counter() - start
-
-
-def prepare(video, times, folder):
-    """Saves these frames as images -> a media.FrameFolder of them."""
-    options = SimpleNamespace(size=data.DataConfig().vision.crop, format="jpg")
-    save(media.frames(video, times), folder, options)
-    return media.FrameFolder(sorted(folder.iterdir()), 1, len(times))
+    crops = frame_crops(media.frames(open_video(), times), len(times), data.DataConfig())
+    torch.from_numpy(crops).to(device)
+    return clock(device) - start
 
 
 def summarise(rounds, case, n_frames, paths):
     """[{case: seconds} for each round] -> the row of a case that reads these files."""
-    seconds = statistics.median(found[case] for found in rounds)
     return {
-        "seconds": seconds,
+        "seconds": statistics.median(found[case] for found in rounds),
         "times_decode": spread([found[case] / found[FFMPEG] for found in rounds]),
         "frames": n_frames,
-        "fps": n_frames / seconds,
         "MB": sum(path.stat().st_size for path in paths) / 1e6,
     }
 
 
-def compare(path, video, frames, rounds):
-    """-> {case: {decoder: its row}}, with FFMPEG as a case of its own."""
-    cases = choose_times(video, frames)
+def compare(path, video, args):
+    """-> {case: its row}: decoding alone; frames of the video; the same frames, prepared."""
     runs = {FFMPEG: partial(time_decoding, path)}
-    prepared = {}
-    for k, (case, times) in enumerate(cases.items()):
-        prepared[case] = prepare(video, times, path.parent / str(k))
-        runs[case] = partial(time_loading, partial(probe, path), times)
-        runs[f"{case}, prepared"] = partial(
-            time_loading, partial(prepared.get, case), prepared[case].times)
-    found = run_rounds(runs, rounds)
-    table = {FFMPEG: {FFMPEG: summarise(found, FFMPEG, len(video.times), [path])}}
-    for case, times in cases.items():
-        table[case] = {
-            "ours": summarise(found, case, len(times), [path]),
-            "prepared": summarise(
-                found, f"{case}, prepared", len(times), prepared[case].paths)}
-    return table
+    read = {FFMPEG: (len(video.times), [path])}  # frames and files of each case
+    for k, (case, times) in enumerate(choose_times(video, args.frames).items()):
+        folder = path.parent / str(k)
+        save(media.frames(video, times), folder, data.DataConfig().vision.crop, "jpg")
+        images = sorted(folder.iterdir())
+        prepared = partial(media.FrameFolder, images, 1, len(times))
+        runs[case] = partial(time_loading, partial(probe, path), times, args.device)
+        runs[f"{case}, prepared"] = partial(time_loading, prepared, prepared().times, args.device)
+        read |= {case: (len(times), [path]), f"{case}, prepared": (len(times), images)}
+    rounds = run_rounds(runs, args.rounds)
+    return {case: summarise(rounds, case, *read[case]) for case in runs}
 
 
 def add_arguments(parser):
@@ -128,7 +115,6 @@ def run(args):
         path = Path(folder, "made.mp4")
         make_video(path, args.seconds)
         video = probe(path)
-        results = compare(path, video, args.frames, args.rounds)
-    for case, rows in results.items():
-        print_table(case, rows)
+        results = compare(path, video, args)
+    print_table("loading", results)
     return {"video": {"seconds": video.duration, "frames": len(video.times)}, "results": results}

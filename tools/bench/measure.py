@@ -5,14 +5,6 @@ import time
 
 import torch
 
-from weights.files import explained
-
-
-def check_device(device):
-    """ValueError if torch cannot use this device."""
-    with explained(f"--device {device}"):
-        torch.zeros(1, device=device).item()
-
 
 def clock(device):
     """Seconds of a monotonic clock, read after the device has finished all queued work."""

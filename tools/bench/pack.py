@@ -2,16 +2,15 @@
 
     python -m tools.bench pack --n 2000 --seeds 1
 
-Prints for each stage how full the packs of each packer are, how long examples wait and
-what planning costs; then how many times fewer sequences, and tokens in padded batches of
-8, message trees and packing leave. No packer can go below the bound. A packer is a
-function (sizes, max_tokens, max_crops) -> packs, each a list of example numbers; it takes
-the next size only when it needs one more.
+Prints for each stage how full the packs of each packer are and what planning costs; then how many
+rows message trees and packing leave. No packer can go below the bound. A packer is a function
+(sizes, max_tokens, max_crops) -> packs, each a list of example numbers.
 """
 
 import time
 from bisect import insort
 from functools import partial
+from operator import itemgetter
 from statistics import fmean
 
 import numpy as np
@@ -38,55 +37,26 @@ def lower_bound(sizes, limits):
     return int(max(bounds))
 
 
-class OpenPack:
-    """A pack that is being filled: the tokens and crops that are left, its example numbers."""
-
-    def __init__(self, max_tokens, max_crops):
-        self.tokens = max_tokens
-        self.crops = max_crops
-        self.members = []
-
-    def take(self, i, size):
-        """Adds example i of (tokens, crops) if there is room for it -> whether there was."""
-        fits = size[0] <= self.tokens and size[1] <= self.crops
-        if fits:
-            self.tokens -= size[0]
-            self.crops -= size[1]
-            self.members.append(i)
-        return fits
-
-
-def in_order(sizes, *limits):
-    """Example after example until the next one does not fit."""
-    pack = OpenPack(*limits)
-    for i, size in enumerate(sizes):
-        if not pack.take(i, size):
-            yield pack.members
-            pack = OpenPack(*limits)
-            pack.take(i, size)
-    yield pack.members
-
-
-def internvl_buffer(sizes, *limits, max_open=20):
+def internvl_buffer(sizes, max_tokens, max_crops, max_open=20):
     """InternVL's buffer without overflow: up to max_open unfinished packs, most crops first.
 
     An example joins the first pack that has room for it. A pack leaves when it is exactly
     full, or as the first of too many.
     """
-    unfinished = []
-    for i, size in enumerate(sizes):
-        new = OpenPack(*limits)
-        pack = next(pack for pack in [*unfinished, new] if pack.take(i, size))
-        if pack is not new:
+    unfinished = []  # of (crops left, tokens left, example numbers)
+    for i, (tokens, crops) in enumerate(sizes):
+        pack = next((p for p in unfinished if crops <= p[0] and tokens <= p[1]), None)
+        if pack:
             unfinished.remove(pack)
-        if pack.tokens == 0 or pack.crops == 0:
-            yield pack.members
+        left, room, members = pack or (max_crops, max_tokens, [])
+        pack = (left - crops, room - tokens, [*members, i])
+        if 0 in pack[:2]:
+            yield pack[2]
         else:
-            insort(unfinished, pack, key=lambda pack: pack.crops)
+            insort(unfinished, pack, key=itemgetter(0))
         if len(unfinished) > max_open:
-            yield unfinished.pop(0).members
-    for pack in unfinished:
-        yield pack.members
+            yield unfinished.pop(0)[2]
+    yield from (members for _, _, members in unfinished)
 
 
 def knapsack(sizes, max_tokens, max_crops, image_weight, granularity):
@@ -162,86 +132,44 @@ def packers(stage):
     """{name in the table: packer}; the official one weighs crops by stage."""
     return {
         "none": lambda sizes, *limits: ([i] for i, _ in enumerate(sizes)),
-        "in order until full": in_order,
         "InternVL's buffer, 20": internvl_buffer,
         OFFICIAL: partial(official, image_weight=1 if stage == 1 else 30),
         "ours": ours,
     }
 
 
-class CountedSizes(list):
-    """Sizes that know how many of them were read: an example arrives when it is first read."""
-    n_read = 0
-
-    def __getitem__(self, i):
-        self.n_read = max(self.n_read, i + 1)
-        return super().__getitem__(i)
-
-    def __iter__(self):
-        return (self[i] for i in range(len(self)))
-
-
 def measure(packer, sizes, bound, limits):
-    """One packer on sizes [(tokens, crops), ..] -> its row of the table. The wait of an
-    example is the number of packs made after it arrived and before its own."""
-    counted = CountedSizes(sizes)
-    packs = []
-    n_read = []  # sizes read when each pack was made
+    """One packer on sizes [(tokens, crops), ..] -> its row of the table."""
     start = time.process_time()
-    for pack in packer(counted, *limits):
-        packs.append(pack)
-        n_read.append(counted.n_read)
+    packs = list(packer(sizes, *limits))
     seconds = time.process_time() - start
-
     fill = np.array([np.sum([sizes[i] for i in pack], axis=0) for pack in packs])
-    pack_of = np.repeat(np.arange(len(packs)), [len(pack) for pack in packs])
-    # the first pack that was made after each example had arrived
-    arrived = np.searchsorted(n_read, np.concatenate(packs), side="right")
-    waits = pack_of - arrived
     return {
         "packs": len(packs),
         "over": len(packs) / bound,
         "examples": len(sizes) / len(packs),
         "tokens": fill[:, 0].mean() / limits[0],
         "crops": fill[:, 1].mean() / limits[1],
-        "wait": waits.mean(),
-        "wait_max": int(waits.max()),
         "us": seconds / len(sizes) * 1e6,
     }
 
 
-def count_sequences(lengths):
-    """[tokens of a sequence, ..] -> how many there are, and the tokens in padded batches of 8."""
-    batches = [lengths[k : k + 8] for k in range(0, len(lengths), 8)]
-    padded = sum(max(batch) * len(batch) for batch in batches)
-    return {"sequences": len(lengths), "batches": padded}
-
-
-def savings(examples, limits):
-    """[ExampleSize, ..] -> {name: counts} without message trees and packing, with each, with
-    both."""
+def count_rows(examples, limits):
+    """[ExampleSize, ..] -> {name: rows} without message trees and packing, with each, with both."""
     trees = [(e.tokens, e.crops) for e in examples]
     single = [(e.trunk + text, e.crops) for e in examples for text in e.branches]
     # in random order, as training draws them: not all annotations of a video in one row
     order = np.random.default_rng(0).permutation(len(single))
     single = [single[i] for i in order]
-    found = {}
-    for sizes, alone, packed in (
-        (single, "one annotation per sequence", "packing"),
-        (trees, "message trees", "both"),
-    ):
-        packs = packing.Planner(sizes, *limits)
-        found[alone] = count_sequences([tokens for tokens, _ in sizes])
-        found[packed] = count_sequences([sum(e.tokens for e in pack) for pack in packs])
-    return found
+    return {"one annotation per row": len(single), "message trees": len(trees),
+            "packing": len(list(ours(single, *limits))), "both": len(list(ours(trees, *limits)))}
 
 
 def summarise(rows):
-    """A packer's rows, one per stream -> means, the longest wait, the range of "over"."""
-    means = {key: fmean(row[key] for row in rows) for key in rows[0]}
+    """A packer's rows, one per stream -> means, and the range of "over"."""
     over = [row["over"] for row in rows]
-    longest = max(row["wait_max"] for row in rows)
-    return means | {"wait_max": longest, "over_range": (min(over), max(over))}
+    means = {key: fmean(row[key] for row in rows) for key in rows[0]}
+    return means | {"over_range": (min(over), max(over))}
 
 
 def bench_stage(stage, n, seeds):
@@ -257,22 +185,18 @@ def bench_stage(stage, n, seeds):
         table[name] = summarise(rows)
     print_table("packers", table)
 
-    saved = savings(streams[0], limits)
-    most = saved["one annotation per sequence"]
-    times_fewer = {}
-    for name, row in saved.items():
-        times_fewer[name] = {key: most[key] / n for key, n in row.items()}
-    print_table(f"instead of {most['sequences']} sequences", times_fewer)
-    return {"limits": limits, "bounds": bounds, "packers": table, "savings": saved}
+    rows = count_rows(streams[0], limits)
+    most = max(rows.values())
+    print_table("rows", {name: {"rows": n, "fewer": most / n} for name, n in rows.items()})
+    return {"limits": limits, "bounds": bounds, "packers": table, "rows": rows}
 
 
 def add_arguments(parser):
     add = parser.add_argument
     add("--n", type=positive, default=20_000, help="examples of each stream")
     add("--seeds", type=positive, default=3, help="streams of each stage")
-    add("--stages", type=int, nargs="+", choices=(1, 2, 3), default=[1, 2, 3], help="their stages")
 
 
 def run(args):
     """Prints the tables of every stage -> {"stage 1": their numbers, ..}."""
-    return {f"stage {stage}": bench_stage(stage, args.n, args.seeds) for stage in args.stages}
+    return {f"stage {stage}": bench_stage(stage, args.n, args.seeds) for stage in (1, 2, 3)}

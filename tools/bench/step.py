@@ -20,8 +20,8 @@ import torch
 import packing
 from tools.bench import peers
 from tools.bench.flops import batch_work, flops
-from tools.bench.measure import check_device, clock, run_rounds, spread
-from tools.bench.step_cases import CASES, make_case, n_crops
+from tools.bench.measure import clock, run_rounds, spread
+from tools.bench.step_cases import CASES, make_case
 from tools.command import positive, print_table, show
 
 SIDES = ("ours", "reference")
@@ -56,7 +56,7 @@ def reference_loss(model, config, examples, case, device):
 
 def training_step(side, model, config, case, dtype, args):
     """Forward and backward of one case by one of SIDES -> StepResult."""
-    device = torch.device(args.device)
+    device = args.device
     is_ours = side == "ours"
     prepare = our_loss if is_ours else reference_loss
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16")
@@ -96,7 +96,7 @@ def build_models(config, args):
     """{side: model in training mode, float32}, with the same random weights."""
     torch.set_flush_denormal(True)  # as in train.py
     models = dict(zip(SIDES, peers.model_pair(config, args.device, torch.float32), strict=True))
-    if torch.device(args.device).type == "cuda":
+    if args.device.type == "cuda":
         models["ours"].compile_blocks()  # as in train.py
     return {side: model.train() for side, model in models.items()}
 
@@ -116,26 +116,18 @@ def matmul_peak(device, dtype):
 
 def describe(case, model):
     """The size of a case and the FLOPs that it needs."""
-    vision = model.config.vision
-    batches = [packing.collate([row], case.length, vision) for row in case.rows]
-    work = [batch_work(model, batch) for batch in batches]
+    batches = [packing.collate([row], case.length, model.config.vision) for row in case.rows]
     trees = [example for row in case.rows for example in row]
     singles = [example for batch in case.batches for example in batch]
+    padded = sum(len(b) * max(len(e.tokens) for e in b) for b in case.batches)
     return {
         "labelled": case.labelled,
         "annotations": len(singles),
         "examples": len(trees),
-        "flops": sum(flops(model, w) for w in work),
-        "ours": {
-            "tokens": sum(len(e.tokens) for e in trees),
-            "padded": len(case.rows) * case.length,
-            "crops": sum(w.patches for w in work) // vision.n_patch,
-        },
-        "reference": {
-            "tokens": sum(len(e.tokens) for e in singles),
-            "padded": sum(len(b) * max(len(e.tokens) for e in b) for b in case.batches),
-            "crops": sum(n_crops(example) for example in singles),
-        },
+        "flops": sum(flops(model, batch_work(model, batch)) for batch in batches),
+        "ours": {"tokens": sum(len(e.tokens) for e in trees),
+                 "padded": len(case.rows) * case.length},
+        "reference": {"tokens": sum(len(e.tokens) for e in singles), "padded": padded},
     }
 
 
@@ -146,10 +138,8 @@ def bench_case(name, config, models, peaks, args):
     # the shapes of other cases count against the recompilation limit
     torch.compiler.reset()
     row = describe(case, models["ours"])
-    runs = {}
-    for dtype in args.dtypes:
-        for side, model in models.items():
-            runs[side, dtype] = partial(training_step, side, model, config, case, dtype, args)
+    runs = {(side, dtype): partial(training_step, side, model, config, case, dtype, args)
+            for dtype in args.dtypes for side, model in models.items()}
     pair = [training_step(side, models[side], config, case, "float32", args) for side in SIDES]
     check_agreement(name, *pair)
     for run_step in runs.values():
@@ -169,9 +159,8 @@ def bench_case(name, config, models, peaks, args):
     row["ratios"] = {}
     for dtype in args.dtypes:
         ratios = [r["reference", dtype].seconds / r["ours", dtype].seconds for r in rounds]
-        key = f"reference {dtype} / ours {dtype}"
-        row["ratios"][key] = spread(ratios)
-        print(f"{key}: {show(row['ratios'][key])}", flush=True)
+        row["ratios"][dtype] = spread(ratios)
+        print(f"reference / ours, {dtype}: {show(row['ratios'][dtype])}", flush=True)
     return row
 
 
@@ -179,21 +168,19 @@ def add_arguments(parser):
     dtypes = ("float32", "bfloat16")
     add = parser.add_argument
     add("--preset", choices=peers.PRESETS, default="small", help="shape of the model")
-    add("--device", default="cpu", help="cpu, cuda, ..")
     add("--dtypes", nargs="+", choices=dtypes, default=list(dtypes), help="dtype of autocast")
     add("--cases", nargs="+", choices=CASES, default=list(CASES), help=(
-        "image, video: 9 crops, or 16 frames, and 300 tokens of text; padded, single: 9, 5 and 2 "
-        "crops and a text, ours in one row, the reference in a padded batch, or one by one; "
-        "stream: rows as training packs them, the reference in padded batches of annotations"))
+        "image, video: 9 crops, or 16 frames, and 300 tokens of text; padded: 9, 5 and 2 crops "
+        "and a text, ours in one row, the reference in a padded batch; stream: rows as training "
+        "packs them, the reference in padded batches of annotations"))
     add("--rounds", type=positive, default=5, help="measurements of each case")
     add("--n", type=positive, default=1, help="rows of the case stream")
 
 
 def run(args):
     """Prints a table per case -> {"peak": FLOP/s by dtype, case: its numbers, ..}."""
-    check_device(args.device)
     config = peers.PRESETS[args.preset]
     models = build_models(config, args)
-    peaks = {dtype: matmul_peak(torch.device(args.device), dtype) for dtype in args.dtypes}
+    peaks = {dtype: matmul_peak(args.device, dtype) for dtype in args.dtypes}
     cases = {name: bench_case(name, config, models, peaks, args) for name in args.cases}
     return {"peak": peaks, **cases}

@@ -1,11 +1,11 @@
 """What tools.bench step measures: random pixels and ids, as packed rows for us and as
 padded batches for transformers.
 
-    FOUR          ours, a row                      reference, padded       reference, one by one
-    9 crops       | 9 crops | 5 | 2 | text |       | 9 crops               |  | 9 crops      |
-    5                                              | 5           . . . . . |  | 5     |
-    2                                              | 2      . . . . . . . .|  | 2  |
-    text                                           | text  . . . . . . . . |  | text |
+    FOUR          ours, a row                      reference, padded
+    9 crops       | 9 crops | 5 | 2 | text |       | 9 crops               |
+    5                                              | 5           . . . . . |
+    2                                              | 2      . . . . . . . .|
+    text                                           | text  . . . . . . . . |
 
 A tree with three annotations is a part of our row, and for transformers three sequences.
 """
@@ -34,9 +34,11 @@ class Plain(NamedTuple):
     frames: int = 0  # of its video
 
 
-FOUR = [Plain(300, (2, 4)), Plain(200, (2, 2)), Plain(150, (1, 1)), Plain(400)]
-CASES = {"image": [Plain(300, (2, 4))], "video": [Plain(300, frames=16)], "padded": FOUR,
-         "single": FOUR, "stream": None}
+CASES = {
+    "image": [Plain(300, (2, 4))],
+    "video": [Plain(300, frames=16)],
+    "padded": [Plain(300, (2, 4)), Plain(200, (2, 2)), Plain(150, (1, 1)), Plain(400)],
+    "stream": None}
 
 
 class Case(NamedTuple):
@@ -61,29 +63,31 @@ def n_crops(example):
     return 0 if example.image_id is None else len(example.image_id)
 
 
-def random_tree(config, rng, image_sizes, n_frames, texts):
+def random_tree(config, rng, image_sizes, n_frames, texts, n_subtitles=0):
     """An example with random ids and without pixels -> Tree.
 
     image_sizes: (width, height) of the images; n_frames: of a video in place of images, or 0.
-    texts: (tokens read, tokens learned) of each annotation.
+    texts: (tokens read, tokens learned) of each annotation. n_subtitles: tokens behind the media.
     """
     tokenizer = ByteTokenizer(n_vocab=config.n_vocab)
     settings = data.DataConfig(vision=config.vision)
-    times = None
-    if n_frames:
-        times = [k / 2 for k in range(n_frames)]
+
+    def random_ids(n):
+        return rng.integers(10, config.n_vocab, n).tolist()
+
+    times = [k / 2 for k in range(n_frames)] or None
+    if times:
         ids, is_visual = video_tokens(times, None, tokenizer, settings)
     else:
         ids, is_visual = images_tokens(image_sizes, tokenizer, settings)
-    branches = []
-    for n_read, n_learned in texts:
-        read = rng.integers(10, config.n_vocab, n_read).tolist()
-        learned = rng.integers(10, config.n_vocab, n_learned).tolist()
-        # the last id is a target only, here without loss, so that all read the same tokens
-        branches.append(data.Branch([(read, False), (learned, True), ([0], False)]))
+    trunk = [tokenizer.bos, *ids, *random_ids(n_subtitles)]
+    is_visual = [False, *is_visual, *[False] * n_subtitles]
+    # the last id is a target only, here without loss, so that all read the same tokens
+    branches = [data.Branch([(random_ids(n_read), False), (random_ids(n_learned), True),
+                             ([0], False)]) for n_read, n_learned in texts]
     examples = []
     for kept in (branches, *([branch] for branch in branches)):
-        example = data.layout([tokenizer.bos, *ids], [False, *is_visual], kept, settings)
+        example = data.layout(trunk, is_visual, kept, settings)
         if ids:
             data.place_visual_tokens(example, MediaInfo(image_sizes, times), tokenizer, settings)
         examples.append(example)
@@ -112,31 +116,22 @@ def plain_example(config, rng, plain):
         rows, columns = plain.tiling
         overlap = v.crop - v.stride
         image_sizes = [(columns * v.stride + overlap, rows * v.stride + overlap)]
-    tree = random_tree(config, rng, image_sizes, plain.frames, [(0, plain.text)])
-    (example,) = tree.singles
+    (example,) = random_tree(config, rng, image_sizes, plain.frames, [(0, plain.text)]).singles
     example.weights[:-1] = example.bidir[1:] == 0
     set_random_pixels([example], config, rng)
     return example
 
 
 def draw_tree(config, rng, stage, max_frames):
-    """A Tree of the stream, without subtitles. Its images have as many crops as in the
-    released model, whatever the size of a crop."""
-    group = stream.draw_group(rng, stage)
-    n_frames = 0
-    image_sizes = []
-    if group.seconds:
-        n_frames = len(vision.frame_times(group.seconds.draw(rng), max_frames))
-    else:
-        stride = config.vision.stride
-        released = vision.RELEASED.stride
-        for height, width in stream.draw_image_sizes(rng, group):
-            image_sizes.append((width * stride // released, height * stride // released))
-    texts = []
-    for length in group.draw_text_lengths(rng):
-        question = length // 4 + 1
-        texts.append((question, length - question))
-    return random_tree(config, rng, image_sizes, n_frames, texts)
+    """A Tree of the stream. Its images have as many crops as in the released model, whatever the
+    size of a crop; a quarter of an annotation is read, the rest is learned."""
+    draft = stream.draw(rng, stage)
+    stride, released = config.vision.stride, vision.RELEASED.stride
+    sizes = [(width * stride // released, height * stride // released)
+             for height, width in draft.images]
+    n_frames = len(vision.frame_times(draft.seconds, max_frames)) if draft.seconds else 0
+    texts = [(n // 4 + 1, n - n // 4 - 1) for n in draft.texts]
+    return random_tree(config, rng, sizes, n_frames, texts, draft.subtitles)
 
 
 def stream_case(config, n, stage, limits):
@@ -172,5 +167,4 @@ def make_case(name, config, n):
         return stream_case(config, n, 2, STREAM_ROW)
     rng = np.random.default_rng(0)
     row = [plain_example(config, rng, plain) for plain in CASES[name]]
-    batches = [[example] for example in row] if name == "single" else [row]
-    return Case([row], batches, sum(len(example.tokens) for example in row))
+    return Case([row], [row], sum(len(example.tokens) for example in row))

@@ -49,10 +49,6 @@ class Group(NamedTuple):
     seconds: LogNormal | None = None  # of its video
     subtitles: float = 0.0  # share of the videos that come with subtitles
 
-    def draw_text_lengths(self, rng):
-        """Tokens of each annotation of one example."""
-        return [int(self.text.draw(rng)) for _ in range(self.annotations.draw(rng))]
-
 
 VIDEO_SCALE = 0.90  # multiplies every median duration: fitted to stage 2
 # median of a caption or a transcript of stage 1: fitted to stage 1
@@ -101,13 +97,6 @@ GROUPS = {1: STAGE_1, 2: STAGE_2, 3: STAGE_2}
 SUBTITLE_TOKENS = LogNormal(700, 0.8, 60, 4000)
 
 
-def draw_group(rng, stage):
-    """A group of the stage's mixture, by its share."""
-    groups = GROUPS[stage]
-    edges = list(accumulate(group.share for group in groups))
-    return groups[bisect(edges, rng.random() * edges[-1])]
-
-
 class Recipe(NamedTuple):
     max_tokens: int  # of a row
     max_crops: int  # of a row
@@ -117,6 +106,14 @@ class Recipe(NamedTuple):
 def recipe(stage):
     values = STAGES[stage].RECIPE
     return Recipe(values["data.max_tokens"], values["pack_crops"], values["data.max_frames"])
+
+
+class Draft(NamedTuple):
+    """What an example of the stream consists of, before it has pixels and ids."""
+    images: list  # (height, width) of each
+    seconds: float  # of its video; 0: none
+    subtitles: int  # tokens
+    texts: list  # tokens of each annotation
 
 
 class ExampleSize(NamedTuple):
@@ -146,11 +143,22 @@ def draw_image_size(rng):
     return (2200, 1700) if rng.random() < 0.8 else (1600, 1200)
 
 
-def draw_image_sizes(rng, group):
-    """(height, width) of each image of one example, none for text alone."""
-    least, most = group.images
-    count = int(rng.integers(least, most + 1))
-    return [draw_image_size(rng) for _ in range(count)]
+def draw(rng, stage):
+    """A Draft of a group of the stage's mixture, which is chosen by its share."""
+    groups = GROUPS[stage]
+    edges = list(accumulate(group.share for group in groups))
+    group = groups[bisect(edges, rng.random() * edges[-1])]
+    images = []
+    seconds = subtitles = 0
+    if group.seconds:
+        seconds = group.seconds.draw(rng)
+        if rng.random() < group.subtitles:
+            subtitles = int(SUBTITLE_TOKENS.draw(rng))
+    else:
+        least, most = group.images
+        images = [draw_image_size(rng) for _ in range(rng.integers(least, most + 1))]
+    texts = [int(group.text.draw(rng)) for _ in range(group.annotations.draw(rng))]
+    return Draft(images, seconds, subtitles, texts)
 
 
 def image_size(height, width):
@@ -168,28 +176,20 @@ def video_size(seconds, max_frames):
     return tokens, len(times)
 
 
-def draw_example(rng, group, max_tokens, max_frames):
-    """One ExampleSize of a group. Tokens beyond max_tokens are cut off the last annotations."""
-    trunk = 1  # BOS
-    crops = 0
-    if group.seconds:
-        tokens, crops = video_size(group.seconds.draw(rng), max_frames)
-        if rng.random() < group.subtitles:
-            tokens += int(SUBTITLE_TOKENS.draw(rng))
-        trunk = min(trunk + tokens, max_tokens - 1)
-    else:
-        sizes = draw_image_sizes(rng, group)
-        for size in sizes:
-            tokens, image_crops = image_size(*size)
-            trunk += tokens + 3 * (len(sizes) > 1)  # the text "Image 1"
-            crops += image_crops
-    texts = group.draw_text_lengths(rng)
-    ends = np.minimum(np.cumsum([trunk, *texts]), max_tokens).tolist()
-    return ExampleSize(ends[-1], crops, trunk, np.diff(ends).tolist())
+def size_of(draft, max_tokens, max_frames):
+    """The ExampleSize of a Draft. Tokens beyond max_tokens are cut off the last annotations."""
+    sizes = [image_size(*size) for size in draft.images]
+    if draft.seconds:
+        sizes = [video_size(draft.seconds, max_frames)]
+    numbers = 3 * len(sizes) * (len(draft.images) > 1)  # tokens of the texts "Image 1"
+    tokens = 1 + sum(n for n, _ in sizes) + numbers + draft.subtitles  # 1: BOS
+    trunk = min(tokens, max_tokens - 1)
+    ends = np.minimum(np.cumsum([trunk, *draft.texts]), max_tokens).tolist()
+    return ExampleSize(ends[-1], sum(n for _, n in sizes), trunk, np.diff(ends).tolist())
 
 
 def stream(stage, n, seed):
     """n examples -> [ExampleSize, ..], a function of the stage and the seed alone."""
     rng = np.random.default_rng([seed, stage])
     max_tokens, _, max_frames = recipe(stage)
-    return [draw_example(rng, draw_group(rng, stage), max_tokens, max_frames) for _ in range(n)]
+    return [size_of(draw(rng, stage), max_tokens, max_frames) for _ in range(n)]

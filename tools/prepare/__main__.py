@@ -15,13 +15,13 @@ new folder, one with media/ alone, or one that this command made for the same se
 docs/released.md has the sets, their licences, and the line that gets each.
 """
 
-import json
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 from records.errors import warn
-from tools.command import make_parser, own_folder, report_errors
+from tools.command import make_parser, own_folder, print_line, report_errors
 from tools.prepare import frames
 from tools.prepare.collect import convert_files, group, make_records, write
 from tools.prepare.media import Media
@@ -51,10 +51,10 @@ def parse(argv):
         help="molmo2-cap: lowest annotation_score (default 3)")
     add("--first-tokens", type=int, default=4096,
         help="tulu: longest first message (default 4096; stage 1 of Molmo2: 2304)")
-    add("--type", choices=TYPES,
-        help="cosyn-400k, syn-multi-image-qa: kind of the images")
+    add("--type", dest="kind", choices=TYPES, help=(
+        "cosyn-400k, syn-multi-image-qa: kind of the images"))
     args = parser.parse_args(argv)
-    if SETS[args.name].by_type and not args.type:
+    if "kind" in SETS[args.name].flags and not args.kind:
         parser.error(f"{args.name} needs --type: {', '.join(TYPES)}")
     if args.media and not Path(args.media).is_dir():
         parser.error(f"{args.media}: no such folder")
@@ -69,22 +69,23 @@ def main(argv=None):
     args = parse(argv)
     published = SETS[args.name]
     files = source_files(args.source, args.split)
-    args.excluded = set()
+    excluded = set()
     if args.exclude:
         lines = Path(args.exclude).read_text(encoding="utf-8").splitlines()
-        args.excluded = {line.split("\t")[0].strip() for line in lines}
+        excluded = {line.split("\t")[0].strip() for line in lines}
+    layout = partial(published.layout, **{name: getattr(args, name) for name in published.flags})
     inputs = [*files, *filter(None, [args.exclude])]
     with own_folder(args.out, f"tools.prepare {args.name}", inputs, besides=["media"]) as out:
         media = Media(args.media or out / "media")
         skipped = Counter()
-        found = convert_files(files, published, args, media, skipped)
+        found = convert_files(files, published.columns, layout, media, excluded, skipped)
         if published.group:
             found = group(found)
         counts = write(make_records(found, args.name, published.max_points), out, media)
     if args.media:
         warn(f"paths in the records start at {media.root}: train with --media {media.root}")
     counts["skipped"] = dict(sorted(skipped.items()))
-    print(json.dumps(counts, ensure_ascii=False))
+    print_line(counts)
 
 
 if __name__ == "__main__":

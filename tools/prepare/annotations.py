@@ -47,7 +47,7 @@ def xy_points(cell):
     """[{"x":, "y":}, ..] from a list of structs, or from a struct of lists."""
     if isinstance(cell, dict):
         return [{"x": x, "y": y} for x, y in zip(cell["x"], cell["y"], strict=True)]
-    return [{"x": point["x"], "y": point["y"]} for point in cell or []]
+    return [{"x": p["x"], "y": p["y"]} for p in cell or []]
 
 
 def labels(label, question=None):
@@ -59,22 +59,22 @@ def labels(label, question=None):
 
 def check_inside(points, width, height):
     """Skip if a point is NaN, or more than 1 % outside, which no record may have."""
-    for point in points:
-        inside_x = -width / 100 <= point["x"] <= 1.01 * width
-        inside_y = -height / 100 <= point["y"] <= 1.01 * height
+    for p in points:
+        inside_x = -width / 100 <= p["x"] <= 1.01 * width
+        inside_y = -height / 100 <= p["y"] <= 1.01 * height
         require(inside_x and inside_y, "point outside the image")
 
 
 def point(points, coords, label, question=None, size=None, count=None, clip=False,
-                     max_points=math.inf, counts=None, **fields):
-    """points: [{"x":, "y":, "t" or "image"}, ..]; size: [width, height] or None; count:
-    as published, which must be the number of points; clip: points outside are moved to
-    the border; counts: (lowest, highest) number of points to take."""
+          max_points=math.inf, counts=None, **fields):
+    """points: [{"x":, "y":, "t" or "image"}, ..]; size: [width, height] or None; count: as
+    published, which must be the number of points; clip: points outside are moved to the border;
+    counts: (lowest, highest) number of points to take."""
     names = labels(label, question)
     width, height = (100, 100) if coords == "percent" else size or UNKNOWN_SIZE
     if clip:
-        points = [p | {"x": min(max(p["x"], 0), width),
-                       "y": min(max(p["y"], 0), height)} for p in points]
+        points = [p | {"x": min(max(p["x"], 0), width), "y": min(max(p["y"], 0), height)}
+                  for p in points]
     check_inside(points, width, height)
     require(len(points) <= max_points, f"more than {max_points} points")
     least, most = counts or (0, math.inf)
@@ -87,26 +87,23 @@ def point(points, coords, label, question=None, size=None, count=None, clip=Fals
     return {"type": "point", **names, "coords": coords, **fields, "points": points}
 
 
-def count(count, label, question=None):
-    require(number_of(count) is not None and count >= 0, "no count")
-    return {"type": "count", **labels(label, question), "count": int(count)}
+def count(number, label, question=None):
+    require(number_of(number) is not None and number >= 0, "no count")
+    return {"type": "count", **labels(label, question), "count": int(number)}
 
 
 def track(label, points, times, rate, mode, size):
-    """points: [{"t":, "id":, "x":, "y":, "occluded"}, ..] in pixels; times: of the
-    frames, in seconds; rate: frames a second."""
+    """points: [{"t":, "id":, "x":, "y":, "occluded"}, ..] in pixels; times: of the frames, in
+    seconds; rate: frames a second."""
     check_inside(points, *(size or UNKNOWN_SIZE))
     fields = {"size": size} if size else {}
     fields |= {"mode": mode, "fps": rate, "times": times}
     if mode == "from_point":  # the first visible point is the question
         query = next((p for p in points if "occluded" not in p), None)
-        points = [p for p in points
-                  if query and p["id"] == query["id"] and p["t"] > query["t"]]
+        points = [p for p in points if query and p["id"] == query["id"] and p["t"] > query["t"]]
         fields["query"] = query
-    is_visible = any("occluded" not in p for p in points)
-    require(is_visible, "track without a visible point")
-    names = labels(label)
-    return {"type": "track", **names, "coords": "pixel", **fields, "points": points}
+    require(any("occluded" not in p for p in points), "track without a visible point")
+    return {"type": "track", **labels(label), "coords": "pixel", **fields, "points": points}
 
 
 def caption(value, style):
@@ -129,20 +126,19 @@ def choice(question, style, options, correct, **fields):
     options = [option.strip() for option in options]
     # one letter for an option given twice
     distinct = list(dict.fromkeys(options))
-    is_complete = 2 <= len(distinct) <= MAX_OPTIONS and correct in range(len(options))
-    require(is_complete, "no right option among 2 to 26")
+    require(2 <= len(distinct) <= MAX_OPTIONS and correct in range(len(options)),
+            "no right option among 2 to 26")
     answer_idx = distinct.index(options[correct])
     return {**start, "options": distinct, "answer_idx": answer_idx, **fields}
 
 
-def dialogue(turns, style, system=None):
-    """turns: [(question, answer), ..]."""
-    system = {"system": system} if system else {}
-    turns = [{"question": question, "answer": reply} for question, reply in turns]
-    return {"type": "qa", "style": style, **system, "turns": turns}
+def dialogue(pairs, style, system=None):
+    """pairs: [(question, answer), ..]."""
+    head = {"type": "qa", "style": style} | ({"system": system} if system else {})
+    return head | {"turns": [{"question": question, "answer": reply} for question, reply in pairs]}
 
 
-def turns(messages):
+def split_turns(messages):
     """Messages with role and content, or with from and value -> (system or None,
     [(question, answer), ..]). A last question without an answer is dropped."""
     parsed = []
@@ -156,8 +152,7 @@ def turns(messages):
     found = []
     pairs = zip(parsed[::2], parsed[1::2], strict=False)
     for (role, question), (next_role, reply) in pairs:
-        alternate = (role, next_role) == ("user", "assistant")
-        require(alternate, "turns that do not alternate")
+        require((role, next_role) == ("user", "assistant"), "turns that do not alternate")
         require(text_of(question) and text_of(reply), "empty turn")
         found.append((question, reply))
     require(found, "turns that do not alternate")

@@ -18,14 +18,12 @@ from records.errors import Unreadable
 from tools.prepare.annotations import Skip, require, split
 from tools.prepare.rows import read_rows
 
-# what a row of another shape raises: a null, a list for a text, lists of different
-# lengths
+# what a row of another shape raises: a null, a list for a text, lists of different lengths
 SHAPE_ERRORS = (AttributeError, LookupError, TypeError, ValueError, OverflowError)
 
 
 def to_json(value):
-    """One line; ValueError for what no record can hold, such as NaN or half a surrogate
-    pair."""
+    """One line; ValueError for what no record can hold, such as NaN or half a surrogate pair."""
     line = json.dumps(value, ensure_ascii=False, allow_nan=False)
     line.encode()
     return line
@@ -44,22 +42,21 @@ def count_skips(skipped, what):
         skipped[f"{what} of another shape"] += 1
 
 
-def convert_files(files, published, args, media, skipped):
-    """Yields (head, annotations) of the rows of all files: the visual input and
-    weight of a record; and its annotations, each as JSON, which takes less memory than
-    a dict.
+def convert_files(files, columns, layout, media, excluded, skipped):
+    """Yields (head, annotations) of the rows of all files: the visual input and weight of a record;
+    and its annotations, each as JSON, which takes less memory than a dict.
 
-    args: of the command. skipped: a Counter of the reasons for what is left out.
+    layout: a function (row, media), see images.py. excluded: URLs of images to leave out. skipped:
+    a Counter of the reasons for what is left out.
     """
     for path in files:
-        args.file = path
-        for row in read_rows(path, published.columns):
+        for row in read_rows(path, columns):
             lines = []
             builders = []
             with count_skips(skipped, "row"):
                 urls = [row.get("image_url"), *(row.get("image_urls") or [])]
-                require(args.excluded.isdisjoint(urls), "excluded")
-                head, found = published.layout(row, media, args)
+                require(excluded.isdisjoint(urls), "excluded")
+                head, found = layout(row | {"file_name": path.name}, media)
                 require(found, "nothing to train on")
                 # a head that no record can hold costs the row
                 to_json(head)
@@ -83,8 +80,8 @@ def media_files(head):
 
 
 def group(rows):
-    """(head, annotations) of rows -> those of records, one for each visual input: the
-    same images, or the same clip of a video."""
+    """(head, annotations) of rows -> those of records, one for each visual input: the same images,
+    or the same clip of a video."""
     inputs = {}
     for head, lines in rows:
         key = to_json([head.get("video"), *media_files(head)])
@@ -94,8 +91,8 @@ def group(rows):
 
 
 def make_records(inputs, name, max_points):
-    """Yields the records; ids follow the order of visual inputs: name-1, name-1.1,
-    name-2. An input with more than `max_points` points becomes several records."""
+    """Yields the records; ids follow the order of visual inputs: name-1, name-1.1, name-2. An input
+    with more than `max_points` points becomes several records."""
     for n, (head, lines) in enumerate(inputs, 1):
         for k, annotations in enumerate(split(map(json.loads, lines), max_points)):
             record_id = f"{name}-{n}.{k}" if k else f"{name}-{n}"
@@ -103,8 +100,7 @@ def make_records(inputs, name, max_points):
 
 
 def write(records, out, media):
-    """records.jsonl and urls.txt, complete or not at all -> the counts of the last
-    line."""
+    """records.jsonl and urls.txt, complete or not at all -> the counts of the last line."""
     n_records = 0
     n_annotations = 0
     urls = {}  # {path: URL or None}

@@ -32,7 +32,7 @@ from records.errors import require_file
 from records.media import MAX_FRAMES
 from records.reader import Records, stamp_of
 from records.visual import read_headers
-from tools.command import frame_rate, make_parser, own_folder, positive, report_errors, whole_number
+from tools import command
 from tools.prepare.annotations import require
 from tools.prepare.collect import count_skips, to_json
 from training.loader import end_with_parent
@@ -61,7 +61,7 @@ def prepare(source, config, args, index):
         if there != names:
             if there:  # incomplete; else another process may be making it
                 shutil.rmtree(folder, ignore_errors=True)
-            save(source.frames(record, info.times), folder, args)
+            save(source.frames(record, info.times), folder, args.size, args.format)
         size = {folder.name: sum((folder / name).stat().st_size for name in names)}
         width, height = info.sizes[0]
         fps = 0.5 / half if half else config.fps  # of one frame; it may last no time
@@ -79,14 +79,14 @@ def prepare(source, config, args, index):
     return "", skipped, {}
 
 
-def save(frames, folder, args):
+def save(frames, folder, size, suffix):
     """Writes frames into a folder that is there only when it is complete."""
     draft = folder.with_suffix(f".part{os.getpid()}")
     draft.mkdir(parents=True)
     try:
         for k, pixels in enumerate(frames):
-            image = Image.fromarray(vision.resize(pixels, args.size, args.size))
-            image.save(draft / f"{k:05d}.{args.format}", quality=95, subsampling=0)
+            image = Image.fromarray(vision.resize(pixels, size, size))
+            image.save(draft / f"{k:05d}.{suffix}", quality=95, subsampling=0)
         with suppress(OSError):  # another process has made it
             draft.rename(folder)
     finally:
@@ -119,20 +119,21 @@ def write(source, args, out):
     return {"records": n_records, "bytes": sum(sizes.values()), "skipped": dict(skipped)}
 
 
-@report_errors
+@command.report_errors
 def main(argv=None):
-    parser = make_parser("prepare frames", __doc__)
+    parser = command.make_parser("prepare frames", __doc__)
     add = parser.add_argument
     add("records", help="a file of records with videos (.jsonl)")
     add("out", help="new folder for records.jsonl and media/")
     add("--media", metavar="DIR", help="where the paths in the records start")
-    add("--fps", type=frame_rate, default=2.0, help="frames per second at most (default 2)")
-    add("--max-frames", type=whole_number(1, MAX_FRAMES), default=384,
+    add("--fps", type=command.frame_rate, default=2.0, help="frames per second at most (default 2)")
+    add("--max-frames", type=command.whole_number(1, MAX_FRAMES), default=384,
         help="per clip at most (default 384: stage 3)")
-    add("--size", type=positive, default=378, help="of a frame in pixels (default 378, a crop)")
+    add("--size", type=command.positive, default=378,
+        help="of a frame in pixels (default 378, a crop)")
     add("--format", choices=("jpg", "png"), default="jpg", help="jpg (default, quality 95) or png")
-    add("--workers", type=positive, default=1, help="processes that decode (default 1)")
+    add("--workers", type=command.positive, default=1, help="processes that decode (default 1)")
     args = parser.parse_args(argv)
     source = Records(args.records, args.media)
-    with own_folder(args.out, "tools.prepare frames", [source.path, source.media]) as out:
-        print(json.dumps(write(source, args, out)))
+    with command.own_folder(args.out, "tools.prepare frames", [source.path, source.media]) as out:
+        command.print_line(write(source, args, out))

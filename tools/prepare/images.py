@@ -1,7 +1,7 @@
 """Layouts of image and text sets: what a row becomes.
 
-in    a row in the columns of its set, the Media folder, the args of the command and the
-      `file` that is read, and what sets.py fixes for the set
+in    a row in the columns of its set, with the name of its file as "file_name"; the Media
+      folder; what sets.py fixes for the set, and the flags that it names
 out   head: the visual input and weight of a record
       builders: functions without arguments that make its annotations. They are called
       later, so that a Skip in one annotation does not cost the others.
@@ -11,8 +11,8 @@ out   head: the visual input and weight of a record
     builders  [-> {"type": "point", "label": "mug", "coords": "percent", "count": 1,
                    "points": [{"x": 21.4, "y": 55.0}]}]
 
-The order of options, the choice of a transcript, and pointing or counting are left to
-the trainer. Left out: masks, and the boxes that Molmo2 draws into AI2D.
+The order of options, the choice of a transcript, and pointing or counting are left to the
+trainer. Left out: masks, and the boxes that Molmo2 draws into AI2D.
 """
 
 import json
@@ -26,15 +26,14 @@ from tools.prepare import annotations as make
 from tools.prepare.annotations import require, size_of, text_of, text_or_skip, xy_points
 from tools.prepare.media import check_path
 
-# sources of Tulu that Molmo2 leaves out: puzzles, long reasoning, answers about the
-# model itself
+# sources of Tulu that Molmo2 leaves out: puzzles, long reasoning, answers about the model itself
 NOT_CHAT = re.compile("puzzle_data|verifiable-reasoning|dino-hardcodes|hardcoded-olmo")
 # rows of ChartQA by who wrote the question (docs/molmo2.md 7.1)
 N_HUMAN = 20901
 N_MACHINE = 7398
 
 
-def captions(row, media, args):
+def captions(row, media):
     """A caption, and the transcripts, if any, of the speech that it was written from."""
     builders = [partial(make.caption, row["caption"], "long_caption")]
     builders += [partial(make.caption, transcript, "transcript")
@@ -42,26 +41,26 @@ def captions(row, media, args):
     return media.visual(row), builders
 
 
-def points(row, media, args, coords, clip=False, method=None):
-    """A label per row. PixMo-Count is in pixels of the original image, whose size is
-    read from the fetched file; rows for evaluation have a count and no points."""
+def label_points(row, media, coords, clip=False, method=None, counts=None):
+    """A label per row. PixMo-Count is in pixels of the original image, whose size is read from the
+    fetched file; rows for evaluation have a count and no points."""
     head = media.visual(row)
     file = media.root / head["image"]["path"]
-    places = xy_points(row.get("points"))
+    points = xy_points(row.get("points"))
     count = row.get("count")
     require(method in (None, row.get("collection_method")), "another collection_method")
-    if count and not places:
+    if count and not points:
         return head, [partial(make.count, count, row["label"])]
     size = None
     if coords == "pixel" and file.is_file():
         with suppress(Unreadable):  # the trainer counts what is no image
             size = size_of(*image_size(file))
-    builder = partial(make.point, places, coords, row["label"], size=size, count=count,
-                      clip=clip, max_points=make.MAX_POINTS, counts=args.counts)
+    builder = partial(make.point, points, coords, row["label"], size=size, count=count,
+                      clip=clip, max_points=make.MAX_POINTS, counts=counts)
     return head, [builder]
 
 
-def clocks(row, media, args):
+def clocks(row, media):
     """PixMo-Clocks: the time on a watch face, as in "7:57:39 AM", or a sentence that it is not
     shown. The set has no images: one is found by the id of its row."""
     name = check_path(row["example_id"])
@@ -71,14 +70,13 @@ def clocks(row, media, args):
     return {"image": media.find(name) or name}, [builder]
 
 
-def questions(row, media, args):
+def questions(row, media):
     builder = partial(make.answer, row["question"], "user_qa", row["answer"])
     return media.visual(row), [builder]
 
 
-def tagged_dialogues(row, media, args):
-    """"[USER] q1 [ASSISTANT] a1 [USER] q2 [ASSISTANT]", and the last answer in a column
-    of its own."""
+def tagged_dialogues(row, media):
+    """"[USER] q1 [ASSISTANT] a1 [USER] q2 [ASSISTANT]"; the last answer has its own column."""
     before, *parts = re.split(r"\[(USER|ASSISTANT)\]", row["question"].strip())
     roles = parts[::2]
     *texts, after = parts[1::2]
@@ -89,7 +87,7 @@ def tagged_dialogues(row, media, args):
     return media.visual(row), [partial(make.dialogue, turns, "user_qa")]
 
 
-def pointing_questions(row, media, args):
+def pointing_questions(row, media):
     """CoSyn-point: a question is the prompt, the name is the label of the answer."""
 
     def build(question, cell, name):
@@ -102,11 +100,11 @@ def pointing_questions(row, media, args):
     return media.visual(row), [partial(build, *each) for each in cells]
 
 
-def qa_pairs(row, media, args, style=None):
-    """qa_pairs{question[], explanation[], answer[]} on one image, or on two to five.
-    Without a style it is that of CoSyn for the --type of the files."""
+def qa_pairs(row, media, style=None, kind=None):
+    """qa_pairs{question[], explanation[], answer[]} on one image, or on two to five. Without a
+    style it is that of CoSyn for the kind of the images."""
     if not style:
-        style = "cosyn_document" if args.type == "document" else f"cosyn_{args.type}_exp"
+        style = "cosyn_document" if kind == "document" else f"cosyn_{kind}_exp"
     cells = row.get("images", row.get("image_urls"))
     head = media.visual(row) if "image" in row else media.images(cells)
     pairs = row["qa_pairs"]
@@ -128,10 +126,9 @@ def same_label(a, b):
     return a in (b, b + "s", b + "es") or b in (a + "s", a + "es")
 
 
-def points_of_images(row, media, args):
-    """A label per image, as a person wrote it, and as it was normalised. Images whose
-    normalised labels differ in a plural at most share an annotation, with the labels of
-    all of them."""
+def points_of_images(row, media):
+    """A label per image, as a person wrote it, and as it was normalised. Images whose normalised
+    labels differ in a plural at most share an annotation, with the labels of all of them."""
     head = media.images(row["image_urls"])
     labels = row.get("normalized_labels")
     labels = labels or [label.strip().lower() for label in row["labels"]]
@@ -142,17 +139,17 @@ def points_of_images(row, media, args):
         members.setdefault(known, []).append(i)
 
     def build(label, numbers):
-        places = [{"image": i, **place}
-                  for i in numbers for place in xy_points(row["points"][i])]
+        points = [{"image": i, **point}
+                  for i in numbers for point in xy_points(row["points"][i])]
         counted = [counts[i] for i in numbers]
         count = None if None in counted else sum(counted)
-        annotation = make.point(places, "percent", label, count=count, clip=True)
+        annotation = make.point(points, "percent", label, count=count, clip=True)
         return annotation | {"label": [text_of(row["labels"][i]) or label for i in numbers]}
 
     return head, [partial(build, *each) for each in members.items()]
 
 
-def crowd_questions(row, media, args, style):
+def crowd_questions(row, media, style):
     """Answers of several people, as texts or as structs."""
     answers = [entry["answer"] if isinstance(entry, dict) else entry
                for entry in row["answers"] or []]
@@ -166,17 +163,16 @@ def crowd_questions(row, media, args, style):
     return media.visual(row), [build]
 
 
-def chart_questions(row, media, args):
+def chart_questions(row, media):
     """ChartQA, where questions that people wrote weigh more."""
     row = row | {"question": row["query"], "answers": row["label"]}
-    head, builders = crowd_questions(row, media, args, "chart_qa")
+    head, builders = crowd_questions(row, media, "chart_qa")
     by_human = row["human_or_machine"] in (0, "human")
     weight = 2 * (N_HUMAN if by_human else N_MACHINE) / (N_HUMAN + N_MACHINE)
     return head | {"weight": weight}, builders
 
 
-def image_choices(row, media, args, style, options="choices",
-                     right="correct_choice_idx"):
+def image_choices(row, media, style, options="choices", right="correct_choice_idx"):
     """options, right: columns of the options and of the number of the right one."""
     texts = row[options]
     fields = {}
@@ -193,25 +189,23 @@ def image_choices(row, media, args, style, options="choices",
     return media.visual(row), [builder]
 
 
-def image_set_choices(row, media, args):
+def image_set_choices(row, media):
     """Lists of questions, of their options, and of the numbers of the right ones."""
     rights = row["correct_choice_idx"]
     cells = zip(row["mc_question"], row["choices"], rights, strict=True)
     head = media.images(row["images"])
 
     def build(question, texts, right):
-        return make.choice(question, "mantis_instruct_mc", texts, right,
-                                    shuffle_options=True)
+        return make.choice(question, "mantis_instruct_mc", texts, right, shuffle_options=True)
 
     return head, [partial(build, *each) for each in cells]
 
 
-def conversations(row, media, args):
-    """Mantis: <image> as a block in front, or inside the questions; all turns are one
-    dialogue."""
+def conversations(row, media):
+    """Mantis: <image> as a block in front, or inside the questions; all turns are a dialogue."""
     head = media.images(row["images"])
     n_images = len(head["images"])
-    _, turns = make.turns(row["conversation"])
+    _, turns = make.split_turns(row["conversation"])
     questions = [question.split("<image>") for question, _ in turns]
     n_placeholders = sum(len(parts) - 1 for parts in questions)
     in_replies = any("<image>" in reply for _, reply in turns)
@@ -235,15 +229,15 @@ def conversations(row, media, args):
     return head, [partial(make.dialogue, new_turns, "user_qa")]
 
 
-def messages(row, media, args):
-    """Text alone, word for word. The filters are Molmo2's, by source and by the columns
-    of its classified copy."""
+def text_dialogue(row, media, first_tokens):
+    """Text alone, word for word. The filters are Molmo2's, by source and by the columns of its
+    classified copy."""
     is_chat = not NOT_CHAT.search(row.get("source") or "")
     require(is_chat and row.get("category") not in ("code", "non-english"),
             "code, another language, puzzles, reasoning")
     n_tokens = row.get("first_message_qwen3_tokens") or 0
-    require(n_tokens <= args.first_tokens, "first message too long")
-    system, turns = make.turns(row["messages"])
+    require(n_tokens <= first_tokens, "first message too long")
+    system, turns = make.split_turns(row["messages"])
     in_text = re.search(r"<\|\w+\|>", json.dumps([system, turns]))
     is_special = in_text or row.get("has_special_token")
     require(not is_special, "special tokens in the text")

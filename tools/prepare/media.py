@@ -41,9 +41,8 @@ class Media:
         return stem if suffix.lower() in VIDEO_SUFFIXES else name
 
     def find(self, name, video=False):
-        """Path of the file of this name, whatever its extension, or else of a video in
-        a folder of this name; None if there is none. "sora2/clip" must lie in a folder
-        sora2 or sora2-2fps."""
+        """Path of the file of this name, whatever its extension, or else of a video in a folder of
+        this name; None if there is none. "sora2/clip" must lie in a folder sora2 or sora2-2fps."""
         folder, _, stem = f"/{name}".rpartition("/")
         paths = self.by_stem.get(stem, [])
         if video:
@@ -54,8 +53,7 @@ class Media:
         return next(found, None)
 
     def by_url(self, url, sha256=None):
-        """An image whose file is called by the sha256 of its URL. The argument is the
-        sha256 of its bytes."""
+        """An image whose file is called by the sha256 of its URL. sha256: of its bytes."""
         require(text_of(url) and not re.search(r"[\t\r\n]", url), "no image")
         name = hashlib.sha256(url.encode()).hexdigest()
         image = {"path": self.find(name) or name, "url": url}
@@ -64,8 +62,7 @@ class Media:
         return image
 
     def image(self, cell):
-        """An image cell: {bytes, path}, bytes, a path or a URL. Bytes become a file,
-        once."""
+        """An image cell: {bytes, path}, bytes, a path or a URL. Bytes become a file, once."""
         if isinstance(cell, dict):
             cell = cell.get("bytes") or cell.get("path")
         require(cell, "no image")
@@ -91,15 +88,14 @@ class Media:
     def visual(self, row):
         """{"image": ..} or {"video": ..} of a row that names one of them."""
         if "image_url" in row:
-            sha256 = row.get("image_sha256")
-            return {"image": self.by_url(row["image_url"], sha256)}
+            return {"image": self.by_url(row["image_url"], row.get("image_sha256"))}
         if "image" in row:
             return {"image": self.image(row["image"])}
         return self.video(row["video_id"])
 
     def video(self, *names, start=None, end=None):
-        """{"video": ..} of the video that goes by one of these names; if none is found,
-        by the first of them, as an mp4 file."""
+        """{"video": ..} of the video that goes by one of these names; if none is found, by the
+        first of them, as an mp4 file."""
         require(all(names), "no video")
         found = [self.find(self.stem(name), video=True) for name in names]
         first = names[0] if self.stem(names[0]) != names[0] else f"{names[0]}.mp4"

@@ -13,24 +13,23 @@ SPLITS = {"train", "validation", "val", "test"}
 FILE_NUMBER = re.compile(r"-\d{5}-of-\d{5}.*")
 
 
+def split_of(path):
+    return FILE_NUMBER.sub("", path.stem)
+
+
 def source_files(sources, split=None):
-    """The files to read, in order: those named, or all below a folder (parquet before
-    json), of one split."""
+    """The files to read, in order: those that are named, and all below a folder (parquet before
+    json). Files of a folder must be of one split."""
     files = []
     for source in map(Path, sources):
-        if source.is_file():
-            files.append(source)
-        else:
-            tables = sorted(source.rglob("*.parquet"))
-            others = [*source.rglob("*.json"), *source.rglob("*.jsonl")]
-            files += tables or sorted(others)
-    splits = {path: FILE_NUMBER.sub("", path.stem) for path in files}
-    found = SPLITS & set(splits.values())
-    if split:
-        files = [path for path in files if splits[path] == split]
-    elif len(found) > 1:
-        raise UserError(f"{sources[0]} contains the splits {', '.join(sorted(found))}: "
-                        "choose with --split")
+        inside = sorted(source.rglob("*.parquet"))
+        inside = inside or sorted([*source.rglob("*.json"), *source.rglob("*.jsonl")])
+        splits = SPLITS & set(map(split_of, inside))
+        if len(splits) > 1 and not split:
+            raise UserError(f"{source} contains the splits {', '.join(sorted(splits))}: "
+                            "choose with --split")
+        files += [source] if source.is_file() else inside
+    files = [path for path in files if split in (None, split_of(path))]
     if not files:
         of_split = f" of the split '{split}'" if split else ""
         raise UserError(f"{' '.join(sources)}: no parquet, json or jsonl file{of_split}")
@@ -38,8 +37,8 @@ def source_files(sources, split=None):
 
 
 def read_rows(path, columns):
-    """Yields the rows of a file, dicts. columns: names with white space between; a
-    column with a ? behind its name may be absent."""
+    """Yields the rows of a file, dicts. columns: names with white space between; a column with a ?
+    behind its name may be absent."""
     names = columns.split()
     required = [name for name in names if not name.endswith("?")]
     if path.suffix == ".parquet":
@@ -77,8 +76,7 @@ def read_lines(path):
 
 
 def read_array(path):
-    """The rows of a .json that holds an array, or (DocVQA, TextVQA) an object around an
-    array."""
+    """The rows of a .json that holds an array, or (DocVQA, TextVQA) an object around an array."""
     with explained(f"{path}, which should contain an array of rows,"):
         rows = json.loads(path.read_text(encoding="utf-8-sig"))
         if isinstance(rows, list):

@@ -17,20 +17,20 @@ class PublishedSet(NamedTuple):
     columns: str
     group: bool = True  # rows of one visual input become one record
     max_points: float = math.inf  # of a record
-    by_type: bool = False  # needs --type
+    flags: tuple = ()  # of the command that its layout takes, by their names
 
 
-def by_input(layout, columns, group=True, max_points=math.inf, by_type=False, **fixed):
+def by_input(layout, columns, group=True, max_points=math.inf, flags=(), **fixed):
     """fixed: arguments of the layout that are the same for all rows of the set."""
-    return PublishedSet(partial(layout, **fixed), columns, group, max_points, by_type)
+    return PublishedSet(partial(layout, **fixed), columns, group, max_points, flags)
 
 
 def pixmo_points(columns="image_sha256? count?", method=None):
     """PixMo-Points: percent of the image, although its page says pixels. method: the
     collection_method of the rows to take."""
     columns = f"image_url points label {columns}"
-    return by_input(images.points, columns, max_points=MAX_POINTS, coords="percent",
-                    clip=True, method=method)
+    return by_input(images.label_points, columns, max_points=MAX_POINTS, flags=("counts",),
+                    coords="percent", clip=True, method=method)
 
 
 by_row = partial(by_input, group=False)
@@ -51,16 +51,16 @@ SETS = {
     "pixmo-points-high-frequency": pixmo_points(BY_METHOD, "counting"),
     "pixmo-points-eval": pixmo_points("image_sha256?"),
     "pixmo-count": by_input(
-        images.points, "image_url label count image_sha256? points?", max_points=MAX_POINTS,
-        coords="pixel"),
+        images.label_points, "image_url label count image_sha256? points?",
+        max_points=MAX_POINTS, flags=("counts",), coords="pixel"),
     "pixmo-clocks": by_row(images.clocks, "example_id text"),
     "pixmo-ask-model-anything": by_input(
         images.questions, "image_url question answer image_sha256?"),
     "pixmo-cap-qa": by_input(images.tagged_dialogues, "image_url question answer"),
     "cosyn-point": by_row(images.pointing_questions, "image questions answer_points names?"),
-    "cosyn-400k": by_row(images.qa_pairs, "image qa_pairs", by_type=True),
+    "cosyn-400k": by_row(images.qa_pairs, "image qa_pairs", flags=("kind",)),
     "multi-image-qa": by_input(images.qa_pairs, "image_urls qa_pairs", style="correction_qa"),
-    "syn-multi-image-qa": by_row(images.qa_pairs, "images qa_pairs", by_type=True),
+    "syn-multi-image-qa": by_row(images.qa_pairs, "images qa_pairs", flags=("kind",)),
     "multi-image-point": by_row(
         images.points_of_images, "image_urls labels points counts? normalized_labels?"),
     "vqa2": by_input(images.crowd_questions, CROWD, style="vqa2"),
@@ -84,22 +84,23 @@ SETS = {
     "molmo2-cap": by_row(
         videos.video_captions,
         "video_id annotation_score merged_caption video_caption? video_frame_merged_caption? "
-        "video_start? video_end?"),
+        "video_start? video_end?", flags=("min_score",)),
     "molmo2-videocapqa": by_input(videos.negative_answers, CAPTION_QA),
     "molmo2-videosubtitleqa": by_input(
         videos.negative_answers, f"{CAPTION_QA} subtitle"),
     "molmo2-ask-model-anything": by_input(images.questions, "video_id question answer"),
     "molmo2-videopoint": by_input(
-        videos.video_points, TIMED_POINTS, mode=BOTH_MODES, max_seconds=MAX_S),
+        videos.video_points, TIMED_POINTS, flags=("counts",), mode=BOTH_MODES,
+        max_seconds=MAX_S),
     "molmo2-videopointeval": by_input(
-        videos.video_points, f"{TIMED_POINTS} width height", mode="point_count",
-        coords="pixel"),
+        videos.video_points, f"{TIMED_POINTS} width height", flags=("counts",),
+        mode="point_count", coords="pixel"),
     "molmo2-videocounteval": by_input(
         videos.video_points, f"video_id count label {CLIP}"),
     "academic-video-points": by_row(
         videos.video_points,
         "video_name category count timestamps points video_duration? clip_start_time? "
-        "clip_end_time?", mode=BOTH_MODES, max_seconds=MAX_S),
+        "clip_end_time?", flags=("counts",), mode=BOTH_MODES, max_seconds=MAX_S),
     "track-instruction": by_row(
         videos.trajectories,
         "video expression fps sampling_fps task frame_trajectories width? height? mask_id?"),
@@ -111,6 +112,7 @@ SETS = {
         source="(?i)activitynetqa|nextqa|perceptiontest"),
     # text
     "tulu": by_row(
-        images.messages,
-        "messages source? category? first_message_qwen3_tokens? has_special_token?"),
+        images.text_dialogue,
+        "messages source? category? first_message_qwen3_tokens? has_special_token?",
+        flags=("first_tokens",)),
 }

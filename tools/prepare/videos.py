@@ -1,5 +1,4 @@
-"""Layouts of video sets: what a row becomes. The form of a layout is explained in
-images.py.
+"""Layouts of video sets: what a row becomes. The form of a layout is explained in images.py.
 
 Left out: captions of clips and of frames in Molmo2-Cap, and masks.
 """
@@ -33,12 +32,11 @@ FRAME_TOLERANCE_S = 0.01  # between the time of a track point and its frame
 HALF_FRAME_S = 0.25  # at two frames a second
 
 
-def video_captions(row, media, args):
+def video_captions(row, media, min_score):
     name = row["video_id"]
     score = row["annotation_score"]
     require(name not in CORRUPT, "video known not to decode")
-    is_good = (score or 0) >= args.min_score
-    require(is_good, f"annotation_score below {args.min_score:g}")
+    require((score or 0) >= min_score, f"annotation_score below {min_score:g}")
     start = row.get("video_start")
     end = row.get("video_end")
     head = media.video(name, f"v_{name}", f"ytb_{name}", start=start, end=end)
@@ -47,9 +45,9 @@ def video_captions(row, media, args):
     return head, builders
 
 
-def negative_answers(row, media, args):
-    """The right answer and the wrong ones; the trainer shuffles. All rows of a video
-    have the same subtitles."""
+def negative_answers(row, media):
+    """The right answer and the wrong ones; the trainer shuffles. All rows of a video have the same
+    subtitles."""
     head = media.visual(row)
     subtitles = [(line["start"], line["end"], text_of(line["text"]))
                  for line in row.get("subtitle") or []]
@@ -64,9 +62,9 @@ def negative_answers(row, media, args):
     return head, [builder]
 
 
-def video_points(row, media, args, coords="percent", mode="", max_seconds=math.inf):
-    """points[i] at time i: a list of points, one point (evaluation), or no such column
-    (counts). Times are seconds of the whole video, of which the clip is a window.
+def video_points(row, media, coords="percent", mode="", max_seconds=math.inf, counts=None):
+    """points[i] at time i: a list of points, one point (evaluation), or no such column (counts).
+    Times are seconds of the whole video, of which the clip is a window.
 
     max_seconds: the longest clip to take."""
     name = row.get("video_id") or row["video_name"]
@@ -87,14 +85,14 @@ def video_points(row, media, args, coords="percent", mode="", max_seconds=math.i
         times = row.get("two_fps_timestamps", row.get("timestamps"))
         points = []
         for t, cell in zip(times, row["points"], strict=True):
-            places = xy_points(cell if isinstance(cell, list) else [cell])
-            points += [{"t": t, **place} for place in places]
+            cells = cell if isinstance(cell, list) else [cell]
+            points += [{"t": t, **point} for point in xy_points(cells)]
         low = max(first - HALF_FRAME_S, 0)
         in_clip = all(low <= point["t"] <= last + HALF_FRAME_S for point in points)
         require(in_clip, "point outside the clip")
         size = size_of(row["width"], row["height"]) if coords == "pixel" else None
         return make.point(points, coords, label, question, size, row["count"],
-                          max_points=make.MAX_POINTS, counts=args.counts, mode=mode)
+                          max_points=make.MAX_POINTS, counts=counts, mode=mode)
 
     return head, [build]
 
@@ -109,9 +107,8 @@ def belongs(object_id, row):
     return not row.get("mask_id") or str(object_id) in map(str, row["mask_id"])
 
 
-def trajectories(row, media, args):
-    """Instruction form: the points of objects per frame, in seconds of the clip's own
-    file."""
+def trajectories(row, media):
+    """Instruction form: the points of objects per frame, in seconds of the clip's own file."""
     fps = row["fps"]
     rate = number_of(row["sampling_fps"])
     mode = TRACK_MODES.get(row["task"])
@@ -137,7 +134,7 @@ def trajectories(row, media, args):
     return head, [partial(make.track, row["expression"], points, times, rate, mode, size)]
 
 
-def positions(row, media, args):
+def positions(row, media):
     """Raw form: of every object a position, or null, per frame of the clip."""
     fps = row["fps"]
     rate = next((rate for rate in (2, 1) if fps % rate == 0), None)
@@ -159,14 +156,14 @@ def positions(row, media, args):
     return head, [builder]
 
 
-def conversations(row, media, args, source=""):
-    """LLaVA-Video: the video is marked <image> and lies in data_source/video; the name
-    of the file tells the style. Every question with its answer is an annotation.
+def conversations(row, media, source=""):
+    """LLaVA-Video: the video is marked <image> and lies in data_source/video; the name of the file
+    tells the style. Every question with its answer is an annotation.
 
     source: a regular expression that data_source must match."""
     folder = row.get("data_source") or ""
     require(re.search(source, folder), "another source")
-    kind = re.search(r"_(oe|mc|cap)(?=[_.-])", args.file.name)
+    kind = re.search(r"_(oe|mc|cap)(?=[_.-])", row["file_name"])
     style = CONVERSATION_STYLES[kind[1]] if kind else "user_qa"
 
     def build(question, reply):
@@ -177,5 +174,5 @@ def conversations(row, media, args, source=""):
         return make.answer(question, style, reply)
 
     head = media.video(f"{folder}/{row['video']}".lstrip("/"), row["video"])
-    _, turns = make.turns(row["conversations"])
+    _, turns = make.split_turns(row["conversations"])
     return head, [partial(build, *turn) for turn in turns]

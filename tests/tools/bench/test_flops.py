@@ -16,6 +16,8 @@ from tools.bench.flops import Work, batch_work, flops, matrix_size
 from tools.bench.step_cases import Plain, plain_example
 from training.log import count_rows
 
+pytestmark = pytest.mark.slow
+
 
 def random_model(config):
     return peers.random_model(config, "cpu", torch.float32).train()

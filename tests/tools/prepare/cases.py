@@ -1,10 +1,12 @@
-"""What the miniatures of the published sets are made of: cells, and the records expected of
-them."""
+"""What the miniatures of the published sets are made of, and those of the image sets and of Tulu,
+with the records expected of them."""
 
 import hashlib
 import io
+import math
 from typing import NamedTuple
 
+import pytest
 from PIL import Image
 
 
@@ -81,3 +83,300 @@ def caption(style, words):
 
 def point(label, points, coords="percent", **more):
     return {"type": "point", "label": label, "coords": coords, "points": points, **more}
+
+
+OF_U = {"image_url": U, "image_sha256": HASH}
+IMAGE_U = url_image(U, sha256=HASH)
+COUNTING = {"collection_method": "counting"}
+POINTING = {"collection_method": "pointing"}
+BY_METHOD = [
+    {"image_url": U, "points": xy((1, 2)), "count": 1, "label": "a", **POINTING},
+    {"image_url": U, "points": xy((3, 4)), "count": 1, "label": "b", **COUNTING},
+]
+
+TWO_IMAGES = {"images": [image_cell(None, "l.png"), image_cell(None, "r.png")]}
+
+
+def crowd(*answers):
+    return [{"answer": answer} for answer in answers]
+
+
+def qa_pairs(questions, answers, explanations=None):
+    pairs = {"question": questions, "answer": answers}
+    return {"qa_pairs": pairs | ({"explanation": explanations} if explanations else {})}
+
+
+CASES = {
+    "pixmo-cap": Case(
+        rows=[
+            {"image_url": U, "caption": " Three boats. ", "transcripts": ["um boats", "boats"]},
+            {"image_url": V, "caption": "", "transcripts": None},
+        ],
+        records=[record(
+            caption("long_caption", "Three boats."), caption("transcript", "um boats"),
+            caption("transcript", "boats"), image=url_image(U))],
+        skipped={"empty caption": 1},
+    ),
+    "pixmo-cap-only": Case(
+        rows=[{"image_url": U, "caption": "Boats.", "transcripts": ["um"]}],
+        records=[record(caption("long_caption", "Boats."), image=url_image(U))],
+    ),
+    "pixmo-points": Case(
+        rows=[
+            {**OF_U, "points": xy((21.4, 55.0), (100.3, -5)), "count": 2, "label": "mug",
+             **POINTING},
+            {"image_url": V, "points": [], "count": 0, "label": "cats", **COUNTING},
+            {**OF_U, "points": xy((1, 2)), "count": 1, "label": "Cat", **COUNTING},
+            {**OF_U, "points": xy((1, 2)), "count": 2, "label": "torn"},
+            {**OF_U, "points": xy(*[(1, 2)] * 61), "count": 61, "label": "crowd"},
+            {**OF_U, "points": xy((1, math.nan)), "count": 1, "label": "nan"},
+            {**OF_U, "points": xy((1, 2)), "count": 1, "label": " "},
+        ],
+        records=[
+            record(point("mug", xy((21.4, 55.0), (100, 0)), count=2),
+                   point("Cat", xy((1, 2)), count=1), image=IMAGE_U),
+            record(point("cats", [], count=0), image=url_image(V)),
+        ],
+        skipped={"count is not the number of points": 1, "more than 60 points": 1,
+                 "point outside the image": 1, "no label": 1},
+    ),
+    "pixmo-points-basic": Case(
+        rows=BY_METHOD,
+        records=[record(point("a", xy((1, 2)), count=1), image=url_image(U))],
+        skipped={"another collection_method": 1},
+    ),
+    "pixmo-points-high-frequency": Case(
+        rows=BY_METHOD,
+        records=[record(point("b", xy((3, 4)), count=1), image=url_image(U))],
+        skipped={"another collection_method": 1},
+    ),
+    "pixmo-points-eval": Case(
+        rows=[{"image_url": U, "points": xy((1, 2)), "label": "a", "masks": [[[True]]]}],
+        records=[record(point("a", xy((1, 2))), image=url_image(U))],
+    ),
+    "pixmo-count": Case(
+        rows=[
+            {**OF_U, "count": 2, "points": {"x": [112.5, 401.0], "y": [300.0, 287.5]},
+             "label": "sheep"},
+            {"image_url": V, "count": 4, "points": None, "label": "people"},
+        ],
+        records=[
+            record(point("sheep", xy((112.5, 300.0), (401.0, 287.5)), "pixel", count=2),
+                   image=IMAGE_U),
+            record({"type": "count", "label": "people", "count": 4}, image=url_image(V)),
+        ],
+    ),
+    "pixmo-clocks": Case(
+        rows=[
+            {"example_id": "face/003_08:15:30.8_name", "text": "8:15:30"},
+            {"example_id": "face/004", "text": "The time is not shown in the image."},
+            {"example_id": "face/../004", "text": "1:00 AM"},
+        ],
+        records=[
+            record(question("clocks", "What time is being shown?",
+                            answer="The time shown is 8:15:30"), image="face/003_08:15:30.8_name"),
+            record(question("clocks", "What time is being shown?",
+                            answer="The time is not shown in the image."), image="face/004"),
+        ],
+        skipped={"path that leaves the media folder": 1},
+    ),
+    "pixmo-ask-model-anything": Case(
+        rows=[
+            {**OF_U, "question": "What for?", "answer": "It ties."},
+            {**OF_U, "question": "Who?", "answer": "Ann."},
+        ],
+        records=[record(
+            question("user_qa", "What for?", answer="It ties."),
+            question("user_qa", "Who?", answer="Ann."), image=IMAGE_U)],
+    ),
+    "pixmo-cap-qa": Case(
+        rows=[{"image_url": U, "question": tagged, "answer": "Yes."} for tagged in (
+            "[USER] What colour? [ASSISTANT] Orange. [USER] Sure? [ASSISTANT]",
+            "[USER] One? [ASSISTANT]",
+            "[USER] One? [USER] Two? [ASSISTANT]")],
+        records=[record(
+            dialogue("user_qa", "What colour?", "Orange.", "Sure?", "Yes."),
+            dialogue("user_qa", "One?", "Yes."), image=url_image(U))],
+        skipped={"dialogue that does not parse": 1},
+    ),
+    "cosyn-point": Case(
+        rows=[
+            {"image": image_cell(RED, "c1.png"), "names": ["legend", None],
+             "questions": ["Where is the legend?", "Where is it?"],
+             "answer_points": [{"x": [88.0], "y": [9.5]}, {"x": [400.0], "y": [1.0]}]},
+        ],
+        records=[record(
+            point("legend", xy((88.0, 9.5)), question="Where is the legend?", mode="point",
+                  style="cosyn_point"), image=sha(RED))],
+        skipped={"point outside the image": 1},
+    ),
+    "cosyn-400k": Case(
+        rows=[{"image": image_cell(BLUE),
+               **qa_pairs(["How much?", "Which?"], ["12", "2019"], ["42 - 30 = 12.", ""])}],
+        records=[record(
+            question("cosyn_chart_exp", "How much?", answer="12", explanation="42 - 30 = 12."),
+            question("cosyn_chart", "Which?", answer="2019"),
+            image=sha(BLUE))],
+        arguments=["--type", "chart"],
+    ),
+    "multi-image-qa": Case(
+        rows=[
+            {"image_urls": [U, V], **qa_pairs(["What changed?", ""], ["The gate.", "x"])},
+            {"image_urls": [U], **qa_pairs(["a"], ["b"])},
+        ],
+        records=[record(question("correction_qa", "What changed?", answer="The gate."),
+                        images=[url_image(U), url_image(V)])],
+        skipped={"empty question": 1, "not 2 to 5 images": 1},
+    ),
+    "syn-multi-image-qa": Case(
+        rows=[{"images": [image_cell(RED), image_cell(JPEG)],
+               **qa_pairs(["Which?"], ["the second"], ["It peaks."])}],
+        records=[record(
+            question("cosyn_doc_exp", "Which?", answer="the second", explanation="It peaks."),
+            images=[sha(RED), sha(JPEG)])],
+        arguments=["--type", "doc"],
+    ),
+    "multi-image-point": Case(
+        rows=[{
+            "image_urls": [U, V, W], "labels": ["Bottle", "bottles", "cap"], "counts": [1, 0, 2],
+            "points": [{"x": [12.0], "y": [40.5]}, {"x": [], "y": []}, {"x": [1, 2], "y": [3, 4]}],
+        }, {
+            "image_urls": [U, V], "labels": ["A flask", " "],
+            "normalized_labels": ["bottle", "bottle"],
+            "points": [{"x": [1], "y": [2]}, {"x": [3], "y": [4]}],
+        }],
+        records=[
+            record(
+                point(["Bottle", "bottles"], [{"image": 0, "x": 12.0, "y": 40.5}], count=1),
+                point(["cap"], [{"image": 2, "x": 1, "y": 3}, {"image": 2, "x": 2, "y": 4}],
+                      count=2),
+                images=[url_image(U), url_image(V), url_image(W)]),
+            record(
+                point(["A flask", "bottle"], [{"image": 0, "x": 1, "y": 2},
+                                              {"image": 1, "x": 3, "y": 4}]),
+                images=[url_image(U), url_image(V)]),
+        ],
+    ),
+    "tulu": Case(
+        rows=[
+            {"source": "x", "messages": [
+                {"role": "system", "content": "Be brief."},
+                *messages("  Name a prime.\n", "11.", "Another?", "13.", "And?")]},
+            {"messages": messages("Write C.", "int"), "category": "code"},
+            {"messages": messages("a", "b"), "source": "allenai/puzzle_data_160k-ngram-filtered"},
+            {"messages": messages("a", "b"), "first_message_qwen3_tokens": 5000},
+            {"messages": messages("say <|im_end|>", "b")},
+            {"messages": messages("a", "b"), "has_special_token": True},
+            {"messages": messages("a", "b", "c", "d")[1:3]},
+        ],
+        records=[record(
+            dialogue("text_sft", "  Name a prime.\n", "11.", "Another?", "13.",
+                     system="Be brief."))],
+        skipped={"code, another language, puzzles, reasoning": 2, "first message too long": 1,
+                 "special tokens in the text": 2, "turns that do not alternate": 1},
+    ),
+    "vqa2": Case(
+        rows=[
+            {"question": "What is it?", "image": image_cell(RED),
+             "answers": crowd("cat", "dog", "cat")},
+            {"question": "Which?", "image": image_cell(RED), "answers": crowd("this")},
+            {"question": "Test?", "image": image_cell(BLUE), "answers": []},
+            {"question": "Where?", "image": image_cell(None, "../secret.jpg"),
+             "answers": crowd("there")},
+        ],
+        records=[
+            record(question("vqa2", "What is it?", answers=["cat", "dog", "cat"]),
+                   question("vqa2", "Which?", answers=["this"]), image=sha(RED)),
+        ],
+        skipped={"empty answer": 1, "path that leaves the media folder": 1},
+    ),
+    "textvqa": Case(
+        rows=[
+            {"question": "Brand?", "image": image_cell(RED), "answers": ["dakota", "digital"]},
+            {"question": "Size?", "image": image_cell(RED), "answers": ["4"]},
+        ],
+        records=[
+            record(question("text_vqa", "Brand?", answers=["dakota", "digital"]), image=sha(RED)),
+            record(question("text_vqa", "Size?", answers=["4"]), image=sha(RED)),
+        ],
+    ),
+    "docvqa": Case(
+        rows=[
+            {"question": "Date?", "image": image_cell(RED), "answers": ["1/8/93"]},
+            {"question": "Who?", "image": image_cell(RED), "answers": ["Ann"]},
+        ],
+        records=[
+            record(question("doc_qa", "Date?", answers=["1/8/93"]), image=sha(RED)),
+            record(question("doc_qa", "Who?", answers=["Ann"]), image=sha(RED)),
+        ],
+    ),
+    "chartqa": Case(
+        rows=[
+            {"image": image_cell(RED), "query": "How many?", "label": ["14"],
+             "human_or_machine": 0},
+            {"image": image_cell(RED), "query": "Which year?", "label": ["2019"],
+             "human_or_machine": 1},
+        ],
+        records=[
+            record(question("chart_qa", "How many?", answers=["14"]),
+                   image=sha(RED), weight=pytest.approx(1.47715, abs=1e-5)),
+            record(question("chart_qa", "Which year?", answers=["2019"]),
+                   image=sha(RED), weight=pytest.approx(0.52285, abs=1e-5)),
+        ],
+    ),
+    "ai2d": Case(
+        rows=[
+            {"image": image_cell(RED), "question": "Which is the root?",
+             "answer_texts": ["a", "b", "None of these"], "correct_answer": 1, "abc_label": True,
+             "option_is_abc": [True, True, False]},
+            {"image": image_cell(RED), "question": "What eats it?",
+             "answer_texts": ["fox", "owl", "fox"], "correct_answer": 2, "abc_label": False,
+             "option_is_abc": [False] * 3},
+        ],
+        records=[
+            record(question("ai2_diagram_no_letter", "Which is the root?", answer_idx=1,
+                            options=["A", "B", "None of these"], letters=False),
+                   image=sha(RED)),
+            record(question("ai2_diagram", "What eats it?", options=["fox", "owl"], answer_idx=0),
+                   image=sha(RED)),
+        ],
+    ),
+    "scienceqa": Case(
+        rows=[
+            {"image": image_cell(RED), "question": "Which state?", "choices": ["Ohio", "Utah"],
+             "answer": 1, "hint": "Look at the map."},
+        ],
+        records=[record(
+            question("science_qa", "Look at the map.\nWhich state?", options=["Ohio", "Utah"],
+                     answer_idx=1), image=sha(RED))],
+    ),
+    "a-okvqa": Case(
+        rows=[{"image": image_cell(JPEG), "question": "In the mouth?",
+               "choices": ["pick", "straw"], "correct_choice_idx": 1}],
+        records=[record(
+            question("a_okvqa_mc", "In the mouth?", options=["pick", "straw"], answer_idx=1),
+            image=sha(JPEG))],
+    ),
+    "molmo2-mantis": Case(
+        rows=[
+            {"images": ["n/l.png", "n/r.png"], "mc_question": ["One dog?"],
+             "choices": [["True", "False"]], "correct_choice_idx": [1]},
+        ],
+        records=[record(
+            question("mantis_instruct_mc", "One dog?", options=["True", "False"], answer_idx=1,
+                     shuffle_options=True), images=["n/l.png", "n/r.png"])],
+    ),
+    "mantis": Case(
+        rows=[TWO_IMAGES | {"conversation": messages(*texts)} for texts in (
+            ("<image> <image>\nSame?", "No. ", "Sure?", "Yes."),
+            ("Left: <image> right: <image>", "No."),
+            ("<image> Same?", "No."))],
+        records=[
+            record(dialogue("user_qa", "Same?", "No.", "Sure?", "Yes."),
+                   images=["l.png", "r.png"]),
+            record(dialogue("user_qa", ["Left: ", {"image": 0}, " right: ", {"image": 1}], "No."),
+                   images=["l.png", "r.png"]),
+        ],
+        skipped={"placeholders that do not fit the images": 1},
+    ),
+}

@@ -13,6 +13,7 @@ from stages import stage1, stage2
 from tests.tools.prepare.cases import messages
 from tests.tools.prepare.command import prepare
 from tools.prepare import __main__ as command
+from tools.prepare import annotations
 from tools.prepare.sets import SETS
 from training.sources import published
 
@@ -90,6 +91,15 @@ def test_a_mistake_costs_one_sentence(arguments, words, tmp_path, monkeypatch, c
     assert not printed.out
 
 
+def test_files_that_are_named_are_all_read_whatever_their_splits(tmp_path):
+    files = [tmp_path / "train.jsonl", tmp_path / "validation.jsonl"]
+    for file in files:
+        file.write_text(json.dumps({"messages": messages(file.stem, "b")}))
+    records, _ = prepare("tulu", files, tmp_path / "out")
+    asked = [record["annotations"][0]["turns"][0]["question"] for record in records]
+    assert asked == ["train", "validation"]
+
+
 def test_without_pyarrow_json_is_read_and_parquet_says_what_to_install(tmp_path, monkeypatch,
                                                                        capsys):
     """The rows of a .json may lie in an object."""
@@ -124,3 +134,10 @@ def test_the_pages_prepare_every_set_under_the_names_of_the_recipes():
     missing = Counter(group["group"] for group in groups for member in group["data"]
                       if Path(member["path"]).parent.name not in written)
     assert missing == {"video_academic": 30, "image_academic": 9, "hardcodes": 1}
+
+
+def test_a_question_has_at_most_as_many_options_as_the_alphabet_has_letters():
+    options = [f"option {k}" for k in range(27)]
+    assert annotations.choice("?", "user_qa", options[:26], 25)["answer_idx"] == 25
+    with pytest.raises(annotations.Skip, match="no right option among 2 to 26"):
+        annotations.choice("?", "user_qa", options, 0)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from records.reader import Records
-from tests.tools.prepare import image_cases, video_cases
+from tests.tools.prepare import cases, video_cases
 from tests.tools.prepare.cases import U, V, W, image_file, sha, xy
 from tests.tools.prepare.command import prepare, write_parquet
 from tests.tools.prepare.video_cases import TIMED_ROWS
@@ -13,7 +13,7 @@ from tools.prepare.sets import SETS
 
 pytestmark = pytest.mark.extras("pyarrow")
 
-CASES = image_cases.CASES | video_cases.CASES
+CASES = cases.CASES | video_cases.CASES
 
 
 @pytest.mark.parametrize("name", SETS)

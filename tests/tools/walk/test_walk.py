@@ -20,6 +20,7 @@ BLOCK = re.compile(r"^```python\n(.*?)\n```$(?:\n\n```text\n(.*?\n)```$)?", re.M
 EXERCISES = [code for code, _ in BLOCK.findall(PAGE) if "NotImplementedError" in code]
 
 
+@pytest.mark.slow
 def test_the_blocks_of_the_page_run_in_order_and_print_what_it_shows():
     names = {}
     for code, shown in BLOCK.findall(PAGE):

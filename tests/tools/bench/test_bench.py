@@ -1,0 +1,284 @@
+"""tools.bench but packers and FLOPs: the JSON line, mistakes in the flags, the stream of sizes, and
+implementations that compute the same."""
+
+import argparse
+import os
+import sys
+from datetime import date
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import attention
+import data
+import vision
+from text.tokenizer import ByteTokenizer
+from text.visual_tokens import image_tokens, video_tokens
+from tools.bench import attend, generate, load, measure, pack, step, step_cases, stream
+from tools.bench.step_cases import n_crops
+from tools.bench.stream import Recipe
+from tools.command import print_table
+from training import log
+
+pytestmark = pytest.mark.slow
+
+
+def test_the_json_line_holds_flags_machine_and_four_digits_of_every_float(bench, monkeypatch):
+    results = {"a": [1234567, 0.123456, {"b": 2.23456e11}], "c": "0.123456", "d": None, "e": True}
+    monkeypatch.setattr(pack, "run", lambda args: results)
+    line, _ = bench("pack", "--n", 7)
+    expected = {"a": [1234567, 0.1235, {"b": 2.235e11}], "c": "0.123456", "d": None, "e": True}
+    assert line["cases"] == expected
+    assert (line["bench"], line["n"], line["seeds"]) == ("pack", 7, 3)
+    assert str(os.cpu_count()) in line["hardware"]
+    assert (line["commit"], line["date"]) == (log.commit(), str(date.today()))
+
+
+def test_implementations_alternate_in_every_round():
+    called = []
+    runs = {name: lambda name=name: called.append(name) or len(called) for name in "abc"}
+    results = measure.run_rounds(runs, 3)
+    assert "".join(called) == "abccbaabc"
+    assert results[1] == {"c": 4, "b": 5, "a": 6}
+
+
+def test_a_table_shows_four_digits_and_the_range_of_ratios(capsys):
+    ratio = measure.spread([3.0, 1.0, 2.0])
+    print_table("unit", {"ours": {"s": 0.123456, "x": ratio}, "b": {"s": 12345, "x": None}})
+    assert capsys.readouterr().out.splitlines() == [
+        "unit       s        x",
+        "ours  0.1235  2 (1-3)",
+        "b      12345        -",
+    ]
+
+
+@pytest.mark.parametrize(("flags", "message"), [
+    ("pack --n 0", "argument --n: 0 must be at least 1"),
+    ("attend --tokens 3", "argument --tokens: 3 must be at least 512"),
+    ("step --cases image", "pip install -r requirements-dev.txt"),
+    *((f"{name} --device cuda:99", "--device cuda:99 cannot be used")
+      for name in ("step", "attend", "generate", "load")),
+])
+def test_a_mistake_ends_in_one_sentence(flags, message, tiny, bench, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(SystemExit, match="2"):
+        bench(*flags.split())
+    printed = capsys.readouterr()
+    (sentence,) = printed.err.splitlines()
+    assert message in sentence
+    assert not printed.out
+
+
+# Of streams of 4,000 examples, 20 seeds (stage 1: 5): means of tokens, crops and annotations. 5
+# seeds: the tenth, fiftieth and ninetieth percentile of the tokens, and the shares of examples
+# without crops and with as many as a video can have.
+MEASURED = {
+    1: (1367.7, 5.699, 2.503, 854, 1421, 1831, 0.0993, 0),
+    2: (3520.9, 32.033, 3.778, 871, 2012, 9977, 0.0905, 0.0642),
+    3: (4192.6, 39.555, 3.778, 871, 2012, 9977, 0.0905, 0.0099),
+}
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_stream_is_the_one_that_was_measured(stage):
+    """Means within 3 %, quantiles within 4 %, shares within 0.01: each bound is more than three
+    standard deviations."""
+    examples = [e for seed in range(2) for e in stream.stream(stage, 4000, seed)]
+    limits = stream.recipe(stage)
+    tokens, crops = np.array([(e.tokens, e.crops) for e in examples]).T
+    measured = np.array(MEASURED[stage])
+    means = [tokens.mean(), crops.mean(), np.mean([len(e.branches) for e in examples])]
+    np.testing.assert_allclose(means, measured[:3], rtol=0.03)
+    np.testing.assert_allclose(np.percentile(tokens, [10, 50, 90]), measured[3:6], rtol=0.04)
+    as_many_as_a_video = (crops == limits.max_frames).mean() * (stage > 1)
+    shares = (crops == 0).mean(), as_many_as_a_video
+    np.testing.assert_allclose(shares, measured[6:], atol=0.01)
+    assert tokens.max() <= limits.max_tokens
+    assert crops.max() <= limits.max_crops
+    assert all(e.tokens == e.trunk + sum(e.branches) for e in examples)
+
+
+def test_sizes_are_those_of_training():
+    """Every image and video has the tokens that data.py lays out, and the crops that it cuts."""
+    tokenizer = ByteTokenizer()
+    config = data.DataConfig()
+    rng = np.random.default_rng(0)
+    for height, width in [stream.draw_image_size(rng) for _ in range(50)]:
+        ids = image_tokens(width, height, tokenizer, config)
+        assert stream.image_size(height, width)[0] == len(ids), (height, width)
+    assert stream.image_size(378, 378) == (14 * 14 + 2 + 14 * 15 + 2, 2)
+    for seconds, frames in (2.0, 5), (7.3, 16), (130.0, 128), (9.96, 21):
+        times = vision.frame_times(seconds, 128)
+        ids, _ = video_tokens(times, None, tokenizer, config)
+        assert stream.video_size(seconds, 128) == (len(ids), frames)
+
+
+def test_implementations_agree_and_one_that_does_not_ends_the_run(bench, monkeypatch):
+    flags = ["attend", "--tokens=1024", "--rows=2", "--rounds=2"]
+    line, table = bench(*flags)
+    case = line["cases"]["1024"]
+    rows = attend.rows(1024, 2)
+    assert [row.starts for row in rows] == [[0, 796, 1010], [0, 916]]
+    assert [bool(row.bidir.any()) for row in rows] == [False, True]      # text; images
+    masks = [attention.allow(row.visible_until, row.bidir) for row in rows]
+    area = sum(float(mask.float().mean()) for mask in masks) / 2
+    assert case["area"] == pytest.approx(area, rel=1e-3)
+    assert list(case["ways"]) == ["dense", "loop", "ours"]
+    assert case["ways"]["dense"]["dense_over"]["median"] == 1
+    for name, way in case["ways"].items():
+        assert f"\n{name} " in table
+        assert way["both"] > way["forward"] > 0
+
+    def wrong(row):
+        return lambda q, k, v: attend.dense(row)(q, k, 2 * v)
+
+    monkeypatch.setitem(attend.WAYS, "ours", wrong)
+    with pytest.raises(RuntimeError, match="ours differs from dense"):
+        bench(*flags)
+
+
+@pytest.fixture(autouse=True)
+def keep_threads():
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_the_times_asked_for():
+    """No more frames than there are, evenly spread to the last one; then a clip of the middle."""
+    video = SimpleNamespace(duration=2.0, times=np.arange(60) / 30)
+    cases = load.choose_times(video, [384, 9])
+    assert list(cases) == ["60 frames", "9 frames", "0.3333 s from 1 s"]
+    evenly = [*np.arange(8) / 4, 59 / 30]
+    np.testing.assert_allclose(cases["9 frames"], evenly, atol=0.002)
+    assert cases["0.3333 s from 1 s"] == pytest.approx([1, 4 / 3], abs=0.002)
+
+
+def test_a_ratio_is_the_median_over_the_rounds(bench):
+    line, table = bench("load", "--seconds", 1, "--frames", 5, "--rounds", 2)
+    results = line["cases"]["results"]
+    clip = "0.1667 s from 0.5 s"
+    assert list(results) == [load.FFMPEG, "5 frames", "5 frames, prepared", clip,
+                             f"{clip}, prepared"]
+    assert results[load.FFMPEG]["times_decode"]["median"] == 1
+    ours = results["5 frames"]
+    assert ours["frames"] == 5
+    prepared = results["5 frames, prepared"]
+    assert prepared["frames"] == 5
+    assert 0 < prepared["MB"] < ours["MB"]
+    assert line["threads"] == 1  # as a worker of the training loader has
+    assert "5 frames" in table
+    rounds = [{load.FFMPEG: a, "x": b} for a, b in ((2, 2), (4, 5), (1, 3))]
+    row = load.summarise(rounds, "x", 6, [])
+    assert row == {"seconds": 3, "times_decode": {"median": 1.25, "min": 1, "max": 3},
+                   "frames": 6, "MB": 0}
+
+
+@pytest.mark.extras("transformers", "safetensors")
+def test_both_implementations_learn_the_same_in_every_case(tiny, bench, monkeypatch):
+    """Losses and gradients agree (run raises if not): one image, one video, padding, packing, trees
+    against single annotations."""
+    monkeypatch.setattr(step_cases, "STREAM_ROW", Recipe(1024, 32, 4))
+    monkeypatch.setattr(step, "matmul_peak", lambda device, dtype: 1e12)
+    line, table = bench("step", "--rounds", 1, "--n", 2)
+    found = line["cases"]
+    assert found.pop("peak") == {"float32": 1e12, "bfloat16": 1e12}
+    assert list(found) == ["image", "video", "padded", "stream"]
+    names = ["ours float32", "reference float32", "ours bfloat16", "reference bfloat16"]
+    for name, case in found.items():
+        assert list(case["sides"]) == names, name
+        seconds = {key: case["sides"][key]["seconds"] for key in names}
+        ratio = case["ratios"]["float32"]["median"]
+        one_round = seconds["reference float32"] / seconds["ours float32"]
+        assert ratio == pytest.approx(one_round, rel=2e-3)
+        mfu = case["flops"] / seconds["ours float32"] / 1e12
+        assert case["sides"]["ours float32"]["mfu"] == pytest.approx(mfu, rel=2e-3)
+        assert f"\n{name}: " in f"\n{table}"
+    for name in ("image", "video"):
+        assert found[name]["ours"] == found[name]["reference"]
+    padded = found["padded"]
+    assert padded["reference"]["padded"] > padded["reference"]["tokens"] == padded["ours"]["tokens"]
+    stream = found["stream"]
+    assert stream["ours"]["padded"] == 2048
+    assert stream["annotations"] > stream["examples"]
+
+
+@pytest.mark.extras("transformers", "safetensors")
+def test_a_difference_between_the_implementations_is_noticed(tiny):
+    """A weight that is a little off in the decoder, or in the ViT alone, and a token that only one
+    implementation learns."""
+    args = argparse.Namespace(device=torch.device("cpu"))
+    case = step_cases.make_case("image", tiny, 1)
+    models = step.build_models(tiny, args)
+
+    def run(name):
+        return step.training_step(name, models[name], tiny, case, "float32", args)
+
+    ours = run("ours")
+    reference = run("reference")
+    step.check_agreement("image", ours, reference)
+    weights = dict(models["ours"].named_parameters())
+    for name in "blocks.1.mlp.down.weight", "vision.vit.blocks.1.out.weight":
+        weights[name].data *= 1.5
+        with pytest.raises(RuntimeError, match="image: the "):
+            step.check_agreement("image", run("ours"), reference)
+        weights[name].data /= 1.5
+    with pytest.raises(RuntimeError, match="image: the loss differs"):
+        step.check_agreement("image", ours._replace(loss=ours.loss * 1.001), reference)
+    case.rows[0][0].weights[-5] = 0
+    with pytest.raises(RuntimeError, match="image: the "):
+        step.check_agreement("image", run("ours"), reference)
+
+
+def test_a_stream_is_whole_packs_and_every_annotation_once(tiny):
+    case = step_cases.stream_case(tiny, 3, 2, Recipe(1024, 16, 4))
+    trees = [e for row in case.rows for e in row]
+    assert len(case.rows) == 3
+    tokens = [sum(len(e.tokens) for e in row) for row in case.rows]
+    crops = [sum(n_crops(e) for e in row) for row in case.rows]
+    assert max(tokens) <= 1024
+    assert max(crops) <= 16
+    assert np.mean(tokens) > 0.8 * 1024 or np.mean(crops) > 13
+
+    singles = [e for batch in case.batches for e in batch]
+    assert len(singles) == sum(e.n_branches for e in trees)
+    assert case.labelled == sum((e.weights > 0).sum() for e in singles)
+    for batch in case.batches:
+        assert len(batch) <= step_cases.REFERENCE_BATCH
+        assert len({e.pool_src.shape[1] == 9 for e in batch}) == 1, "videos apart"
+
+
+@pytest.mark.extras("transformers", "safetensors")
+def test_both_implementations_give_the_same_answers(tiny, bench):
+    line, table = bench("generate", "--tokens", 3, "--rounds", 2)
+    rows = line["cases"]
+    assert list(rows) == ["text", "image of 9 crops", "video of 16 frames"]
+    for name, row in rows.items():
+        assert f"\n{name} " in table
+        assert min(row["prefill_ours"], row["prefill_reference"], row["decode_ours"]) > 0
+        assert row["decode_ratio"]["min"] <= row["decode_ratio"]["max"]
+
+
+def test_different_answers_end_the_run_in_float32_only():
+    def answer(tokens):
+        def run(on_token):
+            for _ in tokens:
+                on_token()
+            return tokens
+
+        return run
+
+    both = {"ours": answer([5, 6, 7]), "reference": answer([5, 0, 7])}
+    prompt = SimpleNamespace(tokens=[1, 2], images=None)
+    with pytest.raises(RuntimeError, match="text: the answers differ"):
+        generate.bench_prompt("text", prompt, both, 1, must_agree=True)
+    assert generate.bench_prompt("text", prompt, both, 1, must_agree=False)["tokens"] == 2
+
+
+def test_the_first_token_is_the_prefill_and_the_median_of_the_others_a_token(monkeypatch):
+    clock = iter([0.0, 6.0, 7.0, 9.0, 10.0])
+    monkeypatch.setattr(generate.time, "perf_counter", lambda: next(clock))
+    timing = generate.time_answer(lambda on_token: [on_token() or token for token in (1, 2, 3, 4)])
+    assert timing == ([1, 2, 3, 4], 6, 1)
