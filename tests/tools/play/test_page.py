@@ -124,8 +124,10 @@ def test_shapes_are_added_and_deleted_and_the_background_changes(page):
     assert places(page) == [[30, 60], [75, 25]]
     page.click("#scene")
     assert page.run("return shown.scene.noise") not in (before[0], after[0])
+    page.run("setMode('scene', 0)")                # a scene of three shapes
+    page.wait()
     left = places(page)
-    assert len(page.find(".shape")) == len(left) > 0
+    assert len(page.find(".shape")) == len(left) == 3
     while left:                                    # none is selected: the last one goes
         page.click("#delete")
         assert places(page) == left[:-1]
@@ -176,6 +178,10 @@ def test_a_video_shows_its_tracks_up_to_the_frame_of_the_slider(page):
         here = [[100 * x, 100 * y] for t, _, x, y in points if t == time]
         assert rings(page) == [pytest.approx(point) for point in here]
         assert page.find("#second")[0].text == f"{time:.1f} s"
+    page.run("looked = [reply.answers[0], 0]; draw()")
+    # 10 patches in 4 windows of 3, which begin a patch outside
+    assert len(squares(page)) == 4 * 4
+    assert squares(page)[0][:4] == pytest.approx([-100, -100, 300, 300])
     lines = "return [...$('marks').querySelectorAll('polyline')].map(l => l.getAttribute('stroke'))"
     assert "#fff" not in page.run(lines)
     page.find("#true")[0].click()
@@ -236,6 +242,7 @@ def test_a_model_of_another_world_answers_about_files_alone(page, tmp_path):
     page.driver.get(serve("--model", str(tmp_path)))
     assert [page.find(f"#{name}")[0].is_displayed() for name in ("scene", "video")] == [False] * 2
     page.find("#form button")[0].click()           # asks nothing yet
+    assert page.run("return running") is False
     page.find("#file")[0].send_keys(str(MEDIA / "coffee.png"))
     page.wait()
     assert page.run("return reply.answers[0].prompt") == "Describe it in detail."
