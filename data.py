@@ -27,7 +27,7 @@ from records import visual
 from records.errors import Unreadable, encodable
 from records.media import preference_name
 from records.mixture import rng_for
-from text.prompts import annotations_of, has_points, most_points, turn_weights, turns_of
+from text.prompts import annotations_of, has_points, kinds_and_weights, most_points, turns_of
 from text.tokenizer import chat
 from text.visual_tokens import images_tokens, video_tokens
 from vision import RELEASED, VisionConfig
@@ -37,9 +37,9 @@ from vision import RELEASED, VisionConfig
 class DataConfig:
     max_tokens: int = 2560           # tokens of an example, and of a row (paper: Table 12)
     max_crops: int = 8               # high-resolution crops of an image at most
-    high_res_share: float = 0.0      # share of the images with points that get more crops:
-    high_res_crops: int = 24         # at most so many, where no annotation is dropped for them
-    seen_crops: int = 0              # crops of an image that the weights of --init have seen
+    high_res_share: float = 0.0      # share of the images with points that may have more crops
+    high_res_crops: int = 24         # crops of these images at most, if no annotation is dropped
+    trained_crops: int = 0           # crops of an image in the training of the weights of --init
     max_images: int = 5              # a record with more images is skipped (docs/molmo2.md 2.4)
     max_frames: int = 128            # frames of a video at most: 16, 128, 384 in stages 1, 2, 3
     fps: float = 2.0                 # frames per second of a video at most
@@ -57,9 +57,9 @@ class DataConfig:
     vision: VisionConfig = RELEASED  # the model's
 
     def most_crops(self):
-        """The most crops of an image that training shows, or the weights of --init have seen."""
+        """The most crops of an image in this training, or in that of the weights of --init."""
         high_res_crops = self.high_res_crops if self.high_res_share else 0
-        return max(self.max_crops, self.seen_crops, high_res_crops)
+        return max(self.max_crops, self.trained_crops, high_res_crops)
 
 
 class RecordReader(Protocol):
@@ -207,6 +207,9 @@ def build(record, info, tokenizer, config, seed, epoch):
     """-> an Example without its pixels, and the config by which its crops are cut: of a share of
     the images with points it allows more of them (paper: 3.2; docs/molmo2.md 2.4)."""
     example = build_tree(record, info, tokenizer, config, seed, epoch)
+    if config.multi_turn_share and example.dropped_branches:  # a tree drops less than all
+        config = replace(config, multi_turn_share=0)
+        example = build_tree(record, info, tokenizer, config, seed, epoch)
     is_drawn = rng_for(seed, record["key"], epoch, "crops").random() < config.high_res_share
     if is_drawn and len(record.get("images", ())) == 1 and has_points(record):
         larger = replace(config, max_crops=max(config.high_res_crops, config.max_crops))
@@ -237,11 +240,11 @@ def build_tree(record, info, tokenizer, config, seed, epoch):
             continue
         weight = record["weight"] * a["weight"]
         pair = preference_name(record, a) if a["type"] == "preference" else ""
-        for segments in segments_of(a, record, info, tokenizer, config, rng):
-            kinds = [kind for kind, _ in turn_weights(a)]
-            branches.append(Branch(segments, a["type"], weight, of_video, pair, kinds))
-    trunk, is_visual = [tokenizer.bos, *ids], [False, *is_visual]
-    example = layout(trunk, is_visual, branches, config, config.max_tokens)
+        kinds = [kind for kind, _ in kinds_and_weights(a)]
+        branches += [Branch(segments, a["type"], weight, of_video, pair, kinds)
+                     for segments in segments_of(a, record, info, tokenizer, config, rng)]
+    example = layout([tokenizer.bos, *ids], [False, *is_visual], branches, config,
+                     config.max_tokens)
     example.id = record["id"]
     example.dropped_branches += n_over_max_points
     return example
@@ -256,7 +259,7 @@ def segments_of(a, record, info, tokenizer, config, rng):
     turns = turns_of(a, record, info.sizes, config, rng, info.times)
     if a["type"] == "preference":
         return [chat([turn], tokenizer) for turn in turns]
-    weights = [weight for _, weight in turn_weights(a)]
+    weights = [weight for _, weight in kinds_and_weights(a)]
     segments = chat(turns, tokenizer)  # question, answer, question ..
     return [[(ids, learn * weights[k // 2]) for k, (ids, learn) in enumerate(segments)]]
 
@@ -310,15 +313,6 @@ def text_example(tokens, weight, **fields):
     n = len(tokens)
     return Example(tokens, tokens, np.full(n, weight, np.float32), np.arange(n),
                    np.full(n, n, np.int32), np.zeros(n, np.int32), **fields)
-
-
-def placeholder(name, n_tokens, n_crops, config, reason):
-    """Takes the place of a record that cannot be decoded: as large as planned, without loss."""
-    example = text_example(np.zeros(n_tokens, np.int64), 0, id=name, unreadable=reason)
-    if n_crops:
-        example.images = np.zeros((n_crops, config.vision.n_patch, config.vision.n_pixel), np.uint8)
-        example.image_id = np.arange(n_crops, dtype=np.int32)
-    return example
 
 
 @encodable()

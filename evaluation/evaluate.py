@@ -30,7 +30,7 @@ from evaluation.masks import find_misfit
 from evaluation.scoring import Question, annotation_of, score
 from records.errors import Unreadable, warn
 from records.visual import VideoClip, read_headers
-from text.prompts import turn_weights, turns_of
+from text.prompts import kinds_and_weights, turns_of
 from text.styles import medium
 from text.tokenizer import ByteTokenizer
 from training.ranks import Ranks
@@ -80,7 +80,7 @@ def questions_of(record, info, config, max_new=None, least=1):
             continue  # nothing is asked
         assert annotation["type"] in TYPES, f"no score for a {annotation['type']}"
         turns = turns_of(annotation, record, info.sizes, config, None, info.times)
-        for n, (_, weight) in enumerate(turn_weights(annotation) if turns else ()):
+        for n, (_, weight) in enumerate(kinds_and_weights(annotation) if turns else ()):
             if weight:
                 asked = [*turns[:n], (turns[n][0], None)]
                 limit = max_new or max(answer_limit(annotation_of(annotation, n), record), least)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from PIL import Image, ImageDraw, ImageFont
+from PIL.PngImagePlugin import PngInfo
 
 from records.errors import Unreadable, warn
 
@@ -29,6 +30,10 @@ GRID_COLUMNS = 4
 MAX_FRAMES = 12  # of a video, in one picture
 GIF_FRAMES = 60
 GIF_SIDE = 480  # pixels
+# in every file that this module writes: by it tools.generate knows a picture that it may replace
+MARK = b"drawn by Molmo2 in plain PyTorch"
+MARKS = {"comment": MARK, "xmp": MARK, "pnginfo": PngInfo()}  # of JPEG and GIF, WebP, PNG
+MARKS["pnginfo"].add_text("Comment", MARK.decode())
 GIF_COLOURS = 200  # of the frames; those of the marks are kept exactly
 SAME_TIME = 0.05  # seconds: answers have one decimal
 
@@ -229,7 +234,9 @@ def draw(predictions, records, folder, n=24):
             warn(f"{record['where']}: {e}; no picture")
             continue
         label = prediction["prompt"].split(": ")[-1][:80]
-        name = f"{prediction['id'][-80:]}-{prediction['annotation']}-{label}"
+        number = "-".join(str(prediction[key]) for key in ("annotation", "turn")
+                          if key in prediction)
+        name = f"{prediction['id'][-80:]}-{number}-{label}"
         image.save(folder / f"{as_file_name(name)}.png")
 
 
@@ -247,10 +254,10 @@ def draw_answer(path, points, images, clip_times, frames_at, with_trails):
     """Writes the points of an answer: on its images, on the frames that they are on, or,
     in a .gif, on the frames at clip_times, at most GIF_FRAMES of them."""
     if not clip_times:
-        draw_images(images, points, [], 360).save(path)
+        draw_images(images, points, [], 360).save(path, **MARKS)
     elif not path.lower().endswith(".gif"):
         times = sorted({frame for frame, *_ in points}) or clip_times[:1]
-        draw_frames(frames_at, times, points, [], with_trails, 360).save(path)
+        draw_frames(frames_at, times, points, [], with_trails, 360).save(path, **MARKS)
     else:
         selected = select_frames(clip_times, points, GIF_FRAMES)
         frames = []
@@ -272,5 +279,5 @@ def save_gif(frames, path, seconds):
     palette.putpalette([*of_frames, *chain(*COLOURS, WHITE, BLACK)])
     no_dither = Image.Dither.NONE
     first, *others = (f.quantize(palette=palette, dither=no_dither) for f in frames)
-    first.save(path, save_all=True, append_images=others, loop=0,
+    first.save(path, save_all=True, append_images=others, loop=0, **MARKS,
                duration=[round(1000 * s) for s in seconds])

@@ -92,7 +92,7 @@ def is_text(value):
 
 
 def is_path(value):
-    return is_text(value) and not URL.match(value)
+    return is_text(value) and not URL.match(value) and len(value) <= 4096  # as on Linux
 
 
 def is_list_of(accepts, n_least=0, n_most=1e300):
@@ -105,8 +105,9 @@ KINDS = {  # what a value must be, in words, and the test
     "text": ("a text that is not blank", is_text),
     "string": ("a text", is_a(str)),
     "texts": ("a list of texts that are not blank", is_list_of(is_text, 1)),
-    "path": ("the path of a downloaded file (URLs are not read)", is_path),
-    "paths": ("a list of paths of downloaded files (URLs are not read)", is_list_of(is_path, 1)),
+    "path": ("the path of a downloaded file (URLs and base64 are not read)", is_path),
+    "paths": ("a list of paths of downloaded files (URLs and base64 are not read)",
+              is_list_of(is_path, 1)),
     "text or texts": ("a text that is not blank, or a list of such texts",
                       lambda value: is_text(value) or is_list_of(is_text, 1)(value)),
     "options": ("2 to 26 texts", is_list_of(is_a(str), 2, 26)),

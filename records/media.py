@@ -25,7 +25,7 @@ EXIF_ORIENTATION = 0x0112  # values from 5 to 8 exchange width and height
 UNKNOWN_FORMATS = {
     "HEIC or AVIF": (rb"....ftyp(hei|hev|mif|msf|avi)", "heif-convert a.heic a.jpg"),
     "JPEG XL": (rb"\xff\x0a|....JXL ", "djxl a.jxl a.png"),
-    "SVG": (rb"\s*(<(\?xml|!--|!DOCTYPE svg).*)?<svg", "rsvg-convert a.svg -o a.png"),
+    "SVG": (rb"(\xef\xbb\xbf)?\s*(<(\?xml|!--|!DOCTYPE svg).*)?<svg", "rsvg-convert a.svg > a.png"),
     "OpenEXR": (rb"v/1\x01", "magick a.exr a.png"),
     "Radiance HDR": (rb"#\?R", "magick a.hdr a.png"),
 }
@@ -66,14 +66,19 @@ def open_image(path):
 def image_size(path):
     """(width, height) of an image as displayed, without decoding it; Unreadable."""
     with open_image(path) as image:
-        # Pillow gives the size of a TIFF already turned. It would decode a PNG to look for EXIF
-        # data behind the pixels.
-        in_front = {"exif", "Raw profile type exif", "XML:com.adobe.xmp"} & set(image.info)
-        is_png = image.format == "PNG" and not in_front
-        if image.format == "TIFF" or (is_png and not has_exif(path)):
-            return image.size
-        turned = image.getexif().get(EXIF_ORIENTATION) in (5, 6, 7, 8)
-        return image.size[::-1] if turned else image.size
+        return displayed_size(image, path)
+
+
+def displayed_size(image, path):
+    """The same of an image that open_image has opened."""
+    # Pillow gives the size of a TIFF already turned. It would decode a PNG to look for EXIF
+    # data behind the pixels.
+    in_front = {"exif", "Raw profile type exif", "XML:com.adobe.xmp"} & set(image.info)
+    is_png = image.format == "PNG" and not in_front
+    if image.format == "TIFF" or (is_png and not has_exif(path)):
+        return image.size
+    turned = image.getexif().get(EXIF_ORIENTATION) in (5, 6, 7, 8)
+    return image.size[::-1] if turned else image.size
 
 
 def has_exif(path):
@@ -88,8 +93,9 @@ def has_exif(path):
 def read_image(path):
     """The pixels of an image as displayed, (H,W,3) uint8; Unreadable."""
     with open_image(path) as image:
+        size = displayed_size(image, path)
         pixels = vision.to_array(image)
-    if pixels.shape[1::-1] != image_size(path):  # Pillow scrambles some TIFF files
+    if pixels.shape[1::-1] != size:  # Pillow scrambles some TIFF files
         raise Unreadable("size differs", f"{path} is not as large as its header says")
     return pixels
 

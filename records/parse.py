@@ -18,7 +18,7 @@ from text.styles import (
     caption_part,
     default_style,
     medium,
-    parts,
+    parts_of,
 )
 
 PLACED = ("point", "box", "count", "track")  # what may be a turn of a conversation, too
@@ -80,7 +80,7 @@ def parse_annotation(annotation, record, place):
     A qa has turns with types and weights, and answer_idx is a list. A box is a point. Points, also
     a query, have a scale: what x and y are divided by, None for the size of the file. A track has a
     mode. Points and counts have lists of modes and, if they have a label, of labels; one of each is
-    drawn. A style is there, but of points and counts it may follow from the mode that is drawn.
+    drawn. A style is there; without one, the style of points and counts follows from their mode.
     """
     kind = annotation.get("type") if isinstance(annotation, dict) else None
     check_kind("type", kind, "type", place)
@@ -103,7 +103,7 @@ def parse_annotation(annotation, record, place):
         check_track(parsed, shown, place)
     elif kind in PLACED:
         check_points(parsed, record, place)
-        parsed["mode"] = point_modes(parsed)
+        parsed["mode"] = point_modes(parsed, place)
         if "label" in parsed:
             parsed["labels"] = as_list(parsed["label"])
             parsed["label"] = parsed["labels"][0]
@@ -113,12 +113,15 @@ def parse_annotation(annotation, record, place):
     return parsed | ({"style": style} if style else {})
 
 
-def point_modes(annotation):
+def point_modes(annotation, place):
     """The modes of points or of a count, of which one is drawn: as the annotation says, or its
     style; without both, half of the points are counted, too."""
-    if "mode" in annotation:
-        return as_list(annotation["mode"])
     task = "count" if annotation["type"] == "count" else TASK_OF_STYLE.get(annotation.get("style"))
+    if "mode" in annotation:
+        modes = as_list(annotation["mode"])
+        require(task not in POINT_TASKS or len(modes) == 1, place,
+                f"the style {annotation.get('style')} has one mode, but 'mode' names {len(modes)}")
+        return modes
     if task in POINT_TASKS:
         return [task]
     # a user's own question does not say whether a count is wanted: the answer is points alone
@@ -232,8 +235,8 @@ def parse_qa(qa, record, place):
 
 def parse_turn(turn, record, place):
     if isinstance(turn, dict) and turn.get("type", "qa") != "qa":
-        require(turn["type"] in PLACED, f"{place}.type", "a turn of a conversation is a qa, which "
-                f"need not be said, or one of {', '.join(PLACED)}")
+        require(turn["type"] in PLACED, f"{place}.type", "a turn of a conversation has the type qa "
+                f"(the default), {', '.join(PLACED)}")
         return parse_annotation(turn, record, place)
     check_fields(turn, "turn", place)
     check_question(turn.get("question"), record, place)
@@ -264,7 +267,7 @@ def check_question(question, record, place):
 def unlikely_units(record):
     """-> [sentence, ..] of points in percent or pixels that look like fractions."""
     found = []
-    for place, a in parts(record):
+    for place, a in parts_of(record):
         sides = [side for p in a.get("points", ()) for side in (p["x"], p["y"])]
         if sides and max(sides) <= 1 and a["coords"] != "unit":
             found.append(f"{place}: every coordinate is at most 1 with "
@@ -280,7 +283,7 @@ def like_thousandths(record, sizes=()):
     """May the points in pixels of a record be thousandths: is no coordinate over 1,000, and is
     every image larger? None without such points. sizes: of the files, if they are known."""
     found = None
-    for _, a in parts(record):
+    for _, a in parts_of(record):
         for point in a.get("points", ()) if a.get("coords") == "pixel" else ():
             size = point["scale"] or (sizes and sizes[point.get("image", 0)])
             furthest = max(point.get("box", (point["x"], point["y"])))

@@ -37,7 +37,7 @@ CONTAINERS = "mov,matroska,avi,mpegts,mpeg,flv,asf,ogg,gif"
 SEEK_MARGIN_S = 10  # decoded before a clip begins
 DEADLINE_S = 300  # for ffmpeg, which may hang at a damaged file
 ONE_FRAME_PER_PACKET = ("h264", "hevc", "av1", "vp9")  # in MP4 and Matroska
-NO_TIMES = ("mpeg2video in asf", "vvc in mpeg")  # ffmpeg guesses wrong timestamps
+NO_TIMES = ("mpeg2video in asf", "mpeg4 in mpeg", "vvc in mpeg")  # ffmpeg guesses wrongly
 NO_TIMESTAMP = -10**11  # where a packet has none, ffmpeg prints a number below this
 HIDDEN = 4  # packet flag: an edit list hides the frame
 # What ffmpeg lists: the packets as they are stored, or the frames that it decodes.
@@ -97,12 +97,15 @@ def probe(path):
     if listing.codec == "vp9":  # joins each hidden frame with the one that is displayed
         listing = list_times(path, PACKETS, f"vp9_superframe,{SETTS}")
     kind = f"{listing.codec} in {listing.container}"
-    if kind in NO_TIMES:
+    is_reliable = kind not in NO_TIMES
+    has_index = listing.has_index()
+    if not (has_index and listing.codec in ONE_FRAME_PER_PACKET):
+        listing = list_times(path, FRAMES)
+        times = [pts for pts, _, _ in listing.entries]
+        is_reliable = is_reliable and len(set(times)) == len(times)
+    if not is_reliable:
         raise Unreadable("unknown format", f"{path} is {kind}: its frames have no reliable "
                          "timestamps")
-    has_index = listing.has_index()
-    if not has_index:
-        listing = list_times(path, FRAMES)
     displayed = [(pts, length) for pts, length, flags in listing.entries if not flags & HIDDEN]
     pts = np.unique([pts for pts, _ in displayed])
     time_base = listing.time_base
@@ -121,14 +124,14 @@ class Listing(NamedTuple):
     entries: list  # [(pts, length, flags), ..]
 
     def has_index(self):
-        """Does each packet hold one frame and its timestamp?
+        """Does the file store the timestamps, so that decoding may start at any key frame?
 
         No packet may appear before the first one: its frame may need what was cut off.
         """
         stores_times = self.container in ("mov", "matroska")
         first = self.entries[0][0]
         is_earliest = NO_TIMESTAMP < first <= min(pts for pts, _, _ in self.entries)
-        return stores_times and is_earliest and self.codec in ONE_FRAME_PER_PACKET
+        return stores_times and is_earliest
 
 
 def list_times(path, what, bitstream_filter=SETTS):

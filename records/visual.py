@@ -12,7 +12,7 @@ import vision
 from records.check import require
 from records.errors import Unreadable
 from records.parse import check_range
-from text.styles import parts
+from text.styles import parts_of
 from text.visual_tokens import shift_subtitles
 
 
@@ -67,14 +67,15 @@ def read_headers(record, config):
         raise Unreadable("too long", f"it has {len(info.sizes)} images, and "
                          f"--data.max_images is {config.max_images}")
     files = record.get("images") or [record.get("video")]
-    for place, annotation in parts(record):
+    for place, annotation in parts_of(record):
         for n in {point.get("image", 0) for point in annotation.get("points", ())}:
             declared = annotation.get("size") or [files[n].get("width"), files[n].get("height")]
             width, height = info.sizes[n]
+            exif = ("" if "video" in record else "; if they are those before EXIF turns the image, "
+                    "convert the file by python -m tools.convert --exif-unturned")
             require(declared != [height, width] or width == height, place,
                     f"its points refer to {height} x {width} pixels, but {width} x {height} are "
-                    "displayed; if they are those before EXIF turns the image, convert the file by "
-                    "python -m tools.convert --exif-unturned, else correct the size")
+                    f"displayed{exif}; else correct the size")
         if annotation.get("coords") == "pixel":  # others are checked already
             check_range(annotation, info.sizes, place)
     return info
@@ -84,14 +85,14 @@ def read_video_header(record, config):
     width, height, duration, half_frame = record["source"].video_size(record)
     start = record["video"]["start"]
     times, end = clip_times(duration, config, start, record["video"]["end"])
-    rates = [a.get("fps", 2) for _, a in parts(record) if a["type"] == "track"]
+    rates = [a.get("fps", 2) for _, a in parts_of(record) if a["type"] == "track"]
     if rates:  # where the tracks have points
         lowest = max(int(min(rates)), 1)
         if lowest > 10:  # of every frame: asked for twice a second
             lowest = 2
         video_rate = round(0.5 / half_frame) if half_frame else 0
         times = tracking_times(end - start, video_rate, lowest, config)
-    for place, a in parts(record):
+    for place, a in parts_of(record):
         points = [*a.get("points", ()), *([a["query"]] if "query" in a else ())]
         times_of_file = [p["t"] for p in points] + a.get("times", [])
         times_of_file += [a[key] for key in ("start", "end", "at") if key in a]

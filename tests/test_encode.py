@@ -33,6 +33,7 @@ from text.styles import medium
 from text.tokenizer import ByteTokenizer
 from text.visual_tokens import shift_subtitles
 from toy.world import WORDS
+from training.loader import placeholder
 from training.setup import largest_example
 from vision import RELEASED
 
@@ -117,8 +118,11 @@ def test_three_images_in_ten_with_points_have_up_to_24_crops(tmp_path):
     have at most 8, and so has an image whose annotation would be dropped."""
     Image.new("L", (1024, 768)).save(tmp_path / "a.png")
     point = {**POINT, "points": [{"x": 0.5, "y": 0.5, "image": 0}]}
-    records = open_records(tmp_path, image(POINT, image="a.png"), image(CAPTION, image="a.png"),
-                           {"images": ["a.png", "a.png"], "annotations": [point]})
+    count = {"type": "count", "label": "l", "count": 2}
+    records = open_records(
+        tmp_path, image(POINT, image="a.png"), image(CAPTION, image="a.png"),
+        {"images": ["a.png", "a.png"], "annotations": [point]}, image(count, image="a.png"),
+        image({"type": "qa", "turns": [{"question": "q", "answer": "a"}, POINT]}, image="a.png"))
     config = replace(CONFIG, vision=RELEASED, max_tokens=4096, max_crops=8, high_res_share=0.3)
 
     def crops_of(record, **fields):
@@ -129,6 +133,7 @@ def test_three_images_in_ten_with_points_have_up_to_24_crops(tmp_path):
     assert found.keys() == {7, 13}
     assert 60 < found[13] < 120
     assert crops_of(records[0], max_tokens=1640) == {7: 300}         # no room for the answer
+    assert crops_of(records[3]).keys() == crops_of(records[4]).keys() == {7, 13}
     assert crops_of(records[1]) == {7: 300}
     assert crops_of(records[2]) == {14: 300}
     for epoch in range(10):
@@ -152,9 +157,21 @@ def test_the_points_of_one_video_in_five_are_asked_for_in_one_conversation(folde
     assert n_branches.keys() == {1, 2}
     assert 25 < n_branches[1] < 55
     assert {example.n_branches for example in examples(records[1])} == {3}
-    for example in examples(records[0])[:20]:
+    # a tree drops one annotation, where the conversation would be dropped as a whole
+    long = {**VIDEO_POINT, "label": "cow" * 400}
+    many = {**VIDEO_POINT, "points": VIDEO_POINT["points"] * 61}
+    for other, fields in ((long, {"max_tokens": 1500}), (many, {})):
+        (record,) = open_records(folder, video(points[0], other, video=VIDEO), name="other.jsonl")
+        info = read_headers(record, config)
+        found = [data.build(record, info, BYTES, replace(config, multi_turn_share=1, **fields), 0,
+                            epoch)[0] for epoch in range(5)]
+        assert [(example.n_branches, example.dropped_branches) for example in found] == [(1, 1)] * 5
+    orders = set()
+    for example in examples(records[0])[:60]:
         answers = BYTES.decode(example.targets[example.weights > 0])
         assert answers.count("</points>") == 2 and ">cat<" in answers and ">dog<" in answers
+        orders.add((example.n_branches, answers.index(">cat<") < answers.index(">dog<")))
+    assert len(orders) == 4
 
 
 def learned(example):
@@ -233,7 +250,7 @@ def test_an_unreadable_image_costs_its_record_only(tmp_path):
     size = data.size(cut, TOKENIZER, CONFIG, 0, 0)
     with pytest.raises(Unreadable, match=r"^damaged image: "):
         data.encode(cut, TOKENIZER, CONFIG, 0, 0)
-    example = data.placeholder("cut", *size, CONFIG, "damaged image: cut short")
+    example = placeholder("cut", *size, CONFIG, "damaged image: cut short")
     assert size == (len(example.tokens), len(example.images))
     assert (example.id, example.unreadable) == ("cut", "damaged image: cut short")
     assert example.weights.sum() == 0

@@ -17,7 +17,7 @@ import re
 
 from text import choices, styles
 from text.points import format_points, format_tracks, unit
-from text.styles import chance, medium, parts, pick
+from text.styles import chance, medium, parts_of, pick
 from text.tracks import TrackFrames, points_on_frames, seconds, track_frames, track_rate
 
 COUNTING = re.compile(
@@ -56,7 +56,7 @@ def turns_of(annotation, record, sizes, config, rng, times=None):
     return open_conversation(annotation, turns, config, rng) if kind == "qa" else turns
 
 
-def turn_weights(annotation):
+def kinds_and_weights(annotation):
     """-> [(type, loss weight), ..] of each turn; one of weight 0 is context only."""
     turns = annotation.get("turns", [{"type": annotation["type"], "weight": 1}])
     return [(turn["type"], turn["weight"]) for turn in turns]
@@ -64,7 +64,7 @@ def turn_weights(annotation):
 
 def has_points(record):
     """Does an annotation of a record point or count?"""
-    return any(part["type"] in ("point", "count") for _, part in parts(record))
+    return any(part["type"] in ("point", "count") for _, part in parts_of(record))
 
 
 def most_points(annotation):
@@ -77,10 +77,12 @@ def annotations_of(record, config, rng):
     """The annotations of a record. Of a video with several questions for points a share become one
     conversation (paper: 3.2)."""
     annotations = record["annotations"]
-    point_only = all(annotation["type"] == "point" for annotation in annotations)
-    if (config.multi_turn_share and len(annotations) > 1 and point_only
+    usable = all(annotation["type"] == "point" and most_points(annotation) <= config.max_points
+                 for annotation in annotations)
+    if (config.multi_turn_share and len(annotations) > 1 and usable
             and medium(record) == "video" and chance(rng, config.multi_turn_share)):
-        return [{"type": "qa", "style": "user_qa", "weight": 1, "turns": annotations}]
+        turns = [annotations[k] for k in rng.permutation(len(annotations))]
+        return [{"type": "qa", "style": "user_qa", "weight": 1, "turns": turns}]
     return annotations
 
 
@@ -212,7 +214,7 @@ def point_turn(annotation, record, sizes, config, rng):
     if "label" in annotation and medium(record) != "video":
         label = label.lower()
     if mode == "point" and len(annotation["mode"]) > 1 and "label" in annotation:
-        question = None  # it belongs to the other modes, which count
+        question = None  # it asks for a number, as the other modes do
     text = question or label
     images = range(len(sizes))
     if known and not config.prefix_all and not question:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 
-from records.check import KINDS, is_kind
 from records.errors import Unreadable, warn
 from training.checkpoint import lock
 from training.config import Parser, RunError, UserError
@@ -38,14 +37,8 @@ def in_range(kind, least, most=sys.maxsize):
 
 
 whole_number = functools.partial(in_range, int)
+frame_rate = in_range(float, 1e-9, 1e12)
 positive = whole_number(1)
-
-
-def frame_rate(text):
-    """The type of a flag: frames per second, a number above 0."""
-    if not is_kind(float(text), "positive"):
-        raise argparse.ArgumentTypeError(f"{text} must be {KINDS['positive'][0]}")
-    return float(text)
 
 
 def read_beginning(path):
@@ -81,14 +74,15 @@ def own_folder(out, command, inputs=(), besides=()):
     for path in map(Path, inputs):
         if path.resolve().is_relative_to(out.resolve()):
             raise UserError(f"{out}: the input {path} lies in this folder; name another folder")
-    found = {path.name for path in out.iterdir()} - {MARK, *besides} if out.is_dir() else set()
-    made_by = mark.read_text(encoding="utf-8") if mark.is_file() else ""
-    if found and made_by != command:
-        raise UserError(f"{out} contains {', '.join(sorted(found)[:3])}, and {command} has not "
-                        "made this folder; name another folder, or delete them")
     with lock(out, "OUT", MARK):
-        if made_by != command:
-            mark.write_text(command, encoding="utf-8")
+        found = {path.name for path in out.iterdir()} - {MARK, *besides}
+        made_by = mark.read_text(encoding="utf-8")
+        if found and made_by != command:
+            if not made_by:
+                mark.unlink()
+            raise UserError(f"{out} contains {', '.join(sorted(found)[:3])}, and {command} has not "
+                            "made this folder; name another folder, or delete them")
+        mark.write_text(command, encoding="utf-8")
         yield out
 
 

@@ -16,7 +16,7 @@ import torch
 import data
 import vision
 from evaluation.generate import Sampling, evaluation_config, generate
-from evaluation.pictures import draw_answer
+from evaluation.pictures import MARK, draw_answer
 from records import media
 from records.errors import warn
 from records.media import MAX_FRAMES
@@ -90,6 +90,8 @@ def check_drawing(parser, path, args):
     shown = [Path(file) for file in [*(args.images or ()), args.video] if file]
     if path.exists() and any(file.exists() and file.samefile(path) for file in shown):
         parser.error(f"--draw {path}: the model is shown this file; name another one")
+    if path.exists() and MARK not in path.read_bytes():
+        parser.error(f"--draw {path}: this command has not drawn this file; name another one")
 
 
 def read_subtitles(path):

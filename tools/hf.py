@@ -78,7 +78,7 @@ def main(argv=None):
             files.import_extra("tokenizers")
             model = start_from_base(args.source, args.siglip)
             tokenizer = extended_tokenizer(args.source, model.config.n_vocab)
-            # unlike a released model, it has seen no image of 24 crops
+            # unlike a released model, it was not trained with 24 crops
             data_config = DataConfig(**RELEASED_SETTINGS | {"high_res_share": 0})
         else:
             model, tokenizer, data_config = open_model_folder(args.source, dtype=dtype)

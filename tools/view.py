@@ -29,7 +29,7 @@ from records.errors import plural
 from records.mixture import Mixture
 from records.visual import read_headers
 from text.points import unit
-from text.styles import parts
+from text.styles import parts_of
 from text.tokenizer import token_text
 from text.tracks import since_start
 from tools.command import make_parser, output_file, report_errors
@@ -242,7 +242,7 @@ def find_points(record, info, image):
     """Yields (label, (x, y) as fractions) of each point of one image or frame."""
     size = info.sizes[min(image, len(info.sizes) - 1)]
     here = image if info.times is None else f"{info.times[image]:.1f}"
-    for _, annotation in parts(record):
+    for _, annotation in parts_of(record):
         label = annotation.get("label", annotation.get("question", ""))
         for p in annotation["points"] if annotation["type"] in ("point", "track") else ():
             place = p.get("image", 0) if "t" not in p else f"{since_start(p['t'], record):.1f}"

@@ -37,6 +37,9 @@ from weights import files, lora
 warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\.distributed\.checkpoint")
 
 STEP = re.compile("step-[1-9][0-9]*")  # str.isdigit accepts digits such as ², which int() refuses
+# in the directory of a run; the last two are also there if it was stopped before its first step
+RUN_FILES = ("config.json", "log.jsonl", "skips.jsonl", "loss.png", "scores.png", "progress.gif",
+             "stage0.jsonl", "references.json")
 # fields that may change when a run is resumed: they affect layout, speed and reports, or (preset,
 # model, vit_steps) only what a run begins with
 LAYOUT_FIELDS = {
@@ -50,7 +53,9 @@ METADATA_CLASSES = {  # of which .metadata consists
     "torch": {"Size", "float32", "bfloat16"},
     "torch.serialization": {"_get_layout"},
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
-    "torch.distributed.checkpoint.metadata": {*dcp.metadata.__all__, "_MEM_FORMAT_ENCODING"},
+    # torch would unpickle an entry of BytesStorageMetadata, which may run code
+    "torch.distributed.checkpoint.metadata":
+        {*dcp.metadata.__all__, "_MEM_FORMAT_ENCODING"} - {"BytesStorageMetadata"},
 }
 
 
@@ -124,8 +129,8 @@ def find_newest(out):
             state = json.loads((folder / "state.json").read_bytes())
             sizes = {name: (folder / name).stat().st_size for name in state["files"]}
             is_whole = state.pop("sha256") == hash_without_tensors(folder, state)
-            Reader(folder).read_metadata()
-            if is_whole and sizes == state["files"]:
+            known = Reader(folder).read_metadata().state_dict_metadata
+            if known and is_whole and sizes == state["files"] and "init" in state:
                 return Checkpoint(folder, step, state)
         if is_first_process():
             warn(f"{folder}: a file is missing or damaged, or of another version of this code; "
@@ -148,8 +153,16 @@ def list_steps(out):
     return sorted((int(name.removeprefix("step-")) for name in names), reverse=True)
 
 
+def is_run(out):
+    """Is this the directory of a run? Its config.json has the command."""
+    with suppress(OSError, ValueError):
+        return "command" in json.loads((out / "config.json").read_bytes())
+    return False
+
+
 def check_directory(out, args, init):
     """UserError if a run that begins may not write to `out`."""
+    foreign = [] if is_run(out) else [name for name in RUN_FILES[:-2] if (out / name).exists()]
     holds_run = bool(list_steps(out)) or (out / "model").exists()
     is_empty = {path.name for path in out.iterdir()} <= {"lock"}
     reason = ""
@@ -157,7 +170,9 @@ def check_directory(out, args, init):
         reason = "contains a run without a complete checkpoint to resume; --overwrite deletes it"
     elif holds_run and not args.overwrite:
         reason = "contains a run; --resume continues it, --overwrite deletes it"
-    elif args.overwrite and not is_empty and not (out / "config.json").is_file():
+    elif foreign:
+        reason = f"contains {', '.join(foreign)}, which no run has made"
+    elif args.overwrite and not is_empty and not is_run(out):
         reason = "has no config.json, so it is no run directory to --overwrite"
     elif args.overwrite and init and Path(init).resolve().is_relative_to(out.resolve()):
         reason = f"--overwrite would delete the weights of --init {init}"
@@ -170,8 +185,7 @@ def delete_run(out):
     checkpoints = [path for path in out.glob("step-*") if STEP.fullmatch(path.stem)]
     for path in (*checkpoints, out / "model", out / "samples", out / "tensorboard"):
         shutil.rmtree(path, ignore_errors=True)
-    for name in ("log.jsonl", "stage0.jsonl", "skips.jsonl", "loss.png", "scores.png",
-                 "progress.gif", "references.json"):
+    for name in RUN_FILES[1:]:
         (out / name).unlink(missing_ok=True)
 
 

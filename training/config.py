@@ -118,7 +118,7 @@ RANGES = {
     "data.max_tokens data.max_crops data.max_images data.max_points": (1, inf),
     "data.high_res_crops": (1, inf),
     "data.high_res_share data.multi_turn_share": (0, 1),
-    "data.seen_crops": (0, inf),
+    "data.trained_crops": (0, inf),
     "data.max_frames": (1, MAX_FRAMES),
     "shard cp_heads save_every keep workers vit_steps uncheckpointed_blocks": (0, inf),
     "lora.rank eval_images data.n_transcripts data.length_hint": (0, inf),

@@ -82,8 +82,17 @@ class Decoder:
                 reason = f"size differs: {size} tokens and crops, {planned} planned"
             except Unreadable as e:
                 reason = str(e)
-        example = data.placeholder(record["id"], *planned, config.data, reason)
+        example = placeholder(record["id"], *planned, config.data, reason)
         return parallel.select_crops(example, shard)
+
+
+def placeholder(name, n_tokens, n_crops, config, reason):
+    """Takes the place of a record that cannot be decoded: as large as planned, without loss."""
+    example = data.text_example(np.zeros(n_tokens, np.int64), 0, id=name, unreadable=reason)
+    if n_crops:
+        example.images = np.zeros((n_crops, config.vision.n_patch, config.vision.n_pixel), np.uint8)
+        example.image_id = np.arange(n_crops, dtype=np.int32)
+    return example
 
 
 class Loader:

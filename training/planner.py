@@ -19,7 +19,7 @@ import numpy as np
 import data
 import packing
 from records.errors import DataError, Unreadable, plural, warn
-from text.prompts import most_points, turn_weights
+from text.prompts import kinds_and_weights, most_points
 from training.sources import list_changes
 
 MANY = 100  # bad records of a source that can end a run
@@ -131,7 +131,7 @@ def has_loss(a, config):
     """Does an annotation have a token to learn from? config: data.DataConfig."""
     if a.get("style") == "transcript" and not config.n_transcripts:
         return False
-    return bool(a["weight"]) and any(weight for _, weight in turn_weights(a))
+    return bool(a["weight"]) and any(weight for _, weight in kinds_and_weights(a))
 
 
 class StepPlanner(Iterator):

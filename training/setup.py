@@ -143,19 +143,19 @@ def find_start(args, config, world, resume_from=None):
     weights = resume_from.init
     folder = resume_from.folder
     shape = config.model
-    seen_crops = config.data.seen_crops
+    trained_crops = config.data.trained_crops
     where = "--model"
     try:
         if weights is not None:
             where = f"--init {weights}"
             model_folder = files.describe(weights)
             folder, shape, _ = model_folder
-            seen_crops = files.read_data_config(model_folder).most_crops()
+            trained_crops = files.read_data_config(model_folder).most_crops()
         elif folder:
             where = "--resume"
             with files.explained(folder):
                 shape = files.config_from_dict(resume_from.state["model"], shape)
-                seen_crops = json.loads(resume_from.state["recipe"]["data.seen_crops"])
+                trained_crops = json.loads(resume_from.state["recipe"]["data.trained_crops"])
         if folder:
             tokenizer = load_tokenizer(folder, shape.n_vocab)
         else:
@@ -169,7 +169,7 @@ def find_start(args, config, world, resume_from=None):
     if asked_for and config.model != found:
         raise UserError(f"{where}: its model has another shape than --preset and --model.* name; "
                         "take these flags out")
-    data_config = replace(config.data, seen_crops=seen_crops)
+    data_config = replace(config.data, trained_crops=trained_crops)
     return Start(tokenizer, weights, not folder), replace(config, model=shape, data=data_config)
 
 

@@ -185,7 +185,7 @@ def fingerprint(sources, rates, tokenizer, config):
         tokenizer.save(folder)
         files = b"".join(path.read_bytes() for path in sorted(Path(folder).iterdir()))
     found = {f"data.{key}": value for key, value in dataclasses.asdict(config.data).items()
-             if key != "seen_crops"}  # of evaluation alone
+             if key != "trained_crops"}  # of evaluation alone
     found |= {name: getattr(config, name) for name in ("seed", "pool_size", "pack_crops")}
     found["tokenizer"] = hashlib.sha256(files).hexdigest()
     found["data"] = [[source.name, rate, source.fingerprint]

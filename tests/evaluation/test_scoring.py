@@ -57,6 +57,9 @@ def test_points_in_a_conversation_are_asked_for_and_scored_as_others_are(tmp_pat
     assert (metrics["qa_accuracy"], metrics["point_f1"]) == (1, 1)
     assert [(p["type"], p["annotation"], p["turn"]) for p in predictions] == [
         ("qa", 0, 0), ("point", 0, 1)]
+    info = read_headers(next(iter(source(tmp_path, record))), DATA)
+    questions = evaluation.questions_of(next(iter(source(tmp_path, record))), info, DATA)
+    assert [question.max_new for question in questions] == [384, 192]    # each by its kind
 
 
 def test_a_type_without_a_score_is_noticed(monkeypatch):

@@ -99,7 +99,7 @@ MISTAKES = [                         # a line, words of the message
     (video(QA, subtitles=[*SUBTITLES, {"start": 2, "end": 1, "text": "x"}]),
      "subtitles[2]: it ends before it starts"),
     (image(QA, image="https://x/y.png"), "image: 'path' must be the path of a downloaded file"),
-    (image(QA, image={"path": "file:///a.png"}), "(URLs are not read), not 'file:///a.png'"),
+    (image(QA, image={"path": "file:///a.png"}), "(URLs and base64 are not read), not 'file:///a.png'"),
     ({"images": ["a", "data:image/png;base64,AA"], "annotations": [QA]}, "images[1]: 'path' must"),
     (video(CAPTION, video="http://x/y.mp4"), "video: 'path' must be the path of a downloaded"),
     (video(CAPTION, video={"frames": ["a", "s3://x"], "fps": 1}), "paths of downloaded files"),
@@ -226,11 +226,13 @@ def test_the_examples_pass_without_a_word(capsys):
     (POINT, ""), ({"type": "count", "label": "l", "count": 2}, ""),
     ({"type": "box", "label": "l", "coords": "percent", "form": "xyxy",
       "boxes": [{"box": [1, 2, 3, 4]}]}, ""),
-    (CAPTION, "annotations[0].turns[1].type: a turn of a conversation is a qa, which need not "
-     "be said, or one of point, box, count, track"),
+    (CAPTION, "annotations[0].turns[1].type: a turn of a conversation has the type qa (the "
+     "default), point, box, count, track"),
     (TRACK, "annotations[0].turns[1]: a track needs a video"),
     ({**POINT, "points": [{"x": 400, "y": 2}]}, "annotations[0].turns[1]: point 0 lies outside the "
      "image with coords=percent - is the unit or the size wrong?"),
+    ({**POINT, "style": "point_count", "mode": ["point", "point_count"]},
+     "annotations[0].turns[1]: the style point_count has one mode, but 'mode' names 2"),
     ({**POINT, "pints": 1}, "annotations[0].turns[1]: unknown field 'pints' - did you mean "
      "'points'?"),
 ])

@@ -61,6 +61,7 @@ WRITTEN = {  # what ffmpeg writes; it refuses the others
 NO_TIMES = "its frames have no reliable timestamps"
 REFUSED = {
     "asf mpeg2": f"mpeg2video in asf: {NO_TIMES}", "mpg vvc": f"vvc in mpeg: {NO_TIMES}",
+    "mpg mpeg4": f"mpeg4 in mpeg: {NO_TIMES}",
     # ffmpeg cannot read them either
     "avi hevc": "cannot be read", "avi vvc": "cannot be read", "ts vp8": "cannot be read",
     "ts vp9": "cannot be read", "ts av1": "cannot be read", "mpg vp8": "cannot be read",
@@ -90,14 +91,28 @@ def test_every_codec_in_every_container_is_read_right_or_refused(tmp_path, suffi
     assert numbers(video, [0.75, 1.95]) == [7, 19]
 
 
+def test_a_format_whose_timestamps_ffmpeg_guesses_is_refused_by_name(tmp_path):
+    path = make_video(tmp_path / "a.asf", "-c:v mpeg2video", n=3)
+    with pytest.raises(Unreadable, match=r"^unknown format: .*a\.asf is mpeg2video in asf"):
+        media.probe(path)
+
+
+def test_frames_with_the_same_timestamp_are_refused_and_none_is_lost(tmp_path):
+    """ffmpeg guesses timestamps of MPEG-PS, and of this file it gives some of them twice."""
+    path = make_video(tmp_path / "a.mpg", "-c:v mpeg2video -q:v 2 -bf 4 -g 5", n=90, rate=25)
+    with pytest.raises(Unreadable, match=r"mpeg2video in mpeg: its frames have no reliable"):
+        media.probe(path)
+
+
 def hidden_vp9(path):
     """Frames that are never displayed (VP9), as packets with times of their own."""
     encoder = f"-c:v libvpx-vp9 -lag-in-frames 25 -cpu-used 4 -passlogfile {path}"
     make_video("-", f"{encoder} -pass 1 -f null")
-    make_video(path.with_suffix(".whole.webm"), f"{encoder} -pass 2")
+    whole, split = path.with_suffix(".whole.webm"), path.with_suffix(".split.webm")
+    make_video(whole, f"{encoder} -pass 2")
+    ffmpeg("-i", whole, "-fflags -autobsf -c copy -bsf:v vp9_superframe_split", split)
     earlier = "setts=pts='if(eq(PTS,NEXT_PTS),PTS-50,PTS)'"
-    ffmpeg("-i", path.with_suffix(".whole.webm"), "-fflags -autobsf -c copy -bsf:v",
-           f"vp9_superframe_split,{earlier}", path)
+    ffmpeg("-i", split, f"-fflags -autobsf -c copy -bsf:v {earlier}", path)
     return range(30)
 
 
@@ -125,30 +140,29 @@ def not_coded_mpeg4(path):
         bits = pictures[picture]
         pictures[picture] = bits[:1] + bytes([bits[1] & ~0x40]) + bits[2:]
     path.write_bytes(b"\0\0\1\xb6".join(pictures))
+    ffmpeg("-i", path, "-c copy", path.with_suffix(".mkv"))
     return [n - (n % 5 == 3) for n in range(30)]
 
 
 @pytest.mark.parametrize(("name", "make"), [
     ("a.webm", hidden_vp9), ("a.gif", comment_in_gif), ("a.ogv", empty_theora),
-    ("a.avi", not_coded_mpeg4)])
+    ("a.avi", not_coded_mpeg4), ("a.mkv", not_coded_mpeg4)])
 def test_where_a_packet_shows_no_picture_the_one_before_stays(tmp_path, name, make):
-    expected = list(make(tmp_path / name))
+    made = name.replace("mkv", "avi")
+    expected = list(make(tmp_path / made))
     video = media.probe(tmp_path / name)
     assert numbers(video, np.arange(30) / 10) == expected
     assert len(video.times) == len(set(expected))
 
 
-@pytest.mark.parametrize(("container", "codec", "pts"), [
-    ("avi", "h264", [0, 1, 2]), ("matroska", "mpeg4", [0, 1, 2]),
-    ("matroska", "h264", [-10**12, 1 - 10**12, 2 - 10**12]),         # no timestamps
-    ("mov", "hevc", [2, 0, 1])])                                     # frames before the first one
-def test_packets_alone_are_trusted_only_where_each_is_one_frame(container, codec, pts):
-    def has_index(*kind):
-        entries = [(t, 1, 1) for t in kind[2]]
-        return video_module.Listing(*kind[:2], Fraction(1), (64, 48), entries).has_index()
-
-    assert not has_index(container, codec, pts)
-    assert has_index("matroska", "h264", [0, 2, 1])
+@pytest.mark.parametrize(("container", "pts", "expected"), [
+    ("matroska", [0, 2, 1], True), ("avi", [0, 1, 2], False),
+    ("matroska", [-10**12, 1 - 10**12, 2 - 10**12], False),          # no timestamps
+    ("mov", [2, 0, 1], False)])                                      # frames before the first one
+def test_timestamps_are_trusted_only_where_the_file_stores_them(container, pts, expected):
+    entries = [(t, 1, 1) for t in pts]
+    listing = video_module.Listing(container, "h264", Fraction(1), (64, 48), entries)
+    assert listing.has_index() == expected
 
 
 @pytest.mark.parametrize("suffix", ["mp4", "mkv"])

@@ -73,6 +73,9 @@ UNUSABLE = [
      r"outside the clip: annotations\[1\] is at 999 s, and the clip lasts from 0 to 5\.28 s"),
     ({"video": VIDEO, "annotations": [pixel_point(x=9999, y=1, t=0.0)]}, OUTSIDE),
     ({"video": VIDEO, "annotations": [{**CAPTION, "at": 60}]}, "outside the clip: "),
+    ({"video": VIDEO, "annotations": [{"type": "qa", "turns": [
+        {"question": "q", "answer": "a"}, {**TRACK, "times": [60]}]}]},
+     r"outside the clip: annotations\[0\]\.turns\[1\] is at 60 s"),
     ({"video": VIDEO, "annotations": [{**TRACK, "times": [60]}]}, "outside the clip: "),
     ({"video": VIDEO, "annotations": [{**TRACK, "query": {**TRACK_POINTS[0], "t": 60}}]},
      "outside the clip: "),

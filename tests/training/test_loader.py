@@ -28,6 +28,7 @@ from tests.training.stream import (
     write_files,
 )
 from training.config import RankError
+from training.loader import placeholder
 from training.log import count_rows
 
 ROOT = Path(__file__).parents[2]
@@ -160,7 +161,7 @@ def test_a_batch_of_unreadable_images_alone_is_trained_through():
     m = model.Molmo2(replace(CONFIG.model, n_layer=1)).init_weights()
     config = CONFIG.data
     text = data.layout([TOKENIZER.bos], [False], [data.Branch([([5] * 9, True)])], config)
-    unreadable = data.placeholder("a", 30, 2, config, "damaged image: x")
+    unreadable = placeholder("a", 30, 2, config, "damaged image: x")
     for row in ([unreadable], [unreadable, text]):
         batch = packing.collate([row], 64, config.vision)
         assert len(batch.pool_src) == len(batch.pool_dst) == 1

@@ -6,6 +6,7 @@ import os
 import pickle
 import shutil
 import signal
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -187,6 +188,7 @@ def test_a_checkpoint_runs_no_code_of_those_who_made_it(whole, tmp_path):
     with pytest.raises(pickle.UnpicklingError, match=r"posix\.mkdir, which is no part of it"):
         checkpoint.Reader(folder).read_metadata()
     assert not (tmp_path / "made").exists()
+    assert "BytesStorageMetadata" not in chain(*checkpoint.METADATA_CLASSES.values())
 
 
 def test_a_full_disk_ends_the_run_in_one_sentence_and_resume_continues(whole, records, tmp_path,
@@ -245,6 +247,13 @@ def test_a_directory_that_holds_a_run_needs_resume_or_overwrite(whole, records, 
     flags = [*RECIPE, *records, "--steps", "1", "--save-every", "0", "--overwrite"]
     assert run(tmp_path, *flags) == 2
     sentence(capsys, "has no config.json, so it is no run directory to --overwrite")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/config.json").write_text("{}")
+    before = contents(tmp_path)
+    for more in ([], ["--overwrite"]):
+        assert run(tmp_path / "mine", *RECIPE, *records, *more) == 2
+        sentence(capsys, "mine: contains config.json, which no run has made")
+        (tmp_path / "mine/lock").unlink()
     assert run(out, *flags, "--init", str(out)) == 2
     sentence(capsys, "--overwrite would delete the weights of --init")
     assert contents(tmp_path) == before

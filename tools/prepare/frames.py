@@ -32,14 +32,7 @@ from records.errors import require_file
 from records.media import MAX_FRAMES
 from records.reader import Records, stamp_of
 from records.visual import read_headers
-from tools.command import (
-    frame_rate,
-    make_parser,
-    own_folder,
-    positive,
-    report_errors,
-    whole_number,
-)
+from tools.command import frame_rate, make_parser, own_folder, positive, report_errors, whole_number
 from tools.prepare.annotations import require
 from tools.prepare.collect import count_skips, to_json
 from training.loader import end_with_parent
@@ -66,9 +59,10 @@ def prepare(source, config, args, index):
         names = [f"{k:05d}.{args.format}" for k in range(len(info.times))]
         there = [path.name for path in sorted(folder.glob("*")) if path.stat().st_size]
         if there != names:
-            shutil.rmtree(folder, ignore_errors=True)
+            if there:  # incomplete; else another process may be making it
+                shutil.rmtree(folder, ignore_errors=True)
             save(source.frames(record, info.times), folder, args)
-        size = {folder.name: sum(path.stat().st_size for path in folder.iterdir())}
+        size = {folder.name: sum((folder / name).stat().st_size for name in names)}
         width, height = info.sizes[0]
         fps = 0.5 / half if half else config.fps  # of one frame; it may last no time
         line = json.loads(source.text(index))

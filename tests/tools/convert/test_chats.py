@@ -99,7 +99,7 @@ def test_videos_come_in_many_forms(fields, video):
     parse(native)
 
 
-def test_a_system_turn_weights_nothing_and_a_last_question_without_an_answer():
+def test_a_system_kinds_and_weights_nothing_and_a_last_question_without_an_answer():
     messages = [{"role": "system", "content": "be brief"},
                 {"role": "user", "content": "q", "loss_weight": 0},
                 {"role": "assistant", "content": "a", "loss_weight": 0.5},

@@ -136,7 +136,7 @@ def test_a_row_whose_image_is_a_url_is_skipped(tmp_path):
                  {**ROW, "image": "https://x/a.png"}, ROW)
     _, counts, err = run(rows, tmp_path / "out.jsonl")
     assert counts == {"rows": 4, "records": 1, "skipped": {"wrong record": 3}}
-    assert err.count("'path' must be the path of a downloaded file (URLs are not read)") == 3
+    assert err.count("'path' must be the path of a downloaded file (URLs and base64") == 3
 
 
 # --------------------------------------------------------------------------------------------------

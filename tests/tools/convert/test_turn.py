@@ -12,7 +12,7 @@ from records.visual import read_headers
 from tests.records.samples import CAPTION, image, video, write
 from tests.records.visual_records import CONFIG
 from tests.tools.convert.command import run
-from text.styles import parts
+from text.styles import parts_of
 
 POINT = {"type": "point", "label": "l"}
 BOX = {"type": "box", "label": "l"}
@@ -70,7 +70,7 @@ def test_points_and_boxes_are_where_the_turned_image_shows_them(tmp_path, orient
     assert len(records) == len(ROWS) + 1
     for record in records:
         sizes = read_headers(record, CONFIG).sizes
-        (points,) = [part["points"] for _, part in parts(record) if "points" in part]
+        (points,) = [part["points"] for _, part in parts_of(record) if "points" in part]
         for point in points:
             k = point.get("image", 0)
             w, h = point["scale"] or sizes[k]

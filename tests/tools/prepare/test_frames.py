@@ -187,7 +187,7 @@ def test_the_command_writes_only_what_it_has_made(tmp_path, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize(("flags", "words"), [
-    (["--fps", "nan"], "argument --fps: nan must be a number from 1e-9 to 1e12"),
+    (["--fps", "nan"], "argument --fps: nan must be"),
     (["--fps", "inf"], "argument --fps: inf must be"),
     (["--max-frames", "2049"], "--max-frames: 2049 must be at most 2048"),
 ])

@@ -105,8 +105,9 @@ def test_without_pyarrow_json_is_read_and_parquet_says_what_to_install(tmp_path,
     assert "pip install -r requirements-extras.txt" in capsys.readouterr().err
 
 
-def test_the_page_prepares_every_set_under_the_names_of_the_recipes():
-    page = (ROOT / "docs" / "released.md").read_text()
+def test_the_pages_prepare_every_set_under_the_names_of_the_recipes():
+    names = ("released", "evaluation")
+    page = "".join((ROOT / "docs" / f"{name}.md").read_text() for name in names)
     blocks = re.findall(r"```\w*\n(.*?)```", page, re.DOTALL)
     lines = "".join(b for b in blocks if re.search(r"^get \w", b, re.MULTILINE))
     functions = "get() { echo got $1; }; images() { :; }; python() { :; }; prepare() { echo $@; }\n"
