@@ -22,10 +22,11 @@ from tools.generate import Shown, open_images, open_toy_scene, open_video, style
 from tools.play.recorder import AttentionRecorder
 from tools.view import data_uri
 from toy.images import caption_of, find_named
-from toy.shapes import SIZE, mask_of, render
+from toy.shapes import COLOURS, SHAPES, SIZE, mask_of, render
 
 MAX_NEW = 256  # tokens of an answer
-MAX_SHARES = 5_000_000  # of an answer; if there are more, the page gets the mean of the blocks only
+MAX_SHARES = 5_000_000  # of a reply; if there are more, the page gets the mean of the blocks only
+LABELS = {f"{colour} {shape}" for colour in ("any", *COLOURS) for shape in ("shape", *SHAPES)}
 
 
 def reply_to(request, loaded, sampling):
@@ -38,26 +39,26 @@ def reply_to(request, loaded, sampling):
         prompt.images = prompts[0].images  # one array is encoded once
     recorder = AttentionRecorder()
     found = generate(model, prompts, tokenizer.stops, MAX_NEW, sampling, recorder=recorder)
+    shares = [recorder.shares(k, len(found[k]))[..., p.pool_dst] for k, p in enumerate(prompts)]
+    n_shares = sum(map(torch.numel, shares))
     answers = []
-    for k, (text, ids) in enumerate(zip(request["prompts"], found, strict=True)):
+    for text, ids, by_block in zip(request["prompts"], found, shares, strict=True):  # (L,t,M)
         # a character may have several tokens: the last of them shows it
         so_far = [tokenizer.decode(ids[:n]).rstrip("\ufffd") for n in range(len(ids) + 1)]
-        shares = recorder.shares(k, len(ids))[..., prompts[k].pool_dst]  # (L,t,M)
-        mean = shares.mean(0, keepdim=True)
-        shares = torch.cat([mean, shares]) if shares.numel() < MAX_SHARES else mean
+        mean = by_block.mean(0, keepdim=True)
+        kept = torch.cat([mean, by_block]) if n_shares <= MAX_SHARES else mean
         answers.append({
             "prompt": text,
             "tokens": [later[len(former) :] for former, later in pairwise(so_far)],
             "points": parse_points(so_far[-1], 1, 1),
             "verdict": judge(text, so_far[-1], scene["objects"]) if scene else None,
             "hint": style_hint(text, config),
-            "shares": (1e6 * shares).round().int().tolist()})
-    w, h = shown.sizes[0]
-    pictures = map(Image.fromarray, shown.images or shown.clip.frames)
-    return {"answers": answers, "scene": scene, "true": true, "size": [w, h],
-            "pictures": [data_uri(p, "jpeg", quality=95, subsampling=0) for p in pictures],
+            "shares": (1e6 * kept).round().int().tolist()})
+    return {"answers": answers, "scene": scene, "true": true, "size": shown.sizes[0],
             "times": shown.clip and shown.clip.times,
-            "tiling": vision.tiling(h, w, config.max_crops, config.vision)}
+            "tiling": vision.tiling(*shown.sizes[0][::-1], config.max_crops, config.vision),
+            "pictures": [data_uri(Image.fromarray(array), "jpeg", quality=95, subsampling=0)
+                         for array in shown.images or shown.clip.frames]}
 
 
 def open_request(request, config):
@@ -87,24 +88,25 @@ def open_file(file, prompt, config):
                 return open_video(path, prompt, config)
             return open_images([path], config)
         except Unreadable as error:
-            raise ValueError(str(error).replace(str(path), file["name"])) from None
+            raise Unreadable(error.args[-1].replace(str(path), file["name"])) from None
 
 
 def judge(prompt, text, objects):
-    """-> (a sentence, "right" or "wrong"), or None if the prompt asks for something else."""
-    style, _, label = prompt.partition(":")
-    named = [objects[k] for k in find_named(objects, label.strip())]
-    if style == "pointing":
+    """-> (a sentence, "right" or "wrong"), or None if the scene does not tell what is right."""
+    style, _, label = map(str.strip, prompt.partition(":"))
+    named = [objects[k] for k in find_named(objects, label)]
+    if style == "long_caption":
+        what, is_right = "caption", text == caption_of(objects)
+    elif style == "count" and label in LABELS:
+        what, is_right = "count", count_from_text(text) == len(named)
+    elif style == "pointing" and label in LABELS:
         points = [(p.frame, p.x, p.y) for p in parse_points(text, SIZE, SIZE)]
         hit = hit_in_mask([mask_of(o) for o in named])
         scores = score_images(points, [(1, o["x"], o["y"]) for o in named], hit)
         n_right = round(scores.recall * len(named))
         n = max(len(points), len(named))
         return f"{n_right} of {n} points right", "right" if n_right == n else "wrong"
-    if style == "count":
-        kind = "right" if count_from_text(text) == len(named) else "wrong"
-        return f"count {kind}", kind
-    if style == "long_caption":
-        kind = "right" if text == caption_of(objects) else "wrong"
-        return f"caption {kind}", kind
-    return None
+    else:
+        return None
+    kind = "right" if is_right else "wrong"
+    return f"{what} {kind}", kind

@@ -16,7 +16,7 @@ class AttentionRecorder:
         def of_block(attend, queries):
             def record(q, k, v, mask):
                 last = (lengths - 1).clamp(max=q.shape[1] - 1)  # it predicts the next token
-                queries.append(q[torch.arange(len(q)), last])
+                queries.append(q[torch.arange(len(q), device=q.device), last])
                 return attend(q, k, v, mask)
             return record
         return [of_block(*pair) for pair in zip(attends, self.queries, strict=True)]

@@ -22,7 +22,7 @@ shown.scene = {slope: [20, -15], texture: 2, period: 8, noise: 8, objects: [
     {colour: "green", shape: "square", x: 65, y: 80, r: 14, light: 0},
     {colour: "white", shape: "circle", x: 15, y: 50, r: 14, light: 0}]};
 drawShapes();
-ask();
+update();
 document.body.insertAdjacentHTML("beforeend", `<svg id="hand" width="40" height="40"
     viewBox="0 0 20 20" style="position: fixed; pointer-events: none"><path fill="#fff"
     stroke="#000" d="M5 10V7q0-1 1-1t1 1V6q0-1 1-1t1 1q0-1 1-1t1 1v1q0-1 1-1t1 1v5q0 4-4 4

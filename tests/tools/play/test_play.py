@@ -130,26 +130,38 @@ def test_files_are_read_and_leave_nothing_on_the_disk(ask, tmp_path, monkeypatch
 
 @pytest.mark.parametrize(("body", "words"), [
     ("{", "Expecting property name"),
+    ("", "Expecting value"),
     ("[" * 100_000, "recursion"),
-    ({"scene": SCENE}, "prompts"),
+    ({"scene": SCENE}, "KeyError('prompts')"),
     ({"scene": SCENE, "prompts": []}, "max()"),
     ({"scene": SCENE, "prompts": [1]}, "can only concatenate str"),
-    ({"prompts": ALL}, "'scene' is missing"),
+    ({"scene": SCENE, "prompts": ["\ud800"]}, "surrogates not allowed"),
+    ({"prompts": ALL}, "KeyError('scene')"),
     ({"scene": [], "prompts": ALL}, "list indices"),
+    ({"scene": -1, "prompts": ALL}, "ValueError"),
+    ({"video": "x", "prompts": ALL}, "ValueError"),
     ({"scene": {**SCENE, "period": 0}, "prompts": ALL}, "division by zero"),
     ({"scene": {**SCENE, "objects": [{**CIRCLE, "colour": "grey"}]}, "prompts": ALL}, "grey"),
-    ({"file": {"name": "a.png", "url": "data:image/png;base64,AAA="}, "prompts": ALL},
-     "a.png: Pillow finds no image in it"),
-    ({"file": {"name": "a.mp4", "url": "data:video/mp4;base64,AAA="}, "prompts": ALL},
-     "a.mp4 cannot be read as a video"),
+    ({"file": {"name": "a.png", "url": "data:image/png;base64,A"}, "prompts": ALL}, "base64"),
 ])
-def test_what_cannot_be_used_is_a_sentence(send, body, words):
+def test_a_request_that_cannot_be_used_is_a_sentence(send, body, words):
     status, text = send(body if isinstance(body, str) else json.dumps(body))
     sentence = json.loads(text)["error"]
     assert status == 200
-    assert sentence.startswith("this request cannot be used: ")
+    assert sentence.startswith("This request cannot be used: ")
     assert words in sentence
-    assert tempfile.gettempdir() not in sentence
+
+
+@pytest.mark.parametrize(("name", "kind", "sentence"), [
+    ("a.png", "image/png", "a.png: Pillow finds no image in it"),
+    ("a.pdf", "application/pdf", "a.pdf: Pillow finds no image in it"),
+    ("a.mp4", "video/mp4", "a.mp4 cannot be read as a video"),
+    ("a.gif", "image/gif", "a.gif cannot be read as a video"),
+])
+def test_a_file_that_cannot_be_read_is_a_sentence_with_its_name(ask, name, kind, sentence):
+    error = ask(ALL, file={"name": name, "url": f"data:{kind};base64,AAAA"})["error"]
+    assert error.startswith(sentence)
+    assert tempfile.gettempdir() not in error
 
 
 def test_pages_of_other_origins_and_large_bodies_are_refused(send, port):
@@ -184,6 +196,8 @@ def test_the_page_is_one_file_that_needs_no_network(send):
     ("count: any shape", "3", "count wrong"),
     ("long_caption:", "white circle, red cross", "caption right"),
     ("long_caption:", "red cross, white circle", "caption wrong"),
+    ("pointing: shapes", '<points coords="1 1 300 600">', None),  # which ones?
+    ("count: circle", "1", None),
     ("Where is it?", "there", None),
 ])
 def test_an_answer_is_judged_by_the_scene(prompt, text, verdict):
