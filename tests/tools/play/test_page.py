@@ -1,6 +1,10 @@
 """The page of tools.play in a browser: what a person does there, and what it shows."""
 
+import io
+import re
+
 import pytest
+from PIL import Image
 
 from tests.evaluation.small_model import MEDIA, save_run
 from tests.tools.play.browser import EXTRAS, Window, serve
@@ -57,6 +61,10 @@ def squares(page):
         ["x", "y", "width", "height", "opacity"].map(name => +square.getAttribute(name)))""")
 
 
+def are_displayed(page, *ids):
+    return [page.find(f"#{name}")[0].is_displayed() for name in ids]
+
+
 def verdicts(page):
     return [element.text for element in page.find(".answer b")]
 
@@ -91,12 +99,18 @@ def test_the_newest_change_wins_and_one_request_is_under_way(page):
 
 
 def test_keys_move_and_delete_a_shape(page):
-    keys = {"right": "\ue014", "down": "\ue015", "delete": "\ue017"}
+    keys = {"left": "\ue012", "up": "\ue013", "right": "\ue014", "down": "\ue015",
+            "delete": "\ue017", "backspace": "\ue003"}
     page.resize(1180, 400)                         # lower than the page: keys must not scroll it
     page.run("document.querySelector('.shape').focus({preventScroll: true})")
     page.actions().send_keys(keys["right"] * 2, keys["down"]).perform()
     page.wait()
     assert places(page)[0] == [40, 65]
+    page.actions().send_keys(keys["left"], keys["up"] * 2).perform()
+    page.wait()
+    assert places(page)[0] == [35, 55]
+    page.actions().send_keys(keys["down"] * 2).perform()
+    page.wait()
     assert page.run("return scrollY") == 0
     page.actions().send_keys(keys["right"] * 20).perform()
     page.wait()
@@ -107,6 +121,10 @@ def test_keys_move_and_delete_a_shape(page):
     page.wait()
     assert places(page) == [[75, 25]]
     assert verdicts(page)[1] == "count right"
+    page.actions().send_keys(keys["backspace"]).perform()  # the shape that is left is selected
+    page.wait()
+    assert places(page) == []
+    assert verdicts(page)[0] == "0 of 0 points right"
 
 
 def test_shapes_are_added_and_deleted_and_the_background_changes(page):
@@ -199,13 +217,18 @@ def test_files_are_chosen_or_dropped_and_what_is_no_image_is_a_sentence(page):
     assert page.find(".shape") == []
     page.run(DROP, "not an image", "notes.txt", "text/plain")
     page.wait("$('error').textContent")
-    assert page.find("#error")[0].text.endswith("notes.txt: Pillow finds no image in it")
+    assert page.find("#error")[0].text == "notes.txt: Pillow finds no image in it"
+    assert are_displayed(page, "stage", "answers", "frame") == [False] * 3  # nothing old
     page.find("#file")[0].send_keys(str(MEDIA / "bigbuckbunny.mp4"))
     page.wait("reply.times")
     assert page.find("#error")[0].text == ""
-    assert page.find("#frame")[0].is_displayed()
+    assert are_displayed(page, "stage", "answers", "frame", "true") == [True, True, True, False]
     page.click("#scene")
     assert len(page.find(".shape")) > 0
+    assert are_displayed(page, "frame", "add") == [False, True]
+    page.find("#file")[0].send_keys(str(MEDIA / "bigbuckbunny.mp4"))  # the same one again
+    page.wait("reply.times")
+    assert are_displayed(page, "frame", "add") == [True, False]
     page.run("document.ondrop(new DragEvent('drop', {dataTransfer: new DataTransfer()}))")  # a text
 
 
@@ -240,14 +263,79 @@ def test_a_model_of_another_world_answers_about_files_alone(page, tmp_path):
     save_run(tmp_path)
     ByteTokenizer(("x",)).save(tmp_path)
     page.driver.get(serve("--model", str(tmp_path)))
-    assert [page.find(f"#{name}")[0].is_displayed() for name in ("scene", "video")] == [False] * 2
-    assert [page.find(f"#{name}")[0].is_displayed() for name in ("stage", "form")] == [False] * 2
+    assert are_displayed(page, "scene", "video", "stage", "form", "file") == [False] * 4 + [True]
     page.find("#file")[0].send_keys(str(MEDIA / "coffee.png"))
     page.wait()
     prompts = page.run("return reply.answers.map(answer => answer.prompt)")
     assert prompts == ["long_caption:", "pointing: person"]
     assert page.find(".answer i") and not page.find(".answer i")[0].text  # no hint, no verdict
     assert page.find("#error")[0].text == ""
+    page.run("START.styled = false")               # as for a released model
+    assert page.run("return usual()[0]") == "Describe it in detail."
+
+
+def test_a_tap_on_a_token_shows_its_attention_until_the_next_tap(page):
+    page.resize(360, 740)
+    page.driver.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": True})
+
+    def tap(element):
+        x, y = page.run("""arguments[0].scrollIntoView({block: "center"});
+            const box = arguments[0].getBoundingClientRect();
+            return [box.x + box.width / 2, box.y + box.height / 2];""", element)
+        for kind, points in ("touchStart", [{"x": x, "y": y}]), ("touchEnd", []):
+            page.driver.execute_cdp_cmd("Input.dispatchTouchEvent",
+                                        {"type": kind, "touchPoints": points})
+
+    tap(page.find(".token")[1])
+    page.wait("looked && looked[1] === 1")
+    assert len(squares(page)) == 50
+    tap(page.find("h1")[0])
+    page.wait("!looked")
+    page.driver.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": False})
+
+
+def test_all_that_can_have_the_focus_has_a_name_for_screen_readers(page):
+    names = {}
+    for mode in ("scene", "video"):
+        page.run(f"setMode('{mode}', 1)")
+        page.wait()
+        for node in page.driver.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]:
+            can_have = {p["name"]: p["value"].get("value") for p in node.get("properties", [])}
+            if can_have.get("focusable") and node["role"]["value"] != "RootWebArea":
+                names.setdefault(node["name"]["value"].strip(), node["role"]["value"])
+    assert "" not in names
+    for name in ("Prompt", "Frame", "Colour", "Shape", "Attention in block", "Show the true tracks",
+                 "Your own image or video", "New scene", "Delete"):
+        assert name in names
+    assert any(name.split(" at ")[0].endswith(("circle", "square", "triangle", "cross"))
+               for name in names)
+
+
+def luminance(rgb):
+    """Of a colour, as WCAG defines it for the contrast of a text."""
+    linear = [(c / 255 + 0.055) ** 2.4 / 1.055**2.4 if c > 10 else c / 255 / 12.92 for c in rgb]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_text_has_contrast_in_light_and_dark(page, scheme):
+    page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {
+        "features": [{"name": "prefers-color-scheme", "value": scheme}]})
+    in_answer = page.run("""const box = $("answers").firstChild.getBoundingClientRect();
+        return [Math.round(box.right) - 9, Math.round(box.top) + 9];""")
+    with Image.open(io.BytesIO(page.driver.get_screenshot_as_png())) as image:
+        pixels = image.convert("RGB")
+    backgrounds = [luminance(pixels.getpixel(tuple(place))) for place in ((2, 2), in_answer)]
+    assert [light > 0.5 for light in backgrounds] == [scheme == "light"] * 2
+    for name in ("right", "wrong", "note", "token"):
+        colour = page.run(f"""const probe = document.body.appendChild(make("b", {{
+            className: "{name}" }}));
+            const colour = getComputedStyle(probe).color;
+            probe.remove();
+            return colour;""")
+        text = luminance([int(c) for c in re.findall(r"\d+", colour)[:3]])
+        for light in backgrounds:
+            assert (max(text, light) + 0.05) / (min(text, light) + 0.05) > 4.5, (name, colour)
 
 
 def test_nothing_but_answers_is_fetched(page):
