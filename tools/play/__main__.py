@@ -55,7 +55,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def reply(self, text, kind):
         self.send_response(200)
-        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Type", kind)
         self.end_headers()
         self.wfile.write(text.encode())
 

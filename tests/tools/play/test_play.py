@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler
 
 import numpy as np
 import pytest
@@ -56,7 +57,7 @@ def send(port):
     """send(body, method, **headers) -> status, text of the reply."""
 
     def run(body, method="POST", **headers):
-        connection = http.client.HTTPConnection("127.0.0.1", port)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         connection.request(method, "/", body, headers)
         reply = connection.getresponse()
         return reply.status, reply.read().decode()
@@ -175,14 +176,31 @@ def test_pages_of_other_origins_and_large_bodies_are_refused(send, port):
     for host in (f"127.0.0.1:{port}", f"localhost:{port}"):
         assert send(body, Host=host, Origin=f"http://{host}")[0] == 200
     assert send(None, **{"Content-Length": str(play.MAX_BODY + 1)})[0] == 413
+    assert send(None, **{"Content-Length": "9" * 5000})[0] == 413  # int() refuses so many digits
     assert send(None, **{"Content-Length": "-1"})[0] == 413
     assert send(None, **{"Transfer-Encoding": "chunked"})[0] == 413  # states no length
 
 
-def test_the_page_is_one_file_that_needs_no_network(send):
+def test_only_this_address_of_the_machine_is_served(port):
+    with pytest.raises(OSError, match="refused|unreachable|timed out"):
+        socket.create_connection(("127.0.0.2", port), timeout=5)
+
+
+def test_a_page_that_is_closed_is_no_error_of_the_server(monkeypatch):
+    def handle(_):
+        raise ConnectionResetError
+
+    monkeypatch.setattr(BaseHTTPRequestHandler, "handle", handle)
+    object.__new__(play.Handler).handle()
+
+
+def test_the_page_is_one_file_that_needs_no_network(send, capsys):
     status, page = send(None, "GET")
     assert status == 200
-    assert '"colours": ["red", ' in page
+    assert capsys.readouterr() == ("", "")         # requests are not logged
+    start = json.loads(page.partition("const START = ")[2].partition(";")[0])
+    assert start.pop("kinds")["colours"][:2] == ["red", "green"]
+    assert start == {"toy": True, "styled": True, "grid": 10, "margin": 2}
     assert page.count("http://www.w3.org/") == page.count("http")
     assert "src=" not in page.partition("<script>")[0]
 
@@ -277,11 +295,27 @@ def test_recorded_attention_equals_that_of_a_whole_pass(monkeypatch):
 
 def test_the_page_its_python_and_the_recorder_are_short():
     folder = ROOT / "tools" / "play"
-    python = [line for path in folder.glob("*.py") for line in path.read_text().splitlines()]
+    python = [line for path in folder.glob("*.py")
+              for line in path.read_text(encoding="utf-8").splitlines()]
     page = (folder / "page.html").read_text(encoding="utf-8").splitlines()
     assert (len(python) <= 250, len(page) <= 250) == (True, True)
     assert max(map(len, page)) <= 100
     assert len(inspect.getsource(AttentionRecorder).splitlines()) <= 30
+
+
+def test_the_flags_reach_the_model(monkeypatch):
+    given = []
+    monkeypatch.setattr(play, "Sampling", lambda *values: given.append(values))
+
+    def open_model_folder(*values):
+        given.append(values)
+        raise ValueError("that is all")
+
+    monkeypatch.setattr(play, "open_model_folder", open_model_folder)
+    with pytest.raises(SystemExit, match="2"):
+        play.main("--model x --device cuda --dtype bfloat16 --temperature 0.5 --top-p 0.9 "
+                  "--frequency-penalty 0.2 --seed 3".split())
+    assert given == [(0.5, 0.9, 0.2, 3), ("x", "cuda", torch.bfloat16)]
 
 
 def test_a_port_in_use_is_a_sentence(capsys):
