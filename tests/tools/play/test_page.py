@@ -98,6 +98,32 @@ def test_the_newest_change_wins_and_one_request_is_under_way(page):
     assert rings(page)[0] == [50, 70]
 
 
+def test_the_time_counts_from_the_oldest_change_without_an_answer(page):
+    page.run("""running = true;
+        update();
+        const end = performance.now() + 400;
+        while (performance.now() < end);
+        running = false;
+        update();""")
+    page.wait()
+    words = page.find("#time")[0].text.split()
+    assert int(words[0]) >= 400
+    assert words[1:] == ["ms", "from", "change", "to", "answers"]
+
+
+def test_answers_about_a_picture_that_is_no_longer_chosen_are_not_shown(page):
+    page.run("""window.ofVideos = [];
+        const plain = show;
+        show = (found, sent) => {
+          ofVideos.push(found.times !== null);
+          plain(found, sent);
+        };
+        setMode("video", 0);
+        setMode("scene", 1);""")
+    page.wait()
+    assert page.run("return ofVideos") == [False]
+
+
 def test_keys_move_and_delete_a_shape(page):
     keys = {"left": "\ue012", "up": "\ue013", "right": "\ue014", "down": "\ue015",
             "delete": "\ue017", "backspace": "\ue003"}
@@ -274,24 +300,39 @@ def test_a_model_of_another_world_answers_about_files_alone(page, tmp_path):
     assert page.run("return usual()[0]") == "Describe it in detail."
 
 
-def test_a_tap_on_a_token_shows_its_attention_until_the_next_tap(page):
+@pytest.fixture
+def finger(page):
+    """finger(element, distance): touches it, moves down by a number of pixels, and lets go."""
     page.resize(360, 740)
     page.driver.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": True})
 
-    def tap(element):
+    def touch(element, distance=0):
         x, y = page.run("""arguments[0].scrollIntoView({block: "center"});
             const box = arguments[0].getBoundingClientRect();
             return [box.x + box.width / 2, box.y + box.height / 2];""", element)
-        for kind, points in ("touchStart", [{"x": x, "y": y}]), ("touchEnd", []):
+        steps = [("touchMove", y + distance * k / 10) for k in range(1, 11)] if distance else []
+        for kind, here in [("touchStart", y), *steps, ("touchEnd", None)]:
+            points = [] if here is None else [{"x": x, "y": here}]
             page.driver.execute_cdp_cmd("Input.dispatchTouchEvent",
                                         {"type": kind, "touchPoints": points})
 
-    tap(page.find(".token")[1])
+    yield touch
+    page.driver.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": False})
+
+
+def test_a_tap_on_a_token_shows_its_attention_until_the_next_tap(page, finger):
+    finger(page.find(".token")[1])
     page.wait("looked && looked[1] === 1")
     assert len(squares(page)) == 50
-    tap(page.find("h1")[0])
+    finger(page.find("h1")[0])
     page.wait("!looked")
-    page.driver.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": False})
+
+
+def test_a_finger_drags_a_shape_and_does_not_scroll(page, finger):
+    finger(page.find(".shape")[0], distance=-round(page.run("return $('stage').clientWidth / 5")))
+    page.wait()
+    assert places(page)[0] == [30, 40]
+    assert rings(page)[0] == [30, 40]
 
 
 def test_all_that_can_have_the_focus_has_a_name_for_screen_readers(page):
