@@ -195,6 +195,10 @@ def test_a_token_shows_what_it_attended_to(page):
     assert squares(page) == []
     page.run("arguments[0].focus()", token)        # as by the Tab key
     assert len(squares(page)) == 50
+    page.run("update()")                           # new answers, in which no token is chosen
+    page.wait()
+    assert squares(page) == []
+    assert page.run("return $('block').value") == "2"
 
 
 def test_there_is_a_square_for_every_visual_token_of_a_released_model(page):
@@ -243,6 +247,7 @@ def test_files_are_chosen_or_dropped_and_what_is_no_image_is_a_sentence(page):
     assert page.find(".shape") == []
     page.find("#file")[0].send_keys(str(MEDIA / "bigbuckbunny.mp4"))
     page.wait("reply.times")
+    assert page.run("return reply.answers[0].prompt") == "video_point_track_per_frame: any shape"
     assert are_displayed(page, "stage", "answers", "frame", "true") == [True, True, True, False]
     page.run(DROP, "not an image", "notes.txt", "text/plain")
     page.wait("$('error').textContent")
@@ -256,6 +261,9 @@ def test_files_are_chosen_or_dropped_and_what_is_no_image_is_a_sentence(page):
     page.wait("reply.times")
     assert are_displayed(page, "frame", "add") == [True, False]
     page.run("document.ondrop(new DragEvent('drop', {dataTransfer: new DataTransfer()}))")  # a text
+    kinds = {kind: page.run("shown.file = {url: `data:${arguments[0]};base64,`}; return isVideo()",
+                            kind) for kind in ("image/png", "image/gif", "video/webm")}
+    assert kinds == {"image/png": False, "image/gif": True, "video/webm": True}
 
 
 def test_a_prompt_is_typed_or_chosen_and_one_without_a_style_has_a_hint(page):
@@ -272,6 +280,8 @@ def test_a_prompt_is_typed_or_chosen_and_one_without_a_style_has_a_hint(page):
     assert page.run("return [$('prompt').value, reply.answers.length]") == ["count: any shape", 1]
     page.click("#usual button:last-child")
     assert len(verdicts(page)) == 3
+    page.run("show({...reply, answers: [{...reply.answers[0], tokens: [], shares: [[]]}]})")
+    assert page.find(".tokens")[0].text == "(an empty answer)"
 
 
 @pytest.mark.parametrize("width", [360, 800, 1600])
@@ -324,6 +334,8 @@ def test_a_tap_on_a_token_shows_its_attention_until_the_next_tap(page, finger):
     finger(page.find(".token")[1])
     page.wait("looked && looked[1] === 1")
     assert len(squares(page)) == 50
+    finger(page.find(".token")[1])                 # which has the focus already
+    page.wait("looked && looked[1] === 1")
     finger(page.find("h1")[0])
     page.wait("!looked")
 

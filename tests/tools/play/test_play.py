@@ -123,6 +123,10 @@ def test_files_are_read_and_leave_nothing_on_the_disk(ask, tmp_path, monkeypatch
     assert image["times"] is None
     video = ask(["video_count: any shape"], file=file_of(MEDIA / "bigbuckbunny.mp4", "video/mp4"))
     assert len(video["pictures"]) == len(video["times"]) > 5
+    tracks = ask(["video_point_track_per_frame: any shape"],
+                 file=file_of(MEDIA / "bigbuckbunny.mp4", "video/mp4"))
+    assert tracks["times"][:3] == [0, 0.5, 1]      # a track has two points per second
+    assert tracks["times"] != video["times"]
     frames = [Image.new("RGB", (40, 30), (60 * k, 0, 0)) for k in range(4)]
     path = tmp_path / "a.gif"
     frames[0].save(path, save_all=True, append_images=frames[1:], duration=500)
@@ -237,9 +241,26 @@ def test_a_character_of_several_tokens_is_shown_by_its_last_one(monkeypatch):
     ids = TOKENIZER.encode("é 🍎")
     monkeypatch.setattr(answers, "generate", lambda *_, **__: [ids])
     monkeypatch.setattr(AttentionRecorder, "shares", lambda *_: torch.zeros(2, len(ids), 99))
-    request = {"prompts": ["x"], "scene": SCENE}
-    reply = answers.reply_to(request, (None, TOKENIZER, DATA), None)
+    reply = answers.reply_to({"prompts": ["x"], "scene": SCENE}, (None, TOKENIZER, DATA), None)
     assert reply["answers"][0]["tokens"] == ["", "é", " ", "", "", "", "🍎"]
+
+
+def test_shares_are_those_of_the_visual_tokens_of_the_prompt(monkeypatch):
+    places = torch.arange(99).expand(2, 1, -1) / 1e6  # in place of the shares of all tokens
+    monkeypatch.setattr(answers, "generate", lambda *_, **__: [[1]])
+    monkeypatch.setattr(AttentionRecorder, "shares", lambda *_: places)
+    reply = answers.reply_to({"prompts": ["x"], "scene": SCENE}, (None, TOKENIZER, DATA), None)
+    prompt = data.encode_prompt([render(SCENE)], [("x", None)], TOKENIZER, DATA)
+    assert reply["answers"][0]["shares"] == [[prompt.pool_dst.tolist()]] * 3
+
+
+def test_a_wide_image_is_tiled_by_more_crops_across_than_down(monkeypatch):
+    monkeypatch.setattr(answers, "generate", lambda *_, **__: [[]])
+    monkeypatch.setattr(AttentionRecorder, "shares", lambda *_: torch.zeros(2, 0, 999))
+    request = {"prompts": ["x"], "file": file_of(MEDIA / "coffee.png", "image/png")}
+    config = dataclasses.replace(DATA, max_crops=8)
+    reply = answers.reply_to(request, (None, TOKENIZER, config), None)
+    assert (reply["size"], reply["tiling"]) == ((600, 400), (2, 4))
 
 
 def test_the_prompts_of_a_request_share_the_crops_of_its_picture(monkeypatch):
@@ -251,8 +272,14 @@ def test_the_prompts_of_a_request_share_the_crops_of_its_picture(monkeypatch):
 
 
 def test_many_shares_are_sent_as_their_mean(monkeypatch, ask):
-    monkeypatch.setattr(answers, "MAX_SHARES", 100)
-    assert len(ask(ALL[:1], scene=SCENE)["answers"][0]["shares"]) == 1
+    monkeypatch.setattr(answers, "MAX_SHARES", 300)  # the count has fewer: its one token has 4 x 50
+    assert [len(answer["shares"]) for answer in ask(ALL[:2], scene=SCENE)["answers"]] == [1, 1]
+    assert len(ask(ALL[1:2], scene=SCENE)["answers"][0]["shares"]) == 5
+
+
+def test_the_model_is_run_with_the_limits_of_inference(monkeypatch, send):
+    monkeypatch.setattr(play, "reply_to", lambda _, loaded, __: loaded[2].max_frames)
+    assert send("{}") == (200, "384")
 
 
 def whole_pass(model, prompt, ids, monkeypatch):
