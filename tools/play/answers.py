@@ -51,7 +51,7 @@ def reply_to(request, loaded, sampling):
             "prompt": text,
             "tokens": [later[len(former) :] for former, later in pairwise(so_far)],
             "points": parse_points(so_far[-1], 1, 1),
-            "verdict": judge(text, so_far[-1], scene["objects"]) if scene else None,
+            "verdict": mark(text, so_far[-1], scene["objects"]) if scene else None,
             "hint": style_hint(text, config),
             "shares": (1e6 * kept).round().int().tolist()})
     return {"answers": answers, "scene": scene, "true": true, "size": shown.sizes[0],
@@ -91,7 +91,7 @@ def open_file(file, prompt, config):
             raise Unreadable(error.args[-1].replace(str(path), file["name"])) from None
 
 
-def judge(prompt, text, objects):
+def mark(prompt, text, objects):
     """-> (a sentence, "right" or "wrong"), or None if the scene does not tell what is right."""
     style, _, label = map(str.strip, prompt.partition(":"))
     named = [objects[k] for k in find_named(objects, label)]

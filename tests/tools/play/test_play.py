@@ -66,8 +66,8 @@ def send(port):
 
 
 @pytest.fixture
-def ask(send):
-    """ask(prompts, scene=.., ..) -> the reply as a dict."""
+def reply_of(send):
+    """reply_of(prompts, scene=.., ..) -> the reply as a dict."""
 
     def run(prompts, **shown):
         status, text = send(json.dumps({"prompts": prompts, **shown}))
@@ -82,8 +82,8 @@ def file_of(path, kind):
     return {"name": path.name, "url": f"data:{kind};base64,{content}"}
 
 
-def test_a_scene_is_answered_and_judged(ask):
-    reply = ask(ALL, scene=SCENE)
+def test_a_scene_is_answered_and_marked(reply_of):
+    reply = reply_of(ALL, scene=SCENE)
     assert [answer["verdict"] for answer in reply["answers"]] == [
         ["1 of 1 points right", "right"], ["count right", "right"], ["caption right", "right"]]
     assert reply["answers"][0]["points"] == [[1, "1", 0.3, 0.6]]
@@ -97,16 +97,16 @@ def test_a_scene_is_answered_and_judged(ask):
     assert shares[0] == pytest.approx(shares[1:].mean(0), abs=1)
 
 
-def test_a_seed_draws_the_scene_of_tools_generate_and_two_tabs_do_not_mix(ask):
+def test_a_seed_draws_the_scene_of_tools_generate_and_two_tabs_do_not_mix(reply_of):
     with ThreadPoolExecutor() as tabs:
-        replies = tabs.map(lambda seed: ask(ALL[1:2], scene=seed), range(3, 7))
+        replies = tabs.map(lambda seed: reply_of(ALL[1:2], scene=seed), range(3, 7))
     for seed, reply in enumerate(replies, 3):
         _, record = open_toy_scene(seed, is_video=False)
         assert reply["scene"] == record["source"].scene(record["index"])
 
 
-def test_a_video_has_frames_and_true_tracks(ask):
-    reply = ask(["video_point_track_per_frame: any shape"], video=5)
+def test_a_video_has_frames_and_true_tracks(reply_of):
+    reply = reply_of(["video_point_track_per_frame: any shape"], video=5)
     shown, record = open_toy_scene(5, is_video=True)
     assert reply["times"] == shown.clip.times
     assert len(reply["pictures"]) == len(reply["times"])
@@ -116,21 +116,21 @@ def test_a_video_has_frames_and_true_tracks(ask):
     assert reply["answers"][0]["verdict"] is None
 
 
-def test_files_are_read_and_leave_nothing_on_the_disk(ask, tmp_path, monkeypatch):
+def test_files_are_read_and_leave_nothing_on_the_disk(reply_of, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    image = ask(["count: any shape"], file=file_of(MEDIA / "rocket.jpg", "image/jpeg"))
+    image = reply_of(["count: any shape"], file=file_of(MEDIA / "rocket.jpg", "image/jpeg"))
     assert image["size"] == list(Image.open(MEDIA / "rocket.jpg").size)
     assert image["times"] is None
-    video = ask(["video_count: any shape"], file=file_of(MEDIA / "bigbuckbunny.mp4", "video/mp4"))
+    bunny = file_of(MEDIA / "bigbuckbunny.mp4", "video/mp4")
+    video = reply_of(["video_count: any shape"], file=bunny)
     assert len(video["pictures"]) == len(video["times"]) > 5
-    tracks = ask(["video_point_track_per_frame: any shape"],
-                 file=file_of(MEDIA / "bigbuckbunny.mp4", "video/mp4"))
+    tracks = reply_of(["video_point_track_per_frame: any shape"], file=bunny)
     assert tracks["times"][:3] == [0, 0.5, 1]      # a track has two points per second
     assert tracks["times"] != video["times"]
     frames = [Image.new("RGB", (40, 30), (60 * k, 0, 0)) for k in range(4)]
     path = tmp_path / "a.gif"
     frames[0].save(path, save_all=True, append_images=frames[1:], duration=500)
-    assert len(ask(["video_count: any shape"], file=file_of(path, "image/gif"))["times"]) == 5
+    assert len(reply_of(["video_count: any shape"], file=file_of(path, "image/gif"))["times"]) == 5
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -164,8 +164,8 @@ def test_a_request_that_cannot_be_used_is_a_sentence(send, body, words):
     ("a.mp4", "video/mp4", "a.mp4 cannot be read as a video"),
     ("a.gif", "image/gif", "a.gif cannot be read as a video"),
 ])
-def test_a_file_that_cannot_be_read_is_a_sentence_with_its_name(ask, name, kind, sentence):
-    error = ask(ALL, file={"name": name, "url": f"data:{kind};base64,AAAA"})["error"]
+def test_a_file_that_cannot_be_read_is_a_sentence_with_its_name(reply_of, name, kind, sentence):
+    error = reply_of(ALL, file={"name": name, "url": f"data:{kind};base64,AAAA"})["error"]
     assert error.startswith(sentence)
     assert tempfile.gettempdir() not in error
 
@@ -186,7 +186,7 @@ def test_pages_of_other_origins_and_large_bodies_are_refused(send, port):
 
 
 def test_only_this_address_of_the_machine_is_served(port):
-    with pytest.raises(OSError, match="refused|unreachable|timed out"):
+    with pytest.raises(OSError, match=r"refused|unreachable|timed out"):
         socket.create_connection(("127.0.0.2", port), timeout=5)
 
 
@@ -223,16 +223,17 @@ def test_the_page_is_one_file_that_needs_no_network(send, capsys):
     ("count: circle", "1", None),
     ("Where is it?", "there", None),
 ])
-def test_an_answer_is_judged_by_the_scene(prompt, text, verdict):
+def test_an_answer_is_marked_by_the_scene(prompt, text, verdict):
     objects = [{**CIRCLE, "colour": "red", "shape": "cross", "x": 70, "y": 20}, CIRCLE]
-    sentence, kind = answers.judge(prompt, text, objects) or (None, None)
+    sentence, kind = answers.mark(prompt, text, objects) or (None, None)
     assert sentence == verdict
     is_right = verdict and "wrong" not in verdict and not verdict.startswith("1 of 2")
     assert kind == (verdict and ("right" if is_right else "wrong"))
 
 
-def test_a_prompt_without_a_style_has_the_hint_of_tools_generate(ask):
-    styled, free = (ask([prompt], scene=SCENE)["answers"][0] for prompt in (ALL[1], "How many?"))
+def test_a_prompt_without_a_style_has_the_hint_of_tools_generate(reply_of):
+    styled, free = (reply_of([prompt], scene=SCENE)["answers"][0]
+                    for prompt in (ALL[1], "How many?"))
     assert styled["hint"] == ""
     assert free["hint"] == style_hint("How many?", DATA) != ""
 
@@ -271,10 +272,10 @@ def test_the_prompts_of_a_request_share_the_crops_of_its_picture(monkeypatch):
     assert len({id(prompt.images) for prompt in found}) == 1 < len(found)
 
 
-def test_many_shares_are_sent_as_their_mean(monkeypatch, ask):
+def test_many_shares_are_sent_as_their_mean(monkeypatch, reply_of):
     monkeypatch.setattr(answers, "MAX_SHARES", 300)  # the count has fewer: its one token has 4 x 50
-    assert [len(answer["shares"]) for answer in ask(ALL[:2], scene=SCENE)["answers"]] == [1, 1]
-    assert len(ask(ALL[1:2], scene=SCENE)["answers"][0]["shares"]) == 5
+    assert [len(answer["shares"]) for answer in reply_of(ALL[:2], scene=SCENE)["answers"]] == [1, 1]
+    assert len(reply_of(ALL[1:2], scene=SCENE)["answers"][0]["shares"]) == 5
 
 
 def test_the_model_is_run_with_the_limits_of_inference(monkeypatch, send):
@@ -290,7 +291,7 @@ def whole_pass(model, prompt, ids, monkeypatch):
         data.text_example(np.array([*prompt.tokens, *ids]), 0), images=prompt.images,
         image_id=prompt.image_id, pool_src=prompt.pool_src, pool_dst=prompt.pool_dst,
         bidir=np.pad(prompt.bidir, (0, len(ids))))
-    batch = packing.collate([[whole]], total, VISION)
+    batch = packing.collate([[whole]], total, VISION).to(model.norm.weight.device)
     allowed = attention.allow(batch.visible_until, batch.bidir)
     found = []
 
@@ -303,12 +304,14 @@ def whole_pass(model, prompt, ids, monkeypatch):
     monkeypatch.setattr(model, "attend", attend)
     with torch.no_grad():
         model.hidden(batch)
-    return torch.stack(found)[:, n - 1 : total - 1, :n]
+    return torch.stack(found)[:, n - 1 : total - 1, :n].cpu()
 
 
-def test_recorded_attention_equals_that_of_a_whole_pass(monkeypatch):
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="no CUDA device"))])
+def test_recorded_attention_equals_that_of_a_whole_pass(monkeypatch, device):
     """For prompts of different lengths, whose rows have padding."""
-    model = random_model()
+    model = random_model().to(device)
     prompts = [data.encode_prompt([render(SCENE)], [(text, None)], TOKENIZER, DATA)
                for text in ("long_caption:", "a much longer question about the picture?")]
     recorder = AttentionRecorder()
@@ -340,8 +343,8 @@ def test_the_flags_reach_the_model(monkeypatch):
 
     monkeypatch.setattr(play, "open_model_folder", open_model_folder)
     with pytest.raises(SystemExit, match="2"):
-        play.main("--model x --device cuda --dtype bfloat16 --temperature 0.5 --top-p 0.9 "
-                  "--frequency-penalty 0.2 --seed 3".split())
+        play.main(["--model=x", "--device=cuda", "--dtype=bfloat16", "--temperature=0.5",
+                   "--top-p=0.9", "--frequency-penalty=0.2", "--seed=3"])
     assert given == [(0.5, 0.9, 0.2, 3), ("x", "cuda", torch.bfloat16)]
 
 
