@@ -145,7 +145,6 @@ def test_pip_and_uv_install_the_same_packages():
 def test_no_page_is_too_long():
     long = {name: n for name, text in TEXTS.items() if (n := text.count("\n")) > 250}
     assert set(long) <= {"docs/log.md", "docs/molmo2.md", "docs/walk/README.md"}, long
-    assert TEXTS["docs/log.md"].count("\n") <= 300
 
 
 def test_blocks_and_cells_of_tables_are_commands(tmp_path):
