@@ -86,11 +86,12 @@ def own_folder(out, command, inputs=(), besides=()):
         yield out
 
 
-def add_model(parser, seed_of="the sampling"):
+def add_model(parser, seed_of="the sampling", model=None):
     """The flags of a command whose model answers; the last four are Sampling of
-    evaluation/generate.py."""
+    evaluation/generate.py. model: the default; without one the flag is required."""
     add = parser.add_argument
-    add("--model", required=True, help="a run directory, a released folder, or toy")
+    add("--model", default=model, required=model is None, help=(
+        f"a run directory, a released folder, or toy{' (default)' if model == 'toy' else ''}"))
     add("--device", default="cpu", help="cpu (default), cuda, ..")
     add("--dtype", choices=("float32", "bfloat16"), default="float32",
         help="of the weights (default float32)")
