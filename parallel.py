@@ -54,7 +54,7 @@ def make_mesh(cp, device="cpu", cp_heads=0):
 
 
 # --------------------------------------------------------------------------------------------------
-# Ulysses: exchange heads for tokens (docs/walk/README.md, section 4)
+# Ulysses: exchange heads for tokens (docs/walk/README.md, section 5)
 
 
 class AllToAll(torch.autograd.Function):

@@ -12,7 +12,7 @@ the data and the model. One step computes, with loss weights w:
 
 There is one division, by the loss weight of the whole step. If each micro-batch were divided by its
 own weight, a token would count more in a light micro-batch than in a heavy one. In the example of
-docs/walk/README.md, section 5, this changes the gradient by 52 % of its length. With one division,
+docs/walk/README.md, section 6, this changes the gradient by 52 % of its length. With one division,
 the result does not depend on packing, accumulation or the number of ranks.
 """
 

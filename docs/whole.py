@@ -23,7 +23,7 @@ def row():
 
 
 def kind_of(part):
-    return part.name.split(": ")[-1].replace("trunk", "prefix")
+    return part.name.split(": ")[-1]
 
 
 def kinds_of(parts):

@@ -88,11 +88,12 @@ class KVCache:
 
 
 @torch.no_grad()
-def generate(model, prompts, stops, max_new=128, sampling=GREEDY, on_token=None):
+def generate(model, prompts, stops, max_new=128, sampling=GREEDY, on_token=None, recorder=None):
     """prompts: [data.Example, ..] -> [ids of the answer, ..], each up to the first of
     `stops` (an id, or several) and at most max_new long. The random numbers of a row follow
     from the seed and the id of its prompt, so that the batch does not change an answer.
-    on_token(ids): called after every token of the first row, with its ids so far."""
+    on_token(ids): called after every token of the first row, with its ids so far. recorder: wraps
+    the attend functions once more (tools/play/recorder.py)."""
     device = model.norm.weight.device
     n_rows = len(prompts)
     lengths = torch.tensor([len(p.tokens) for p in prompts], device=device)
@@ -105,6 +106,8 @@ def generate(model, prompts, stops, max_new=128, sampling=GREEDY, on_token=None)
     visible_until, bidir = mask_fields(batch.bidir, lengths, T + max_new)
     cache = KVCache(model, n_rows, T + max_new)
     attends = cache.attend_functions()
+    if recorder:
+        attends = recorder.wrap(attends, cache, lengths)
     rngs = [rng_for(sampling.seed, prompt.id) for prompt in prompts]
     every_row = torch.arange(n_rows, device=device)
     counts = torch.zeros(n_rows, model.config.n_vocab, device=device)

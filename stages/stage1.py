@@ -2,7 +2,7 @@
 
 From a language model and SigLIP2, with a new connector. 32,000 steps of 128 rows of 2,560 tokens,
 4 million rows, as in the released runs (docs/molmo2.md 16). `--data FOLDER` takes the published
-mixture from FOLDER/pixmo-cap/records.jsonl and so on (docs/released.md has the lines that make
+mixture from FOLDER/pixmo-cap/records.jsonl and so on (docs/data_sets.md has the lines that make
 these files). Other data is named file by file: --data captions.jsonl=0.6 points.jsonl=0.3
 text.jsonl=0.1
 """

@@ -4,8 +4,8 @@ From the weights of stage 1 (--init). 30,000 steps of 128 rows of 16,384 tokens.
 keep short answers, and images with many questions, from being outweighed: 2 / sqrt(loss tokens) and
 1 / sqrt(branches); pointing, counting and tracking 0.2 a token, captions of videos 0.1.
 
-`--data FOLDER` reads FOLDER/name/records.jsonl for every name below (docs/released.md has the lines
-that make them); --skip-missing leaves out those that are not there.
+`--data FOLDER` reads FOLDER/name/records.jsonl for every name below (docs/data_sets.md has the
+lines that make them). --skip-missing skips the names that are not there.
 """
 
 # (group, rate, [(rate of these members, their names), ..]). The rates of the groups sum to 1.1 and

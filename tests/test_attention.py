@@ -92,34 +92,6 @@ def formula(q, k, v, allowed):
     return torch.einsum("bhts,bshd->bthd", score.softmax(-1), v)
 
 
-def merge(one, other):
-    """(out (B,T,H,D), lse (B,T,H)) of attention to two parts of the keys -> the same of all keys:
-    exercise 6 of docs/walk."""
-    (out, lse), (more, weighs) = one, other
-    total = torch.logaddexp(lse, weighs)
-    share = torch.exp(weighs - total).nan_to_num()[..., None]        # nan: no key in either
-    return out + share * (more - out), total
-
-
-def test_halves_of_the_keys_merge_into_attention_over_all():
-    """What a rank of a ring would do; some queries see no key of a half."""
-    rng = random.Random(0)
-    for _ in range(20):
-        _, _, allowed = pack(rng, 2, 40)
-        q, k, v = inputs(rng, 2, 40)
-        k, v = (x.repeat_interleave(2, dim=2) for x in (k, v))
-        parts = []
-        for part in torch.arange(40).chunk(2):
-            score = torch.einsum("bthd,bshd->bths", q, k[:, part]) / q.shape[-1] ** 0.5
-            score = score.masked_fill(~allowed[:, :, None, part], float("-inf"))
-            out = torch.einsum("bths,bshd->bthd", score.softmax(-1).nan_to_num(), v[:, part])
-            parts.append((out, score.logsumexp(-1)))
-        out, lse = merge(*parts)
-        torch.testing.assert_close(out, formula(q, k, v, allowed))
-        assert lse.isfinite().all()
-        torch.testing.assert_close(merge(parts[1], parts[0])[0], out)
-
-
 def with_gradients(out, given):
     return [out, *torch.autograd.grad((out.double() ** 2).sum(), given)]
 

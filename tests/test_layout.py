@@ -67,7 +67,7 @@ CEILINGS = {
 # Packages that requirements.txt does not install: functions that need one import it when they are
 # called. `resource` belongs to Python, but not on every system.
 OPTIONAL = (
-    "huggingface_hub", "pyarrow", "resource", "safetensors", "scipy", "tensorboard",
+    "huggingface_hub", "pyarrow", "resource", "safetensors", "scipy", "selenium", "tensorboard",
     "tokenizers", "torch.utils.tensorboard", "torchvision", "transformers",
 )
 

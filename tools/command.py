@@ -100,10 +100,12 @@ def open_device(name):
     return device
 
 
-def add_model(parser, seed_of="the sampling"):
-    """The flags of a command whose model answers, which `open_model` and `sampling` read."""
+def add_model(parser, seed_of="the sampling", model=None):
+    """The flags of a command whose model answers, which `open_model` and `sampling` read. model:
+    the default; without one the flag is required."""
     add = parser.add_argument
-    add("--model", required=True, help="a run directory, a released folder, or toy")
+    add("--model", default=model, required=model is None, help=(
+        f"a run directory, a released folder, or toy{' (default)' if model == 'toy' else ''}"))
     add("--device", default="cpu", help="cpu (default), cuda, ..")
     add("--dtype", choices=("float32", "bfloat16"), default="float32",
         help="of the weights (default float32)")

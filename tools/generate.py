@@ -128,38 +128,38 @@ def open_images(files, config):
     return Shown(images, None, [image.shape[1::-1] for image in images])
 
 
-def open_video(args, config):
+def open_video(path, prompt, config, start=0.0, end=math.inf, subtitles=None):
     """-> Shown with the frames decoded. For a tracking question they are those of a
     track with 2 points per second."""
-    subtitles = read_subtitles(args.subtitles) if args.subtitles else None
-    video = media.probe(args.video)
-    times, end = clip_times(video.duration, config, args.start, args.end)
-    if asks_for_tracks(args.prompt):
+    subtitles = read_subtitles(subtitles) if subtitles else None
+    video = media.probe(path)
+    times, end = clip_times(video.duration, config, start, end)
+    if asks_for_tracks(prompt):
         frame_rate = round(len(video.times) / video.duration) if video.duration else 0
-        times = tracking_times(end - args.start, frame_rate, 2, config)
+        times = tracking_times(end - start, frame_rate, 2, config)
 
     def frames_at(times):
-        return media.frames(video, [args.start + t for t in times])
+        return media.frames(video, [start + t for t in times])
 
     # as small as the ViT takes them: 384 frames of 11 MB would be 4 GB
     crop = config.vision.crop
     small = [vision.resize(frame, crop, crop) for frame in frames_at(times)]
-    clip = VideoClip(times, small, shift_subtitles(subtitles, args.start))
+    clip = VideoClip(times, small, shift_subtitles(subtitles, start))
     return Shown([], clip, [(video.width, video.height)], frames_at)
 
 
-def open_toy_scene(args):
-    """-> Shown: a held-out image or video of the toy world."""
-    if args.video is None:
-        (record,) = world.held_out_images("test", args.seed, 1, (2, 3, 4))
+def open_toy_scene(seed, is_video):
+    """-> Shown, record: a held-out image or video of the toy world."""
+    if not is_video:
+        (record,) = world.held_out_images("test", seed, 1, (2, 3, 4))
         source = record["source"]
-        return Shown(source.images(record), None, source.image_sizes(record))
-    source = world.SOURCES["tracks"]("test", args.seed)
+        return Shown(source.images(record), None, source.image_sizes(record)), record
+    source = world.SOURCES["tracks"]("test", seed)
     record = source[0]
     frames_at = partial(source.frames, record)
     times = source.step_times(record)
-    clip = VideoClip(times, frames_at(times))
-    return Shown([], clip, [source.video_size(record)[:2]], frames_at)
+    clip = VideoClip(times, list(frames_at(times)))
+    return Shown([], clip, [source.video_size(record)[:2]], frames_at), record
 
 
 def asks_for_tracks(prompt):
@@ -181,16 +181,23 @@ def make_printer(tokenizer):
     return print_more
 
 
+def style_hint(prompt, config):
+    """-> a sentence about a prompt without a style for a model that knows no other, or ""."""
+    if not config.prefix_all or STYLED.match(prompt):
+        return ""
+    return ("this model was trained on prompts that begin with a style, such as long_caption:, "
+            "pointing:, count: or user_qa: (docs/own_data.md)")
+
+
 def answer_ids(loaded, shown, turns, args, printer=None):
     """-> the ids of an answer. loaded: model, tokenizer and data config; turns:
     [(question, answer), ..], the last with the answer None."""
     model, tokenizer, config = loaded
-    question, answer = turns[0]
-    style = STYLED.match(question) if config.prefix_all else None
-    if config.prefix_all and len(turns) == 1 and not style:
-        warn("this model was trained on prompts that begin with a style, such as long_caption:, "
-             "pointing:, count: or user_qa: (docs/own_data.md)")
+    if len(turns) == 1:
+        warn(style_hint(turns[0][0], config))
     if args.system:  # as in training, behind the style of stage 1
+        question, answer = turns[0]
+        style = STYLED.match(question) if config.prefix_all else None
         start = style[0] if style else ""
         turns = [(start + SYSTEM.format(args.system) + question[len(start):], answer), *turns[1:]]
     prompt = data.encode_prompt(shown.images, turns, tokenizer, config, shown.clip)
@@ -231,9 +238,9 @@ def main(argv=None):
     config = evaluation_config(config, args.frames)
     loaded = model, tokenizer, config
     if args.is_toy_scene:
-        shown = open_toy_scene(args)
+        shown, _ = open_toy_scene(args.seed, args.video is not None)
     elif args.video:
-        shown = open_video(args, config)
+        shown = open_video(args.video, args.prompt, config, args.start, args.end, args.subtitles)
     else:
         shown = open_images(args.images or [], config)
     if args.chat:

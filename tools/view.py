@@ -221,7 +221,7 @@ def write_crops(row, number):
         picture = join_patches(example.images[k], row.config.data.vision)
         picture.thumbnail((side, side))
         svg = f'<svg viewBox="0 0 100 100" preserveAspectRatio="none">{marks}</svg>'
-        figures.append(f'<figure><div><img alt="" src="{png_uri(picture)}">{svg}</div>'
+        figures.append(f'<figure><div><img alt="" src="{data_uri(picture)}">{svg}</div>'
                        f"<figcaption>{name}</figcaption></figure>")
     return "".join(figures)
 
@@ -245,11 +245,11 @@ def join_patches(patches, config):
     return Image.fromarray(pixels.reshape(config.crop, config.crop, 3))
 
 
-def png_uri(image):
-    """An image as a data: URI of a PNG."""
+def data_uri(image, kind="png", **options):
+    """A PIL image as a data: URI of this kind."""
     out = io.BytesIO()
-    image.save(out, "PNG")
-    return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
+    image.save(out, kind, **options)
+    return f"data:image/{kind};base64," + base64.b64encode(out.getvalue()).decode()
 
 
 def write_example(row, number, start):
@@ -290,7 +290,7 @@ def write_page(row):
     parts = {
         "TITLE": f"A packed row of stage {config.stage}",
         "NUMBERS": "".join(f"<dt>{name}</dt><dd>{text}</dd>" for name, text in numbers.items()),
-        "MASK": png_uri(mask),
+        "MASK": data_uri(mask),
         "TOKENS": str(n_tokens),
         "EXAMPLES": "\n".join(write_example(row, k, starts[k]) for k in range(len(lengths)))}
     # one pass: text that was put in is not searched again

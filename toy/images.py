@@ -46,6 +46,19 @@ def make_record(source, i, annotations, **media):
     return {**record, "key": name, "where": name, "source": source, "index": i}
 
 
+def find_named(objects, label):
+    """The indices of the objects that a label means: "red circle", "any circle", "red shape"."""
+    colour, _, shape = label.partition(" ")
+    return [k for k, o in enumerate(objects)
+            if colour in ("any", o["colour"]) and shape in ("shape", o["shape"])]
+
+
+def caption_of(objects):
+    """Their names in the order of points, so that a scene has one caption."""
+    ordered = sorted(objects, key=lambda o: (o["x"], o["y"]))
+    return ", ".join(map(name_of, ordered)) or "nothing"
+
+
 def image_entry(name):
     return {"path": f"{name}.png", "width": SIZE, "height": SIZE}
 
@@ -104,16 +117,12 @@ class World:
             n_asked = 1 if self.questions == "all" else 2
             kinds = [kinds[int(k)] for k in rng.permutation(len(kinds))[:n_asked]]
         annotations = []
-        for colour, shape in kinds:
-            indices = [k for k, o in enumerate(objects)
-                       if colour in ("any", o["colour"]) and shape in ("shape", o["shape"])]
+        for label in map(" ".join, kinds):
+            indices = find_named(objects, label)
             points = [{"x": objects[k]["x"], "y": objects[k]["y"]} for k in indices]
-            annotations.append(point_annotation(f"{colour} {shape}", points, indices))
+            annotations.append(point_annotation(label, points, indices))
         if self.questions == "all":
-            # in the order of points, so that a scene has one caption
-            ordered = sorted(objects, key=lambda o: (o["x"], o["y"]))
-            caption = ", ".join(map(name_of, ordered)) or "nothing"
-            annotations.append({"type": "caption", "text": caption})
+            annotations.append({"type": "caption", "text": caption_of(objects)})
         if self.questions == "all" and not is_single:
             annotations.append({"type": "count", "label": "any shape", "count": len(objects)})
         return make_record(self, i, annotations, image=image_entry(f"{self.name}-{i}"))

@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 from records.mixture import rng_for
-from toy.images import is_held_out, make_record, point_annotation
+from toy.images import find_named, is_held_out, make_record, point_annotation
 from toy.motion import (
     HIGH,
     LOW,
@@ -184,11 +184,6 @@ def track_annotation(video, label):
     annotation = point_annotation(label, points, indices)
     del annotation["mode"]
     return {**annotation, "type": "track", "fps": 2}
-
-
-def find_named(objects, label):
-    """The indices of the objects that a label means."""
-    return [k for k, o in enumerate(objects) if label in ("any shape", name_of(o))]
 
 
 def place_at(o, step):

@@ -12,7 +12,7 @@ import train
 
 
 def allow(visible_until, bidir):
-    """Two (B,T) integer tensors -> (B,T,T) bool: may query q (dim 1) attend to key k (dim 2)?"""
+    """(B,T) integers -> (B,T,T) bool: may query q attend to key k?"""
     raise NotImplementedError
 
 
@@ -22,20 +22,20 @@ def best_subset(items, tokens, crops, bin_size, per_token, per_crop):
 
 
 def token_weight(branch, n_loss, n_branches, config):
-    """Loss weight of each token of a data.Branch with n_loss loss tokens, one of n_branches."""
+    """-> the loss weight of each of the n_loss tokens of a data.Branch."""
+    raise NotImplementedError
+
+
+def pool(self, features, pool_src):
+    """vision.Pool.forward: features (N,P,2E), patch ids (M,K) -> (M,E)."""
     raise NotImplementedError
 
 
 def ulysses(attend, group):
-    """attend for (B,T,H,D) -> the same for (B,T/cp,H,D); cp = dist.get_world_size(group)."""
+    """attend for (B,T,H,D) -> the same for (B,T/cp,H,D); cp: group size."""
     raise NotImplementedError
 
 
 def forward_backward(run, model, rows):
-    """Adds the gradients of a micro-batch to those there are -> its Batch, nll (B,T)."""
-    raise NotImplementedError
-
-
-def merge(one, other):
-    """(out (B,T,H,D), lse (B,T,H)) of attention to two parts of the keys -> those of all keys."""
+    """Adds the gradients of a micro-batch -> its Batch, nll (B,T)."""
     raise NotImplementedError

@@ -43,6 +43,7 @@ MISTAKES = {                         # {command: (flags, words of the sentence)}
     "tools.hf": ("import none out", "none: no such folder"),
     "tools.memory": ("--stage 3 --preset 4b --gpus 6 --cp 6", "--cp 6: 32 query and 8 kv heads"),
     "tools.plan": ("--stage 1 --data none.jsonl --out p.npz", "no such file: none.jsonl"),
+    "tools.play": ("--model none", "none: no such folder"),
     "tools.prepare": ("none rows out", "invalid choice: 'none'"),
     "tools.tensorboard": ("none", "log.jsonl: no such file; RUN is a run directory"),
     "tools.toy": ("out --n -1", "--n: -1 must be at least 1"),

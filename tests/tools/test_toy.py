@@ -1,11 +1,15 @@
 """python -m tools.toy: its files are the toy world."""
 
+import re
+
 import numpy as np
 import pytest
 
 import data
 from records.reader import Records
+from tests.test_layout import ROOT
 from tests.toy.test_world import CONFIG, TOKENIZER
+from text.points import parse_points
 from tools import toy
 from toy.world import SOURCES
 
@@ -47,3 +51,20 @@ def test_the_command_replaces_files_only_in_a_folder_that_it_has_made(tmp_path, 
     with pytest.raises(SystemExit, match="2"):
         toy.main([str(theirs.parent), "--n", "1"])
     assert [*theirs.parent.iterdir()] == [theirs] and theirs.read_text() == "mine"
+
+
+def test_the_code_of_the_page_on_preferences_makes_pairs(tmp_path, monkeypatch):
+    """The chosen answer lists the points from right to left, and the rejected one does not."""
+    monkeypatch.chdir(tmp_path)
+    toy.main(["runs/shapes", "--n", "30", "--split", "train"])
+    (code,) = re.findall(r"```python\n(.*?)```",
+                         (ROOT / "docs" / "preferences.md").read_text(), re.DOTALL)
+    exec(code, {})
+    records = Records("runs/shapes/pairs.jsonl")
+    assert len(records) > 10
+    for record in records:
+        (pair,) = record["annotations"]
+        chosen, rejected = ([p.x for p in parse_points(pair[side], 1, 1)]
+                            for side in ("chosen", "rejected"))
+        assert chosen == sorted(chosen, reverse=True) and sorted(chosen) == sorted(rejected)
+        assert pair["chosen"] != pair["rejected"]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import signal
 import sys
@@ -16,6 +17,7 @@ import train
 from records.errors import DataError
 from records.mixture import Mixture
 from records.reader import Records
+from tests.test_layout import ROOT
 from tests.training.runs import SMALL, logged, run, sentence
 from toy import world
 from training import config, log
@@ -35,6 +37,24 @@ def test_fields_of_older_runs_have_the_names_of_today(tmp_path):
     path.write_text(json.dumps({"masked_tokens": 1, "pairs": 2, "dropped": {}, "step": 3}))
     assert read_log(path) == [
         {"unreadable_tokens": 1, "attention_pairs": 2, "skipped": {}, "step": 3}]
+
+
+def test_the_page_of_questions_has_every_field_of_the_log(tmp_path):
+    page = (ROOT / "docs" / "faq.md").read_text(encoding="utf-8")
+    table = page.partition("## The fields of the log")[2]
+    stated = {"run": set(), "step": set(), "scores": set()}
+    for names, lines in re.findall(r"^\| (`.*?`) \| ([a-z, ]+) \|", table, re.MULTILINE):
+        for line in lines.split(", "):
+            stated[line] |= set(re.findall(r"`(\w+)`", names))
+    question = {"type": "qa", "question": "How many?", "answer": "Two."}
+    pair = {"type": "preference", "question": "How many?", "chosen": "Two.", "rejected": "None."}
+    data = tmp_path / "pairs.jsonl"
+    data.write_text(json.dumps({"annotations": [question, pair]}) + "\n")
+    assert run(tmp_path / "run", "--stage", "1", "--tiny", "--device", "cpu", "--init", "toy",
+               "--batch", "1", "--steps", "1", "--beta", "0.1", "--data", str(data),
+               "--eval", str(data)) == 0
+    head, step, scores = map(json.loads, (tmp_path / "run" / "log.jsonl").open())
+    assert stated == {"run": set(head), "step": set(step), "scores": set(scores)}
 
 
 def test_lines_of_others_are_no_steps(tmp_path):

@@ -12,7 +12,7 @@ out   OUT/records.jsonl   a record per visual input, its annotations the branche
 What cannot become a record is skipped and counted by its reason. A record without its
 media file is written, and left out in training. A killed command begins anew. OUT is a
 new folder, one with media/ alone, or one that this command made for the same set.
-docs/released.md has the sets, their licences, and the line that gets each.
+docs/data_sets.md has the sets, their licences, and the line that gets each.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""The published sets: the layout of each, and its columns (docs/released.md).
+"""The published sets: the layout of each, and its columns (docs/data_sets.md).
 
 A column with a ? may be absent.
 """

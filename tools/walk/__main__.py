@@ -2,8 +2,9 @@
 
     python -m tools.walk --check docs/walk/mine.py
 
-Each function of the file takes the place of the project's while tests of the project run.
-If one fails, you read what it protects. Functions that raise NotImplementedError are left out.
+Each function of your file replaces the function of the project while tests of the project run. If
+a test fails, the command says what the test protects. Functions that still raise
+NotImplementedError are skipped.
 """
 
 import os
@@ -46,10 +47,22 @@ TESTS = {
             "Trees of the released training code, with the weight of every token.",
         "tests/test_data.py::"
         "test_points_and_captions_of_videos_have_flat_weights_and_all_else_square_roots":
-            "The table of stop 3, for every kind of annotation.",
+            "The table of section 3 of the walk, for every kind of annotation.",
         "tests/test_data.py::"
         "test_weights_of_record_annotation_and_turn_multiply_and_0_is_context":
             "The weights that a user writes into a record multiply; they replace nothing.",
+    },
+    "pool": {
+        "tests/test_vision.py::test_pooling_equals_a_loop_over_valid_patches":
+            "Windows of 4 and of 9 patches, some of them missing, compared with a loop over the "
+            "patches that exist.",
+        "tests/test_vision.py::test_windows_of_four_give_the_same_when_padded_to_nine":
+            "A batch that contains a video has 9 columns for images too. The visual tokens of "
+            "the images must stay the same.",
+        "tests/test_vision.py::test_a_row_without_patches_is_zero_and_leaves_gradients_alone":
+            "A window without any patch must not give NaN, neither forward nor backward.",
+        "tests/test_model.py::test_visual_features_equal_the_official_code":
+            "The visual tokens of two tiny models of the released training code.",
     },
     "ulysses": {
         "tests/test_parallel.py::"
@@ -63,10 +76,6 @@ TESTS = {
         "tests/test_train.py::test_three_steps_equal_three_written_by_hand":
             "Three steps in micro-batches, compared with three in one batch and plain AdamW: the "
             "gradients must be sums, and the z-loss belongs to them.",
-    },
-    "merge": {
-        "tests/test_attention.py::test_halves_of_the_keys_merge_into_attention_over_all":
-            "Each half of the keys alone, then merged, against all keys in float64.",
     },
 }
 

@@ -1,4 +1,5 @@
-"""The row of the walk: one video, one photograph, one text, and a model of 58,000 weights.
+"""The row of the walk: one video, one photograph, one text, and a model of 58,000
+parameters.
 
 Only the sizes are small: the records pass through data.py and packing.py, and the model is
 model.Molmo2 with random weights. It computes in float64, so that all digits on the page are the
@@ -42,7 +43,7 @@ ANNOTATIONS = {
         {"type": "caption", "style": "caption", "text": "a red square on grass"},
         {"type": "qa", "question": "Which colour?", "answer": "red"},
     ],
-    "text": [{"type": "text", "text": "A tree shares its trunk: the image is encoded once, "
+    "text": [{"type": "text", "text": "A tree shares its prefix: the image is encoded once, "
                                       "and every branch reads it."}],
 }
 MARKUP = ["user\n", "assistant\n", "caption:", "0.0 ", " 0.5 ", '<points coords="', " 250", " 500",
@@ -86,8 +87,15 @@ def draw_square(x, y, side):
 
 TOKENIZER = make_tokenizer()
 MEDIA = {"video": {"video": "drawn"}, "photo": {"image": "drawn"}, "text": {}}
-RECORDS = [parse({"id": name, "annotations": annotations, **MEDIA[name]})
-           | {"key": name, "where": name, "source": Drawn()}
+
+
+def make_record(name, annotations, **media):
+    """-> a record as training reads it; its pixels are drawn."""
+    record = parse({"id": name, "annotations": annotations, **media})
+    return record | {"key": name, "where": name, "source": Drawn()}
+
+
+RECORDS = [make_record(name, annotations, **MEDIA[name])
            for name, annotations in ANNOTATIONS.items()]
 
 
@@ -96,8 +104,11 @@ def encode(shards=(None, None, None)):
 
     shards: for each of them the crops that a rank encodes (parallel.CropShard), or None: all.
     """
-    return [data.encode(record, TOKENIZER, DATA, SEED, 0, shard)
-            for record, shard in zip(RECORDS, shards, strict=True)]
+    return [encode_record(*pair) for pair in zip(RECORDS, shards, strict=True)]
+
+
+def encode_record(record, shard=None):
+    return data.encode(record, TOKENIZER, DATA, SEED, 0, shard)
 
 
 def collate(examples, tokens=ROW):
@@ -115,9 +126,9 @@ ANNOTATION_OF = {"caption:": "caption", "Where": "points", "How": "question", "W
 
 
 class Part(NamedTuple):
-    """A run of tokens of the row: the trunk of an example, one of its branches, or padding."""
-    name: str  # "video: trunk", "video: caption", .., "text", "padding"
-    start: int  # places in the row
+    """A run of tokens of the row: the prefix of an example, one of its branches, or padding."""
+    name: str  # "video: prefix", "video: caption", .., "text", "padding"
+    start: int  # positions in the row
     stop: int
 
 
@@ -127,7 +138,7 @@ def find_parts(examples, tokens=None):
     place = 0
     for x in examples:
         for number, (start, stop) in enumerate(view.find_parts(x)):
-            name = "text" if x.id == "text" else f"{x.id}: trunk"
+            name = "text" if x.id == "text" else f"{x.id}: prefix"
             if number:
                 word = TOKENIZER.decode(x.tokens[start + 2 : start + 3])  # after "user\n"
                 name = f"{x.id}: {ANNOTATION_OF[word]}"

@@ -1,4 +1,4 @@
-"""The exercises of docs/walk solved as a reader might, without a look at the project's code."""
+"""Solutions of the exercises of docs/walk, written without a look at the code of the project."""
 
 import torch
 import torch.distributed as dist
@@ -38,6 +38,24 @@ def token_weight(branch, n_loss, n_branches, config):
     return weight
 
 
+def pool(self, features, pool_src):
+    valid = (pool_src >= 0)[..., None]  # (M,K,1)
+    # a missing patch reads a patch that its window has, and where() replaces it by zeros
+    source = torch.where(valid[..., 0], pool_src, pool_src.max(1, keepdim=True).values.clamp(min=0))
+    window = torch.where(valid, features.flatten(0, 1)[source], 0)  # (M,K,2E)
+    query = self.q(window.sum(1) / valid.sum(1).clamp(min=1))  # (M,E)
+
+    def heads(x):
+        return x.unflatten(-1, (self.n_head, -1))
+
+    score = torch.einsum("mhd,mkhd->mkh", heads(query), heads(self.k(window)))
+    score = score / (query.shape[-1] // self.n_head) ** 0.5
+    # an empty window has no valid score; a large negative number gives a finite softmax
+    share = score.masked_fill(~valid, -1e9).softmax(1)
+    pooled = torch.einsum("mkh,mkhd->mhd", share, heads(self.v(window)))
+    return self.out(pooled.flatten(1))
+
+
 def ulysses(attend, group):
     cp = dist.get_world_size(group)
 
@@ -61,10 +79,3 @@ def forward_backward(run, model, rows):
     loss = batch.weights * (nll + run.config.z_loss * lse**2)
     loss.sum().backward()
     return batch, nll
-
-
-def merge(one, other):
-    (out, lse), (more, weighs) = one, other
-    total = torch.logaddexp(lse, weighs)
-    share = torch.exp(weighs - total).nan_to_num()[..., None]  # nan: no key in either
-    return out + share * (more - out), total

@@ -1,0 +1,66 @@
+"""The page of tools.play in Chromium without a screen, for its tests and for film.py."""
+
+import queue
+import shutil
+import threading
+import time
+from unittest import mock
+
+import pytest
+
+from tests.extras import require
+from tools.play import __main__ as play
+
+EXTRAS = require("selenium")
+PROGRAMS = [shutil.which(name) for name in ("chromium", "chromedriver")]
+if None in PROGRAMS:
+    pytest.skip("Chromium is not installed: apt-get install chromium chromium-driver",
+                allow_module_level=True)
+
+
+def serve(*flags):
+    """Starts tools.play in a thread, which ends with this process -> the address of the page."""
+    opened = queue.SimpleQueue()
+    with mock.patch.object(play.webbrowser, "open", opened.put):
+        threading.Thread(target=play.main, args=[["--port", "0", *flags]], daemon=True).start()
+        return opened.get(timeout=120)
+
+
+class Window:
+    """A window with the page."""
+
+    def __init__(self):
+        from selenium import webdriver
+
+        options = webdriver.ChromeOptions()
+        options.binary_location = PROGRAMS[0]
+        for flag in ("headless=new", "no-sandbox", "disable-gpu", "hide-scrollbars"):
+            options.add_argument(f"--{flag}")
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+        self.driver = webdriver.Chrome(options, webdriver.ChromeService(PROGRAMS[1]))
+        self.run = self.driver.execute_script
+        self.find = lambda selector: self.driver.find_elements("css selector", selector)
+        self.actions = lambda: webdriver.ActionChains(self.driver, duration=20)
+
+    def resize(self, width, height):
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+    def open(self, address):
+        self.driver.get(address)
+        self.wait()
+
+    def wait(self, condition="reply && !running && since === null"):
+        """Until the answers to the last change are shown, or a condition in JavaScript holds."""
+        end = time.monotonic() + 120
+        while not self.run(f"return Boolean({condition})"):
+            assert time.monotonic() < end, condition
+            time.sleep(0.02)
+
+    def click(self, selector):
+        self.find(selector)[0].click()
+        self.wait()
+
+    def messages(self):
+        """What was written to the console since the last call."""
+        return [entry["message"] for entry in self.driver.get_log("browser")]

@@ -1,0 +1,1 @@
+"""A page on which one drags shapes and sees the model point."""

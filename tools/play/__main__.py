@@ -1,0 +1,102 @@
+"""Opens a page on which you drag shapes and see where the model points.
+
+    python -m tools.play
+"""
+
+import json
+import webbrowser
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+
+import torch
+
+from evaluation.generate import Sampling, evaluation_config
+from records.errors import Unreadable
+from tools.command import add_model, make_parser, report_errors
+from tools.play.answers import reply_to
+from toy.shapes import FEW
+from toy.world import WORDS
+from weights.files import explained, open_model_folder
+
+MAX_BODY = 100_000_000  # bytes of a request
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Replies to GET with the page, and to POST with what the main thread computes."""
+
+    def handle(self):
+        with suppress(ConnectionError):  # the page was closed
+            super().handle()
+
+    def do_GET(self):
+        if self.is_own():
+            self.reply(self.server.page, "text/html")
+
+    def do_POST(self):
+        length = self.headers.get("Content-Length", "")
+        if not (length.isdecimal() and len(length) < 10 and int(length) <= MAX_BODY):
+            self.send_error(413, f"a request states its length, at most {MAX_BODY} bytes")
+        elif self.is_own():
+            answer = SimpleQueue()
+            self.server.requests.put((self.rfile.read(int(length)), answer))
+            self.reply(answer.get(), "application/json")
+
+    def is_own(self):
+        """Does it come from our page, at this address and not at a name that leads to it?"""
+        host = self.headers.get("Host", "")
+        is_own = (host.partition(":")[0] in ("127.0.0.1", "localhost")
+                  and self.headers.get("Origin") in (None, f"http://{host}"))
+        if not is_own:
+            self.send_error(403, "only the page of this server may use it")
+        return is_own
+
+    def reply(self, text, kind):
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_):
+        pass
+
+
+@report_errors
+def main(argv=None):
+    parser = make_parser("play", __doc__)
+    add_model(parser, model="toy")
+    parser.add_argument("--port", type=int, default=8000, help="default 8000; 0: any free port")
+    parser.add_argument("--no-browser", action="store_true", help="print the address only")
+    args = parser.parse_args(argv)
+    sampling = Sampling(args.temperature, args.top_p, args.frequency_penalty, args.seed)
+    dtype = getattr(torch, args.dtype)
+    model, tokenizer, config = open_model_folder(args.model, args.device, dtype)
+    start = {"toy": getattr(tokenizer, "words", None) == WORDS, "kinds": FEW._asdict(),
+             "styled": config.prefix_all, "grid": config.vision.grid,
+             "margin": config.vision.overlap_margin}
+    page = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+    with explained(f"--port {args.port}"):
+        server = ThreadingHTTPServer(("127.0.0.1", args.port), Handler)
+    server.page = page.replace("{{START}}", json.dumps(start))
+    server.requests = SimpleQueue()
+    Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    print(f"{address} (Ctrl-C ends it)", flush=True)
+    if not args.no_browser:
+        webbrowser.open(address)
+    loaded = model, tokenizer, evaluation_config(config)
+    while True:  # the model runs in the main thread, where Ctrl-C ends it at once
+        body, answer = server.requests.get()
+        try:
+            reply = reply_to(json.loads(body), loaded, sampling)
+        except Unreadable as error:  # a file of the user
+            reply = {"error": str(error)}
+        except Exception as error:  # the next request may be right
+            reply = {"error": f"This request cannot be used: {error!r:.300}"}
+        answer.put(json.dumps(reply))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""A request of the page -> pictures, answers, and where each token of an answer attended to.
+
+A request has "prompts" and one of "scene" (of toy/shapes.py, or a seed that draws one), "video" (a
+seed of the toy's videos) and "file" ({"name", "url"}, an image or a video as a data: URL).
+"""
+
+import base64
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from PIL import Image
+
+import data
+import vision
+from evaluation.generate import generate
+from evaluation.metrics import count_from_text, hit_in_mask, score_images
+from records.errors import Unreadable
+from text.points import parse_points
+from tools.generate import Shown, open_images, open_toy_scene, open_video, style_hint
+from tools.play.recorder import AttentionRecorder
+from tools.view import data_uri
+from toy.images import caption_of, find_named
+from toy.shapes import COLOURS, SHAPES, SIZE, mask_of, render
+
+MAX_NEW = 256  # tokens of an answer
+MAX_SHARES = 5_000_000  # of a reply; if there are more, the page gets the mean of the blocks only
+LABELS = {f"{colour} {shape}" for colour in ("any", *COLOURS) for shape in ("shape", *SHAPES)}
+
+
+def reply_to(request, loaded, sampling):
+    """-> what page.html reads. loaded: model, tokenizer, data config of inference."""
+    model, tokenizer, config = loaded
+    shown, scene, true = open_request(request, config)
+    prompts = [data.encode_prompt(shown.images, [(text, None)], tokenizer, config, shown.clip)
+               for text in request["prompts"]]
+    for prompt in prompts:
+        prompt.images = prompts[0].images  # one array is encoded once
+    recorder = AttentionRecorder()
+    found = generate(model, prompts, tokenizer.stops, MAX_NEW, sampling, recorder=recorder)
+    shares = [recorder.shares(k, len(found[k]))[..., p.pool_dst] for k, p in enumerate(prompts)]
+    n_shares = sum(map(torch.numel, shares))
+    answers = []
+    for text, ids, by_block in zip(request["prompts"], found, shares, strict=True):  # (L,t,M)
+        # a character may have several tokens: the last of them shows it
+        so_far = [tokenizer.decode(ids[:n]).rstrip("\ufffd") for n in range(len(ids) + 1)]
+        mean = by_block.mean(0, keepdim=True)
+        kept = torch.cat([mean, by_block]) if n_shares <= MAX_SHARES else mean
+        answers.append({
+            "prompt": text,
+            "tokens": [later[len(former) :] for former, later in pairwise(so_far)],
+            "points": parse_points(so_far[-1], 1, 1),
+            "verdict": mark(text, so_far[-1], scene["objects"]) if scene else None,
+            "hint": style_hint(text, config),
+            "shares": (1e6 * kept).round().int().tolist()})
+    return {"answers": answers, "scene": scene, "true": true, "size": shown.sizes[0],
+            "times": shown.clip and shown.clip.times,
+            "tiling": vision.tiling(*shown.sizes[0][::-1], config.max_crops, config.vision),
+            "pictures": [data_uri(Image.fromarray(array), "jpeg", quality=95, subsampling=0)
+                         for array in shown.images or shown.clip.frames]}
+
+
+def open_request(request, config):
+    """-> Shown, the scene or None, the true points of a video [(time, id, x, y), ..]"""
+    if "file" in request:
+        return open_file(request["file"], request["prompts"][0], config), None, []
+    if "video" in request:
+        shown, record = open_toy_scene(request["video"], is_video=True)
+        (track,) = (a for a in record["annotations"] if a.get("label") == "any shape")
+        points = [(p["t"], p["id"], p["x"] / SIZE, p["y"] / SIZE) for p in track["points"]]
+        return shown, None, points
+    scene = request["scene"]
+    if isinstance(scene, int):
+        _, record = open_toy_scene(scene, is_video=False)
+        scene = record["source"].scene(record["index"])
+    return Shown([render(scene)], None, [(SIZE, SIZE)]), scene, []
+
+
+def open_file(file, prompt, config):
+    """-> Shown. The type that the browser gives the file decides whether it is a video."""
+    kind, _, content = file["url"].partition(";base64,")
+    with TemporaryDirectory() as folder:  # ffmpeg reads files
+        path = Path(folder, "file")
+        path.write_bytes(base64.b64decode(content))
+        try:
+            if kind.startswith(("data:video/", "data:image/gif")):
+                return open_video(path, prompt, config)
+            return open_images([path], config)
+        except Unreadable as error:
+            raise Unreadable(error.args[-1].replace(str(path), file["name"])) from None
+
+
+def mark(prompt, text, objects):
+    """-> (a sentence, "right" or "wrong"), or None if the scene does not tell what is right."""
+    style, _, label = map(str.strip, prompt.partition(":"))
+    named = [objects[k] for k in find_named(objects, label)]
+    if style == "long_caption":
+        what, is_right = "caption", text == caption_of(objects)
+    elif style == "count" and label in LABELS:
+        what, is_right = "count", count_from_text(text) == len(named)
+    elif style == "pointing" and label in LABELS:
+        points = [(p.frame, p.x, p.y) for p in parse_points(text, SIZE, SIZE)]
+        hit = hit_in_mask([mask_of(o) for o in named])
+        scores = score_images(points, [(1, o["x"], o["y"]) for o in named], hit)
+        n_right = round(scores.recall * len(named))
+        n = max(len(points), len(named))
+        return f"{n_right} of {n} points right", "right" if n_right == n else "wrong"
+    else:
+        return None
+    kind = "right" if is_right else "wrong"
+    return f"{what} {kind}", kind
