@@ -205,7 +205,7 @@ def test_a_token_shows_what_it_attended_to(page):
     shares = page.run("return reply.answers[2].shares[2][0]")
     assert [square[4] for square in squares(page)] == pytest.approx(
         [0.8 * share / max(shares) for share in shares])
-    page.run("update()")                           # new answers, in which no token is chosen
+    page.run("looked = [reply.answers[0], 0]; update()")  # in new answers no token is chosen
     page.wait()
     assert squares(page) == []
     assert page.run("return $('block').value") == "2"
