@@ -252,6 +252,9 @@ def test_a_video_shows_its_tracks_up_to_the_frame_of_the_slider(page):
     page.find("#true")[0].click()
     n_true = page.run("return new Set(reply.true.map(point => point[1])).size")
     assert page.run(lines).count("#fff") == n_true > 0
+    page.run("setMode('video', 1)")                # another video begins at its first frame
+    page.wait()
+    assert page.find("#second")[0].text == "0.0 s"
 
 
 def test_files_are_chosen_or_dropped_and_what_is_no_image_is_a_sentence(page):
