@@ -205,7 +205,8 @@ def test_a_token_shows_what_it_attended_to(page):
     shares = page.run("return reply.answers[2].shares[2][0]")
     assert [square[4] for square in squares(page)] == pytest.approx(
         [0.8 * share / max(shares) for share in shares])
-    page.run("looked = [reply.answers[0], 0]; update()")  # in new answers no token is chosen
+    # in new answers no token is chosen
+    page.run("document.activeElement.blur(); looked = [reply.answers[0], 0]; update()")
     page.wait()
     assert squares(page) == []
     assert page.run("return $('block').value") == "2"
