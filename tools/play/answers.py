@@ -96,9 +96,9 @@ def mark(prompt, text, objects):
     style, _, label = map(str.strip, prompt.partition(":"))
     named = [objects[k] for k in find_named(objects, label)]
     if style == "long_caption":
-        what, is_right = "caption", text == caption_of(objects)
+        is_right = text == caption_of(objects)
     elif style == "count" and label in LABELS:
-        what, is_right = "count", count_from_text(text) == len(named)
+        is_right = count_from_text(text) == len(named)
     elif style == "pointing" and label in LABELS:
         points = [(p.frame, p.x, p.y) for p in parse_points(text, SIZE, SIZE)]
         hit = hit_in_mask([mask_of(o) for o in named])
@@ -109,4 +109,4 @@ def mark(prompt, text, objects):
     else:
         return None
     kind = "right" if is_right else "wrong"
-    return f"{what} {kind}", kind
+    return f"{style.removeprefix('long_')} {kind}", kind

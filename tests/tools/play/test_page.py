@@ -1,5 +1,6 @@
 """The page of tools.play in a browser: what a person does there, and what it shows."""
 
+import base64
 import io
 import re
 
@@ -15,10 +16,12 @@ pytestmark = EXTRAS
 SCENE = """shown.scene = {slope: [10, -20], texture: 1, period: 6, noise: 3, objects: [
     {colour: "white", shape: "circle", x: 30, y: 60, r: 18, light: 0},
     {colour: "purple", shape: "square", x: 75, y: 25, r: 16, light: 0}]}; drawShapes(); update();"""
-# drops a file with these bytes on the page
-DROP = """const files = new DataTransfer();
-files.items.add(new File([arguments[0]], arguments[1], {type: arguments[2]}));
-document.body.dispatchEvent(new DragEvent("drop", {dataTransfer: files, bubbles: true}));"""
+# drops a file with these bytes, in base64, on the page -> whether the browser would open it itself
+DROP = """const [content, name, type] = arguments, files = new DataTransfer();
+const bytes = Uint8Array.from(atob(content), letter => letter.charCodeAt());
+files.items.add(new File([bytes], name, {type}));
+return ["dragover", "drop"].map(event => document.body.dispatchEvent(
+    new DragEvent(event, {dataTransfer: files, bubbles: true, cancelable: true})));"""
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +84,9 @@ def test_rings_follow_a_shape_that_is_dragged(page):
     assert places(page) == [[50, 70], [75, 25]]
     assert rings(page) == [[50, 70], [75, 25]]
     assert verdicts(page) == ["2 of 2 points right", "count right", "caption right"]
+    page.actions().move_by_offset(-30, 0).perform()  # the button is not pressed
+    page.wait()
+    assert places(page) == [[50, 70], [75, 25]]
 
 
 def test_the_newest_change_wins_and_one_request_is_under_way(page):
@@ -185,6 +191,8 @@ def test_a_token_shows_what_it_attended_to(page):
     mean = [square[4] for square in squares(page)]
     assert len(mean) == page.run("return shares().length") == 50
     assert max(mean) == pytest.approx(0.8)
+    shares = page.run("return reply.answers[0].shares[0][2]")
+    assert mean == pytest.approx([0.8 * share / max(shares) for share in shares])
     percent = page.run("return Math.round(shares().reduce((a, b) => a + b) / 1e4)")
     sentence = f"gave {percent} % of its attention to the picture (block: mean of all)"
     assert sentence in page.find("#looked")[0].text
@@ -193,9 +201,12 @@ def test_a_token_shows_what_it_attended_to(page):
     assert "(block: 2)" in page.find("#looked")[0].text
     page.actions().move_to_element(page.find("h1")[0]).perform()
     assert squares(page) == []
-    page.run("arguments[0].focus()", token)        # as by the Tab key
-    assert len(squares(page)) == 50
-    page.run("update()")                           # new answers, in which no token is chosen
+    page.run("document.querySelector('.answer:last-child .token').focus()")  # as by the Tab key
+    shares = page.run("return reply.answers[2].shares[2][0]")
+    assert [square[4] for square in squares(page)] == pytest.approx(
+        [0.8 * share / max(shares) for share in shares])
+    # in new answers no token is chosen
+    page.run("document.activeElement.blur(); looked = [reply.answers[0], 0]; update()")
     page.wait()
     assert squares(page) == []
     assert page.run("return $('block').value") == "2"
@@ -226,15 +237,25 @@ def test_a_video_shows_its_tracks_up_to_the_frame_of_the_slider(page):
         here = [[100 * x, 100 * y] for t, _, x, y in points if t == time]
         assert rings(page) == [pytest.approx(point) for point in here]
         assert page.find("#second")[0].text == f"{time:.1f} s"
+        assert page.run("return $('picture').src === reply.pictures[arguments[0]]", frame)
+    assert page.run("return new Set(reply.pictures).size") > 2
     page.run("looked = [reply.answers[0], 0]; draw()")
+    assert "of its attention to all frames" in page.find("#looked")[0].text
     # 10 patches in 4 windows of 3, which begin a patch outside
     assert len(squares(page)) == 4 * 4
     assert squares(page)[0][:4] == pytest.approx([-100, -100, 300, 300])
     lines = "return [...$('marks').querySelectorAll('polyline')].map(l => l.getAttribute('stroke'))"
+    tracks = page.run("return [...new Set(reply.answers[0].points.map(point => point[1]))]")
     assert "#fff" not in page.run(lines)
+    assert len(set(page.run(lines))) == len(tracks) > 1  # a colour for each track
+    page.run("reply.answers[0].points = reply.answers[0].points.filter(p => p[0] < 1); draw()")
+    assert (len(page.run(lines)), rings(page)) == (len(tracks), [])  # they end before this frame
     page.find("#true")[0].click()
     n_true = page.run("return new Set(reply.true.map(point => point[1])).size")
     assert page.run(lines).count("#fff") == n_true > 0
+    page.run("setMode('video', 1)")                # another video begins at its first frame
+    page.wait()
+    assert page.find("#second")[0].text == "0.0 s"
 
 
 def test_files_are_chosen_or_dropped_and_what_is_no_image_is_a_sentence(page):
@@ -245,11 +266,27 @@ def test_files_are_chosen_or_dropped_and_what_is_no_image_is_a_sentence(page):
     width, height = page.run("return [$('stage').clientWidth, $('stage').clientHeight]")
     assert width / height == pytest.approx(1.5, rel=0.01)
     assert page.find(".shape") == []
+    page.run("""$("true").checked = true;
+        reply.true = [[0, "1", 0.5, 0.25], [0, "1", 0.5, 0.75]];
+        reply.answers = [{...reply.answers[0], points: [[1, "1", 0.5, 0.05], [1, "2", 0.5, 0.25]]}];
+        draw();""")
+    assert rings(page) == [pytest.approx(point) for point in ([50, 10 / 3], [50, 50 / 3])]
+    below, above = (float(text.get_attribute("y")) for text in page.find("#marks text"))
+    assert below > 100 / 3 and above < 500 / 3     # both numbers lie inside of the picture
+    true = page.find("polyline[stroke='#fff']")[0].get_attribute("points")
+    assert [float(n) for n in re.split("[ ,]", true)] == pytest.approx([500, 500 / 3, 500, 500])
     page.find("#file")[0].send_keys(str(MEDIA / "bigbuckbunny.mp4"))
     page.wait("reply.times")
     assert page.run("return reply.answers[0].prompt") == "video_point_track_per_frame: any shape"
     assert are_displayed(page, "stage", "answers", "frame", "true") == [True, True, True, False]
-    page.run(DROP, "not an image", "notes.txt", "text/plain")
+    picture = base64.b64encode((MEDIA / "rocket.jpg").read_bytes()).decode()
+    assert page.run(DROP, picture, "rocket.jpg", "image/jpeg") == [False, False]
+    page.wait("reply.times === null")
+    with Image.open(MEDIA / "rocket.jpg") as image:
+        assert page.run("return reply.size") == list(image.size)
+    page.find("#file")[0].send_keys(str(MEDIA / "bigbuckbunny.mp4"))
+    page.wait("reply.times")
+    page.run(DROP, "AAAA", "notes.txt", "text/plain")
     page.wait("$('error').textContent")
     assert page.find("#error")[0].text == "notes.txt: Pillow finds no image in it"
     assert are_displayed(page, "stage", "answers", "frame") == [False] * 3  # nothing old
@@ -278,6 +315,12 @@ def test_a_prompt_is_typed_or_chosen_and_one_without_a_style_has_a_hint(page):
     assert "trained on prompts that begin with a style" in page.find(".answer i")[0].text
     page.click("#usual button:nth-child(2)")
     assert page.run("return [$('prompt').value, reply.answers.length]") == ["count: any shape", 1]
+    page.click("#video")                           # whose prompts are others
+    assert prompt.get_attribute("value") == ""
+    assert page.run("return reply.answers.length") == 2
+    page.click("#scene")
+    prompt.send_keys("count: any shape\ue007")
+    page.wait()
     page.click("#usual button:last-child")
     assert len(verdicts(page)) == 3
     page.run("show({...reply, answers: [{...reply.answers[0], tokens: [], shares: [[]]}]})")
@@ -293,6 +336,8 @@ def test_nothing_is_wider_than_the_window(page, width):
         assert page.run("return document.documentElement.scrollWidth") == width
     left, right = page.run("return ['stage', 'form'].map(id => $(id).getBoundingClientRect().left)")
     assert (left < right) == (width > 720)         # in two columns
+    page.resize(width, 400)
+    assert page.run("return $('stage').clientHeight") <= 0.8 * 400  # all of it can be seen
 
 
 def test_a_model_of_another_world_answers_about_files_alone(page, tmp_path):
