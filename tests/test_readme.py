@@ -141,7 +141,8 @@ def test_the_readme_is_short_and_states_the_lines_of_the_seven_files():
 
 def test_the_readme_states_how_many_lines_there_are():
     stated = [int(n.replace(",", "")) for n in re.findall(r"(\d+,\d{3})\s+lines", README)]
-    python = {source.path: len(source.lines) for source in REPOSITORY.python}
+    python = {path: len(text.splitlines()) for path, text in SOURCES.items()
+              if path.endswith(".py")}
     seven = sum(python[f"{name}.py"] for name in TOP_LEVEL)
     tests = sum(n for path, n in python.items() if path.startswith("tests/"))
     others = sum(n for path, n in python.items() if path[0] != ".") - seven - tests

@@ -11,15 +11,13 @@ from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 
-import torch
-
-from evaluation.generate import Sampling, evaluation_config
+from evaluation.generate import evaluation_config
 from records.errors import Unreadable
-from tools.command import add_model, make_parser, report_errors
+from tools.command import add_model, make_parser, open_model, report_errors, sampling
 from tools.play.answers import reply_to
 from toy.shapes import FEW
 from toy.world import WORDS
-from weights.files import explained, open_model_folder
+from weights.files import explained
 
 MAX_BODY = 100_000_000  # bytes of a request
 
@@ -70,9 +68,7 @@ def main(argv=None):
     parser.add_argument("--port", type=int, default=8000, help="default 8000; 0: any free port")
     parser.add_argument("--no-browser", action="store_true", help="print the address only")
     args = parser.parse_args(argv)
-    sampling = Sampling(args.temperature, args.top_p, args.frequency_penalty, args.seed)
-    dtype = getattr(torch, args.dtype)
-    model, tokenizer, config = open_model_folder(args.model, args.device, dtype)
+    model, tokenizer, config = open_model(args)
     start = {"toy": getattr(tokenizer, "words", None) == WORDS, "kinds": FEW._asdict(),
              "styled": config.prefix_all, "grid": config.vision.grid,
              "margin": config.vision.overlap_margin}
@@ -90,7 +86,7 @@ def main(argv=None):
     while True:  # the model runs in the main thread, where Ctrl-C ends it at once
         body, answer = server.requests.get()
         try:
-            reply = reply_to(json.loads(body), loaded, sampling)
+            reply = reply_to(json.loads(body), loaded, sampling(args))
         except Unreadable as error:  # a file of the user
             reply = {"error": str(error)}
         except Exception as error:  # the next request may be right
