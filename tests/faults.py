@@ -368,7 +368,7 @@ FAST = {
          'for key in ("subtitles",) if key in row'),
     ],
     "tools/generate.py": [
-        ("tracking_times(end - args.start, frame_rate, 2, config)",
+        ("tracking_times(end - start, frame_rate, 2, config)",
          "tracking_times(end, frame_rate, 2, config)"),
     ],
     "tools/plan.py": [
