@@ -215,7 +215,8 @@ def stop(path, sentence):
 
 def conversion(path, media):
     """The sentence with the command that makes a file of records of this file or folder."""
-    words = ["python", "-m", "tools.convert", path, path.with_suffix(".records.jsonl")]
+    words = ["python", "-m", "tools.convert", path,
+             path.parent / f"{path.stem}.records.jsonl"]
     words += ["--media", media] if media else []
     return f"this is no .jsonl file of records; convert it with: {shlex.join(map(str, words))}"
 

@@ -25,9 +25,10 @@ from PIL import Image
 import attention
 import data
 import packing
-from evaluation.generate import generate
+from evaluation.generate import Sampling, generate
 from tests.evaluation.small_model import DATA, MEDIA, TOKENIZER, VISION, random_model
 from tests.test_layout import ROOT
+from tools import command
 from tools.generate import open_toy_scene, style_hint
 from tools.play import __main__ as play
 from tools.play import answers
@@ -335,17 +336,16 @@ def test_the_page_its_python_and_the_recorder_are_short():
 
 def test_the_flags_reach_the_model(monkeypatch):
     given = []
-    monkeypatch.setattr(play, "Sampling", lambda *values: given.append(values))
 
-    def open_model_folder(*values):
-        given.append(values)
+    def open_model(args):
+        given.extend([args.model, args.device, args.dtype, command.sampling(args)])
         raise ValueError("that is all")
 
-    monkeypatch.setattr(play, "open_model_folder", open_model_folder)
+    monkeypatch.setattr(play, "open_model", open_model)
     with pytest.raises(SystemExit, match="2"):
         play.main(["--model=x", "--device=cuda", "--dtype=bfloat16", "--temperature=0.5",
                    "--top-p=0.9", "--frequency-penalty=0.2", "--seed=3"])
-    assert given == [(0.5, 0.9, 0.2, 3), ("x", "cuda", torch.bfloat16)]
+    assert given == ["x", "cuda", "bfloat16", Sampling(0.5, 0.9, 0.2, 3)]
 
 
 def test_a_port_in_use_is_a_sentence(capsys):

@@ -116,11 +116,12 @@ def test_without_pyarrow_json_is_read_and_parquet_says_what_to_install(tmp_path,
 
 
 def test_the_pages_prepare_every_set_under_the_names_of_the_recipes():
-    names = ("released", "evaluation")
+    names = ("data_sets", "evaluation")
     page = "".join((ROOT / "docs" / f"{name}.md").read_text() for name in names)
     blocks = re.findall(r"```\w*\n(.*?)```", page, re.DOTALL)
     lines = "".join(b for b in blocks if re.search(r"^get \w", b, re.MULTILINE))
-    functions = "get() { echo got $1; }; images() { :; }; python() { :; }; prepare() { echo $@; }\n"
+    functions = ("get() { echo got $1; }; images() { :; }; python() { :; }; evaluate() { :; }; "
+                 "prepare() { echo $@; }\n")
     run = subprocess.run(["bash", "-ec", functions + lines], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     lines = [line.split() for line in run.stdout.splitlines()]
