@@ -1,6 +1,6 @@
 """Records to arrays (paper: data, message trees, token weighting; docs/molmo2.md 4 to 9).
 
-    index --Mixture--> record --size--> (tokens, crops)    from text and headers: for the planner
+    index --Mixture--> record --size--> (tokens, crops)    from text and headers
                        record --encode--> Example          tokens, weights, mask fields, pixels
 
 A record is one visual input (an image, several images, a video, or nothing) with annotations
@@ -14,8 +14,9 @@ sequences, and each would encode its image again (RESULTS.md, "trees").
     branch   <|im_start|>user\\nlong_caption 4:<|im_end|>\\n<|im_start|>assistant\\nA cat.<|im_end|>
     branch   <|im_start|>user\\nWhere?<|im_end|>\\n<|im_start|>assistant\\n<points ..><|im_end|>
 
-The random choices of an example depend on (seed, its key, epoch) only. So `size`, which the planner
-calls, and `encode`, which another process calls later, make the same choices.
+The random choices of an example depend on (seed, its key, epoch) only. So the
+planner, which calls `build`, and the loader, which calls `encode` in another process later, make
+the same choices.
 """
 
 import math

@@ -8,8 +8,8 @@
     python .ci/readme.py scores JSON       compares the first command's last line with the targets
     python .ci/readme.py stderr FILE ..    refuses what a command must not write to stderr
 
-Commands are blocks that are marked as bash, where a backslash continues a line, and cells of tables
-that begin with python.
+Commands are blocks that are marked as bash, where a backslash continues a line, and the last cells
+of tables, if they begin with python.
 """
 
 import json

@@ -171,7 +171,9 @@ def runs(tmp_path_factory):
     return folder / "cpu", folder / "device"
 
 
-def assert_same_steps(found, expected):
+def assert_same_steps(found, expected, n_steps=4):
+    found, expected = list(found), list(expected)
+    assert len(found) == n_steps
     for a, b in zip(found, expected, strict=True):
         assert a["ids"] == b["ids"]
         assert a["loss"] == pytest.approx(b["loss"], rel=3e-3)
@@ -198,4 +200,4 @@ def test_two_gpus_log_the_losses_of_one(tmp_path, layout):
     for name, command in (("one", flags), ("two", [*torchrun, *flags, *layout.split()])):
         subprocess.run([sys.executable, *command, "--out", str(tmp_path / name)], check=True,
                        cwd=ROOT)
-    assert_same_steps(*(logged(tmp_path / name).values() for name in ("two", "one")))
+    assert_same_steps(*(logged(tmp_path / name).values() for name in ("two", "one")), n_steps=2)

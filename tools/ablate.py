@@ -127,8 +127,9 @@ class Run(NamedTuple):
 def plan_runs(args):
     """-> [Run, ..], each behind the run that it starts from."""
     families = {CHOICES[name].family for name in args.only}
-    for family in ("long", "videos"):  # the runs that these start from
-        families |= {STARTS[family]} if family in families else set()
+    for family in ("long", "videos"):
+        if family in families:
+            families.add(STARTS[family])  # the runs that these start from
     return [make_run(args, family, name, seed)
             for seed in range(args.seeds) for family in STAGES if family in families
             for name in ("all", *args.only) if name == "all" or CHOICES[name].family == family]
@@ -213,7 +214,7 @@ def compare(name, metric, args):
 
 
 def print_report(args):
-    table = {(name, metric): found for name in args.only for metric in CHOICES[name].metrics
+    table = {(name, metric): found for name in CHOICES for metric in CHOICES[name].metrics
              if (found := compare(name, metric, args))}
     if table:
         print_table("choice: metric", {": ".join(key): found for key, found in table.items()})

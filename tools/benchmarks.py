@@ -53,7 +53,7 @@ def read_rows_with_a_mask(source, columns):
 
 
 # Layouts: a row and the Media folder -> its image; its annotation; what answers are compared with
-# besides. What has no image, or a mask that does not fit, is a Skip before the hours of answers.
+# besides. What has no image, or a mask that does not fit, is skipped before the hours of answers.
 
 
 def count_question(question, count):
@@ -97,8 +97,9 @@ def pointing_question(row, media):
                   "coords": "percent", "points": []}
     path = f"selected_images/{category}/{row['image_filename']}"
     mask = media.root / "selected_masks" / category / row["mask_filename"]
+    size = image_size(media.root / path)
     read_mask(mask)
-    return {"path": path}, annotation, (category, mask, image_size(media.root / path))
+    return {"path": path}, annotation, (category, mask, size)
 
 
 def to_masks(cell):

@@ -45,11 +45,6 @@ frame_rate = in_range(float, 1e-9, 1e12)
 positive = whole_number(1)
 
 
-def read_beginning(path):
-    with open(path, "rb") as file:
-        return file.read(4096)
-
-
 def output_file(suffix, sign):
     """-> the type of a flag: the Path of a file to write, whose name ends in `suffix`. A file that
     is there is replaced only if `sign`, bytes of every file of this kind, is near its beginning."""

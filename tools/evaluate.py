@@ -126,17 +126,19 @@ def main(argv=None):
             (benchmark.name, benchmark.records, benchmark.masks_of)]
         for folder in filter(None, (args.out, args.draw)):
             Path(folder).mkdir(parents=True, exist_ok=True)
-        last_line = {}
-        for k, (name, records, masks_of) in enumerate(sets):
-            found = evaluate_set(args, loaded, name, records, masks_of, ranks)
-            if ranks.first:
-                metrics = report_set(args, k, name, records, found)
-                last_line |= {name: metrics} if k else metrics
+        found = [evaluate_set(args, loaded, *one_set, ranks) for one_set in sets]
         if ranks.world > 1:
             dist.destroy_process_group()
-    if ranks.first:
+    if ranks.first:  # nothing is written if a file could not be used
+        last_line = {}
+        for k, (name, records, _) in enumerate(sets):
+            metrics = report_set(args, k, name, records, found[k])
+            if k:
+                last_line[name] = metrics
+            else:
+                last_line.update(metrics)
         if benchmark:
-            last_line = benchmarks.summary(benchmark, *found[None])
+            last_line = benchmarks.summary(benchmark, *found[0][None])
             benchmarks.print_scores(last_line)
         if args.read_answers == "plain":  # not to be taken for scores by the official rules
             last_line |= {"read_answers": "plain"}

@@ -182,7 +182,8 @@ def make_printer(tokenizer):
 
 
 def style_hint(prompt, config):
-    """-> a sentence about a prompt without a style for a model that knows no other, or ""."""
+    """-> a sentence about a prompt without a style for a model that was trained on such prompts
+    only, or "" for no hint."""
     if not config.prefix_all or STYLED.match(prompt):
         return ""
     return ("this model was trained on prompts that begin with a style, such as long_caption:, "
@@ -193,8 +194,8 @@ def answer_ids(loaded, shown, turns, args, printer=None):
     """-> the ids of an answer. loaded: model, tokenizer and data config; turns:
     [(question, answer), ..], the last with the answer None."""
     model, tokenizer, config = loaded
-    if len(turns) == 1:
-        warn(style_hint(turns[0][0], config))
+    if len(turns) == 1 and (hint := style_hint(turns[0][0], config)):
+        warn(hint)
     if args.system:  # as in training, behind the style of stage 1
         question, answer = turns[0]
         style = STYLED.match(question) if config.prefix_all else None
