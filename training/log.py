@@ -113,8 +113,8 @@ def stop_nonfinite(run, step, plan, stats, norms):
     """RunError that names the records of a step whose loss or gradient is not finite."""
     ids = dict.fromkeys(name for ids in run.ranks.all_gather(stats.nonfinite) for name in ids)
     raise RunError(f"step {step}: loss {stats.loss}, gradient norm {math.hypot(*norms.values())}; "
-                   f"records: {', '.join(list(ids or plan.ids)[:20])}; tools.view --run {run.out} "
-                   f"--step {step} shows them")
+                   f"records: {', '.join(list(ids or plan.ids)[:20])}; to see them: python -m "
+                   f"tools.view --run {run.out} --step {step} --out step-{step}.html")
 
 
 def make_line(config, step, plan, stats, norms, rates, unreadable):
