@@ -43,9 +43,9 @@ MAX_FUNCTION_LINES = 60              # but for tests
 
 # What the whole may measure, in lines: a change that makes it smaller lowers these numbers.
 CEILINGS = {
-    "the seven modules": 2_441,
+    "the seven modules": 2_442,
     "attention.py": 297,
-    "data.py": 370,
+    "data.py": 371,
     "text/": 1_093,
     "records/": 1_467,
     "training/": 2_192,
@@ -54,13 +54,13 @@ CEILINGS = {
     "toy/": 1_089,
     "stages/": 228,
     "tools/": 6_963,
-    "all Python but tests": 18_889,
+    "all Python but tests": 18_890,
     "html, js, css, txt, sh": 613,
-    "tests": 19_551,
+    "tests": 19_553,
     "files imported by train.py": 60,
-    "imported by train.py": 10_968,
+    "imported by train.py": 10_969,
     "files imported by train.py but evaluation/ and toy/": 43,
-    "imported by train.py but evaluation/ and toy/": 7_978,
+    "imported by train.py but evaluation/ and toy/": 7_979,
     "% of lines without comment or docstring": 80,
 }
 
