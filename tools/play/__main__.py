@@ -11,6 +11,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 
+import torch
+
 from evaluation.generate import evaluation_config
 from records.errors import Unreadable
 from tools.command import add_model, make_parser, open_model, report_errors, sampling
@@ -68,6 +70,8 @@ def main(argv=None):
     parser.add_argument("--port", type=int, default=8000, help="default 8000; 0: any free port")
     parser.add_argument("--no-browser", action="store_true", help="print the address only")
     args = parser.parse_args(argv)
+    # A core is left to the browser, because each operation waits for the slowest thread.
+    torch.set_num_threads(max(1, torch.get_num_threads() - 1))
     model, tokenizer, config = open_model(args)
     start = {"toy": getattr(tokenizer, "words", None) == WORDS, "kinds": FEW._asdict(),
              "styled": config.prefix_all, "grid": config.vision.grid,

@@ -1,6 +1,6 @@
 """Milliseconds from a move of a shape to the new points on the page of tools.play, in Chromium.
 
-    OMP_NUM_THREADS=2 python -m tests.tools.play.speed         # needs Chromium and selenium
+    python -m tests.tools.play.speed                  # needs Chromium and selenium
 
 Each move is answered by three answers with their attention. The time ends when the page has them.
 """

@@ -334,7 +334,7 @@ def test_the_page_its_python_and_the_recorder_are_short():
     assert len(inspect.getsource(AttentionRecorder).splitlines()) <= 30
 
 
-def test_the_flags_reach_the_model(monkeypatch):
+def test_the_flags_reach_the_model_and_a_core_is_left_to_the_browser(monkeypatch):
     given = []
 
     def open_model(args):
@@ -342,10 +342,12 @@ def test_the_flags_reach_the_model(monkeypatch):
         raise ValueError("that is all")
 
     monkeypatch.setattr(play, "open_model", open_model)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    monkeypatch.setattr(torch, "set_num_threads", given.append)
     with pytest.raises(SystemExit, match="2"):
         play.main(["--model=x", "--device=cuda", "--dtype=bfloat16", "--temperature=0.5",
                    "--top-p=0.9", "--frequency-penalty=0.2", "--seed=3"])
-    assert given == ["x", "cuda", "bfloat16", Sampling(0.5, 0.9, 0.2, 3)]
+    assert given == [3, "x", "cuda", "bfloat16", Sampling(0.5, 0.9, 0.2, 3)]
 
 
 def test_a_port_in_use_is_a_sentence(capsys):
