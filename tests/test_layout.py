@@ -56,7 +56,7 @@ CEILINGS = {
     "tools/": 6_262,
     "all Python but tests": 17_329,
     "html, js, css, txt, sh": 360,
-    "tests": 18_310,
+    "tests": 18_187,
     "files imported by train.py": 60,
     "imported by train.py": 10_598,
     "files imported by train.py but evaluation/ and toy/": 43,
@@ -257,7 +257,7 @@ def numbers():
     return found | {
         "all Python but tests": n_lines,
         "html, js, css, txt, sh": count_lines(others),
-        "tests": 18_310,
+        "tests": count_lines(path for path in TREES if path.startswith("tests/")),
         "files imported by train.py": len(path_of_training),
         "imported by train.py": count_lines(path_of_training),
         "files imported by train.py but evaluation/ and toy/": len(unwatched),
