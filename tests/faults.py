@@ -463,7 +463,7 @@ def check(fault, repository):
     the test that noticed it, or "", and seconds of CPU."""
     path = repository / fault.file
     text = path.read_text(encoding="utf-8")
-    assert text.count(fault.old) == 1, f"{fault.file} does not hold {fault.old!r} exactly once"
+    assert text.count(fault.old) == 1, f"{fault.file} does not contain {fault.old!r} exactly once"
     path.write_text(text.replace(fault.old, fault.new), encoding="utf-8")
     found = run_tests(fault.tests, fault.marks, repository)
     path.write_text(text, encoding="utf-8")
@@ -476,6 +476,8 @@ def main(words):
     for name in IMPORTS:
         import_module(name)
     chosen = [f for f in FAULTS if not words or any(word in f.file for word in words)]
+    if not chosen:
+        raise SystemExit(f"no fault is in a file whose name contains {' or '.join(words)}")
     unnoticed = 0
     with tempfile.TemporaryDirectory() as folder:
         repository = Path(folder) / "repository"
