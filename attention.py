@@ -121,8 +121,8 @@ def attend(q, k, v, mask):
 # that are not allowed as a whole. Making the lists of a row of 36,864 tokens takes 0.027 s. It took
 # 48.8 s when every query-key pair was computed (docs/log.md).
 #
-# A block is needed if one of its pairs is allowed. One is causal if the last query is
-# not before the first key, and if the first query is before the highest visible_until.
+# A block is needed if one of its pairs is allowed. The causal half of the rule allows one if the
+# last query is not before the first key, and the first query is before the highest visible_until.
 # A block is whole if all of its pairs are allowed: the first query is not before the
 # last key, and the last query is before the lowest visible_until.
 
@@ -143,7 +143,7 @@ def block_mask(visible_until, bidir, queries=None, size=128):
     positions = torch.arange(T, device=bidir.device)
     queries = positions if queries is None else queries
 
-    def blocks(field):  # (.., n) -> (.., blocks, size); copies of the last value fill the last
+    def blocks(field):  # (.., n) -> (.., blocks, size); the last value fills up the last block
         n = field.shape[-1]
         filled = torch.arange(-(-n // size) * size, device=bidir.device)
         return field[..., filled.clamp(max=n - 1)].unflatten(-1, (-1, size))
@@ -155,7 +155,7 @@ def block_mask(visible_until, bidir, queries=None, size=128):
         highest = group.amax(2)
         return lowest, highest, highest.where(group.amin(2) == highest, 0)
 
-    def is_full(n):  # of each block of n positions: does it have `size` of them?
+    def is_full(n):  # for each block: does it end within the n positions?
         return torch.arange(size, n + size, size, device=bidir.device) <= n
 
     query = blocks(queries)  # (m,size)
@@ -253,6 +253,7 @@ def document_mask(visible_until, bidir, size=CHUNK):
         while start < len(until):
             # the first token of a document is in its prefix, so it is visible to the end
             n = until[start] - start
+            # None adds a first dimension of size 1, because chunk_mask takes (B,T)
             own = row, None, slice(start, start + n)
             fields = visible_until[own] - start, bidir[own]
             documents.append(chunk_mask(*fields, slice(0, n), size if n > 2 * size else n))
@@ -281,7 +282,7 @@ def attend_chunks(q, k, v, chunks):
     Each of several chunks is checkpointed. Backward selects the keys again, and turns the mask into
     numbers again, so that neither is stored. SDPA itself does not run again.
     """
-    # index_select and not k[:, keys]: its backward is an index_add. With it, a long document in
+    # For a tensor of keys, index_select: its backward is an index_add. With it, a long document in
     # chunks is 1.17 times as fast as a loop over examples, without it 0.90 (docs/log.md).
     def run(q, k, v, keys, mask):
         if torch.is_tensor(keys):
@@ -289,7 +290,7 @@ def attend_chunks(q, k, v, chunks):
         return attend(q, k[:, keys], v[:, keys], mask)
 
     if len(chunks) == 1:
-        return run(q, k, v, *chunks[0][1:])
+        return run(q, k, v, *chunks[0][1:])  # [1:]: keys and mask of the Chunk
     # attention draws no random numbers, so the state of the generator need not be kept
     options = {"use_reentrant": False, "preserve_rng_state": False, "context_fn": save_sdpa_outputs}
     parts = q.split([chunk.queries.stop - chunk.queries.start for chunk in chunks], dim=1)

@@ -43,7 +43,7 @@ class DataConfig:
     max_crops: int = 8               # high-resolution crops of an image at most
     high_res_share: float = 0.0      # share of images with points that may have more crops
     high_res_crops: int = 24         # crops of these images at most, if no annotation is dropped
-    trained_crops: int = 0           # crops of an image in the training of the weights of --init
+    trained_crops: int = 0           # most crops of an image when --init was trained
     max_images: int = 5              # a record with more images is skipped (docs/molmo2.md 2.4)
     max_frames: int = 128            # frames of a video at most: 16, 128, 384 in stages 1, 2, 3
     fps: float = 2.0                 # frames per second of a video at most
@@ -177,7 +177,7 @@ def layout(trunk, is_visual, branches, config, max_tokens=math.inf):
         # minus one per branch, because its last id is a target and never an input
         n = sum(len(ids) for branch in group for ids, _ in branch.segments) - len(group)
         full = full or (n > room and bool(kept))
-        if full or n > room or n < 0:  # n < 0: a track without a point on these frames
+        if full or n > room or n < 0:  # n is -1 for a track without a point here
             dropped_tokens += max(n, 0)
         else:
             kept += group
@@ -199,8 +199,8 @@ def layout(trunk, is_visual, branches, config, max_tokens=math.inf):
                   for kind in {*kinds}}
         if len(targets) < len(tokens):  # true for the first branch only
             targets.append(ids[0])
-            kind, factor = factors[0]
-            weights[-1] = 0.0 if len(kept) > 1 else weight[kind] * factor  # not 0 in plain text
+            kind, factor = factors[0]  # factor is 1 if plain text begins here, otherwise 0
+            weights[-1] = 0.0 if len(kept) > 1 else weight[kind] * factor
         tokens += ids[:-1]
         targets += ids[1:]
         weights += [weight[kind] * factor for kind, factor in factors[1:]]
@@ -242,7 +242,7 @@ def build(record, info, tokenizer, config, seed, epoch):
     return example, config
 
 
-@encodable()
+@encodable()  # Unreadable if the tokenizer cannot encode a text (records/errors.py)
 def build_tree(record, info, tokenizer, config, seed, epoch):
     """-> an Example without its pixels."""
     rng = rng_for(seed, record["key"], epoch)
@@ -321,7 +321,7 @@ def encode(record, tokenizer, config, seed, epoch, shard=None):
         example.images = visual.frame_crops(frames, len(mine), config)
     else:
         images = record["source"].images(record, mine)
-        # the number of tokens was planned from the header, so other pixels would not fit
+        # (width, height) as in the header, or the number of planned tokens would be wrong
         if [image.shape[1::-1] for image in images] != [info.sizes[k] for k in mine]:
             raise Unreadable("size differs", "an image is not as large as its header says")
         example.images = visual.image_crops(images, config)

@@ -111,6 +111,7 @@ def rope_frequencies(config, yarn=False, device="cpu"):
         return D * math.log(y.original_max / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
     low = max(math.floor(dimension_of(y.beta_fast)), 0)
+    # D - 1 as in transformers, although there are only D/2 pairs
     high = min(math.ceil(dimension_of(y.beta_slow)), D - 1)
     ramp = (torch.arange(D // 2, dtype=torch.float32) - low) / max(high - low, 0.001)
     stretch = ramp.clamp(0, 1)  # 0: keep the frequency, 1: divide it by the factor
@@ -129,7 +130,8 @@ def rotate(x, cos, sin):
 
     Then the product of q and k depends on the difference of their positions only.
     """
-    # halves, as in the base models; RoFormer's pairs i, i + 1 would need their weights permuted
+    # halves, as in the base models: for RoFormer's pairs i, i + 1 the rows of their q and k weights
+    # would have to be permuted
     a, b = x.to(torch.promote_types(x.dtype, torch.float32)).chunk(2, dim=-1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
 
@@ -186,7 +188,7 @@ def dropout(residual, response, has_loss):
     """-> the dropout of a sub-layer's output, before it is added to x (docs/molmo2.md 7.4).
 
     The probability is `residual` at every position (stages 2 and 3), and `response` where the
-    target has loss (stage 1). has_loss: (B,T) bool.
+    target has loss (stage 1). There the larger of the two applies. has_loss: (B,T) bool.
     """
     if residual == response == 0:
         return lambda x: x
@@ -272,7 +274,7 @@ class Molmo2(nn.Module):
         if config.yarn.layers:
             yarn = rope_table(pos, *rope_frequencies(config, True, pos.device))
         # A checkpointed block keeps only its input and is computed again in backward. The first
-        # blocks are, because the memory of the last ones is free when backward reaches them.
+        # blocks are checkpointed, because backward reaches them after it has freed the last ones.
         n_checkpointed = 0
         if self.activation_checkpointing and self.training:
             n_checkpointed = len(self.blocks) - self.uncheckpointed_blocks
@@ -310,6 +312,7 @@ class Molmo2(nn.Module):
             # -log softmax(logits)[target], written out because lse itself is needed too
             return lse - logits.gather(1, target[:, None])[:, 0], lse
 
+        # if nothing has loss, L is 0, and split gives one empty chunk
         chunks = zip(hidden.split(self.nll_chunk), target.split(self.nll_chunk), strict=True)
         parts = [checkpoint(chunk, h, t, use_reentrant=False) for h, t in chunks]
         nll, lse = (torch.cat(part) for part in zip(*parts, strict=True))

@@ -114,7 +114,7 @@ class Planner:
         self.fill_pool()
         if not self.pool:
             raise StopIteration
-        T, C = self.max_tokens, max(self.max_crops, 1)  # C only divides
+        T, C = self.max_tokens, max(self.max_crops, 1)  # C is only a divisor, so never 0
         # The largest first, because it fits with few others. The index decides between
         # equal sizes, so that the packs of a run are always the same.
         largest_first = sorted(self.pool, key=lambda e: (-max(e.tokens / T, e.crops / C), e.index))

@@ -19,8 +19,8 @@ neighbours exchange heads, and groups of neighbours gather.
     heads     0 1         2 3         4 5         6 7         `attend` and the mask do not change
 
               ------------- or: all-gather of k, v -------------
-    queries   0 1 8 9     2 3 10 11   4 5 12 13   6 7 14 15   all heads; blocks of tokens are
-    keys      0..15       0..15       0..15       0..15       distributed round-robin
+    queries   0 1 8 9     2 3 10 11   4 5 12 13   6 7 14 15   all heads; blocks are distributed
+    keys      0..15       0..15       0..15       0..15       round-robin (drawn: 2 tokens, not 128)
 
 With 8 ranks, the 4B and a row of stage 3, a rank receives 79 MiB in the forward pass of a layer
 with Ulysses, and 126 MiB with gather (docs/cluster.md). But in Ulysses the number of ranks must
@@ -241,7 +241,8 @@ def cut_for_rank(batch, rank, cp, cp_heads=0):
     rank_of_crop = np.append(batch.cp_rank.numpy(), -1)  # index -1, of empty windows, gives -1
     source = batch.pool_src.numpy()
     empty = (source < 0).all(1)
-    # for each visual token: the rank that has its crop, and the rank that has its position
+    # For each visual token: the rank that has its crop, and the rank that has its position. If its
+    # patches lie in two crops of an image, both are on the same rank, and any patch will do.
     pooled_by = rank_of_crop[np.where(empty, -1, source.max(1) // P)]
     row, position = np.divmod(batch.pool_dst.numpy(), T)
     position = position_of[position]
@@ -264,6 +265,7 @@ def cut_for_rank(batch, rank, cp, cp_heads=0):
     source = np.where(source >= 0, number[source // P] * P + source % P, -1)
     if not len(own):
         source = np.full((1, source.shape[1]), -1)
+    # `labelled` is not listed: `replace` below calls __post_init__, which finds it from weights
     fields = {name: getattr(batch, name)[:, positions[rank]]
               for name in ("tokens", "targets", "weights", "pos", "example")}
     if batch.pairs:
@@ -300,6 +302,7 @@ def parallelize(model, mesh, shard=0, dtype=torch.float32):
     embedding = () if model.head is None else (model.embedding,)
     # inner modules first: each unit is gathered before it runs and freed after it
     for module in (*embedding, *vit_blocks, model.vision, *model.blocks, model):
+        # the dtype in which weights are gathered (not the function above); None: as stored
         gathered = dtype if isinstance(module, Block) and dtype != torch.float32 else None
         fully_shard(module, mesh=over, mp_policy=MixedPrecisionPolicy(
             param_dtype=gathered, reduce_dtype=torch.float32, cast_forward_inputs=False))
@@ -307,7 +310,8 @@ def parallelize(model, mesh, shard=0, dtype=torch.float32):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)  # gloo has no reduction that also scales
     if embedding and not model.embedding.weight.requires_grad:
-        # otherwise FSDP would gather the frozen embedding here, which backward does not need
+        # Otherwise FSDP would gather the frozen embedding here, which backward does not need. A
+        # block that is told to prefetch itself prefetches nothing, since it is gathered already.
         vit_blocks[0].set_modules_to_backward_prefetch([vit_blocks[0]])
     return model
 

@@ -169,6 +169,7 @@ def train(run, model, groups, optimizer, log, watcher, eval_every=0):
     # batch counts the packs of all ranks; dp groups of ranks have different packs
     n_micro_batches = config.batch // run.ranks.dp // config.micro_batch
     began = time.monotonic()
+    # plan: the packs of all ranks for this step; micro_batches: this rank's, each a list of rows
     for step, (plan, micro_batches) in enumerate(bar, run.resume_from.step + 1):
         # a seed for each step, so that a resumed run needs no saved state of the generator
         torch.manual_seed(dropout_seed(config.seed, step, run.ranks.rank))
@@ -227,7 +228,8 @@ def batch_of(run, rows):
     """rows, one list of data.Example per packed sequence -> this rank's part of the Batch.
 
     It is made on the CPU, while a GPU may still compute the micro-batch before. All ranks that
-    share rows make the whole Batch, because each must know which visual tokens the others need.
+    share rows (config.cp of them, of which cp_heads exchange heads: parallel.make_mesh) make the
+    whole Batch, because each must know which visual tokens the others need.
     """
     config = run.config
     batch = packing.collate(rows, config.data.max_tokens, config.data.vision, config.crop_bucket)
@@ -236,11 +238,11 @@ def batch_of(run, rows):
 
 def forward_backward(run, model, rows):
     """Adds the gradients of a micro-batch to those that are already there -> its Batch, the loss of
-    each token (B,T), the margins of its preference pairs."""
+    each token (B,T), the DPO margins of its preference pairs (training/preferences.py)."""
     config = run.config
     batch = batch_of(run, rows).to(run.device)
     # The weights are float32, and autocast casts them to bfloat16 where they are used. Its cache
-    # would keep all these copies, 7 GiB in one count (docs/log.md). Without activation
+    # would keep all these copies: 7 GiB in a count of memory (docs/log.md). Without activation
     # checkpointing the backward pass keeps them anyway, so the cache costs nothing.
     with torch.autocast(run.device.type, run.dtype, enabled=run.dtype != torch.float32,
                         cache_enabled=not config.activation_checkpointing):

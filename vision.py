@@ -9,7 +9,8 @@ the ViT, M visual tokens, K patches that one visual token pools, C width of the 
 
 An image becomes one low-resolution crop of the whole image and a mosaic of overlapping
 high-resolution crops. Without overlap, patches at the edge of a crop would have no context on one
-side. Of the patches in an overlap, each is then used from one crop only:
+side. Of the patches in an overlap, each is then used from one crop only. Below, the first two lines
+are the crops, and the letter of a patch names the crop from which it is used:
 
     two 27-patch crops,    |aaaaaaaaaaaaaaaaaaa aaaa|bbbb
     19 patches apart                           aaaa|bbbb bbbbbbbbbbbbbbbbbbb|      4 + 4 shared
@@ -100,7 +101,7 @@ def pooled_grids(h, w, max_crops, config=RELEASED):
 
 def windows(grid, k):
     """Patch ids (h,w) -> (M,k*k): k x k windows in raster order, with -1 for patches that a window
-    at the edge lacks. If their number along a side is odd, one more is at the end than before."""
+    at the edge lacks. If an odd number of lines or columns is missing, the end has one more."""
     h, w = grid.shape
     pad_h, pad_w = -h % k, -w % k
     padding = (pad_h // 2, pad_h - pad_h // 2), (pad_w // 2, pad_w - pad_w // 2)
@@ -279,7 +280,7 @@ class ViT(nn.Module):
         outputs = {}
         for i, block in enumerate(self.blocks):
             x = checkpoint(block, x, use_reentrant=False) if checkpointing else block(x)
-            # the outputs of all 25 blocks took 20 GiB more at 384 frames (docs/log.md)
+            # keep these only: all 25 outputs took 20 GiB more at 384 frames (docs/log.md)
             if i in self.config.feature_layers:
                 outputs[i] = x
         return torch.cat([outputs[i] for i in self.config.feature_layers], dim=-1)

@@ -43,8 +43,8 @@ MAX_FUNCTION_LINES = 60              # but for tests
 
 # What the whole may measure, in lines: a change that makes it smaller lowers these numbers.
 CEILINGS = {
-    "the seven modules": 2_442,
-    "attention.py": 297,
+    "the seven modules": 2_453,
+    "attention.py": 298,
     "data.py": 371,
     "text/": 1_093,
     "records/": 1_467,
@@ -54,13 +54,13 @@ CEILINGS = {
     "toy/": 1_089,
     "stages/": 228,
     "tools/": 6_967,
-    "all Python but tests": 18_894,
+    "all Python but tests": 18_905,
     "html, js, css, txt, sh": 613,
     "tests": 19_561,
     "files imported by train.py": 60,
-    "imported by train.py": 10_969,
+    "imported by train.py": 10_980,
     "files imported by train.py but evaluation/ and toy/": 43,
-    "imported by train.py but evaluation/ and toy/": 7_979,
+    "imported by train.py but evaluation/ and toy/": 7_990,
     "% of lines without comment or docstring": 80,
 }
 
