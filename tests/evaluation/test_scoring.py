@@ -64,7 +64,7 @@ def test_points_in_a_conversation_are_asked_for_and_scored_as_others_are(tmp_pat
 
 def test_a_type_without_a_score_is_noticed(monkeypatch):
     monkeypatch.setattr(evaluation, "TYPES", ("qa",))
-    with pytest.raises(AssertionError, match="no score for a "):
+    with pytest.raises(AssertionError, match="no score for the type "):
         evaluate_answers(all_records(), true_answer)
 
 
