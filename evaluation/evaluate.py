@@ -80,7 +80,8 @@ def questions_of(record, info, config, max_new=None, least=1):
     for index, annotation in enumerate(record["annotations"]):
         if annotation["type"] in ("text", "preference"):
             continue  # these types have no question
-        assert annotation["type"] in TYPES, f"no score for the type {annotation['type']}: add it to TYPES"
+        assert annotation["type"] in TYPES, (
+            f"no score for the type {annotation['type']}: add it to TYPES")
         turns = turns_of(annotation, record, info.sizes, config, None, info.times)
         for n, (_, weight) in enumerate(kinds_and_weights(annotation) if turns else ()):
             if weight:
