@@ -40,7 +40,7 @@ class Question:
 
 
 def annotation_of(annotation, turn):
-    """The annotation with the true answer of a turn. A turn with points or a count is itself one."""
+    """The annotation with the true answer of a turn. For points or a count: the turn."""
     part = annotation.get("turns", [annotation])[turn]
     return annotation if part["type"] == "qa" else part
 
@@ -102,7 +102,7 @@ def object_ids(annotation):
 
 
 def true_places(question):
-    """The true points of an annotation -> [Place, ..] in pixels. For type `point`, ids are 1, 2, .."""
+    """The true points of an annotation -> [Place, ..] in pixels. Points have the ids 1, 2, .."""
     annotation = question.annotation
     record = question.record
     sizes = question.info.sizes
@@ -169,7 +169,8 @@ def hit_in_clip(question, masks):
 
 
 def score_points(question, predicted, true, masks):
-    """Predicted and true points -> {name: score}. Names start with "images_" or "video_", if so."""
+    """Predicted and true points -> {name: score}. Names start with "images_" or
+    "video_", or with neither for one image."""
     kind = medium(question.record)
     sizes = question.info.sizes
     points = [(p.frame, p.x, p.y) for p in predicted]

@@ -112,7 +112,8 @@ def select_option(text, options, letters=True, plain=False):
     1. The text is an option in full, with or without its label: "B. blue" or "blue".
     2. The text starts with a label: "b", "(B)", "B: ..". Only if the options have letters.
     3. The text contains exactly one of the options.
-    4. The option with the smallest edit distance. The official code also rejects no answer.
+    4. The option with the smallest edit distance, the first of equals. As in the official code,
+       no answer is rejected.
     plain: rule 2 also accepts labels such as "Answer: B", "**B**" and "The answer is b."
     """
     said = normalize_blanks(text)
