@@ -1,9 +1,9 @@
 """Evaluates a model on records (paper: evaluation; docs/molmo2.md 13).
 
-Every annotation becomes a question, except the types `text` and `preference`. Every turn of a
-conversation is a separate question, and its prompt contains the true answers to earlier turns.
-Answers are generated greedily by default. Each score in SCORES is a mean over questions. nll is
-the training loss with its loss weights.
+Every annotation becomes a question, except the types `text` and `preference`. In a conversation,
+every turn with a weight above 0 is a question. Its prompt contains the true answers to earlier
+turns. Answers are generated greedily by default. Each score in SCORES is a mean over questions.
+nll is the training loss with its loss weights.
 
 A prediction contains the question, the answer and the scores. For points and tracks it also
 contains `predicted` and `true`, [[frame, id, x, y], ..] as in text.points.Place, and `hits`. For
@@ -112,7 +112,7 @@ def collect_questions(records, config, masks_of=None, max_new=None, least=1):
 
 
 def batch_order(question):
-    """Sort key. Answers of one type and length end at about the same time, so they share a batch.
+    """Sort key. Answers of the same type and length end at about the same time.
     Questions about one video stay together, because decoding takes longer than the answers."""
     if question.info.times is not None:
         return 1, "", 0
@@ -256,8 +256,8 @@ def answer(model, tokenizer, batch, masks_of, plain, sampling):
 @torch.no_grad()
 def losses_of(model, tokenizer, config, records, skipped):
     """-> [(source, sum of weight * -log p, sum of weights) of each record], with the loss weights
-    of training (docs/molmo2.md 7.1). Prompts are chosen as in epoch 0 with seed 0. After the visual
-    tokens, an example is cut to config.max_tokens, because longer text would take minutes.
+    of training (docs/molmo2.md 7.1). Prompts are chosen as in epoch 0 with seed 0. An example keeps
+    config.max_tokens tokens after its visual tokens, because more text would take minutes.
     skipped: see prompt_batches."""
     whole = replace(config, max_tokens=math.inf)
     losses = []

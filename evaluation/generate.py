@@ -36,7 +36,7 @@ class Sampling:
 
     temperature: float = 0.0  # divides the logits; 0 means greedy decoding
     top_p: float = 1.0  # sample from the most probable tokens with this total probability
-    frequency_penalty: float = 0.0  # subtracted for each time the token is in the answer
+    frequency_penalty: float = 0.0  # subtracted from a logit per occurrence in the answer
     seed: int = 0
 
     def __post_init__(self):

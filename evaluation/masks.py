@@ -3,8 +3,8 @@
     "record id/annotation number"          images: (n,h,w) bool; video: (n,t,h,w) bool
     "record id/annotation number/times"    video: (t,) seconds of the video file
 
-For images, n counts the points, and each mask has the size of the image of its point. For a track,
-n counts the objects, in the order of their sorted ids.
+n is the number of points, and each mask has the size of the image of its point. For a track, n is
+the number of objects, and the masks are in the order of the sorted ids.
 """
 
 import numpy as np
@@ -19,7 +19,7 @@ def open_masks(path):
     masks_of(record, annotation index). It returns an array for images, {"times", "masks"} for a
     video, and None if the file has no masks for this annotation."""
     with explained(f"--masks {path}"):
-        arrays = np.load(path)  # reads an array when it is needed: 100 videos need 9 GB
+        arrays = np.load(path)  # loads an array only when it is used: 100 videos have 9 GB
 
     def masks_of(record, index):
         name = f"{record['id']}/{index}"

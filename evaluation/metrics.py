@@ -182,7 +182,7 @@ def count_from_text(text):
         or re.match(r"\s*There (?:are|is) (\d+)\b", text)
     )
     if stated:
-        return int(stated.group(1)[:4300])  # limit of int()
+        return int(stated.group(1)[:4300])  # int() accepts no more digits
     return len(parse_points(text, 1, 1)) or None
 
 

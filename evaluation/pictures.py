@@ -35,7 +35,7 @@ GIF_SIDE = 480  # pixels
 MARK = b"drawn by Molmo2 in plain PyTorch"
 MARKS = {"comment": MARK, "xmp": MARK, "pnginfo": PngInfo()}  # for JPEG and GIF, WebP, PNG
 MARKS["pnginfo"].add_text("Comment", MARK.decode())
-GIF_COLOURS = 200  # for the frames; the colours of the marks are added
+GIF_COLOURS = 200  # colours of the frames; the exact colours of the marks are added
 SAME_TIME = 0.05  # seconds; times in answers have one decimal
 
 

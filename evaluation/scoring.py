@@ -30,7 +30,6 @@ class Question:
 
     @property
     def annotation(self):
-        """See annotation_of."""
         return annotation_of(self.record["annotations"][self.index], self.turn)
 
     @property
@@ -40,7 +39,8 @@ class Question:
 
 
 def annotation_of(annotation, turn):
-    """The annotation with the true answer of a turn. For points or a count: the turn."""
+    """The annotation with the true answer of a turn. If the turn has points or a count, this is the
+    turn itself."""
     part = annotation.get("turns", [annotation])[turn]
     return annotation if part["type"] == "qa" else part
 
@@ -170,7 +170,7 @@ def hit_in_clip(question, masks):
 
 def score_points(question, predicted, true, masks):
     """Predicted and true points -> {name: score}. Names start with "images_" or
-    "video_", or with neither for one image."""
+    "video_". For one image they have no prefix."""
     kind = medium(question.record)
     sizes = question.info.sizes
     points = [(p.frame, p.x, p.y) for p in predicted]

@@ -110,7 +110,7 @@ def select_option(text, options, letters=True, plain=False):
 
     The first rule that applies is used:
     1. The text is an option in full, with or without its label: "B. blue" or "blue".
-    2. The text starts with a label: "b", "(B)", "B: ..". Only if the options have letters.
+    2. The options have letters, and the text starts with a label: "b", "(B)", "B: ..".
     3. The text contains exactly one of the options.
     4. The option with the smallest edit distance, the first of equals. As in the official code,
        no answer is rejected.

@@ -195,7 +195,7 @@ def test_points_and_tracks_of_a_clip_are_compared_with_masks_on_its_own_clock(tm
     (lambda m: m | {"clip/1/times": np.array([2.0, 3.0, 3.5])},
      "clip/1 have no entry for a point at 2.0 s"),
     (lambda m: {name: m[name] for name in m if name != "clip/1/times"},
-     r"have shape \(2, 0, 720, 1280\)"),
+     r"must be \(2, 0, 720, 1280\)"),
     (lambda m: {name: m[name] for name in m if name != "clip/0"}, "of clip/0 are missing"),
 ])
 def test_masks_that_do_not_fit_are_refused_before_any_question(tmp_path, damage, message):
