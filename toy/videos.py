@@ -229,7 +229,7 @@ def point_of(o, step):
 
 
 def moves_straight(o):
-    """Does the object move in one direction all the time, and is it visible at three steps?"""
+    """Does the object move in one direction all the time, and is it visible at 3 steps or more?"""
     dx, dy = WAYS[o["way"]]
     distance = (o["gone"] - 1 - o["come"]) * o["speed"] * LATTICE
     end_x = o["x"] + dx * distance

@@ -122,8 +122,8 @@ def init_neighbor_heads(vit, sharpness=2.0):
     config = vit.config
     d = config.n_embd // config.n_head
     assert config.n_head > 1 and d % 4 == 0, (
-        f"the ViT has {config.n_head} heads of {d} dimensions; it needs two or more heads of a "
-        "multiple of 4 dimensions, or --model.vision.neighbor_init=false")
+        f"the ViT has {config.n_head} heads of {d} dimensions. Use two or more heads of a multiple "
+        "of 4 dimensions, or --model.vision.neighbor_init=false")
     # from a quarter turn over the whole crop to a quarter turn per patch
     frequency = torch.pi / 2 * torch.logspace(-np.log2(config.grid), 0, d // 4, base=2.0)
     angle = (torch.arange(config.grid) + 0.5)[:, None] * frequency

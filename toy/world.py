@@ -55,9 +55,9 @@ def mixture(seed, stage=1, curriculum=True, video_share=None, kinds_name="few"):
     """-> (sources, their sampling weights) for a stage of --tiny. The weights sum to 1.
 
     Stage 1 has more captions than the published recipe, because the words are learned from them.
-    Stages 2 and 3 have groups as in stages/stage2.py. The sources are endless, so we chose the sizes
-    that distribute the weight of a group. curriculum: do the sources of stages 1 and 2 start with
-    easy scenes? kinds_name: for single images. Your own stages get the mixture of stage 3.
+    Stages 2 and 3 have groups as in stages/stage2.py. The sources are endless, so the sizes that
+    distribute the weight of a group are our choice. curriculum: do the sources of stages 1 and 2
+    start with easy scenes? kinds_name: for single images. New stages use the mixture of stage 3.
     """
     stage = min(stage, 3)
     if stage == 1:
