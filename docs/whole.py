@@ -1,4 +1,4 @@
-"""Draws all steps from a record to the loss. Contains the packed row that all diagrams show."""
+"""Draws all steps from a record to the loss. `row` is the packed row of all diagrams."""
 
 from functools import cache
 

@@ -56,9 +56,8 @@ def spread(heights, least=30):
 def line_chart(series, path, xlabel, ylabel, log=False, pale=()):
     """Draws {name: [(x, y), ..]} into the PNG file `path`. The x axis starts at 0.
 
-    With log, the y axis is logarithmic. Without log, it goes from 0 to 1, and each point is
-    drawn as a dot. pale: [(x, y), ..] of a pale line under the others. If there is no point,
-    no file is written.
+    With log, the y axis is logarithmic. Without log, it goes from 0 to 1, and points are dots.
+    pale: [(x, y), ..] of a pale line under the others. Without points, no file is written.
     """
     series = {name: finite(points, log) for name, points in series.items()}
     series = {name: points for name, points in series.items() if points}

@@ -78,8 +78,7 @@ class KVCache:
                 filled = keys[:, : self.stop], values[:, : self.stop]
                 if q.shape[1] > 1:
                     return attention.attend_chunks(q, *filled, chunks)
-                # One new token: treat the query heads of a kv head as queries. Then no key is
-                # repeated.
+                # one new token: the query heads of a kv head become queries, so no key is copied
                 grouped = q.view(len(q), k.shape[2], -1, q.shape[3]).transpose(1, 2)
                 out = attention.attend_chunks(grouped, *filled, chunks)
                 return out.transpose(1, 2).reshape(q.shape)

@@ -24,9 +24,8 @@ class PointScores(NamedTuple):
 def linear_sum_assignment(cost):
     """(n,m) finite costs -> [(row, column), ..], the min(n,m) pairs with the smallest total cost.
 
-    The algorithm uses shortest augmenting paths with potentials (Crouse 2016). If several
-    assignments have the same total, it returns the same one as scipy. The official HOTA depends
-    on this choice.
+    The algorithm uses shortest augmenting paths with potentials (Crouse 2016). Among assignments
+    with equal totals it chooses the same one as scipy, on which the official HOTA depends.
     """
     cost = np.asarray(cost, dtype=np.float64)
     n_rows, n_columns = cost.shape

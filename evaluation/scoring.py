@@ -75,9 +75,8 @@ def score(question, text, masks, plain=False):
 
 
 def score_qa(turn, style, text, plain=False):
-    """-> {name: score}. If the true answer has an explanation, only the text after "Answer:" is
-    scored (docs/molmo2.md 4.3). If several options are correct, the answer must list all of them,
-    one per line."""
+    """If the true answer has an explanation, only the text after "Answer:" is scored
+    (docs/molmo2.md 4.3). If several options are correct, the answer must list all, one per line."""
     said = text.rpartition("Answer:")[2] if "explanation" in turn else text
     if "options" in turn:
         right = turn["answer_idx"]
@@ -169,8 +168,7 @@ def hit_in_clip(question, masks):
 
 
 def score_points(question, predicted, true, masks):
-    """Predicted and true points -> {name: score}. Names start with "images_" or
-    "video_". For one image they have no prefix."""
+    """Predicted and true points -> {name: score}. Names may start with "images_" or "video_"."""
     kind = medium(question.record)
     sizes = question.info.sizes
     points = [(p.frame, p.x, p.y) for p in predicted]

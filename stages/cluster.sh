@@ -26,7 +26,7 @@ fail() { echo "cluster.sh: $1" >&2; exit 2; }
 [ "$NODES" = 1 ] || [ -n "$HEAD" ] || fail "NODES=$NODES needs HEAD=host:port of one of the nodes"
 case " $*" in
   *" --out"[\ =]*) ;;
-  *) fail "--out DIR is needed, because a restart continues from its checkpoint" ;;
+  *) fail "--out DIR is needed, because a restart continues from the checkpoint there" ;;
 esac
 
 # With a separate store for each attempt, a new node can replace a failed one. By default torchrun

@@ -9,8 +9,8 @@
 #SBATCH --exclusive
 # Request all memory of the node. On some sites a job gets only a part of it by default.
 #SBATCH --mem=0
-# Ten minutes before its time limit, the job gets SIGTERM. Then the run saves a checkpoint and exits,
-# and the job is queued again. One step and the save must fit into these ten minutes.
+# Ten minutes before its time limit, the job gets SIGTERM. Then the run saves a checkpoint, and the
+# job is queued again. One step and the save must fit into these ten minutes.
 #SBATCH --signal=B:TERM@600
 #SBATCH --requeue
 #SBATCH --open-mode=append

@@ -1,9 +1,10 @@
 """Stage 1: captions and pointing (paper: training, Table 12; docs/molmo2.md 9.2, 10).
 
 The training starts from a language model, SigLIP2 and a new connector. It has 32,000 steps of 128
-packed rows of 2,560 tokens, as the released runs (docs/molmo2.md 16). `--data FOLDER` reads the
+packed rows of 2,560 tokens, like the released runs (docs/molmo2.md 16). `--data FOLDER` reads the
 published mixture from FOLDER/pixmo-cap/records.jsonl and so on. docs/data_sets.md shows how to make
-these files. For other data, list the files: --data captions.jsonl=0.6 points.jsonl=0.3
+these files. For other data, list the files with their sampling weights: --data captions.jsonl=0.6
+points.jsonl=0.3 text.jsonl=0.1
 """
 
 # (group, its sampling weight, [(factor, data sets), ..]). The weight of a group is distributed over
@@ -32,7 +33,7 @@ RECIPE = {
     "warmup.vit": 2000,
     "warmup.connector": 200,         # short, because the connector is new
     "warmup.llm": 2000,
-    "response_dropout": 0.1,         # where the target has loss; there are few captions
+    "response_dropout": 0.1,         # only at targets with loss, because captions are few
     "residual_dropout": 0.0,
     "save_every": 2000,              # with many GPUs a save takes as long as 25 steps
     "freeze_embedding": True,        # the base vocabulary; the 128 extra embeddings are trained

@@ -87,8 +87,8 @@ RECIPE = {
     "data.max_tokens": 16_384,
     "pack_crops": 128,
     "data.max_crops": 8,
-    "data.multi_turn_share": 0.2,    # of the videos with several point questions
-    "data.high_res_share": 0.3,      # of the images with points; they have up to 24 crops
+    "data.multi_turn_share": 0.2,    # fraction of videos with several point questions
+    "data.high_res_share": 0.3,      # fraction of images with points that have up to 24 crops
     "data.max_frames": 128,
     "lr.vit": 5e-6,
     "lr.connector": 5e-6,
