@@ -89,7 +89,7 @@ def draw_step(run, model, step):
         if run.ranks.first:
             path.parent.mkdir(exist_ok=True)
             (image,) = records[0]["source"].images(records[0])
-            Image.fromarray(image).save(path.parent / "image.png")  # print_end names it
+            Image.fromarray(image).save(path.parent / "image.png")  # for the commands of print_end
             title = (f"After {step:,} of {run.config.steps:,} steps. Rings: predicted points "
                      "of all shapes. Text: predicted caption.")
             pictures.with_text(draw_shown(records, answers), [title]).save(path)
@@ -269,9 +269,9 @@ def print_end(run, loss, scores, seconds):
 
 
 def first_question(run):
-    """-> flags for tools.generate: '--image cat.png --prompt "pointing: cats"'. They ask the first
-    question in the first 20 records of each file of --data. If there is none, the flags have words
-    to replace: '--video VIDEO --prompt PROMPT'."""
+    """-> flags for tools.generate, such as '--image cat.png --prompt "pointing: cats"'. The prompt
+    is the first question in the first 20 records of each file of --data. If there is no question, the
+    user must fill in the flags: '--video VIDEO --prompt PROMPT'."""
     config = evaluation_config(run.config.data)
     words = []
     for source in run.loader.mixture.sources:
