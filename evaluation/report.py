@@ -270,8 +270,8 @@ def print_end(run, loss, scores, seconds):
 
 def first_question(run):
     """-> flags for tools.generate, such as '--image cat.png --prompt "pointing: cats"'. The prompt
-    is the first question in the first 20 records of each file of --data. If there is no question, the
-    user must fill in the flags: '--video VIDEO --prompt PROMPT'."""
+    is the first question in the first 20 records of each file of --data. If there is none, the user
+    must fill in the flags: '--video VIDEO --prompt PROMPT'."""
     config = evaluation_config(run.config.data)
     words = []
     for source in run.loader.mixture.sources:
