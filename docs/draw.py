@@ -1,11 +1,11 @@
 """Draws the diagrams of README.md and docs/walk as SVG, from the project's own functions.
 
-    python -m docs.draw            # a test compares the committed files with what this writes
+    python -m docs.draw            # a test compares its output with the committed files
 
-A diagram is 360 units wide and its text is 12 units high, so that it can be read on a phone. A kind
-of part (prefix, caption, ..) has the same colour in all diagrams, on which dark text can be read.
-The other colours follow the light or dark mode of the reader. All are in docs/diagram.svg, the
-template. docs/photos.py draws what a trained model predicts.
+A diagram is 360 units wide and its text is 12 units high, so that it is readable on a phone. Each
+kind of part (prefix, caption, ..) has the same colour in all diagrams. Dark text is readable on
+these colours. The other colours follow the light or dark mode of the reader. All colours are in the
+template, docs/diagram.svg. docs/photos.py draws predictions of trained models.
 """
 
 from itertools import groupby
@@ -28,7 +28,7 @@ CHANGES = {23: "a word of the caption", 44: "a word of the question",
 
 
 def name_tokens(ids):
-    """Token ids -> short texts: I for an image patch, <s> for <|im_start|>, .."""
+    """Token ids -> short names, such as I for an image patch and <s> for <|im_start|>."""
     tokenizer = examples.TOKENIZER
     names = {number: name for name, number in tokenizer.special.items()}
     names |= {tokenizer.chat_start: "<|im_start|>", tokenizer.chat_end: "<|im_end|>"}
@@ -64,7 +64,7 @@ def tree():
 
 
 def squares(name, batch, parts, labels, notes):
-    """Which query may attend to which key; labels: {name: (start, stop)}; notes: of `write`."""
+    """Draws an attention mask. labels: {name: (start, stop)}. notes: arguments of `write`."""
     n = batch.tokens.shape[1]
     x = 64
     y = 44
@@ -125,11 +125,11 @@ def moved():
 
 
 def draw_items(x, bottom, items, scale, chosen, stairs):
-    """Examples as wide as their tokens and as high as their crops, one beside the other."""
+    """Draws examples side by side. Width: their tokens. Height: their crops."""
     for item in items:
         kind = "old" if item not in chosen else "red" if item == chosen[0] else "blue"
         width = item.tokens * scale
-        height = max(item.crops * 9 * scale, 3)  # a text has no crops
+        height = max(item.crops * 9 * scale, 3)  # text has no crops
         inside = height > 12
         yield box(x, bottom - height, width - 1, height - 1, kind)
         yield write(x + width / 2, bottom - height / 2 + 4 if inside else bottom - height - 3,
@@ -167,7 +167,7 @@ def rows():
 
 
 def shares(title, names, panels):
-    """Two bars for each annotation; panels: [(x, unit, marks, label, values, values), ..]."""
+    """Draws two bars per annotation. panels: [(x, unit, marks, label, values, values), ..]."""
     out = []
     for x, unit, marks, label, *pair in panels:
         pair = [experiments.share_by_part(values, row()[2]) for values in pair]

@@ -1,7 +1,7 @@
-"""Draws what trained models predict: docs/images/photos.svg and film.svg. No test compares them,
-because the answers of a model can differ from one processor to another.
+"""Draws predictions of trained models: docs/images/photos.svg and film.svg. No test compares these
+files, because the answers of a model can differ between processors.
 
-    python -m docs.photos runs/five      # after the run with this name in docs/own_data.md
+    python -m docs.photos runs/five      # first train runs/five as in docs/own_data.md
 """
 
 import base64
@@ -22,11 +22,11 @@ from weights import files
 
 ROOT = Path(__file__).parent.parent
 MEDIA = ROOT / "tests" / "media"
-FILM = 2  # the number of the video, of which the picture shows the usual mistake of tracks
+FILM = 2  # number of the video; it shows a typical mistake in tracks
 
 
 def picture(x, y, width, image):
-    """(H,W,3) uint8 -> its element, `width` units wide, and its height in units."""
+    """(H,W,3) uint8 -> (an <image> element that is `width` units wide, its height in units)."""
     image = Image.fromarray(image)
     height = width * image.height / image.width
     image.thumbnail((2.5 * width, 2.5 * width))
@@ -41,13 +41,13 @@ def circle(x, y, radius, kind):
 
 
 def dot(x, y, number):
-    """An object of a track: its number in its colour."""
+    """Draws an object of a track: a coloured circle with its number."""
     return (circle(x, y, 7, "red" if number == 1 else "blue")
             + write(x, y + 4, str(number), "on", "middle"))
 
 
 def photos(folder):
-    """Five photographs with the answers of a model that was trained on them -> the SVG."""
+    """Draws five photographs with the answers of a model that was trained on them -> SVG text."""
     model, tokenizer, config = files.open_model_folder(folder)
     records = [record for record in Records(MEDIA / "records.jsonl", MEDIA) if "images" in record]
     scores, predictions = evaluate(model, tokenizer, config, records, with_nll=False)
@@ -68,19 +68,19 @@ def photos(folder):
                     write(158, below + 14 * (1 + prompt.count("\n")), answer)]
             below += 14 * (prompt + answer).count("\n") + 34
         y = max(y + height + 12, below)
-    print(f"{scores['caption_exact']:.0%} of the captions equal those of training, word for word")
+    print(f"{scores['caption_exact']:.0%} of the captions are identical to the training captions")
     return page(round(y), "Five photographs with the answers of the model", out)
 
 
 def film():
-    """A video of the toy world with true and predicted tracks -> the SVG."""
+    """Draws a video of the toy world with true and predicted tracks -> SVG text."""
     model, tokenizer, config = files.open_model_folder("toy")
     source = MovingShapes("test", questions="tracks")
     record = source[FILM]
     record["annotations"] = [a for a in record["annotations"] if a.get("label") == "any shape"]
     _, (prediction,) = evaluate(model, tokenizer, config, [record], with_nll=False)
     times = prediction["times"]
-    # objects are numbered by where they come, from left to right, as the model numbers them
+    # like the model, number objects by the time when they come, then from left to right
     first = {}
     for t, name, x, _ in prediction["true"]:
         first.setdefault(name, (t, x))
@@ -106,7 +106,7 @@ def film():
 
 
 def draw_charts(y, times, tracks):
-    """x against time, true and predicted side by side."""
+    """Draws x over time. The true tracks are on the left, the predicted tracks on the right."""
     for left, (title, points) in zip((40, 214), tracks.items(), strict=True):
         top = y + 10
         yield write(left, y, f"{title}: x in pixels", "title")

@@ -1,4 +1,4 @@
-"""Elements of an SVG file, as text; docs/diagram.svg is the template around them."""
+"""Makes elements of an SVG file as text. They are inserted into the template docs/diagram.svg."""
 
 import html
 import re
@@ -19,13 +19,13 @@ def line(kind, *points):
 
 
 def write(x, y, text, kind="", anchor="start"):
-    """Lines of text, 14 units apart; y: the baseline of the first."""
+    """Lines of text, 14 units apart. y: the baseline of the first line."""
     return "".join(f'<text x="{x:.5g}" y="{y + 14 * k:.5g}" text-anchor="{anchor}" class="{kind}">'
                    f"{html.escape(words)}</text>" for k, words in enumerate(text.split("\n")))
 
 
 def cells(x, y, width, height, kinds):
-    """Yields a box for each run of equal kinds, no box for None. width: of one cell."""
+    """Yields a box for each run of equal kinds. None gets no box. width: the width of one cell."""
     start = 0
     for kind, run in groupby(kinds):
         n = len(list(run))
@@ -35,7 +35,7 @@ def cells(x, y, width, height, kinds):
 
 
 def page(height, title, elements):
-    """-> the text of the file"""
+    """-> the text of the SVG file."""
     values = {"HEIGHT": str(height), "TITLE": title, "BODY": "\n".join(elements)}
     template = TEMPLATE.read_text(encoding="utf-8")
     return re.sub("{{([A-Z]+)}}", lambda match: values[match[1]], template)

@@ -1,11 +1,11 @@
-"""The picture of the whole way from a record to the loss, and the row that all diagrams draw."""
+"""Draws all steps from a record to the loss. `row` is the packed row of all diagrams."""
 
 from functools import cache
 
 from docs.svg import box, cells, line, page, write
 from tools.walk import examples
 
-BOXES = {  # name: the function that makes it, and what it contains
+BOXES = {  # {name: (the function that makes this object, its content)}
     "record": ("", "frames,\nannotations"),
     "message tree": ("data.encode", "tokens, weights,\nmask (T,)"),
     "pack": ("packing.Planner", "(tokens, crops)\nof each example"),
@@ -17,7 +17,7 @@ BOXES = {  # name: the function that makes it, and what it contains
 
 @cache
 def row():
-    """The row of the walk -> its examples, its Batch, its parts."""
+    """-> the examples, the Batch and the parts of the packed row in docs/walk."""
     encoded = examples.encode()
     return encoded, examples.collate(encoded), examples.find_parts(encoded, examples.ROW)
 
@@ -48,7 +48,7 @@ def whole():
 
 
 def draw_inside(name, x, y):
-    """What a box of `whole` contains, drawn small."""
+    """Yields the small drawing inside a box of `whole`."""
     _, batch, parts = row()
     kinds = kinds_of(parts)
     cell = 92 / examples.ROW

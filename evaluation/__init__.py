@@ -1,12 +1,12 @@
-"""Questions about records, answers of a model, scores and pictures. In reading order:
+"""Evaluates a model: it generates answers, scores them and draws pictures. In reading order:
 
-evaluate.py      records -> questions -> answers -> scores, and the loss; over ranks
-generate.py      answers: prefill, decoding with a KV cache, sampling
-scoring.py       which score belongs to which question; true and predicted places
-metrics.py       scores of points, counts and tracks (HOTA), from plain numbers
-text_metrics.py  scores of answers in words: VQA, ANLS, charts, options, captions
-masks.py         ground-truth masks of a file of records
-pictures.py      predicted and true points drawn on images and frames
-charts.py        line charts
-report.py        evaluation, samples and curves of a training run
+evaluate.py      records -> questions -> answers -> scores; computes the loss; uses several ranks
+generate.py      generates answers: prefill, decoding with a KV cache, sampling
+scoring.py       chooses the score for each question; computes true and predicted points in pixels
+metrics.py       scores of points, counts and tracks (HOTA); the inputs are plain numbers
+text_metrics.py  scores of text: VQA, ANLS, charts, multiple-choice options, captions
+masks.py         reads the ground-truth masks for a file of records
+pictures.py      draws predicted and true points on images and frames
+charts.py        draws line charts
+report.py        evaluates a training run and draws its samples and curves
 """

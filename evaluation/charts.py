@@ -1,4 +1,4 @@
-"""Line charts, drawn with Pillow: losses on a logarithmic axis, scores from 0 to 1."""
+"""Draws line charts with Pillow: losses on a logarithmic axis, scores from 0 to 1."""
 
 import math
 from itertools import chain
@@ -8,41 +8,41 @@ from PIL import Image, ImageDraw, ImageFont
 INK = (40, 38, 36)
 SOFT = (120, 116, 110)
 PALE = (215, 212, 206)
-# colour-blind readers can tell these apart (Okabe and Ito)
+# Colour-blind readers can distinguish the first seven colours (Okabe and Ito).
 COLOURS = (
     INK, (0, 114, 178), (213, 94, 0), (0, 158, 115), (204, 121, 167), (230, 159, 0),
     (86, 180, 233), (90, 70, 60), (120, 60, 160), (150, 140, 0), (0, 90, 80),
 )
-WIDTH = 1440  # pixels
+WIDTH = 1440  # size of the image in pixels
 HEIGHT = 720
-LEFT = 90  # of the axes
+LEFT = 90  # edges of the plot in pixels
 RIGHT = 1050
 TOP = 50
 BOTTOM = 640
 
 
 def round_steps(high):
-    """About five round numbers from 0 to `high`, which is above 0."""
+    """About five round numbers from 0 to `high`. `high` must be above 0."""
     power = 10.0 ** math.floor(math.log10(high / 4))
     step = next(m * power for m in (1, 2, 5, 10) if 5 * m * power >= high)
     return [k * step for k in range(int(high / step + 1e-9) + 1)]
 
 
 def powers_of_ten(low, high):
-    """[10^a, 10^(a+1), .., 10^b] that enclose low and high, at least two."""
+    """[10^a, 10^(a+1), .., 10^b], at least two numbers; low and high lie between them."""
     first = math.floor(math.log10(low))
     last = max(math.ceil(math.log10(high)), first + 1)
     return [10.0**k for k in range(first, last + 1)]
 
 
 def finite(points, log):
-    """The points that can be drawn: y is a finite number, above 0 on a logarithmic axis."""
+    """The points that can be drawn. y must be finite, and above 0 on a logarithmic axis."""
     points = [(x, y) for x, y in points if isinstance(y, (int, float)) and math.isfinite(y)]
     return [(x, y) for x, y in points if y > 0 or not log]
 
 
 def spread(heights, least=30):
-    """Ascending heights of labels -> heights that are `least` apart or more, none below BOTTOM."""
+    """Moves labels apart: ascending heights -> heights `least` or more apart, up to BOTTOM."""
     free = []
     for y in heights:
         free.append(max(y, free[-1] + least) if free else y)
@@ -54,10 +54,10 @@ def spread(heights, least=30):
 
 
 def line_chart(series, path, xlabel, ylabel, log=False, pale=()):
-    """Draws {name: [(x, y), ..]}, with x from 0, into the PNG file `path`.
+    """Draws {name: [(x, y), ..]} into the PNG file `path`. The x axis starts at 0.
 
-    log: a logarithmic y axis; otherwise y reaches from 0 to 1, and points are dots. pale:
-    [(x, y), ..] drawn below the lines. Without any point there is no file.
+    With log, the y axis is logarithmic. Without log, it goes from 0 to 1, and points are dots.
+    pale: [(x, y), ..] of a pale line under the others. Without points, no file is written.
     """
     series = {name: finite(points, log) for name, points in series.items()}
     series = {name: points for name, points in series.items() if points}
@@ -72,7 +72,7 @@ def line_chart(series, path, xlabel, ylabel, log=False, pale=()):
     x_high = max(x_high, x_ticks[-1])
 
     def place(x, y):
-        """-> pixels of an image that is drawn twice as large, then reduced"""
+        """-> (left, top) in pixels of the large image. It has twice the final size."""
         share = math.log(y / y_ticks[0], y_ticks[-1] / y_ticks[0]) if log else y
         left = LEFT + (RIGHT - LEFT) * x / x_high
         return 2 * left, 2 * (BOTTOM - (BOTTOM - TOP) * share)
@@ -83,7 +83,7 @@ def line_chart(series, path, xlabel, ylabel, log=False, pale=()):
         pen.line([place(0, y), place(x_high, y)], PALE, 2)
     pen.line([place(*point) for point in pale], PALE, 3)
     colours = {name: COLOURS[k % len(COLOURS)] for k, name in enumerate(series)}
-    for name in reversed(series):  # the first lies above the others
+    for name in reversed(series):  # the first line is drawn last, on top of the others
         places = [place(*point) for point in series[name]]
         pen.line(places, colours[name], 8, joint="curve")
         for x, y in places if not log or len(places) == 1 else ():

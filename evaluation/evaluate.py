@@ -1,16 +1,18 @@
-"""Scores of a model on records (paper: evaluation; docs/molmo2.md 13).
+"""Evaluates a model on records (paper: evaluation; docs/molmo2.md 13).
 
-Every annotation except type `text` becomes a question, by default answered greedily;
-every turn of a conversation is one, asked after the true answers to earlier turns.
-SCORES are means over questions; nll is the loss of training, with its weights.
+Every annotation becomes a question, except the types `text` and `preference`. In a conversation,
+every turn with a weight above 0 is a question. Its prompt contains the true answers to earlier
+turns. Answers are generated greedily by default. Each score in SCORES is a mean over questions.
+nll is the training loss with its loss weights.
 
-A prediction holds question and answer; of points and tracks also `predicted` and `true`,
-[[frame, id, x, y], ..] as text.points.Place, and `hits`, the rule by which a prediction is
-right; of videos the `times` of the frames shown.
+A prediction contains the question, the answer and the scores. For points and tracks it also
+contains `predicted` and `true`, [[frame, id, x, y], ..] as in text.points.Place, and `hits`. For
+videos it contains the `times` of the frames.
 
-A predicted point hits if it lies in the mask of the matched object (masks.py); without
-masks in its box; without boxes within 5 % of the image diagonal of the true point. In
-videos it must also be at the same time, rounded to 0.1 s.
+`hits` names the rule for a correct point. "mask": the point lies in the mask of the matched object
+(masks.py). Without masks, "box": it lies in the box of the object. Without boxes, its distance to
+the true point is at most 5 % of the image diagonal. In videos, its time must also be the same,
+rounded to 0.1 s.
 """
 
 import math
@@ -36,27 +38,27 @@ from text.tokenizer import ByteTokenizer
 from training.ranks import Ranks
 
 TYPES = ("caption", "point", "count", "qa", "track")
-LOCATED = ("point", "track")  # scored by places, with masks or without
-NO_SCORES = {"predicted", "true", "hits"}  # of scoring.score
+LOCATED = ("point", "track")  # scored by coordinates; masks are optional
+NO_SCORES = {"predicted", "true", "hits"}  # keys of scoring.score that are not scores
 SCORES = (
     "caption_exact", "caption_recall", "caption_precision",
-    "point_f1", "point_precision", "point_recall",  # on one image
+    "point_f1", "point_precision", "point_recall",  # records with one image
     "images_point_f1", "images_point_precision", "images_point_recall",
     "video_point_f1", "video_point_precision", "video_point_recall",
-    "count_accuracy", "count_close",  # of all media; close is wider for a video
+    "count_accuracy", "count_close",  # all media; "close" allows a larger error for a video
     "track_precision", "track_recall", "track_f1", "hota", "det_a", "ass_a",
-    "qa_accuracy",  # the right option, else an exact match with an answer
-    "choice_accuracy",  # of questions with options
+    "qa_accuracy",  # the right option, or an exact match if there are no options
+    "choice_accuracy",  # only questions with options
     "vqa_score", "anls", "relaxed_accuracy",  # see scoring.STYLE_SCORE
 )
-MAX_ROWS = 128  # questions answered at once
-MAX_CROPS = 256  # encoded at once by the ViT
-MAX_CACHED_TOKENS = 1 << 16  # rows x (prompt + answer): the slots of the KV cache
-LEAST_BYTES = 512  # of an answer in bytes: a word takes several of them
+MAX_ROWS = 128  # questions in one batch
+MAX_CROPS = 256  # crops in one batch of the ViT
+MAX_CACHED_TOKENS = 1 << 16  # slots of the KV cache: rows x (prompt + answer)
+LEAST_BYTES = 512  # answer limit if tokens are bytes, because a word needs several bytes
 
 
 def answer_limit(annotation, record):
-    """Tokens of an answer at most (docs/molmo2.md 13)."""
+    """The maximum number of tokens of an answer (docs/molmo2.md 13)."""
     if annotation["type"] == "track":
         return 4096
     if annotation["type"] == "caption":
@@ -72,13 +74,14 @@ def answer_limit(annotation, record):
 
 
 def questions_of(record, info, config, max_new=None, least=1):
-    """A record and its MediaInfo -> [Question, ..], with answers of max_new tokens, or of
-    answer_limit but at least `least`."""
+    """A record and its MediaInfo -> [Question, ..]. An answer may have max_new tokens. If max_new
+    is None, the maximum is answer_limit or `least`, whichever is larger."""
     questions = []
     for index, annotation in enumerate(record["annotations"]):
         if annotation["type"] in ("text", "preference"):
-            continue  # nothing is asked
-        assert annotation["type"] in TYPES, f"no score for a {annotation['type']}"
+            continue  # these types have no question
+        assert annotation["type"] in TYPES, (
+            f"no score for the type {annotation['type']}: add it to TYPES")
         turns = turns_of(annotation, record, info.sizes, config, None, info.times)
         for n, (_, weight) in enumerate(kinds_and_weights(annotation) if turns else ()):
             if weight:
@@ -89,8 +92,8 @@ def questions_of(record, info, config, max_new=None, least=1):
 
 
 def collect_questions(records, config, masks_of=None, max_new=None, least=1):
-    """Records -> [Question, ..], {where: reason} of records whose headers cannot be read.
-    ValueError if masks do not fit, before hours of answers."""
+    """Records -> [Question, ..], {where: reason}. The dict lists the records whose headers cannot
+    be read. ValueError if masks do not fit. This is checked before hours of generation start."""
     questions = []
     skipped = {}
     for record in records:
@@ -109,8 +112,8 @@ def collect_questions(records, config, masks_of=None, max_new=None, least=1):
 
 
 def batch_order(question):
-    """Sort key: answers of one type and length end at about the same time. Questions about
-    a video stay together, because decoding it costs more than the answers."""
+    """Sort key. Answers of the same type and length end at about the same time.
+    Questions about one video stay together, because decoding takes longer than the answers."""
     if question.info.times is not None:
         return 1, "", 0
     annotation = question.annotation
@@ -118,12 +121,12 @@ def batch_order(question):
 
 
 def decode_media(question, config):
-    """-> what a question is about: images and None, or [] and a VideoClip."""
+    """Decodes the media of a question -> (images, None) or ([], VideoClip)."""
     source = question.record["source"]
     info = question.info
     if info.times is None:
         return (source.images(question.record) if info.sizes else []), None
-    # as small as the ViT takes them: 384 frames of 11 MB would be 4 GB
+    # Resize each frame now to the crop size of the ViT: 384 frames of 11 MB would need 4 GB.
     crop = config.vision.crop
     frames = source.frames(question.record, info.times)
     small = [vision.resize(frame, crop, crop) for frame in frames]
@@ -131,11 +134,11 @@ def decode_media(question, config):
 
 
 def prompt_batches(questions, tokenizer, config, skipped):
-    """Questions -> yields lists of (question, prompt), each as long as `fits` allows. Media
-    of several questions of a batch are decoded once, and their prompts share the crops.
-    skipped: {where: reason}, to which undecodable records are added."""
+    """Yields lists of (question, prompt), each as long as `fits` allows. If several questions of
+    a batch have the same media, these are decoded once, and the prompts share the crops.
+    skipped: {where: reason}; this function adds the records that cannot be decoded."""
     batch = []
-    decoded = {}  # {where: images and clip} of this batch
+    decoded = {}  # {where: (images, clip)} of this batch
     crops = {}
     for question in questions:
         where = question.record["where"]
@@ -162,7 +165,7 @@ def prompt_batches(questions, tokenizer, config, skipped):
 
 
 def fits(batch):
-    """Is [(question, prompt), ..] within MAX_ROWS, MAX_CROPS and MAX_CACHED_TOKENS?"""
+    """Does the batch [(question, prompt), ..] respect MAX_ROWS, MAX_CROPS and MAX_CACHED_TOKENS?"""
     longest = max(len(prompt.tokens) + question.max_new for question, prompt in batch)
     crops = {q.record["where"]: len(p.images) for q, p in batch if p.images is not None}
     small = len(batch) <= MAX_ROWS and len(batch) * longest <= MAX_CACHED_TOKENS
@@ -171,13 +174,14 @@ def fits(batch):
 
 def evaluate(model, tokenizer, config, records, masks_of=None, max_new=None, ranks=None,
              with_nll=True, plain=False, sampling=GREEDY):
-    """Records from a source -> metrics, predictions by record id and annotation.
+    """Records from a source -> metrics, predictions sorted by record id and annotation.
 
-    masks_of(record, annotation index) -> masks of that annotation (masks.py) or None.
-    max_new: tokens of an answer at most, in place of answer_limit. with_nll False: no loss.
-    plain: as of scoring.score. A record whose media cannot be read is named on stderr and
-    counted in `skipped`. Each of `ranks` answers its share of the records with a whole model;
-    batches then differ, and by rounding an answer or two in 100.
+    masks_of(record, annotation index) -> masks of this annotation (masks.py) or None.
+    max_new: maximum tokens of an answer, instead of answer_limit. with_nll=False: no loss.
+    plain: see scoring.score. If the media of a record cannot be read, a warning is printed and
+    the record is counted in `skipped`. Each of `ranks` evaluates a part of the records and needs
+    the whole model. Its batches differ from those of one process, so one or two answers in 100
+    can differ by rounding.
     """
     ranks = ranks or Ranks()
     records = list(records)
@@ -210,7 +214,7 @@ def evaluate(model, tokenizer, config, records, masks_of=None, max_new=None, ran
 
 
 def mean_scores(predictions):
-    """-> {score: mean over the predictions that have it}, and the numbers by type."""
+    """-> {score: mean over the predictions with this score, "n_caption": how many, ..}"""
     result = {}
     for name in SCORES:
         values = [p[name] for p in predictions if name in p]
@@ -234,7 +238,7 @@ def answer(model, tokenizer, batch, masks_of, plain, sampling):
         times = question.info.times
         scores = score(question, text, masks, plain)
         new = scores.keys() - {*SCORES, *NO_SCORES}
-        assert not new, f"name {new} in SCORES"
+        assert not new, f"the scores {new} are not in SCORES: add them"
         predictions.append({
             "id": question.record["id"],
             "annotation": question.index,
@@ -251,9 +255,10 @@ def answer(model, tokenizer, batch, masks_of, plain, sampling):
 
 @torch.no_grad()
 def losses_of(model, tokenizer, config, records, skipped):
-    """-> [(source, sum of weight * -log p, sum of weights) of each record], with the weights
-    of training (docs/molmo2.md 7.1). Examples are worded as in epoch 0 with seed 0. A text that
-    is longer than a row is cut off: it would take minutes. skipped: as of prompt_batches."""
+    """-> [(source, sum of weight * -log p, sum of weights) of each record], with the loss weights
+    of training (docs/molmo2.md 7.1). Prompts are chosen as in epoch 0 with seed 0. An example keeps
+    config.max_tokens tokens after its visual tokens, because more text would take minutes.
+    skipped: see prompt_batches."""
     whole = replace(config, max_tokens=math.inf)
     losses = []
     for record in records:
@@ -264,20 +269,20 @@ def losses_of(model, tokenizer, config, records, skipped):
         except Unreadable as e:
             skipped[record["where"]] = str(e)
             continue
-        n = len(np.trim_zeros(example.bidir, "b")) + config.max_tokens  # behind visual tokens
+        n = len(np.trim_zeros(example.bidir, "b")) + config.max_tokens  # after the visual tokens
         names = ("tokens", "targets", "weights", "pos", "visible_until", "bidir")
         example = replace(example, **{name: getattr(example, name)[:n] for name in names})
         example.visible_until = example.visible_until.clip(max=n)
         batch = packing.collate([[example]], len(example.tokens), config.vision)
         batch = batch.to(model.norm.weight.device)
-        weights = batch.weights * (batch.answer == 0)  # without the answers of preferences
+        weights = batch.weights * (batch.answer == 0)  # no tokens of preference answers
         loss = (weights * model(batch)[0]).double().sum().item()
         losses.append((record["source"].name, loss, weights.double().sum().item()))
     return losses
 
 
 def mean_nll(losses):
-    """What losses_of gives -> {"all": nll, source: nll, ..}, means by weight."""
+    """The result of losses_of -> {"all": nll, source: nll, ..}, weighted means."""
     sums = Counter()
     weights = Counter()
     for source, loss, weight in losses:

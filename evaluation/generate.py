@@ -1,11 +1,11 @@
-"""Answers of a model: prefill, then decoding with a KV cache, under the mask of training.
+"""Generates answers: prefill, then decoding with a KV cache, with the attention mask of training.
 
 in    prompts (data.Example, from data.encode_prompt)
-out   ids of the answers
+out   token ids of the answers
 
-The KV cache wraps `attend`, once per block; the model knows nothing of it. Prompts of
-different lengths form one batch. A prompt is visible to the end; its padding (.) only as
-far as the padding reaches, so that no generated token (A) sees it:
+The KV cache replaces the function `attend` of each block, so the model needs no code for it.
+Prompts of different lengths form one batch. All later tokens may attend to a prompt. Only padding
+may attend to padding (.), so no generated token (A) attends to padding:
 
     slot                 0 1 2 3 4 5 6 7     prompts of 6 and 4 tokens, then 2 generated
     row 0                b I I I Q Q A A
@@ -31,33 +31,34 @@ from training.config import UserError
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen. The terms are those of vLLM, which applies the penalty first,
-    then the temperature, then top_p."""
+    """How the next token is chosen. The penalty is applied first, then the temperature, then
+    top_p. Names and order are the same as in vLLM."""
 
-    temperature: float = 0.0  # divides the logits; 0: the most probable token (greedy decoding)
-    top_p: float = 1.0  # draw from the most probable tokens that reach this probability
-    frequency_penalty: float = 0.0  # taken from a logit for each time the answer has its token
+    temperature: float = 0.0  # divides the logits; 0 means greedy decoding
+    top_p: float = 1.0  # sample from the most probable tokens with this total probability
+    frequency_penalty: float = 0.0  # subtracted from a logit per occurrence in the answer
     seed: int = 0
 
     def __post_init__(self):
         if self.top_p < 1 and not self.temperature:
-            raise UserError("--top-p needs a --temperature above 0, such as 0.7")
+            raise UserError("--top-p needs a --temperature above 0, for example --temperature 0.7")
 
 
 GREEDY = Sampling()
 
 
 def evaluation_config(config, max_frames=None):
-    """The DataConfig of training -> the one of inference (docs/molmo2.md 2.4, 14): as many crops
-    of an image as training has shown, 20 images and 384 frames, unless training had more."""
+    """The DataConfig of training -> the DataConfig of inference (docs/molmo2.md 2.4, 14). An image
+    may have as many crops as in training. 20 images and 384 frames are allowed, or more if
+    training allowed more."""
     return replace(config, max_crops=config.most_crops(), max_images=max(config.max_images, 20),
                    max_frames=max_frames or max(config.max_frames, 384))
 
 
 class KVCache:
-    """Keys and values of every block, (B,S,G,D) each, in S slots allocated once.
+    """Keys and values of every block, (B,S,G,D) each. All S slots are allocated at the start.
 
-    start..stop are the slots that the model computes now; earlier ones are filled.
+    The model computes the slots start..stop in the current step. Earlier slots are filled.
     """
 
     def __init__(self, model, n_rows, n_slots):
@@ -67,8 +68,8 @@ class KVCache:
         self.start = self.stop = 0
 
     def attend_functions(self):
-        """One function per block in place of attention.attend: it stores the new keys and
-        values, and attends to all slots so far, under a mask of attention.chunk_mask."""
+        """One function per block, which replaces attention.attend. It stores the new keys and
+        values. Then it attends to all filled slots, with a mask from attention.chunk_mask."""
 
         def of_block(keys, values):
             def attend(q, k, v, chunks):
@@ -77,7 +78,7 @@ class KVCache:
                 filled = keys[:, : self.stop], values[:, : self.stop]
                 if q.shape[1] > 1:
                     return attention.attend_chunks(q, *filled, chunks)
-                # query heads of the same kv head as queries of one head: no key is repeated
+                # one new token: the query heads of a kv head become queries, so no key is copied
                 grouped = q.view(len(q), k.shape[2], -1, q.shape[3]).transpose(1, 2)
                 out = attention.attend_chunks(grouped, *filled, chunks)
                 return out.transpose(1, 2).reshape(q.shape)
@@ -89,11 +90,13 @@ class KVCache:
 
 @torch.no_grad()
 def generate(model, prompts, stops, max_new=128, sampling=GREEDY, on_token=None, recorder=None):
-    """prompts: [data.Example, ..] -> [ids of the answer, ..], each up to the first of
-    `stops` (an id, or several) and at most max_new long. The random numbers of a row follow
-    from the seed and the id of its prompt, so that the batch does not change an answer.
-    on_token(ids): called after every token of the first row, with its ids so far. recorder: wraps
-    the attend functions once more (tools/play/recorder.py)."""
+    """Generates an answer for each prompt: [data.Example, ..] -> [[token id, ..], ..].
+
+    An answer ends before the first id in `stops` (one id or several) or after max_new tokens. The
+    random numbers of a row depend only on the seed and the id of its prompt, so an answer does not
+    depend on the other prompts. on_token(ids) is called after every token of the first row, with
+    all ids so far. recorder: wraps the attend functions again (tools/play/recorder.py).
+    """
     device = model.norm.weight.device
     n_rows = len(prompts)
     lengths = torch.tensor([len(p.tokens) for p in prompts], device=device)
@@ -101,7 +104,7 @@ def generate(model, prompts, stops, max_new=128, sampling=GREEDY, on_token=None,
     stop_ids = torch.tensor(sorted(stops), device=device)
     T = int(lengths.max())
     rows = [[prompt] for prompt in prompts]
-    # share_images: crops that several prompts have in common are encoded once
+    # share_images: if several prompts have the same crops, the ViT encodes them once
     batch = packing.collate(rows, T, model.config.vision, share_images=True).to(device)
     visible_until, bidir = mask_fields(batch.bidir, lengths, T + max_new)
     cache = KVCache(model, n_rows, T + max_new)
@@ -115,7 +118,7 @@ def generate(model, prompts, stops, max_new=128, sampling=GREEDY, on_token=None,
     has_images = any(p.images is not None for p in prompts)
     x = model.embed(batch) if has_images else model.embed_tokens(batch.tokens)
     pos = batch.pos
-    last = lengths - 1  # places of the last tokens
+    last = lengths - 1  # positions of the last tokens
     done = torch.zeros(n_rows, dtype=torch.bool, device=device)
     answers = []
     first_row = []
@@ -129,7 +132,7 @@ def generate(model, prompts, stops, max_new=128, sampling=GREEDY, on_token=None,
         token = sample(logits, counts, rngs, sampling)
         counts[every_row, token] += 1
         done = done | torch.isin(token, stop_ids)
-        # a row that is done continues with stop tokens until all are done
+        # a finished row continues with stop tokens until all rows are finished
         answers.append(torch.where(done, stop_ids[0], token))
         if on_token and not bool(done[0]):
             first_row.append(int(token[0]))
@@ -144,7 +147,7 @@ def generate(model, prompts, stops, max_new=128, sampling=GREEDY, on_token=None,
 
 
 def mask_fields(bidir, lengths, n_slots):
-    """bidir (B,T), lengths (B,) of prompts -> visible_until, bidir (B,n_slots)"""
+    """bidir (B,T) and lengths (B,) of prompts -> visible_until and bidir, (B,n_slots) each."""
     T = bidir.shape[1]
     place = torch.arange(n_slots, device=bidir.device)
     is_padding = (place >= lengths[:, None]) & (place < T)
@@ -153,8 +156,8 @@ def mask_fields(bidir, lengths, n_slots):
 
 
 def sample(logits, counts, rngs, sampling):
-    """logits (B,V), how often each answer has each token (B,V), a numpy generator per row
-    -> (B,) ids."""
+    """logits (B,V) -> (B,) ids. counts (B,V): how often each token is in the answer of the row.
+    rngs: one numpy generator per row."""
     if sampling.frequency_penalty:
         logits = logits - sampling.frequency_penalty * counts
     if sampling.temperature == 0:
@@ -162,8 +165,8 @@ def sample(logits, counts, rngs, sampling):
     probabilities = (logits / sampling.temperature).softmax(-1)
     probabilities, ids = probabilities.sort(descending=True, stable=True)
     sums = probabilities.cumsum(-1)
-    # place of the last token that may be drawn: the first one that reaches top_p
+    # index of the last token that may be drawn: here the sum first reaches top_p
     last = (sums < sampling.top_p).sum(-1, keepdim=True).clamp(max=sums.shape[1] - 1)
     draws = logits.new_tensor([[rng.random(dtype=np.float32)] for rng in rngs])
     drawn = torch.searchsorted(sums, draws * sums.gather(1, last), right=True)
-    return ids.gather(1, drawn.minimum(last))[:, 0]  # the minimum matters if sums are rounded
+    return ids.gather(1, drawn.minimum(last))[:, 0]  # rounding can make `drawn` last + 1

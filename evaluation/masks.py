@@ -1,9 +1,10 @@
-"""Reads and validates ground-truth masks, an .npz file with these arrays:
+"""Reads and checks ground-truth segmentation masks. The .npz file contains these arrays:
 
-    "record id/annotation number"          images (n,h,w) bool, video (n,t,h,w)
-    "record id/annotation number/times"    video: (t,) seconds of the file
+    "record id/annotation number"          images: (n,h,w) bool; video: (n,t,h,w) bool
+    "record id/annotation number/times"    video: (t,) seconds of the video file
 
-A point has a mask of its own image, an object of a track one by sorted ids.
+n is the number of points, and each mask has the size of the image of its point. For a track, n is
+the number of objects, and the masks are in the order of the sorted ids.
 """
 
 import numpy as np
@@ -14,10 +15,11 @@ from weights.files import explained
 
 
 def open_masks(path):
-    """The .npz file with the masks of one file of records -> masks_of(record, annotation
-    index): an array, of videos {"times", "masks"}, or None where the file has none."""
+    """Opens the .npz file with the masks for one file of records -> a function
+    masks_of(record, annotation index). It returns an array for images, {"times", "masks"} for a
+    video, and None if the file has no masks for this annotation."""
     with explained(f"--masks {path}"):
-        arrays = np.load(path)  # which reads each in its turn: those of 100 videos take 9 GB
+        arrays = np.load(path)  # loads an array only when it is used: 100 videos have 9 GB
 
     def masks_of(record, index):
         name = f"{record['id']}/{index}"
@@ -31,27 +33,27 @@ def open_masks(path):
 
 
 def find_misfit(question, masks):
-    """-> what is wrong with the masks of a pointing or tracking annotation, or None."""
+    """-> what is wrong with the masks of a point or track annotation, or None if they fit."""
     annotation = question.annotation
     sizes = question.info.sizes
     places = true_places(question)
     n = len(object_ids(annotation) if annotation["type"] == "track" else places)
     if masks is None:
-        return None if has_boxes(annotation) else "are missing: an array of that name"
+        return None if has_boxes(annotation) else "are missing: no array has this name"
     if question.info.times is not None:
         found = np.shape(masks["masks"])
         wanted = (n, len(masks["times"]), *sizes[0][::-1])
         if found != wanted:
-            return f"are {found}, but (objects, times, height, width) are {wanted}"
+            return f"have shape {found}, but (objects, times, height, width) must be {wanted}"
         known = {seconds(t, question.record) for t in masks["times"]}
         missing = [place.frame for place in places if place.frame not in known]
-        return f"have none at {missing[0]} s of the clip, as a point" if missing else None
+        return f"have no entry for a point at {missing[0]} s of the clip" if missing else None
     if len(masks) != n:
-        return f"are {len(masks)}, but the number of points is {n}"
+        return f"have {len(masks)} entries, but the annotation has {n} points"
     for mask, place in zip(masks, places, strict=True):
         width, height = sizes[place.frame - 1]
-        # masks of several images are padded to the largest
+        # masks of several images are padded to the largest image
         padded = len(sizes) > 1 and mask.shape[0] >= height and mask.shape[1] >= width
         if mask.shape != (height, width) and not padded:
-            return f"have the shape {mask.shape} for an image of {(height, width)}"
+            return f"have shape {mask.shape}, but the image has (height, width) {(height, width)}"
     return None

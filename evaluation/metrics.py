@@ -1,8 +1,8 @@
-"""Scores of points, counts and tracks, from plain numbers (paper: evaluation).
+"""Scores of points, counts and tracks, computed from plain numbers (paper: evaluation).
 
-Scores are between 0 and 1; where there is nothing to find, 1 if nothing was predicted,
-else 0. Predicted and true points are matched one to one by distance, and a matched
-prediction that lies on its object is a hit (docs/molmo2.md 13).
+Scores are between 0 and 1. If there is no true object, the score is 1 without predictions and 0
+with predictions. Predicted and true points are matched one to one by distance. A matched
+prediction is a hit (true positive) if it lies on its object (docs/molmo2.md 13).
 """
 
 import math
@@ -22,10 +22,10 @@ class PointScores(NamedTuple):
 
 
 def linear_sum_assignment(cost):
-    """(n,m) finite costs -> [(row, column), ..]: min(n,m) pairs of smallest total cost.
+    """(n,m) finite costs -> [(row, column), ..], the min(n,m) pairs with the smallest total cost.
 
-    Shortest augmenting paths with potentials (Crouse 2016). Of several assignments with
-    the same total, it returns that of scipy, on which the official HOTA depends.
+    The algorithm uses shortest augmenting paths with potentials (Crouse 2016). Among assignments
+    with equal totals it chooses the same one as scipy, on which the official HOTA depends.
     """
     cost = np.asarray(cost, dtype=np.float64)
     n_rows, n_columns = cost.shape
@@ -36,14 +36,13 @@ def linear_sum_assignment(cost):
     column_of = np.full(n_rows, -1)  # -1: not assigned yet
     row_of = np.full(n_columns, -1)
     for new_row in range(n_rows):
-        shortest = np.full(n_columns, np.inf)  # lengths of the shortest paths
-        previous_row = np.full(n_columns, -1)  # on that path
-        # columns not visited yet
-        remaining = np.arange(n_columns)[::-1].copy()
-        rows = []  # visited ones
+        shortest = np.full(n_columns, np.inf)  # length of the shortest path to each column
+        previous_row = np.full(n_columns, -1)  # the row before the column on this path
+        remaining = np.arange(n_columns)[::-1].copy()  # columns that are not visited yet
+        rows = []  # visited rows
         columns = []
         row = new_row
-        length = 0.0  # of the path to `row`
+        length = 0.0  # length of the path to `row`
         while row != -1:
             rows.append(row)
             path = length + cost[row, remaining]
@@ -51,7 +50,8 @@ def linear_sum_assignment(cost):
             shorter = path < shortest[remaining]
             shortest[remaining[shorter]] = path[shorter]
             previous_row[remaining[shorter]] = row
-            # of the nearest columns the last unassigned one, else the first, as scipy
+            # As in scipy: take the last unassigned of the nearest columns. If all are assigned,
+            # take the first.
             nearest = np.flatnonzero(shortest[remaining] == shortest[remaining].min())
             unassigned = nearest[row_of[remaining[nearest]] == -1]
             chosen = unassigned[-1] if len(unassigned) else nearest[0]
@@ -75,8 +75,8 @@ def linear_sum_assignment(cost):
 
 
 def match_by_distance(predicted, truth):
-    """Points with any number of coordinates -> [(predicted index, true index), ..],
-    matched so that the sum of Euclidean distances is smallest."""
+    """Points with any number of coordinates -> [(predicted index, true index), ..]. The sum of
+    the Euclidean distances of the pairs is as small as possible."""
     if not predicted or not truth:
         return []
     difference = np.array(predicted, float)[:, None] - np.array(truth, float)[None]
@@ -84,7 +84,7 @@ def match_by_distance(predicted, truth):
 
 
 def precision_recall_f1(hits, n_predicted, n_true):
-    """Numbers of hits, predictions and true objects -> PointScores."""
+    """The number of hits, predictions and true objects -> PointScores."""
     if not n_predicted or not n_true:
         return PointScores(*[float(n_predicted == n_true)] * 3)
     precision = hits / n_predicted
@@ -94,8 +94,8 @@ def precision_recall_f1(hits, n_predicted, n_true):
 
 
 def score_images(predicted, truth, hit):
-    """Points [(image, x, y), ..], matched within an image only -> PointScores over all.
-    hit(k, point): does it lie on true object k?"""
+    """Points [(image, x, y), ..] -> PointScores of all images together. Points are matched only
+    within an image. hit(k, point): does the point lie on true object k?"""
     hits = 0
     for image in {image for image, _, _ in truth}:
         here = [i for i, point in enumerate(predicted) if point[0] == image]
@@ -107,9 +107,9 @@ def score_images(predicted, truth, hit):
 
 
 def score_video(predicted, truth, hit, size):
-    """Points [(seconds, x, y), ..], matched by distance in time, x and y, each on a scale of
-    0 to 100 -> PointScores. size: (seconds, width, height) of the video; hit as above."""
-    # a single frame lasts no time
+    """Points [(seconds, x, y), ..] -> PointScores. Time, x and y are scaled to 0..100, then points
+    are matched by distance. size: (seconds, width, height) of the video. hit: see score_images."""
+    # the duration of a single frame is 0
     scale = 100 / np.maximum(np.array(size, float), 1e-9)
 
     def percent(points):
@@ -121,20 +121,20 @@ def score_video(predicted, truth, hit, size):
 
 
 def mask_contains(mask, x, y):
-    """Does the rounded point lie in the mask (h,w)?"""
+    """Does the point, rounded to pixels, lie in the mask (h,w)?"""
     x = round(x)
     y = round(y)
     return 0 <= y < mask.shape[0] and 0 <= x < mask.shape[1] and bool(mask[y, x])
 
 
 def hit_in_mask(masks):
-    """Masks (n,h,w) bool, or a list of n -> hit(k, (image, x, y))."""
+    """Masks (n,h,w) bool, or a list of n masks -> the function hit(k, (image, x, y))."""
     return lambda k, point: mask_contains(masks[k], *point[1:])
 
 
 def hit_in_video_mask(times, masks):
-    """Times (t,) in seconds and masks (n,t,h,w) bool -> hit(k, (seconds, x, y)):
-    the point lies in object k, at one of the times to a tenth of a second."""
+    """Times (t,) in seconds and masks (n,t,h,w) bool -> the function hit(k, (seconds, x, y)): does
+    the point lie in object k at its time? Times are rounded to 0.1 s."""
     index_of = {round(float(t), 1): i for i, t in enumerate(times)}
 
     def hit(k, point):
@@ -145,13 +145,13 @@ def hit_in_video_mask(times, masks):
 
 
 def same_frame(point, true):
-    """Are two points on the same image, or at the same time to a tenth of a second?"""
+    """Are two points on the same image, or at the same time (rounded to 0.1 s)?"""
     return round(point[0], 1) == round(true[0], 1)
 
 
 def hit_nearby(truth, sizes):
-    """-> hit(k, point): within 5 % of the diagonal of true point k, on the same frame.
-    sizes: (width, height) of the image of every true point."""
+    """-> the function hit(k, point): is the point on the same frame as true point k, at a distance
+    of at most 5 % of the image diagonal? sizes: (width, height) of the image of each true point."""
 
     def hit(k, point):
         distance = math.dist(point[1:], truth[k][1:])
@@ -161,7 +161,7 @@ def hit_nearby(truth, sizes):
 
 
 def hit_in_box(truth, boxes):
-    """Boxes (left, top, right, bottom) of every true point -> hit(k, point)."""
+    """Boxes (left, top, right, bottom), one per true point -> the function hit(k, point)."""
 
     def hit(k, point):
         _, x, y = point
@@ -172,7 +172,7 @@ def hit_in_box(truth, boxes):
 
 
 def count_from_text(text):
-    """The number that a text states, else the number of its points, else None."""
+    """The number that a text states, or the number of its points, or None if it has neither."""
     if "there are none" in text.lower():
         return 0
     stated = (
@@ -181,13 +181,13 @@ def count_from_text(text):
         or re.match(r"\s*There (?:are|is) (\d+)\b", text)
     )
     if stated:
-        return int(stated.group(1)[:4300])  # int() reads no more digits
+        return int(stated.group(1)[:4300])  # int() accepts no more digits
     return len(parse_points(text, 1, 1)) or None
 
 
 def score_count(count, truth, video=False):
-    """-> (exact, close), each 0 or 1; both 0 for a count of None. Close is off by at most
-    1, in a video by 1 plus a twentieth of the truth, rounded down."""
+    """-> (exact, close), each 0 or 1. Both are 0 if count is None. `close` allows an error of 1.
+    In a video it allows 1 + truth // 20."""
     off = math.inf if count is None else abs(count - truth)
     tolerance = 1 + (truth // 20 if video else 0)
     return float(off == 0), float(off <= tolerance)
@@ -196,9 +196,10 @@ def score_count(count, truth, video=False):
 def score_tracks(predicted, truth, hit):
     """Tracks {frame: {id: (x, y)}} -> {precision, recall, f1, hota, det_a, ass_a}.
 
-    hit(frame, true id, point): does the point lie on the object? Precision, recall and
-    f1: every frame with a prediction or a true object is scored as an image, with the
-    objects that are in it (officially, of all frames); then the mean over frames.
+    hit(frame, true id, point): does the point lie on the object? Precision, recall and f1 are
+    computed for every frame that has a predicted point or a true object, and then averaged over
+    these frames. A frame is scored with the objects that are present in it. The official code uses
+    the masks of all objects instead (docs/molmo2.md 16).
     """
     frames = sorted(t for t in {*predicted, *truth} if predicted.get(t) or truth.get(t))
     if not frames:
@@ -221,17 +222,17 @@ def score_tracks(predicted, truth, hit):
 
 
 def hota(matches):
-    """[(true ids, predicted ids, similarity), ..] of every frame -> {hota, det_a, ass_a}
-    as TrackEval defines them. similarity (true, predicted): 1 where a point lies on an
-    object, else 0; so HOTA is the same at all 19 localisation thresholds.
+    """[(true ids, predicted ids, similarity), ..], one entry per frame -> {hota, det_a, ass_a} as
+    defined by TrackEval. similarity (true, predicted) is 1 if the point lies on the object, else 0.
+    Therefore HOTA is the same at all 19 localisation thresholds.
 
-    1. Over all frames, true track i and predicted track j collect an alignment: in each
-       frame, their similarity over that of i or j with anything (an IoU), summed; then
-       over frames of i + frames of j - that sum.
-    2. In every frame, points are matched one to one so that the sum of alignment x
-       similarity is largest. The pairs that have similarity are the true positives;
-       c(i,j) of them belong to tracks i and j.
-    3. DetA = TP / (TP + FN + FP). AssA = the mean over true positives of
+    1. Compute the alignment of each true track i and predicted track j. In each frame, divide
+       similarity[i,j] by the sum of row i and column j (counting [i,j] once), as in an IoU. Let s
+       be the sum over frames. The alignment is s / (frames of i + frames of j - s).
+    2. In each frame, match points one to one so that the sum of alignment x similarity is
+       largest. Matched pairs with similarity 1 are true positives (TP). c(i,j) is the number of
+       true positives of tracks i and j.
+    3. DetA = TP / (TP + FN + FP). AssA is the mean over true positives of
        c(i,j) / (frames of i + frames of j - c(i,j)). HOTA = sqrt(DetA AssA).
     """
     overlap = Counter()

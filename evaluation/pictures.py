@@ -1,9 +1,9 @@
-"""Predictions, or the annotations of records, drawn on images and frames: rings where the model
-points, crosses at the true points (paper: pointing, tracking).
+"""Draws predictions or annotations on images and frames (paper: pointing, tracking). Rings mark
+predicted points, and crosses mark true points.
 
-A picture shows images side by side, or at most 12 frames of a video with their times and
-the path of every object of a track. Points are [frame, id, x, y] in pixels. A point at a
-time that was not shown is drawn on the nearest frame, with its time.
+A picture shows images side by side, or at most 12 frames of a video with their times. For tracks it
+also shows the path of every object. Points are [frame, id, x, y] in pixels. If the frame at the
+time of a point is not in the picture, the point is drawn on the nearest frame with its time.
 """
 
 import re
@@ -18,29 +18,29 @@ from PIL.PngImagePlugin import PngInfo
 from records.errors import Unreadable, warn
 from text.styles import parts_of
 
-# bright, for photographs; the colours of charts are for white paper
+# Bright colours for photographs. Those in charts.py are for a white background.
 COLOURS = (
     (255, 0, 80), (0, 150, 255), (255, 170, 0), (0, 200, 90), (170, 80, 255), (0, 200, 200),
     (255, 90, 220), (150, 110, 60),
 )
 BLACK = (0, 0, 0)
 WHITE = (255, 255, 255)
-MIN_WIDTH = 288  # pixels of a drawn image
+MIN_WIDTH = 288  # pixels; a smaller image is enlarged
 MAX_SIDE = 1024
 GRID_COLUMNS = 4
-MAX_FRAMES = 12  # of a video, in one picture
+MAX_FRAMES = 12  # frames of a video in one picture
 GIF_FRAMES = 60
 GIF_SIDE = 480  # pixels
-# in every file that this module writes: by it tools.generate knows a picture that it may replace
+# This comment is in every file that draw_answer writes. tools.generate replaces only such files.
 MARK = b"drawn by Molmo2 in plain PyTorch"
-MARKS = {"comment": MARK, "xmp": MARK, "pnginfo": PngInfo()}  # of JPEG and GIF, WebP, PNG
+MARKS = {"comment": MARK, "xmp": MARK, "pnginfo": PngInfo()}  # for JPEG and GIF, WebP, PNG
 MARKS["pnginfo"].add_text("Comment", MARK.decode())
-GIF_COLOURS = 200  # of the frames; those of the marks are kept exactly
-SAME_TIME = 0.05  # seconds: answers have one decimal
+GIF_COLOURS = 200  # colours of the frames; the exact colours of the marks are added
+SAME_TIME = 0.05  # seconds; times in answers have one decimal
 
 
 class Mark(NamedTuple):
-    """A predicted point: a ring with a label beside it."""
+    """A predicted point, drawn as a ring with a label."""
     x: float
     y: float
     label: str
@@ -48,23 +48,23 @@ class Mark(NamedTuple):
 
 
 def colour_of(object_id):
-    """The colour of a track; ids are numbers from 1, as text in an answer."""
+    """The colour of a track. object_id: a number from 1, or this number as text."""
     return COLOURS[(int(object_id) - 1) % len(COLOURS)]
 
 
 def draw_marks(image, marks, true=(), trails=()):
-    """(H,W,3) uint8 -> PIL image, at least MIN_WIDTH wide where that makes no side longer
-    than MAX_SIDE, with a ring for each Mark, a cross for each true (x, y), and a line for
-    each trail (colour, [(x, y), ..])."""
+    """(H,W,3) uint8 -> PIL image with a ring for each Mark, a cross for each true (x, y), and a
+    line for each trail (colour, [(x, y), ..]). A small image is enlarged by a whole factor until
+    it is MIN_WIDTH wide, if no side becomes longer than MAX_SIDE."""
     scale = max(1, min(-(-MIN_WIDTH // image.shape[1]), MAX_SIDE // max(image.shape)))
     size = image.shape[1] * scale, image.shape[0] * scale
     picture = Image.fromarray(image).resize(size, Image.NEAREST)
-    # marks are drawn twice as large and reduced, because Pillow's lines are jagged
+    # Pillow's lines are jagged, so the marks are drawn in double size and then reduced.
     overlay = Image.new("RGBA", (2 * picture.width, 2 * picture.height))
     pen = ImageDraw.Draw(overlay)
     k = 2 * scale
     r = 2 * (max(size) // 60 + 3)
-    # each mark has a white edge, to be seen on dark ground
+    # a white edge makes each mark visible on a dark background
     for width, is_edge in ((r // 2 + 2, True), (r // 3, False)):
         for colour, points in trails:
             path = [(x * k, y * k) for x, y in points]
@@ -91,7 +91,7 @@ def draw_marks(image, marks, true=(), trails=()):
 
 
 def image_grid(images, labels, height=240):
-    """PIL images, scaled to one height, in rows, each with its lines of text below."""
+    """Arranges PIL images in rows. All have the same height, and each has its label below."""
     scaled = []
     for image in images:
         width = max(1, round(image.width * height / image.height))
@@ -114,7 +114,7 @@ def image_grid(images, labels, height=240):
 
 
 def with_text(image, lines):
-    """An image with lines of text below it, each cut at the edge."""
+    """Adds lines of text below an image. A line that is too long is cut at the edge."""
     width = max(image.width, MIN_WIDTH)
     size = max(12, width // 80)
     font = ImageFont.load_default(size)
@@ -122,7 +122,7 @@ def with_text(image, lines):
     page = Image.new("RGB", (width, height), "white")
     page.paste(image, (0, 0))
     for k, line in enumerate(lines):
-        # no letter is narrower than a pixel
+        # every letter is at least one pixel wide
         text = " ".join(line.split())[:width]
         top = image.height + 3 + k * size * 1.35
         ImageDraw.Draw(page).text((4, top), text, BLACK, font)
@@ -130,7 +130,7 @@ def with_text(image, lines):
 
 
 def draw_images(images, predicted, true, height=240):
-    """Points on an image, or on several side by side -> PIL image."""
+    """Draws points on one image, or on several images side by side -> PIL image."""
     drawn = []
     for number, image in enumerate(images, 1):
         here = [(x, y) for frame, _, x, y in predicted if frame == number]
@@ -148,21 +148,21 @@ def nearest(times, t):
 
 
 def evenly(items, n):
-    """n of the items, or all: the first, the last, and others at equal distances."""
+    """At most n items: the first, the last, and others at equal distances between them."""
     n = min(n, len(items))
     return [items[round(k * (len(items) - 1) / max(n - 1, 1))] for k in range(n)]
 
 
 def select_frames(times, points, most=MAX_FRAMES):
-    """-> ascending indices of at most `most` times to draw: those that points [frame, ..]
-    are on, and others evenly while there is room."""
+    """-> ascending indices of at most `most` times to draw. Times with points [frame, ..] come
+    first. If there are fewer than `most`, other times at equal distances are added."""
     with_points = evenly(sorted({nearest(times, t) for t, *_ in points}), most)
     others = [k for k in evenly(range(len(times)), most) if k not in with_points]
     return sorted([*with_points, *evenly(others, most - len(with_points))])
 
 
 def trails_until(points, t):
-    """[[t, id, x, y], ..] -> paths until t, [(colour, [(x, y), ..]), ..]"""
+    """[[t, id, x, y], ..] -> the paths up to time t, [(colour, [(x, y), ..]), ..]."""
     paths = {}
     for time, object_id, x, y in sorted(points, key=lambda point: point[0]):
         if time <= t + SAME_TIME:
@@ -171,15 +171,15 @@ def trails_until(points, t):
 
 
 def draw_frames(frames_at, times, predicted, true, with_trails, height=240):
-    """Frames of a video with points, and the tracks up to each if with_trails -> PIL
-    image. frames_at(times) yields the frames at these times."""
+    """Draws points on frames of a video -> PIL image. If with_trails, each frame also shows the
+    tracks up to its time. frames_at(times) yields the frames at these times."""
     selected = select_frames(times, [*predicted, *true])
     drawn = mark_frames(frames_at, times, selected, predicted, true, with_trails)
     return image_grid(drawn, [f"{times[k]:.1f} s" for k in selected], height)
 
 
 def mark_frames(frames_at, times, selected, predicted, true, with_trails):
-    """Yields the frames at times[k], k in selected, with points and trails, as PIL images."""
+    """Yields the frame at times[k] for each k in selected, with points and trails, as PIL image."""
     for k, frame in zip(selected, frames_at([times[k] for k in selected]), strict=True):
         marks = []
         for t, object_id, x, y in predicted:
@@ -192,7 +192,7 @@ def mark_frames(frames_at, times, selected, predicted, true, with_trails):
 
 
 def draw_prediction(prediction, record):
-    """-> PIL image: the marked image or frames, and below them question and answer."""
+    """-> PIL image: the images or frames with points, and the question and answer below."""
     source = record["source"]
     points = (prediction["predicted"], prediction["true"])
     if prediction["medium"] == "video":
@@ -203,11 +203,11 @@ def draw_prediction(prediction, record):
         image = draw_images(source.images(record), *points)
         image.thumbnail((MAX_SIDE, MAX_SIDE))
     return with_text(image, [prediction["prompt"], f"-> {prediction['text']}",
-                             "rings: predicted; crosses: true"])
+                             "rings: predicted points; crosses: true points"])
 
 
 def round_robin(predictions):
-    """Predictions with points, alternating between media and annotation types."""
+    """The predictions of points and tracks, ordered so that media and types alternate."""
     groups = {}
     for p in predictions:
         if "true" in p:
@@ -217,8 +217,8 @@ def round_robin(predictions):
 
 
 def draw(predictions, records, folder, n=24):
-    """A PNG file, id-annotation-label.png, for each of the first n questions about points.
-    A record that cannot be read, or whose id is not unique, is named on stderr."""
+    """Writes a PNG file, id-annotation-label.png, for each of the first n questions about points.
+    If a record cannot be read or its id is not unique, a warning is printed instead."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     by_id = {}
@@ -227,12 +227,12 @@ def draw(predictions, records, folder, n=24):
     for prediction in round_robin(predictions)[:n]:
         record, *others = by_id[prediction["id"]]
         if others:
-            warn(f"{record['id']}: {len(others) + 1} records have this id; no picture")
+            warn(f"{record['id']}: {len(others) + 1} records have this id, so no picture is drawn")
             continue
         try:
             image = draw_prediction(prediction, record)
         except Unreadable as e:
-            warn(f"{record['where']}: {e}; no picture")
+            warn(f"{record['where']}: {e}; no picture is drawn")
             continue
         label = prediction["prompt"].split(": ")[-1][:80]
         number = "-".join(str(prediction[key]) for key in ("annotation", "turn")
@@ -242,24 +242,24 @@ def draw(predictions, records, folder, n=24):
 
 
 def draw_records(records, n, height=360):
-    """The first n records with images or a video, with their points, boxes and tracks -> PIL
-    image, or None without any. A record that cannot be read is named on stderr."""
+    """Draws the points, boxes and tracks of the first n records that have images or a video -> PIL
+    image, or None if there is nothing to draw. Warns about a record that cannot be read."""
     drawn = []
     with_media = (record for record in records if "images" in record or "video" in record)
     for record in islice(with_media, n):
         try:
             drawn += draw_record(record, height)
         except Unreadable as e:
-            warn(f"{record['where']}: {e}; no picture")
+            warn(f"{record['where']}: {e}; no picture is drawn")
     return image_grid(*zip(*drawn, strict=True), height) if drawn else None
 
 
 def draw_record(record, height):
-    """-> [(PIL image, name of its file), ..] of each image, or of frames of the video."""
+    """-> [(PIL image, file name), ..], one for each image, or one for the frames of the video."""
     source = record["source"]
     names = [path.name for path in source.paths_of(record)]
     if "video" in record:
-        objects = {}  # {annotation and id: number}
+        objects = {}  # {(annotation, id): number}
         points = []
         for k, _, point, (x, y), _ in places(record, [source.video_size(record)[:2]]):
             number = objects.setdefault((k, point.get("id")), len(objects) + 1)
@@ -281,8 +281,8 @@ def draw_record(record, height):
 
 
 def places(record, sizes):
-    """Yields (number of the annotation, annotation, point, its (x, y), corners of its box) in
-    pixels. sizes: (width, height) of every image, or of the video."""
+    """Yields (number of the annotation, annotation, point, (x, y), corners of the box) for each
+    point. Coordinates are in pixels. sizes: (width, height) of every image, or of the video."""
     for k, (_, annotation) in enumerate(parts_of(record)):
         for point in annotation.get("points", ()):
             size = sizes[point.get("image", 0)]
@@ -299,14 +299,15 @@ def as_file_name(text):
 
 
 def folder_of_set(folder, k, name):
-    """Where the pictures of set number k go: those of the first into the folder, those of
-    another into a folder of its own in it. The name may hold a path."""
+    """-> the folder for the pictures of set number k. The first set uses `folder`. Every other set
+    has a subfolder. `name` may contain a path."""
     return Path(folder, f"{k + 1}-{as_file_name(name[-80:])}") if k else Path(folder)
 
 
 def draw_answer(path, points, images, clip_times, frames_at, with_trails):
-    """Writes the points of an answer: on its images, on the frames that they are on, or,
-    in a .gif, on the frames at clip_times, at most GIF_FRAMES of them."""
+    """Draws the points of an answer and writes the file `path`. For images, it shows all of them.
+    For a video, it shows the frames with points. A .gif shows the frames at clip_times, at most
+    GIF_FRAMES of them."""
     if not clip_times:
         draw_images(images, points, [], 360).save(path, **MARKS)
     elif not path.lower().endswith(".gif"):
@@ -323,9 +324,9 @@ def draw_answer(path, points, images, clip_times, frames_at, with_trails):
 
 
 def save_gif(frames, path, seconds):
-    """Writes PIL images of one size as an endless animation, each for its `seconds`.
+    """Writes PIL images of one size as an endless animation. seconds: how long each is shown.
 
-    All have one palette, so that a pixel that does not change costs nothing.
+    All images have the same palette, so that pixels that do not change need no space in the file.
     """
     palette = Image.new("P", (1, 1))
     all_small = image_grid(frames, [""] * len(frames), height=60)

@@ -1,9 +1,9 @@
-"""Evaluation, samples and curves of a training run (paper: evaluation).
+"""Evaluates a training run, and writes its samples and curves (paper: evaluation).
 
-    loss.png, scores.png    curves, from log.jsonl
+    loss.png, scores.png    curves of the numbers in log.jsonl
     samples/                held-out images and videos with predicted and true points
-    samples/step-N.png      what the model says of four toy images while it learns
-    progress.gif            these pictures, one after the other
+    samples/step-N.png      answers about four toy images after step N of the training
+    progress.gif            an animation of these pictures
 """
 
 import json
@@ -26,40 +26,38 @@ from training.checkpoint import STEP
 from training.log import read_log, read_steps
 from training.setup import whole_model
 
-# What the toy is to reach with the whole recipe of a stage.
+# Target scores of the toy after the full recipe of a stage.
 VIDEO_TARGETS = {"video_point_f1": 0.80, "track_f1": 0.80, "qa_accuracy": 0.90}
 IMAGE_TARGETS = {"point_f1": 0.90, "count_accuracy": 0.93, "caption_exact": 0.75}
-# Progress is drawn after these shares of the steps, the first within a minute.
+# A picture is drawn after these fractions of the steps. The first appears within a minute.
 PICTURE_SHARES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1)
-MAX_SOURCES = 8  # with a line of their own in loss.png
+MAX_SOURCES = 8  # sources with a separate line in loss.png
 
 
 def look(run, model, step):
-    """What the progress bar shows beside the loss after a step: the newest picture, if it is due.
-
-    train.py calls this function and the next three, and nothing else of this file.
-    """
-    if run.eval_records is not None:  # pictures are of the toy world
+    """Draws a picture if one is due after this step -> {"picture": path}, else {}. The progress bar
+    shows the path. train.py calls only this function and the next three of this file."""
+    if run.eval_records is not None:  # pictures show the toy world only
         return {}
     due = {max(1, round(share * run.config.steps)) for share in PICTURE_SHARES}
     return {"picture": draw_step(run, model, step)} if step in due else {}
 
 
 def evaluate_step(run, model, log, step):
-    """Logs the scores of a step and draws the curves."""
+    """Writes the scores of a step to the log and draws the curves."""
     log.write({"step": step, "eval": scores(run, model)})
     if run.ranks.first:
         draw_curves(run.out)
 
 
 def scores(run, model, samples_dir=None):
-    """final_scores by all ranks. The first rank draws."""
+    """Runs final_scores on all ranks. The first rank draws the pictures."""
     with whole_model(run, model) as whole:
         return final_scores(run, whole, samples_dir if run.ranks.first else None)
 
 
 def end(run, log, scores, seconds):
-    """Logs the scores of the end, draws what the log holds, and prints where to look."""
+    """Logs the final scores, draws the curves and the animation, and prints a summary."""
     log.write({"step": run.config.steps, "eval": scores, "seconds": seconds})
     draw_curves(run.out)
     draw_progress(run.out)
@@ -69,8 +67,8 @@ def end(run, log, scores, seconds):
 
 
 def records_to_show(config):
-    """Four held-out toy images, the same at every step, with two questions each:
-    where everything is, and the caption."""
+    """The same four held-out toy images at every step, with two questions each: the points of all
+    objects, and the caption."""
     shown = []
     for record in world.held_out_images("test", config.seed, 4, (2, 3, 4), config.toy_kinds):
         asked = [a for a in record["annotations"]
@@ -81,8 +79,8 @@ def records_to_show(config):
 
 
 def draw_step(run, model, step):
-    """Writes samples/step-N.png -> its path: records_to_show with the points that the
-    model sees and, below, its captions."""
+    """Writes samples/step-N.png: the images of records_to_show with the predicted points, and the
+    predicted captions below -> its path."""
     path = run.out / "samples" / f"step-{step}.png"
     records = records_to_show(run.config)
     with whole_model(run, model) as whole:
@@ -91,15 +89,15 @@ def draw_step(run, model, step):
         if run.ranks.first:
             path.parent.mkdir(exist_ok=True)
             (image,) = records[0]["source"].images(records[0])
-            Image.fromarray(image).save(path.parent / "image.png")  # to ask about
-            title = (f"after {step:,} of {run.config.steps:,} steps: rings where the "
-                     "model points to any shape, and its caption")
+            Image.fromarray(image).save(path.parent / "image.png")  # for the commands of print_end
+            title = (f"After {step:,} of {run.config.steps:,} steps. Rings: predicted points "
+                     "of all shapes. Text: predicted caption.")
             pictures.with_text(draw_shown(records, answers), [title]).save(path)
     return path
 
 
 def draw_shown(records, answers):
-    """The two answers about each of records_to_show -> PIL image."""
+    """Draws the two answers about each of the records_to_show -> PIL image."""
     images = []
     labels = []
     for record in records:
@@ -108,13 +106,13 @@ def draw_shown(records, answers):
         shown = record["source"].images(record)
         images.append(pictures.draw_images(shown, points["predicted"], []))
         lines = textwrap.wrap(caption["text"], 28)[:3]
-        lines += [""] * (3 - len(lines))  # so that all pages have one size
+        lines += [""] * (3 - len(lines))  # all pictures of progress.gif have the same size
         labels.append("\n".join(lines))
     return pictures.image_grid(images, labels, height=200)
 
 
 def animate_progress(out):
-    """progress.gif of the run directory `out`: the pictures of draw_step, if any."""
+    """Writes progress.gif in the run directory `out` from the pictures of draw_step, if any."""
     paths = {int(path.stem[5:]): path for path in (out / "samples").glob("step-*.png")
              if STEP.fullmatch(path.stem)}
     pages = [Image.open(path).convert("RGB") for _, path in sorted(paths.items())]
@@ -123,8 +121,9 @@ def animate_progress(out):
 
 
 def final_scores(run, model, samples_dir=None):
-    """Metrics on the sets of --eval or on the held-out parts of the toy world, with pictures
-    of answers in samples_dir. Those of every set but the first stand under its name."""
+    """Evaluates on the files of --eval, or on the held-out parts of the toy world -> metrics. The
+    result contains the metrics of the first set, and those of every other set under its name.
+    Pictures of answers are written to samples_dir."""
     config = run.config
     is_toy = run.eval_records is None
     if is_toy and not config.eval_images:
@@ -154,8 +153,8 @@ def toy_masks(record, index):
 
 
 def running_mean(points):
-    """[(x, y), ..] -> the mean of each point and its neighbours, 1 % of all points on each
-    side: it does not lag behind a quick fall."""
+    """[(x, y), ..] -> the same points, with y averaged over 1 % of all points on each side. A mean
+    over both sides does not lag behind a quick fall."""
     x, y = zip(*points, strict=True)
     n = len(points)
     sums = np.cumsum([0.0, *y])
@@ -166,20 +165,21 @@ def running_mean(points):
 
 
 def scores_by_set(scores):
-    """What final_scores gives -> {name of a set: its scores}; the first set has no name."""
+    """The result of final_scores -> {name of a set: its scores}. The first set has the name ""."""
     others = {name: s for name, s in scores.items() if isinstance(s, dict) and "nll" in s}
     return {"": scores} | others
 
 
 def read_scores(lines):
-    """Lines of log.jsonl -> (step, what final_scores gave) of those that hold scores."""
+    """Lines of log.jsonl -> [(step, result of final_scores), ..] of the lines with scores."""
     return [(line["step"], line["eval"]) for line in lines
             if "step" in line and isinstance(line.get("eval"), dict)]
 
 
 def draw_curves(out):
-    """loss.png of the run directory `out`: loss against steps, running means of the sources in
-    most steps and of the others together, and the nll of held-out sets scored twice or more."""
+    """Draws loss.png in the run directory `out`, with the loss at every step and its running mean.
+    The sources that occur in most steps have separate running means, and the others a common one.
+    Held-out sets are shown if they have two or more values of nll."""
     lines = read_log(out / "log.jsonl")
     losses = []
     by_source = {}
@@ -199,7 +199,7 @@ def draw_curves(out):
         if points := finite(points, log=True):
             mean = running_mean(points)
             means[f"{name} {mean[-1][1]:.3f}"] = mean
-    held_out = {}  # {name: {step: nll}}; the later line of a step counts
+    held_out = {}  # {name: {step: nll}}; the last line of a step counts
     for step, found in read_scores(lines):
         for name, scores in scores_by_set(found).items():
             nll = scores.get("nll")
@@ -209,13 +209,13 @@ def draw_curves(out):
         points = finite(sorted(by_step.items()), log=True)
         if len(points) > 1:
             means[f"held out {name}".rstrip() + f" {points[-1][1]:.3f}"] = points
-    line_chart(means, out / "loss.png", "step", "loss: pale every step, dark the running mean",
+    line_chart(means, out / "loss.png", "step", "loss (pale: every step, dark: running mean)",
                log=True, pale=losses)
 
 
 def draw_progress(out):
-    """scores.png of the run directory `out`: scores against minutes of training and stage 0.
-    No file where no score was taken twice."""
+    """Draws scores.png in the run directory `out`: scores over the minutes of stage 0 and training.
+    A score needs two or more values. If no score has them, no file is written."""
     minutes = sum(line.get("seconds", 0) for line in read_log(out / "stage0.jsonl")) / 60
     series = {name: [] for name in IMAGE_TARGETS | VIDEO_TARGETS}
     for line in read_log(out / "log.jsonl"):
@@ -229,8 +229,8 @@ def draw_progress(out):
 
 
 def print_end(run, loss, scores, seconds):
-    """Prints what a run has learned, where its pictures are, and commands to try; then one
-    line of JSON. loss: of the last step, None if the log has none."""
+    """Prints the scores of a run, the paths of its pictures and commands to try. The last line is a
+    JSON object. loss: the loss of the last step, or None if the log contains no step."""
     out = shlex.quote(str(run.out))
     stage = run.config.stage
     steps = plural(run.config.steps, "step")
@@ -241,17 +241,17 @@ def print_end(run, loss, scores, seconds):
     targets = IMAGE_TARGETS if stage == 1 else VIDEO_TARGETS
     if learned := main_scores(scores, targets if is_toy else {}):
         asked = "held-out examples" if is_toy else "the records of --eval"
-        print(f"After {steps}, on {asked}: {learned}.")
+        print(f"Scores after {steps} on {asked}: {learned}.")
         for name, of_set in scores_by_set(scores).items():
             if name and not is_toy:
-                print(f"On {name}: {main_scores(of_set, {})}.")
+                print(f"Scores on {name}: {main_scores(of_set, {})}.")
     else:
         last = "is not in the log" if loss is None else f"is {loss:.3f}"
-        how = "" if is_toy else " (--eval FILE evaluates on the records of a file)"
-        print(f"After {steps} the loss {last}; no answer was scored{how}.")
+        how = "" if is_toy else " To score answers, add --eval FILE."
+        print(f"After {steps} the loss {last}. No answer was scored.{how}")
     generate = f"python -m tools.generate --model {out}"
     if is_toy:
-        drawn = f"how training went: {out}/progress.gif; {drawn}"
+        drawn = f"progress: {out}/progress.gif; {drawn}"
         image = f"--image {out}/samples/image.png"
         try_next = [
             f'{generate} {image} --prompt "pointing: any shape" --draw {out}/points.png',
@@ -269,8 +269,9 @@ def print_end(run, loss, scores, seconds):
 
 
 def first_question(run):
-    """'--image cat.png --prompt "pointing: cats"', the first question of --data, among 20 records
-    of each file; without one, words to replace: '--video VIDEO --prompt PROMPT'."""
+    """-> flags for tools.generate, such as '--image cat.png --prompt "pointing: cats"'. The prompt
+    is the first question in the first 20 records of each file of --data. If there is none, the user
+    must fill in the flags: '--video VIDEO --prompt PROMPT'."""
     config = evaluation_config(run.config.data)
     words = []
     for source in run.loader.mixture.sources:
@@ -280,7 +281,7 @@ def first_question(run):
                 kind = medium(record)
                 words = [] if kind == "text" else [f"--{kind}", kind.upper()]
                 if "frames" in record.get("video", ()):
-                    continue  # which is no file for --video
+                    continue  # --video needs a video file
                 asked = [a for a in record["annotations"] if a["type"] in TYPES]
                 questions, _ = collect_questions([record | {"annotations": asked}], config)
                 if questions:
@@ -291,8 +292,8 @@ def first_question(run):
 
 
 def main_scores(scores, targets):
-    """'caption_exact 0.850 (target 0.75), ..' of the scores with a target; without targets, of all
-    but the parts of scores."""
+    """-> 'caption_exact 0.850 (target 0.75), ..', the scores that have a target. Without targets:
+    all scores except components such as precision and recall."""
     parts = ("precision", "recall", "close", "det_a", "ass_a")
     shown = []
     for name in targets or [name for name in SCORES if not name.endswith(parts)]:

@@ -1,7 +1,7 @@
-"""An answer to a question -> its scores (paper: evaluation; docs/molmo2.md 13).
+"""Computes the scores of an answer to a question (paper: evaluation; docs/molmo2.md 13).
 
-The scores themselves are in metrics.py and text_metrics.py. This file knows annotations:
-which score belongs to which question, and where the true points lie in pixels.
+This file chooses the score for each type of annotation, and converts true points to pixels. The
+formulas of the scores are in metrics.py and text_metrics.py.
 """
 
 from dataclasses import dataclass
@@ -12,43 +12,44 @@ from text.points import Place, parse_points, unit
 from text.styles import medium
 from text.tracks import TrackFrames, seconds, track_frames
 
-# styles with a score of their own, a function of text_metrics.py; others with several
-# answers have the vqa_score
+# {style: its score, a function of text_metrics.py}. Other styles use vqa_score if a question has a
+# list of answers.
 STYLE_SCORE = dict.fromkeys(("doc_qa", "info_qa", "st_qa"), "anls")
 STYLE_SCORE |= dict.fromkeys(("chart_qa", "chart_qa_weighted", "plot_qa"), "relaxed_accuracy")
 
 
 @dataclass(frozen=True)
 class Question:
-    """One turn of one annotation, as the model is asked."""
+    """One turn of one annotation, with the prompt for the model."""
     record: dict
-    index: int  # of the annotation in the record
-    turn: int  # of a conversation, else 0
+    index: int  # number of the annotation in the record
+    turn: int  # number of the turn in a conversation, else 0
     turns: list  # [(question, answer), .., (question, None)]
     info: MediaInfo
-    max_new: int  # tokens of the answer at most
+    max_new: int  # maximum number of tokens of the answer
 
     @property
     def annotation(self):
-        """The annotation with the answer; in a conversation a request for points is one."""
         return annotation_of(self.record["annotations"][self.index], self.turn)
 
     @property
     def is_turn(self):
-        """Is it a turn of a conversation? Then there are no masks for it (masks.py)."""
+        """Is it a turn of a conversation? Such turns have no masks (masks.py)."""
         return self.record["annotations"][self.index]["type"] == "qa"
 
 
 def annotation_of(annotation, turn):
-    """The annotation with the answer of a turn: the turn itself if it is a request for points."""
+    """The annotation with the true answer of a turn. If the turn has points or a count, this is the
+    turn itself."""
     part = annotation.get("turns", [annotation])[turn]
     return annotation if part["type"] == "qa" else part
 
 
 def score(question, text, masks, plain=False):
-    """Text of an answer -> {name: score}; of points and tracks also `predicted`, `true`.
-    masks: the true masks of a point or track annotation (masks.py), or None. plain: options and
-    counts are read as people write them, not by the official rules (text_metrics.py)."""
+    """The text of an answer -> {name: score}. For points and tracks, the dict also contains
+    `predicted`, `true` and `hits` (evaluate.py). masks: the true masks of a point or track
+    annotation (masks.py), or None. With plain, options and counts may also be written in other
+    ways than the official rules allow (text_metrics.py)."""
     annotation = question.annotation
     if annotation["type"] == "caption":
         recall, precision = text_metrics.score_statements(text, annotation["text"])
@@ -74,8 +75,8 @@ def score(question, text, masks, plain=False):
 
 
 def score_qa(turn, style, text, plain=False):
-    """After an explanation, the text after "Answer:" counts (docs/molmo2.md 4.3). If several
-    options are correct, the answer must list all of them, one per line."""
+    """If the true answer has an explanation, only the text after "Answer:" is scored
+    (docs/molmo2.md 4.3). If several options are correct, the answer must list all, one per line."""
     said = text.rpartition("Answer:")[2] if "explanation" in turn else text
     if "options" in turn:
         right = turn["answer_idx"]
@@ -94,13 +95,13 @@ def score_qa(turn, style, text, plain=False):
 
 
 def object_ids(annotation):
-    """The ids of a track in the order of its masks: numbers first, then names."""
+    """The ids of a track in the order of its masks: first numbers, then names, both sorted."""
     ids = {p["id"] for p in annotation["points"]}
     return sorted(ids, key=lambda i: (isinstance(i, str), i))
 
 
 def true_places(question):
-    """The places of an annotation; ids of points are 1, 2, .. in its order."""
+    """The true points of an annotation -> [Place, ..] in pixels. Points have the ids 1, 2, .."""
     annotation = question.annotation
     record = question.record
     sizes = question.info.sizes
@@ -126,7 +127,7 @@ def has_boxes(annotation):
 
 
 def true_boxes(question):
-    """(left, top, right, bottom) in pixels of each point of a box annotation."""
+    """-> [(left, top, right, bottom) in pixels, ..], one for each point of a box annotation."""
     boxes = []
     for p in question.annotation["points"]:
         w, h = question.info.sizes[p.get("image", 0)]
@@ -139,8 +140,8 @@ def true_boxes(question):
 
 
 def predicted_places(question, text):
-    """The places of an answer. A point on an image that does not exist counts, in pixels of
-    the first image, and hits nothing."""
+    """The points of an answer -> [Place, ..] in pixels. A point on an image that does not exist is
+    scaled with the size of the first image. It counts as a prediction and is never a hit."""
     sizes = question.info.sizes
     kind = medium(question.record)
     places = []
@@ -158,7 +159,7 @@ def predicted_places(question, text):
 
 
 def hit_in_clip(question, masks):
-    """Masks at times of the file -> hit(k, (seconds of the clip, x, y))."""
+    """Masks with times in the video file -> the function hit(k, (seconds of the clip, x, y))."""
     times = [seconds(t, question.record) for t in masks["times"]]
     if question.annotation["type"] == "track":
         asked = TrackFrames(question.annotation, question.record, question.info.times)
@@ -167,7 +168,7 @@ def hit_in_clip(question, masks):
 
 
 def score_points(question, predicted, true, masks):
-    """Places of points -> {name: score}; names begin with the medium, if not an image."""
+    """Predicted and true points -> {name: score}. Names may start with "images_" or "video_"."""
     kind = medium(question.record)
     sizes = question.info.sizes
     points = [(p.frame, p.x, p.y) for p in predicted]
@@ -191,7 +192,7 @@ def score_points(question, predicted, true, masks):
 
 
 def score_tracks(question, predicted, true, masks):
-    """Places of tracks -> {name: score}."""
+    """Predicted and true points of tracks -> {name: score}."""
     tracks = {}
     true_tracks = {}
     for frames, places in ((tracks, predicted), (true_tracks, true)):

@@ -1,5 +1,5 @@
-"""Scores of answers in words, between 0 and 1: exact match, VQA, ANLS, relaxed accuracy,
-options, captions (docs/molmo2.md 13)."""
+"""Scores of answers as text, between 0 and 1: exact match, VQA, ANLS, relaxed accuracy,
+multiple-choice options, captions (docs/molmo2.md 13)."""
 
 import re
 import string
@@ -9,7 +9,7 @@ from evaluation.metrics import precision_recall_f1
 
 
 def exact_match(text, answers):
-    """1 if the text is one of the answers, letter by letter, without outer blanks."""
+    """1 if the text equals one of the answers. White space at both ends is ignored."""
     return float(text.strip() in {answer.strip() for answer in answers})
 
 
@@ -25,15 +25,15 @@ CONTRACTIONS = """
     wasn't we'd've we've weren't what'll what're what's what've when's where'd where's
     where've who'd who'd've who'll who's who've why'll why're why's won't would've wouldn't
     wouldn't've y'all y'all'd've you'd you'd've you'll you're you've"""
-# {a contraction without its first, its first two, or its last apostrophe: the contraction}
+# Keys: contractions without the first, the first two or the last apostrophe. Values: contractions.
 FULL_FORM = {word.replace("'", "", n): word for word in CONTRACTIONS.split() for n in (1, 2)}
 FULL_FORM |= {"".join(word.rsplit("'", 1)): word for word in CONTRACTIONS.split()}
 
 
 def normalize_vqa_answer(text):
-    """An answer as VQA compares it: lower case, no articles, numbers as digits, contractions
-    with their apostrophes. A punctuation mark next to a blank is removed, one inside a word
-    becomes a blank; all are removed where the text has a comma between digits."""
+    """Normalizes an answer for the comparison of VQA: lower case, no articles, numbers as digits,
+    contractions with their apostrophes. A punctuation mark is removed if the text has it next to a
+    blank, otherwise it becomes a blank. If a comma is between digits, all marks are removed."""
     text = re.sub(r"\s+", " ", text).strip()
     comma_in_number = re.search(r"\d,\d", text)
     plain = text
@@ -46,15 +46,15 @@ def normalize_vqa_answer(text):
 
 
 def vqa_score(text, answers):
-    """A third for each person who gave this answer, at most 1; of fewer than three, the
-    share who gave it."""
+    """min(n / 3, 1) if n of the annotators gave this answer. With fewer than three annotators, the
+    fraction who gave this answer."""
     normal = normalize_vqa_answer(text)
     agreed = sum(normalize_vqa_answer(answer) == normal for answer in answers)
     return min(agreed / min(3, len(answers)), 1.0)
 
 
 def levenshtein(a, b):
-    """Number of letters to change, insert or delete to turn a into b."""
+    """The edit distance: how many letters must be changed, inserted or deleted to turn a into b."""
     row = list(range(len(b) + 1))
     for i, letter in enumerate(a, 1):
         above = row
@@ -65,14 +65,14 @@ def levenshtein(a, b):
 
 
 def normalize_blanks(text):
-    """Lower case, one blank between words."""
+    """-> the text in lower case, with one blank between words."""
     return " ".join(text.lower().split())
 
 
 def anls(text, answers, threshold=0.5):
-    """Average normalised Levenshtein similarity of one question: 1 - edits / length of
-    the longer text, the best over the answers, in lower case; 0 where that many edits reach
-    the threshold (docs/molmo2.md 13)."""
+    """Average normalised Levenshtein similarity (ANLS) of one question, in lower case. The score
+    is 1 - edits / length of the longer text, for the most similar answer. If the quotient is not
+    below the threshold, the score is 0 (docs/molmo2.md 13)."""
     said = normalize_blanks(text)
     edits = min(levenshtein(true, said) / max(len(true), len(said), 1)
                 for true in map(normalize_blanks, answers))
@@ -80,15 +80,15 @@ def anls(text, answers, threshold=0.5):
 
 
 def parse_number(text):
-    """The number that the text is, per cent as a fraction, or None."""
+    """The text as a number, or None if it is not a number. "5%" is 0.05."""
     number = r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*(%?)"
     found = re.fullmatch(number, text.strip().lower())
     return float(found.group(1)) / (100 if found.group(2) else 1) if found else None
 
 
 def relaxed_accuracy(text, answers, tolerance=0.05):
-    """ChartQA: 1 for a number within 5 % of the true one, else for the same words. So 2008
-    passes for the year 2009, as in the official score."""
+    """The score of ChartQA. A number is correct if its error is at most 5 %. Other text must be
+    equal, in lower case. 2008 is therefore correct for the year 2009, as in the official code."""
 
     def right(answer):
         said = parse_number(text)
@@ -100,18 +100,21 @@ def relaxed_accuracy(text, answers, tolerance=0.05):
     return float(any(right(answer) for answer in answers))
 
 
-# the label of an option: as the official code reads it, and as people write it
+# The label of an option: the form in the official code, and other forms that people write.
 LABEL = re.compile(r"^\(?([a-z])(?:[).:]|$)")
 STATED_LABEL = re.compile(r"(?:^|\banswer\W*(?:is\b)?)\W*([a-z])(?=[).:,*]|\W*$)")
 
 
 def select_option(text, options, letters=True, plain=False):
-    """The number of the option that a text means, or None for an empty text.
+    """The number of the option that a text selects, or None if the text is empty.
 
-    In this order: "B. blue" or "blue" in full; the label in front ("b", "(B)", "B: ..")
-    if options have letters; the only option that the text names; the option with the
-    fewest edits, the first of equals (as in the official code, which rejects no answer).
-    plain: the label may also be stated, as in "Answer: B", "**B**" and "The answer is b."
+    The first rule that applies is used:
+    1. The text is an option in full, with or without its label: "B. blue" or "blue".
+    2. The options have letters, and the text starts with a label: "b", "(B)", "B: ..".
+    3. The text contains exactly one of the options.
+    4. The option with the smallest edit distance, the first of equals. As in the official code,
+       no answer is rejected.
+    plain: rule 2 also accepts labels such as "Answer: B", "**B**" and "The answer is b."
     """
     said = normalize_blanks(text)
     names = [normalize_blanks(option) for option in options]
@@ -132,8 +135,9 @@ def select_option(text, options, letters=True, plain=False):
 
 
 def plain_number(text):
-    """The only number of a text, as digits: "3" of "Three cats.", "1234" of "1,234", "0" of
-    "No cats."; of none or several the text with digits, which metrics.count_from_text reads."""
+    """If a text has exactly one number -> this number as digits: "Three cats." -> "3", "1,234" ->
+    "1234", "No cats." -> "0". Otherwise -> the text with number words as digits, which
+    metrics.count_from_text reads."""
     text = re.sub(r"(?<=\d),(?=\d{3}\b)", "", text)
     digits = DIGITS | {"no": "0"}
     text = re.sub("[A-Za-z]+", lambda word: digits.get(word[0].lower(), word[0]), text)
@@ -142,15 +146,15 @@ def plain_number(text):
 
 
 def statements(caption):
-    """The parts of a caption between commas -> Counter."""
+    """Splits a caption at commas -> Counter of its parts."""
     parts = (part.strip(" .\n").lower() for part in caption.split(","))
     return Counter(part for part in parts if part)
 
 
 def score_statements(text, caption):
-    """-> recall, precision of the statements of a caption, counted as often as they occur.
-    Right for captions of the toy world, which are lists; of prose it compares clauses, where
-    the paper asks a language model which statements agree."""
+    """-> recall and precision of the parts of a caption. This fits captions of the toy world, which
+    are lists. In prose it compares clauses. The paper uses an LLM judge to compare statements
+    instead."""
     said = statements(text)
     true = statements(caption)
     scores = precision_recall_f1((said & true).total(), said.total(), true.total())

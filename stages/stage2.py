@@ -1,16 +1,18 @@
 """Stage 2: instruction tuning on everything (paper: training, Table 12; docs/molmo2.md 9.2, 10).
 
-From the weights of stage 1 (--init). 30,000 steps of 128 rows of 16,384 tokens. The loss weights
-keep short answers, and images with many questions, from being outweighed: 2 / sqrt(loss tokens) and
-1 / sqrt(branches); pointing, counting and tracking 0.2 a token, captions of videos 0.1.
+The training starts from the weights of stage 1 (--init). It has 30,000 steps of 128 packed rows of
+16,384 tokens. The loss weight of a token is 0.2 for points, counts and tracks, and 0.1 for captions
+of videos. For other answers it is 2 / sqrt(loss tokens) / sqrt(branches). Without these weights,
+long answers and images with many questions would dominate.
 
-`--data FOLDER` reads FOLDER/name/records.jsonl for every name below (docs/data_sets.md has the
-lines that make them). --skip-missing skips the names that are not there.
+`--data FOLDER` reads FOLDER/name/records.jsonl for every name below. docs/data_sets.md shows how to
+make these files. --skip-missing skips the names that are not there.
 """
 
-# (group, rate, [(rate of these members, their names), ..]). The rates of the groups sum to 1.1 and
-# are divided by it. The members of a group share its rate by the square root of their sizes;
-# name:100000 counts as if the set had so many records; with name:1 the rates alone decide.
+# (group, its sampling weight, [(factor, data sets), ..]). The weights of the groups sum to 1.1 and
+# are divided by it. The weight of a group is distributed over its data sets in proportion to
+# factor x sqrt(number of records). name:100000 replaces the number of records by 100,000. If all
+# sets have :1, only the factors matter.
 MIXTURE = [
     ("demo", 0.15, [
         (1, """
@@ -38,7 +40,7 @@ MIXTURE = [
         cosyn_multidoc_diagram_exp cosyn_multidoc_doc_exp cosyn_multidoc_music_exp
         cosyn_multidoc_table_exp pixmo_clocks:250000
     """)]),
-    # The rates of members multiply their square roots, so larger and more sets still get more.
+    # The factors multiply the square roots, so a line with more or larger sets still gets more.
     ("tracking", 0.15, [
         (0.40 / 1.11, """
             mevis_track ref_yt_vos_track lv_vis_track vicas_track:30000 revos_track
@@ -70,12 +72,12 @@ MIXTURE = [
         (0.2, "academic_points_clip_63s_2fps:1"),
     ]),
     ("image_pointing", 0.10, [
-        # the paper counts every image of these twice, with the points alone and with their number
+        # sqrt(2): in the paper every image is two examples, for points and for points with count
         (2 ** 0.5, "pixmo_points_train pixmo_count_train pixmo_points_high_freq_train"),
         (1, "pixmo_multi_points:200000 cosyn_point"),
     ]),
     ("nlp", 0.0995, [(1, "tulu4")]),
-    ("hardcodes", 0.0005, [(1, "molmo2_hardcodes")]),    # who are you?
+    ("hardcodes", 0.0005, [(1, "molmo2_hardcodes")]),    # questions such as "who are you?"
 ]
 
 RECIPE = {
@@ -85,8 +87,8 @@ RECIPE = {
     "data.max_tokens": 16_384,
     "pack_crops": 128,
     "data.max_crops": 8,
-    "data.multi_turn_share": 0.2,    # of the videos with several questions for points
-    "data.high_res_share": 0.3,      # of the images with points: up to 24 crops
+    "data.multi_turn_share": 0.2,    # fraction of videos with several point questions
+    "data.high_res_share": 0.3,      # fraction of images with points that have up to 24 crops
     "data.max_frames": 128,
     "lr.vit": 5e-6,
     "lr.connector": 5e-6,
@@ -97,7 +99,7 @@ RECIPE = {
     "response_dropout": 0.0,
     "residual_dropout": 0.1,         # at every position
     "freeze_embedding": True,
-    "data.prefix_all": False,        # plain prompts for what people ask, "style:" for benchmarks
+    "data.prefix_all": False,        # plain text for questions of users, "style:" for benchmarks
     "data.separator": ";",
     "data.sqrt_length": True,
     "data.sqrt_branches": True,

@@ -1,8 +1,8 @@
 """Stage 3: long context (paper: long-context training, Table 12; docs/molmo2.md 10).
 
-From the weights of stage 2, with a fresh optimizer: 2,000 steps of stage 2's recipe with rows of
-36,864 tokens and 384 crops. Groups of 8 GPUs share a row (--cp 8), as in the paper;
-stages/cluster.sh starts them. The number of frames in evaluation is a separate choice
+The training starts from the weights of stage 2 with a new optimizer. It has 2,000 steps of the
+recipe of stage 2, with packed rows of 36,864 tokens and 384 crops. In the paper, groups of 8 GPUs
+share a row (--cp 8, see stages/cluster.sh). For evaluation, the number of frames is set separately
 (tools.generate --frames; paper: appendix E, Figure 7).
 """
 

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# All three stages of the toy, each from the weights of the one before, and then the scores of each.
+# Trains all three stages of the toy. Each starts from the weights of the stage before. At the end,
+# the scores of every stage are printed.
 #
-#   bash stages/tiny.sh --seed 1                  # into runs/tiny; flags go to every stage
-#   OUT=runs/again bash stages/tiny.sh            # into another directory
-#   STAGE1=runs/stage1-tiny bash stages/tiny.sh   # from a stage 1 that exists
+#   bash stages/tiny.sh --seed 1                  # writes to runs/tiny; flags apply to every stage
+#   OUT=runs/again bash stages/tiny.sh            # writes to another directory
+#   STAGE1=runs/stage1-tiny bash stages/tiny.sh   # uses an existing model of stage 1
 #
-# When started again after an interruption, it continues from the newest checkpoint.
+# If you start it again after an interruption, it continues from the newest checkpoint.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,9 +1,9 @@
-"""The toy world, which needs no download: coloured shapes, still and moving. In reading order:
+"""The toy world: images and videos of coloured shapes, without a download. In reading order:
 
-shapes.py    scenes of coloured shapes, drawn at random and rendered; masks of objects
-images.py    sources of single images, of series of images, and of sums in words
-motion.py    moving shapes in closed form, rendered at any time
-videos.py    the source of videos, and the questions about them
-world.py     words of the tokenizer, mixture of each stage, held-out parts
-vit.py       stage 0: pre-training of the toy's ViT, and the weights it starts from
+shapes.py    generates and renders scenes of coloured shapes; computes the masks of objects
+images.py    the data sources of single images, of several images, and of sums in words
+motion.py    generates moving shapes as formulas, and renders them at any time
+videos.py    the data source of videos, and the questions about them
+world.py     the words of the tokenizer, the mixture of each stage, the held-out sets
+vit.py       stage 0: initial weights and pre-training of the toy's ViT
 """

@@ -1,9 +1,8 @@
-"""The toy's sources without time: single images, series of images, and sums in words.
+"""The toy's data sources without video: single images, several images, and sums in words.
 
-Image i of a split is a function of (seed, split, i). Scenes whose hash is 0 modulo 8 are held out.
-
-A source has the same methods as a file of records (records/reader.py); `questions` names what is
-asked about its scenes, and is part of the seed, so that sources do not share scenes.
+Image i of a split depends only on (seed, split, i). A scene is held out if its hash is 0 modulo 8.
+A source has the same methods as a file of records (records/reader.py). `questions` is the kind of
+questions about its scenes. It is part of the random seed, so sources do not share scenes.
 """
 
 import json
@@ -16,9 +15,9 @@ from records.mixture import rng_for
 from records.parse import parse
 from toy.shapes import FEW, KINDS_BY_NAME, SIZE, VERSION, draw_scene, mask_of, name_of, render
 
-CURRICULUM = 2000  # images of a source until they are as hard as held-out ones
-SINGLE = 0.2  # share of the curriculum with one object only
-MAX_OBJECTS = 4  # of a training image
+CURRICULUM = 2000  # the first images of a source are easier; this is their number
+SINGLE = 0.2  # fraction of the curriculum with only one object per image
+MAX_OBJECTS = 4  # in a training image
 NUMBERS = ("one", "two", "three")
 
 
@@ -27,7 +26,7 @@ def is_held_out(scene):
 
 
 def point_annotation(label, points, indices):
-    """points in pixels; indices: which object of the scene each point is on, for the masks."""
+    """points: in pixels. indices: the object of the scene under each point, for the masks."""
     return {
         "type": "point",
         "label": label,
@@ -40,21 +39,21 @@ def point_annotation(label, points, indices):
 
 
 def make_record(source, i, annotations, **media):
-    """Record i of a source, as records.reader gives those of files."""
+    """Record i of a source, in the same form as records.reader returns."""
     name = f"{source.name}-{i}"
     record = parse({"id": name, "annotations": annotations, **media})
     return {**record, "key": name, "where": name, "source": source, "index": i}
 
 
 def find_named(objects, label):
-    """The indices of the objects that a label means: "red circle", "any circle", "red shape"."""
+    """The indices of the objects that fit a label: "red circle", "any circle", "red shape"."""
     colour, _, shape = label.partition(" ")
     return [k for k, o in enumerate(objects)
             if colour in ("any", o["colour"]) and shape in ("shape", o["shape"])]
 
 
 def caption_of(objects):
-    """Their names in the order of points, so that a scene has one caption."""
+    """The names of the objects, in the order of points. So every scene has exactly one caption."""
     ordered = sorted(objects, key=lambda o: (o["x"], o["y"]))
     return ", ".join(map(name_of, ordered)) or "nothing"
 
@@ -64,12 +63,12 @@ def image_entry(name):
 
 
 class World:
-    """Single images; split: train, test or unseen.
+    """Single images. split: train, test or unseen. kinds_name: a key of KINDS_BY_NAME.
 
-    The annotations of an image are points on every kind of object in it, on a kind that is absent,
-    on everything, on one whole colour and on one whole shape; with questions="all" also a
-    caption and the count of everything. The easy images, of one object, have fewer, so that
-    a row holds more of them. kinds_name: of KINDS_BY_NAME.
+    An image has point annotations for every kind of object in it, for a kind that is absent, for
+    all objects, for all objects of one colour, and for all objects of one shape. With
+    questions="all" it also has a caption and the count of all objects. Easy images with one object
+    have fewer annotations, so that more of them fit into a row.
     """
 
     def __init__(self, split, seed=0, questions="all", curriculum=0, max_objects=6,
@@ -77,11 +76,11 @@ class World:
         self.split = split
         self.seed = seed
         self.questions = questions
-        self.curriculum = curriculum  # images until they are as hard as any
+        self.curriculum = curriculum  # the number of easier images at the start
         self.max_objects = max_objects
         self.kinds = KINDS_BY_NAME[kinds_name]
         self.name = f"{'tiny' if kinds_name == 'few' else kinds_name}-{split}-{questions}"
-        self.ordered = True  # endless: comes in order, not shuffled
+        self.ordered = True  # endless, so it cannot be shuffled
         self.fingerprint = (f"{self.name} seed {seed} lessons {curriculum} most {max_objects} "
                             f"version {VERSION}")
 
@@ -89,7 +88,7 @@ class World:
         return 1 << 40
 
     def difficulty(self, i):
-        """-> least and most objects, and pixels by which their radii are larger"""
+        """-> minimum and maximum number of objects, and how many pixels to add to their radius."""
         if i >= self.curriculum:
             min_objects = 1 if self.split == "unseen" else 0
             return min_objects, self.max_objects, 0
@@ -145,15 +144,15 @@ class World:
         return [render(self.scene(record["index"]))] * len(only)
 
     def masks(self, record, annotation):
-        """(n,SIZE,SIZE) bool, one for each point of a point annotation, in its order."""
+        """(n,SIZE,SIZE) bool, one mask for each point of a point annotation, in the same order."""
         objects = self.scene(record["index"])["objects"]
         masks = [mask_of(objects[k]) for k in annotation["meta"]["objects"]]
         return np.array(masks).reshape(-1, SIZE, SIZE)
 
 
 class ImageSeries:
-    """Two or three images at once with at most three objects each: points on all of them, a count,
-    and questions about which image shows something."""
+    """Records of two or three images with at most three objects each. The annotations are points on
+    all images, a count, and questions such as "which image shows red circle"."""
 
     def __init__(self, split, seed=0):
         self.world = World(split, seed, questions="series", max_objects=3)
@@ -173,7 +172,7 @@ class ImageSeries:
     def __getitem__(self, i):
         scenes = self.scenes(i)
         rng = rng_for(self.seed, "series", self.split, i)
-        images_of = {}  # {name: the image of each such object}
+        images_of = {}  # {name: the image of each object with this name}
         for k, objects in enumerate(scenes):
             for o in objects:
                 images_of.setdefault(name_of(o), []).append(k)
@@ -211,14 +210,14 @@ class ImageSeries:
         return [render(self.world.scene(3 * record["index"] + int(k))) for k in only]
 
     def masks(self, record, annotation):
-        """As World.masks."""
+        """See World.masks."""
         scenes = self.scenes(record["index"])
         masks = [mask_of(scenes[k][j]) for k, j in annotation["meta"]["objects"]]
         return np.array(masks).reshape(-1, SIZE, SIZE)
 
 
 class Sums:
-    """Text without images, a little of every stage: 'two circles, one cross' -> '3'."""
+    """Sums as text, without images: 'two circles, one cross' -> '3'. Every stage has some."""
 
     name = "tiny-text"
 

@@ -1,41 +1,41 @@
-"""Videos of moving shapes: drawn at random, and rendered at any time.
+"""Generates random videos of moving shapes, and renders them at any time.
 
-What happens in a video is known in closed form. Half a second is a step; at a step, centres lie on
-the lattice of coordinates.
+The positions of all objects are computed by a formula. A step is half a second. At every step, the
+centres of objects lie on the lattice of coordinates.
 
     step      0     1     2     3     4     5
     object 1  .     red   red   red   blue  blue      comes at 0.5 s, becomes blue at 2.0 s
-    object 2  on    behind the pole   on    .         leaves at 2.0 s; hidden for a second
+    object 2  on    behind the pole   on    .         leaves at 2.0 s, is hidden for 1 s
 
-A video is a dict like a scene (shapes.py), with the number of `steps`, the x of a vertical `pole`
-in front of everything (0: none), and for every object also
+A video is a dict like a scene (shapes.py). It also contains the number of `steps` and the x of a
+vertical `pole` in front of all objects (0: no pole). Every object also has these fields:
 
-    way, speed         direction, and lattice places per step; reflected at LOW and HIGH
-    come, gone         the first step that shows the object, the first that does not any more
-    becomes, change    the second colour ("": none), and the step from which the object has it
+    way, speed         the direction, and lattice points per step; reflected at LOW and HIGH
+    come, gone         the first step with the object, and the first step after it has left
+    becomes, change    the second colour ("": none), and the first step with this colour
 """
 
 import numpy as np
 
 from toy.shapes import FEW, LATTICE, SIZE, draw_ground, mask_of, paint, render
 
-STEP = 0.5  # seconds; the distance of frames (data.fps)
+STEP = 0.5  # seconds between two frames, as in data.fps
 LOW, HIGH = 20, 80  # pixels: range of the centres
 WAYS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1), "nowhere": (0, 0)}
-# radius, from and below, in a video of 1, 2, .. 5 objects
+# (minimum, maximum + 1) of the radius in a video with 1, 2, .. 5 objects
 RADII = (17, 23), (15, 20), (13, 18), (12, 15), (12, 14)
 POLE_GREY = 12
 POLE_HALF_WIDTH = 7  # pixels
 
 
 def reflect(v):
-    """A coordinate that moves on without end -> its reflection between LOW and HIGH."""
+    """A coordinate without limits -> the coordinate after reflection at LOW and HIGH."""
     span = HIGH - LOW
     return LOW + span - abs((v - LOW) % (2 * span) - span)
 
 
 def object_at(o, time):
-    """An object with its colour and position at a time in seconds; None if it is absent."""
+    """An object with its colour and position at a time in seconds, or None if it is absent."""
     step = time / STEP
     if not o["come"] <= step < o["gone"]:
         return None
@@ -60,11 +60,11 @@ def draw_video(rng, steps, max_objects):
 
 def draw_object(rng, kind, kinds, steps):
     colour, shape = kind
-    # a stay of fewer steps would be missed where few frames are seen
+    # if the model gets few frames, it would miss an object that stays for fewer steps
     stay = int(rng.integers(min(3, steps), min(steps, 8) + 1))
     come = int(rng.integers(0, steps - stay + 1)) if rng.random() < 0.7 else 0
     way = list(WAYS)[int(rng.integers(5))]
-    # a change of colour must not make two kinds the same, or a name would mean both
+    # after a change of colour, two kinds must not be the same, because names would be ambiguous
     others = [c for c in FEW.colours if (c, shape) in FEW.seen and (c, shape) not in kinds]
     changes = stay > 3 and others and rng.random() < 0.35
     r = int(rng.integers(*RADII[len(kinds) - 1]))
@@ -81,10 +81,10 @@ def draw_object(rng, kind, kinds, steps):
 
 
 def visible_masks(video, time):
-    """(n,SIZE,SIZE) bool: the pixels of each object that nothing hides at a time in seconds.
+    """(n,SIZE,SIZE) bool: the visible pixels of each object at a time in seconds.
 
-    The pole hides everything, and later objects hide earlier ones. The mask is empty where more
-    than half of the object is hidden: then it counts as not visible.
+    The pole hides all objects, and later objects hide earlier ones. If more than half of an object
+    is hidden, it counts as not visible, and its mask is empty.
     """
     masks = np.zeros((len(video["objects"]), SIZE, SIZE), bool)
     free = np.ones((SIZE, SIZE), bool)
@@ -106,10 +106,8 @@ def find_pole(video):
 
 
 def render_frames(video, times):
-    """Yields a frame (SIZE,SIZE,3) uint8 for each time in seconds.
-
-    As shapes.render draws a scene, but ground and noise are drawn once, because frames are many.
-    """
+    """Yields a frame (SIZE,SIZE,3) uint8 for each time in seconds. Frames look like scenes of
+    shapes.render, but background and noise are computed only once, because this is faster."""
     ground = render({**video, "objects": []})
     noise = np.random.default_rng([video["noise"], 1]).normal(0, 6, (SIZE, SIZE))
     for time in times:

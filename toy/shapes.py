@@ -1,21 +1,22 @@
-"""Scenes of coloured shapes on textured grounds: drawn at random, and rendered.
+"""Generates and renders random scenes of coloured shapes on textured backgrounds.
 
-A scene is a dict of plain numbers and words, so that its JSON can be hashed:
+A scene is a dict of numbers and strings, so that its JSON can be hashed:
 
-    objects    [{"colour", "shape", "x", "y", "r", "light"}, ..]: centre and radius in pixels
-    slope      change of brightness from left to right and from top to bottom of the ground
-    texture    0 plain, 1 vertical stripes, 2 diagonal stripes, 3 checks; period: pixels
-    noise      seed of everything else
+    objects    [{"colour", "shape", "x", "y", "r", "light"}, ..], centre and radius in pixels
+    slope      change of the background's brightness from left to right and from top to bottom
+    texture    0 plain, 1 vertical stripes, 2 diagonal stripes, 3 checks
+    period     period of the texture in pixels
+    noise      random seed of everything else
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
-VERSION = 3  # of the drawing; part of the sources' fingerprints
+VERSION = 3  # version of the drawing, in the fingerprints of the sources
 
-SIZE = 100  # pixels: one crop of the toy's ViT, 10 x 10 patches of 10
-LATTICE = 5  # pixels: centres lie on its multiples, so that few words name all coordinates
+SIZE = 100  # pixels; one crop of the toy's ViT has 10 x 10 patches of 10 x 10 pixels
+LATTICE = 5  # pixels; centres lie on multiples of it, so that few words express all coordinates
 COLOURS = {
     "red": (235, 80, 70),
     "green": (70, 215, 90),
@@ -31,7 +32,7 @@ SHAPES = ("circle", "square", "triangle", "cross", "diamond", "bar")
 
 
 class Kinds(NamedTuple):
-    """Combinations of colour and shape; those in `unseen` are in that split only."""
+    """Combinations of colour and shape. Those in `unseen` occur in the split "unseen" only."""
     colours: tuple
     shapes: tuple
     all: tuple
@@ -45,25 +46,25 @@ def combine(colours, shapes, unseen):
     return Kinds(tuple(colours), tuple(shapes), tuple(combinations), tuple(seen), tuple(unseen))
 
 
-# Scenes are sampled by index into these tuples; reordering them changes every scene.
+# Scenes are sampled by index into these tuples. A different order would change every scene.
 FEW = combine(
     tuple(COLOURS)[:6], SHAPES[:4],
     [("blue", "square"), ("green", "triangle"), ("red", "cross"), ("yellow", "circle")])
 MANY = combine(COLOURS, SHAPES, sorted([*FEW.unseen, ("purple", "diamond"), ("white", "bar")]))
 KINDS_BY_NAME = {"few": FEW, "many": MANY}
-# least and greatest radius in a scene of 0, 1, .. 6 objects
+# (minimum, maximum) of the radius in a scene with 0, 1, .. 6 objects
 RADII = ((14, 22), (14, 22), (14, 21), (13, 19), (12, 17), (11, 16), (10, 15))
 
-# x and y of the centres of all pixels
+# coordinates of the centres of all pixels
 Y, X = np.mgrid[0:SIZE, 0:SIZE].astype(np.float32) + 0.5
 
 
 def draw_scene(rng, split, kinds, min_objects=0, max_objects=6, extra_radius=0):
-    """A random scene. Every radius is extra_radius pixels larger than RADII says."""
+    """Generates a random scene. Every radius is extra_radius pixels larger than in RADII."""
     n = int(rng.integers(min_objects, max_objects + 1))
     smallest, largest = RADII[n]
     objects = []
-    for _ in range(300):  # attempts: objects must not overlap
+    for _ in range(300):  # attempts, because objects must not overlap
         if len(objects) == n:
             break
         unseen = split == "unseen" and (not objects or rng.random() < 0.5)
@@ -95,7 +96,7 @@ def draw_ground(rng):
 
 
 def mask_of(o, box=...):
-    """The pixels of an object, (SIZE,SIZE) bool, or of its part in a box of two slices."""
+    """The pixels of an object, (SIZE,SIZE) bool. box: two slices, to compute only this part."""
     x = abs(X[box] - o["x"])
     y = Y[box] - o["y"]
     r = o["r"]
@@ -113,12 +114,12 @@ def mask_of(o, box=...):
 
 
 def render(scene):
-    """Scene -> (SIZE,SIZE,3) uint8.
+    """Renders a scene -> (SIZE,SIZE,3) uint8.
 
-    Stripes or checks of two tints cover a shaded ground, and objects are shaded too, so colour
-    alone does not tell an object from the ground. But over its three channels every object is
-    brighter than the mean of its ground, and all grounds have the same mean: a ViT trained from
-    scratch needs both (docs/log.md).
+    The background has a shade, and stripes or checks in random colours. Objects have a shade too,
+    so colour alone does not separate an object from the background. But the mean of an object's
+    three channels is above the mean of the background, and all backgrounds have the same mean. A
+    ViT that is trained from scratch needs both properties (docs/log.md).
     """
     rng = np.random.default_rng(scene["noise"])
     tints = rng.standard_normal((2, 3, 1, 1), np.float32)
@@ -135,7 +136,7 @@ def render(scene):
 
 
 def paint(image, o, noise):
-    """Draws an object into image (SIZE,SIZE,3) uint8, in the box around it only."""
+    """Draws an object into image (SIZE,SIZE,3) uint8. Only the box around it is computed."""
     x, y, r = o["x"], o["y"], o["r"]
     rows = slice(max(int(y - r) - 1, 0), int(y + r) + 2)
     columns = slice(max(int(x - r) - 1, 0), int(x + r) + 2)
@@ -147,7 +148,7 @@ def paint(image, o, noise):
 
 
 def draw_texture(scene):
-    """(SIZE,SIZE) of -1, 0 and 1: nothing, stripes, diagonal stripes or checks."""
+    """(SIZE,SIZE) with values -1, 0 and 1. The texture 0 is 0 at every pixel."""
     frequency = np.float32(np.pi / scene["period"])
     if scene["texture"] == 0:
         return np.zeros_like(X)
@@ -159,5 +160,5 @@ def draw_texture(scene):
 
 
 def name_of(o):
-    """The name of an object, as in "red circle"."""
+    """The name of an object, such as "red circle"."""
     return f"{o['colour']} {o['shape']}"

@@ -1,7 +1,7 @@
-"""The toy's source of videos, and what is asked about them (stages 2 and 3 of --tiny).
+"""The toy's data source of videos, with questions about them (stages 2 and 3 of --tiny).
 
-Video i of a split is a function of (seed, split, i). All questions can be answered from what is
-visible: see `is_fair`.
+Video i of a split depends only on (seed, split, i). The frames contain the answers to all
+questions: see `is_fair`.
 """
 
 from functools import lru_cache
@@ -22,16 +22,16 @@ from toy.motion import (
 )
 from toy.shapes import FEW, LATTICE, SIZE, VERSION, mask_of, name_of
 
-# videos of a source with one object only, and until there are as many as in held-out ones
+# Videos before the first number have one object. Those before the second have at most two.
 CURRICULUM = (600, 1800)
 
 
 class MovingShapes:
-    """Videos of `steps` half seconds, from the first to the last number of that range.
+    """Videos with steps[0] to steps[1] steps of half a second.
 
-    questions="all": where each kind of object comes, how many there are, what happens, who
-    does it. questions="tracks": the paths of objects, in videos of their own, because frames
-    beside tracks lie on a grid.
+    questions="all": at which point and time each kind of object comes, the number of objects, what
+    happens, and which object does it. questions="tracks": the paths of objects. Tracks have their
+    own videos, because the frames for a track lie on a grid of times.
     """
 
     def __init__(self, split, seed=0, questions="all", steps=(4, 6), max_objects=3,
@@ -42,9 +42,9 @@ class MovingShapes:
         self.steps = steps
         self.max_objects = max_objects
         self.curriculum = curriculum
-        # record ids, which contain the name, seed draws: another name gives other examples
+        # The name is part of record ids, which seed random choices: a new name changes all examples
         self.name = f"films-{split}-{questions}-{steps[1]}"
-        self.ordered = True  # endless: comes in order, not shuffled
+        self.ordered = True  # endless, so it cannot be shuffled
         self.fingerprint = (f"{self.name} seed {seed} steps {steps} most {max_objects} "
                             f"lessons {curriculum and CURRICULUM} version {VERSION}")
 
@@ -60,7 +60,7 @@ class MovingShapes:
 
     @lru_cache(maxsize=1024)  # noqa: B019 - a source lives as long as its run
     def video(self, i):
-        """-> a video of motion.py, with the steps at which each object is `seen`"""
+        """-> a video of motion.py. `seen` of each object contains the steps where it is visible."""
         key = ("film", self.split, self.questions, self.steps[1], i)
         for attempt in range(1000):
             rng = rng_for(self.seed, *key, attempt)
@@ -93,21 +93,21 @@ class MovingShapes:
         return make_record(self, i, annotations, **subtitles, video=video)
 
     def video_size(self, record):
-        """(width, height, seconds, half a frame in seconds). A grid leaves out the very end
-        (vision.track_times): videos with tracks end a step later."""
+        """-> (width, height, seconds, half the time of a frame). A grid does not contain the end of
+        the video (vision.track_times), so videos with tracks end one step later."""
         steps = self.video(record["index"])["steps"]
         duration = (steps if self.questions == "tracks" else steps - 1) * STEP
         return SIZE, SIZE, duration, STEP / 2
 
     def step_times(self, record):
-        """The seconds of all steps."""
+        """The times of all steps in seconds."""
         return [step * STEP for step in range(self.video(record["index"])["steps"])]
 
     def frames(self, record, times):
         return render_frames(self.video(record["index"]), times)
 
     def masks(self, record, annotation):
-        """{"times": (t,), "masks": (n,t,SIZE,SIZE) bool} of an annotation's objects at all steps"""
+        """{"times": (t,), "masks": (n,t,SIZE,SIZE) bool} for the objects of an annotation."""
         video = self.video(record["index"])
         times = np.array(self.step_times(record))
         masks = np.array([visible_masks(video, time) for time in times])
@@ -116,7 +116,8 @@ class MovingShapes:
 
 
 def is_fair(video):
-    """Is every object nearly whole when it comes, and visible at its change and before it goes?"""
+    """Is every object more than 90 % visible when it comes, and visible when it changes its colour
+    and in its last step?"""
     for k, o in enumerate(video["objects"]):
         seen = o["seen"]
         if len(seen) < 2 or o["gone"] - 1 not in seen:
@@ -140,7 +141,8 @@ def track_annotations(video, rng):
 
 
 def annotations_of(video, rng):
-    """-> (annotations, the name that a subtitle must say for one of them, or None)"""
+    """-> (annotations, name). A subtitle must contain the name, because one annotation needs it;
+    None if no subtitle is needed."""
     objects = video["objects"]
     names = sorted({name_of(o) for o in objects})
     later_names = {f"{o['becomes']} {o['shape']}" for o in objects if o["becomes"]}
@@ -159,7 +161,7 @@ def annotations_of(video, rng):
     named = None
     movers = [o for o in with_unique_name(objects) if moves_straight(o)]
     if movers:
-        # only the subtitle says which object is meant
+        # the question needs the subtitle, which names the object
         mover = movers[int(rng.integers(len(movers)))]
         annotations.append(direction_question(mover, "the named"))
         named = name_of(mover)
@@ -168,7 +170,7 @@ def annotations_of(video, rng):
 
 
 def coming_annotation(video, label):
-    """Points where and when each object of a name comes."""
+    """Points at the position and time where each object with this label comes."""
     objects = video["objects"]
     indices = find_named(objects, label)
     points = [place_at(objects[k], objects[k]["come"]) for k in indices]
@@ -201,17 +203,15 @@ def question(text, answer):
 
 
 def behaviour_questions(objects):
-    """What single objects do: the colour they change to, and the direction they move in."""
+    """Questions about one object: the colour after a change, and the direction of its path."""
     unique = with_unique_name(objects)
     changes = [question(f"{name_of(o)} becomes", o["becomes"]) for o in unique if o["becomes"]]
     return changes + [direction_question(o, name_of(o)) for o in unique if moves_straight(o)]
 
 
 def direction_question(o, name):
-    """The direction of an object's path, with an explanation.
-
-    A model of this size does not learn to answer with the word alone (docs/log.md).
-    """
+    """A question about the direction of an object's path. The answer has an explanation, because a
+    model of this size does not learn to give the word alone (docs/log.md)."""
     start = point_of(o, o["come"])
     end = point_of(o, o["gone"] - 1)
     return {
@@ -223,13 +223,13 @@ def direction_question(o, name):
 
 
 def point_of(o, step):
-    """'050 800', as points are written."""
+    """'050 800', as in answers with points."""
     place = place_at(o, step)
     return f"{round(10 * place['x']):03d} {round(10 * place['y']):03d}"
 
 
 def moves_straight(o):
-    """Does it move in one direction all the time, and is it visible for long enough to tell?"""
+    """Does the object move in one direction all the time, and is it visible at 3 steps or more?"""
     dx, dy = WAYS[o["way"]]
     distance = (o["gone"] - 1 - o["come"]) * o["speed"] * LATTICE
     end_x = o["x"] + dx * distance
@@ -238,7 +238,7 @@ def moves_straight(o):
 
 
 def order_questions(objects):
-    """Which object comes first, and which comes at a given time."""
+    """Questions: which object comes first, and which object comes at a given time."""
     questions = []
     comes = [o["come"] for o in objects]
     if len(objects) == 1 or comes[0] < comes[1]:
@@ -251,7 +251,7 @@ def order_questions(objects):
 
 
 def end_question(video, absent, rng):
-    """Multiple choice: which object is there at the end. [] where the answer is not one object."""
+    """A multiple-choice question: which object is there at the end. [] if it is not exactly one."""
     objects = video["objects"]
     there = [o for o in objects if o["gone"] >= video["steps"]]
     if len(there) != 1 or there[0]["becomes"]:
@@ -272,7 +272,7 @@ def end_question(video, absent, rng):
 
 
 def story(video):
-    """'0.5 red circle comes, 2.0 red circle becomes blue, 3.0 red circle leaves'"""
+    """A caption: '0.5 red circle comes, 2.0 red circle becomes blue, 3.0 red circle leaves'."""
     events = []
     for o in video["objects"]:
         events.append((o["come"], f"{name_of(o)} comes"))

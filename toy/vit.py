@@ -1,9 +1,10 @@
-"""Stage 0: the toy's ViT learns from labels. Released models start from SigLIP 2 instead.
+"""Stage 0: pre-trains the toy's ViT with labels. Released models start from SigLIP 2 instead.
 
-A ViT from scratch behind a decoder from scratch learns colours within minutes and shapes
-hardly at all, because one token in twenty of all answers names a shape. So the patches are
-asked first, without words: which colour, which shape, where is the centre of the object?
-At the start every head of the ViT attends to a neighbour. docs/log.md has the gains.
+If ViT and decoder are trained together from scratch, the ViT learns colours within minutes. It
+hardly learns shapes, because only one answer token in twenty is the name of a shape. Stage 0
+therefore trains the ViT alone. For each patch, it predicts the colour, the shape and the centre of
+the object. At the start, every head of the ViT attends to a neighbouring patch. docs/log.md
+reports how much this helps.
 """
 
 import math
@@ -18,25 +19,27 @@ import vision
 from toy import shapes
 from toy.images import World
 
-N_PLACES = shapes.SIZE // shapes.LATTICE + 1  # columns, and rows, of centres
+N_PLACES = shapes.SIZE // shapes.LATTICE + 1  # columns of possible centres; as many rows
 TASKS = ("colour", "shape", "column", "row")  # column and row of the object's centre
 LOSS_SHARES = (1, 4, 0.5, 0.5)
-# Small factors on the logits make the features of a task large. Without them, places take
-# up most of the variance, and the decoder does not find the shapes (docs/log.md).
+# Factors of the logits. With a small factor, the ViT must make the features of this task large.
+# Otherwise coordinates cause most of the variance, and the decoder cannot use the shapes
+# (docs/log.md).
 LOGIT_FACTORS = (0.4, 0.4, 8, 8)
-GROUND_WEIGHT = 0.1  # most patches are ground, and easy
+GROUND_WEIGHT = 0.1  # loss weight of the background: most patches show it, and it is easy
 
-# (rows down, columns right) to the neighbours of the four heads, in blocks 0, 1, 2 and again
+# (rows down, columns right) to the neighbour of each of four heads; block i uses OFFSETS[i % 3]
 OFFSETS = (((0, 1), (0, -1), (1, 0), (-1, 0)),
            ((1, 1), (1, -1), (-1, 1), (-1, -1)),
            ((0, 2), (0, -2), (2, 0), (-2, 0)))
 
 
 def labels(scene, grid, kinds):
-    """(grid*grid, 4) int64: the classes of TASKS for each patch of a toy scene.
+    """The classes of TASKS for each patch of a toy scene, (grid*grid, 4) int64.
 
-    They are those of the object that covers most of the patch. Where none covers a quarter,
-    it is ground: one past the last colour and the last shape, and no place (-1).
+    The label is the object that covers most of the patch. If no object covers a quarter of the
+    patch, the label is background: one class after the last colour and the last shape, and -1 for
+    column and row.
     """
     classes = np.tile((len(kinds.colours), len(kinds.shapes), -1, -1), (grid * grid, 1))
     if scene["objects"]:
@@ -54,12 +57,12 @@ def labels(scene, grid, kinds):
 
 
 def pretrain(vit, seed, steps, lr=1e-3, images=8, kinds_name="few"):
-    """Trains the ViT on `steps` batches of scenes that no later stage shows, and yields
-    {"step", "nll": {task: nats}, "seconds"} after each."""
+    """Trains the ViT for `steps` steps on scenes that no later stage uses. Yields {"step",
+    "nll": {task: nats}, "seconds"} after each step."""
     world = World("train", seed, questions="patches", kinds_name=kinds_name)
     crop = vit.config.crop
     n_features = len(vit.config.feature_layers) * vit.config.n_embd
-    # one more class each for the ground
+    # colour and shape have one more class, the background
     n_classes = [len(world.kinds.colours) + 1, len(world.kinds.shapes) + 1, N_PLACES, N_PLACES]
     head = nn.Linear(n_features, sum(n_classes), device=vit.pos.device)
     optimizer = torch.optim.AdamW([*vit.parameters(), *head.parameters()], lr, betas=(0.9, 0.95),
@@ -71,7 +74,7 @@ def pretrain(vit, seed, steps, lr=1e-3, images=8, kinds_name="few"):
         scenes = [world.scene(i) for i in range((step - 1) * images, step * images)]
         pixels = np.stack([vision.resize(shapes.render(s), crop, crop) for s in scenes])
         patches = torch.from_numpy(vision.patchify(pixels, vit.config)).to(vit.pos.device)
-        logits = head(vit(patches)).flatten(0, 1)  # (N*P, C), each image as one crop
+        logits = head(vit(patches)).flatten(0, 1)  # (N*P, C); each image is one crop
         classes = np.concatenate([labels(s, vit.config.grid, world.kinds) for s in scenes])
         nll = nll_of_tasks(logits.split(n_classes, dim=1), classes)
         sum(share * loss for share, loss in zip(LOSS_SHARES, nll, strict=True)).backward()
@@ -84,15 +87,15 @@ def pretrain(vit, seed, steps, lr=1e-3, images=8, kinds_name="few"):
 
 
 def learning_rate(step, base, steps):
-    """A linear rise over a tenth of the steps, times a cosine that falls to 0."""
+    """Linear warm-up over a tenth of the steps, times a cosine that decays to 0."""
     return base * min(1, 10 * step / steps) * (1 + math.cos(math.pi * step / (steps + 1))) / 2
 
 
 def nll_of_tasks(logits, classes):
-    """[(N,C) of each task], (N,4) -> [mean nll of each task], scalars in nats.
+    """Logits [(N,C) of each task], classes (N,4) -> [mean nll of each task], scalars in nats.
 
-    Colour and shape: over all patches, ground weighted by GROUND_WEIGHT. Column and row:
-    over the patches of objects, since ground has no place.
+    For colour and shape, the mean is over all patches, and background has the weight
+    GROUND_WEIGHT. For column and row, it is over the patches of objects.
     """
     targets = torch.from_numpy(classes).to(logits[0].device)
     is_object = targets[:, -1:] >= 0
@@ -108,19 +111,20 @@ def nll_of_tasks(logits, classes):
 
 @torch.no_grad()
 def init_neighbor_heads(vit, sharpness=2.0):
-    """Sets positions, queries and keys of a ViT. AssertionError if its heads do not fit.
+    """Sets the initial position embeddings, queries and keys of a ViT. AssertionError if the number
+    or the size of its heads does not fit.
 
-    The first dimensions of the input, as many as a head has, hold sines and cosines of row
-    and column, and no pixels. Keys read them as they are; queries read them rotated by the
-    offset to the neighbour. So the score, a sum of cos(frequency * distance), is highest
-    there. All of these weights learn.
+    Let a head have d dimensions. The first d dimensions of the ViT's input contain sines and
+    cosines of row and column, and no pixels. Keys copy these values. Queries rotate them by the
+    offset to the neighbour. The attention score is a sum of cos(frequency * distance), so it is
+    highest at the neighbour. All of these weights are trained later.
     """
     config = vit.config
     d = config.n_embd // config.n_head
     assert config.n_head > 1 and d % 4 == 0, (
-        f"{config.n_head} heads of {d} dimensions; it takes several of a multiple of 4, or "
-        "--model.vision.neighbor_init=false")
-    # a quarter turn per crop to one per patch
+        f"the ViT has {config.n_head} heads of {d} dimensions. Use two or more heads of a multiple "
+        "of 4 dimensions, or --model.vision.neighbor_init=false")
+    # from a quarter turn over the whole crop to a quarter turn per patch
     frequency = torch.pi / 2 * torch.logspace(-np.log2(config.grid), 0, d // 4, base=2.0)
     angle = (torch.arange(config.grid) + 0.5)[:, None] * frequency
     wave = torch.cat([angle.sin(), angle.cos()], dim=1)  # (grid, d/2)
@@ -131,7 +135,7 @@ def init_neighbor_heads(vit, sharpness=2.0):
     vit.patch.weight[:d] = 0
 
     for i, block in enumerate(vit.blocks):
-        block.q.weight.mul_(0.1)  # a little of everything else
+        block.q.weight.mul_(0.1)  # the other dimensions keep a small influence
         block.k.weight.mul_(0.1)
         for h in range(config.n_head):
             head = slice(h * d, (h + 1) * d)
@@ -142,7 +146,7 @@ def init_neighbor_heads(vit, sharpness=2.0):
 
 
 def rotation(frequency, n):
-    """The matrix that takes sin a, cos a to sin(a + f n), cos(a + f n), for n patches."""
+    """The matrix from (sin a, cos a) to (sin(a + f n), cos(a + f n)), an offset of n patches."""
     sin = (frequency * n).sin().diag()
     cos = (frequency * n).cos().diag()
     return torch.cat([torch.cat([cos, sin], dim=1), torch.cat([-sin, cos], dim=1)])

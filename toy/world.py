@@ -1,7 +1,7 @@
-"""The toy world: coloured shapes on textured grounds, with captions, counts, points and tracks.
+"""The toy world: coloured shapes on textured backgrounds, with captions, counts, points, tracks.
 
-Training and held-out scenes cannot coincide (images.py). Four of the 24 combinations of colour and
-shape exist in the split `unseen` only; with more colours and shapes, six of 54.
+A held-out scene is never a training scene (images.py). Four of the 24 combinations of colour and
+shape occur in the split `unseen` only. With --toy_kinds many, these are six of 54.
 """
 
 from functools import partial
@@ -15,7 +15,7 @@ from toy.vit import init_neighbor_heads, pretrain
 
 __all__ = ["WORDS", "held_out", "init_neighbor_heads", "mixture", "pretrain"]
 
-# What the toy's tokenizer encodes as one id; the order decides the ids.
+# The toy's tokenizer encodes each of these strings as one id. The order determines the ids.
 WORDS = (
     "user\n", "assistant\n", "pointing: ", "count: ", "long_caption", "text_sft",
     "There are none.", '<points coords="1', '">', "</points>", ", ", "nothing", "any", " shape",
@@ -23,7 +23,7 @@ WORDS = (
     *FEW.colours,
     *(f" {shape}" for shape in FEW.shapes),
     *(f" {10 * v:03d}" for v in range(LATTICE, SIZE, LATTICE)),
-    # of videos and series of images
+    # for videos and several images
     "video_point: ", "video_count: ", "video_point_track_per_frame: ", "multi_image_pointing: ",
     "multi_image_count: ", "user_qa", "video_long_caption", "video_multiple_choice",
     '<points coords="', '<tracks coords="', "</tracks>", "No tracks available.", "Image ",
@@ -33,13 +33,13 @@ WORDS = (
     " image shows ", " at ", "from", " to", " Answer: ", "left", "right", "up", "down", "nowhere",
     *(f" {k}" for k in range(1, 7)),
     *(f"{k / 2:.1f}" for k in range(18)),
-    # of the world with more kinds
+    # for --toy_kinds many
     *(colour for colour in COLOURS if colour not in FEW.colours),
     *(f" {shape}" for shape in SHAPES if shape not in FEW.shapes),
 )
 
-# Stage 2 sees the short videos whole, and every third frame of the long ones.
-LONG = (7, 18)  # steps
+# In stage 2 the model gets all frames of short videos, and every third frame of long ones.
+LONG = (7, 18)  # minimum and maximum number of steps
 SOURCES = {
     "images": World,
     "series": ImageSeries,
@@ -48,17 +48,16 @@ SOURCES = {
     "long-videos": partial(MovingShapes, steps=LONG, max_objects=5),
     "long-tracks": partial(MovingShapes, questions="tracks", steps=LONG, max_objects=4),
 }
-VIDEO_SHARE = {2: 0.7, 3: 0.85}  # of the draws, by stage
+VIDEO_SHARE = {2: 0.7, 3: 0.85}  # {stage: sampling weight of all videos}
 
 
 def mixture(seed, stage=1, curriculum=True, video_share=None, kinds_name="few"):
-    """(sources, rates) of a stage of --tiny; the rates add up to 1.
+    """-> (sources, their sampling weights) for a stage of --tiny. The weights sum to 1.
 
-    Stage 1: captions with everything else, points, text, with more captions than published,
-    because they teach the words. Stages 2 and 3: groups as in stages/stage2.py. The sources
-    are endless, so the sizes by which members share the rate of a group are made up.
-    curriculum: do sources begin with easy scenes, in stages 1 and 2? kinds_name: of single
-    images. A stage of one's own has the mixture of stage 3.
+    Stage 1 has more captions than the published recipe, because the words are learned from them.
+    Stages 2 and 3 have groups as in stages/stage2.py. The sources are endless, so the sizes that
+    distribute the weight of a group are our choice. curriculum: do the sources of stages 1 and 2
+    start with easy scenes? kinds_name: for single images. New stages use the mixture of stage 3.
     """
     stage = min(stage, 3)
     if stage == 1:
@@ -73,7 +72,7 @@ def mixture(seed, stage=1, curriculum=True, video_share=None, kinds_name="few"):
     short = {"curriculum": curriculum and stage == 2}
     videos = [
         (SOURCES["videos"]("train", seed, **short), 30_000),
-        # stage 3 forgets them if they are few
+        # with fewer tracks, the model forgets them in stage 3
         (SOURCES["tracks"]("train", seed, **short), 10_000 if stage == 2 else 20_000),
     ]
     if stage == 3:
@@ -93,11 +92,11 @@ def mixture(seed, stage=1, curriculum=True, video_share=None, kinds_name="few"):
 
 
 def held_out(stage, seed, n, kinds_name="few"):
-    """{part: records} to be scored, n of each kind of a part or fewer.
+    """-> {name of a set: records} for the evaluation. Each kind of record in a set has at most n.
 
-    Parts: test (from stage 2 on with series of images and videos), long (long videos, from stage 2
-    on), unseen (images with combinations that training never shows), crowded (images with more
-    objects than training shows).
+    test: images, and from stage 2 on also several images, videos and tracks. long: long videos,
+    from stage 2 on. unseen: images with combinations that are not in the training data. crowded:
+    images with more objects than in the training data.
     """
     as_in_training = range(MAX_OBJECTS + 1)
     parts = {"test": held_out_images("test", seed, n, as_in_training, kinds_name)}
@@ -113,7 +112,7 @@ def held_out(stage, seed, n, kinds_name="few"):
 
 
 def held_out_images(split, seed, n, n_objects, kinds_name="few"):
-    """The first n images of a split, at least one, whose number of objects is in n_objects."""
+    """The first n images (or one, if n is 0) of a split whose number of objects is in n_objects."""
     world = World(split, seed, kinds_name=kinds_name)
     fitting = (i for i in count() if len(world.scene(i)["objects"]) in n_objects)
     return [world[i] for i in islice(fitting, max(n, 1))]

@@ -146,8 +146,8 @@ def test_what_cannot_be_drawn_is_named_and_no_file_leaves_the_folder(tmp_path, c
         assert path.parent.as_posix() == "in/here"
         assert not path.name.startswith(".")
     assert capsys.readouterr().err.splitlines() == [
-        "train.py: file:cut: damaged image: cut; no picture",
-        "train.py: twice: 2 records have this id; no picture"]
+        "train.py: file:cut: damaged image: cut; no picture is drawn",
+        "train.py: twice: 2 records have this id, so no picture is drawn"]
 
 
 def test_every_set_has_a_folder_of_its_own_inside_the_folder(tmp_path):
@@ -205,7 +205,7 @@ def test_annotations_of_records_are_drawn_in_pixels_of_each_image_and_by_times_o
         [Mark(32, 24, "eye", FIRST)], [Mark(120, 60, "eye", FIRST)],
         [Mark(80, 9, "1", FIRST), Mark(80, 18, "2", SECOND)], [Mark(80, 27, "1", FIRST)]]
     assert source.times_asked == [[1, 3]]
-    assert "damaged image: cut; no picture" in capsys.readouterr().err
+    assert "damaged image: cut; no picture is drawn" in capsys.readouterr().err
 
 
 def test_an_animation_shows_every_point_and_the_colours_of_all_frames(tmp_path):

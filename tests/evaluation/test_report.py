@@ -216,16 +216,16 @@ TOY_SCORES = {"point_f1": 0.9, "point_recall": 0.8, "unseen": {"caption_exact": 
 
 @pytest.mark.parametrize(("eval_records", "loss", "scores", "sentences", "n_lines"), [
     (None, 0.25, TOY_SCORES,
-     ["After 1,600 steps, on held-out examples: point_f1 0.900 (target 0.90).",
+     ["Scores after 1,600 steps on held-out examples: point_f1 0.900 (target 0.90).",
       "runs/x/progress.gif", "runs/x/samples",
       '--model runs/x --image runs/x/samples/image.png --prompt "pointing: any shape"',
       "train.py --stage 2 --tiny --init runs/x"], 6),
     ({"mine": []}, 0.25,
      {"caption_exact": 0.5, "nll": {"all": 2}, "old": {"point_f1": 0.75, "nll": {}}},
-     ["on the records of --eval: caption_exact 0.500.", "On old: point_f1 0.750.",
+     ["on the records of --eval: caption_exact 0.500.", "Scores on old: point_f1 0.750.",
       f"--model runs/x --image {MEDIA}/chelsea.png --prompt long_caption:"], 5),
-    ({}, None, {}, ["After 1,600 steps the loss is not in the log; no answer was scored (--eval"],
-     4),
+    ({}, None, {}, ["After 1,600 steps the loss is not in the log. No answer was scored.",
+                     "To score answers, add --eval FILE."], 4),
 ])
 def test_the_end_says_what_was_learned_and_how_to_ask(capsys, tmp_path, monkeypatch, eval_records,
                                                       loss, scores, sentences, n_lines):

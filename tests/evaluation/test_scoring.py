@@ -64,7 +64,7 @@ def test_points_in_a_conversation_are_asked_for_and_scored_as_others_are(tmp_pat
 
 def test_a_type_without_a_score_is_noticed(monkeypatch):
     monkeypatch.setattr(evaluation, "TYPES", ("qa",))
-    with pytest.raises(AssertionError, match="no score for a "):
+    with pytest.raises(AssertionError, match="no score for the type "):
         evaluate_answers(all_records(), true_answer)
 
 
@@ -191,10 +191,11 @@ def test_points_and_tracks_of_a_clip_are_compared_with_masks_on_its_own_clock(tm
 
 
 @pytest.mark.parametrize(("damage", "message"), [
-    (lambda m: m | {"clip/1": m["clip/1"][:, :2]}, "the masks of clip/1 are"),
-    (lambda m: m | {"clip/1/times": np.array([2.0, 3.0, 3.5])}, "clip/1 have none at 2.0 s"),
+    (lambda m: m | {"clip/1": m["clip/1"][:, :2]}, "the masks of clip/1 have shape"),
+    (lambda m: m | {"clip/1/times": np.array([2.0, 3.0, 3.5])},
+     "clip/1 have no entry for a point at 2.0 s"),
     (lambda m: {name: m[name] for name in m if name != "clip/1/times"},
-     r"are \(2, 0, 720, 1280\)"),
+     r"must be \(2, 0, 720, 1280\)"),
     (lambda m: {name: m[name] for name in m if name != "clip/0"}, "of clip/0 are missing"),
 ])
 def test_masks_that_do_not_fit_are_refused_before_any_question(tmp_path, damage, message):
@@ -235,5 +236,5 @@ def test_masks_of_another_size_than_the_image_do_not_fit(tmp_path):
     (record,) = source(tmp_path, {"image": "coins.png", "annotations": [point]})
     (question,) = evaluation.questions_of(record, read_headers(record, DATA), DATA)
     assert find_misfit(question, np.ones((1, 303, 384), bool)) is None
-    assert find_misfit(question, np.ones((2, 303, 384), bool)).startswith("are 2, but the number")
-    assert find_misfit(question, np.ones((1, 384, 303), bool)).startswith("have the shape")
+    assert find_misfit(question, np.ones((2, 303, 384), bool)).startswith("have 2 entries, but")
+    assert find_misfit(question, np.ones((1, 384, 303), bool)).startswith("have shape")

@@ -166,7 +166,7 @@ def test_sampled_answers_follow_the_flags_and_the_record_and_not_the_batch(call,
 
 
 @pytest.mark.parametrize(("flags", "message"), [
-    (["--masks", "half.npz"], "the masks of clip/0 are"),
+    (["--masks", "half.npz"], "the masks of clip/0 have shape"),
     (["--top-p", "0.9"], "--top-p needs a --temperature above 0"),
     (["--top-p", "1.1"], "--top-p: 1.1 must be at most 1"),
     (["--temperature", "nan"], "--temperature: nan must be"),
