@@ -72,7 +72,7 @@ def test_a_row_of_another_shape_is_counted_and_costs_only_itself(tmp_path):
     pytest.param("pixmo-cap torn.parquet", "torn.parquet cannot be used",
                  marks=pytest.mark.extras("pyarrow")),
     ("tulu split", "contains the splits train, validation"),
-    ("cosyn-400k rows.jsonl", "cosyn-400k needs --type: chart"),
+    ("cosyn-400k rows.jsonl", "cosyn-400k needs --type with one of chart"),
 ])
 def test_a_mistake_costs_one_sentence(arguments, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
