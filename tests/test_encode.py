@@ -296,7 +296,7 @@ def test_the_largest_example_fills_a_row(crops):
 
 
 def test_one_transcript_of_an_image_is_read_in_an_epoch_and_another_in_the_next(folder):
-    """Stage 1 uses a caption and one transcript, later stages no transcript (docs/molmo2.md 9.3)."""
+    """Stage 1 adds one transcript to the caption, later stages add none (docs/molmo2.md 9.3)."""
     caption = {"type": "caption", "text": "all of it"}
     transcripts = [{"type": "caption", "style": "transcript", "text": f"voice {k}"}
                    for k in range(4)]
