@@ -65,7 +65,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_data_order_is_the_same_on_1_2_and_4_ranks(files, tmp_path):
-    """With and without workers and accumulation. The ranks have disjoint rows, and together all rows."""
+    """With and without workers and accumulation. Every row is on exactly one rank."""
     (tmp_path / "program.py").write_text(PROGRAM.replace("{files!r}", repr(files)))
     runs = []
     for ranks in (1, 2, 4):

@@ -1,5 +1,5 @@
-"""The packs of a step only depend on the seed and the step number. Planning is resumed exactly, also
-from a plan file."""
+"""The packs of a step only depend on the seed and the step number. Planning is resumed exactly,
+also from a plan file."""
 
 import json
 import os

@@ -169,7 +169,7 @@ def test_where_one_answer_does_not_fit_both_go_and_the_rest_stays():
     assert not example_of(PAIR, config=config).pairs
     assert example_of(PAIR, config=config).weights.sum() == 0
     halves = [PAIR, PAIR | {"chosen": PAIR["rejected"], "rejected": PAIR["chosen"]}]
-    for pair in halves:                                  # the longer answer is rejected, then chosen
+    for pair in halves:  # the longer answer is rejected, then chosen
         both = example_of(PLAIN, pair, config=config)
         assert not both.pairs
         assert both.weights.sum() == example_of(PLAIN).weights.sum()
