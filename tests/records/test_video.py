@@ -243,7 +243,7 @@ def test_a_turned_video_is_turned_back(tmp_path, degrees):
     assert (video.width, video.height) == ((64, 48) if degrees == 180 else (48, 64))
     shown = list(media.frames(video, video.times))
     assert {frame.shape for frame in shown} == {(video.height, video.width, 3)}
-    turned_back = [np.rot90(frame, -degrees // 90) for frame in shown]  # counterclockwise, too
+    turned_back = [np.rot90(frame, -degrees // 90) for frame in shown]  # both turn counterclockwise
     assert [number(frame) for frame in turned_back] == list(range(30))
 
 
