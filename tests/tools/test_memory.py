@@ -1,4 +1,4 @@
-"""tools.memory: a step on fake tensors has the memory of a real one, and a card is chosen for it."""
+"""tools.memory: a step on fake tensors has the memory of a real one. Also cards that fit it."""
 
 import json
 from dataclasses import replace

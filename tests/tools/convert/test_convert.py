@@ -53,7 +53,7 @@ def test_rows_of_all_kinds_lie_in_one_file_and_keep_their_ids_as_text(tmp_path):
     """A record stays a record, although its texts contain names of fields of chats."""
     spoken = {"annotations": [{**QA, "question": '"messages" and "conversations"?'}]}
     chat = {**ROW, "id": 7, "note": "annotations"}
-    of_a_table = {**ROW, "annotations": None}  # as from a table, where all rows have the same fields
+    of_a_table = {**ROW, "annotations": None}  # rows of a table all have the same fields
     path = write(tmp_path / "r.jsonl", ROW, spoken, chat, of_a_table)
     run(path, tmp_path / "out.jsonl")
     assert converted(tmp_path / "out.jsonl") == [MADE, spoken, {"id": "7", **MADE}, MADE]
