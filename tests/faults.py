@@ -37,8 +37,8 @@ class Fault(NamedTuple):
     marks: str = "not slow"
 
 
-# {file: [its test files, (text, text with the fault), ..]}. By default, the test file has the name of
-# the file. A third text gives other test files for one fault.
+# {file: [its test files, (text, text with the fault), ..]}. By default, the test file has the name
+# of the file. A third text gives other test files for one fault.
 FAST = {
     "attention.py": [
         ("causal = (k <= q) & (q < visible_until_k)", "causal = (k <= q) & (q <= visible_until_k)"),
