@@ -19,7 +19,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 @pytest.fixture(autouse=True)
 def _command_name(monkeypatch, request):
-    """Messages start with the name of the command. Tests of tools/x see the name tools.x."""
+    """Messages start with the name of the command. In tests of tools/x it is tools.x."""
     module = request.path.stem.removeprefix("test_")
     is_tool = request.path.is_relative_to(request.config.rootpath / "tests" / "tools")
     name = f"tools.{module}" if is_tool else "train.py"

@@ -372,7 +372,7 @@ def test_flex_attention_equals_the_formula_and_is_compiled_once():
         out = attend(*given, attention.block_mask(until, bidir))
         torch.testing.assert_close(out.double(), formula(*given, allowed), rtol=0, atol=2e-5)
     assert counters["stats"]["unique_graphs"] == before + 1
-    # a new length, when no graph may be compiled any more, is an error, not T x T scores
+    # No graph may be compiled now. A new length is an error, and T x T scores are not computed.
     mask = attention.block_mask(until[:, :200].clamp(max=200), bidir[:, :200])
     with torch._dynamo.config.patch(recompile_limit=1), pytest.raises(FailOnRecompileLimitHit):
         attend(*(x[:, :200] for x in given), mask)

@@ -1,6 +1,6 @@
 """Counts the collectives for weights, gradients, heads and pooled tokens in a step on four gloo
-ranks. Two groups of two ranks each share rows. Weights are sharded over all four ranks, or over
-pairs."""
+ranks. Two ranks share rows, and there are two such groups. Weights are sharded over all ranks, or
+over pairs."""
 
 from collections import Counter
 

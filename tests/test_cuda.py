@@ -92,7 +92,7 @@ def test_flex_attention_equals_the_rule(row, dtype, bound):
 
 @pytest.mark.parametrize("rank", [0, 3, 7])
 def test_the_share_of_one_rank_of_eight_equals_the_rule(row, rank):
-    """Its queries attend to all keys (gather); its head attends on all tokens (Ulysses)."""
+    """It computes its queries with all keys (gather), or its head on all tokens (Ulysses)."""
     fields, (q, k, v), (expected, *_) = row
     queries = parallel.distribute(T, 8)[rank].to(DEVICE)
     found = attention.attend(q[:, queries], k, v, attention.packed_mask(*fields, queries))

@@ -21,7 +21,7 @@ CASES = json.loads((TESTS / "conformance/message_tree.json").read_text())["cases
 CASES = [case for case in CASES if case["input"]["name"] != "explicit image placeholder tree"]
 BOS = EOS = 151645
 CHAT = {"<|im_start|>": [151644], "<|im_end|>": [151645]}
-TRUNK = 10000                        # the official number of tokens in a trunk
+TRUNK = 10000                        # the official id of tokens in a trunk
 FLAT = replace(CONFIG, sqrt_length=True, sqrt_branches=True, point_weight=0.2,
                video_caption_weight=0.1)
 

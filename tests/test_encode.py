@@ -230,7 +230,7 @@ def test_a_track_with_no_point_on_a_frame_is_left_out_and_never_answered_with_no
     text = BYTES.decode(example.tokens)
     assert "grey" in text
     assert "dot" not in text
-    # such a track alone is nothing to train on, and no prompt is made for it
+    # a record with only this track has nothing to train on, and no prompt is made for it
     record = open_records(folder, {"video": video, "annotations": [track]})[0]
     assert data.size(record, BYTES, CONFIG, 0, 0) == (0, 0)
     assert not questions_of(record, read_headers(record, CONFIG), CONFIG)

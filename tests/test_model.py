@@ -1,8 +1,8 @@
 """Compares the whole model with tiny random models that were run by the official code, and tests
 RoPE.
 
-Compared are logits, loss, every gradient and greedy tokens. tiny.npz contains the weights of two
-models (with the names of the transformers port), one packed row of 963 tokens, and the results:
+The tests compare logits, loss, every gradient and greedy tokens. tiny.npz contains the weights of
+two models (with the names of the transformers port), one packed row of 963 tokens, and the results:
 
     row       example 0: image, two branches 411 + 35 + 39 | example 1: image, text 444
               | example 2: text 27 | 7 padding
@@ -220,7 +220,7 @@ def test_every_gradient_norm_equals_the_official_code(family, mask):
     ours = {
         name: math.hypot(*(grads[p].norm().item() for p in parts)) for name, parts in places.items()
     }
-    # a bias of keys does not change a softmax. Its gradient is only rounding (1e-13): add 1e-11
+    # a bias of keys does not change a softmax, so its gradient is only rounding, about 1e-13
     off = {
         name: (ours[name], e[name])
         for name in e

@@ -58,7 +58,7 @@ def examples(n=5, **changes):
 
 
 def branches_of(example):
-    """The own tokens of every branch as a mask, (T,) bool. A single branch has none of its own."""
+    """One mask (T,) bool per branch for its own tokens. A single branch has no own tokens."""
     until, place = example.visible_until, np.arange(len(example.tokens))
     if example.n_branches == 1:
         return [np.zeros(len(place), bool)]

@@ -61,7 +61,8 @@ def half_unit(n):
 
 def rates_of_lines(larger=0, line=None):
     """-> {line of the table: its rate in % in stage 2}, from the sizes in the table. The sets of a
-    line have equal shares of its examples. Lines share the rate of a set by their examples.
+    line have equal shares of its examples. Lines divide the rate of a set in proportion to their
+    examples.
 
     larger: +1 for the largest size of `line` that rounding allows and the smallest size of all
     others; -1 for the opposite.

@@ -280,7 +280,7 @@ def test_a_row_without_patches_is_zero_and_leaves_gradients_alone():
         images = torch.randint(256, (2, SMALL.n_patch, SMALL.n_pixel), dtype=torch.uint8)
         see.double()  # in float32, large sums of other shapes are rounded differently
         for p in see.parameters():
-            torch.nn.init.normal_(p)  # with biases, such a row is not zero by chance
+            torch.nn.init.normal_(p)  # with biases, a row without patches would not be zero
         tokens = see(images, pool_src)
         (tokens**2).sum().backward()
         return tokens.detach(), {key: p.grad for key, p in see.named_parameters()}

@@ -168,7 +168,7 @@ def test_a_video_is_probed_once_until_its_file_changes(tmp_path, monkeypatch):
 
 
 def test_points_in_pixels_are_checked_against_the_file_when_its_header_is_read(tmp_path):
-    """They are not, if the record contains the size of the image that was annotated."""
+    """They are not checked if the record contains the size of the image that was annotated."""
     Image.new("RGB", (40, 30)).save(tmp_path / "a.png")
     Image.new("RGB", (10, 90)).save(tmp_path / "b.png")
 

@@ -1,5 +1,5 @@
-"""Compares J&F of masks with values by hand and from scipy. The command scores files, and a mistake
-gives one sentence."""
+"""Compares J&F of masks with values that are computed by hand. The command scores files, and a
+mistake gives one sentence."""
 
 import json
 

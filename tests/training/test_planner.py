@@ -46,7 +46,7 @@ def text_files(folder, **texts):
 
 
 def test_a_source_of_which_too_much_is_skipped_stops_the_run(tmp_path):
-    """It stops after 100 skipped records of one source if they are more than --max_skip of it."""
+    """It stops after 100 skipped records of one source if their share is above --max_skip."""
     bad = "b" * 5000
     few, many = text_files(tmp_path, few=[bad] * 4 + ["a"] * 996, many=[bad] * 400 + ["a"] * 600)
 

@@ -51,8 +51,8 @@ def encoded(monkeypatch):
 @pytest.mark.parametrize("step", [0, 2, 4])
 def test_a_resumed_run_is_the_run_that_nothing_stopped(whole, records, tmp_path, step, capsys,
                                                        encoded):
-    """With dropout. Without a checkpoint, the run starts again and prints this. With a checkpoint,
-    it decodes no record of earlier steps, and no record that skips.jsonl lists for later steps."""
+    """The run has dropout. Without a checkpoint, it starts from step 1 and prints a message. With a
+    checkpoint, it decodes no record of earlier steps, and none that skips.jsonl lists for later."""
     out = back_to(whole, tmp_path / "out", step)
     (out / "step-2.part").mkdir()
     assert run(out, *RECIPE, *records, "--resume") == 0

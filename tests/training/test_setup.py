@@ -153,7 +153,7 @@ def test_ranks_that_see_other_data_end_in_one_sentence(tmp_path, capsys, monkeyp
 
 
 def test_a_dry_run_has_the_largest_shapes_and_changes_nothing(tmp_path, monkeypatch):
-    """Its rows are full, with all crops, and loss at every token. The log is bit-identical."""
+    """Its rows are full, with all crops and loss at every token. The log does not change."""
     batches = []
     collate = packing.collate
     build_optimizer = train.build_optimizer

@@ -134,7 +134,7 @@ def test_a_file_that_is_no_file_of_records_is_refused_with_the_command_to_conver
 
 
 def test_the_published_mixture_is_read_from_a_folder_and_says_what_is_missing(tmp_path, capsys):
-    """Every source is listed once. Only with --skip-missing the run continues without them."""
+    """Every missing source is listed once. With --skip-missing, the run continues without them."""
     cap, count, cosyn = (write_records(tmp_path, f"{name}/records.jsonl", n) for name, n in (
         ("pixmo-cap", 10), ("pixmo-count", 100), ("cosyn-point", 800)))
     with pytest.raises(DataError, match=r"--data: no such file: .*; --skip-missing") as error:
@@ -143,7 +143,7 @@ def test_the_published_mixture_is_read_from_a_folder_and_says_what_is_missing(tm
     for name in ("pixmo-points-basic", "pixmo-points-high-frequency", "tulu"):
         assert text.count(name) == 1
     found = rates_of("--data", tmp_path, "--skip-missing")
-    # records of PixMo-Count count twice, so 200 examples stand against 800
+    # a record of PixMo-Count counts twice, so 200 examples are compared with 800
     assert found == pytest.approx({str(cap): 2 / 3, str(count): 1 / 9, str(cosyn): 2 / 9})
     assert "pixmo-points-basic" in capsys.readouterr().err
 

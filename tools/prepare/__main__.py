@@ -37,7 +37,7 @@ def parse(argv):
     add = parser.add_argument
     add("name", choices=SETS, metavar="NAME", help=(
         f"one of {', '.join(SETS)}; or frames, which has its own --help"))
-    add("source", nargs="+", help="published files (.parquet, .json, .jsonl), or a folder")
+    add("source", nargs="+", help="published files (.parquet, .json, .jsonl), or a folder of them")
     add("out", help="new folder for records.jsonl and urls.txt; it may contain media/")
     add("--media", "--videos", metavar="DIR",
         help="folder of downloaded images, named by the sha256 of their URL, and videos, named "
@@ -50,7 +50,7 @@ def parse(argv):
     add("--min-score", type=float, default=3,
         help="molmo2-cap: skip videos with a lower annotation_score (default 3)")
     add("--first-tokens", type=int, default=4096,
-        help="tulu: skip longer first messages (default 4096 tokens; Molmo2 stage 1: 2304)")
+        help="tulu: maximum tokens of the first message (default 4096; Molmo2 stage 1: 2304)")
     add("--type", dest="kind", choices=TYPES, help=(
         "cosyn-400k, syn-multi-image-qa: type of the images"))
     args = parser.parse_args(argv)

@@ -7,7 +7,7 @@ reasons. The finished records are checked by tools.check, not here.
 import math
 
 MAX_OPTIONS = 26  # every option has a letter
-MAX_POINTS = 60  # per annotation
+MAX_POINTS = 60  # per annotation, and in some sets per record
 UNKNOWN_SIZE = (math.inf, math.inf)  # of an image that is not downloaded yet
 ROLES = {"human": "user", "gpt": "assistant"}
 

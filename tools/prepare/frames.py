@@ -4,7 +4,7 @@
         --media tests/media --max-frames 8
 
 out   OUT/records.jsonl   the same records, with frames instead of each video
-      OUT/media/          one folder per clip, with images of the input size of the ViT
+      OUT/media/          one folder per clip, with images of SIZE x SIZE pixels
       stdout              {"records":, "bytes":, "skipped": {reason: n}}
 
 If --max-frames and --fps are the same as in training, training uses the same frames with and
@@ -60,7 +60,7 @@ def prepare(source, config, args, index):
         names = [f"{k:05d}.{args.format}" for k in range(len(info.times))]
         there = [path.name for path in sorted(folder.glob("*")) if path.stat().st_size]
         if there != names:
-            if there:  # incomplete; if empty, another process may create it now
+            if there:  # incomplete; without files, another process may create it now
                 shutil.rmtree(folder, ignore_errors=True)
             save(source.frames(record, info.times), folder, args.size, args.format)
         size = {folder.name: sum((folder / name).stat().st_size for name in names)}

@@ -54,7 +54,7 @@ class Media:
         return next(found, None)
 
     def by_url(self, url, sha256=None):
-        """An image with a URL. Its file name is the sha256 of the URL. sha256: of its bytes."""
+        """An image by its URL. The file name is the sha256 of the URL. sha256: of the bytes."""
         require(text_of(url) and not re.search(r"[\t\r\n]", url), "no image")
         name = hashlib.sha256(url.encode()).hexdigest()
         image = {"path": self.find(name) or name, "url": url}

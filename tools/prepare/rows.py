@@ -19,7 +19,7 @@ def split_of(path):
 
 def source_files(sources, split=None):
     """The files to read, in order. A folder stands for all its parquet files, or for its .json and
-    .jsonl files if it has no parquet file. Without `split`, they must belong to one split."""
+    .jsonl files if it has no parquet file. Without `split`, its files must be of one split."""
     files = []
     for source in map(Path, sources):
         inside = sorted(source.rglob("*.parquet"))

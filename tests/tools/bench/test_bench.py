@@ -147,7 +147,7 @@ def keep_threads():
 
 
 def test_the_times_asked_for():
-    """There are at most all frames, spread evenly up to the last one, and a clip in the middle."""
+    """At most all frames are chosen, spread evenly up to the last one, and a clip in the middle."""
     video = SimpleNamespace(duration=2.0, times=np.arange(60) / 30)
     cases = load.choose_times(video, [384, 9])
     assert list(cases) == ["60 frames", "9 frames", "0.3333 s from 1 s"]

@@ -41,7 +41,7 @@ def film(address):
         "const box = $('stage').getBoundingClientRect(); return [box.left, box.top, box.width]")
 
     def mouse(kind, x):
-        # beside the centre, where the ring is
+        # not at the centre, since the ring is there
         place = {"x": round(left + (x + 6) * width / 100), "y": round(top + (Y + 5) * width / 100)}
         window.driver.execute_cdp_cmd("Input.dispatchMouseEvent", {
             "type": kind, **place, "button": "left", "buttons": 1, "clickCount": 1})

@@ -133,7 +133,7 @@ def test_answers_about_a_picture_that_is_no_longer_chosen_are_not_shown(page):
 def test_keys_move_and_delete_a_shape(page):
     keys = {"left": "\ue012", "up": "\ue013", "right": "\ue014", "down": "\ue015",
             "delete": "\ue017", "backspace": "\ue003"}
-    page.resize(1180, 400)  # less high than the page: keys must not scroll it
+    page.resize(1180, 400)  # the window is lower than the page: keys must not scroll it
     page.run("document.querySelector('.shape').focus({preventScroll: true})")
     page.actions().send_keys(keys["right"] * 2, keys["down"]).perform()
     page.wait()
@@ -289,7 +289,7 @@ def test_files_are_chosen_or_dropped_and_what_is_no_image_is_a_sentence(page):
     page.run(DROP, "AAAA", "notes.txt", "text/plain")
     page.wait("$('error').textContent")
     assert page.find("#error")[0].text == "notes.txt: Pillow finds no image in it"
-    assert are_displayed(page, "stage", "answers", "frame") == [False] * 3  # nothing is left
+    assert are_displayed(page, "stage", "answers", "frame") == [False] * 3  # the old file is hidden
     page.click("#scene")
     assert page.find("#error")[0].text == ""
     assert len(page.find(".shape")) > 0
