@@ -38,7 +38,7 @@ def parse(argv):
     add("name", choices=SETS, metavar="NAME", help=(
         f"one of {', '.join(SETS)}; or frames, which has its own --help"))
     add("source", nargs="+", help="published files (.parquet, .json, .jsonl), or a folder of them")
-    add("out", help="new folder for records.jsonl and urls.txt; it may contain media/")
+    add("out", help="folder for records.jsonl and urls.txt, new or only with media/")
     add("--media", "--videos", metavar="DIR",
         help="folder of downloaded images, named by the sha256 of their URL, and videos, named "
         "by their id; images in the published files are written to it (default OUT/media)")
