@@ -67,7 +67,7 @@ def random_tree(config, rng, image_sizes, n_frames, texts, n_subtitles=0):
     """An example with random ids and without pixels -> Tree.
 
     image_sizes: (width, height) of the images; n_frames: of a video in place of images, or 0.
-    texts: (prompt tokens, answer tokens) per annotation. n_subtitles: tokens after the media.
+    texts: (tokens read, tokens learned) of each annotation. n_subtitles: tokens behind the media.
     """
     tokenizer = ByteTokenizer(n_vocab=config.n_vocab)
     settings = data.DataConfig(vision=config.vision)
@@ -124,7 +124,7 @@ def plain_example(config, rng, plain):
 
 def draw_tree(config, rng, stage, max_frames):
     """A Tree of the stream. Its images have as many crops as in the released model, whatever the
-    size of a crop. A quarter of an annotation is the prompt, and the rest has loss."""
+    size of a crop; a quarter of an annotation is read, the rest is learned."""
     draft = stream.draw(rng, stage)
     stride, released = config.vision.stride, vision.RELEASED.stride
     sizes = [(width * stride // released, height * stride // released)
@@ -144,7 +144,7 @@ def stream_case(config, n, stage, limits):
         whole = trees[-1].whole
         return len(whole.tokens), n_crops(whole)
 
-    # Skip the first MAX_WAIT packs, since they contain the largest examples of the pool.
+    # The first packs hold the largest examples of the pool; after MAX_WAIT packs these are gone.
     planner = packing.Planner(next_size, limits.max_tokens, limits.max_crops)
     packs = [[e.index for e in pack]
              for pack in islice(planner, packing.MAX_WAIT, packing.MAX_WAIT + n)]
