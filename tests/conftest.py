@@ -1,9 +1,8 @@
-"""For all tests: how many threads work, that those without work wait asleep, and which tests need
-packages that requirements.txt does not install.
+"""Settings of all tests: the threads of OpenMP, and skipping tests whose packages are missing.
 
-By default OpenMP's threads spin, and two of them beside another process on two cores make a test up
-to four times as slow. With several workers (pytest -n 2) each has one thread. The variables count
-when torch is imported, which is after this file; the processes that a test starts inherit them.
+By default, OpenMP threads without work spin. Two of them beside another process on two cores make a
+test up to four times slower, so here they sleep. With several workers (pytest -n 2), each worker
+has one thread. The variables are set before torch is imported. Child processes inherit them.
 """
 
 import os
@@ -20,7 +19,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 @pytest.fixture(autouse=True)
 def _command_name(monkeypatch, request):
-    """Messages begin with the name of the command: of tools.x for the tests of tools/x."""
+    """Messages start with the name of the command. In tests of tools/x it is tools.x."""
     module = request.path.stem.removeprefix("test_")
     is_tool = request.path.is_relative_to(request.config.rootpath / "tests" / "tools")
     name = f"tools.{module}" if is_tool else "train.py"
@@ -28,7 +27,7 @@ def _command_name(monkeypatch, request):
 
 
 def pytest_runtest_setup(item):
-    """Skips a test marked `extras("safetensors", ...)` where a package is not installed."""
+    """Skips a test marked `extras("safetensors", ...)` if a package is not installed."""
     for mark in item.iter_markers("extras"):
         if sentence := missing(*mark.args):
             pytest.skip(sentence)

@@ -1,4 +1,4 @@
-"""Tests that need packages of requirements-dev.txt.
+"""Skips tests that need packages of requirements-dev.txt.
 
     @pytest.mark.extras("safetensors", "tokenizers")         on a test: conftest.py skips it
     pytestmark = require("transformers")                     at the top of a module, before imports
@@ -10,7 +10,7 @@ import pytest
 
 
 def missing(*packages):
-    """-> the sentence for the first package that is not installed, or None."""
+    """-> a message about the first package that is not installed, or None."""
     for package in packages:
         if find_spec(package) is None:
             return f"{package} is not installed: pip install -r requirements-dev.txt"
@@ -18,7 +18,7 @@ def missing(*packages):
 
 
 def require(*packages):
-    """Skips the module that is being imported where a package is missing -> its tests' mark."""
+    """Skips the importing module if a package is missing -> the mark for its tests."""
     if sentence := missing(*packages):
         pytest.skip(sentence, allow_module_level=True)
     return pytest.mark.extras(*packages)

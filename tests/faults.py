@@ -1,11 +1,11 @@
-"""Faults of one line each, which the tests must notice.
+"""Plants faults of one line each in the code. The tests must notice all of them.
 
     python -m tests.faults [WORD ..]     # plants them in a copy of the repository, one at a time
 
-Words choose files: `attention text/`. Each fault is tested in a fork of this process, which has
-imported torch, so that a fault costs seconds. First the tests must pass without any fault. Prints
-which test failed and how long it took; exit status 1 if a fault went unnoticed. Run it by hand
-after tests were changed or removed: a suite that notices fewer faults has lost something.
+Words choose files, for example `attention text/`. First the tests must pass without any fault. Each
+fault is tested in a fork of this process, which has imported torch already and is therefore fast.
+The command prints the test that failed and its time, and exits with status 1 if a fault was not
+noticed. Run it after tests were changed or removed.
 """
 
 import os
@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
 SECONDS = 300  # for the tests of one fault
-# imported before the forks: all that costs time and is no file of this repository
+# imported before the forks: slow packages, but no file of this repository
 IMPORTS = (
     "imageio_ffmpeg", "numpy", "PIL.ImageDraw", "PIL.ImageFont", "pytest", "torch", "torch._dynamo",
     "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.tensor",
@@ -33,12 +33,12 @@ class Fault(NamedTuple):
     file: str
     old: str
     new: str
-    tests: str  # the test files that should notice, separated by blanks
+    tests: str  # the test files that should notice it, separated by spaces
     marks: str = "not slow"
 
 
-# {file: [its test files, (line, line with the fault), ..]}. Without test files it is the one of its
-# name; a third text names others for one fault.
+# {file: [its test files, (text, text with the fault), ..]}. By default, the test file has the name
+# of the file. A third text gives other test files for one fault.
 FAST = {
     "attention.py": [
         ("causal = (k <= q) & (q < visible_until_k)", "causal = (k <= q) & (q <= visible_until_k)"),
@@ -381,7 +381,7 @@ FAST = {
     ],
     "tools/view.py": [("{example.dropped_branches} left out, ", "{example.n_branches} left out, ")],
 }
-# noticed by slow tests
+# slow tests notice these faults
 SLOW = {
     "parallel.py": [
         "tests/test_parallel.py::test_weights_sharded_within_groups_of_two_give_the_same",
@@ -409,7 +409,7 @@ SLOW = {
 
 
 def list_faults(marks, table):
-    """-> [Fault, ..] of a table."""
+    """-> [Fault, ..] from a table."""
     faults = []
     for file, entries in table.items():
         folder, _, name = f"tests/{file}".rpartition("/")
@@ -427,7 +427,7 @@ FAULTS = list_faults("not slow", FAST) + list_faults("slow", SLOW)
 
 
 def run_tests(tests, marks, repository):
-    """pytest in a fork -> the test that failed, or "", and seconds of CPU of all processes."""
+    """Runs pytest in a fork -> the test that failed, or "", and CPU seconds of all processes."""
     log = repository / "faults.txt"
     pid = os.fork()
     if not pid:
@@ -437,7 +437,7 @@ def run_tests(tests, marks, repository):
         os.setsid()
         os.chdir(repository)
         sys.path[0] = str(repository)
-        sys.modules.pop("tests")  # of this checkout
+        sys.modules.pop("tests")  # it was imported from this checkout
         status = 99
         try:
             options = ["-q", "-x", "-m", marks, "-p", "no:cacheprovider"]
@@ -459,8 +459,8 @@ def run_tests(tests, marks, repository):
 
 
 def check(fault, repository):
-    """Plants a fault in a copy of the repository, runs its tests and takes it out again ->
-    the test that noticed it, or "", and seconds of CPU."""
+    """Plants a fault in a copy of the repository, runs its tests, and removes it -> the test that
+    noticed it, or "", and CPU seconds."""
     path = repository / fault.file
     text = path.read_text(encoding="utf-8")
     assert text.count(fault.old) == 1, f"{fault.file} does not contain {fault.old!r} exactly once"

@@ -1,7 +1,7 @@
-"""Ranks of a test, as processes that begin as copies of one that has imported torch.
+"""Starts the ranks of a test as forks of a process that has already imported torch.
 
-To import torch and this project takes each process three seconds; eight ranks on two cores would
-spend most of a test on it.
+Importing torch and this project takes three seconds per process. With eight ranks on two cores,
+this would be most of the time of a test.
 """
 
 import torch.multiprocessing as mp
@@ -10,5 +10,5 @@ mp.get_context("forkserver").set_forkserver_preload(["parallel", "training.setup
 
 
 def run_ranks(function, arguments, n):
-    """function(rank, *arguments) in n processes; an error of one of them is raised here."""
+    """Calls function(rank, *arguments) in n processes. An error in one of them is raised here."""
     mp.start_processes(function, arguments, nprocs=n, start_method="forkserver")

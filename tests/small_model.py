@@ -1,4 +1,4 @@
-"""A small model with the largest batch that it can get, for tests of memory and of compilation."""
+"""A small model and its largest possible batch, for tests of memory and compilation."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ SMALL = models.ModelConfig(n_layer=2, n_embd=96, n_head=4, n_kv_head=2, head_dim
 
 
 def config_of(model, max_tokens=96, **changes):
-    """A train config with this ModelConfig, small rows, and the given fields changed."""
+    """A Config with this ModelConfig and small rows. `changes` sets further fields."""
     small = {"micro_batch": 2, "pack_crops": 3, "crop_bucket": 1, "activation_checkpointing": False}
     config = replace(Config(), model=model, **{**small, **changes})
     return replace(config, data=replace(config.data, max_tokens=max_tokens))
@@ -28,8 +28,8 @@ def model_of(config):
 
 
 def batch_of(config):
-    """The largest micro-batch: each row one example, all crops, loss at every token, and as many
-    visual tokens as the crops can have. Tokens and pixels are random."""
+    """The largest micro-batch. Every row is one example with all crops, as many visual tokens as
+    the crops can have, and loss at every token. Tokens and pixels are random."""
     example = largest_example(config.data, config.pack_crops, config.model.n_vocab)
     rows = [[example]] * config.micro_batch
     batch = packing.collate(rows, config.data.max_tokens, config.data.vision, config.crop_bucket)

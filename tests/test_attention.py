@@ -1,4 +1,5 @@
-"""The mask rule against official masks, an older rule and brute force; fast forms against it."""
+"""Compares the rule of the attention mask with official masks, an older rule and brute force, and
+the fast forms of attention with that rule."""
 
 import json
 import random
@@ -17,14 +18,14 @@ import attention
 
 CONFORMANCE = Path(__file__).parent / "conformance"
 CASES = json.loads((CONFORMANCE / "attention_mask.json").read_text())["cases"]
-# im_start im_end im_patch im_col low_res_im_start im_low frame_start frame_end, ids of the cases
+# ids in the cases: im_start im_end im_patch im_col low_res_im_start im_low frame_start frame_end
 VISUAL = [512, 513, 514, 515, 516, 518, 519, 520]
 STARTS = [516, 519]                          # low_res_im_start, frame_start: a new image or frame
 PACKS = 50
 
 
 # --------------------------------------------------------------------------------------------------
-# random rows, and the rule of three integers that came before, as an oracle
+# random rows, and the older rule of three integers as a reference
 
 
 def random_tree(rng, n):
@@ -35,7 +36,7 @@ def random_tree(rng, n):
 
 
 def random_row(rng, T):
-    """-> doc, branch, bidir of a packed row, lists of T integers; padding is document -1."""
+    """-> doc, branch, bidir of a packed row: lists of T integers. Padding is document -1."""
     doc, branch, bidir = [], [], []
     while len(doc) < T - rng.randint(0, T // 4):
         n = min(rng.randint(1, T), T - len(doc))
@@ -53,7 +54,7 @@ def random_row(rng, T):
 
 
 def until_of(doc, branch):
-    """The place where each token's example (trunk) or branch ends; padding ends with the row."""
+    """The position where each token's example (in the trunk) or branch ends; T for padding."""
     ends = {}
     for place, key in enumerate(zip(doc, branch, strict=True), 1):
         ends |= {key[0]: place, key: place}
@@ -84,7 +85,7 @@ def inputs(rng, B, T, dtype=torch.float64, D=8):
 
 
 def formula(q, k, v, allowed):
-    """softmax(q k / sqrt D) v over the allowed keys; query head h reads kv head h // (H/G)."""
+    """softmax(q k / sqrt D) v over the allowed keys. Query head h uses kv head h // (H/G)."""
     q, k, v = (x.double() for x in (q, k, v))
     k, v = (x.repeat_interleave(q.shape[2] // k.shape[2], dim=2) for x in (k, v))
     score = torch.einsum("bthd,bshd->bhts", q, k) / q.shape[-1] ** 0.5
@@ -97,7 +98,7 @@ def with_gradients(out, given):
 
 
 class Allocated(TorchDispatchMode):
-    """The largest tensor that is made, in bytes."""
+    """Records the size in bytes of the largest tensor that is created."""
     largest = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -113,11 +114,11 @@ class Allocated(TorchDispatchMode):
 
 
 def official_fields(tokens, sub, both_ways):
-    """The official ids of a token -> visible_until, bidir (1,T), and which tokens are padding.
+    """The official ids of the tokens -> visible_until, bidir (1,T).
 
-    sub: 100000 * example + 10000 in a trunk, or + branch from 0; -1 is padding. both_ways: None;
-    "image_tokens", as released: all visual tokens of an example are one group; "within_image":
-    each image or frame is one, and sees those before it as text does.
+    sub: 100000 * example + 10000 in a trunk, or + the branch, from 0; -1 is padding. both_ways:
+    the tokens that attend to each other in both directions. None: no tokens. "image_tokens", as
+    released: all visual tokens of an example. "within_image": the tokens of one image or frame.
     """
     sub = np.zeros(len(tokens), int) if sub is None else np.array(sub)
     doc = sub // 100000
@@ -134,14 +135,14 @@ def test_mask_equals_the_official_code(case):
     c = case["input"]
     row = official_fields(c["input_ids"], c["subsegment_ids"], c["bidirectional"])
     ours = attention.allow(*row)[0].int().tolist()
-    real = [k for k, token in enumerate(c["input_ids"]) if token != -1]  # nobody reads padding
+    real = [k for k, token in enumerate(c["input_ids"]) if token != -1]  # without padding
     expected = case["expected"]["allow_rows_as_strings"]
     assert ["".join(map(str, ours[k])) for k in real] == [expected[k] for k in real]
 
 
 @pytest.fixture(scope="module")
 def official_row():
-    """A packed row of the official code: tokens, its mask, and our two integers."""
+    """A packed row of the official code: its tokens, its mask, and our two integers per token."""
     with np.load(CONFORMANCE / "tiny.npz") as tiny:
         tokens, sub, packed = tiny["input_ids"], tiny["subsegment_ids"], tiny["allow_mask"]
     mask = np.unpackbits(packed, axis=1, count=len(tokens)).astype(bool)
@@ -174,7 +175,7 @@ def test_two_integers_give_the_rule_of_three_on_20000_random_rows():
 
 
 def random_nested_row(rng, T, depth=3):
-    """A tree of nodes in depth-first order -> visible_until, and of each token its node's path."""
+    """Random trees in depth-first order -> visible_until, and the path of each token's node."""
     paths = []
 
     def grow(path):
@@ -183,7 +184,7 @@ def random_nested_row(rng, T, depth=3):
             grow((*path, child))
 
     while len(paths) < T:
-        grow((len(paths),))                  # an example; its path is unique in the row
+        grow((len(paths),))                  # a new example; no other has its path
     paths = paths[:T]
     until = [max(q for q in range(T) if paths[q][: len(path)] == path) + 1 for path in paths]
     return until, paths
@@ -223,12 +224,12 @@ def test_allowed_pairs_counts_what_the_rule_allows():
 
 
 # --------------------------------------------------------------------------------------------------
-# attention under it
+# attention with this mask
 
 
 def test_attend_equals_a_plain_softmax_with_grouped_heads():
     torch.manual_seed(0)
-    B, T, S, H, G, D = 2, 5, 7, 6, 2, 4      # three query heads read each kv head
+    B, T, S, H, G, D = 2, 5, 7, 6, 2, 4      # three query heads use each kv head
     q, k, v = (torch.randn(B, n, heads, D, dtype=torch.float64)
                for n, heads in ((T, H), (S, G), (S, G)))
     mask = torch.rand(B, T, S) < 0.5
@@ -243,7 +244,7 @@ def test_attend_equals_a_plain_softmax_with_grouped_heads():
 
 @pytest.mark.parametrize("size", [3, 8, attention.CHUNK])
 def test_documents_in_chunks_equal_the_formula(size):
-    """Forward and backward. With chunks of 3 or 8 most documents are cut, with 1024 none is."""
+    """Forward and backward. Chunks of 3 or 8 cut most documents; chunks of 1024 cut none."""
     rng = random.Random(size)
     cut = 0
     for _ in range(PACKS):
@@ -267,7 +268,7 @@ def test_a_chunk_of_one_branch_gets_no_key_of_the_others():
 
 
 def test_some_queries_of_a_cache_equal_the_whole_mask():
-    """Rows with a tree, with padding, with an image: every chunk with only the keys it is given."""
+    """Rows contain a tree, padding and an image. Every chunk only gets its own keys."""
     until = torch.tensor([[9] * 5 + [7] * 2 + [9] * 2 + [15] * 6 + [16], [16] * 16])
     bidir = torch.tensor([[0, 1, 1, 1, 0] + [0] * 11, [0] + [1] * 10 + [0] * 5])
     rng = random.Random(0)
@@ -284,8 +285,8 @@ def test_some_queries_of_a_cache_equal_the_whole_mask():
 
 
 def test_attention_over_a_row_of_stage_3_makes_no_square_of_its_tokens():
-    """The row is one video; the largest tensor is the mask of a chunk. All is a quarter as large as
-    in stage 3, 36,864 tokens in chunks of 1,024."""
+    """The row is one video, and the largest tensor is the mask of a chunk. All sizes are a quarter
+    of those in stage 3, which has 36,864 tokens in chunks of 1,024."""
     T, chunk = 36_864 // 4, attention.CHUNK // 4
     place = torch.arange(T)
     bidir = torch.where((place > 0) & (place < T - 600) & (place % 86 < 81), place // 86 + 1, 0)
@@ -324,7 +325,7 @@ def test_backward_of_a_long_document_runs_no_attention_again():
 
 
 def listed(number, index):
-    """Which blocks the lists of a BlockMask name: (B,1,n), (B,1,n,n) -> (B,n,n) bool."""
+    """Are blocks in the lists of a BlockMask? (B,1,m), (B,1,m,n) -> (B,m,n) bool."""
     first = torch.arange(index.shape[-1]) < number[..., None]
     return torch.zeros(index.shape, dtype=torch.bool).scatter(3, index.long(), first)[:, 0]
 
@@ -332,8 +333,8 @@ def listed(number, index):
 @pytest.mark.parametrize(("T", "size", "every"), [
     (40, 8, 1), (43, 8, 1), (37, 5, 1), (6, 8, 1), (40, 8, 2), (43, 8, 3)])
 def test_block_lists_equal_what_the_rule_allows_block_by_block(T, size, every):
-    """Lists for a query, which forward reads, and for a key, which backward reads. Every second or
-    third block of queries: what a rank of several has."""
+    """Forward uses the lists per query, and backward the lists per key. A rank of several has only
+    every second or third block of queries."""
     rng = random.Random(T)
     kinds = torch.zeros(3)
     queries = torch.cat(torch.arange(T).split(size)[::every])
@@ -355,13 +356,13 @@ def test_block_lists_equal_what_the_rule_allows_block_by_block(T, size, every):
         pairs = torch.arange(2)[:, None, None], 0, torch.arange(t)[:, None], torch.arange(T)
         assert torch.equal(mask.mask_mod(*pairs), allowed)
         assert mask.seq_lengths == (t, T)
-    assert (kinds > 0).all() or T == 6       # six tokens lie in one block of eight, never whole
+    assert (kinds > 0).all() or T == 6       # six tokens never fill a block of eight
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("g++"), reason="compiling needs C++")
 def test_flex_attention_equals_the_formula_and_is_compiled_once():
-    """Forward of 50 packs; FlexAttention has no backward on a CPU. tests/test_cuda.py has both."""
+    """Forward only: FlexAttention has no backward on a CPU. tests/test_cuda.py tests both."""
     rng = random.Random(0)
     attend = torch.compiler.disable(attention.attend)    # as a compiled model calls it
     before = counters["stats"]["unique_graphs"]
@@ -371,7 +372,7 @@ def test_flex_attention_equals_the_formula_and_is_compiled_once():
         out = attend(*given, attention.block_mask(until, bidir))
         torch.testing.assert_close(out.double(), formula(*given, allowed), rtol=0, atol=2e-5)
     assert counters["stats"]["unique_graphs"] == before + 1
-    # of another length, where no more may be compiled: an error, and not all T x T scores
+    # No graph may be compiled now. A new length is an error, and T x T scores are not computed.
     mask = attention.block_mask(until[:, :200].clamp(max=200), bidir[:, :200])
     with torch._dynamo.config.patch(recompile_limit=1), pytest.raises(FailOnRecompileLimitHit):
         attend(*(x[:, :200] for x in given), mask)

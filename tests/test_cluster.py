@@ -1,4 +1,4 @@
-"""stages/cluster.sh and stages/slurm.sh, with fakes of torchrun, srun and scontrol on the PATH."""
+"""Runs stages/cluster.sh and stages/slurm.sh with fake torchrun, srun and scontrol commands."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ SLURM = {
 
 @pytest.fixture
 def folder(tmp_path):
-    """A copy of the scripts, and a folder for the fakes, which comes first on the PATH."""
+    """A copy of the scripts, and a folder of the fake commands, which is first on the PATH."""
     (tmp_path / "stages").mkdir()
     for name in ("cluster.sh", "slurm.sh"):
         shutil.copy(ROOT / "stages" / name, tmp_path / "stages" / name)
@@ -44,15 +44,15 @@ def start(folder, script, *flags, **env):
 
 
 def run(folder, script, *flags, **env):
-    """-> (exit status, calls of the fakes, stderr)"""
+    """-> (exit status, calls of the fake commands, stderr)"""
     child = start(folder, script, *flags, **env)
     _, stderr = child.communicate(timeout=60)
     return child.returncode, (folder / "notes").read_text().splitlines(), stderr
 
 
 def test_one_node_resumes_or_starts_from_weights_and_torchrun_restarts_it(folder):
-    """Each attempt has a store, gloo connects late and files may be many; an exported variable of
-    the user wins."""
+    """Each attempt has its own store, gloo connects lazily, and the limit of open files is raised.
+    A variable that the user has exported is kept."""
     fake(folder, "torchrun", 'echo "$TORCH_DISABLE_SHARE_RDZV_TCP_STORE $TORCH_GLOO_LAZY_INIT '
                              '$(ulimit -n) $(ulimit -Hn)" >> "$NOTES"; exit 1')
     flags = ("--stage", "3", "--out", "out", "--cp", "2")
@@ -92,7 +92,7 @@ def test_sigterm_reaches_torchrun_and_slurm_requeues_the_run(folder, script):
                            "echo started >&2; while :; do sleep 0.1; done")
     fake(folder, "scontrol", "printf 'one\\n'")
     with start(folder, script, "--out", "out", **SLURM, SLURM_SUBMIT_DIR=str(folder)) as child:
-        assert "started\n" in child.stderr  # waits for it, or for the end
+        assert "started\n" in child.stderr  # blocks until this line, or the end of the process
         child.send_signal(signal.SIGTERM)
         child.wait(timeout=30)
         assert (folder / "saved").exists()

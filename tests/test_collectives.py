@@ -1,5 +1,6 @@
-"""Every exchange of weights, gradients, heads and pooled tokens in a step, counted on four gloo
-ranks: two data-parallel ranks of two that share rows, weights sharded over all or over pairs."""
+"""Counts the collectives for weights, gradients, heads and pooled tokens in a step on four gloo
+ranks. Two ranks share rows, and there are two such groups. Weights are sharded over all ranks, or
+over pairs."""
 
 from collections import Counter
 
@@ -13,15 +14,15 @@ from tests.ranks import run_ranks
 from tests.test_parallel import CONFIG, forward_backward, new_model, packs_of, shard_of_rank
 
 COLLECTIVES = ("all_gather_single", "reduce_scatter_single", "all_reduce", "all_to_all_single")
-CASES = [  # ranks that hold the weights together, frozen embedding,
-    (0, True, False),  # activation checkpointing
+CASES = [  # ranks per shard group (0: all), frozen embedding, activation checkpointing
+    (0, True, False),
     (2, True, False),
     (2, False, True),
 ]
 
 
 def worker(rank, folder):
-    """Leaves {(case, micro-batches): {collective: how often}} in the folder."""
+    """Saves {(case, micro-batches): {collective: number of calls}} in the folder."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/rendezvous", rank=rank, world_size=4)
     mesh = parallel.make_mesh(2)
@@ -62,8 +63,9 @@ def worker(rank, folder):
 
 @pytest.mark.slow
 def test_a_step_exchanges_what_it_must_and_nothing_twice(tmp_path):
-    """A unit is gathered once forward and once backward; the model's own (head, last norm) once a
-    step; a frozen embedding never backward; gradients are summed over copies once a step."""
+    """A unit of weights is gathered once in forward and once in backward, the root unit (head, last
+    norm) once per step, and a frozen embedding never in backward. Gradients are summed over copies
+    once per step."""
     run_ranks(worker, (str(tmp_path),), 4)
     found = torch.load(tmp_path / "found.pt", weights_only=False)
     layers = CONFIG.n_layer
@@ -73,8 +75,8 @@ def test_a_step_exchanges_what_it_must_and_nothing_twice(tmp_path):
         expected = {
             "all_gather_single": n * (2 * inner + 1 + (not frozen)) + 1,
             "reduce_scatter_single": n * trained_units,
-            # q, k, v and the result, forward and backward; a layer that runs again, forward again;
-            # pooled tokens
+            # per layer: q, k, v together and the result, in forward and backward, and in forward
+            # again if it is recomputed; 2 for the pooled tokens
             "all_to_all_single": n * ((6 if checkpointing else 4) * layers + 2),
         }
         if shard:
@@ -89,7 +91,7 @@ def alone_in_a_row(rank, folder):
     (group,) = [cell.cell_contents for cell in model.route.__closure__]
     assert dist.get_world_size(group) == 2
     assert group is not dist.group.WORLD
-    assert mesh.cp.get_group() is dist.group.WORLD  # that of FSDP
+    assert mesh.cp.get_group() is dist.group.WORLD  # the group of FSDP
     dist.destroy_process_group()
 
 
@@ -99,7 +101,7 @@ def test_ulysses_has_a_communicator_of_its_own_where_all_ranks_share_a_row(tmp_p
 
 
 H, G, D, T = 8, 4, 16, 256
-EXCHANGED = {  # neighbours that exchange heads -> numbers that a rank of four sends in a layer
+EXCHANGED = {  # {cp_heads: how many numbers one of four ranks sends per layer}
     4: 2 * (T // 4) * D * ((H + 2 * G) + H) * 3 // 4,
     1: 2 * (T // 4) * D * 2 * G * 3,
     2: 2 * (T // 4) * D * ((H + 2 * G) + H) // 2 + 2 * (T // 2) * D * 2 * (G // 2),
@@ -107,7 +109,7 @@ EXCHANGED = {  # neighbours that exchange heads -> numbers that a rank of four s
 
 
 def count_sent(rank, folder):
-    """Leaves {neighbours that exchange heads: numbers sent, forward and backward} in the folder."""
+    """Saves {cp_heads: how many numbers are sent in forward and backward} in the folder."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/rendezvous", rank=rank, world_size=4)
     sent = Counter()
@@ -140,6 +142,6 @@ def count_sent(rank, folder):
 
 @pytest.mark.slow
 def test_what_attention_sends_is_what_the_page_says(tmp_path):
-    """docs/cluster.md: heads, gather, both. Backward sends as much as forward."""
+    """Heads, gather, and both, as in docs/cluster.md. Backward sends as much as forward."""
     run_ranks(count_sent, (str(tmp_path),), 4)
     assert torch.load(tmp_path / "sent.pt") == EXCHANGED

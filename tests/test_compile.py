@@ -1,4 +1,4 @@
-"""Compiled blocks: the same gradients, one compilation for all packs."""
+"""Compiled blocks give the same gradients, and are compiled once for all packs."""
 
 import copy
 from dataclasses import replace
@@ -16,7 +16,7 @@ from tests.test_train import opened
 
 @pytest.mark.slow
 def test_compiled_blocks_that_run_again_take_a_new_block_mask_every_step(monkeypatch):
-    """As on CUDA, but with SDPA under what the BlockMask allows in place of its kernel."""
+    """As on CUDA, but SDPA with the mask of the BlockMask replaces the FlexAttention kernel."""
     def by_sdpa(q, k, v, block_mask, enable_gqa):
         B, T = q.shape[0], q.shape[2]
         place = torch.arange(T)
@@ -32,7 +32,7 @@ def test_compiled_blocks_that_run_again_take_a_new_block_mask_every_step(monkeyp
             monkeypatch.setattr(attention, "packed_mask", attention.block_mask)
             monkeypatch.setattr(attention, "compiled_flex_attention", lambda: by_sdpa)
             model.compile_blocks()
-        for t in (48, 32, 96):                       # documents of so many tokens
+        for t in (48, 32, 96):                       # tokens per document
             until = (torch.arange(96) // t * t + t).int().repeat(2, 1)
             bidir = batch.bidir * (until // t)
             model.zero_grad()
@@ -45,8 +45,8 @@ def test_compiled_blocks_that_run_again_take_a_new_block_mask_every_step(monkeyp
 
 @pytest.mark.slow
 def test_fifty_different_packs_of_videos_and_images_are_compiled_once():
-    """Forward and backward with blocks that run again; after the second pack compiling is an error.
-    Losses are those of plain blocks."""
+    """Forward and backward with activation checkpointing. After the second pack, compiling is an
+    error. The losses equal the losses of blocks that are not compiled."""
     plain, config, packs = opened(
         "--stage", "2", "--tiny", "--batch", "1", "--data.max_tokens=512", "--pack_crops=16",
         "--crop_bucket=2", "--steps", "50")

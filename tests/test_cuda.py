@@ -1,7 +1,7 @@
-"""What only a GPU can show, on the toy: python -m pytest -m cuda. Without a GPU the tests are
-skipped; with one GPU those of two are.
+"""Tests on a GPU, with the toy model: python -m pytest -m cuda. They are skipped without a GPU,
+and tests that need two GPUs are skipped with one.
 
-MOLMO_TEST_DEVICE=cpu runs them on a CPU, where FlexAttention is replaced by chunks of documents.
+MOLMO_TEST_DEVICE=cpu runs them on a CPU, where chunks of documents replace FlexAttention.
 Products of float32 may be rounded to TF32, so the bounds are a few thousandths.
 """
 
@@ -30,16 +30,16 @@ N_GPUS = torch.cuda.device_count()
 pytestmark = [
     pytest.mark.cuda,
     pytest.mark.skipif(DEVICE.type == "cuda" and not N_GPUS, reason="no GPU that torch can use")]
-T = 1024  # tokens of a row of the toy's stage 2
+T = 1024  # tokens per row in the toy's stage 2
 
 
 @pytest.fixture(scope="module")
 def start():
-    """-> model, config, four packs of images and videos of the toy's stage 2."""
+    """-> model, config, four packs of images and videos from the toy's stage 2."""
     model, config, steps = opened("--stage", "2", "--tiny", "--batch", "1", "--workers", "0")
     with torch.no_grad():
         for p in model.parameters():
-            p.add_(0.02 * torch.randn_like(p))  # zeros would hide what they multiply
+            p.add_(0.02 * torch.randn_like(p))  # parameters that are zero would hide errors
     return model.to(DEVICE), config, [rows[0] for rows in islice(steps, 4)]
 
 
@@ -60,7 +60,7 @@ def losses_and_gradients(model, rows, dtype=torch.float32):
 
 
 def attend_and_gradients(q, k, v, mask):
-    """-> [output, gradients of q, k and v], with an output that counts with random factors."""
+    """-> [output, gradients of q, k and v] for random gradients of the output."""
     inputs = [x.detach().requires_grad_() for x in (q, k, v)]
     out = attention.attend(*inputs, mask)
     factors = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out)
@@ -69,8 +69,8 @@ def attend_and_gradients(q, k, v, mask):
 
 @pytest.fixture(scope="module")
 def row(start):
-    """The mask fields of a packed row, q, k and v of 8 query heads and 2 kv heads, and the output
-    and gradients that the rule gives in float64."""
+    """-> the mask fields of a packed row; q, k and v with 8 query heads and 2 kv heads; the output
+    and the gradients of attention with the rule in float64."""
     _, config, packs = start
     batch = packing.collate(packs[:1], T, config.data.vision).to(DEVICE)
     generator = torch.Generator().manual_seed(0)
@@ -82,7 +82,6 @@ def row(start):
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 3e-3), (torch.bfloat16, 1e-2)])
 def test_flex_attention_equals_the_rule(row, dtype, bound):
-    """The output and the gradients of q, k and v."""
     fields, inputs, expected = row
     mask = attention.packed_mask(*fields)
     assert isinstance(mask, attention.BlockMask) == (DEVICE.type == "cuda")
@@ -93,7 +92,7 @@ def test_flex_attention_equals_the_rule(row, dtype, bound):
 
 @pytest.mark.parametrize("rank", [0, 3, 7])
 def test_the_share_of_one_rank_of_eight_equals_the_rule(row, rank):
-    """Attention on its queries with all keys (gather), and in its head on all tokens (Ulysses)."""
+    """It computes its queries with all keys (gather), or its head on all tokens (Ulysses)."""
     fields, (q, k, v), (expected, *_) = row
     queries = parallel.distribute(T, 8)[rank].to(DEVICE)
     found = attention.attend(q[:, queries], k, v, attention.packed_mask(*fields, queries))
@@ -125,7 +124,7 @@ def test_bfloat16_gives_the_loss_and_gradients_of_float32(start):
 
 
 def test_compiled_blocks_give_the_losses_and_gradients_of_plain_ones(start):
-    """For packs of different numbers of crops; the blocks run again in the backward pass."""
+    """Packs have different numbers of crops. Activation checkpointing is on."""
     plain, _, packs = start
     compiled = copy.deepcopy(plain)
     compiled.activation_checkpointing = True
@@ -140,7 +139,7 @@ def test_compiled_blocks_give_the_losses_and_gradients_of_plain_ones(start):
 
 @torch.no_grad()
 def test_decoding_gives_the_logits_of_a_full_pass(monkeypatch):
-    """For two prompts of different lengths in one batch."""
+    """The batch contains two prompts of different lengths."""
     model, tokenizer, config = open_model_folder("toy", DEVICE, torch.float32)
     source = world.World("test")
     questions = ["long_caption:", "pointing: any shape"]
@@ -164,7 +163,7 @@ RUN = [*SMALL, *FLOAT32, "--steps", "4", "--save-every", "2", "--keep", "0"]
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """-> the folders of one run of --tiny on a CPU and one on the device."""
+    """-> the run directories of --tiny on a CPU and on the device."""
     folder = tmp_path_factory.mktemp("runs")
     assert run(folder / "cpu", *RUN) == 0
     assert run(folder / "device", *RUN, "--device", str(DEVICE)) == 0

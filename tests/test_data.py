@@ -1,5 +1,5 @@
-"""Message trees to arrays, against the official preprocessor (conformance/message_tree.json), and
-token weights. Sizes, prompts and pixels are in test_encode.py."""
+"""Compares the arrays of message trees with the official ones (conformance/message_tree.json), and
+tests token weights. Tests of sizes, prompts and pixels are in test_encode.py."""
 
 import json
 import math
@@ -16,12 +16,12 @@ from tests.records.visual_records import CONFIG, TOKENIZER, encoded, write_media
 
 TESTS = Path(__file__).parent
 CASES = json.loads((TESTS / "conformance/message_tree.json").read_text())["cases"]
-# Left out on purpose: text before the visual tokens of a tree. Ours keep them right behind BOS, and
-# a record has no way to ask otherwise.
+# One case is skipped on purpose, because it has text before the visual tokens of a tree. In this
+# project they always follow BOS, and no record can change this.
 CASES = [case for case in CASES if case["input"]["name"] != "explicit image placeholder tree"]
 BOS = EOS = 151645
 CHAT = {"<|im_start|>": [151644], "<|im_end|>": [151645]}
-TRUNK = 10000                        # the number that the official code gives to its tokens
+TRUNK = 10000                        # the official id of tokens in a trunk
 FLAT = replace(CONFIG, sqrt_length=True, sqrt_branches=True, point_weight=0.2,
                video_caption_weight=0.1)
 
@@ -36,13 +36,13 @@ def folder(tmp_path_factory):
 
 
 def encode_characters(text):
-    """The tokenizer of the cases: a character is its own id."""
+    """The tokenizer of the cases: the id of a character is its code point."""
     parts = re.split(r"(<\|im_\w+\|>)", text)
     return list(chain.from_iterable(CHAT.get(part, map(ord, part)) for part in parts))
 
 
 def segments_of(messages, case):
-    """User, assistant, .. -> [(ids, factor of the weight), ..]; every answer ends in EOS."""
+    """[user, assistant, ..] -> [(ids, factor of the weight), ..]. Complete answers end in EOS."""
     segments = []
     for i, message in enumerate(messages):
         ids = encode_characters(message)
@@ -50,11 +50,11 @@ def segments_of(messages, case):
             segments.append((ids, 0))
             continue
         max_length = case.get("max_answer_len", math.inf)
-        # an answer that is cut off has no end to be learned
+        # an answer that is cut off has no EOS
         ids = ids[:max_length] if len(ids) > max_length else [*ids, EOS]
         learn = i == len(messages) - 1 or not case.get("last_message_loss_only")
         segments.append((ids, int(learn)))
-    if len(messages) % 2:                        # a prompt: the last token has nothing to aim at
+    if len(messages) % 2:                        # a prompt: its last token has no target
         segments.append(([0], 0))
     return segments
 
@@ -66,7 +66,7 @@ def config_of(case):
 
 
 def branch_of(messages, weight, case):
-    """weight: None, a number, or a dict with flags that may switch off the square roots."""
+    """weight: None, a number, or a dict whose flags may turn off the square roots."""
     if not isinstance(weight, dict):
         return data.Branch(segments_of(messages, case), weight=1.0 if weight is None else weight)
     if weight["root_subsegments"] is not False:
@@ -77,12 +77,12 @@ def branch_of(messages, weight, case):
 
 
 def layout_of(case):
-    """The input of a case -> Example, and which tokens of its trunk are visual."""
+    """The input of a case -> Example, and a bool per token of its trunk: is it visual?"""
     messages = case["messages"]
     if not isinstance(messages[0], list):
         messages = [messages]
     text = ""
-    if "<|image|>" in messages[0][0]:            # the image comes where the text says
+    if "<|image|>" in messages[0][0]:            # the text gives the position of the image
         text, _, rest = messages[0][0].partition("<|image|>")
         messages = [[rest, *messages[0][1:]]]
     visual = list(chain.from_iterable(case["vision_tokens"]))
@@ -105,7 +105,7 @@ def test_tree_equals_the_official_code(case):
     assert ours.targets.tolist() == expected["target_tokens"]
     assert ours.weights.tolist() == pytest.approx(expected["loss_masks"], abs=1e-6)
     n = len(ours.tokens)
-    branch = np.array(expected.get("subsegment_ids", [TRUNK] * n))       # no tree: all is trunk
+    branch = np.array(expected.get("subsegment_ids", [TRUNK] * n))       # no tree: only a trunk
     last = {b: np.flatnonzero(branch == b)[-1] for b in set(branch.tolist())}
     ends = [n if b == TRUNK else last[b] + 1 for b in branch.tolist()]
     assert ours.visible_until.tolist() == ends
@@ -118,7 +118,7 @@ def test_tree_equals_the_official_code(case):
 
 
 def test_branches_of_a_text_tree_start_behind_bos():
-    # a deviation: the official code starts them at 0 as well, on top of BOS
+    # deviation: the official code gives the first token of a branch position 0, like BOS
     (case,) = [case for case in CASES if "quirk" in case["input"]["name"]]
     ours, _ = layout_of(case["input"])
     assert case["expected"]["position_ids"] == [0, 0, 1, 2, 3, 0, 1, 2]
@@ -126,14 +126,14 @@ def test_branches_of_a_text_tree_start_behind_bos():
 
 
 def branch(first, n):
-    """n input tokens from id `first` on; the last of its n + 1 ids is a target only."""
+    """n input tokens with ids from `first` on. The last of n + 1 ids is only a target."""
     return data.Branch([([first], 0), ([*range(first + 1, first + n), EOS], 1)])
 
 
 @pytest.mark.parametrize(("max_tokens", "kept"), [
     (6, 0), (8, 1), (11, 1), (12, 2), (21, 2), (22, 3), (math.inf, 3)])
 def test_branches_past_max_tokens_are_dropped_and_counted_never_cut(max_tokens, kept):
-    # a trunk of 3 and branches of 5, 4 and 10 inputs; sums 8, 12, 22
+    # a trunk of 3 and branches of 5, 4 and 10 tokens; the sums are 8, 12, 22
     branches = [branch(100, 5), branch(200, 4), branch(300, 10)]
     ours = data.layout([BOS, 7, 7], [False, True, True], branches, CONFIG, max_tokens)
     whole = [[100, 101, 102, 103, 104], [200, 201, 202, 203], list(range(300, 310))]
@@ -151,7 +151,7 @@ def test_a_branch_too_long_by_itself_does_not_take_the_others_with_it():
         ours = data.layout([1, 2], [False, True], branches, CONFIG, 40)
         assert (ours.dropped_branches, ours.dropped_tokens) == (1, 89)
         assert (len(ours.tokens), ours.weights.sum()) == (7, 3)
-    # after one that fits, the first that does not ends the tree
+    # after a branch that fits, the first that does not fit ends the tree
     ours = data.layout([1, 2], [False, True], [short, long, short], CONFIG, 40)
     assert (ours.dropped_branches, len(ours.tokens)) == (2, 7)
 
@@ -173,7 +173,7 @@ def test_points_and_captions_of_videos_have_flat_weights_and_all_else_square_roo
 
 
 def test_every_turn_of_a_conversation_has_the_weight_of_its_kind(folder):
-    """Points and counts 0.2 a token; questions 2 / sqrt(their own tokens with loss)."""
+    """Points and counts have 0.2 per token, questions 2 / sqrt(number of their loss tokens)."""
     point = {"type": "point", "label": "cat", "coords": "unit", "points": [{"x": 0.5, "y": 0.5}]}
     count = {"type": "count", "label": "cat", "count": 3, "weight": 0.5}
     turns = [{"question": "?", "answer": "abc"}, point, {"question": "!", "answer": "d"}, count]
@@ -190,7 +190,7 @@ def test_every_turn_of_a_conversation_has_the_weight_of_its_kind(folder):
 
 
 def test_weights_of_record_annotation_and_turn_multiply_and_0_is_context(folder):
-    """The square root counts tokens and not weights (docs/molmo2.md 7.1)."""
+    """The square root counts tokens, not weights (docs/molmo2.md 7.1)."""
     turns = [{"question": "?", "answer": "abc", "weight": 0.5}, {"question": "?", "answer": "d"}]
     record = {"weight": 2.0, "annotations": [{"type": "qa", "weight": 3.0, "turns": turns}]}
     weights = encoded(folder, record, replace(CONFIG, sqrt_length=True, prefix_all=False)).weights

@@ -1,4 +1,5 @@
-"""Records to examples: planned sizes, prompts, pixels, placeholders, and the crops of each rank."""
+"""Tests how records become examples: planned sizes, prompts, pixels, placeholders, and the crops of
+each rank."""
 
 from collections import Counter
 from dataclasses import replace
@@ -51,7 +52,7 @@ def n_crops(example):
 
 
 def branches_of(example):
-    """The slice of each branch of a tree of two branches or more; [] if there is no tree."""
+    """The slice of each branch if the tree has two or more branches; else []."""
     restarts = np.flatnonzero(np.diff(example.pos) <= 0) + 1
     if not len(restarts):
         return []
@@ -64,7 +65,7 @@ def branches_of(example):
 
 
 def check_tree(example, whole):
-    """The trunk is whole; of the branches some are kept, each of them whole and seen by itself."""
+    """The trunk and the remaining branches are complete. No token attends to another branch."""
     branches = branches_of(example)
     if not branches:
         return
@@ -80,7 +81,7 @@ def check_tree(example, whole):
 
 
 def test_size_equals_what_encode_gives_on_150_records_of_all_kinds(folder):
-    """With random limits: no visual token is cut, and tokens in = laid out + dropped."""
+    """Limits are random. No visual token is cut, and laid out + skipped tokens = all tokens."""
     rng = np.random.default_rng(1)
     records = open_records(folder, *(random_record(rng) for _ in range(150)))
     assert len(list(records)) == 150
@@ -114,8 +115,8 @@ def test_size_equals_what_encode_gives_on_150_records_of_all_kinds(folder):
 
 
 def test_three_images_in_ten_with_points_have_up_to_24_crops(tmp_path):
-    """Paper 3.2, by the crops and visual tokens of the official code. Captions and several images
-    have at most 8, and so has an image whose annotation would be dropped."""
+    """Paper 3.2, with the crops and visual tokens of the official code. The limit stays 8 crops for
+    captions, for several images, and for an image whose annotation would be skipped."""
     Image.new("L", (1024, 768)).save(tmp_path / "a.png")
     point = {**POINT, "points": [{"x": 0.5, "y": 0.5, "image": 0}]}
     count = {"type": "count", "label": "l", "count": 2}
@@ -143,7 +144,7 @@ def test_three_images_in_ten_with_points_have_up_to_24_crops(tmp_path):
 
 
 def test_the_points_of_one_video_in_five_are_asked_for_in_one_conversation(folder):
-    """Paper 3.2: the same answers, not as branches of a tree."""
+    """Paper 3.2: a conversation has the same answers as the branches of a tree."""
     points = [{**VIDEO_POINT, "label": label} for label in ("cat", "dog")]
     records = open_records(
         folder, video(*points, video=VIDEO), video(*points, CAPTION, video=VIDEO))
@@ -157,7 +158,7 @@ def test_the_points_of_one_video_in_five_are_asked_for_in_one_conversation(folde
     assert n_branches.keys() == {1, 2}
     assert 25 < n_branches[1] < 55
     assert {example.n_branches for example in examples(records[1])} == {3}
-    # a tree drops one annotation, where the conversation would be dropped as a whole
+    # a tree skips one annotation, but a conversation would be skipped as a whole
     long = {**VIDEO_POINT, "label": "cow" * 400}
     many = {**VIDEO_POINT, "points": VIDEO_POINT["points"] * 61}
     for other, fields in ((long, {"max_tokens": 1500}), (many, {})):
@@ -175,7 +176,7 @@ def test_the_points_of_one_video_in_five_are_asked_for_in_one_conversation(folde
 
 
 def learned(example):
-    """The text of all targets with loss, "|" where one is EOS."""
+    """The text of all targets with loss, with "|" for EOS."""
     ids = example.targets[example.weights > 0].tolist()
     return BYTES.decode([ord("|") if i == BYTES.eos else i for i in ids])
 
@@ -189,7 +190,7 @@ def test_a_text_without_a_prompt_is_learned_from_its_first_token_on(folder, medi
         texts = {"7 cats", *(other.get("text", "a") for other in others)}
         assert {*learned(example).rstrip("|").split("|")} == texts
         tokens, targets = example.tokens.tolist(), example.targets.tolist()
-        if others:                                   # begins with BOS, which predicts "7"
+        if others:                                   # starts with BOS, which predicts "7"
             start = tokens.index(ord("7"))
             assert (tokens[start - 1], targets[start - 1]) == (BYTES.bos, ord("7"))
 
@@ -229,7 +230,7 @@ def test_a_track_with_no_point_on_a_frame_is_left_out_and_never_answered_with_no
     text = BYTES.decode(example.tokens)
     assert "grey" in text
     assert "dot" not in text
-    # alone it leaves nothing to train on; and no question is asked about it
+    # a record with only this track has nothing to train on, and no prompt is made for it
     record = open_records(folder, {"video": video, "annotations": [track]})[0]
     assert data.size(record, BYTES, CONFIG, 0, 0) == (0, 0)
     assert not questions_of(record, read_headers(record, CONFIG), CONFIG)
@@ -247,8 +248,8 @@ def test_an_unreadable_image_costs_its_record_only(tmp_path):
     for record, kind in ((page, "damaged image"), (gone, "missing file")):
         with pytest.raises(Unreadable, match=f"^{kind}: "):
             data.size(record, TOKENIZER, CONFIG, 0, 0)
-    # The header of a truncated file is intact: it is planned, and found out while decoding. Then a
-    # placeholder of the planned size takes its place.
+    # The header of a truncated file is intact, so the record is planned and only fails while it is
+    # decoded. Then a placeholder of the planned size replaces it.
     size = data.size(cut, TOKENIZER, CONFIG, 0, 0)
     with pytest.raises(Unreadable, match=r"^damaged image: "):
         data.encode(cut, TOKENIZER, CONFIG, 0, 0)
@@ -260,10 +261,10 @@ def test_an_unreadable_image_costs_its_record_only(tmp_path):
 
 
 def test_the_reason_of_a_lost_record_does_not_repeat_its_place(tmp_path, monkeypatch):
-    """Who reports it prints the place in front: "r.jsonl:1: size differs: an image is not .."."""
+    """The caller prints the location first: "r.jsonl:1: size differs: an image is not .."."""
     Image.new("RGB", (64, 48)).save(tmp_path / "a.png")
     (record,) = Records(write(tmp_path / "r.jsonl", image(CAPTION)))
-    # as many crops, and others
+    # the number of crops is the same, but the size is not
     monkeypatch.setattr(media, "read_image", lambda path: np.zeros((64, 48, 3), np.uint8))
     with pytest.raises(Unreadable) as error:
         data.encode(record, TOKENIZER, CONFIG, 0, 0)
@@ -274,7 +275,7 @@ def test_the_reason_of_a_lost_record_does_not_repeat_its_place(tmp_path, monkeyp
 def test_the_largest_example_fills_a_row(crops):
     """400 crops have more windows than a row has tokens."""
     example = largest_example(CONFIG, crops, 384)
-    n_visual = min(25 * crops, CONFIG.max_tokens - 1)            # 5 x 5 windows of a 10 x 10 crop
+    n_visual = min(25 * crops, CONFIG.max_tokens - 1)            # a 10 x 10 crop has 5 x 5 windows
     assert len(example.tokens) == CONFIG.max_tokens
     assert example.tokens.max() < 384
     assert (example.weights == 1).all()
@@ -283,7 +284,7 @@ def test_the_largest_example_fills_a_row(crops):
     assert np.array_equal(example.pool_dst, np.arange(1, 1 + n_visual))
     patches = np.sort(example.pool_src[example.pool_src >= 0])
     assert np.array_equal(patches, np.arange(4 * n_visual))      # each patch at most once
-    per_image = 1 + CONFIG.most_crops()                          # with its low-resolution view
+    per_image = 1 + CONFIG.most_crops()                          # 1 is the low-resolution view
     assert np.array_equal(example.image_id, np.arange(crops) // per_image)
     parts = [largest_example(CONFIG, crops, 384, parallel.CropShard(rank, 3, 0, crops))
              for rank in range(3)]
@@ -295,7 +296,7 @@ def test_the_largest_example_fills_a_row(crops):
 
 
 def test_one_transcript_of_an_image_is_read_in_an_epoch_and_another_in_the_next(folder):
-    """Stage 1 reads the caption and one transcript; later stages none (docs/molmo2.md 9.3)."""
+    """Stage 1 adds one transcript to the caption, later stages add none (docs/molmo2.md 9.3)."""
     caption = {"type": "caption", "text": "all of it"}
     transcripts = [{"type": "caption", "style": "transcript", "text": f"voice {k}"}
                    for k in range(4)]
@@ -312,7 +313,7 @@ def test_one_transcript_of_an_image_is_read_in_an_epoch_and_another_in_the_next(
 
 
 def test_a_prompt_shows_a_video_as_training_does(folder):
-    """The same tokens before the question, the same pixels and windows."""
+    """The tokens before the question, the pixels and the windows are the same."""
     caption = {"type": "caption", "text": "a rabbit", "style": "video_long_caption"}
     example = encoded(folder, {
         "video": {"path": VIDEO, "start": 1.0, "end": 4.0},
@@ -353,7 +354,7 @@ def check_prompt(prompt, example):
 
 
 def recorded(calls, function, measure):
-    """The function, which also appends a measure of its arguments to calls."""
+    """-> the function, which also appends measure(*args) to `calls`."""
     def call(*args):
         calls.append(measure(*args))
         return function(*args)
@@ -385,7 +386,7 @@ def test_the_ranks_of_a_group_decode_every_crop_exactly_once(folder, cp_size, mo
                          "pool_dst"):
                 assert np.array_equal(getattr(example, name), getattr(selected, name)), name
             images.append(example.images)
-        images_of_ranks.append(images[:-1])                      # the last record has none
+        images_of_ranks.append(images[:-1])                      # the last record has no image
     for k, example in enumerate(whole[:-1]):
         parts = [images[k] for images in images_of_ranks]
         assert np.array_equal(np.concatenate(parts), example.images)

@@ -1,11 +1,11 @@
-"""Records become the same arrays as when tests/conformance/encoded.json was written.
+"""Tests that records become the same arrays as when tests/conformance/encoded.json was written.
 
     python -m pytest tests/test_encoded.py       # compares
-    python -m tests.test_encoded --write         # writes the file anew, which changes the reference
+    python -m tests.test_encoded --write         # writes the file again: changes the reference
 
-The file has, for every record and stage, one hash an epoch of all that `data.encode` returns but
-the pixels, of which it has the shape and the mean. Pixels are not hashed, because ffmpeg and
-torch's interpolation round some of them differently on other processors. The random choices of an
+For every record and stage, the file contains one hash per epoch of everything that `data.encode`
+returns except the pixels. For the pixels it contains the shape and the mean, because ffmpeg and
+torch's interpolation round some pixels differently on other processors. The random choices of an
 example depend on the id of its record and on its line in the file.
 """
 
@@ -33,9 +33,9 @@ from toy import world
 TESTS = Path(__file__).parent
 REFERENCE = TESTS / "conformance/encoded.json"
 FILES = ("media/records.jsonl", "media/films.jsonl")
-# Chats are read through the converter. {file: the lines of its rows}: of an array in a .json file
-# they are those where its rows begin, since the reference was written when training read such a
-# file itself, and the key of a record's random choices is "id:line".
+# {file: lines of its rows}. The converter reads these files now. The reference was written when
+# training still read them, and the random choices of a record depend on its key "id:line". In a
+# .json file with an array, the line is where the row starts.
 CHATS = {"conformance/chats.jsonl": range(1, 33), "conformance/sharegpt.json": (2, 24, 38, 55)}
 COMMON = {"max_tokens": 2048, "max_crops": 4, "max_frames": 6, "vision": model.TOY_VISION}
 CONFIGS = {
@@ -45,8 +45,8 @@ CONFIGS = {
 }
 N_EPOCHS = 5
 TOKENIZER = ByteTokenizer(world.WORDS)
-OLD_NAMES = {"unreadable": "mask_reason"}            # of fields when the file was written
-# of a rank that has none
+OLD_NAMES = {"unreadable": "mask_reason"}            # names of fields when the file was written
+# the shard of a rank without crops
 NO_CROPS = parallel.CropShard(cp_rank=1, cp_size=2, before=0, total=10**9)
 
 
@@ -65,7 +65,7 @@ def encoded(record, config):
             if field.name == "images":
                 if value is not None and not epoch:
                     found["pixels"] = [list(value.shape), round(float(value.mean()), 1)]
-            elif field.name not in ("source", "pairs"):      # pairs are newer than the file
+            elif field.name not in ("source", "pairs"):      # pairs were added later
                 array = value if isinstance(value, np.ndarray) else np.array(str(value))
                 name = OLD_NAMES.get(field.name, field.name)
                 digest.update(f"{name} {array.dtype} {array.shape}".encode())
@@ -76,7 +76,7 @@ def encoded(record, config):
 
 @lru_cache
 def records_by_name():
-    """{name: record, or None where it cannot be used} of the files and the held-out toy world."""
+    """{name: record, or None if it cannot be used} of the files and the held-out toy world."""
     records = {}
     for name in FILES:
         source = Records(TESTS / name, TESTS / "media")
@@ -111,7 +111,7 @@ def write():
 def test_every_record_becomes_the_same_arrays(monkeypatch):
     decode = media.decode
     decoded = lru_cache(lambda video, wanted: list(decode(video, np.array(wanted))))
-    monkeypatch.setattr(media, "probe", lru_cache(media.probe))      # once a file
+    monkeypatch.setattr(media, "probe", lru_cache(media.probe))      # once per file
     monkeypatch.setattr(media, "decode", lambda video, wanted: (
         frame for frame in decoded(video, tuple(wanted))))           # once for both stages
     expected = json.loads(REFERENCE.read_text())

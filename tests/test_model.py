@@ -1,11 +1,13 @@
-"""The whole model against tiny random ones run by the official code, and RoPE.
+"""Compares the whole model with tiny random models that were run by the official code, and tests
+RoPE.
 
-Logits, loss, every gradient, greedy tokens. tiny.npz holds two models' weights (names of the
-transformers port), one packed row of 963 tokens and what came out:
+The tests compare logits, loss, every gradient and greedy tokens. tiny.npz contains the weights of
+two models (with the names of the transformers port), one packed row of 963 tokens, and the results:
 
     row       example 0: image, two branches 411 + 35 + 39 | example 1: image, text 444
               | example 2: text 27 | 7 padding
-    images    one per example, of one crop and its low-resolution view, the same pixels: stored once
+    images    of examples 0 and 1. The crop and the low-resolution view of an image have the same
+              pixels, which are stored once
 """
 
 import json
@@ -31,10 +33,10 @@ EXPECTED = json.loads((HERE / "tiny_model.json").read_text())
 ROPE = json.loads((HERE / "rope.json").read_text())["values"]
 FAMILIES = ("qwen", "olmo")
 MASKS = {"bidir": "{}.response_logits", "causal": "{}_causal.response_logits"}
-VISUAL = [512, 513, 514, 515, 516, 518, 519, 520]    # docs/molmo2.md 6.3 in the tiny models' ids
+VISUAL = [512, 513, 514, 515, 516, 518, 519, 520]    # ids of docs/molmo2.md 6.3 in the tiny models
 PATCH, EOS = 514, 501
 
-# part of a name -> of ours; the weights have the port's names, the gradients the training code's
+# part of a name -> our name. Weights have the port's names, gradients those of official training
 PORT = {
     r"^model\.language_model\.layers": "blocks",
     r"^model\.language_model\.norm": "norm",
@@ -82,7 +84,7 @@ TRAINING = {
     r"attn_out": "attn.out",
     r"(\d)\.ff_out": r"\1.mlp.down",
 }
-# one matrix there, several here
+# one matrix in the official training code, several matrices here
 FUSED = {"att_proj": ("attn.q", "attn.k", "attn.v"), "ff_proj": ("mlp.up", "mlp.gate")}
 
 
@@ -123,20 +125,20 @@ def model_of(family):
         elif name.startswith((f"{family}.model.", f"{family}.lm_head")):
             weights[rename(name.removeprefix(f"{family}."), PORT)] = w
     model = models.Molmo2(config_of(family))
-    model.load_state_dict(weights)  # strict: every weight has one place
+    model.load_state_dict(weights)  # strict: the names are exactly ours
     return model.eval()
 
 
 @cache
 def batch(mask="bidir"):
-    t = tiny()                       # padding is -1 in every array of it
+    t = tiny()                       # padding is -1 in all its arrays
     names = ("input_ids", "subsegment_ids", "token_pooling")
     tokens, sub, pool_src = (t[name].long() for name in names)
     doc = sub.div(100000, rounding_mode="floor")
-    branch = torch.where((doc == 0) & (sub < 10000), 1 + sub, 0)  # example 0 alone is a tree
+    branch = torch.where((doc == 0) & (sub < 10000), 1 + sub, 0)  # only example 0 is a tree
     until = torch.tensor(until_of(doc.tolist(), branch.tolist()))
     bidir = torch.isin(tokens, torch.tensor(VISUAL)) * (mask == "bidir") * (1 + doc)
-    # three rows of pool_src are padding: they are zero, wherever they go
+    # three rows of pool_src are padding: they add zeros, so their positions do not matter
     pool_dst = torch.zeros(len(pool_src), dtype=torch.long)
     pool_dst[(pool_src >= 0).any(1)] = (tokens == PATCH).nonzero()[:, 0]
     images = t["images"].repeat_interleave(2, dim=0)
@@ -149,7 +151,7 @@ def batch(mask="bidir"):
 
 @cache
 def run(family, mask):
-    """-> the sums that make the loss, and the gradient of every parameter."""
+    """-> the two terms of the loss, and the gradient of every parameter."""
     model, b = model_of(family), batch(mask)
     nll, lse = model(b)
     total = b.weights.sum()
@@ -160,7 +162,7 @@ def run(family, mask):
 
 
 def expected_of(family, mask="bidir"):
-    """mask: "bidir", as released; "causal": images without the two-way mask."""
+    """mask: "bidir", as released, or "causal", where image tokens only attend backwards."""
     return EXPECTED["results"][f"{family}_{mask}"]
 
 
@@ -174,7 +176,7 @@ def test_visual_features_equal_the_official_code(family):
     assert (seen[~real] == 0).all()
     torch.testing.assert_close(
         seen[real], tiny()[f"{family}.image_features"], rtol=0, atol=1e-8
-    )  # they are 1e-4
+    )  # features are about 1e-4
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -196,7 +198,7 @@ def test_loss_equals_the_official_code(family, mask):
     e, (ce, z, _) = expected_of(family, mask), run(family, mask)
     assert batch().weights.sum().item() == pytest.approx(e["weight_sum"], rel=1e-6)
     assert ce == pytest.approx(e["ce"], abs=1e-5)
-    assert z == pytest.approx(e["z"], abs=1e-7)  # 0.004: the tolerance of ce would hide it
+    assert z == pytest.approx(e["z"], abs=1e-7)  # z is only 0.004
     assert ce + z == pytest.approx(e["loss"], abs=1e-5)
 
 
@@ -218,7 +220,7 @@ def test_every_gradient_norm_equals_the_official_code(family, mask):
     ours = {
         name: math.hypot(*(grads[p].norm().item() for p in parts)) for name, parts in places.items()
     }
-    # a bias of the keys moves no softmax: its gradient is rounding alone, 1e-13, and gets a floor
+    # a bias of keys does not change a softmax, so its gradient is only rounding, about 1e-13
     off = {
         name: (ours[name], e[name])
         for name in e
@@ -232,7 +234,7 @@ def test_every_gradient_norm_equals_the_official_code(family, mask):
 
 
 def ask():
-    """The prompt of the greedy tokens: the second question of example 0."""
+    """The prompt for greedy decoding: the second question of example 0."""
     b = batch()
     tokens = np.array([*b.tokens[0, :411].tolist(), *b.tokens[0, 446:470].tolist()])
     assert len(tokens) == expected_of("qwen")["greedy_prompt_len"]
@@ -253,7 +255,7 @@ def test_greedy_tokens_equal_the_official_code(family):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_under_autocast_attention_is_given_bfloat16(family, monkeypatch):
-    """q and k come from norms in float32; Ulysses would exchange twice the bytes."""
+    """q and k come from norms in float32. In float32, Ulysses would exchange twice the bytes."""
     model, given = model_of(family), []
 
     def attend(q, k, v, mask):
@@ -272,7 +274,7 @@ def test_under_autocast_attention_is_given_bfloat16(family, monkeypatch):
 
 @pytest.mark.parametrize(("residual", "response"), [(0.0, 0.25), (0.25, 0.0)])
 def test_dropout_applies_to_the_positions_of_its_stage(residual, response):
-    """Stage 1: only positions whose target has loss; stages 2 and 3: all. The mean is kept."""
+    """Stage 1: only positions whose target has loss. Stages 2 and 3: all positions."""
     torch.manual_seed(0)
     has_loss = torch.arange(64) % 2 == 0
     x = models.dropout(residual, response, has_loss[None])(torch.ones(1, 64, 4096))[0]

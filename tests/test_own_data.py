@@ -1,4 +1,4 @@
-"""docs/own_data.ipynb: its cells run in their order, its text names the numbers of the outputs."""
+"""docs/own_data.ipynb: its cells run in order, and its text quotes the numbers of the outputs."""
 
 import contextlib
 import io
@@ -20,13 +20,13 @@ NOTEBOOK = ROOT / "docs" / "own_data.ipynb"
 CELLS = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
 CODE = [cell for cell in CELLS if cell["cell_type"] == "code"]
 COMMAND = re.compile(r"^!((?:.*\\\n)*.*)$", re.MULTILINE)
-FEWER = {"steps": 1, "n": 2, "max-new": 4}           # instead of the numbers in the cells
-# cells whose outputs do not depend on the trained model: the last record, check, stats, parameters
+FEWER = {"steps": 1, "n": 2, "max-new": 4}           # replaces the numbers in the cells
+# cells whose output does not depend on training: the last record, check, stats, parameters
 SAME_OUTPUT = (2, 4, 5, len(CODE) - 1)
 
 
 def shell(command):
-    """Runs a command of a cell, with few steps, and prints its stdout."""
+    """Runs a command of a cell with few steps, and prints its stdout."""
     for flag, number in FEWER.items():
         command = re.sub(rf"--{flag} \d+", f"--{flag} {number}", command)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -39,12 +39,12 @@ def shell(command):
 @pytest.mark.slow
 @pytest.mark.extras("transformers", "safetensors", "tokenizers")
 def test_every_cell_runs_with_few_steps(tmp_path, monkeypatch):
-    """In a folder that looks like the root of the repository."""
+    """The working directory looks like the root of the repository."""
     for path in ROOT.iterdir():
         if path.name not in (".git", "docs", "runs"):
             (tmp_path / path.name).symlink_to(path)
     monkeypatch.chdir(tmp_path)
-    import_transformers()            # also beside a torchvision that was built for another torch
+    import_transformers()            # also works if torchvision was built for another torch
     names = {"shell": shell}
     for number, cell in enumerate(CODE):
         code = COMMAND.sub(lambda match: f"shell({match[1]!r})", "".join(cell["source"]))

@@ -1,4 +1,4 @@
-"""The example of CONTRIBUTING.md: an annotation type of one's own, as a diff."""
+"""Applies the diff of CONTRIBUTING.md, which adds an annotation type."""
 
 import json
 import os

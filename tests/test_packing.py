@@ -1,4 +1,4 @@
-"""Packing and message trees change nothing: the claims the whole project stands on."""
+"""Packing and message trees do not change losses or gradients, the main claim of the project."""
 
 import dataclasses
 import itertools
@@ -25,7 +25,7 @@ TOKENIZER = ByteTokenizer(WORDS)
 
 
 class Photos:
-    """Images of odd sizes made of noise, with annotations; every third record is text alone."""
+    """Records with images of noise in various sizes. Every third record is only text."""
 
     name = "photos"
 
@@ -58,7 +58,7 @@ def examples(n=5, **changes):
 
 
 def branches_of(example):
-    """For each branch, which tokens are its own, (T,) bool; none of a single branch."""
+    """One mask (T,) bool per branch for its own tokens. A single branch has no own tokens."""
     until, place = example.visible_until, np.arange(len(example.tokens))
     if example.n_branches == 1:
         return [np.zeros(len(place), bool)]
@@ -69,7 +69,7 @@ def branches_of(example):
 
 
 def alone(example):
-    """The conversations of a tree, each as a plain sequence: trunk, one branch, its weights."""
+    """Yields each conversation of a tree as a plain sequence: the trunk and one branch."""
     branches = branches_of(example)
     trunk = ~np.any(branches, axis=0)
     for branch in branches:
@@ -99,7 +99,7 @@ def run(m, rows, T=2048):
 @pytest.mark.parametrize("family", ["qwen", "olmo"])
 @pytest.mark.parametrize("roots", [False, True])
 def test_packing_changes_nothing(family, roots):
-    """nll and all gradients equal those of the conversations run alone, in float64."""
+    """In float64, nll and all gradients are the same as when each conversation runs alone."""
     m = grown(family=family, n_kv_head=2 if family == "qwen" else 4)
     packed = examples(sqrt_length=roots, sqrt_branches=roots)
     assert any(e.n_branches >= 3 for e in packed)
@@ -123,8 +123,8 @@ def test_packing_changes_nothing(family, roots):
 
 
 def test_recomputing_changes_no_bit_and_keeps_less():
-    """Activation checkpointing of all blocks, or of all but the last, with dropout drawn again
-    alike: nll, all gradients, bytes that wait for backward."""
+    """Compares nll, all gradients, and the bytes that are stored for backward. Activation
+    checkpointing is on for all blocks, or for all but the last; dropout repeats its choices."""
     m, packed, kept, seen = grown().train(), examples(), [], {}
     m.residual_dropout = 0.1
     for m.activation_checkpointing, m.uncheckpointed_blocks in ((False, 0), (True, 0), (True, 1)):
@@ -147,7 +147,7 @@ def test_recomputing_changes_no_bit_and_keeps_less():
 
 
 def test_branches_cannot_see_each_other():
-    """Changing one branch's tokens changes no bit of the nll of another, in float32."""
+    """If the tokens of a branch change, the nll of other branches stays bit-identical (float32)."""
     m, example = grown().float(), examples(1)[0]
     before = m(packing.collate([[example]], 512, CONFIG.vision))[0]
     changed = dataclasses.replace(example, tokens=example.tokens.copy())
@@ -162,7 +162,7 @@ def test_branches_cannot_see_each_other():
 
 @pytest.mark.parametrize("changed", ["pixels", "text"])
 def test_examples_cannot_see_each_other(changed):
-    """Changing pixels or text of one example changes no bit of its neighbours' nll, in float32."""
+    """If pixels or text of an example change, the nll of others stays bit-identical (float32)."""
     m, packed = grown().float(), examples(3)
     before = m(packing.collate([packed], 1024, CONFIG.vision))[0]
     middle = packed[1]
@@ -192,18 +192,18 @@ def test_padding_changes_nothing_and_is_never_nan():
 
 
 def test_the_dense_mask_of_a_row_never_crosses_examples():
-    """Images of different examples have different bidir numbers. Equal ones would go unnoticed on
-    a CPU, where a row is cut at the ends of examples."""
+    """Images of different examples have different bidir numbers. On a CPU, equal numbers would not
+    be noticed, because attention runs on one example at a time."""
     batch = packing.collate([examples(3)], 1024, CONFIG.vision)
     allowed = attention.allow(batch.visible_until, batch.bidir)
     same = batch.example[:, :, None] == batch.example[:, None]
-    assert len(batch.bidir.unique()) == 3            # text, and the images of two of the examples
+    assert len(batch.bidir.unique()) == 3            # text, and the images of two examples
     assert not (allowed & ~same).any()
 
 
 def test_nll_equals_the_full_logits_and_is_zero_without_loss():
     m = grown()
-    m.nll_chunk = 7  # several chunks, the last one short
+    m.nll_chunk = 7  # several chunks, of which the last is shorter
     batch = packing.collate([examples(3)], 1024, CONFIG.vision)
     nll, lse = m(batch)
     logits = m.logits(batch)
@@ -215,7 +215,7 @@ def test_nll_equals_the_full_logits_and_is_zero_without_loss():
 
 
 def test_a_view_that_the_mosaic_repeats_is_encoded_once_with_the_same_result():
-    """An image of one tile gives two equal crops: Batch has one, with the same result as both."""
+    """An image of one tile gives two equal crops. Batch only contains one of them."""
     m = grown()
     config = dataclasses.replace(DATA, max_crops=1)
     example = data.encode(World("train")[3], TOKENIZER, config, 0, 0)
@@ -281,21 +281,21 @@ def test_every_fitting_example_is_packed_once_and_no_pack_is_over_a_limit(seed):
 
 
 def test_nothing_waits_much_longer_than_its_age_allows():
-    """Two of 60 fill a row and are the largest: one of 50 would wait until nothing else is left."""
+    """Two examples of 60 tokens fill a row, so one of 50 would wait until no other is left."""
     def endless(i):
         return (50, 1) if i % 50 == 7 else (60, 1)
 
     planner, waits = packing.Planner(endless, 120, 10, pool_size=16), []
     for n in range(4000):
         waits += [n - e.arrived for e in next(planner)]
-    # several may reach the limit at once: one of them goes into each pack
+    # several may reach the limit together, and each pack takes one of them
     assert packing.MAX_WAIT <= max(waits) < packing.MAX_WAIT + 16
     assert min(e.index for e in planner.pool) > 8000 - 2 * (packing.MAX_WAIT + 16) - 16
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_planner_restored_after_any_pack_goes_on_exactly(seed):
-    """... from its state as JSON, so that it can stand in a file."""
+    """The state is JSON, so that it can be saved in a file."""
     sizes = sizes_of(seed, 400)
     planner, states, packs = packing.Planner(sizes, 100, 10), [], []
     while True:
@@ -311,7 +311,7 @@ def test_a_planner_restored_after_any_pack_goes_on_exactly(seed):
 
 
 def test_an_endless_stream_is_planned_in_constant_memory():
-    """What a planner holds after 3,000 packs is what it held after 300."""
+    """The pool of the planner is as large after 3,000 packs as after 300."""
     sizes = [size if size[0] <= 100 and size[1] <= 10 else None for size in sizes_of(1, 5000)]
     planner, held = packing.Planner(lambda i: sizes[i % 5000], 100, 10), []
     for n in range(1, 3001):
@@ -324,7 +324,7 @@ def test_an_endless_stream_is_planned_in_constant_memory():
 
 @pytest.mark.parametrize("seed", range(40))
 def test_the_search_finds_the_fullest_row(seed):
-    """Against all subsets of ten examples, in bins of one token, at a random pair of prices."""
+    """All subsets of ten examples are tried, with bins of one token and random prices."""
     rng = np.random.default_rng(seed)
     sizes = zip(rng.integers(1, 60, 10).tolist(), rng.integers(0, 8, 10).tolist(), strict=True)
     examples = [Item(i, t, c, 0) for i, (t, c) in enumerate(sizes)]
@@ -348,7 +348,7 @@ def test_the_search_finds_the_fullest_row(seed):
 
 
 def test_what_rounding_loses_is_looked_for_once_more():
-    """In steps of 10, 41 + 41 + 18 are 12 steps of 10; exactly they fill the row."""
+    """In steps of 10, 41 + 41 + 18 need 12 steps and do not fit. Exactly, they fill the row."""
     def filled(*tokens):
         items = [Item(i, n, 0, 0) for i, n in enumerate(tokens)]
         return sum(e.tokens for e in packing.best_subset(items, 100, 0, 10, 1.0, 1.0))
@@ -358,8 +358,8 @@ def test_what_rounding_loses_is_looked_for_once_more():
 
 
 def test_rows_are_few_where_tokens_are_scarcer_than_crops():
-    """Half of the examples have crops, which do not fill a row; the fewest rows are those that the
-    tokens need. Without the weighing of crops against tokens there are 2 % more."""
+    """Half of the examples have crops. Crops never fill a row, so the tokens set the lowest number
+    of rows. Without weighing crops against tokens there are 2 % more rows."""
     fewest = 0
     n_packs = 0
     for seed in range(4):
@@ -376,7 +376,7 @@ def test_rows_are_few_where_tokens_are_scarcer_than_crops():
 
 
 def packs_of(work):
-    """[(crops, attention), ..] -> packs of one Item with that work."""
+    """[(crops, attention), ..] -> packs of one Item with this work."""
     return [[Item(k, int(attention) ** 0.5, crops, 0)] for k, (crops, attention) in enumerate(work)]
 
 
@@ -394,7 +394,7 @@ def test_every_pack_goes_to_one_rank_and_all_get_as_many(ranks):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_slowest_rank_is_nearly_the_best_that_any_dealing_allows(seed):
-    """Against all ways to deal 8 packs to 2 ranks, in crops and attention of the slowest."""
+    """All ways to distribute 8 packs over 2 ranks are tried. Work is crops plus attention."""
     work = np.random.default_rng(seed).integers(1, 100, (8, 2)).astype(float)
 
     def slowest(groups):

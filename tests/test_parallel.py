@@ -1,5 +1,5 @@
-"""Many processes against one: the same loss and the same gradients, for any layout and whatever the
-rows hold."""
+"""Several processes give the same loss and gradients as one, for all layouts of ranks and all kinds
+of rows."""
 
 import functools
 import itertools
@@ -36,7 +36,7 @@ PACKS = 8
 # --------------------------------------------------------------------------------------------------
 # packs
 
-KINDS = {                            # of the examples of each of eight packs
+KINDS = {                            # kinds of the examples in each of eight packs
     "text only": [["text"] * 3] * PACKS,
     "images": [["image", "image"]] * PACKS,
     "video": [["video"]] * PACKS,
@@ -100,7 +100,7 @@ def weight_of(rows):
 
 
 def crops_of_rank(row, rank, cp):
-    """A row as one rank of a context-parallel group has it."""
+    """The row of one rank of a context-parallel group, with its share of the crops."""
     if cp == 1:
         return row
     crops = [0 if x.image_id is None else len(x.image_id) for x in row]
@@ -126,7 +126,7 @@ def new_model(n_head=8, n_kv_head=2):
     with torch.no_grad():
         for p in model.parameters():
             if p.dim() == 1:
-                p.add_(0.1 * torch.randn_like(p))        # biases and norms that matter
+                p.add_(0.1 * torch.randn_like(p))        # so that biases and norms matter
     return model
 
 
@@ -138,7 +138,7 @@ def forward_backward(model, batch, weight):
 
 @functools.cache
 def reference(kind, *heads):
-    """Loss and gradients of one process, a row at a time."""
+    """Loss and gradients of one process that runs one row at a time."""
     model = new_model(*heads)
     rows = packs_of(kind)
     weight = weight_of(rows)
@@ -149,10 +149,8 @@ def reference(kind, *heads):
 
 
 def worker(rank, world, cp, accumulation, kinds, folder, shard, dtype, compiled, cp_heads, heads):
-    """Leaves {kind: (loss, gradients)} in the folder.
-
-    compiled: from the third pack on nothing may be compiled any more.
-    """
+    """Saves {kind: (loss, gradients)} in the folder. With `compiled`, compiling is an error from
+    the third pack on."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/rendezvous", rank=rank, world_size=world)
     mesh = parallel.make_mesh(cp, cp_heads=cp_heads)
@@ -191,7 +189,7 @@ def worker(rank, world, cp, accumulation, kinds, folder, shard, dtype, compiled,
 
 def run_workers(folder, world, cp, accumulation, kinds, shard=0, dtype=torch.float32,
                 compiled=False, cp_heads=0, heads=()):
-    """-> {kind: (loss, gradients)} of `world` processes."""
+    """-> {kind: (loss, gradients)} from `world` processes."""
     arguments = (world, cp, accumulation, kinds, str(folder), shard, dtype, compiled, cp_heads,
                  heads)
     run_ranks(worker, arguments, world)
@@ -199,8 +197,8 @@ def run_workers(folder, world, cp, accumulation, kinds, shard=0, dtype=torch.flo
 
 
 def assert_as_one_process(found, kind, *heads):
-    """Loss within 1e-6, the gradient of every parameter within 1e-5 of its norm -> the largest
-    difference of each part of the model."""
+    """The loss must agree within 1e-6, and every gradient within 1e-5 of its norm -> {part of the
+    model: largest difference}."""
     loss, gradients = found[kind]
     expected_loss, expected_gradients = reference(kind, *heads)
     assert loss == pytest.approx(expected_loss, rel=1e-6), kind
@@ -232,7 +230,7 @@ def test_any_layout_gives_loss_and_gradients_of_one_process(tmp_path, world, cp,
     print(world, cp, accumulation, {part: f"{off:.1e}" for part, (off, _) in worst.items()})
 
 
-GATHERED = [  # world, context-parallel degree, neighbours that exchange heads, query and kv heads
+GATHERED = [  # world, context-parallel degree, cp_heads, query heads, kv heads
     (2, 2, 1, 8, 2),
     (4, 2, 1, 8, 2),
     (4, 4, 1, 6, 3),
@@ -243,7 +241,7 @@ GATHERED = [  # world, context-parallel degree, neighbours that exchange heads, 
 @pytest.mark.slow
 @pytest.mark.parametrize(("world", "cp", "cp_heads", "n_head", "n_kv_head"), GATHERED)
 def test_gathered_keys_and_values_give_the_same(tmp_path, world, cp, cp_heads, n_head, n_kv_head):
-    """Three kv heads on four ranks, which cannot exchange heads; the last does both."""
+    """Four ranks cannot exchange three kv heads. The last case gathers and exchanges heads."""
     kinds = [kind for kind in KINDS if kind not in PATTERNS]
     heads = n_head, n_kv_head
     found = run_workers(tmp_path, world, cp, 1, kinds, cp_heads=cp_heads, heads=heads)
@@ -253,14 +251,14 @@ def test_gathered_keys_and_values_give_the_same(tmp_path, world, cp, cp_heads, n
 
 @pytest.mark.slow
 def test_weights_sharded_within_groups_of_two_give_the_same(tmp_path):
-    """Hybrid sharding: each pair of the four ranks holds all weights."""
+    """Hybrid sharding: each pair of the four ranks has a complete copy of the weights."""
     assert_as_one_process(run_workers(tmp_path, 4, 2, 2, ["mixed"], shard=2), "mixed")
 
 
 @pytest.mark.slow
 def test_compiled_blocks_with_shared_rows_equal_one_process_and_are_compiled_once(tmp_path):
-    """cp 2, activation checkpointing, 24 packs of three kinds in turn; from the third on,
-    compiling is an error."""
+    """cp is 2, with activation checkpointing. There are 24 packs of three kinds. Compiling is an
+    error from the third pack on."""
     kinds = ["mixed", "video", "text only"]
     found = run_workers(tmp_path, 2, 2, PACKS, kinds, compiled=True)
     for kind in kinds:
@@ -269,8 +267,8 @@ def test_compiled_blocks_with_shared_rows_equal_one_process_and_are_compiled_onc
 
 @pytest.mark.slow
 def test_blocks_gathered_in_bfloat16_are_one_process_under_autocast(tmp_path):
-    """But for the rounding of norms and biases: loss within 1e-3, each gradient nearer to float32's
-    than twice that of one process."""
+    """Only the rounding of norms and biases differs. The loss agrees within 1e-3. The error of each
+    gradient against float32 is less than twice the error of one process."""
     found = run_workers(tmp_path, 2, 2, 1, ["mixed"], dtype=torch.bfloat16)
     loss, gradients = found["mixed"]
     exact_loss, exact = reference("mixed")
@@ -292,13 +290,13 @@ def test_blocks_gathered_in_bfloat16_are_one_process_under_autocast(tmp_path):
             assert of_many < 2 * of_one + 0.01, name
             differences.append(of_many)
     assert len(differences) > 40
-    assert max(differences) > 1e-4                       # it was bfloat16
+    assert max(differences) > 1e-4                       # bfloat16 was used
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cp", [1, 2])
 def test_whichever_of_four_ranks_have_images_none_waits_for_another(tmp_path, cp):
-    """All 16 patterns, with the loss and the gradients of one process."""
+    """All 16 patterns give the loss and the gradients of one process."""
     found = run_workers(tmp_path, 4, cp, 1, list(PATTERNS))
     for kind in PATTERNS:
         assert_as_one_process(found, kind)
@@ -331,12 +329,12 @@ def test_the_rank_of_an_image_is_that_of_its_middle():
 
 
 def n_crops_in(batch):
-    """Without the blank ones; random images have no crop of zeros."""
+    """The number of crops without blank ones. No crop of a random image is all zeros."""
     return int(batch.images.flatten(1).any(1).sum())
 
 
 def mean_pixels(batch, windows):
-    """The sum of the mean pixels of the patches in some windows of a Batch."""
+    """For some windows of a Batch, the sum of the mean pixels of their patches."""
     pixels = batch.images.flatten(0, 1).float().mean(-1)
     source = batch.pool_src[windows]
     return (pixels[source.clamp(min=0)] * (source >= 0)).sum(1)
@@ -347,14 +345,14 @@ def test_blocks_are_distributed_round_robin(n):
     positions = parallel.distribute(128 * 5 * n, n)
     assert torch.equal(positions.flatten().sort().values, torch.arange(128 * 5 * n))
     assert torch.equal(positions[-1].view(5, 128)[:, 0], 128 * (torch.arange(5) * n + n - 1))
-    assert parallel.distribute(12 * n, n).shape == (n, 12)     # smaller blocks of a short row
+    assert parallel.distribute(12 * n, n).shape == (n, 12)     # a short row has smaller blocks
 
 
 @pytest.mark.parametrize(("cp", "cp_heads"), [(2, 2), (4, 4), (8, 8), (2, 1), (8, 1), (8, 2)])
 @pytest.mark.parametrize("kind", ["mixed", "text only", "video"])
 def test_the_shards_of_a_batch_are_the_batch(kind, cp, cp_heads):
-    """Tokens at their places are the row; every crop is encoded once; every visual token arrives
-    where it belongs."""
+    """The tokens of the ranks form the row, every crop is encoded once, and every visual token
+    arrives at its position."""
     rows = packs_of(kind)[:2]
     whole = packing.collate(rows, T, VISION, crop_bucket=4)
     shards = [shard_of_rank(rows, rank, cp, 4, cp_heads) for rank in range(cp)]
@@ -370,7 +368,7 @@ def test_the_shards_of_a_batch_are_the_batch(kind, cp, cp_heads):
         assert len(shard.pool_src) > 0
         assert len(shard.images) == 2 or len(shard.images) % 4 == 0
     assert len(shards[0].cp_rank) == n_crops_in(whole)
-    # what each window holds, as pixels: at the places of the row, and as it arrives
+    # the pixels of each window: at their positions in the row, and as the ranks receive them
     expected = torch.zeros(whole.tokens.numel())
     expected.index_add_(0, whole.pool_dst, mean_pixels(whole, slice(None)))
     found = torch.zeros(len(rows), cp, T // cp)
@@ -388,16 +386,16 @@ def test_the_shards_of_a_batch_are_the_batch(kind, cp, cp_heads):
 
 
 class Group:
-    """n ranks that are threads, in place of a group of torch.distributed."""
+    """n threads as ranks, instead of a group of torch.distributed."""
 
     def __init__(self, n):
         self.n = n
         self.barrier = threading.Barrier(n, timeout=60)
         self.given = [()] * n
-        self.own = threading.local()         # .rank: of a thread
+        self.own = threading.local()         # its .rank differs by thread
 
     def exchange(self, parts):
-        """Of each rank the part for every rank -> what all have for this one."""
+        """The parts of this rank for every rank -> the parts of every rank for this rank."""
         self.given[self.own.rank] = list(parts)
         self.barrier.wait()
         found = [of_rank[self.own.rank] for of_rank in self.given]
@@ -424,8 +422,8 @@ THREADS = SimpleNamespace(all_to_all_single=exchange_heads, all_gather=gather,
 
 @pytest.mark.parametrize(("cp", "cp_heads"), [(4, 4), (2, 1), (4, 2)])
 def test_ranks_that_share_rows_give_loss_and_gradients_of_one(monkeypatch, cp, cp_heads):
-    """Ranks are threads. Heads are exchanged, keys gathered, or both; with more ranks than kv
-    heads."""
+    """Ranks are threads. Heads are exchanged, keys are gathered, or both. The first case has more
+    ranks than kv heads."""
     monkeypatch.setattr(parallel, "dist", THREADS)
     rows = packs_of("mixed")[:3:2]
     weight = weight_of(rows)

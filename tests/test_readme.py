@@ -1,5 +1,5 @@
-"""README.md and docs/: links, names and commands in them exist, and docs/records.md is complete.
-CI runs the commands themselves (.ci/run)."""
+"""Checks that links, names and commands in README.md and docs/ exist, and that docs/records.md is
+complete. CI runs the commands (.ci/run)."""
 
 import ast
 import contextlib
@@ -26,13 +26,13 @@ CI = runpy.run_path(str(ROOT / ".ci" / "readme.py"))
 MARKDOWN = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FLAGS_OF_TRAINING = config.make_parser().format_help()
 COMMANDS = [command for page in MARKDOWN for command in CI["commands"](page)]
-# Words of ours in place of standard terms; docs/molmo2.md describes code that others named.
+# Our words for standard terms. docs/molmo2.md may use them, since others named that code.
 NOT_ON_PAGES = (
     r"exams?", r"aims?", r"judges?", r"dialects?", r"dealt", r"peers", r"afresh", r"drawn anew",
     r"masked (?:records?|tokens)", r"seeds? reach", r"(?:is|are) asked", r"gives? up", r"shall",
     r"need not", r"in silence", r"rows of other projects", r"may see",
 )
-FACT = re.compile(r"docs/molmo2\.md (\d+(?:\.\d+)?b?)")      # a section of the page, in comments
+FACT = re.compile(r"docs/molmo2\.md (\d+(?:\.\d+)?b?)")      # a section that a comment refers to
 
 
 def anchors_of(text):
@@ -106,7 +106,7 @@ def test_every_entry_of_the_paper_page_has_a_function_and_a_test():
 
 
 def test_the_lines_that_the_paper_page_quotes_are_in_the_first_file_of_their_entry():
-    """In this order; lines between them may be omitted."""
+    """The order must be the same. Lines between them may be omitted."""
     quotes = 0
     for entry in TEXTS["docs/paper.md"].split("\n- **")[1:]:
         path = re.search(r"`([\w/]+\.py)`:", entry)[1]
@@ -177,8 +177,8 @@ def test_no_page_is_too_long():
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_lines_of_a_page_fit_a_screen(name):
-    """76 columns in blocks of code, so that a laptop need not scroll; in a diff as many as in code.
-    120 columns in the source of the text."""
+    """Code blocks have at most 76 columns, so that a laptop shows them without scrolling. Diffs are
+    excepted. Text has at most 120 columns in its source."""
     blocks = re.findall(r"^```(.*)\n((?:.*\n)*?)```$", TEXTS[name], re.MULTILINE)
     lines = [line for _, block in blocks for line in block.splitlines()]
     shown = [line for kind, block in blocks if kind != "diff" for line in block.splitlines()]
@@ -202,7 +202,7 @@ def test_blocks_and_cells_of_tables_are_commands(tmp_path):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_parse(command):
-    """Shell syntax; for train.py its own parser; for other commands, the program and its flags."""
+    """Checks the shell syntax. train.py parses its flags; other commands must have these flags."""
     subprocess.run(["bash", "-n", "-c", command], check=True)
     words = shlex.split(command)
     program = next((word for word in words if word.endswith((".py", ".sh"))), None)
@@ -242,7 +242,7 @@ def test_a_command_prints_what_its_page_shows(page, command, printed, tmp_path, 
     assert printed in capsys.readouterr().out
 
 
-# what the process of the first answer would only lose time with
+# modules that would only cost time in the process of the first answer
 NOT_NEEDED = ("train", "tools.bench", "evaluation.evaluate", "evaluation.report", "training.loader",
               "training.setup", "transformers", "scipy", "safetensors", "tokenizers", "pyarrow")
 
@@ -255,12 +255,12 @@ def test_the_process_of_the_first_answer_imports_what_it_needs():
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     modules = set(done.stdout.splitlines()[-1].split())
     assert not modules & {*NOT_NEEDED}
-    assert len(modules) < 2150, len(modules)             # torch alone has more than half
+    assert len(modules) < 2150, len(modules)             # more than half of them belong to torch
 
 
 def test_training_commands_take_minutes_as_they_are_written():
-    """They name at most 400 steps, but for the recipes of the toy; CI caps the steps and adds none
-    to a command that names none."""
+    """Except for the recipes of the toy, they have at most 400 steps. CI lowers the steps, and
+    rejects a command without --steps."""
     for command in COMMANDS:
         steps = re.search(r"--steps (\d+)", command)
         trains = "train.py" in command or "stages/" in command

@@ -1,6 +1,6 @@
-"""The sampling rates of the recipes beside those of the official script and of the paper.
+"""Compares the sampling rates of the recipes with the official script and with the paper.
 
-    python -m tests.test_stages      # prints every rate of stage 2 beside Table 13 of the paper
+    python -m tests.test_stages      # prints our rates of stage 2 next to Table 13 of the paper
 """
 
 import json
@@ -17,13 +17,13 @@ from training.sources import published
 FOLDER = Path(__file__).parent / "conformance"
 OFFICIAL = json.loads((FOLDER / "sampling_rates.json").read_text())["sft_mixture"]["groups"]
 TABLE = json.loads((FOLDER / "table13.json").read_text())["groups"]
-# {line of the table: (group, rate in %, examples, names of the sets behind it)}
+# {line of the table: (group, rate in %, examples, names of its sets)}
 LINES = {name: (group["name"], rate, n, sets.split())
          for group in TABLE for name, rate, n, sets in group["lines"]}
-# A record of these sets is two examples of the paper: points alone, and points with their number.
+# The paper counts a record of these sets twice: as points, and as points with their count.
 TWO_EXAMPLES = {"pixmo_points_train", "pixmo_points_high_freq_train", "pixmo_count_train",
                 "pixmo-points-basic", "pixmo-points-high-frequency", "pixmo-count"}
-# Lines that the sizes in the table do not explain. Their rates are taken as they are printed.
+# The sizes in the table do not explain the rates of these lines. Printed rates are used for them.
 UNEXPLAINED = {
     "Video Localized Narratives":
         "two sets; the rate is that of about 51,000 and 5,000 examples, the table has the sum",
@@ -40,7 +40,7 @@ UNEXPLAINED = {
 
 
 def rates_of(mixture, n_records):
-    """{(group, set): rate}; n_records: name of a set -> its number of records."""
+    """-> {(group, set): rate}. n_records: a function, name of a set -> its number of records."""
     entries = published(mixture, "x")
     keys = []
     groups = []
@@ -55,15 +55,17 @@ def rates_of(mixture, n_records):
 
 
 def half_unit(n):
-    """What rounding to two digits may have changed."""
+    """The largest error from rounding n to two digits."""
     return 0.5 * 10 ** (math.floor(math.log10(n)) - 1)
 
 
 def rates_of_lines(larger=0, line=None):
-    """{line of the table: its rate in % in stage 2}, by the sizes of the table. Sets share the
-    examples of their line evenly, and lines share the rate of their set by their examples.
+    """-> {line of the table: its rate in % in stage 2}, from the sizes in the table. The sets of a
+    line have equal shares of its examples. Lines divide the rate of a set in proportion to their
+    examples.
 
-    larger: +1 if the line had as many examples, and all others as few, as rounding allows; or -1.
+    larger: +1 for the largest size of `line` that rounding allows and the smallest size of all
+    others; -1 for the opposite.
     """
     n = {}
     of_set = Counter()
@@ -82,7 +84,7 @@ def rates_of_lines(larger=0, line=None):
 
 
 def explains(name):
-    """Is the printed rate of a line within rounding of ours?"""
+    """Does the printed rate of a line equal ours within rounding?"""
     printed = LINES[name][1]
     half = 0.5 * 10 ** -len(str(printed).partition(".")[2])
     least, most = (rates_of_lines(larger, name)[name] for larger in (-1, 1))
@@ -113,8 +115,8 @@ def test_in_stage_1_the_sets_of_pointing_share_by_their_number_of_examples():
 
 
 def test_the_published_mixture_is_the_official_one():
-    """Every set, its group, and its rate if all had 10,000 examples; without PixMo-Clocks, which
-    the official mixture does not have."""
+    """Compares the sets, their groups, and their rates if every set had 10,000 examples. The
+    official mixture does not contain PixMo-Clocks."""
     mixture = [(group, rate, [(factor, names.replace("pixmo_clocks:250000", ""))
                               for factor, names in parts]) for group, rate, parts in stage2.MIXTURE]
     found = rates_of(mixture, lambda name: 5_000 if name in TWO_EXAMPLES else 10_000)

@@ -1,4 +1,4 @@
-"""A step of training is what torch's own functions say it is, and a run leaves what it should."""
+"""A training step equals a step that uses torch's own functions, and a run writes its files."""
 
 import dataclasses
 import json
@@ -39,15 +39,15 @@ PHOTOS = ["--data", str(MEDIA / "records.jsonl"), "--media", str(MEDIA)]
 
 @pytest.fixture(autouse=True)
 def any_algorithm():
-    """--deterministic is of a process, and here all runs share one."""
+    """--deterministic changes the whole process, and all runs here share one process."""
     yield
     torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def short_answers():
-    """A model of three steps never stops: by default a caption would have 2,048 tokens. One
-    picture a run."""
+    """Shortens evaluation. After three steps a model never generates EOS, so a caption would have
+    2,048 tokens. A run draws one picture."""
     evaluate = report.evaluate
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(report, "PICTURE_SHARES", (1,))
@@ -61,7 +61,7 @@ def log_of(out):
 
 
 def run(out, *flags):
-    """train.main in this process -> the lines of its log."""
+    """Runs train.main in this process -> the lines of its log."""
     train.main([*SMALL, *flags, "--out", str(out)])
     torch.use_deterministic_algorithms(False)
     return log_of(out)
@@ -72,8 +72,8 @@ def steps_of(lines):
 
 
 def opened(*flags):
-    """What a run with these flags starts from: model, config, an iterator over the rows of its
-    steps."""
+    """-> the model and config with which a run with these flags starts, and an iterator over the
+    rows of its steps."""
     args, config = parse(flags)
     torch.manual_seed(config.seed)
     start, config = find_start(args, config, world)
@@ -88,7 +88,7 @@ def opened(*flags):
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    """A run of three steps: its directory and its log."""
+    """-> the directory and the log of a run of three steps."""
     out = tmp_path_factory.mktemp("runs") / "plain"
     lines = run(out)
     return out, lines
@@ -106,14 +106,14 @@ def test_learning_rate_equals_the_official_schedule(case):
 
 
 def nll_of(model, batch):
-    """-> nll (B*T,), logits (B*T,V), by torch's own cross entropy."""
+    """-> nll (B*T,) from torch's own cross entropy, logits (B*T,V)."""
     logits = model.logits(batch).flatten(0, 1)
     targets = batch.targets.flatten().clamp(max=logits.shape[-1] - 1)
     return cross_entropy(logits, targets, reduction="none"), logits
 
 
 def test_the_loss_is_a_weighted_mean_over_the_whole_step(tmp_path):
-    """Micro-batches of very different weight: what is logged is the mean over all of them."""
+    """Micro-batches have very different weights. The log contains the mean over all of them."""
     flags = ["--data.sqrt_length=true", "--data.point_weight=0.2", "--vit_steps=0"]
     model, config, rows_of_steps = opened(*SMALL, *flags)
     rows = next(rows_of_steps)
@@ -126,7 +126,7 @@ def test_the_loss_is_a_weighted_mean_over_the_whole_step(tmp_path):
     (step,) = steps_of(run(tmp_path / "a", "--micro-batch", "1", "--steps", "1", *flags))
     assert step["loss"] == pytest.approx(expected, rel=1e-5)
     assert step["weight"] == pytest.approx(weight, rel=1e-6)
-    # ... and of each source, with which the ids of the toy begin
+    # ids of toy examples start with their source, whose mean is logged, too
     sources = [x.id.rpartition("-")[0] for row in rows for x in row]
     assert step["nll_by_source"].keys() == {*sources}
     for name, mean in step["nll_by_source"].items():
@@ -137,8 +137,8 @@ def test_the_loss_is_a_weighted_mean_over_the_whole_step(tmp_path):
 
 
 def step_by_hand(model, optimizer, batch, config, step):
-    """Logits, torch's own cross entropy and logsumexp, the norm of each group clipped by itself,
-    torch's AdamW -> learning rates and norms by group."""
+    """A step with torch's own cross entropy, logsumexp and AdamW. The norm of each group is clipped
+    separately -> learning rates and norms by group."""
     weight = batch.weights.flatten()
     nll, logits = nll_of(model, batch)
     optimizer.zero_grad()
@@ -157,8 +157,8 @@ def step_by_hand(model, optimizer, batch, config, step):
 
 
 def test_three_steps_equal_three_written_by_hand(tmp_path):
-    """Adam's first step is the sign of the gradient, which would hide clipping and betas: so three
-    steps, and an eps as large as the gradients."""
+    """The first step of Adam is the sign of the gradient, which would hide clipping and betas.
+    Therefore there are three steps, and eps is as large as the gradients."""
     flags = ["--lr.vit=1e-3", "--lr.connector=2e-3", "--lr.llm=5e-4", "--adam_eps=0.01",
              "--data.point_weight=0.2", "--vit_steps=0", "--train=vit,connector,llm"]
     model, config, rows_of_steps = opened(*SMALL, *flags)
@@ -182,12 +182,12 @@ def test_three_steps_equal_three_written_by_hand(tmp_path):
     for name, p in model.named_parameters():
         moved = after[name].detach() - before[name]
         expected = p.detach() - before[name]
-        # a bias of the keys does not move at all but for rounding
+        # a bias of keys only changes by rounding
         assert float((moved - expected).norm()) <= 1e-4 * float(expected.norm()) + 1e-7, name
 
 
 def test_a_group_is_clipped_if_its_norm_is_above_the_limit_and_else_only_divided():
-    """By the weight of the step, 2: norms of 5 and 0.5, and a limit of 1."""
+    """Divided by the weight of the step, 2, the norms are 5 and 0.5. The limit is 1."""
     run = SimpleNamespace(config=SimpleNamespace(shard=0, clip=1.0), ranks=Ranks(),
                           device=torch.device("cpu"))
     groups = {part: [torch.nn.Parameter(torch.zeros(2))] for part in ("vit", "llm")}
@@ -213,7 +213,7 @@ def test_a_short_run_warms_up_over_a_tenth_of_it_and_ends_at_its_final_rate():
 
 
 def test_the_seconds_of_a_step_are_without_checkpoint_picture_and_evaluation(tmp_path, monkeypatch):
-    """An evaluation is saved before it begins, but not that of the last step."""
+    """A checkpoint is saved before every evaluation except the last."""
     clock = [0]
     saved = []
     lines = []
@@ -235,13 +235,13 @@ def test_the_seconds_of_a_step_are_without_checkpoint_picture_and_evaluation(tmp
     run, model = train.start_run(args, config, world)
     log = SimpleNamespace(step=lambda line, _: lines.append(line))
     train.train(run, model, *train.build_optimizer(run, model), log, watcher, eval_every=1)
-    assert [line["seconds"] for line in lines] == [2, 2, 2]          # of two micro-batches
+    assert [line["seconds"] for line in lines] == [2, 2, 2]          # two micro-batches, 1 s each
     assert saved == [1, 2]
 
 
 def test_dropout_has_random_numbers_of_its_own_in_every_step_and_on_every_rank(
         tmp_path, monkeypatch):
-    """As they are where a step begins to compute."""
+    """Compares a random number that is drawn at the start of each step."""
     drawn = []
     start_run = train.start_run
     forward_backward = train.forward_backward
@@ -284,7 +284,7 @@ def test_stage_0_teaches_a_vit_that_starts_from_nothing_and_no_other(plain, tmp_
     first = steps_of(plain[1])[0]
     assert without[0]["loss"] != first["loss"]
     assert without[0]["ids"] == first["ids"]
-    assert "vit" not in first["grad_norms"]  # taught, then left alone
+    assert "vit" not in first["grad_norms"]  # the ViT is trained in stage 0, then frozen
     learning = steps_of(run(tmp_path / "learning", "--train", "vit,connector,llm"))
     assert learning[0]["loss"] == first["loss"]
     assert all(line["grad_norms"]["vit"] > 0 for line in learning)
@@ -317,18 +317,18 @@ def test_real_photographs_train_and_are_scored(tmp_path):
     for line in steps_of(lines):
         assert line["skipped"] == {}
         assert line["branches_dropped"] == 0  # nothing is too long for the toy
-        assert 4 < line["examples"] < line["branches"]  # rows are shared, and there are trees
+        assert 4 < line["examples"] < line["branches"]  # examples share rows, and there are trees
         assert line["tokens"] <= 4 * 640
     assert lines[-1]["eval"]["hits"] == "within 5 % of the diagonal"
     assert lines[-1]["eval"]["n_point"] == 5
-    twin, first = lines[-1]["eval"].pop("twin.jsonl"), lines[-1]["eval"]  # scored apart
+    twin, first = lines[-1]["eval"].pop("twin.jsonl"), lines[-1]["eval"]  # it has its own scores
     assert twin.pop("nll")["all"] == first.pop("nll")["all"]
     assert twin == first
 
 
 def test_a_run_takes_shape_and_tokenizer_of_the_one_it_starts_from(tmp_path):
-    """... the geometry of its crops too, in the records and in the scores; here none of the three
-    is the toy's."""
+    """The geometry of the crops is used as well, for records and for scores. Here shape, tokenizer
+    and geometry differ from the toy's."""
     old = tmp_path / "old"
     new = tmp_path / "new"
     toy = models.PRESETS["toy"]
@@ -347,7 +347,7 @@ def test_a_run_takes_shape_and_tokenizer_of_the_one_it_starts_from(tmp_path):
     config = json.loads((new / "config.json").read_text())["config"]
     assert config["model"]["n_layer"] == 1
     assert config["model"]["vision"]["grid"] == config["data"]["vision"]["grid"] == 6
-    # at a rate of 0: the same weights
+    # the learning rate of the ViT is 0, so its weights are the same
     assert torch.equal(after.vision.vit.patch.weight, before.vision.vit.patch.weight)
     assert not torch.equal(after.norm.weight, before.norm.weight)
 
@@ -356,7 +356,7 @@ def test_curves_are_drawn_at_every_evaluation_and_at_the_end(plain, tmp_path, mo
     drawn = []
     monkeypatch.setattr(train.report, "draw_curves", lambda out: drawn.append(len(log_of(out))))
     run(tmp_path / "a", "--init", str(plain[0]), "--eval-every", "1", "--keep", "1")
-    assert drawn == [3, 5, 7]                # of the lines: the head, a step, its scores, ..
+    assert drawn == [3, 5, 7]                # lines of the log: the head, a step, its scores, ..
 
 
 def test_a_run_says_what_it_is_about_to_do_and_how_it_has_ended(plain, tmp_path, monkeypatch,

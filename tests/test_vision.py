@@ -1,4 +1,4 @@
-"""Images to visual tokens against the official code; pooling against a plain loop."""
+"""Compares crops, pixels and visual tokens with the official code, and pooling with a loop."""
 
 import hashlib
 import json
@@ -21,7 +21,7 @@ TILING, POOLING, PIXELS, VIDEO, TIMES = (
     json.loads((HERE / f"{name}.json").read_text())
     for name in ("image_tiling", "token_pooling", "image_pixels", "video_tokens", "frame_sampling")
 )
-TOKENIZER = ByteTokenizer(n_vocab=151936)  # the special ids are then those of Qwen
+TOKENIZER = ByteTokenizer(n_vocab=151936)  # so that special ids are as in Qwen
 SMALL = vision.VisionConfig(n_layer=2, n_embd=8, n_head=2, n_hidden=12, feature_layers=(1, 0),
                             grid=6, patch=2, overlap_margin=1)
 
@@ -79,7 +79,7 @@ def runs_of(ids):
 
 
 def squeeze(runs):
-    """Runs of tokens as the conformance file shortens them: the first ten, '...', the last two."""
+    """Shortens runs as the conformance file does: the first ten, '...', the last two."""
     return runs if len(runs) <= 13 else [*runs[:10], ["...", 0], *runs[-2:]]
 
 
@@ -97,7 +97,7 @@ def test_several_images_equal_the_official_code(case):
         part = ids[done : done + e["n_tokens"][k]]
         assert squeeze(runs_of(part)) == e["tokens_rle"][k]
         assert visual[done : done + len(part)] == [token >= 151936 for token in part]
-        # the windows of an image lie in its own crops, and are those of the image alone
+        # the windows of an image refer to its own crops, and are the same as for the image alone
         _, alone = vision.crops(np.zeros((*case["input"][k], 3), np.uint8), config.max_crops)
         expected = np.where(alone < 0, -1, alone + seen * vision.RELEASED.n_patch)
         assert (pool_src[pooled : pooled + len(alone)] == expected).all()
@@ -106,7 +106,7 @@ def test_several_images_equal_the_official_code(case):
 
 
 class Letters(ByteTokenizer):
-    """The conformance files spell text with one id per character."""
+    """In the conformance files, text has one id per character."""
 
     def encode(self, text):
         return [ord(c) for c in text]
@@ -114,7 +114,7 @@ class Letters(ByteTokenizer):
 
 @pytest.mark.parametrize(("largest_of", "n"), [("max_shapes_single", 1), ("max_shapes_multi5", 5)])
 def test_largest_image_has_the_official_shapes(largest_of, n):
-    """One image of every tiling; n of the largest in one record."""
+    """Images of all tilings are tried; the record contains n images of the largest."""
     e, tokens, pools, crops = POOLING[largest_of], {}, [], []
     for rows in range(1, 9):
         for cols in range(1, 8 // rows + 1):
@@ -139,7 +139,7 @@ def synthetic(h, w):
 
 @pytest.fixture(params=[1, 2])
 def threads(request):
-    """Workers have one thread, the trainer several, and torch picks its kernels by their number."""
+    """The number of threads. torch chooses kernels by it, and workers have fewer than training."""
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield request.param
@@ -156,7 +156,7 @@ def test_pixels_equal_the_official_bytes(case, threads):
     assert patches[0, 400, :12].tolist() == e["patch400_crop0_first12"]
     assert patches[-1, -1, -12:].tolist() == e["last_crop_last_patch_last12"]
     assert patches.sum(dtype=np.int64) == pytest.approx(e["sum"], rel=1e-5)
-    if torch.backends.cpu.get_cpu_capability().startswith("AVX"):    # others round ties otherwise
+    if torch.backends.cpu.get_cpu_capability().startswith("AVX"):    # other CPUs round differently
         assert patches.sum(dtype=np.int64) == e["sum"]
         assert sha256(patches, np.uint8) == e["sha256"]
 
@@ -174,7 +174,7 @@ def test_normalised_pixels_equal_the_official_floats(case):
     e = case["expected"]
     patches, _ = vision.crops(synthetic(case["input"]["height"], case["input"]["width"]))
     vit = vision.ViT(vision.VisionConfig(1, 4, 1, 4, feature_layers=(0,)))
-    seen = []                        # what the first layer is given
+    seen = []                        # inputs of the first layer
     vit.patch.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     with torch.no_grad():
         vit(torch.from_numpy(patches))
@@ -218,7 +218,7 @@ def test_frames_pool_as_in_the_official_code(case):
     ids=lambda case: "{mode}-{duration}s-{max_frames}-{max_fps}".format_map(case["input"]))
 def test_frames_are_taken_when_the_official_code_takes_them(case):
     given, e = case["input"], case["expected"]
-    # no limit to the rate: spread over all frames allowed
+    # without a limit of the frame rate, max_frames frames are spread over the video
     fps = math.inf if given["max_fps"] is None else given["max_fps"]
     if given["mode"] == "fps":
         rates = given["candidate_sampling_fps"]
@@ -240,7 +240,7 @@ def test_a_frame_is_the_low_resolution_view_of_the_same_picture():
 
 
 def random_windows(M, K):
-    """(M,K) patch ids of two crops of SMALL, some missing: none in the first row, never all."""
+    """(M,K) patch ids of two crops of SMALL. Some are -1, but none in the first row or column."""
     rng = np.random.default_rng(0)
     pool_src = rng.integers(2 * SMALL.n_patch, size=(M, K))
     pool_src[1:, 1:][rng.random((M - 1, K - 1)) < 0.4] = -1
@@ -250,13 +250,13 @@ def random_windows(M, K):
 @pytest.mark.parametrize("K", [4, 9])
 def test_pooling_equals_a_loop_over_valid_patches(K):
     torch.manual_seed(0)
-    pool = vision.Pool(SMALL).double()  # one set of weights, whatever K is
+    pool = vision.Pool(SMALL).double()  # the weights do not depend on K
     features = torch.randn(2, SMALL.n_patch, 16, dtype=torch.float64)
     pool_src = random_windows(20, K)
     assert (pool_src < 0).any()
     rows = []
     for ids in pool_src.tolist():
-        window = features.flatten(0, 1)[[i for i in ids if i >= 0]]      # none is missing here
+        window = features.flatten(0, 1)[[i for i in ids if i >= 0]]      # without missing patches
         q, k, v = pool.q(window.mean(0)), pool.k(window), pool.v(window)
         heads = [(k[:, h] @ q[h] / 4**0.5).softmax(0) @ v[:, h] for h in (slice(0, 4), slice(4, 8))]
         rows.append(pool.out(torch.cat(heads)))
@@ -264,7 +264,7 @@ def test_pooling_equals_a_loop_over_valid_patches(K):
 
 
 def test_windows_of_four_give_the_same_when_padded_to_nine():
-    # a batch that holds a video pads its images' windows
+    # a batch that contains a video pads the windows of its images
     torch.manual_seed(0)
     pool = vision.Pool(SMALL).double()
     features = torch.randn(2, SMALL.n_patch, 16, dtype=torch.float64)
@@ -278,9 +278,9 @@ def test_a_row_without_patches_is_zero_and_leaves_gradients_alone():
         torch.manual_seed(0)
         see = vision.Vision(SMALL, n_hidden=12, n_out=10)
         images = torch.randint(256, (2, SMALL.n_patch, SMALL.n_pixel), dtype=torch.uint8)
-        see.double()  # the sums are large: in float32 other shapes round otherwise
+        see.double()  # in float32, large sums of other shapes are rounded differently
         for p in see.parameters():
-            torch.nn.init.normal_(p)  # biases too: they would make such a row non-zero
+            torch.nn.init.normal_(p)  # with biases, a row without patches would not be zero
         tokens = see(images, pool_src)
         (tokens**2).sum().backward()
         return tokens.detach(), {key: p.grad for key, p in see.named_parameters()}
@@ -292,16 +292,16 @@ def test_a_row_without_patches_is_zero_and_leaves_gradients_alone():
     assert (tokens != 0).all()
     torch.testing.assert_close(more[:6], tokens)
     assert all(g.isfinite().all() for g in padded.values())
-    # the gradient of pool.k.bias is 0 but for rounding, since softmax ignores a constant:
-    # errors are measured on the scale of all gradients
+    # softmax ignores a constant, so the gradient of pool.k.bias is only rounding. Therefore
+    # errors are compared with the largest of all gradients.
     largest = max(float(g.abs().max()) for g in plain.values())
     for key, g in plain.items():
         assert (padded[key] - g).abs().max() <= 1e-7 * g.abs().max() + 1e-12 * largest, key
 
 
 def test_padding_of_a_window_reads_none_but_its_own_patches():
-    """Patch 0 is not a number, and no window has it: nothing that is padded may read it. In
-    backward thousands of equal indices would be added up one after the other on a GPU."""
+    """Patch 0 is NaN, and no window contains it, so padding must not read it. If all padding read
+    one patch, backward on a GPU would add thousands of equal indices one after another."""
     torch.manual_seed(0)
     pool = vision.Pool(SMALL)
     n_feature = len(SMALL.feature_layers) * SMALL.n_embd
@@ -312,7 +312,7 @@ def test_padding_of_a_window_reads_none_but_its_own_patches():
 
 
 def test_pooling_in_bfloat16_sums_products_that_are_not_rounded():
-    """As the official code does: only q, k and v are bfloat16, their scores are float32."""
+    """As in the official code, only q, k and v are bfloat16, and their scores are float32."""
     torch.manual_seed(0)
     pool = vision.Pool(SMALL)
     for p in pool.parameters():
@@ -323,7 +323,7 @@ def test_pooling_in_bfloat16_sums_products_that_are_not_rounded():
         window = features.flatten(0, 1)[source]
         q, k, v = pool.q(window.mean(1)), pool.k(window), pool.v(window)
         q, k, v = (x.float().unflatten(-1, (SMALL.n_head, -1)) for x in (q, k, v))
-        with torch.autocast("cpu", enabled=False):       # it would round what einsum is given
+        with torch.autocast("cpu", enabled=False):       # autocast would round the inputs of einsum
             shares = torch.einsum("mhd,mkhd->mkh", q, k).div(k.shape[-1] ** 0.5).softmax(1)
             pooled = torch.einsum("mkh,mkhd->mhd", shares, v).flatten(1)
         expected = pool.out(pooled)

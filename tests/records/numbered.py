@@ -1,4 +1,4 @@
-"""Videos made by ffmpeg whose every frame carries its number in 16 blocks of light and dark."""
+"""Makes videos with ffmpeg. Every frame shows its number as 16 light or dark blocks."""
 
 import subprocess
 
@@ -14,7 +14,7 @@ MPEG4 = "-c:v mpeg4 -q:v 2 -bf 2 -g 12"
 
 
 def ffmpeg(*args, stdin=b""):
-    """Words or strings of words -> what ffmpeg writes to its output; no complaints of it."""
+    """Runs ffmpeg with these words, or strings of words -> its output."""
     words = []
     for arg in args:
         words += arg.split() if isinstance(arg, str) else [arg]
@@ -24,13 +24,13 @@ def ffmpeg(*args, stdin=b""):
 
 
 def numbered_frame(n):
-    """(48,64) uint8: two rows of eight blocks, a light one for each bit of n."""
+    """-> (48,64) uint8: two rows of eight blocks. A block is light if its bit of n is 1."""
     bits = n >> np.arange(16).reshape(2, 8) & 1
     return np.kron(bits, np.ones((24, 8))).astype(np.uint8) * 200 + 28
 
 
 def number(frame):
-    """The number that a frame carries."""
+    """-> the number that a frame shows."""
     assert frame.shape == (48, 64, 3)
     assert frame.dtype == np.uint8
     blocks = frame.reshape(2, 24, 8, 24).mean((1, 3)) > 128
@@ -38,7 +38,7 @@ def number(frame):
 
 
 def make_video(path, encoder=H264, n=30, rate=10):
-    """n numbered frames, `rate` a second; returns the path."""
+    """Writes a video of n numbered frames, `rate` per second -> its path."""
     frames = b"".join(numbered_frame(i).tobytes() for i in range(n))
     raw = f"-f rawvideo -pix_fmt gray -s 64x48 -r {rate} -i -"
     ffmpeg(raw, encoder, path, stdin=frames)
@@ -46,5 +46,5 @@ def make_video(path, encoder=H264, n=30, rate=10):
 
 
 def numbers(video, times):
-    """The numbers of the frames on display at these seconds."""
+    """-> the numbers of the frames that are displayed at these times in seconds."""
     return [number(frame) for frame in media.frames(video, times)]

@@ -1,4 +1,4 @@
-"""Records that tests begin with, and files of them."""
+"""Records that tests use or change, and functions that write them to files."""
 
 import json
 
@@ -19,30 +19,30 @@ CLIP = {"path": "a.mp4", "start": 2, "end": 8}
 
 
 def image(*annotations, **more):
-    """A record of the image a.png."""
+    """A record with the image a.png."""
     return {"image": "a.png", "annotations": list(annotations), **more}
 
 
 def video(*annotations, **more):
-    """A record of the video a.mp4."""
+    """A record with the video a.mp4."""
     return {"video": "a.mp4", "annotations": list(annotations), **more}
 
 
 def turn(**more):
-    """A record of one turn in a list of turns."""
+    """A record with one annotation, whose list of turns has one turn."""
     turns = [{"question": "q", "answer": "a", **more}]
     return {"annotations": [{"type": "qa", "turns": turns}]}
 
 
 def write(path, *lines):
-    """A .jsonl file of records, or of texts as they stand."""
+    """Writes a .jsonl file. A line is a record, or a text that is written unchanged."""
     texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
     path.write_text("".join(f"{text}\n" for text in texts))
     return path
 
 
 def verdict(folder, line):
-    """Why the record after a blank line, behind a good one, cannot be used; "" if it can be."""
+    """-> why the record in this line cannot be used, or "". It follows a good and a blank line."""
     path = write(folder / "r.jsonl", GOOD, "", line)
     records = Records(path, stop_on_mistakes=False)
     assert records.where(1) == f"{path}:3"
@@ -52,7 +52,7 @@ def verdict(folder, line):
         reason = str(error)
     else:
         return ""
-    with pytest.raises(DataError) as stop:           # a native file stops with the same words
+    with pytest.raises(DataError) as stop:           # opening the file fails with the same message
         Records(path)
     assert str(stop.value) == f"{path}:3: {reason}"
     return reason.removeprefix("wrong record: ")

@@ -1,4 +1,4 @@
-"""A box is read in three forms and three units, refused where it is none, and becomes a point."""
+"""A box is read in three forms and three units, rejected if it is wrong, and becomes a point."""
 
 import numpy as np
 import pytest
@@ -50,7 +50,7 @@ def test_what_is_no_box_is_refused_with_its_place(tmp_path, change, words):
 
 @pytest.fixture
 def two_boxes(tmp_path):
-    """A file with two boxes on an image of 200 x 100, in pixels of it, and its reader."""
+    """-> Records of a file with two boxes, in pixels of an image of 200 x 100."""
     Image.new("RGB", (200, 100)).save(tmp_path / "a.png")
     annotation = {**BOX, "coords": "pixel", "boxes": [{"box": [20, 20, 60, 60]},
                                                       {"box": [100, 40, 190, 50]}]}
@@ -68,7 +68,7 @@ def test_it_is_trained_as_points_with_their_weight_and_limit(two_boxes):
     assert data.size(two_boxes[0], tokenizer, few, 0, 0) == (0, 0)
 
 
-# far from the centre but inside; outside by one thousandth
+# first both points are inside, far from the centres; then one is outside by a thousandth
 ANSWERS = [("101 201", "949 401", 1.0), ("099 400", "725 450", 0.5)]
 
 

@@ -1,4 +1,4 @@
-"""Rules of records: what a file may hold, and the words with which anything else is refused."""
+"""Tests the rules of records: what a record may contain, and the messages about mistakes."""
 
 import json
 from pathlib import Path
@@ -34,12 +34,12 @@ INTACT = [
     image({**POINT, "points": [{"x": 0.5, "y": 1.5}]}),
     image({**POINT, "coords": "pixel"}),
     image({**POINT, "mode": ["point_count", "point"], "label": ["cups", "mugs"]}),
-    image({**POINT, "points": [{"x": 100.9, "y": -0.9}]}),       # to 1 % outside
+    image({**POINT, "points": [{"x": 100.9, "y": -0.9}]}),       # points may be 1 % outside
     image({**CHOICE, "answer_idx": [0, 1], "options": ["", "b"], "shuffle_options": True,
            "letters": False, "explanation": "e"}),
     image(CAPTION, weight=0.5, id="0", meta={"anything": [None, {"a": 1}]}),
     image({**CAPTION, "weight": 0, "object": "dog"}),
-    image({**CAPTION, "text": "<image> <|im_end|>"}),            # texts are literal
+    image({**CAPTION, "text": "<image> <|im_end|>"}),  # special tokens have no meaning in texts
     {"images": ["a"], "annotations": [POINT]},
     {"images": ["a"], "annotations": [{**QA, "question": [{"image": 0}]}]},
     video(VIDEO_POINT, {**TRACK, "points": [], "times": [0, 0.5]},
@@ -60,7 +60,7 @@ def test_what_a_record_may_hold(tmp_path, record):
     assert verdict(tmp_path, record) == ""
 
 
-MISTAKES = [                         # a line, words of the message
+MISTAKES = [                         # a line, part of the message
     ('{"annotations":[', "JSONDecodeError: Expecting value"),
     (json.dumps(GOOD) + " " + json.dumps(GOOD), "JSONDecodeError: Extra data"),
     ("[" * 100_000, "recursion"),
@@ -194,10 +194,10 @@ LARGE = {"path": "a.png", "width": 4000, "height": 3000}
 
 @pytest.mark.parametrize(("points", "size", "media", "is_warned"), [
     ([(500, 300), (1000, 1000)], {}, LARGE, True),
-    ([(500, 300), (1001, 20)], {}, LARGE, False),            # of another record
+    ([(500, 300), (1001, 20)], {}, LARGE, False),            # the other point is above 1,000
     ([(500, 300), (1000, 1000)], {"size": [1000, 1000]}, LARGE, False),
     ([(500, 300), (900, 900)], {"size": [1920, 1080]}, "a.png", True),
-    ([(500, 300), (900, 900)], {}, "a.png", False),          # only the file knows its size
+    ([(500, 300), (900, 900)], {}, "a.png", False),          # the record does not contain the size
     ([(500, 300), (900, 900)], {}, {**LARGE, "height": 1000}, False),
 ])
 def test_thousandths_in_pixels_of_large_images_are_warned_about_as_a_file(

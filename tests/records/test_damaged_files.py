@@ -1,4 +1,4 @@
-"""A hundred files with damage in them: each can be read, or costs its record in one sentence."""
+"""A hundred damaged files: each is read, or its record is skipped with one sentence."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ def intact_files(folder):
 
 
 def damage(content, rng):
-    """Cuts the bytes off, or overwrites up to twenty of them."""
+    """Truncates the bytes, or overwrites up to twenty of them."""
     content = bytearray(content)
     if rng.random() < 0.3:
         return bytes(content[: rng.integers(len(content))])

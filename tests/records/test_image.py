@@ -1,4 +1,4 @@
-"""Images of every mode become 8-bit RGB as displayed, or cost their record."""
+"""Images of every mode become 8-bit RGB as displayed, or their record is skipped."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from records.media import EXIF_ORIENTATION, Unreadable, image_size, read_image
 from records.reader import Records
 from tests.records.samples import CAPTION, image, write
 
-RAMP = np.arange(256, dtype=np.uint16)[None].repeat(4, 0)        # 256 x 4, levels 0 to 255
+RAMP = np.arange(256, dtype=np.uint16)[None].repeat(4, 0)  # 256 x 4 pixels, with levels 0 to 255
 
 
 @pytest.mark.parametrize("mode", ["P", "L", "LA", "RGBA", "CMYK", "I;16", "1"])
@@ -36,7 +36,7 @@ def test_an_image_that_exif_turns_is_read_as_displayed(tmp_path, suffix):
     stored = np.kron(np.array([[0, 250], [90, 170]], np.uint8), np.ones((16, 24), np.uint8))
     options = {"compression": "tiff_lzw"} if suffix == "tif" else {}
     exif = Image.Exif()
-    exif[EXIF_ORIENTATION] = 6                   # by 90 degrees
+    exif[EXIF_ORIENTATION] = 6                   # turned by 90 degrees
     Image.fromarray(stored).save(path, exif=exif, **options)
     assert image_size(path) == (32, 48)
     upright = np.rot90(stored, -1)[..., None].repeat(3, 2)       # clockwise
@@ -52,7 +52,7 @@ def test_an_orientation_that_exif_does_not_define_turns_nothing(tmp_path):
 
 
 def test_pixels_of_another_size_than_the_header_says_cost_the_image(tmp_path, monkeypatch):
-    """... whoever reads it. Pillow 13 scrambles some TIFF files in this way."""
+    """Pillow 13 decodes some TIFF files with wrong sizes. Every reader of images detects this."""
     Image.fromarray(RAMP).save(tmp_path / "a.png")
     monkeypatch.setattr("vision.to_array", lambda image: np.zeros((256, 4, 3), np.uint8))
     with pytest.raises(Unreadable, match=r"^size differs: .*a.png is not as large as its header"):
@@ -75,9 +75,9 @@ def test_a_png_is_turned_by_exif_behind_its_pixels(tmp_path):
 
 @pytest.mark.parametrize(("pixels", "tags"), [
     (RAMP.astype(np.int32) * 257, {}), (RAMP.astype(np.float32) / 255, {}),
-    (RAMP, {339: 2})])                           # SampleFormat: 16 bits with a sign
+    (RAMP, {339: 2})])                           # the tag SampleFormat: signed 16 bits
 def test_signed_and_32_bit_pixels_are_refused_and_do_not_become_black(tmp_path, pixels, tags):
-    """Their range is unknown: of floats from 0 to 1, all would round to 0."""
+    """Their range is unknown. For example, floats from 0 to 1 would all be rounded to 0."""
     Image.fromarray(pixels).save(tmp_path / "a.tif", tiffinfo=tags)
     assert image_size(tmp_path / "a.tif") == (256, 4)
     words = r"^damaged image: .* have no known range; save 8 or unsigned 16 bits"
@@ -119,7 +119,7 @@ def test_whatever_a_decoder_raises_costs_the_image(tmp_path, monkeypatch):
     for name, kind in (("page.png", "damaged image"), ("gone.png", "missing file")):
         with pytest.raises(Unreadable, match=f"^{kind}: {tmp_path / name}"):
             image_size(tmp_path / name)
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)         # of Pillow: an error from 2000 on
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)         # Pillow raises an error above 2000
     with pytest.raises(Unreadable, match=r"^damaged image: .* exceeds limit"):
         image_size(tmp_path / "a.png")
     monkeypatch.undo()

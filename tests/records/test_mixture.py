@@ -1,4 +1,4 @@
-"""Which record comes next: permutations, rates kept exactly, any index at once."""
+"""Tests the order of records: permutations, exact sampling rates, and access by index."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from records.mixture import Mixture
 
 
 class Reader:
-    """All that a mixture asks of a reader."""
+    """Has all attributes of a reader that a mixture uses."""
 
     def __init__(self, name, n, ordered=False):
         self.name = name
@@ -38,7 +38,7 @@ def test_a_mixture_keeps_its_rates_and_every_epoch_is_a_permutation():
         drawn = sorted((epoch, index) for of, index, epoch in draws if of is reader)
         for epoch in range(len(drawn) // reader.n):
             assert [index for e, index in drawn if e == epoch] == list(range(reader.n))
-    again = Mixture(readers, rates, seed=4)              # a draw depends on its index alone
+    again = Mixture(readers, rates, seed=4)              # a draw only depends on its index
     assert [again[i] for i in (2999, 3, 250)] == [draws[i] for i in (2999, 3, 250)]
     assert again[10**9] == mixture[10**9]
     other = Mixture(readers, rates, seed=5)

@@ -1,4 +1,4 @@
-"""Records: a file as a sequence, what stops and what is left out, and the media of its records."""
+"""Tests Records: a file as a sequence, mistakes that stop it, skipped records, and media."""
 
 import pickle
 import re
@@ -22,7 +22,7 @@ ROW = {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value
 
 
 # --------------------------------------------------------------------------------------------------
-# what stops, and what is left out
+# mistakes that stop, and records that are skipped
 
 
 def test_of_a_file_twenty_mistakes_are_told_at_once_and_a_large_one_is_checked_in_part(
@@ -63,7 +63,7 @@ def test_what_is_no_file_of_records_is_refused(tmp_path, name, content, words):
 
 
 def test_a_file_of_another_format_is_refused_with_the_command_that_converts_it(tmp_path):
-    """Parsed keys decide, not the words of a text."""
+    """The keys of a row decide, not words in its texts."""
     (tmp_path / "my rows.json").write_text("[]")
     chats = write(tmp_path / "chats.jsonl", {**ROW, "note": "annotations"}, GOOD)
     table = write(tmp_path / "table.jsonl", {"image": "a.png", "question": "q", "answer": "a"})
@@ -90,7 +90,7 @@ def test_options_are_added_to_every_record(tmp_path):
     records = Records(path, style="vqa2", weight=0.5)
     assert records[0]["weight"] == 1.5
     assert [a["style"] for a in records[0]["annotations"]] == ["vqa2", "own"]
-    # a style that an annotation cannot have is a mistake, as if the file named it
+    # a style that an annotation cannot have is a mistake, as if it was in the file
     write(path, video(CAPTION))
     with pytest.raises(DataError, match="by its times or its style"):
         Records(path, style="video_clip_caption_start_end")
@@ -100,7 +100,7 @@ def test_a_file_can_be_sent_and_a_change_of_it_is_noticed(tmp_path):
     path = write(tmp_path / "r.jsonl", *[{**GOOD, "id": str(i)} for i in range(5000)])
     records = Records(path)
     sent = pickle.dumps(records)
-    assert len(sent) < 8 * 5000 + 1000           # eight bytes a record
+    assert len(sent) < 8 * 5000 + 1000           # eight bytes per record
     assert [pickle.loads(sent)[i]["id"] for i in (49, 0)] == ["49", "0"]
     assert records.fingerprint != Records(path, style="a").fingerprint
     write(path, {**GOOD, "id": "longer"})
@@ -114,7 +114,7 @@ def test_a_file_can_be_sent_and_a_change_of_it_is_noticed(tmp_path):
 
 
 def test_paths_are_absolute_or_start_in_the_folder_of_media(tmp_path):
-    """Any path will do, also with '..' and a colon."""
+    """Paths may contain '..' and a colon."""
     (tmp_path / "media").mkdir()
     for name in ("media/frame:001.jpg", "a.png"):
         shutil.copy(MEDIA / "coins.png", tmp_path / name)
@@ -161,14 +161,14 @@ def test_a_video_is_probed_once_until_its_file_changes(tmp_path, monkeypatch):
     with pytest.raises(Unreadable, match=r"^damaged video: "):
         records.video_size(records[1])
     (notes,) = tmp_path.glob(".*")
-    notes.write_text(notes.read_text() + '["cut')                # a line that a kill cut off
+    notes.write_text(notes.read_text() + '["cut')                # as after a kill
     (tmp_path / "a.mp4").touch()
     assert Records(path).video_size(records[0]) == sizes[0]
     assert probed == ["a.mp4", "b.mp4", "a.mp4"]
 
 
 def test_points_in_pixels_are_checked_against_the_file_when_its_header_is_read(tmp_path):
-    """... unless the record declares the size of what was annotated."""
+    """They are not checked if the record contains the size of the image that was annotated."""
     Image.new("RGB", (40, 30)).save(tmp_path / "a.png")
     Image.new("RGB", (10, 90)).save(tmp_path / "b.png")
 

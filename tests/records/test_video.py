@@ -1,4 +1,4 @@
-"""Videos against what was put into them: every frame of the videos made here carries its number."""
+"""Tests that the right frames of videos are read. Every frame shows its number, see numbered.py."""
 
 import os
 import struct
@@ -34,7 +34,7 @@ def test_the_frame_on_display_is_the_last_that_appeared(tmp_path, kind):
     assert (video.width, video.height) == (64, 48)
     assert video.times == pytest.approx(np.arange(30) / 25)
     assert video.duration == pytest.approx(30 / 25)
-    times = np.linspace(-0.31, 2.02, 167)        # before the first, past the last, between frames
+    times = np.linspace(-0.31, 2.02, 167)  # also before the first frame and after the last
     assert numbers(video, times) == np.floor(times * 25).clip(0, 29).tolist()
     assert 1 / 25 + 6 / 25 < 7 / 25
     assert numbers(video, [1 / 25 + 6 / 25]) == [7]
@@ -52,7 +52,7 @@ ENCODERS = {
     "av1": "-c:v libaom-av1 -cpu-used 8 -lag-in-frames 10 -b:v 500k",
     "vvc": "-c:v libvvenc -preset faster",
 }
-WRITTEN = {  # what ffmpeg writes; it refuses the others
+WRITTEN = {  # codecs that ffmpeg writes; it rejects the others
     "avi": "h264 hevc mpeg4 mpeg2 vp8 vp9 av1 vvc", "asf": "h264 mpeg4 mpeg2 vp8 vp9 av1",
     "mp4": "h264 hevc mpeg4 mpeg2 vp9 av1 vvc", "mkv": "h264 hevc mpeg4 mpeg2 vp8 vp9 av1 vvc",
     "webm": "vp8 vp9 av1", "ts": "h264 hevc mpeg4 mpeg2 vp8 vp9 av1 vvc",
@@ -98,14 +98,14 @@ def test_a_format_whose_timestamps_ffmpeg_guesses_is_refused_by_name(tmp_path):
 
 
 def test_frames_with_the_same_timestamp_are_refused_and_none_is_lost(tmp_path):
-    """ffmpeg guesses timestamps of MPEG-PS, and of this file it gives some of them twice."""
+    """ffmpeg guesses timestamps of MPEG-PS. In this file it gives some of them twice."""
     path = make_video(tmp_path / "a.mpg", "-c:v mpeg2video -q:v 2 -bf 4 -g 5", n=90, rate=25)
     with pytest.raises(Unreadable, match=r"mpeg2video in mpeg: its frames have no reliable"):
         media.probe(path)
 
 
 def hidden_vp9(path):
-    """Frames that are never displayed (VP9), as packets with times of their own."""
+    """VP9: packets with their own times contain frames that are never displayed."""
     encoder = f"-c:v libvpx-vp9 -lag-in-frames 25 -cpu-used 4 -passlogfile {path}"
     make_video("-", f"{encoder} -pass 1 -f null")
     whole, split = path.with_suffix(".whole.webm"), path.with_suffix(".split.webm")
@@ -117,7 +117,7 @@ def hidden_vp9(path):
 
 
 def comment_in_gif(path):
-    """A comment behind the last picture (GIF) is a packet of its own."""
+    """GIF: a comment after the last frame is a separate packet."""
     first, *others = [Image.fromarray(numbered.numbered_frame(n)) for n in range(30)]
     first.save(path, save_all=True, append_images=others, duration=100)
     path.write_bytes(path.read_bytes()[:-1] + b"\x21\xfe\x05hello\0;")
@@ -125,7 +125,7 @@ def comment_in_gif(path):
 
 
 def empty_theora(path):
-    """Empty packets (Theora) stand for the same picture again."""
+    """Theora: an empty packet means the same frame again."""
     frames = b"".join(numbered.numbered_frame(n // 3).tobytes() for n in range(30))
     ffmpeg("-f rawvideo -pix_fmt gray -s 64x48 -r 10 -i - -c:v libtheora -q:v 7", path,
            stdin=frames)
@@ -133,7 +133,7 @@ def empty_theora(path):
 
 
 def not_coded_mpeg4(path):
-    """Pictures marked as "not coded" (MPEG-4) stand for the same picture again."""
+    """MPEG-4: a frame marked as "not coded" means the same frame again."""
     content = make_video(path, "-c:v mpeg4 -q:v 2 -g 1").read_bytes()
     pictures = content.split(b"\0\0\1\xb6")
     for picture in range(4, 31, 5):
@@ -171,7 +171,7 @@ def test_frames_of_unequal_length_appear_to_the_millisecond(tmp_path, suffix):
               + H264)
     video = media.probe(make_video(tmp_path / f"a.{suffix}", uneven))
     begin = [(40 * n + n * n) / 1000 for n in range(30)]
-    assert video.times.tolist() == begin         # not nearly: the same floats
+    assert video.times.tolist() == begin         # exactly the same floats
     assert numbers(video, video.times) == list(range(30))
     assert numbers(video, np.array(begin[1:]) - 0.0005) == list(range(29))
     assert numbers(video, [(a + b) / 2 for a, b in pairwise(begin)]) == list(range(29))
@@ -182,7 +182,7 @@ def test_time_starts_at_the_first_frame(tmp_path, suffix):
     path = make_video(tmp_path / "a.mp4")
     ffmpeg("-i", path, "-c copy -output_ts_offset 5", tmp_path / f"b.{suffix}")
     video = media.probe(tmp_path / f"b.{suffix}")
-    assert video.pts[0] * video.time_base >= 5   # that is where the file has it
+    assert video.pts[0] * video.time_base >= 5   # its timestamp in the file
     assert video.times == pytest.approx(np.arange(30) / 10)
     assert video.duration == pytest.approx(3)
     assert numbers(video, [0, 0.1, 1.55, 3]) == [0, 1, 15, 29]
@@ -198,12 +198,12 @@ def test_an_edit_list_hides_frames(tmp_path):
 
 
 def test_frames_that_need_what_was_cut_off_do_not_count(tmp_path):
-    # In an open group of pictures, frames displayed before its key frame are stored behind it.
+    # An open group of pictures stores frames after its key frame that are displayed before it.
     open_gop = H264.replace("-x264-params ", "-x264-params open-gop=1:scenecut=0:")
     content = make_video(tmp_path / "a.ts", open_gop).read_bytes()
     whole = media.probe(tmp_path / "a.ts")
     for part in (2, 3):
-        cut = len(content) * part // 10 // 188 * 188             # packets of 188 bytes
+        cut = len(content) * part // 10 // 188 * 188             # a packet has 188 bytes
         (tmp_path / "b.ts").write_bytes(content[cut:])
         video = media.probe(tmp_path / "b.ts")
         missing = len(whole.times) - len(video.times)
@@ -218,7 +218,7 @@ def test_timestamps_in_disorder_do_not_cost_the_file(tmp_path):
     video = media.probe(tmp_path / "b.mkv")
     assert video.times.tolist() == [0, 0.1, 0.2, 0.3, 0.35, 0.4, *(n / 10 for n in range(6, 30))]
     assert numbers(video, [0.3, 0.36, 0.61]) == [3, 5, 6]
-    # 5 comes after 4 in the file: too late
+    # in the file, frame 4 is before frame 5, so it cannot be read after frame 5
     with pytest.raises(Unreadable, match=r"no frame of 64 x 48 pixels at 0\.400 s"):
         numbers(video, [0.36, 0.4])
 
@@ -226,7 +226,7 @@ def test_timestamps_in_disorder_do_not_cost_the_file(tmp_path):
 def test_the_packets_count_not_the_header(tmp_path):
     path = make_video(tmp_path / "a.mkv")
     content = path.read_bytes()
-    at = content.find(b"\x44\x89\x88") + 3       # Matroska's duration: a double, in milliseconds
+    at = content.find(b"\x44\x89\x88") + 3       # the duration in Matroska: a double, in ms
     path.write_bytes(content[:at] + struct.pack(">d", 400.0) + content[at + 8 :])
     printed = subprocess.run([FFMPEG, "-i", path], capture_output=True).stderr
     assert b"Duration: 00:00:00.40" in printed
@@ -243,7 +243,7 @@ def test_a_turned_video_is_turned_back(tmp_path, degrees):
     assert (video.width, video.height) == ((64, 48) if degrees == 180 else (48, 64))
     shown = list(media.frames(video, video.times))
     assert {frame.shape for frame in shown} == {(video.height, video.width, 3)}
-    turned_back = [np.rot90(frame, -degrees // 90) for frame in shown]       # both counterclockwise
+    turned_back = [np.rot90(frame, -degrees // 90) for frame in shown]  # both turn counterclockwise
     assert [number(frame) for frame in turned_back] == list(range(30))
 
 
@@ -294,7 +294,7 @@ def test_a_clip_has_the_frames_of_the_whole(tmp_path, kind):
 
 @pytest.fixture
 def children(monkeypatch):
-    """Every process that a test starts; all must be gone at its end."""
+    """Collects the processes that a test starts. All of them must have ended at its end."""
     started = []
     popen = subprocess.Popen
 
@@ -306,7 +306,7 @@ def children(monkeypatch):
     yield started
     assert started
     for child in started:
-        assert child.returncode is not None      # it was waited for
+        assert child.returncode is not None      # the process has been waited for
 
 
 @pytest.mark.parametrize("suffix", ["mp4", "mkv"])
@@ -339,7 +339,7 @@ def test_no_other_frame_comes_out_of_a_damaged_file(tmp_path):
             seen.extend(number(frame) for frame in media.frames(video, video.times))
         assert seen == list(range(len(seen)))
         lengths.add(len(seen))
-    assert len(lengths) > 3                      # all that stands before the damage is there
+    assert len(lengths) > 3                      # all frames before the damage are read
 
 
 def test_what_is_no_video_is_unreadable_and_no_other_file_is_read(tmp_path):
@@ -384,5 +384,5 @@ def test_an_abandoned_clip_leaves_no_child(tmp_path, children):
     video = media.probe(make_video(tmp_path / "a.mp4", n=600))
     clip = media.frames(video, video.times)
     assert number(next(clip)) == 0
-    assert children[-1].poll() is None           # far from done: a pipe holds few of its frames
-    del clip                         # the fixture looks for what is left
+    assert children[-1].poll() is None           # still running: the pipe is full
+    del clip                         # the fixture checks that the process ends

@@ -1,4 +1,4 @@
-"""The visual input of a record: what headers tell of it, frame times, and crops."""
+"""Tests the visual input of a record: data from headers, frame times, and crops."""
 
 import math
 from dataclasses import replace
@@ -57,7 +57,7 @@ def percent_point(**point):
     return {**POINT, "points": [point]}
 
 
-GREY = {"path": GREY_FRAMES[0]}                                  # of 32 x 24 pixels
+GREY = {"path": GREY_FRAMES[0]}                                  # 32 x 24 pixels
 OUTSIDE = "wrong record: annotations\\[0\\]: point 0 lies outside the image"
 UNUSABLE = [
     ({"images": ["0.png"] * 6, "annotations": [QA]}, "too long: it has 6 images"),
@@ -101,15 +101,15 @@ def test_a_time_may_lie_half_a_frame_outside_the_clip(folder):
 
 
 @pytest.mark.parametrize(("declared", "annotation", "is_refused"), [
-    ([24, 32], POINT, True),                             # EXIF turned it after it was annotated
+    ([24, 32], POINT, True),                             # annotated before EXIF turned it
     ([24, 32], {**pixel_point(x=4, y=2), "mode": "point"}, True),
     (None, {**pixel_point(x=4, y=2), "size": [24, 32]}, True),
-    ([24, 32], CAPTION, False),                          # nothing is at a wrong place
+    ([24, 32], CAPTION, False),                          # has no coordinates
     ([32, 24], POINT, False), ([640, 480], POINT, False), ([480, 640], POINT, False),
 ])
 def test_points_that_refer_to_an_unturned_image_are_refused(folder, declared, annotation,
                                                             is_refused):
-    """Any other size than that of the file is a scale."""
+    """Any other declared size is only a scale of the coordinates."""
     size = dict(zip(("width", "height"), declared, strict=True)) if declared else {}
     record = first_record(folder, image(CAPTION, annotation, image={**GREY, **size}))
     words = (r"^wrong record: annotations\[1\]: its points refer to 24 x 32 pixels, but 32 x 24 "
@@ -147,8 +147,8 @@ def test_times_count_from_the_start_of_the_clip(duration, start, end, times, cli
 
 
 def test_videos_with_tracks_are_looked_at_where_the_tracks_have_points(folder):
-    """On a grid of their rate, not spread over the video, so that no point is lost that a frame
-    could show (docs/molmo2.md 3.1)."""
+    """Frame times follow the rate of the tracks, and are not spread over the video. So no point is
+    lost that a frame could show (docs/molmo2.md 3.1)."""
     record = first_record(folder, {"video": VIDEO, "annotations": [TRACK]})
     for max_frames, n_seen in ((6, 6), (4, 4), (384, 6)):
         config = replace(CONFIG, max_frames=max_frames)
@@ -162,7 +162,7 @@ def test_videos_with_tracks_are_looked_at_where_the_tracks_have_points(folder):
 
 @pytest.mark.parametrize("fps", [25, 30, 29.97])
 def test_a_track_of_every_frame_is_asked_about_over_the_whole_video(folder, fps):
-    """Not at 25 or 30 frames a second, of which 128 would end after 5 seconds."""
+    """It is not sampled at 25 or 30 fps, because 128 frames would end after 5 seconds."""
     points = [{"t": k / fps, "id": 1, "x": 50, "y": 50} for k in range(int(60 * fps))]
     track = {"type": "track", "label": "dot", "coords": "percent", "fps": fps, "points": points}
     video = {"frames": [GREY_FRAMES[0]] * int(60 * fps), "fps": fps}
@@ -173,7 +173,7 @@ def test_a_track_of_every_frame_is_asked_about_over_the_whole_video(folder, fps)
     assert info.times[-1] == pytest.approx(59.5)
     track = record["annotations"][0]
     ((_, answer),) = turns_of(track, record, info.sizes, config, None, info.times)
-    assert len(parse_points(answer, 1, 1)) >= 60                 # one a second for 25 fps
+    assert len(parse_points(answer, 1, 1)) >= 60                 # one per second for 25 fps
 
 
 # --------------------------------------------------------------------------------------------------
@@ -202,12 +202,12 @@ def test_planned_crops_and_windows_are_those_of_the_images():
 
 
 def test_a_clip_of_frames_word_by_word_and_pixel_by_pixel(folder):
-    """Six frames at 2.5 a second, grey of 0, 40, .. 200, seen from 0.4 to 2.2 s: the times, the
-    frame on display at each, a point in pixels of the file, and the subtitles."""
+    """The clip has six grey frames (0, 40, .. 200) at 2.5 per second, used from 0.4 to 2.2 s. Tests
+    the times, the frame at each time, a point in pixels of the file, and the subtitles."""
     config = replace(CONFIG, max_frames=5, prefix_all=False, separator=";", point_weight=0.2,
                      video_caption_weight=0.1, sqrt_length=True)
     point = {"type": "point", "label": "Dot", "coords": "pixel", "mode": "point",
-             "question": "Where?", "points": [{"t": 1.4, "x": 16, "y": 6}]}      # of 32 x 24
+             "question": "Where?", "points": [{"t": 1.4, "x": 16, "y": 6}]}      # in 32 x 24
     video = {"frames": GREY_FRAMES, "fps": 2.5, "start": 0.4, "end": 2.2}
     subtitles = [{"start": 0.1, "end": 0.3, "text": "gone"},
                  {"start": 0.2, "end": 0.9, "text": "here"}]

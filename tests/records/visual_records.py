@@ -1,5 +1,5 @@
-"""Media files, and random records of every kind of visual input: an image, several, a video file,
-a video given as frames, text alone."""
+"""Media files, and random records with every kind of visual input: one image, several images, a
+video file, a video given as frames, or only text."""
 
 import shutil
 from pathlib import Path
@@ -23,7 +23,7 @@ WORDS = ["cat", "dog", "red", "runs", "ünï", "<|im_end|>"]
 
 
 def write_media(folder):
-    """Twelve images of noise 0.png .., six grey ones of 0, 40, .. 200, and a video; the folder."""
+    """Writes twelve images of noise, six grey ones (0, 40, .. 200) and a video -> the folder."""
     rng = np.random.default_rng(0)
     for k in range(12):
         w, h = rng.integers(12, 70, 2)
@@ -35,12 +35,11 @@ def write_media(folder):
 
 
 def open_records(folder, *records, name="r.jsonl"):
-    """Writes the records into a file of this name -> Records."""
+    """Writes the records to a file -> Records."""
     return Records(write(folder / name, *records), folder)
 
 
 def encoded(folder, record, config=CONFIG, epoch=0):
-    """A record -> Example."""
     return data.encode(open_records(folder, record)[0], TOKENIZER, config, 0, epoch)
 
 
@@ -57,7 +56,7 @@ def random_qa(rng):
 
 
 def random_annotation(rng, kind, n_images, clip):
-    """kind: image, images, video or text; clip: its first and last second, None if no video."""
+    """kind: image, images, video or text. clip: first and last second of a video, else None."""
     times = [round(float(t), 2) for t in rng.uniform(*clip, 3)] if clip else [0] * 3
     types = {"text": ["qa", "text"], "video": VIDEO_TYPES}.get(kind, VIDEO_TYPES[:4])
     chosen = str(rng.choice(types))

@@ -1,5 +1,5 @@
-"""tools.ablate: what it removes is gone and everything else stays; its runs in their order, and a
-table that says what the logs say."""
+"""tools.ablate: only the chosen design choice is removed, runs have the right order, and the table
+agrees with the logs."""
 
 import argparse
 import json
@@ -29,7 +29,7 @@ CHOICES = ablate.CHOICES
 
 @pytest.fixture
 def remove(monkeypatch):
-    """Removes a choice by its name, until the end of the test."""
+    """remove(name) removes a design choice until the end of the test."""
     replaced = ((data, "build_tree"), (data, "layout"), (vision.Pool, "forward"),
                 (vision, "frame_windows"), (world, "sqrt_size"), (world, "mixture"))
     for place, name in replaced:
@@ -45,7 +45,7 @@ def test_without_trees_an_epoch_has_one_annotation_and_all_epochs_have_all(remov
     with_trees = encode()
     assert with_trees.n_branches > 3
     answers = set()
-    for until in np.unique(with_trees.visible_until):        # the end of a branch
+    for until in np.unique(with_trees.visible_until):        # where a branch ends
         learned = (with_trees.visible_until == until) & (with_trees.weights > 0)
         answers.add(tuple(with_trees.targets[learned]))
     remove("trees")
@@ -65,7 +65,7 @@ def test_without_bidirectional_attention_everything_else_stays(remove):
         assert np.array_equal(getattr(before, name), getattr(after, name)), name
     image = np.zeros((100, 100, 3), np.uint8)
     prompt = data.encode_prompt([image], [("count: any shape", None)], TOKENIZER, CONFIG)
-    assert not prompt.bidir.any()                            # nor in evaluation
+    assert not prompt.bidir.any()                            # also in evaluation
 
 
 def test_windows_of_4x4_pool_more_patches_into_fewer_tokens(remove):
@@ -76,7 +76,7 @@ def test_windows_of_4x4_pool_more_patches_into_fewer_tokens(remove):
     for example, n_tokens in ((before, 16), (after, 9)):
         is_patch = example.tokens == TOKENIZER.special["im_patch"]
         assert is_patch.sum() == len(example.pool_dst) == n_tokens * n_frames
-        # every patch of every frame once
+        # the windows contain every patch of every frame once
         patches = example.pool_src[example.pool_src >= 0]
         assert sorted(patches) == list(range(100 * n_frames))
     assert after.pool_src.shape[1] == 16
@@ -107,7 +107,7 @@ def test_without_the_square_root_shares_go_by_size(remove):
 
 def test_the_control_of_the_long_stage_sees_videos_as_hard_and_as_many(remove):
     def mixture(stage):
-        """{name: (source, rate)} of the videos."""
+        """-> {name: (source, sampling rate)} of the videos."""
         found = zip(*world.mixture(0, stage), strict=True)
         return {source.name: (source, rate) for source, rate in found
                 if isinstance(source, MovingShapes)}
@@ -119,7 +119,7 @@ def test_the_control_of_the_long_stage_sees_videos_as_hard_and_as_many(remove):
         sum(rate for _, rate in stage3.values()))
     for name, (source, _) in control.items():
         assert source.fingerprint == stage3[name][0].fingerprint
-    assert len(control["films-train-all-6"][0].video(5)["objects"]) == 1     # of its curriculum
+    assert len(control["films-train-all-6"][0].video(5)["objects"]) == 1     # as in its curriculum
 
 
 def test_the_command_trains_without_the_choice(monkeypatch, remove):
@@ -210,7 +210,7 @@ def test_it_trains_compares_and_does_not_repeat_finished_runs(tmp_path):
     for _ in range(2):
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        begun.append(done.stderr.count("writes to "))            # in the head of a run
+        begun.append(done.stderr.count("writes to "))            # printed at the start of a run
     assert begun == [2, 0]
     rows = json.loads(done.stdout.splitlines()[-1])["rows"]
     assert {(row["choice"], row["verdict"]) for row in rows} == {("trees", "cannot tell")}

@@ -1,5 +1,5 @@
-"""Published benchmarks: files with the published columns, scores computed by hand, and mistakes
-that cost one sentence."""
+"""Published benchmarks: small files with the published columns, scores computed by hand, and
+mistakes that give one sentence."""
 
 import io
 import json
@@ -22,28 +22,28 @@ WIDTH, HEIGHT = 20, 10
 
 
 def picture(mode="RGB"):
-    """Bytes of an image file."""
+    """-> the bytes of an image file."""
     file = io.BytesIO()
     Image.new(mode, (WIDTH, HEIGHT)).save(file, "png")
     return file.getvalue()
 
 
 def mask(left, top, right, bottom, size=(WIDTH, HEIGHT)):
-    """(h,w) bool, true in a rectangle."""
+    """-> (h,w) bool, true in a rectangle."""
     pixels = np.zeros(size[::-1], bool)
     pixels[top:bottom, left:right] = True
     return pixels
 
 
 def pointed(*points):
-    """The answer of a model that points at pixels of the image."""
+    """-> the answer of a model that points at these pixels."""
     units = [(x / WIDTH, y / HEIGHT) for x, y in points]
     return format_points([(1, units)], "it")
 
 
 @pytest.fixture
 def files(tmp_path):
-    """A folder for the published files, and one for the images that were fetched."""
+    """-> folders for published files, for downloaded images, and for work."""
     folders = {name: tmp_path / name for name in ("folder", "fetched", "work")}
     for folder in folders.values():
         folder.mkdir()
@@ -60,8 +60,8 @@ def fetch(files, *urls):
 
 
 def scores_of(name, files, answers):
-    """The last line of tools.evaluate with `answers`, {record id: text}, in place of a model's,
-    and the prompts by record id."""
+    """-> the last line of tools.evaluate, and {record id: prompt}. `answers`, {record id: text},
+    replace the answers of a model."""
     loaded = benchmarks.load(name, files.folder, files.fetched, files.work)
     metrics, predictions = evaluate_answers(
         loaded.records, lambda question: answers[question.record["id"]], loaded.masks_of)
@@ -80,11 +80,11 @@ def test_pixmo_count_is_asked_about_the_images_that_were_fetched(files):
     fetch(files, U, V)
     answers = {"pixmo-count-1": "3", "pixmo-count-2": pointed((1, 1), (2, 2), (3, 3), (4, 4))}
     found, prompts = scores_of("pixmo-count", files, answers)
-    # 3 of 3 is exact, 4 points for 5 people are close
+    # "3" is exact, and 4 points for 5 people are close
     assert (found["count_accuracy"], found["count_close"]) == (0.5, 1.0)
     assert (found["questions"], found["rows"]) == (2, 3)
     assert found["left_out"] == {"missing file": 1}
-    # the small model has the settings of stage 1, where every prompt opens with its style
+    # the small model has the settings of stage 1, where every prompt starts with its style
     assert prompts["pixmo-count-1"] == "point_count: How many sheep are there?"
 
 
@@ -99,7 +99,7 @@ def test_pixmo_points_are_hits_in_the_mask_of_the_matched_point(files):
     ]
     publish(files, rows)
     fetch(files, U)
-    # three predictions, of which the one at (2, 2) and the one at (18, 8) are matched and hit
+    # of three predicted points, (2, 2) and (18, 8) are matched and inside the masks
     answers = {"pixmo-points-1": pointed((2, 2), (10, 5), (18, 8)),
                "pixmo-points-2": "There are none."}
     found, _ = scores_of("pixmo-points", files, answers)
@@ -122,11 +122,11 @@ def test_countbench_leaves_out_what_the_official_code_leaves_out(files):
 
 
 def write_point_bench(files, entries):
-    """entries: [(category, mask pixels), ..]"""
+    """Writes the files of PointBench. entries: [(category, mask pixels), ..]"""
     data = [{"image_filename": "a.png", "category": "spatial", "user_input": "no mask"}]
     for number, (category, pixels) in enumerate(entries):
         name = f"{number}.png"
-        # red: one channel above 127 makes a pixel true
+        # red, because a pixel is true if one channel is above 127
         red = Image.fromarray(np.where(pixels[..., None], np.uint8([128, 0, 0]), np.uint8(127)))
         for kind, image in (("images", Image.new("RGB", (WIDTH, HEIGHT))), ("masks", red)):
             folder = files.folder / f"selected_{kind}" / category
@@ -147,10 +147,10 @@ def test_point_bench_wants_a_point_and_all_points_in_the_mask(files, capsys):
                               ("counting", left), ("steerable", mask(0, 0, 5, 5, (5, 5)))])
     answers = {
         "point-bench-1": pointed((9.8, 5)),              # cut to 9, not rounded to 10
-        "point-bench-2": pointed((2, 2), (15, 5)),       # one of two misses
+        "point-bench-2": pointed((2, 2), (15, 5)),       # one of two is outside
         "point-bench-3": "There are none.",
         "point-bench-4": pointed((2, 2), (3, 3)),
-        "point-bench-5": pointed((8, 8)),                # beside a mask that is too small
+        "point-bench-5": pointed((8, 8)),                # outside a mask that is too small
     }
     found, prompts = scores_of("point-bench", files, answers)
     assert found["spatial"] == round(1 / 3, 4)

@@ -1,4 +1,4 @@
-"""python -m tools.check: what it prints, and its exit status."""
+"""python -m tools.check: its output and its exit status."""
 
 import hashlib
 import json
@@ -21,7 +21,7 @@ ROW = {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value
 
 @pytest.fixture
 def run(capsys):
-    """Runs the command -> exit status, lines of stdout, stderr."""
+    """run(*flags) -> exit status, lines of stdout, stderr"""
     def command(*argv):
         try:
             status = check.main([str(word) for word in argv])
@@ -148,7 +148,7 @@ def test_check_opens_the_files_only_when_told_to(tmp_path, run, decode):
 
 
 def test_check_decodes_the_frames_that_training_uses(tmp_path, run):
-    """The damage at second 1.5 of 4 costs a run that asks for two frames a second."""
+    """A video is damaged at 1.5 s, so a run that uses two frames per second cannot read it."""
     path = make_video(tmp_path / "a.mp4", "-c:v libx264 -g 1", n=40)
     content = path.read_bytes()
     at = content.find(b"mdat") + 4 + (len(content) - content.find(b"mdat")) * 15 // 40
@@ -156,12 +156,12 @@ def test_check_decodes_the_frames_that_training_uses(tmp_path, run):
     path = write(tmp_path / "r.jsonl", video(CAPTION, video="a.mp4"))
     assert run(path, "--decode")[1][0].startswith(f"{path}:1: damaged video: ")
     assert run(path)[0] == 0
-    assert run(path, "--decode", "--max-frames", 1)[0] == 0      # the first frame alone
+    assert run(path, "--decode", "--max-frames", 1)[0] == 0      # only the first frame
     assert run(path, "--fps", "nan")[0] == 2
 
 
 def test_check_of_a_mixture_checks_every_file_that_it_names(tmp_path, run):
-    """Also those of groups, each in its own folder of media. A file of chats is refused."""
+    """Also files of groups, with their own media folders. A file of chats is rejected."""
     (tmp_path / "sub/photos").mkdir(parents=True)
     shutil.copy(MEDIA / "coins.png", tmp_path / "sub/photos/a.png")
     good = write(tmp_path / "good.jsonl", GOOD)

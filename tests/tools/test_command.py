@@ -1,4 +1,4 @@
-"""What a command may write: folders that it has made, and files of its own kind."""
+"""A command only writes to folders that it has made, and only replaces files of its own kind."""
 
 import pytest
 import torch

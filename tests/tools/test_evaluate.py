@@ -1,5 +1,5 @@
-"""tools.evaluate: metrics as the last line, predictions.jsonl, scores by frames, one sentence for
-a mistake."""
+"""tools.evaluate: metrics in the last line, predictions.jsonl, scores by number of frames, and one
+sentence for a mistake."""
 
 import argparse
 import json
@@ -42,7 +42,7 @@ def call(saved_run, tmp_path, capsys):
 
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory):
-    """The flags that name a clip and its masks."""
+    """-> flags for a clip and its masks."""
     records, masks = clip_with_masks(tmp_path_factory.mktemp("clip"))
     return ["--data", records.path, "--media", MEDIA, "--masks", masks]
 
@@ -61,9 +61,9 @@ def test_scores_by_frames_are_a_table_and_part_of_the_json(call, clip):
     assert cells[0] == [f"{clip[1].name},", "frames", "2", "3"]
     losses = [by_frames[n]["nll"]["all"] for n in ("2", "3")]
     assert cells[-1] == ["nll", *(f"{loss:.4g}" for loss in losses)]
-    assert losses[0] != losses[1]                        # the model was shown other frames
+    assert losses[0] != losses[1]                        # the model received other frames
     *_, rows = call(*clip, "--max-new", 3)
-    assert {len(row["times"]) for row in rows} == {15}   # for a track, five a second
+    assert {len(row["times"]) for row in rows} == {15}   # a track uses five frames per second
 
 
 @pytest.mark.slow
@@ -156,7 +156,7 @@ def test_sampled_answers_follow_the_flags_and_the_record_and_not_the_batch(call,
     sampled = answers()
     for other in ({"temperature": 2}, {"top_p": 0.2}, {"frequency_penalty": 2}, {"seed": 4}):
         assert answers(**other) != sampled
-    ids = set()                                          # each question has its own random numbers
+    ids = set()                                          # every question has its own random numbers
     generate = evaluation.generate
     monkeypatch.setattr(evaluation, "MAX_ROWS", 1)
     monkeypatch.setattr(evaluation, "generate", lambda model, prompts, *rest: (

@@ -1,4 +1,4 @@
-"""tools.generate: what the model is shown and asked, what is printed and drawn, one sentence for a
+"""tools.generate: the input of the model, the printed answer, the drawing, and one sentence for a
 mistake."""
 
 import io
@@ -31,7 +31,7 @@ def saved_run(tmp_path_factory):
 
 
 class FakeModel:
-    """Answers in place of the model, and notes what it is asked."""
+    """Replaces the model: it returns a fixed answer, and stores its prompts."""
 
     def __init__(self):
         self.prompts = []
@@ -67,8 +67,8 @@ def call(saved_run, capsys):
 
 
 def text_of(prompt):
-    """The tokens of a prompt as text: <name> for special tokens but patches, [ and ] for the
-    chat's."""
+    """The tokens of a prompt as text. Special tokens become <name>. Patches are omitted, and the
+    tokens of the chat format become [ and ]."""
     names = {i: f"<{name}>" for name, i in TOKENIZER.special.items()}
     names |= {TOKENIZER.special["im_patch"]: "", TOKENIZER.chat_start: "[", TOKENIZER.chat_end: "]"}
     ids = prompt.tokens.tolist()
@@ -77,7 +77,7 @@ def text_of(prompt):
 
 def test_several_images_are_numbered_and_each_has_its_own_points(call, fake):
     fake.answer = '<points coords="1 1 500 500;3 2 1000 000;4 3 100 100">x</points>'
-    words = [word for photo in PHOTOS for word in ("--image", photo)]  # also by a repeated flag
+    words = [word for photo in PHOTOS for word in ("--image", photo)]  # the flag may be repeated
     call(*words, "--prompt", "pointing: x")
     out = call("--images", PHOTOS[0], "--images", *PHOTOS[1:], "--prompt", "pointing: x", "--json")
     assert text_of(fake.prompts[0]) == text_of(fake.prompts[1])
@@ -97,7 +97,7 @@ def test_points_are_drawn_in_the_format_of_the_name(call, fake, tmp_path):
     photo = np.array(Image.open(PHOTOS[1]).convert("RGB"), int)
     assert drawn.shape == photo.shape
     height, width, _ = photo.shape
-    changed = np.abs(drawn - photo).max(2) > 100         # more than compression changes
+    changed = np.abs(drawn - photo).max(2) > 100         # more than by compression
     rows, columns = np.nonzero(changed)
     assert abs(rows.mean() - height / 2) < 15
     assert abs(columns.mean() - width / 2) < 15
@@ -134,7 +134,7 @@ def test_a_track_in_a_clip_is_asked_for_up_to_the_end_of_the_clip(call, fake, tm
 
 
 def test_the_toy_is_asked_about_its_own_world_where_no_file_is_named(fake, capsys, tmp_path):
-    """--model toy means the weights in the repository, from any directory; another seed shows
+    """--model toy loads the weights in the repository, from any directory. Another seed gives
     another image."""
     fake.answer = '<points coords="1 1 500 500">any shape</points>'
     picture = tmp_path / "points.png"
@@ -164,13 +164,13 @@ def test_the_toy_is_asked_about_its_own_world_where_no_file_is_named(fake, capsy
     with Image.open(tmp_path / "tracks.gif") as film:
         assert film.n_frames == n_frames
         film.seek(1)
-        # on frame 1 the track leads from its first point to its second
+        # in frame 1, a line connects the first and second point of the track
         assert film.convert("RGB").getpixel((45, 45)) == pytest.approx(pictures.COLOURS[0], abs=40)
 
 
 @pytest.fixture(scope="module")
 def toy_tracks(tmp_path_factory):
-    """A record with tracks of the toy world, and its video as a file, two frames per second."""
+    """-> a toy record with tracks, and its video as a file with two frames per second."""
     source = world.SOURCES["tracks"]("test")
     record = source[0]
     _, _, duration, half_frame = source.video_size(record)
@@ -184,7 +184,7 @@ def toy_tracks(tmp_path_factory):
 
 
 def test_a_tracking_question_sees_the_frames_of_training(call, fake, toy_tracks):
-    """vision.track_times leaves out the last instant, which other questions see."""
+    """vision.track_times does not return the end of the video, which other prompts contain."""
     record, path = toy_tracks
     trained = read_headers(record, DATA).times
     prompt = "video_point_track_per_frame: any shape"

@@ -1,5 +1,5 @@
-"""Every command answers --help with a sentence, an example and status 0, and a mistake with one
-sentence and status 2."""
+"""With --help, every command prints a sentence and an example and exits with status 0. After a
+mistake, it prints one sentence and exits with status 2."""
 
 import errno
 import re
@@ -27,13 +27,13 @@ for path in sorted(TOOLS.rglob("*.py")):
 HELPS = [*COMMANDS, *(f"tools.bench {name}" for name in bench.COMMANDS),
          *(f"tools.hf {name}" for name in hf.COMMANDS),
          "tools.prepare frames", "train"]
-pytestmark = pytest.mark.filterwarnings("ignore:.*found in sys.modules")  # of runpy
+pytestmark = pytest.mark.filterwarnings("ignore:.*found in sys.modules")  # a warning of runpy
 
-# Examples that CI does not run: they need downloads, masks or extras, or other tests run them.
+# CI does not run these examples. They need downloads, masks or extras, or other tests run them.
 NOT_RUN = ("tools.hf import ", "tools.hf base ", "tools.hf export toy ", "tools.j_and_f ",
            "tools.prepare pixmo-count ")
 
-MISTAKES = {                         # {command: (flags, words of the sentence)}
+MISTAKES = {                         # {command: (flags, part of the sentence)}
     "tools.ablate": ("--only trees,colours", "--only colours: choose from packing, trees"),
     "tools.check": ("--decode", "required: file"),
     "tools.bench": ("run none --peak 1", "none: no log of more than 5 steps"),
@@ -52,7 +52,7 @@ MISTAKES = {                         # {command: (flags, words of the sentence)}
 
 
 def run(command, flags, monkeypatch):
-    """-> the exit status of `python -m command flags`, here."""
+    """Runs `python -m command flags` in this process -> its exit status."""
     monkeypatch.setattr(sys, "argv", [command, *flags.split()])
     with pytest.raises(SystemExit) as ended:
         runpy.run_module(command, run_name="__main__")

@@ -1,5 +1,5 @@
-"""J&F of masks, by hand and as by scipy; the command scores files, and a mistake costs one
-sentence."""
+"""Compares J&F of masks with values that are computed by hand. The command scores files, and a
+mistake gives one sentence."""
 
 import json
 
@@ -19,8 +19,8 @@ def test_a_boundary_is_where_neighbours_differ_and_the_edge_of_the_image_is_none
 
 @pytest.mark.parametrize(("shift", "found"), [(0, True), (8, True), (9, False)])
 def test_a_boundary_is_found_within_its_tolerance(shift, found):
-    """854 x 480: 0.008 of the diagonal is 7.84, so 8 pixels. Farther off, the sides of the box are
-    lost, and its top and bottom are found."""
+    """In 854 x 480, 0.008 of the diagonal is 7.84, rounded up to 8 pixels. With a larger shift, the
+    sides of the box do not match, but its top and bottom do."""
     true = box(480, 854, (200, 100, 399, 299))
     score = j_and_f.boundary_f(np.roll(true, shift, axis=1), true)
     assert score == 1.0 if found else 0.4 < score < 0.6
@@ -43,7 +43,7 @@ def two_objects():
 
 
 @pytest.mark.parametrize(("predicted", "true", "answer"), [
-    # the objects of one expression count as one region, in any order; other arrays are left out
+    # the objects of an expression are one region, in any order; other arrays are ignored
     ({"video/0": two_objects()[::-1]},
      {"video/0": two_objects(), "video/0/times": np.arange(3), "image/0": np.zeros((1, 4, 4))},
      {"j": 1.0, "f": 1.0, "j_and_f": 1.0, "n": 1}),

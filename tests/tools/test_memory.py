@@ -1,4 +1,4 @@
-"""tools.memory: the fake step is the real one, on one rank and on one of eight; what fits."""
+"""tools.memory: a step on fake tensors has the memory of a real one. Also cards that fit it."""
 
 import json
 from dataclasses import replace
@@ -48,7 +48,7 @@ def test_the_peaks_on_fake_tensors_are_those_of_a_real_step(dtype, changes, monk
 
 
 class NoReads(TorchFunctionMode):
-    """A method that brings the values of a tensor to the host is an error."""
+    """Every method that copies values of a tensor to the host is an error."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         name = getattr(func, "__name__", "")
@@ -58,7 +58,7 @@ class NoReads(TorchFunctionMode):
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_no_step_waits_for_a_number_that_the_gpu_computes(checkpointing, monkeypatch):
-    """Operations whose result, or whose shape, the host must know are errors on fake tensors."""
+    """On fake tensors, operations whose result or shape the host must read are errors."""
     step = train.forward_backward
 
     def step_without_reads(*args):
@@ -79,12 +79,12 @@ def test_no_step_waits_for_a_number_that_the_gpu_computes(checkpointing, monkeyp
 
 
 def test_one_of_eight_ranks_holds_its_shard_and_its_slice():
-    """Two copies of the weights, each over four ranks; two ranks share a row."""
+    """There are two copies of the weights, each over four ranks. Two ranks share a row."""
     config = config_of(SMALL, pack_crops=32, max_tokens=512, activation_checkpointing=True)
     one = memory.count(config, torch.bfloat16).parts
     rank = memory.count(replace(config, cp=2, shard=4), torch.bfloat16, gpus=8).parts
     for part in ("weights", "gradients", "optimizer"):
-        assert rank[part] == pytest.approx(one[part] / 4, rel=0.02)      # with rows of padding
+        assert rank[part] == pytest.approx(one[part] / 4, rel=0.02)      # shards are padded
     assert rank["saved for backward"] < 0.75 * one["saved for backward"]
     assert rank["FSDP's flat buffer"] == 4 * SMALL.n_vocab * SMALL.n_embd
     assert rank["NCCL's buffers"] == 3 * memory.NCCL_BUFFERS
@@ -117,4 +117,4 @@ def test_the_4b_with_adapters_fits_a_card_of_24_gb(capsys):
 def test_heads_and_keys_that_are_exchanged_take_a_communicator_each():
     config = config_of(SMALL, pack_crops=32, max_tokens=512, activation_checkpointing=True)
     both = memory.count(replace(config, cp=4, cp_heads=2), torch.bfloat16, gpus=4).parts
-    assert both["NCCL's buffers"] == 4 * memory.NCCL_BUFFERS       # of all, of a row, of these two
+    assert both["NCCL's buffers"] == 4 * memory.NCCL_BUFFERS       # all ranks, a row, heads, keys

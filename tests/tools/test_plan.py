@@ -1,4 +1,4 @@
-"""python -m tools.plan without --out: counted by the command, and counted here."""
+"""python -m tools.plan without --out: compares its numbers with numbers that are counted here."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ N_USABLE = 40
 
 
 def test_the_numbers_are_those_of_the_encoded_examples(tmp_path):
-    """Of records that fit, that do not, that cannot be opened and that have no loss."""
+    """Records fit, are too long, cannot be opened, or have no loss."""
     rng = np.random.default_rng(0)
     lines = []
     for i in range(N_USABLE):
@@ -41,7 +41,7 @@ def test_the_numbers_are_those_of_the_encoded_examples(tmp_path):
     n_annotations = sum(len(line["annotations"]) for line in lines[:N_USABLE])
     assert found["branches"] + found["branches_dropped"] == n_annotations
     assert found["longest"] == max(len(e.tokens) for e in examples)
-    longest = int(found["longest_id"].split(":")[1]) - 1         # ids are "r.jsonl:line"
+    longest = int(found["longest_id"].split(":")[1]) - 1         # the id is "r.jsonl:line"
     assert found["longest"] == len(examples[longest].tokens)
     sizes = [(len(e.tokens), len(e.images)) for e in examples]
     packs = list(packing.Planner(sizes, 800, config.pack_crops, 5))

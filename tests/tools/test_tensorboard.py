@@ -1,4 +1,4 @@
-"""python -m tools.tensorboard: what TensorBoard reads is what log.jsonl has."""
+"""python -m tools.tensorboard: TensorBoard reads the same numbers as log.jsonl contains."""
 
 import json
 import sys
@@ -15,7 +15,7 @@ def write_log(run, *lines):
 
 
 def scalars(run):
-    """-> {name: [(step, value), ..]} as TensorBoard reads a folder."""
+    """-> {name: [(step, value), ..]} that TensorBoard reads from a folder."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     board = EventAccumulator(str(run / "tensorboard")).Reload()
@@ -30,7 +30,7 @@ def steps(*numbers, loss):
 
 @pytest.mark.extras("tensorboard")
 def test_tensorboard_reads_the_later_line_of_each_step_however_often_the_command_runs(tmp_path):
-    """Of a run that was killed after step 4, resumed after step 2, and evaluated twice."""
+    """The run was killed after step 4, resumed after step 2, and evaluated twice."""
     run = tmp_path / "run"
     write_log(run, {"config": {}}, *steps(1, 2, loss=8), {"step": 2, "eval": {"point_f1": 0.25}},
               *steps(3, 4, loss=7), *steps(3, loss=6),
@@ -52,7 +52,7 @@ def test_tensorboard_reads_the_later_line_of_each_step_however_often_the_command
 def test_it_follows_a_run_until_ctrl_c(tmp_path, monkeypatch, capsys):
     run = tmp_path / "run"
     write_log(run, {"config": {}}, *steps(1, 2, loss=8))
-    news = [steps(3, loss=7), [], steps(2, loss=6)]  # the last after a resume
+    news = [steps(3, loss=7), [], steps(2, loss=6)]  # the last ones after a resume
     sizes = []
 
     def wait(seconds):

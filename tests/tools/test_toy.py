@@ -1,4 +1,4 @@
-"""python -m tools.toy: its files are the toy world."""
+"""python -m tools.toy: its files contain the toy world."""
 
 import re
 
@@ -16,7 +16,7 @@ from toy.world import SOURCES
 
 @pytest.mark.parametrize("kind", ["images", "series", "videos", "long-tracks"])
 def test_the_world_as_files_is_the_same_world(kind, tmp_path):
-    """Tokens and pixels to the bit, and the masks."""
+    """Tokens, pixels and masks are bit-identical."""
     source = SOURCES[kind]("test")
     toy.export(tmp_path, source, 5)
     records = Records(tmp_path / "records.jsonl")
@@ -26,7 +26,7 @@ def test_the_world_as_files_is_the_same_world(kind, tmp_path):
         assert records[i]["id"] == source[i]["id"]
         assert len(records[i]["annotations"]) == len(source[i]["annotations"])
         here = data.encode(source[i], TOKENIZER, CONFIG, 0, 0)
-        # only the random choices depend on the line in the file
+        # random choices depend on the line in the file, so the key is the same here
         of_file = records[i] | {"key": source[i]["key"]}
         there = data.encode(of_file, TOKENIZER, CONFIG, 0, 0)
         for name in ("tokens", "targets", "weights", "images", "pool_src"):

@@ -1,4 +1,4 @@
-"""python -m tools.view: the page shows what the batch holds, and text cannot become markup."""
+"""python -m tools.view: the page shows the contents of the batch, and text cannot become markup."""
 
 import base64
 import hashlib
@@ -31,7 +31,7 @@ HOSTILE = "</script><img src=x onerror=alert(1)>&amp;\"'{{MASK}}"
 
 @cache
 def make_row(*flags):
-    """The first row of a plan, from train.py's flags -> view.Row, (T,T) bool allowed, its page."""
+    """Flags of train.py -> view.Row of the first row of a plan, (T,T) bool allowed, its page."""
     args, config = parse([*flags, "--batch", "1", "--micro-batch", "1"])
     row = view.plan_row(args, config, 1, 0)
     allowed = attention.allow(row.batch.visible_until, row.batch.bidir)[0].numpy()
@@ -51,7 +51,7 @@ def read_circles(figure):
 
 
 def read_image(text):
-    """The first picture in a piece of HTML -> (H,W,3)."""
+    """HTML -> its first image, (H,W,3)."""
     png = re.search('src="data:image/png;base64,([^"]+)"', text)[1]
     return np.array(Image.open(io.BytesIO(base64.b64decode(png))))
 
@@ -133,7 +133,7 @@ def test_text_cannot_become_markup(tmp_path):
     page = make_row(*TOY, "--data", str(tmp_path / "r.jsonl"), "--data.max_tokens=2000")[2]
     assert "<img src=x" not in page
     assert page.count("</script>") == 1
-    assert html.unescape(page).count(HOSTILE) >= 4       # all of it is shown as text
+    assert html.unescape(page).count(HOSTILE) >= 4       # it is all shown as text
 
 
 def test_the_page_needs_no_other_file_and_little_script():
@@ -144,8 +144,8 @@ def test_the_page_needs_no_other_file_and_little_script():
 
 
 def test_a_step_of_a_run_is_shown_as_it_was_trained_on(tmp_path, capsys):
-    """Its rows have the ids that the log hashed, what the run could not read has no loss, and data
-    that has changed since is refused."""
+    """The ids of its rows have the hash in the log, and records that the run could not read have no
+    loss. Data that has changed since is rejected."""
     captions = [{"type": "caption", "text": "an object"}] * 2
     lines = []
     for name, n_bytes in (("coffee.png", None), ("cut.png", 90_000), ("chelsea.png", None)):

@@ -1,4 +1,4 @@
-"""Fixtures of this folder: records, and a run on them."""
+"""Fixtures of this folder: records, and a run that trains on them."""
 
 import json
 import os
@@ -21,13 +21,13 @@ def restored_signals():
 
 @pytest.fixture(autouse=True)
 def no_waiting_for_the_disk(monkeypatch):
-    """No test cuts the power."""
+    """Tests need no fsync, since no test cuts the power."""
     monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
 @pytest.fixture(scope="session")
 def records(tmp_path_factory):
-    """The flags that train on twelve records with images, of which three are cut short."""
+    """-> flags that train on twelve records with images. Three image files are truncated."""
     folder = tmp_path_factory.mktemp("data")
     rng = np.random.default_rng(0)
     lines = []
@@ -45,7 +45,7 @@ def records(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory, records):
-    """A run of six steps that nothing interrupted, with its checkpoints of steps 2, 4 and 6."""
+    """-> an uninterrupted run of six steps, with checkpoints after steps 2, 4 and 6."""
     out = tmp_path_factory.mktemp("runs") / "whole"
     assert run(out, *RECIPE, *records) == 0
     assert checkpoint.list_steps(out) == [6, 4, 2]

@@ -1,4 +1,4 @@
-"""train.py as processes of its own, for tests that kill them."""
+"""Runs train.py in separate processes, for tests that kill them."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def start(out, *flags, ranks=0, program="train.py", cwd=ROOT, env=None, **options):
-    """The process of train.py, or of torchrun with so many ranks. out None: the default one."""
+    """Starts train.py, or torchrun if ranks > 0. Without `out` the default directory is used."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     words = [sys.executable, *(launcher if ranks else []), str(ROOT / program), *flags]
     if out is not None:
@@ -23,14 +23,14 @@ def start(out, *flags, ranks=0, program="train.py", cwd=ROOT, env=None, **option
 
 
 def stderr_of(process, status=0):
-    """Waits for the end of a process, which has this status."""
+    """Waits for the end of a process, asserts its exit status -> its stderr."""
     _, text = process.communicate(timeout=300)
     assert process.returncode == status, text
     return text
 
 
 def runs_until(process, happened):
-    """Waits until happened() or the end of the process -> whether it is still running."""
+    """Waits until happened() or the end of the process -> is the process still running?"""
     end = time.monotonic() + 120
     while process.poll() is None and not happened():
         time.sleep(0.002)
@@ -54,7 +54,7 @@ def children_of(pid):
 
 
 def pids_of_ranks(launcher):
-    """{rank: process id} of what torchrun started."""
+    """-> {rank: process id} of the processes that torchrun started."""
     pids = {}
     for pid in children_of(launcher.pid):
         for variable in Path(f"/proc/{pid}/environ").read_text().split("\0"):
@@ -64,8 +64,7 @@ def pids_of_ranks(launcher):
 
 
 def is_running(pid):
-    """A process that has ended may still be listed, as a zombie, until its parent reads its
-    status."""
+    """False for a zombie, too: a process that has ended, whose parent has not read its status."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
@@ -73,7 +72,7 @@ def is_running(pid):
 
 
 def all_end(pids, within_s=30):
-    """A process closes its files, for which its reader waits, a little before it is gone."""
+    """Waits for processes -> have all ended? They close their pipes slightly before they end."""
     end = time.monotonic() + within_s
     while any(map(is_running, pids)) and time.monotonic() < end:
         time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""Small runs of train.py for the tests of this folder, and what they leave."""
+"""Makes small runs of train.py for the tests of this folder, and reads their files."""
 
 import json
 import re
@@ -17,7 +17,7 @@ RECIPE = [*SMALL, "--steps", "6", "--save-every", "2", "--keep", "0", "--respons
 
 
 def run(out, *flags):
-    """Calls train.main in this process -> its exit status, 0 for success."""
+    """Calls train.main in this process -> its exit status; 0 means success."""
     try:
         train.main([*flags, "--out", str(out)])
     except SystemExit as end:
@@ -26,7 +26,7 @@ def run(out, *flags):
 
 
 def logged(out):
-    """{step: line without seconds}; a partial last line is dropped, of two the later counts."""
+    """-> {step: its last line, without seconds}. A partial last line is skipped."""
     *rows, _ = (out / "log.jsonl").read_bytes().split(b"\n")
     lines = {}
     for line in map(json.loads, rows):
@@ -46,14 +46,14 @@ def weights(out):
 
 
 def assert_same_run(out, whole):
-    """Every bit of the log, the weights and the skipped records."""
+    """The log, the weights and the skipped records must be bit-identical."""
     assert logged(out) == logged(whole)
     assert weights(out) == weights(whole)
     assert skipped(out) == skipped(whole)
 
 
 def back_to(whole, out, step):
-    """Copies a run as it was after the checkpoint of `step`, but for its log."""
+    """Copies a run as it was after the checkpoint of `step`. The log stays complete."""
     shutil.copytree(whole, out)
     shutil.rmtree(out / "model")
     for later in checkpoint.list_steps(out):
@@ -63,7 +63,7 @@ def back_to(whole, out, step):
 
 
 def sentence(capsys, *words):
-    """The one sentence on stderr with which a run ended, which has these words; no traceback."""
+    """-> the only message of a run on stderr. It must contain these words and no traceback."""
     text = capsys.readouterr().err
     assert "Traceback" not in text
     head = ("train.py: stage ", "train.py: parameters: ", "train.py: steps: ", "train.py: data: ")

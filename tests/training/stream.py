@@ -1,4 +1,4 @@
-"""Two record files and the loader of them, for the tests of planner and loader."""
+"""Two record files and their loader, for the tests of the planner and the loader."""
 
 import itertools
 import json
@@ -19,7 +19,7 @@ CONFIG = parse(["--stage", "2", "--tiny", "--batch", "8", "--micro-batch", "2", 
 
 
 def write_files(folder):
-    """Two record files, of images and of text; of the images four are cut short, three missing."""
+    """Writes a file with images and one with text. 4 images are truncated, 3 are missing."""
     rng = np.random.default_rng(0)
     for name, n in (("a", 30), ("b", 17)):
         lines = []

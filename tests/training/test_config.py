@@ -1,4 +1,4 @@
-"""One rule for all flags, every field is a flag, and a mistake costs one sentence."""
+"""Every config field is a flag, all flags follow one rule, and a mistake gives one sentence."""
 
 import dataclasses
 import json
@@ -38,7 +38,7 @@ def test_stages_are_those_of_table_12_in_version_4_of_the_paper():
     assert [(c.steps, c.batch, c.data.max_tokens, c.pack_crops) for c in stages] == [
         (32_000, 128, 2560, 16), (30_000, 128, 16_384, 128), (2_000, 128, 36_864, 384)]
     later = GroupRates(5e-6, 5e-6, 1e-5)
-    # the table prints 2e-4 for the language model in stage 1 (docs/molmo2.md 16)
+    # the table gives 2e-4 for the language model in stage 1 (docs/molmo2.md 16)
     assert [c.lr for c in stages] == [GroupRates(6e-6, 2e-4, 2e-5), later, later]
     later = GroupRates(200, 200, 200)
     assert [c.warmup for c in stages] == [GroupRates(2000, 200, 2000), later, later]
@@ -55,7 +55,7 @@ def test_stages_are_those_of_table_12_in_version_4_of_the_paper():
 
 
 def test_tiny_learns_faster_in_small_rows_from_stage_to_stage():
-    """The numbers that RESULTS.md was measured with."""
+    """RESULTS.md was measured with these numbers."""
     stages = [parse(["--stage", stage, "--tiny"])[1] for stage in "123"]
     assert [(c.steps, c.batch, c.data.max_tokens, c.pack_crops) for c in stages] == [
         (2200, 3, 512, 16), (2800, 2, 1024, 32), (1200, 1, 2048, 64)]
@@ -85,7 +85,7 @@ def test_a_flag_can_be_spelled_in_each_way_and_the_last_one_counts():
                               "--eval=d", "--skip_missing", "--eval_every=3", "--resume-anyway",
                               "--eval", "e"])
         assert config.data.max_tokens == 512
-        assert (args.data, args.eval) == (["a-b", "b=2-3", "c"], ["d", "e"])  # files add up
+        assert (args.data, args.eval) == (["a-b", "b=2-3", "c"], ["d", "e"])  # lists are joined
         assert (args.skip_missing, args.eval_every, args.resume) == (True, 3, True)
     args, config = parse([*TINY, "--steps", "7", "--workers=2", "--steps", "8"])
     assert config.steps == 8
@@ -109,7 +109,7 @@ def test_every_field_is_a_flag_of_its_type():
     texts = {name: ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
              for name, value in wanted.items()}
     found = field_values(config_of(*(f"--{name}={text}" for name, text in texts.items())))
-    assert found == config | wanted | {"micro_batch": config["batch"]}       # it is never larger
+    assert found == config | wanted | {"micro_batch": config["batch"]}  # at most one batch
 
 
 def test_a_stage_of_ones_own_needs_settings_for_the_toy_and_has_the_records_of_stage_3(
@@ -130,7 +130,7 @@ def test_a_stage_of_ones_own_needs_settings_for_the_toy_and_has_the_records_of_s
 def test_deterministic_runs_have_no_dropout_and_a_short_run_a_short_stage_0():
     config = config_of("--deterministic", "--response_dropout=0.5", "--steps", "3", "--batch", "2")
     assert config.response_dropout == config.residual_dropout == 0
-    # a model with dropout would differ from the reference of its preference pairs
+    # with dropout, a model would differ from the reference model of its preference pairs
     assert config_of("--beta=0.1", "--response_dropout=0.5").response_dropout == 0
     assert config.vit_steps == 3
     assert config.micro_batch == 2
@@ -160,11 +160,11 @@ def test_an_image_of_high_resolution_fits_a_pack():
         return parse([*words, "--data", "x.jsonl"])[1].data.high_res_crops
 
     assert high_res_crops("--stage", "2") == 24
-    assert high_res_crops("--stage", "2", "--pack_crops", "16") == 15    # and the global view
+    assert high_res_crops("--stage", "2", "--pack_crops", "16") == 15    # plus the global view
 
 
 def test_every_number_has_a_range():
-    """... from which -1 lies apart, and a number that is none."""
+    """-1 and NaN are outside every range."""
     args, config = parse(TINY)
     for name, value in FIELDS.items():
         for wrong in {int: (-1,), float: (-1.0, float("nan"))}.get(type(value), ()):

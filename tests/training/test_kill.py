@@ -1,4 +1,4 @@
-"""Runs on the command line that are killed or asked to end, and resumed."""
+"""Runs on the command line are killed, or stopped by SIGTERM, and then resumed."""
 
 import itertools
 import os
@@ -17,7 +17,7 @@ STEPS = 60
 
 @pytest.fixture(scope="module")
 def long(tmp_path_factory, records):
-    """A longer run that nothing interrupted, by the command line."""
+    """-> a longer uninterrupted run on the command line."""
     out = tmp_path_factory.mktemp("runs") / "long"
     flags = [*SMALL, *records, "--steps", str(STEPS), "--save-every", "4"]
     processes.stderr_of(processes.start(out, *flags))
@@ -26,7 +26,7 @@ def long(tmp_path_factory, records):
 
 
 def kill_at_random(process, out, rng, in_a_save):
-    """Kills a run after 6 to 11 more steps, in_a_save: as soon as a checkpoint is begun then."""
+    """Kills a run after 6 to 11 more steps; with in_a_save, while it then writes a checkpoint."""
     wanted = processes.n_lines(out) + rng.randint(6, 11)
     if processes.runs_until(process, lambda: processes.n_lines(out) >= wanted):
         if in_a_save:
@@ -37,8 +37,8 @@ def kill_at_random(process, out, rng, in_a_save):
 
 @pytest.mark.slow
 def test_resume_is_bitwise(records, long, tmp_path):
-    """Killed at random moments, the middle of a save among them, with 0, 1 and 2 workers in turn,
-    and resumed each time; at the end from the last checkpoint but one, on two ranks and on one."""
+    """A run with 0, 1 and 2 workers in turn is killed at random moments, also during a save, and
+    resumed. Finally it is resumed from the second newest checkpoint, on two ranks and on one."""
     rng = random.Random(7)
     out = tmp_path / "killed"
     flags = [*SMALL, *records, "--steps", str(STEPS), "--save-every", "4", "--keep", "3"]
@@ -81,8 +81,8 @@ def test_resume_is_bitwise(records, long, tmp_path):
 @pytest.mark.parametrize("receiver", ["the process", "all processes", "torchrun", "one rank"])
 def test_sigterm_saves_and_ends_and_the_resumed_run_is_the_whole_one(records, long, tmp_path,
                                                                      receiver):
-    """As Slurm and spot machines ask for it, decoding workers too. Resumed on one process, whatever
-    it was before."""
+    """Slurm and spot machines send this signal, also to decoding workers. All runs are resumed on
+    one process."""
     alone = receiver in ("the process", "all processes")
     out = tmp_path / "out"
     flags = [*SMALL, *records, "--steps", str(STEPS), "--save-every", "0"]
@@ -94,7 +94,7 @@ def test_sigterm_saves_and_ends_and_the_resumed_run_is_the_whole_one(records, lo
     else:
         one = processes.pids_of_ranks(process)[1] if receiver == "one rank" else process.pid
         os.kill(one, signal.SIGTERM)
-    text = processes.stderr_of(process, 143 if alone else 1)  # torchrun has a status of its own
+    text = processes.stderr_of(process, 143 if alone else 1)  # torchrun has its own status
     assert receiver != "one rank" or "exitcode  : 143" in text, text
     (step,) = checkpoint.list_steps(out)
     (sentence,) = [line for line in text.splitlines() if "train.py: SIGTERM" in line]

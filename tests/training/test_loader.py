@@ -1,4 +1,5 @@
-"""The packs of a run as ranks see them: the same for any layout, resumed exactly, nothing lost."""
+"""The ranks of all layouts receive the same packs, a resumed run continues exactly, and no token is
+lost."""
 
 import itertools
 import json
@@ -64,7 +65,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_data_order_is_the_same_on_1_2_and_4_ranks(files, tmp_path):
-    """... with and without workers and accumulation. Ranks are disjoint, miss nothing."""
+    """With and without workers and accumulation. Every row is on exactly one rank."""
     (tmp_path / "program.py").write_text(PROGRAM.replace("{files!r}", repr(files)))
     runs = []
     for ranks in (1, 2, 4):
@@ -78,26 +79,26 @@ def test_data_order_is_the_same_on_1_2_and_4_ranks(files, tmp_path):
     for of_ranks in runs:
         for n, (ids, packs, skipped, rows_of_all, sums_of_all) in enumerate(reference):
             for mine in of_ranks:
-                assert mine[n][:3] == [ids, packs, skipped]  # every rank knows the whole step
+                assert mine[n][:3] == [ids, packs, skipped]  # all ranks have the whole plan
                 assert len(mine[n][3]) == 8 // len(of_ranks)
             rows = [row for mine in of_ranks for row in mine[n][3]]
             sums = [total for mine in of_ranks for total in mine[n][4]]
             assert Counter(map(tuple, rows)) == Counter(map(tuple, rows_of_all))
             assert sum(map(len, rows)) == len(ids)
-            assert Counter(sums) == Counter(sums_of_all)  # not names alone: what is in them
+            assert Counter(sums) == Counter(sums_of_all)  # the tokens are the same, too
     assert len({tuple(step[0]) for step in reference}) == 4
 
 
 def test_a_run_that_continues_after_its_last_step_has_no_steps(files):
-    """As after a kill during the evaluation at its end; no process is started."""
+    """For example, it was killed during its final evaluation. No worker process is started."""
     loader = stream.loader_of(files, replace(stream.CONFIG, workers=2), start=stream.CONFIG.steps)
     assert list(loader) == []
     assert not multiprocessing.active_children()
 
 
 def test_every_token_is_trained_on_or_reported(files):
-    """Planned tokens are those of the examples, also unreadable ones. What a tree drops is
-    counted."""
+    """Planned tokens equal the tokens of all examples, also of unreadable ones. Tokens of skipped
+    branches are counted."""
     config = replace(stream.CONFIG, data=replace(stream.CONFIG.data, max_tokens=330))
     loader = stream.loader_of(files, config)
     total = Counter()
@@ -149,7 +150,7 @@ def test_a_file_of_records_that_changes_ends_the_run_in_one_sentence(files, tmp_
 
 
 def test_a_batch_of_unreadable_images_alone_is_trained_through():
-    """... with nothing to learn from, and not a NaN."""
+    """Without any loss, nll and gradients are finite."""
     torch.manual_seed(0)
     config = parse(SMALL)[1]
     m = model.Molmo2(config.model).init_weights()

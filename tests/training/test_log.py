@@ -1,4 +1,4 @@
-"""The numbers of a step, the files of a run, and how it ends."""
+"""Tests the numbers of a step, the files of a run, and the messages when it ends."""
 
 import json
 import os
@@ -116,7 +116,7 @@ def test_an_error_that_ends_a_run_is_a_sentence_and_a_status(tmp_path, monkeypat
     assert capsys.readouterr().err == f"train.py: {words}\n"
 
 
-GO_ON = [  # processes, of a node, flags -> the command
+GO_ON = [  # processes, processes per node, flags -> the command
     (1, 1, "--overwrite", "python train.py --resume"),
     (1, 1, "--resume", "python train.py --resume"),
     (1, 1, "--resume-anyway", "python train.py --resume-anyway"),
@@ -146,7 +146,7 @@ def test_a_run_that_is_stopped_in_stage_0_says_how_to_start_again(
         tmp_path, monkeypatch, capsys, number, status):
     flags = [*SMALL, "--vit_steps=1", "--steps", "1", "--out", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["train.py", *flags, "--overwrite"])
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # SIGINT is ignored in the background
     with monkeypatch.context() as patch:
         patch.setattr(world, "pretrain", lambda *_, **__: os.kill(os.getpid(), number))
         assert run(tmp_path, *flags, "--overwrite") == status

@@ -1,5 +1,5 @@
-"""Two nodes, as two agents of torchrun on this machine: one is lost with its process, another takes
-its place, and the run continues: three times, as often as stages/cluster.sh restarts a run."""
+"""Two agents of torchrun on this machine act as two nodes. One of them is killed with its process
+and replaced, and the run continues. This happens three times, the limit in stages/cluster.sh."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ def free_port():
 
 
 def lose(node):
-    """Ends an agent and its rank at once, without a word to the other agent."""
+    """Kills an agent and its rank, so that they cannot notify the other agent."""
     workers = pids_of_ranks(node).values()
     for pid in (node.pid, *workers):
         os.kill(pid, signal.SIGKILL)
@@ -42,8 +42,8 @@ def lose(node):
 
 
 def test_three_replaced_nodes_join_and_the_run_logs_what_it_would_have_logged(tmp_path):
-    """The first agent keeps the rendezvous. The second is lost after 7, 17 and 27 steps, and a new
-    one is started each time."""
+    """The first agent runs the rendezvous. The second is killed after 7, 17 and 27 steps, and each
+    time a new one is started."""
     plain = tmp_path / "plain"
     broken = tmp_path / "broken"
     port = free_port()
@@ -54,7 +54,7 @@ def test_three_replaced_nodes_join_and_the_run_logs_what_it_would_have_logged(tm
 
     port = free_port()
     first = start_node(broken, port)
-    wait_for(first, lambda: is_listening(port))  # it keeps the rendezvous
+    wait_for(first, lambda: is_listening(port))  # it runs the rendezvous
     nodes = [first, start_node(broken, port)]
     try:
         for n_logged in (7, 17, 27):

@@ -1,4 +1,5 @@
-"""Which packs form a step: a function of seed and number, resumed exactly, from a plan too."""
+"""The packs of a step only depend on the seed and the step number. Planning is resumed exactly,
+also from a plan file."""
 
 import json
 import os
@@ -37,7 +38,7 @@ def mixed(files):
 
 
 def text_files(folder, **texts):
-    """Files of text records; texts: of each file."""
+    """Writes files of text records. texts: {name of a file: its texts}."""
     for name, of_file in texts.items():
         records = [json.dumps({"annotations": [{"type": "text", "text": t}]}) for t in of_file]
         (folder / f"{name}.jsonl").write_text("\n".join(records))
@@ -45,7 +46,7 @@ def text_files(folder, **texts):
 
 
 def test_a_source_of_which_too_much_is_skipped_stops_the_run(tmp_path):
-    """A hundred records that are more than --max_skip, and not because of another source."""
+    """It stops after 100 skipped records of one source if their share is above --max_skip."""
     bad = "b" * 5000
     few, many = text_files(tmp_path, few=[bad] * 4 + ["a"] * 996, many=[bad] * 400 + ["a"] * 600)
 
@@ -64,7 +65,7 @@ def test_a_source_of_which_too_much_is_skipped_stops_the_run(tmp_path):
 
 
 def test_a_hundred_unusable_records_in_a_row_stop_planning_after_a_resume_too(tmp_path):
-    """Such as those of a file of a mixture whose images lie elsewhere."""
+    """For example, the images of one file of a mixture are in another folder."""
     files = text_files(tmp_path, good=["a"] * 50, bad=["b" * 5000] * 50)
     config = replace(CONFIG, batch=1, max_skip=1.0)
     first = planner_of(files, config)
@@ -86,7 +87,7 @@ def test_a_hundred_unusable_records_in_a_row_stop_planning_after_a_resume_too(tm
     ({"type": "qa", "turns": [{"question": "?", "answer": "x", "weight": 0}]},
      "nothing to train on: "),
     ({"type": "caption", "style": "transcript", "text": "so um"},
-     "nothing to train on: "),  # not in stage 2
+     "nothing to train on: "),  # stage 2 uses no transcripts
     ({"type": "point", "label": "dots", "coords": "percent",
       "points": [{"x": k, "y": k} for k in range(61)]}, "too many points: "),
 ])
@@ -102,7 +103,7 @@ def test_what_is_skipped_is_skipped_for_the_right_reason(files, annotation, kind
 def made(files, tmp_path_factory):
     """A plan file of 14 packs."""
     path = tmp_path_factory.mktemp("plan") / "plan.npz"
-    for n in ("1", "14"):                                # a plan may be replaced by another
+    for n in ("1", "14"):                                # the second plan replaces the first
         plan_tool.main(["--packs", n, "--out", str(path), *FLAGS, *mixed(files)])
     return path
 
@@ -117,8 +118,8 @@ def open_plan(path, *flags):
 
 @pytest.mark.slow
 def test_a_run_from_a_plan_is_the_run_without(files, tmp_path):
-    """Bit for bit: loss, norms, ids, what was skipped and when, the report of what was unreadable.
-    The plan is made by three processes."""
+    """Loss, norms, ids, skipped records and unreadable records are bit-identical. Three processes
+    make the plan."""
     assert run(tmp_path / "a", *FLAGS, *mixed(files)) == 0
     plan = tmp_path / "exact.npz"
     command = [sys.executable, "-m", "tools.plan", *FLAGS, *mixed(files), "--workers", "3", "--out",

@@ -1,5 +1,5 @@
-"""Preference pairs as branches of one tree, against the loss of direct preference optimisation as
-its paper writes it, with every answer a sequence of its own."""
+"""Compares preference pairs as branches of one tree with the loss in the paper of direct preference
+optimisation (DPO), where every answer is a separate sequence."""
 
 import json
 import shutil
@@ -29,7 +29,7 @@ from training.ranks import Ranks
 from training.sources import unique_names
 
 MEDIA = ROOT / "tests" / "media"
-DATA = replace(test_parallel.DATA, prefix_all=False)     # no hint at the length of an answer
+DATA = replace(test_parallel.DATA, prefix_all=False)     # prompts without a length hint
 PAIR = {"type": "preference", "question": "Where is it?", "chosen": "On the left.",
         "rejected": "I cannot say, because I see nothing.", "weight": 0.5}
 PLAIN = {"type": "qa", "question": "What is it?", "answer": "A cat."}
@@ -57,8 +57,8 @@ def run_with(references, ranks=None):
 
 
 def textbook(model, pairs, references, plain, media="chelsea.png"):
-    """Sum of -weight * log sigmoid(beta * ..) over pairs, and of the weighted nll of plain
-    annotations: each answer alone behind its image."""
+    """The sum of -weight * log sigmoid(beta * ..) over pairs, plus the weighted nll of plain
+    annotations. Every answer is a separate sequence with its image."""
     total = 0
     for pair, reference in zip(pairs, references, strict=True):
         log_p = []
@@ -86,7 +86,7 @@ SWAPPED = PAIR | {"chosen": PAIR["rejected"], "rejected": PAIR["chosen"], "weigh
 
 
 def packed():
-    """A row with two pairs, a third that stands twice in its record, and a plain question; the
+    """-> a row with two pairs, a third pair that is twice in its record, and a plain question; the
     references of the pairs."""
     row = [example_of(PAIR), example_of(PLAIN, SWAPPED), example_of(PAIR, PAIR, media="coffee.png")]
     names = name_of(PAIR), name_of(SWAPPED), name_of(PAIR, "coffee.png")
@@ -95,7 +95,7 @@ def packed():
 
 
 def textbook_of_packed(model, references):
-    """In float64, each answer of these pairs alone behind its image."""
+    """The loss of packed(), with every answer as a separate sequence."""
     first, second, third = references.values()
     total = textbook(model, [PAIR, SWAPPED], [first, second], [PLAIN])
     return total + 2 * textbook(model, [PAIR], [third], [], media="coffee.png")
@@ -114,7 +114,7 @@ def test_the_gradient_of_packed_pairs_is_that_of_the_textbook():
 
 
 def worker(rank, folder, cp_heads):
-    """Leaves the gradient of the row that two ranks share, in float64."""
+    """Saves the gradient of a row that two ranks share, in float64."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/rendezvous", rank=rank, world_size=2)
     mesh = parallel.make_mesh(2, cp_heads=cp_heads)
@@ -134,7 +134,7 @@ def worker(rank, folder, cp_heads):
 @pytest.mark.slow
 @pytest.mark.parametrize("cp_heads", [2, 1])
 def test_two_ranks_that_share_a_row_have_the_gradient_of_the_textbook(tmp_path, cp_heads):
-    """They exchange heads, or gather keys and values."""
+    """The ranks exchange heads, or gather keys and values."""
     run_ranks(worker, (str(tmp_path), cp_heads), 2)
     model = new_model().double()
     theirs = gradients(model, textbook_of_packed(model, packed()[1]))
@@ -169,7 +169,7 @@ def test_where_one_answer_does_not_fit_both_go_and_the_rest_stays():
     assert not example_of(PAIR, config=config).pairs
     assert example_of(PAIR, config=config).weights.sum() == 0
     halves = [PAIR, PAIR | {"chosen": PAIR["rejected"], "rejected": PAIR["chosen"]}]
-    for pair in halves:                                  # either answer is the one too long
+    for pair in halves:  # the longer answer is rejected, then chosen
         both = example_of(PLAIN, pair, config=config)
         assert not both.pairs
         assert both.weights.sum() == example_of(PLAIN).weights.sum()
@@ -184,7 +184,7 @@ def test_a_plain_annotation_beside_a_pair_keeps_its_loss():
 
 
 def test_a_pair_has_a_name_of_its_own_in_the_run_and_keeps_it(tmp_path):
-    """Also where two files have the same records, and their pictures the same names."""
+    """Also if two files have the same records, and their images have the same names."""
     write(tmp_path)
     names = []
     for _ in range(2):
@@ -198,7 +198,7 @@ def test_a_pair_has_a_name_of_its_own_in_the_run_and_keeps_it(tmp_path):
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    """A run to start from."""
+    """-> a run from which others start."""
     out = tmp_path_factory.mktemp("runs") / "base"
     assert run(out, *SMALL, "--steps", "1") == 0
     return out
@@ -206,7 +206,7 @@ def base(tmp_path_factory):
 
 @pytest.mark.parametrize(("dtype", "off"), [("float32", 1e-5), ("bfloat16", 4e-3)])
 def test_a_run_begins_with_margins_of_0(base, tmp_path, dtype, off):
-    """Also where two folders have other pictures of the same name."""
+    """Also if two folders have different images with the same name."""
     record = {"image": "x.png", "annotations": [PAIR]}
     files = []
     for name in ("chelsea.png", "coins.png"):
@@ -233,11 +233,11 @@ def test_a_resumed_run_refuses_references_that_are_not_two_numbers_for_each_pair
 
 
 def test_references_belong_to_one_run(base, tmp_path, capsys):
-    """--overwrite deletes them, a new run computes its own, a resumed one needs those it had."""
+    """--overwrite deletes them, a new run computes them, and a resumed run requires its file."""
     flags = [*SMALL, *write(tmp_path), "--steps", "2", "--save-every", "1", "--lr.llm=1e-2"]
     out = tmp_path / "out"
     out.mkdir()
-    (out / "references.json").write_text("{}")           # left over from something else
+    (out / "references.json").write_text("{}")           # a file that does not belong to the run
     assert run(out, *flags, "--init", str(base)) == 0
     assert logged(out)[1]["margin"] == pytest.approx(0, abs=1e-4)
     assert run(out, *flags, "--init", str(tmp_path / "out2"), "--overwrite") == 2
@@ -279,7 +279,7 @@ def write(folder, *annotations):
 
 @pytest.mark.slow
 def test_ranks_that_share_rows_log_the_pairs_of_one_process(base, tmp_path):
-    """Also after a stop: the references are those of the first start."""
+    """A resumed run uses the references that were computed at its first start."""
     flags = [*SMALL, *write(tmp_path), "--init", str(base), "--deterministic", "--steps", "3",
              "--save-every", "1", "--keep", "0", "--lr.llm=1e-2"]
     assert run(tmp_path / "one", *flags) == 0

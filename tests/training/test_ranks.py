@@ -1,4 +1,4 @@
-"""Whole runs of several processes: the same log on any layout, and one end for all of them."""
+"""Runs of several processes write the same log on all layouts, and end together."""
 
 import json
 import os
@@ -27,12 +27,11 @@ from weights import files
 
 pytestmark = pytest.mark.slow
 TINY = models.PRESETS["toy"]
-LIMIT_S = 5  # in place of ten minutes; enough for two processes to meet on a busy machine
+LIMIT_S = 5  # instead of ten minutes; enough for two processes to connect on a busy machine
 LATE_S = 7
 RUN = [*SMALL, "--eval_images=1", "--save-every", "0"]
 
 
-# processes, context-parallel degree, micro-batch, ranks that hold the weights together
 # processes, --cp, --cp_exchange, --micro-batch, --shard
 LAYOUTS = [(1, 1, "heads", 2, 0), (2, 2, "gather", 1, 0), (2, 1, "heads", 1, 1),
            (4, 2, "heads", 2, 2)]
@@ -40,7 +39,7 @@ ROUNDED = ("loss", "grad_norm", "grad_norms", "nll_by_source")
 
 
 def test_a_run_logs_the_same_numbers_on_any_layout(tmp_path):
-    """Through the command line: ids, counts and scores exactly, loss and norms to rounding."""
+    """On the command line. Ids, counts and scores are equal; loss and norms agree to rounding."""
     flags = ["--stage", "3", "--tiny", "--steps", "3", "--batch", "4", "--vit_steps=0",
              "--deterministic", "--device", "cpu", "--eval_images=1", "--model.n_layer=1",
              "--pool_size=8", "--eval-every", "2"]
@@ -78,7 +77,7 @@ def free_port():
 
 
 def join_two(rank, port):
-    """Two ranks that share rows, where the tensors of a step wait for LIMIT_S."""
+    """-> Ranks of two processes that share rows. The timeout of step tensors is LIMIT_S."""
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
                    "MASTER_PORT": str(port)}
     ten_minutes = {"minutes": 10}
@@ -88,7 +87,7 @@ def join_two(rank, port):
 
 
 def exchange_objects(rank, port):
-    """One rank is late for each exchange."""
+    """In every exchange, one rank is late."""
     of_two = join_two(rank, port)
     exchanges = (of_two.all_gather, [0, 1]), (of_two.gather_in_row, [0, 1]), (of_two.broadcast, 0)
     for late, (exchange, expected) in enumerate(exchanges):
@@ -102,7 +101,7 @@ def test_a_rank_may_be_late_with_objects_for_longer_than_with_the_tensors_of_a_s
 
 
 def finish_late(rank, port, folder):
-    """The first rank writes its model for longer than tensors wait."""
+    """Writing the model takes the first rank longer than the timeout of tensors."""
     of_two = join_two(rank, port)
     model = files.meta_model(TINY).to_empty(device="cpu")
     parallel.parallelize(model, of_two.mesh)
@@ -124,7 +123,7 @@ def test_a_first_rank_that_writes_for_long_is_waited_for(tmp_path):
 
 
 def mixed_records(folder):
-    """Flags that train on real images and a video; one image, of several, is cut short."""
+    """-> flags that train on real images and a video. One of several images is truncated."""
     media = processes.ROOT / "tests" / "media"
     shutil.copytree(media, folder / "media")
     whole = (media / "coffee.png").read_bytes()
@@ -139,8 +138,8 @@ def mixed_records(folder):
 
 
 def test_videos_several_images_and_a_bad_record_log_the_same_on_shared_rows(tmp_path):
-    """The image that is cut short, which one rank of the group alone finds, has no loss on both
-    and is listed once."""
+    """Only one rank decodes the truncated image. Both ranks give its record no loss, and it is
+    listed once."""
     flags = ["--stage", "3", "--tiny", *mixed_records(tmp_path), "--data.max_tokens=1024",
              "--data.max_frames=8", "--steps", "6", "--batch", "2", "--vit_steps=0",
              "--deterministic", "--device", "cpu", "--model.n_layer=1", "--pool_size=6",
@@ -168,7 +167,7 @@ def test_videos_several_images_and_a_bad_record_log_the_same_on_shared_rows(tmp_
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_that_is_killed_ends_the_others_and_is_named(tmp_path, victim):
-    """... and no decoding worker is left."""
+    """All decoding workers end, too."""
     out = tmp_path / "out"
     launcher = processes.start(out, *RUN, "--steps", "100000", "--workers", "1", ranks=2)
     processes.wait_for(launcher, lambda: processes.n_lines(out) >= 4)
@@ -179,7 +178,7 @@ def test_a_rank_that_is_killed_ends_the_others_and_is_named(tmp_path, victim):
     os.kill(pids[victim], signal.SIGKILL)
     _, stderr = launcher.communicate(timeout=60)
     assert launcher.returncode == 1
-    # torchrun's report names the rank, unless the other has found out first and ended by itself
+    # torchrun reports the rank, unless the other rank noticed the failure first and ended
     named = "another process has ended or hangs" in stderr
     assert f"rank      : {victim}" in stderr or named, stderr
     assert processes.all_end([*pids.values(), *workers])

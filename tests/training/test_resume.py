@@ -1,4 +1,4 @@
-"""A run is never lost: it continues bit by bit from its checkpoint, or says why it cannot."""
+"""A run continues bit for bit from its checkpoint, or prints why it cannot."""
 
 import errno
 import json
@@ -36,7 +36,7 @@ from training.log import RunLog, read_log
 
 @pytest.fixture
 def encoded(monkeypatch):
-    """The ids of the records that are decoded."""
+    """-> the ids of the records that are decoded, as a list that grows."""
     ids = []
     encode = data.encode
 
@@ -51,8 +51,8 @@ def encoded(monkeypatch):
 @pytest.mark.parametrize("step", [0, 2, 4])
 def test_a_resumed_run_is_the_run_that_nothing_stopped(whole, records, tmp_path, step, capsys,
                                                        encoded):
-    """Dropout included. Without a checkpoint it begins and says so; with one it decodes nothing of
-    the steps before, and of those after not what the run knows to be bad, for it was there once."""
+    """The run has dropout. Without a checkpoint, it starts from step 1 and prints a message. With a
+    checkpoint, it decodes no record of earlier steps, and none that skips.jsonl lists for later."""
     out = back_to(whole, tmp_path / "out", step)
     (out / "step-2.part").mkdir()
     assert run(out, *RECIPE, *records, "--resume") == 0
@@ -68,9 +68,9 @@ def test_a_resumed_run_is_the_run_that_nothing_stopped(whole, records, tmp_path,
 
 
 def test_a_partial_line_is_cut_off_and_the_log_is_never_written_anew(whole, records, tmp_path):
-    """... so that a kill in the middle of a resume costs none of it; nothing is logged twice."""
+    """So a kill during a resume loses no line. No record is listed twice."""
     out = back_to(whole, tmp_path / "out", 4)
-    for name, n in (("log.jsonl", 6), ("skips.jsonl", 1)):  # the rest had not reached the disk
+    for name, n in (("log.jsonl", 6), ("skips.jsonl", 1)):  # the rest is not on disk yet
         lines = (out / name).read_bytes().splitlines(keepends=True)
         others = b'{"of": "another program"}\n'
         (out / name).write_bytes(b"".join(lines[:n]) + others + lines[n][:20])
@@ -84,7 +84,7 @@ def test_a_partial_line_is_cut_off_and_the_log_is_never_written_anew(whole, reco
 
 
 def test_another_layout_is_no_other_recipe(whole, records, tmp_path):
-    """... and trains on the same records, with the same loss but for rounding and dropout."""
+    """It trains on the same records. Only rounding and dropout change the loss."""
     out = back_to(whole, tmp_path / "out", 4)
     flags = ["--micro-batch", "1", "--activation_checkpointing=true", "--crop_bucket=4", "--keep=1"]
     assert run(out, *RECIPE, *records, "--resume", *flags) == 0
@@ -114,7 +114,7 @@ def test_another_recipe_is_refused_with_the_fields_named(whole, records, capsys,
 
 
 def test_with_other_data_no_good_record_is_unreadable(tmp_path, capsys, encoded):
-    """The pool of the packer holds sizes of the old records, which the new ones do not have."""
+    """The saved pool of the packer contains sizes of old records, which new records do not have."""
     path = tmp_path / "r.jsonl"
     out = tmp_path / "out"
 
@@ -148,7 +148,7 @@ def test_a_checkpoint_that_lost_a_write_costs_the_steps_since_the_one_before(who
 
 
 def test_any_change_of_a_file_that_is_no_tensor_damages_a_checkpoint(whole, tmp_path):
-    """One bit, or a field of state.json."""
+    """One bit, or one field of state.json, is changed."""
     out = back_to(whole, tmp_path / "out", 6)
     state = json.loads((out / "step-6" / "state.json").read_text())
     texts = ["{}", "[]", "null", '{"files": {}}', json.dumps(state | {"recipe": []})]
@@ -214,7 +214,7 @@ def test_a_full_disk_ends_the_run_in_one_sentence_and_resume_continues(whole, re
 
 def test_a_loss_that_is_not_finite_stops_the_run_with_the_records_named(records, tmp_path, capsys,
                                                                         monkeypatch):
-    """... before the optimizer takes the step; see also test_ranks."""
+    """It stops before the optimizer changes the weights."""
     steps = []
     dropout_seed = train.dropout_seed
     nll = model.Molmo2.nll
@@ -235,9 +235,9 @@ def contents(folder):
 
 def test_a_directory_that_holds_a_run_needs_resume_or_overwrite(whole, records, tmp_path, capsys,
                                                                 monkeypatch):
-    """Nothing is renamed. --overwrite deletes what a run writes and no file of the user's."""
+    """No file is renamed. --overwrite deletes the files of a run, but no file of the user."""
     monkeypatch.chdir(tmp_path)
-    out = Path("out")  # as in the default directory, relative
+    out = Path("out")  # a relative path, like the default directory
     shutil.copytree(whole, out)
     (out / "notes.txt").write_text("mine")
     for name in ("step-by-step", "step-²", "step-07"):
@@ -269,7 +269,7 @@ def test_a_directory_that_holds_a_run_needs_resume_or_overwrite(whole, records, 
 
 def test_adapters_started_from_the_default_directory_leave_it_and_can_be_resumed(
         records, tmp_path, monkeypatch, capsys):
-    """The base lies in the directory that the run would write to by default."""
+    """The base model is in the directory to which the run would write by default."""
     monkeypatch.chdir(tmp_path)
     base = Path("runs/stage1-tiny")
     assert run(base, *SMALL, *records, "--steps", "2", "--save-every", "0") == 0
@@ -288,7 +288,7 @@ def test_adapters_started_from_the_default_directory_leave_it_and_can_be_resumed
     assert run("adapted", *resumed, "--resume") == 0
     assert checkpoint.find_newest(Path("adapted")).state["init"] == str(base)
     shutil.rmtree("adapted/step-4")
-    # the same command, too
+    # the same command works as well
     assert run("adapted", *flags, "--resume") == 0
     capsys.readouterr()
     assert run("adapted", *resumed, "--init", "other", "--resume") == 2
@@ -306,7 +306,7 @@ def test_another_run_is_kept_out_until_the_first_ends(tmp_path, capsys):
 
 
 def test_parameters_that_have_no_optimizer_state_have_none_after_a_resume(tmp_path):
-    """Those whose gradient has always been None."""
+    """The gradient of such a parameter was None in every step."""
     def make():
         linear = torch.nn.Linear(5, 2)
         return linear, torch.optim.AdamW(linear.parameters(), fused=True)
@@ -331,7 +331,7 @@ def terminate(*_):
 
 
 def terminate_in_an_image(*_):
-    """Every Exception in the block is a damaged image."""
+    """Sends SIGTERM in a block that reports every Exception as a damaged image."""
     with media.open_image(Path(__file__).parents[1] / "media" / "coins.png"):
         return terminate()
 

@@ -1,4 +1,4 @@
-"""What a run starts with is checked before anything is built or written."""
+"""All inputs of a run are checked before a model is built or a file is written."""
 
 import dataclasses
 import json
@@ -64,7 +64,7 @@ def test_the_device_is_the_best_there_is_and_a_missing_one_is_refused(monkeypatc
 
 
 def test_under_torchrun_every_command_uses_the_gpu_of_its_local_rank(monkeypatch):
-    """Also as torch's current device, which NCCL's barriers and compiled kernels use."""
+    """It is also torch's current device, which NCCL barriers and compiled kernels use."""
     current = []
     used = []
 
@@ -153,7 +153,7 @@ def test_ranks_that_see_other_data_end_in_one_sentence(tmp_path, capsys, monkeyp
 
 
 def test_a_dry_run_has_the_largest_shapes_and_changes_nothing(tmp_path, monkeypatch):
-    """Full rows, all crops, loss everywhere; the log of the run is the one without, bit for bit."""
+    """Its rows are full, with all crops and loss at every token. The log does not change."""
     batches = []
     collate = packing.collate
     build_optimizer = train.build_optimizer
@@ -167,7 +167,7 @@ def test_a_dry_run_has_the_largest_shapes_and_changes_nothing(tmp_path, monkeypa
         setup.dry_run_largest_batch(run, groups, partial(train.forward_backward, run, model))
         return groups, optimizer
 
-    monkeypatch.setattr(report, "final_scores", lambda *_: {})  # of no interest here
+    monkeypatch.setattr(report, "final_scores", lambda *_: {})  # not needed here
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 2**30)
     flags = [*SMALL, "--stage", "2", "--data.max_tokens=1024", "--batch", "4", "--steps", "2",
              "--deterministic"]
@@ -186,10 +186,10 @@ def test_a_dry_run_has_the_largest_shapes_and_changes_nothing(tmp_path, monkeypa
         assert len(batch.pool_src) >= max(len(other.pool_src) for other in batches[2:])
 
 
-CHOICES = [  # device, processes, processes of a node, flags -> shard, workers, compile
+CHOICES = [  # device, processes, processes per node, flags -> shard, workers, compile
     ("cpu", 1, 1, [], (0, 0, False)),
     ("cpu", 12, 8, [], (0, 0, False)),
-    ("cpu", 16, 8, [], (8, 0, False)),  # each of several nodes holds all weights
+    ("cpu", 16, 8, [], (8, 0, False)),  # every node has a copy of the weights
     ("cpu", 16, 8, ["--shard", "16"], (16, 0, False)),
     ("cuda", 1, 1, [], (0, 8, True)),
     ("cuda", 8, 8, ["--compile=false"], (0, 3, False)),
@@ -200,8 +200,8 @@ CHOICES = [  # device, processes, processes of a node, flags -> shard, workers, 
 @pytest.mark.parametrize(("device", "world", "local", "flags", "expected"), CHOICES)
 def test_sharding_workers_and_compilation_go_by_the_machine_or_the_flags(
         monkeypatch, device, world, local, flags, expected):
-    """On a GPU the cores of a process decode ahead, and a block that cannot be compiled runs as it
-    is."""
+    """On a GPU, the CPU cores of a process decode in workers, and a block that cannot be compiled
+    runs uncompiled."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(32)), raising=False)
     monkeypatch.setenv("WORLD_SIZE", str(world))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local))
@@ -212,7 +212,7 @@ def test_sharding_workers_and_compilation_go_by_the_machine_or_the_flags(
 
 
 def test_a_run_knows_how_many_crops_the_weights_before_it_have_seen(tmp_path):
-    """Inference takes so many: of a run with 24, of one that went on from there with 8."""
+    """Inference uses this number, also after training with 24 crops was continued with 8."""
     args, config = parse(["--stage", "1", "--tiny", "--data.max_crops=8",
                           "--init", str(save_run(tmp_path))])
     for settings, seen in (({"max_crops": 2}, 8), ({"max_crops": 8, "high_res_share": 0.3}, 24),

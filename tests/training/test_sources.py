@@ -1,4 +1,4 @@
-"""Rates against the values of the official code, what a mix may hold, and fingerprints."""
+"""Compares sampling rates with the official code, and tests mixture files and fingerprints."""
 
 import json
 from pathlib import Path
@@ -65,7 +65,7 @@ def test_a_mix_has_groups_and_fixed_rates_and_says_how_a_file_is_read(tmp_path):
         {"path": "c.jsonl", "rate": 1, "weight": 0.5, "style": "user_qa"}]))
     expected = {str(a): 0.25, str(b): 0.5, str(c): 0.25}
     assert rates_of("--data", tmp_path / "mix.json") == pytest.approx(expected)
-    d = write_records(tmp_path, "d.jsonl", 3)            # its half is not a quarter of a mix of 4
+    d = write_records(tmp_path, "d.jsonl", 3)  # half of all, though the rates of the mix sum to 4
     expected = {path: rate / 2 for path, rate in expected.items()}
     shares = rates_of("--data", f"{tmp_path / 'mix.json'}=0.5", f"{d}=0.5")
     assert shares == pytest.approx({**expected, str(d): 0.5})
@@ -134,7 +134,7 @@ def test_a_file_that_is_no_file_of_records_is_refused_with_the_command_to_conver
 
 
 def test_the_published_mixture_is_read_from_a_folder_and_says_what_is_missing(tmp_path, capsys):
-    """... each source once; and goes on without them only if told to."""
+    """Every missing source is listed once. With --skip-missing, the run continues without them."""
     cap, count, cosyn = (write_records(tmp_path, f"{name}/records.jsonl", n) for name, n in (
         ("pixmo-cap", 10), ("pixmo-count", 100), ("cosyn-point", 800)))
     with pytest.raises(DataError, match=r"--data: no such file: .*; --skip-missing") as error:
@@ -143,7 +143,7 @@ def test_the_published_mixture_is_read_from_a_folder_and_says_what_is_missing(tm
     for name in ("pixmo-points-basic", "pixmo-points-high-frequency", "tulu"):
         assert text.count(name) == 1
     found = rates_of("--data", tmp_path, "--skip-missing")
-    # a record of PixMo-Count counts twice: 200 beside 800
+    # a record of PixMo-Count counts twice, so 200 examples are compared with 800
     assert found == pytest.approx({str(cap): 2 / 3, str(count): 1 / 9, str(cosyn): 2 / 9})
     assert "pixmo-points-basic" in capsys.readouterr().err
 
@@ -189,7 +189,7 @@ def test_a_fingerprint_changes_with_what_the_packs_depend_on_and_with_nothing_el
         assert list_changes(first, changed).startswith(f"{name} was ")
     pairs = of("--beta=0.1")
     assert list_changes(first, pairs) and list_changes(pairs, first)
-    del first["preferences"]                             # a file of an older version
+    del first["preferences"]                             # as in a file from an older version
     assert not list_changes(first, of())
     other = of(tokenizer=ByteTokenizer(["other"]))
     assert [key for key in first if first[key] != other[key]] == ["tokenizer"]

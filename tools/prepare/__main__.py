@@ -2,17 +2,17 @@
 
     python -m tools.prepare pixmo-count raw/pixmo-count data/pixmo-count --split train
 
-out   OUT/records.jsonl   a record per visual input, its annotations the branches of a tree
-      OUT/media/          images that lay inside the files, named by the sha256 of their bytes
-      OUT/urls.txt        url TAB path below the media folder, for you to fetch: this command
-                          opens no connection
+out   OUT/records.jsonl   one record per visual input, or per row in some sets
+      OUT/media/          images that the files contain, named by the sha256 of their bytes
+      OUT/urls.txt        "URL TAB path in the media folder" per line, for you to download,
+                          since this command opens no network connection
       stdout              {"records":, "annotations":, "urls":, "missing_media":,
                           "skipped": {reason: n}}
 
-What cannot become a record is skipped and counted by its reason. A record without its
-media file is written, and left out in training. A killed command begins anew. OUT is a
-new folder, one with media/ alone, or one that this command made for the same set.
-docs/data_sets.md has the sets, their licences, and the line that gets each.
+Rows that cannot be converted are skipped, and counted by reason. A record is also written
+if its media file is missing; training skips it. A killed command starts again from the
+beginning. OUT is a new folder, a folder that contains only media/, or one that this command
+made for the same set. docs/data_sets.md lists the sets, their licences and the commands.
 """
 
 import sys
@@ -36,26 +36,26 @@ def parse(argv):
     parser = make_parser("prepare", __doc__)
     add = parser.add_argument
     add("name", choices=SETS, metavar="NAME", help=(
-        f"one of {', '.join(SETS)}; or frames, which has flags of its own"))
-    add("source", nargs="+", help="published files (.parquet, .json, .jsonl), or their folder")
-    add("out", help="new folder for records.jsonl and urls.txt; media/ may be in it already")
+        f"one of {', '.join(SETS)}; or frames, which has its own --help"))
+    add("source", nargs="+", help="published files (.parquet, .json, .jsonl), or a folder of them")
+    add("out", help="folder for records.jsonl and urls.txt, new or only with media/")
     add("--media", "--videos", metavar="DIR",
-        help="fetched images, named by the sha256 of their URL, and videos, named by their "
-        "id; images from inside the files go there (default OUT/media)")
-    add("--split", help="only the files of this split: train, validation, ..")
+        help="folder of downloaded images, named by the sha256 of their URL, and videos, named "
+        "by their id; images in the published files are written to it (default OUT/media)")
+    add("--split", help="read only the files of this split: train, validation, ..")
     add("--exclude", metavar="FILE",
-        help="skip images by URL, a line each, as in the urls.txt of another set")
+        help="skip the images with these URLs, one per line, as in urls.txt of another set")
     add("--counts", nargs=2, type=int, metavar=("MIN", "MAX"),
-        help="pointing: only annotations with this number of points")
+        help="pointing: skip annotations with fewer or more points")
     add("--min-score", type=float, default=3,
-        help="molmo2-cap: lowest annotation_score (default 3)")
+        help="molmo2-cap: skip videos with a lower annotation_score (default 3)")
     add("--first-tokens", type=int, default=4096,
-        help="tulu: longest first message (default 4096; stage 1 of Molmo2: 2304)")
+        help="tulu: maximum tokens of the first message (default 4096; Molmo2 stage 1: 2304)")
     add("--type", dest="kind", choices=TYPES, help=(
-        "cosyn-400k, syn-multi-image-qa: kind of the images"))
+        "cosyn-400k, syn-multi-image-qa: type of the images"))
     args = parser.parse_args(argv)
     if "kind" in SETS[args.name].flags and not args.kind:
-        parser.error(f"{args.name} needs --type: {', '.join(TYPES)}")
+        parser.error(f"{args.name} needs --type with one of {', '.join(TYPES)}")
     if args.media and not Path(args.media).is_dir():
         parser.error(f"{args.media}: no such folder")
     return args
@@ -83,7 +83,7 @@ def main(argv=None):
             found = group(found)
         counts = write(make_records(found, args.name, published.max_points), out, media)
     if args.media:
-        warn(f"paths in the records start at {media.root}: train with --media {media.root}")
+        warn(f"paths in the records are relative to {media.root}; train with --media {media.root}")
     counts["skipped"] = dict(sorted(skipped.items()))
     print_line(counts)
 

@@ -1,19 +1,19 @@
-"""Cells of published sets, and the annotations that are made of them (docs/records.md).
+"""Reads the cells of published sets and makes annotations from them (docs/records.md).
 
-What a record may hold is checked by tools.check. Here a row, or one annotation of a row, is left
-out by a Skip, whose reason is counted.
+A function raises Skip if a row or an annotation cannot be used, and the command counts the
+reasons. The finished records are checked by tools.check, not here.
 """
 
 import math
 
-MAX_OPTIONS = 26  # one letter each
-MAX_POINTS = 60  # of an annotation
-UNKNOWN_SIZE = (math.inf, math.inf)  # of an image that is not there yet
+MAX_OPTIONS = 26  # every option has a letter
+MAX_POINTS = 60  # per annotation, and in some sets per record
+UNKNOWN_SIZE = (math.inf, math.inf)  # of an image that is not downloaded yet
 ROLES = {"human": "user", "gpt": "assistant"}
 
 
 class Skip(Exception):
-    """The reason why a row, or one annotation of a row, is left out."""
+    """A row, or one annotation of a row, is skipped for this reason."""
 
 
 def require(condition, reason):
@@ -22,7 +22,7 @@ def require(condition, reason):
 
 
 def text_of(value):
-    """A string without surrounding white space; None if nothing is left."""
+    """The string without surrounding white space; None if it is empty, or not a string."""
     return value.strip() or None if isinstance(value, str) else None
 
 
@@ -33,7 +33,7 @@ def text_or_skip(value, what):
 
 
 def number_of(value):
-    """A finite number, else None."""
+    """The value if it is a finite number, else None."""
     return value if type(value) in (int, float) and math.isfinite(value) else None
 
 
@@ -58,7 +58,7 @@ def labels(label, question=None):
 
 
 def check_inside(points, width, height):
-    """Skip if a point is NaN, or more than 1 % outside, which no record may have."""
+    """Skip if a point is NaN or over 1 % outside the image. A record must not contain it."""
     for p in points:
         inside_x = -width / 100 <= p["x"] <= 1.01 * width
         inside_y = -height / 100 <= p["y"] <= 1.01 * height
@@ -67,9 +67,9 @@ def check_inside(points, width, height):
 
 def point(points, coords, label, question=None, size=None, count=None, clip=False,
           max_points=math.inf, counts=None, **fields):
-    """points: [{"x":, "y":, "t" or "image"}, ..]; size: [width, height] or None; count: as
-    published, which must be the number of points; clip: points outside are moved to the border;
-    counts: (lowest, highest) number of points to take."""
+    """points: [{"x":, "y":, "t" or "image":}, ..]. size: [width, height], or None if unknown.
+    clip: move points that are outside the image to its border. count: the published count; Skip
+    if it is not the number of points. counts: (min, max); Skip for fewer or more points."""
     names = labels(label, question)
     width, height = (100, 100) if coords == "percent" else size or UNKNOWN_SIZE
     if clip:
@@ -93,12 +93,12 @@ def count(number, label, question=None):
 
 
 def track(label, points, times, rate, mode, size):
-    """points: [{"t":, "id":, "x":, "y":, "occluded"}, ..] in pixels; times: of the frames, in
-    seconds; rate: frames a second."""
+    """points: [{"t":, "id":, "x":, "y":, "occluded":}, ..] in pixels. times: the times of the
+    frames in seconds. rate: frames per second."""
     check_inside(points, *(size or UNKNOWN_SIZE))
     fields = {"size": size} if size else {}
     fields |= {"mode": mode, "fps": rate, "times": times}
-    if mode == "from_point":  # the first visible point is the question
+    if mode == "from_point":  # the prompt contains the first visible point
         query = next((p for p in points if "occluded" not in p), None)
         points = [p for p in points if query and p["id"] == query["id"] and p["t"] > query["t"]]
         fields["query"] = query
@@ -115,16 +115,15 @@ def question_fields(question, style):
 
 
 def answer(question, style, value, **fields):
-    """A question with one answer."""
     start = question_fields(question, style)
     return {**start, "answer": text_or_skip(value, "answer"), **fields}
 
 
 def choice(question, style, options, correct, **fields):
-    """A question with options, of which options[correct] is the right one."""
+    """A multiple-choice question. options[correct] is the right answer."""
     start = question_fields(question, style)
     options = [option.strip() for option in options]
-    # one letter for an option given twice
+    # an option that is given twice gets one letter
     distinct = list(dict.fromkeys(options))
     require(2 <= len(distinct) <= MAX_OPTIONS and correct in range(len(options)),
             "no right option among 2 to 26")
@@ -139,8 +138,8 @@ def dialogue(pairs, style, system=None):
 
 
 def split_turns(messages):
-    """Messages with role and content, or with from and value -> (system or None,
-    [(question, answer), ..]). A last question without an answer is dropped."""
+    """Messages with "role" and "content", or with "from" and "value" -> (system or None,
+    [(question, answer), ..]). A last question without an answer is skipped."""
     parsed = []
     for message in messages:
         role = message.get("role") or message.get("from")
@@ -160,8 +159,8 @@ def split_turns(messages):
 
 
 def split(annotations, max_points):
-    """Yields lists of annotations with at most max_points points or boxes each, for one record
-    each (docs/molmo2.md 9.3)."""
+    """Yields lists of annotations, one list per record. A list has at most max_points points or
+    boxes (docs/molmo2.md 9.3)."""
     part = []
     total = 0
     for annotation in annotations:

@@ -1,14 +1,14 @@
-"""Rows -> records.jsonl and urls.txt.
+"""Collects the rows of a set into records, and writes records.jsonl and urls.txt.
 
-The rows of one image lie anywhere among millions. So annotations are collected in
-memory under their visual input, and records keep the order of first appearance of their
-input:
+The rows of one image can be far apart, among millions of others. Therefore the annotations
+of every visual input are collected in memory. The order of the records is the order in which
+their inputs appear first:
 
     row 0  u1  mug            u1  [mug, cat]        record 1
     row 1  u2  dog     ->     u2  [dog]             record 2
     row 2  u1  cat
 
-Of a set with group=False every row is a record of its own, written as it comes.
+In a set with group=False, every row becomes a record, which is written immediately.
 """
 
 import json
@@ -18,12 +18,12 @@ from records.errors import Unreadable
 from tools.prepare.annotations import Skip, require, split
 from tools.prepare.rows import read_rows
 
-# what a row of another shape raises: a null, a list for a text, lists of different lengths
+# errors of an unexpected row: a null, a list instead of a text, lists of different lengths
 SHAPE_ERRORS = (AttributeError, LookupError, TypeError, ValueError, OverflowError)
 
 
 def to_json(value):
-    """One line; ValueError for what no record can hold, such as NaN or half a surrogate pair."""
+    """One line of JSON. ValueError if it contains NaN, or half of a surrogate pair."""
     line = json.dumps(value, ensure_ascii=False, allow_nan=False)
     line.encode()
     return line
@@ -31,7 +31,7 @@ def to_json(value):
 
 @contextmanager
 def count_skips(skipped, what):
-    """Ends the block at a Skip, an Unreadable or an error of shape, and counts the reason."""
+    """Ends the block at a Skip, an Unreadable or one of SHAPE_ERRORS, and counts the reason."""
     try:
         yield
     except Skip as e:
@@ -43,11 +43,12 @@ def count_skips(skipped, what):
 
 
 def convert_files(files, columns, layout, media, excluded, skipped):
-    """Yields (head, annotations) of the rows of all files: the visual input and weight of a record;
-    and its annotations, each as JSON, which takes less memory than a dict.
+    """Yields (head, annotations) for every row of the files. The head is a dict with the visual
+    input and the weight of the record. Annotations are JSON texts, which need less memory than
+    dicts.
 
-    layout: a function (row, media), see images.py. excluded: URLs of images to leave out. skipped:
-    a Counter of the reasons for what is left out.
+    layout: a function (row, media), see images.py. excluded: URLs of images; their rows are
+    skipped. skipped: a Counter of the reasons.
     """
     for path in files:
         for row in read_rows(path, columns):
@@ -58,7 +59,7 @@ def convert_files(files, columns, layout, media, excluded, skipped):
                 require(excluded.isdisjoint(urls), "excluded")
                 head, found = layout(row | {"file_name": path.name}, media)
                 require(found, "nothing to train on")
-                # a head that no record can hold costs the row
+                # skip the row if its head cannot be written as JSON
                 to_json(head)
                 builders = found
             for build in builders:
@@ -80,8 +81,8 @@ def media_files(head):
 
 
 def group(rows):
-    """(head, annotations) of rows -> those of records, one for each visual input: the same images,
-    or the same clip of a video."""
+    """Merges the (head, annotations) of rows that have the same images, or the same clip of a
+    video."""
     inputs = {}
     for head, lines in rows:
         key = to_json([head.get("video"), *media_files(head)])
@@ -91,8 +92,8 @@ def group(rows):
 
 
 def make_records(inputs, name, max_points):
-    """Yields the records; ids follow the order of visual inputs: name-1, name-1.1, name-2. An input
-    with more than `max_points` points becomes several records."""
+    """Yields the records. Their ids number the visual inputs: name-1, name-2. An input with more
+    than `max_points` points becomes several records: name-1, name-1.1."""
     for n, (head, lines) in enumerate(inputs, 1):
         for k, annotations in enumerate(split(map(json.loads, lines), max_points)):
             record_id = f"{name}-{n}.{k}" if k else f"{name}-{n}"
@@ -100,7 +101,7 @@ def make_records(inputs, name, max_points):
 
 
 def write(records, out, media):
-    """records.jsonl and urls.txt, complete or not at all -> the counts of the last line."""
+    """Writes urls.txt, and records.jsonl when it is complete -> the counts that are printed."""
     n_records = 0
     n_annotations = 0
     urls = {}  # {path: URL or None}

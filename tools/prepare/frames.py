@@ -1,15 +1,16 @@
-"""Decodes videos once and writes records that name their frames as image files.
+"""Decodes videos once to image files, and writes records that refer to these files.
 
     python -m tools.prepare frames tests/media/films.jsonl runs/frames \\
         --media tests/media --max-frames 8
 
-out   OUT/records.jsonl   the same with frames in place of the video
-      OUT/media/          a folder of images for each clip, as large as the ViT takes them
+out   OUT/records.jsonl   the same records, with frames instead of each video
+      OUT/media/          one folder per clip, with images of SIZE x SIZE pixels
       stdout              {"records":, "bytes":, "skipped": {reason: n}}
 
-With the --max-frames and --fps of training, the frames are those that it would decode. Frames that
-are there are not made again, unless their video has changed. A record without a video, or with one
-that cannot be decoded, is left out and counted. OUT is a new folder, or one that this command made.
+If --max-frames and --fps are the same as in training, training uses the same frames with and
+without this command. Existing frames are not decoded again unless their video has changed. A
+record is skipped and counted if it has no video, or if its video cannot be decoded. OUT is a new
+folder, or one that this command made.
 """
 
 import hashlib
@@ -39,8 +40,8 @@ from training.loader import end_with_parent
 
 
 def prepare(source, config, args, index):
-    """Record number `index` of a source -> its line in OUT/records.jsonl, "" if it is
-    skipped; a Counter of the reason; {folder of its images: bytes}."""
+    """Converts record number `index` of a source -> its line in OUT/records.jsonl, or "" if it is
+    skipped; a Counter with the reason; {folder of its images: size in bytes}."""
     skipped = Counter()
     with count_skips(skipped, "record"):
         record = source[index]
@@ -52,19 +53,19 @@ def prepare(source, config, args, index):
         for path in source.paths_of(record):
             require_file(path)
             files.append([str(path.absolute()), *stamp_of(path)])
-        # all that the images depend on
+        # the images depend on all of this, so the name of their folder does, too
         clip = [files, record["video"], info.times, args.size, args.format]
         key = hashlib.sha256(json.dumps(clip, sort_keys=True).encode()).hexdigest()
         folder = Path(args.out, "media", key[:24])
         names = [f"{k:05d}.{args.format}" for k in range(len(info.times))]
         there = [path.name for path in sorted(folder.glob("*")) if path.stat().st_size]
         if there != names:
-            if there:  # incomplete; else another process may be making it
+            if there:  # incomplete; without files, another process may create it now
                 shutil.rmtree(folder, ignore_errors=True)
             save(source.frames(record, info.times), folder, args.size, args.format)
         size = {folder.name: sum((folder / name).stat().st_size for name in names)}
         width, height = info.sizes[0]
-        fps = 0.5 / half if half else config.fps  # of one frame; it may last no time
+        fps = 0.5 / half if half else config.fps  # a single frame may have no duration
         line = json.loads(source.text(index))
         given = line["video"] if isinstance(line["video"], dict) else {}
         line["video"] = {"width": width, "height": height} | given | {
@@ -74,28 +75,28 @@ def prepare(source, config, args, index):
             "duration": min(end, duration),
             "made_for": {"fps": config.fps, "max_frames": config.max_frames}}
         line["video"].pop("path", None)
-        line.setdefault("id", record["id"])  # its random choices depend on it
+        line.setdefault("id", record["id"])  # random choices in training depend on it
         return to_json(line), skipped, size
     return "", skipped, {}
 
 
 def save(frames, folder, size, suffix):
-    """Writes frames into a folder that is there only when it is complete."""
+    """Writes frames to a draft, and renames it to `folder` when it is complete."""
     draft = folder.with_suffix(f".part{os.getpid()}")
     draft.mkdir(parents=True)
     try:
         for k, pixels in enumerate(frames):
             image = Image.fromarray(vision.resize(pixels, size, size))
             image.save(draft / f"{k:05d}.{suffix}", quality=95, subsampling=0)
-        with suppress(OSError):  # another process has made it
+        with suppress(OSError):  # another process has made the folder
             draft.rename(folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
 
 def write(source, args, out):
-    """OUT/records.jsonl and its images -> the counts of the last line."""
-    for rest in (out / "media").glob("[0-9a-f]" * 24 + ".part*"):  # of a command that was killed
+    """Writes OUT/records.jsonl and its images -> the counts that are printed."""
+    for rest in (out / "media").glob("[0-9a-f]" * 24 + ".part*"):  # from a killed command
         shutil.rmtree(rest)
     n_records = 0
     sizes = {}
@@ -110,7 +111,7 @@ def write(source, args, out):
         for number, (line, reasons, size) in zip(source.lines, bar, strict=True):
             skipped += reasons
             if line:
-                # on the line that it had, since its random choices depend on that
+                # keep the line number, since random choices in training depend on it
                 print("\n" * (number - free) + line, file=file)
                 free = number + 1
                 n_records += 1
@@ -125,12 +126,12 @@ def main(argv=None):
     add = parser.add_argument
     add("records", help="a file of records with videos (.jsonl)")
     add("out", help="new folder for records.jsonl and media/")
-    add("--media", metavar="DIR", help="where the paths in the records start")
-    add("--fps", type=command.frame_rate, default=2.0, help="frames per second at most (default 2)")
+    add("--media", metavar="DIR", help="folder of media; paths in the records are relative to it")
+    add("--fps", type=command.frame_rate, default=2.0, help="maximum frames per second (default 2)")
     add("--max-frames", type=command.whole_number(1, MAX_FRAMES), default=384,
-        help="per clip at most (default 384: stage 3)")
+        help="maximum frames per clip (default 384, as in stage 3)")
     add("--size", type=command.positive, default=378,
-        help="of a frame in pixels (default 378, a crop)")
+        help="width and height of the images in pixels (default 378, one crop)")
     add("--format", choices=("jpg", "png"), default="jpg", help="jpg (default, quality 95) or png")
     add("--workers", type=command.positive, default=1, help="processes that decode (default 1)")
     args = parser.parse_args(argv)

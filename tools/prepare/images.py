@@ -1,18 +1,20 @@
-"""Layouts of image and text sets: what a row becomes.
+"""Layouts of image and text sets. A layout is a function that converts one row of a set.
 
-in    a row in the columns of its set, with the name of its file as "file_name"; the Media
-      folder; what sets.py fixes for the set, and the flags that it names
-out   head: the visual input and weight of a record
-      builders: functions without arguments that make its annotations. They are called
-      later, so that a Skip in one annotation does not cost the others.
+in    row: the columns of the set, and the name of the file as "file_name"
+      media: the Media folder
+      further arguments: constants of the set and flags of the command, see sets.py
+out   head: a dict with the visual input and the weight of the record
+      builders: functions without arguments, one per annotation. They are called later, so
+      that a Skip in one annotation does not skip the others.
 
     row       {"image_url": u, "label": "mug", "points": [{"x": 21.4, "y": 55.0}], "count": 1}
     head      {"image": {"path": sha256 of u, "url": u}}
     builders  [-> {"type": "point", "label": "mug", "coords": "percent", "count": 1,
                    "points": [{"x": 21.4, "y": 55.0}]}]
 
-The order of options, the choice of a transcript, and pointing or counting are left to the
-trainer. Left out: masks, and the boxes that Molmo2 draws into AI2D.
+Three choices are made in training: the order of options, one of several transcripts, and
+pointing or counting. Two things are not converted: segmentation masks, and the boxes that
+Molmo2 draws into AI2D images.
 """
 
 import json
@@ -26,15 +28,15 @@ from tools.prepare import annotations as make
 from tools.prepare.annotations import require, size_of, text_of, text_or_skip, xy_points
 from tools.prepare.media import check_path
 
-# sources of Tulu that Molmo2 leaves out: puzzles, long reasoning, answers about the model itself
+# sources of Tulu that Molmo2 skips: puzzles, long reasoning, answers about the model itself
 NOT_CHAT = re.compile("puzzle_data|verifiable-reasoning|dino-hardcodes|hardcoded-olmo")
-# rows of ChartQA by who wrote the question (docs/molmo2.md 7.1)
+# numbers of ChartQA questions written by people and by a program (docs/molmo2.md 7.1)
 N_HUMAN = 20901
 N_MACHINE = 7398
 
 
 def captions(row, media):
-    """A caption, and the transcripts, if any, of the speech that it was written from."""
+    """A caption, and any transcripts of the speech from which it was written."""
     builders = [partial(make.caption, row["caption"], "long_caption")]
     builders += [partial(make.caption, transcript, "transcript")
                  for transcript in row.get("transcripts") or []]
@@ -42,8 +44,8 @@ def captions(row, media):
 
 
 def label_points(row, media, coords, clip=False, method=None, counts=None):
-    """A label per row. PixMo-Count is in pixels of the original image, whose size is read from the
-    fetched file; rows for evaluation have a count and no points."""
+    """One label per row. The points of PixMo-Count are in pixels of the original image, so the
+    size is read from the downloaded file. Rows for evaluation have a count and no points."""
     head = media.visual(row)
     file = media.root / head["image"]["path"]
     points = xy_points(row.get("points"))
@@ -53,7 +55,7 @@ def label_points(row, media, coords, clip=False, method=None, counts=None):
         return head, [partial(make.count, count, row["label"])]
     size = None
     if coords == "pixel" and file.is_file():
-        with suppress(Unreadable):  # the trainer counts what is no image
+        with suppress(Unreadable):  # training skips and counts a file that is not an image
             size = size_of(*image_size(file))
     builder = partial(make.point, points, coords, row["label"], size=size, count=count,
                       clip=clip, max_points=make.MAX_POINTS, counts=counts)
@@ -61,8 +63,8 @@ def label_points(row, media, coords, clip=False, method=None, counts=None):
 
 
 def clocks(row, media):
-    """PixMo-Clocks: the time on a watch face, as in "7:57:39 AM", or a sentence that it is not
-    shown. The set has no images: one is found by the id of its row."""
+    """PixMo-Clocks: the text is a time, such as "7:57:39 AM", or a sentence that no time is shown.
+    The set contains no images. The image of a row is found by the id of the row."""
     name = check_path(row["example_id"])
     text = text_or_skip(row["text"], "answer")
     reply = f"The time shown is {text}" if text[0].isdigit() else text
@@ -76,7 +78,8 @@ def questions(row, media):
 
 
 def tagged_dialogues(row, media):
-    """"[USER] q1 [ASSISTANT] a1 [USER] q2 [ASSISTANT]"; the last answer has its own column."""
+    """Parses "[USER] q1 [ASSISTANT] a1 [USER] q2 [ASSISTANT]". The last answer is in its own
+    column."""
     before, *parts = re.split(r"\[(USER|ASSISTANT)\]", row["question"].strip())
     roles = parts[::2]
     *texts, after = parts[1::2]
@@ -88,7 +91,7 @@ def tagged_dialogues(row, media):
 
 
 def pointing_questions(row, media):
-    """CoSyn-point: a question is the prompt, the name is the label of the answer."""
+    """CoSyn-point: the question is the prompt, and the name is the label in the answer."""
 
     def build(question, cell, name):
         return make.point(xy_points(cell), "percent", name, question, mode="point",
@@ -101,8 +104,8 @@ def pointing_questions(row, media):
 
 
 def qa_pairs(row, media, style=None, kind=None):
-    """qa_pairs{question[], explanation[], answer[]} on one image, or on two to five. Without a
-    style it is that of CoSyn for the kind of the images."""
+    """Questions about one image, or about two to five images. qa_pairs has lists of questions,
+    explanations and answers. Without a style, `kind` gives the style of CoSyn."""
     if not style:
         style = "cosyn_document" if kind == "document" else f"cosyn_{kind}_exp"
     cells = row.get("images", row.get("image_urls"))
@@ -122,13 +125,14 @@ def qa_pairs(row, media, style=None, kind=None):
 
 
 def same_label(a, b):
-    """Equal but for a plural?"""
+    """Are two labels equal except for a plural ending?"""
     return a in (b, b + "s", b + "es") or b in (a + "s", a + "es")
 
 
 def points_of_images(row, media):
-    """A label per image, as a person wrote it, and as it was normalised. Images whose normalised
-    labels differ in a plural at most share an annotation, with the labels of all of them."""
+    """Every image has a label that a person wrote, and a normalised label. Images whose normalised
+    labels are equal except for a plural ending share one annotation, which lists the labels that
+    people wrote."""
     head = media.images(row["image_urls"])
     labels = row.get("normalized_labels")
     labels = labels or [label.strip().lower() for label in row["labels"]]
@@ -150,7 +154,7 @@ def points_of_images(row, media):
 
 
 def crowd_questions(row, media, style):
-    """Answers of several people, as texts or as structs."""
+    """A question with the answers of several people. Answers are texts or structs."""
     answers = [entry["answer"] if isinstance(entry, dict) else entry
                for entry in row["answers"] or []]
 
@@ -164,7 +168,7 @@ def crowd_questions(row, media, style):
 
 
 def chart_questions(row, media):
-    """ChartQA, where questions that people wrote weigh more."""
+    """ChartQA. Questions that people wrote have a larger loss weight."""
     row = row | {"question": row["query"], "answers": row["label"]}
     head, builders = crowd_questions(row, media, "chart_qa")
     by_human = row["human_or_machine"] in (0, "human")
@@ -173,12 +177,12 @@ def chart_questions(row, media):
 
 
 def image_choices(row, media, style, options="choices", right="correct_choice_idx"):
-    """options, right: columns of the options and of the number of the right one."""
+    """options, right: the columns of the options and of the index of the right option."""
     texts = row[options]
     fields = {}
     are_letters = row.get("option_is_abc") or []
     if row.get("abc_label") and sum(are_letters) >= len(texts) - 1:
-        # AI2D: the options are letters in the image.
+        # AI2D: the options are letters that the image shows
         texts = [text.upper() if is_letter else text
                  for text, is_letter in zip(texts, are_letters, strict=True)]
         style = "ai2_diagram_no_letter"
@@ -190,7 +194,7 @@ def image_choices(row, media, style, options="choices", right="correct_choice_id
 
 
 def image_set_choices(row, media):
-    """Lists of questions, of their options, and of the numbers of the right ones."""
+    """Lists of questions, of their options, and of the indices of the right options."""
     rights = row["correct_choice_idx"]
     cells = zip(row["mc_question"], row["choices"], rights, strict=True)
     head = media.images(row["images"])
@@ -202,7 +206,8 @@ def image_set_choices(row, media):
 
 
 def conversations(row, media):
-    """Mantis: <image> as a block in front, or inside the questions; all turns are a dialogue."""
+    """Mantis: every <image> is in front of the first question, or inside the questions. All turns
+    become one dialogue."""
     head = media.images(row["images"])
     n_images = len(head["images"])
     _, turns = make.split_turns(row["conversation"])
@@ -213,7 +218,7 @@ def conversations(row, media):
             "placeholders that do not fit the images")
     first = questions[0]
     if len(first) > n_images and not "".join(first[:-1]).strip():
-        # a block in front, where the trainer puts images
+        # remove placeholders in front, since training puts the images there
         questions[0] = first[-1:]
     numbers = iter(range(n_images))
     new_turns = []
@@ -230,8 +235,8 @@ def conversations(row, media):
 
 
 def text_dialogue(row, media, first_tokens):
-    """Text alone, word for word. The filters are Molmo2's, by source and by the columns of its
-    classified copy."""
+    """Text without images, unchanged. As in Molmo2, rows are filtered by their source and by the
+    columns of the classified copy."""
     is_chat = not NOT_CHAT.search(row.get("source") or "")
     require(is_chat and row.get("category") not in ("code", "non-english"),
             "code, another language, puzzles, reasoning")

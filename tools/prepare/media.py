@@ -1,4 +1,4 @@
-"""Images and videos of published sets: found in a folder, or written to it."""
+"""Finds images and videos of published sets in a folder, and writes images to it."""
 
 import hashlib
 import os
@@ -12,21 +12,21 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".ti
 
 
 def check_path(path):
-    """The path of a media file; Skip if it leaves the media folder."""
+    """Returns the path of a media file. Skip if it is outside the media folder."""
     leaves = path.startswith("/") or ".." in PurePosixPath(path).parts
     require(not leaves, "path that leaves the media folder")
     return path
 
 
 class Media:
-    """The folder that the paths of records start from."""
+    """The media folder. The paths in the records are relative to it."""
 
     def __init__(self, root):
         self.root = Path(root)
         self.by_stem = {}  # file name without extension -> paths
         self.by_folder = {}  # folder name -> paths of the videos in it
         for folder, subfolders, names in os.walk(self.root, followlinks=True):
-            # so that the same file is found on every machine
+            # sorted, so that the same file is found on every machine
             subfolders.sort()
             for name in sorted(names):
                 path = Path(folder, name).relative_to(self.root).as_posix()
@@ -36,13 +36,14 @@ class Media:
 
     @staticmethod
     def stem(name):
-        """The name of a video without its extension; "a.b" has none."""
+        """The name of a video without the extension of a video file; "a.b" is unchanged."""
         stem, suffix = os.path.splitext(name)
         return stem if suffix.lower() in VIDEO_SUFFIXES else name
 
     def find(self, name, video=False):
-        """Path of the file of this name, whatever its extension, or else of a video in a folder of
-        this name; None if there is none. "sora2/clip" must lie in a folder sora2 or sora2-2fps."""
+        """Path of the file with this name and any extension; for a video also the path of a video
+        in a folder with this name; None if there is none. "sora2/clip" must be in a folder
+        sora2 or sora2-2fps."""
         folder, _, stem = f"/{name}".rpartition("/")
         paths = self.by_stem.get(stem, [])
         if video:
@@ -53,7 +54,7 @@ class Media:
         return next(found, None)
 
     def by_url(self, url, sha256=None):
-        """An image whose file is called by the sha256 of its URL. sha256: of its bytes."""
+        """An image by its URL. The file name is the sha256 of the URL. sha256: of the bytes."""
         require(text_of(url) and not re.search(r"[\t\r\n]", url), "no image")
         name = hashlib.sha256(url.encode()).hexdigest()
         image = {"path": self.find(name) or name, "url": url}
@@ -62,7 +63,7 @@ class Media:
         return image
 
     def image(self, cell):
-        """An image cell: {bytes, path}, bytes, a path or a URL. Bytes become a file, once."""
+        """A cell with {bytes, path}, bytes, a path or a URL. Bytes are written to a new file."""
         if isinstance(cell, dict):
             cell = cell.get("bytes") or cell.get("path")
         require(cell, "no image")
@@ -73,20 +74,20 @@ class Media:
         path = self.root / name
         if not path.exists():
             self.root.mkdir(parents=True, exist_ok=True)
-            # a kill leaves no half of an image
+            # rename a complete draft, so that a killed command leaves no part of an image
             draft = self.root / f"{name}.draft"
             draft.write_bytes(cell)
             draft.replace(path)
         return name
 
     def images(self, cells):
-        """{"images": ..} of several cells; Molmo2 takes two to five."""
+        """{"images": ..} from several cells. Molmo2 uses two to five."""
         images = [self.image(cell) for cell in cells]
         require(2 <= len(images) <= 5, "not 2 to 5 images")
         return {"images": images}
 
     def visual(self, row):
-        """{"image": ..} or {"video": ..} of a row that names one of them."""
+        """{"image": ..} or {"video": ..} from the columns of a row."""
         if "image_url" in row:
             return {"image": self.by_url(row["image_url"], row.get("image_sha256"))}
         if "image" in row:
@@ -94,8 +95,8 @@ class Media:
         return self.video(row["video_id"])
 
     def video(self, *names, start=None, end=None):
-        """{"video": ..} of the video that goes by one of these names; if none is found, by the
-        first of them, as an mp4 file."""
+        """{"video": ..} with the first file found under one of these names. If none is found, the
+        path is the first name, as an mp4 file if it has no extension of a video."""
         require(all(names), "no video")
         found = [self.find(self.stem(name), video=True) for name in names]
         first = names[0] if self.stem(names[0]) != names[0] else f"{names[0]}.mp4"

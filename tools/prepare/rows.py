@@ -1,4 +1,4 @@
-"""Files of a published set -> rows."""
+"""Reads the rows of the files of a published set."""
 
 import json
 import re
@@ -7,9 +7,9 @@ from pathlib import Path
 from training.config import UserError
 from weights.files import explained, import_extra
 
-BATCH = 32  # rows of a parquet file in memory
+BATCH = 32  # rows of a parquet file in memory at a time
 SPLITS = {"train", "validation", "val", "test"}
-# train-00000-of-00002.parquet
+# as in train-00000-of-00002.parquet
 FILE_NUMBER = re.compile(r"-\d{5}-of-\d{5}.*")
 
 
@@ -18,8 +18,8 @@ def split_of(path):
 
 
 def source_files(sources, split=None):
-    """The files to read, in order: those that are named, and all below a folder (parquet before
-    json). Files of a folder must be of one split."""
+    """The files to read, in order. A folder stands for all its parquet files, or for its .json and
+    .jsonl files if it has no parquet file. Without `split`, its files must be of one split."""
     files = []
     for source in map(Path, sources):
         inside = sorted(source.rglob("*.parquet"))
@@ -27,7 +27,7 @@ def source_files(sources, split=None):
         splits = SPLITS & set(map(split_of, inside))
         if len(splits) > 1 and not split:
             raise UserError(f"{source} contains the splits {', '.join(sorted(splits))}: "
-                            "choose with --split")
+                            "choose one with --split")
         files += [source] if source.is_file() else inside
     files = [path for path in files if split in (None, split_of(path))]
     if not files:
@@ -37,8 +37,8 @@ def source_files(sources, split=None):
 
 
 def read_rows(path, columns):
-    """Yields the rows of a file, dicts. columns: names with white space between; a column with a ?
-    behind its name may be absent."""
+    """Yields the rows of a file as dicts. columns: names separated by white space; a name that ends
+    in "?" may be missing."""
     names = columns.split()
     required = [name for name in names if not name.endswith("?")]
     if path.suffix == ".parquet":
@@ -66,7 +66,7 @@ def check_columns(path, required, found):
 
 
 def read_lines(path):
-    """The rows of a .jsonl; None for a line that is not JSON."""
+    """Yields the rows of a .jsonl file; None for a line that is not JSON."""
     with open(path, encoding="utf-8-sig", errors="replace") as lines:
         for line in filter(str.strip, lines):
             try:
@@ -76,7 +76,7 @@ def read_lines(path):
 
 
 def read_array(path):
-    """The rows of a .json that holds an array, or (DocVQA, TextVQA) an object around an array."""
+    """The rows of a .json file with an array or, in DocVQA and TextVQA, an object with an array."""
     with explained(f"{path}, which should contain an array of rows,"):
         rows = json.loads(path.read_text(encoding="utf-8-sig"))
         if isinstance(rows, list):
@@ -85,7 +85,7 @@ def read_array(path):
 
 
 def open_parquet(path):
-    """-> pyarrow's ParquetFile; ValueError without pyarrow, or where the file is damaged."""
+    """-> pyarrow's ParquetFile. ValueError without pyarrow, or if the file is damaged."""
     parquet = import_extra("pyarrow.parquet")
     with explained(path):
         return parquet.ParquetFile(path)

@@ -1,6 +1,6 @@
-"""The published sets: the layout of each, and its columns (docs/data_sets.md).
+"""The published sets with their layouts and columns (docs/data_sets.md).
 
-A column with a ? may be absent.
+A column whose name ends in "?" may be missing.
 """
 
 import math
@@ -13,11 +13,11 @@ from tools.prepare.annotations import MAX_POINTS
 
 
 class PublishedSet(NamedTuple):
-    layout: Callable  # of images.py or videos.py
+    layout: Callable  # a function in images.py or videos.py
     columns: str
-    group: bool = True  # rows of one visual input become one record
-    max_points: float = math.inf  # of a record
-    flags: tuple = ()  # of the command that its layout takes, by their names
+    group: bool = True  # merge the rows of one visual input into one record
+    max_points: float = math.inf  # per record
+    flags: tuple = ()  # flags of the command that are arguments of the layout
 
 
 def by_input(layout, columns, group=True, max_points=math.inf, flags=(), **fixed):
@@ -26,8 +26,8 @@ def by_input(layout, columns, group=True, max_points=math.inf, flags=(), **fixed
 
 
 def pixmo_points(columns="image_sha256? count?", method=None):
-    """PixMo-Points: percent of the image, although its page says pixels. method: the
-    collection_method of the rows to take."""
+    """PixMo-Points. The coordinates are percent of the image, although its page says pixels.
+    method: rows with another collection_method are skipped."""
     columns = f"image_url points label {columns}"
     return by_input(images.label_points, columns, max_points=MAX_POINTS, flags=("counts",),
                     coords="percent", clip=True, method=method)
@@ -39,8 +39,8 @@ CROWD = "image question answers"
 CAPTION_QA = "video_id Question Answer NegativeAnswers"
 CLIP = "video_duration? clip_start? clip_end? question?"
 TIMED_POINTS = f"video_id two_fps_timestamps points count label {CLIP}"
-BOTH_MODES = ("point_count", "point")  # one is drawn whenever an annotation is used
-MAX_S = 63  # of the sets that are trained on
+BOTH_MODES = ("point_count", "point")  # training draws one of them each time
+MAX_S = 63  # longest clip in seconds, in sets to train on
 
 SETS = {
     # images

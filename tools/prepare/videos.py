@@ -1,6 +1,6 @@
-"""Layouts of video sets: what a row becomes. The form of a layout is explained in images.py.
+"""Layouts of video sets: functions that convert one row, as images.py explains.
 
-Left out: captions of clips and of frames in Molmo2-Cap, and masks.
+Two things are not converted: captions of clips and frames in Molmo2-Cap, and segmentation masks.
 """
 
 import math
@@ -10,7 +10,7 @@ from functools import partial
 from tools.prepare import annotations as make
 from tools.prepare.annotations import number_of, require, size_of, text_of, xy_points
 
-# Molmo2 leaves these videos out, which do not decode.
+# Molmo2 skips these videos, since they cannot be decoded.
 CORRUPT = {"0OfUqrbRa2Y", "mTXBQzptWAg", "NyuA4FatDQk", "a_", "gsfIHiBB6xE", "bXApJtAf6Qo",
            "N8BlpYSpgg4"}
 CAPTION_STYLES = {
@@ -18,7 +18,7 @@ CAPTION_STYLES = {
     "merged_caption": "video_merged_caption",
     "video_frame_merged_caption": "video_long_caption",
 }
-CONVERSATION_STYLES = {  # by the kind in the name of the file
+CONVERSATION_STYLES = {  # by the kind in the name of the JSON file
     "oe": "video_short_answer",
     "mc": "video_multiple_choice",
     "cap": "video_long_caption",
@@ -29,7 +29,7 @@ TRACK_MODES = {
     "single_point_track": "from_point",
 }
 FRAME_TOLERANCE_S = 0.01  # between the time of a track point and its frame
-HALF_FRAME_S = 0.25  # at two frames a second
+HALF_FRAME_S = 0.25  # at two frames per second
 
 
 def video_captions(row, media, min_score):
@@ -46,8 +46,8 @@ def video_captions(row, media, min_score):
 
 
 def negative_answers(row, media):
-    """The right answer and the wrong ones; the trainer shuffles. All rows of a video have the same
-    subtitles."""
+    """A multiple-choice question. The right answer comes first here; training shuffles the options.
+    All rows of a video have the same subtitles."""
     head = media.visual(row)
     subtitles = [(line["start"], line["end"], text_of(line["text"]))
                  for line in row.get("subtitle") or []]
@@ -63,10 +63,9 @@ def negative_answers(row, media):
 
 
 def video_points(row, media, coords="percent", mode="", max_seconds=math.inf, counts=None):
-    """points[i] at time i: a list of points, one point (evaluation), or no such column (counts).
-    Times are seconds of the whole video, of which the clip is a window.
-
-    max_seconds: the longest clip to take."""
+    """The cell points[i] belongs to time i. It is a list of points, or one point in sets for
+    evaluation. Sets for counting have no points. Times are seconds of the whole video, not of the
+    clip. max_seconds: longer clips are skipped."""
     name = row.get("video_id") or row["video_name"]
     start = row.get("clip_start", row.get("clip_start_time"))
     end = row.get("clip_end", row.get("clip_end_time"))
@@ -98,23 +97,23 @@ def video_points(row, media, coords="percent", mode="", max_seconds=math.inf, co
 
 
 def has_position(place):
-    """A hidden object has none: null, or a pair of nulls or NaN."""
+    """A hidden object has no position: the cell is null, or a pair of nulls or NaN."""
     return bool(place) and all(number_of(value) is not None for value in place)
 
 
 def belongs(object_id, row):
-    """Does an object belong to the row's expression? An empty mask_id names all."""
+    """Does the expression of the row mean this object? An empty mask_id means all objects."""
     return not row.get("mask_id") or str(object_id) in map(str, row["mask_id"])
 
 
 def trajectories(row, media):
-    """Instruction form: the points of objects per frame, in seconds of the clip's own file."""
+    """Every frame has the points of all objects. Times are seconds of the clip's own file."""
     fps = row["fps"]
     rate = number_of(row["sampling_fps"])
     mode = TRACK_MODES.get(row["task"])
     require(mode, "another task")
     require(rate and fps % rate == 0, "fps is no multiple of the sampling rate")
-    frames = {}  # time -> points; yt-vis has every native frame
+    frames = {}  # {time: points}; yt-vis has all frames, of which some are skipped
     for frame in row["frame_trajectories"]:
         nearest = round(frame["time"] * rate) / rate
         if abs(frame["time"] - nearest) <= FRAME_TOLERANCE_S:
@@ -135,7 +134,7 @@ def trajectories(row, media):
 
 
 def positions(row, media):
-    """Raw form: of every object a position, or null, per frame of the clip."""
+    """Every object has one position, or null, per frame of the clip."""
     fps = row["fps"]
     rate = next((rate for rate in (2, 1) if fps % rate == 0), None)
     require(rate, "fps is no multiple of the sampling rate")
@@ -157,8 +156,9 @@ def positions(row, media):
 
 
 def conversations(row, media, source=""):
-    """LLaVA-Video: the video is marked <image> and lies in data_source/video; the name of the file
-    tells the style. Every question with its answer is an annotation.
+    """LLaVA-Video. The placeholder of the video is <image>, and the video file is
+    data_source/video. The name of the JSON file contains the kind, which gives the style. Every
+    question with its answer becomes an annotation.
 
     source: a regular expression that data_source must match."""
     folder = row.get("data_source") or ""

@@ -1,4 +1,4 @@
-"""What several tests of the benchmarks share."""
+"""Fixtures that several tests of the benchmarks use."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ from tools.bench import peers
 
 @pytest.fixture
 def tiny(monkeypatch):
-    """A model config that stands in for the preset "small". Its windows are not all full."""
+    """Replaces the preset "small" by a tiny model config. Some of its windows are not full."""
     config = replace(SMALL, vision=replace(VISION, grid=7))
     monkeypatch.setitem(peers.PRESETS, "small", config)
     return config
@@ -21,7 +21,7 @@ def tiny(monkeypatch):
 
 @pytest.fixture
 def bench(monkeypatch, capsys):
-    """A function that runs tools.bench with flags -> (its JSON line as a dict, its table)."""
+    """bench(*flags) runs tools.bench -> (its JSON line as a dict, its table)."""
 
     def run(*words):
         monkeypatch.setattr(sys, "argv", ["bench", *map(str, words)])

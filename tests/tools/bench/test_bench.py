@@ -1,5 +1,5 @@
-"""tools.bench but packers and FLOPs: the JSON line, mistakes in the flags, the stream of sizes, and
-implementations that compute the same."""
+"""tools.bench without packers and FLOPs: the JSON line, mistakes in the flags, the stream of sizes,
+and implementations that compute the same."""
 
 import argparse
 import os
@@ -71,9 +71,9 @@ def test_a_mistake_ends_in_one_sentence(flags, message, tiny, bench, monkeypatch
     assert not printed.out
 
 
-# Of streams of 4,000 examples, 20 seeds (stage 1: 5): means of tokens, crops and annotations. 5
-# seeds: the tenth, fiftieth and ninetieth percentile of the tokens, and the shares of examples
-# without crops and with as many as a video can have.
+# Measured on streams of 4,000 examples. Over 20 seeds (in stage 1 over 5): the means of tokens,
+# crops and annotations. Over 5 seeds: the percentiles 10, 50 and 90 of the tokens, the share of
+# examples without crops, and the share with as many crops as a video can have.
 MEASURED = {
     1: (1367.7, 5.699, 2.503, 854, 1421, 1831, 0.0993, 0),
     2: (3520.9, 32.033, 3.778, 871, 2012, 9977, 0.0905, 0.0642),
@@ -83,8 +83,8 @@ MEASURED = {
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_stream_is_the_one_that_was_measured(stage):
-    """Means within 3 %, quantiles within 4 %, shares within 0.01: each bound is more than three
-    standard deviations."""
+    """Means agree within 3 %, quantiles within 4 %, and shares within 0.01. Each bound is more than
+    three standard deviations."""
     examples = [e for seed in range(2) for e in stream.stream(stage, 4000, seed)]
     limits = stream.recipe(stage)
     tokens, crops = np.array([(e.tokens, e.crops) for e in examples]).T
@@ -101,7 +101,7 @@ def test_stream_is_the_one_that_was_measured(stage):
 
 
 def test_sizes_are_those_of_training():
-    """Every image and video has the tokens that data.py lays out, and the crops that it cuts."""
+    """Images and videos have the same numbers of tokens and crops as in data.py."""
     tokenizer = ByteTokenizer()
     config = data.DataConfig()
     rng = np.random.default_rng(0)
@@ -121,7 +121,7 @@ def test_implementations_agree_and_one_that_does_not_ends_the_run(bench, monkeyp
     case = line["cases"]["1024"]
     rows = attend.rows(1024, 2)
     assert [row.starts for row in rows] == [[0, 796, 1010], [0, 916]]
-    assert [bool(row.bidir.any()) for row in rows] == [False, True]      # text; images
+    assert [bool(row.bidir.any()) for row in rows] == [False, True]      # text, then images
     masks = [attention.allow(row.visible_until, row.bidir) for row in rows]
     area = sum(float(mask.float().mean()) for mask in masks) / 2
     assert case["area"] == pytest.approx(area, rel=1e-3)
@@ -147,7 +147,7 @@ def keep_threads():
 
 
 def test_the_times_asked_for():
-    """No more frames than there are, evenly spread to the last one; then a clip of the middle."""
+    """At most all frames are chosen, spread evenly up to the last one, and a clip in the middle."""
     video = SimpleNamespace(duration=2.0, times=np.arange(60) / 30)
     cases = load.choose_times(video, [384, 9])
     assert list(cases) == ["60 frames", "9 frames", "0.3333 s from 1 s"]
@@ -168,7 +168,7 @@ def test_a_ratio_is_the_median_over_the_rounds(bench):
     prepared = results["5 frames, prepared"]
     assert prepared["frames"] == 5
     assert 0 < prepared["MB"] < ours["MB"]
-    assert line["threads"] == 1  # as a worker of the training loader has
+    assert line["threads"] == 1  # like a worker of the training loader
     assert "5 frames" in table
     rounds = [{load.FFMPEG: a, "x": b} for a, b in ((2, 2), (4, 5), (1, 3))]
     row = load.summarise(rounds, "x", 6, [])
@@ -178,8 +178,8 @@ def test_a_ratio_is_the_median_over_the_rounds(bench):
 
 @pytest.mark.extras("transformers", "safetensors")
 def test_both_implementations_learn_the_same_in_every_case(tiny, bench, monkeypatch):
-    """Losses and gradients agree (run raises if not): one image, one video, padding, packing, trees
-    against single annotations."""
+    """The command raises an error if losses or gradients differ. Cases: one image, one video,
+    padding, and packed trees against single annotations."""
     monkeypatch.setattr(step_cases, "STREAM_ROW", Recipe(1024, 32, 4))
     monkeypatch.setattr(step, "matmul_peak", lambda device, dtype: 1e12)
     line, table = bench("step", "--rounds", 1, "--n", 2)
@@ -207,8 +207,8 @@ def test_both_implementations_learn_the_same_in_every_case(tiny, bench, monkeypa
 
 @pytest.mark.extras("transformers", "safetensors")
 def test_a_difference_between_the_implementations_is_noticed(tiny):
-    """A weight that is a little off in the decoder, or in the ViT alone, and a token that only one
-    implementation learns."""
+    """One implementation has a wrong weight in the decoder or in the ViT, another loss, or no loss
+    at one token."""
     args = argparse.Namespace(device=torch.device("cpu"))
     case = step_cases.make_case("image", tiny, 1)
     models = step.build_models(tiny, args)

@@ -1,5 +1,5 @@
-"""The FLOPs that a step needs, against torch's counter and by hand, and tools.bench run: the MFU of
-a run from its log, against batches of the same examples."""
+"""Compares the FLOPs of a step with torch's counter and with values by hand, and the MFU that
+tools.bench run reads from a log with batches of the same examples."""
 
 import json
 from dataclasses import asdict, replace
@@ -24,8 +24,8 @@ def random_model(config):
 
 
 def counted_flops(run):
-    """FLOPs of the matrix products in run(), forward and backward, by torch's own counter. The
-    products of attention are not among them."""
+    """FLOPs of the matrix products in run() and its backward pass, by torch's counter. Products in
+    attention are not counted."""
     with FlopCounterMode(display=False) as counter:
         run().sum().backward()
     counts = counter.get_flop_counts()["Global"].items()
@@ -33,8 +33,8 @@ def counted_flops(run):
 
 
 def test_flops_of_a_step_are_those_of_its_matrices_and_of_the_pairs_that_attend():
-    """torch also counts the head's second forward, which is checkpointed, and does not count the
-    gradient of pixels, which nothing needs. A crop of 6 x 6 patches has full windows."""
+    """torch also counts the second forward of the checkpointed head. It does not count the gradient
+    of pixels, which is not computed. All windows of a crop of 6 x 6 patches are full."""
     config = SMALL
     model = random_model(config)
     rng = np.random.default_rng(0)
@@ -52,10 +52,10 @@ def test_flops_of_a_step_are_those_of_its_matrices_and_of_the_pairs_that_attend(
     in_windows = int((batch.pool_src >= 0).sum())
     n_layer = 2
     attended = n_layer * pairs * 4 * 24 + n_layer * patches * 36 * 64 + in_windows * 64
-    # forward 4, backward 8, for each pair and number of a query
+    # 4 in forward and 8 in backward, per query-key pair and component
     work = batch_work(model, batch)
     assert flops(model, work) == counted + 12 * attended
-    assert batch_work(model, packing.collate([row], 400, config.vision)) == work  # with padding
+    assert batch_work(model, packing.collate([row], 400, config.vision)) == work  # padded row
 
 
 @pytest.mark.parametrize(("train", "vit", "connector", "llm"), [
@@ -65,14 +65,14 @@ def test_flops_of_a_step_are_those_of_its_matrices_and_of_the_pairs_that_attend(
     (["vit", "connector", "llm"], 6, 6, 6),
 ])
 def test_parts_that_do_not_learn_cost_less(tiny, train, vit, connector, llm):
-    """FLOPs of each weight and vector: 2 forward, 2 for the gradient that is passed on to a part
-    that learns, 2 for the gradient of the weights. Those of the blocks by torch's counter too."""
+    """FLOPs per weight and vector: 2 in forward, 2 for the gradient of the input if an earlier part
+    is trained, 2 for the gradient of the weight. torch's counter gives the same for the blocks."""
     model = random_model(tiny)
     for part, parameters in model.parameter_groups().items():
         for p in parameters:
             p.requires_grad_(part in train)
     learned = flops(model, Work(patches=36), train) / flops(model, Work(patches=36))
-    assert learned == pytest.approx(vit / 6)  # with attention
+    assert learned == pytest.approx(vit / 6)  # including attention
     pool = model.vision.pool
     per_visual_token = matrix_size(pool.q, pool.out, model.vision.projector)
     assert flops(model, Work(visual=7), train) == connector * 7 * per_visual_token
@@ -93,8 +93,8 @@ def test_a_frozen_embedding_spares_the_gradient_of_a_tied_head(tiny):
 
 
 def test_mfu_of_a_run_is_that_of_its_batches_over_all_gpus(tmp_path, tiny, bench):
-    """A log of three steps of one batch. From the log they are a little more: windows count as
-    full."""
+    """The log has three steps of one batch. FLOPs from a log are slightly higher, because all
+    windows count as full."""
     rng = np.random.default_rng(0)
     row = [plain_example(tiny, rng, Plain(20, (2, 2))), plain_example(tiny, rng, Plain(9))]
     batch = packing.collate([row], 200, tiny.vision)

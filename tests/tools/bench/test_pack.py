@@ -1,5 +1,5 @@
-"""tools.bench pack: packers do what their descriptions say, rows are counted, and no
-packer beats the lower bound."""
+"""tools.bench pack: packers work as described, rows are counted, and no packer needs fewer packs
+than the lower bound."""
 
 import json
 import re
@@ -26,9 +26,9 @@ def sizes_of(stage, n, seed):
 
 
 @pytest.mark.parametrize(("sizes", "bound"), [
-    ([(6, 1)] * 10 + [(4, 0)] * 3, 10),  # 8 by volume
-    ([(1, 51)] * 10 + [(1, 49)] * 3, 10),  # 7 by volume
-    ([(5, 3)] * 6, 3),  # by volume
+    ([(6, 1)] * 10 + [(4, 0)] * 3, 10),  # the volume alone gives 8
+    ([(1, 51)] * 10 + [(1, 49)] * 3, 10),  # the volume alone gives 7
+    ([(5, 3)] * 6, 3),  # given by the volume
 ])
 def test_bounds_by_hand(sizes, bound):
     assert packers.lower_bound(np.array(sizes), (10, 100)) == bound
@@ -58,7 +58,7 @@ def test_the_knapsack_chooses_what_the_official_one_chooses(case):
 
 
 class EndOfStream(Exception):
-    """The official stream has no end, so nothing is emptied after it."""
+    """The official stream never ends, so the pool is never emptied."""
 
 
 @pytest.mark.parametrize("case", cases("stream"), ids=lambda case: case["input"]["name"])
@@ -88,8 +88,8 @@ def test_the_official_packer_emits_what_the_official_one_emits(case):
 
 
 def test_the_buffer_by_hand():
-    """1 does not fit beside 0; 2 joins 0; 3 fits nowhere and opens a third pack, so that the one of
-    7 crops leaves; 4 fills that of 1."""
+    """Example 1 does not fit beside 0, but 2 does. Example 3 fits nowhere and opens a third pack,
+    so the pack with 0 and 2 is emitted. Example 4 joins 1."""
     sizes = [(3, 3), (8, 2), (4, 4), (9, 1), (2, 8)]
     assert list(packers.internvl_buffer(sizes, 10, 10, max_open=2)) == [[0, 2], [1, 4], [3]]
 
@@ -101,16 +101,16 @@ def test_the_buffer_by_hand():
 def test_the_official_packer_packs_as_many_examples_as_its_authors_report(
     stage, n, limits, fewest, most
 ):
-    """3.8 in stage 2 by the paper; in stage 1, rows of 2,560 tokens, 1.51 to 1.53 by Ai2
-    (docs/released.md). Fewer are packed here than in the stream that was fitted."""
+    """The paper reports 3.8 in stage 2. Ai2 reports 1.51 to 1.53 in stage 1, for rows of 2,560
+    tokens (docs/released.md). The stream here is shorter than the stream that was fitted."""
     packer = packers.packers(stage)[packers.OFFICIAL]
     row = packers.measure(packer, sizes_of(stage, n, 0), 1, limits)
     assert fewest < row["examples"] < most, row["examples"]
 
 
 def test_rows_by_hand():
-    """Two videos with trunks of 80 and 60 tokens, the first with three annotations of 5: four rows
-    become two, then one."""
+    """Two videos have trunks of 80 and 60 tokens, and the first has three annotations of 5. Trees
+    alone or packing alone need two rows instead of four, and both together need one."""
     examples = [ExampleSize(95, 8, 80, [5, 5, 5]), ExampleSize(70, 4, 60, [10])]
     assert packers.count_rows(examples, (200, 20)) == {
         "one annotation per row": 4, "message trees": 2, "packing": 2, "both": 1}

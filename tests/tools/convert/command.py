@@ -1,4 +1,4 @@
-"""The command in this process."""
+"""Runs tools.convert in this process."""
 
 import contextlib
 import io
@@ -13,8 +13,8 @@ TESTS = Path(__file__).parents[2]
 
 
 def run(*arguments, media_are_there=True):
-    """-> exit status, the counts of the last line or None, stderr but for the line that says as
-    what the file was read. media_are_there: of most tests no image is looked at."""
+    """-> exit status; the counts of the last line, or None; stderr without the line about the
+    format of the file. media_are_there: all media count as existing, since most tests have none."""
     out = io.StringIO()
     err = io.StringIO()
     is_there = patch.object(command, "isfile", lambda path: media_are_there or isfile(path))

@@ -1,4 +1,4 @@
-"""Chats in other data formats: a table of every field and tag, with the record that it gives."""
+"""Chats in other data formats: a table with every field and tag, and the record that results."""
 
 import json
 
@@ -17,14 +17,14 @@ def answer(content, **fields):
 
 
 def chat(*turns, **row):
-    """A row: texts and lists of parts are turns of the user and the assistant alternately."""
+    """-> a row. Texts and lists of parts are turns of the user and the assistant alternately."""
     turns = [turn if isinstance(turn, dict) else (user, answer)[k % 2](turn)
              for k, turn in enumerate(turns)]
     return {**row, "messages": turns}
 
 
 def made(*turns, system=None, **record):
-    """A record. turns: (question, answer or the fields of places, and a weight if there is one)."""
+    """-> a record. turns: (question, answer or fields of points or boxes, weight if any)."""
     found = []
     for question, text, *weight in turns:
         fields = {"answer": text} if isinstance(text, str) else text
@@ -60,7 +60,7 @@ FIND = chat("<image>Find the <ref-object>", "<bbox><bbox>", **X)
 JSON = '```json\n[\n\t{"bbox_2d": [1, 2, 30, 20], "label": "cup"}\n]\n```'
 THOUSAND = {"size": [1000, 1000]}
 
-TABLE = [  # a row, its record or words of the sentence that refuses it, and flags
+TABLE = [  # a row, its record or a part of the error message, and flags
     # turns
     ({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "text": "a"}]}, QA),
     (chat({"role": "developer", "content": "t"}, user("q"), answer("a"), user("r"), system="s"),
@@ -225,7 +225,7 @@ def test_every_field_and_tag_gives_this_record_or_this_sentence(tmp_path, row, e
 
 
 def test_fields_that_change_nothing_are_listed_once_at_the_end(tmp_path):
-    """... and every sentence about a row has its place and its id."""
+    """Every message about a row contains its line and its id."""
     rows = [chat("q", "a", id=17, audio="x"), *[chat("q", "a", source=k, lang="") for k in "ab"]]
     _, counts, err = run(write(tmp_path / "r.jsonl", *rows), tmp_path / "out.jsonl")
     assert counts == {"rows": 3, "records": 2, "skipped": {"unknown field": 1}}

@@ -1,4 +1,4 @@
-"""python -m tools.convert: what it reads, where paths lead, what it writes, and its exit status."""
+"""python -m tools.convert: its input, paths of media, its output, and its exit status."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def files_of(folder):
 
 
 # --------------------------------------------------------------------------------------------------
-# what it reads
+# input
 
 
 @pytest.mark.parametrize("indent", [None, 0, 2])
@@ -50,10 +50,10 @@ def test_an_array_holds_the_same_records_as_lines(tmp_path, indent, start):
 
 
 def test_rows_of_all_kinds_lie_in_one_file_and_keep_their_ids_as_text(tmp_path):
-    """A word of a text does not make a chat of a record."""
+    """A record stays a record, although its texts contain names of fields of chats."""
     spoken = {"annotations": [{**QA, "question": '"messages" and "conversations"?'}]}
     chat = {**ROW, "id": 7, "note": "annotations"}
-    of_a_table = {**ROW, "annotations": None}            # which gives every row the same fields
+    of_a_table = {**ROW, "annotations": None}  # rows of a table all have the same fields
     path = write(tmp_path / "r.jsonl", ROW, spoken, chat, of_a_table)
     run(path, tmp_path / "out.jsonl")
     assert converted(tmp_path / "out.jsonl") == [MADE, spoken, {"id": "7", **MADE}, MADE]
@@ -72,8 +72,8 @@ ENTRIES = [
 
 
 @pytest.mark.parametrize(("media", "flags", "out", "expected"), [
-    ("in", (), "in/out.jsonl", "{}"),                     # beside both files
-    ("in/media", (), "in/out.jsonl", "{}"),               # in media/ beside both
+    ("in", (), "in/out.jsonl", "{}"),                     # next to both files
+    ("in/media", (), "in/out.jsonl", "{}"),               # in media/ next to both
     ("in", (), "out.jsonl", "in/{}"),                     # below the folder of OUT
     ("in/media", (), "out.jsonl", "in/media/{}"),
     ("photos/deep", ("--media", "photos/deep"), "out.jsonl", "photos/deep/{}"),
@@ -94,7 +94,7 @@ def test_training_finds_the_media_without_a_flag(tmp_path, monkeypatch, media, f
     for record in converted(tmp_path / out):
         for name in names_of(parse(record)):
             assert name == expected.format(os.path.basename(name), folder=tmp_path)
-    monkeypatch.chdir(TESTS)                              # from wherever it is trained
+    monkeypatch.chdir(TESTS)                              # from any working directory
     assert check.main([str(tmp_path / out), "--decode"]) == 0
     assert rows.read_text() == "".join(json.dumps(entry) + "\n" for entry in ENTRIES)
 
@@ -106,7 +106,7 @@ def test_training_finds_the_media_without_a_flag(tmp_path, monkeypatch, media, f
 def test_an_absolute_path_stays_and_others_lead_to_the_same_file(tmp_path, name, expected):
     (tmp_path / "in").mkdir()
     (tmp_path / "far").mkdir()
-    (tmp_path / "in/link").symlink_to(tmp_path / "far")   # whose parent is not in/
+    (tmp_path / "in/link").symlink_to(tmp_path / "far")   # the parent of this folder is not in/
     path = write(tmp_path / "in/r.jsonl", image(CAPTION, image=name))
     run(path, tmp_path / "runs/out.jsonl")
     (record,) = converted(tmp_path / "runs/out.jsonl")
@@ -114,7 +114,7 @@ def test_an_absolute_path_stays_and_others_lead_to_the_same_file(tmp_path, name,
 
 
 # --------------------------------------------------------------------------------------------------
-# what it writes, and its exit status
+# output and exit status
 
 
 def test_a_row_that_is_no_record_is_named_and_skipped(tmp_path):
@@ -151,7 +151,7 @@ def test_twenty_skipped_rows_are_printed_or_all(tmp_path):
 @pytest.mark.parametrize(("name", "content"), [("r.jsonl", "{}\n"), ("r.jsonl", ""),
                                                ("r.json", "[]"), ("r.json", "[3]")])
 def test_without_a_record_the_status_is_1_and_nothing_is_written(tmp_path, name, content):
-    """... and what an earlier command wrote stays."""
+    """The file of an earlier command is kept."""
     (tmp_path / name).write_text(content)
     status, counts, err = run(tmp_path / name, tmp_path / "out.jsonl")
     assert (status, counts["records"]) == (1, 0)

@@ -1,5 +1,5 @@
-"""What files in other formats become: a table of files, their records, and what is skipped. What
-formats are not read, and the flags that choose, add, hold out and draw."""
+"""Files in other formats: a table of files, their records, and the skipped entries. Also formats
+that are not supported, and flags that choose, add, hold out and draw."""
 
 import json
 import shlex
@@ -22,7 +22,7 @@ SECOND = {"path": "../2.jpg", "width": 64, "height": 48}
 
 
 def coco(*annotations, images=(), categories=CATEGORIES):
-    """annotations: dicts, or (image, category, bbox). images: without any, those they name."""
+    """annotations: dicts, or (image, category, bbox). images: by default the images of these."""
     names = ("image_id", "category_id", "bbox")
     found = [a if isinstance(a, dict) else dict(zip(names, a, strict=True)) for a in annotations]
     images = images or [i for i in IMAGES if i["id"] in [a["image_id"] for a in found]]
@@ -70,7 +70,7 @@ LINES = ("0 0.3 0.4 0.2 0.2", "", "1 0.1 0.2 0.5 0.1 0.3 0.6")
 LABELME = [image(box("cup", (1, 2, 30, 40), (40, 5, 50, 9)),
                  path={**SECOND, "path": "../img/1.jpg"})]
 PAIR = [{"annotations": [{"type": "preference", "question": "q", "chosen": "a", "rejected": "b"}]}]
-# {name of a file: content}, the records, {kind of what is skipped: number}
+# {name of a file: content}, the records, {reason: number of skipped entries}
 TABLE = [
     # COCO, Roboflow, LVIS
     (coco((3, 1, [10.5, 20, 100, 50]), (1, 2, [1, 2, 3, 4]), (3, 2, [1, 2, 3, 4]),
@@ -196,7 +196,7 @@ TABLE = [
 
 
 def write(folder, files):
-    """Writes {name: content} -> the folder f in it, or the only file."""
+    """Writes files {name: content} -> the folder f if there is one, else the only file."""
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -216,7 +216,7 @@ def test_a_file_becomes_these_records(tmp_path, files, records, skipped):
     assert (status, counts["skipped"]) == (0 if records else 1, skipped)
     assert err.count("; skipped") == sum(skipped.values())
     if records:
-        assert len(Records(out)) == len(records)   # training takes them
+        assert len(Records(out)) == len(records)   # training can read them
 
 
 @pytest.mark.parametrize(("files", "words"), [
@@ -288,11 +288,11 @@ def test_subtitles_are_added_to_the_video_of_the_same_name(tmp_path):
 
 
 def test_no_picture_is_in_training_and_held_out(tmp_path):
-    """The hash of a path decides; several images go to the part that one of them is in."""
+    """The hash of a path decides. A record of several images goes to the part of its images."""
     names = [f"{n}.png" for n in range(200)]
     rows = [image(caption("x"), path=name) for name in names] + [{"annotations": [qa("qa")]}] * 9
     rows += [{"images": [f"new/{name}", f"./{name}"], "annotations": [qa("qa")]} for name in names]
-    rows += [{"images": names, "annotations": [qa("qa")]}]               # of both parts
+    rows += [{"images": names, "annotations": [qa("qa")]}]               # images of both parts
     path = write(tmp_path, {"r.jsonl": rows})
     _, counts, _ = run(path, tmp_path / "out.jsonl", "--hold-out", "0.2")
     parts = [[json.loads(line) for line in open(tmp_path / name)]
@@ -305,7 +305,7 @@ def test_no_picture_is_in_training_and_held_out(tmp_path):
                        for part in parts)
     assert not train & held_out
     assert len(train | held_out) == 401
-    (tmp_path / "out.jsonl").unlink()                                    # the other is not replaced
+    (tmp_path / "out.jsonl").unlink()  # the other output file still exists
     assert run(path, tmp_path / "out.jsonl", "--hold-out", "0.2")[0] == 2
     path = write(tmp_path, {"one.jsonl": rows[:1]})
     status, _, err = run(path, tmp_path / "b.jsonl", "--hold-out", "0.2")
@@ -322,7 +322,7 @@ def test_the_first_images_are_drawn_with_their_boxes(tmp_path):
     picture = Image.open(tmp_path / "out.draw.png")
     assert picture.width == 2 * 480 + 4
     columns = [x for x in range(picture.width) if picture.getpixel((x, 120))[0] > 200]
-    sides = [x for x in columns if x - 1 not in columns]                 # of boxes, but for the gap
+    sides = [x for x in columns if x - 1 not in columns]  # sides of boxes, and the gap
     assert sides == pytest.approx([120, 360, 480, 604, 844], abs=6)
 
 

@@ -1,4 +1,4 @@
-"""--exif-unturned: coordinates of images as stored become those of the images as displayed."""
+"""--exif-unturned converts coordinates in stored images to coordinates in displayed images."""
 
 import json
 
@@ -17,7 +17,7 @@ from text.styles import parts_of
 POINT = {"type": "point", "label": "l"}
 BOX = {"type": "box", "label": "l"}
 DECLARED = {"path": "a.tif", "width": 40, "height": 30}
-# of what is white in an image of 40 x 30 pixels as stored: the centre (24, 9), or (20, 6, 28, 12)
+# a stored image of 40 x 30 pixels has a white box (20, 6, 28, 12) with the centre (24, 9)
 ROWS = [
     image({**POINT, "coords": "pixel", "points": [{"x": 24, "y": 9}]}, image="a.tif"),
     image({**POINT, "coords": "percent", "points": [{"x": 60, "y": 30}]}, image=DECLARED),
@@ -49,7 +49,7 @@ def save(path, orientation):
 
 
 def white_box(path):
-    """Left, top, right and bottom of what is white in an image as displayed, as fractions."""
+    """-> left, top, right and bottom of the white box in the displayed image, as fractions."""
     pixels = read_image(path)[..., 0]
     rows, columns = np.nonzero(pixels)
     h, w = pixels.shape

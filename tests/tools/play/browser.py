@@ -1,4 +1,4 @@
-"""The page of tools.play in Chromium without a screen, for its tests and for film.py."""
+"""Opens the page of tools.play in headless Chromium, for its tests and for film.py."""
 
 import queue
 import shutil
@@ -19,7 +19,7 @@ if None in PROGRAMS:
 
 
 def serve(*flags):
-    """Starts tools.play in a thread, which ends with this process -> the address of the page."""
+    """Starts tools.play in a thread that ends with this process -> the address of the page."""
     opened = queue.SimpleQueue()
     with mock.patch.object(play.webbrowser, "open", opened.put):
         threading.Thread(target=play.main, args=[["--port", "0", *flags]], daemon=True).start()
@@ -27,7 +27,7 @@ def serve(*flags):
 
 
 class Window:
-    """A window with the page."""
+    """A browser window that shows the page."""
 
     def __init__(self):
         from selenium import webdriver
@@ -51,7 +51,7 @@ class Window:
         self.wait()
 
     def wait(self, condition="reply && !running && since === null"):
-        """Until the answers to the last change are shown, or a condition in JavaScript holds."""
+        """Waits for a condition in JavaScript; by default, until all answers are shown."""
         end = time.monotonic() + 120
         while not self.run(f"return Boolean({condition})"):
             assert time.monotonic() < end, condition
@@ -62,5 +62,5 @@ class Window:
         self.wait()
 
     def messages(self):
-        """What was written to the console since the last call."""
+        """-> the messages on the console since the last call."""
         return [entry["message"] for entry in self.driver.get_log("browser")]

@@ -1,4 +1,4 @@
-"""Films the page of tools.play while a hand drags a white circle across a scene.
+"""Records the page of tools.play while a hand drags a white circle across a scene.
 
     python -m tests.tools.play.film docs/images/play.gif       # needs Chromium and selenium
 """
@@ -12,10 +12,10 @@ from PIL import Image
 from evaluation.pictures import save_gif
 from tests.tools.play.browser import Window, serve
 
-SIZE = 860, 510  # pixels of a frame
+SIZE = 860, 510  # of a frame in pixels
 N_FRAMES = 56
 FRAME_S = 0.1
-LEFT, RIGHT, Y = 15, 85, 50  # where the circle is dragged, in pixels of the scene
+LEFT, RIGHT, Y = 15, 85, 50  # the path of the circle, in pixels of the scene
 SCENE = """document.querySelector("h1").remove();
 shown.scene = {slope: [20, -15], texture: 2, period: 8, noise: 8, objects: [
     {colour: "red", shape: "triangle", x: 35, y: 20, r: 14, light: 10},
@@ -31,7 +31,7 @@ HAND = "$('hand').style.cssText += `; left: ${arguments[0] - 18}px; top: ${argum
 
 
 def film(address):
-    """Yields the frames as PIL images: to the right and back, so that they make a loop."""
+    """Yields the frames as PIL images. The circle moves right and back, so that they loop."""
     window = Window()
     window.resize(*SIZE)
     window.open(address)
@@ -41,7 +41,7 @@ def film(address):
         "const box = $('stage').getBoundingClientRect(); return [box.left, box.top, box.width]")
 
     def mouse(kind, x):
-        # not at the centre, where the ring is
+        # not at the centre, since the ring is there
         place = {"x": round(left + (x + 6) * width / 100), "y": round(top + (Y + 5) * width / 100)}
         window.driver.execute_cdp_cmd("Input.dispatchMouseEvent", {
             "type": kind, **place, "button": "left", "buttons": 1, "clickCount": 1})

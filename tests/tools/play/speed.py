@@ -1,8 +1,9 @@
-"""Milliseconds from a move of a shape to the new points on the page of tools.play, in Chromium.
+"""Measures how long the page of tools.play takes to show new answers after a shape is moved.
 
     python -m tests.tools.play.speed                  # needs Chromium and selenium
 
-Each move is answered by three answers with their attention. The time ends when the page has them.
+The model gives three answers with their attention after each move. The time ends when the page
+receives them.
 """
 
 import statistics
@@ -18,7 +19,7 @@ move(x < 50 ? x + 1 : 20, y, 1);"""
 
 
 def measure(window):
-    """-> milliseconds of each move, as the page states them."""
+    """-> the time of each move in ms, as the page shows it."""
     times = []
     for _ in range(N_MOVES):
         window.run(MOVE)

@@ -1,4 +1,4 @@
-"""The page of tools.play in a browser: what a person does there, and what it shows."""
+"""The page of tools.play in a browser: actions of a user, and what the page shows."""
 
 import base64
 import io
@@ -16,7 +16,7 @@ pytestmark = EXTRAS
 SCENE = """shown.scene = {slope: [10, -20], texture: 1, period: 6, noise: 3, objects: [
     {colour: "white", shape: "circle", x: 30, y: 60, r: 18, light: 0},
     {colour: "purple", shape: "square", x: 75, y: 25, r: 16, light: 0}]}; drawShapes(); update();"""
-# drops a file with these bytes, in base64, on the page -> whether the browser would open it itself
+# drops a file (content in base64) on the page -> would the browser open it itself?
 DROP = """const [content, name, type] = arguments, files = new DataTransfer();
 const bytes = Uint8Array.from(atob(content), letter => letter.charCodeAt());
 files.items.add(new File([bytes], name, {type}));
@@ -84,7 +84,7 @@ def test_rings_follow_a_shape_that_is_dragged(page):
     assert places(page) == [[50, 70], [75, 25]]
     assert rings(page) == [[50, 70], [75, 25]]
     assert verdicts(page) == ["2 of 2 points right", "count right", "caption right"]
-    page.actions().move_by_offset(-30, 0).perform()  # the button is not pressed
+    page.actions().move_by_offset(-30, 0).perform()  # the mouse button is not pressed
     page.wait()
     assert places(page) == [[50, 70], [75, 25]]
 
@@ -100,7 +100,7 @@ def test_the_newest_change_wins_and_one_request_is_under_way(page):
         selected = 0;
         for (let x = 20; x <= 50; x++) move(x, 70, 1);""")
     page.wait()
-    assert page.run("return [most, n]") == [1, 2]  # the first change, and the last
+    assert page.run("return [most, n]") == [1, 2]  # requests for the first and for the last change
     assert rings(page)[0] == [50, 70]
 
 
@@ -133,7 +133,7 @@ def test_answers_about_a_picture_that_is_no_longer_chosen_are_not_shown(page):
 def test_keys_move_and_delete_a_shape(page):
     keys = {"left": "\ue012", "up": "\ue013", "right": "\ue014", "down": "\ue015",
             "delete": "\ue017", "backspace": "\ue003"}
-    page.resize(1180, 400)                         # lower than the page: keys must not scroll it
+    page.resize(1180, 400)  # the window is lower than the page: keys must not scroll it
     page.run("document.querySelector('.shape').focus({preventScroll: true})")
     page.actions().send_keys(keys["right"] * 2, keys["down"]).perform()
     page.wait()
@@ -153,7 +153,7 @@ def test_keys_move_and_delete_a_shape(page):
     page.wait()
     assert places(page) == [[75, 25]]
     assert verdicts(page)[1] == "count right"
-    page.actions().send_keys(keys["backspace"]).perform()  # the shape that is left is selected
+    page.actions().send_keys(keys["backspace"]).perform()  # the remaining shape is selected
     page.wait()
     assert places(page) == []
     assert verdicts(page)[0] == "0 of 0 points right"
@@ -165,7 +165,7 @@ def test_shapes_are_added_and_deleted_and_the_background_changes(page):
     added = page.run("return objects()[2]")
     assert [added["colour"], added["shape"]] == ["red", "triangle"]
     assert page.run("return reply.answers[1].tokens.join('')") == "3"
-    page.click("#delete")                          # the selected one, which is the new one
+    page.click("#delete")                          # the new shape is selected
     assert places(page) == [[30, 60], [75, 25]]
     before = page.run("return [shown.scene.noise, reply.pictures[0]]")
     page.click("#ground")
@@ -178,7 +178,7 @@ def test_shapes_are_added_and_deleted_and_the_background_changes(page):
     page.wait()
     left = places(page)
     assert len(page.find(".shape")) == len(left) == 3
-    while left:                                    # none is selected: the last one goes
+    while left:                                    # if none is selected, the last one is deleted
         page.click("#delete")
         assert places(page) == left[:-1]
         left.pop()
@@ -201,11 +201,11 @@ def test_a_token_shows_what_it_attended_to(page):
     assert "(block: 2)" in page.find("#looked")[0].text
     page.actions().move_to_element(page.find("h1")[0]).perform()
     assert squares(page) == []
-    page.run("document.querySelector('.answer:last-child .token').focus()")  # as by the Tab key
+    page.run("document.querySelector('.answer:last-child .token').focus()")  # like the Tab key
     shares = page.run("return reply.answers[2].shares[2][0]")
     assert [square[4] for square in squares(page)] == pytest.approx(
         [0.8 * share / max(shares) for share in shares])
-    # in new answers no token is chosen
+    # in new answers, no token is selected
     page.run("document.activeElement.blur(); looked = [reply.answers[0], 0]; update()")
     page.wait()
     assert squares(page) == []
@@ -223,8 +223,8 @@ def test_there_is_a_square_for_every_visual_token_of_a_released_model(page):
     first, *_, last = found = squares(page)
     assert len(found) == n
     assert first[:4] == pytest.approx([0, 0, 2000 / 27, 2000 / 27])
-    width, height = 1000 / (columns * 19 + 8), 1000 / (rows * 19 + 8)  # of a patch of the mosaic
-    # 65 patches in windows of 2: the last window hangs over
+    width, height = 1000 / (columns * 19 + 8), 1000 / (rows * 19 + 8)  # a patch of the mosaic
+    # 65 patches in windows of 2: half of the last window is outside
     assert last[:4] == pytest.approx([1000 - width, 1000 - 2 * height, 2 * width, 2 * height])
 
 
@@ -241,19 +241,19 @@ def test_a_video_shows_its_tracks_up_to_the_frame_of_the_slider(page):
     assert page.run("return new Set(reply.pictures).size") > 2
     page.run("looked = [reply.answers[0], 0]; draw()")
     assert "of its attention to all frames" in page.find("#looked")[0].text
-    # 10 patches in 4 windows of 3, which begin a patch outside
+    # 10 patches in 4 windows of 3, which start one patch outside
     assert len(squares(page)) == 4 * 4
     assert squares(page)[0][:4] == pytest.approx([-100, -100, 300, 300])
     lines = "return [...$('marks').querySelectorAll('polyline')].map(l => l.getAttribute('stroke'))"
     tracks = page.run("return [...new Set(reply.answers[0].points.map(point => point[1]))]")
     assert "#fff" not in page.run(lines)
-    assert len(set(page.run(lines))) == len(tracks) > 1  # a colour for each track
+    assert len(set(page.run(lines))) == len(tracks) > 1  # one colour per track
     page.run("reply.answers[0].points = reply.answers[0].points.filter(p => p[0] < 1); draw()")
-    assert (len(page.run(lines)), rings(page)) == (len(tracks), [])  # they end before this frame
+    assert (len(page.run(lines)), rings(page)) == (len(tracks), [])  # tracks end before this frame
     page.find("#true")[0].click()
     n_true = page.run("return new Set(reply.true.map(point => point[1])).size")
     assert page.run(lines).count("#fff") == n_true > 0
-    page.run("setMode('video', 1)")                # another video begins at its first frame
+    page.run("setMode('video', 1)")                # another video starts at its first frame
     page.wait()
     assert page.find("#second")[0].text == "0.0 s"
 
@@ -272,7 +272,7 @@ def test_files_are_chosen_or_dropped_and_what_is_no_image_is_a_sentence(page):
         draw();""")
     assert rings(page) == [pytest.approx(point) for point in ([50, 10 / 3], [50, 50 / 3])]
     below, above = (float(text.get_attribute("y")) for text in page.find("#marks text"))
-    assert below > 100 / 3 and above < 500 / 3     # both numbers lie inside of the picture
+    assert below > 100 / 3 and above < 500 / 3     # both numbers are inside the image
     true = page.find("polyline[stroke='#fff']")[0].get_attribute("points")
     assert [float(n) for n in re.split("[ ,]", true)] == pytest.approx([500, 500 / 3, 500, 500])
     page.find("#file")[0].send_keys(str(MEDIA / "bigbuckbunny.mp4"))
@@ -294,10 +294,10 @@ def test_files_are_chosen_or_dropped_and_what_is_no_image_is_a_sentence(page):
     assert page.find("#error")[0].text == ""
     assert len(page.find(".shape")) > 0
     assert are_displayed(page, "frame", "add") == [False, True]
-    page.find("#file")[0].send_keys(str(MEDIA / "bigbuckbunny.mp4"))  # the same one again
+    page.find("#file")[0].send_keys(str(MEDIA / "bigbuckbunny.mp4"))  # the same file again
     page.wait("reply.times")
     assert are_displayed(page, "frame", "add") == [True, False]
-    page.run("document.ondrop(new DragEvent('drop', {dataTransfer: new DataTransfer()}))")  # a text
+    page.run("document.ondrop(new DragEvent('drop', {dataTransfer: new DataTransfer()}))")  # text
     kinds = {kind: page.run("shown.file = {url: `data:${arguments[0]};base64,`}; return isVideo()",
                             kind) for kind in ("image/png", "image/gif", "video/webm")}
     assert kinds == {"image/png": False, "image/gif": True, "video/webm": True}
@@ -315,7 +315,7 @@ def test_a_prompt_is_typed_or_chosen_and_one_without_a_style_has_a_hint(page):
     assert "trained on prompts that begin with a style" in page.find(".answer i")[0].text
     page.click("#usual button:nth-child(2)")
     assert page.run("return [$('prompt').value, reply.answers.length]") == ["count: any shape", 1]
-    page.click("#video")                           # whose prompts are others
+    page.click("#video")                           # videos have other prompts
     assert prompt.get_attribute("value") == ""
     assert page.run("return reply.answers.length") == 2
     page.click("#scene")
@@ -335,9 +335,9 @@ def test_nothing_is_wider_than_the_window(page, width):
         page.wait()
         assert page.run("return document.documentElement.scrollWidth") == width
     left, right = page.run("return ['stage', 'form'].map(id => $(id).getBoundingClientRect().left)")
-    assert (left < right) == (width > 720)         # in two columns
+    assert (left < right) == (width > 720)         # two columns
     page.resize(width, 400)
-    assert page.run("return $('stage').clientHeight") <= 0.8 * 400  # all of it can be seen
+    assert page.run("return $('stage').clientHeight") <= 0.8 * 400  # it fits into the window
 
 
 def test_a_model_of_another_world_answers_about_files_alone(page, tmp_path):
@@ -349,15 +349,15 @@ def test_a_model_of_another_world_answers_about_files_alone(page, tmp_path):
     page.wait()
     prompts = page.run("return reply.answers.map(answer => answer.prompt)")
     assert prompts == ["long_caption:", "pointing: person"]
-    assert page.find(".answer i") and not page.find(".answer i")[0].text  # no hint, no verdict
+    assert page.find(".answer i") and not page.find(".answer i")[0].text  # neither hint nor verdict
     assert page.find("#error")[0].text == ""
-    page.run("START.styled = false")               # as for a released model
+    page.run("START.styled = false")               # like a released model
     assert page.run("return usual()[0]") == "Describe it in detail."
 
 
 @pytest.fixture
 def finger(page):
-    """finger(element, distance): touches it, moves down by a number of pixels, and lets go."""
+    """finger(element, distance) touches it, moves down by `distance` pixels, and releases it."""
     page.resize(360, 740)
     page.driver.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": True})
 
@@ -379,7 +379,7 @@ def test_a_tap_on_a_token_shows_its_attention_until_the_next_tap(page, finger):
     finger(page.find(".token")[1])
     page.wait("looked && looked[1] === 1")
     assert len(squares(page)) == 50
-    finger(page.find(".token")[1])                 # which has the focus already
+    finger(page.find(".token")[1])                 # it has the focus already
     page.wait("looked && looked[1] === 1")
     finger(page.find("h1")[0])
     page.wait("!looked")
@@ -410,7 +410,7 @@ def test_all_that_can_have_the_focus_has_a_name_for_screen_readers(page):
 
 
 def luminance(rgb):
-    """Of a colour, as WCAG defines it for the contrast of a text."""
+    """The luminance of a colour, as WCAG defines it for the contrast of text."""
     linear = [(c / 255 + 0.055) ** 2.4 / 1.055**2.4 if c > 10 else c / 255 / 12.92 for c in rgb]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 

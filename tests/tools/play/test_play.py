@@ -1,4 +1,4 @@
-"""tools.play: what the server answers, what it refuses, and what the recorder keeps."""
+"""tools.play: replies of the server, requests that it rejects, and the recorder of attention."""
 
 import base64
 import contextlib
@@ -43,7 +43,7 @@ ALL = ["pointing: any shape", "count: any shape", "long_caption:"]
 
 @pytest.fixture(scope="module")
 def port():
-    """Of a server that runs until the tests end."""
+    """-> the port of a server that runs until the tests end."""
     opened = queue.SimpleQueue()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(play.webbrowser, "open", opened.put)
@@ -55,7 +55,7 @@ def port():
 
 @pytest.fixture
 def send(port):
-    """send(body, method, **headers) -> status, text of the reply."""
+    """send(body, method, **headers) -> status, text of the reply"""
 
     def run(body, method="POST", **headers):
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
@@ -68,7 +68,7 @@ def send(port):
 
 @pytest.fixture
 def reply_of(send):
-    """reply_of(prompts, scene=.., ..) -> the reply as a dict."""
+    """reply_of(prompts, scene=.., ..) -> the reply as a dict"""
 
     def run(prompts, **shown):
         status, text = send(json.dumps({"prompts": prompts, **shown}))
@@ -91,7 +91,7 @@ def test_a_scene_is_answered_and_marked(reply_of):
     assert "".join(reply["answers"][2]["tokens"]) == "white circle"
     with Image.open(io.BytesIO(base64.b64decode(reply["pictures"][0].partition(",")[2]))) as image:
         assert np.abs(np.array(image, int) - render(SCENE)).mean() < 3
-    # the mean and four blocks; a share, in millionths, of each of 25 + 25 visual tokens
+    # (mean and four blocks, tokens, 25 + 25 visual tokens); shares are in millionths
     shares = np.array(reply["answers"][0]["shares"])
     assert shares.shape == (5, len(reply["answers"][0]["tokens"]), 50)
     assert shares.sum(-1).max() < 1e6
@@ -181,9 +181,9 @@ def test_pages_of_other_origins_and_large_bodies_are_refused(send, port):
     for host in (f"127.0.0.1:{port}", f"localhost:{port}"):
         assert send(body, Host=host, Origin=f"http://{host}")[0] == 200
     assert send(None, **{"Content-Length": str(play.MAX_BODY + 1)})[0] == 413
-    assert send(None, **{"Content-Length": "9" * 5000})[0] == 413  # int() refuses so many digits
+    assert send(None, **{"Content-Length": "9" * 5000})[0] == 413  # int() rejects so many digits
     assert send(None, **{"Content-Length": "-1"})[0] == 413
-    assert send(None, **{"Transfer-Encoding": "chunked"})[0] == 413  # states no length
+    assert send(None, **{"Transfer-Encoding": "chunked"})[0] == 413  # without a length
 
 
 def test_only_this_address_of_the_machine_is_served(port):
@@ -248,7 +248,7 @@ def test_a_character_of_several_tokens_is_shown_by_its_last_one(monkeypatch):
 
 
 def test_shares_are_those_of_the_visual_tokens_of_the_prompt(monkeypatch):
-    places = torch.arange(99).expand(2, 1, -1) / 1e6  # in place of the shares of all tokens
+    places = torch.arange(99).expand(2, 1, -1) / 1e6  # replaces the shares of all tokens
     monkeypatch.setattr(answers, "generate", lambda *_, **__: [[1]])
     monkeypatch.setattr(AttentionRecorder, "shares", lambda *_: places)
     reply = answers.reply_to({"prompts": ["x"], "scene": SCENE}, (None, TOKENIZER, DATA), None)
@@ -268,13 +268,13 @@ def test_a_wide_image_is_tiled_by_more_crops_across_than_down(monkeypatch):
 def test_the_prompts_of_a_request_share_the_crops_of_its_picture(monkeypatch):
     found = []
     monkeypatch.setattr(answers, "generate", lambda _, prompts, *__, **___: found.extend(prompts))
-    with contextlib.suppress(TypeError):           # there are no answers
+    with contextlib.suppress(TypeError):           # since there are no answers
         answers.reply_to({"prompts": ALL, "scene": SCENE}, (None, TOKENIZER, DATA), None)
     assert len({id(prompt.images) for prompt in found}) == 1 < len(found)
 
 
 def test_many_shares_are_sent_as_their_mean(monkeypatch, reply_of):
-    monkeypatch.setattr(answers, "MAX_SHARES", 300)  # the count has fewer: its one token has 4 x 50
+    monkeypatch.setattr(answers, "MAX_SHARES", 300)  # the count has fewer: 4 x 50 for one token
     assert [len(answer["shares"]) for answer in reply_of(ALL[:2], scene=SCENE)["answers"]] == [1, 1]
     assert len(reply_of(ALL[1:2], scene=SCENE)["answers"][0]["shares"]) == 5
 
@@ -285,7 +285,7 @@ def test_the_model_is_run_with_the_limits_of_inference(monkeypatch, send):
 
 
 def whole_pass(model, prompt, ids, monkeypatch):
-    """-> what AttentionRecorder.shares promises, from one pass over prompt and answer."""
+    """-> the same as AttentionRecorder.shares, from one pass over prompt and answer."""
     n = len(prompt.tokens)
     total = n + len(ids)
     whole = dataclasses.replace(
@@ -311,7 +311,7 @@ def whole_pass(model, prompt, ids, monkeypatch):
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(
     not torch.cuda.is_available(), reason="no CUDA device"))])
 def test_recorded_attention_equals_that_of_a_whole_pass(monkeypatch, device):
-    """For prompts of different lengths, whose rows have padding."""
+    """The prompts have different lengths, so their rows have padding."""
     model = random_model().to(device)
     prompts = [data.encode_prompt([render(SCENE)], [(text, None)], TOKENIZER, DATA)
                for text in ("long_caption:", "a much longer question about the picture?")]

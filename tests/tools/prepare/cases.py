@@ -1,5 +1,5 @@
-"""What the miniatures of the published sets are made of, and those of the image sets and of Tulu,
-with the records expected of them."""
+"""Parts of the miniatures of published sets, and the miniatures of the image sets and of Tulu with
+their expected records."""
 
 import hashlib
 import io
@@ -11,13 +11,13 @@ from PIL import Image
 
 
 class Case(NamedTuple):
-    """A miniature of a published set."""
+    """A miniature of a published set, and the expected result."""
 
     rows: list
-    records: list                    # what comes of the rows, without ids
+    records: list                    # the expected records, without ids
     skipped: dict = {}               # noqa: RUF012 - nobody changes it
-    arguments: tuple = ()            # of the command
-    is_json: bool = False            # published as JSON, else as parquet
+    arguments: tuple = ()            # for the command
+    is_json: bool = False            # else it is published as parquet
 
 
 U = "https://example.org/u.jpg"
@@ -27,7 +27,7 @@ HASH = "ab" * 32
 
 
 def image_file(colour, kind="png", size=(6, 4)):
-    """Bytes of an image file."""
+    """-> the bytes of an image file."""
     file = io.BytesIO()
     Image.new("RGB", size, colour).save(file, kind)
     return file.getvalue()
@@ -47,23 +47,23 @@ def image_cell(data=None, path=None):
 
 
 def url_image(url, **more):
-    """The image entry of a record."""
+    """-> the image entry of a record."""
     return {"path": sha(url), "url": url, **more}
 
 
 def xy(*pairs):
-    """Points as a list of structs."""
+    """-> points as a list of structs."""
     return [{"x": x, "y": y} for x, y in pairs]
 
 
 def messages(*texts):
-    """Of user and assistant in turn."""
+    """-> messages of user and assistant alternately."""
     roles = ["user", "assistant"] * len(texts)
     return [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
 
 
 def record(*annotations, **head):
-    """head: the fields image, images or video, and weight."""
+    """-> a record. head: the fields image, images or video, and weight."""
     return {**head, "annotations": list(annotations)}
 
 

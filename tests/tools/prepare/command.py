@@ -1,4 +1,4 @@
-"""Files as they are published, and the command in this process."""
+"""Writes files as they are published, and runs tools.prepare in this process."""
 
 import contextlib
 import io
@@ -8,7 +8,7 @@ from tools.prepare import __main__ as command
 
 
 def write_parquet(path, rows):
-    """-> the path. A row may leave out columns that other rows have."""
+    """-> the path. Rows may have different columns."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -20,7 +20,7 @@ def write_parquet(path, rows):
 
 
 def prepare(name, source, out, *arguments):
-    """-> records, the counts of the last line. source: a path, or a list of paths."""
+    """-> records; the counts in the last line. source: a path, or a list of paths."""
     sources = source if isinstance(source, list) else [source]
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):

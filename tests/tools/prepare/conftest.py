@@ -1,4 +1,4 @@
-"""Nothing that these tests run opens a connection."""
+"""In the tests of this folder, opening a network connection is an error."""
 
 import socket
 

@@ -1,4 +1,4 @@
-"""Videos as folders of frames: training reads from them what it would decode."""
+"""Videos as folders of frames: training reads the same frames that it would decode."""
 
 import json
 import os
@@ -92,12 +92,12 @@ def test_training_reads_from_frames_what_it_would_decode(source, tmp_path, capsy
     assert check.main([str(prepared.path), "--decode"]) == 0
     assert not list((tmp_path / "out" / "media").glob("*.part*"))
     made = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob(f"*.{form}")}
-    main(["frames", *args])                              # what is there is not made again
+    main(["frames", *args])                              # existing files are not made again
     assert made == {path: path.stat().st_mtime_ns for path in made}
 
 
 def painted(folder, colour):
-    """-> a file of one record, of a video that is two frames in this colour."""
+    """-> a file with one record, whose video is two frames in this colour."""
     folder.mkdir(exist_ok=True)
     for k in range(2):
         Image.new("RGB", (30, 20), colour).save(folder / f"{k}.bmp")
@@ -108,7 +108,7 @@ def painted(folder, colour):
 
 
 def prepared(path, out):
-    """-> the video of the first record of a file, after tools.prepare frames."""
+    """-> the video of the first record after tools.prepare frames."""
     args = Namespace(out=out, size=8, format="png")
     line, skipped, _ = frames.prepare(Records(path), CONFIG, args, 0)
     assert not skipped
@@ -165,7 +165,7 @@ def test_a_film_that_lasts_no_time_is_one_frame(tmp_path, monkeypatch):
 
 
 def test_the_command_writes_only_what_it_has_made(tmp_path, monkeypatch, capsys):
-    """A second time, too. A draft of a command that was killed is removed, no other name."""
+    """Also when it is run again. It only deletes drafts of a killed command."""
     monkeypatch.setattr(frames, "ProcessPoolExecutor", lambda n, *_: ThreadPoolExecutor(n))
     path = painted(tmp_path / "a", "red")
     command = ["frames", str(path), str(tmp_path / "out"), "--size", "8", "--max-frames", "9"]

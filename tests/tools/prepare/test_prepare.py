@@ -1,4 +1,4 @@
-"""The command: rows of one image, mistakes, what is read without pyarrow."""
+"""tools.prepare: rows of one image, mistakes, and files that are read without pyarrow."""
 
 import json
 import re
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_rows_of_one_image_become_one_record_where_it_first_appeared(tmp_path):
-    """From anywhere in several files; and the same command gives the same bytes again."""
+    """The rows are anywhere in several files. A second command writes the same bytes."""
     sources = []
     for k in range(2):
         rows = [{"image_url": f"https://example.org/{i % 7}", "question": f"q{i}?",
@@ -72,7 +72,7 @@ def test_a_row_of_another_shape_is_counted_and_costs_only_itself(tmp_path):
     pytest.param("pixmo-cap torn.parquet", "torn.parquet cannot be used",
                  marks=pytest.mark.extras("pyarrow")),
     ("tulu split", "contains the splits train, validation"),
-    ("cosyn-400k rows.jsonl", "cosyn-400k needs --type: chart"),
+    ("cosyn-400k rows.jsonl", "cosyn-400k needs --type with one of chart"),
 ])
 def test_a_mistake_costs_one_sentence(arguments, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -102,7 +102,7 @@ def test_files_that_are_named_are_all_read_whatever_their_splits(tmp_path):
 
 def test_without_pyarrow_json_is_read_and_parquet_says_what_to_install(tmp_path, monkeypatch,
                                                                        capsys):
-    """The rows of a .json may lie in an object."""
+    """The array of rows in a .json file may be inside an object."""
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     source = tmp_path / "t.json"
     source.write_text(json.dumps({"name": "t", "data": [{"messages": messages("a", "b")}]}))

@@ -1,4 +1,4 @@
-"""Miniatures of the published sets against records written out by hand."""
+"""Compares the records of miniatures of published sets with records that are written by hand."""
 
 import json
 
@@ -32,7 +32,7 @@ def test_the_miniature_becomes_these_records(name, tmp_path):
     without_ids = [{k: v for k, v in record.items() if k != "id"} for record in records]
     assert without_ids == case.records
     assert counts["skipped"] == case.skipped
-    trained_on = list(Records(out / "records.jsonl"))    # the trainer takes them as they are
+    trained_on = list(Records(out / "records.jsonl"))    # training can read all of them
     assert [record["id"] for record in trained_on] == [record["id"] for record in records]
     lines = [line.split("\t") for line in (out / "urls.txt").read_text().splitlines()]
     assert all(path == sha(url) for url, path in lines)

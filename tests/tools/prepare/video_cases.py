@@ -1,4 +1,4 @@
-"""Miniatures of the video sets, with the records expected of them."""
+"""Miniatures of the video sets, with their expected records."""
 
 import math
 
@@ -34,7 +34,7 @@ TIMED_RECORDS = [
 ]
 
 
-DUCKS = {                            # time -> id, x, y, occluded
+DUCKS = {                            # {time: [(id, x, y, occluded), ..]}
     0.0: [(0, 10, 20, False), (1, 50, 20, False)],
     0.25: [(0, 11, 20, False)],
     0.5: [(0, 12, 20, True), (1, None, None, True)],
@@ -43,7 +43,7 @@ DUCKS = {                            # time -> id, x, y, occluded
 
 
 def track_row(expression, task, *mask_id, fps=12):
-    """Of two ducks in a pond."""
+    """-> a row with tracks of two ducks in a pond."""
     frames = [{"time": t, "points": [{"id": i, "point": [x, y], "occluded": hidden}
                                      for i, x, y, hidden in points]}
               for t, points in DUCKS.items()]
@@ -53,7 +53,7 @@ def track_row(expression, task, *mask_id, fps=12):
 
 
 def track(label, size, mode, *points, **more):
-    """Of 1 s at two frames a second; points: (t, id, x, y, occluded or nothing), .."""
+    """-> a track of 1 s at two frames per second. points: (t, id, x, y), or with occluded."""
     names = ("t", "id", "x", "y", "occluded")
     entries = [dict(zip(names, values, strict=False)) for values in points]
     return {"type": "track", "label": label, "coords": "pixel", "size": size, "mode": mode,

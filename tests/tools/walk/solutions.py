@@ -1,4 +1,4 @@
-"""Solutions of the exercises of docs/walk, written without a look at the code of the project."""
+"""Solutions of the exercises in docs/walk, written without reading the code of the project."""
 
 import torch
 import torch.distributed as dist
@@ -40,7 +40,7 @@ def token_weight(branch, n_loss, n_branches, config):
 
 def pool(self, features, pool_src):
     valid = (pool_src >= 0)[..., None]  # (M,K,1)
-    # a missing patch reads a patch that its window has, and where() replaces it by zeros
+    # for a missing patch, another patch of its window is read, and where() replaces it by zeros
     source = torch.where(valid[..., 0], pool_src, pool_src.max(1, keepdim=True).values.clamp(min=0))
     window = torch.where(valid, features.flatten(0, 1)[source], 0)  # (M,K,2E)
     query = self.q(window.sum(1) / valid.sum(1).clamp(min=1))  # (M,E)
@@ -50,7 +50,7 @@ def pool(self, features, pool_src):
 
     score = torch.einsum("mhd,mkhd->mkh", heads(query), heads(self.k(window)))
     score = score / (query.shape[-1] // self.n_head) ** 0.5
-    # an empty window has no valid score; a large negative number gives a finite softmax
+    # an empty window has no valid score, and a large negative number keeps softmax finite
     share = score.masked_fill(~valid, -1e9).softmax(1)
     pooled = torch.einsum("mkh,mkhd->mhd", share, heads(self.v(window)))
     return self.out(pooled.flatten(1))

@@ -1,4 +1,4 @@
-"""The walk: its blocks print what the page shows, right solutions pass, wrong ones are named."""
+"""The walk: its blocks print what the page shows, right solutions pass, and wrong ones fail."""
 
 import contextlib
 import io
@@ -15,7 +15,7 @@ from tools.walk import examples
 PAGE = (ROOT / "docs" / "walk" / "README.md").read_text(encoding="utf-8")
 MINE = ROOT / "docs" / "walk" / "mine.py"
 SOLUTIONS = ROOT / "tests" / "tools" / "walk" / "solutions.py"
-# a block of Python, and the output below it, if there is any
+# a block of Python, and its output if the page shows it
 BLOCK = re.compile(r"^```python\n(.*?)\n```$(?:\n\n```text\n(.*?\n)```$)?", re.M | re.DOTALL)
 EXERCISES = [code for code, _ in BLOCK.findall(PAGE) if "NotImplementedError" in code]
 
@@ -29,7 +29,7 @@ def test_the_blocks_of_the_page_run_in_order_and_print_what_it_shows():
         assert printed.getvalue() == shown, code
     sizes = [data.size(record, examples.TOKENIZER, examples.DATA, examples.SEED, 0)
              for record in examples.RECORDS]
-    assert sizes == names["stream"][:3]          # A, B and C are the three records
+    assert sizes == names["stream"][:3]          # examples A, B and C are the three records
     assert (names["stream"], names["changes"]) == (draw.STREAM, draw.CHANGES)
     assert len(BLOCK.findall(PAGE)) == PAGE.count("```python") > 15
 
