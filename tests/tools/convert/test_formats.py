@@ -283,7 +283,7 @@ def test_subtitles_are_added_to_the_video_of_the_same_name(tmp_path):
     assert found == [[{**cue, "text": "one"}], [{**cue, "text": "two"}], None, own]
     assert counts["skipped"] == {"wrong record": 1}
     assert f": of 3 files of subtitles in {tmp_path}/s, 2 have the name of a video\n" in err
-    assert "no subtitle in it" in err
+    assert "no subtitle found" in err
     assert run(path, tmp_path / "b.jsonl", "--subtitles", tmp_path / "none")[0] == 2
 
 
