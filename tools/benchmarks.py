@@ -261,5 +261,5 @@ def print_scores(found):
         if name in found:
             rows[name] = dict.fromkeys(rows[main]) | {"ours": 100 * found[name]}
     print_table("percent", rows)
-    print(f"{found['questions']} of {found['rows']} questions were evaluated; "
+    print(f"{found['questions']} of {found['rows']} entries were evaluated; "
           f"published scores: {found['source']}")

@@ -162,7 +162,7 @@ def test_point_bench_wants_a_point_and_all_points_in_the_mask(files, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split() == ["average", "44.44", "67.7", "68.7", "66.5"]
     assert lines[2].split() == ["counting", "100", "-", "-", "-"]
-    last = "5 of 5 questions were evaluated; published scores: allenai/molmo2, issue"
+    last = "5 of 5 entries were evaluated; published scores: allenai/molmo2, issue"
     assert lines[-1].startswith(last)
 
 
@@ -178,7 +178,7 @@ def test_the_command_prints_a_table_and_one_line_of_json(files, tmp_path, capsys
     *table, last = capsys.readouterr().out.splitlines()
     assert table[0].split() == ["percent", "ours", "Molmo2-4B", "Molmo2-8B", "Molmo2-O-7B"]
     assert table[1].split() == ["count_accuracy", "0", "93.9", "93.7", "95.1"]
-    assert table[-1] == "2 of 2 questions were evaluated; published scores: paper, version 4, Table 6"
+    assert table[-1] == "2 of 2 entries were evaluated; published scores: paper, version 4, Table 6"
     found = json.loads(last)
     assert (found["benchmark"], found["questions"], found["published"]["Molmo2-8B"]) == (
         "countbench", 2, 93.7)
