@@ -105,7 +105,7 @@ def pointing_question(row, media):
 
 
 def to_masks(cell):
-    """An Arrow cell with a list of masks, each a list of lines of pixels -> (n,h,w) bool."""
+    """An Arrow cell with a list of masks, each a list of pixel rows -> (n,h,w) bool."""
     masks = []
     for mask in cell.values:
         pixels = mask.values.flatten().to_numpy(zero_copy_only=False)
@@ -154,7 +154,7 @@ class Benchmark(NamedTuple):
     published: dict  # {model: main score in percent}
     source: str  # of the published scores
     read: Callable = read_tables
-    media: str = "inside"  # the published files; "source": beside them; "url": fetched by URL
+    media: str = "inside"  # images are inside the files; "source": beside them; "url": fetched
     has_masks: bool = False  # evaluate() matches points with masks
     score: Callable | None = None  # (predictions, truths) -> scores; None: scores of evaluate()
     max_new: int | None = None  # maximum number of tokens in an answer; None: answer_limit()

@@ -5,8 +5,8 @@
 With --decode it also decodes every image, and the frames of every video that a training run with
 the same --fps and --max-frames uses.
 
-Exit status: 0 if nothing is wrong, 1 if there is a mistake, 2 if a file is missing or is
-not a file of records.
+Exit status: 0 if nothing is wrong, 1 if there is a mistake, 2 if a file is missing or is not a
+file of records.
 """
 
 import hashlib
@@ -77,7 +77,7 @@ def may_be_thousandths(records, i, config, decode_all):
 
 
 def compare_declared(records, record, sizes):
-    """-> a Problem for each size, sha256 and duration in the record that its files do not have."""
+    """-> a Problem for each size, sha256 or duration in the record that differs from the file."""
     found = []
     entries = [record["video"]] if "video" in record else record.get("images", [])
     for entry, size, path in zip(entries, sizes, records.paths_of(record), strict=False):

@@ -44,7 +44,8 @@ def parse(argv):
         "order; if there are fewer, the last files of --data are scored without masks"))
     add("--frames", type=command.whole_number(1, MAX_FRAMES), nargs="+", action="extend",
         metavar="N", help="maximum number of frames of a video (default 384, or more if the model "
-        "was trained with more); for several numbers the command also prints a table of scores")
+        "was trained with more); several numbers also give a table of scores, and the last line "
+        "has the full metrics of the last number")
     add("--draw", metavar="DIR", help="write pictures of predicted and true points to this folder")
     add("--out", default=".", help="folder for predictions.jsonl (default: here)")
     add("--overwrite", action="store_true", help="replace predictions.jsonl and the pictures")

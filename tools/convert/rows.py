@@ -122,7 +122,7 @@ def kind_of(row):
     """-> one of FORMATS, or a format that is not supported and what to do."""
     if not isinstance(row, dict):
         return "records"
-    signs = {key for key, value in row.items() if value is not None}  # in tables, None is no value
+    signs = {key for key, value in row.items() if value is not None}  # None counts as absent
     annotations = row.get("annotations")
     if isinstance(annotations, list) and annotations and isinstance(annotations[0], dict):
         signs |= {f"annotations.{key}" for key in annotations[0]}

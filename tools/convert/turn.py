@@ -1,4 +1,4 @@
-"""Converts sizes and coordinates of a stored image to those of the image after EXIF turned it.
+"""Converts sizes and coordinates in the stored image to the image as EXIF turns it.
 
     {"path": "a.jpg", "width": 640, "height": 480}, {"x": 160, "y": 120}      stored, in pixels
     {"path": "a.jpg", "width": 480, "height": 640}, {"x": 0.75, "y": 0.25}    turned clockwise

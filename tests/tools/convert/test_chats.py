@@ -74,7 +74,7 @@ TABLE = [  # a row, its record or words of the sentence that refuses it, and fla
     (chat("q"), "there is no question with an answer"),
     (chat("q", user("r"), answer("a")), "turn 1: this is a turn of the user; the turns must be"),
     (chat({"role": "system", "content": "s"}, user("q"), user("r"), answer("a")),
-     "turn 2: it is of the user"),
+     "turn 2: this is a turn of the user"),
     (chat({"role": "tool", "content": "q"}, "a"), "turn 0: the role 'tool' is not one of"),
     (chat(user("q", value="r"), "a"), "turn 0: it has both value and content"),
     # fields that are not read
