@@ -38,7 +38,7 @@ def to_records(where, path, size, found, report):
     Unreadable if it has no annotation.
 
     size: (width, height), UNIT, or None if unknown. found: [(label, place), ..], where a place is
-    a point [x, y], a box [left, top, right, bottom], or an Unreadable with a reason.
+    a point [x, y], a box [left, top, right, bottom], or an Unreadable (the reason).
     """
     if not found:
         raise Unreadable("no annotation", "this image has no annotation")

@@ -1,7 +1,7 @@
 """Converts chats of ShareGPT, LLaVA, OpenAI, Hugging Face, ms-swift and others to records.
 
-docs/convert.md describes the formats. A tag or field of a turn that is not supported is an error,
-unless it is in --ignore. An entry of a file is called `row`. `args` are the flags of the command.
+docs/convert.md describes the formats. An unsupported tag, or field of a turn, is an error unless
+it is in --ignore. `row` is an entry of a file, and `args` are the flags of the command.
 """
 
 import re
@@ -142,8 +142,7 @@ def read_chat(row, args, report):
 def last_turn(value, place, before):
     """A text, a turn, or a list that repeats the earlier turns -> the last turn."""
     *earlier, last = value if isinstance(value, list) else [value]
-    require(earlier in ([], before), place,
-            "it must contain only an answer, or the turns of the entry and an answer")
+    require(earlier in ([], before), place, "it does not repeat the turns of the entry")
     return last if isinstance(last, dict) else {"role": "assistant", "content": last}
 
 
@@ -247,8 +246,8 @@ def read_answer(text, prompt, row, args):
     places = [numbers[k : k + n] for k in range(0, len(numbers), n)]
     kind = row["objects"].get("bbox_type") or "real" if form == OBJECT else form
     size = [row[key] for key in RESIZED if key in row] or args.resized
-    require(kind in SCALES or size, "an answer with boxes", "they refer to a resized image; give "
-            "the size of this image with --resized W,H (1000,1000 for Qwen3-VL)")
+    require(kind in SCALES or size, "an answer with boxes", "its numbers refer to a resized image; "
+            "give the size of this image with --resized W,H (1000,1000 for Qwen3-VL)")
     scale = SCALES.get(kind, {"coords": "pixel", "size": size})
     label = {"label": labels.pop()} if labels else {}
     if form == POINT:
@@ -323,8 +322,7 @@ def place_media(row, prompts, ignore):
 
 
 def without_outer_media(parts, n_media):
-    """The first question without the references to media, if all media are at its start, or if
-    the only one is at its end."""
+    """The first question without references to all media at its start, or to one at its end."""
     places = [k for k, part in enumerate(parts) if not isinstance(part, str)]
     if places and len(places) == n_media:
         before = "".join(part for part in parts[: places[-1]] if isinstance(part, str))

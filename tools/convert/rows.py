@@ -89,7 +89,7 @@ class Report:
 
     @contextmanager
     def skipping(self, where):
-        """Ends the block, and counts and prints the reason, if no record can be made in it."""
+        """If an error ends the block, counts and prints the reason. The caller continues."""
         try:
             yield
             return

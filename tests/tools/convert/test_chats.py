@@ -102,7 +102,7 @@ TABLE = [  # a row, its record or words of the sentence that refuses it, and fla
         str, answer, lambda text: [answer(text)], lambda text: [user("q"), answer(text)])),
     (chat("<image>q", "a", rejected_response="b", **X), pair(**X)),
     (chat("q", "a", rejected_messages=[user("q"), answer("b")], system="s"), pair("System: s\nq")),
-    (chat("q", "a", rejected_messages=[user("p"), answer("b")]), "of the entry and an answer"),
+    (chat("q", "a", rejected_messages=[user("p"), answer("b")]), "it does not repeat the turns of"),
     (chat("q", "a", "q", rejected="b"), "it has no chosen answer"),
     (chat("q", "a", "r", "b", rejected="c"), "must have one question and no boxes"),
     (chat("q", "a", rejected="<box>(1,2),(3,4)</box>", **X), "must have one question and no boxes"),
