@@ -1,5 +1,5 @@
-"""Published benchmarks: their files as published to records of one question each, and a table of
-the scores beside the published ones (docs/evaluation.md). BENCHMARKS says what differs."""
+"""Published benchmarks (docs/evaluation.md): converts their files to records with one question
+each, and prints our scores beside the published scores. BENCHMARKS lists the differences."""
 
 import json
 from collections import Counter
@@ -35,7 +35,8 @@ def read_tables(source, columns):
 
 
 def read_tables_with_masks(source, columns):
-    """The masks are an arrow cell, a bit for each pixel: Python lists would take 8 bytes."""
+    """As read_tables, but the masks stay in an Arrow cell, which needs one bit per pixel. Python
+    lists would need 8 bytes."""
     for path in source_files([source], "test"):
         with open_parquet(path) as file:
             check_columns(path, ["masks"], file.schema_arrow.names)
@@ -46,14 +47,15 @@ def read_tables_with_masks(source, columns):
 
 
 def read_rows_with_a_mask(source, columns):
-    """The rows of data.json, those without a mask left out as in the official code."""
+    """The entries of data.json. Entries without a mask are skipped, as in the official code."""
     for row in read_rows(Path(source) / "data.json", columns):
         if "mask_filename" in row:
             yield row
 
 
-# Layouts: a row and the Media folder -> its image; its annotation; what answers are compared with
-# besides. What has no image, or a mask that does not fit, is skipped before the hours of answers.
+# Layouts: an entry (row) and the Media folder -> its image, its annotation, and what else answers
+# are compared with. An entry without an image, or with a mask that does not fit, is skipped here,
+# because the model needs hours to generate the answers.
 
 
 def count_question(question, count):
@@ -61,13 +63,13 @@ def count_question(question, count):
 
 
 def counted_label(row, media):
-    """PixMo-Count, with the first of the official code's many wordings."""
+    """PixMo-Count. The official code has many wordings of the question; this is the first one."""
     question = f"How many {row['label'].lower()} are there?"
     return media.by_url(row["image_url"]), count_question(question, row["count"]), None
 
 
 def counting_question(row, media):
-    """CountBench. The official code leaves out images with a single channel too."""
+    """CountBench. Images with a single channel are skipped, as in the official code."""
     path = media.image(row["image"])
     with open_image(media.root / path) as image:
         n_channels = len(image.getbands())
@@ -76,8 +78,8 @@ def counting_question(row, media):
 
 
 def labelled_points(row, media):
-    """PixMo-Points: percent of the image, although the page of the set says pixels. Its masks, one
-    for each point, are an arrow cell."""
+    """PixMo-Points. Coordinates are in percent, although the page of the set says pixels. The
+    masks, one for each point, are an Arrow cell."""
     points = xy_points(row["points"])
     annotation = {"type": "point", "style": "pointing", "label": row["label"],
                   "coords": "percent", "points": points}
@@ -90,7 +92,7 @@ def labelled_points(row, media):
 
 
 def pointing_question(row, media):
-    """Point-Bench. It has no true points, and for each row (category, mask file, image size)."""
+    """Point-Bench. It has no true points. Answers are compared with (category, mask file, size)."""
     category = row["category"]
     require(category in CATEGORIES, f"category {category}")
     annotation = {"type": "point", "style": "pointing", "question": row["user_input"],
@@ -103,7 +105,7 @@ def pointing_question(row, media):
 
 
 def to_masks(cell):
-    """An arrow cell of masks, a list of rows of pixels -> (n,h,w) bool."""
+    """An Arrow cell with a list of masks, each a list of pixel rows -> (n,h,w) bool."""
     masks = []
     for mask in cell.values:
         pixels = mask.values.flatten().to_numpy(zero_copy_only=False)
@@ -112,15 +114,15 @@ def to_masks(cell):
 
 
 def read_mask(path):
-    """An image file -> (h,w) bool, true where a channel is above 127."""
+    """An image file -> (h,w) bool, true if any channel of the pixel is above 127."""
     with Image.open(path) as image:
         pixels = np.array(image)
     return pixels > 127 if pixels.ndim == 2 else (pixels > 127).any(axis=2)
 
 
 def all_in_mask(points, mask, size):
-    """Is there a point (x, y), and does every point, cut to whole pixels, lie in the mask? Some
-    masks are smaller than their image, whose size is (width, height)."""
+    """Is there at least one point (x, y), and is every point, cut to whole pixels, in the mask?
+    size: (width, height) of the image. Some masks are smaller than their image."""
     width = min(size[0], mask.shape[1])
     height = min(size[1], mask.shape[0])
     hits = [0 <= int(x) < width and 0 <= int(y) < height and mask[int(y), int(x)]
@@ -129,11 +131,11 @@ def all_in_mask(points, mask, size):
 
 
 def score_by_category(predictions, targets):
-    """Predictions of evaluate() and {record id: (category, mask file, image size)} -> {"average" or
-    category: score}.
+    """Predictions of evaluate() and {record id: (category, mask file, image size)} -> {category:
+    score}, and the mean over the categories as "average".
 
-    As in the official code of Molmo2 (docs/molmo2.md 13): the share of successes, answers with a
-    point and all points in the mask, and the mean of the categories asked about.
+    As in the official code of Molmo2 (docs/molmo2.md 13), an answer is correct if it has a point
+    and all its points are in the mask. The score of a category is the share of correct answers.
     """
     successes = {category: [] for category in CATEGORIES}
     for prediction in predictions:
@@ -148,14 +150,14 @@ def score_by_category(predictions, targets):
 class Benchmark(NamedTuple):
     layout: Callable
     columns: str
-    scores: tuple  # the first is the main one
+    scores: tuple  # the first is the main score
     published: dict  # {model: main score in percent}
     source: str  # of the published scores
     read: Callable = read_tables
-    media: str = "inside"  # the rows; or "source": beside them, or "url": fetched
+    media: str = "inside"  # images are inside the files; "source": beside them; "url": fetched
     has_masks: bool = False  # evaluate() matches points with masks
-    score: Callable | None = None  # (predictions, truths) -> scores; None: those of evaluate()
-    max_new: int | None = None  # tokens of an answer at most; None: answer_limit()
+    score: Callable | None = None  # (predictions, truths) -> scores; None: scores of evaluate()
+    max_new: int | None = None  # maximum number of tokens in an answer; None: answer_limit()
 
 
 BENCHMARKS = {
@@ -180,16 +182,16 @@ BENCHMARKS = {
 
 @dataclass
 class Loaded:
-    """The rows of a benchmark that can be asked about."""
+    """The entries of a benchmark that can be evaluated, as records."""
     name: str
     n_rows: int = 0
     records: list = field(default_factory=list)
-    left_out: Counter = field(default_factory=Counter)  # {reason: rows}
+    left_out: Counter = field(default_factory=Counter)  # {reason: number of skipped entries}
     truths: dict = field(default_factory=dict)  # {record id: what answers are compared with}
 
     @property
     def masks_of(self):
-        """What evaluate() asks for masks; None where points are not matched."""
+        """The function that evaluate() calls for masks; None if points are not matched."""
         return self.point_masks if BENCHMARKS[self.name].has_masks else None
 
     def point_masks(self, record, index):
@@ -199,11 +201,11 @@ class Loaded:
 
 
 def load(name, source, media_folder, work):
-    """The published files at `source`, a folder -> Loaded. UserError, ValueError or
-    OSError in one sentence.
+    """The published files in the folder `source` -> Loaded. UserError, ValueError or OSError with
+    one sentence.
 
-    media_folder: where images lie that were fetched by URL, or None. work: an empty
-    folder for the records, and for images from inside the files.
+    media_folder: the folder of images that were fetched by URL, or None. work: an empty folder
+    for the records, and for images that the published files contain.
     """
     benchmark = BENCHMARKS[name]
     root = {"inside": work, "source": source, "url": media_folder}[benchmark.media]
@@ -217,7 +219,7 @@ def load(name, source, media_folder, work):
         with count_skips(loaded.left_out, "row"):
             lines.append(json.dumps(to_record(row, loaded, media)) + "\n")
     if not lines:
-        raise UserError(f"{source}: {plural(loaded.n_rows, 'row')}, and none could be used: "
+        raise UserError(f"{source}: {plural(loaded.n_rows, 'question')}, but none can be used: "
                         f"{dict(loaded.left_out)}")
     records = Path(work) / f"{name}.jsonl"
     records.write_text("".join(lines), encoding="utf-8")
@@ -226,19 +228,20 @@ def load(name, source, media_folder, work):
 
 
 def to_record(row, loaded, media):
-    """One row -> its record; its truth goes to `loaded`. Skip or Unreadable if it is left out."""
+    """One entry -> its record. Stores in `loaded` what answers are compared with. Skip or
+    Unreadable if the entry cannot be used."""
     benchmark = BENCHMARKS[loaded.name]
     for column in benchmark.columns.replace("?", "").split():
         require(row.get(column) is not None, f"no {column}")
     image, annotation, truth = benchmark.layout(row, media)
-    image_size(media.root / image["path"])  # it can be opened
+    image_size(media.root / image["path"])  # Unreadable if it cannot be opened
     record_id = f"{loaded.name}-{loaded.n_rows}"
     loaded.truths[record_id] = truth
     return {"id": record_id, "image": image, "annotations": [annotation]}
 
 
 def summary(loaded, metrics, predictions):
-    """Loaded and what evaluate() returned -> the last line of tools.evaluate, a dict."""
+    """Loaded and the result of evaluate() -> the last line of tools.evaluate, a dict."""
     benchmark = BENCHMARKS[loaded.name]
     if benchmark.score:
         scores = benchmark.score(predictions, loaded.truths)
@@ -251,12 +254,12 @@ def summary(loaded, metrics, predictions):
 
 
 def print_scores(found):
-    """Prints what summary() returns: a row for each score, ours and the published ones."""
+    """Prints the result of summary() as a table: our scores beside the published scores."""
     main, *others = BENCHMARKS[found["benchmark"]].scores
     rows = {main: {"ours": 100 * found[main], **found["published"]}}
     for name in others:
         if name in found:
             rows[name] = dict.fromkeys(rows[main]) | {"ours": 100 * found[name]}
     print_table("percent", rows)
-    print(f"{found['questions']} of {found['rows']} rows were evaluated; "
+    print(f"{found['questions']} of {found['rows']} entries were evaluated; "
           f"published scores: {found['source']}")

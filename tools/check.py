@@ -2,10 +2,11 @@
 
     python -m tools.check tests/media/records.jsonl --media tests/media --decode
 
-With --decode it also decodes every image, and of every video the frames that a training run with
-these --fps and --max-frames uses.
+With --decode it also decodes every image, and the frames of every video that a training run with
+the same --fps and --max-frames uses.
 
-Exit status: 0 nothing is wrong, 1 something is, 2 a file is missing.
+Exit status: 0 if nothing is wrong, 1 if there is a mistake, 2 if a file is missing or is not a
+file of records.
 """
 
 import hashlib
@@ -24,17 +25,17 @@ from tools.command import frame_rate, make_parser, report_errors, whole_number
 from training.planner import has_loss
 from training.sources import OPTIONS, read_mix
 
-MAX_PRINTED = 20  # lines of a file, without --all
+MAX_PRINTED = 20  # mistakes per file, without --all
 MAX_DURATION_ERROR_S = 0.5  # between the declared and the real duration
 
 
 class Problem(NamedTuple):
-    kind: str  # by which problems are counted
+    kind: str  # problems of the same kind are counted together
     sentence: str
 
 
 def find_problems(records, i, config, decode_all):
-    """-> [Problem, ..] of record i: the first in its text, or those of its files."""
+    """-> [Problem, ..] of record i; only one Problem if the record itself is invalid."""
     try:
         record = records[i]
     except Unreadable as error:
@@ -43,8 +44,8 @@ def find_problems(records, i, config, decode_all):
     problems += [Problem("unlikely style", sentence) for sentence in unlikely_styles(record)]
     if not any(has_loss(annotation, config) for annotation in record["annotations"]):
         problems.append(Problem(
-            "nothing to train on", "the weight of every annotation, or of all its turns, is 0; "
-            "give one of them another weight"))
+            "nothing to train on", "every annotation, or each of its turns, has weight 0; "
+            "give at least one of them another weight"))
     paths = records.paths_of(record)
     missing = []
     for path in paths:
@@ -64,7 +65,7 @@ def find_problems(records, i, config, decode_all):
 
 
 def may_be_thousandths(records, i, config, decode_all):
-    """`like_thousandths` of record i, with the headers of images, and of videos if all are read."""
+    """`like_thousandths` of record i. The size of a video is only read with `decode_all`."""
     if b'"pixel"' not in records.text(i):
         return None
     try:
@@ -72,21 +73,21 @@ def may_be_thousandths(records, i, config, decode_all):
         is_read = decode_all or "video" not in record
         return like_thousandths(record, read_headers(record, config).sizes if is_read else ())
     except Unreadable:
-        return None  # find_problems names it
+        return None  # find_problems reports this error
 
 
 def compare_declared(records, record, sizes):
-    """What the record declares of its files: size, sha256, and duration of a video."""
+    """-> a Problem for each size, sha256 or duration in the record that differs from the file."""
     found = []
     entries = [record["video"]] if "video" in record else record.get("images", [])
     for entry, size, path in zip(entries, sizes, records.paths_of(record), strict=False):
-        if "frames" in entry:  # they may be smaller
+        if "frames" in entry:  # the frames may be smaller than the video
             continue
         if "width" in entry and (entry["width"], entry["height"]) != tuple(size):
             found.append(f"{path} has {size[0]} x {size[1]} pixels, not "
                          f"{entry['width']} x {entry['height']}")
         if "sha256" in entry and hashlib.sha256(path.read_bytes()).hexdigest() != entry["sha256"]:
-            found.append(f"{path} has another sha256")
+            found.append(f"{path} does not have the sha256 of the record")
         if "duration" in entry:
             seconds = records.video_size(record)[2]
             if abs(entry["duration"] - seconds) > MAX_DURATION_ERROR_S:
@@ -95,7 +96,7 @@ def compare_declared(records, record, sizes):
 
 
 def check_file(records, config, decode_all, print_all):
-    """Prints what is wrong with a file, then the counts; True if anything is."""
+    """Prints the mistakes in a file, then their counts -> bool: is there any mistake?"""
     counts = Counter()
     thousandths = set()
     for i in range(len(records)):
@@ -110,7 +111,7 @@ def check_file(records, config, decode_all, print_all):
         counts["unlikely unit"] += 1
     summary = ", ".join(f"{kind} {n}" for kind, n in sorted(counts.items()))
     if counts["missing file"]:
-        print(f"Paths start in {records.media}; --media DIR names another folder.")
+        print(f"Paths are relative to {records.media}; use --media DIR for another folder.")
     print(f"{records.path}: {plural(len(records), 'record')}; {summary or 'nothing is wrong'}")
     return bool(counts)
 
@@ -120,17 +121,19 @@ def main(argv=None):
     parser = make_parser("check", __doc__)
     add = parser.add_argument
     add("file", type=Path, help=(
-        "records (.jsonl), or a mixture, whose name ends in mix.json"))
-    add("--media", metavar="DIR", help="where the paths in the records start "
-        "(default: the folder media/ beside the file, else its own folder)")
+        "a file of records (.jsonl), or a mixture, whose name ends in mix.json"))
+    add("--media", metavar="DIR", help="the paths in the records are relative to this folder "
+        "(default: the folder media/ beside the file, or else the folder of the file)")
     add("--decode", action="store_true",
         help="also decode every image, and the frames of every video that training uses")
-    add("--fps", type=frame_rate, default=2.0, help="frames per second at most (default 2)")
+    add("--fps", type=frame_rate, default=2.0, help=(
+        "maximum number of frames per second (default 2)"))
     add("--max-frames", type=whole_number(1, MAX_FRAMES), default=128,
-        help="of a video at most (default 128: stage 2)")
-    add("--all", action="store_true", help=f"print all mistakes, not only {MAX_PRINTED} of a file")
+        help="maximum number of frames of a video (default 128, as in stage 2)")
+    add("--all", action="store_true", help=(
+        f"print all mistakes, not only the first {MAX_PRINTED} of each file"))
     args = parser.parse_args(argv)
-    # how many images a run takes is its own affair
+    # the limit for the number of images depends on the run, so it is not checked
     config = DataConfig(max_images=10**6, fps=args.fps, max_frames=args.max_frames)
     entries = [{"path": args.file}]
     if args.file.name.endswith("mix.json"):

@@ -1,10 +1,11 @@
-"""Asks a model about all records of one or more files and scores its answers.
+"""Runs a model on all records of one or more files and scores its answers.
 
     python -m tools.evaluate --model toy --data tests/media/films.jsonl --media tests/media \\
         --frames 2 4 --max-new 20 --draw runs/pictures --out runs/pictures --overwrite
 
-The last line is a JSON object: the metrics of the first file stand at the top, those of
-each other file under its name. With torchrun, each rank evaluates its share of the records.
+The last line is a JSON object. The metrics of the first file are at the top level. The metrics of
+each other file are under the name of that file. With torchrun, each rank evaluates its share of
+the records.
 """
 
 import io
@@ -34,39 +35,41 @@ def parse(argv):
     add = parser.add_argument
     command.add_model(parser)
     add("--data", required=True, nargs="+", action="extend", help=(
-        "record files (.jsonl), each scored apart, or the folder of a benchmark"))
+        "record files (.jsonl), which are scored separately, or the folder of a benchmark"))
     add("--benchmark", choices=benchmarks.BENCHMARKS, help=(
         "a published benchmark; its published scores are printed beside ours"))
-    add("--media", metavar="DIR", help="where the paths in the records start")
+    add("--media", metavar="DIR", help="the paths in the records are relative to this folder")
     add("--masks", nargs="+", action="extend", metavar="NPZ", help=(
-        'arrays "record id/annotation number" (evaluation/masks.py): one file for each of --data, '
-        "in their order; files beyond the last are scored without masks"))
+        "files with true masks (evaluation/masks.py), one for each file of --data in the same "
+        "order; if there are fewer, the last files of --data are scored without masks"))
     add("--frames", type=command.whole_number(1, MAX_FRAMES), nargs="+", action="extend",
-        metavar="N", help="frames of a video at most (default 384, or more if trained with more); "
-        "several numbers give a table of scores, and the metrics of the last one in full")
-    add("--draw", metavar="DIR", help="write pictures of predicted and true points here")
+        metavar="N", help="maximum number of frames of a video (default 384, or more if the model "
+        "was trained with more); several numbers also give a table of scores, and the last line "
+        "has the full metrics of the last number")
+    add("--draw", metavar="DIR", help="write pictures of predicted and true points to this folder")
     add("--out", default=".", help="folder for predictions.jsonl (default: here)")
     add("--overwrite", action="store_true", help="replace predictions.jsonl and the pictures")
     add("--read-answers", choices=("official", "plain"), default="official", help=(
-        'plain: also read "Answer: D", "**B**", "three", "1,234", "No cats." (default official)'))
+        'plain also accepts answers such as "Answer: D", "**B**", "three", "1,234", "No cats." '
+        "(default official)"))
     add("--max-new", type=command.positive, help=(
-        "tokens of an answer at most (default: by its kind, 12 to 4096)"))
+        "maximum number of tokens in an answer (default: 12 to 4096, by the kind of answer)"))
     args = parser.parse_args(argv)
     args.sampling = command.sampling(args)
     if args.benchmark and (len(args.data) > 1 or args.frames or args.masks):
-        parser.error("--benchmark takes one folder, and neither --frames nor --masks")
+        parser.error("--benchmark needs one folder in --data, and no --frames and no --masks")
     if len(args.masks or []) > len(args.data):
-        parser.error(f"--masks names {len(args.masks)} files, --data {len(args.data)}: "
-                     "the first belongs to the first, and so on")
+        parser.error(f"--masks has {len(args.masks)} files, but --data has {len(args.data)}: "
+                     "give one masks file per data file, in the same order")
     drawn = Path(args.draw).glob("*.png") if args.draw else ()
     for path in (Path(args.out, "predictions.jsonl"), *drawn):
         if path.exists() and not args.overwrite:
-            parser.error(f"{path} exists; name another folder, or add --overwrite")
+            parser.error(f"{path} exists; give another folder, or add --overwrite")
     return args
 
 
 def open_sets(args):
-    """-> [(name, records, masks_of or None), ..] of the files of --data."""
+    """-> [(name, records, masks_of or None), ..], one entry for each file of --data."""
     readers = [Records(path, args.media) for path in args.data]
     unique_names(readers)
     return [(reader.name, list(reader), open_masks(path) if path else None)
@@ -74,8 +77,8 @@ def open_sets(args):
 
 
 def evaluate_set(args, loaded, name, records, masks_of, ranks):
-    """One file of records -> {number of frames: (metrics, predictions)}. A benchmark has no
-    answers, so no nll."""
+    """Evaluates one file of records -> {number of frames: (metrics, predictions)}. The nll of a
+    benchmark is not computed."""
     model, tokenizer, config = loaded
     found = {}
     for n in dict.fromkeys(args.frames or [None]):
@@ -84,13 +87,13 @@ def evaluate_set(args, loaded, name, records, masks_of, ranks):
             max_new=args.max_new, ranks=ranks, with_nll=not args.benchmark,
             plain=args.read_answers == "plain", sampling=args.sampling)
         if found[n][0]["skipped"] == len(records):
-            raise UserError(f"{name}: {plural(len(records), 'record')}, and none could be used")
+            raise UserError(f"{name}: {plural(len(records), 'record')}, but none can be evaluated")
     return found
 
 
 def report_set(args, k, name, records, found):
-    """What evaluate_set gives of file k -> its metrics, those of the last number of frames. Writes
-    to predictions.jsonl, draws, and prints a table if there are several numbers."""
+    """The result of evaluate_set for file k -> its metrics for the last number of frames. Writes
+    predictions.jsonl and pictures. Prints a table if there are several numbers of frames."""
     of_set = {"set": name} if len(args.data) > 1 else {}
     with open(Path(args.out, "predictions.jsonl"), "a" if k else "w", encoding="utf-8") as out:
         for n, (_, predictions) in found.items():
@@ -113,9 +116,9 @@ def report_set(args, k, name, records, found):
 def main(argv=None):
     args = parse(argv)
     ranks = join_ranks(1, command.open_device(args.device))
-    # every rank reads the records; the first one alone says what is wrong with them
+    # every rank reads the records, but only the first rank prints warnings about them
     quiet = nullcontext() if ranks.first else redirect_stderr(io.StringIO())
-    # `work` holds the records of a benchmark
+    # `work` contains the records of a benchmark
     with quiet, tempfile.TemporaryDirectory() as work:
         benchmark = None
         if name := args.benchmark:
@@ -140,7 +143,7 @@ def main(argv=None):
         if benchmark:
             last_line = benchmarks.summary(benchmark, *found[0][None])
             benchmarks.print_scores(last_line)
-        if args.read_answers == "plain":  # not to be taken for scores by the official rules
+        if args.read_answers == "plain":  # these scores do not follow the official rules
             last_line |= {"read_answers": "plain"}
         command.print_line(last_line)
 

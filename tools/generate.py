@@ -1,4 +1,4 @@
-"""Asks a model about images, a video or a text, and prints its answer.
+"""Runs a model on images, a video or a text, and prints its answer.
 
     python -m tools.generate --model toy --prompt "pointing: any shape" --draw points.png
 """
@@ -28,8 +28,8 @@ from training.config import UserError
 from weights.files import explained
 
 TOY_VIDEO = ""  # --video without a file
-STYLED = re.compile(r"\w+( \d+)?:\s?")  # how every prompt of stage 1 and of the toy begins
-# a line with two times, and the lines up to an empty one
+STYLED = re.compile(r"\w+( \d+)?:\s?")  # every prompt of stage 1 and of the toy starts like this
+# a line with two times, then lines of text up to an empty line
 SUBTITLE = re.compile(r"([\d:]+[.,]\d+) *--> *([\d:]+[.,]\d+).*\n((?:.*\S.*\n?)*)")
 
 
@@ -40,28 +40,29 @@ def parse(argv):
     source = parser.add_mutually_exclusive_group()
     extend = partial(source.add_argument, action="extend", metavar="F")
     extend("--image", nargs=1, dest="images", help=(
-        "an image; without image and video: text alone, for the toy an image of its world"))
-    extend("--images", nargs="+", help="several images, at most 20")
+        "an image file (default without --video: for the toy a toy image, else text only)"))
+    extend("--images", nargs="+", help="several image files, at most 20")
     source.add_argument("--video", nargs="?", const=TOY_VIDEO, metavar="F", help=(
-        "a video file; without a file, for the toy, a video of its world"))
+        "a video file; with --model toy, --video without a file uses a toy video"))
     talk = parser.add_mutually_exclusive_group(required=True)
     talk.add_argument("--prompt", help=(
-        'worded as in training; for the toy "long_caption:", "pointing: red circle", '
-        '"count: any shape"'))
+        'a prompt with the wording of the training data; for the toy "long_caption:", '
+        '"pointing: red circle" or "count: any shape"'))
     talk.add_argument("--chat", action="store_true", help=(
-        "a conversation: a question per line, an empty line ends it"))
-    add("--system", metavar="TEXT", help="a system text, which opens the first question")
+        "read one question per line from standard input; an empty line ends the conversation"))
+    add("--system", metavar="TEXT", help="a system text, which is put before the first question")
     add("--frames", type=command.whole_number(1, MAX_FRAMES), metavar="N", help=(
-        "frames of the video at most (default 384), at most two per second"))
-    add("--start", type=float, default=0.0, help="first second of the video (default 0)")
+        "use at most N frames of the video (default 384), and at most two per second"))
+    add("--start", type=float, default=0.0, help="start of the clip in seconds (default 0)")
     add("--end", type=float, default=math.inf, help=(
-        "last second of the video (default: its end)"))
-    add("--subtitles", metavar="F", help=".srt or .vtt, by the clock of the video")
+        "end of the clip in seconds (default: the end of the video)"))
+    add("--subtitles", metavar="F", help=(
+        "an .srt or .vtt file; its times count from the start of the video, not of the clip"))
     add("--max-new", type=command.positive, default=256,
-        help="tokens of the answer at most (default 256)")
+        help="maximum number of tokens in the answer (default 256)")
     add("--draw", metavar="FILE", help=(
-        "write the images, or frames, with the predicted points: .png, .jpeg, .webp, or of "
-        "a video .gif"))
+        "draw the predicted points on the images or frames, and write them to FILE "
+        "(.png, .jpg, .jpeg, .webp; for a video also .gif)"))
     add("--json", action="store_true", help="print one JSON object instead of text")
     args = parser.parse_args(argv)
     args.sampling = command.sampling(args)
@@ -73,7 +74,7 @@ def parse(argv):
         if getattr(args, flag) != parser.get_default(flag) and not args.video:
             parser.error(f"--{flag} needs --video F")
     if args.chat and (args.draw or args.json):
-        parser.error("--draw and --json go with --prompt")
+        parser.error("--draw and --json need --prompt; they cannot be used with --chat")
     if args.draw and not (args.images or args.video or args.is_toy_scene):
         parser.error("--draw needs --image, --images or --video")
     if args.draw:
@@ -82,28 +83,29 @@ def parse(argv):
 
 
 def check_drawing(parser, path, args):
-    """UserError if --draw names a file that cannot be written, or one that the model is shown."""
+    """UserError if the file of --draw cannot be written, or if it is an input of the model."""
     kinds = [".png", ".jpg", ".jpeg", ".webp"] + [".gif"] * (args.video is not None)
     if path.suffix.lower() not in kinds or not path.parent.is_dir():
-        parser.error(f"--draw {path}: name a {', '.join(kinds)} in an existing folder")
+        parser.error(f"--draw {path}: give a {', '.join(kinds)} file in an existing folder")
     shown = [Path(file) for file in [*(args.images or ()), args.video] if file]
     if path.exists() and any(file.exists() and file.samefile(path) for file in shown):
-        parser.error(f"--draw {path}: the model is shown this file; name another one")
+        parser.error(f"--draw {path}: this file is an input of the model; give another name")
     if path.exists() and MARK not in path.read_bytes():
-        parser.error(f"--draw {path}: this command has not drawn this file; name another one")
+        parser.error(f"--draw {path}: this command has not made this file; give another name")
 
 
 def read_subtitles(path):
-    """An .srt or .vtt file -> [(start, end, text), ..] in seconds, one at least; ValueError."""
+    """An .srt or .vtt file -> [(start, end, text), ..] with times in seconds. ValueError if the
+    file has no subtitle, or one that ends before it starts."""
     with explained(f"--subtitles {path}"):
         content = Path(path).read_text(encoding="utf-8-sig")
     entries = [(to_seconds(start), to_seconds(end), " ".join(re.sub("<[^>]*>", "", text).split()))
                for start, end, text in SUBTITLE.findall(content)]
     if not entries:
-        raise ValueError(f"--subtitles {path}: no subtitle in it (.srt or .vtt)")
+        raise ValueError(f"--subtitles {path}: no subtitle found; give an .srt or .vtt file")
     for start, end, _ in entries:
         if end < start:
-            raise ValueError(f"--subtitles {path}: the one at {start:g} s ends before it starts")
+            raise ValueError(f"--subtitles {path}: the entry at {start:g} s ends before it starts")
     return entries
 
 
@@ -114,23 +116,23 @@ def to_seconds(clock):
 
 
 class Shown(NamedTuple):
-    """What a question is about."""
+    """The visual input of a prompt."""
     images: list  # (H,W,3) uint8
     clip: VideoClip | None
     sizes: list  # (width, height) of every image, or of the video
-    frames_at: object = None  # of a video: seconds of the clip -> its frames
+    frames_at: object = None  # of a video: a function, times in seconds of the clip -> frames
 
 
 def open_images(files, config):
     if len(files) > config.max_images:
-        raise UserError(f"--images: at most {config.max_images}, not {len(files)}")
+        raise UserError(f"--images: give at most {config.max_images} images, not {len(files)}")
     images = [media.read_image(file) for file in files]
     return Shown(images, None, [image.shape[1::-1] for image in images])
 
 
 def open_video(path, prompt, config, start=0.0, end=math.inf, subtitles=None):
-    """-> Shown with the frames decoded. For a tracking question they are those of a
-    track with 2 points per second."""
+    """-> Shown with decoded frames. For a tracking prompt, they are the frames that training uses
+    for a track with 2 points per second."""
     subtitles = read_subtitles(subtitles) if subtitles else None
     video = media.probe(path)
     times, end = clip_times(video.duration, config, start, end)
@@ -141,7 +143,7 @@ def open_video(path, prompt, config, start=0.0, end=math.inf, subtitles=None):
     def frames_at(times):
         return media.frames(video, [start + t for t in times])
 
-    # as small as the ViT takes them: 384 frames of 11 MB would be 4 GB
+    # resized to the input size of the ViT, because 384 frames of 11 MB would need 4 GB
     crop = config.vision.crop
     small = [vision.resize(frame, crop, crop) for frame in frames_at(times)]
     clip = VideoClip(times, small, shift_subtitles(subtitles, start))
@@ -168,8 +170,8 @@ def asks_for_tracks(prompt):
 
 
 def make_printer(tokenizer):
-    """-> a function of the ids of an answer so far, which prints what is new. A character
-    waits until all of its bytes are there."""
+    """-> a function that gets all ids of the answer so far and prints the new part of the text.
+    It prints a character when all of its bytes are generated."""
     printed = ""
 
     def print_more(ids):
@@ -182,8 +184,8 @@ def make_printer(tokenizer):
 
 
 def style_hint(prompt, config):
-    """-> a sentence about a prompt without a style for a model that was trained on such prompts
-    only, or "" for no hint."""
+    """-> a sentence if the prompt has no style, but the model was trained only on prompts with a
+    style; otherwise ""."""
     if not config.prefix_all or STYLED.match(prompt):
         return ""
     return ("this model was trained on prompts that begin with a style, such as long_caption:, "
@@ -191,12 +193,12 @@ def style_hint(prompt, config):
 
 
 def answer_ids(loaded, shown, turns, args, printer=None):
-    """-> the ids of an answer. loaded: model, tokenizer and data config; turns:
-    [(question, answer), ..], the last with the answer None."""
+    """-> the ids of an answer. loaded: (model, tokenizer, data config). turns:
+    [(question, answer), ..], where the last answer is None."""
     model, tokenizer, config = loaded
     if len(turns) == 1 and (hint := style_hint(turns[0][0], config)):
         warn(hint)
-    if args.system:  # as in training, behind the style of stage 1
+    if args.system:  # as in training, the system text follows the style of stage 1
         question, answer = turns[0]
         style = STYLED.match(question) if config.prefix_all else None
         start = style[0] if style else ""
@@ -207,7 +209,7 @@ def answer_ids(loaded, shown, turns, args, printer=None):
 
 
 def chat(loaded, shown, args):
-    """A question per line of standard input, until an empty one."""
+    """Reads questions from standard input, one per line, and prints the answers."""
     _, tokenizer, _ = loaded
     turns = []
     print("> ", end="", flush=True, file=sys.stderr)
@@ -220,9 +222,8 @@ def chat(loaded, shown, args):
 
 
 def points_in_pixels(answer, sizes):
-    """The points of an answer -> [Place, ..] in pixels of the image that each is on.
-    sizes: (width, height) of every image, or of the video; points on other images are
-    left out."""
+    """The points of an answer -> [Place, ..] in pixels of their image. sizes: (width, height) of
+    every image, or of the video. Points on an image that does not exist are skipped."""
     points = []
     for place in parse_points(answer, 1, 1):
         image = 1 if len(sizes) == 1 else place.frame

@@ -2,7 +2,7 @@
 
     python -m tools.hf export toy runs/toy-hf
 
-The last line on stdout is a JSON object: the folder, and how many tensors and parameters.
+The last line on stdout is a JSON object with the folder and the numbers of tensors and parameters.
 """
 
 from contextlib import contextmanager
@@ -36,7 +36,7 @@ COMMANDS = {  # name: (sentence, folders of the example, (argument, metavar, hel
 
 @contextmanager
 def empty_again_after_an_error(out):
-    """Makes a folder. After an error it removes what was written there, and the folders it made."""
+    """Makes the folder `out`. After an error, removes its files and all folders that were made."""
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
     out.mkdir(parents=True, exist_ok=True)
     try:
@@ -60,12 +60,12 @@ def main(argv=None):
             command.add_argument(folder, metavar=metavar, help=about)
         if name == "export":
             command.add_argument("--dtype", choices=("float32", "bfloat16"),
-                                 help="of the weights (default: as they are stored)")
+                                 help="dtype of the weights (default: the stored dtype)")
     args = parser.parse_args(argv)
     out = Path(args.out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        parser.error(f"{out}: not empty; name another folder")
-    # what is known early is said before the weights are read
+        parser.error(f"{out}: this is not an empty folder; give another folder")
+    # stop early, before the weights are read
     dtype = None
     if args.command == "export":
         require_exportable(files.describe(args.source).config)
@@ -75,7 +75,7 @@ def main(argv=None):
             files.import_extra("tokenizers")
             model = start_from_base(args.source, args.siglip)
             tokenizer = extended_tokenizer(args.source, model.config.n_vocab)
-            # unlike a released model, it was not trained with 24 crops
+            # the released models were trained with 24 crops, but this model was not
             data_config = DataConfig(**RELEASED_SETTINGS | {"high_res_share": 0})
         else:
             model, tokenizer, data_config = open_model_folder(args.source, dtype=dtype)
@@ -86,8 +86,8 @@ def main(argv=None):
             tokenizer.save(out)
             files.save_data_config(data_config, out)
     if args.command == "export" and isinstance(tokenizer, ByteTokenizer):
-        warn("the byte tokenizer of the toy is not exported, only weights and settings; "
-             "run the toy from its run directory")
+        warn("the byte tokenizer of the toy is not exported, only weights and settings are; "
+             "to run the toy, use its run directory")
     params = sum(p.numel() for p in model.parameters())
     print_line({"out": args.out, "tensors": len(model.state_dict()), "params": params})
 

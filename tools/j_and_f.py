@@ -1,4 +1,4 @@
-"""Scores the masks that a segmenter made of predicted points by J&F, as in DAVIS.
+"""Computes J&F, as in DAVIS, of the masks that a segmenter predicted from points.
 
     python -m tools.j_and_f --predicted segmenter.npz --masks true.npz
 
@@ -16,21 +16,21 @@ from weights.files import explained
 
 
 def jaccard(a, b):
-    """Masks (h,w) bool -> intersection over union; 1 where both are empty."""
+    """Two masks (h,w) bool -> intersection over union; 1 if both are empty."""
     union = (a | b).sum()
     return float((a & b).sum() / union) if union else 1.0
 
 
 def mask_boundary(mask):
-    """(h,w) bool -> (h,w) bool: pixels that differ from their neighbour to the right,
-    below, or to the lower right. The edge of the image is no boundary."""
+    """(h,w) bool -> (h,w) bool: pixels that differ from their right, lower or lower right
+    neighbour. The edge of the image is not a boundary."""
     padded = np.pad(mask, ((0, 1), (0, 1)), mode="edge")
     neighbours = (padded[:-1, 1:], padded[1:, :-1], padded[1:, 1:])
     return np.any([mask != other for other in neighbours], axis=0)
 
 
 def dilate(mask, radius):
-    """(h,w) bool -> the pixels within `radius` of the mask: its shifts over a disk."""
+    """(h,w) bool -> (h,w) bool: the pixels within `radius` pixels of the mask."""
     h, w = mask.shape
     padded = np.pad(mask, radius)
     result = np.zeros_like(mask)
@@ -42,10 +42,10 @@ def dilate(mask, radius):
 
 
 def boundary_f(predicted, true, tolerance=0.008):
-    """Masks (h,w) bool -> F1 of their boundaries; 1 where neither has a boundary.
+    """Two masks (h,w) bool -> F1 of their boundaries; 1 if neither has a boundary.
 
-    Precision is the share of the predicted boundary within `tolerance` of the image's
-    diagonal (in whole pixels, rounded up) of the true one; recall is the reverse.
+    Precision is the share of predicted boundary pixels that are near the true boundary. Recall is
+    the reverse. "Near" is `tolerance` times the diagonal of the image, rounded up to whole pixels.
     """
     edge = mask_boundary(predicted)
     true_edge = mask_boundary(true)
@@ -58,8 +58,8 @@ def boundary_f(predicted, true, tolerance=0.008):
 
 
 def j_and_f(predicted, true):
-    """Masks (t,h,w) bool of everything that an expression means, in the same frames
-    -> {"j", "f", "j_and_f"}: means over frames."""
+    """Two masks (t,h,w) bool of all objects that an expression refers to, in the same frames
+    -> {"j", "f", "j_and_f"}, which are means over the frames."""
     pairs = list(zip(predicted, true, strict=True))
     j = float(np.mean([jaccard(a, b) for a, b in pairs]))
     f = float(np.mean([boundary_f(a, b) for a, b in pairs]))
@@ -67,8 +67,8 @@ def j_and_f(predicted, true):
 
 
 def score_files(predicted_path, true_path):
-    """Two .npz files with an array (n,t,h,w) for each expression -> means over them.
-    UserError if the predicted file lacks the array of an expression."""
+    """Two .npz files with an array (n,t,h,w) for each expression -> means over the expressions.
+    UserError if a predicted array is missing or has another shape than the true masks."""
     with explained(f"--predicted {predicted_path}"):
         predicted = dict(np.load(predicted_path))
     with explained(f"--masks {true_path}"):
@@ -78,11 +78,11 @@ def score_files(predicted_path, true_path):
         found = predicted.get(name, np.empty(0))
         if found.shape[1:] != masks.shape[1:]:
             raise UserError(f"--predicted {predicted_path}: '{name}' has the shape "
-                            f"{found.shape}, the true masks {masks.shape}")
-        # the union of the objects that an expression means counts, as in MeViS
+                            f"{found.shape}, but the true masks have {masks.shape}")
+        # as in MeViS, the union of all objects of an expression is scored
         scores.append(j_and_f(found.astype(bool).any(0), masks.astype(bool).any(0)))
     if not scores:
-        raise UserError(f"--masks {true_path}: no array (n,t,h,w)")
+        raise UserError(f"--masks {true_path}: the file has no array (n,t,h,w)")
     means = {key: float(np.mean([s[key] for s in scores])) for key in scores[0]}
     return {**{key: round(mean, 4) for key, mean in means.items()}, "n": len(scores)}
 

@@ -16,8 +16,8 @@ from toy.world import SOURCES
 
 
 def export(folder, source, n):
-    """The first n records of a source as files that tools.evaluate reads: images, or the
-    frames of videos; records.jsonl; and masks.npz."""
+    """Writes the first n records of a source as files for tools.evaluate: records.jsonl,
+    masks.npz, and images or frames of videos."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     masks = {}
@@ -37,7 +37,7 @@ def export(folder, source, n):
 
 
 def as_in_a_file(annotation):
-    """An annotation without what records.parse fills in and no file has."""
+    """An annotation without the fields that records.parse adds."""
     filled_in = {"labels", "mode"} if annotation["type"] == "count" else {"labels"}
     kept = {key: annotation[key] for key in annotation if key not in filled_in}
     if "points" in kept:
@@ -70,17 +70,17 @@ def main(argv=None):
     parser = make_parser("toy", __doc__)
     add = parser.add_argument
     add("out", help="new folder for records.jsonl, masks.npz, and images or frames")
-    add("--n", type=positive, default=100, help="how many records (default 100)")
+    add("--n", type=positive, default=100, help="number of records (default 100)")
     add("--what", choices=SOURCES, default="images", help="kind of records (default images)")
     add("--split", choices=("train", "test", "unseen"), default="test",
-        help="which scenes (default test); unseen: of images only")
+        help="split of the scenes (default test); unseen needs --what images")
     add("--seed", type=whole_number(0), default=0, help="seed of the scenes (default 0)")
     add("--kinds", choices=KINDS_BY_NAME, default="few", help=(
-        "combinations of colour and shape: few (default) 24, many 54, of single images only"))
+        "combinations of colour and shape: few (24, default), or many (54; needs --what images)"))
     args = parser.parse_args(argv)
     options = {"kinds_name": args.kinds} if args.what == "images" else {}
     if args.what != "images" and (args.split == "unseen" or args.kinds != "few"):
-        parser.error("--split unseen and --kinds many: only with --what images")
+        parser.error("--split unseen and --kinds many need --what images")
     with own_folder(args.out, "tools.toy"):
         export(args.out, SOURCES[args.what](args.split, args.seed, **options), args.n)
     print(f"{plural(args.n, 'record')}, the media and masks.npz were written to {args.out}.")

@@ -162,7 +162,7 @@ def test_point_bench_wants_a_point_and_all_points_in_the_mask(files, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split() == ["average", "44.44", "67.7", "68.7", "66.5"]
     assert lines[2].split() == ["counting", "100", "-", "-", "-"]
-    last = "5 of 5 rows were evaluated; published scores: allenai/molmo2, issue"
+    last = "5 of 5 entries were evaluated; published scores: allenai/molmo2, issue"
     assert lines[-1].startswith(last)
 
 
@@ -178,7 +178,7 @@ def test_the_command_prints_a_table_and_one_line_of_json(files, tmp_path, capsys
     *table, last = capsys.readouterr().out.splitlines()
     assert table[0].split() == ["percent", "ours", "Molmo2-4B", "Molmo2-8B", "Molmo2-O-7B"]
     assert table[1].split() == ["count_accuracy", "0", "93.9", "93.7", "95.1"]
-    assert table[-1] == "2 of 2 rows were evaluated; published scores: paper, version 4, Table 6"
+    assert table[-1] == "2 of 2 entries were evaluated; published scores: paper, version 4, Table 6"
     found = json.loads(last)
     assert (found["benchmark"], found["questions"], found["published"]["Molmo2-8B"]) == (
         "countbench", 2, 93.7)
@@ -188,9 +188,9 @@ def test_the_command_prints_a_table_and_one_line_of_json(files, tmp_path, capsys
 @pytest.mark.parametrize(("name", "row", "message"), [
     ("countbench", {"image": image_cell(), "question": "a"}, "has no column number"),
     ("pixmo-points", {"image_url": U, "label": "mug", "points": ["x"], "masks": []},
-     "1 row, and none could be used: {'row of another shape': 1}"),
+     "1 question, but none can be used: {'row of another shape': 1}"),
     ("pixmo-count", {"image_url": V, "label": "cats", "count": 2},
-     "1 row, and none could be used: {'missing file': 1}"),
+     "1 question, but none can be used: {'missing file': 1}"),
 ])
 def test_files_that_are_not_as_published_cost_one_sentence(files, tmp_path, capsys, name, row,
                                                            message):

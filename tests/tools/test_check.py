@@ -43,7 +43,7 @@ def test_check_tells_line_kind_and_reason_then_the_sum(tmp_path, run):
         [f"{path}:2", "wrong record"], [f"{path}:3", "missing file"],
         [f"{path}:4", "unlikely unit"], [f"{path}:5", "wrong record"]]
     assert out[-2:] == [
-        f"Paths start in {tmp_path}; --media DIR names another folder.",
+        f"Paths are relative to {tmp_path}; use --media DIR for another folder.",
         f"{path}: 5 records; missing file 1, unlikely unit 1, wrong record 2"]
     write(path, *["{}"] * 30)
     assert [len(run(path, *flags)[1]) for flags in ([], ["--all"])] == [21, 31]

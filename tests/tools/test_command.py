@@ -69,8 +69,8 @@ ASK = ["--model", "toy", "--prompt", "x"]
     (plan, PLAN, "r.jsonl", "r.jsonl: the name must end in .npz"),
     (view, VIEW, "a.html", "this command has not made this file"),
     (view, VIEW, "notes", "the name must end in .html"),
-    (generate, [*ASK, "--image", "a.png", "--draw"], "a.png", "the model is shown this file"),
-    (generate, [*ASK, "--video", "a.gif", "--draw"], "a.gif", "the model is shown this file"),
+    (generate, [*ASK, "--image", "a.png", "--draw"], "a.png", "this file is an input of the model"),
+    (generate, [*ASK, "--video", "a.gif", "--draw"], "a.gif", "this file is an input of the model"),
 ])
 def test_a_file_of_the_user_is_not_replaced(command, flags, name, words, tmp_path, monkeypatch,
                                             capsys):

@@ -121,7 +121,7 @@ def test_what_another_command_wrote_is_replaced_only_with_overwrite(tmp_path, na
     evaluate.parse(flags)
     path.parent.mkdir()
     path.touch()
-    with pytest.raises(UserError, match=f"{path} exists; name another folder"):
+    with pytest.raises(UserError, match=f"{path} exists; give another folder"):
         evaluate.parse(flags)
     evaluate.parse([*flags, "--overwrite"])
 
@@ -170,8 +170,8 @@ def test_sampled_answers_follow_the_flags_and_the_record_and_not_the_batch(call,
     (["--top-p", "0.9"], "--top-p needs a --temperature above 0"),
     (["--top-p", "1.1"], "--top-p: 1.1 must be at most 1"),
     (["--temperature", "nan"], "--temperature: nan must be"),
-    (["--masks", "half.npz", "--masks", "half.npz"], "--masks names 2 files, --data 1"),
-    (["--masks", "half.npz", "--media", "."], "1 record, and none could be used"),
+    (["--masks", "half.npz", "--masks", "half.npz"], "--masks has 2 files, but --data has 1"),
+    (["--masks", "half.npz", "--media", "."], "1 record, but none can be evaluated"),
 ])
 def test_a_mistake_costs_one_sentence(call, clip, tmp_path, monkeypatch, flags, message):
     arrays = np.load(clip[-1])

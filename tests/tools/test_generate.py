@@ -207,10 +207,10 @@ def test_subtitles_are_read_from_two_kinds_of_files(tmp_path):
         found = generate.read_subtitles(tmp_path / f"a.{kind}")
         assert found == [(1.5, 3.25, "a b"), (3600.0, 3601.0, "c")]
     (tmp_path / "a.srt").write_text("nothing")
-    with pytest.raises(ValueError, match="no subtitle in it"):
+    with pytest.raises(ValueError, match="no subtitle found"):
         generate.read_subtitles(tmp_path / "a.srt")
     (tmp_path / "a.srt").write_text("1\n00:00:04,500 --> 00:00:03,000\nx\n")
-    with pytest.raises(ValueError, match=r"a\.srt: the one at 4\.5 s ends before it starts"):
+    with pytest.raises(ValueError, match=r"a\.srt: the entry at 4\.5 s ends before it starts"):
         generate.read_subtitles(tmp_path / "a.srt")
 
 

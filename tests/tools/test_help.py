@@ -39,7 +39,7 @@ MISTAKES = {                         # {command: (flags, part of the sentence)}
     "tools.bench": ("run none --peak 1", "none: no log of more than 5 steps"),
     "tools.convert": ("none.json out.jsonl", "none.json: no such file"),
     "tools.evaluate": ("--model none --data none.jsonl", "none: no such folder"),
-    "tools.generate": ("--model none --image a.png --prompt x --draw a.txt", "--draw a.txt: name"),
+    "tools.generate": ("--model none --image a.png --prompt x --draw a.txt", "--draw a.txt: give"),
     "tools.hf": ("import none out", "none: no such folder"),
     "tools.memory": ("--stage 3 --preset 4b --gpus 6 --cp 6", "--cp 6: 32 query and 8 kv heads"),
     "tools.plan": ("--stage 1 --data none.jsonl --out p.npz", "no such file: none.jsonl"),

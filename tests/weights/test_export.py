@@ -150,7 +150,7 @@ def test_a_folder_of_ours_and_back_is_the_same_folder(saved, tmp_path, capsys):
     assert (out / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
     with pytest.raises(SystemExit):
         command.main(["export", str(ours), str(out)])
-    assert "not empty" in capsys.readouterr().err
+    assert "not an empty folder" in capsys.readouterr().err
 
 
 def test_export_converts_to_the_dtype_that_is_named(saved, tmp_path):

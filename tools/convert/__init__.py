@@ -1,9 +1,9 @@
-"""Files of other formats as files of records: `python -m tools.convert`.
+"""Converts files of other formats to files of records: `python -m tools.convert`.
 
-rows      a file or a folder -> its rows, and the format of each
-chats     a row of ShareGPT, LLaVA, OpenAI or Hugging Face messages -> a record
-tables    a row with a question and its answer, or with a caption -> such a chat
+rows      a file or a folder -> its entries (in code: rows), and the format of each
+chats     an entry with messages (ShareGPT, LLaVA, OpenAI, Hugging Face) -> a record
+tables    an entry with a question and its answer, or with a caption -> messages
 boxes     COCO, LVIS, LabelMe, YOLO -> records
-paths     paths of media in a new file, and which records are held out
-turn      coordinates of images that EXIF turns
+paths     changes the paths of media for the new file, and selects held-out records
+turn      turns coordinates in the same way as EXIF turns the images
 """

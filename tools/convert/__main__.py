@@ -3,24 +3,24 @@
     python -m tools.convert tests/conformance/sharegpt.json runs/chats.jsonl \\
         --media tests/media
 
-in      a .jsonl, .csv or .tsv file with one row per line, or a .json file with an array of rows:
+in      a .jsonl, .csv or .tsv file with one entry per line, or a .json file with an array:
           chats       ShareGPT, LLaVA, OpenAI, Hugging Face, ms-swift
           questions   question and answer; instruction and output (alpaca); query and response
           captions    image or file_name, with text or caption
-          records     such a file again
+          records     entries that are records already
         a .json file in COCO's format (coco), also of Roboflow and LVIS: boxes, polygons, captions
-        a folder of
+        a folder with
           labelme     .json files of LabelMe: boxes, polygons, points
           yolo        .txt files, with data.yaml or classes.txt
           captions    metadata.jsonl or metadata.csv: an imagefolder
-out     OUT, a record per line, whose paths start where training looks for media
-stdout  {"rows":, "records":, "held_out":, "skipped": {kind: n}}
+out     OUT, one record per line; its paths are relative to the folder where training finds media
+stdout  {"rows":, "records":, "held_out":, "skipped": {kind: n}}; "rows" counts the entries
 
-What cannot become a record is named and skipped. docs/convert.md and docs/records.md
-have the formats.
+An entry that cannot become a record is skipped, and the reason is printed. docs/convert.md and
+docs/records.md describe the formats.
 
-Exit status: 0 records were written, 1 none could be, or no image or video is where it should be
-(then nothing is written), 2 a mistake of the user, such as a missing file.
+Exit status: 0 if records were written; 1 if nothing was written, for example because no entry can
+become a record or no image was found; 2 after a mistake of the user, such as a missing file.
 """
 
 import json
@@ -56,29 +56,31 @@ def parse(argv):
     add("file", type=Path, help="the file or folder to convert")
     add("out", type=Path, help="the file of records to write (.jsonl)")
     add("--as", dest="kind", choices=FORMATS, help=(
-        "the format of FILE, where its content does not tell"))
-    add("--media", metavar="DIR", help="where the paths in FILE start "
-        "(default: the folder media/ beside it, else its own folder)")
+        "the format of FILE, if it cannot be detected"))
+    add("--media", metavar="DIR", help="the paths in FILE are relative to this folder "
+        "(default: the folder media/ beside FILE, or else the folder of FILE)")
     add("--subtitles", type=Path, metavar="DIR", help=(
-        "add subtitles: to records of a.mp4 those in DIR/a.srt or DIR/a.vtt"))
+        "add the subtitles in DIR/a.srt or DIR/a.vtt to the records of the video a.mp4"))
     add("--hold-out", type=in_range(float, 0, 1), default=0, metavar="SHARE", help=(
         "write this share to OUT-held-out.jsonl, so that no image or video is in both files"))
     add("--draw", type=positive, metavar="N", help=(
         "draw the first N images or videos, with boxes, points and tracks, in OUT.draw.png"))
-    add("--split-turns", action="store_true", help="every question of a chat becomes an annotation "
-        "of its own: right for visual questions, wrong for conversations")
+    add("--split-turns", action="store_true", help="make a separate annotation of every question "
+        "of a chat; right for separate questions about an image, wrong for conversations")
     add("--ignore", metavar="FIELD,..", type=lambda text: text.split(","), default=[],
-        action="extend", help="fields, of rows and of turns, that change nothing of what is "
-        "trained, and tags in texts, such as '<video>', that are meant as letters")
-    add("--strict", action="store_true", help="skip the rows with any field that is not read")
-    add("--reasoning", action="store_true", help="put the reasoning before the answer")
-    add("--keep-desired", action="store_true", help="of rows for KTO take the good answers")
+        action="extend", help="fields of entries and turns to ignore, and tags, such as '<video>', "
+        "to keep as ordinary text")
+    add("--strict", action="store_true", help="skip entries with an unknown field")
+    add("--reasoning", action="store_true", help="put the reasoning text before the answer")
+    add("--keep-desired", action="store_true", help=(
+        "use the answers of KTO entries that are marked with true"))
     add("--resized", metavar="W,H", type=size, help=(
-        "size of the resized images to which bbox_2d refers (1000,1000: thousandths)"))
-    add("--exif-unturned", action="store_true", help="sizes and coordinates in FILE are those of "
-        "the images as stored: turn them as EXIF turns the images, which must be there")
+        "size of the resized images to which bbox_2d refers (1000,1000 for thousandths)"))
+    add("--exif-unturned", action="store_true", help="sizes and coordinates in FILE refer to the "
+        "stored images; turn them in the same way as EXIF turns the images, which must exist")
     add("--overwrite", action="store_true", help="replace OUT if it exists")
-    add("--all", action="store_true", help=f"print all skipped rows, not only {MAX_PRINTED}")
+    add("--all", action="store_true", help=(
+        f"print all skipped entries, not only the first {MAX_PRINTED}"))
     args = parser.parse_args(argv)
     if not args.file.exists():
         parser.error(f"{args.file}: no such file or folder")
@@ -99,7 +101,8 @@ def parse(argv):
 
 
 def read(args, report):
-    """Yields (where, record) of every row, or of every image of COCO and YOLO, not yet checked."""
+    """Yields (where, record) for every entry, or for every image of COCO and YOLO. The records are
+    not validated yet."""
     if args.kind == "yolo" or (args.kind is None and boxes.is_yolo(args.file)):
         yield from boxes.read_yolo(args.file, args.media, report)
         return
@@ -128,8 +131,9 @@ def read(args, report):
 
 
 def finish(record, args, start, report):
-    """A record -> the same with subtitles, and turned, if the flags say so, and the paths in it;
-    Unreadable or one of FORM_ERRORS if it is wrong."""
+    """Validates a record -> the record, and the paths of its media. With --subtitles it gets
+    subtitles, with --exif-unturned its coordinates are turned. Unreadable or one of FORM_ERRORS
+    if it is invalid."""
     if args.subtitles and "video" in record and "subtitles" not in record:
         stem = args.subtitles / Path(as_object(record["video"]).get("path", "")).stem
         file = next(filter(os.path.isfile, (f"{stem}.srt", f"{stem}.vtt")), None)
@@ -144,7 +148,7 @@ def finish(record, args, start, report):
 
 
 def write(args, report):
-    """Writes args.outs, all of them or none -> the number of records in each."""
+    """Writes all files of args.outs, or none of them -> the number of records in each file."""
     beside = args.file / "FILE" if args.file.is_dir() else args.file
     start = absolute(media_folder(beside, args.media))
     target = absolute(media_folder(args.out, None))
@@ -170,16 +174,16 @@ def write(args, report):
         report.end(args.file)
         if args.subtitles:
             n_files = sum(file.suffix in (".srt", ".vtt") for file in args.subtitles.iterdir())
-            warn(f"of {plural(n_files, 'file')} of subtitles in {args.subtitles}, "
-                 f"{len(report.subtitles)} have the name of a video")
+            warn(f"found {plural(n_files, 'subtitle file')} in {args.subtitles}, and "
+                 f"{len(report.subtitles)} of them have the name of a video")
         if missing:
-            warn(f"{len(missing):,} of {n_paths:,} images and videos are not there, such as "
-                 f"{missing[0]}; --media DIR says where the paths in FILE start")
+            warn(f"{len(missing):,} of {n_paths:,} images and videos do not exist, such as "
+                 f"{missing[0]}; set --media DIR to the folder where the paths in FILE start")
         reason = None
         if not any(counts):
             reason = f"{args.file} contains nothing that can become a record"
         elif missing and len(missing) == n_paths:
-            reason = "no image and no video is there"
+            reason = "none of its images and videos exists"
         elif not all(counts):
             reason = f"--hold-out {args.hold_out} leaves one file without a record"
         if reason:

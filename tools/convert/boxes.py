@@ -1,11 +1,11 @@
-"""Annotations of images as records: boxes, points and captions of COCO, LVIS, LabelMe and YOLO.
+"""Converts boxes, points and captions of COCO, LVIS, LabelMe and YOLO to records.
 
     {"image": {"path": "a.jpg", "width": 64, "height": 48}, "annotations": [
         {"type": "box", "label": "cup", "coords": "pixel", "form": "xyxy",
          "boxes": [{"box": [1, 2, 4, 6]}]}]}
 
-An image has an annotation for each label. A label is skipped in an image if not all of its places
-are known there. The border of the image cuts boxes off.
+A record has one annotation for each label. A label is skipped in an image if one of its boxes or
+points there cannot be used. Boxes are clipped to the image.
 """
 
 import re
@@ -25,22 +25,23 @@ COCO_FIELDS = {  # of an annotation
     "id", "image_id", "category_id", "bbox", "area", "segmentation", "iscrowd", "keypoints",
     "num_keypoints", "caption"}
 LABELME_FIELDS = {"label", "points", "shape_type", "group_id", "mask", "description"}
-# of a class in data.yaml: its number and a colon, or a dash, or neither; its name; a comment
+# a class in data.yaml: its number and a colon, or a dash, or neither; then its name; a comment
 YAML_NAME = re.compile(r"""(?:['"]?(\d+)['"]?\s*:\s+|-\s+)?"""
                        r"""('(?:[^']|'')*'|"[^"\\]*"|[^\s'"\[{#:](?:[^:]*?[^:\s])??)(?:\s+#.*)?""")
-UNIT = (1, 1)  # in place of a size: places are fractions of the sides
-BOXED = ("rectangle", "polygon", "rotation", "mask")  # shapes of LabelMe
-CLASSES = ("classes.txt", "obj.names", "data.yaml", "dataset.yaml")  # names of YOLO's classes
+UNIT = (1, 1)  # the size of an image if coordinates are fractions of its sides
+BOXED = ("rectangle", "polygon", "rotation", "mask")  # shapes of LabelMe that become boxes
+CLASSES = ("classes.txt", "obj.names", "data.yaml", "dataset.yaml")  # files with class names (YOLO)
 
 
 def to_records(where, path, size, found, report):
-    """Yields (where, record) of an image, or more of them for many boxes; Unreadable.
+    """Yields (where, record) for an image, or several of them if it has many boxes or points.
+    Unreadable if it has no annotation.
 
-    size: (width, height), UNIT or None. found: (label, place), .. A place is [x, y], a box
-    [left, top, right, bottom], or an Unreadable that says why a place of this label is not known.
+    size: (width, height), UNIT, or None if unknown. found: [(label, place), ..], where a place is
+    a point [x, y], a box [left, top, right, bottom], or an Unreadable (the reason).
     """
     if not found:
-        raise Unreadable("no annotation", "this image has none")
+        raise Unreadable("no annotation", "this image has no annotation")
     groups = {}
     for label, place in found:
         groups.setdefault(label, []).append(place)
@@ -54,18 +55,19 @@ def to_records(where, path, size, found, report):
 
 
 def to_annotations(label, places, size):
-    """All places of one label -> a box annotation, a point annotation, or both; Unreadable."""
+    """All places of one label -> a box annotation, a point annotation, or both. Unreadable if one
+    of the places cannot be used."""
     for place in places:
         if isinstance(place, Unreadable):
             raise place
         if not all(map(is_number, place)) or len(place) not in (2, 4):
-            raise Unreadable("wrong numbers", f"no point, box or polygon: {short(place)}")
+            raise Unreadable("wrong numbers", f"not a point, box or polygon: {short(place)}")
     if not is_text(label):
-        raise Unreadable("no label", "the file does not name it")
+        raise Unreadable("no label", "the file has no name for this label")
     if not size:
-        raise Unreadable("no size", "the file does not say how wide and high the image is")
+        raise Unreadable("no size", "the file does not contain the width and height of the image")
     if len(places) > MAX_POINTS:
-        raise Unreadable(f"more than {MAX_POINTS} points", "training would leave them out")
+        raise Unreadable(f"more than {MAX_POINTS} points", "training skips such annotations")
     fields = {"label": label.strip(), "coords": "unit" if size == UNIT else "pixel"}
     points = [{"x": place[0], "y": place[1]} for place in places if len(place) == 2]
     boxes = []
@@ -79,16 +81,16 @@ def to_annotations(label, places, size):
 
 
 def around(corners):
-    """x, y, x, y, .. -> the box around them; these numbers if they are no corners."""
+    """x, y, x, y, .. -> the box around these corners. Other input is returned unchanged."""
     numbers = list(corners)
     if not numbers or len(numbers) % 2 or not all(map(is_number, numbers)):
-        return numbers  # which `to_annotations` refuses
+        return numbers  # `to_annotations` raises the error
     return [min(numbers[::2]), min(numbers[1::2]), max(numbers[::2]), max(numbers[1::2])]
 
 
 def read_coco(content, where, report):
     """Yields (where, record) of each image."""
-    # ValueError if a number is there twice
+    # ValueError if an id occurs twice
     images = unique((image.get("id"), image) for image in content["images"])
     categories = content.get("categories") or []
     names = unique((category.get("id"), category.get("name")) for category in categories)
@@ -102,7 +104,7 @@ def read_coco(content, where, report):
             image = images.get(number, {})
             # LVIS: http://images.cocodataset.org/val2017/000000397133.jpg
             path = image.get("file_name") or urlsplit(image.get("coco_url", "")).path.lstrip("/")
-            require(path, "the image", "the file does not name it")
+            require(path, "the image", "the file does not contain its name")
             captions = []
             found = []
             for annotation in annotations:
@@ -111,7 +113,8 @@ def read_coco(content, where, report):
                     found.append(coco_place(annotation, image, names))
                     continue
                 require(not {"bbox", "segmentation"} & annotation.keys(), "an annotation",
-                        "its caption is of a box; --ignore caption, or --ignore bbox,segmentation")
+                        "a caption of a box is not supported; add --ignore caption or "
+                        "--ignore bbox,segmentation")
                 captions.append({"type": "caption", "text": annotation["caption"]})
             if captions:
                 yield place, {"image": path, "annotations": captions}
@@ -121,14 +124,14 @@ def read_coco(content, where, report):
 
 
 def coco_place(annotation, image, names):
-    """-> the label of an annotation and its place, see `to_records`. names: of the categories."""
+    """-> (label, place) of an annotation, see `to_records`. names: {category id: name}."""
     category = annotation.get("category_id")
     label = names.get(category, category)
-    # LVIS: categories of which the image may show more objects
+    # in LVIS, the image may show more objects of these categories
     if annotation.get("iscrowd") or category in image.get("not_exhaustive_category_ids", ()):
-        return label, Unreadable("a crowd", "not every object has a box of its own")
+        return label, Unreadable("a crowd", "not every object has its own box")
     if any(annotation.get("keypoints", ())):
-        return label, Unreadable("key points", "convert a file without 'keypoints'")
+        return label, Unreadable("key points", "'keypoints' are not supported; remove them")
     if box := annotation.get("bbox"):
         return label, BOX_FORMS["xywh"](*box) if is_kind(box, "box") else [box]
     if isinstance(annotation.get("segmentation"), list):
@@ -143,14 +146,15 @@ def read_labelme(content, where, report):
         shape = report.known_fields(shape, LABELME_FIELDS)
         label = shape.get("label")
         kind = shape.get("shape_type") or "polygon"
-        group = shape.get("group_id")  # of an object that has several polygons
+        group = shape.get("group_id")  # the polygons of one object have the same group_id
         if kind == "point":
             found.append((label, shape["points"][0]))
         elif kind in BOXED:
             key = label, group, k if group is None else None
             corners.setdefault(key, []).extend(chain.from_iterable(shape["points"]))
         else:
-            found.append((label, Unreadable(f"a {kind}", f"export one of {', '.join(BOXED)}")))
+            found.append((label, Unreadable(f"a {kind}", "this shape is not supported; use one of "
+                                            f"{', '.join(BOXED)}")))
     found += [(label, around(numbers)) for (label, *_), numbers in corners.items()]
     size = size_of(content.get("imageWidth"), content.get("imageHeight"))
     path = content["imagePath"].replace("\\", "/")
@@ -164,7 +168,7 @@ def is_yolo(path):
 
 
 def read_yolo(folder, media, report):
-    """Yields (where, record) of each file of labels. media: the folder of the images, or None."""
+    """Yields (where, record) for each label file. media: the folder of the images, or None."""
     labels = folder / "labels" if (folder / "labels").is_dir() else folder
     # labels/train/a.txt belongs to images/train/a.jpg
     place = Path(media or re.sub("(.*/)labels(?=/|$)", r"\1images", str(labels.absolute())))
@@ -177,10 +181,10 @@ def read_yolo(folder, media, report):
     classes = [path / name for path in above for name in CLASSES if (path / name).is_file()]
     if not classes or not any(path.stem in images for path in texts):
         others = sorted({str(path.parent) for path in labels.rglob("*.txt")} - {str(labels)})
-        raise DataError(f"{folder}: YOLO needs .txt files in one folder, one of the files "
-                        f"{', '.join(CLASSES)} there or above, and images of the same names in "
-                        f"{place} (else --media DIR); below it .txt files are in "
-                        f"{others[:4] or 'no folder'}")
+        raise DataError(f"{folder}: YOLO needs .txt files in this folder, one of the files "
+                        f"{', '.join(CLASSES)} there or above, and images with the same names in "
+                        f"{place} (or set --media DIR); folders below it with .txt files: "
+                        f"{others[:4] or 'none'}")
     names = read_classes(classes[0])
     for path in texts:
         report.read["yolo"] += 1
@@ -188,7 +192,7 @@ def read_yolo(folder, media, report):
             same_name = images.get(path.stem, ())
             if len(same_name) != 1:
                 raise Unreadable("missing file", f"{place} has {plural(len(same_name), 'image')} "
-                                 f"{path.stem}, and must have one")
+                                 f"with the name {path.stem}, but must have exactly one")
             lines = filter(str.strip, path.read_text(encoding="utf-8").splitlines())
             found = [yolo_place(line, names) for line in lines]
             yield from to_records(path, same_name[0], UNIT, found, report)
@@ -196,18 +200,18 @@ def read_yolo(folder, media, report):
 
 def yolo_place(line, names):
     require(re.fullmatch(r"\s*\d+\s[-+.\deE\s]+", line), f"'{line:.60}'",
-            "a line has only numbers, of which the first is the whole number of a class")
+            "a line must contain only numbers, and the first must be the number of a class")
     number, *numbers = map(float, line.split())
     require(len(numbers) >= 4 and len(numbers) % 2 == 0, f"'{line:.60}'",
-            "a line is a class with x, y, width and height, or with the corners of a polygon")
+            "after the class, a line must contain x, y, width and height, or a polygon")
     require(min(numbers) >= -0.01 and max(numbers) <= 1.01, f"'{line:.60}'",
-            "the numbers must be fractions of the sides")
+            "coordinates must be fractions of the image's sides, from 0 to 1")
     place = around(numbers) if len(numbers) > 4 else BOX_FORMS["cxcywh"](*numbers)
     return names.get(int(number), int(number)), place
 
 
 def read_classes(path):
-    """{number: name} of a file with a name in each line, or with the `names` of a data.yaml."""
+    """A file with one name per line, or a data.yaml with `names` -> {number: name}."""
     with explained(path):
         text = path.read_text(encoding="utf-8-sig")
     if path.suffix != ".yaml":
@@ -221,8 +225,8 @@ def read_classes(path):
     for item in filter(str.strip, re.split("[,\n]" if is_flow else "\n", body.strip("[]{}"))):
         parsed = YAML_NAME.fullmatch(item.strip())
         if not parsed:
-            raise DataError(f"{path}: '{item.strip()}' in 'names' is not understood; write the "
-                            "names in a file classes.txt, one in each line")
+            raise DataError(f"{path}: '{item.strip()}' in 'names' cannot be read; write the names "
+                            "to a file classes.txt, one per line")
         number, name = parsed.groups()
         names[int(number or len(names))] = name.strip("'\"").replace("''", "'")
     return names

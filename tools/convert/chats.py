@@ -1,6 +1,7 @@
-"""Chats of ShareGPT, LLaVA, OpenAI, Hugging Face, ms-swift and others as records: docs/convert.md.
+"""Converts chats of ShareGPT, LLaVA, OpenAI, Hugging Face, ms-swift and others to records.
 
-Fields and tags that are not read are refused, unless --ignore names them. `args` are the flags.
+docs/convert.md describes the formats. An unsupported tag, or field of a turn, is an error unless
+it is in --ignore. `row` is an entry of a file, and `args` are the flags of the command.
 """
 
 import re
@@ -15,7 +16,7 @@ from text.prompts import SYSTEM
 ROLES = {
     "human": "user", "user": "user", "system": "system", "developer": "system",
     "gpt": "assistant", "assistant": "assistant", "model": "assistant", "bot": "assistant"}
-# names of one field in several formats
+# the names that one field has in several formats
 TEXT = ("value", "content", "text")
 WEIGHT = ("loss_weight", "weight", "loss", "train", "training")
 REASONING = ("reasoning_content", "reasoning", "thinking")
@@ -35,7 +36,7 @@ PART_FIELDS = {  # {type of a part: its fields}
 PLACEHOLDER = re.compile(
     r"<img>(?P<path>[^<]+)</img>|(?:<\|vision_start\|>)?<\|?(?P<kind>image|video)"
     r"(?:here|_pad|[_ ]?(?P<number>\d+))?\|?>(?:<\|vision_end\|>)?", re.I)
-# Tags of other models. MARK is refused everywhere, OTHER_TAG in questions.
+# Tags of other models. MARK is an error everywhere, OTHER_TAG in questions.
 MARK = (r'<\|/?(?!object_ref_|box_)\w+\|>|<loc_?\d+>|<patch_index_\d+>|</?(?:seg|im_start|im_end)>'
         r'|"(?:point|box)_2d"')
 OTHER_TAG = (rf"{MARK}|<\|\w+\|>|</?(?:img|image|video|audio|ref|box|bx)>|<start_of_image>|\[IMG\]"
@@ -50,38 +51,39 @@ POINT = (r'<points?(?P<numbers>(?:\s+x\d*="[\d.]+"\s+y\d*="[\d.]+")+)(?:\s+alt="
 JSON_LABEL = r'(?:,?\s*"label":\s*"[^"]*",?)?'
 JSON = (rf'(?:```json)?[\s\[]*{{{JSON_LABEL}\s*"bbox_2d":\s*\[(?P<numbers>[-\d\s.,]*)\]'
         rf'{JSON_LABEL}\s*}}[\s,\]]*(?:```)?')
-PLACES = {  # letters of an answer with boxes or points -> the form of each
+PLACES = {  # text that an answer with boxes or points contains: its pattern
     "<box>": BOX, "<|box_start|>": BOX, "<bbox ": OBJECT, "bbox_2d": JSON, "<point": POINT}
-SCALES = {  # of a form, or of a bbox_type of ms-swift
+SCALES = {  # a pattern, or a bbox_type of ms-swift: how coordinates are given
     BOX: {"coords": "pixel", "size": [1000, 1000]}, POINT: {"coords": "percent"},
     "real": {"coords": "pixel"}, "norm1": {"coords": "unit"}}
 
 
 class Placeholder(NamedTuple):
     kind: str  # image or video
-    entry: object = None  # what it names; None: the next one of the row or the turn
-    number: str = None  # of the image, if the tag has it
+    entry: object = None  # the image or video; None: the next one of the entry or the turn
+    number: str = None  # the number in the tag, if there is one
 
 
 class Turn(NamedTuple):
     role: str  # user, assistant or system
-    parts: list  # texts and, of the user, Placeholders
-    weight: float = None  # of the loss, if given
+    parts: list  # texts; a turn of the user also has Placeholders
+    weight: float = None  # loss weight, if given
 
 
 def convert(row, args, report):
-    """A row -> a record; Unreadable if it cannot be one."""
+    """An entry -> a record. Unreadable if the entry cannot become a record."""
     row = report.known_fields(row, ROW_FIELDS)
     for key in set(DESIRED) & row.keys():
-        require(args.keep_desired and row[key] is True, "the row", f"'{key}' is {short(row[key])}: "
-                f"--keep-desired takes answers that KTO marks with true, --ignore {key} takes all")
+        require(args.keep_desired and row[key] is True, "the entry",
+                f"'{key}' is {short(row[key])}; --keep-desired uses the answers that KTO marks "
+                f"with true, --ignore {key} uses all answers")
     system, turns, rejected = read_chat(row, args, report)
     prompts = [turn.parts for turn in turns[::2]]
     answers = ["".join(turn.parts) for turn in turns[1::2]]
     if media := listed_media(row):
         if not placeholders_in(prompts):
             refuse_tags("<image>|<video>", system + "".join(answers), "an answer", args.ignore)
-        prompts = fill_placeholders(prompts, media, "the row")
+        prompts = fill_placeholders(prompts, media, "the entry")
     visual, questions = place_media(row, prompts, args.ignore)
     if system and rejected is not None:
         questions[0].insert(0, SYSTEM.format(system))
@@ -97,8 +99,8 @@ def convert(row, args, report):
         annotations = [{"type": "qa", **qa, "turns": group} for group in groups]
     else:
         rejected = read_answer(rejected, prompts[0], row, args).get("answer")
-        require(len(pairs) == 1 and "answer" in pairs[0] and rejected, "the row",
-                "a chosen and a rejected answer need one question, and no boxes")
+        require(len(pairs) == 1 and "answer" in pairs[0] and rejected, "the entry",
+                "with a chosen and a rejected answer it must have one question and no boxes")
         pairs[0]["chosen"] = pairs[0].pop("answer")
         annotations = [{"type": "preference", **pairs[0], "rejected": rejected}]
     style = {"style": row["style"]} if "style" in row else {}
@@ -108,18 +110,18 @@ def convert(row, args, report):
 
 
 def read_chat(row, args, report):
-    """-> system text, [Turn, ..] of user and assistant alternately, rejected text or None."""
+    """-> system text; [Turn, ..], alternately user and assistant; rejected text or None."""
     reader = Reader(row.get("objects", {}), args, report)
     chosen = row.get("chosen")
-    # in TRL's format the turns before the answer may be in `chosen` alone
-    chat = one_of(row, CHAT_KEYS, "the row") or (chosen[:-1] if isinstance(chosen, list) else [])
+    # in TRL's format the turns before the answer may be only in `chosen`
+    chat = one_of(row, CHAT_KEYS, "the entry") or (chosen[:-1] if isinstance(chosen, list) else [])
     if chosen:
         chat = [*chat, last_turn(chosen, "chosen", chat)]
     turns = [reader.turn(turn, f"turn {k}") for k, turn in enumerate(chat)]
-    rejected = one_of(row, REJECTED, "the row")
-    require(rejected or not chosen, "the row", "it has 'chosen', but nothing is rejected")
+    rejected = one_of(row, REJECTED, "the entry")
+    require(rejected or not chosen, "the entry", "it has 'chosen', but no rejected answer")
     if rejected:
-        require(turns and turns[-1].role == "assistant", "the row", "no answer is the chosen one")
+        require(turns and turns[-1].role == "assistant", "the entry", "it has no chosen answer")
         last = reader.turn(last_turn(rejected, "rejected", chat[:-1]), "rejected")
         require(last.role == "assistant" and last.weight is None, "rejected",
                 "it must be an answer, and only the chosen answer may have a weight")
@@ -131,22 +133,21 @@ def read_chat(row, args, report):
         system.append("".join(turns.pop(0).parts))
     for k, turn in enumerate(turns):
         require(turn.role == ("user", "assistant")[k % 2], f"turn {len(chat) - len(turns) + k}",
-                f"it is of the {turn.role}: user and assistant alternate, the user first")
-    turns = turns[: len(turns) // 2 * 2]  # a last question may have no answer
-    require(turns, "the row", "there is no question with an answer")
+                f"this is a turn of the {turn.role}; the turns must be user, assistant, user, ..")
+    turns = turns[: len(turns) // 2 * 2]  # a last question without an answer is ignored
+    require(turns, "the entry", "there is no question with an answer")
     return "\n".join(text for text in system if text.strip()), turns, rejected
 
 
 def last_turn(value, place, before):
-    """A text, a turn, or turns that repeat those before it -> the last turn."""
+    """A text, a turn, or a list that repeats the earlier turns -> the last turn."""
     *earlier, last = value if isinstance(value, list) else [value]
-    require(earlier in ([], before), place, "before its answer it must have no other turns than "
-            "the row")
+    require(earlier in ([], before), place, "it does not repeat the turns of the entry")
     return last if isinstance(last, dict) else {"role": "assistant", "content": last}
 
 
 class Reader:
-    """Reads turns, one after the other. objects: of ms-swift, for <ref-object> and <bbox>."""
+    """Reads turns in their order. objects: a field of ms-swift, for <ref-object> and <bbox>."""
 
     def __init__(self, objects, args, report):
         self.args = args
@@ -157,7 +158,7 @@ class Reader:
         self.objects = {"<ref-object>": iter(refs), "<bbox>": iter(boxes)}
 
     def turn(self, turn, place):
-        require(isinstance(turn, dict), place, f"a turn is an object, not {short(turn)}")
+        require(isinstance(turn, dict), place, f"a turn must be an object, not {short(turn)}")
         turn = self.known_fields(turn, TURN_FIELDS, place)
         name = one_of(turn, ("from", "role"), place)
         require(name in ROLES, place, f"the role {short(name)} is not one of {', '.join(ROLES)}")
@@ -165,7 +166,7 @@ class Reader:
         content = one_of(turn, TEXT, place) or ""
         content = [{"type": "text", "text": content}] if isinstance(content, str) else content
         require(is_list_of(is_a(dict))(content), place,
-                f"{short(content)} is no text and no list of parts")
+                f"{short(content)} is neither a text nor a list of parts")
         if thoughts := one_of(turn, REASONING, place):
             content = [{"type": "reasoning", "text": thoughts}, *content]
         parts = [part for entry in content for part in self.part(entry, role, place)]
@@ -178,10 +179,10 @@ class Reader:
         return Turn(role, parts, int(weight) if isinstance(weight, bool) else weight)
 
     def part(self, part, role, place):
-        """A part of a turn -> texts and Placeholders."""
+        """A part of a turn -> a list of texts and Placeholders."""
         kind = str(part.get("type")).removeprefix("input_").removesuffix("_url")
         require(kind in PART_FIELDS, place,
-                f"a part is a text, an image or a video, not {short(part)}")
+                f"a part must be a text, an image or a video, not {short(part)}")
         part = self.known_fields(part, PART_FIELDS[kind], place)
         if kind in MEDIA:
             entry = entry_of(one_of(part, (kind, f"{kind}_url", "path", "url"), place))
@@ -192,8 +193,8 @@ class Reader:
             return []
         text = one_of(part, PART_FIELDS[kind] - {"type"}, place) or ""
         if kind in REASONING:
-            require(self.args.reasoning and role == "assistant", place, "the reasoning is not read:"
-                    " --reasoning puts it before the answer, --ignore FIELD leaves it out")
+            require(self.args.reasoning and role == "assistant", place, "it has reasoning: add "
+                    "--reasoning to put it before the answer, or --ignore FIELD to ignore it")
             text += "\n\n"
         tags = "<ref-object>" if role == "user" else "<ref-object>|<bbox>"
         text = re.sub(tags, lambda tag: next(self.objects[tag[0]], tag[0]), text)
@@ -203,19 +204,20 @@ class Reader:
 
 
 def one_of(fields, names, place):
-    """The value of the one of these names that is given, or None."""
+    """The value of the field with one of these names, or None. Unreadable if there are two."""
     given = [name for name in names if name in fields]
-    require(len(given) < 2, place, f"it has both {' and '.join(given)}; --ignore one of them")
+    require(len(given) < 2, place, f"it has both {' and '.join(given)}; use --ignore for one")
     return fields[given[0]] if given else None
 
 
 def refuse_tags(pattern, text, place, ignore):
     for tag in re.findall(pattern, text):
-        require(tag in ignore, place, f"{tag} is not read there; --ignore '{tag}' keeps it")
+        require(tag in ignore, place,
+                f"{tag} is not supported here; --ignore '{tag}' keeps it as ordinary text")
 
 
 def split_media(text, ignore):
-    """A text of the user -> texts and Placeholders."""
+    """A text of the user -> a list of texts and Placeholders."""
     parts = []
     end = 0
     for tag in PLACEHOLDER.finditer(text):
@@ -227,7 +229,7 @@ def split_media(text, ignore):
 
 
 def read_answer(text, prompt, row, args):
-    """-> the fields of a turn of a record: an answer, or boxes or points."""
+    """-> the fields of a turn of a record, with the answer, or with boxes or points."""
     name = next((name for name in PLACES if name in text and name not in args.ignore), None)
     if not name:
         return {"answer": re.sub(r"<\|object_ref_(start|end)\|>", "", text)}
@@ -240,12 +242,12 @@ def read_answer(text, prompt, row, args):
     is_complete = numbers and len(numbers) % n == 0 and len(labels) < 2
     require(is_complete and not re.sub(form, "", text).strip(), "an answer with boxes or points",
             "it must contain nothing else, at most one label, and four numbers for each box; "
-            f"--ignore '{name}' keeps it as letters")
+            f"--ignore '{name}' keeps it as ordinary text")
     places = [numbers[k : k + n] for k in range(0, len(numbers), n)]
     kind = row["objects"].get("bbox_type") or "real" if form == OBJECT else form
     size = [row[key] for key in RESIZED if key in row] or args.resized
-    require(kind in SCALES or size, "an answer with boxes", "they are in pixels of a resized image:"
-            " give its size with --resized W,H (1000,1000 for the thousandths of Qwen3-VL)")
+    require(kind in SCALES or size, "an answer with boxes", "its numbers refer to a resized image; "
+            "give the size of this image with --resized W,H (1000,1000 for Qwen3-VL)")
     scale = SCALES.get(kind, {"coords": "pixel", "size": size})
     label = {"label": labels.pop()} if labels else {}
     if form == POINT:
@@ -254,7 +256,7 @@ def read_answer(text, prompt, row, args):
 
 
 def entry_of(value):
-    """A path, or an object with a path -> itself; {"url": path} -> path."""
+    """A path or an object with a path -> the same; {"url": path} -> path."""
     if isinstance(value, dict):
         value = {key: field for key, field in value.items() if field is not None}
         return value.get("url") if value.keys() <= {"url", "detail"} else value
@@ -262,7 +264,7 @@ def entry_of(value):
 
 
 def listed_media(fields):
-    """The images and videos that a row or a turn names, under each name -> Placeholders."""
+    """The fields of an entry or a turn -> a Placeholder for each image and video in them."""
     found = []
     for kind, names in MEDIA.items():
         for value in (fields[name] for name in names if name in fields):
@@ -278,13 +280,13 @@ def placeholders_in(prompts):
 
 
 def fill_placeholders(prompts, media, place):
-    """Prompts whose placeholders are these media, in order; without any, the media come first."""
+    """Replaces the placeholders by these media in their order; without any, media come first."""
     found = placeholders_in(prompts)
     n = len(found)
     numbers = [int(part.number) for part in found if part.number]
     is_in_order = numbers in ([], [*range(n)], [*range(1, n + 1)])
     require(n in (0, len(media)) and is_in_order and not any(part.entry for part in found), place,
-            f"its placeholders ({n}) must stand for its images or videos ({len(media)}) in order")
+            f"its placeholders ({n}) must match its images or videos ({len(media)}) in their order")
     if not found:
         return [[*media, *prompts[0]], *prompts[1:]]
     media = iter(media)
@@ -292,7 +294,7 @@ def fill_placeholders(prompts, media, place):
 
 
 def place_media(row, prompts, ignore):
-    """-> the field of media of a record, and the questions as lists of texts and references."""
+    """-> the media of a record, and the questions as lists of texts and references to media."""
     media = {"image": [], "video": []}
     questions = []
     for parts in prompts:
@@ -305,11 +307,12 @@ def place_media(row, prompts, ignore):
                 questions[-1].append({part.kind: len(media[part.kind])})
                 media[part.kind].append(part.entry)
     images, videos = media.values()
-    require(all([*images, *videos]), "the row", "it has a placeholder, but no image or video; "
-            "--ignore with the tag, such as --ignore '<video>', keeps it as letters")
-    require(len(videos) < 2 and not (images and videos), "the row", "it must have images or "
+    require(all([*images, *videos]), "the entry", "it has a placeholder, but no image or video; "
+            "--ignore with the tag, such as --ignore '<video>', keeps it as ordinary text")
+    require(len(videos) < 2 and not (images and videos), "the entry", "it must have images or "
             f"one video, not {plural(len(images), 'image')} and {plural(len(videos), 'video')}")
-    require(videos or not {"start", "end", "fps"} & row.keys(), "start, end, fps", "need a video")
+    require(videos or not {"start", "end", "fps"} & row.keys(), "start, end, fps",
+            "they need a video")
     questions[0] = without_outer_media(questions[0], len(images) + len(videos))
     if videos:
         return {"video": read_video(videos[0], row)}, questions
@@ -319,7 +322,7 @@ def place_media(row, prompts, ignore):
 
 
 def without_outer_media(parts, n_media):
-    """The first question without references to all media that open it, or one that closes it."""
+    """The first question without references to all media at its start, or to one at its end."""
     places = [k for k, part in enumerate(parts) if not isinstance(part, str)]
     if places and len(places) == n_media:
         before = "".join(part for part in parts[: places[-1]] if isinstance(part, str))
@@ -328,13 +331,13 @@ def without_outer_media(parts, n_media):
             return [after.lstrip()]
         if before.strip() and not after.strip() and n_media == 1:
             return [before.rstrip()]
-    return parts  # also one of nothing but images
+    return parts  # also if the question contains only images
 
 
 def read_video(video, fields):
-    """A path, an object or a list of frames -> the same with the clip of the fields."""
+    """A path, an object or a list of frames -> the video of a record, with start and end."""
     clip = {key: fields[key] for key in ("start", "end") if key in fields}
     if isinstance(video, list):
         return {"frames": video, "fps": fields.get("fps"), **clip}
-    require("fps" not in fields, "fps", "only a list of frames needs it; --ignore fps")
+    require("fps" not in fields, "fps", "only a list of frames can have it; add --ignore fps")
     return {**as_object(video), **clip} if clip else video

@@ -1,7 +1,7 @@
-"""The paths of the media of a record: moved to where a new file looks for them, and held out.
+"""Changes the paths of media for the new file, and selects held-out records.
 
-The paths of a file of records start in the folder media/ beside it, or else in its own folder. A
-path to a file below that folder is written relative to it, any other path is written absolute:
+The paths in a file of records are relative to the folder media/ beside it, or else to the folder of
+the file. If an image or video is below this folder, its path becomes relative, otherwise absolute:
 
     rows.json, 9.jpg             OUT records.jsonl         9.jpg
     set/rows.json, 9.jpg         OUT records.jsonl         set/9.jpg
@@ -15,19 +15,19 @@ from records.errors import Unreadable
 
 
 def absolute(folder):
-    """The absolute path of a folder. Links are followed only where a ".." needs it."""
+    """The absolute path of a folder. Links are resolved only if the path contains ".."."""
     folder = Path.cwd() / folder
     return folder.resolve() if ".." in folder.parts else folder
 
 
 def move_path(path, start, target):
-    """A path that starts in the folder `start` -> the same file from the folder `target`."""
+    """A path relative to `start` -> a path to the same file, relative to `target` or absolute."""
     if start == target and not Path(path).is_absolute():
         return path
     folder = absolute(start / Path(path).parent)
     whole = folder / Path(path).name
     moved = whole.relative_to(target).as_posix() if target in whole.parents else str(whole)
-    # under a locale that is not UTF-8 the letters of a folder may be surrogates
+    # if the locale is not UTF-8, the name of a folder may contain surrogates
     return moved.encode("utf-8", "surrogateescape").decode("utf-8")
 
 
@@ -46,15 +46,15 @@ def move_media(record, start, target):
 
 
 class HoldOut:
-    """Chooses by a hash which records are held out, so that no picture is in both parts."""
+    """Selects held-out records by a hash, so that no image or video is in both files."""
 
     def __init__(self, share):
         self.share = share
-        self.chosen = {}  # {name of a picture: is it held out?}
+        self.chosen = {}  # {path of an image or video: is it held out?}
 
     def __call__(self, names):
-        """Is the record with these pictures held out? names: also the text of a record without
-        any. Unreadable if one picture is already held out and another is already in training."""
+        """Is a record held out? names: the paths of its images or video; without any, its text.
+        Unreadable if one of them is already held out and another one is not."""
         known = {self.chosen[name] for name in names if name in self.chosen}
         if len(known) == 2:
             raise Unreadable("pictures of both parts", "one is held out, and another is not")

@@ -1,5 +1,5 @@
-"""The rows of a file, or of the files in a folder; their formats, told by their fields; and what is
-said about them."""
+"""Reads the entries (in code: rows) of a file or a folder. The fields of an entry determine its
+format. Report counts what was read and what was skipped, and prints it."""
 
 import csv
 import json
@@ -11,16 +11,16 @@ from records.check import short
 from records.errors import DataError, Unreadable, plural, warn
 from records.reader import CHAT_KEYS, FORM_ERRORS
 
-MAX_PRINTED = 20  # rows, without --all
+MAX_PRINTED = 20  # messages about skipped entries, without --all
 FORMATS = ("records", "chats", "questions", "captions", "coco", "labelme", "yolo")
 ANSWERS = {  # field of a question: field of its answer
     "query": "response", "instruction": "output", "question": "answer", "prompt": "completion"}
 CAPTIONS = ("text", "caption")
 TABLES = ("metadata.jsonl", "metadata.csv")  # of an imagefolder
-MIXTURE = "a mixture; give it a name that ends in mix.json, and name it with --data"
+MIXTURE = "a mixture; give it a name that ends in mix.json, and use it with --data of train.py"
 TRACKS = "write its tracks as records (docs/records.md)"
-# Fields of a row, or the end of a file's name -> one of FORMATS, or what it is that is not read,
-# and what to do. The first that fits decides.
+# Fields of an entry, or the end of a file name -> one of FORMATS, or a format that is not supported
+# and what to do. The first match decides.
 SIGNS = [
     ({"images", "annotations.image_id"}, "coco"),
     ({"videos", "annotations"}, f"TAO or YouTube-VIS; {TRACKS}"),
@@ -40,12 +40,12 @@ SIGNS = [
     ({".ini"}, f"MOT; {TRACKS}"),
     ({".parquet"}, "Parquet; write a .jsonl file, for example with pandas"),
     ({".xlsx"}, "Excel; save it as CSV UTF-8"),
-    ({".yaml"}, "of YOLO; name its folder"),
-    *(({end}, "subtitles; name the file of their videos, and this folder with --subtitles")
+    ({".yaml"}, "a file of YOLO; give its folder"),
+    *(({end}, "subtitles; convert the file with their videos, and give --subtitles this folder")
       for end in (".srt", ".vtt")),
 ]
-NOTHING = (None, "", [], {}, [""], [None], "[]")  # in tables, the fields that other rows have
-# a word in the name of a field that may change what is trained
+NOTHING = (None, "", [], {}, [""], [None], "[]")  # values of fields that count as absent
+# words in the name of a field that may change what the model is trained on
 TELLING = re.compile(
     "(?<![a-z])(?i:(?:image|img|picture|photo|video|audio|file|keypoint)[a-z]*|path|pixel|vid|frame"
     "|media|sound|speech|clip|pdf|depth|point|box|bbox|object|region|mask|segmentation|polygon"
@@ -56,20 +56,23 @@ TELLING = re.compile(
 
 
 class Report:
-    """Counts what was read, by its format, and what was skipped, by the kind of mistake. args: the
+    """Counts the entries that were read by their format, and the mistakes by their kind. args: the
     flags of the command."""
 
     def __init__(self, args):
         self.args = args
         self.read = Counter()
         self.skipped = Counter()
-        self.subtitles = set()  # files that were read
-        self.not_read = {}  # name of a field of a row: [number of rows, its first value]
+        self.subtitles = set()  # subtitle files that were read
+        self.not_read = {}  # name of an unknown field: [how often it occurs, its first value]
 
     def known_fields(self, fields, names, place=None):
-        """The fields of a row, or of an object at a place in it, without those that are empty or
-        in --ignore. Unreadable for one that is not in names; fields of a row that can hardly
-        change what is trained are only counted, but with --strict."""
+        """-> the fields that are in `names`. Fields that are empty or in --ignore are ignored.
+
+        place: None for the fields of an entry, or the object in it, such as "turn 1". An unknown
+        field is an error in such an object, with --strict, and if its name matches TELLING. Else
+        it is only counted.
+        """
         known = {}
         for key, value in fields.items():
             if value in NOTHING or key in self.args.ignore:
@@ -78,15 +81,15 @@ class Report:
                 known[key] = value
             elif place or self.args.strict or TELLING.search(key):
                 raise Unreadable(
-                    "unknown field", f"{place or 'the row'}: the field '{key}' is not read: rename "
-                    f"it to one that is (docs/convert.md), or leave it out with --ignore {key}")
+                    "unknown field", f"{place or 'the entry'}: the field '{key}' is not supported; "
+                    f"rename it (docs/convert.md), or ignore it with --ignore {key}")
             else:
                 self.not_read.setdefault(key, [0, value])[0] += 1
         return known
 
     @contextmanager
     def skipping(self, where):
-        """Ends the block where something cannot become a record."""
+        """If an error ends the block, counts and prints the reason. The caller continues."""
         try:
             yield
             return
@@ -94,18 +97,19 @@ class Report:
             kind, sentence = error.args
         except FORM_ERRORS as error:
             kind = "wrong record"
-            sentence = f"it cannot be read as one: {type(error).__name__}: {error}"
+            sentence = f"it cannot be read as a record: {type(error).__name__}: {error}"
         self.skipped[kind] += 1
         if self.args.all or self.skipped.total() <= MAX_PRINTED:
             warn(f"{where}: {kind}: {sentence}; skipped")
 
     def end(self, path):
-        """Says how many skipped rows were not printed, and what was read."""
+        """Prints the number of other mistakes, the fields that were not used, and what was read."""
         rest = self.skipped.total() - MAX_PRINTED
         if rest > 0 and not self.args.all:
             warn(f"{rest} more were skipped; --all prints them")
         for key, (n, value) in self.not_read.items():
-            warn(f"the field '{key}' is not read: in {plural(n, 'row')}, such as {short(value)}")
+            warn(f"the field '{key}' is not used; it occurs {plural(n, 'time')}, for example with "
+                 f"the value {short(value)}")
         kinds = ", ".join(f"{kind} ({n:,})" for kind, n in self.read.items())
         warn(f"{path}: read as {kinds or 'an empty file'}")
 
@@ -115,10 +119,10 @@ def known_format(signs, default):
 
 
 def kind_of(row):
-    """-> one of FORMATS, or what else the row is."""
+    """-> one of FORMATS, or a format that is not supported and what to do."""
     if not isinstance(row, dict):
         return "records"
-    signs = {key for key, value in row.items() if value is not None}  # tables have all fields
+    signs = {key for key, value in row.items() if value is not None}  # None counts as absent
     annotations = row.get("annotations")
     if isinstance(annotations, list) and annotations and isinstance(annotations[0], dict):
         signs |= {f"annotations.{key}" for key in annotations[0]}
@@ -128,8 +132,8 @@ def kind_of(row):
 
 
 def read_rows(path):
-    """Yields (where, row): "file:line", "file", or "file[number]" from 0, with the id of a row. A
-    line that cannot be read is an Unreadable."""
+    """Yields (where, row). `where` is "file:line", "file" or "file[number]" (from 0), followed by
+    the id of the entry. For a line that cannot be read, `row` is an Unreadable."""
     entries = sorted(path.iterdir()) if path.is_dir() else [path]
     tables = [file for file in entries if file.name in TABLES]
     known = [".json"] if path.is_dir() else READERS
@@ -137,26 +141,27 @@ def read_rows(path):
     if not files:
         below = sorted(path.rglob("*")) if path.is_dir() else [path]
         inner = [str(file) for file in below if file.suffix in READERS][:3]
-        what = known_format({file.suffix for file in below}, "no known format; --help lists them")
+        what = known_format({file.suffix for file in below},
+                            "not a known format; --help lists the known formats")
         if inner:
-            what = f"no known format; below it are {', '.join(inner)}"
+            what = f"not a known format; files below it: {', '.join(inner)}"
         raise DataError(f"{path}: this is {what}")
     for file in files:
         for where, row in READERS[file.suffix.lower()](file):
             if len(files) > 1 and kind_of(row) != "labelme":
-                raise DataError(f"{where}: of several .json files only LabelMe's are read; name "
-                                "one file in place of the folder")
+                raise DataError(f"{where}: a folder with several .json files must contain files of "
+                                "LabelMe; give one file instead of the folder")
             has_id = isinstance(row, dict) and "id" in row
             yield where + (f" id {row['id']!s:.60}" if has_id else ""), row
 
 
 def unique(pairs):
-    """A dict of these keys and values. ValueError if one key is there twice."""
+    """[(key, value), ..] -> a dict. ValueError if a key occurs twice."""
     pairs = list(pairs)
     found = dict(pairs)
     if len(found) < len(pairs):
         ((twice, _),) = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"{short(twice)} is there twice")
+        raise ValueError(f"{short(twice)} occurs twice")
     return found
 
 
@@ -166,7 +171,7 @@ def read_lines(path):
             if not line.strip():
                 continue
             try:
-                # in bytes a byte order mark is read, in a text it is an error
+                # json.loads accepts a byte order mark in bytes, but not in a str
                 row = json.loads(line, object_pairs_hook=unique)
             except (ValueError, RecursionError) as error:
                 row = Unreadable("not JSON", str(error))
@@ -177,8 +182,8 @@ def read_json(path):
     try:
         content = json.loads(path.read_bytes(), object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: the file is not JSON: {error}; a file with one row per line "
-                        "ends in .jsonl") from None
+        raise DataError(f"{path}: the file is not JSON: {error}; if it has one entry per line, "
+                        "its name must end in .jsonl") from None
     if isinstance(content, list):
         yield from ((f"{path}[{k}]", row) for k, row in enumerate(content))
     else:
@@ -195,8 +200,8 @@ def read_csv(path):
             for cells in filter(None, table):
                 row = unique(zip(names, cells, strict=False))
                 if len(cells) > len(names):
-                    row = Unreadable("wrong record", f"it has {len(cells)} cells, and the first "
-                                     f"line names {plural(len(names), 'column')}")
+                    row = Unreadable("wrong record", f"it has {len(cells)} cells, but the first "
+                                     f"line has {plural(len(names), 'column')}")
                 yield f"{path}:{table.line_num}", row
     except (ValueError, csv.Error) as error:
         raise DataError(f"{path}: the table cannot be read; save it as CSV UTF-8 ({error})"

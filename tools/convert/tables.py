@@ -1,4 +1,4 @@
-"""Rows of questions and answers, or of captions, as chats (chats.py).
+"""Converts entries with a question and an answer, or with a caption, to chats (chats.py).
 
     {"image": "9.jpg", "question": "What is it?", "answer": "A tray."}
     {"instruction": "Sum up.", "input": "..", "output": ".."}                   alpaca
@@ -13,17 +13,17 @@ from tools.prepare.media import VIDEO_SUFFIXES
 
 
 def as_chat(row, kind):
-    """Fields that are not of the text stay. A caption becomes the answer to a blank question."""
+    """An entry -> a chat with its other fields. A caption answers an empty question."""
     rest = {key: value for key, value in row.items() if value not in (None, "")}
     if "file_name" in rest:
         name = rest.pop("file_name")
         medium = "video" if name.lower().endswith(VIDEO_SUFFIXES) else "image"
-        require(medium not in rest, "the row",
-                f"it has both file_name and {medium}; --ignore one of them")
+        require(medium not in rest, "the entry",
+                f"it has both file_name and {medium}; use --ignore for one of them")
         rest[medium] = name
     names = CAPTIONS if kind == "captions" else ANSWERS
     key = next((key for key in names if key in rest), None)
-    require(key, "the row", f"it has none of the fields {', '.join(names)}")
+    require(key, "the entry", f"it has none of the fields {', '.join(names)}")
     text = rest.pop(key)
     messages = []
     for turn in rest.pop("history", ()):  # [[question, answer], ..], or turns
@@ -42,15 +42,15 @@ def as_chat(row, kind):
 
 
 def turns_of(value, role):
-    """The turns in a field: TRL has a list of them, others have the text of one."""
+    """A field -> a list of turns. TRL has a list of turns, other formats have the text of one."""
     is_list = isinstance(value, list) and value and "role" in value[0]
     return value if is_list else [{"role": role, "content": value}]
 
 
 def as_caption(record):
-    """The record of such a chat -> that of the caption."""
+    """A record of a chat that `as_chat` made from a caption -> a record with this caption."""
     (caption,) = record["annotations"]
     turns = caption.pop("turns", ())
-    require([*map(set, turns)] == [{"question", "answer"}], "the row",
-            "beside a caption it must have no other text, and no boxes in the caption")
+    require([*map(set, turns)] == [{"question", "answer"}], "the entry",
+            "if it has a caption, it must have no other text, and no boxes in the caption")
     return record | {"annotations": [caption | {"type": "caption", "text": turns[0]["answer"]}]}

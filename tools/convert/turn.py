@@ -1,4 +1,4 @@
-"""Sizes and coordinates of images as stored -> those of the images as EXIF turns them.
+"""Converts sizes and coordinates in the stored image to the image as EXIF turns it.
 
     {"path": "a.jpg", "width": 640, "height": 480}, {"x": 160, "y": 120}      stored, in pixels
     {"path": "a.jpg", "width": 480, "height": 640}, {"x": 0.75, "y": 0.25}    turned clockwise
@@ -8,7 +8,7 @@ from records.check import require
 from records.media import EXIF_ORIENTATION, image_size, open_image
 from text.styles import parts_of
 
-TURNS = {  # EXIF orientation -> where a point as stored is displayed, in fractions of the sides
+TURNS = {  # EXIF orientation: a stored point -> the displayed point, in fractions of the sides
     1: lambda x, y: (x, y),
     2: lambda x, y: (1 - x, y),
     3: lambda x, y: (1 - x, 1 - y),
@@ -21,8 +21,9 @@ TURNS = {  # EXIF orientation -> where a point as stored is displayed, in fracti
 
 
 def turn_record(record, parsed, folder):
-    """A record, the same parsed, and the folder of its media -> the record turned, with its
-    coordinates as fractions; itself if EXIF turns none of its images. Unreadable."""
+    """A record, the parsed record, and the folder of its media -> the record with turned sizes and
+    coordinates, which are fractions. The record does not change if EXIF turns none of its images.
+    Unreadable if an image is missing or its size is already turned."""
     headers = [read_header(folder / image["path"]) for image in parsed.get("images", ())]
     if all(orientation == 1 for orientation, _ in headers):
         return record
@@ -50,7 +51,8 @@ def read_header(path):
 
 
 def turn_annotation(annotation, points, headers):
-    """points: those of the annotation, parsed; headers: of each image, see `read_header`."""
+    """Turns the coordinates of an annotation in place. points: its parsed points or boxes.
+    headers: the result of `read_header` for each image."""
     name = "boxes" if annotation["type"] == "box" else "points"
     for entry, point in zip(annotation[name], points, strict=True):
         orientation, size = headers[point.get("image", 0)]

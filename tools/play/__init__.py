@@ -1,1 +1,1 @@
-"""A page on which one drags shapes and sees the model point."""
+"""A web page on which you drag shapes, and the model points to them."""

@@ -1,4 +1,4 @@
-"""Opens a page on which you drag shapes and see where the model points.
+"""Opens a web page on which you drag shapes and see where the model points.
 
     python -m tools.play
 """
@@ -25,7 +25,7 @@ MAX_BODY = 100_000_000  # bytes of a request
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Replies to GET with the page, and to POST with what the main thread computes."""
+    """Replies to GET with the page, and to POST with the results that the main thread computes."""
 
     def handle(self):
         with suppress(ConnectionError):  # the page was closed
@@ -38,14 +38,14 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         length = self.headers.get("Content-Length", "")
         if not (length.isdecimal() and len(length) < 10 and int(length) <= MAX_BODY):
-            self.send_error(413, f"a request states its length, at most {MAX_BODY} bytes")
+            self.send_error(413, f"state the length of the request, at most {MAX_BODY} bytes")
         elif self.is_own():
             answer = SimpleQueue()
             self.server.requests.put((self.rfile.read(int(length)), answer))
             self.reply(answer.get(), "application/json")
 
     def is_own(self):
-        """Does it come from our page, at this address and not at a name that leads to it?"""
+        """Does the request come from our page, and not from another host name or origin?"""
         host = self.headers.get("Host", "")
         is_own = (host.partition(":")[0] in ("127.0.0.1", "localhost")
                   and self.headers.get("Origin") in (None, f"http://{host}"))
@@ -67,10 +67,10 @@ class Handler(BaseHTTPRequestHandler):
 def main(argv=None):
     parser = make_parser("play", __doc__)
     add_model(parser, model="toy")
-    parser.add_argument("--port", type=int, default=8000, help="default 8000; 0: any free port")
-    parser.add_argument("--no-browser", action="store_true", help="print the address only")
+    parser.add_argument("--port", type=int, default=8000, help="0: any free port (default 8000)")
+    parser.add_argument("--no-browser", action="store_true", help="only print the address")
     args = parser.parse_args(argv)
-    # A core is left to the browser, because each operation waits for the slowest thread.
+    # leave one core to the browser, because each operation waits for the slowest thread
     torch.set_num_threads(max(1, torch.get_num_threads() - 1))
     model, tokenizer, config = open_model(args)
     start = {"toy": getattr(tokenizer, "words", None) == WORDS, "kinds": FEW._asdict(),
@@ -87,13 +87,13 @@ def main(argv=None):
     if not args.no_browser:
         webbrowser.open(address)
     loaded = model, tokenizer, evaluation_config(config)
-    while True:  # the model runs in the main thread, where Ctrl-C ends it at once
+    while True:  # the model runs in the main thread, where Ctrl-C stops it at once
         body, answer = server.requests.get()
         try:
             reply = reply_to(json.loads(body), loaded, sampling(args))
-        except Unreadable as error:  # a file of the user
+        except Unreadable as error:  # the file of the user cannot be read
             reply = {"error": str(error)}
-        except Exception as error:  # the next request may be right
+        except Exception as error:  # the server continues with the next request
             reply = {"error": f"This request cannot be used: {error!r:.300}"}
         answer.put(json.dumps(reply))
 

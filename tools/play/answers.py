@@ -1,7 +1,7 @@
-"""A request of the page -> pictures, answers, and where each token of an answer attended to.
+"""A request of the page -> pictures, answers, and the attention of each token of an answer.
 
-A request has "prompts" and one of "scene" (of toy/shapes.py, or a seed that draws one), "video" (a
-seed of the toy's videos) and "file" ({"name", "url"}, an image or a video as a data: URL).
+A request has "prompts" and one of these: "scene" (a scene of toy/shapes.py, or the seed of one),
+"video" (the seed of a toy video) or "file" ({"name", "url"}, an image or video as a data: URL).
 """
 
 import base64
@@ -24,26 +24,26 @@ from tools.view import data_uri
 from toy.images import caption_of, find_named
 from toy.shapes import COLOURS, SHAPES, SIZE, mask_of, render
 
-MAX_NEW = 256  # tokens of an answer
-MAX_SHARES = 5_000_000  # of a reply; if there are more, the page gets the mean of the blocks only
+MAX_NEW = 256  # maximum number of tokens in an answer
+MAX_SHARES = 5_000_000  # in a reply; if there are more, the page only gets the mean of the blocks
 LABELS = {f"{colour} {shape}" for colour in ("any", *COLOURS) for shape in ("shape", *SHAPES)}
 
 
 def reply_to(request, loaded, sampling):
-    """-> what page.html reads. loaded: model, tokenizer, data config of inference."""
+    """-> the reply for page.html. loaded: (model, tokenizer, data config of inference)."""
     model, tokenizer, config = loaded
     shown, scene, true = open_request(request, config)
     prompts = [data.encode_prompt(shown.images, [(text, None)], tokenizer, config, shown.clip)
                for text in request["prompts"]]
     for prompt in prompts:
-        prompt.images = prompts[0].images  # one array is encoded once
+        prompt.images = prompts[0].images  # the same array is encoded only once
     recorder = AttentionRecorder()
     found = generate(model, prompts, tokenizer.stops, MAX_NEW, sampling, recorder=recorder)
     shares = [recorder.shares(k, len(found[k]))[..., p.pool_dst] for k, p in enumerate(prompts)]
     n_shares = sum(map(torch.numel, shares))
     answers = []
     for text, ids, by_block in zip(request["prompts"], found, shares, strict=True):  # (L,t,M)
-        # a character may have several tokens: the last of them shows it
+        # a character may have several tokens; it is shown at the last one
         so_far = [tokenizer.decode(ids[:n]).rstrip("\ufffd") for n in range(len(ids) + 1)]
         mean = by_block.mean(0, keepdim=True)
         kept = torch.cat([mean, by_block]) if n_shares <= MAX_SHARES else mean
@@ -62,7 +62,7 @@ def reply_to(request, loaded, sampling):
 
 
 def open_request(request, config):
-    """-> Shown, the scene or None, the true points of a video [(time, id, x, y), ..]"""
+    """-> Shown, the scene or None, and the true points of a video [(time, id, x, y), ..]."""
     if "file" in request:
         return open_file(request["file"], request["prompts"][0], config), None, []
     if "video" in request:
@@ -78,9 +78,9 @@ def open_request(request, config):
 
 
 def open_file(file, prompt, config):
-    """-> Shown. The type that the browser gives the file decides whether it is a video."""
+    """-> Shown. The media type from the browser decides whether the file is a video."""
     kind, _, content = file["url"].partition(";base64,")
-    with TemporaryDirectory() as folder:  # ffmpeg reads files
+    with TemporaryDirectory() as folder:  # ffmpeg can only read files
         path = Path(folder, "file")
         path.write_bytes(base64.b64decode(content))
         try:
@@ -92,7 +92,7 @@ def open_file(file, prompt, config):
 
 
 def mark(prompt, text, objects):
-    """-> (a sentence, "right" or "wrong"), or None if the scene does not tell what is right."""
+    """-> (a sentence, "right" or "wrong"), or None if the right answer is not known."""
     style, _, label = map(str.strip, prompt.partition(":"))
     named = [objects[k] for k in find_named(objects, label)]
     if style == "long_caption":

@@ -1,28 +1,28 @@
-"""Where a model attends while it writes an answer."""
+"""Records which tokens a model attends to while it generates an answer."""
 
 import torch
 
 
 class AttentionRecorder:
-    """How much each token of an answer attends to each token of its prompt. Like the KV cache
-    (evaluation/generate.py) it wraps the `attend` function of every block."""
+    """Records how much each token of an answer attends to each token of its prompt. Like the KV
+    cache (evaluation/generate.py), it wraps the `attend` function of every block."""
 
     def wrap(self, attends, cache, lengths):
-        """attends: one function per block; lengths (B,): tokens of the prompts."""
-        self.keys = cache.kv[:, 0]  # (L,B,S,G,D), which decoding fills
+        """attends: one function per block. lengths: (B,), number of tokens of each prompt."""
+        self.keys = cache.kv[:, 0]  # (L,B,S,G,D); decoding fills it
         self.lengths = lengths
-        self.queries = [[] for _ in attends]  # of each block: (B,H,D) for each token of the answers
+        self.queries = [[] for _ in attends]  # per block: (B,H,D) for each token of the answers
 
         def of_block(attend, queries):
             def record(q, k, v, mask):
-                last = (lengths - 1).clamp(max=q.shape[1] - 1)  # it predicts the next token
+                last = (lengths - 1).clamp(max=q.shape[1] - 1)  # this token predicts the next one
                 queries.append(q[torch.arange(len(q), device=q.device), last])
                 return attend(q, k, v, mask)
             return record
         return [of_block(*pair) for pair in zip(attends, self.queries, strict=True)]
 
     def shares(self, row, n_answer):
-        """-> (L, n_answer, n_prompt), the mean over the heads of each block."""
+        """-> (L, n_answer, n_prompt): attention weights, as the mean over the heads of a block."""
         n, first = int(self.lengths[row]), int(self.lengths.max())  # slots: prompt, padding, answer
         found = []
         for queries, keys in zip(self.queries, self.keys[:, row], strict=True):

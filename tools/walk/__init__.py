@@ -1,1 +1,1 @@
-"""What the page docs/walk/README.md runs, and the check of its exercises."""
+"""The code that docs/walk/README.md runs, and the automatic check of its exercises."""

@@ -18,15 +18,16 @@ from tools.command import make_parser, report_errors
 from weights.files import explained
 
 ROOT = Path(__file__).parents[2]
-N_LINES = 6  # of a failed test's own message
+N_LINES = 6  # number of printed lines of the message of a failed test
 
 # {exercise: {test: what it protects}}
 TESTS = {
     "allow": {
         "tests/test_attention.py::test_mask_equals_the_official_code":
-            "The mask must be that of the released training code, for trees, images and padding.",
+            "The mask must equal the mask of the released training code, for trees, images and "
+            "padding.",
         "tests/test_attention.py::test_mask_of_a_packed_row_equals_the_official_code":
-            "A real packed row, compared with the mask of the released training code.",
+            "The mask of a real packed row must equal the mask of the released training code.",
         "tests/test_attention.py::test_no_row_is_empty_and_padding_sees_padding_only":
             "Padding must attend to padding: softmax over no key at all is NaN on some devices.",
         "tests/test_packing.py::test_branches_cannot_see_each_other":
@@ -36,46 +37,46 @@ TESTS = {
     },
     "best_subset": {
         "tests/test_packing.py::test_the_search_finds_the_fullest_row":
-            "All 1,024 subsets of ten examples are tried: none may be worth more than yours. "
-            "Taking the largest first is not enough.",
+            "The test tries all 1,024 subsets of ten examples. None may be worth more than yours. "
+            "It is not enough to choose the largest examples first.",
         "tests/test_packing.py::"
         "test_every_fitting_example_is_packed_once_and_no_pack_is_over_a_limit[2]":
-            "In a stream of 300 examples none may be lost, doubled, or put into a full row.",
+            "In a stream of 300 examples, none may be lost, used twice, or put into a full row.",
     },
     "token_weight": {
         "tests/test_data.py::test_tree_equals_the_official_code":
-            "Trees of the released training code, with the weight of every token.",
+            "The weight of every token must equal its weight in the released training code.",
         "tests/test_data.py::"
         "test_points_and_captions_of_videos_have_flat_weights_and_all_else_square_roots":
-            "The table of section 3 of the walk, for every kind of annotation.",
+            "Every kind of annotation must have the weight in the table of section 3 of the walk.",
         "tests/test_data.py::"
         "test_weights_of_record_annotation_and_turn_multiply_and_0_is_context":
-            "The weights that a user writes into a record multiply; they replace nothing.",
+            "The weights in a record are factors. They must not replace the weights of the rule.",
     },
     "pool": {
         "tests/test_vision.py::test_pooling_equals_a_loop_over_valid_patches":
-            "Windows of 4 and of 9 patches, some of them missing, compared with a loop over the "
-            "patches that exist.",
+            "Windows of 4 and of 9 patches, with missing patches, must give the same result as a "
+            "loop over the patches that exist.",
         "tests/test_vision.py::test_windows_of_four_give_the_same_when_padded_to_nine":
             "A batch that contains a video has 9 columns for images too. The visual tokens of "
             "the images must stay the same.",
         "tests/test_vision.py::test_a_row_without_patches_is_zero_and_leaves_gradients_alone":
             "A window without any patch must not give NaN, neither forward nor backward.",
         "tests/test_model.py::test_visual_features_equal_the_official_code":
-            "The visual tokens of two tiny models of the released training code.",
+            "The visual tokens of two tiny models must equal those of the released training code.",
     },
     "ulysses": {
         "tests/test_parallel.py::"
         "test_any_layout_gives_loss_and_gradients_of_one_process[2-2-1]":
-            "Two processes must give the loss and all gradients of one process. So backward has "
-            "to travel through the exchange as well (parallel.AllToAll does this).",
+            "Two processes must give the loss and all gradients of one process. So gradients must "
+            "also pass through the exchange (parallel.AllToAll does this).",
     },
     "forward_backward": {
         "tests/test_train.py::test_the_loss_is_a_weighted_mean_over_the_whole_step":
-            "The logged loss is the mean over the step, whatever the micro-batches weigh.",
+            "The logged loss must be the mean over the step, for any weights of the micro-batches.",
         "tests/test_train.py::test_three_steps_equal_three_written_by_hand":
-            "Three steps in micro-batches, compared with three in one batch and plain AdamW: the "
-            "gradients must be sums, and the z-loss belongs to them.",
+            "Three steps with micro-batches must equal three steps with one batch and AdamW. "
+            "Gradients must be sums, and they must include the z-loss.",
     },
 }
 
@@ -90,15 +91,15 @@ def main(argv=None):
         found = runpy.run_path(path)
     mine = {name: found[name] for name in TESTS if name in found}
     if not mine:
-        parser.error(f"--check {path}: it has none of the functions {', '.join(TESTS)}")
+        parser.error(f"--check {path}: the file has none of the functions {', '.join(TESTS)}")
     results = [check(name, function, path) for name, function in mine.items()]
     return 0 if all(results) else 1
 
 
 def check(name, mine, path):
-    """Checks one function and prints the result -> bool: it is right, or not written yet."""
+    """Checks one function and prints the result -> bool: is it right, or not written yet?"""
     print(f"{name}: ", end="", flush=True)
-    # of a functools.partial, the code of its function; other callables may have none
+    # a functools.partial has the code of its function; other callables may have no code
     code = getattr(getattr(mine, "func", mine), "__code__", None)
     if code and "NotImplementedError" in code.co_names:
         print("not written yet")

@@ -1,9 +1,8 @@
-"""The row of the walk: one video, one photograph, one text, and a model of 58,000
-parameters.
+"""The packed row of the walk (a video, a photograph and a text) and a model of 58,000 parameters.
 
-Only the sizes are small: the records pass through data.py and packing.py, and the model is
-model.Molmo2 with random weights. It computes in float64, so that all digits on the page are the
-same on every machine.
+Only the sizes are small. The records pass through data.py and packing.py, and the model is
+model.Molmo2 with random weights. The model computes in float64, so that all digits on the page are
+the same on every machine.
 """
 
 import itertools
@@ -51,7 +50,7 @@ MARKUP = ["user\n", "assistant\n", "caption:", "0.0 ", " 0.5 ", '<points coords=
 
 
 def make_tokenizer():
-    """A byte tokenizer with one token for every word of the walk, so that a row can be printed."""
+    """A byte tokenizer with one token for each word of the walk, so that a row is easy to print."""
     words = list(MARKUP)
     for annotation in itertools.chain(*ANNOTATIONS.values()):
         for key in ("question", "answer", "text", "label"):
@@ -60,7 +59,7 @@ def make_tokenizer():
 
 
 class Drawn:
-    """Draws the pixels of the records, small whole numbers: a data.RecordReader."""
+    """A data.RecordReader that draws the images and frames of the records."""
     name = "walk"
 
     def image_sizes(self, record):
@@ -90,7 +89,7 @@ MEDIA = {"video": {"video": "drawn"}, "photo": {"image": "drawn"}, "text": {}}
 
 
 def make_record(name, annotations, **media):
-    """-> a record as training reads it; its pixels are drawn."""
+    """-> a record as training reads it. Its images or frames are drawn."""
     record = parse({"id": name, "annotations": annotations, **media})
     return record | {"key": name, "where": name, "source": Drawn()}
 
@@ -102,7 +101,7 @@ RECORDS = [make_record(name, annotations, **MEDIA[name])
 def encode(shards=(None, None, None)):
     """-> the three records as data.Example: the video, the photograph, the text.
 
-    shards: for each of them the crops that a rank encodes (parallel.CropShard), or None: all.
+    shards: for each record the parallel.CropShard of a rank, or None to encode all crops.
     """
     return [encode_record(*pair) for pair in zip(RECORDS, shards, strict=True)]
 
@@ -112,12 +111,12 @@ def encode_record(record, shard=None):
 
 
 def collate(examples, tokens=ROW):
-    """data.Examples -> packing.Batch of one row."""
+    """[data.Example, ..] -> packing.Batch with one row."""
     return packing.collate([examples], tokens, VISION)
 
 
 def new_model():
-    """Molmo2 with random weights in float64, the same in every call."""
+    """Molmo2 in float64 with random weights, which are the same in every call."""
     torch.manual_seed(SEED)
     return models.Molmo2(MODEL).double().init_weights()
 
@@ -126,14 +125,14 @@ ANNOTATION_OF = {"caption:": "caption", "Where": "points", "How": "question", "W
 
 
 class Part(NamedTuple):
-    """A run of tokens of the row: the prefix of an example, one of its branches, or padding."""
+    """A span of tokens in the row: the prefix of an example, one of its branches, or padding."""
     name: str  # "video: prefix", "video: caption", .., "text", "padding"
     start: int  # positions in the row
     stop: int
 
 
 def find_parts(examples, tokens=None):
-    """The examples of a row -> [Part, ..]; tokens: the length of the row, if it ends in padding."""
+    """The examples of a row -> [Part, ..]. tokens: the length of the row if it has padding."""
     parts = []
     place = 0
     for x in examples:

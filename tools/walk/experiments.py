@@ -1,5 +1,5 @@
-"""What the walk measures with the model of examples.py: outputs, shares of the loss, gradients;
-and the row on two processes (gloo), with the project's own parallel.py."""
+"""Measurements of the walk with the model of examples.py: outputs, shares of the loss, gradients,
+and the row on two processes (gloo) with parallel.py of the project."""
 
 import dataclasses
 import tempfile
@@ -21,10 +21,10 @@ Z_LOSS = 1e-4
 
 @torch.no_grad()
 def find_changed_outputs(example, place):
-    """Changes one token of an example -> the places whose output then changes, if by one bit."""
+    """Changes the token at `place` -> the positions whose output changes by at least one bit."""
     model = examples.new_model()
     tokens = example.tokens.copy()
-    # any other token will do
+    # any other token can be used
     tokens[place] += 1 if tokens[place] < 300 else -1
     changed = dataclasses.replace(example, tokens=tokens)
     before, after = (model.hidden(examples.collate([x], len(tokens)))[0]
@@ -33,7 +33,8 @@ def find_changed_outputs(example, place):
 
 
 def measure_tokens(batch):
-    """-> nll (T,), and the norm of the gradient of each token's nll alone (T,); 0 without loss."""
+    """-> the nll of each token (T,), and the norm of the gradient of this nll (T,). Both are 0 for
+    tokens without loss."""
     model = examples.new_model()
     nll = torch.zeros(batch.tokens.shape[1], dtype=torch.float64)
     norms = nll.clone()
@@ -54,15 +55,15 @@ def flat_gradient(model):
 
 
 def share_by_part(values, parts):
-    """(T,) numbers -> {name of a part: its share of their sum}, of the parts that have any."""
+    """(T,) numbers -> {name of a part: its share of their sum}, for parts with a share above 0."""
     total = values.sum()
     shares = {part.name: float(values[part.start : part.stop].sum() / total) for part in parts}
     return {name: share for name, share in shares.items() if share > 0}
 
 
 def add_gradients(micro_batches, divisors):
-    """The gradient of a step, as one vector: the sum over its micro-batches, lists of examples, of
-    the gradient of their summed loss, each divided by its own divisor."""
+    """-> the gradient of a step, as one vector. It is the sum over the micro-batches (lists of
+    examples) of the gradient of their summed loss, divided by the divisor of the micro-batch."""
     model = examples.new_model()
     for micro_batch, divisor in zip(micro_batches, divisors, strict=True):
         loss, _ = sum_loss(model, examples.collate(micro_batch))
@@ -72,11 +73,11 @@ def add_gradients(micro_batches, divisors):
 
 @dataclasses.dataclass
 class Rank:
-    """What one process held and computed."""
-    n_tokens: int  # of its slice of the row
-    n_crops: int  # that it encodes
-    sent: list  # visual tokens that go to each rank
-    outside: torch.Tensor  # (T,H) bool: heads of tokens that it held before attention
+    """The part of the row that one process had, and its results."""
+    n_tokens: int  # tokens in its slice of the row
+    n_crops: int  # crops that it encodes
+    sent: list  # number of visual tokens that it sends to each rank
+    outside: torch.Tensor  # (T,H) bool: the tokens and heads that it has before attention
     inside: torch.Tensor  # the same after the first exchange, inside attention
     returned: torch.Tensor  # the same after the second exchange
     loss: float  # its part of the sum of the loss
@@ -90,7 +91,7 @@ def sum_loss(model, batch):
     return loss, batch.weights.sum(dtype=torch.float64)
 
 
-@cache  # the walk and its picture show one run
+@cache  # the walk and its picture show the same run
 def run_two():
     """Starts two processes that share the row -> [Rank, Rank]."""
     with tempfile.TemporaryDirectory() as folder:
@@ -112,12 +113,12 @@ def worker(rank, folder):
     found = Rank(batch.tokens.shape[1], n_crops, batch.dispatch[0], *held, float(loss),
                  float(weight))
     torch.save(found, f"{folder}/{rank}.pt")
-    dist.barrier()  # none leaves while the other still waits for it
+    dist.barrier()  # no process may end while the other one still waits for it
     dist.destroy_process_group()
 
 
 def share_crops(rank):
-    """-> the parallel.CropShard of each record, as training's loader asks for them."""
+    """-> the parallel.CropShard of each record, as in the loader of training."""
     crops = [data.size(record, examples.TOKENIZER, examples.DATA, examples.SEED, 0)[1]
              for record in examples.RECORDS]
     before = np.cumsum([0, *crops]).tolist()
@@ -125,11 +126,11 @@ def share_crops(rank):
 
 
 def follow_heads(rank, group):
-    """Sends numbers through parallel.ulysses in the place of queries -> (T,H) bool three times:
-    which of them this rank holds outside of attention, inside, and when they have returned.
+    """Sends numbers through parallel.ulysses in place of queries -> three tensors (T,H) bool:
+    which numbers this rank has before attention, inside attention, and after it.
 
-    Head h of the token at place t is the number t * H + h. An attend that returns its queries shows
-    what arrived.
+    The number t * H + h stands for head h of the token at position t. The function `attend` returns
+    its queries, so they show which numbers arrived.
     """
     T = examples.ROW
     H = examples.MODEL.n_head

@@ -1,7 +1,7 @@
 """Pytest plugin that replaces a function of the project by a function of the reader.
 
-The environment variables WALK_FILE and WALK_EXERCISE name the file and the function, so that
-processes that a test starts find them too.
+The file and the function are given by the environment variables WALK_FILE and WALK_EXERCISE, so
+that processes which are started by a test also get them.
 """
 
 import importlib
@@ -33,7 +33,7 @@ def swap_in():
 
 
 def swapped_worker(*arguments):
-    """The worker of tests/test_parallel.py for a new process, which imports everything again."""
+    """The worker of tests/test_parallel.py. It runs in a new process, which must swap again."""
     swap_in()
     importlib.import_module("tests.test_parallel").worker(*arguments)
 

@@ -72,25 +72,25 @@ TABLE = [  # a row, its record or a part of the error message, and flags
     *(({**chat("q", "a"), "annotations": []}, *expected) for expected in (
         ["the record: unknown field 'messages'"], [QA, "--as chats"])),
     (chat("q"), "there is no question with an answer"),
-    (chat("q", user("r"), answer("a")), "turn 1: it is of the user: user and assistant"),
+    (chat("q", user("r"), answer("a")), "turn 1: this is a turn of the user; the turns must be"),
     (chat({"role": "system", "content": "s"}, user("q"), user("r"), answer("a")),
-     "turn 2: it is of the user"),
+     "turn 2: this is a turn of the user"),
     (chat({"role": "tool", "content": "q"}, "a"), "turn 0: the role 'tool' is not one of"),
     (chat(user("q", value="r"), "a"), "turn 0: it has both value and content"),
     # fields that are not read
-    *((chat("q", answer("a", **{key: "x"})), f"turn 1: the field '{key}' is not read: rename it")
+    *((chat("q", answer("a", **{key: "x"})), f"turn 1: the field '{key}' is not supported; rename")
       for key in ("name", "refusal", "loss_scale", "tool_calls", "audio")),
     (chat("q", answer("a", name="x", refusal=None)), QA, "--ignore other,name"),
-    (chat([{**TEXT, "index": 0}], "a"), "turn 0: the field 'index' is not read"),
-    *((chat("q", "a", **X, **{key: "x"}), f"the row: the field '{key}' is not read")
+    (chat([{**TEXT, "index": 0}], "a"), "turn 0: the field 'index' is not supported"),
+    *((chat("q", "a", **X, **{key: "x"}), f"the entry: the field '{key}' is not supported")
       for key in ("img_path", "imageUrl", "Image", "image_id", "media", "frames", "audios", "tools",
                   "pdf", "options", "context", "is_correct", "rejected_images", "filename", "path",
                   "bbox", "loss", "answer", "solution", "pixel_values", "groundtruth", "keypoints",
                   "functions", "question", "history")),
     (chat("q", "a", img_path="x"), QA, "--ignore img_path"),
     (image(CAPTION, img_path="x"), image(CAPTION), "--ignore img_path"),
-    (chat("q", "a", source="coco"), "the row: the field 'source' is not read", "--strict"),
-    (chat("q", "a", **X, start=1), "start, end, fps: need a video"),
+    (chat("q", "a", source="coco"), "the entry: the field 'source' is not supported", "--strict"),
+    (chat("q", "a", **X, start=1), "start, end, fps: they need a video"),
     # loss weights
     *((chat("q", answer("a", **{key: value})), made(("q", "a", weight)))
       for key, value, weight in (("loss_weight", 0.5, 0.5), ("weight", 0, 0), ("loss", False, 0),
@@ -102,24 +102,24 @@ TABLE = [  # a row, its record or a part of the error message, and flags
         str, answer, lambda text: [answer(text)], lambda text: [user("q"), answer(text)])),
     (chat("<image>q", "a", rejected_response="b", **X), pair(**X)),
     (chat("q", "a", rejected_messages=[user("q"), answer("b")], system="s"), pair("System: s\nq")),
-    (chat("q", "a", rejected_messages=[user("p"), answer("b")]), "no other turns than the row"),
-    (chat("q", "a", "q", rejected="b"), "no answer is the chosen one"),
-    (chat("q", "a", "r", "b", rejected="c"), "need one question, and no boxes"),
-    (chat("q", "a", rejected="<box>(1,2),(3,4)</box>", **X), "need one question, and no boxes"),
+    (chat("q", "a", rejected_messages=[user("p"), answer("b")]), "it does not repeat the turns of"),
+    (chat("q", "a", "q", rejected="b"), "it has no chosen answer"),
+    (chat("q", "a", "r", "b", rejected="c"), "must have one question and no boxes"),
+    (chat("q", "a", rejected="<box>(1,2),(3,4)</box>", **X), "must have one question and no boxes"),
     (chat("q", "a", rejected=answer("b", weight=0)), "only the chosen answer may"),
     (chat("q", answer("a", weight=0.5), rejected_messages=[user("q"), answer("b")]),
      pair(weight=0.5)),
-    (chat("q", chosen="a"), "it has 'chosen', but nothing is rejected"),
-    (chat("q", "a", label=True), "'label' is True: --keep-desired takes answers that KTO marks"),
+    (chat("q", chosen="a"), "it has 'chosen', but no rejected answer"),
+    (chat("q", "a", label=True), "'label' is True; --keep-desired uses the answers that KTO"),
     (chat("q", "a", label=True), QA, "--keep-desired"),
     (chat("q", "a", kto_tag=False), "'kto_tag' is False", "--keep-desired"),
     (chat("q", "a", label=False), QA, "--ignore label"),
     *((row, *expected) for row in (
         chat("q", answer("a", reasoning_content="x")), chat("q", answer("a", thinking="x")),
         chat("q", [{"type": "thinking", "thinking": "x"}, {"type": "text", "text": "a"}]))
-      for expected in (["--reasoning puts it before"], [made(("q", "x\n\na")), "--reasoning"],
+      for expected in (["--reasoning to put it before"], [made(("q", "x\n\na")), "--reasoning"],
                        [QA, "--ignore reasoning_content,thinking"])),
-    (chat(user("q", reasoning="x"), "a"), "turn 0: the reasoning is not read", "--reasoning"),
+    (chat(user("q", reasoning="x"), "a"), "turn 0: it has reasoning", "--reasoning"),
     # placeholders
     (chat("p <image>", "a", "and <image>?", "b", **XY),
      made((["p ", BOTH[0]], "a"), (["and ", BOTH[1], "?"], "b"), **XY)),
@@ -129,25 +129,25 @@ TABLE = [  # a row, its record or a part of the error message, and flags
     (chat("q <image><image>", "a", image=["x", "y"]), made((["q ", *BOTH], "a"), **XY)),
     (chat("<image><image>", "a", **X, images=["y"]), made((BOTH, "a"), **XY)),
     (chat("", "a", **X), made((BOTH[:1], "a"), **X)),
-    (chat("q <image>", "a", "<image>", "b", **X), "must stand for its images or videos (1)"),
+    (chat("q <image>", "a", "<image>", "b", **X), "must match its images or videos (1)"),
     *((chat(f"Of {tag}?", "a", **X), OF_X) for tag in (
         "<image>", "<Image>", "<|image|>", "<|image_1|>", "<image_1>", "<image_00>", "<ImageHere>",
         "<|vision_start|><|image_pad|><|vision_end|>")),
-    (chat("<image_2><image_1>q", "a", **XY), "must stand for its images or videos (2) in order"),
+    (chat("<image_2><image_1>q", "a", **XY), "must match its images or videos (2) in their order"),
     (chat("<|image_1|>q", "a"), "it has a placeholder, but no image or video; --ignore"),
     (chat("Of <img>x</img>?", "a"), OF_X),
-    (chat("<img>x</img>q", "a", image="y"), "must stand for its images or videos (1) in order"),
-    (chat("<|vision_start|>x<|vision_end|>", "a"), "<|vision_start|> is not read there"),
-    *((chat(f"q {tag}", "a"), f"a question: {tag} is not read there") for tag in (
+    (chat("<img>x</img>q", "a", image="y"), "must match its images or videos (1) in their order"),
+    (chat("<|vision_start|>x<|vision_end|>", "a"), "<|vision_start|> is not supported here"),
+    *((chat(f"q {tag}", "a"), f"a question: {tag} is not supported here") for tag in (
         "</image>", "<start_of_image>", "[IMG]", "<im_start>", "<|ref|>", "< image >", "<loc_12>")),
-    *((chat("q", f"a {mark} b"), f"turn 1: {mark} is not read there") for mark in (
+    *((chat("q", f"a {mark} b"), f"turn 1: {mark} is not supported here") for mark in (
         "<|im_end|>", "<|/det|>", "<loc0100>", "<patch_index_0012>", "<seg>", '"point_2d"')),
     (chat("q", "a <|x|>"), made(("q", "a <|x|>")), "--ignore <|x|>"),
-    (chat("<audio>q", "a"), "a question: <audio> is not read there; --ignore '<audio>' keeps"),
+    (chat("<audio>q", "a"), "a question: <audio> is not supported here; --ignore '<audio>' keeps"),
     (chat("Of <video>?", "a"), made(("Of <video>?", "a")), "--ignore <video>"),
     (chat("q", "<video>", system="<image>"), made(("q", "<video>"), system="<image>")),
     (chat("<image>q", "![](<image>)", **X), made(("q", "![](<image>)"), **X)),
-    (chat("q", "<image>", **X), "an answer: <image> is not read there"),
+    (chat("q", "<image>", **X), "an answer: <image> is not supported here"),
     # images and videos of turns, parts and rows
     *((chat(user("q", **{key: value}), "a"), QA_X) for key, value in (
         ("images", ["x"]), ("image", "x"), ("image_url", {"url": "x", "detail": "low"}))),
@@ -161,12 +161,12 @@ TABLE = [  # a row, its record or a part of the error message, and flags
     (chat("<image_00>q", "a", image={"<image_00>": "x"}), QA_X),
     *((chat("q", "a", image=url), "must be the path of a downloaded file (URLs and base64 are not")
       for url in ({"url": "data:image/png;base64,AA"}, "file:///a.png", "https://x/a.png")),
-    (chat([TEXT, {"type": "input_audio"}], "a"), "a part is a text, an image or a video, not"),
+    (chat([TEXT, {"type": "input_audio"}], "a"), "a part must be a text, an image or a video, not"),
     (chat("<image>q", "a", video="v"), {"video": "v", **QA}),
     (chat("<video>q", "a", videos=[["f", "g"]], fps=1), {"video": FRAMES, **QA}),
     (chat("q", "a", video="v", start=1, end=2), {"video": CLIP, **QA}),
     (chat([PART, TEXT], "a"), {"video": CLIP, **QA}),
-    (chat([{**PART, "fps": 2}, TEXT], "a"), "fps: only a list of frames needs it; --ignore fps"),
+    (chat([{**PART, "fps": 2}, TEXT], "a"), "only a list of frames can have it; add --ignore fps"),
     (chat("q", "a", **X, video="v"), "not 1 image and 1 video"),
     # boxes and points
     *((chat("<image>q", text, **X), made(("q", boxes((1, 2, 3, 4), **THOUSAND)), **X)) for text in (
@@ -182,26 +182,26 @@ TABLE = [  # a row, its record or a part of the error message, and flags
         "<box>[[0.1, 0.2, 0.3, 0.4]]</box>", f"{JSON} it is",
         '<points x1="1" x2="3" y1="2" y2="4" alt="cups">cups</points>',
         "<ref>a</ref><box>[[1, 2, 3, 4]]</box><ref>b</ref><box>[[1, 2, 3, 4]]</box>")),
-    (chat("At <box>(1,2),(3,4)</box>?", "a", **X), "a question: <box> is not read there"),
+    (chat("At <box>(1,2),(3,4)</box>?", "a", **X), "a question: <box> is not supported here"),
     *(({**FIND, "objects": {**OBJECTS, **more}},
        made(("Find the cup", boxes(*OBJECTS["bbox"], **size)), **X), flags)
       for more, size, flags in (({"bbox_type": "real"}, {}, ""), ({"bbox_type": None}, {}, ""),
                                 ({"bbox_type": "none"}, {"size": [80, 60]}, "--resized 80,60"))),
     ({**FIND, "objects": {**OBJECTS, "bbox": [[0.1, 0, 1, 1e-5]] * 2, "bbox_type": "norm1"}},
      made(("Find the cup", boxes(*[(0.1, 0, 1, 1e-5)] * 2, coords="unit")), **X)),
-    ({**FIND, "objects": {**OBJECTS, "bbox_type": "none"}}, "give its size with --resized W,H"),
+    ({**FIND, "objects": {**OBJECTS, "bbox_type": "none"}}, "with --resized W,H"),
     (chat("q <ref-object>", "a <ref-object>", objects={"ref": ["c", "d"]}), made(("q c", "a d"))),
-    ({**FIND, "objects": {"ref": ["cup"], "bbox": [[1, 2, 3, 4]]}}, "turn 1: <bbox> is not read"),
+    ({**FIND, "objects": {"ref": ["cup"], "bbox": [[1, 2, 3, 4]]}}, "turn 1: <bbox> is not"),
     ({**FIND, "objects": {**OBJECTS, "ref": ["cup", "x"]}}, "objects: it has more entries"),
     ({**FIND, "objects": {**OBJECTS, "image_id": [1]}}, "objects: the field 'image_id' is not"),
-    (FIND, "turn 0: <ref-object> is not read there"),
-    (chat("At <bbox>?", "a", **X, objects=OBJECTS), "turn 0: <bbox> is not read there"),
-    (chat("q", JSON, **X), "pixels of a resized image: give its size with --resized W,H"),
+    (FIND, "turn 0: <ref-object> is not supported here"),
+    (chat("At <bbox>?", "a", **X, objects=OBJECTS), "turn 0: <bbox> is not supported here"),
+    (chat("q", JSON, **X), "a resized image; give the size of this image with --resized W,H"),
     (chat("q", '{"label": "cup", "bbox_2d": [1, 2, 3, 4]}', **X),
      made(("q", boxes((1, 2, 3, 4), size=[80, 60])), **X), "--resized 80,60"),
     (chat("q", JSON, **X, resized_width=84, resized_height=56),
      made(("q", boxes((1, 2, 30, 20), size=[84, 56])), **X), "--resized 80,60"),
-    (chat("q", "Use <box>", **X), "--ignore '<box>' keeps it as letters"),
+    (chat("q", "Use <box>", **X), "--ignore '<box>' keeps it as ordinary text"),
     (chat("q", "a bbox_2d", **X), made(("q", "a bbox_2d"), **X), "--ignore bbox_2d"),
     *((chat("q", text, **X), made(("q", {
         "type": "point", "label": "cup", "coords": "percent",
@@ -230,8 +230,8 @@ def test_fields_that_change_nothing_are_listed_once_at_the_end(tmp_path):
     _, counts, err = run(write(tmp_path / "r.jsonl", *rows), tmp_path / "out.jsonl")
     assert counts == {"rows": 3, "records": 2, "skipped": {"unknown field": 1}}
     first, last = err.splitlines()
-    assert "r.jsonl:1 id 17: unknown field: the row: the field 'audio' is not read" in first
-    assert last.endswith(": the field 'source' is not read: in 2 rows, such as 'a'")
+    assert "r.jsonl:1 id 17: unknown field: the entry: the field 'audio' is not supported" in first
+    assert last.endswith("'source' is not used; it occurs 2 times, for example with the value 'a'")
 
 
 SHAPES = """

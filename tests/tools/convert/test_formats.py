@@ -236,8 +236,8 @@ def test_a_file_becomes_these_records(tmp_path, files, records, skipped):
     ({"f/labels/train/1.txt": "", "f/data.yaml": "names: [a]"}, "f/labels/train']"),
     (yolo("kpt_shape: [1, 3]\nnames: [a]", "0 0.3 0.4 0.2 0.2 0.3 2"), "and no key points"),
     ({"f/a.json": [], "f/b.json": {"images": [], "annotations": [{"image_id": 1}]}},
-     "f/b.json: of several .json files only LabelMe's are read; name one file"),
-    ({"f/a.jpg": ""}, "f: this is no known format; --help lists them"),
+     "f/b.json: a folder with several .json files must contain files of LabelMe; give one"),
+    ({"f/a.jpg": ""}, "f: this is not a known format; --help lists the known"),
     ({"f/g/a.jsonl": [], "f/a.yaml": ""}, "/f/g/a.jsonl"),
     ({"a.csv": "image,image,text\na,b,c"}, "a.csv: the table cannot be read; save"),
     ({"a.csv": "image,caption\na.png," + "x" * 200_000}, "a.csv: the table cannot be read; save"),
@@ -252,9 +252,9 @@ def test_a_format_that_is_not_read_is_named_with_what_to_do(tmp_path, files, wor
 def test_fields_of_annotations_that_are_not_read_are_listed(tmp_path):
     files = coco({"image_id": 3, "category_id": 1, "bbox": [1, 2, 3, 4], "score": 0.1})
     err = run(write(tmp_path, files), tmp_path / "out.jsonl")[2]
-    assert err.endswith(": the field 'score' is not read: in 1 row, such as 0.1\n")
+    assert err.endswith("'score' is not used; it occurs 1 time, for example with the value 0.1\n")
     files = labelme(shape("point", "eye", [5, 6], flags={"difficult": True}))
-    assert "'flags' is not read" in run(write(tmp_path, files), tmp_path / "out2.jsonl")[2]
+    assert "'flags' is not used" in run(write(tmp_path, files), tmp_path / "out2.jsonl")[2]
 
 
 def test_without_any_of_its_media_a_file_is_not_written(tmp_path):
@@ -262,12 +262,12 @@ def test_without_any_of_its_media_a_file_is_not_written(tmp_path):
     path = write(tmp_path, {"a.jsonl": [row, {**row, "image": "b.png"}]})
     status, counts, err = run(path, tmp_path / "out.jsonl", media_are_there=False)
     assert (status, counts) == (1, {"rows": 2, "records": 0, "skipped": {}})
-    assert f"such as {tmp_path}/a.png; --media DIR says where" in err
+    assert f"such as {tmp_path}/a.png; set --media DIR to the folder where" in err
     assert not (tmp_path / "out.jsonl").exists()
     (tmp_path / "b.png").touch()
     status, _, err = run(path, tmp_path / "out.jsonl", media_are_there=False)
     assert status == 0
-    assert f": 1 of 2 images and videos are not there, such as {tmp_path}/a.png; --media" in err
+    assert f": 1 of 2 images and videos do not exist, such as {tmp_path}/a.png; set --media" in err
 
 
 def test_subtitles_are_added_to_the_video_of_the_same_name(tmp_path):
@@ -282,8 +282,9 @@ def test_subtitles_are_added_to_the_video_of_the_same_name(tmp_path):
     cue = {"start": 1.0, "end": 2.0}
     assert found == [[{**cue, "text": "one"}], [{**cue, "text": "two"}], None, own]
     assert counts["skipped"] == {"wrong record": 1}
-    assert f": of 3 files of subtitles in {tmp_path}/s, 2 have the name of a video\n" in err
-    assert "no subtitle in it" in err
+    assert (f": found 3 subtitle files in {tmp_path}/s, and 2 of them have the name of a video\n"
+            in err)
+    assert "no subtitle found" in err
     assert run(path, tmp_path / "b.jsonl", "--subtitles", tmp_path / "none")[0] == 2
 
 
