@@ -33,7 +33,7 @@ MAX_FRAMES = 2048  # per call of frames(): ffmpeg receives their times as one ar
 
 
 def preference_name(record, annotation):
-    """A unique name for a preference pair: a hash of its source, visual input and annotation."""
+    """A unique name of a preference pair: a hash of its source, key, media and annotation."""
     asked = [record.get(key) for key in ("key", "images", "video", "subtitles")]
     text = json.dumps([record["source"].name, asked, annotation], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -45,7 +45,7 @@ def open_image(path):
     require_file(path)
     try:
         with warnings.catch_warnings():
-            # Pillow only warns of more than 89 million pixels, but they would fill the memory
+            # Pillow warns if an image has more than 89 million pixels; here this is an error
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             image = Image.open(path)
         with image:
@@ -147,7 +147,7 @@ class Probes:
         self.known = None  # {path, bytes and time of change: size, or an Unreadable}
 
     def read(self):
-        """Reads the file. At the first call only, so that copies for other processes are small."""
+        """Reads the file, at the first call, so that copies for other processes are small."""
         self.known = {}
         with suppress(OSError), open(self.path, "rb") as file:
             for line in file:
