@@ -75,7 +75,7 @@ def test_a_file_of_another_format_is_refused_with_the_command_that_converts_it(t
             with pytest.raises(DataError) as error:
                 Records(path, given, stop_on_mistakes=False)
             assert str(error.value) == (
-                f"{path}: this is no .jsonl file of records; convert it with: {shlex.join(words)}")
+                f"{path}: this is not a .jsonl file of records; convert it with: {shlex.join(words)}")
     path = write(tmp_path / "r.jsonl", {"annotations": [{**QA, "answer": '"messages"'}]}, ROW)
     with pytest.raises(DataError, match=r"r\.jsonl:2: wrong record: this is a row of another f"):
         Records(path)

@@ -173,7 +173,7 @@ def test_check_of_a_mixture_checks_every_file_that_it_names(tmp_path, run):
         {"path": "good.jsonl", "rate": 0.5}, {"group": "pixmo", "rate": 0.5, "data": group}]))
     status, out, err = run(mix)
     assert status == 2
-    assert err == (f"tools.check: {chats}: this is no .jsonl file of records; convert it with: "
+    assert err == (f"tools.check: {chats}: this is not a .jsonl file of records; convert it with: "
                    f"python -m tools.convert {chats} {tmp_path}/sub/chats.records.jsonl\n")
     assert [line.split(": ")[0] for line in out] == [str(good), str(in_folder)]
     assert out[1].endswith("1 record; nothing is wrong")
