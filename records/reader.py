@@ -177,7 +177,7 @@ class Records:
 
 
 def read_record(text, style=None):
-    """Bytes -> a record in one form. Raises Unreadable or one of FORM_ERRORS. style: see Records."""
+    """Bytes -> a record in one form. Raises Unreadable or one of FORM_ERRORS. style: of Records."""
     record = json.loads(text)
     for value in texts_in(record) if b"\\u" in text else ():
         if "\0" in value:  # text/prompts.py and tools.plan use it as a mark
