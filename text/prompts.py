@@ -107,11 +107,11 @@ def draw_template(task, record, rng):
 
 
 def add_style(style, text, config, rng, length=None, plain=False):
-    """Puts the style in front of the question, if the stage does so. text may be "".
+    """Puts the style in front of the question, if this stage uses it. text may be "".
 
     Stage 1: `{style} {n}: {text}`. n is a hint for the length of the answer: (its `length` in
-    characters + noise) / 15. 10 % of the prompts have no n, and those of pointing and counting, where
-    length is None, never have one.
+    characters + noise) / 15. 10 % of the prompts have no n. For pointing and counting, length is
+    None and there is no n.
     Later stages: `{style}: {text}`, or only the text if the style is unnamed or `plain` is set.
     """
     hint = ""

@@ -182,7 +182,7 @@ MISTAKES = {
     "no epsilon": (llm(rms_norm_eps=None), "rms_norm_eps is None"),
     "another model": (llm(model_type="gemma"), "model_type = 'gemma' is not supported"),
     "a layer less": (llm(num_hidden_layers=3), "and config.json name other tensors (11)"),
-    "too few ids": (llm(vocab_size=500), "<im_start> is id 600 of the tokenizer"),
+    "too few ids": (llm(vocab_size=500), "<im_start> has id 600 in the tokenizer"),
 }
 
 
