@@ -1,4 +1,4 @@
-"""Checks each field of a record by itself, by tables (docs/records.md).
+"""Checks the fields of a record one by one, with tables (docs/records.md).
 
 in    a record as parsed from JSON, or an object in it
 out   nothing, or Unreadable: "annotations[0].points[3]: 'x' must be a number, not '4'"
@@ -141,7 +141,7 @@ def fail(place, message):
 
 
 def require(condition, place, message):
-    """Fails if the condition is false. Callers build the message in any case: keep it cheap."""
+    """Fails if the condition is false. The message is always built, so it must be cheap."""
     if not condition:
         fail(place, message)
 

@@ -1,7 +1,7 @@
 """Chooses the record that comes next (paper: data mixture; docs/molmo2.md 9).
 
 in    sources of records, their sampling rates, a seed
-out   index i of an endless stream -> source, number of the record in it, epoch; i in any order
+out   index i of an endless stream -> source, number of the record in it, epoch, for any i
 """
 
 import math
@@ -18,8 +18,7 @@ def rng_for(seed, *key):
 
 
 def sqrt_size(n, size=None, rate=None):
-    """sqrt(n) * rate: the sampling weight of a source of n records in its group
-    (docs/molmo2.md 9.1).
+    """The sampling weight of n records in their group: sqrt(n) * rate (docs/molmo2.md 9.1).
 
     If size is given, it replaces n. A size between 0 and 1 is a fraction of n. A larger size is a
     number of records, and 0 counts as one record.

@@ -48,16 +48,16 @@ def clip_times(duration, config, start, end):
 def tracking_times(duration, frame_rate, lowest, config):
     """Times of the input frames of a clip with tracks, in seconds of the clip (docs/molmo2.md 3.1).
 
-    They have a frame rate that is a multiple of `lowest`, divides the frame rate of the video and
-    is at most 10. If there is none, it is `lowest`. duration: of the clip in seconds.
+    Their frame rate is a multiple of `lowest`, at most 10, that divides the frame rate of the
+    video. If there is none, it is `lowest`. duration: length of the clip in seconds.
     """
     grid = [rate for rate in range(lowest, 11, lowest) if frame_rate % rate == 0]
     return vision.track_times(duration, config.max_frames, grid or [lowest]) or [0.0]
 
 
 def read_headers(record, config):
-    """A record -> MediaInfo, without its pixels. Raises Unreadable if its media cannot be read, or
-    if its times or its points in pixels do not fit them."""
+    """A record -> MediaInfo, from headers. Raises Unreadable if the media cannot be read, or if
+    times or points in pixels do not fit the media."""
     if "video" in record:
         info = read_video_header(record, config)
     else:
@@ -70,7 +70,7 @@ def read_headers(record, config):
         for n in {point.get("image", 0) for point in annotation.get("points", ())}:
             declared = annotation.get("size") or [files[n].get("width"), files[n].get("height")]
             width, height = info.sizes[n]
-            exif = ("" if "video" in record else "; if its points refer to the image before the "
+            exif = ("" if "video" in record else "; if the points refer to the image before the "
                     "EXIF rotation, convert the file with python -m tools.convert --exif-unturned")
             require(declared != [height, width] or width == height, place,
                     f"the size is given as {height} x {width} pixels, but {width} x {height} are "

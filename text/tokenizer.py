@@ -101,7 +101,7 @@ class PretrainedTokenizer:
         paths = [Path(folder) / name for name in self.FILES]
         self.files = {path.name: path.read_bytes() for path in paths if path.is_file()}
         state = json.loads(self.files["tokenizer.json"])
-        # all of them must be special: else a user who types such a text would enter the token
+        # if such a token were not special, its text, typed by a user, would become the token
         ours = {"<|im_start|>", "<|im_end|>", *map(token_text, SPECIAL)}
         for token in state["added_tokens"]:
             token["special"] = token["special"] or token["content"] in ours

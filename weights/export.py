@@ -13,9 +13,8 @@ import torch
 from text.tokenizer import SPECIAL, ByteTokenizer
 from weights import files, released
 
-# As in training, images and video come before the first turn, and several images are numbered. A
-# system text starts the first question. EOS ends an answer before <|im_end|> (docs/molmo2.md 4.1,
-# 4.2).
+# As in training, media come before the first turn, and several images are numbered. A system text
+# starts the first question. EOS ends an answer before <|im_end|> (docs/molmo2.md 4.1, 4.2).
 CHAT_TEMPLATE = """
 {%- macro text(message) -%}
     {%- if message.content is string -%}

@@ -124,9 +124,8 @@ def meta_model(config):
 
 
 def has_tied_head(folder, raw):
-    """Is the head of a released folder a copy of the embedding, as in the 4B? This compares their
-    first eight rows. In config.json the value is False for every model. It only decides if there
-    is no head."""
+    """Is the head of a released folder a copy of the embedding, as in the 4B? The first eight rows
+    are compared. config.json has False for every model, so it only decides if there is no head."""
     files = weight_files(folder)
     names = {released.LM_HEAD, released.EMBEDDINGS[0]}
     if not names <= files.keys():
@@ -168,9 +167,8 @@ def read_table(path, files, table, shapes):
 
 
 def read_pickled(path, names):
-    """Yields (name, mapped tensor) of model.pt. Whenever as many bytes as in the largest tensor
-    have been read, the file is mapped again. This releases the memory of the parts that were
-    read."""
+    """Yields (name, mapped tensor) of model.pt. The file is mapped again after every n bytes, where
+    n is the size of its largest tensor. This releases the memory of the parts that were read."""
     n_left = 0
     for name in names:
         if n_left <= 0:

@@ -3,8 +3,7 @@
     y = x W^T + alpha / rank * (x A^T) B^T     W (out,in) frozen, A (rank,in), B (out,rank)
 
 B starts as zeros, so the output of the model does not change at first. `add_adapters` replaces
-linear layers of the decoder, and keeps the names of their weights. `merged` adds the product of
-the adapters to W.
+linear layers, and keeps the names of their weights. `merged` adds the scaled product B A to W.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """Layout of released checkpoints: tensor names, config.json -> ModelConfig (docs/molmo2.md 1.6).
 
-A table of names is {names on disk: our names}. If the tensors on disk of an entry are concatenated
-along their rows, they are equal to our tensors, also concatenated.
+A table of names is {names on disk: our names}. In each entry, the tensors on disk, concatenated
+along their rows, are equal to our tensors, concatenated in the same way.
 
     on disk                                         here
     ("model.transformer.blocks.0                    ["blocks.0.attn.q.weight",

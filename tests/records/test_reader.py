@@ -74,9 +74,8 @@ def test_a_file_of_another_format_is_refused_with_the_command_that_converts_it(t
             words = ["python", "-m", "tools.convert", str(path), str(out), *flags]
             with pytest.raises(DataError) as error:
                 Records(path, given, stop_on_mistakes=False)
-            assert str(error.value) == (
-                f"{path}: this is not a .jsonl file of records; "
-                f"convert it with: {shlex.join(words)}")
+            sentence = f"{path}: this is not a .jsonl file of records; convert it with: "
+            assert str(error.value) == sentence + shlex.join(words)
     path = write(tmp_path / "r.jsonl", {"annotations": [{**QA, "answer": '"messages"'}]}, ROW)
     with pytest.raises(DataError, match=r"r\.jsonl:2: wrong record: this line is in another data"):
         Records(path)
