@@ -1,9 +1,9 @@
-"""Checks the fields of a record by tables, each field by itself (docs/records.md).
+"""Checks the fields of a record one by one, with tables (docs/records.md).
 
 in    a record as parsed from JSON, or an object in it
 out   nothing, or Unreadable: "annotations[0].points[3]: 'x' must be a number, not '4'"
 
-The rules between the fields are in parse.py.
+The module parse.py checks the rules between fields.
 """
 
 import difflib
@@ -18,8 +18,8 @@ ANSWER = {
 FILE = {"width": "pixels", "height": "pixels", "url": "text", "sha256": "text"}
 PROMPT = {"label": "text or texts", "question": "text"}
 COORDS = {"coords": "coords!", "size": "size"}
-# Name of an object -> its fields and their kinds; "!": the field must be there. A kind is
-# one of KINDS, or the name of an object, or "list of" and that name.
+# Name of an object -> its fields and their kinds. "!" marks a required field. A kind is one of
+# KINDS, the name of an object, or "list of" and the name of an object.
 TABLES = {
     "record": {
         "id": "text", "image": "image", "images": "list of image", "video": "video",
@@ -57,10 +57,10 @@ TABLES = {
     "preference": {
         **COMMON, "question": "any!", "chosen": "text!", "rejected": "text!"},
 }
-HINTS = {  # for what stands in the place of an object
-    "record": "; a file with one array of records must end in .json",
+HINTS = {  # added to the message if a value is not an object
+    "record": "; if the whole file is one array of records, its name must end in .json",
     "box entry": '; write {"box": [..]}',
-    "video": '; frames are given as {"frames": [..], "fps": 2}',
+    "video": '; write frames as {"frames": [..], "fps": 2}',
 }
 URL = re.compile(r"[a-z][a-z0-9+.-]+://|data:", re.I)
 WORDS = {
@@ -77,7 +77,7 @@ def is_a(*types):
 
 
 def is_number(value):
-    """Is it a finite number, and no bool?"""
+    """Is it a finite number? A bool is not a number."""
     is_finite = isinstance(value, (int, float)) and abs(value) < 1e300
     return is_finite and not isinstance(value, bool)
 
@@ -100,25 +100,25 @@ def is_list_of(accepts, n_least=0, n_most=1e300):
                           and all(map(accepts, value)))
 
 
-KINDS = {  # what a value must be, in words, and the test
+KINDS = {  # {kind: (what a value must be, as a message says it, the test)}
     "any": ("", is_a(object)),
     "text": ("a text that is not blank", is_text),
     "string": ("a text", is_a(str)),
     "texts": ("a list of texts that are not blank", is_list_of(is_text, 1)),
-    "path": ("the path of a downloaded file (URLs and base64 are not read)", is_path),
-    "paths": ("a list of paths of downloaded files (URLs and base64 are not read)",
+    "path": ("the path of a downloaded file (URLs and base64 are not supported)", is_path),
+    "paths": ("a list of paths of downloaded files (URLs and base64 are not supported)",
               is_list_of(is_path, 1)),
     "text or texts": ("a text that is not blank, or a list of such texts",
                       lambda value: is_text(value) or is_list_of(is_text, 1)(value)),
-    "options": ("2 to 26 texts", is_list_of(is_a(str), 2, 26)),
+    "options": ("a list of 2 to 26 texts", is_list_of(is_a(str), 2, 26)),
     "number": ("a number", is_number),
     "positive": ("a number from 1e-9 to 1e12", is_from(1e-9, most=1e12)),
     "0 or positive": ("0, or a number from 1e-9 to 1e12",
                       lambda value: is_from(0, most=0)(value) or is_from(1e-9, most=1e12)(value)),
-    "from 0": ("a number from 0 on", is_from(0)),
-    "times": ("a list of seconds", is_list_of(is_from(0))),
-    "pixels": ("a whole number from 1 on", is_from(1, int)),
-    "index": ("a whole number from 0 on", is_from(0, int)),
+    "from 0": ("a number, 0 or larger", is_from(0)),
+    "times": ("a list of times in seconds, each 0 or larger", is_list_of(is_from(0))),
+    "pixels": ("a whole number, 1 or larger", is_from(1, int)),
+    "index": ("a whole number, 0 or larger", is_from(0, int)),
     "object id": ("a whole number or a text",
                   lambda value: isinstance(value, (int, str)) and not isinstance(value, bool)),
     "size": ("[width, height] in pixels", is_list_of(is_from(1, int), 2, 2)),
@@ -141,13 +141,13 @@ def fail(place, message):
 
 
 def require(condition, place, message):
-    """Fails unless the condition holds. The message is made anyway: it must be cheap."""
+    """Fails if the condition is false. The message is always built, so it must be cheap."""
     if not condition:
         fail(place, message)
 
 
 def short(value):
-    """A value as it may stand in a message: at most 60 characters."""
+    """A value as text for a message, at most 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -168,11 +168,11 @@ def check_kind(key, value, kind, place):
 
 
 def check_fields(value, name, place):
-    """An object, and those in it, against their tables. place: its place in the record."""
+    """Checks an object and the objects inside it. place: its path in the record, for messages."""
     if name in ("image", "video") and isinstance(value, str):
         value = {"path": value}
     if not isinstance(value, dict):
-        fail(place, f"it must be an object, not {short(value)}{HINTS.get(name, '')}")
+        fail(place, f"this must be an object, not {short(value)}{HINTS.get(name, '')}")
     table = TABLES[name]
     for key, field in value.items():
         if key not in table:
@@ -197,4 +197,4 @@ def check_fields(value, name, place):
             fail(place, f"the field '{key}' is missing")
     for one, other in (("width", "height"), ("start", "end")):
         if (one in value) != (other in value):
-            fail(place, f"{one} and {other} must be given together")
+            fail(place, f"'{one}' and '{other}' must be given together")

@@ -1,4 +1,4 @@
-"""What goes wrong with data, and what it costs."""
+"""Exceptions for mistakes in data, and warnings."""
 
 import os
 import sys
@@ -11,13 +11,13 @@ from text.tokenizer import Unencodable
 
 
 class DataError(ValueError):
-    """A mistake in a user's data file that stops the run: "file:line: what is wrong"."""
+    """A mistake in a user's data file. It stops the run. Text: "file:line: what is wrong"."""
 
 
 class Unreadable(Exception):
-    """A record or a media file that cannot be used. It costs the record and never the run.
+    """A record or a media file that cannot be used. Only this record is skipped.
 
-    Unreadable(kind, sentence): the log counts by the kind, such as "missing file".
+    Unreadable(kind, sentence): skipped records are counted by kind, such as "missing file".
     """
 
     def __str__(self):
@@ -26,7 +26,7 @@ class Unreadable(Exception):
 
 @contextmanager
 def encodable():
-    """A text that cannot be encoded costs its record."""
+    """Turns Unencodable into Unreadable, so that only the record of this text is skipped."""
     try:
         yield
     except Unencodable as e:
@@ -34,7 +34,7 @@ def encodable():
 
 
 def plural(n, noun):
-    """-> "1 record", "2 records"."""
+    """(1, "record") -> "1 record"; (2, "record") -> "2 records"."""
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
@@ -42,19 +42,19 @@ def require_file(path):
     if not os.path.isfile(path):  # Path.is_file raises for a name that is too long
         name = str(path)[:300]
         if not name.isascii() and sys.getfilesystemencoding() != "utf-8":
-            name = f"{name!a}: this locale lacks letters of its name; set PYTHONUTF8=1"
+            name = f"{name!a} has letters that your locale cannot encode; set PYTHONUTF8=1"
         raise Unreadable("missing file", name)
 
 
 def command_name():
-    """-> "train.py", "tools.generate" or another: what runs in this process."""
+    """The name of the command that runs in this process: "train.py", "tools.generate", .."""
     path = Path(sys.argv[0])
-    if path.stem == "__main__":  # of a package of tools/
+    if path.stem == "__main__":  # a package in tools/
         path = path.parent
     return f"tools.{path.stem}" if path.parent.name == "tools" else path.name
 
 
 def warn(text):
-    """Prints sentences, one a line, on stderr, above the progress bar of a run."""
+    """Prints one sentence per line on stderr, above the progress bar of a run."""
     for sentence in text.splitlines():
         tqdm.write(f"{command_name()}: {sentence}", file=sys.stderr)

@@ -21,7 +21,7 @@ from records.errors import Unreadable, require_file
 from records.video import decode, displayed_frames, probe
 
 EXIF_ORIENTATION = 0x0112  # values from 5 to 8 exchange width and height
-# Formats whose files Pillow cannot read: how they begin, and a command that converts them.
+# Formats that Pillow cannot read: the first bytes of a file, and a command that converts it.
 UNKNOWN_FORMATS = {
     "HEIC or AVIF": (rb"....ftyp(hei|hev|mif|msf|avi)", "heif-convert a.heic a.jpg"),
     "JPEG XL": (rb"\xff\x0a|....JXL ", "djxl a.jxl a.png"),
@@ -29,11 +29,11 @@ UNKNOWN_FORMATS = {
     "OpenEXR": (rb"v/1\x01", "magick a.exr a.png"),
     "Radiance HDR": (rb"#\?R", "magick a.hdr a.png"),
 }
-MAX_FRAMES = 2048  # of one call: ffmpeg takes their times as one argument
+MAX_FRAMES = 2048  # per call of frames(): ffmpeg receives their times as one argument
 
 
 def preference_name(record, annotation):
-    """A name that no other preference of the run has, and that changes with what is asked."""
+    """A unique name of a preference pair: a hash of its source, key, media and annotation."""
     asked = [record.get(key) for key in ("key", "images", "video", "subtitles")]
     text = json.dumps([record["source"].name, asked, annotation], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -41,11 +41,11 @@ def preference_name(record, annotation):
 
 @contextmanager
 def open_image(path):
-    """A Pillow image, not yet decoded. Errors in the block are Unreadable, too."""
+    """Opens an image without decoding it. Errors inside the `with` block become Unreadable, too."""
     require_file(path)
     try:
         with warnings.catch_warnings():
-            # Pillow warns of more than 89 million pixels: too many
+            # Pillow warns if an image has more than 89 million pixels; here this is an error
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             image = Image.open(path)
         with image:
@@ -57,22 +57,22 @@ def open_image(path):
             if re.match(start, head, re.S):
                 raise Unreadable("unknown format", f"{path}: Pillow cannot read this {name} file; "
                                  f"convert it, for example with: {command}") from None
-        raise Unreadable("damaged image", f"{path}: Pillow finds no image in it") from None
+        raise Unreadable("damaged image", f"{path}: Pillow finds no image in this file") from None
     except Exception as error:  # Pillow raises KeyError, struct.error and more
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise Unreadable("damaged image", f"{path}: {reason}") from None
 
 
 def image_size(path):
-    """(width, height) of an image as displayed, without decoding it; Unreadable."""
+    """(width, height) of an image as displayed, without decoding it. Raises Unreadable."""
     with open_image(path) as image:
         return displayed_size(image, path)
 
 
 def displayed_size(image, path):
-    """The same of an image that open_image has opened."""
-    # Pillow gives the size of a TIFF already turned. It would decode a PNG to look for EXIF
-    # data behind the pixels.
+    """(width, height) as displayed, for an image that open_image has opened."""
+    # Pillow gives the size of a TIFF after the rotation. To look for EXIF data behind the
+    # pixels of a PNG, it would decode the whole image.
     in_front = {"exif", "Raw profile type exif", "XML:com.adobe.xmp"} & set(image.info)
     is_png = image.format == "PNG" and not in_front
     if image.format == "TIFF" or (is_png and not has_exif(path)):
@@ -82,8 +82,8 @@ def displayed_size(image, path):
 
 
 def has_exif(path):
-    """Has a PNG file an eXIf chunk? A chunk is length, name, content, checksum."""
-    with open(path, "rb", buffering=0) as file:  # reads the heads alone
+    """Has a PNG file an eXIf chunk? A chunk consists of length, name, content and checksum."""
+    with open(path, "rb", buffering=0) as file:  # unbuffered, so only the chunk heads are read
         file.seek(8)
         while len(head := file.read(8)) == 8 and head[4:] != b"eXIf":
             file.seek(int.from_bytes(head[:4], "big") + 4, os.SEEK_CUR)
@@ -91,18 +91,18 @@ def has_exif(path):
 
 
 def read_image(path):
-    """The pixels of an image as displayed, (H,W,3) uint8; Unreadable."""
+    """The pixels of an image as displayed, (H,W,3) uint8. Raises Unreadable."""
     with open_image(path) as image:
         size = displayed_size(image, path)
         pixels = vision.to_array(image)
-    if pixels.shape[1::-1] != size:  # Pillow scrambles some TIFF files
+    if pixels.shape[1::-1] != size:  # Pillow decodes some TIFF files wrongly
         raise Unreadable("size differs", f"{path} is not as large as its header says")
     return pixels
 
 
 @dataclass(frozen=True)
 class FrameFolder:
-    """A video given as images: frame k appears at first + k / fps seconds."""
+    """A video given as a list of images. Frame k appears at first + k / fps seconds."""
     paths: list
     fps: float
     duration: float  # seconds
@@ -114,48 +114,49 @@ class FrameFolder:
 
 
 def frames(video, times):
-    """Yields the frame on display at each of the ascending seconds, (H,W,3) uint8; Unreadable.
+    """Yields the frame, (H,W,3) uint8, that is displayed at each of the times. Raises Unreadable.
 
-    video: a Video or a FrameFolder. A frame that is shown again is the same array.
+    video: a Video or a FrameFolder. times: ascending seconds. If a frame is displayed at several
+    of them, the same array is yielded again.
     """
     times = np.asarray(times, dtype=np.float64)
     assert (np.diff(times) >= 0).all(), f"times must ascend: {times}"
     shown = displayed_frames(video.times, times)
     wanted, counts = np.unique(shown, return_counts=True)
     assert len(wanted) <= MAX_FRAMES, f"{len(wanted)} frames in one call"
-    if not len(wanted):  # a rank may have none of a video's crops
+    if not len(wanted):  # the crops of a video may all belong to other ranks
         return
     if isinstance(video, FrameFolder):
         decoded = (read_image(video.paths[k]) for k in wanted)
     else:
         decoded = decode(video, wanted)
-    # ends ffmpeg when the caller takes no more frames
+    # stops ffmpeg when the caller stops iterating
     with closing(decoded):
         for pixels, count in zip(decoded, counts, strict=True):
             yield from repeat(pixels, count)
 
 
 class Probes:
-    """The sizes of videos, kept in a file to which every process appends.
+    """A cache of video sizes in a file. Every process appends to this file.
 
-    Planning asks for them in every epoch, and a probe reads a whole video.
+    Planning needs the sizes in every epoch, and a probe reads a whole video.
     """
 
     def __init__(self, path):
         self.path = path
-        self.known = None  # {path, bytes and time of change: size}
+        self.known = None  # {path, bytes and time of change: size, or an Unreadable}
 
     def read(self):
-        """Reads the file: at the first call, so that other processes are sent its path alone."""
+        """Reads the file, at the first call, so that copies for other processes are small."""
         self.known = {}
         with suppress(OSError), open(self.path, "rb") as file:
             for line in file:
-                with suppress(ValueError):  # a kill may cut a line off
+                with suppress(ValueError):  # a killed process may leave an incomplete line
                     key, size = json.loads(line)
                     self.known[key] = tuple(size)
 
     def __call__(self, video):
-        """Path -> (width, height, seconds, half a frame in seconds); Unreadable."""
+        """Path -> (width, height, seconds, half a frame in seconds). Raises Unreadable."""
         require_file(video)
         if self.known is None:
             self.read()
@@ -168,7 +169,7 @@ class Probes:
                 self.known[key] = (found.width, found.height, found.duration, half_frame)
                 with suppress(OSError), open(self.path, "a", encoding="utf-8") as file:
                     file.write(json.dumps([key, self.known[key]]) + "\n")
-            except Unreadable as error:  # in memory alone: a hang costs its deadline once
+            except Unreadable as error:  # in memory, so that ffmpeg hangs only once for this file
                 self.known[key] = error
         if isinstance(self.known[key], Unreadable):
             raise self.known[key]

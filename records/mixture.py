@@ -1,7 +1,7 @@
-"""Which record comes next (paper: data mixture; docs/molmo2.md 9).
+"""Chooses the record that comes next (paper: data mixture; docs/molmo2.md 9).
 
-in    sources of records and their rates, a seed
-out   index i of an endless stream -> numbers of source, record and epoch, for any i at once
+in    sources of records, their sampling rates, a seed
+out   index i of an endless stream -> source, number of the record in it, epoch, for any i
 """
 
 import math
@@ -12,16 +12,16 @@ import numpy as np
 
 
 def rng_for(seed, *key):
-    """A generator for seed and key, numbers or strings: the same on every machine."""
+    """A random generator for a seed and a key of numbers or strings, equal on every machine."""
     numbers = [zlib.crc32(k.encode()) if isinstance(k, str) else k for k in key]
     return np.random.default_rng([seed, *numbers])
 
 
 def sqrt_size(n, size=None, rate=None):
-    """The weight of a source of n records in its group (docs/molmo2.md 9.1): sqrt(n) * rate.
+    """The sampling weight of n records in their group: sqrt(n) * rate (docs/molmo2.md 9.1).
 
-    size, if given, takes the place of n: a number of records, or below 1 a fraction of n; 0
-    means one record.
+    If size is given, it replaces n. A size between 0 and 1 is a fraction of n. A larger size is a
+    number of records, and 0 counts as one record.
     """
     if size is not None:
         n = n * size if 0 < size < 1 else max(size, 1)
@@ -29,7 +29,7 @@ def sqrt_size(n, size=None, rate=None):
 
 
 def group_rates(groups):
-    """[(rate, weights), ..] -> the rates of each group's members; all sum to 1."""
+    """[(rate, weights), ..] -> the rates of the sources in each group. All rates sum to 1."""
     total = sum(rate for rate, _ in groups)
     return [[rate / total * weight / sum(weights) for weight in weights]
             for rate, weights in groups]
@@ -37,16 +37,16 @@ def group_rates(groups):
 
 @lru_cache(maxsize=256)
 def shuffle(n, *key):
-    """The numbers 0..n-1 in an order that the key decides, (n,) int32."""
+    """The numbers 0..n-1 in a random order that depends on the key only, (n,) int32."""
     return rng_for(*key).permutation(np.arange(n, dtype=np.int32))
 
 
 class Mixture:
-    """Index i of an endless stream -> numbers of source, record and epoch.
+    """An endless stream of records from several sources.
 
-    After any number of blocks, source k has given its rate of all records, to within k; in a
-    block the order is shuffled. Every epoch of a source shuffles its records anew, unless the
-    source is `ordered`.
+    After any number of blocks, the number of records from source k differs by at most k from its
+    rate times all records. The order inside a block is shuffled. The records of a source are
+    shuffled again in every epoch, unless the source is `ordered`.
     """
 
     def __init__(self, sources, rates, seed, block=1000):
@@ -55,12 +55,12 @@ class Mixture:
         self.rates = rates
         self.seed = seed
         self.block = block
-        # the first source takes its share of everything, the next its share of the rest, ..
+        # the first source gets its share of all records, the second its share of the rest, ..
         rest = np.cumsum(np.array(rates, np.float64)[::-1])[::-1]
         self.shares = (np.array(rates) / rest).tolist()
 
     def __getitem__(self, i):
-        """-> source, number of the record in it, epoch."""
+        """Index i -> source, number of the record in it, epoch."""
         block, offset = divmod(i, self.block)
         n = block * self.block + int(shuffle(self.block, self.seed, "block", block)[offset])
         last = len(self.shares) - 1

@@ -1,10 +1,10 @@
-"""Records in one form: fills in what a file may leave out, and checks the rules between fields.
+"""Brings records into one form: fills in optional fields, and checks the rules between fields.
 
 in    a record as parsed from JSON
-out   the same in one form, or Unreadable, with the place in the record
+out   the same record in one form, or Unreadable with the position in the record
 
-Nothing that reads a record asks again which of several forms it has. Sizes and times that only the
-files know are checked with their headers (visual.py).
+Later code does not need to check which of several forms a record has. Sizes and times that only
+the media files contain are checked when their headers are read (visual.py).
 """
 
 import difflib
@@ -23,7 +23,7 @@ from text.styles import (
     parts_of,
 )
 
-PLACED = ("point", "box", "count", "track")  # what may be a turn of a conversation, too
+PLACED = ("point", "box", "count", "track")  # types that a turn of a conversation may have, too
 BOX_FORMS = {  # four numbers -> left, top, right, bottom
     "xyxy": lambda left, top, right, bottom: [left, top, right, bottom],
     "xywh": lambda left, top, w, h: [left, top, left + w, top + h],
@@ -32,17 +32,18 @@ BOX_FORMS = {  # four numbers -> left, top, right, bottom
 
 
 def parse(record):
-    """A record as its file has it -> the same in one form (docs/records.md). Unreadable if it is
-    wrong, with the place in it.
+    """A record as read from its file -> the same record in one form (docs/records.md). Raises
+    Unreadable with the position of the mistake.
 
-    The visual input is `images`, a list of objects, or `video`, an object with start and end, or
-    neither. Weights are there. The fields of annotations: see `parse_annotation`.
+    The visual input is `images`, a list of objects, or `video`, an object with start and end. A
+    record of text has neither. All weights are filled in. For the fields of annotations, see
+    `parse_annotation`.
     """
     check_fields(record, "record", "the record")
     given = [key for key in ("image", "images", "video") if key in record]
-    require(len(given) < 2, "the record", f"it has both {' and '.join(given)}")
+    require(len(given) < 2, "the record", f"use only one of {' and '.join(given)}")
     for key in ("images", "annotations"):
-        require(record.get(key) != [], "the record", f"'{key}' is empty")
+        require(record.get(key) != [], "the record", f"'{key}' must not be empty")
     parsed = {"weight": 1, **record}
     if "image" in record:
         parsed["images"] = [parsed.pop("image")]
@@ -51,10 +52,10 @@ def parse(record):
     if "video" in record:
         parsed["video"] = parse_video(as_object(record["video"]))
     subtitles = record.get("subtitles")
-    require(not subtitles or "video" in record, "the record", "subtitles need a video")
+    require(not subtitles or "video" in record, "the record", "'subtitles' need a 'video'")
     for k, line in enumerate(subtitles if isinstance(subtitles, list) else ()):
         check_fields(line, "subtitle", f"subtitles[{k}]")
-        require(line["start"] <= line["end"], f"subtitles[{k}]", "it ends before it starts")
+        require(line["start"] <= line["end"], f"subtitles[{k}]", "'end' is before 'start'")
     parsed["annotations"] = [parse_annotation(annotation, parsed, f"annotations[{k}]")
                              for k, annotation in enumerate(record["annotations"])]
     return parsed
@@ -69,27 +70,28 @@ def as_list(texts):
 
 
 def parse_video(video):
-    require(("path" in video) != ("frames" in video), "video", "it has either 'path' or 'frames'")
-    require("fps" in video or "path" in video, "video", "'frames' need 'fps'")
+    require(("path" in video) != ("frames" in video), "video", "give either 'path' or 'frames'")
+    require("fps" in video or "path" in video, "video", "'frames' need their frame rate, 'fps'")
     video = {"start": 0, "end": math.inf, **video}
-    require(video["start"] < video["end"], "video", "it ends before it starts")
+    require(video["start"] < video["end"], "video", "'end' must be later than 'start'")
     return video
 
 
 def parse_annotation(annotation, record, place):
-    """An annotation of a record, of which the visual input is parsed -> the same in one form.
+    """An annotation -> the same annotation in one form. record: its visual input is parsed already.
 
-    A qa has turns with types and weights, and answer_idx is a list. A box is a point. Points, also
-    a query, have a scale: what x and y are divided by, None for the size of the file. A track has a
-    mode. Points and counts have lists of modes and, if they have a label, of labels; one of each is
-    drawn. A style is there; without one, the style of points and counts follows from their mode.
+    A qa has turns with types and weights, and answer_idx is a list. Boxes become points. Every
+    point, also a query, has a scale by which x and y are divided. None means the size of the image
+    or video. A track has a mode. Points and counts have a list of modes and, if there is a label,
+    a list of labels. Training picks one mode and one label at random. A missing style is filled
+    in, but not for points and counts, where it depends on the mode, and not for texts.
     """
     kind = annotation.get("type") if isinstance(annotation, dict) else None
     check_kind("type", kind, "type", place)
     check_fields(annotation, kind, place)
     shown = medium(record)
     require(kind in ("qa", "text", "preference") or shown != "text", place,
-            f"a {kind} needs an image or a video")
+            f"an annotation of type {kind} needs an image or a video")
     parsed = {"weight": 1, **annotation}
     if "style" in annotation:
         parsed["style"] = TRAINING_STYLE.get(annotation["style"], annotation["style"])
@@ -116,33 +118,33 @@ def parse_annotation(annotation, record, place):
 
 
 def point_modes(annotation, place):
-    """The modes of points or of a count, of which one is drawn: as the annotation says, or its
-    style; without both, half of the points are counted, too."""
+    """The modes of points or of a count; training picks one at random. They are given by `mode` or
+    by the style. If both are missing, half of the answers with points also state the count."""
     task = "count" if annotation["type"] == "count" else TASK_OF_STYLE.get(annotation.get("style"))
     if "mode" in annotation:
         modes = as_list(annotation["mode"])
         require(task not in POINT_TASKS or len(modes) == 1, place,
-                f"the style {annotation.get('style')} has one mode, but 'mode' names {len(modes)}")
+                f"the style {annotation.get('style')} has one mode, but 'mode' has {len(modes)}")
         return modes
     if task in POINT_TASKS:
         return [task]
-    # a user's own question does not say whether a count is wanted: the answer is points alone
+    # we do not know whether the user's own question asks for a count: answer with points only
     return ["point"] if {"style", "question"} & set(annotation) else ["point", "point_count"]
 
 
 def check_caption(caption, shown, place):
-    require(caption.get("start", 0) < caption.get("end", 1), place, "it ends before it starts")
+    require(caption.get("start", 0) < caption.get("end", 1), place,
+            "'end' must be later than 'start'")
     times = {"start", "at"} & set(caption)
     require(not times or shown == "video", place, "a caption with times needs a video")
     needs_part = TASK_OF_STYLE.get(caption.get("style")) in ("clip", "frame")
     require(len(times) < 2 and (caption_part(caption) or not needs_part), place,
-            "by its times or its style, a caption of a part needs 'start' and 'end', "
-            "and one of a frame needs 'at'")
+            "the caption of a clip needs 'start' and 'end', and the caption of a single frame "
+            "needs 'at'; give only one of the two")
 
 
 def check_points(annotation, record, place):
-    """Of points, boxes or a count."""
-    require({"label", "question"} & set(annotation), place, "it needs a label or a question")
+    require({"label", "question"} & set(annotation), place, "it needs 'label' or 'question'")
     if annotation["type"] == "count":
         return
     shown = medium(record)
@@ -152,28 +154,29 @@ def check_points(annotation, record, place):
     for k, point in enumerate(points):
         at = f"{place}.{name}[{k}]"
         require({"t", "image"} & set(point) == needed, at,
-                "'t' is given in a video, 'image' in one of several images, else neither")
+                "'t' is needed in a video, 'image' is needed with several images, and neither is "
+                "allowed with a single image")
         require(shown != "images" or point["image"] < len(record["images"]), at,
-                f"there is no image {point.get('image')}")
+                f"there is no image {point.get('image')}; images are counted from 0")
     n = len(points)
     count = annotation.get("count", n)
-    require(count == n, place, f"the count is {count}, but the number of points is {n}")
+    require(count == n, place, f"'count' is {count}, but the number of points is {n}")
 
 
 def check_track(track, shown, place):
     require(shown == "video", place, "a track needs a video")
     points = track["points"]
     moments = {(point["t"], point["id"]) for point in points}
-    require(len(moments) == len(points), place, "an object is twice at the same time")
+    require(len(moments) == len(points), place, "an object has two points at the same time")
     if "query" in track:
         ids = [point["id"] for point in points]
-        require(track["query"]["id"] in ids, place, "no point is of the query's object")
+        require(track["query"]["id"] in ids, place, "no point has the id of 'query'")
     elif track["mode"] == "from_point":
-        fail(place, "a track from_point needs a query, the point to start from")
+        fail(place, "a track with mode from_point needs 'query', the point where it starts")
 
 
 def parse_points(annotation, record, place):
-    """Points, boxes or tracks -> with points that have a scale, in range where that is known."""
+    """Points, boxes or a track -> the same as points with a scale. Checks the range, if known."""
     if annotation["type"] == "box":
         annotation = as_points(annotation, place)
     files = record["images"] if "images" in record else [record["video"]]
@@ -193,9 +196,10 @@ def parse_points(annotation, record, place):
 
 
 def check_range(annotation, sizes, place):
-    """Points lie inside the image, to 1 % of its sides, where their scale is known.
+    """Checks that points lie inside the image, with a tolerance of 1 % of its sides.
 
-    sizes: (width, height) of each image, or of the video, from its header; or None.
+    sizes: (width, height) of each image, or of the video, from its header. If it is None, points
+    without a scale are not checked.
     """
     points = annotation["points"] + ([annotation["query"]] if "query" in annotation else [])
     for k, point in enumerate(points):
@@ -204,18 +208,18 @@ def check_range(annotation, sizes, place):
             left, top, right, bottom = point.get("box", [point["x"], point["y"]] * 2)
             sides = left / size[0], top / size[1], right / size[0], bottom / size[1]
             require(min(sides) >= -0.01 and max(sides) <= 1.01, place,
-                    f"point {k} lies outside the image with coords={annotation['coords']} - "
-                    "is the unit or the size wrong?")
+                    f"point {k} lies outside the image with coords={annotation['coords']}; "
+                    "check the unit and the size")
 
 
 def as_points(annotation, place):
-    """A box annotation -> the points that it is trained as, each with its box."""
+    """A box annotation -> a point annotation with the centre of each box. Points keep their box."""
     points = []
     for k, entry in enumerate(annotation["boxes"]):
         box = BOX_FORMS[annotation["form"]](*entry["box"])
         left, top, right, bottom = box
         require(left < right and top < bottom, f"{place}.boxes[{k}]",
-                f"{entry['box']} has no width or no height - is the form wrong?")
+                f"{entry['box']} has no positive width and height; check 'form'")
         centre = {"x": (left + right) / 2, "y": (top + bottom) / 2}
         points.append(entry | centre | {"box": box})
     kept = {key: annotation[key] for key in annotation if key not in ("boxes", "form")}
@@ -224,8 +228,8 @@ def as_points(annotation, place):
 
 def parse_qa(qa, record, place):
     require(("turns" in qa) != bool({"question", *ANSWER} & set(qa)), place,
-            "a qa has either 'turns', or a question with its answer")
-    require(qa.get("turns") != [], place, "'turns' is empty")
+            "a qa needs either 'turns', or 'question' with an answer")
+    require(qa.get("turns") != [], place, "'turns' must not be empty")
     if "turns" in qa:
         turns = [parse_turn(turn, record, f"{place}.turns[{k}]")
                  for k, turn in enumerate(qa["turns"])]
@@ -237,64 +241,64 @@ def parse_qa(qa, record, place):
 
 def parse_turn(turn, record, place):
     if isinstance(turn, dict) and turn.get("type", "qa") != "qa":
-        require(turn["type"] in PLACED, f"{place}.type", "a turn of a conversation has the type qa "
+        require(turn["type"] in PLACED, f"{place}.type", "the type of a turn must be one of qa "
                 f"(the default), {', '.join(PLACED)}")
         return parse_annotation(turn, record, place)
     check_fields(turn, "turn", place)
     check_question(turn.get("question"), record, place)
     answered = {"answer", "answers", "options"} & set(turn)
-    require(len(answered) == 1, place, "it needs one of answer, answers and options")
+    require(len(answered) == 1, place, "give exactly one of 'answer', 'answers' and 'options'")
     turn = {"type": "qa", "weight": 1, **turn}
     if "options" in turn:
         right = turn.get("answer_idx")
         numbers = right if isinstance(right, list) else [right]
         are_indices = is_list_of(is_from(0, int), 1)(numbers)
         require(are_indices and max(numbers) < len(turn["options"]), place, "'answer_idx' must be "
-                "the number of the right option, from 0, or a list of them")
+                "the index of the right option, counted from 0, or a list of such indices")
         turn["answer_idx"] = numbers
     return turn
 
 
 def check_question(question, record, place):
-    """A text, or a list of texts and references {"image": k} or {"video": 0}."""
+    """Checks that it is a text, or a list of texts and references to images or the video."""
     known = [{"image": k} for k in range(len(record.get("images", ())))]
     known += [{"video": 0}] if "video" in record else []
     parts = question if isinstance(question, list) else [question]
     is_part = [isinstance(part, str) or part in known for part in parts]
     blank = all(isinstance(part, str) and not part.strip() for part in parts)
     require(all(is_part) and not blank, place, "'question' must be a text, or a list of texts "
-            'and {"image": k} or {"video": 0}, counted from 0')
+            'and {"image": k} or {"video": 0}, where k is counted from 0')
 
 
 def unlikely_units(record):
-    """-> [sentence, ..] of points in percent or pixels that look like fractions."""
+    """-> [warning, ..] about points in percent or pixels that look like fractions."""
     found = []
     for place, a in parts_of(record):
         sides = [side for p in a.get("points", ()) for side in (p["x"], p["y"])]
         if sides and max(sides) <= 1 and a["coords"] != "unit":
             found.append(f"{place}: every coordinate is at most 1 with "
-                         f"coords={a['coords']}; is it 'unit'?")
+                         f"coords={a['coords']}; should it be coords=unit?")
     return found
 
 
 def unlikely_styles(record):
-    """-> [sentence, ..] of styles that look like a misspelled one. Benchmarks have free names."""
+    """-> [warning, ..] about styles that look misspelled. A benchmark's style may have any name."""
     found = []
     for k, annotation in enumerate(record["annotations"]):
         style = annotation.get("style", "")
         if style not in TASK_OF_STYLE and not UNNAMED_STYLE.fullmatch(style):
-            found += [f"annotations[{k}]: no style is called '{style}' - did you mean '{meant}'?"
+            found += [f"annotations[{k}]: unknown style '{style}' - did you mean '{meant}'?"
                       for meant in difflib.get_close_matches(style, TASK_OF_STYLE, 1, 0.8)]
     return found
 
 
-THOUSANDTHS = ("every coordinate is at most 1,000 with coords=pixel, and every image is larger; "
-               'are they thousandths? Then each annotation needs "size": [1000, 1000]')
+THOUSANDTHS = ("every coordinate is at most 1,000 with coords=pixel, but every image is larger; if "
+               'coordinates are from 0 to 1,000, each annotation needs "size": [1000, 1000]')
 
 
 def like_thousandths(record, sizes=()):
-    """May the points in pixels of a record be thousandths: is no coordinate over 1,000, and is
-    every image larger? None without such points. sizes: of the files, if they are known."""
+    """True if a record's points in pixels may be thousandths: no coordinate is over 1,000, but
+    every image is larger. None if it has no points in pixels. sizes: of the files, if known."""
     found = None
     for _, a in parts_of(record):
         for point in a.get("points", ()) if a.get("coords") == "pixel" else ():

@@ -1,10 +1,10 @@
 """A file of records (docs/records.md) as a sequence, with the media of its records.
 
-in    a .jsonl file, one record per line; python -m tools.convert makes it of other files
+in    a .jsonl file, one record per line; python -m tools.convert converts other files to it
 out   records[i] -> a dict with id, key (of its random choices), where ("file:line") and source
 
-A record is checked when it is read, and Unreadable if it is wrong. A file is also checked when it
-is opened, before a run begins: then mistakes stop with DataError.
+A record is checked when it is read. If it is wrong, reading raises Unreadable. A file is also
+checked when it is opened, before a run starts. Then mistakes raise DataError.
 """
 
 import hashlib
@@ -22,23 +22,23 @@ from records.errors import DataError, Unreadable, warn
 from records.media import Probes
 from records.parse import THOUSANDTHS, like_thousandths, parse, unlikely_styles, unlikely_units
 
-MAX_CHECKED_BYTES = 64 << 20  # files up to this size are checked when opened,
-N_CHECKED = 1000  # of larger ones so many records
+MAX_CHECKED_BYTES = 64 << 20  # files up to this size are checked completely when opened
+N_CHECKED = 1000  # records of a larger file that are checked when it is opened
 MAX_MISTAKES = 20  # shown at once
-CHAT_KEYS = ("conversations", "messages")  # the turns of a row of ShareGPT, LLaVA, OpenAI, ..
+CHAT_KEYS = ("conversations", "messages")  # fields with the turns in ShareGPT, LLaVA, OpenAI, ..
 OTHER_KEYS = (*CHAT_KEYS, "query", "instruction", "question", "prompt", "chosen", "text",
               "caption")
-# AttributeError, KeyError and TypeError come, for example, from a number in place of a list.
+# A number in place of a list, for example, raises AttributeError, KeyError or TypeError.
 FORM_ERRORS = (ValueError, RecursionError, AttributeError, KeyError, TypeError)
 
 
 class Records:
-    """A file of records and the folder where the paths of their media start.
+    """The records of a file, and the folder that their media paths are relative to.
 
-    media: by default the folder media/ beside the file, else the folder of the file.
-    style is for annotations that name none; weight multiplies the weight of every record.
-    Iterating leaves out, with a warning, what cannot be used.
-    A copy sent to another process opens the file again, which must be the same one.
+    media: this folder. The default is the folder media/ beside the file if it exists, else the
+    folder of the file. style: for annotations without a style. weight: multiplies the weight of
+    every record. Iterating skips records that cannot be used, with a warning.
+    A copy in another process opens the file again. The file must not have changed.
     """
 
     def __init__(self, path, media=None, style=None, weight=1.0, stop_on_mistakes=True):
@@ -52,29 +52,29 @@ class Records:
         try:
             self._file = open(self.path, "rb")
             self.stamp = stamp_of(self._file.fileno())
-            # (n+1,) int64: where records begin, and the last one ends; lines from 1
+            # offsets: (n+1,) int64, where records start and the last one ends; lines: from 1
             self.offsets, self.lines, digest = find_lines(self._file)
         except OSError as error:
             stop(path, f"the file cannot be read: {error.strerror}")
         if len(self) and self.starts_with_other():
             stop(path, conversion(self.path, media))
         if not len(self):
-            stop(path, "the file contains no record")
+            stop(path, "the file contains no records")
         digest.update(json.dumps(self.options).encode())
-        # what plans and resumed runs depend on
+        # plans and resumed runs are only valid for this content and these options
         self.fingerprint = digest.hexdigest()
         self.made_for = set()  # (fps, max_frames) of prepared frames
         if stop_on_mistakes:
             self.check_first()
 
     def starts_with_other(self):
-        """Is the first row one of another format? A broken one counts as a record."""
+        """Is the first line in another data format? A line that is not JSON counts as a record."""
         with suppress(ValueError, RecursionError):
             return is_other(json.loads(self.text(0)))
         return False
 
     def check_first(self):
-        """DataError with the first mistakes; warns once of unlikely units or styles."""
+        """Raises DataError with the first mistakes, or warns once of unlikely units or styles."""
         n = len(self) if self.offsets[-1] <= MAX_CHECKED_BYTES else N_CHECKED
         mistakes = []
         unlikely = []
@@ -93,7 +93,7 @@ class Records:
                 break
         if mistakes:
             raise DataError("\n".join(mistakes))
-        if thousandths - {None} == {True}:  # a property of the file, not of a record
+        if thousandths - {None} == {True}:  # if it is true of all records with points in pixels
             unlikely.append(f"{self.path}: {THOUSANDTHS}")
         for sentence in unlikely[:1]:
             warn(sentence)
@@ -115,7 +115,7 @@ class Records:
         return f"{self.path}:{self.lines[i]}"
 
     def text(self, i):
-        """The bytes of record i; DataError if the file has changed."""
+        """The bytes of record i. Raises DataError if the file has changed."""
         if self._file is None:
             self._file = open(self.path, "rb")
         if stamp_of(self._file.fileno()) != self.stamp:
@@ -129,13 +129,13 @@ class Records:
         try:
             record = read_record(text, self.options["style"])
         except FORM_ERRORS as error:
-            raise Unreadable("wrong record", "it cannot be read as one: "
+            raise Unreadable("wrong record", "this line cannot be read as a record: "
                              f"{type(error).__name__}: {error}") from None
         record["weight"] *= self.options["weight"]
         # several records of a file may have the same id, and their random choices must differ
         line = self.lines[i]
         name = record.get("id", self.name)
-        # the id of a prepared record may end with its line already
+        # the id of a prepared record may already end with its line
         key = name if name.endswith(f":{line}") else f"{name}:{line}"
         return {"id": key, **record, "key": key, "where": self.where(i), "source": self}
 
@@ -143,23 +143,23 @@ class Records:
         return [self.media / name for name in names_of(record)]
 
     def image_sizes(self, record):
-        """[(width, height), ..] of its images, from headers; Unreadable."""
+        """[(width, height), ..] of a record's images, from headers. Raises Unreadable."""
         return [media.image_size(path) for path in self.paths_of(record)]
 
     def images(self, record, only=None):
-        """[(H,W,3) uint8, ..] of its images, or of those numbers only; Unreadable."""
+        """[(H,W,3) uint8, ..] of a record's images. only: their numbers. Raises Unreadable."""
         return [media.read_image(path) for k, path in enumerate(self.paths_of(record))
                 if only is None or k in only]
 
     def video_size(self, record):
-        """(width, height, seconds, half a frame in seconds) of its video; Unreadable."""
+        """(width, height, seconds, half a frame in seconds) of the video. Raises Unreadable."""
         video = self.video(record)
         if isinstance(video, media.FrameFolder):
             return *media.image_size(video.paths[0]), video.duration, 0.5 / video.fps
         return self.probes(video)
 
     def frames(self, record, times):
-        """Yields the frames (H,W,3) uint8 at these ascending seconds of the clip."""
+        """Yields frames (H,W,3) uint8. times: ascending seconds from the start of the clip."""
         start = record["video"]["start"]
         video = self.video(record)
         if not isinstance(video, media.FrameFolder):
@@ -167,7 +167,7 @@ class Records:
         return media.frames(video, [start + t for t in times])
 
     def video(self, record):
-        """The path of its video, or a media.FrameFolder."""
+        """The path of a record's video, or a media.FrameFolder."""
         paths = self.paths_of(record)
         entry = record["video"]
         if "frames" in entry:
@@ -177,15 +177,15 @@ class Records:
 
 
 def read_record(text, style=None):
-    """Bytes -> a record in one form; Unreadable or one of FORM_ERRORS. style: see Records."""
+    """Bytes -> a record in one form. Raises Unreadable or one of FORM_ERRORS. style: of Records."""
     record = json.loads(text)
     for value in texts_in(record) if b"\\u" in text else ():
         if "\0" in value:  # text/prompts.py and tools.plan use it as a mark
             raise ValueError("a text contains a NUL character")
-        value.encode()  # half a surrogate pair is no text
+        value.encode()  # raises UnicodeEncodeError, a ValueError, for half a surrogate pair
     if is_other(record):
-        raise Unreadable("wrong record", "this is a row of another format; python -m tools.convert "
-                         "makes records of a file of such rows")
+        raise Unreadable("wrong record", "this line is in another data format; python -m "
+                         "tools.convert converts a file of such lines")
     if style:
         for annotation in record["annotations"]:
             annotation.setdefault("style", style)
@@ -193,7 +193,7 @@ def read_record(text, style=None):
 
 
 def names_of(record):
-    """The paths of its images, of its video, or of the frames of its video."""
+    """The paths of a record's images, of its video, or of the frames of its video."""
     if "video" in record:
         return record["video"].get("frames") or [record["video"]["path"]]
     return [image["path"] for image in record.get("images", ())]
@@ -214,15 +214,15 @@ def stop(path, sentence):
 
 
 def conversion(path, media):
-    """The sentence with the command that makes a file of records of this file or folder."""
+    """A message with the command that converts this file or folder to a file of records."""
     words = ["python", "-m", "tools.convert", path,
              path.parent / f"{path.stem}.records.jsonl"]
     words += ["--media", media] if media else []
-    return f"this is no .jsonl file of records; convert it with: {shlex.join(map(str, words))}"
+    return f"this is not a .jsonl file of records; convert it with: {shlex.join(map(str, words))}"
 
 
 def media_folder(path, given):
-    """The folder where the paths in a file of records start."""
+    """The folder that the paths in a file of records are relative to."""
     if given is None:
         beside = path.parent / "media"
         return beside if os.path.isdir(beside) else path.parent
@@ -232,20 +232,20 @@ def media_folder(path, given):
 
 
 def stamp_of(file):
-    """A path or the number of an open file -> its size, and the time of its last change."""
+    """A path or a file descriptor -> the size of the file, and the time of its last change."""
     status = os.stat(file)
     return status.st_size, status.st_mtime_ns
 
 
 def is_other(row):
-    """Is this a row of another format? Its keys tell."""
-    # tables give every row the fields of all rows
+    """Is this line in another data format? It is if it has one of the keys of such formats."""
+    # in lines that come from a table, unused fields are None
     return (isinstance(row, dict) and row.get("annotations") is None
             and any(row.get(key) is not None for key in OTHER_KEYS))
 
 
 def find_lines(file):
-    """An open .jsonl file -> offsets, lines and sha256 of Records."""
+    """An open .jsonl file -> the byte offsets and line numbers of its records, and its sha256."""
     offsets = array("q")
     lines = array("q")
     digest = hashlib.sha256()
@@ -257,7 +257,7 @@ def find_lines(file):
             lines.append(number)
         offset += len(line)
     offsets.append(offset)
-    # no line is blank: nothing to keep
+    # if no line is blank, a range needs no memory
     if lines and lines[-1] == len(lines):
         lines = range(1, len(lines) + 1)
     return np.array(offsets), lines, digest

@@ -1,4 +1,4 @@
-"""The visual input of a record: what headers tell of it, and its crops (docs/molmo2.md 2, 3).
+"""The visual input of a record: sizes and times from headers, and crops (docs/molmo2.md 2, 3).
 
 in    a record (docs/records.md) with its reader, a data.DataConfig
 out   MediaInfo, from headers alone: sizes, frame times, subtitles; then crops (n,P,F) uint8
@@ -18,10 +18,10 @@ from text.visual_tokens import shift_subtitles
 
 @dataclass
 class MediaInfo:
-    """What headers tell of a record's visual input."""
+    """A record's visual input, as described by the headers of its files."""
     sizes: list = field(default_factory=list)  # (width, height) of images, or of the video
-    times: list = None  # of a video: seconds of the clip, one per frame
-    subtitles: object = None  # [(start, end, text), ..] in these seconds, or a text
+    times: list = None  # of the frames of a video, in seconds from the start of the clip
+    subtitles: object = None  # [(start, end, text), ..] in the same seconds, or one text
 
 
 @dataclass
@@ -32,51 +32,50 @@ class VideoClip:
 
 
 def clip_times(duration, config, start, end):
-    """-> times of the frames shown, in seconds of the clip; its end, in seconds of the file.
+    """-> (times of the input frames in seconds of the clip, its end in seconds of the file).
 
-    Unreadable where the clip lies outside the video (docs/molmo2.md 3.1).
+    Raises Unreadable if the clip lies outside the video (docs/molmo2.md 3.1).
     """
     end = min(end, duration)
-    # one frame lasts no time
+    # the duration of a video with one frame may be 0
     if not 0 <= start < end and (start or duration):
         raise Unreadable("outside the clip",
-                         f"the clip {start:g} to {end:g} s is empty, of {duration:g} s")
+                         f"the clip from {start:g} to {end:g} s is empty; "
+                         f"the video lasts {duration:g} s")
     return vision.frame_times(end - start, config.max_frames, config.fps), end
 
 
 def tracking_times(duration, frame_rate, lowest, config):
-    """Times of the frames shown with a track, in seconds of the clip (docs/molmo2.md 3.1).
+    """Times of the input frames of a clip with tracks, in seconds of the clip (docs/molmo2.md 3.1).
 
-    Their rate is a multiple of `lowest` that divides that of the video, up to 10 a second.
-    duration: of the clip in seconds.
+    Their frame rate is a multiple of `lowest`, at most 10, that divides the frame rate of the
+    video. If there is none, it is `lowest`. duration: length of the clip in seconds.
     """
     grid = [rate for rate in range(lowest, 11, lowest) if frame_rate % rate == 0]
     return vision.track_times(duration, config.max_frames, grid or [lowest]) or [0.0]
 
 
 def read_headers(record, config):
-    """A record -> MediaInfo, without decoding.
-
-    Unreadable if its media, its times or its points in pixels cannot be used.
-    """
+    """A record -> MediaInfo, from headers. Raises Unreadable if the media cannot be read, or if
+    times or points in pixels do not fit the media."""
     if "video" in record:
         info = read_video_header(record, config)
     else:
         info = MediaInfo(record["source"].image_sizes(record) if "images" in record else [])
     if len(info.sizes) > config.max_images:
-        raise Unreadable("too long", f"it has {len(info.sizes)} images, and "
+        raise Unreadable("too long", f"the record has {len(info.sizes)} images, but "
                          f"--data.max_images is {config.max_images}")
     files = record.get("images") or [record.get("video")]
     for place, annotation in parts_of(record):
         for n in {point.get("image", 0) for point in annotation.get("points", ())}:
             declared = annotation.get("size") or [files[n].get("width"), files[n].get("height")]
             width, height = info.sizes[n]
-            exif = ("" if "video" in record else "; if they are those before EXIF turns the image, "
-                    "convert the file by python -m tools.convert --exif-unturned")
+            exif = ("" if "video" in record else "; if the points refer to the image before the "
+                    "EXIF rotation, convert the file with python -m tools.convert --exif-unturned")
             require(declared != [height, width] or width == height, place,
-                    f"its points refer to {height} x {width} pixels, but {width} x {height} are "
-                    f"displayed{exif}; else correct the size")
-        if annotation.get("coords") == "pixel":  # others are checked already
+                    f"the size is given as {height} x {width} pixels, but {width} x {height} are "
+                    f"displayed; correct the size{exif}")
+        if annotation.get("coords") == "pixel":  # parse.py has checked other coordinates
             check_range(annotation, info.sizes, place)
     return info
 
@@ -86,9 +85,9 @@ def read_video_header(record, config):
     start = record["video"]["start"]
     times, end = clip_times(duration, config, start, record["video"]["end"])
     rates = [a.get("fps", 2) for _, a in parts_of(record) if a["type"] == "track"]
-    if rates:  # where the tracks have points
+    if rates:  # choose frames at which the tracks have points
         lowest = max(int(min(rates)), 1)
-        if lowest > 10:  # of every frame: asked for twice a second
+        if lowest > 10:  # every frame is annotated: the answer gives points twice a second
             lowest = 2
         video_rate = round(0.5 / half_frame) if half_frame else 0
         times = tracking_times(end - start, video_rate, lowest, config)
@@ -98,7 +97,7 @@ def read_video_header(record, config):
         times_of_file += [a[key] for key in ("start", "end", "at") if key in a]
         for t in times_of_file:
             if not start - half_frame <= t <= end + half_frame:
-                raise Unreadable("outside the clip", f"{place} is at {t:g} s, and "
+                raise Unreadable("outside the clip", f"{place} has the time {t:g} s, but "
                                  f"the clip lasts from {start:g} to {end:g} s")
     subtitles = record.get("subtitles")
     if subtitles and not isinstance(subtitles, str):
@@ -108,7 +107,7 @@ def read_video_header(record, config):
 
 
 def crops_per_image(info, config):
-    """How many crops each image, or each frame, of a MediaInfo has."""
+    """The number of crops of each image or frame of a MediaInfo."""
     if info.times is not None:
         return [1] * len(info.times)
     return [vision.pooled_grids(h, w, config.max_crops, config.vision)[2]
@@ -116,7 +115,8 @@ def crops_per_image(info, config):
 
 
 def pool_windows(info, config):
-    """pool_src (M,4) of images or (M,9) of frames, counted through all crops."""
+    """pool_src: the patches of each pooling window, (M,4) of images or (M,9) of frames. Patches
+    are numbered through all crops; -1 marks a patch that is missing."""
     if info.times is not None:
         each = [vision.frame_windows(config.vision)] * len(info.times)
     else:
@@ -140,7 +140,7 @@ def image_crops(images, config):
 def frame_crops(frames, n, config):
     """n frames (H,W,3), one at a time -> crops (n,P,F) uint8.
 
-    Preallocated: small arrays between frames of 11 MB fragment the heap.
+    The result is allocated first, since small arrays between frames of 11 MB fragment the heap.
     """
     crops = np.empty((n, config.vision.n_patch, config.vision.n_pixel), np.uint8)
     for k, frame in zip(range(n), frames, strict=True):

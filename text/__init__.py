@@ -1,10 +1,10 @@
-"""What the model reads and writes: annotations as chats, and tokens.
+"""Turns annotations into the text and tokens of a chat, and reads answers of the model.
 
-tokenizer        text to token ids and back, and the chat on top
-points           points and tracks as text, in both directions
-tracks           which part of a track is asked for
-styles           the families of prompts and their templates
-prompts          an annotation as questions and answers
+tokenizer        converts text to token ids and back, and builds the chat
+points           writes points and tracks as text, and reads them back
+tracks           selects the part of a track that the question is about
+styles           the styles of prompts and their templates
+prompts          turns an annotation into questions and answers
 choices          the layout of multiple-choice questions
-visual_tokens    the tokens around pixels: patches, image numbers, timestamps, subtitles
+visual_tokens    the tokens of images and videos: patches, image numbers, times, subtitles
 """

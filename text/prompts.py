@@ -1,4 +1,4 @@
-"""Annotations as turns of a chat: what the user asks and the model answers (paper: data).
+"""Turns annotations into questions of the user and answers of the model (paper: data).
 
 in    an annotation of a record (docs/records.md), the record, the sizes of its images or its video
 out   [(question, answer), ..] for tokenizer.chat
@@ -6,11 +6,12 @@ out   [(question, answer), ..] for tokenizer.chat
     stage 1        long_caption 65:                  pointing: cat        text_sft 7: Name a prime.
     stages 2, 3    Describe this image in detail.    Where is the cat?    vqa2: What is it?
 
-In stage 1 every prompt opens with its style; later only the styles of benchmarks are named, and
-what people ask is asked in plain words (docs/molmo2.md 4.3). Visual tokens come before the prompt.
+In stage 1 every prompt starts with its style. In later stages only prompts of benchmarks start with
+a style, and other prompts are plain sentences (docs/molmo2.md 4.3). Visual tokens come before the
+prompt.
 
-Every random choice is a draw from `rng`, a NumPy Generator or RandomState. rng None is the form of
-evaluation: no draws, the first of all templates.
+Every random choice uses `rng`, a NumPy Generator or RandomState. In evaluation rng is None: nothing
+is random, and the first template is used.
 """
 
 import re
@@ -27,18 +28,18 @@ SYSTEM = "System: {}\n"  # a system text, in front of the first question (docs/m
 
 
 def turns_of(annotation, record, sizes, config, rng, times=None):
-    """One annotation -> [(question, answer), ..] for each turn, or answer of a preference; none
-    for a track of which no visible point lies on a frame that the model sees.
+    """One annotation -> [(question, answer), ..], one for each turn. A preference pair has one for
+    each of its two answers. The list is empty if a track has no visible point on the input frames.
 
     sizes: (width, height) in pixels of every image, or of the video. config: a data.DataConfig.
-    times: seconds of the clip of the frames that the model sees (None: all that are annotated).
+    times: of the input frames, in seconds of the clip. None means all annotated times.
     """
     kind = annotation["type"]
     if kind == "text":
         return [(annotation.get("prompt", ""), annotation["text"])]
     if kind == "caption":
         return [caption_turn(annotation, record, config, rng)]
-    if kind == "preference":  # two answers, with the same words before them
+    if kind == "preference":  # two answers to the same question
         question = question_text(annotation["question"])
         question = add_style(annotation["style"], question, config, rng)
         return [(question, annotation[side]) for side in ("chosen", "rejected")]
@@ -58,13 +59,13 @@ def turns_of(annotation, record, sizes, config, rng, times=None):
 
 
 def kinds_and_weights(annotation):
-    """-> [(type, loss weight), ..] of each turn; one of weight 0 is context only."""
+    """-> [(type, loss weight), ..], one for each turn. A turn of weight 0 is only context."""
     turns = annotation.get("turns", [{"type": annotation["type"], "weight": 1}])
     return [(turn["type"], turn["weight"]) for turn in turns]
 
 
 def has_points(record):
-    """Does an annotation of a record point or count?"""
+    """Does a record have an annotation of type point or count?"""
     return any(part["type"] in ("point", "count") for _, part in parts_of(record))
 
 
@@ -75,8 +76,8 @@ def most_points(annotation):
 
 
 def annotations_of(record, config, rng):
-    """The annotations of a record. Of a video with several questions for points a share become one
-    conversation (paper: 3.2)."""
+    """The annotations of a record. If all annotations of a video are points, they become one
+    conversation with probability config.multi_turn_share (paper: 3.2)."""
     annotations = record["annotations"]
     usable = all(annotation["type"] == "point" and most_points(annotation) <= config.max_points
                  for annotation in annotations)
@@ -94,7 +95,7 @@ def clock(time):
 
 
 def draw_template(task, record, rng):
-    """A template for the record: "this image" becomes "this video" or "these images"."""
+    """A random template. If needed, "this image" becomes "this video" or "these images"."""
     text = pick(rng, styles.TEMPLATES[task])
     kind = medium(record)
     if kind == "video":
@@ -106,11 +107,12 @@ def draw_template(task, record, rng):
 
 
 def add_style(style, text, config, rng, length=None, plain=False):
-    """The style in front of the user's words, where it belongs there; text may be "".
+    """Puts the style in front of the question, if this stage uses it. text may be "".
 
-    Stage 1: `{style} {n}: {text}`. n hints at the length of the answer: a fifteenth of its
-    characters (`length`) with noise, absent in one of ten. length None, for pointing and counting:
-    no n. Later stages: `{style}: {text}`, or the text alone for unnamed styles and where `plain`.
+    Stage 1: `{style} {n}: {text}`. n is a hint for the length of the answer: (its `length` in
+    characters + noise) / 15. 10 % of the prompts have no n. For pointing and counting, length is
+    None and there is no n.
+    Later stages: `{style}: {text}`, or only the text if the style is unnamed or `plain` is set.
     """
     hint = ""
     if not config.prefix_all:
@@ -146,8 +148,8 @@ def caption_turn(annotation, record, config, rng):
 
 
 def open_conversation(annotation, turns, config, rng):
-    """Turns of a conversation -> with the system's text and the style before the first question.
-    The length hint is for the last answer. A request for points has its own style already."""
+    """Puts the style and the system text in front of the first question of a conversation.
+    The length hint is for the last answer. A question for points already has its own style."""
     style = annotation["style"]
     first = annotation["turns"][0]
     question, answer = turns[0]
@@ -161,7 +163,7 @@ def open_conversation(annotation, turns, config, rng):
 
 
 def qa_turn(turn, style, record, config, rng):
-    """-> (question, answer), without the style"""
+    """A turn of type qa -> (question, answer), without the style."""
     question = question_text(turn["question"])
     randomize = rng is not None and not config.prefix_all
     if style.endswith("_exp"):
@@ -175,7 +177,7 @@ def qa_turn(turn, style, record, config, rng):
         answer = pick(rng, [text for text, n in counts.items() if n == most])
         on_images = style in ("user_qa", "correction_qa") and medium(record) in ("image", "images")
         if randomize and on_images and COUNTING.search(question):
-            # else it would look like a request to count by pointing
+            # this sentence distinguishes it from questions that are answered with points
             question = pick(rng, styles.TEMPLATES["no_points"]) + question
         elif randomize and styles.TASK_OF_STYLE.get(style) == "short_answer":
             question = draw_template("short_answer", record, rng).format(question=question)
@@ -185,14 +187,15 @@ def qa_turn(turn, style, record, config, rng):
 
 
 def question_text(question):
-    """A question, one string or a list of strings and names, as text.
+    """A question, a text or a list of texts and references, as one text.
 
-    {"image": k} becomes "Image k+1", the text before that image's visual tokens. {"video": 0} is
-    dropped at the start of the question, where the video stands, and is "the video" elsewhere.
+    {"image": k} becomes "Image k+1", the text before the visual tokens of this image. {"video": 0}
+    is removed at the start of the question, since the video comes there. Elsewhere it becomes
+    "the video".
     """
     if isinstance(question, str):
         return question
-    # mark the names with NUL: between words, the mark becomes a space
+    # NUL marks both ends of a reference. Between two letters it becomes a space.
     parts = []
     for part in question:
         if isinstance(part, str):
@@ -215,7 +218,7 @@ def point_turn(annotation, record, sizes, config, rng):
     if "label" in annotation and medium(record) != "video":
         label = label.lower()
     if mode == "point" and len(annotation["mode"]) > 1 and "label" in annotation:
-        question = None  # it asks for a number, as the other modes do
+        question = None  # the user's question is for the modes that state a number
     text = question or label
     images = range(len(sizes))
     if known and not config.prefix_all and not question:
@@ -236,10 +239,8 @@ def point_turn(annotation, record, sizes, config, rng):
 
 
 def select_images(text, n_images, rng):
-    """-> (text, images): half the questions mean all images, the others name some of them.
-
-    Of those that mean all, half say so. Only points on the images that are meant are answered.
-    """
+    """-> (text, images). 50 % of the questions are about some of the images, and name them. 25 %
+    say "all images", and 25 % name none. The answer has only the points of the chosen images."""
     images = range(n_images)
     if chance(rng, 0.5):
         order = rng.permutation(n_images)
@@ -258,8 +259,9 @@ def select_images(text, n_images, rng):
 def track_turn(annotation, record, size, config, rng, times):
     """A track annotation (docs/molmo2.md 5.3). size: (width, height) of the video.
 
-    A track from a point starts at the query; in 20 %, at another point of the object that is on a
-    frame shown, but not its last. None if the annotation has points, but none on the frames.
+    A track with mode from_point starts at the query. In 20 % it starts at another point of the
+    object on an input frame, but not at the last one. Returns None if the annotation has points,
+    but the answer would have none.
     """
     style, mode = annotation["style"], annotation["mode"]
     label = annotation["label"]

@@ -1,9 +1,9 @@
-"""Text to token ids and back, and the chat on top (docs/molmo2.md 1.2, 4.1).
+"""Converts text to token ids and back, and builds the chat (docs/molmo2.md 1.2, 4.1).
 
 Two tokenizers have the same methods and fields:
 
     encode(text) -> ids        "<|im_start|>" typed by a user is encoded as text, never as the token
-    decode(ids) -> text        special tokens decode to nothing
+    decode(ids) -> text        special tokens are skipped
     save(folder)               writes the files that load_tokenizer reads
     bos eos chat_start chat_end    ids
     stops                      set of ids that end an answer
@@ -15,8 +15,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-# Input embeddings that the head cannot predict: the id is V + the place in this list. Others that
-# follow in the released table are for MolmoPoint.
+# Input tokens that the head cannot predict. The id is V + the position in this list. The released
+# embedding has more such tokens after these, for MolmoPoint.
 SPECIAL = (
     "im_start", "im_end", "im_patch", "im_col", "low_res_im_start",
     "image", "im_low", "frame_start", "frame_end", "video",
@@ -33,7 +33,7 @@ def special_ids(n_vocab):
 
 
 class ByteTokenizer:
-    """UTF-8 bytes, plus one id for each of a few frequent words. For the toy.
+    """UTF-8 bytes, plus one id for each of a few frequent words. The toy uses it.
 
     ids   0-255 bytes | 256 <|im_start|> | 257 <|im_end|> = EOS = BOS | 258.. words | .. V-1 unused
           V.. the tokens of SPECIAL
@@ -46,7 +46,7 @@ class ByteTokenizer:
         self.chat_start = 256
         self.chat_end = 257
         self.eos = self.chat_end
-        self.bos = self.eos  # as for Qwen, which has no BOS
+        self.bos = self.eos  # as in Qwen, which has no BOS
         self.stops = {self.eos}
         self.special = special_ids(n_vocab)
         self.ids = {word: 258 + i for i, word in enumerate(self.words)}
@@ -77,14 +77,14 @@ class ByteTokenizer:
 
 
 class Unencodable(ValueError):
-    """A text that a tokenizer gives up on."""
+    """A text that a tokenizer cannot encode."""
 
 
 class PretrainedTokenizer:
     """The tokenizer.json of a released checkpoint, read by the `tokenizers` package.
 
-    BOS is the tokenizer's own, or EOS where it has none (Qwen). ValueError names the first special
-    token that is missing or has another id than the model expects.
+    BOS is the BOS of the tokenizer, or EOS if it has none (Qwen). Raises ValueError if a special
+    token is missing, or has another id than in the model.
     """
 
     FILES = (
@@ -96,17 +96,17 @@ class PretrainedTokenizer:
         try:
             from tokenizers import Tokenizer
         except ImportError:
-            raise ValueError("it needs an extra package: "
+            raise ValueError("the package tokenizers is not installed: "
                              "pip install -r requirements-extras.txt") from None
         paths = [Path(folder) / name for name in self.FILES]
         self.files = {path.name: path.read_bytes() for path in paths if path.is_file()}
         state = json.loads(self.files["tokenizer.json"])
-        # a special token that is not declared special would be recognised in a user's text
+        # if such a token were not special, its text, typed by a user, would become the token
         ours = {"<|im_start|>", "<|im_end|>", *map(token_text, SPECIAL)}
         for token in state["added_tokens"]:
             token["special"] = token["special"] or token["content"] in ours
         self.inner = Tokenizer.from_str(json.dumps(state))
-        # what a user types stays text
+        # a special token that a user types is encoded as text
         self.inner.encode_special_tokens = True
 
         settings = json.loads(self.files.get("tokenizer_config.json", b"{}"))
@@ -119,29 +119,29 @@ class PretrainedTokenizer:
         for name, wanted in self.special.items():
             found = self.id_of(token_text(name))
             if found != wanted:
-                raise ValueError(f"{token_text(name)} is id {found} of the tokenizer "
-                                 f"and {wanted} of the model")
+                raise ValueError(f"{token_text(name)} has id {found} in the tokenizer, "
+                                 f"but id {wanted} in the model")
         for token in state["added_tokens"]:
             if token["id"] >= n_vocab and not token["special"]:
                 raise ValueError(
                     f"the added token {token['content']} has id {token['id']}, but the model "
-                    f"predicts only ids below {n_vocab}; rename an unused token, such as "
-                    "|<EXTRA_TOKENS_0>|, instead of adding one")
+                    f"predicts only ids below {n_vocab}; do not add a token, but rename an unused "
+                    "one, such as |<EXTRA_TOKENS_0>|")
 
     def id_of(self, token):
         token = token["content"] if isinstance(token, dict) else token
         found = self.inner.token_to_id(token)
         if found is None:
-            raise ValueError(f"it lacks the special token {token} of Molmo2")
+            raise ValueError(f"the special token {token} of Molmo2 is missing")
         return found
 
     def encode(self, text):
         try:
             return self.inner.encode(text, add_special_tokens=False).ids
-        except BaseException as error:  # its PanicException is no Exception
+        except BaseException as error:  # PanicException of tokenizers is not an Exception
             if type(error).__name__ != "PanicException":
                 raise
-            raise Unencodable(f"its tokenizer cannot encode it: {error}") from None
+            raise Unencodable(f"the tokenizer cannot encode this text: {error}") from None
 
     def decode(self, ids):
         return self.inner.decode(list(ids), skip_special_tokens=True)
@@ -152,7 +152,7 @@ class PretrainedTokenizer:
 
 
 def load_tokenizer(folder, n_vocab):
-    """The tokenizer in a model's folder; n_vocab: V of the model. OSError or ValueError."""
+    """The tokenizer of a model folder. n_vocab: V of the model. Raises OSError or ValueError."""
     path = Path(folder) / "tokenizer.json"
     content = path.read_bytes()
     try:
@@ -160,25 +160,25 @@ def load_tokenizer(folder, n_vocab):
         if state.get("kind") != "bytes":
             return PretrainedTokenizer(folder, n_vocab)
         tokenizer = ByteTokenizer(state["words"], state["n_vocab"])
-    except Exception as error:  # the package raises none but Exception itself
+    except Exception as error:  # the package tokenizers raises no narrower type
         raise ValueError(f"{path} cannot be used as a tokenizer: {error}") from None
     if tokenizer.n_vocab != n_vocab:
-        raise ValueError(f"{path} is no byte tokenizer for a model of {n_vocab} ids")
+        raise ValueError(f"{path}: this byte tokenizer is not for a model of {n_vocab} ids")
     return tokenizer
 
 
 class Segment(NamedTuple):
-    """Consecutive tokens of a chat that have the same loss."""
+    """Consecutive tokens of a chat, all with loss or all without."""
     ids: list
-    learn: bool  # False: read only. data.py turns this into a weight
+    learn: bool  # do the tokens have loss? data.py turns this into a weight
 
 
 def chat(turns, tokenizer):
-    """[(question, answer), ..] -> [Segment, ..]: loss on every answer and the EOS that ends it.
+    """[(question, answer), ..] -> [Segment, ..]. Every answer has loss, and the EOS after it, too.
 
-    An answer of None must be the last: then the segments are a prompt. After the first turn, EOS
-    (with loss) is followed by <|im_end|> (without), as the released models are trained
-    (docs/molmo2.md 4.1); for Qwen both are the same token.
+    If the last answer is None, the segments are a prompt. Before every further question, EOS (with
+    loss) is followed by <|im_end|> (without loss), as in the training of the released models
+    (docs/molmo2.md 4.1). In Qwen both are the same token.
     """
     encode = tokenizer.encode
     newline = encode("\n")

@@ -1,8 +1,8 @@
-"""Model folders in and out, for training, evaluation and the tools.
+"""Reads and writes model folders, for training, evaluation and the tools.
 
-    files.py       our own folders and released ones: describe, load, save; a sharded model whole
+    files.py       loads our own and released folders, saves ours, and gathers sharded models
     released.py    the layout of released checkpoints: names of tensors, config.json -> ModelConfig
-    export.py      a model -> a released folder, which transformers and vLLM load
-    base.py        a base language model and SigLIP 2 -> what stage 1 starts from
-    lora.py        low-rank adapters on the decoder, and merging them
+    export.py      writes a model as a released folder, which transformers and vLLM load
+    base.py        builds the model before stage 1 from a base language model and SigLIP 2
+    lora.py        adds low-rank adapters to the decoder, and merges them
 """

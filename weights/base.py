@@ -1,8 +1,8 @@
-"""A base language model and SigLIP 2 -> Molmo2 as stage 1 starts (docs/molmo2.md 1.4, 1.6).
+"""Builds Molmo2, as it is before stage 1, from two pretrained models (docs/molmo2.md 1.4, 1.6).
 
     Qwen3-8B, OLMo-3 or SmolLM2     decoder, head, embedding; the tokenizer, extended
     siglip2-so400m-patch14-384      ViT, up to the third block from the end
-    drawn at random                 connector, extra embeddings
+    random numbers                  connector, extra embeddings
 """
 
 import json
@@ -18,7 +18,7 @@ from vision import VisionConfig
 from weights import files
 from weights.released import LLM_SHAPE, LM_HEAD, SHAPE, require, rope_from, with_biases
 
-# tables {names on disk: our names}, as in weights/released.py
+# tables {name on disk: our name}, see weights/released.py
 LLM_BLOCK = {
     "self_attn.q_proj": "attn.q",
     "self_attn.k_proj": "attn.k",
@@ -29,7 +29,7 @@ LLM_BLOCK = {
     "mlp.down_proj": "mlp.down",
 }
 FAMILIES = {"qwen3": "qwen", "olmo3": "olmo", "llama": "llama"}  # by model_type
-# Qwen normalises the input of a sub-layer, OLMo its output, and so the norms are named.
+# Qwen normalises the input of a sub-layer and OLMo its output, so their norms have different names.
 # Llama (SmolLM2) is Qwen without norms of q and k.
 PRE_NORMS = {"input_layernorm": "attn_norm", "post_attention_layernorm": "mlp_norm"}
 QK_NORMS = {"self_attn.q_norm": "attn.q_norm", "self_attn.k_norm": "attn.k_norm"}
@@ -49,7 +49,7 @@ SIGLIP_BLOCK = {
     "mlp.fc1": "up",
     "mlp.fc2": "down",
 }
-# transformers' SiglipVisionConfig: published config.json files leave out what equals it
+# defaults of SiglipVisionConfig in transformers; published config.json files omit equal values
 SIGLIP_DEFAULTS = {
     "num_hidden_layers": 12,
     "hidden_size": 768,
@@ -62,7 +62,7 @@ SIGLIP_DEFAULTS = {
 
 
 def llm_names(config):
-    """ModelConfig -> table of the base language model, Qwen3, OLMo-3 or Llama."""
+    """ModelConfig -> table of names of the base language model: Qwen3, OLMo-3 or Llama."""
     names = {("model.embed_tokens.weight",): ["embedding.weight"],
              ("model.norm.weight",): ["norm.weight"]}
     if not config.tied:
@@ -74,8 +74,8 @@ def llm_names(config):
 
 
 def siglip_names(config, prefix):
-    """ModelConfig -> table of SigLIP's vision tower, without head and last blocks, which
-    Molmo2 does not use. prefix: "vision_model.", or "" of a tower that was saved alone."""
+    """ModelConfig -> table of names of SigLIP's vision tower. Molmo2 does not use its head and
+    last blocks. prefix: "vision_model.", or "" if the tower was saved alone."""
     names = {(f"{prefix}embeddings.position_embedding.weight",): ["vision.vit.pos"]}
     names |= with_biases(f"{prefix}embeddings", "vision.vit", {"patch_embedding": "patch"})
     for i in range(config.vision.n_layer):
@@ -85,13 +85,13 @@ def siglip_names(config, prefix):
 
 
 def siglip_config(raw):
-    """config.json of SigLIP or SigLIP 2 -> VisionConfig with the blocks that Molmo2 reads."""
+    """config.json of SigLIP or SigLIP 2 -> VisionConfig with the blocks that Molmo2 uses."""
     vit = SIGLIP_DEFAULTS | raw.get("vision_config", raw)
-    # NaFlex, which has no fixed image size, gives num_patches
+    # NaFlex models have num_patches in place of a fixed image size, and are not supported
     require(vit, model_type="siglip_vision_model", num_patches=None)
     require(vit, hidden_act="gelu_pytorch_tanh")
     n_layer = vit["num_hidden_layers"]
-    vit["num_hidden_layers"] = n_layer - 2  # nothing reads the last two
+    vit["num_hidden_layers"] = n_layer - 2  # Molmo2 does not use the last two
     return VisionConfig(
         **{field: vit[key] for key, field in SHAPE.items()},
         feature_layers=(n_layer - 3, n_layer - 9),
@@ -102,15 +102,15 @@ def siglip_config(raw):
 
 
 def llm_config(llm, vision):
-    """config.json of a base language model, VisionConfig of SigLIP -> ModelConfig."""
+    """config.json of a base language model, and VisionConfig of SigLIP -> ModelConfig."""
     require(llm, model_type=tuple(FAMILIES), hidden_act="silu", attention_bias=False,
             mlp_bias=False, use_sliding_window=False)
     if not isinstance(llm["rms_norm_eps"], float):
-        raise ValueError(f"rms_norm_eps is {llm['rms_norm_eps']}")
+        raise ValueError(f"rms_norm_eps must be a float, not {llm['rms_norm_eps']}")
     layers = None
     if llm["model_type"] == "olmo3":
-        # It has a sliding window on all layers but every fourth. Molmo2 has none, and
-        # YaRN applies to the layers without a window only (docs/molmo2.md 1.1).
+        # OLMo-3 has a sliding window on three of four layers. Molmo2 has no windows, and YaRN
+        # applies only to layers that had none (docs/molmo2.md 1.1).
         kinds = llm.get("layer_types") or ["sliding_attention"] * 3 + ["full_attention"]
         layers = range(llm["num_hidden_layers"])
         layers = [i for i in layers if kinds[i % len(kinds)] == "full_attention"]
@@ -128,9 +128,9 @@ def llm_config(llm, vision):
 
 
 def start_from_base(llm_folder, siglip_folder, seed=0):
-    """Two folders -> Molmo2 in eval mode, every tensor in the dtype in which it is stored.
-    New weights are N(0, 0.02), new biases 0 (docs/molmo2.md 1.4). ValueError in one sentence
-    if a folder does not hold such a model."""
+    """Two folders -> Molmo2 in eval mode. Every tensor has the dtype in which it is stored.
+    New weights are N(0, 0.02), and new biases are 0 (docs/molmo2.md 1.4). Raises ValueError if a
+    folder does not contain such a model."""
     llm_folder = Path(llm_folder)
     siglip_folder = Path(siglip_folder)
     with files.explained(siglip_folder):
@@ -146,7 +146,7 @@ def start_from_base(llm_folder, siglip_folder, seed=0):
     siglip = {name: file for name, file in siglip.items() if (name,) in table}
     tensors |= read_base(siglip_folder, siglip, table, model)
     generator = torch.Generator().manual_seed(seed)
-    # in the model's order, so that the seed decides every number
+    # in the order of the model, so that every number depends on the seed only
     for name, parameter in model.state_dict().items():
         if name not in tensors:
             tensors[name] = torch.zeros(parameter.shape)
@@ -158,14 +158,14 @@ def start_from_base(llm_folder, siglip_folder, seed=0):
 
 def read_base(folder, stored, table, model):
     """{name on disk: file}, table -> {our name: tensor as stored}, in the shapes of a meta
-    model. Embedding and head are cut, or filled with zeros, to the vocabulary of
-    config.json. SigLIP embeds patches by a convolution over (channel, row, column), Molmo2
-    by a matrix over patches flattened as (row, column, channel)."""
+    model. Embedding and head are cut, or padded with zeros, to the vocabulary size in
+    config.json. SigLIP embeds patches by a convolution over (channel, row, column). Molmo2
+    uses a matrix for patches that are flattened as (row, column, channel)."""
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     tensors = {}
     for name, tensor in files.read_table(folder, stored, table, shapes):
         if name in ("embedding.weight", "head.weight"):
-            tensor = F.pad(tensor, (0, 0, 0, shapes[name][0] - len(tensor)))  # below 0: cut
+            tensor = F.pad(tensor, (0, 0, 0, shapes[name][0] - len(tensor)))  # cut if below 0
         if name == "vision.vit.patch.weight":
             tensor = tensor.permute(0, 2, 3, 1).flatten(1)
         files.check_shape(folder, name, tensor, shapes[name])
@@ -174,8 +174,8 @@ def read_base(folder, stored, table, model):
 
 
 def extended_tokenizer(folder, n_vocab):
-    """The tokenizer of a base model, with Molmo2's special tokens at the ids from n_vocab
-    on; the gap is filled with tokens that no text contains (docs/molmo2.md 1.2)."""
+    """The tokenizer of a base model with the special tokens of Molmo2, whose ids start at n_vocab.
+    Tokens that occur in no text fill the ids before them (docs/molmo2.md 1.2)."""
     tokenizers = files.import_extra("tokenizers")
     path = Path(folder) / "tokenizer.json"
     with files.explained(path):

@@ -1,4 +1,4 @@
-"""A model -> a released folder, which transformers, vLLM and the official code load.
+"""Writes a model as a released folder, which transformers, vLLM and the official code load.
 
     model.safetensors  config.json                          `export_tensors`, `hub_config`
     tokenizer, chat template, settings of processors        `write_processors`
@@ -13,8 +13,8 @@ import torch
 from text.tokenizer import SPECIAL, ByteTokenizer
 from weights import files, released
 
-# As in training: images and video stand before the first turn, several are numbered, a system text
-# opens the first question, and EOS ends an answer before <|im_end|> (docs/molmo2.md 4.1, 4.2).
+# As in training, media come before the first turn, and several images are numbered. A system text
+# starts the first question. EOS ends an answer before <|im_end|> (docs/molmo2.md 4.1, 4.2).
 CHAT_TEMPLATE = """
 {%- macro text(message) -%}
     {%- if message.content is string -%}
@@ -48,10 +48,10 @@ CHAT_TEMPLATE = """
 
 
 def export(model, tokenizer, data_config, out):
-    """Writes Molmo2 as a released folder, every tensor bit for bit in its own dtype.
+    """Writes Molmo2 as a released folder. Every tensor stays bit for bit equal, in its dtype.
 
-    data_config: of training; its crops and frames become settings of the processors. The
-    toy's ByteTokenizer is left out, since transformers could not read it. Errors as those of
+    data_config: of training. Its crops and frames become settings of the processors. The toy's
+    ByteTokenizer is not written, since transformers cannot read it. Raises the errors of
     `require_exportable`.
     """
     require_exportable(model.config)
@@ -61,27 +61,27 @@ def export(model, tokenizer, data_config, out):
     text = json.dumps(hub_config(model.config, dtype), indent=1)
     (out / "config.json").write_text(text, encoding="utf-8")
     export_tensors(model, out)
-    # safetensors lets nobody but the owner read its file
+    # safetensors writes a file that only its owner can read
     shutil.copymode(out / "config.json", out / "model.safetensors")
     files.save_data_config(data_config, out)
     write_processors(model.config, tokenizer, data_config, out)
 
 
 def require_exportable(config):
-    """ValueError if safetensors is not installed, or for a decoder of the Llama kind: it lacks the
-    norms of q and k that the released layout has."""
+    """Raises ValueError if safetensors is not installed, or if the decoder is a Llama: it has no
+    norms of q and k, which the released layout requires."""
     files.import_extra("safetensors.torch")
     released.require(vars(config), family=("qwen", "olmo"))
 
 
 def export_tensors(model, out):
-    """Writes model.safetensors; memory holds the weights twice. The head of a tied model is a copy
-    of the embedding, as in the released 4B."""
+    """Writes model.safetensors. This needs memory for a second copy of the weights. The head of a
+    tied model is written as a copy of the embedding, as in the released 4B."""
     ours = model.state_dict()
     tensors = {}
     for theirs, names in released.released_names(model.config).items():
         stored = [ours[name].cpu() for name in names]
-        # embedding and extra embedding are stored one for one
+        # the two embeddings stay two tensors, all other entries are one tensor on disk
         if len(theirs) == 1:
             stored = [torch.cat(stored)]
         tensors |= zip(theirs, stored, strict=True)
@@ -92,7 +92,7 @@ def export_tensors(model, out):
 
 
 def write_processors(config, tokenizer, data_config, out):
-    """Writes tokenizer, chat template, settings of the processors and of generation."""
+    """Writes the tokenizer, the chat template, and settings of the processors and of generation."""
     vision = config.vision
     pixels = {
         "size": {"height": vision.crop, "width": vision.crop},
@@ -139,7 +139,7 @@ def write_processors(config, tokenizer, data_config, out):
     for name, content in contents.items():
         (out / name).write_text(json.dumps(content, indent=1), encoding="utf-8")
     template = out / "chat_template.jinja"
-    if not template.exists():  # a released tokenizer brings its own
+    if not template.exists():  # a released tokenizer has written its own
         template.write_text(CHAT_TEMPLATE, encoding="utf-8")
 
 
@@ -157,11 +157,11 @@ SPECIAL_IDS = {
 
 
 def hub_config(config, dtype):
-    """ModelConfig -> config.json as it was released. What is left out has the right default.
+    """ModelConfig -> config.json as it was released. The defaults of omitted fields are right.
     dtype: as a word, "bfloat16".
 
-    Two values are right here and wrong in the published files (docs/molmo2.md 0.6, 1.6): frame
-    tokens are on, and the ViT has as many blocks as there are weights for.
+    Two values are right here, but wrong in the published files (docs/molmo2.md 0.6, 1.6): frame
+    tokens are on, and the ViT has exactly the blocks that have weights.
     """
     return {
         "architectures": ["Molmo2ForConditionalGeneration"],

@@ -1,10 +1,10 @@
-"""Model folders: reads and writes them, and gathers a sharded model (paper: architecture).
+"""Reads and writes model folders, and gathers a sharded model (paper: architecture).
 
     runs/mine/model/   config.json  model.pt  data.json  tokenizer files
     Molmo2-4B/         config.json  model-00001-of-00002.safetensors ..   a released folder
 
-`load`, `read_weights` and `open_model_folder` take both. Tensors on disk are mapped into
-memory, so that each rank of a sharded model reads the rows of its own shard only.
+`load`, `read_weights` and `open_model_folder` read both kinds. Tensors on disk are mapped into
+memory, so that each rank of a sharded model reads only the rows of its own shard.
 """
 
 import dataclasses
@@ -25,9 +25,9 @@ from stages import stage3
 from text.tokenizer import load_tokenizer
 from weights import lora, released
 
-# What the word "toy" names: the weights in the repository. ./toy is a path.
+# The model name "toy" means these weights in the repository, while ./toy is a path.
 TOY = Path(__file__).parent.parent / "toy" / "weights"
-# A released folder has no data.json: it is used with the settings of stage 3.
+# A released folder has no data.json, so it is used with the settings of stage 3.
 RELEASED_SETTINGS = {name.removeprefix("data."): value for name, value in stage3.RECIPE.items()
                      if name.startswith("data.")}
 
@@ -35,7 +35,7 @@ RELEASED_SETTINGS = {name.removeprefix("data."): value for name, value in stage3
 class ModelFolder(NamedTuple):
     path: Path  # the folder with config.json
     config: ModelConfig
-    table: dict  # names of a released folder (released.py); None: model.pt
+    table: dict  # of names (released.py) of a released folder; None if the folder has model.pt
 
 
 @contextmanager
@@ -52,7 +52,7 @@ def explained(path):
 
 
 def import_extra(name, listed_in="requirements-extras.txt"):
-    """A package that only some commands need; ValueError if it is not installed."""
+    """Imports a package that only some commands need. Raises ValueError if it is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError:
@@ -61,7 +61,7 @@ def import_extra(name, listed_in="requirements-extras.txt"):
 
 
 def save(model, folder):
-    """Writes config.json, and model.pt with {name: tensor} in the dtypes of the model."""
+    """Writes config.json, and model.pt with {name: tensor}, in the dtypes of the model."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(dataclasses.asdict(model.config), indent=1)
@@ -69,20 +69,20 @@ def save(model, folder):
     tensors = {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
     try:
         torch.save(tensors, folder / "model.pt")
-    except RuntimeError as e:  # of a full disk torch's writer says no more than its position
+    except RuntimeError as e:  # if the disk is full, torch does not even name the file
         raise OSError(f"{folder / 'model.pt'} cannot be written: {e}") from None
 
 
 def save_data_config(data_config, folder):
-    """Writes data.json: the settings used at inference, without the shape of crops."""
+    """Writes data.json, the settings used at inference. config.json contains the vision part."""
     values = dataclasses.asdict(data_config)
     del values["vision"]
     (Path(folder) / "data.json").write_text(json.dumps(values), encoding="utf-8")
 
 
 def describe(folder):
-    """A run directory, its model/, a released folder, or the word "toy" -> ModelFolder. OSError or
-    ValueError in one sentence if there is no model."""
+    """A run directory, its model/, a released folder, or the word "toy" -> ModelFolder. Raises
+    OSError or ValueError with one sentence if there is no model."""
     folder = TOY if folder == "toy" else Path(folder)
     if (folder / "model" / "config.json").is_file():
         folder = folder / "model"
@@ -93,16 +93,16 @@ def describe(folder):
             return ModelFolder(folder, config_from_dict(raw, ModelConfig()), None)
         config = released.released_config(folder, raw) if "model_type" in raw else None
     if config is None:
-        raise FileNotFoundError(f"{folder}: no such folder with a model, or its run has not "
-                                "finished; released ones come by hf download "
+        raise FileNotFoundError(f"{folder}: no such folder, or it contains no model since its run "
+                                "has not finished; to download a released model: hf download "
                                 "allenai/Molmo2-4B --local-dir Molmo2-4B")
     config = dataclasses.replace(config, tied=has_tied_head(folder, raw))
     return ModelFolder(folder, config, released.released_names(config))
 
 
 def config_from_dict(raw, like):
-    """The JSON object of a configuration -> a dataclass like `like`, whose values it takes for
-    missing fields. AttributeError names an unknown field, TypeError a value of another type."""
+    """The JSON object of a configuration -> a dataclass like `like`. Missing fields get the values
+    of `like`. Raises AttributeError for an unknown field, and TypeError for a wrong type."""
     values = {}
     for name, value in raw.items():
         default = getattr(like, name)
@@ -118,14 +118,14 @@ def config_from_dict(raw, like):
 
 
 def meta_model(config):
-    """A model on the meta device, where tensors have shapes and no memory."""
+    """A model on the meta device, where tensors have a shape but use no memory."""
     with torch.device("meta"):
         return Molmo2(config)
 
 
 def has_tied_head(folder, raw):
-    """Is the head of a released folder a copy of the embedding, as in the 4B? The first eight
-    rows tell. config.json, which says False for every model, decides where there is no head."""
+    """Is the head of a released folder a copy of the embedding, as in the 4B? The first eight rows
+    are compared. config.json has False for every model, so it only decides if there is no head."""
     files = weight_files(folder)
     names = {released.LM_HEAD, released.EMBEDDINGS[0]}
     if not names <= files.keys():
@@ -147,17 +147,17 @@ def weight_files(folder):
 
 
 def read_tensor(path, name):
-    """A tensor of a safetensors file, mapped into memory. The file is opened anew for each:
-    what was read of a mapped file is memory of the process until it is closed."""
+    """A tensor of a safetensors file, mapped into memory. The file is opened again for each one,
+    because the parts that were read stay in memory until the mapped file is closed."""
     with explained(path), import_extra("safetensors").safe_open(path, "pt") as file:
         return file.get_tensor(name)
 
 
 def read_table(path, files, table, shapes):
-    """Yields (our name, tensor) by a table of names (released.py). files: {name on disk:
-    file}. Tensors are mapped, but for the two embeddings of a released folder: copies."""
+    """Yields (our name, tensor) by a table of names (released.py). files: {name on disk: file}.
+    Tensors are mapped, except the two embeddings of a released folder, which are copies."""
     if "head.weight" not in shapes:
-        files.pop(released.LM_HEAD, None)  # a tied head is stored as a copy
+        files.pop(released.LM_HEAD, None)  # a tied head is only a copy of the embedding
     check_names(path, files.keys(), {name for theirs in table for name in theirs})
     for theirs, ours in table.items():
         stored = [read_tensor(files[name], name) for name in theirs]
@@ -167,8 +167,8 @@ def read_table(path, files, table, shapes):
 
 
 def read_pickled(path, names):
-    """Yields (name, mapped tensor) of model.pt. The file is mapped anew whenever as much as
-    its largest tensor has been read: that releases the memory of what was read."""
+    """Yields (name, mapped tensor) of model.pt. The file is mapped again after every n bytes, where
+    n is the size of its largest tensor. This releases the memory of the parts that were read."""
     n_left = 0
     for name in names:
         if n_left <= 0:
@@ -182,19 +182,19 @@ def read_pickled(path, names):
 
 def check_names(path, found, expected):
     if different := found ^ expected:
-        raise ValueError(f"{path} and config.json name other tensors ({len(different)}), the first "
-                         f"is {min(different)}")
+        raise ValueError(f"{path} and config.json do not have the same tensors: {len(different)} "
+                         f"differ, the first is {min(different)}")
 
 
 def check_shape(path, name, tensor, shape):
     if tensor.shape != shape:
-        raise ValueError(f"{path}: {name} has shape {list(tensor.shape)}, config.json asks for "
+        raise ValueError(f"{path}: {name} has shape {list(tensor.shape)}, but config.json requires "
                          f"{list(shape)}")
 
 
 def read(folder):
-    """Yields (our name, mapped tensor) of a ModelFolder. ValueError in one sentence if names
-    or shapes are not those that config.json asks for."""
+    """Yields (our name, mapped tensor) of a ModelFolder. Raises ValueError with one sentence if
+    names or shapes do not fit config.json."""
     shapes = {name: t.shape for name, t in meta_model(folder.config).state_dict().items()}
     if folder.table is None:
         tensors = read_pickled(folder.path / "model.pt", shapes.keys())
@@ -206,8 +206,8 @@ def read(folder):
 
 
 def load(folder, dtype=torch.float32, device="cpu"):
-    """What `describe` takes -> Molmo2 in eval mode; dtype None: as stored. OSError or
-    ValueError in one sentence if there is no model or its weights do not fit."""
+    """-> Molmo2 in eval mode. folder: as in `describe`. dtype: None keeps the stored dtypes. Raises
+    OSError or ValueError with one sentence if there is no model or its weights do not fit."""
     folder = describe(folder)
     model = meta_model(folder.config)
     tensors = {name: t.to(device, dtype, copy=True) for name, t in read(folder)}
@@ -217,16 +217,16 @@ def load(folder, dtype=torch.float32, device="cpu"):
 
 @torch.no_grad()
 def read_weights(model, folder):
-    """Reads the weights of what `describe` takes into a model; of a sharded one each rank
-    reads the rows of its shard. Errors as those of `load`."""
+    """Copies the weights of a folder, as in `describe`, into a model. If it is sharded, each rank
+    reads only the rows of its shard. Raises the errors of `load`."""
     parameters = dict(model.named_parameters())
     for name, tensor in read(describe(folder)):
         lora.copy_rows(parameters[name], tensor)
 
 
 def fingerprint(folder):
-    """A hash of config.json and the files of the tensors: of 256 evenly spaced samples of 4 KB of
-    each, since further training changes nearly every number of a tensor."""
+    """A hash of config.json and of the files with tensors. Of each file it uses 256 evenly spaced
+    samples of 4 KB, because further training changes nearly every number of a tensor."""
     digest = hashlib.sha256()
     for path in sorted(describe(folder).path.iterdir()):
         if path.name not in ("config.json", "model.pt") and path.suffix != ".safetensors":
@@ -240,8 +240,8 @@ def fingerprint(folder):
 
 
 def open_model_folder(folder, device="cpu", dtype=torch.float32):
-    """What `describe` takes -> model, tokenizer, DataConfig: all that is needed to ask. OSError or
-    ValueError in one sentence if one of them cannot be read."""
+    """-> model, tokenizer and DataConfig, all that inference needs. folder: as in `describe`.
+    Raises OSError or ValueError with one sentence if one of them cannot be read."""
     with explained(f"--device {device}"):
         torch.zeros(1, device=device)
     found = describe(folder)
@@ -250,7 +250,7 @@ def open_model_folder(folder, device="cpu", dtype=torch.float32):
 
 
 def read_data_config(folder):
-    """A ModelFolder -> the DataConfig that its model was trained with; ValueError."""
+    """A ModelFolder -> the DataConfig that its model was trained with. Raises ValueError."""
     data_config = DataConfig(**RELEASED_SETTINGS)
     settings = folder.path / "data.json"
     if settings.is_file():
@@ -260,20 +260,20 @@ def read_data_config(folder):
 
 
 def gather_on_each(model, ranks, device, dtype):
-    """-> the model that this rank evaluates: a copy on its device, in the dtype of the
-    arithmetic; one process in float32, or with adapters, evaluates the model itself."""
+    """-> the model that this rank evaluates. This is a copy on its device in `dtype`. A single
+    process in float32 or with adapters evaluates the model itself."""
     if not ranks.mesh and (dtype == torch.float32 or lora.has_adapters(model)):
         return model
     return whole_copy(model, device, dtype)
 
 
 def whole_copy(model, device, dtype, keep=True):
-    """A copy without shards and adapters, which shares what it need not convert; None on ranks
-    that do not keep it. Gathered once: layer by layer, as in training, all weights would be sent
-    for every generated token."""
+    """A copy without shards and adapters. Tensors that need no conversion are shared. Ranks with
+    keep=False get None. The copy is gathered once, because gathering layer by layer, as in
+    training, would send all weights for every generated token."""
     tensors = {}
     for name, p in model.named_parameters():
-        # a cast before it is sent: half the bytes
+        # the cast comes before the tensor is sent, so that half the bytes are sent
         tensor = p.detach().to(dtype)
         if isinstance(tensor, DTensor):
             tensor = tensor.full_tensor()

@@ -1,9 +1,9 @@
-"""Low-rank adapters (LoRA, arXiv 2106.09685): the decoder learns in two thin matrices.
+"""Low-rank adapters (LoRA, arXiv 2106.09685): two thin matrices are trained per linear layer.
 
     y = x W^T + alpha / rank * (x A^T) B^T     W (out,in) frozen, A (rank,in), B (out,rank)
 
-B begins as zeros, so the model begins as its base. `add_adapters` replaces linear layers,
-and keeps the names of their weights; `merged` adds A and B to W.
+B starts as zeros, so the output of the model does not change at first. `add_adapters` replaces
+linear layers, and keeps the names of their weights. `merged` adds the scaled product B A to W.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ LAYERS = ("q", "k", "v", "out", "up", "gate", "down")
 
 @dataclass(frozen=True)
 class LoraConfig:
-    rank: int = 0  # rank of adapters, which learn in place of the decoder (--lora R); 0: none
+    rank: int = 0  # rank of the adapters, trained in place of the decoder (--lora R); 0: none
     alpha: float = 16.0  # the output of an adapter is multiplied by alpha / rank
     layers: tuple = LAYERS  # the linear layers of every decoder block that have one
 
@@ -38,7 +38,7 @@ class LoraLinear(nn.Linear):
 
 
 def add_adapters(model, config):
-    """Freezes the decoder of a Molmo2 and puts adapters on it; init_adapters fills them."""
+    """Freezes the decoder of a Molmo2 and adds adapters to it. init_adapters fills them."""
     for p in model.parameter_groups()["llm"]:
         p.requires_grad_(False)
     for part in [part for block in model.blocks for part in (block.attn, block.mlp)]:
@@ -49,7 +49,7 @@ def add_adapters(model, config):
 
 @torch.no_grad()
 def init_adapters(model, seed):
-    """The same numbers on any number of ranks, of which each keeps its rows."""
+    """Fills the adapters. The numbers do not depend on the number of ranks; each keeps its rows."""
     generator = torch.Generator().manual_seed(seed)
     for name, p in model.named_parameters():
         if name.endswith(".lora_a"):
@@ -59,7 +59,7 @@ def init_adapters(model, seed):
 
 
 def copy_rows(parameter, tensor):
-    """Copies a tensor into a parameter; of a sharded one, this rank copies its rows."""
+    """Copies a tensor into a parameter. If it is sharded, this rank copies only its rows."""
     first = 0
     if isinstance(parameter, DTensor):
         numbers = torch.arange(len(parameter), device=parameter.device)
@@ -75,8 +75,8 @@ def has_adapters(model):
 
 
 def hold_frozen(model, dtype):
-    """Keeps matrices that do not learn in dtype. The embedding of special tokens and norms
-    stay float32, and so does the residual stream."""
+    """Converts frozen matrices to dtype. The embedding of special tokens and the norms stay in
+    float32, and so does the residual stream."""
     for module in model.modules():
         if isinstance(module, nn.Linear) or module is model.embedding:
             for p in module.parameters(recurse=False):
@@ -84,8 +84,8 @@ def hold_frozen(model, dtype):
 
 
 def merged(model, tensors, dtype):
-    """The model's {name: tensor} -> those of one without adapters that computes the same, in
-    dtype."""
+    """{name: tensor} of a model with adapters -> {name: tensor}, in dtype, of a model without
+    adapters that computes the same."""
     scale = next((m.scale for m in model.modules() if isinstance(m, LoraLinear)), 0)
     found = {}
     for name, tensor in tensors.items():

@@ -1,14 +1,14 @@
 """Layout of released checkpoints: tensor names, config.json -> ModelConfig (docs/molmo2.md 1.6).
 
-A table of names is {names on disk: our names}: the tensors on disk, concatenated along
-their rows, are our tensors, concatenated.
+A table of names is {names on disk: our names}. In each entry, the tensors on disk, concatenated
+along their rows, are equal to our tensors, concatenated in the same way.
 
     on disk                                         here
     ("model.transformer.blocks.0                    ["blocks.0.attn.q.weight",
        .self_attn.att_proj.weight",):                "blocks.0.attn.k.weight",
                                                      "blocks.0.attn.v.weight"]
 
-The same table serves to load (weights/files.py) and to export (weights/export.py).
+The same table is used to load (weights/files.py) and to export (weights/export.py).
 """
 
 import json
@@ -39,7 +39,7 @@ RELEASED_VIT_BLOCK = {
 RELEASED_ATTENTION = {"wq": "q", "wk": "k", "wv": "v", "wo": "out"}  # in ViT and pooling
 RELEASED_PROJECTOR = {"w1": "gate", "w2": "down", "w3": "up"}
 
-# {key of any config.json: field of our config}, of a ViT or of a language model
+# {key in every config.json, for a ViT or a language model: field of our config}
 SHAPE = {
     "num_hidden_layers": "n_layer",
     "hidden_size": "n_embd",
@@ -51,7 +51,7 @@ LLM_SHAPE = SHAPE | {"num_key_value_heads": "n_kv_head", "vocab_size": "n_vocab"
 
 
 def with_biases(prefix, our_prefix, modules):
-    """{module on disk: our module} -> table of the weight and the bias of each."""
+    """{module on disk: our module} -> table of names of their weights and biases."""
     names = {}
     for theirs, ours in modules.items():
         for kind in ("weight", "bias"):
@@ -60,11 +60,11 @@ def with_biases(prefix, our_prefix, modules):
 
 
 def released_names(config):
-    """ModelConfig -> table of a released checkpoint, without a tied head."""
+    """ModelConfig -> table of names of a released checkpoint, without a tied head."""
     text = "model.transformer"
     vision = "model.vision_backbone"
     names = {
-        # One entry for both: the Hub splits the rows at V, transformers in two equal halves.
+        # One entry for both: the Hub splits the rows at V, and transformers in two equal halves.
         EMBEDDINGS: ["embedding.weight", "extra.weight"],
         (f"{text}.ln_f.weight",): ["norm.weight"],
     }
@@ -90,7 +90,7 @@ def released_names(config):
 
 
 def require(values, **expected):
-    """ValueError if a config asks for another value; a tuple allows several."""
+    """Raises ValueError if a config has another value than expected. A tuple allows several."""
     for key, value in expected.items():
         allowed = value if isinstance(value, tuple) else (value,)
         if values.get(key) not in (*allowed, None):
@@ -98,8 +98,8 @@ def require(values, **expected):
 
 
 def rope_from(text, layers):
-    """Text part of a config.json, and the layers that YaRN applies to (None: all of them)
-    -> theta, YarnConfig."""
+    """Text part of a config.json -> theta, YarnConfig. layers: the layers that have YaRN, if the
+    model uses it; None: all of them."""
     rope = text.get("rope_parameters")
     if not rope:  # the older form: theta beside rope_scaling
         rope = {"rope_theta": text["rope_theta"], **(text.get("rope_scaling") or {})}
@@ -121,7 +121,7 @@ def rope_from(text, layers):
 
 def released_config(folder, raw):
     """config.json of a released folder, in the Hub's form or in the form of transformers
-    -> ModelConfig. `tied` stays False: only the weights tell (weights/files.py)."""
+    -> ModelConfig. `tied` stays False: it is found from the weights (weights/files.py)."""
     require(raw, model_type="molmo2")
     text = raw["text_config"]
     adapter = raw["adapter_config"]
@@ -150,9 +150,9 @@ def released_vision(folder, raw, vit, adapter):
     layers = tuple(i % vit["num_hidden_layers"] for i in layers)  # -3 of 27 is 24
     height, _ = vit.get("image_default_input_size", vit.get("image_size"))
     patch = vit.get("image_patch_size", vit.get("patch_size"))
-    path = Path(folder) / "preprocessor_config.json"  # of the image processor
+    path = Path(folder) / "preprocessor_config.json"  # settings of the image processor
     processor = json.loads(path.read_bytes()) if path.is_file() else {}
-    # the Hub's: it declares 27 blocks, of which 25 have weights
+    # the Hub's form declares 27 blocks, but only 25 have weights
     if "vit_config" in raw:
         vit = vit | {"num_hidden_layers": max(layers) + 1}
     return VisionConfig(

@@ -34,11 +34,11 @@ def test_a_box_in_every_form_and_unit_is_the_point_at_its_centre(tmp_path, form,
 
 WRONG = [
     ({"boxes": [{"box": [10, 20, 30, 60]}, {"box": [-2, 20, 30, 60]}]}, "point 1 lies outside"),
-    ({"boxes": [{"box": [10, 20, 10, 60]}]}, "boxes[0]: [10, 20, 10, 60] has no width"),
-    ({"form": "xywh", "boxes": [{"box": [10, 20, 5, 0]}]}, "is the form wrong?"),
+    ({"boxes": [{"box": [10, 20, 10, 60]}]}, "boxes[0]: [10, 20, 10, 60] has no positive width"),
+    ({"form": "xywh", "boxes": [{"box": [10, 20, 5, 0]}]}, "check 'form'"),
     ({"boxes": [{"box": [10, 20, 30]}]}, "'box' must be a list of four numbers"),
-    ({"boxes": [[10, 20, 30, 60]]}, "annotations[0].boxes[0]: it must be an object"),
-    ({"boxes": [{"box": [10, 20, 30, 60], "t": 1}]}, "'t' is given in a video"),
+    ({"boxes": [[10, 20, 30, 60]]}, "annotations[0].boxes[0]: this must be an object"),
+    ({"boxes": [{"box": [10, 20, 30, 60], "t": 1}]}, "'t' is needed in a video"),
     ({"coords": "pixel", "size": [20, 200]}, "outside the image with coords=pixel"),
 ]
 

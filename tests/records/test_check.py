@@ -71,47 +71,47 @@ MISTAKES = [                         # a line, part of the message
     ({"weight": 10**400, "annotations": []}, "'weight' must be a number from 1e-9 to 1e12"),
     ({"weight": 1e-30, "annotations": []}, "'weight' must be a number from 1e-9 to 1e12"),
     (image({**CAPTION, "weight": 1e-30}), "'weight' must be 0, or a number from 1e-9 to 1e12"),
-    ([1, 2], "a file with one array of records must end in .json"),
-    ('"text"', "the record: it must be an object, not 'text'"),
+    ([1, 2], "one array of records, its name must end in .json"),
+    ('"text"', "the record: this must be an object, not 'text'"),
     ({"image": "a.png"}, "'annotations' is missing"),
     ({"image": "a.png", "anotations": [CAPTION]}, "did you mean 'annotations'"),
     ({"audio": "a.mp3", "annotations": [QA]}, "unknown field 'audio'"),
-    (image(), "'annotations' is empty"),
+    (image(), "'annotations' must not be empty"),
     (image({"type": "captoin", "text": "x"}), "did you mean 'caption'"),
     (image({"type": "caption"}), "annotations[0]: the field 'text' is missing"),
     (image({"type": "caption", "caption": "x"}), "unknown field 'caption'; 'text' is missing"),
     (image({"type": "box", "label": "cat", "boxes": [[1, 2, 3, 4]]}), 'write {"box": [..]}'),
     (image({**CAPTION, "text": " \n"}), "'text' must be a text that is not blank"),
     (image(CAPTION, meta=[]), "'meta' must be an object"),
-    (image(CAPTION, image={"path": "a", "width": 0, "height": 4}), "a whole number from 1 on"),
-    (image(CAPTION, image={"path": "a", "width": 4}), "width and height must be given together"),
-    ({"images": [], "annotations": [CAPTION]}, "'images' is empty"),
-    (image(CAPTION, images=["b.png"]), "it has both image and images"),
-    (video(CAPTION, video=["a.png", "b.png"], fps=2), 'given as {"frames": [..], "fps": 2}'),
-    (video(CAPTION, video={"frames": ["a.png"]}), "'frames' need 'fps'"),
+    (image(CAPTION, image={"path": "a", "width": 0, "height": 4}), "a whole number, 1 or larger"),
+    (image(CAPTION, image={"path": "a", "width": 4}), "'width' and 'height' must be given"),
+    ({"images": [], "annotations": [CAPTION]}, "'images' must not be empty"),
+    (image(CAPTION, images=["b.png"]), "use only one of image and images"),
+    (video(CAPTION, video=["a.png", "b.png"], fps=2), 'write frames as {"frames": [..], "fps": 2}'),
+    (video(CAPTION, video={"frames": ["a.png"]}), "'frames' need their frame rate"),
     (video(CAPTION, video={"path": "a", "frames": ["b"], "fps": 1}), "either 'path' or 'frames'"),
-    (video(CAPTION, video={"path": "a", "start": 5, "end": 5}), "video: it ends before it starts"),
-    (video(CAPTION, video={**CLIP, "start": -1}), "'start' must be a number from 0 on"),
+    (video(CAPTION, video={"path": "a", "start": 5, "end": 5}), "video: 'end' must be later than"),
+    (video(CAPTION, video={**CLIP, "start": -1}), "'start' must be a number, 0 or larger"),
     (video(CAPTION, video={**CLIP, "made_for": {"fps": 2}}), "'max_frames' is missing"),
-    (image(QA, subtitles="hello"), "need a video"),
+    (image(QA, subtitles="hello"), "need a 'video'"),
     (video(QA, subtitles=3), "a text or a list of"),
     (video(QA, subtitles=[{"start": 1, "text": "x"}]), "subtitles[0]: the field 'end' is missing"),
     (video(QA, subtitles=[*SUBTITLES, {"start": 2, "end": 1, "text": "x"}]),
-     "subtitles[2]: it ends before it starts"),
+     "subtitles[2]: 'end' is before 'start'"),
     (image(QA, image="https://x/y.png"), "image: 'path' must be the path of a downloaded file"),
     (image(QA, image={"path": "file:///a.png"}),
-     "(URLs and base64 are not read), not 'file:///a.png'"),
+     "(URLs and base64 are not supported), not 'file:///a.png'"),
     ({"images": ["a", "data:image/png;base64,AA"], "annotations": [QA]}, "images[1]: 'path' must"),
     (video(CAPTION, video="http://x/y.mp4"), "video: 'path' must be the path of a downloaded"),
     (video(CAPTION, video={"frames": ["a", "s3://x"], "fps": 1}), "paths of downloaded files"),
-    (video({**CAPTION, "start": 3, "end": 3}), "annotations[0]: it ends before it starts"),
-    (video({**CAPTION, "start": 3}), "start and end must be given together"),
-    (video({**CAPTION, "style": "video_clip_caption_start_end"}), "by its times or its style"),
-    (video({**CAPTION, "style": "video_frame_caption_timestamp"}), "and one of a frame needs 'at'"),
+    (video({**CAPTION, "start": 3, "end": 3}), "annotations[0]: 'end' must be later"),
+    (video({**CAPTION, "start": 3}), "'start' and 'end' must be given"),
+    (video({**CAPTION, "style": "video_clip_caption_start_end"}), "of a clip needs 'start'"),
+    (video({**CAPTION, "style": "video_frame_caption_timestamp"}), "a single frame needs 'at'"),
     (image({**CAPTION, "at": 1}), "needs a video"),
-    (image({"type": "qa", "question": "q"}), "it needs one of answer, answers"),
+    (image({"type": "qa", "question": "q"}), "give exactly one of 'answer', 'answers'"),
     (image({**QA, "turns": [{"question": "q", "answer": "a"}]}), "either 'turns'"),
-    (image({"type": "qa", "turns": []}), "'turns' is empty"),
+    (image({"type": "qa", "turns": []}), "'turns' must not be empty"),
     (image({"type": "qa", "question": "q", "answers": ["a", " "]}), "'answers'"),
     (image({**CHOICE, "answer_idx": 2}), "'answer_idx' must be"),
     (image({**CHOICE, "answer_idx": []}), "'answer_idx' must be"),
@@ -126,26 +126,26 @@ MISTAKES = [                         # a line, part of the message
     (image({**POINT, "mode": ["point", "where"]}), "count_point, or a list of them, not ['point',"),
     (image({**POINT, "mode": []}), "or a list of them, not []"),
     (image({**POINT, "label": ["cup", ""]}), "'label' must be a text that is not blank, or a list"),
-    (image({**POINT, "count": 2}), "the count is 2, but the number of points is 1"),
-    (image({"type": "point", "coords": "unit", "points": []}), "a label or a question"),
+    (image({**POINT, "count": 2}), "'count' is 2, but the number of points is 1"),
+    (image({"type": "point", "coords": "unit", "points": []}), "'label' or 'question'"),
     (image({"type": "count", "label": "l", "count": 1.5}), "'count' must be a whole number"),
-    (image(VIDEO_POINT), "'t' is given in a video"),
-    (image({**POINT, "points": [{"x": 4, "y": 2, "image": 0}]}), "one of several images"),
+    (image(VIDEO_POINT), "'t' is needed in a video"),
+    (image({**POINT, "points": [{"x": 4, "y": 2, "image": 0}]}), "is needed with several images"),
     ({"images": ["a", "b"], "annotations": [{**POINT, "points": [{"x": 4, "y": 2, "image": 2}]}]},
      "there is no image 2"),
     (image({**POINT, "points": [{"x": 4, "y": 400}]}), "point 0 lies outside the image"),
-    (image({**POINT, "coords": "unit"}), "is the unit or the size wrong?"),
+    (image({**POINT, "coords": "unit"}), "check the unit and the size"),
     (image({**POINT, "coords": "pixel", "size": [10, 10], "points": [{"x": 4, "y": 11}]}),
      "outside the image with coords=pixel"),
     (image({**POINT, "coords": "pixel"}, image={"path": "a", "width": 3, "height": 9}), "outside"),
     (image(TRACK), "a track needs a video"),
-    (GOOD | {"annotations": [CAPTION]}, "a caption needs an image or a video"),
-    (video({**TRACK, "times": [-1]}), "'times' must be a list of seconds"),
+    (GOOD | {"annotations": [CAPTION]}, "type caption needs an image or a video"),
+    (video({**TRACK, "times": [-1]}), "'times' must be a list of times in seconds"),
     (video({**TRACK, "points": [{"t": 1, "id": [], "x": 4, "y": 2}]}), "a whole number or a text"),
-    (video({**TRACK, "points": TRACK["points"] * 2}), "is twice at the same time"),
-    (video({**TRACK, "mode": "from_point"}), "needs a query"),
-    (video({**TRACK, "style": "video_single_point_track_per_frame"}), "needs a query"),
-    (video({**TRACK, "query": {"t": 0, "id": "1", "x": 4, "y": 2}}), "the query's object"),
+    (video({**TRACK, "points": TRACK["points"] * 2}), "two points at the same time"),
+    (video({**TRACK, "mode": "from_point"}), "needs 'query'"),
+    (video({**TRACK, "style": "video_single_point_track_per_frame"}), "needs 'query'"),
+    (video({**TRACK, "query": {"t": 0, "id": "1", "x": 4, "y": 2}}), "no point has the id"),
     (video({**TRACK, "query": {"t": 0, "id": 1, "x": 5000, "y": -90}}), "lies outside the image"),
 ]
 
@@ -186,7 +186,7 @@ def test_points_that_look_like_fractions_are_warned_about_once(tmp_path, capsys)
     assert len(list(Records(path))) == 3
     assert capsys.readouterr().err == (
         f"train.py: {path}:2: annotations[0]: every coordinate is at most 1 "
-        "with coords=percent; is it 'unit'?\n")
+        "with coords=percent; should it be coords=unit?\n")
 
 
 LARGE = {"path": "a.png", "width": 4000, "height": 3000}
@@ -206,8 +206,8 @@ def test_thousandths_in_pixels_of_large_images_are_warned_about_as_a_file(
             for x, y in points]
     path = write(tmp_path / "r.jsonl", image(CAPTION), *rows)
     Records(path)
-    warning = (f"train.py: {path}: every coordinate is at most 1,000 with coords=pixel, and every "
-               "image is larger; are they thousandths? Then each annotation needs "
+    warning = (f"train.py: {path}: every coordinate is at most 1,000 with coords=pixel, but every "
+               "image is larger; if coordinates are from 0 to 1,000, each annotation needs "
                '"size": [1000, 1000]\n')
     assert capsys.readouterr().err == warning * is_warned
 
@@ -227,13 +227,13 @@ def test_the_examples_pass_without_a_word(capsys):
     (POINT, ""), ({"type": "count", "label": "l", "count": 2}, ""),
     ({"type": "box", "label": "l", "coords": "percent", "form": "xyxy",
       "boxes": [{"box": [1, 2, 3, 4]}]}, ""),
-    (CAPTION, "annotations[0].turns[1].type: a turn of a conversation has the type qa (the "
+    (CAPTION, "annotations[0].turns[1].type: the type of a turn must be one of qa (the "
      "default), point, box, count, track"),
     (TRACK, "annotations[0].turns[1]: a track needs a video"),
     ({**POINT, "points": [{"x": 400, "y": 2}]}, "annotations[0].turns[1]: point 0 lies outside the "
-     "image with coords=percent - is the unit or the size wrong?"),
+     "image with coords=percent; check the unit and the size"),
     ({**POINT, "style": "point_count", "mode": ["point", "point_count"]},
-     "annotations[0].turns[1]: the style point_count has one mode, but 'mode' names 2"),
+     "annotations[0].turns[1]: the style point_count has one mode, but 'mode' has 2"),
     ({**POINT, "pints": 1}, "annotations[0].turns[1]: unknown field 'pints' - did you mean "
      "'points'?"),
 ])

@@ -110,7 +110,7 @@ def test_a_page_in_the_place_of_an_image_is_no_unknown_format(tmp_path):
         path.write_text(text)
         with pytest.raises(Unreadable) as error:
             image_size(path)
-        assert str(error.value) == f"damaged image: {path}: Pillow finds no image in it"
+        assert str(error.value) == f"damaged image: {path}: Pillow finds no image in this file"
 
 
 def test_whatever_a_decoder_raises_costs_the_image(tmp_path, monkeypatch):

@@ -53,7 +53,7 @@ def test_what_is_left_out_keeps_its_number_and_is_named_when_iterating(tmp_path,
 
 @pytest.mark.parametrize(("name", "content", "words"), [
     ("none.jsonl", None, "No such file"), ("none.json", None, "No such file"),
-    ("r.txt", "", r"this is no \.jsonl file"), ("r.txt", None, "No such file"),
+    ("r.txt", "", r"this is not a \.jsonl file"), ("r.txt", None, "No such file"),
     ("r.jsonl", "\n\n", "contains no record")])
 def test_what_is_no_file_of_records_is_refused(tmp_path, name, content, words):
     if content is not None:
@@ -74,10 +74,10 @@ def test_a_file_of_another_format_is_refused_with_the_command_that_converts_it(t
             words = ["python", "-m", "tools.convert", str(path), str(out), *flags]
             with pytest.raises(DataError) as error:
                 Records(path, given, stop_on_mistakes=False)
-            assert str(error.value) == (
-                f"{path}: this is no .jsonl file of records; convert it with: {shlex.join(words)}")
+            sentence = f"{path}: this is not a .jsonl file of records; convert it with: "
+            assert str(error.value) == sentence + shlex.join(words)
     path = write(tmp_path / "r.jsonl", {"annotations": [{**QA, "answer": '"messages"'}]}, ROW)
-    with pytest.raises(DataError, match=r"r\.jsonl:2: wrong record: this is a row of another f"):
+    with pytest.raises(DataError, match=r"r\.jsonl:2: wrong record: this line is in another data"):
         Records(path)
 
 
@@ -92,7 +92,7 @@ def test_options_are_added_to_every_record(tmp_path):
     assert [a["style"] for a in records[0]["annotations"]] == ["vqa2", "own"]
     # a style that an annotation cannot have is a mistake, as if it was in the file
     write(path, video(CAPTION))
-    with pytest.raises(DataError, match="by its times or its style"):
+    with pytest.raises(DataError, match="the caption of a clip needs"):
         Records(path, style="video_clip_caption_start_end")
 
 

@@ -63,9 +63,9 @@ REFUSED = {
     "asf mpeg2": f"mpeg2video in asf: {NO_TIMES}", "mpg vvc": f"vvc in mpeg: {NO_TIMES}",
     "mpg mpeg4": f"mpeg4 in mpeg: {NO_TIMES}",
     # ffmpeg cannot read them either
-    "avi hevc": "cannot be read", "avi vvc": "cannot be read", "ts vp8": "cannot be read",
-    "ts vp9": "cannot be read", "ts av1": "cannot be read", "mpg vp8": "cannot be read",
-    "mpg vp9": "cannot be read", "mpg av1": "has no frames",
+    "avi hevc": "cannot read", "avi vvc": "cannot read", "ts vp8": "cannot read",
+    "ts vp9": "cannot read", "ts av1": "cannot read", "mpg vp8": "cannot read",
+    "mpg vp9": "cannot read", "mpg av1": "no video frames",
 }
 
 
@@ -316,10 +316,10 @@ def test_a_file_that_was_cut_off_is_unreadable(tmp_path, suffix):
     content = path.read_bytes()
     video = media.probe(path)
     path.write_bytes(content[: int(len(content) * 0.6)])
-    with pytest.raises(Unreadable, match=f"^damaged video: .*a.{suffix} cannot be read as a video"):
+    with pytest.raises(Unreadable, match=f"^damaged video: .*a.{suffix}: ffmpeg cannot read"):
         media.probe(path)
     seen = []
-    with pytest.raises(Unreadable, match=f"^damaged video: .*a.{suffix} gives no frame of 64 x 48"):
+    with pytest.raises(Unreadable, match=f"^damaged video: .*a.{suffix}: ffmpeg gives no frame of"):
         seen.extend(number(frame) for frame in media.frames(video, video.times))
     assert seen == list(range(len(seen)))
 
@@ -349,7 +349,7 @@ def test_what_is_no_video_is_unreadable_and_no_other_file_is_read(tmp_path):
     list_of_files = b"ffconcat version 1.0\nfile other.ts"
     for content in (b"", b"hello", playlist.encode(), list_of_files):
         path.write_bytes(content)
-        with pytest.raises(Unreadable, match=r"^damaged video: .*a.mp4 cannot be read as a video"):
+        with pytest.raises(Unreadable, match=r"^damaged video: .*a.mp4: ffmpeg cannot read"):
             media.probe(path)
     for path in (tmp_path / "gone.mp4", tmp_path, "http://127.0.0.1/a.mp4"):
         with pytest.raises(Unreadable, match=r"^missing file: "):
@@ -362,7 +362,7 @@ def test_what_ffmpeg_prints_costs_the_video_and_not_the_run(tmp_path, monkeypatc
     path = make_video(tmp_path / "a.mp4")
     done = subprocess.CompletedProcess([], 0, listing, b"")
     monkeypatch.setattr(video_module.subprocess, "run", lambda *args, **kwargs: done)
-    with pytest.raises(Unreadable, match=r"^damaged video: .*a.mp4 has no frames"):
+    with pytest.raises(Unreadable, match=r"^damaged video: .*a.mp4: ffmpeg finds no video frames"):
         media.probe(path)
 
 
@@ -374,9 +374,9 @@ def test_a_decoder_that_hangs_is_killed_at_the_deadline(tmp_path, monkeypatch, c
     stub.chmod(0o755)
     monkeypatch.setattr(video_module.imageio_ffmpeg, "get_ffmpeg_exe", lambda: str(stub))
     monkeypatch.setattr(video_module, "DEADLINE_S", 0.2)
-    with pytest.raises(Unreadable, match=r"a.mp4 keeps ffmpeg busy for more than 0.2 s"):
+    with pytest.raises(Unreadable, match=r"a.mp4: ffmpeg did not finish within 0.2 s"):
         media.probe(video.path)
-    with pytest.raises(Unreadable, match=r"a.mp4 gives no frame"):
+    with pytest.raises(Unreadable, match=r"a.mp4: ffmpeg gives no frame"):
         list(media.frames(video, [0]))
 
 

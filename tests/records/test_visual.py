@@ -60,22 +60,22 @@ def percent_point(**point):
 GREY = {"path": GREY_FRAMES[0]}                                  # 32 x 24 pixels
 OUTSIDE = "wrong record: annotations\\[0\\]: point 0 lies outside the image"
 UNUSABLE = [
-    ({"images": ["0.png"] * 6, "annotations": [QA]}, "too long: it has 6 images"),
+    ({"images": ["0.png"] * 6, "annotations": [QA]}, "too long: the record has 6 images"),
     ({"images": ["0.png", "gone.png"], "annotations": [QA]}, "missing file: .*gone.png"),
     (image(pixel_point(x=31, y=25), image=GREY), OUTSIDE),
     ({"video": "gone.mp4", "annotations": [QA]}, "missing file: "),
     ({"video": "0.png", "annotations": [QA]}, "damaged video: "),
     ({"video": {"path": VIDEO, "start": 1000.0, "end": 1001.0}, "annotations": [QA]},
-     "outside the clip: the clip 1000 to 5.28 s is empty"),
+     "outside the clip: the clip from 1000 to 5.28 s is empty"),
     ({"video": VIDEO, "annotations": [{**CAPTION, "start": 1.0, "end": 5000.0}]},
      "outside the clip: "),
     ({"video": VIDEO, "annotations": [QA, percent_point(x=1, y=1, t=999.0)]},
-     r"outside the clip: annotations\[1\] is at 999 s, and the clip lasts from 0 to 5\.28 s"),
+     r"outside the clip: annotations\[1\] has the time 999 s, but the clip lasts from 0 to 5\.28"),
     ({"video": VIDEO, "annotations": [pixel_point(x=9999, y=1, t=0.0)]}, OUTSIDE),
     ({"video": VIDEO, "annotations": [{**CAPTION, "at": 60}]}, "outside the clip: "),
     ({"video": VIDEO, "annotations": [{"type": "qa", "turns": [
         {"question": "q", "answer": "a"}, {**TRACK, "times": [60]}]}]},
-     r"outside the clip: annotations\[0\]\.turns\[1\] is at 60 s"),
+     r"outside the clip: annotations\[0\]\.turns\[1\] has the time 60 s"),
     ({"video": VIDEO, "annotations": [{**TRACK, "times": [60]}]}, "outside the clip: "),
     ({"video": VIDEO, "annotations": [{**TRACK, "query": {**TRACK_POINTS[0], "t": 60}}]},
      "outside the clip: "),
@@ -112,7 +112,7 @@ def test_points_that_refer_to_an_unturned_image_are_refused(folder, declared, an
     """Any other declared size is only a scale of the coordinates."""
     size = dict(zip(("width", "height"), declared, strict=True)) if declared else {}
     record = first_record(folder, image(CAPTION, annotation, image={**GREY, **size}))
-    words = (r"^wrong record: annotations\[1\]: its points refer to 24 x 32 pixels, but 32 x 24 "
+    words = (r"^wrong record: annotations\[1\]: the size is given as 24 x 32 pixels, but 32 x 24 "
              "are displayed; .* --exif-unturned")
     if is_refused:
         with pytest.raises(Unreadable, match=words):

@@ -68,7 +68,7 @@ def test_a_misspelled_style_is_told_and_a_style_of_another_name_is_not(tmp_path,
     styles = ["long_captoin", "long_caption", "chart_qa", "video_clip_caption_start", "vqa"]
     path = write(tmp_path / "r.jsonl", *({"annotations": [{**QA, "style": s}]} for s in styles))
     assert run(path)[:2] == (1, [
-        f"{path}:1: unlikely style: annotations[0]: no style is called 'long_captoin' - did you "
+        f"{path}:1: unlikely style: annotations[0]: unknown style 'long_captoin' - did you "
         "mean 'long_caption'?", f"{path}: 5 records; unlikely style 1"])
     Records(path)                                    # training warns once
     assert capsys.readouterr().err.count("did you mean 'long_caption'?") == 1
@@ -96,7 +96,7 @@ def test_a_letter_that_the_locale_lacks_costs_its_record(tmp_path, run, monkeypa
     path = write(tmp_path / "r.jsonl", image(CAPTION, image="\xe9.png"))
     monkeypatch.setattr(sys, "getfilesystemencoding", lambda: "ascii")
     status, out, err = run(path)
-    assert "lacks letters of its name; set PYTHONUTF8=1" in out[0]
+    assert "has letters that your locale cannot encode; set PYTHONUTF8=1" in out[0]
     assert out[0].isascii()
     assert (status, err) == (1, "")
 
@@ -173,7 +173,7 @@ def test_check_of_a_mixture_checks_every_file_that_it_names(tmp_path, run):
         {"path": "good.jsonl", "rate": 0.5}, {"group": "pixmo", "rate": 0.5, "data": group}]))
     status, out, err = run(mix)
     assert status == 2
-    assert err == (f"tools.check: {chats}: this is no .jsonl file of records; convert it with: "
+    assert err == (f"tools.check: {chats}: this is not a .jsonl file of records; convert it with: "
                    f"python -m tools.convert {chats} {tmp_path}/sub/chats.records.jsonl\n")
     assert [line.split(": ")[0] for line in out] == [str(good), str(in_folder)]
     assert out[1].endswith("1 record; nothing is wrong")

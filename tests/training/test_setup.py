@@ -103,7 +103,7 @@ MISTAKES = [
     ([*TINY, "--data", "good.jsonl", "--media", "x" * 300], "there is no such folder"),
     ([*TINY, "--data", "good.jsonl", "--eval", "x" * 300 + ".jsonl"], "File name too long"),
     ([*TINY, "--data", "good.jsonl", "--eval", "x" * 300 + "/r.jsonl"], "File name too long"),
-    ([*TINY, "--data", "good.jsonl", "--eval", "."], ".: this is no .jsonl file of records"),
+    ([*TINY, "--data", "good.jsonl", "--eval", "."], ".: this is not a .jsonl file of records"),
     ([*TINY, "--data", "good.jsonl", "--plan", "."], "--plan .: not a plan"),
     ([*TINY, "--init", "x" * 300], "File name too long"),
     ([*TINY, "--out", "x" * 300], "File name too long"),

@@ -126,7 +126,7 @@ def test_a_file_that_is_no_file_of_records_is_refused_with_the_command_to_conver
     monkeypatch.chdir(tmp_path)
     write_records(tmp_path, "a.jsonl", 3)
     (tmp_path / name).write_text('{"messages": []}')
-    with pytest.raises(DataError, match=r"^[\w .]+: this is no .jsonl file") as error:
+    with pytest.raises(DataError, match=r"^[\w .]+: this is not a .jsonl file") as error:
         opened("--data", "a.jsonl", flag, name)
     command = {"my rows.json": "'my rows.json' 'my rows.records.jsonl'",
                "chats.jsonl": "chats.jsonl chats.records.jsonl"}[name]

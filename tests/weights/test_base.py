@@ -179,10 +179,10 @@ MISTAKES = {
     "NaFlex": (siglip(num_patches=256), "num_patches = 256"),
     "another patch": (siglip(patch_size=7, image_size=63), "vision.vit.patch.weight has shape"),
     "a sliding window": (llm(use_sliding_window=True), "use_sliding_window = True is not supp"),
-    "no epsilon": (llm(rms_norm_eps=None), "rms_norm_eps is None"),
+    "no epsilon": (llm(rms_norm_eps=None), "rms_norm_eps must be a float"),
     "another model": (llm(model_type="gemma"), "model_type = 'gemma' is not supported"),
-    "a layer less": (llm(num_hidden_layers=3), "and config.json name other tensors (11)"),
-    "too few ids": (llm(vocab_size=500), "<im_start> is id 600 of the tokenizer"),
+    "a layer less": (llm(num_hidden_layers=3), "do not have the same tensors: 11 differ"),
+    "too few ids": (llm(vocab_size=500), "<im_start> has id 600 in the tokenizer"),
 }
 
 

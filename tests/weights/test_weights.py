@@ -76,8 +76,8 @@ MISTAKES = {
     "an unknown setting": (lambda m: edit(m / "data.json", odd=1), "data.json", "'odd'"),
     "a list for a number": (lambda m: edit(m / "data.json", max_crops=[8]), "data.json",
                           "type int, not [8]"),
-    "another width": (lambda m: edit(m / "config.json", n_hidden=8), "has shape", "asks for [8, "),
-    "another depth": (lambda m: edit(m / "config.json", n_layer=3), "other tensors", "blocks.2"),
+    "another width": (lambda m: edit(m / "config.json", n_hidden=8), "has shape", "requires [8, "),
+    "another depth": (lambda m: edit(m / "config.json", n_layer=3), "same tensors", "blocks.2"),
     "half a file": (lambda m: (m / "model.pt").write_bytes((m / "model.pt").read_bytes()[:9999]),
                     "model.pt", "cannot be used"),
     "no weights": (lambda m: (m / "model.pt").unlink(), "No such file", "model.pt"),
@@ -92,7 +92,7 @@ def test_a_released_folder_without_its_embedding_is_refused_in_one_sentence(tmp_
 
     (tmp_path / "config.json").write_text(json.dumps(hub_config(CONFIG, "float32")))
     save_file({"lm_head.weight": torch.zeros(9, 2)}, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=r"and config\.json name other tensors"):
+    with pytest.raises(ValueError, match=r"and config\.json do not have the same tensors"):
         files.load(tmp_path)
 
 

@@ -288,7 +288,7 @@ def test_files_are_chosen_or_dropped_and_what_is_no_image_is_a_sentence(page):
     page.wait("reply.times")
     page.run(DROP, "AAAA", "notes.txt", "text/plain")
     page.wait("$('error').textContent")
-    assert page.find("#error")[0].text == "notes.txt: Pillow finds no image in it"
+    assert page.find("#error")[0].text == "notes.txt: Pillow finds no image in this file"
     assert are_displayed(page, "stage", "answers", "frame") == [False] * 3  # nothing old
     page.click("#scene")
     assert page.find("#error")[0].text == ""

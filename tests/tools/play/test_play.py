@@ -160,10 +160,10 @@ def test_a_request_that_cannot_be_used_is_a_sentence(send, body, words):
 
 
 @pytest.mark.parametrize(("name", "kind", "sentence"), [
-    ("a.png", "image/png", "a.png: Pillow finds no image in it"),
-    ("a.pdf", "application/pdf", "a.pdf: Pillow finds no image in it"),
-    ("a.mp4", "video/mp4", "a.mp4 cannot be read as a video"),
-    ("a.gif", "image/gif", "a.gif cannot be read as a video"),
+    ("a.png", "image/png", "a.png: Pillow finds no image in this file"),
+    ("a.pdf", "application/pdf", "a.pdf: Pillow finds no image in this file"),
+    ("a.mp4", "video/mp4", "a.mp4: ffmpeg cannot read this file as a video"),
+    ("a.gif", "image/gif", "a.gif: ffmpeg cannot read this file as a video"),
 ])
 def test_a_file_that_cannot_be_read_is_a_sentence_with_its_name(reply_of, name, kind, sentence):
     error = reply_of(ALL, file={"name": name, "url": f"data:{kind};base64,AAAA"})["error"]
