@@ -17,7 +17,6 @@ from text.styles import (
     TRACK_TASKS,
     TRAINING_STYLE,
     UNNAMED_STYLE,
-    caption_part,
     default_style,
     medium,
     parts_of,
@@ -138,7 +137,7 @@ def check_caption(caption, shown, place):
     times = {"start", "at"} & set(caption)
     require(not times or shown == "video", place, "a caption with times needs a video")
     needs_part = TASK_OF_STYLE.get(caption.get("style")) in ("clip", "frame")
-    require(len(times) < 2 and (caption_part(caption) or not needs_part), place,
+    require(len(times) < 2 and (times or not needs_part), place,
             "the caption of a clip needs 'start' and 'end', and the caption of a single frame "
             "needs 'at'; give only one of the two")
 
@@ -203,12 +202,13 @@ def check_range(annotation, sizes, place):
     """
     points = annotation["points"] + ([annotation["query"]] if "query" in annotation else [])
     for k, point in enumerate(points):
+        name = f"point {k}" if k < len(annotation["points"]) else "the query"
         size = point["scale"] or sizes[point.get("image", 0)]
         if size:
             left, top, right, bottom = point.get("box", [point["x"], point["y"]] * 2)
             sides = left / size[0], top / size[1], right / size[0], bottom / size[1]
             require(min(sides) >= -0.01 and max(sides) <= 1.01, place,
-                    f"point {k} lies outside the image with coords={annotation['coords']}; "
+                    f"{name} lies outside the image with coords={annotation['coords']}; "
                     "check the unit and the size")
 
 

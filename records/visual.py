@@ -39,9 +39,8 @@ def clip_times(duration, config, start, end):
     end = min(end, duration)
     # the duration of a video with one frame may be 0
     if not 0 <= start < end and (start or duration):
-        raise Unreadable("outside the clip",
-                         f"the clip from {start:g} to {end:g} s is empty; "
-                         f"the video lasts {duration:g} s")
+        raise Unreadable("outside the clip", f"the clip starts at {start:g} s, but the clip or "
+                         f"the video ends at {end:g} s")
     return vision.frame_times(end - start, config.max_frames, config.fps), end
 
 

@@ -108,6 +108,7 @@ MISTAKES = [                         # a line, part of the message
     (video({**CAPTION, "start": 3}), "'start' and 'end' must be given"),
     (video({**CAPTION, "style": "video_clip_caption_start_end"}), "of a clip needs 'start'"),
     (video({**CAPTION, "style": "video_frame_caption_timestamp"}), "a single frame needs 'at'"),
+    (video({**CAPTION, "object": "a", "style": "video_frame_caption_timestamp"}), "needs 'at'"),
     (image({**CAPTION, "at": 1}), "needs a video"),
     (image({"type": "qa", "question": "q"}), "give exactly one of 'answer', 'answers'"),
     (image({**QA, "turns": [{"question": "q", "answer": "a"}]}), "either 'turns'"),
@@ -146,7 +147,8 @@ MISTAKES = [                         # a line, part of the message
     (video({**TRACK, "mode": "from_point"}), "needs 'query'"),
     (video({**TRACK, "style": "video_single_point_track_per_frame"}), "needs 'query'"),
     (video({**TRACK, "query": {"t": 0, "id": "1", "x": 4, "y": 2}}), "no point has the id"),
-    (video({**TRACK, "query": {"t": 0, "id": 1, "x": 5000, "y": -90}}), "lies outside the image"),
+    (video({**TRACK, "query": {"t": 0, "id": 1, "x": 5000, "y": -90}}),
+     "the query lies outside the image"),
 ]
 
 

@@ -66,7 +66,7 @@ UNUSABLE = [
     ({"video": "gone.mp4", "annotations": [QA]}, "missing file: "),
     ({"video": "0.png", "annotations": [QA]}, "damaged video: "),
     ({"video": {"path": VIDEO, "start": 1000.0, "end": 1001.0}, "annotations": [QA]},
-     "outside the clip: the clip from 1000 to 5.28 s is empty"),
+     "outside the clip: the clip starts at 1000 s, but the clip or the video ends at 5.28 s"),
     ({"video": VIDEO, "annotations": [{**CAPTION, "start": 1.0, "end": 5000.0}]},
      "outside the clip: "),
     ({"video": VIDEO, "annotations": [QA, percent_point(x=1, y=1, t=999.0)]},
