@@ -150,7 +150,7 @@ def test_help_lists_every_field_with_its_meaning_and_the_default_of_the_recipe(
     for name in FIELDS:
         default = text.split(f" --{name} ")[-1].split("(default ")[1]
         assert default.startswith(f"{defaults[name]!r})"), name
-    assert "--clip X largest gradient norm, of each parameter group by itself (default" in text
+    assert "--clip X largest gradient norm; each parameter group is clipped by itself (default" in text
     assert "--lr.llm X peak learning rates: the decoder (default" in text
     assert "--data FILE" in text
 
@@ -191,7 +191,7 @@ MISTAKES = [
     (["--model.family=gemma"], "invalid choice: 'gemma'"),
     (["--clip=-1"], "--clip -1.0: must be at least 1e-16"),
     (["--lr.llm=nan"], "--lr.llm nan: must be from 0 to 1"),
-    (["--lora", "2", "--lora.layers=k,x"], "--lora.layers of q, k, v"),
+    (["--lora", "2", "--lora.layers=k,x"], "in --lora.layers some of q, k, v"),
     (["--lora", "2", "--freeze_embedding=false"], "--lora does not train the embedding"),
     (["--data.separator=x"], "--data.separator: invalid choice: 'x'"),
     (["--resume", "--overwrite"], "--resume and --overwrite contradict each other"),
