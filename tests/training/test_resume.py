@@ -129,7 +129,7 @@ def test_with_other_data_no_good_record_is_unreadable(tmp_path, capsys, encoded)
     shutil.rmtree(out / "step-6")
     write("y" * 20)
     assert run(out, *flags, "--resume") == 2
-    sentence(capsys, "does not have the same data", "other contents", "--resume-anyway")
+    sentence(capsys, "does not have the same data", "or their contents", "--resume-anyway")
     encoded.clear()
     assert run(out, *flags, "--resume-anyway") == 0
     assert logged(out)[6]["skipped"] == {}
