@@ -4,7 +4,7 @@
 
 Runs the step of train.py, with the largest possible batch, on fake tensors. These have
 shapes, dtypes and lifetimes, but no storage. An operation that needs the values of a
-tensor is an error. (It would also make the CPU wait for a GPU.) Four things are not
+tensor is an error, because the CPU would have to wait for the GPU. Four things are not
 counted: workspace inside kernels, the CUDA context (half a GiB), memory saved by
 torch.compile, and fragmentation. Leave a tenth of the memory free.
 """
