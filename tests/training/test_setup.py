@@ -96,8 +96,8 @@ FILES = {
 MISTAKES = [
     (["--stage", "1"], "--data is missing; give record files"),
     ([*TINY, "--data", "a.jsonl=x"], "the sampling rate 'x' is not a number from 1e-09 to 1e+12"),
-    ([*TINY, "--data", "good.jsonl=1e308", "good.jsonl=1e308"], "the rate '1e308' is not"),
-    ([*TINY, "--data", "good.jsonl=1e-200", "good.jsonl=1e200"], "the rate '1e-200' is not"),
+    ([*TINY, "--data", "good.jsonl=1e308", "good.jsonl=1e308"], "the sampling rate '1e308' is not"),
+    ([*TINY, "--data", "good.jsonl=1e-200", "good.jsonl=1e200"], "the sampling rate '1e-200' is not"),
     ([*TINY, "--data", "good.jsonl", "--media", "nowhere"], "--media nowhere"),
     ([*TINY, "--data", "x" * 300 + "=1"], "--data: no such file: xxx"),
     ([*TINY, "--data", "good.jsonl", "--media", "x" * 300], "there is no such folder"),
