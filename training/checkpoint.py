@@ -37,8 +37,8 @@ from weights import files, lora
 warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\.distributed\.checkpoint")
 
 STEP = re.compile("step-[1-9][0-9]*")  # str.isdigit accepts digits such as ², which int() refuses
-# Files in a run directory. The last two are written before config.json. A run that was stopped
-# before its first step may therefore leave them alone.
+# Files in a run directory. The last two are written before config.json, so a run that was stopped
+# before its first step may have only these two.
 RUN_FILES = ("config.json", "log.jsonl", "skips.jsonl", "loss.png", "scores.png", "progress.gif",
              "stage0.jsonl", "references.json")
 # Fields that may change when a run is resumed. They affect layout, speed and reports. The fields
@@ -281,8 +281,7 @@ def restore(folder, model, optimizer):
     """Fills weights and optimizer state from a checkpoint that any number of ranks wrote."""
     reader = Reader(folder)
     known = reader.read_metadata().state_dict_metadata
-    # The step below creates the AdamW state, which dcp.load then fills. A parameter that never had
-    # a gradient has no state in the checkpoint, and gets none here.
+    # step() makes the AdamW state that dcp.load fills, for parameters with state in the checkpoint
     for name, p in model.named_parameters():
         if f"exp_avg.{name}" in known and p.requires_grad:
             p.grad = torch.zeros_like(p)

@@ -122,10 +122,9 @@ class Loader:
         self.known_unreadable = {}
 
     def restore(self, position, skips, same_data=True):
-        """Continues after the step that saved this position. skips: lines of skips.jsonl. Their
-        records count as unreadable and are not decoded again. If the data have changed, only the
-        index in the stream of records is kept, because sizes and skips belong to the old records.
-        """
+        """Continues after the step that saved this position. Records in skips, the lines of
+        skips.jsonl, count as unreadable without decoding. If the data have changed, only the index
+        in the stream of records is kept, because sizes and skips belong to the old records."""
         if self.plans:
             self.plans.restore(position["plans"], same_data)
         if same_data:
@@ -239,8 +238,7 @@ def iterate(dataset, n, **options):
 
 
 def start_child(*_):
-    """Runs first in a process that plans or decodes. It ignores SIGINT and SIGTERM, which the
-    trainer handles, and ends when the trainer ends."""
+    """Makes a child ignore SIGINT and SIGTERM, which the trainer handles, and end with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     end_with_parent()
@@ -253,8 +251,7 @@ def end_with_parent():
 
 @atexit.register
 def kill_children():
-    """Kills the children when the trainer ends. They ignore SIGTERM, so Python would wait for them.
-    """
+    """Kills the children at the end. They ignore SIGTERM, so Python would wait for them."""
     if CHILDREN:  # for each killed child, torch's handler of SIGCHLD would raise
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for process in CHILDREN:

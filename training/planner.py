@@ -31,8 +31,7 @@ MANY = 100  # a run can end after so many bad records of one source
 class BadRecords:
     """Counts the bad records of each source that were found while planning or while decoding.
     Raises `error` after MANY bad records in a row. Also raises it if at least MANY records are bad
-    and these are more than max_skip of the tried ones. A record is counted each time it is drawn,
-    which is once in an epoch."""
+    and these are more than max_skip of all records drawn. A record is drawn once in an epoch."""
 
     consequence: str  # end of the warnings
     error: type
@@ -156,8 +155,7 @@ class StepPlanner(Iterator):
                                        config.pool_size)
 
     def size(self, index):
-        """-> (tokens, crops) of the record at an index. A record that is skipped is counted and
-        gives None."""
+        """-> (tokens, crops) of the record at an index. If it is skipped: None, and it counts."""
         found = self.measure(index)
         self.skipped.count(self.mixture[index][0].name, found.where, found.reason)
         if found.reason:

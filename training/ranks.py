@@ -1,6 +1,5 @@
 """The processes (ranks) that train a model together. Objects, and the numbers that control a run,
-are sent over gloo, so that the CPU need not wait for a GPU. A process
-without others sends nothing."""
+are sent over gloo, so that the CPU need not wait for a GPU. A process alone sends nothing."""
 
 import os
 from dataclasses import dataclass
@@ -16,9 +15,8 @@ import parallel
 class Ranks:
     """The position of this process among the processes that train the model.
 
-    Ranks need very different times to read files, to decode or to generate answers. Therefore
-    objects are sent in process groups of their own, with a timeout of a day. The timeout for the
-    tensors of a step is short (see join_ranks).
+    Ranks need very different times to read files, to decode or to generate answers. Objects
+    have their own process groups with a timeout of a day. For the tensors of a step, it is shorter.
     """
     rank: int = 0
     world: int = 1
@@ -76,11 +74,10 @@ def device_of_rank(name):
 
 
 def join_ranks(cp, device, cp_heads=0):
-    """Under torchrun, makes the process groups and the mesh -> Ranks.
-
-    If a rank does not respond, a timeout ends the run: after ten minutes in a group of all ranks,
-    and in a smaller group of the mesh (--cp, --shard) after thirty, which is torch's default.
-    torch's flight recorder (stages/cluster.sh) then shows which collective did not complete."""
+    """Under torchrun, makes the process groups and the mesh -> Ranks. If a rank does not respond, a
+    timeout ends the run: after ten minutes in a group of all ranks, and after thirty (the default
+    of torch) in a smaller group of the mesh (--cp, --shard). The flight recorder of torch
+    (stages/cluster.sh) shows which collective did not complete."""
     world = int(os.environ.get("WORLD_SIZE", 1))
     if world == 1:
         return Ranks()

@@ -139,9 +139,8 @@ class Start(NamedTuple):
 
 
 def find_start(args, config, world, resume_from=None):
-    """-> Start, and config with the shape of its model. They come from --init, else from the
-    checkpoint, else from the recipe. UserError if a file cannot be read, or if flags of the
-    command line set another shape."""
+    """-> Start, and config with the shape of its model, from --init, the checkpoint or the recipe.
+    UserError if a file cannot be read, or if the command line sets another shape."""
     resume_from = resume_from or checkpoint.Checkpoint(init=args.init)
     weights = resume_from.init
     folder = resume_from.folder
@@ -195,8 +194,7 @@ def open_model(config, start, world):
 
 
 def apply_recipe(model, config):
-    """Applies the settings of a recipe to a model: dropout, checkpointing, adapters, and which
-    parts are trained."""
+    """Sets dropout, checkpointing, adapters and the trained parts of a model as in the recipe."""
     model.residual_dropout = config.residual_dropout
     model.response_dropout = config.response_dropout
     model.activation_checkpointing = config.activation_checkpointing
@@ -225,8 +223,7 @@ def fill_weights(run, model, optimizer):
 
 @contextmanager
 def whole_model(run, model, dtype=None):
-    """Gives each rank a whole copy of the model, with which it generates answers or computes the
-    references of preference pairs."""
+    """Gives each rank a whole copy of the model, to generate answers or to compute references."""
     model.eval()
     whole = files.gather_on_each(model, run.ranks, run.device, dtype or run.dtype)
     # a model with adapters needs autocast as in training; a merged copy is in run.dtype already
@@ -250,9 +247,8 @@ def pretrain_vit(run, vit, world):
 
 
 def dry_run_largest_batch(run, groups, forward_backward):
-    """Runs two micro-batches of the largest possible size, with Adam's memory allocated, so that
-    a run with too little memory ends before step 1. forward_backward(rows) adds to the gradients.
-    """
+    """Runs two micro-batches of the largest possible size, with Adam's memory allocated. So a lack
+    of memory ends the run before step 1. forward_backward(rows) adds to the gradients."""
     config = run.config
     parameters = [p for of_group in groups.values() for p in of_group]
     adam = [torch.empty_like(parallel.local(p)) for p in parameters for _ in range(2)]
@@ -320,15 +316,14 @@ def start_run(args, config, world):
         raise UserError("--beta compares the model with a reference model; give this model with "
                         "--init")
     if resume_from.folder and ("packs" in resume_from.state["loader"]["plans"]) != bool(args.plan):
-        raise UserError("--plan: a run that started with --plan can only be resumed with --plan, "
-                        "and a run without it only without it")
+        raise UserError("--plan: --resume needs --plan if the run started with it, and must not "
+                        "have it otherwise")
     base = str(files.describe(start.weights).path.absolute()) if config.lora.rank else None
     recipe = checkpoint.recipe_fields(config, base)
     if resume_from.folder:
         checkpoint.check_unchanged(args, resume_from, "recipe", recipe)
     ranks = join_ranks(config.cp, device, config.cp_heads)
-    # all ranks must have the same number of workers
-    config = replace(config, workers=ranks.broadcast(config.workers))
+    config = replace(config, workers=ranks.broadcast(config.workers))  # the same on all ranks
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)

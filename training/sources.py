@@ -54,7 +54,7 @@ def read_mix(path):
 
     The file contains a list of files {"path": .., "rate": 1, "media": .., "style": .., ..} and of
     groups {"group": name, "rate": 1, "data": [entries]}. The rate of a group is divided among its
-    files by `sqrt_size`. "size" and "sampling_rate" of a file in a group are arguments of it.
+    files by `sqrt_size`, a function with the arguments "size" and "sampling_rate" of a file.
     """
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
@@ -102,8 +102,8 @@ def read_entry(folder, entry, in_group):
 
 
 def read_item(item, stage):
-    """One value of --data -> [(sampling rate, entries of files), ..], one pair for each group. A
-    file outside of a group is a group of one file."""
+    """One value of --data -> [(sampling rate of a group, entries of its files), ..]. A file outside
+    of a group is a group of one file."""
     path = item
     factor = 1
     if "=" in item and not os.path.exists(item):
@@ -194,8 +194,7 @@ def fingerprint(sources, rates, tokenizer, config):
                      for source, rate in zip(sources, rates, strict=True)]
     # version of the rules for the random choices of an example (data.build_tree)
     found["draws"] = 3
-    # Preference pairs are skipped without --beta. None equals a missing entry, because plans and
-    # checkpoints that are older than --beta have none.
+    # without --beta, preference pairs are skipped; None equals the missing entry of older files
     found["preferences"] = True if config.beta else None
     # tuples become lists, as in a plan or a checkpoint that is read again
     return json.loads(json.dumps(found))

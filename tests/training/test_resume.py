@@ -101,7 +101,7 @@ OTHER_RECIPES = [
     (["--lr.llm=1", "--z_loss=1"], "lr.llm was 0.0022 and is 1.0; z_loss was 0.0001 and is 1.0"),
     (["--deterministic"], "deterministic was false and is true"),
     (["--model.n_hidden=96"], "the shape of its model differs"),
-    (["--plan", "plan.npz"], "can only be resumed with --plan"),
+    (["--plan", "plan.npz"], "needs --plan if the run started with it"),
 ]
 
 

@@ -69,8 +69,7 @@ def time_decoding(path):
 
 
 def time_loading(open_video, times, device):
-    """-> seconds to open a video and turn its frames at these times into model input on a device.
-    """
+    """-> seconds to open a video and turn frames at these times into model input on a device."""
     start = time.perf_counter()
     crops = frame_crops(media.frames(open_video(), times), len(times), data.DataConfig())
     torch.from_numpy(crops).to(device)
@@ -88,8 +87,7 @@ def summarise(rounds, case, n_frames, paths):
 
 
 def compare(path, video, args):
-    """-> {case: its table row}: decoding alone, frames of the video, and the same frames prepared.
-    """
+    """-> {case: its table row}: decoding alone, frames of the video, the same frames prepared."""
     runs = {FFMPEG: partial(time_decoding, path)}
     read = {FFMPEG: (len(video.times), [path])}  # {case: (number of frames, files)}
     for k, (case, times) in enumerate(choose_times(video, args.frames).items()):
