@@ -219,7 +219,7 @@ def make_parser(words=()):
     if asked.preset:
         recipe += f" --preset {asked.preset}"
     parser = Parser(
-        f"Trains Molmo2 with the recipe of one stage (defaults are those of {recipe}).\n\n"
+        f"Trains Molmo2 with the recipe of one stage (the defaults below are for {recipe}).\n\n"
         "    python train.py --stage 1 --tiny",
         allow_abbrev=False, usage="python train.py --stage N [--key value ..]", parents=[first],
         epilog="--key value and --key=value mean the same. In a key, - and _ mean the same.")

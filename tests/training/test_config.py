@@ -145,7 +145,7 @@ def test_help_lists_every_field_with_its_meaning_and_the_default_of_the_recipe(
         parse([*words, "--help"])
     assert end.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert f"one stage (defaults are those of --stage {' '.join(recipe)}). " in text
+    assert f"one stage (the defaults below are for --stage {' '.join(recipe)}). " in text
     defaults = field_values(parse(["--stage", *recipe])[1])
     for name in FIELDS:
         default = text.split(f" --{name} ")[-1].split("(default ")[1]
