@@ -10,8 +10,8 @@ The last line is one JSON object.
 With --out plan.npz it decides which records share a packed sequence, and writes this plan for
 train.py --plan. It needs no GPU. A plan contains the ids of records and no pixels. It is the same
 for any number of workers. train.py stops if the record files, the tokenizer or the config have
-changed since. It does not compare images and videos. If the size of one differs from the plan,
-its record has no loss.
+changed since. It does not compare images and videos. A record whose size differs from the plan has
+no loss.
 """
 
 import json

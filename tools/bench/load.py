@@ -2,8 +2,8 @@
 
     python -m tools.bench load --seconds 3 --rounds 1 --frames 16
 
-The frames are spread over the video, or come from ten seconds that start at its middle. In
-the second case, the part before these seconds should cost no time. times_decode is the
+The frames are spread over the video, or come from at most ten seconds from its middle on.
+In the second case, the part before these seconds should cost no time. times_decode is the
 time divided by the time in which ffmpeg, with one thread, decodes the whole file once. No
 reader of the whole video can be faster. "prepared" means the same frames, as files that
 `tools.prepare frames` writes. MB is the size on the disk.

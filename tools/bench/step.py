@@ -47,7 +47,7 @@ def our_loss(model, config, row, case, device):
 
 
 def reference_loss(model, config, examples, case, device):
-    """A batch, to be padded -> a function that computes its part in the mean loss of the case."""
+    """Examples of a padded batch -> a function that computes their part in the mean loss."""
     inputs = peers.reference_inputs(examples, config, device)
     # transformers computes the mean over the batch
     share = int((inputs["labels"] >= 0).sum()) / case.labelled

@@ -1,4 +1,4 @@
-"""A random stream of example sizes that replaces the training mixture (docs/molmo2.md 9).
+"""A random stream of example sizes, used instead of the training mixture (docs/molmo2.md 9).
 
 The groups have the released sampling rates, and tokens and crops are counted as in training.
 The lengths of videos and answers, the sizes of images and the numbers of annotations are ASSUMED,
