@@ -369,9 +369,9 @@ def test_a_run_says_what_it_is_about_to_do_and_how_it_has_ended(plain, tmp_path,
     stage, parameters, steps, size = [line for line in stderr.splitlines()
                                 if line.startswith("train.py: ")]
     assert re.search(r"stage 1 on cpu \(.*\), float32, processes: 1$", stage)
-    assert parameters.endswith("; connector, llm are trained")
-    assert steps == ("train.py: steps: 1 of 1; a batch: 4 rows of 512 tokens; writes to "
-                     f"{out}")
+    assert parameters.endswith("; trained parts: connector, llm")
+    assert steps == ("train.py: steps: 1 of 1 remain; a batch has 4 rows of 512 tokens; the "
+                     f"run writes to {out}")
     assert re.fullmatch(r"train\.py: data: 4 packs, about \d+ examples in 1 step", size)
     *sentences, last = stdout.splitlines()
     assert json.loads(last)["steps"] == 1

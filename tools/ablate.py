@@ -1,13 +1,13 @@
-"""Trains the toy with and without design choices of the paper and compares the scores.
+"""Trains the toy with and without design choices of the paper, and compares the scores.
 
     python -m tools.ablate --only trees --seeds 1 --steps 3 --images 1 --out runs/try
 
-The paper does so in section 4.4, Tables 8b and 11. Every run is train.py in a process of its own.
-The runs of a family have the same number of steps, with rows of the same size, and start from the
-same weights; the examples and the seconds of a step may differ.
+The paper does this in section 4.4, Tables 8b and 11. Every run is train.py in its own process.
+The runs of a family have the same number of steps, rows of the same size and the same initial
+weights. The number of examples in a step, and its time, may differ.
 
-A choice is removed by flags of train.py, or by replacing one function in the process of the run;
-decoding processes would not know of it, so such runs need --workers 0.
+A choice is removed by flags of train.py, or by replacing one function in the process of the run.
+Decoding processes would still have the old function, so all runs use --workers 0.
 """
 
 import io
@@ -33,13 +33,13 @@ from training.config import RunError
 from training.loader import end_with_parent
 from training.log import read_log
 
-# the families of runs, and whose run with all choices they start from
+# {family of runs: stage}, and {family: the family whose run with all choices gives its weights}
 STAGES = {"images": 1, "videos": 2, "long": 3}
 STARTS = {"videos": "images", "long": "videos"}
 
 
 def remove_trees():
-    """An example gets one of its record's annotations, drawn anew in every epoch."""
+    """An example gets only one annotation of its record, which is drawn again in every epoch."""
     build_tree = data.build_tree
 
     def build_one(record, info, tokenizer, config, seed, epoch):
@@ -82,17 +82,17 @@ def remove_square_root_mixture():
 
 
 def remove_long_context():
-    """Stage 2 with as many videos as stage 3, as hard from the start: they are shorter, and 37 % of
-    them have tracks in place of 41 %."""
+    """Trains with the data of stage 2, but with the share of videos of stage 3 and without the
+    curriculum. The videos stay shorter, and 37 % of them have tracks, not 41 %."""
     world.mixture = partial(world.mixture, curriculum=False, video_share=world.VIDEO_SHARE[3])
 
 
 class Choice(NamedTuple):
-    """One of the paper's choices that the toy can do without."""
-    family: str  # of STAGES
-    metrics: tuple  # that the choice should improve
-    flags: tuple = ()  # of train.py, to do without it
-    remove: Callable | None = None  # replaces a function, to do without it
+    """A design choice of the paper that can be removed from the toy."""
+    family: str  # a key of STAGES
+    metrics: tuple  # metrics that the choice should improve
+    flags: tuple = ()  # flags of train.py that remove it
+    remove: Callable | None = None  # function that removes it by replacing another function
 
 
 IMAGE_METRICS = ("point_f1", "count_accuracy")
@@ -100,7 +100,7 @@ VIDEO_METRICS = ("qa_accuracy", "track_f1", "video_point_f1")
 LONG_METRICS = ("long.qa_accuracy", "long.count_accuracy", "long.caption_recall",
                 "long.video_point_f1", "qa_accuracy")
 CHOICES = {
-    # with packing, and with trees, a step sees more annotations
+    # with packing, and with trees, a step trains on more annotations
     "packing": Choice("images", IMAGE_METRICS, flags=("--pool_size=1",)),
     "trees": Choice("images", IMAGE_METRICS, remove=remove_trees),
     "bidirectional": Choice("images", IMAGE_METRICS, remove=remove_bidirectional),
@@ -111,7 +111,7 @@ CHOICES = {
         "--data.point_weight=1", "--data.video_caption_weight=1")),
     "3x3-windows": Choice("videos", VIDEO_METRICS, remove=remove_3x3_windows),
     "square-root-mixture": Choice("videos", VIDEO_METRICS, remove=remove_square_root_mixture),
-    # without long context: stage 2 once more, at the rates of stage 3
+    # without long context: stage 2 again, with the learning rates of stage 3
     "long-context": Choice(
         "long", LONG_METRICS, remove=remove_long_context,
         flags=("--stage", "2", "--lr.connector=2e-4", "--lr.llm=5e-4")),
@@ -120,16 +120,16 @@ CHOICES = {
 
 class Run(NamedTuple):
     out: Path
-    name: str  # of the choice that is removed, or "all" for none
-    flags: list  # of train.py
+    name: str  # the choice that is removed; "all": no choice is removed
+    flags: list  # flags of train.py
 
 
 def plan_runs(args):
-    """-> [Run, ..], each behind the run that it starts from."""
+    """-> [Run, ..]. Each run comes after the run from whose weights it starts."""
     families = {CHOICES[name].family for name in args.only}
     for family in ("long", "videos"):
         if family in families:
-            families.add(STARTS[family])  # the runs that these start from
+            families.add(STARTS[family])
     return [make_run(args, family, name, seed)
             for seed in range(args.seeds) for family in STAGES if family in families
             for name in ("all", *args.only) if name == "all" or CHOICES[name].family == family]
@@ -158,7 +158,7 @@ def perform(run):
     if final_scores(run.out):
         return
     warn(run.out.name)
-    # an interrupted run has this file, and a folder of the user has not
+    # an interrupted run has this file, but a folder of the user does not
     overwrite = ["--overwrite"] if (run.out / "config.json").is_file() else []
     arguments = run.name, [*run.flags, *overwrite, "--out", str(run.out)]
     process = get_context("spawn").Process(target=train_without, args=arguments)
@@ -169,7 +169,7 @@ def perform(run):
 
 
 def train_without(name, flags):
-    """Runs train.py without a choice, in a process of its own."""
+    """Runs train.py without one choice. This is the main function of a new process."""
     end_with_parent()
     if name in CHOICES and CHOICES[name].remove:
         CHOICES[name].remove()
@@ -178,7 +178,7 @@ def train_without(name, flags):
 
 
 def final_scores(run):
-    """{metric: number} of a finished run, from its log; empty if it is unfinished."""
+    """-> {metric: number} from the log of a finished run; {} if the run is not finished."""
     last = (read_log(run / "log.jsonl") or [{}])[-1]
     if not {"eval", "seconds"} <= last.keys():
         return {}
@@ -186,14 +186,15 @@ def final_scores(run):
     return scores | {f"long.{name}": n for name, n in scores.get("long", {}).items()}
 
 
-# Student's t: what a mean of 2, 3, .. pairs must exceed, in standard errors, to differ from 0 with
-# 95 % confidence
+# Student's t for 2, 3, .. pairs. A mean differs from 0 with 95 % confidence if it is larger than
+# so many standard errors.
 T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
 
 
 def compare(name, metric, args):
-    """One metric with and without a choice, means over pairs of runs with the same seed; None if no
-    pair has it. error: standard error of the difference, None for a single seed."""
+    """Compares one metric with and without a choice -> {name: number}. The numbers are means over
+    pairs of runs with the same seed. None if no pair has this metric. error: standard error of the
+    difference, None for a single seed."""
     pairs = []
     for seed in range(args.seeds):
         paths = [run_path(args, CHOICES[name].family, run, seed) for run in ("all", name)]
@@ -227,13 +228,13 @@ def main(argv=None):
     parser = make_parser("ablate", __doc__)
     add = parser.add_argument
     add("--only", type=lambda names: names.split(","), default=list(CHOICES),
-        help=f"choices to remove (default all, for hours): {', '.join(CHOICES)}")
+        help=f"choices to remove, with commas (default all, takes hours): {', '.join(CHOICES)}")
     add("--seeds", type=positive, default=3, help="runs of each kind (default 3)")
     add("--steps", type=positive, default=800, help="steps of each run (default 800)")
     add("--images", type=positive, default=100,
-        help="held-out examples of each kind to score (default 100)")
+        help="held-out examples of each kind to evaluate on (default 100)")
     add("--out", type=Path, default=Path("runs/ablate"),
-        help="a directory per run; finished runs are not repeated")
+        help="folder for the run directories; finished runs are not repeated")
     args = parser.parse_args(argv)
     if unknown := set(args.only) - set(CHOICES):
         parser.error(f"--only {','.join(unknown)}: choose from {', '.join(CHOICES)}")

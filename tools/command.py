@@ -1,4 +1,4 @@
-"""What every command has: a parser, files that it may write, tables, and an exit status."""
+"""Functions that all commands share: parser, output files, tables and exit status."""
 
 import argparse
 import errno
@@ -19,16 +19,16 @@ from training.ranks import device_of_rank
 from weights.files import explained, open_model_folder
 
 FAILED = (RunError, torch.OutOfMemoryError)
-MARK = ".made-by"  # a file in a folder that a command makes: the name of the command
+MARK = ".made-by"  # file in a folder that a command makes; it contains the name of the command
 
 
 def make_parser(name, text, **options):
-    """The parser of `python -m tools.name`; `text` is the docstring of its module."""
+    """-> the parser of `python -m tools.name`. text: the docstring of its module."""
     return Parser(text, prog=f"python -m tools.{name}", allow_abbrev=False, **options)
 
 
 def in_range(kind, least, most=sys.maxsize):
-    """-> the type of a flag: an int or float (kind) from `least` to `most`."""
+    """-> an argparse type for numbers from `least` to `most`. kind: int or float."""
 
     def number(text):
         value = kind(text)
@@ -46,8 +46,9 @@ positive = whole_number(1)
 
 
 def output_file(suffix, sign):
-    """-> the type of a flag: the Path of a file to write, whose name ends in `suffix`. A file that
-    is there is replaced only if `sign`, bytes of every file of this kind, is near its beginning."""
+    """-> an argparse type for the Path of an output file, whose name must end in `suffix`. An
+    existing file may be replaced only if its first 4096 bytes contain `sign`, as in all files that
+    the command writes."""
 
     def path(text):
         found = Path(text)
@@ -65,16 +66,16 @@ def output_file(suffix, sign):
 
 @contextmanager
 def own_folder(out, command, inputs=(), besides=()):
-    """Makes the folder `out`, marks it as that of this command, and locks it during the block.
+    """Makes the folder `out`, marks it as made by this command, and locks it during the block.
 
-    UserError if it is not empty and has no such mark, if one of the inputs lies in it, or if
-    another process writes there. besides: names in it that belong to the user.
+    UserError if the folder has files but not this mark, if one of the inputs is inside it, or if
+    another process writes there. besides: names of files in it that belong to the user.
     """
     out = Path(out)
     mark = out / MARK
     for path in map(Path, inputs):
         if path.resolve().is_relative_to(out.resolve()):
-            raise UserError(f"{out}: the input {path} lies in this folder; name another folder")
+            raise UserError(f"{out}: the input {path} lies in this folder; give another folder")
     with lock(out, "OUT", MARK):
         found = {path.name for path in out.iterdir()} - {MARK, *besides}
         made_by = mark.read_text(encoding="utf-8")
@@ -82,13 +83,13 @@ def own_folder(out, command, inputs=(), besides=()):
             if not made_by:
                 mark.unlink()
             raise UserError(f"{out} contains {', '.join(sorted(found)[:3])}, and {command} has not "
-                            "made this folder; name another folder, or delete them")
+                            "made this folder; give another folder, or delete them")
         mark.write_text(command, encoding="utf-8")
         yield out
 
 
 def open_device(name):
-    """-> torch.device, see device_of_rank. ValueError if torch cannot use it."""
+    """-> torch.device (see device_of_rank). ValueError if torch cannot use the device."""
     with explained(f"--device {name}"):
         device = device_of_rank(name)
         torch.zeros(1, device=device)
@@ -96,26 +97,26 @@ def open_device(name):
 
 
 def add_model(parser, seed_of="the sampling", model=None):
-    """The flags of a command whose model answers, which `open_model` and `sampling` read. model:
-    the default; without one the flag is required."""
+    """Adds the flags of a command that generates answers; `open_model` and `sampling` read them.
+    model: the default of --model. If it is None, --model is required."""
     add = parser.add_argument
     add("--model", default=model, required=model is None, help=(
         f"a run directory, a released folder, or toy{' (default)' if model == 'toy' else ''}"))
     add("--device", default="cpu", help="cpu (default), cuda, ..")
     add("--dtype", choices=("float32", "bfloat16"), default="float32",
-        help="of the weights (default float32)")
+        help="dtype of the weights (default float32)")
     add("--temperature", type=in_range(float, 0), default=0.0, metavar="T", help=(
-        "of the sampling; 0: greedy decoding (default)"))
+        "temperature of the sampling; 0: greedy decoding (default)"))
     add("--top-p", type=in_range(float, 0, 1), default=1.0, metavar="P", help=(
-        "draw from the most probable tokens that reach the probability P (default 1: all)"))
+        "sample from the most probable tokens with total probability P (default 1: all tokens)"))
     add("--frequency-penalty", type=in_range(float, -2, 2), default=0.0, metavar="F", help=(
-        "subtracted from a token's logit for each time that the answer has it (default 0)"))
-    add("--seed", type=whole_number(0), default=0, help=f"of {seed_of} (default 0)")
+        "subtracted from a token's logit for each time it occurs in the answer (default 0)"))
+    add("--seed", type=whole_number(0), default=0, help=f"seed of {seed_of} (default 0)")
 
 
 def open_model(args):
-    """-> model, tokenizer, DataConfig, as the flags of add_model say. OSError or ValueError in one
-    sentence."""
+    """Opens the model that the flags of add_model give -> model, tokenizer, DataConfig. OSError or
+    ValueError with one sentence."""
     return open_model_folder(args.model, open_device(args.device), getattr(torch, args.dtype))
 
 
@@ -124,7 +125,7 @@ def sampling(args):
 
 
 def show(value):
-    """A cell of a table: floats with four digits, a spread as its median and range."""
+    """A value -> the text of a cell: floats with four digits, a spread as "median (min-max)"."""
     if isinstance(value, dict):
         return "{median:.3g} ({min:.3g}-{max:.3g})".format(**value)
     if isinstance(value, tuple):
@@ -135,7 +136,7 @@ def show(value):
 
 
 def print_table(title, rows):
-    """Prints {label: {column: value}}, with the same columns in all rows; "-" for None."""
+    """Prints {label: {column: value}} as a table. All rows have the same columns."""
     lines = [[title, *map(str, next(iter(rows.values())))]]
     lines += [[label, *map(show, row.values())] for label, row in rows.items()]
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
@@ -145,21 +146,21 @@ def print_table(title, rows):
 
 
 def print_line(found):
-    """Prints the last line of a command: one JSON object, in ASCII for every locale."""
+    """Prints the last line of a command, one JSON object. It is ASCII, so any locale prints it."""
     print(json.dumps(found), flush=True)
 
 
 def report_errors(main):
-    """Decorates main(argv) of a command. An error is one sentence on stderr and ends the
-    process: with status 1 if a run failed or the disk is full, else with 2, a mistake of
-    the user. Ctrl-C ends it with 130."""
+    """Decorates main(argv) of a command. An error prints one sentence on stderr and ends the
+    process. The status is 1 if a run failed or if memory or the disk is full, and 2 for a mistake
+    of the user. Ctrl-C ends the process with status 130."""
 
     @functools.wraps(main)
     def run(argv=None):
         try:
             return main(argv)
         except (UserError, *FAILED, Unreadable, OSError, ValueError) as error:
-            # a mistake of the user is the same on all ranks
+            # a mistake of the user is the same on all ranks, so only one rank prints it
             if not isinstance(error, UserError) or os.environ.get("LOCAL_RANK", "0") == "0":
                 warn(str(error))
             is_full = getattr(error, "errno", 0) == errno.ENOSPC

@@ -2,11 +2,11 @@
 
     python -m tools.memory --stage 3 --preset 8b --gpus 128 --cp 8
 
-Runs the step of train.py, with the largest batch that can occur, on fake tensors, which
-have shapes, dtypes and lifetimes but no storage. An operation that needs their values,
-for which a GPU would have to wait, is an error. Not counted: workspace inside kernels,
-the CUDA context (half a GiB), what torch.compile saves, and fragmentation. Leave a tenth
-free.
+Runs the step of train.py, with the largest possible batch, on fake tensors. These have
+shapes, dtypes and lifetimes, but no storage. An operation that needs the values of a
+tensor is an error, because the CPU would have to wait for the GPU. Four things are not
+counted: workspace inside kernels, the CUDA context (half a GiB), memory saved by
+torch.compile, and fragmentation. Leave a tenth of the memory free.
 """
 
 import copy
@@ -18,7 +18,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 
-# shapes of collectives on fake tensors
+# this import defines the output shapes of collectives on fake tensors
 import torch.distributed._tools.fake_collectives
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import scaled_dot_product_attention
@@ -38,13 +38,13 @@ from weights import files, lora
 
 GIB = 2**30
 GPU_SIZES = {16: 15.6, 24: 23.6, 40: 39.4, 48: 47.5, 80: 79.6, 141: 140.4}  # {GB: GiB}
-# bytes of one communicator on a rank: an estimate, not measured yet
+# bytes of one NCCL communicator on a rank; this is an estimate and was not measured yet
 NCCL_BUFFERS = 2**29
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of all storages that are alive: now, and at the peak of each pass. held:
-    {part: tensors that exist from the beginning, in nested lists and dicts}."""
+    """Counts the bytes of all live storages, at present and at the peak of each pass. held: {part:
+    tensors that exist from the start, in nested lists and dicts}."""
 
     def __init__(self, held):
         super().__init__()
@@ -76,7 +76,8 @@ class LiveBytes(TorchDispatchMode):
         self.now -= self.sizes.pop(address)
 
     def resize(self, storage, size):
-        """Replaces UntypedStorage.resize_, by which FSDP frees storages without an operator."""
+        """Replaces UntypedStorage.resize_. FSDP frees storages with it, without an operator that
+        __torch_dispatch__ could count."""
         self.plain_resize(storage, size)
         if storage._cdata in self.sizes:
             self.set_size(storage)
@@ -91,14 +92,14 @@ class LiveBytes(TorchDispatchMode):
 
 
 def attend_causally(q, k, v, **options):
-    """Replaces FlexAttention, which has no backward pass on the CPU. SDPA keeps the same tensors:
-    q, k, v, the output and a logsumexp per head and token."""
+    """Replaces FlexAttention, which has no backward pass on the CPU. SDPA saves the same tensors:
+    q, k, v, the output, and a logsumexp per head and token."""
     return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
 
 def run_step(run, model, batch, buffers):
     """Runs a micro-batch on fake or on real tensors -> LiveBytes. Gradients and optimizer state
-    exist, as from the second micro-batch on. buffers: other tensors by name."""
+    exist already, as in the second micro-batch of a step. buffers: {name: other tensor}."""
     trained = [p for p in model.parameters() if p.requires_grad]
     for p in trained:
         p.grad = torch.zeros_like(p)
@@ -120,23 +121,25 @@ def run_step(run, model, batch, buffers):
 
 
 def make_model(config, gpus, dtype, mode):
-    """-> a fake model to train, and {name: buffer} of FSDP and NCCL. Of several `gpus` this is
-    the first rank, in a process group that sends nothing."""
+    """-> a fake model to train, and {name: buffer} of FSDP and NCCL. With several `gpus`, this is
+    the model of the first rank, in a process group that sends nothing."""
     with mode:
         model = apply_recipe(models.Molmo2(config.model), config).train()
     if config.lora.rank:
         lora.hold_frozen(model, dtype)
     if gpus == 1:
         return model, {}
-    # FSDP gathers into a pool that keeps the largest unit, the head (tied: the embedding).
-    # Communicators: of all ranks or of a shard, of copies of the weights, of a shared row.
+    # FSDP gathers into a buffer as large as the largest unit, the head (if tied: the embedding).
+    # NCCL has one communicator for all ranks or for the ranks of a shard, one for the copies of a
+    # shard, and one for the ranks that share a row. A rank has two more if --cp_heads makes groups:
+    # one to exchange heads, and one to gather k and v.
     communicators = 1 + (config.shard not in (0, gpus)) + (config.cp > 1)
-    communicators += 2 * (1 < config.cp_heads < config.cp)  # of both exchanges
+    communicators += 2 * (1 < config.cp_heads < config.cp)
     n_bytes = communicators * NCCL_BUFFERS
     with mode:
         buffers = {"FSDP's flat buffer": torch.empty_like(model.embedding.weight),
                    "NCCL's buffers": torch.empty(n_bytes, dtype=torch.uint8)}
-    # outside of the mode, because a mesh reads its tensor of ranks
+    # not in the fake mode, because a mesh reads the values of its tensor of ranks
     dist.init_process_group("fake", rank=0, world_size=gpus, store=FakeStore())
     mesh = parallel.make_mesh(config.cp, cp_heads=config.cp_heads)
     parallel.parallelize(model, mesh, config.shard, dtype)
@@ -154,7 +157,7 @@ def count(config, dtype, gpus=1):
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     vars(batch).update({name: mode.from_tensor(x) for name, x in vars(batch).items()
                         if torch.is_tensor(x)})
-    # without its cache, which would keep a fake tensor
+    # rope_frequencies without its cache, in which a fake tensor would stay
     frequencies = getattr(models.rope_frequencies, "__wrapped__", models.rope_frequencies)
     with patch.object(models, "rope_frequencies", frequencies):
         model, buffers = make_model(config, gpus, dtype, mode)
@@ -166,10 +169,10 @@ def count(config, dtype, gpus=1):
 
 
 def read_command(argv):
-    """-> how many GPUs, the arguments of train.py, the config as a rank would have it."""
+    """-> the number of GPUs, the arguments of train.py, the config that a rank would have."""
     parser = make_parser("memory", __doc__, epilog="All other flags are those of train.py.")
     parser.add_argument("--gpus", type=positive, default=1,
-                        help="GPUs that train together, in nodes of 8 (default 1)")
+                        help="number of GPUs of the run, in nodes of 8 (default 1)")
     own, rest = parser.parse_known_args(argv)
     args, config = parse(rest)
     with files.explained("--init" if args.init else "--model.*"):
@@ -179,7 +182,7 @@ def read_command(argv):
     packs_of_rank = max(config.batch * config.cp // own.gpus, 1)
     config = replace(config, micro_batch=min(config.micro_batch, packs_of_rank))
     if "shard" not in args.fields:
-        config = replace(config, shard=default_shard(own.gpus, 8))  # in nodes of 8
+        config = replace(config, shard=default_shard(own.gpus, 8))
     if error := layout_error(own.gpus, config, config.model):
         raise UserError(error)
     return own.gpus, args, config
@@ -199,7 +202,7 @@ def main(argv=None):
     for size, gib in GPU_SIZES.items():
         share = total / (gib * GIB)
         verdict = "fits" if share <= 0.9 else "too tight" if share <= 1 else "does not fit"
-        print(f"{size:4d} GB: {verdict}, {share:.0%} of it")
+        print(f"{size:4d} GB: {verdict}, {share:.0%} used")
     print_line({"gpus": gpus, "stage": config.stage, "micro_batch": config.micro_batch,
                 "parts": live.parts, "peaks": live.peaks, "total": total})
 

@@ -1,16 +1,17 @@
-"""Counts the tokens and crops of files of records, or plans their packs before training.
+"""Counts the tokens and crops of record files, or plans their packs before training.
 
     python -m tools.plan --stage 1 --tiny --init toy --data tests/media/records.jsonl \\
         --media tests/media
 
-Without --out it prints the sizes of the records, how full the packed sequences are, and what is
-skipped and why. Each record counts once, as in its first epoch; nothing is decoded. The last line
-is one JSON object.
+Without --out it prints the sizes of the records, how full the packed sequences are, and why
+records are skipped. Each record counts once, as in its first epoch. No image or video is decoded.
+The last line is one JSON object.
 
-With --out plan.npz it decides, without a GPU, which records share a packed sequence, for
-train.py --plan. The plan has record ids, no pixels, and is the same for any number of workers.
-train.py refuses it when the record files, the tokenizer or the config have changed. Media are not
-compared: one whose size differs from the plan has no loss.
+With --out plan.npz it decides which records share a packed sequence, and writes this plan for
+train.py --plan. It needs no GPU. A plan contains the ids of records and no pixels. It is the same
+for any number of workers. train.py stops if the record files, the tokenizer or the config have
+changed since. It does not compare images and videos. A record whose size differs from the plan has
+no loss.
 """
 
 import json
@@ -34,20 +35,20 @@ from training.planner import PlanFile, StepPlanner, measure, name_kind
 from training.setup import find_start
 from training.sources import fingerprint, open_sources
 
-CHUNK = 64  # records of a worker at a time
-WORKER = {}  # in a worker's process: the arguments of `measure`
+CHUNK = 64  # records that a worker measures at a time
+WORKER = {}  # in the process of a worker: the arguments of `measure`
 
 
 def open_training(args, config):
-    """What train.py trains on with these arguments -> Mixture, tokenizer, config with the shape of
-    the model."""
+    """Opens the data and the tokenizer as train.py does -> Mixture, tokenizer, config with the
+    shape of the model."""
     sources, rates, _ = open_sources(args, config, world)
     start, config = find_start(args, config, world)
     return Mixture(sources, rates, config.seed), start.tokenizer, config
 
 
 def count_records(sources, tokenizer, config):
-    """-> {name: number} about all records of these sources, and about packs of them."""
+    """-> {name: number} about all records of these sources, and about the packs made of them."""
     entries = [(source, i, 0) for source in sources for i in range(len(source))]
     measured = [measure(entries, tokenizer, config, k) for k in range(len(entries))]
     used = [found for found in measured if not found.reason]
@@ -67,7 +68,7 @@ def count_records(sources, tokenizer, config):
 
 
 def describe_packs(packs, config):
-    """[[packing.Item, ..] of each pack] -> {name: number}. A wait is counted in packs."""
+    """[packs, each a list of packing.Item] -> {name: number}. longest_wait is a number of packs."""
     items = [item for pack in packs for item in pack]
     n = len(packs)
     waits = [k - item.arrived for k, pack in enumerate(packs) for item in pack]
@@ -88,11 +89,12 @@ def measure_in_worker(index):
 
 
 def measure_in_order(mixture, tokenizer, config):
-    """Yields what `measure` returns for the indices 0, 1, 2, .., from --workers processes."""
+    """Yields the results of `measure` for the indices 0, 1, 2, .. in this order. --workers
+    processes compute them."""
     arguments = mixture, tokenizer, config
     if not config.workers:
         yield from map(partial(measure, *arguments), count())
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # for the workers
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the workers inherit it
     with get_context("spawn").Pool(config.workers, start_worker, arguments) as pool:
         signal.signal(signal.SIGINT, handler)
         n = CHUNK * config.workers
@@ -101,11 +103,11 @@ def measure_in_order(mixture, tokenizer, config):
 
 
 def make_plan(mixture, tokenizer, config, n_packs):
-    """-> {column: array} of a PlanFile, and {name: number} about it."""
-    skipped = []  # (pack before which a record was skipped, "source: kind")
+    """-> {column: array} of a PlanFile, and {name: number} about the plan."""
+    skipped = []  # (number of packs before the skipped record, "source: kind")
     results = measure_in_order(mixture, tokenizer, config)
 
-    def measure_and_note(index):  # a planner asks for all indices in order
+    def measure_and_note(index):  # a planner calls it with the indices 0, 1, 2, ..
         found = next(results)
         if found.reason:
             name = f"{mixture[index][0].name}: {name_kind(found.reason)}"
@@ -131,7 +133,7 @@ def as_bytes(text):
 
 
 def write_plan(path, mixture, tokenizer, config, n_packs):
-    """Writes a PlanFile of this many packs -> {name: number} about it."""
+    """Writes a PlanFile with n_packs packs -> {name: number} about the plan."""
     made_for = fingerprint(mixture.sources, mixture.rates, tokenizer, config)
     columns, found = make_plan(mixture, tokenizer, config, n_packs)
     part = Path(f"{path}.part")
@@ -146,13 +148,13 @@ def write_plan(path, mixture, tokenizer, config, n_packs):
 def main(argv=None):
     parser = make_parser("plan", __doc__, epilog="All other flags are those of train.py.")
     parser.add_argument("--packs", type=positive, metavar="N",
-                        help="with --out: how many packs (default: --steps times --batch)")
+                        help="with --out: number of packs (default: --steps times --batch)")
     parser.add_argument("--out", type=output_file(".npz", b"made_for.npy"), metavar="FILE", help=(
-        "the .npz file to write, for train.py --plan (default: print numbers only)"))
+        "the .npz file to write, for train.py --plan (default: only print numbers)"))
     args, rest = parser.parse_known_args(argv)
     run, config = parse(rest)
     if not args.out and (args.packs or not run.data):
-        parser.error("--data FILE is required without --out, and --packs goes with --out only")
+        parser.error("without --out, --data FILE is required and --packs is not allowed")
     mixture, tokenizer, config = open_training(run, config)
     if args.out:
         n_packs = args.packs or config.steps * config.batch

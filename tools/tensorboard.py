@@ -1,10 +1,10 @@
-"""Writes the log of a run for TensorBoard, and goes on while the run trains.
+"""Writes the log of a run for TensorBoard, and follows the run while it trains.
 
     python -m tools.tensorboard runs/five --once
 
 Each number in a line of RUN/log.jsonl becomes a scalar in RUN/tensorboard/ with a name such as
-loss, lr/vit or eval/point_f1. Of a step that a resumed run repeats, the later line counts. The
-command deletes nothing: when it starts again, TensorBoard ignores what it has written before.
+loss, lr/vit or eval/point_f1. If a resumed run repeats a step, the later line counts. The command
+deletes nothing. If you start it again, TensorBoard ignores the files of the earlier start.
 """
 
 import time
@@ -15,27 +15,27 @@ from training.config import UserError
 from training.log import read_log
 from weights.files import import_extra
 
-SECONDS = 5  # between two looks at log.jsonl
+SECONDS = 5  # time between two reads of log.jsonl
 
 
 def write_scalars(log, folder, once):
-    """Writes the numbers of log.jsonl to a folder for TensorBoard, and without `once` goes on with
-    those that the run adds."""
+    """Writes the numbers of log.jsonl to a folder for TensorBoard. Without `once` it continues with
+    the lines that the run adds."""
     event_pb2 = import_extra("tensorboard.compat.proto.event_pb2")
     tensorboard = import_extra("torch.utils.tensorboard")
     print(f"writes the scalars of {log} to {folder}; show them with:\n"
           f"    tensorboard --logdir {folder.parent}", flush=True)
-    n_read = last = 0  # lines; the step of the last one
-    # with purge_step=0 TensorBoard ignores older files of the folder
+    n_read = last = 0  # n_read: lines read so far; last: the step of the last line
+    # with purge_step=0, TensorBoard ignores older files in the folder
     with tensorboard.SummaryWriter(folder, purge_step=0) as board:
         while True:
             lines = read_log(log)
             if len(lines) < n_read:
-                raise UserError(f"{log}: it has lost lines; start this command again")
+                raise UserError(f"{log} has fewer lines than before; start this command again")
             for line in lines[n_read:]:
                 if {"step", "loss"} <= line.keys():
                     step = line.pop("step")
-                    if step <= last:  # the run was resumed: purge this step and later ones
+                    if step <= last:  # the run was resumed; purge this step and later steps
                         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
                         board.file_writer.add_event(event_pb2.Event(session_log=start), step)
                     last = step
@@ -50,7 +50,7 @@ def write_scalars(log, folder, once):
 
 
 def add_scalars(board, values, step, prefix=""):
-    """The numbers of a log line as scalars, those of a dict under "its name/"."""
+    """Adds the numbers of a log line as scalars. A number in a dict gets the name "dict/number"."""
     for name, value in values.items():
         if isinstance(value, dict):
             add_scalars(board, value, step, f"{prefix}{name}/")
@@ -63,7 +63,7 @@ def main(argv=None):
     parser = make_parser("tensorboard", __doc__)
     parser.add_argument("run", metavar="RUN", type=Path, help="a run directory, --out of train.py")
     parser.add_argument("--once", action="store_true", help=(
-        "end after the lines that are there (default: follow the log until Ctrl-C)"))
+        "write the present lines and end (default: follow the log until Ctrl-C)"))
     args = parser.parse_args(argv)
     log = args.run / "log.jsonl"
     if not log.is_file():

@@ -3,8 +3,9 @@
     python -m tools.view --stage 1 --tiny --init toy --data tests/media/records.jsonl \\
         --media tests/media --out runs/row.html
 
-The page opens offline. Point at a text or at the mask, and the page marks what it may attend
-to. Text with loss is tinted: it shows the targets of its positions, not their tokens.
+The page needs no network. If you point at a piece of text or at the mask, the page marks the
+text to which this piece may attend. Text with loss has a pink background. It shows the targets at
+its positions, not the tokens.
 """
 
 import argparse
@@ -41,13 +42,13 @@ from weights.files import config_from_dict, explained
 
 TEMPLATE = Path(__file__).with_suffix(".html")
 MAX_BLOCKS = 256  # along one side of the mask
-MAX_PIXELS = 6_000_000  # of all crops; a page of 384 crops has about 12 MB
-# of tokens, and of the pairs that they attend to: padding, read, visual, with loss
+MAX_PIXELS = 6_000_000  # of all crops together; a page with 384 crops has about 12 MB
+# colours of tokens and of their pairs in the mask: padding, text without loss, visual, with loss
 COLOURS = np.array([(200, 196, 186), (128, 116, 96), (60, 124, 168), (200, 30, 90)])
 
 
 class Row(NamedTuple):
-    """One row as it is trained on."""
+    """One row, exactly as in training."""
     examples: list  # of data.Example, in the order of the row
     records: list  # the record of each example
     tokenizer: object
@@ -56,14 +57,14 @@ class Row(NamedTuple):
 
 
 def plan_row(args, config, step, number, log=()):
-    """The Row of that number in a step, counted from 1, as training plans and decodes it. A
-    log, the lines of a run, must have the same record ids at this step."""
+    """Plans and decodes as training does -> the Row with this number, from 0, in a step, from 1.
+    log: lines of log.jsonl. UserError if the records of this step are not those of the log."""
     mixture, tokenizer, config = open_training(args, config)
     plan = next(islice(StepPlanner(mixture, tokenizer, config), step - 1, None))
     hashes = [line["ids"] for line in log if line.get("step") == step and "ids" in line]
     if hashes and hashes[-1] != plan.hash:
         raise UserError(f"step {step} of the run had other records; the data, or the code "
-                        "that draws them, has changed since")
+                        "that samples them, has changed since then")
     decoder = Decoder(mixture, tokenizer, config)
     examples = [decoder.decode(item) for item in plan.packs[number]]
     places = [mixture[item.index] for item in plan.packs[number]]
@@ -73,7 +74,7 @@ def plan_row(args, config, step, number, log=()):
 
 
 def read_row_of_run(run, step, number):
-    """A run directory -> the Row of that number in a step."""
+    """A run directory -> the Row with this number in a step."""
     with explained(f"--run {run}"):
         head = json.loads((run / "config.json").read_bytes())
         args = argparse.Namespace(**head["command"])
@@ -81,16 +82,17 @@ def read_row_of_run(run, step, number):
     if not (1 <= step <= config.steps and number < config.batch):
         raise UserError(f"--step {step} --row {number}: the run has steps 1 to "
                         f"{config.steps} and rows 0 to {config.batch - 1}")
-    # a finished run has a tokenizer of its own
+    # a finished run has its own tokenizer
     if (run / "model").is_dir():
         args.init = run
     return plan_row(args, config, step, number, read_log(run / "log.jsonl"))
 
 
 def draw_mask(row):
-    """-> the mask as an image in blocks, the tokens along its side, the number of allowed pairs.
+    """-> the attention mask as an image of blocks, the number of tokens along its side, the number
+    of allowed pairs.
 
-    A block is darker where more of its pairs are allowed, in the colour of its first query.
+    A block has the colour of its first query. It is darker if more of its pairs are allowed.
     """
     batch = row.batch
     T = batch.tokens.shape[1]
@@ -109,7 +111,7 @@ def draw_mask(row):
 
 
 def find_visible(batch, places):
-    """Places of tokens -> for each a text such as "0-15 42-51", what it may attend to."""
+    """Positions in the row -> for each one, the tokens to which it may attend, as "0-15 42-51"."""
     allowed = attention.allow(batch.visible_until, batch.bidir, rows=torch.tensor(places))[0]
     texts = []
     for line in allowed.numpy().astype(np.int8):
@@ -119,19 +121,20 @@ def find_visible(batch, places):
 
 
 class TextRun(NamedTuple):
-    ids: list  # of tokens to show
-    first: int  # places in the example
+    ids: list  # ids of the tokens to show
+    first: int  # position in the example, as is last
     last: int
-    weight: float  # 0: nothing is learned here
-    visual: bool  # tokens of an image or a frame
+    weight: float  # loss weight; 0: no loss
+    visual: bool  # are these tokens of an image or a frame
 
 
 def split_runs(example, start, stop):
-    """Tokens start to stop of an example -> [TextRun, ..]: what is read, and what is learned.
+    """Splits positions start to stop of an example into pieces with the same loss weight and kind
+    -> [TextRun, ..]. All text is shown once and in order:
 
-        place       52  53  54  55        weight 0: the token at the place
-        token        :  \n  red  cat      weight > 0: the target of the place, so that all text
-        target      \n red  cat EOS       is shown once and in order:
+        position    52  53  54  55        weight 0: shows the token
+        token        :  \n  red  cat      weight > 0: shows the target
+        target      \n red  cat EOS
         weight       0   w   w   w        (": \n", 52, 53, 0)  ("red cat EOS", 53, 55, w)
     """
     visual = example.bidir > 0
@@ -149,7 +152,7 @@ def split_runs(example, start, stop):
 
 
 def write_words(ids, tokenizer):
-    """Token ids -> their text, and as <i> the names and numbers of those without text."""
+    """Token ids -> HTML with their text. Special tokens appear as <i> with name and count."""
     names = {id_: token_text(name) for name, id_ in tokenizer.special.items()}
     names |= {tokenizer.bos: "<bos>", tokenizer.eos: "<eos>"}
     names |= {tokenizer.chat_start: "<|im_start|>", tokenizer.chat_end: "<|im_end|>"}
@@ -164,7 +167,8 @@ def write_words(ids, tokenizer):
 
 
 def write_run(example, tokenizer, start, run, sees):
-    """A TextRun of an example that starts at place `start` of the row, as a <span>."""
+    """A TextRun -> a <span>. start: position of the example in the row. sees: the tokens to which
+    the last token of the run may attend, from find_visible."""
     first = start + run.first
     last = start + run.last
     words = write_words(run.ids, tokenizer)
@@ -177,7 +181,8 @@ def write_run(example, tokenizer, start, run, sees):
 
 
 def find_parts(example):
-    """-> [(start, stop), ..] of its trunk and of each branch; a single branch is part of it."""
+    """-> [(start, stop), ..] of the trunk and of each branch. If the example has only one branch,
+    this branch is part of the trunk."""
     n = len(example.tokens)
     starts = [0, int((example.visible_until < n).argmax()) or n]
     while starts[-1] < n:
@@ -186,7 +191,7 @@ def find_parts(example):
 
 
 def write_tree(row, number, start):
-    """The message tree of an example: its trunk, and below it its branches."""
+    """-> HTML with the message tree of an example: the trunk, and below it the branches."""
     example = row.examples[number]
     nodes = []
     for k, (a, b) in enumerate(find_parts(example)):
@@ -202,14 +207,14 @@ def write_tree(row, number, start):
 
 
 def write_crops(row, number):
-    """The crops of an example as <figure>s, with the points of its record."""
+    """-> HTML with the crops of an example as <figure>s, and the points of its record on them."""
     example = row.examples[number]
     record = row.records[number]
     info = read_headers(record, row.config.data)
     side = int((MAX_PIXELS / len(row.batch.images)) ** 0.5)
     figures = []
     for k, image in enumerate(example.image_id.tolist()):
-        # if not whole, it is a part of a mosaic
+        # the first crop of an image is the whole image, and the others are parts of its mosaic
         is_whole = k == 0 or example.image_id[k - 1] != image
         name = f"image {image + 1}: {'whole' if is_whole else 'crop'}"
         if info.times is not None:
@@ -227,7 +232,7 @@ def write_crops(row, number):
 
 
 def find_points(record, info, image):
-    """Yields (label, (x, y) as fractions) of each point of one image or frame."""
+    """Yields (label, (x, y)) for each point of one image or frame. x and y are from 0 to 1."""
     size = info.sizes[min(image, len(info.sizes) - 1)]
     here = image if info.times is None else f"{info.times[image]:.1f}"
     for _, annotation in parts_of(record):
@@ -239,14 +244,14 @@ def find_points(record, info, image):
 
 
 def join_patches(patches, config):
-    """(P,F) -> image of crop x crop pixels, the inverse of vision.patchify."""
+    """(P,F) -> PIL image of crop x crop pixels. The inverse of vision.patchify."""
     size = config.patch
     pixels = patches.reshape(config.grid, config.grid, size, size, 3).transpose(0, 2, 1, 3, 4)
     return Image.fromarray(pixels.reshape(config.crop, config.crop, 3))
 
 
 def data_uri(image, kind="png", **options):
-    """A PIL image as a data: URI of this kind."""
+    """A PIL image -> data: URI in this format."""
     out = io.BytesIO()
     image.save(out, kind, **options)
     return f"data:image/{kind};base64," + base64.b64encode(out.getvalue()).decode()
@@ -256,12 +261,12 @@ def write_example(row, number, start):
     example = row.examples[number]
     weight = example.weights.sum(dtype="f8")
     facts = (f"{plural(len(example.tokens), 'token')}, "
-             f"{plural(example.n_branches, 'annotation')}, {example.dropped_branches} left out, "
-             f"weight {weight:.4g}")
+             f"{plural(example.n_branches, 'annotation')}, {example.dropped_branches} skipped, "
+             f"loss weight {weight:.4g}")
     crops = ""
-    if example.unreadable:  # the row holds zeros, not the record
+    if example.unreadable:
         reason = html.escape(example.unreadable)
-        tree = f"<p>{reason}. Zeros stand in its place, without loss.</p>"
+        tree = f"<p>{reason}. The row contains zeros without loss instead of this record.</p>"
     else:
         tree = write_tree(row, number, start)
         crops = write_crops(row, number) if example.images is not None else ""
@@ -285,15 +290,15 @@ def write_page(row):
         "crops": f"{n_crops} of {config.pack_crops}; {len(batch.images)} encoded",
         "annotations": f"{n_annotations} of {plural(len(lengths), 'example')}",
         "tokens with loss": f"{len(batch.labelled)}",
-        "sum of weights": f"{batch.weights.sum(dtype=torch.float64):.6g}",
-        "allowed pairs": f"{n_pairs / T**2:.2%}; a causal mask has {(T + 1) / (2 * T):.1%}"}
+        "sum of loss weights": f"{batch.weights.sum(dtype=torch.float64):.6g}",
+        "allowed pairs": f"{n_pairs / T**2:.2%}; a causal mask allows {(T + 1) / (2 * T):.1%}"}
     parts = {
         "TITLE": f"A packed row of stage {config.stage}",
         "NUMBERS": "".join(f"<dt>{name}</dt><dd>{text}</dd>" for name, text in numbers.items()),
         "MASK": data_uri(mask),
         "TOKENS": str(n_tokens),
         "EXAMPLES": "\n".join(write_example(row, k, starts[k]) for k in range(len(lengths)))}
-    # one pass: text that was put in is not searched again
+    # in one pass, so that a {{NAME}} in the text of a record is not replaced
     template = TEMPLATE.read_text(encoding="utf-8")
     return re.sub("{{([A-Z]+)}}", lambda match: parts[match[1]], template)
 
@@ -303,16 +308,16 @@ def main(argv=None):
     parser = make_parser(
         "view", __doc__, epilog="Without --run, all other flags are those of train.py.")
     add = parser.add_argument
-    add("--run", type=Path, metavar="DIR", help="show a row of this run, instead of --stage")
-    add("--step", type=int, metavar="N", help="with --run: the step of the row")
-    add("--row", type=int, default=0, metavar="N", help="which row (default 0, the first)")
+    add("--run", type=Path, metavar="DIR", help="show a row of this run (without --stage)")
+    add("--step", type=int, metavar="N", help="with --run: the step that contains the row")
+    add("--row", type=int, default=0, metavar="N", help="number of the row (default 0, the first)")
     add("--out", type=output_file(".html", b"<title>A packed row"), required=True, metavar="HTML",
         help="the page to write")
     own, rest = parser.parse_known_args(argv)
     if own.row < 0 or (own.run and (own.step is None or rest)):
-        parser.error("--row begins at 0; --run DIR needs --step N and nothing else")
+        parser.error("--row must be at least 0; --run DIR needs --step N and no flags of train.py")
     if own.step is not None and not own.run:
-        parser.error("--step N needs --run DIR; without a run, --row N picks one of the first rows")
+        parser.error("--step N needs --run DIR; without --run, --row N selects a row")
     if own.run:
         row = read_row_of_run(own.run, own.step, own.row)
     else:

@@ -1,12 +1,12 @@
 """What a run needs besides the model, in reading order:
 
 config       all settings of a run, and the command line that sets them
-ranks        the processes of a run, and what they tell each other
-sources      the record files of a run and their rates
-planner      which packs form a step
-loader       the packs of a step, decoded ahead
-preferences  pairs of answers, one preferred: their loss, and the reference of the loss
-checkpoint   the directory of a run, saving and restoring
-log          the numbers of a step, log.jsonl
-setup        opens everything a run starts with
+ranks        the processes of a run, and the communication between them
+sources      the record files of a run, and their sampling rates
+planner      decides which packs form a step
+loader       decodes the packs of a step ahead of time
+preferences  preference pairs: their loss, and the reference for the loss
+checkpoint   the run directory: saving and restoring a run
+log          counts and losses of each step, and log.jsonl
+setup        opens everything that a run starts with
 """

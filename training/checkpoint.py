@@ -1,14 +1,14 @@
-"""Checkpoints, from which a run continues on any number of ranks (paper: training).
+"""Checkpoints, from which a run can continue on any number of ranks (paper: training).
 
     step-N.part/  __0_0.distcp ..    tensors, one file per rank (torch.distributed.checkpoint)
-                  .metadata          which tensor is in which file
+                  .metadata          lists which tensor is in which file
                   tokenizer files
                   state.json         step, recipe, position in the data, sizes and hash of files
-    step-N/       the name of the folder once all of that is on the disk
+    step-N/       the name of the folder after all of these files are on the disk
 
-A save that is interrupted leaves a .part folder, which is never read and which the next save
-removes. Random numbers need no state: they are a function of seed, step and rank. So a run on as
-many ranks as before continues bit for bit.
+An interrupted save leaves a .part folder. Such a folder is never read, and the next save removes
+it. Random numbers need no saved state, because they are a function of seed, step and rank.
+Therefore a run continues bit for bit if the number of ranks is the same.
 """
 
 import fcntl
@@ -33,35 +33,36 @@ from training.ranks import is_first_process
 from training.sources import list_changes
 from weights import files, lora
 
-# a process without others is told at every save and load that it is alone
+# in a run of one process, torch would warn at every save and load that there are no others
 warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\.distributed\.checkpoint")
 
 STEP = re.compile("step-[1-9][0-9]*")  # str.isdigit accepts digits such as ², which int() refuses
-# in the directory of a run; the last two are also there if it was stopped before its first step
+# Files in a run directory. The last two are written before config.json, so a run that was stopped
+# before its first step may have only these two.
 RUN_FILES = ("config.json", "log.jsonl", "skips.jsonl", "loss.png", "scores.png", "progress.gif",
              "stage0.jsonl", "references.json")
-# fields that may change when a run is resumed: they affect layout, speed and reports, or (preset,
-# model, vit_steps) only what a run begins with
+# Fields that may change when a run is resumed. They affect layout, speed and reports. The fields
+# preset, model and vit_steps matter only at the start of a run.
 LAYOUT_FIELDS = {
     "device", "cp", "cp_exchange", "cp_heads", "shard", "micro_batch", "workers",
     "activation_checkpointing", "uncheckpointed_blocks", "compile", "crop_bucket", "save_every",
     "keep", "eval_images", "max_skip", "preset", "model", "vit_steps",
 }
-METADATA_CLASSES = {  # of which .metadata consists
+METADATA_CLASSES = {  # the only ones that .metadata may contain
     "pathlib": {"PosixPath"},
-    "pathlib._local": {"PosixPath"},  # its name in Python 3.13
+    "pathlib._local": {"PosixPath"},  # the name of this module in Python 3.13
     "torch": {"Size", "float32", "bfloat16"},
     "torch.serialization": {"_get_layout"},
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
-    # torch would unpickle an entry of BytesStorageMetadata, which may run code
+    # torch would unpickle the data of a BytesStorageMetadata, which may run any code
     "torch.distributed.checkpoint.metadata":
         {*dcp.metadata.__all__, "_MEM_FORMAT_ENCODING"} - {"BytesStorageMetadata"},
 }
 
 
 def lock(out, flag="--out", name="lock"):
-    """Makes a directory and locks it by a file -> this file. Until it is closed, or the process
-    ends, no other run writes there. UserError if that cannot be done."""
+    """Makes a directory and locks a file in it -> the file. No other run can write there until the
+    file is closed or the process ends. UserError if the directory cannot be made or locked."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         file = open(out / name, "ab")
@@ -70,51 +71,51 @@ def lock(out, flag="--out", name="lock"):
     except OSError as e:
         held = isinstance(e, BlockingIOError)
         reason = "another run is writing there" if held else e.strerror
-        raise UserError(f"{flag} {out}: {reason}; name another directory") from None
+        raise UserError(f"{flag} {out}: {reason}; choose another directory") from None
     return file
 
 
 class Checkpoint(NamedTuple):
-    """The step after which a run continues; one that begins has no folder."""
+    """The checkpoint from which a run continues. A new run has none, so its folder is None."""
 
     folder: Path = None
     step: int = 0
     state: dict = None
-    init: str = None  # the folder of the weights to read before those of the checkpoint
+    init: str = None  # folder of the weights to read before the weights of the checkpoint
 
 
 def find(args):
-    """-> the Checkpoint in --out from which the run continues. UserError if it may not write there,
-    or if the run there began with other weights than --init. It changes nothing."""
+    """-> the Checkpoint in --out from which the run continues. UserError if the run may not write
+    to --out, or if the run there started from other weights than --init. Deletes nothing."""
     out = Path(args.out)
     found = find_newest(out) if args.resume else Checkpoint()
     init = args.else_init or args.init
     if found.folder:
         began = found.state["init"] or "new weights"
         if args.init and Path(args.init).absolute() != Path(began).absolute():
-            raise UserError(f"--init {args.init}: the run in {out} began with {began}; leave "
-                            "--init out, or name another --out")
-        # a checkpoint of adapters does not hold the weights under them
+            raise UserError(f"--init {args.init}: the run in {out} started from {began}; omit "
+                            "--init, or choose another --out")
+        # a checkpoint with adapters does not contain the base weights
         base = found.state["base"]
         return found._replace(init=(init or base) if base else None)
     check_directory(out, args, init)
     if args.resume and is_first_process():
-        begins = f"with the weights of {init}" if init else "from the beginning"
-        warn(f"no checkpoint in {out}: the run starts {begins}")
+        begins = f"from the weights of {init}" if init else "from the beginning"
+        warn(f"there is no checkpoint in {out}; the run starts {begins}")
     return found._replace(init=init)
 
 
 class Unpickler(pickle.Unpickler):
-    """Reads .metadata. Plain pickle would run any function that the file names."""
+    """Reads .metadata. Plain pickle would call any function to which the file refers."""
 
     def find_class(self, module, name):
         if name not in METADATA_CLASSES.get(module, ()):
-            raise pickle.UnpicklingError(f".metadata names {module}.{name}, which is no part of it")
+            raise pickle.UnpicklingError(f".metadata refers to {module}.{name}, a foreign class")
         return super().find_class(module, name)
 
 
 class Reader(dcp.FileSystemReader):
-    """Reads the tensors of a checkpoint, and by the Unpickler which there are."""
+    """Reads the tensors of a checkpoint. It reads .metadata with the Unpickler."""
 
     def read_metadata(self):
         with open(self.path / ".metadata", "rb") as file:
@@ -122,10 +123,10 @@ class Reader(dcp.FileSystemReader):
 
 
 def find_newest(out):
-    """The newest Checkpoint in `out` that is not damaged."""
+    """-> the newest Checkpoint in `out` that is not damaged; without one, Checkpoint()."""
     for step in list_steps(out):
         folder = out / f"step-{step}"
-        with suppress(Exception):  # a damaged file may raise any
+        with suppress(Exception):  # a damaged file may raise any exception
             state = json.loads((folder / "state.json").read_bytes())
             sizes = {name: (folder / name).stat().st_size for name in state["files"]}
             is_whole = state.pop("sha256") == hash_without_tensors(folder, state)
@@ -133,13 +134,13 @@ def find_newest(out):
             if known and is_whole and sizes == state["files"] and "init" in state:
                 return Checkpoint(folder, step, state)
         if is_first_process():
-            warn(f"{folder}: a file is missing or damaged, or of another version of this code; "
-                 "trying the checkpoint before it")
+            warn(f"{folder}: a file is missing or damaged, or another version of this code wrote "
+                 "it; trying the checkpoint before it")
     return Checkpoint()
 
 
 def hash_without_tensors(folder, state):
-    """A hash of the state of a checkpoint and of its files without tensors, which are small."""
+    """A hash of a checkpoint's state and of its small files, which contain no tensors."""
     digest = hashlib.sha256(json.dumps(state).encode())
     for name in state["files"]:
         if not name.endswith(".distcp"):
@@ -154,14 +155,14 @@ def list_steps(out):
 
 
 def is_run(out):
-    """Is this the directory of a run? Its config.json has the command."""
+    """Is this a run directory? If so, its config.json contains the command."""
     with suppress(OSError, ValueError):
         return "command" in json.loads((out / "config.json").read_bytes())
     return False
 
 
 def check_directory(out, args, init):
-    """UserError if a run that begins may not write to `out`."""
+    """UserError if a new run may not write to `out`."""
     foreign = [] if is_run(out) else [name for name in RUN_FILES[:-2] if (out / name).exists()]
     holds_run = bool(list_steps(out)) or (out / "model").exists()
     is_empty = {path.name for path in out.iterdir()} <= {"lock"}
@@ -171,17 +172,17 @@ def check_directory(out, args, init):
     elif holds_run and not args.overwrite:
         reason = "contains a run; --resume continues it, --overwrite deletes it"
     elif foreign:
-        reason = f"contains {', '.join(foreign)}, which no run has made"
+        reason = f"contains {', '.join(foreign)}, which was not written by a run"
     elif args.overwrite and not is_empty and not is_run(out):
-        reason = "has no config.json, so it is no run directory to --overwrite"
+        reason = "is not a run directory (it has no config.json); --overwrite does not delete it"
     elif args.overwrite and init and Path(init).resolve().is_relative_to(out.resolve()):
         reason = f"--overwrite would delete the weights of --init {init}"
     if reason:
-        raise UserError(f"--out {out}: {reason}; or name another directory")
+        raise UserError(f"--out {out}: {reason}. You can also choose another directory")
 
 
 def delete_run(out):
-    """Deletes the files of a run alone. config.json stays: it marks a run directory."""
+    """Deletes the files of a run, and no others. config.json stays, as it marks a run directory."""
     checkpoints = [path for path in out.glob("step-*") if STEP.fullmatch(path.stem)]
     for path in (*checkpoints, out / "model", out / "samples", out / "tensorboard"):
         shutil.rmtree(path, ignore_errors=True)
@@ -190,27 +191,27 @@ def delete_run(out):
 
 
 def recipe_fields(config, base=None):
-    """{dotted field: its value as JSON} of the fields that the results of a run depend on. base:
-    the folder of the weights under adapters, which no checkpoint holds."""
+    """-> {dotted field: its value as JSON}, for all fields that affect the results of a run. base:
+    the folder of the base weights under adapters, which no checkpoint contains."""
     fields = {name: json.dumps(value) for name, value in field_values(config).items()
               if name.split(".")[0] not in LAYOUT_FIELDS}
     return fields | ({"base": files.fingerprint(base)} if base else {})
 
 
 def check_unchanged(args, found, what, ours):
-    """Is the "recipe" or "data" that of the checkpoint? If not: UserError, or False with
-    --resume-anyway."""
+    """Compares the "recipe" or the "data" with the checkpoint -> True if nothing differs. If
+    something differs: UserError, or with --resume-anyway False."""
     changes = list_changes(found.state[what], ours)
     if changes and not args.resume_anyway:
-        raise UserError(f"--resume: {found.folder} is of another {what}: {changes}. "
-                        "--resume-anyway continues all the same")
+        raise UserError(f"--resume: {found.folder} does not have the same {what}: {changes}. To "
+                        "continue anyway, use --resume-anyway")
     return not changes
 
 
 def name_tensors(model, optimizer):
-    """{name: tensor} of weights and optimizer state, not copied; of shards, this rank's.
+    """-> {name: tensor} of weights and optimizer state, without a copy. Each rank has its shards.
 
-    A model with adapters has the weights that do not learn from its base."""
+    Frozen weights of a model with adapters are not included: they are read from the base."""
     from_base = lora.has_adapters(model)
     named = {f"model.{name}": p.detach() for name, p in model.named_parameters()
              if p.requires_grad or not from_base}
@@ -220,7 +221,7 @@ def name_tensors(model, optimizer):
 
 
 def save(run, model, optimizer, step, position):
-    """Writes step-N of a run; all ranks call it. position: of the loader after this step."""
+    """Writes step-N of a run. All ranks call it. position: state of the loader after this step."""
     part = run.out / f"step-{step}.part"
     try:
         if run.ranks.first:
@@ -230,7 +231,7 @@ def save(run, model, optimizer, step, position):
             part.mkdir()
         run.ranks.barrier()
         dcp.save(name_tensors(model, optimizer), checkpoint_id=part,
-                 no_dist=not dist.is_initialized())  # returns once its files are on the disk
+                 no_dist=not dist.is_initialized())  # returns when its files are on the disk
         if run.ranks.first:
             complete(run, part, run.identity | {"step": step, "loader": position})
         run.ranks.barrier()
@@ -238,11 +239,11 @@ def save(run, model, optimizer, step, position):
         # frees the disk, which may be full
         shutil.rmtree(part, ignore_errors=True)
         raise RunError(f"the checkpoint of step {step} cannot be written: {explain(e)}; --resume "
-                       "continues from the one before it") from None
+                       "continues from the checkpoint before it") from None
 
 
 def complete(run, part, state):
-    """Writes the last files of a checkpoint, renames it and removes the oldest ones."""
+    """Writes the last files of a checkpoint, renames its folder, removes the oldest checkpoints."""
     run.tokenizer.save(part)
     state["files"] = {path.name: path.stat().st_size for path in sorted(part.iterdir())}
     state["sha256"] = hash_without_tensors(part, state)
@@ -260,27 +261,27 @@ def complete(run, part, state):
 
 
 def sync(path):
-    """Returns when a file, or the list of names in a folder, is on the disk."""
+    """Waits until a file, or the list of names in a folder, is on the disk."""
     handle = os.open(path, os.O_RDONLY)
     os.fsync(handle)
     os.close(handle)
 
 
 def explain(error):
-    """The first line of the error of a save; of several ranks, of the first that failed."""
+    """The first line of an error. If several ranks failed, it is the error of the first one."""
     if isinstance(error, dcp.api.CheckpointException):
         error = next(iter(error.failures.values()))[0]
-    # torch hides a full disk
+    # torch raises another error on top of the OSError of a full disk
     while error.__context__ and not isinstance(error, OSError):
         error = error.__context__
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def restore(folder, model, optimizer):
-    """Fills weights and optimizer state from a checkpoint of any number of ranks."""
+    """Fills weights and optimizer state from a checkpoint that any number of ranks wrote."""
     reader = Reader(folder)
     known = reader.read_metadata().state_dict_metadata
-    # gives AdamW state to be filled, but none to a parameter that never had a gradient
+    # step() makes the AdamW state that dcp.load fills, for parameters with state in the checkpoint
     for name, p in model.named_parameters():
         if f"exp_avg.{name}" in known and p.requires_grad:
             p.grad = torch.zeros_like(p)

@@ -1,7 +1,8 @@
 """The configuration of a run and the command line that sets it (paper: training, Table 12).
 
-A Config has defaults, then the stage's recipe, then the recipe of --tiny, then the flags.
-Every field is a flag: `--micro-batch 2`, `--data.max_tokens=512`, `--lr.vit 1e-5`.
+Values come from the defaults of Config, the recipe of the stage, the recipe of --tiny and the
+flags. If several of them set a field, the last one counts. Every field is a flag:
+`--micro-batch 2`, `--data.max_tokens=512`, `--lr.vit 1e-5`.
 """
 
 import argparse
@@ -25,21 +26,21 @@ STAGES = {1: stage1, 2: stage2, 3: stage3}
 
 
 class UserError(Exception):
-    """A mistake of the user: ends the command with status 2 and this one sentence."""
+    """A mistake of the user. It ends the command with this sentence and status 2."""
 
 
 class RunError(Exception):
-    """The run failed on all ranks: ends the command with status 1 and this one sentence."""
+    """The run failed on all ranks. It ends the command with this sentence and status 1."""
 
 
 class RankError(RunError):
-    """The run failed on one rank, which says so."""
+    """The run failed on one rank. This rank prints the sentence."""
 
 
 class Terminated(BaseException):
     """SIGTERM ends the command with status 143. The argument, if any, is the step whose checkpoint
-    has been written. Like KeyboardInterrupt it is no Exception, which would skip the record that is
-    being read."""
+    has been written. It is a BaseException, like KeyboardInterrupt: the code that decodes an image
+    catches every Exception and skips the record."""
     def __str__(self):
         return f"SIGTERM: ended after step {self.args[0]}" if self.args else "SIGTERM: ended"
 
@@ -57,50 +58,50 @@ class GroupRates:
 class Config:
     """All settings of a run."""
 
-    stage: int = 1  # which recipe of stages/
-    preset: str = "4b"  # the model shape that `model` starts from
+    stage: int = 1  # the recipe, a file in stages/
+    preset: str = "4b"  # model shape; the fields of `model` change it
     steps: int = 32_000  # optimizer steps; the learning rate schedule ends there
     batch: int = 128  # packs per optimizer step, over all ranks
-    micro_batch: int = 4  # packs per forward pass of one rank; the rest is accumulation
-    cp: int = 1  # context-parallel degree: ranks that share a row
-    cp_exchange: str = "heads"  # in attention: heads (Ulysses), or gather (k and v)
-    cp_heads: int = 0  # neighbours that exchange heads; their groups gather; 0: all
-    shard: int = 0  # ranks that hold the weights together; 0: all; not given: those of a node
-    pack_crops: int = 16  # crops of one pack at most
-    pool_size: int = 48  # examples that the packer chooses from
+    micro_batch: int = 4  # packs per forward pass of one rank; gradients are accumulated
+    cp: int = 1  # context-parallel degree: number of ranks that share a row
+    cp_exchange: str = "heads"  # heads: exchange heads (Ulysses); gather: gather k and v
+    cp_heads: int = 0  # ranks in a group that exchanges heads; groups gather k and v; 0: all
+    shard: int = 0  # ranks over which weights are sharded; 0: all; not given: the ranks of a node
+    pack_crops: int = 16  # largest number of crops in a pack
+    pool_size: int = 48  # examples from which the packer chooses
     lr: GroupRates = GroupRates(6e-6, 2e-4, 2e-5)  # peak learning rates
     warmup: GroupRates = GroupRates(2000, 200, 2000)  # steps of linear warm-up from 0
     final_lr: float = 0.1  # the cosine ends at this fraction of the peak learning rate
     betas: tuple = (0.9, 0.95)  # decay rates of AdamW
     adam_eps: float = 1e-6  # epsilon of AdamW
-    clip: float = 1.0  # largest gradient norm, of each parameter group by itself
+    clip: float = 1.0  # largest gradient norm; each parameter group is clipped by itself
     z_loss: float = 1e-4  # weight of the squared logsumexp in the loss
-    beta: float = 0.0  # strength of preference pairs (DPO: 0.1); 0: they are refused
+    beta: float = 0.0  # strength of the DPO loss (typical: 0.1); 0: preference pairs are skipped
     residual_dropout: float = 0.0  # dropout of sub-layer outputs at every position
     response_dropout: float = 0.1  # dropout of sub-layer outputs where the target has loss
     freeze_embedding: bool = True  # the base embedding, and a tied head, are not trained
     train: tuple = ("vit", "connector", "llm")  # which parameter groups are trained
     lora: LoraConfig = LoraConfig()
-    activation_checkpointing: bool = True  # blocks keep only their inputs and rerun in backward
-    uncheckpointed_blocks: int = 0  # last decoder blocks that keep everything
-    compile: bool = False  # torch.compile, block by block (when not given, on a GPU: true)
-    crop_bucket: int = 2  # the crops of a batch are padded to a multiple of this
-    save_every: int = 500  # steps between checkpoints, and one at the end; 0: none
-    keep: int = 2  # how many checkpoints stay, the newest; 0: all
+    activation_checkpointing: bool = True  # keep only the inputs of blocks; backward reruns blocks
+    uncheckpointed_blocks: int = 0  # how many of the last decoder blocks are not checkpointed
+    compile: bool = False  # use torch.compile on each block (not given, on a GPU: true)
+    crop_bucket: int = 2  # the number of crops in a batch is padded to a multiple of this
+    save_every: int = 500  # steps between checkpoints; one more is saved at the end; 0: none
+    keep: int = 2  # how many of the newest checkpoints are kept; 0: all
     seed: int = 0  # seed of every random choice
-    deterministic: bool = False  # dropout off, deterministic kernels
-    device: str = "auto"  # cpu, cuda, mps; auto: cuda, else mps, else cpu
-    dtype: str = "auto"  # of the arithmetic; trained weights are always float32
-    max_skip: float = 0.01  # share of a source's records that may be unusable
-    workers: int = 0  # decoding processes per rank (not given, on a GPU: its cores less one)
-    vit_steps: int = 0  # steps of stage 0 for a toy ViT that starts from nothing
+    deterministic: bool = False  # train without dropout and with deterministic kernels
+    device: str = "auto"  # cpu, cuda, mps; auto: cuda if there is one, else mps, else cpu
+    dtype: str = "auto"  # dtype of the computation; trained weights are always float32
+    max_skip: float = 0.01  # largest share of a source's records that may be unusable
+    workers: int = 0  # decoding processes per rank (not given, on a GPU: its cores less 1, up to 8)
+    vit_steps: int = 0  # steps of stage 0, which trains the ViT of a new toy model
     eval_images: int = 200  # held-out images to evaluate on at the end of a toy run; 0: no scores
-    toy_kinds: str = "few"  # combinations in the toy's single images: few 6 x 4, many 9 x 6
+    toy_kinds: str = "few"  # colours x shapes in the toy's single images: few 6 x 4, many 9 x 6
     data: DataConfig = DataConfig()
     model: models.ModelConfig = models.PRESETS["4b"]
 
     def __post_init__(self):
-        # the crops are those that the model expects, so there is one geometry and not two
+        # data needs the geometry of crops that the model expects, so it gets the same object
         object.__setattr__(self, "data", replace(self.data, vision=self.model.vision))
 
 
@@ -108,11 +109,11 @@ CHOICES = {
     "cp_exchange": ("heads", "gather"),
     "device": ("auto", "cpu", "cuda", "mps"),
     "dtype": ("auto", "float32", "bfloat16"),
-    "toy_kinds": ("few", "many"),  # of toy.shapes
-    "data.separator": ("\t", ";"),  # others cannot be read back
+    "toy_kinds": ("few", "many"),  # the keys of toy.shapes.KINDS_BY_NAME
+    "data.separator": ("\t", ";"),  # text/points.py cannot parse others
     "model.family": ("qwen", "olmo", "llama"),
 }
-# {fields: (least, greatest)}: beyond them a run would learn nothing, or the opposite
+# {fields: (least, greatest)}: a run with other values would fail, or not train as intended
 RANGES = {
     "steps batch micro_batch cp pack_crops pool_size crop_bucket": (1, inf),
     "data.max_tokens data.max_crops data.max_images data.max_points": (1, inf),
@@ -138,7 +139,7 @@ RANGES = {
 
 
 def field_values(config, prefix=""):
-    """{dotted name: value} of every field, without data.vision, a copy of model.vision."""
+    """-> {dotted name: value} of every field except data.vision, which equals model.vision."""
     values = {}
     for name, value in vars(config).items():
         if not dataclasses.is_dataclass(value):
@@ -149,11 +150,11 @@ def field_values(config, prefix=""):
 
 
 FIELDS = field_values(Config())
-del FIELDS["stage"], FIELDS["preset"]  # flags of their own
+del FIELDS["stage"], FIELDS["preset"]  # make_parser adds these flags by itself
 
 
 def override(config, name, value):
-    """config with one dotted field replaced."""
+    """-> a copy of config with one dotted field replaced."""
     head, _, rest = name.partition(".")
     if rest:
         value = override(getattr(config, head), rest, value)
@@ -161,7 +162,7 @@ def override(config, name, value):
 
 
 class Parser(argparse.ArgumentParser):
-    """Help begins with a sentence and an example of `description`; a mistake is a UserError."""
+    """Shows the first two paragraphs of `description` in --help. A mistake raises UserError."""
 
     def __init__(self, description, formatter_class=argparse.RawDescriptionHelpFormatter, **rest):
         text = "\n\n".join(description.split("\n\n")[:2])
@@ -172,7 +173,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def choose_reader(default):
-    """The function that reads the text of a field, by the type of its default."""
+    """-> the function that converts the text of a flag to the type of the field's default."""
     def true_or_false(text):
         if text.lower() not in ("true", "1", "false", "0"):
             raise ValueError(text)
@@ -190,7 +191,7 @@ def choose_reader(default):
 
 
 def describe_fields(config, prefix="", outer=""):
-    """{dotted name: the comments beside the field and the fields around it}, for --help."""
+    """-> {dotted name: text for --help}, made of the comments beside the field and its parents."""
     source = inspect.getsource(type(config)).replace("%", "%%")
     comments = dict(re.findall(r"^    (\w+): .*?# *(.+)$", source, re.MULTILINE))
     texts = {}
@@ -203,11 +204,11 @@ def describe_fields(config, prefix="", outer=""):
 
 
 def make_parser(words=()):
-    """The parser of these words; their --stage, --tiny and --preset decide what --help shows."""
+    """-> the parser. --help shows the defaults for --stage, --tiny and --preset in `words`."""
     first = Parser("", add_help=False, allow_abbrev=False)
-    first.add_argument("--stage", type=int, choices=STAGES, help="the stage, a recipe of stages/")
+    first.add_argument("--stage", type=int, choices=STAGES, help="stage to train (see stages/)")
     first.add_argument("--tiny", action="store_true",
-                       help="toy model and laptop settings; toy world unless --data is given")
+                       help="toy model and settings for a laptop; without --data, toy images")
     first.add_argument("--preset", choices=models.PRESETS,
                        help="model shape (default 4b; with --tiny, toy)")
     asked, _ = first.parse_known_args(words)
@@ -218,30 +219,30 @@ def make_parser(words=()):
     if asked.preset:
         recipe += f" --preset {asked.preset}"
     parser = Parser(
-        f"Trains Molmo2 with the recipe of one stage (defaults are those of {recipe}).\n\n"
+        f"Trains Molmo2 with the recipe of one stage (the defaults below are for {recipe}).\n\n"
         "    python train.py --stage 1 --tiny",
         allow_abbrev=False, usage="python train.py --stage N [--key value ..]", parents=[first],
-        epilog="--key value and --key=value are the same, and so are - and _ in a key.")
+        epilog="--key value and --key=value mean the same. In a key, - and _ mean the same.")
     add = parser.add_argument
     switch = partial(add, action="store_true")
-    add("--data", nargs="+", action="extend", metavar="FILE[=rate]", help="record files (.jsonl), "
-        "their rates (default 1); a mix.json; or the folder of the recipe's published sets")
-    add("--media", metavar="DIR", help="where the paths in the records start "
-        "(default: media/ beside their file, else its folder)")
-    switch("--skip_missing", help="train without the files of a mixture that are missing")
-    add("--plan", metavar="FILE", help="packs planned ahead by tools.plan")
+    add("--data", nargs="+", action="extend", metavar="FILE[=rate]", help="record files (.jsonl) "
+        "and their sampling rates (default 1); or a mix.json; or the folder of the published sets")
+    add("--media", metavar="DIR", help="folder to which the paths in the records are relative "
+        "(default: media/ beside the record file, else the folder of the record file)")
+    switch("--skip_missing", help="skip files of a mixture that do not exist")
+    add("--plan", metavar="FILE", help="packs that tools.plan has planned")
     add("--eval", nargs="+", action="extend", metavar="FILE",
-        help="records to evaluate on at the end (with --data), each file scored apart")
+        help="record files to evaluate on at the end, with scores for each file (needs --data)")
     add("--eval_every", type=int, default=0, metavar="N",
-        help="save and evaluate every N steps too (default 0: only at the end)")
+        help="also save and evaluate after every N steps (default 0: only at the end)")
     add("--init", metavar="DIR", help="start from the weights of a run or a released checkpoint")
     add("--out", metavar="DIR", help="run directory (default runs/stage1-tiny and so on)")
     switch("--overwrite", help="delete the run in --out first")
-    switch("--resume", help="continue from the newest checkpoint in --out; none there: start")
-    switch("--resume_anyway", help="--resume, even if the recipe or the data have changed")
-    add("--else_init", metavar="DIR", help="with --resume: --init while there is no checkpoint")
+    switch("--resume", help="continue from the newest checkpoint in --out; without one, start")
+    switch("--resume_anyway", help="like --resume, but the recipe or the data may have changed")
+    add("--else_init", metavar="DIR", help="with --resume: --init if there is no checkpoint yet")
     add("--lora", dest="lora.rank", type=int, default=argparse.SUPPRESS, metavar="R",
-        help="low-rank adapters on the decoder are trained in its place (short for --lora.rank)")
+        help="train adapters of rank R instead of the decoder's weights (short for --lora.rank)")
     texts = describe_fields(Config())
     defaults = field_values(shown)
     for name, default in FIELDS.items():
@@ -252,7 +253,7 @@ def make_parser(words=()):
 
 
 def make_config(stage, tiny, preset, fields=()):
-    """The Config of a recipe with the given {name: value} of its fields."""
+    """-> the Config of a recipe. fields: {name: value} that replaces values of the recipe."""
     values = STAGES[stage].RECIPE | {"stage": stage}
     if tiny:
         if stage not in tiny_recipe.STAGES:
@@ -268,10 +269,10 @@ def make_config(stage, tiny, preset, fields=()):
         config = replace(config, train=("connector", "llm"))
     if config.deterministic or config.beta:
         config = replace(config, residual_dropout=0.0, response_dropout=0.0)
-    # a laptop's batch may be smaller than the recipe's micro-batch, a short run than its stage 0
+    # --batch may be smaller than the recipe's micro_batch, and --steps than its vit_steps
     config = replace(config, micro_batch=min(config.micro_batch, config.batch),
                      vit_steps=min(config.vit_steps, config.steps))
-    if config.data.high_res_share:  # the crops and the global view of an image fit a pack
+    if config.data.high_res_share:  # the crops of an image and its global view must fit a pack
         high_res_crops = max(min(config.data.high_res_crops, config.pack_crops - 1), 1)
         config = override(config, "data.high_res_crops", high_res_crops)
     if config.cp_exchange == "gather":
@@ -280,12 +281,13 @@ def make_config(stage, tiny, preset, fields=()):
 
 
 def parse(argv=None):
-    """Command line -> arguments that are no fields, Config; UserError if there is a mistake.
+    """Command line -> args, Config. UserError for a mistake.
 
-    args.fields: {name: value} of the fields that were given; the machine decides some others.
+    args has the flags that are not fields of Config. args.fields: {name: value} of the fields on
+    the command line. Some of the other fields depend on the machine (training/setup.py).
     """
     words = sys.argv[1:] if argv is None else argv
-    # in a key - and _ are the same
+    # in a key, - and _ mean the same
     words = [re.sub(r"(?<=^--)[^=]+", lambda key: key[0].replace("-", "_"), w) for w in words]
     parser = make_parser(words)
     args, unknown = parser.parse_known_args(words)
@@ -295,7 +297,7 @@ def parse(argv=None):
         hint = f"did you mean {near[0]}?" if near else "--help lists all"
         parser.error(f"{key}: no such flag or field; {hint}")
     if args.stage is None:
-        parser.error("--stage: name the stage to train, as in --stage 1")
+        parser.error("--stage is missing; choose the stage to train, as in --stage 1")
     args.fields = {name: vars(args).pop(name) for name in [*vars(args)] if name in FIELDS}
     args.resume = args.resume or args.resume_anyway
     config = make_config(args.stage, args.tiny, args.preset, args.fields)
@@ -305,7 +307,7 @@ def parse(argv=None):
 
 
 def check(args, config):
-    """UserError for values that no run can have and flags that contradict one another."""
+    """UserError for values outside their range and for flags that contradict each other."""
     values = field_values(config)
     for names, (least, most) in RANGES.items():
         bounds = f"at least {least}" if most == inf else f"from {least} to {most}"
@@ -318,19 +320,19 @@ def check(args, config):
         (len(config.betas) != 2 or not all(0 <= beta < 1 for beta in config.betas),
          "--betas needs two numbers from 0 to below 1"),
         (not groups or groups - {"vit", "connector", "llm"},
-         "--train: name one or more of vit, connector, llm"),
+         "--train: choose one or more of vit, connector, llm"),
         (layers - {*LAYERS} or (config.lora.rank and not ("llm" in groups and layers)),
-         f"--lora: needs llm in --train, and --lora.layers of {', '.join(LAYERS)}"),
+         f"--lora needs llm in --train, and in --lora.layers some of {', '.join(LAYERS)}"),
         (config.lora.rank and not args.fields.get("freeze_embedding", True),
-         "--lora keeps the embedding as it is: take out --freeze_embedding=false"),
+         "--lora does not train the embedding; remove --freeze_embedding=false"),
         (not {*config.model.vision.feature_layers} <= {*range(config.model.vision.n_layer)},
-         "--model.vision.feature_layers: name blocks from 0 to --model.vision.n_layer less 1"),
+         "--model.vision.feature_layers: choose blocks from 0 to --model.vision.n_layer minus 1"),
         (args.eval_every < 0, f"--eval_every {args.eval_every}: must be at least 0"),
         ((args.media or args.eval or args.skip_missing) and not args.data,
-         "--media, --eval and --skip-missing only go with --data"),
-        (args.resume and args.overwrite, "--resume and --overwrite contradict one another"),
+         "--media, --eval and --skip-missing need --data"),
+        (args.resume and args.overwrite, "--resume and --overwrite contradict each other"),
         (args.else_init and (args.init or not args.resume),
-         "--else-init needs --resume, and takes the place of --init"),
+         "--else-init needs --resume, and cannot be used with --init"),
     ):
         if is_wrong:
             raise UserError(sentence)

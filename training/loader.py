@@ -1,11 +1,11 @@
-"""The packs of a run as one rank sees them, planned and decoded ahead (paper: packing).
+"""The packs that one rank trains on, planned and decoded ahead of time (paper: packing).
 
     StepPlan  --balance_packs-->  packs of this rank  --DataLoader, Decoder-->  rows of data.Example
 
 The first rank plans and sends each StepPlan to all ranks. Each rank decodes its share of
-the packs, and under context parallelism only its share of the crops. With --workers both happen in
-processes of torch's DataLoader. A record that turns out to be unreadable here keeps its place in
-the row, without loss, so that packs stay as planned.
+the packs, and under context parallelism only its share of the crops. With --workers, processes of
+torch's DataLoader plan and decode. If a record cannot be decoded, a placeholder of the same size
+without loss replaces it, so that packs stay as planned.
 """
 
 import atexit
@@ -31,14 +31,14 @@ from training.config import Config, RankError
 from training.planner import BadRecords, add_counts
 from training.ranks import Ranks
 
-# --workers is the user's number; torch would prefer the number of cores
+# torch warns if --workers is larger than the number of cores, but the user has chosen it
 warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
 
 
 @dataclass
 class PlansAhead(IterableDataset):
-    """The first n StepPlans, as the data set of a DataLoader. An error is a value: to one that is
-    raised the DataLoader would add a traceback."""
+    """The first n StepPlans, as the data set of a DataLoader. An error is yielded and not raised,
+    because the DataLoader would add a traceback to its message."""
 
     plans: object  # a StepPlanner or PlanFile
     n: int
@@ -52,7 +52,7 @@ class PlansAhead(IterableDataset):
 
 @dataclass
 class Decoder:
-    """The data set of a DataLoader: [arguments of `decode`, ..] of a pack -> [data.Example, ..]."""
+    """The data set of a DataLoader. A pack, [arguments of `decode`, ..] -> [data.Example, ..]."""
 
     mixture: Mixture
     tokenizer: object
@@ -65,8 +65,8 @@ class Decoder:
             return e
 
     def decode(self, item, shard=None, reason=""):
-        """A packing.Item, a parallel.CropShard (None: all crops) -> data.Example of its size; with
-        a reason, or if it cannot be had, a placeholder."""
+        """A packing.Item, a parallel.CropShard (None: all crops) -> data.Example of the planned
+        size. It is a placeholder if a reason is given or if the record cannot be decoded."""
         source, i, epoch = self.mixture[item.index]
         record = source[i]
         config = self.config
@@ -87,7 +87,7 @@ class Decoder:
 
 
 def placeholder(name, n_tokens, n_crops, config, reason):
-    """Takes the place of a record that cannot be decoded: as large as planned, without loss."""
+    """-> a data.Example without loss, of the planned size, for a record that cannot be decoded."""
     example = data.text_example(np.zeros(n_tokens, np.int64), 0, id=name, unreadable=reason)
     if n_crops:
         example.images = np.zeros((n_crops, config.vision.n_patch, config.vision.n_pixel), np.uint8)
@@ -96,11 +96,12 @@ def placeholder(name, n_tokens, n_crops, config, reason):
 
 
 class Loader:
-    """Iterates over the steps that are left: (StepPlan, this rank's micro-batches of it).
+    """Iterates over the remaining steps: (StepPlan, the micro-batches of this rank).
 
-    A micro-batch is a list of rows, a row a list of data.Example.
-    plans: a StepPlanner or PlanFile on the first rank, None on the others. known_unreadable {index:
-    reason}: what the run found before it stopped. newly_unreadable: since the last exchange.
+    A micro-batch is a list of rows, and a row is a list of data.Example.
+    plans: a StepPlanner or PlanFile on the first rank, None on the others.
+    known_unreadable {index: reason}: records that a run found unreadable before it was resumed.
+    newly_unreadable: records found unreadable since the last call of `exchange`.
     """
 
     def __init__(self, mixture, tokenizer, config, plans, ranks=None, start=0):
@@ -111,47 +112,47 @@ class Loader:
         self.decoder = Decoder(mixture, tokenizer, config)
         self.sources = [reader.name for reader in mixture.sources]
         self.n_steps = config.steps - start
-        self.examples_per_step = 0  # from `begin` on
+        self.examples_per_step = 0  # `begin` sets it
         self.steps = self.plan_steps()
-        # StepPlans whose packs have gone to the decoder
+        # StepPlans whose packs were sent to the decoder
         self.planned = deque()
-        self.in_flight = deque()  # their packs, not decoded yet
+        self.in_flight = deque()  # the packs of these plans that are not decoded yet
         self.unreadable = BadRecords("its tokens have no loss", RankError, config.max_skip)
         self.newly_unreadable = []
         self.known_unreadable = {}
 
     def restore(self, position, skips, same_data=True):
-        """Continues after the step at whose end `exchange` and StepPlan.state gave this position.
-        The records in the lines of skips.jsonl stay unreadable without decoding. With other data
-        only the place in it is kept: sizes and masks belong to the old records."""
+        """Continues after the step that saved this position. Records in skips, the lines of
+        skips.jsonl, count as unreadable without decoding. If the data have changed, only the index
+        in the stream of records is kept, because sizes and skips belong to the old records."""
         if self.plans:
             self.plans.restore(position["plans"], same_data)
         if same_data:
             self.known_unreadable = {skip["index"]: skip["reason"] for skip in skips}
-            if self.ranks.first:  # the counts are of all ranks, which are added up
+            if self.ranks.first:  # these are sums over all ranks, so only one rank may have them
                 self.unreadable = replace(self.unreadable, **position["unreadable"])
 
     def __iter__(self):
         config = self.config
         if self.n_steps <= 0:  # a run that continues after its last step
             return
-        # batch_size=None: packs go to the data set one by one, and come back in their order
+        # `iterate` sets batch_size=None: packs are decoded one by one and returned in their order
         decoded = iterate(self.decoder, config.workers, sampler=self.packs_to_decode())
         n_micro_batches = config.batch // self.ranks.dp // config.micro_batch
         for _ in range(self.n_steps):
             micro_batches = ([self.next_row(decoded) for _ in range(config.micro_batch)]
                              for _ in range(n_micro_batches))
-            first = next(micro_batches)  # now its plan is there
+            first = next(micro_batches)  # afterwards self.planned has the plan of this step
             yield self.planned.popleft(), chain([first], micro_batches)
 
     def begin(self):
-        """Plans the first step: useless data end a run before it writes anything."""
+        """Plans the first step, so that unusable data end a run before it writes anything."""
         first = [*islice(self.steps, 1)]
         self.examples_per_step = len(first[0].ids) if first else 0
         self.steps = chain(first, self.steps)
 
     def plan_steps(self):
-        """Yields the StepPlans of the first rank, or raises its error, on all ranks."""
+        """On all ranks, yields the StepPlans of the first rank, or raises the error of its plan."""
         plans = None
         if self.plans:
             plans = iterate(PlansAhead(self.plans, self.n_steps), min(self.config.workers, 1))
@@ -162,8 +163,8 @@ class Loader:
             yield plan
 
     def packs_to_decode(self):
-        """Yields this rank's packs in their order; plans steps as they are needed. It is the
-        sampler of a DataLoader, whose `next` therefore waits for the plan of the first rank."""
+        """Yields this rank's packs in their order, and plans a step when its packs are needed. This
+        is the sampler of a DataLoader, so `next` of the DataLoader waits for the first rank."""
         ranks = self.ranks
         for plan in self.steps:
             self.planned.append(plan)
@@ -179,7 +180,8 @@ class Loader:
                 yield self.in_flight[-1]
 
     def next_row(self, decoded):
-        """The next pack as a row of examples, with the masks of all ranks that share it."""
+        """-> the next pack, as a row of examples. If one of the ranks that share the row cannot
+        read a record, all of them have a placeholder for it."""
         examples = next(decoded)
         if isinstance(examples, Exception):
             raise RankError(str(examples))
@@ -203,8 +205,8 @@ class Loader:
         return row
 
     def exchange(self, stop):
-        """-> does one of the ranks have to stop, the records that they found unreadable for the
-        first time, and the state of `unreadable` over all of them."""
+        """-> must one of the ranks stop, the records that any rank found unreadable for the first
+        time, and the state of `unreadable` summed over all ranks. All ranks call it."""
         mine = stop, self.ranks.cp_rank, self.newly_unreadable, self.unreadable.state()
         self.newly_unreadable = []
         newly_unreadable = []
@@ -224,8 +226,8 @@ CHILDREN = []  # the processes of all loaders
 
 
 def iterate(dataset, n, **options):
-    """A DataLoader's iterator over single elements, with n processes."""
-    options["generator"] = torch.Generator()  # leaves torch's own random numbers alone
+    """-> an iterator over the elements of a data set, with n processes of a DataLoader."""
+    options["generator"] = torch.Generator()  # so that torch's global generator is not used
     if n:
         options |= {"num_workers": n, "worker_init_fn": start_child, "prefetch_factor": 2,
                     "multiprocessing_context": "spawn"}
@@ -236,21 +238,21 @@ def iterate(dataset, n, **options):
 
 
 def start_child(*_):
-    """A process that plans or decodes leaves SIGINT and SIGTERM to the trainer and ends with it."""
+    """Makes a child ignore SIGINT and SIGTERM, which the trainer handles, and end with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     end_with_parent()
 
 
 def end_with_parent():
-    """Ends this process when its parent does, even where it is blocked on a full pipe."""
+    """Ends this process when its parent ends, even if it is blocked on a full pipe."""
     threading.Thread(target=lambda: (parent_process().join(), os._exit(1)), daemon=True).start()
 
 
 @atexit.register
 def kill_children():
-    """However the trainer ends: Python would wait for processes that leave SIGTERM to it."""
-    if CHILDREN:  # torch's handler would raise for each of them
+    """Kills the children at the end. They ignore SIGTERM, so Python would wait for them."""
+    if CHILDREN:  # for each killed child, torch's handler of SIGCHLD would raise
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for process in CHILDREN:
         process.kill()

@@ -1,8 +1,8 @@
-"""The numbers of a step, and what a run writes about itself.
+"""Counts and losses of each step, the log files of a run, and its messages.
 
     rows and losses of each micro-batch  --StepStats-->  sums over all ranks  --RunLog-->  log.jsonl
 
-skips.jsonl lists the records that were found bad while decoding.
+skips.jsonl lists the records that could not be decoded.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ from training.ranks import all_reduce_sums
 
 
 def count_rows(rows):
-    """{name: number} of what is in rows of data.Example."""
+    """Counts the contents of rows of data.Example -> {name: number}."""
     examples = [x for row in rows for x in row]
     return {
         "packs": len(rows),
@@ -50,16 +50,16 @@ def count_rows(rows):
 
 
 def count_pairs(example):
-    """How many query-key pairs attention computes for a data.Example."""
+    """-> the number of query-key pairs that attention computes for a data.Example."""
     fields = example.visible_until, example.bidir
     return attention.allowed_pairs(*map(torch.from_numpy, fields))
 
 
 class StepStats:
-    """Sums over the micro-batches of a step: counts, weighted nll and weight by source.
+    """Sums over the micro-batches of a step: counts, and for each source weighted nll and weight.
 
-    Losses are read from the device at the end of the step, so that no GPU is waited for.
-    nonfinite: ids of the records of micro-batches whose loss is NaN or infinite.
+    Losses are read from the device at the end of the step, so that the CPU need not wait before.
+    nonfinite: ids of all records in micro-batches whose loss is NaN or infinite.
     """
 
     def __init__(self, sources, cp):
@@ -72,10 +72,11 @@ class StepStats:
         self.margins = []  # of the preference pairs of each micro-batch
 
     def add(self, rows, batch, nll, margins=()):
-        """nll (B,T): of each token of a Batch of these rows; weighted, summed by example."""
+        """Adds a micro-batch: its rows, their Batch, and nll (B,T) of each token. The weighted nll
+        is summed for each example."""
         self.margins.append(margins)
         examples = [x for row in rows for x in row]
-        sums = torch.zeros(len(examples) + 1, device=nll.device)  # the last is padding
+        sums = torch.zeros(len(examples) + 1, device=nll.device)  # the last sum is of padding
         sums.index_add_(0, batch.example.flatten(), (batch.weights * nll.detach()).flatten())
         self.losses.append(([(x.id, x.source) for x in examples], sums))
         self.counts.update(count_rows(rows))
@@ -83,7 +84,7 @@ class StepStats:
             self.sums["weight", x.source] += float(x.weights.sum(dtype="float64")) / self.cp
 
     def all_reduce(self):
-        """Sets counts, weight, loss and nll_by_source, summed over all ranks."""
+        """Sums over all ranks. Sets counts, total_weight, loss, nll_by_source and preferences."""
         for examples, sums in self.losses:
             *sums, of_padding = sums.tolist()
             if not math.isfinite(sum(sums) + of_padding):
@@ -95,7 +96,7 @@ class StepStats:
                     "preferred": sum(margin > 0 for margin in margins)}
         sums = all_reduce_sums({**self.counts, **self.sums, **of_pairs})
         n = sums["preferences"]
-        # the ranks that share a row have all counted it
+        # all ranks that share a row have counted it
         self.counts = {name: round(sums[name] / self.cp) for name in self.counts}
         self.preferences = {}
         if n:
@@ -104,13 +105,13 @@ class StepStats:
         nll = {name: sums["nll", name] for name in self.sources}
         weights = {name: sums["weight", name] for name in self.sources}
         self.total_weight = sum(weights.values())
-        self.weight = self.total_weight or 1.0  # without any loss nothing is learned
+        self.weight = self.total_weight or 1.0  # a step without loss must not divide by 0
         self.loss = sum(nll.values()) / self.weight
         self.nll_by_source = {name: nll[name] / w for name, w in weights.items() if w > 0}
 
 
 def stop_nonfinite(run, step, plan, stats, norms):
-    """RunError that names the records of a step whose loss or gradient is not finite."""
+    """Raises a RunError with the records of a step whose loss or gradient is not finite."""
     ids = dict.fromkeys(name for ids in run.ranks.all_gather(stats.nonfinite) for name in ids)
     raise RunError(f"step {step}: loss {stats.loss}, gradient norm {math.hypot(*norms.values())}; "
                    f"records: {', '.join(list(ids or plan.ids)[:20])}; to see them: python -m "
@@ -118,7 +119,8 @@ def stop_nonfinite(run, step, plan, stats, norms):
 
 
 def make_line(config, step, plan, stats, norms, rates, unreadable):
-    """A step's line of log.jsonl. norms, rates: {group: number}; unreadable: of all ranks."""
+    """-> the line of a step in log.jsonl. norms: gradient norms {group: number}. rates: learning
+    rates {group: number}. unreadable: {"counts": .., ..} over all ranks, from Loader.exchange."""
     return {
         "step": step, "loss": stats.loss, **stats.counts, "weight": stats.total_weight,
         "nll_by_source": stats.nll_by_source, "grad_norm": math.hypot(*norms.values()),
@@ -131,10 +133,10 @@ def make_line(config, step, plan, stats, norms, rates, unreadable):
 
 
 class RunLog:
-    """Writes log.jsonl and skips.jsonl; the first rank does.
+    """Writes log.jsonl and skips.jsonl on the first rank. On other ranks it does nothing.
 
-    head: the first line of a run that begins. One that is resumed appends, after it has cut off a
-    line that a kill left unfinished.
+    head: the first line of a new run. A resumed run appends to the files. Before, it removes a last
+    line that is incomplete because the run was killed.
     """
 
     def __init__(self, run, head):
@@ -153,7 +155,7 @@ class RunLog:
         self.file = open(log, "a", buffering=1, encoding="utf-8")
 
     def step(self, line, unreadable):
-        """Logs a step, and the records that were found unreadable in it:
+        """Writes the line of a step, and the records that were found unreadable in this step:
         [{"index": .., "id": .., "where": .., "reason": ..}, ..]."""
         self.write(line)
         for skip in sorted(unreadable, key=lambda skip: skip["index"]) if self.writes else ():
@@ -169,8 +171,8 @@ OLD_NAMES = {"masked_tokens": "unreadable_tokens", "pairs": "attention_pairs", "
 
 
 def read_log(path):
-    """The lines of a .jsonl file that are dicts, and whose "step" is a number, without one cut
-    short; [] without a file. Fields of runs of older versions get the names of today."""
+    """-> the lines of a .jsonl file that are dicts. A line that is cut off, or whose "step" is not
+    a number, is skipped. Without a file: []. Old names of fields are replaced by the new ones."""
     lines = []
     for row in path.read_bytes().splitlines() if path.exists() else ():
         with suppress(ValueError):
@@ -180,13 +182,14 @@ def read_log(path):
 
 
 def read_steps(lines):
-    """Lines of log.jsonl -> those of steps in order, of a step that occurs twice the later."""
+    """Lines of log.jsonl -> the lines of steps, in order. If a step occurs twice, the later line
+    counts."""
     by_step = {line["step"]: line for line in lines if {"step", "loss", "lr"} <= line.keys()}
     return [by_step[step] for step in sorted(by_step)]
 
 
 def make_head(run, args, model):
-    """-> the first line of log.jsonl; says on stderr what the run is about to do."""
+    """-> the first line of log.jsonl. It also prints on stderr what the run will do."""
     config = run.config
     params = {part: sum(p.numel() for p in ps) for part, ps in model.parameter_groups().items()}
     command = vars(args) | {"init": run.start.weights}
@@ -199,29 +202,30 @@ def make_head(run, args, model):
         sizes = ", ".join(f"{part} {n / 1e6:.1f} M" for part, n in params.items())
         warn(f"stage {config.stage} on {head['device']} ({head['hardware']}), "
              f"{head['dtype']}, processes: {head['world']}\n"
-             f"parameters: {sizes}; {', '.join(config.train)} are trained\n"
-             f"steps: {n_left} of {config.steps}; a batch: {plural(config.batch, 'row')} of "
-             f"{config.data.max_tokens} tokens; writes to {run.out}")
+             f"parameters: {sizes}; trained parts: {', '.join(config.train)}\n"
+             f"steps: {n_left} of {config.steps} remain; a batch has {plural(config.batch, 'row')} "
+             f"of {config.data.max_tokens} tokens; the run writes to {run.out}")
         if n_left:
             warn(describe_length(run))
     return head
 
 
 def describe_length(run):
-    """How much data the steps of a run are, by the first step; epochs of three sources."""
+    """-> how much data the run will use, and how many epochs of the first three files. This is an
+    estimate from the number of examples in the first step after the start or the resume."""
     config = run.config
     mixture = run.loader.mixture
     n = config.steps * run.loader.examples_per_step
     epochs = [f"epochs of {source.name}: {n * rate / sum(mixture.rates) / len(source):.3g}"
               for source, rate in zip(mixture.sources, mixture.rates, strict=True)
-              if isinstance(source, Records)]  # the toy world has no end
+              if isinstance(source, Records)]  # the toy world is endless, so it has no epochs
     packs = plural(config.steps * config.batch, "pack")
     examples = f"about {plural(n, 'example')} in {plural(config.steps, 'step')}"
     return ", ".join([f"data: {packs}", examples, *epochs[:3]])
 
 
 def commit():
-    """The commit of this code, with + if files differ from it; 'unknown' without git."""
+    """-> the commit of this code, with + if files were changed; 'unknown' without git."""
     command = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
     try:
         return subprocess.check_output(command, cwd=Path(__file__).parents[1], text=True,
@@ -231,19 +235,19 @@ def commit():
 
 
 def hardware(device):
-    """The name of a GPU, or of the processor and how many cores it has."""
+    """-> the name of the GPU, or the number of cores and the name of the processor."""
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(device)
-    cpuinfo = Path("/proc/cpuinfo")  # of Linux
+    cpuinfo = Path("/proc/cpuinfo")  # only Linux has it
     text = cpuinfo.read_text(encoding="utf-8") if cpuinfo.is_file() else ""
     names = re.findall(r"model name\s*: *(.*)", text)
     return f"{os.cpu_count()} cores, {names[0] if names else platform.machine()}"
 
 
-# {pattern: sentence} of torch's errors that have a cause outside of the code
+# {pattern of an error of torch: sentence}, for errors with a cause outside of the code
 CAUSES = {
     r"out of memory|can't allocate memory": "out of memory; use a smaller --micro-batch or "
-    "--data.max_tokens, or a larger --cp; python -m tools.memory counts what a step takes",
+    "--data.max_tokens, or a larger --cp; python -m tools.memory computes the memory of a step",
     r"[Cc]onnection (closed|reset|refused)|[Tt]imed out|Broken pipe|communicator was aborted|"
     r"ncclRemoteError|setting up NCCL|got 0 bytes|Connection was likely closed|timeout after|"
     r"DataLoader worker \(pid": "another process has ended or hangs",
@@ -251,8 +255,8 @@ CAUSES = {
 
 
 def end(status, error):
-    """Ends the process with one sentence on stderr. An error of all ranks is printed once per
-    machine, an error of one rank by that rank."""
+    """Ends the process and prints one sentence on stderr. An error of all ranks is printed once per
+    machine. An error of one rank is printed by this rank."""
     alone = isinstance(error, (RankError, Unreadable, OSError))
     joined = dist.is_initialized()
     sentence = str(error) or type(error).__name__
@@ -264,32 +268,32 @@ def end(status, error):
             lines = f"\n{lines}"  # below an unfinished progress bar
         print(lines, file=sys.stderr, flush=True)
     if joined:
-        os._exit(status)  # to leave the process group would wait for the others
+        os._exit(status)  # leaving the process group would wait for the other processes
     raise SystemExit(status) from None
 
 
 def end_if_explained(error):
-    """Ends this rank if the error of torch is one of CAUSES."""
+    """Ends this rank with a sentence if the error of torch matches one of CAUSES."""
     for pattern, sentence in CAUSES.items():
         if re.search(pattern, str(error)):
             end(1, RankError(f"{sentence}: {str(error).splitlines()[0]}"))
 
 
 def how_to_go_on(run):
-    """What an interrupted run has kept, and the command that goes on. run: None before anything has
-    been written; then the same command can be repeated."""
+    """-> what an interrupted run has saved, and the command that continues it. run: None if nothing
+    has been written yet. Then the same command can be repeated."""
     words = list(sys.argv)
-    kept = "nothing has changed; start again with"
+    kept = "nothing was written; start again with"
     if run:
         words = [word for word in words if word not in ("--overwrite", "--resume")]
         may_resume = bool(list_steps(run.out))
         if (run.out / "model").exists() and not may_resume:
-            return f"the trained weights are in {run.out}/model, and were not evaluated"
+            return f"the trained weights are in {run.out}/model, but were not evaluated"
         if not {"--resume-anyway", "--resume_anyway"} & {*words}:
             words.append("--resume")
-        kept = "continue with" if may_resume else "nothing was kept; start again with"
+        kept = "continue with" if may_resume else "nothing was saved; start again with"
         if not may_resume and (run.out / "stage0.jsonl").exists():
-            kept = "nothing was kept, stage 0 included; start again with"
+            kept = "nothing was saved, not even stage 0; start again with"
     local = os.environ.get("LOCAL_WORLD_SIZE", "1")
     launch = "python"
     if os.environ.get("WORLD_SIZE", "1") != local:

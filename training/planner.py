@@ -2,8 +2,9 @@
 
     index 0, 1, 2 ..  --measure-->  (tokens, crops)  --Planner-->  packs  -->  StepPlan
 
-A step is a function of seed and number alone. A record that cannot be used is skipped here, and
-counted; one that turns out bad while decoding keeps its place (training/loader.py).
+The packs of a step depend only on the data, the seed and the number of the step. A record that
+cannot be used is skipped here and counted. A record that cannot be decoded later keeps its
+position in the row (training/loader.py).
 """
 
 import hashlib
@@ -23,25 +24,25 @@ from records.visual import read_headers
 from text.prompts import kinds_and_weights, most_points
 from training.sources import list_changes
 
-MANY = 100  # bad records of a source that can end a run
+MANY = 100  # a run can end after so many bad records of one source
 
 
 @dataclass
 class BadRecords:
-    """Counts the bad records of each source, skipped while planning or found while decoding.
-    Raises `error` after MANY in a row, or MANY that are more than max_skip of those tried. A record
-    counts whenever it is drawn, once in an epoch."""
+    """Counts the bad records of each source that were found while planning or while decoding.
+    Raises `error` after MANY bad records in a row. Also raises it if at least MANY records are bad
+    and these are more than max_skip of all records drawn. A record is drawn once in an epoch."""
 
-    consequence: str  # as messages say it
+    consequence: str  # end of the warnings
     error: type
     max_skip: float
     counts: dict = field(default_factory=dict)  # {source: {kind: n}}
     tried: dict = field(default_factory=dict)  # {source: n}, records drawn
-    in_a_row: dict = field(default_factory=dict)  # bad ones since the last good one
-    warned: set = field(default_factory=set)  # places that have been told
+    in_a_row: dict = field(default_factory=dict)  # {source: n}, bad records since the last good one
+    warned: set = field(default_factory=set)  # "file:line" of records with a warning
 
     def count(self, source, where, reason=""):
-        """Counts a record, which is bad if there is a reason, and says so once."""
+        """Counts a record. With a reason it is bad, and the first time this prints a warning."""
         self.tried[source] = self.tried.get(source, 0) + 1
         self.in_a_row[source] = self.in_a_row.get(source, 0) + 1 if reason else 0
         if not reason:
@@ -56,21 +57,21 @@ class BadRecords:
             raise self.error(
                 f"{bad} of {tried} draws from {source} gave a record that could not be used, "
                 f"the last {self.in_a_row[source]} of them in a row. The last one is {where}: "
-                f"{reason}. 'python -m tools.check FILE --decode' lists them all, --max_skip "
-                "allows more")
+                f"{reason}. 'python -m tools.check FILE --decode' lists all of them; --max_skip "
+                "sets the allowed share")
 
     def state(self):
-        """The fields with which `replace` makes one that goes on counting."""
+        """-> the fields from which `replace` makes an object that continues to count."""
         return {"counts": self.counts, "tried": dict(self.tried), "in_a_row": dict(self.in_a_row)}
 
 
 def name_kind(reason):
-    """The kind of an Unreadable, given as text."""
+    """The text of an Unreadable, "kind: sentence" -> its kind."""
     return reason.partition(":")[0]
 
 
 def add_counts(counts, others):
-    """Sums of {source: {kind: n}}."""
+    """-> the sum of two {source: {kind: n}}."""
     total = dict(counts)
     for source, kinds in others.items():
         total[source] = dict(Counter(total.get(source)) + Counter(kinds))
@@ -80,20 +81,20 @@ def add_counts(counts, others):
 @dataclass(frozen=True)
 class StepPlan:
     packs: list  # of packs, each a list of packing.Item
-    ids: list  # of str, the records of the packs in their order
+    ids: list  # of str, the ids of the records in the packs, in their order
     skipped: dict  # records skipped while planning so far, {source: {kind: n}}
-    state: dict  # of the planner after this step: where a resume goes on
+    state: dict  # state of the planner after this step, from which a resumed run continues
 
     @property
     def hash(self):
-        """Of the record ids, for the log: 16 hexadecimal digits."""
+        """-> a hash of the record ids for the log, 16 hexadecimal digits."""
         return hashlib.sha256("\n".join(self.ids).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class Measured:
     where: str  # "file:line"
-    reason: str = ""  # why it is skipped, an Unreadable as text
+    reason: str = ""  # the text of an Unreadable, if the record is skipped
     id: str = ""
     size: tuple = None  # (tokens, crops)
     n_branches: int = 0
@@ -101,7 +102,7 @@ class Measured:
 
 
 def measure(mixture, tokenizer, config, index):
-    """-> Measured, from text and headers."""
+    """-> Measured. It reads the text and the headers of media files, but decodes nothing."""
     source, i, epoch = mixture[index]
     try:
         record = source[i]
@@ -115,10 +116,10 @@ def measure(mixture, tokenizer, config, index):
 
 
 def skip_reason(record, size, config):
-    """Why a record of (tokens, crops) is skipped, "kind: sentence"; "" if it is used."""
+    """-> "kind: sentence", why a record of size (tokens, crops) is skipped. "" if it is used."""
     tokens, crops = size
     if not config.beta and any(a["type"] == "preference" for a in record["annotations"]):
-        return "needs --beta: it has a preference; --beta 0.1 trains on pairs"
+        return "needs --beta: it has a preference pair; to train on these pairs, use --beta 0.1"
     if size == (0, 0):  # nothing with loss fits a row
         with_loss = [a for a in record["annotations"] if has_loss(a, config.data)]
         limit = config.data.max_points
@@ -126,23 +127,23 @@ def skip_reason(record, size, config):
             return "nothing to train on: none of its annotations has loss"
         if all(most_points(a) > limit for a in with_loss):
             return f"too many points: each annotation has more than {limit}"
-        return "too long: none of its annotations fits a row, or no point is on a frame"
+        return "too long: no annotation fits into a row, or no point is on a sampled frame"
     if tokens > config.data.max_tokens or crops > config.pack_crops:
-        return (f"too long: {plural(tokens, 'token')} and {plural(crops, 'crop')} do not fit "
+        return (f"too long: {plural(tokens, 'token')} and {plural(crops, 'crop')} do not fit into "
                 f"a row of {config.data.max_tokens} and {config.pack_crops}")
     return ""
 
 
 def has_loss(a, config):
-    """Does an annotation have a token to learn from? config: data.DataConfig."""
+    """Does an annotation have a token with loss? config: data.DataConfig."""
     if a.get("style") == "transcript" and not config.n_transcripts:
         return False
     return bool(a["weight"]) and any(weight for _, weight in kinds_and_weights(a))
 
 
 class StepPlanner(Iterator):
-    """StepPlans, without end. measure_index(index) -> Measured takes the place of `measure`:
-    tools.plan measures in parallel."""
+    """Iterates over StepPlans, without an end. measure_index(index) -> Measured replaces `measure`.
+    tools.plan uses it to measure in several processes."""
 
     def __init__(self, mixture, tokenizer, config, measure_index=None):
         self.mixture = mixture
@@ -154,7 +155,7 @@ class StepPlanner(Iterator):
                                        config.pool_size)
 
     def size(self, index):
-        """(tokens, crops) of the record at an index; None, and counted, if it is skipped."""
+        """-> (tokens, crops) of the record at an index. If it is skipped: None, and it counts."""
         found = self.measure(index)
         self.skipped.count(self.mixture[index][0].name, found.where, found.reason)
         if found.reason:
@@ -170,7 +171,7 @@ class StepPlanner(Iterator):
         return StepPlan(packs, ids, self.skipped.counts, state)
 
     def restore(self, state, same_data=True):
-        """Goes on after the step with this state; with other data, with an empty pool."""
+        """Continues after the step with this state. If the data have changed, the pool is empty."""
         if not same_data:
             self.planner.restore(state["planner"] | {"pool": []})
             return
@@ -180,9 +181,9 @@ class StepPlanner(Iterator):
 
 
 class PlanFile(Iterator):
-    """StepPlans from a file that tools.plan wrote, in place of a StepPlanner.
+    """Iterates over the StepPlans of a file that tools.plan wrote; replaces a StepPlanner.
 
-    DataError if it is too short, or was made for another fingerprint (training/sources.py).
+    DataError if the file is too short, or if its fingerprint differs (training/sources.py).
     """
     COLUMNS = ("index", "tokens", "crops", "arrived")
 
@@ -192,14 +193,15 @@ class PlanFile(Iterator):
                 columns = {name: file[name] for name in file.files}
             theirs = json.loads(bytes(columns["made_for"]))
             rows = zip(*(columns[name].tolist() for name in self.COLUMNS), strict=True)
-        except Exception as e:  # NumPy and zipfile raise many kinds for another file
+        except Exception as e:  # NumPy and zipfile raise many kinds of errors for other files
             raise DataError(f"--plan {path}: not a plan that tools.plan wrote: {e}") from None
         changes = list_changes(theirs, made_for)
         if len(columns["ends"]) < config.steps * config.batch:
             n_packs = plural(len(columns["ends"]), "pack")
             changes = f"it has {n_packs}, fewer than --steps times --batch"
         if changes:
-            raise DataError(f"--plan {path}: made for another run: {changes}")
+            raise DataError(f"--plan {path}: run tools.plan again, because this plan was made for "
+                            f"another run: {changes}")
         self.columns = columns
         self.starts = [0, *columns["ends"].tolist()]  # of packs
         self.ids = bytes(columns["ids"]).decode().split("\0")

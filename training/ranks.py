@@ -1,5 +1,5 @@
-"""The processes that train a model together. The numbers and objects that steer a run
-travel over gloo, so that no GPU is waited for; one process gets its own back."""
+"""The processes (ranks) that train a model together. Objects, and the numbers that control a run,
+are sent over gloo, so that the CPU need not wait for a GPU. A process alone sends nothing."""
 
 import os
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ import parallel
 
 @dataclass
 class Ranks:
-    """This process among those that train the model; alone, it is the first of one.
+    """The position of this process among the processes that train the model.
 
-    Ranks take very unequal times to read files, to decode or to answer. So objects have groups of
-    their own, which wait for a day, while the tensors of a step wait for ten minutes.
+    Ranks need very different times to read files, to decode or to generate answers. Objects
+    have their own process groups with a timeout of a day. For the tensors of a step, it is shorter.
     """
     rank: int = 0
     world: int = 1
@@ -25,28 +25,28 @@ class Ranks:
     dp_rank: int = 0
     cp: int = 1
     cp_rank: int = 0
-    of_all: object = None  # the group in which all ranks exchange objects
-    of_row: object = None  # and that of the ranks that share a row
+    of_all: object = None  # process group in which all ranks exchange objects
+    of_row: object = None  # process group in which the ranks that share a row exchange objects
 
     @property
     def first(self):
         return self.rank == 0
 
     def barrier(self):
-        """Waits until all ranks are here."""
+        """Waits until all ranks have called it."""
         if self.of_all:
             dist.barrier(self.of_all)
 
     def all_gather(self, value):
-        """An object of each rank, in their order, for all of them."""
+        """-> on every rank, the list of the values of all ranks, in the order of the ranks."""
         return gather_objects(value, self.of_all)
 
     def gather_in_row(self, value):
-        """The same of the ranks that share a row."""
+        """-> the values of the ranks that share a row."""
         return gather_objects(value, self.of_row)
 
     def broadcast(self, value):
-        """The object of the first rank, for all of them."""
+        """-> on every rank, the value of the first rank."""
         values = [value]
         if self.of_all:
             dist.broadcast_object_list(values, src=0, group=self.of_all)
@@ -62,9 +62,9 @@ def gather_objects(value, group):
 
 
 def device_of_rank(name):
-    """-> torch.device. Under torchrun a CUDA device is the GPU of the local rank, whichever was
-    named. A numbered GPU becomes torch's current one: exchanges and kernels may use that without
-    being told."""
+    """-> torch.device. Under torchrun, a CUDA device becomes the GPU with the number of the local
+    rank, even if `name` has another number. A GPU with a number becomes torch's current device,
+    because collectives and kernels may use the current device by default."""
     device = torch.device(name)
     if device.type == "cuda" and "LOCAL_RANK" in os.environ:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -74,8 +74,10 @@ def device_of_rank(name):
 
 
 def join_ranks(cp, device, cp_heads=0):
-    """Under torchrun: the process group and the mesh -> Ranks. A rank that does not answer for
-    ten minutes ends the run; torch's flight recorder (stages/cluster.sh) names the exchange."""
+    """Under torchrun, makes the process groups and the mesh -> Ranks. If a rank does not respond, a
+    timeout ends the run: after ten minutes in a group of all ranks, and after thirty (the default
+    of torch) in a smaller group of the mesh (--cp, --shard). The flight recorder of torch
+    (stages/cluster.sh) shows which collective did not complete."""
     world = int(os.environ.get("WORLD_SIZE", 1))
     if world == 1:
         return Ranks()
@@ -90,12 +92,12 @@ def join_ranks(cp, device, cp_heads=0):
 
 
 def is_first_process():
-    """Is this the first process of a launch, whether or not it has joined the others?"""
+    """Is this the first process of the launch? It works before join_ranks, too."""
     return int(os.environ.get("RANK", 0)) == 0
 
 
 def all_reduce_sums(numbers):
-    """{name: number} of this rank -> {name: sum over all ranks}, each of the type it had."""
+    """{name: number} of this rank -> {name: sum over all ranks}. The types stay the same."""
     if not dist.is_initialized():
         return dict(numbers)
     values = torch.tensor([float(v) for v in numbers.values()], dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""What a run starts with: device, layout, data, model, a dry run of the largest batch."""
+"""Opens everything that a run needs: device, layout, data and model. Tests the largest batch."""
 
 import json
 import os
@@ -30,8 +30,8 @@ from weights import files, lora
 
 
 def pick_device(config):
-    """-> device and dtype of the arithmetic."""
-    # segments that grow prevent fragmentation: the sizes of blocks differ from row to row
+    """-> device and dtype of the computation. UserError if this machine has no such device."""
+    # expandable segments prevent fragmentation, because tensor sizes differ from step to step
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     there = ["cpu"]
     if torch.backends.mps.is_available():
@@ -40,7 +40,8 @@ def pick_device(config):
         there.insert(0, "cuda")
     name = there[0] if config.device == "auto" else config.device
     if name not in there:
-        raise UserError(f"--device {name}: this machine or this torch has none")
+        raise UserError(f"--device {name}: no such device was found; this machine has none, or "
+                        "this build of PyTorch does not support it")
     dtype = config.dtype
     if dtype == "auto":
         dtype = "bfloat16" if name == "cuda" else "float32"
@@ -48,16 +49,16 @@ def pick_device(config):
 
 
 def choose_layout(args, config, device):
-    """Sets shard, workers and compile by the hardware where they are not given, and a micro_batch
-    that is at most a rank's share. They affect the speed and not the results."""
+    """-> config, with shard, workers and compile chosen for the hardware if they are not given.
+    micro_batch becomes at most a rank's share of the batch. All of them affect only the speed."""
     world = int(os.environ.get("WORLD_SIZE", 1))
     ranks_of_node = int(os.environ.get("LOCAL_WORLD_SIZE", world))
     chosen = {"shard": default_shard(world, ranks_of_node)}
     if device.type == "cuda":
-        # all cores of the rank but one decode, or its GPU would wait for videos
+        # all cores of a rank except one decode, because the GPU would wait for videos otherwise
         cores = len(os.sched_getaffinity(0)) // ranks_of_node
         chosen |= {"workers": min(max(cores - 1, 0), 8), "compile": True}
-        # a block that fails to compile runs as it is, and torch logs why
+        # a block that cannot be compiled runs without compilation, and torch logs the reason
         torch._dynamo.config.suppress_errors = True
     chosen = {name: value for name, value in chosen.items() if name not in args.fields}
     packs_of_rank = max(config.batch * config.cp // world, 1)
@@ -65,36 +66,36 @@ def choose_layout(args, config, device):
 
 
 def default_shard(world, ranks_of_node):
-    """--shard where it is not given. Each of several nodes holds all weights: gathering them from
-    other nodes for every micro-batch would take longer than the arithmetic."""
+    """-> --shard if it is not given. With several nodes, each node has all weights, because
+    gathering weights from other nodes in every micro-batch would take longer than computing."""
     return ranks_of_node if world > ranks_of_node and world % ranks_of_node == 0 else 0
 
 
 def layout_error(world, config, model):
-    """Why `world` ranks cannot train this, a sentence; "" if they can."""
+    """-> a sentence, why this model cannot be trained on `world` ranks; "" if it can."""
     cp = config.cp
     heads = config.cp_heads or cp
     kv_heads = model.n_kv_head
     if cp % heads:
-        return f"--cp {cp}: no multiple of --cp_heads {heads}"
+        return f"--cp {cp} is not a multiple of --cp_heads {heads}"
     if model.n_head % heads or (kv_heads % heads and heads % kv_heads):
         return (f"--cp {cp}: {model.n_head} query and {kv_heads} kv heads cannot be distributed "
-                f"over {heads} ranks; --cp_exchange gather takes any number")
+                f"over {heads} ranks; --cp_exchange gather works with any number of heads")
     if world % cp:
-        return f"--cp {cp}: {world} processes are no multiple of it"
+        return f"--cp {cp}: the number of processes, {world}, is not a multiple of it"
     if config.batch % (world // cp * config.micro_batch):
-        return (f"--batch {config.batch}: no multiple of {world // cp} data-parallel ranks times "
-                f"--micro-batch {config.micro_batch}")
+        return (f"--batch {config.batch} is not a multiple of {world // cp} data-parallel ranks "
+                f"times --micro-batch {config.micro_batch}")
     if config.shard and world % config.shard:
-        return f"--shard {config.shard}: {world} processes are no multiple of it"
+        return f"--shard {config.shard}: the number of processes, {world}, is not a multiple of it"
     if config.data.max_tokens % cp:
-        return f"--data.max_tokens={config.data.max_tokens}: no multiple of --cp {cp}"
+        return f"--data.max_tokens={config.data.max_tokens} is not a multiple of --cp {cp}"
     return ""
 
 
 def open_data(args, config, ranks, tokenizer, resume_from, world):
     """-> Loader that continues after `resume_from`, records of --eval, fingerprint of the data.
-    The first rank reads the files, and sends the others where their records begin."""
+    The first rank reads the files, and sends the byte offsets of their records to the others."""
     opened = None
     plans = None
     if ranks.first:
@@ -103,7 +104,7 @@ def open_data(args, config, ranks, tokenizer, resume_from, world):
             if args.plan:
                 made_for = fingerprint(*opened[:2], tokenizer, config)
                 plans = PlanFile(args.plan, made_for, config)
-        except DataError as e:  # sent to all, or the others would wait
+        except DataError as e:  # sent to all ranks, because the others would wait otherwise
             opened = e
     opened = ranks.broadcast(opened)
     if isinstance(opened, DataError):
@@ -113,7 +114,8 @@ def open_data(args, config, ranks, tokenizer, resume_from, world):
     stamps = [stamp_of(source.path) for source in sources if isinstance(source, Records)]
     seen = str(resume_from.folder), made_for, stamps
     if any(other != seen for other in ranks.all_gather(seen)):
-        raise RunError("the ranks do not have the same checkpoint, record files and config")
+        raise RunError("the ranks do not have the same checkpoint, record files and config; are "
+                       "--out and --data on a disk that all nodes share?")
     mixture = Mixture(sources, rates, config.seed)
     if ranks.first and not plans:
         plans = StepPlanner(mixture, tokenizer, config)
@@ -132,13 +134,13 @@ def open_data(args, config, ranks, tokenizer, resume_from, world):
 class Start(NamedTuple):
     """What the model of a run starts from."""
     tokenizer: object
-    weights: str = None  # the folder to read them from; None: new ones, or the checkpoint has all
-    is_new: bool = True  # neither a folder nor a checkpoint
+    weights: str = None  # folder of weights; None: new weights, or the checkpoint has all of them
+    is_new: bool = True  # the weights are new: there is no folder and no checkpoint
 
 
 def find_start(args, config, world, resume_from=None):
-    """-> Start, by --init, the checkpoint or the recipe; config with its shape. UserError if it
-    cannot be read, or if the command line asks for a model of another shape."""
+    """-> Start, and config with the shape of its model, from --init, the checkpoint or the recipe.
+    UserError if a file cannot be read, or if the command line sets another shape."""
     resume_from = resume_from or checkpoint.Checkpoint(init=args.init)
     weights = resume_from.init
     folder = resume_from.folder
@@ -163,21 +165,21 @@ def find_start(args, config, world, resume_from=None):
     except (OSError, ValueError) as e:
         raise UserError(f"{where}: {e}") from None
     asked_for = args.preset or any(name.startswith("model.") for name in args.fields)
-    # two fields matter to new weights alone
+    # these two fields affect only new weights
     vision_config = replace(shape.vision, neighbor_init=config.model.vision.neighbor_init)
     found = replace(shape, vision=vision_config, init_std=config.model.init_std)
     if asked_for and config.model != found:
-        raise UserError(f"{where}: its model has another shape than --preset and --model.* name; "
-                        "take these flags out")
+        raise UserError(f"{where}: the shape of its model differs from --preset and --model.*; "
+                        "remove these flags")
     data_config = replace(config.data, trained_crops=trained_crops)
     return Start(tokenizer, weights, not folder), replace(config, model=shape, data=data_config)
 
 
 def open_model(config, start, world):
-    """-> a model of the shape in the config, as the recipe asks for.
+    """-> a model with the shape and the settings of the config.
 
-    A new one is on the CPU. Another is on the meta device, so that no rank holds all of it:
-    train.place allocates each rank's shard, fill_weights reads it.
+    A new model is on the CPU. Any other model is on the meta device, so that no rank ever has the
+    whole model: train.place allocates the shard of each rank, and fill_weights reads it.
     """
     try:
         if start.is_new:
@@ -187,12 +189,12 @@ def open_model(config, start, world):
         else:
             model = files.meta_model(config.model)
     except (AssertionError, IndexError, RuntimeError, ValueError, ZeroDivisionError) as e:
-        raise UserError(f"--model: no model has this shape: {e}") from None
+        raise UserError(f"--model: a model cannot have this shape: {e}") from None
     return apply_recipe(model, config).train()
 
 
 def apply_recipe(model, config):
-    """Sets what a recipe says of a model: dropout, checkpointing, which parts learn."""
+    """Sets dropout, checkpointing, adapters and the trained parts of a model as in the recipe."""
     model.residual_dropout = config.residual_dropout
     model.response_dropout = config.response_dropout
     model.activation_checkpointing = config.activation_checkpointing
@@ -207,7 +209,7 @@ def apply_recipe(model, config):
 
 
 def fill_weights(run, model, optimizer):
-    """Reads this rank's part of the weights of --init, then of the checkpoint."""
+    """Reads this rank's shard of the weights, first from --init, then from the checkpoint."""
     if run.config.lora.rank:
         lora.init_adapters(model, run.config.seed)
     if run.start.weights is not None:
@@ -221,10 +223,10 @@ def fill_weights(run, model, optimizer):
 
 @contextmanager
 def whole_model(run, model, dtype=None):
-    """The model with which each rank answers and computes references: a whole copy."""
+    """Gives each rank a whole copy of the model, to generate answers or to compute references."""
     model.eval()
     whole = files.gather_on_each(model, run.ranks, run.device, dtype or run.dtype)
-    # with adapters the model computes as in training; a merged copy is in run.dtype already
+    # a model with adapters needs autocast as in training; a merged copy is in run.dtype already
     is_mixed = run.dtype != torch.float32 and lora.has_adapters(whole)
     with torch.autocast(run.device.type, run.dtype, enabled=is_mixed):
         yield whole
@@ -232,21 +234,21 @@ def whole_model(run, model, dtype=None):
 
 
 def pretrain_vit(run, vit, world):
-    """Stage 0, from which the toy's ViT starts, as released ones from SigLIP2."""
+    """Stage 0: trains the ViT of a new toy model. Released models start from SigLIP 2 instead."""
     config = run.config
     vit.requires_grad_(True)
     path = run.out / "stage0.jsonl" if run.ranks.first else os.devnull
     with open(path, "w", buffering=1, encoding="utf-8") as log:
         lines = world.pretrain(vit, config.seed, config.vit_steps, kinds_name=config.toy_kinds)
         for line in tqdm(lines, total=config.vit_steps, unit="step", mininterval=1,
-                         desc="stage 0, the ViT learns shapes", disable=not run.ranks.first):
+                         desc="stage 0, trains the ViT", disable=not run.ranks.first):
             log.write(json.dumps(line) + "\n")
     vit.requires_grad_("vit" in config.train)
 
 
 def dry_run_largest_batch(run, groups, forward_backward):
-    """Runs two micro-batches of the largest possible size, with Adam's memory allocated, so that
-    a run out of memory ends before step 1. forward_backward(rows) adds to the gradients."""
+    """Runs two micro-batches of the largest possible size, with Adam's memory allocated. So a lack
+    of memory ends the run before step 1. forward_backward(rows) adds to the gradients."""
     config = run.config
     parameters = [p for of_group in groups.values() for p in of_group]
     adam = [torch.empty_like(parallel.local(p)) for p in parameters for _ in range(2)]
@@ -254,19 +256,19 @@ def dry_run_largest_batch(run, groups, forward_backward):
     if config.cp > 1:
         shard = parallel.CropShard(run.ranks.cp_rank, config.cp, 0, config.pack_crops)
     example = largest_example(config.data, config.pack_crops, config.model.n_vocab, shard)
-    for _ in range(2):  # the second beside the gradients of the first
+    for _ in range(2):  # the second one runs while the gradients of the first one exist
         forward_backward([[example]] * config.micro_batch)
     del adam
     for p in parameters:
         p.grad = None
     if run.ranks.first:
         peak = torch.cuda.max_memory_allocated() / 2**30
-        warn(f"dry run: at most {peak:.1f} GiB of a GPU")
+        warn(f"dry run: the largest batch needs {peak:.1f} GiB of a GPU")
 
 
 def largest_example(config, n_crops, n_vocab, shard=None):
-    """An Example that fills a row: every token with loss, n_crops crops, as many visual tokens as
-    these can have, in windows of 9."""
+    """-> a data.Example that fills a row. Every token has loss. It has n_crops crops, and as many
+    visual tokens as these can have: 2 x 2 patches each, in windows that are padded to 9."""
     example = data.text_example(np.arange(config.max_tokens) % n_vocab, 1, id="largest")
     n_patch = config.vision.n_patch
     grid = np.arange(n_patch).reshape(config.vision.grid, config.vision.grid)
@@ -282,7 +284,7 @@ def largest_example(config, n_crops, n_vocab, shard=None):
 
 @dataclass(frozen=True)
 class Run:
-    """What stays the same from the first step to the last."""
+    """Everything that does not change during a run."""
     config: Config
     ranks: Ranks
     device: torch.device
@@ -290,10 +292,10 @@ class Run:
     out: Path
     start: Start
     loader: Loader
-    eval_records: dict  # {name: records} of --eval; None: the toy world's
+    eval_records: dict  # {name: records} of --eval; None: evaluate on the toy world
     resume_from: checkpoint.Checkpoint
-    identity: dict  # of its checkpoints: model, recipe, data, base of adapters, first --init
-    references: dict = None  # of preference pairs (training/preferences.py)
+    identity: dict  # saved in checkpoints: model, recipe, data, base of adapters, first --init
+    references: dict = None  # references of preference pairs (training/preferences.py)
 
     @property
     def tokenizer(self):
@@ -301,7 +303,7 @@ class Run:
 
 
 def start_run(args, config, world):
-    """Opens everything that can be wrong, before anything is written -> Run, model."""
+    """-> Run, model. Opens and checks all inputs before anything is written."""
     device, dtype = pick_device(config)
     config = choose_layout(args, config, device)
     resume_from = checkpoint.find(args)
@@ -309,23 +311,24 @@ def start_run(args, config, world):
     if error := layout_error(int(os.environ.get("WORLD_SIZE", 1)), config, config.model):
         raise UserError(error)
     if config.lora.rank and start.weights is None:
-        raise UserError("--lora: adapters are put on trained weights; name them with --init")
+        raise UserError("--lora adds adapters to trained weights; give these weights with --init")
     if config.beta and start.is_new:
-        raise UserError("--beta: answers are compared with the answers of the model in --init, so "
-                        "name one")
+        raise UserError("--beta compares the model with a reference model; give this model with "
+                        "--init")
     if resume_from.folder and ("packs" in resume_from.state["loader"]["plans"]) != bool(args.plan):
-        raise UserError("--plan: a run goes on as it began, with a plan or without one")
+        raise UserError("--plan: --resume needs --plan if the run started with it, and must not "
+                        "have it otherwise")
     base = str(files.describe(start.weights).path.absolute()) if config.lora.rank else None
     recipe = checkpoint.recipe_fields(config, base)
     if resume_from.folder:
         checkpoint.check_unchanged(args, resume_from, "recipe", recipe)
     ranks = join_ranks(config.cp, device, config.cp_heads)
-    config = replace(config, workers=ranks.broadcast(config.workers))  # one for all ranks
+    config = replace(config, workers=ranks.broadcast(config.workers))  # the same on all ranks
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     torch.manual_seed(config.seed)
-    # before the model, which may take minutes, so that a mistake in --data does not
+    # before the model, which may take minutes to make, so that a mistake in --data shows at once
     loader, eval_records, made_for = open_data(
         args, config, ranks, start.tokenizer, resume_from, world)
     model = open_model(config, start, world)

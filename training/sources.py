@@ -1,20 +1,20 @@
-"""The record files of a run and the rate of each (paper: data mixture; docs/molmo2.md 9).
+"""The record files of a run and their sampling rates (paper: data mixture; docs/molmo2.md 9).
 
 in    --data, --media, --eval
-out   sources, their rates, which sum to 1, and the records to evaluate on
+out   sources; their sampling rates, which sum to 1; the records to evaluate on
 
-    --data a.jsonl=0.6 b.jsonl=0.4        fixed rates
+    --data a.jsonl=0.6 b.jsonl=0.4        fixed sampling rates
     --data mix.json                       a list of entries; see `read_mix`
     --data FOLDER                         the published sets, FOLDER/NAME/records.jsonl
 
-Files in a group share the group's rate by the square root of their sizes.
+The sampling rate of a group is divided among its files by the square roots of their sizes.
 """
 
 import dataclasses
 import hashlib
 import json
 import math
-import os  # its path functions say no of a name that is too long, where those of Path raise
+import os  # os.path.exists is False for a name that is too long, but Path.exists raises
 import tempfile
 from collections import Counter
 from itertools import chain
@@ -26,7 +26,7 @@ from records.mixture import group_rates, sqrt_size
 from records.reader import Records
 from training.config import STAGES
 
-# {field of an entry: kind of its value, as of records.check}
+# {field of an entry: kind of its value, as in records.check}
 OPTIONS = {"style": "text", "weight": "positive"}  # for records.reader.Records
 FILE = {"path": "text", "media": "text", **OPTIONS}
 FILE_FIELDS = {**FILE, "rate": "positive"}
@@ -35,7 +35,7 @@ GROUP_FIELDS = {"group": "text", "rate": "positive", "data": "any"}
 
 
 def published(mixture, folder):
-    """The MIXTURE of a recipe, the folder of its sets -> entries as `read_mix` gives them."""
+    """The MIXTURE of a recipe, the folder of its sets -> entries, in the format of `read_mix`."""
     entries = []
     for group, rate, parts in mixture:
         members = []
@@ -50,30 +50,30 @@ def published(mixture, folder):
 
 
 def read_mix(path):
-    """A mix.json -> its entries, with paths that start in its folder; DataError if it is not one.
+    """A mix.json -> its entries, with paths that include its folder. DataError if it is invalid.
 
-    It holds a list of {"path": .., "rate": 1, "media": .., "style": .., ..} with fixed rates and of
-    groups {"group": name, "rate": 1, "data": [entries]}, whose members share the group's rate by
-    `sqrt_size`, of which they may set "size" and "sampling_rate".
+    The file contains a list of files {"path": .., "rate": 1, "media": .., "style": .., ..} and of
+    groups {"group": name, "rate": 1, "data": [entries]}. The rate of a group is divided among its
+    files by `sqrt_size`, a function with the arguments "size" and "sampling_rate" of a file.
     """
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
         entries = json.loads(text, object_pairs_hook=without_twins)
         return read_entries(Path(path).parent, entries)
     except (OSError, ValueError, RecursionError) as e:
-        raise DataError(f"{path}: not a mix, a list of entries with paths and rates: {e}") from None
+        raise DataError(f"{path}: not a valid mix.json (docs/own_data.md#mixtures): {e}") from None
 
 
 def without_twins(pairs):
-    """The (key, value) of a JSON object as a dict; ValueError if a key stands twice."""
+    """The (key, value) pairs of a JSON object -> dict. ValueError if a key occurs twice."""
     for key, n in Counter(key for key, _ in pairs).items():
         if n > 1:
-            raise ValueError(f"'{key:.80}' stands {n} times in one entry; keep one")
+            raise ValueError(f"'{key:.80}' occurs {n} times in one entry; keep one of them")
     return dict(pairs)
 
 
 def read_entries(folder, entries, in_group=False):
-    """The list of a mix.json or of a group, with whole paths; ValueError if it is wrong."""
+    """-> the entries of a mix.json or of a group, with whole paths. ValueError for an error."""
     is_list = isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)
     if not is_list or not entries:
         raise ValueError(f"expected a list of entries {{..}}, found {entries!r:.60}")
@@ -81,10 +81,10 @@ def read_entries(folder, entries, in_group=False):
 
 
 def read_entry(folder, entry, in_group):
-    """An entry of a mix.json, with whole paths; ValueError if a field is wrong."""
+    """-> an entry of a mix.json, with whole paths. ValueError if a field is wrong."""
     if "split_turns" in entry:
         raise ValueError("'split_turns' is now an option of the converter: python -m tools.convert "
-                         "FILE OUT.jsonl --split-turns; name OUT.jsonl here without the option")
+                         "FILE OUT.jsonl --split-turns; then use OUT.jsonl as the path here")
     is_group = "group" in entry and not in_group
     known = GROUP_FIELDS if is_group else MEMBER_FIELDS if in_group else FILE_FIELDS
     wrong = [name for name, value in entry.items()
@@ -93,8 +93,8 @@ def read_entry(folder, entry, in_group):
     if needed not in entry:
         wrong.append(needed)
     if wrong:
-        raise ValueError(f"'{wrong[0]}' of {json.dumps(entry):.80} is missing, unknown or of a "
-                         f"wrong kind or value; the fields are {', '.join(sorted(known))}")
+        raise ValueError(f"'{wrong[0]}' of {json.dumps(entry):.80} is missing, unknown or has a "
+                         f"wrong value; the possible fields are {', '.join(sorted(known))}")
     if is_group:
         return entry | {"data": read_entries(folder, entry["data"], in_group=True)}
     whole = {name: str(folder / entry[name]) for name in ("path", "media") if name in entry}
@@ -102,7 +102,8 @@ def read_entry(folder, entry, in_group):
 
 
 def read_item(item, stage):
-    """One word of --data -> [(rate, entries of files), ..]; a file alone is a group of one."""
+    """One value of --data -> [(sampling rate of a group, entries of its files), ..]. A file outside
+    of a group is a group of one file."""
     path = item
     factor = 1
     if "=" in item and not os.path.exists(item):
@@ -112,7 +113,8 @@ def read_item(item, stage):
         except ValueError:
             factor = math.nan
         if not is_kind(factor, "positive"):
-            raise DataError(f"--data {item}: the rate '{rate}' is not from 1e-09 to 1e+12")
+            raise DataError(f"--data {item}: the sampling rate '{rate}' is not a number from "
+                            "1e-09 to 1e+12")
     entries = [{"path": path}]
     if os.path.isdir(path):
         entries = published(STAGES[stage].MIXTURE, path)
@@ -123,8 +125,8 @@ def read_item(item, stage):
 
 
 def unique_names(sources):
-    """Makes the names of files unique, by which ids, the order of records and the log go:
-    "folder/name" where two have the same name, then "folder/name#2"."""
+    """Makes the names of files unique, because ids, the order of records and the log depend on
+    them. Files with equal names are called "folder/name", and then "folder/name#2"."""
     names = [source.name for source in sources]
     seen = Counter()
     for source, name in zip(sources, names, strict=True):
@@ -135,20 +137,20 @@ def unique_names(sources):
 
 
 def check_frames(source, config):
-    """Warns once if a source has prepared frames of another sampling than that of the run."""
+    """Warns if frames of a source were prepared with other frame settings than those of the run."""
     if others := source.made_for - {(config.fps, config.max_frames)}:
         fps, max_frames = min(others)
         warn(f"{source.path}: its frames were made with --fps {fps:g} --max-frames {max_frames}, "
-             f"and this run has --data.fps={config.fps:g} --data.max_frames={config.max_frames}; "
-             "prepare them again with these numbers, or change the flags of the run")
+             f"but this run has --data.fps={config.fps:g} --data.max_frames={config.max_frames}; "
+             "prepare the frames again with these numbers, or change the flags of the run")
 
 
 def open_sources(args, config, world):
-    """What --data and --eval name -> sources, rates, {name: records to evaluate on}; the last is
-    None for the world of the toy, which has held-out parts of its own."""
+    """Opens the files of --data and --eval -> sources, sampling rates, {name: records to evaluate
+    on}. Without --data, the last one is None: the toy world has its own held-out data."""
     if not args.data and not args.tiny:
-        raise DataError("--data: name record files to train on (or --tiny for the toy world, which "
-                        "needs none)")
+        raise DataError("--data is missing; give record files to train on, or use --tiny to train "
+                        "on the toy world, which needs no files")
     if not args.data:
         return *world.mixture(config.seed, config.stage, kinds_name=config.toy_kinds), None
     groups = [group for item in args.data for group in read_item(item, config.stage)]
@@ -157,8 +159,8 @@ def open_sources(args, config, world):
     if missing:
         sentence = f"--data: no such file: {', '.join(path[:300] for path in missing)}"
         if missing == paths or not args.skip_missing:
-            raise DataError(f"{sentence}; --skip-missing trains on those that are there (a folder "
-                            "is for the published sets: name your own files)")
+            raise DataError(f"{sentence}; --skip-missing trains on the files that exist (a folder "
+                            "must contain the published sets; for your own data, give the files)")
         warn(sentence)
     sources = []
     weighted = []
@@ -180,32 +182,32 @@ def open_sources(args, config, world):
 
 
 def fingerprint(sources, rates, tokenizer, config):
-    """What the packs of a run depend on, as JSON."""
+    """-> everything on which the packs of a run depend, as JSON."""
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save(folder)
         files = b"".join(path.read_bytes() for path in sorted(Path(folder).iterdir()))
     found = {f"data.{key}": value for key, value in dataclasses.asdict(config.data).items()
-             if key != "trained_crops"}  # of evaluation alone
+             if key != "trained_crops"}  # only evaluation uses it
     found |= {name: getattr(config, name) for name in ("seed", "pool_size", "pack_crops")}
     found["tokenizer"] = hashlib.sha256(files).hexdigest()
     found["data"] = [[source.name, rate, source.fingerprint]
                      for source, rate in zip(sources, rates, strict=True)]
-    # the version of the rules by which an example makes its random choices (data.build_tree)
+    # version of the rules for the random choices of an example (data.build_tree)
     found["draws"] = 3
-    # without --beta pairs are skipped; files older than --beta have no such entry
+    # without --beta, preference pairs are skipped; None equals the missing entry of older files
     found["preferences"] = True if config.beta else None
-    # JSON turns tuples into lists, as in a plan or a checkpoint that is read again
+    # tuples become lists, as in a plan or a checkpoint that is read again
     return json.loads(json.dumps(found))
 
 
 def list_changes(theirs, ours):
-    """What differs between two fingerprints or two recipes, in words; "" if nothing does."""
+    """-> the differences between two fingerprints or two recipes, in words; "" without any."""
     if "draws" in ours and theirs.get("draws") != ours["draws"]:
         return "this version of the code makes other random choices"
     changes = []
     for name, value in ours.items():
         if theirs.get(name) != value and name in ("data", "base"):
-            changes.append(f"{name}: other files, or other contents")
+            changes.append(f"{name}: the files, or their contents, are different")
         elif theirs.get(name) != value:
             changes.append(f"{name} was {theirs.get(name)!s:.60} and is {value!s:.60}")
     return "; ".join(changes)

@@ -24,7 +24,7 @@ def test_a_command_goes_on_in_a_folder_that_it_has_made(tmp_path):
 
 def test_a_folder_of_the_user_is_left_alone(tmp_path):
     (tmp_path / "media").mkdir()
-    with pytest.raises(UserError, match=r"contains media, .* name another folder, or delete them"):
+    with pytest.raises(UserError, match=r"contains media, .* give another folder, or delete them"):
         write(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["media"]
     write(tmp_path, besides=["media"])

@@ -78,7 +78,8 @@ def test_a_run_that_is_deleted_ends_it_with_a_sentence(tmp_path, monkeypatch, ca
     monkeypatch.setattr(tensorboard.time, "sleep", lambda _: (run / "log.jsonl").unlink())
     with pytest.raises(SystemExit, match="2"):
         tensorboard.main([str(run)])
-    assert capsys.readouterr().err.endswith("it has lost lines; start this command again\n")
+    assert capsys.readouterr().err.endswith(
+        "has fewer lines than before; start this command again\n")
 
 
 def test_without_the_package_it_names_the_pip_command(tmp_path, monkeypatch, capsys):

@@ -92,7 +92,7 @@ def test_every_part_is_there_word_for_word_with_its_weights(flags):
     assert np.allclose(shown, weights, rtol=1e-3, atol=0)
     for example in row.examples:
         annotations = plural(example.n_branches, "annotation")
-        assert f"{annotations}, {example.dropped_branches} left out, weight" in page
+        assert f"{annotations}, {example.dropped_branches} skipped, loss weight" in page
     assert f"<dd>{weights.sum(dtype='f8'):.6g}</dd>" in page
     assert f"<dd>{sum(len(x.tokens) for x in row.examples)} of {len(weights)}, " in page
 

@@ -145,12 +145,12 @@ def test_help_lists_every_field_with_its_meaning_and_the_default_of_the_recipe(
         parse([*words, "--help"])
     assert end.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert f"one stage (defaults are those of --stage {' '.join(recipe)}). " in text
+    assert f"one stage (the defaults below are for --stage {' '.join(recipe)}). " in text
     defaults = field_values(parse(["--stage", *recipe])[1])
     for name in FIELDS:
         default = text.split(f" --{name} ")[-1].split("(default ")[1]
         assert default.startswith(f"{defaults[name]!r})"), name
-    assert "--clip X largest gradient norm, of each parameter group by itself (default" in text
+    assert "--clip X largest gradient norm; each parameter group is clipped by itself (" in text
     assert "--lr.llm X peak learning rates: the decoder (default" in text
     assert "--data FILE" in text
 
@@ -187,18 +187,19 @@ MISTAKES = [
     (["--pool_size=many"], "--pool_size: invalid int value: 'many'"),
     (["--compile=maybe"], "--compile: invalid true_or_false value: 'maybe'"),
     (["--betas=0.9,1"], "--betas needs two numbers from 0 to below 1"),
-    (["--train", "vision"], "--train: name one or more of vit, connector, llm"),
+    (["--train", "vision"], "--train: choose one or more of vit, connector, llm"),
     (["--model.family=gemma"], "invalid choice: 'gemma'"),
     (["--clip=-1"], "--clip -1.0: must be at least 1e-16"),
     (["--lr.llm=nan"], "--lr.llm nan: must be from 0 to 1"),
-    (["--lora", "2", "--lora.layers=k,x"], "--lora.layers of q, k, v"),
-    (["--lora", "2", "--freeze_embedding=false"], "--lora keeps the embedding as it is"),
+    (["--lora", "2", "--lora.layers=k,x"], "in --lora.layers some of q, k, v"),
+    (["--lora", "2", "--freeze_embedding=false"], "--lora does not train the embedding"),
     (["--data.separator=x"], "--data.separator: invalid choice: 'x'"),
-    (["--resume", "--overwrite"], "--resume and --overwrite contradict one another"),
+    (["--resume", "--overwrite"], "--resume and --overwrite contradict each other"),
     (["--else-init", "x"], "--else-init needs --resume"),
-    (["--model.vision.feature_layers=0,3"], "name blocks from 0 to --model.vision.n_layer less 1"),
+    (["--model.vision.feature_layers=0,3"],
+     "choose blocks from 0 to --model.vision.n_layer minus 1"),
     (["--eval_every=-1"], "--eval_every -1: must be at least 0"),
-    (["--eval", "x"], "--eval and --skip-missing only go with --data"),
+    (["--eval", "x"], "--eval and --skip-missing need --data"),
 ]
 
 

@@ -90,15 +90,15 @@ ENDS = [
     (DataError("r.jsonl:1: no record"), 2, "r.jsonl:1: no record"),
     (OSError(28, "No space left on device"), 1, "[Errno 28] No space left on device"),
     (config.Terminated(), 143,
-     "SIGTERM: ended; nothing has changed; start again with: python train.py --init 'a b' "
+     "SIGTERM: ended; nothing was written; start again with: python train.py --init 'a b' "
      "--overwrite"),
     (KeyboardInterrupt(), 130,
-     "interrupted; nothing has changed; start again with: python train.py --init 'a b' "
+     "interrupted; nothing was written; start again with: python train.py --init 'a b' "
      "--overwrite"),
     (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), 1,
      "out of memory; use a smaller --micro-batch or --data.max_tokens, or a larger --cp; python -m "
-     "tools.memory counts what a step takes: DefaultCPUAllocator: can't allocate memory: you tried "
-     "to allocate 9 bytes"),
+     "tools.memory computes the memory of a step: DefaultCPUAllocator: can't allocate memory: "
+     "you tried to allocate 9 bytes"),
     (RuntimeError("[gloo/pair.cc:534] Connection closed by peer\nmore"), 1,
      "another process has ended or hangs: [gloo/pair.cc:534] Connection closed by peer"),
 ]
@@ -133,9 +133,9 @@ def test_the_command_that_continues_a_run_is_for_as_many_processes(
     monkeypatch.setattr(sys, "argv", ["train.py", flag])
     started = SimpleNamespace(out=tmp_path)
     (tmp_path / "step-2.part").mkdir()
-    assert log.how_to_go_on(started) == f"nothing was kept; start again with: {command}"
+    assert log.how_to_go_on(started) == f"nothing was saved; start again with: {command}"
     (tmp_path / "model").mkdir()
-    weights = f"the trained weights are in {tmp_path}/model, and were not evaluated"
+    weights = f"the trained weights are in {tmp_path}/model, but were not evaluated"
     assert log.how_to_go_on(started) == weights
     (tmp_path / "step-2").mkdir()
     assert log.how_to_go_on(started) == f"continue with: {command}"
@@ -150,7 +150,7 @@ def test_a_run_that_is_stopped_in_stage_0_says_how_to_start_again(
     with monkeypatch.context() as patch:
         patch.setattr(world, "pretrain", lambda *_, **__: os.kill(os.getpid(), number))
         assert run(tmp_path, *flags, "--overwrite") == status
-    text = sentence(capsys, "nothing was kept, stage 0 included; start again with: ")
+    text = sentence(capsys, "nothing was saved, not even stage 0; start again with: ")
     _, program, *words = shlex.split(text.split("start again with: ")[1])
     assert program == "train.py"
     assert run(tmp_path, *words) == 0

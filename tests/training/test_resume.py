@@ -100,8 +100,8 @@ def test_another_layout_is_no_other_recipe(whole, records, tmp_path):
 OTHER_RECIPES = [
     (["--lr.llm=1", "--z_loss=1"], "lr.llm was 0.0022 and is 1.0; z_loss was 0.0001 and is 1.0"),
     (["--deterministic"], "deterministic was false and is true"),
-    (["--model.n_hidden=96"], "another shape"),
-    (["--plan", "plan.npz"], "with a plan or without one"),
+    (["--model.n_hidden=96"], "the shape of its model differs"),
+    (["--plan", "plan.npz"], "needs --plan if the run started with it"),
 ]
 
 
@@ -129,7 +129,7 @@ def test_with_other_data_no_good_record_is_unreadable(tmp_path, capsys, encoded)
     shutil.rmtree(out / "step-6")
     write("y" * 20)
     assert run(out, *flags, "--resume") == 2
-    sentence(capsys, "is of another data", "other contents", "--resume-anyway")
+    sentence(capsys, "does not have the same data", "or their contents", "--resume-anyway")
     encoded.clear()
     assert run(out, *flags, "--resume-anyway") == 0
     assert logged(out)[6]["skipped"] == {}
@@ -187,7 +187,7 @@ def test_a_checkpoint_runs_no_code_of_those_who_made_it(whole, tmp_path):
     state["sha256"] = checkpoint.hash_without_tensors(folder, state)
     (folder / "state.json").write_text(json.dumps(state))
     assert checkpoint.find_newest(out).step == 4
-    with pytest.raises(pickle.UnpicklingError, match=r"posix\.mkdir, which is no part of it"):
+    with pytest.raises(pickle.UnpicklingError, match=r"posix\.mkdir, a foreign class"):
         checkpoint.Reader(folder).read_metadata()
     assert not (tmp_path / "made").exists()
     assert "BytesStorageMetadata" not in chain(*checkpoint.METADATA_CLASSES.values())
@@ -248,13 +248,13 @@ def test_a_directory_that_holds_a_run_needs_resume_or_overwrite(whole, records, 
     assert contents(tmp_path) == before
     flags = [*RECIPE, *records, "--steps", "1", "--save-every", "0", "--overwrite"]
     assert run(tmp_path, *flags) == 2
-    sentence(capsys, "has no config.json, so it is no run directory to --overwrite")
+    sentence(capsys, "is not a run directory (it has no config.json)")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/config.json").write_text("{}")
     before = contents(tmp_path)
     for more in ([], ["--overwrite"]):
         assert run(tmp_path / "mine", *RECIPE, *records, *more) == 2
-        sentence(capsys, "mine: contains config.json, which no run has made")
+        sentence(capsys, "mine: contains config.json, which was not written by a run")
         (tmp_path / "mine/lock").unlink()
     assert run(out, *flags, "--init", str(out)) == 2
     sentence(capsys, "--overwrite would delete the weights of --init")
@@ -280,7 +280,7 @@ def test_adapters_started_from_the_default_directory_leave_it_and_can_be_resumed
     with pytest.raises(SystemExit) as end:
         train.main(flags)
     assert end.value.code == 2
-    sentence(capsys, f"--out {base}: contains a run", "name another directory")
+    sentence(capsys, f"--out {base}: contains a run", "choose another directory")
     assert contents(base) == before
     assert run("adapted", *flags) == 0
     shutil.rmtree("adapted/step-4")
@@ -292,7 +292,7 @@ def test_adapters_started_from_the_default_directory_leave_it_and_can_be_resumed
     assert run("adapted", *flags, "--resume") == 0
     capsys.readouterr()
     assert run("adapted", *resumed, "--init", "other", "--resume") == 2
-    sentence(capsys, f"--init other: the run in adapted began with {base}; leave --init out")
+    sentence(capsys, f"--init other: the run in adapted started from {base}; omit --init")
 
 
 def test_another_run_is_kept_out_until_the_first_ends(tmp_path, capsys):

@@ -32,10 +32,10 @@ LAYOUTS = [
     (8, [], ""),
     (8, ["--cp", "3"], "--cp 3: 8 query and 2 kv heads"),
     (16, ["--cp", "16"], "--cp 16: 8 query and 2 kv heads"),
-    (6, [], "--cp 4: 6 processes are no multiple of it"),
-    (8, ["--batch", "6"], "--batch 6: no multiple of 2 data-parallel ranks times --micro-batch 2"),
-    (8, ["--data.max_tokens=62"], "--data.max_tokens=62: no multiple of --cp 4"),
-    (8, ["--shard", "3"], "--shard 3: 8 processes are no multiple of it"),
+    (6, [], "--cp 4: the number of processes, 6, is not a multiple of it"),
+    (8, ["--batch", "6"], "--batch 6 is not a multiple of 2 data-parallel ranks times"),
+    (8, ["--data.max_tokens=62"], "--data.max_tokens=62 is not a multiple of --cp 4"),
+    (8, ["--shard", "3"], "--shard 3: the number of processes, 8, is not a multiple"),
 ]
 
 
@@ -56,7 +56,7 @@ def test_the_device_is_the_best_there_is_and_a_missing_one_is_refused(monkeypatc
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert pick("--dtype", "bfloat16") == (torch.device("cpu"), torch.bfloat16)
-    with pytest.raises(UserError, match="--device cuda: this machine or this torch has"):
+    with pytest.raises(UserError, match="--device cuda: no such device was found"):
         pick("--device", "cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert pick() == (torch.device("cuda"), torch.bfloat16)
@@ -94,10 +94,11 @@ FILES = {
     "unreadable": [{"image": "a.png", "annotations": [CAPTION]}],
 }
 MISTAKES = [
-    (["--stage", "1"], "--data: name record files"),
-    ([*TINY, "--data", "a.jsonl=x"], "the rate 'x' is not from 1e-09 to 1e+12"),
-    ([*TINY, "--data", "good.jsonl=1e308", "good.jsonl=1e308"], "the rate '1e308' is not"),
-    ([*TINY, "--data", "good.jsonl=1e-200", "good.jsonl=1e200"], "the rate '1e-200' is not"),
+    (["--stage", "1"], "--data is missing; give record files"),
+    ([*TINY, "--data", "a.jsonl=x"], "the sampling rate 'x' is not a number from 1e-09 to 1e+12"),
+    ([*TINY, "--data", "good.jsonl=1e308", "good.jsonl=1e308"], "the sampling rate '1e308' is not"),
+    ([*TINY, "--data", "good.jsonl=1e-200", "good.jsonl=1e200"],
+     "the sampling rate '1e-200' is not"),
     ([*TINY, "--data", "good.jsonl", "--media", "nowhere"], "--media nowhere"),
     ([*TINY, "--data", "x" * 300 + "=1"], "--data: no such file: xxx"),
     ([*TINY, "--data", "good.jsonl", "--media", "x" * 300], "there is no such folder"),
@@ -110,11 +111,11 @@ MISTAKES = [
     ([*TINY, "--init", ""], "--init"),
     ([*TINY, "--out", "full"], "--out full: contains a run"),
     ([*TINY, "--out", "a.png"], "--out a.png: File exists"),
-    ([*TINY, "--lora", "4"], "name them with --init"),
+    ([*TINY, "--lora", "4"], "give these weights with --init"),
     ([*TINY, "--data", "wrong.jsonl"], "wrong.jsonl:2: wrong record: "),
     ([*TINY, "--data", "unreadable.jsonl"], "unreadable.jsonl:1: damaged image: "),
     ([*TINY, "--data", "good.jsonl", "--eval", "gone.jsonl"], "gone.jsonl: the file cannot be"),
-    ([*TINY, "--model.n_head=3"], "--model: no model has this shape"),
+    ([*TINY, "--model.n_head=3"], "--model: a model cannot have this shape"),
 ]
 
 

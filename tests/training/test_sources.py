@@ -84,20 +84,20 @@ def test_a_run_that_samples_prepared_frames_in_another_way_warns_once_per_source
     files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
     opened("--data", *files, "--data.max_frames=8")
     (sentence,) = capsys.readouterr().err.splitlines()
-    assert "b.jsonl: its frames were made with --fps 2 --max-frames 9, and this run" in sentence
+    assert "b.jsonl: its frames were made with --fps 2 --max-frames 9, but this run" in sentence
     opened("--data", *files, "--data.max_frames=8", "--data.fps=1")
     assert len(capsys.readouterr().err.splitlines()) == 2
 
 
 WRONG_MIXES = [
-    ("{}", r"not a mix, .*: expected a list of entries {\.\.}, found {}"),
+    ("{}", r"not a valid mix.json .*: expected a list of entries {\.\.}, found {}"),
     ("[]", r"expected a list of entries {\.\.}, found \[\]"),
     ("3", r"expected a list of entries {\.\.}, found 3"),
     ("[3]", r"expected a list of entries {\.\.}, found \[3\]"),
     ('[{"group": "g", "data": {"path": "a.jsonl"}}]', r"expected a list of .*, found {'path'"),
     ('[{"path": "a.jsonl", "rate": true}]', "'rate' of"),
     ('[{"path": 3}]', "'path' of"),
-    ('[{"path": "a.jsonl", "rate": 1, "rate": 2}]', "'rate' stands 2 times in one entry"),
+    ('[{"path": "a.jsonl", "rate": 1, "rate": 2}]', "'rate' occurs 2 times in one entry"),
     (f'[{{"path": "{300 * "x"}"}}]', "--data: no such file: .*xxx; "),
     ('[{"group": "g", "data": [{"path": "a.jsonl", "size": -5}]}]', "'size' of"),
     ('[{"group": "g", "data": [{"path": "a.jsonl", "rate": 2}]}]', "'rate' of"),
@@ -194,7 +194,7 @@ def test_a_fingerprint_changes_with_what_the_packs_depend_on_and_with_nothing_el
     other = of(tokenizer=ByteTokenizer(["other"]))
     assert [key for key in first if first[key] != other[key]] == ["tokenizer"]
     path.write_text(path.read_text() + "\n" + path.read_text().splitlines()[0])
-    assert list_changes(first, of()) == "data: other files, or other contents"
+    assert list_changes(first, of()) == "data: the files, or their contents, are different"
     assert list_changes(first, first) == ""
     older = {name: value for name, value in first.items() if name != "draws"}
     changes = list_changes(older, first)

@@ -154,7 +154,7 @@ def test_a_run_is_not_resumed_on_another_base_but_on_the_same_elsewhere(base, ad
     model_folders.save(model, other / "model")
     flags = [word for word in adapters(base) if word not in ("--init", str(base))]
     assert run(out, *flags, *records, "--resume", "--else-init", str(other)) == 2
-    sentence(capsys, "base: other files, or other contents")
+    sentence(capsys, "base: the files, or their contents, are different")
     assert run(out, *flags, *records, "--resume", "--else-init", str(moved)) == 0
     assert_same_run(out, adapted)
 

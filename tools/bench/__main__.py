@@ -1,9 +1,9 @@
-"""Times this project and reference implementations on the same work, in one run.
+"""Times this project and reference implementations on the same work.
 
     python -m tools.bench pack --n 2000 --seeds 1
 
-Each command prints a table, then one JSON line, also with the flags, the hardware, the
-date and the commit. A ratio is the median over the rounds, with its range.
+Each command prints a table, and then one JSON line that also contains the flags, the hardware,
+the date and the commit. A ratio is the median over the rounds, with its range.
 """
 
 import argparse
@@ -22,7 +22,7 @@ ON_DEVICE = ("load", "attend", "step", "generate")
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Keeps the lines of the description, and shows the default of every flag."""
+    """Keeps the line breaks of the description and shows the default of every flag."""
 
 
 @report_errors
@@ -40,7 +40,7 @@ def main(argv=None):
     flags = vars(args).copy()
     args.device = open_device(flags.get("device", "cpu"))
     results = COMMANDS[args.bench].run(args)
-    # four digits of every float: more would be noise
+    # four digits of every float, because more digits would be noise
     cases = json.loads(json.dumps(results), parse_float=lambda text: float(f"{float(text):.4g}"))
     line = {
         **flags,

@@ -1,14 +1,14 @@
-"""Times attention in packed rows, against a dense mask and a loop over the examples.
+"""Times attention in packed rows, compared with a dense mask and a loop over the examples.
 
     python -m tools.bench attend --tokens 1024 --rounds 1
 
-Rows are packs of the stream of tools.bench pack (of stage 3 from 36,864 tokens on, else of
-stage 2, with crops in proportion). All implementations compute the same, forward and backward,
-which is checked before they are timed.
+Rows are packs of the stream of tools.bench pack. Rows of 36,864 tokens or more are from
+stage 3 and others from stage 2. The number of crops is in proportion to the tokens. Before
+timing, a check makes sure that all implementations have the same outputs and gradients.
 
-    dense   SDPA under one mask (1,1,T,T)
-    loop    SDPA for each example under its own mask; all outputs concatenated
-    ours    attention.attend under attention.packed_mask: FlexAttention on a GPU,
+    dense   SDPA with one mask (1,1,T,T)
+    loop    SDPA for each example with its own mask; then the outputs are concatenated
+    ours    attention.attend with attention.packed_mask: FlexAttention on a GPU,
             else chunks of documents
 """
 
@@ -29,19 +29,19 @@ from tools.bench.stream import Recipe, recipe
 from tools.command import positive, print_table, whole_number
 
 TIMES = ("mask", "forward", "both")  # seconds; both: forward and backward
-# patches of one pixel: the tokens are those of real crops, and pixels do not matter
+# patches of one pixel; the tokens are the same as with real crops, and pixels are not used
 SHAPE = replace(SMALL, vision=replace(SMALL.vision, patch=1))
 
 
 class Row(NamedTuple):
-    """The mask fields (1,T) int32 of a packed row, and where its examples begin."""
+    """The mask fields (1,T) int32 of a packed row, and the positions where its examples start."""
     visible_until: torch.Tensor
     bidir: torch.Tensor
-    starts: list  # one more than there are examples
+    starts: list  # start of each example, then the end of the last one
 
 
 def rows(tokens, count, device="cpu"):
-    """Packed rows of the stream of that many tokens, with crops in proportion -> [Row, ..]."""
+    """-> [Row, ..], `count` packed rows of the stream with so many tokens each."""
     stage = 3 if tokens >= recipe(3).max_tokens else 2
     limits = recipe(stage)
     n_crops = max(limits.max_crops * tokens // limits.max_tokens, 1)
@@ -54,7 +54,8 @@ def rows(tokens, count, device="cpu"):
     return found
 
 
-# A way to attend is a function: Row -> function (q (1,T,H,D), k and v (1,T,G,D)) -> (1,T,H,D).
+# Each implementation below is a function: Row -> attend. attend is also a function:
+# q (1,T,H,D), k and v (1,T,G,D) -> (1,T,H,D).
 
 
 def dense(row):
@@ -62,7 +63,7 @@ def dense(row):
 
 
 def loop(row):
-    parts = []  # of each example, and of padding: its tokens, its mask
+    parts = []  # (tokens, mask) of each example and of the padding
     for start, end in pairwise([*row.starts, row.bidir.shape[1]]):
         if start < end:
             at = slice(start, end)
@@ -83,7 +84,7 @@ WAYS = {"dense": dense, "loop": loop, "ours": ours}
 
 
 def measure(way, row, inputs, device):
-    """One forward and backward -> {each of TIMES}, and [output, gradients of q, k and v]."""
+    """One forward and backward pass -> {name in TIMES: seconds}, [output, gradients of q, k, v]."""
     start = clock(device)
     attend = way(row)
     made = clock(device)
@@ -96,8 +97,8 @@ def measure(way, row, inputs, device):
 
 
 def check_ways(several, inputs, device, tolerance):
-    """RuntimeError unless all WAYS give the output and gradients of the dense mask, within a
-    tolerance relative to the largest value. Also compiles."""
+    """RuntimeError if the output or a gradient of one of the WAYS differs from the dense mask. The
+    tolerance is relative to the largest value. This is also the warm-up, with compilation."""
     for row in several:
         _, expected = measure(WAYS["dense"], row, inputs, device)
         for name, way in WAYS.items():
@@ -109,7 +110,8 @@ def check_ways(several, inputs, device, tolerance):
 
 
 def summarise(name, rounds):
-    """One way: medians over the rounds, and the ratios of the dense mask and the loop to it."""
+    """-> the medians of one way over the rounds, and the times of the dense mask and of the loop
+    divided by its time."""
     summary = {key: median(means[name][key] for means in rounds) for key in TIMES}
     for other in ("dense", "loop"):
         summary[f"{other}_over"] = spread([r[other]["both"] / r[name]["both"] for r in rounds])
@@ -117,7 +119,7 @@ def summarise(name, rounds):
 
 
 def bench_row_length(tokens, args):
-    """Prints the table of rows of so many tokens -> its numbers."""
+    """Prints the table for rows of `tokens` tokens -> its numbers."""
     device = args.device
     dtype = getattr(torch, args.dtype)
     generator = torch.Generator().manual_seed(0)
@@ -126,7 +128,7 @@ def bench_row_length(tokens, args):
     for n_heads in (8, 2, 2):  # of q, k and v
         x = torch.randn(1, tokens, n_heads, 64, generator=generator)
         inputs.append(x.to(device, dtype).requires_grad_())
-    # a GPU may round to TF32
+    # a GPU may round float32 to TF32, and then the tolerance must be larger
     exact = device.type == "cpu" and args.dtype == "float32"
     check_ways(several, inputs, device, tolerance=1e-4 if exact else 0.05)
 
@@ -143,7 +145,7 @@ def bench_row_length(tokens, args):
         "ways": {name: summarise(name, rounds) for name in WAYS},
     }
     print(f"\n{args.rows} rows of {tokens} tokens: {case['examples']} examples,", end=" ")
-    print(f"{case['area']:.1%} of all pairs allowed")
+    print(f"{case['area']:.1%} of all query-key pairs are allowed")
     print_table("seconds of one row", case["ways"])
     return case
 
@@ -151,12 +153,12 @@ def bench_row_length(tokens, args):
 def add_arguments(parser):
     add = parser.add_argument
     add("--tokens", type=whole_number(512), nargs="+", default=[4096, 16384],
-        help="tokens of a row")
-    add("--rows", type=positive, default=3, help="rows of each length")
-    add("--dtype", choices=("float32", "bfloat16"), default="float32", help="of q, k and v")
+        help="lengths of rows in tokens")
+    add("--rows", type=positive, default=3, help="number of rows of each length")
+    add("--dtype", choices=("float32", "bfloat16"), default="float32", help="dtype of q, k and v")
     add("--rounds", type=positive, default=5, help="measurements of each row")
 
 
 def run(args):
-    """Prints a table per length -> {"4096": its numbers, ..}."""
+    """Prints one table for each length -> {"4096": its numbers, ..}."""
     return {str(tokens): bench_row_length(tokens, args) for tokens in args.tokens}

@@ -1,15 +1,17 @@
-"""Computes tokens per second and MFU of a run of train.py from its log.
+"""Computes tokens per second and MFU (model FLOPs utilization) of a run from its log.
 
     python -m tools.bench run runs/tuned --peak 0.2 --skip 1
 
-The seconds of a step hold planning, decoding, encoding, transfers, forward, backward,
-communication and the optimizer. The windows of all visual tokens count as full.
+The seconds of a step include planning, decoding, encoding, transfers, forward, backward,
+communication and the optimizer. The windows of all visual tokens are counted as full.
 
-FLOPs are what a training step needs, counted alike for every implementation. A matrix
-costs 2 for each weight and each vector, attention 4 for each allowed pair of tokens and
-each number of a query. The backward pass costs as much again for the inputs, and for
-weights that learn once more. Not counted: padding, pairs that the mask hides, logits
-without a label, and blocks that activation checkpointing computes again.
+FLOPs are the work that a training step needs. They are counted in the same way for every
+implementation. A matrix costs 2 FLOPs for each weight and each input vector. Attention costs
+4 FLOPs for each allowed query-key pair and each element of a query. The backward pass of a
+matrix costs the same again for its inputs, and once more if its weights are trained. The
+backward pass of attention costs twice as much as the forward pass. Four things are not counted:
+padding, pairs that the mask hides, logits without a label, and blocks that activation
+checkpointing computes again.
 """
 
 import argparse
@@ -30,34 +32,34 @@ PARTS = ("vit", "connector", "llm")
 
 
 class Work(NamedTuple):
-    """What a step processes."""
-    patches: int = 0  # of all crops
+    """What a step processes: numbers of tokens, patches and pairs."""
+    patches: int = 0  # patches of all crops
     pooled: int = 0  # patches in the windows of all visual tokens
     visual: int = 0  # visual tokens
     tokens: int = 0
     labelled: int = 0  # tokens with loss
-    pairs: int = 0  # of tokens that attend
+    pairs: int = 0  # allowed query-key pairs
 
 
 def matrix_size(*modules):
-    """Weights of all nn.Linear in the modules."""
+    """-> the number of weights of all nn.Linear in the modules."""
     layers = [layer for module in modules for layer in module.modules()]
     return sum(layer.weight.numel() for layer in layers if isinstance(layer, nn.Linear))
 
 
 def flops(model, work, train=PARTS, freeze_embedding=False):
-    """FLOPs of forward and backward of a Work. train: the parts that learn. A tied head does
-    not learn where the embedding is frozen."""
+    """-> FLOPs of the forward and backward pass for a Work. train: the trained parts. A tied head
+    is not trained if the embedding is frozen."""
     config = model.config
     vision = model.vision
 
-    def needs_backward(part):  # it or a part below it learns
+    def needs_backward(part):  # is this part, or a part before it, trained?
         return any(below in train for below in PARTS[: PARTS.index(part) + 1])
 
-    def matrices(part, learns):  # FLOPs for each weight and vector
+    def matrices(part, learns):  # FLOPs for each weight and input vector
         return 2 * (1 + needs_backward(part) + learns)
 
-    def pairs(part):  # FLOPs for each pair and number of a query
+    def pairs(part):  # FLOPs for each query-key pair and each element of a query
         return 4 * (1 + 2 * needs_backward(part))
 
     vit = matrices("vit", "vit" in train) * matrix_size(vision.vit) * work.patches
@@ -78,7 +80,7 @@ def flops(model, work, train=PARTS, freeze_embedding=False):
 
 
 def batch_work(model, batch):
-    """The Work of a packing.Batch, without padding and without blank crops."""
+    """-> the Work of a packing.Batch, without padding and without blank crops."""
     n_patch = model.config.vision.n_patch
     in_window = batch.pool_src >= 0
     n_crops = len((batch.pool_src[in_window] // n_patch).unique())
@@ -96,8 +98,8 @@ def batch_work(model, batch):
 
 
 def logged_work(line, stage, vision_config):
-    """A step's line of the log -> its Work. A window has 2 x 2 patches in stage 1, where all media
-    are images, and counts as 3 x 3, the window of videos, in later stages."""
+    """The line of a step in log.jsonl -> its Work. In stage 1, all media are images, whose windows
+    have 2 x 2 patches. In later stages, all windows count as 3 x 3, the windows of videos."""
     window = 4 if stage == 1 else 9
     return Work(
         patches=line["crops"] * vision_config.n_patch,
@@ -113,17 +115,17 @@ def add_arguments(parser):
     add = parser.add_argument
     add("run", metavar="DIR", help="a run directory")
     add("--peak", type=float, required=True, default=argparse.SUPPRESS,
-        help="TFLOP/s of one GPU in the dtype of the run, such as 989 of an H100 in bfloat16")
-    add("--skip", type=int, default=5, help="first steps that do not count")
+        help="peak TFLOP/s of one GPU in the dtype of the run; 989 for an H100 in bfloat16")
+    add("--skip", type=int, default=5, help="how many first steps are ignored")
 
 
 def run(args):
-    """Prints a table -> medians over the steps. UserError where no step counts."""
+    """Prints a table -> medians over the steps. UserError if no step is left."""
     lines = read_log(Path(args.run) / "log.jsonl")
     steps = read_steps(lines)[args.skip :]
     if not steps or args.peak <= 0:
         raise UserError(f"{args.run}: no log of more than {args.skip} steps, "
-                        "or no --peak above 0")
+                        "or --peak is not above 0")
     config = lines[0]["config"]
     gpus = lines[0]["world"]
     model = files.meta_model(files.config_from_dict(config["model"], ModelConfig()))

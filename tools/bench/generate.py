@@ -1,9 +1,10 @@
-"""Times prefill and decoding of an answer, against the Molmo2 of transformers.
+"""Times prefill and decoding of an answer, compared with the Molmo2 of transformers.
 
     python -m tools.bench generate --preset toy --rounds 1 --tokens 8
 
-Both models have the same random weights and prompts and decode greedily. In float32 the
-answers must be the same; in bfloat16 rounding may choose another of two likely tokens.
+Both models have the same random weights, get the same prompts and decode greedily. In
+float32 the answers must be the same. In bfloat16 they may differ, because rounding can
+change the order of two tokens with almost equal logits.
 """
 
 import statistics
@@ -26,7 +27,7 @@ PROMPTS = {
     "image of 9 crops": Plain(299, (2, 4)),
     "video of 16 frames": Plain(299, frames=16),
 }
-NEVER = -1  # no id: an answer does not end before its last token
+NEVER = -1  # not the id of a token, so no answer ends early
 
 
 class Timing(NamedTuple):
@@ -36,7 +37,7 @@ class Timing(NamedTuple):
 
 
 def time_answer(answer):
-    """answer: a function that calls its argument after every token and returns the tokens."""
+    """-> Timing. answer: a function that returns tokens and calls its argument after each one."""
     times = [time.perf_counter()]
     tokens = answer(lambda *_: times.append(time.perf_counter()))
     seconds = [end - start for start, end in pairwise(times)]
@@ -48,10 +49,10 @@ def our_answer(model, prompt, n_tokens, on_token):
 
 
 def reference_answer(model, inputs, n_tokens, on_token):
-    """The same with transformers' generate."""
+    """The same as our_answer, with the generate method of transformers."""
 
     def stopping_criterion(ids, scores):
-        # reads the token, so on a GPU it waits for it
+        # .item() waits until the GPU has computed the token, so the time is right
         on_token(ids[0, -1].item())
         return torch.zeros(1, dtype=torch.bool, device=ids.device)
 
@@ -62,12 +63,12 @@ def reference_answer(model, inputs, n_tokens, on_token):
 
 
 def bench_prompt(name, prompt, answers, rounds, must_agree):
-    """One prompt -> its row. answers: {"ours", "reference": function for time_answer}.
-    RuntimeError if the answers must agree and do not."""
-    # the first answers also warm up
+    """Times one prompt -> its row of the table. answers: {"ours" and "reference": a function for
+    time_answer}. RuntimeError if the answers must agree but differ."""
+    # the first answers are also the warm-up
     ours, reference = (time_answer(answer).tokens for answer in answers.values())
     if must_agree and ours != reference:
-        raise RuntimeError(f"{name}: the answers differ: ours {ours}, theirs {reference}.")
+        raise RuntimeError(f"{name}: the answers differ: ours {ours}, transformers {reference}.")
     runs = {side: partial(time_answer, answer) for side, answer in answers.items()}
     timings = run_rounds(runs, rounds)
     row = {"tokens": len(prompt.tokens)}
@@ -83,13 +84,13 @@ def bench_prompt(name, prompt, answers, rounds, must_agree):
 def add_arguments(parser):
     add = parser.add_argument
     add("--preset", choices=PRESETS, default="small", help="shape of the model")
-    add("--dtype", choices=("float32", "bfloat16"), default="float32", help="of both models")
+    add("--dtype", choices=("float32", "bfloat16"), default="float32", help="dtype of both models")
     add("--tokens", type=whole_number(2), default=64, help="tokens of an answer")
     add("--rounds", type=positive, default=7, help="measurements of each prompt")
 
 
 def run(args):
-    """Prints the table -> {case: its row}. RuntimeError where the answers differ in float32."""
+    """Prints the table -> {case: its row}. RuntimeError if answers differ in float32."""
     config = PRESETS[args.preset]
     dtype = getattr(torch, args.dtype)
     ours, reference = model_pair(config, args.device, dtype)
@@ -104,5 +105,5 @@ def run(args):
             "reference": partial(reference_answer, reference, inputs, args.tokens),
         }
         rows[name] = bench_prompt(name, prompt, answers, args.rounds, dtype == torch.float32)
-    print_table("seconds of a prompt, of a token", rows)
+    print_table("seconds per prompt and per token", rows)
     return rows

@@ -1,11 +1,12 @@
-"""Times the way from a video file to the input of the model, against decoding alone.
+"""Times the steps from a video file to the input of the model, compared with decoding alone.
 
     python -m tools.bench load --seconds 3 --rounds 1 --frames 16
 
-The frames are spread over the video, or fill ten seconds from its middle; then the video
-before them should cost nothing. The unit of times_decode is ffmpeg, with one thread,
-decoding the whole file once: no reader of the whole video can be faster. "prepared" are
-the same frames as `tools.prepare frames` leaves them; MB is what lies on the disk.
+The frames are spread over the video, or come from at most ten seconds from its middle on.
+In the second case, the part before these seconds should cost no time. times_decode is the
+time divided by the time in which ffmpeg, with one thread, decodes the whole file once. No
+reader of the whole video can be faster. "prepared" means the same frames, as files that
+`tools.prepare frames` writes. MB is the size on the disk.
 """
 
 import math
@@ -37,16 +38,16 @@ def run_ffmpeg(*arguments):
 
 
 def make_video(path, seconds):
-    """Writes a test pattern that moves as a whole and in parts, under noise: H.264 at 30 frames a
-    second and 4 Mbit/s, with a key frame every two seconds."""
+    """Writes a video of a test pattern that moves as a whole and in parts, with noise. It is H.264
+    at 30 frames per second and 4 Mbit/s, with a key frame every two seconds."""
     pattern = f"testsrc2=s=1280x720:r=30:d={seconds},scroll=h=0.002:v=0.001,noise=alls=10:allf=t"
     run_ffmpeg("-f", "lavfi", "-i", pattern, "-c:v", "libx264", "-preset", "veryfast", "-b:v", "4M",
                "-g", "60", "-pix_fmt", "yuv420p", str(path))
 
 
 def choose_times(video, frames):
-    """{case: seconds at which frames are asked for}: no more frames than the video has, and none
-    after the last one appears."""
+    """-> {case: times in seconds of the frames to read}. There are not more times than frames in
+    the video, and no time is later than its last frame."""
     cases = {}
     for n in frames:
         n = min(n, len(video.times))
@@ -60,7 +61,7 @@ def choose_times(video, frames):
 
 
 def time_decoding(path):
-    """Seconds in which ffmpeg decodes the whole video to nowhere."""
+    """-> seconds in which ffmpeg decodes the whole video, without any output."""
     start = time.perf_counter()
     run_ffmpeg("-threads", "1", "-i", str(path), "-map", "0:V:0", "-fps_mode", "passthrough",
                "-f", "null", "-")
@@ -68,7 +69,7 @@ def time_decoding(path):
 
 
 def time_loading(open_video, times, device):
-    """Seconds in which a video is opened and these frames of it become model input on a device."""
+    """-> seconds to open a video and turn frames at these times into model input on a device."""
     start = time.perf_counter()
     crops = frame_crops(media.frames(open_video(), times), len(times), data.DataConfig())
     torch.from_numpy(crops).to(device)
@@ -76,7 +77,7 @@ def time_loading(open_video, times, device):
 
 
 def summarise(rounds, case, n_frames, paths):
-    """[{case: seconds} for each round] -> the row of a case that reads these files."""
+    """[{case: seconds} for each round] -> the table row of one case. paths: the files it reads."""
     return {
         "seconds": statistics.median(found[case] for found in rounds),
         "times_decode": spread([found[case] / found[FFMPEG] for found in rounds]),
@@ -86,9 +87,9 @@ def summarise(rounds, case, n_frames, paths):
 
 
 def compare(path, video, args):
-    """-> {case: its row}: decoding alone; frames of the video; the same frames, prepared."""
+    """-> {case: its table row}: decoding alone, frames of the video, the same frames prepared."""
     runs = {FFMPEG: partial(time_decoding, path)}
-    read = {FFMPEG: (len(video.times), [path])}  # frames and files of each case
+    read = {FFMPEG: (len(video.times), [path])}  # {case: (number of frames, files)}
     for k, (case, times) in enumerate(choose_times(video, args.frames).items()):
         folder = path.parent / str(k)
         save(media.frames(video, times), folder, data.DataConfig().vision.crop, "jpg")
@@ -103,14 +104,14 @@ def compare(path, video, args):
 
 def add_arguments(parser):
     add = parser.add_argument
-    add("--seconds", type=positive, default=180, help="length of the generated video")
-    add("--frames", type=positive, nargs="+", default=[384, 128], help="frames to read")
+    add("--seconds", type=positive, default=180, help="seconds of the test video")
+    add("--frames", type=positive, nargs="+", default=[384, 128], help="numbers of frames to read")
     add("--rounds", type=positive, default=3, help="measurements of each case")
 
 
 def run(args):
     """Prints the table -> {"video", "results"}."""
-    torch.set_num_threads(1)  # as a worker of the training loader has
+    torch.set_num_threads(1)  # as in a worker of the training loader
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "made.mp4")
         make_video(path, args.seconds)

@@ -1,4 +1,4 @@
-"""What every benchmark uses: clocks, rounds and ratios."""
+"""Functions that all benchmarks share: clock, rounds and ratios."""
 
 import statistics
 import time
@@ -7,25 +7,25 @@ import torch
 
 
 def clock(device):
-    """Seconds of a monotonic clock, read after the device has finished all queued work."""
+    """-> seconds of a monotonic clock, read after the device has finished all queued work."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
     return time.perf_counter()
 
 
 def spread(ratios):
-    """[ratio, one per round] -> {"median", "min", "max"}, as the JSON line reports them."""
+    """Ratios, one per round -> {"median", "min", "max"}."""
     return {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
 
 
 def relative_error(found, expected):
-    """The largest difference of two tensors over the largest expected value."""
+    """-> the largest difference of two tensors, divided by the largest expected value."""
     return float((found - expected).abs().max() / expected.abs().max())
 
 
 def run_rounds(runs, rounds):
-    """{key: function} -> [{key: its result} for each round]. Every second round goes in
-    reverse order, so that background load and caches affect all equally."""
+    """{key: function} -> [{key: its result} for each round]. Every second round runs in reverse
+    order, so that background load and caches affect all functions equally."""
     results = []
     for k in range(rounds):
         keys = list(runs)[::-1] if k % 2 else list(runs)

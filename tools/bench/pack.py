@@ -1,9 +1,10 @@
-"""Compares how well packers fill rows from the same seeded streams of examples.
+"""Compares how well different packers fill rows with the same streams of examples.
 
     python -m tools.bench pack --n 2000 --seeds 1
 
-Prints for each stage how full the packs of each packer are and what planning costs; then how many
-rows message trees and packing leave. No packer can go below the bound. A packer is a function
+For each stage, a first table shows how full the packs of each packer are, and how long planning
+takes. A second table shows how many rows are needed with and without message trees and packing.
+"over" is the number of packs divided by a lower bound for any packer. A packer is a function
 (sizes, max_tokens, max_crops) -> packs, each a list of example numbers.
 """
 
@@ -21,12 +22,14 @@ from tools.command import positive, print_table
 
 
 def lower_bound(sizes, limits):
-    """sizes (n,2), limits (2,) -> packs that any packer needs, by dual feasible functions
-    (Martello and Toth; Fekete and Schepers). Tokens and crops are bounded apart.
+    """sizes (n,2), limits (2,) -> a number of packs that every packer needs at least. It comes from
+    dual feasible functions (Martello and Toth; Fekete and Schepers), separately for tokens and
+    crops.
 
-    Sizes below a threshold <= limit / 2 count as 0, above limit - threshold as the limit.
-    What fits into one pack still sums to the limit at most, since such a large size leaves
-    room only for sizes that count as 0. So any packing needs at least sum / limit packs.
+    For a threshold <= limit / 2, a size below the threshold counts as 0, and a size above
+    limit - threshold counts as the limit. The sizes in one pack still sum to at most the limit,
+    because beside such a large size there is room only for sizes that count as 0. So every
+    packing needs at least sum / limit packs.
     """
     bounds = []
     for resource, limit in zip(sizes.T, limits, strict=True):
@@ -40,8 +43,8 @@ def lower_bound(sizes, limits):
 def internvl_buffer(sizes, max_tokens, max_crops, max_open=20):
     """InternVL's buffer without overflow: up to max_open unfinished packs, most crops first.
 
-    An example joins the first pack that has room for it. A pack leaves when it is exactly
-    full, or as the first of too many.
+    An example is added to the first pack that has room for it. A pack is finished when it is
+    exactly full. If there are more than max_open packs, the first one is finished.
     """
     unfinished = []  # of (crops left, tokens left, example numbers)
     for i, (tokens, crops) in enumerate(sizes):
@@ -60,12 +63,12 @@ def internvl_buffer(sizes, max_tokens, max_crops, max_open=20):
 
 
 def knapsack(sizes, max_tokens, max_crops, image_weight, granularity):
-    """The official choice (docs/molmo2.md 8) from sizes [(tokens, crops), ..]: the subset with
-    the highest sum of tokens + image_weight * crops -> its numbers, from the last to the first.
+    """The official choice (docs/molmo2.md 8): from sizes [(tokens, crops), ..], the subset with the
+    highest sum of tokens + image_weight * crops -> its numbers, from the last to the first.
 
-    Tokens count in steps of the granularity, rounded up. best[s, c], float32, is the highest
-    value of a subset with at most s steps and c crops; improved[i] says where example i raised
-    it. The subset is read off backwards.
+    Tokens are counted in steps of `granularity`, rounded up. best[s, c], float32, is the highest
+    value of a subset with at most s steps and c crops. improved[i, s, c] is true if example i
+    raised it. The subset is found by going backwards through `improved`.
     """
     max_steps = -(-max_tokens // granularity)
     best = np.zeros((max_steps + 1, max_crops + 1), np.float32)
@@ -94,11 +97,11 @@ def knapsack(sizes, max_tokens, max_crops, image_weight, granularity):
 
 
 def official(sizes, max_tokens, max_crops, image_weight, pool=48):
-    """The official packer (docs/molmo2.md 8): when the pool is full and one more example arrives,
-    the knapsack of the pool is a pack, whatever the age of the examples.
+    """The official packer (docs/molmo2.md 8). When the pool is full and one more example arrives,
+    the knapsack choice from the pool becomes a pack. The age of the examples has no influence.
 
-    An example that fills a row leaves alone and at once. RuntimeError if nothing in the pool
-    can ever leave. The same rule empties the pool at the end of the stream.
+    An example that fills a row becomes a pack at once. At the end of the stream, the pool is
+    emptied by the same rule. RuntimeError if no example in the pool fits into a pack.
     """
     granularity = max(1, max_tokens // 512)
     max_steps = -(-max_tokens // granularity)
@@ -107,7 +110,7 @@ def official(sizes, max_tokens, max_crops, image_weight, pool=48):
     def take_pack():
         pool_sizes = [size for _, size in waiting]
         chosen = knapsack(pool_sizes, max_tokens, max_crops, image_weight, granularity)
-        # from the last to the first, so that the positions of the others do not move
+        # from the last to the first, so that the indices of the others stay the same
         return [waiting.pop(k)[0] for k in chosen]
 
     for i, size in enumerate(sizes):
@@ -129,7 +132,7 @@ OFFICIAL = "official knapsack, 48"
 
 
 def packers(stage):
-    """{name in the table: packer}; the official one weighs crops by stage."""
+    """-> {name in the table: packer}. The official packer weights crops differently in stage 1."""
     return {
         "none": lambda sizes, *limits: ([i] for i, _ in enumerate(sizes)),
         "InternVL's buffer, 20": internvl_buffer,
@@ -139,7 +142,7 @@ def packers(stage):
 
 
 def measure(packer, sizes, bound, limits):
-    """One packer on sizes [(tokens, crops), ..] -> its row of the table."""
+    """Runs one packer on sizes [(tokens, crops), ..] -> its row of the table."""
     start = time.process_time()
     packs = list(packer(sizes, *limits))
     seconds = time.process_time() - start
@@ -155,10 +158,10 @@ def measure(packer, sizes, bound, limits):
 
 
 def count_rows(examples, limits):
-    """[ExampleSize, ..] -> {name: rows} without message trees and packing, with each, with both."""
+    """[ExampleSize, ..] -> {name: number of rows}, with and without message trees and packing."""
     trees = [(e.tokens, e.crops) for e in examples]
     single = [(e.trunk + text, e.crops) for e in examples for text in e.branches]
-    # in random order, as training draws them: not all annotations of a video in one row
+    # in random order, as in training, so that the annotations of a video are in different rows
     order = np.random.default_rng(0).permutation(len(single))
     single = [single[i] for i in order]
     return {"one annotation per row": len(single), "message trees": len(trees),
@@ -166,14 +169,14 @@ def count_rows(examples, limits):
 
 
 def summarise(rows):
-    """A packer's rows, one per stream -> means, and the range of "over"."""
+    """The table rows of a packer, one per stream -> their means, and the range of "over"."""
     over = [row["over"] for row in rows]
     means = {key: fmean(row[key] for row in rows) for key in rows[0]}
     return means | {"over_range": (min(over), max(over))}
 
 
 def bench_stage(stage, n, seeds):
-    """Prints the tables of one stage -> their numbers."""
+    """Prints the two tables of one stage -> their numbers."""
     limits = recipe(stage)[:2]  # tokens and crops
     streams = [stream(stage, n, seed) for seed in range(seeds)]
     sizes = [[(e.tokens, e.crops) for e in examples] for examples in streams]
@@ -193,8 +196,8 @@ def bench_stage(stage, n, seeds):
 
 def add_arguments(parser):
     add = parser.add_argument
-    add("--n", type=positive, default=20_000, help="examples of each stream")
-    add("--seeds", type=positive, default=3, help="streams of each stage")
+    add("--n", type=positive, default=20_000, help="number of examples of each stream")
+    add("--seeds", type=positive, default=3, help="number of streams of each stage")
 
 
 def run(args):

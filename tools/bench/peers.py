@@ -1,5 +1,5 @@
-"""transformers' Molmo2, the reference of tools.bench: its model with our random weights, and our
-examples as its inputs."""
+"""The Molmo2 of transformers, the reference of tools.bench. It gets our random weights, and our
+examples as inputs."""
 
 import tempfile
 from collections import defaultdict
@@ -24,10 +24,11 @@ PRESETS = {"small": SMALL, **models.PRESETS}
 
 
 def import_transformers():
-    """The package transformers; ValueError with the pip command if it is missing.
+    """-> the package transformers. ValueError with the pip command if it is missing.
 
-    A torchvision built for another torch does not load its compiled operators, and transformers
-    then refuses to start. Molmo2's model calls none of them, so declaring two of them is enough.
+    A torchvision that was built for another torch cannot load its compiled operators, and then
+    the import of transformers fails. Molmo2 calls none of these operators, so it is enough to
+    declare two of them.
     """
     try:
         import torchvision  # noqa: F401
@@ -45,14 +46,14 @@ _DECLARED_OPERATORS = []  # an operator exists as long as its Library object
 
 
 def random_model(config, device, dtype):
-    """Our model with random weights that depend on the config alone, in eval mode."""
+    """-> our model in eval mode, with random weights that depend only on the config."""
     torch.manual_seed(0)
     model = models.Molmo2(replace(config, init_std=0.02)).init_weights()
     return model.to(device=device, dtype=dtype).eval()
 
 
 def model_pair(config, device, dtype):
-    """-> (our model, transformers' model) with the same random weights, in eval mode."""
+    """-> (our model, the model of transformers), both in eval mode with the same random weights."""
     transformers = import_transformers()
     transformers.utils.logging.disable_progress_bar()
     ours = random_model(config, device, dtype)
@@ -64,9 +65,9 @@ def model_pair(config, device, dtype):
 
 
 def reference_inputs(examples, config, device, dtype=torch.float32):
-    """data.Examples -> keyword arguments of transformers' Molmo2, as its processor batches them:
-    text padded on the right to the longest example, the crops of all examples one after the other,
-    labels -100 where there is no loss."""
+    """A list of data.Example -> keyword arguments for the Molmo2 of transformers, in the format of
+    its processor. Text is padded on the right to the longest example. The crops of all examples are
+    concatenated. A token without loss has the label -100."""
     texts = defaultdict(list)
     media = defaultdict(list)
     n_crops = 0
@@ -86,7 +87,7 @@ def reference_inputs(examples, config, device, dtype=torch.float32):
         is_video = windows.shape[1] == 9  # windows of 3 x 3 patches
         kind = "video" if is_video else "image"
         side = -(-config.vision.grid // 3)
-        # of an image only the number of windows matters: one grid holds all of them
+        # for an image only the number of windows matters, so one grid contains all of them
         grid = [len(pixels), side, side] if is_video else [1, len(windows), 0, 0]
         media["pixel_values_videos" if is_video else "pixel_values"].append(pixels)
         media[f"{kind}_token_pooling"].append(pooling)

@@ -1,13 +1,13 @@
-"""Times a training step without the optimizer, against the Molmo2 of transformers.
+"""Times a training step without the optimizer, compared with the Molmo2 of transformers.
 
     python -m tools.bench step --preset toy --cases image --dtypes float32 --rounds 1
 
-Both implementations have the same weights and learn the same tokens of the same examples, with
-random pixels and ids. In float32 their losses and two gradients must agree before they are timed.
-On a GPU our blocks are compiled, as in training.
+Both implementations have the same weights and train on the same tokens of the same examples, with
+random pixels and ids. Before timing, their float32 losses and two gradients must agree. On a GPU,
+our blocks are compiled, as in training.
 
-MFU is the FLOPs that a step needs (tools/bench/flops.py) over its seconds and the FLOP/s of
-a large matrix product.
+MFU is the FLOPs that a step needs (tools/bench/flops.py), divided by its seconds and by the
+FLOP/s of a large matrix product.
 """
 
 import statistics
@@ -25,8 +25,8 @@ from tools.bench.step_cases import CASES, make_case
 from tools.command import positive, print_table, show
 
 SIDES = ("ours", "reference")
-# Gradients that are compared, by our name and transformers'. The gradients of the first blocks are
-# computed last, so that an error in any block changes them.
+# {our name: name in transformers} of the weights whose gradients are compared. The gradients of the
+# first blocks are computed last, so an error in any block changes them.
 WATCHED = {
     "blocks.0.attn.q.weight": "model.language_model.layers.0.self_attn.q_proj.weight",
     "vision.vit.blocks.0.q.weight": "model.vision_tower.layers.0.self_attn.q_proj.weight",
@@ -36,26 +36,26 @@ WATCHED = {
 class StepResult(NamedTuple):
     seconds: float
     loss: float  # mean over all tokens with loss
-    gradients: list  # of WATCHED
+    gradients: list  # gradients of the weights in WATCHED
 
 
 def our_loss(model, config, row, case, device):
-    """A row -> function that computes its part of the case's mean loss."""
+    """A row -> a function that computes the part of this row in the mean loss of the case."""
     batch = packing.collate([row], case.length, config.vision).to(device)
     batch = replace(batch, weights=(batch.weights > 0) / case.labelled)
     return lambda: (batch.weights * model(batch)[0]).sum()
 
 
 def reference_loss(model, config, examples, case, device):
-    """A padded batch -> function that computes its part of the case's mean loss."""
+    """Examples of a padded batch -> a function that computes their part in the mean loss."""
     inputs = peers.reference_inputs(examples, config, device)
-    # its loss is the batch's own mean
+    # transformers computes the mean over the batch
     share = int((inputs["labels"] >= 0).sum()) / case.labelled
     return lambda: model(**inputs, use_cache=False).loss * share
 
 
 def training_step(side, model, config, case, dtype, args):
-    """Forward and backward of one case by one of SIDES -> StepResult."""
+    """Runs forward and backward of one case with one of SIDES -> StepResult."""
     device = args.device
     is_ours = side == "ours"
     prepare = our_loss if is_ours else reference_loss
@@ -73,7 +73,7 @@ def training_step(side, model, config, case, dtype, args):
     gradients = []
     for name in WATCHED.keys() if is_ours else WATCHED.values():
         weight = model.get_parameter(name)
-        # the ViT has no gradient where there was no image
+        # the ViT has no gradient if the case has no image
         is_used = weight.grad is not None
         gradients.append(weight.grad.clone() if is_used else torch.zeros_like(weight))
     start = clock(device)
@@ -83,7 +83,7 @@ def training_step(side, model, config, case, dtype, args):
 
 
 def check_agreement(case, ours, reference):
-    """RuntimeError unless two StepResults are of the same step."""
+    """RuntimeError if the loss or a gradient differs between two StepResults."""
     found = [("loss", 1e-4, abs(ours.loss - reference.loss) / abs(reference.loss))]
     for name, a, b in zip(WATCHED, ours.gradients, reference.gradients, strict=True):
         found.append((f"gradients of {name}", 1e-3, (a - b).norm() / b.norm()))
@@ -93,7 +93,7 @@ def check_agreement(case, ours, reference):
 
 
 def build_models(config, args):
-    """{side: model in training mode, float32}, with the same random weights."""
+    """-> {side: float32 model in training mode}, with the same random weights."""
     torch.set_flush_denormal(True)  # as in train.py
     models = dict(zip(SIDES, peers.model_pair(config, args.device, torch.float32), strict=True))
     if args.device.type == "cuda":
@@ -102,7 +102,7 @@ def build_models(config, args):
 
 
 def matmul_peak(device, dtype):
-    """FLOP/s of one large square matrix product: the median of five, after one that warms up."""
+    """-> FLOP/s of a large square matrix product, the median of five runs after a warm-up."""
     n = 8192 if device.type == "cuda" else 2048
     a = torch.randn(n, n, device=device, dtype=getattr(torch, dtype))
     b = torch.randn(n, n, device=device, dtype=getattr(torch, dtype))
@@ -115,7 +115,7 @@ def matmul_peak(device, dtype):
 
 
 def describe(case, model):
-    """The size of a case and the FLOPs that it needs."""
+    """-> the size of a case and the FLOPs that it needs."""
     batches = [packing.collate([row], case.length, model.config.vision) for row in case.rows]
     trees = [example for row in case.rows for example in row]
     singles = [example for batch in case.batches for example in batch]
@@ -132,10 +132,10 @@ def describe(case, model):
 
 
 def bench_case(name, config, models, peaks, args):
-    """Prints the table of one case -> its numbers. models: {side: model}; peaks: {dtype:
-    FLOP/s}. RuntimeError where the implementations differ."""
+    """Prints the table of one case -> its numbers. models: {side: model}. peaks: {dtype: FLOP/s}.
+    RuntimeError if the implementations differ."""
     case = make_case(name, config, args.n)
-    # the shapes of other cases count against the recompilation limit
+    # otherwise the shapes of earlier cases would count for the limit of recompilations
     torch.compiler.reset()
     row = describe(case, models["ours"])
     runs = {(side, dtype): partial(training_step, side, model, config, case, dtype, args)
@@ -143,7 +143,7 @@ def bench_case(name, config, models, peaks, args):
     pair = [training_step(side, models[side], config, case, "float32", args) for side in SIDES]
     check_agreement(name, *pair)
     for run_step in runs.values():
-        run_step()  # warms up
+        run_step()  # warm-up
     rounds = run_rounds(runs, args.rounds)
     row["sides"] = {}
     for side, dtype in runs:
@@ -154,13 +154,13 @@ def bench_case(name, config, models, peaks, args):
             "annotations_per_second": row["annotations"] / seconds,
             "mfu": row["flops"] / seconds / peaks[dtype],
         }
-    print(f"\n{name}: {row['labelled']} tokens with loss; {row['flops'] / 1e12:.3g} TFLOP needed")
+    print(f"\n{name}: {row['labelled']} tokens with loss; it needs {row['flops'] / 1e12:.3g} TFLOP")
     print_table(name, {key: row[key.split()[0]] | r for key, r in row["sides"].items()})
     row["ratios"] = {}
     for dtype in args.dtypes:
         ratios = [r["reference", dtype].seconds / r["ours", dtype].seconds for r in rounds]
         row["ratios"][dtype] = spread(ratios)
-        print(f"reference / ours, {dtype}: {show(row['ratios'][dtype])}", flush=True)
+        print(f"time of reference / ours, {dtype}: {show(row['ratios'][dtype])}", flush=True)
     return row
 
 
@@ -168,17 +168,17 @@ def add_arguments(parser):
     dtypes = ("float32", "bfloat16")
     add = parser.add_argument
     add("--preset", choices=peers.PRESETS, default="small", help="shape of the model")
-    add("--dtypes", nargs="+", choices=dtypes, default=list(dtypes), help="dtype of autocast")
+    add("--dtypes", nargs="+", choices=dtypes, default=list(dtypes), help="dtypes of autocast")
     add("--cases", nargs="+", choices=CASES, default=list(CASES), help=(
-        "image, video: 9 crops, or 16 frames, and 300 tokens of text; padded: 9, 5 and 2 crops "
-        "and a text, ours in one row, the reference in a padded batch; stream: rows as training "
-        "packs them, the reference in padded batches of annotations"))
+        "image: 9 crops and 300 tokens of text; video: 16 frames and 300 tokens; padded: examples "
+        "of 9, 5, 2 and 0 crops, for us in one row, for the reference in a padded batch; stream: "
+        "rows packed as in training, for the reference padded batches of annotations"))
     add("--rounds", type=positive, default=5, help="measurements of each case")
-    add("--n", type=positive, default=1, help="rows of the case stream")
+    add("--n", type=positive, default=1, help="number of rows in the case stream")
 
 
 def run(args):
-    """Prints a table per case -> {"peak": FLOP/s by dtype, case: its numbers, ..}."""
+    """Prints a table for each case -> {"peak": {dtype: FLOP/s}, case: its numbers, ..}."""
     config = peers.PRESETS[args.preset]
     models = build_models(config, args)
     peaks = {dtype: matmul_peak(args.device, dtype) for dtype in args.dtypes}

@@ -1,5 +1,5 @@
-"""What tools.bench step measures: random pixels and ids, as packed rows for us and as
-padded batches for transformers.
+"""The cases of tools.bench step, with random pixels and ids. We use packed rows, and transformers
+uses padded batches.
 
     FOUR          ours, a row                      reference, padded
     9 crops       | 9 crops | 5 | 2 | text |       | 9 crops               |
@@ -7,7 +7,8 @@ padded batches for transformers.
     2                                              | 2      . . . . . . . .|
     text                                           | text  . . . . . . . . |
 
-A tree with three annotations is a part of our row, and for transformers three sequences.
+A message tree with three annotations is one example in our row, and three sequences for
+transformers.
 """
 
 from itertools import islice
@@ -24,14 +25,14 @@ from text.visual_tokens import images_tokens, video_tokens
 from tools.bench import stream
 
 STREAM_ROW = stream.Recipe(max_tokens=4096, max_crops=32, max_frames=8)
-REFERENCE_BATCH = 4  # sequences in a batch of the stream for transformers
+REFERENCE_BATCH = 4  # number of sequences in a batch for transformers, in the case "stream"
 
 
 class Plain(NamedTuple):
     """An example with one annotation."""
-    text: int  # tokens
-    tiling: tuple = None  # (rows, columns) of the mosaic of its image
-    frames: int = 0  # of its video
+    text: int  # tokens of its text
+    tiling: tuple = None  # (rows, columns) of crops in the mosaic of its image
+    frames: int = 0  # frames of its video
 
 
 CASES = {
@@ -43,18 +44,18 @@ CASES = {
 
 class Case(NamedTuple):
     """The same examples for both implementations."""
-    rows: list  # ours: for each row a list of data.Example, message trees
-    batches: list  # reference: for each batch a list of data.Example of one annotation each
+    rows: list  # ours: for each row a list of data.Example, which are message trees
+    batches: list  # reference: for each batch a list of data.Example with one annotation each
     length: int  # tokens of a row
 
     @property
     def labelled(self):
-        """Tokens with loss, the same for both implementations."""
+        """-> the number of tokens with loss, which is the same for both implementations."""
         return sum(int((e.weights > 0).sum()) for row in self.rows for e in row)
 
 
 class Tree(NamedTuple):
-    """An example as a message tree, and each of its annotations by itself: data.Example."""
+    """The data.Example of a message tree, and one data.Example for each of its annotations."""
     whole: data.Example
     singles: list
 
@@ -64,10 +65,11 @@ def n_crops(example):
 
 
 def random_tree(config, rng, image_sizes, n_frames, texts, n_subtitles=0):
-    """An example with random ids and without pixels -> Tree.
+    """-> Tree with random ids and without pixels.
 
-    image_sizes: (width, height) of the images; n_frames: of a video in place of images, or 0.
-    texts: (tokens read, tokens learned) of each annotation. n_subtitles: tokens behind the media.
+    image_sizes: (width, height) of each image. n_frames: number of frames if it has a video instead
+    of images. texts: (tokens without loss, tokens with loss) of each annotation. n_subtitles:
+    tokens after the images or the video.
     """
     tokenizer = ByteTokenizer(n_vocab=config.n_vocab)
     settings = data.DataConfig(vision=config.vision)
@@ -82,7 +84,8 @@ def random_tree(config, rng, image_sizes, n_frames, texts, n_subtitles=0):
         ids, is_visual = images_tokens(image_sizes, tokenizer, settings)
     trunk = [tokenizer.bos, *ids, *random_ids(n_subtitles)]
     is_visual = [False, *is_visual, *[False] * n_subtitles]
-    # the last id is a target only, here without loss, so that all read the same tokens
+    # The last id is only a target. It has no loss here, so that both implementations have the same
+    # input tokens.
     branches = [data.Branch([(random_ids(n_read), False), (random_ids(n_learned), True),
                              ([0], False)]) for n_read, n_learned in texts]
     examples = []
@@ -95,8 +98,8 @@ def random_tree(config, rng, image_sizes, n_frames, texts, n_subtitles=0):
 
 
 def set_random_pixels(examples, config, rng):
-    """Gives the annotations of one example the same random crops. A mosaic of one crop
-    repeats the low-resolution view, on which packing.collate relies."""
+    """Gives the annotations of one example the same random crops. If a mosaic has only one crop, it
+    is equal to the low-resolution view, because packing.collate relies on this."""
     image_id = examples[0].image_id
     if image_id is None:
         return
@@ -109,7 +112,7 @@ def set_random_pixels(examples, config, rng):
 
 
 def plain_example(config, rng, plain):
-    """A data.Example with loss on all of its text, the times of frames included."""
+    """-> a data.Example with loss on all of its text, including the times of frames."""
     v = config.vision
     image_sizes = []
     if plain.tiling:
@@ -123,8 +126,8 @@ def plain_example(config, rng, plain):
 
 
 def draw_tree(config, rng, stage, max_frames):
-    """A Tree of the stream. Its images have as many crops as in the released model, whatever the
-    size of a crop; a quarter of an annotation is read, the rest is learned."""
+    """-> a Tree of the stream. Its images have as many crops as in the released model, even if the
+    crops of this config are smaller. Of each annotation, a quarter has no loss and the rest has."""
     draft = stream.draw(rng, stage)
     stride, released = config.vision.stride, vision.RELEASED.stride
     sizes = [(width * stride // released, height * stride // released)
@@ -135,7 +138,7 @@ def draw_tree(config, rng, stage, max_frames):
 
 
 def stream_case(config, n, stage, limits):
-    """The Case of n packed rows of a stage's stream. limits: stream.Recipe of a row."""
+    """-> the Case of n packed rows from the stream of a stage. limits: stream.Recipe of a row."""
     rng = np.random.default_rng(0)
     trees = []
 
@@ -144,7 +147,8 @@ def stream_case(config, n, stage, limits):
         whole = trees[-1].whole
         return len(whole.tokens), n_crops(whole)
 
-    # The first packs hold the largest examples of the pool; after MAX_WAIT packs these are gone.
+    # The first packs contain the largest examples of the pool. They are not typical, so the first
+    # MAX_WAIT packs are skipped.
     planner = packing.Planner(next_size, limits.max_tokens, limits.max_crops)
     packs = [[e.index for e in pack]
              for pack in islice(planner, packing.MAX_WAIT, packing.MAX_WAIT + n)]
@@ -162,7 +166,7 @@ def stream_case(config, n, stage, limits):
 
 
 def make_case(name, config, n):
-    """The Case of one of CASES; n: rows of the stream."""
+    """-> the Case with this name. n: number of rows in the case "stream"."""
     if name == "stream":
         return stream_case(config, n, 2, STREAM_ROW)
     rng = np.random.default_rng(0)

@@ -1,10 +1,11 @@
-"""A seeded stream of example sizes that stands in for the training mixture (docs/molmo2.md 9).
+"""A random stream of example sizes, used instead of the training mixture (docs/molmo2.md 9).
 
-The groups come at the released rates, and tokens and crops are counted as in training.
-Lengths of videos and answers, sizes of images and numbers of annotations are ASSUMED, since
-nobody published them. Two numbers are fitted to examples per pack of the official packer:
-VIDEO_SCALE to the 3.8 of stage 2 that the paper reports, CAPTION_TOKENS to the 1.52 of stage 1
-that Ai2 reports for rows of 2,560 tokens (docs/released.md). A packer sees sizes, no pixels.
+The groups have the released sampling rates, and tokens and crops are counted as in training.
+The lengths of videos and answers, the sizes of images and the numbers of annotations are ASSUMED,
+because they were not published. Two numbers are fitted, so that the official packer has the
+reported number of examples per pack. VIDEO_SCALE is fitted to 3.8 in stage 2 (paper), and
+CAPTION_TOKENS to 1.52 in stage 1 (Ai2, for rows of 2,560 tokens; docs/released.md). Pixels are not
+needed, because a packer uses only sizes.
 """
 
 import math
@@ -19,7 +20,7 @@ from training.config import STAGES
 
 
 class LogNormal(NamedTuple):
-    """A log-normal number, clipped to [least, most]."""
+    """A log-normal distribution. Its numbers are clipped to [least, most]."""
     median: float
     sigma: float  # standard deviation of the logarithm
     least: float
@@ -31,7 +32,7 @@ class LogNormal(NamedTuple):
 
 
 class Count(NamedTuple):
-    """1 + a Poisson number, clipped to [least, most]."""
+    """The distribution of 1 + a Poisson number. Its numbers are clipped to [least, most]."""
     mean: float
     least: int
     most: int
@@ -41,28 +42,28 @@ class Count(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Examples of one kind: videos where seconds is given, else images or text alone."""
-    share: float  # of the stream, relative to the sum of all shares
-    annotations: Count
+    """Examples of one kind: videos if `seconds` is given, else images, or text only."""
+    share: float  # share of the stream; it is divided by the sum of all shares
+    annotations: Count  # annotations of an example
     text: LogNormal  # tokens of one annotation
-    images: tuple = (0, 0)  # fewest and most images of an example
-    seconds: LogNormal | None = None  # of its video
-    subtitles: float = 0.0  # share of the videos that come with subtitles
+    images: tuple = (0, 0)  # smallest and largest number of images of an example
+    seconds: LogNormal | None = None  # duration of its video
+    subtitles: float = 0.0  # share of the videos that have subtitles
 
 
-VIDEO_SCALE = 0.90  # multiplies every median duration: fitted to stage 2
-# median of a caption or a transcript of stage 1: fitted to stage 1
+VIDEO_SCALE = 0.90  # multiplies every median duration; fitted to stage 2
+# median tokens of a caption or a transcript in stage 1; fitted to stage 1
 CAPTION_TOKENS = 320
 
 
 def seconds(median, sigma, longest):
-    """Distribution of the durations of a group's videos."""
+    """-> the distribution of the durations of videos."""
     return LogNormal(median * VIDEO_SCALE, sigma, 2, longest)
 
 
 ONE = (1, 1)
 SEVERAL = (2, 5)
-# a caption and a transcript
+# exactly two annotations, a caption and a transcript
 CAPTIONS = Count(2, 2, 2), LogNormal(CAPTION_TOKENS, 0.35, 60, 800)
 POINTING = Count(4, 1, 12), LogNormal(45, 0.9, 15, 600)
 TEXT_ONLY = Count(1, 1, 1), LogNormal(450, 0.9, 30, 2304)
@@ -74,13 +75,13 @@ STAGE_1 = [
     Group(0.3, *POINTING, images=ONE),
     Group(0.1, *TEXT_ONLY),
 ]
-STAGE_2 = [  # the released rates sum to 1.1
+STAGE_2 = [  # the released sampling rates sum to 1.1
     # demonstrations: long answers about a video, several images or one image
     Group(0.15 * 0.40, Count(3, 1, 8), LogNormal(180, 0.8, 30, 1500),
           seconds=seconds(55, 0.9, 3600)),
     Group(0.15 * 0.15, Count(3, 1, 8), LogNormal(120, 0.7, 20, 700), images=SEVERAL),
     Group(0.15 * 0.45, Count(3, 1, 10), LogNormal(140, 0.8, 20, 700), images=ONE),
-    # academic videos, minutes long or short clips
+    # academic videos: some are minutes long, and others are short clips
     Group(0.20 * 0.35, *VIDEO_QA, seconds=seconds(90, 0.7, 3600), subtitles=0.15),
     Group(0.20 * 0.65, *VIDEO_QA, seconds=seconds(11, 0.8, 3600), subtitles=0.15),
     # academic images
@@ -111,13 +112,13 @@ def recipe(stage):
 class Draft(NamedTuple):
     """What an example of the stream consists of, before it has pixels and ids."""
     images: list  # (height, width) of each
-    seconds: float  # of its video; 0: none
+    seconds: float  # duration of its video; 0: no video
     subtitles: int  # tokens
     texts: list  # tokens of each annotation
 
 
 class ExampleSize(NamedTuple):
-    tokens: int  # of the trunk and all branches
+    tokens: int  # tokens of the trunk and all branches
     crops: int
     trunk: int  # tokens that all annotations share: BOS, visual tokens, subtitles
     branches: list  # tokens of each annotation
@@ -128,7 +129,7 @@ WEB_ASPECT = LogNormal(math.exp(0.2), 0.35, 0.01, 100)
 
 
 def draw_image_size(rng):
-    """(height, width) in pixels of a photograph, a web image, a chart or a scanned page."""
+    """-> random (height, width) in pixels of a photograph, web image, chart or scanned page."""
     kind = rng.random()
     if kind < 0.40:
         return (480, 640) if rng.random() < 0.65 else (640, 480)
@@ -144,7 +145,7 @@ def draw_image_size(rng):
 
 
 def draw(rng, stage):
-    """A Draft of a group of the stage's mixture, which is chosen by its share."""
+    """-> a random Draft. Its group in the mixture of the stage is drawn with the given shares."""
     groups = GROUPS[stage]
     edges = list(accumulate(group.share for group in groups))
     group = groups[bisect(edges, rng.random() * edges[-1])]
@@ -162,22 +163,22 @@ def draw(rng, stage):
 
 
 def image_size(height, width):
-    """(tokens, crops) of an image (docs/molmo2.md 2.3): the low-resolution grid and the mosaic,
-    each between two markers, and a column end after every row of the mosaic."""
+    """-> (tokens, crops) of an image (docs/molmo2.md 2.3). The low-resolution grid and the mosaic
+    each have two markers around them. The mosaic also has a column end after every row."""
     low, high, crops = vision.pooled_grids(height, width, max_crops=8)
     return low[0] * low[1] + 2 + high[0] * (high[1] + 1) + 2, crops
 
 
 def video_size(seconds, max_frames):
-    """(tokens, crops) of a video (docs/molmo2.md 3.2): each frame has 81 tokens, two markers and
-    its time, one token per character: "0.0 ", then " 0.5 " and so on."""
+    """-> (tokens, crops) of a video (docs/molmo2.md 3.2). Each frame has 81 visual tokens, two
+    markers and its time, with one token per character: "0.0 ", then " 0.5 " and so on."""
     times = vision.frame_times(seconds, max_frames)
     tokens = sum(81 + 2 + len(f" {t:.1f} ") for t in times) - 1
     return tokens, len(times)
 
 
 def size_of(draft, max_tokens, max_frames):
-    """The ExampleSize of a Draft. Tokens beyond max_tokens are cut off the last annotations."""
+    """-> the ExampleSize of a Draft. Tokens beyond max_tokens are cut from the last annotations."""
     sizes = [image_size(*size) for size in draft.images]
     if draft.seconds:
         sizes = [video_size(draft.seconds, max_frames)]
@@ -189,7 +190,7 @@ def size_of(draft, max_tokens, max_frames):
 
 
 def stream(stage, n, seed):
-    """n examples -> [ExampleSize, ..], a function of the stage and the seed alone."""
+    """-> [ExampleSize, ..] of n examples. They depend only on the stage and the seed."""
     rng = np.random.default_rng([seed, stage])
     max_tokens, _, max_frames = recipe(stage)
     return [size_of(draw(rng, stage), max_tokens, max_frames) for _ in range(n)]
