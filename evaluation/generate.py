@@ -89,7 +89,7 @@ class KVCache:
 
 
 @torch.no_grad()
-def generate(model, prompts, stops, max_new=128, sampling=GREEDY, on_token=None, recorder=None):
+def generate(model, prompts, stops, max_new, sampling=GREEDY, on_token=None, recorder=None):
     """Generates an answer for each prompt: [data.Example, ..] -> [[token id, ..], ..].
 
     An answer ends before the first id in `stops` (one id or several) or after max_new tokens. The

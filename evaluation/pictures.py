@@ -90,7 +90,7 @@ def draw_marks(image, marks, true=(), trails=()):
     return picture
 
 
-def image_grid(images, labels, height=240):
+def image_grid(images, labels, height):
     """Arranges PIL images in rows. All have the same height, and each has its label below."""
     scaled = []
     for image in images:

@@ -166,7 +166,7 @@ def write_words(ids, tokenizer):
     return words
 
 
-def write_run(example, tokenizer, start, run, sees):
+def write_run(tokenizer, start, run, sees):
     """A TextRun -> a <span>. start: position of the example in the row. sees: the tokens to which
     the last token of the run may attend, from find_visible."""
     first = start + run.first
@@ -197,7 +197,7 @@ def write_tree(row, number, start):
     for k, (a, b) in enumerate(find_parts(example)):
         runs = split_runs(example, a, b)
         visible = find_visible(row.batch, [start + run.last for run in runs])
-        text = "".join(write_run(example, row.tokenizer, start, run, sees)
+        text = "".join(write_run(row.tokenizer, start, run, sees)
                        for run, sees in zip(runs, visible, strict=True))
         kind = "branch" if k else "trunk"
         name = f"branch {k}" if k else "trunk"
