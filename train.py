@@ -278,7 +278,7 @@ def finish(run, model, log, watcher, began):
         run.tokenizer.save(folder)
         files.save_data_config(run.config.data, folder)
     # Writing a large model takes long. The barrier waits for a day, but the exchange of
-    # tensors that comes next ends the run after ten minutes (training/ranks.py).
+    # tensors that comes next would end the run after some minutes (training/ranks.py).
     run.ranks.barrier()
     scores = watcher.scores(run, model, run.out / "samples")
     if run.ranks.mesh:

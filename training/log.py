@@ -212,10 +212,12 @@ def make_head(run, args, model):
 
 def describe_length(run):
     """-> how much data the run will use, and how many epochs of the first three files. This is an
-    estimate from the number of examples in the first step after the start or the resume."""
+    estimate from the number of examples in the first step."""
     config = run.config
     mixture = run.loader.mixture
-    n = config.steps * run.loader.examples_per_step
+    # a resumed run uses the step that its log has first, so that it prints the same numbers
+    logged = read_steps(read_log(run.out / "log.jsonl")) if run.resume_from.step else []
+    n = config.steps * (logged[0]["examples"] if logged else run.loader.examples_per_step)
     epochs = [f"epochs of {source.name}: {n * rate / sum(mixture.rates) / len(source):.3g}"
               for source, rate in zip(mixture.sources, mixture.rates, strict=True)
               if isinstance(source, Records)]  # the toy world is endless, so it has no epochs

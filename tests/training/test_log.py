@@ -21,6 +21,7 @@ from tests.test_layout import ROOT
 from tests.training.runs import SMALL, logged, run, sentence
 from toy import world
 from training import config, log
+from training.checkpoint import Checkpoint
 from training.config import RankError, RunError, UserError, parse
 from training.log import read_log, read_steps
 
@@ -194,6 +195,13 @@ def test_a_run_says_how_many_epochs_of_each_file_it_takes(tmp_path):
         sources.append(Records(tmp_path / name))
     config = SimpleNamespace(steps=20, batch=3)
     loader = SimpleNamespace(mixture=Mixture(sources, [1, 3], 0), examples_per_step=10)
-    assert log.describe_length(SimpleNamespace(config=config, loader=loader)) == (
-        "data: 60 packs, about 200 examples in 20 steps, "
-        "epochs of a.jsonl: 5, epochs of b.jsonl: 3")
+    run = SimpleNamespace(config=config, loader=loader, out=tmp_path, resume_from=Checkpoint())
+    sentence = ("data: 60 packs, about 200 examples in 20 steps, "
+                "epochs of a.jsonl: 5, epochs of b.jsonl: 3")
+    assert log.describe_length(run) == sentence
+    # after --resume it says the same, although the next step has another number of examples
+    steps = [{"step": step, "loss": 1, "lr": {}, "examples": n} for step, n in ((1, 10), (2, 7))]
+    (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, steps)))
+    loader.examples_per_step = 7
+    run.resume_from = Checkpoint(step=2)
+    assert log.describe_length(run) == sentence

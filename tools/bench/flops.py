@@ -23,7 +23,7 @@ from torch import nn
 
 import attention
 from model import ModelConfig
-from tools.command import print_table
+from tools.command import print_table, whole_number
 from training.config import UserError
 from training.log import read_log, read_steps
 from weights import files
@@ -116,7 +116,7 @@ def add_arguments(parser):
     add("run", metavar="DIR", help="a run directory")
     add("--peak", type=float, required=True, default=argparse.SUPPRESS,
         help="peak TFLOP/s of one GPU in the dtype of the run; 989 for an H100 in bfloat16")
-    add("--skip", type=int, default=5, help="how many first steps are ignored")
+    add("--skip", type=whole_number(0), default=5, help="how many first steps are ignored")
 
 
 def run(args):
