@@ -1,7 +1,8 @@
-"""Draws predictions of trained models: docs/images/photos.svg and film.svg. No test compares these
-files, because the answers of a model can differ between processors.
+"""Draws results of trained models: photos.svg, film.svg and curves.png in docs/images. No test
+compares these files, because the results can differ between processors.
 
-    python -m docs.photos runs/five      # first train runs/five as in docs/own_data.md
+    python -m docs.photos runs/five         # photos, film; train runs/five as in docs/own_data.md
+    python -m docs.photos runs/tiny/stage2  # curves; train this run with stages/tiny.sh
 """
 
 import base64
@@ -9,11 +10,13 @@ import io
 import sys
 import textwrap
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from PIL import Image
 
 from docs.svg import box, line, page, write
 from evaluation.evaluate import evaluate
+from evaluation.report import draw_curves
 from records.errors import plural
 from records.reader import Records
 from toy.shapes import SIZE
@@ -22,7 +25,12 @@ from weights import files
 
 ROOT = Path(__file__).parent.parent
 MEDIA = ROOT / "tests" / "media"
+IMAGES = ROOT / "docs" / "images"
 FILM = 2  # number of the video; it shows a typical mistake in tracks
+CURVES = {  # data sources of stage 2 of the toy, and their names in the picture
+    "films-train-all-6": "videos", "films-train-tracks-6": "tracks",
+    "series-train": "several images", "tiny-train-all": "single images", "tiny-text": "text",
+}
 
 
 def picture(x, y, width, image):
@@ -122,7 +130,24 @@ def draw_charts(y, times, tracks):
             yield from (dot(*place, number) for place in path)
 
 
+def draw_stage2(run):
+    """Draws the loss.png of a run of stage 2 of the toy, with names that readers understand."""
+    log = (run / "log.jsonl").read_text(encoding="utf-8")
+    for name, words in CURVES.items():
+        log = log.replace(f'"{name}":', f'"{words}":')
+    with TemporaryDirectory() as folder:
+        folder = Path(folder)
+        (folder / "log.jsonl").write_text(log, encoding="utf-8")
+        draw_curves(folder)
+        (IMAGES / "curves.png").write_bytes((folder / "loss.png").read_bytes())
+
+
 if __name__ == "__main__":
-    for name, text in {"photos": photos(sys.argv[1]), "film": film()}.items():
-        (ROOT / "docs" / "images" / f"{name}.svg").write_text(text, encoding="utf-8")
-        print(f"docs/images/{name}.svg")
+    run = Path(sys.argv[1])
+    if '"films-train-all-6":' in (run / "log.jsonl").read_text(encoding="utf-8"):
+        draw_stage2(run)
+        print("docs/images/curves.png")
+    else:
+        for name, text in {"photos": photos(run), "film": film()}.items():
+            (IMAGES / f"{name}.svg").write_text(text, encoding="utf-8")
+            print(f"docs/images/{name}.svg")

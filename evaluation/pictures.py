@@ -90,7 +90,7 @@ def draw_marks(image, marks, true=(), trails=()):
     return picture
 
 
-def image_grid(images, labels, height):
+def image_grid(images, labels, height, columns=GRID_COLUMNS):
     """Arranges PIL images in rows. All have the same height, and each has its label below."""
     scaled = []
     for image in images:
@@ -100,7 +100,7 @@ def image_grid(images, labels, height):
     n_lines = 1 + max(label.count("\n") for label in labels)
     label_height = n_lines * (height // 10)
     font = ImageFont.load_default(height // 10 * 0.75)
-    columns = min(GRID_COLUMNS, len(scaled))
+    columns = min(columns, len(scaled))
     n_rows = -(-len(scaled) // columns)
     size = (columns * (width + 4) - 4, n_rows * (height + label_height))
     page = Image.new("RGB", size, "white")

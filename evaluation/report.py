@@ -90,9 +90,9 @@ def draw_step(run, model, step):
             path.parent.mkdir(exist_ok=True)
             (image,) = records[0]["source"].images(records[0])
             Image.fromarray(image).save(path.parent / "image.png")  # for the commands of print_end
-            title = (f"After {step:,} of {run.config.steps:,} steps. Rings: predicted points "
-                     "of all shapes. Text: predicted caption.")
-            pictures.with_text(draw_shown(records, answers), [title]).save(path)
+            title = [f"After {step:,} of {run.config.steps:,} steps.",
+                     "Rings: predicted points of all shapes. Text: predicted caption."]
+            pictures.with_text(draw_shown(records, answers), title).save(path)
     return path
 
 
@@ -108,7 +108,8 @@ def draw_shown(records, answers):
         lines = textwrap.wrap(caption["text"], 28)[:3]
         lines += [""] * (3 - len(lines))  # all pictures of progress.gif have the same size
         labels.append("\n".join(lines))
-    return pictures.image_grid(images, labels, height=200)
+    # two columns, so that the text can be read on a phone
+    return pictures.image_grid(images, labels, height=200, columns=2)
 
 
 def animate_progress(out):
