@@ -90,19 +90,6 @@ def test_several_images_are_numbered_and_each_has_its_own_points(call, fake):
         [1.0, "1", sizes[0][0] / 2, sizes[0][1] / 2], [3.0, "2", sizes[2][0], 0.0]]
 
 
-def test_points_are_drawn_in_the_format_of_the_name(call, fake, tmp_path):
-    fake.answer = '<points coords="1 1 500 500">x</points>'
-    call("--image", PHOTOS[1], "--prompt", "pointing: x", "--draw", tmp_path / "a.jpeg")
-    drawn = np.array(Image.open(tmp_path / "a.jpeg"), int)
-    photo = np.array(Image.open(PHOTOS[1]).convert("RGB"), int)
-    assert drawn.shape == photo.shape
-    height, width, _ = photo.shape
-    changed = np.abs(drawn - photo).max(2) > 100         # more than by compression
-    rows, columns = np.nonzero(changed)
-    assert abs(rows.mean() - height / 2) < 15
-    assert abs(columns.mean() - width / 2) < 15
-
-
 def test_a_clip_with_subtitles_is_shown_at_times_of_its_own(call, fake, tmp_path):
     (tmp_path / "video.srt").write_text(
         "1\n00:00:01,000 --> 00:00:02,200\nTwo <i>lines</i>\nof it\n\n"
