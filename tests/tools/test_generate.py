@@ -125,15 +125,14 @@ def test_the_toy_is_asked_about_its_own_world_where_no_file_is_named(fake, capsy
     another image."""
     fake.answer = '<points coords="1 1 500 500">any shape</points>'
     picture = tmp_path / "points.png"
-    for seed in (0, 0, 1):
+    for seed in (0, 1):
         generate.main(["--model", "toy", "--prompt", "pointing: any shape", "--seed", str(seed),
                        "--draw", str(picture)])
     printed = capsys.readouterr()
-    assert printed.out == f"{fake.answer}\n-> {picture}\n" * 3
+    assert printed.out == f"{fake.answer}\n-> {picture}\n" * 2
     assert printed.err == ""
     assert Image.open(picture).size == (300, 300)
-    first, again, other = (prompt.images for prompt in fake.prompts)
-    assert np.array_equal(first, again)
+    first, other = (prompt.images for prompt in fake.prompts)
     assert not np.array_equal(first, other)
 
     fake.answer = '<points coords="1 1 56 1 55">e aur</points>'
@@ -242,9 +241,8 @@ def test_the_first_question_of_a_conversation_alone_needs_a_style(fake, monkeypa
     assert "style" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("prompt", "warned"), [
-    ("Where are the shapes?", True), ("long_caption 65:", False), ("pointing: any shape", False)])
-def test_a_prompt_without_a_style_is_noted_where_the_model_knows_none(fake, capsys, prompt, warned):
-    fake.answer = "There are none."
-    generate.main(["--model", "toy", "--prompt", prompt])
-    assert ("trained on prompts that begin with a style" in capsys.readouterr().err) == warned
+def test_a_prompt_without_a_style_is_noted_where_the_model_knows_none(fake, capsys):
+    generate.main(["--model", "toy", "--prompt", "Where are the shapes?"])
+    assert "trained on prompts that begin with a style" in capsys.readouterr().err
+    for prompt in ("long_caption 65:", "pointing: any shape"):
+        assert generate.style_hint(prompt, DATA) == ""
