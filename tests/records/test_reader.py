@@ -27,7 +27,7 @@ ROW = {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value
 
 def test_of_a_file_twenty_mistakes_are_told_at_once_and_a_large_one_is_checked_in_part(
         tmp_path, monkeypatch):
-    path = write(tmp_path / "r.jsonl", *["{}", GOOD] * 30)
+    path = write(tmp_path / "r.jsonl", *["{", GOOD] * 30)       # the first line is not JSON
     with pytest.raises(DataError) as error:
         Records(path)
     places = [line.split(": ")[0] for line in str(error.value).split("\n")]
