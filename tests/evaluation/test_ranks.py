@@ -62,8 +62,7 @@ def assert_adapters_are_merged(ranks):
 def worker(rank, world, folder):
     """Each rank keeps what it found, with weights that were sharded and gathered again."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{folder}/rendezvous-{world}", rank=rank,
-                            world_size=world)
+    dist.init_process_group("gloo", f"file://{folder}/rendezvous", rank=rank, world_size=world)
     ranks = Ranks(rank, world, parallel.make_mesh(1), of_all=dist.group.WORLD)
     model = parallel.parallelize(random_model(), ranks.mesh)
     half = gather_on_each(model, ranks, torch.device("cpu"), torch.bfloat16)
@@ -71,19 +70,18 @@ def worker(rank, world, folder):
         assert torch.equal(ours, theirs.to(torch.bfloat16))
     whole = gather_on_each(model, ranks, torch.device("cpu"), torch.float32)
     assert_adapters_are_merged(ranks)
-    torch.save(answers(folder, whole, ranks), folder / f"{world}-{rank}.pt")
+    torch.save(answers(folder, whole, ranks), folder / f"{rank}.pt")
     dist.destroy_process_group()
 
 
-def test_scores_of_two_and_of_four_ranks_are_those_of_one(tmp_path):
+def test_scores_of_two_ranks_are_those_of_one(tmp_path):
     """On this machine, with so few questions, no answer differs, and the nll only in rounding."""
     torch.set_num_threads(1)
     damaged_records(tmp_path)
     wanted, predictions = answers(tmp_path, random_model())
     assert wanted["skipped"] == 2
     assert len(predictions) > 12
-    for world in (2, 4):
-        run_ranks(worker, (world, tmp_path), world)
-        for rank in range(world):
-            found = torch.load(tmp_path / f"{world}-{rank}.pt", weights_only=False)
-            assert found == (wanted, predictions)
+    run_ranks(worker, (2, tmp_path), 2)
+    for rank in range(2):
+        found = torch.load(tmp_path / f"{rank}.pt", weights_only=False)
+        assert found == (wanted, predictions)

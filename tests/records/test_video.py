@@ -25,8 +25,7 @@ REAL = Path(__file__).parents[1] / "media" / "bigbuckbunny.mp4"
 
 
 @pytest.mark.parametrize("kind", [
-    f"{H264} mp4", f"{H264} mkv", f"{H264} ts", f"{H264} flv", f"{MPEG4} avi", f"{MPEG4} mov",
-    f"{H264} avi", f"{H264} asf", f"{H264} mpg", "-c:v libx264 -bf 0 avi",
+    f"{H264} mp4", f"{H264} mkv", f"{H264} ts", f"{H264} flv", f"{MPEG4} mov", f"{H264} avi",
     "-c:v mpeg2video -bf 2 -g 12 mpg", "-c:v libvpx-vp9 -cpu-used 8 -g 12 webm"])
 def test_the_frame_on_display_is_the_last_that_appeared(tmp_path, kind):
     encoder, _, suffix = kind.rpartition(" ")
@@ -52,7 +51,7 @@ ENCODERS = {
     "av1": "-c:v libaom-av1 -cpu-used 8 -lag-in-frames 10 -b:v 500k",
     "vvc": "-c:v libvvenc -preset faster",
 }
-WRITTEN = {  # codecs that ffmpeg writes; it rejects the others
+WRITTEN = {  # codecs that ffmpeg writes
     "avi": "h264 hevc mpeg4 mpeg2 vp8 vp9 av1 vvc", "asf": "h264 mpeg4 mpeg2 vp8 vp9 av1",
     "mp4": "h264 hevc mpeg4 mpeg2 vp9 av1 vvc", "mkv": "h264 hevc mpeg4 mpeg2 vp8 vp9 av1 vvc",
     "webm": "vp8 vp9 av1", "ts": "h264 hevc mpeg4 mpeg2 vp8 vp9 av1 vvc",
@@ -70,15 +69,12 @@ REFUSED = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("encoder", ENCODERS)
-@pytest.mark.parametrize("suffix", WRITTEN)
+@pytest.mark.parametrize(("suffix", "encoder"), [
+    (suffix, encoder) for suffix, codecs in WRITTEN.items() for encoder in ENCODERS
+    if encoder.split()[0] in codecs.split()])
 def test_every_codec_in_every_container_is_read_right_or_refused(tmp_path, suffix, encoder):
     codec = encoder.split()[0]
     options = f"{ENCODERS[encoder]} -pix_fmt yuv420p -g 8"
-    if codec not in WRITTEN[suffix]:
-        with pytest.raises(AssertionError):
-            make_video(tmp_path / f"a.{suffix}", options, n=20)
-        return
     path = make_video(tmp_path / f"a.{suffix}", options, n=20)
     if reason := REFUSED.get(f"{suffix} {codec}"):
         with pytest.raises(Unreadable, match=reason):
@@ -91,16 +87,11 @@ def test_every_codec_in_every_container_is_read_right_or_refused(tmp_path, suffi
     assert numbers(video, [0.75, 1.95]) == [7, 19]
 
 
-def test_a_format_whose_timestamps_ffmpeg_guesses_is_refused_by_name(tmp_path):
-    path = make_video(tmp_path / "a.asf", "-c:v mpeg2video", n=3)
-    with pytest.raises(Unreadable, match=r"^unknown format: .*a\.asf is mpeg2video in asf"):
-        media.probe(path)
-
-
 def test_frames_with_the_same_timestamp_are_refused_and_none_is_lost(tmp_path):
     """ffmpeg guesses timestamps of MPEG-PS. In this file it gives some of them twice."""
     path = make_video(tmp_path / "a.mpg", "-c:v mpeg2video -q:v 2 -bf 4 -g 5", n=90, rate=25)
-    with pytest.raises(Unreadable, match=r"mpeg2video in mpeg: its frames have no reliable"):
+    words = r"^unknown format: .*a\.mpg is mpeg2video in mpeg: its frames have no reliable"
+    with pytest.raises(Unreadable, match=words):
         media.probe(path)
 
 
@@ -273,7 +264,7 @@ def test_real_frames_are_those_that_ffmpeg_decodes_in_turn():
 
 
 @pytest.mark.parametrize("kind", [
-    "mp4 keyint=50", "mkv keyint=50", "mkv keyint=50 -output_ts_offset 100", "ts keyint=300",
+    "mp4 keyint=50", "mkv keyint=50 -output_ts_offset 100", "ts keyint=300",
     "mp4 keyint=50:open-gop=1", "mp4 keyint=50:intra-refresh=1"])
 def test_a_clip_has_the_frames_of_the_whole(tmp_path, kind):
     suffix, _, params = kind.partition(" ")

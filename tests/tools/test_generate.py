@@ -90,19 +90,6 @@ def test_several_images_are_numbered_and_each_has_its_own_points(call, fake):
         [1.0, "1", sizes[0][0] / 2, sizes[0][1] / 2], [3.0, "2", sizes[2][0], 0.0]]
 
 
-def test_points_are_drawn_in_the_format_of_the_name(call, fake, tmp_path):
-    fake.answer = '<points coords="1 1 500 500">x</points>'
-    call("--image", PHOTOS[1], "--prompt", "pointing: x", "--draw", tmp_path / "a.jpeg")
-    drawn = np.array(Image.open(tmp_path / "a.jpeg"), int)
-    photo = np.array(Image.open(PHOTOS[1]).convert("RGB"), int)
-    assert drawn.shape == photo.shape
-    height, width, _ = photo.shape
-    changed = np.abs(drawn - photo).max(2) > 100         # more than by compression
-    rows, columns = np.nonzero(changed)
-    assert abs(rows.mean() - height / 2) < 15
-    assert abs(columns.mean() - width / 2) < 15
-
-
 def test_a_clip_with_subtitles_is_shown_at_times_of_its_own(call, fake, tmp_path):
     (tmp_path / "video.srt").write_text(
         "1\n00:00:01,000 --> 00:00:02,200\nTwo <i>lines</i>\nof it\n\n"
@@ -138,15 +125,14 @@ def test_the_toy_is_asked_about_its_own_world_where_no_file_is_named(fake, capsy
     another image."""
     fake.answer = '<points coords="1 1 500 500">any shape</points>'
     picture = tmp_path / "points.png"
-    for seed in (0, 0, 1):
+    for seed in (0, 1):
         generate.main(["--model", "toy", "--prompt", "pointing: any shape", "--seed", str(seed),
                        "--draw", str(picture)])
     printed = capsys.readouterr()
-    assert printed.out == f"{fake.answer}\n-> {picture}\n" * 3
+    assert printed.out == f"{fake.answer}\n-> {picture}\n" * 2
     assert printed.err == ""
     assert Image.open(picture).size == (300, 300)
-    first, again, other = (prompt.images for prompt in fake.prompts)
-    assert np.array_equal(first, again)
+    first, other = (prompt.images for prompt in fake.prompts)
     assert not np.array_equal(first, other)
 
     fake.answer = '<points coords="1 1 56 1 55">e aur</points>'
@@ -255,9 +241,8 @@ def test_the_first_question_of_a_conversation_alone_needs_a_style(fake, monkeypa
     assert "style" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("prompt", "warned"), [
-    ("Where are the shapes?", True), ("long_caption 65:", False), ("pointing: any shape", False)])
-def test_a_prompt_without_a_style_is_noted_where_the_model_knows_none(fake, capsys, prompt, warned):
-    fake.answer = "There are none."
-    generate.main(["--model", "toy", "--prompt", prompt])
-    assert ("trained on prompts that begin with a style" in capsys.readouterr().err) == warned
+def test_a_prompt_without_a_style_is_noted_where_the_model_knows_none(fake, capsys):
+    generate.main(["--model", "toy", "--prompt", "Where are the shapes?"])
+    assert "trained on prompts that begin with a style" in capsys.readouterr().err
+    for prompt in ("long_caption 65:", "pointing: any shape"):
+        assert generate.style_hint(prompt, DATA) == ""

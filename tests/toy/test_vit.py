@@ -72,25 +72,19 @@ def pretrained(seed, steps):
     return [line["nll"] for line in lines], tower.patch.weight.detach()
 
 
-def mean_nll(part):
-    return {task: np.mean([nll[task] for nll in part]) for task in part[0]}
-
-
-def test_every_task_is_learned_and_the_seed_decides_the_result():
+def test_the_seed_decides_the_result():
     losses, weight = pretrained(0, 3)
     again, same_weight = pretrained(0, 3)
     _, other_weight = pretrained(1, 3)
     assert losses == again
     assert torch.equal(weight, same_weight)
     assert not torch.equal(weight, other_weight)
-    losses, _ = pretrained(0, 40)
-    first, last = mean_nll(losses[:3]), mean_nll(losses[-5:])
-    assert all(last[task] < 0.8 * first[task] for task in first), (first, last)
 
 
 @pytest.mark.slow
 def test_patches_learn_their_objects():
-    last = mean_nll(pretrained(0, 250)[0][-20:])
+    losses, _ = pretrained(0, 250)
+    last = {task: np.mean([nll[task] for nll in losses[-20:]]) for task in vit.TASKS}
     # telling objects from the ground alone gives 0.9, and the places of any object 2.9
     assert last["colour"] < 0.3, last
     assert last["column"] < 2.5, last

@@ -58,9 +58,9 @@ def save_language_model(kind, out, rows=V):
             rope_parameters={"full_attention": yarn, "sliding_attention": plain},
             tie_word_embeddings=False)
         peer = transformers.Olmo3ForCausalLM(config)
-    elif kind.startswith("llama"):
+    elif kind == "llama":
         config = transformers.LlamaConfig(**common, num_key_value_heads=2, rms_norm_eps=1e-5,
-                                          tie_word_embeddings=kind == "llama tied")
+                                          tie_word_embeddings=False)
         peer = transformers.LlamaForCausalLM(config)
     else:
         config = transformers.Qwen3Config(**common, num_key_value_heads=2, head_dim=16,
@@ -98,7 +98,7 @@ def check_vit(peer, ours, size):
     assert float((expected - features).abs().max()) < 1e-5
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "qwen3 tied", "olmo3", "llama", "llama tied"])
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3 tied", "olmo3", "llama"])
 def test_a_start_from_base_models_is_these_models(tmp_path, base_tokenizer, capsys, kind):
     llm = save_language_model(kind, tmp_path / "llm")
     siglip = save_siglip(tmp_path / "siglip")

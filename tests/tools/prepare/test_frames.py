@@ -186,15 +186,10 @@ def test_the_command_writes_only_what_it_has_made(tmp_path, monkeypatch, capsys)
         assert records.read_bytes() == before
 
 
-@pytest.mark.parametrize(("flags", "words"), [
-    (["--fps", "nan"], "argument --fps: nan must be"),
-    (["--fps", "inf"], "argument --fps: inf must be"),
-    (["--max-frames", "2049"], "--max-frames: 2049 must be at most 2048"),
-])
-def test_senseless_numbers_are_refused(tmp_path, capsys, flags, words):
+def test_more_frames_than_one_call_can_read_are_refused(tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
-        main(["frames", str(tmp_path / "r.jsonl"), str(tmp_path / "out"), *flags])
-    assert words in capsys.readouterr().err
+        main(["frames", str(tmp_path / "r.jsonl"), str(tmp_path / "out"), "--max-frames", "2049"])
+    assert "--max-frames: 2049 must be at most 2048" in capsys.readouterr().err
 
 
 @pytest.mark.slow
