@@ -4,6 +4,7 @@ import base64
 import contextlib
 import dataclasses
 import http.client
+import inspect
 import io
 import json
 import queue
@@ -309,6 +310,16 @@ def test_recorded_attention_equals_that_of_a_whole_pass(monkeypatch, device):
         shares = recorder.shares(row, len(ids))
         torch.testing.assert_close(shares, whole_pass(model, prompt, ids, monkeypatch))
         assert recorder.shares(row, 0).shape == (2, 0, len(prompt.tokens))
+
+
+def test_the_page_its_python_and_the_recorder_are_short():
+    folder = ROOT / "tools" / "play"
+    python = [line for path in folder.glob("*.py")
+              for line in path.read_text(encoding="utf-8").splitlines()]
+    page = (folder / "page.html").read_text(encoding="utf-8").splitlines()
+    assert (len(python) <= 250, len(page) <= 250) == (True, True)
+    assert max(map(len, page)) <= 100
+    assert len(inspect.getsource(AttentionRecorder).splitlines()) <= 30
 
 
 def test_the_flags_reach_the_model_and_a_core_is_left_to_the_browser(monkeypatch):
