@@ -285,6 +285,8 @@ def test_stage_0_teaches_a_vit_that_starts_from_nothing_and_no_other(plain, tmp_
     assert without[0]["loss"] != first["loss"]
     assert without[0]["ids"] == first["ids"]
     assert "vit" not in first["grad_norms"]  # the ViT is trained in stage 0, then frozen
+    learning = run(tmp_path / "learning", "--train", "vit,connector,llm", "--steps", "1")
+    assert steps_of(learning)[0]["grad_norms"]["vit"] > 0
 
 
 def test_a_run_leaves_log_weights_curves_and_samples(plain):
