@@ -140,18 +140,11 @@ def test_mask_equals_the_official_code(case):
     assert ["".join(map(str, ours[k])) for k in real] == [expected[k] for k in real]
 
 
-@pytest.fixture(scope="module")
-def official_row():
-    """A packed row of the official code: its tokens, its mask, and our two integers per token."""
+def test_mask_of_a_packed_row_equals_the_official_code():
     with np.load(CONFORMANCE / "tiny.npz") as tiny:
         tokens, sub, packed = tiny["input_ids"], tiny["subsegment_ids"], tiny["allow_mask"]
-    mask = np.unpackbits(packed, axis=1, count=len(tokens)).astype(bool)
-    return tokens, mask, official_fields(tokens, sub, "image_tokens")
-
-
-def test_mask_of_a_packed_row_equals_the_official_code(official_row):
-    tokens, expected, row = official_row
-    ours = attention.allow(*row)[0].numpy()
+    expected = np.unpackbits(packed, axis=1, count=len(tokens)).astype(bool)
+    ours = attention.allow(*official_fields(tokens, sub, "image_tokens"))[0].numpy()
     assert len(tokens) == 963
     assert (tokens == -1).sum() == 7
     assert np.array_equal(ours[tokens != -1], expected[tokens != -1])
