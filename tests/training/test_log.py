@@ -25,9 +25,10 @@ from training.config import RankError, RunError, UserError, parse
 from training.log import read_log, read_steps
 
 
-def test_of_a_step_that_is_logged_twice_the_later_line_counts(tmp_path):
+def test_of_a_step_that_is_logged_twice_the_later_line_counts_and_lines_of_others_do_not(tmp_path):
     steps = [{"step": step, "loss": loss, "lr": {}} for step, loss in ((1, 9), (2, 8), (2, 7))]
-    lines = map(json.dumps, [{"config": {}}, *steps, {"step": 2, "eval": {}}])
+    others = [{"config": {}}, {"step": 2, "eval": {}}, {"step": "a", "loss": 1, "lr": {}}, [1]]
+    lines = map(json.dumps, [*steps, *others])
     (tmp_path / "log.jsonl").write_text("\n".join(lines) + '\n{"step": 3, "lo')
     assert read_steps(read_log(tmp_path / "log.jsonl")) == [steps[0], steps[2]]
 
@@ -55,12 +56,6 @@ def test_the_page_of_questions_has_every_field_of_the_log(tmp_path):
                "--eval", str(data)) == 0
     head, step, scores = map(json.loads, (tmp_path / "run" / "log.jsonl").open())
     assert stated == {"run": set(head), "step": set(step), "scores": set(scores)}
-
-
-def test_lines_of_others_are_no_steps(tmp_path):
-    path = tmp_path / "log.jsonl"
-    path.write_text('{"step": "a", "loss": 1, "lr": {}}\n[1]\n{"step": 1, "loss": 2, "lr": {}}\n')
-    assert read_steps(read_log(path)) == [{"step": 1, "loss": 2, "lr": {}}]
 
 
 def test_a_rank_without_pairs_logs_the_margins_of_the_others(monkeypatch):
