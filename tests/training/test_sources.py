@@ -92,6 +92,7 @@ def test_a_run_that_samples_prepared_frames_in_another_way_warns_once_per_source
 WRONG_MIXES = [
     ("{}", r"not a valid mix.json .*: expected a list of entries {\.\.}, found {}"),
     ("[]", r"expected a list of entries {\.\.}, found \[\]"),
+    ("3", r"expected a list of entries {\.\.}, found 3"),
     ("[3]", r"expected a list of entries {\.\.}, found \[3\]"),
     ('[{"group": "g", "data": {"path": "a.jsonl"}}]', r"expected a list of .*, found {'path'"),
     ('[{"path": "a.jsonl", "rate": true}]', "'rate' of"),
