@@ -140,28 +140,14 @@ def test_mask_equals_the_official_code(case):
     assert ["".join(map(str, ours[k])) for k in real] == [expected[k] for k in real]
 
 
-@pytest.fixture(scope="module")
-def official_row():
-    """A packed row of the official code: its tokens, its mask, and our two integers per token."""
+def test_mask_of_a_packed_row_equals_the_official_code():
     with np.load(CONFORMANCE / "tiny.npz") as tiny:
         tokens, sub, packed = tiny["input_ids"], tiny["subsegment_ids"], tiny["allow_mask"]
-    mask = np.unpackbits(packed, axis=1, count=len(tokens)).astype(bool)
-    return tokens, mask, official_fields(tokens, sub, "image_tokens")
-
-
-def test_mask_of_a_packed_row_equals_the_official_code(official_row):
-    tokens, expected, row = official_row
-    ours = attention.allow(*row)[0].numpy()
+    expected = np.unpackbits(packed, axis=1, count=len(tokens)).astype(bool)
+    ours = attention.allow(*official_fields(tokens, sub, "image_tokens"))[0].numpy()
     assert len(tokens) == 963
     assert (tokens == -1).sum() == 7
     assert np.array_equal(ours[tokens != -1], expected[tokens != -1])
-
-
-def test_no_row_is_empty_and_padding_sees_padding_only(official_row):
-    tokens, _, row = official_row
-    mask = attention.allow(*row)[0].numpy()
-    assert mask.any(1).all()
-    assert not mask[tokens == -1][:, tokens != -1].any()
 
 
 def test_two_integers_give_the_rule_of_three_on_20000_random_rows():
@@ -172,35 +158,6 @@ def test_two_integers_give_the_rule_of_three_on_20000_random_rows():
         assert torch.equal(attention.allow(until, bidir), expected)
         seen |= {("images", int(bidir.max())), ("branches", len(until.unique()))}
     assert len(seen) > 2
-
-
-def random_nested_row(rng, T, depth=3):
-    """Random trees in depth-first order -> visible_until, and the path of each token's node."""
-    paths = []
-
-    def grow(path):
-        paths.extend([path] * rng.randint(1, 3))
-        for child in range(rng.randint(0, 3) if len(path) < depth else 0):
-            grow((*path, child))
-
-    while len(paths) < T:
-        grow((len(paths),))                  # a new example; no other has its path
-    paths = paths[:T]
-    until = [max(q for q in range(T) if paths[q][: len(path)] == path) + 1 for path in paths]
-    return until, paths
-
-
-def test_trees_of_depth_three_equal_brute_force_over_ancestors():
-    rng = random.Random(0)
-    deepest = 0
-    for _ in range(300):
-        until, paths = random_nested_row(rng, 24)
-        expected = torch.tensor([[k <= q and paths[q][: len(paths[k])] == paths[k]
-                                  for k in range(24)] for q in range(24)])
-        until = torch.tensor([until])
-        assert torch.equal(attention.allow(until, torch.zeros_like(until))[0], expected)
-        deepest = max(deepest, *map(len, paths))
-    assert deepest == 3
 
 
 def test_the_rule_gives_the_picture_in_the_docstring():
@@ -242,12 +199,12 @@ def test_attend_equals_a_plain_softmax_with_grouped_heads():
     torch.testing.assert_close(formula(q, k, v, mask), expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("size", [3, 8, attention.CHUNK])
+@pytest.mark.parametrize("size", [3, attention.CHUNK])
 def test_documents_in_chunks_equal_the_formula(size):
-    """Forward and backward. Chunks of 3 or 8 cut most documents; chunks of 1024 cut none."""
+    """Forward and backward. Chunks of 3 cut most documents; chunks of 1024 cut none."""
     rng = random.Random(size)
     cut = 0
-    for _ in range(PACKS):
+    for _ in range(20):
         until, bidir, allowed = pack(rng, 2, 24)
         mask, given = attention.document_mask(until, bidir, size), inputs(rng, 2, 24)
         assert sum(chunks[-1].queries.stop for chunks in mask.documents) == 48
@@ -256,7 +213,7 @@ def test_documents_in_chunks_equal_the_formula(size):
         expected = with_gradients(formula(*given, allowed), given)
         for a, b in zip(found, expected, strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-11)
-    assert (cut > PACKS / 2) == (size < attention.CHUNK)
+    assert (cut > 20) == (size < attention.CHUNK)
 
 
 def test_a_chunk_of_one_branch_gets_no_key_of_the_others():
@@ -330,8 +287,7 @@ def listed(number, index):
     return torch.zeros(index.shape, dtype=torch.bool).scatter(3, index.long(), first)[:, 0]
 
 
-@pytest.mark.parametrize(("T", "size", "every"), [
-    (40, 8, 1), (43, 8, 1), (37, 5, 1), (6, 8, 1), (40, 8, 2), (43, 8, 3)])
+@pytest.mark.parametrize(("T", "size", "every"), [(43, 8, 1), (6, 8, 1), (40, 8, 2), (43, 8, 3)])
 def test_block_lists_equal_what_the_rule_allows_block_by_block(T, size, every):
     """Forward uses the lists per query, and backward the lists per key. A rank of several has only
     every second or third block of queries."""

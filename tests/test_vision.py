@@ -161,13 +161,6 @@ def test_pixels_equal_the_official_bytes(case, threads):
         assert sha256(patches, np.uint8) == e["sha256"]
 
 
-def test_an_image_of_the_right_size_is_what_interpolation_would_make_of_it():
-    image = synthetic(96, 72)
-    x = torch.from_numpy(image).permute(2, 0, 1)[None].float()
-    x = torch.nn.functional.interpolate(x, (96, 72), mode="bilinear", align_corners=False)
-    assert np.array_equal(vision.resize(image, 96, 72), x[0].round().permute(1, 2, 0).numpy())
-
-
 @pytest.mark.parametrize(
     "case", [c for c in PIXELS["cases"] if "normalize_on_gpu" in c["input"]], ids=name)
 def test_normalised_pixels_equal_the_official_floats(case):
@@ -261,16 +254,6 @@ def test_pooling_equals_a_loop_over_valid_patches(K):
         heads = [(k[:, h] @ q[h] / 4**0.5).softmax(0) @ v[:, h] for h in (slice(0, 4), slice(4, 8))]
         rows.append(pool.out(torch.cat(heads)))
     torch.testing.assert_close(pool(features, pool_src), torch.stack(rows), rtol=0, atol=1e-12)
-
-
-def test_windows_of_four_give_the_same_when_padded_to_nine():
-    # a batch that contains a video pads the windows of its images
-    torch.manual_seed(0)
-    pool = vision.Pool(SMALL).double()
-    features = torch.randn(2, SMALL.n_patch, 16, dtype=torch.float64)
-    pool_src = random_windows(20, 4)
-    wide = torch.nn.functional.pad(pool_src, (0, 5), value=-1)
-    torch.testing.assert_close(pool(features, wide), pool(features, pool_src), rtol=0, atol=1e-12)
 
 
 def test_a_row_without_patches_is_zero_and_leaves_gradients_alone():

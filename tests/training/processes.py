@@ -1,6 +1,7 @@
 """Runs train.py in separate processes, for tests that kill them."""
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -41,6 +42,12 @@ def runs_until(process, happened):
 def wait_for(process, happened):
     if not runs_until(process, happened):
         pytest.fail(process.communicate()[1])
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("localhost", 0))
+        return s.getsockname()[1]
 
 
 def n_lines(out):

@@ -137,8 +137,7 @@ def test_deterministic_runs_have_no_dropout_and_a_short_run_a_short_stage_0():
 
 
 @pytest.mark.parametrize(("words", "recipe"), [
-    (["--stage=2"], ["2"]), ([], ["1"]), (["--tiny"], ["1", "--tiny"]),
-    (["--tiny", "--preset", "8b", "--stage", "3"], ["3", "--tiny", "--preset", "8b"])])
+    ([], ["1"]), (["--tiny", "--preset", "8b", "--stage=3"], ["3", "--tiny", "--preset", "8b"])])
 def test_help_lists_every_field_with_its_meaning_and_the_default_of_the_recipe(
         capsys, words, recipe):
     with pytest.raises(SystemExit) as end:
@@ -184,12 +183,9 @@ def test_a_config_is_read_from_the_json_of_a_run():
 
 MISTAKES = [
     (["--stpes", "3"], "--stpes: no such flag or field; did you mean --steps?"),
-    (["--pool_size=many"], "--pool_size: invalid int value: 'many'"),
     (["--compile=maybe"], "--compile: invalid true_or_false value: 'maybe'"),
     (["--betas=0.9,1"], "--betas needs two numbers from 0 to below 1"),
     (["--train", "vision"], "--train: choose one or more of vit, connector, llm"),
-    (["--model.family=gemma"], "invalid choice: 'gemma'"),
-    (["--clip=-1"], "--clip -1.0: must be at least 1e-16"),
     (["--lr.llm=nan"], "--lr.llm nan: must be from 0 to 1"),
     (["--lora", "2", "--lora.layers=k,x"], "in --lora.layers some of q, k, v"),
     (["--lora", "2", "--freeze_embedding=false"], "--lora does not train the embedding"),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.processes import ROOT, n_lines, pids_of_ranks, wait_for
+from tests.training.processes import ROOT, free_port, n_lines, pids_of_ranks, wait_for
 from tests.training.runs import SMALL, logged
 from training import checkpoint
 
@@ -25,12 +25,6 @@ def start_node(out, port):
     command = ["bash", str(ROOT / "stages" / "cluster.sh"), *RUN, "--out", str(out)]
     return subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE,
                             stderr=subprocess.STDOUT, text=True)
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("localhost", 0))
-        return s.getsockname()[1]
 
 
 def lose(node):

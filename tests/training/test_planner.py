@@ -108,12 +108,16 @@ def made(files, tmp_path_factory):
     return path
 
 
-def open_plan(path, *flags):
+def opened(*flags):
+    """-> sources, rates, tokenizer and config of a run with these flags."""
     args, config = parse([*FLAGS, *flags])
-    sources, rates, _ = open_sources(args, config, world)
     start, config = find_start(args, config, world)
-    tokenizer = start.tokenizer
-    return PlanFile(path, fingerprint(sources, rates, tokenizer, config), config)
+    return *open_sources(args, config, world)[:2], start.tokenizer, config
+
+
+def open_plan(path, *flags):
+    run = opened(*flags)
+    return PlanFile(path, fingerprint(*run), run[-1])
 
 
 @pytest.mark.slow
@@ -151,10 +155,7 @@ def test_what_is_no_plan_is_refused(files, made, tmp_path):
 
 
 def test_a_plan_file_gives_the_steps_of_the_planner_and_is_resumed_exactly(files, made):
-    args, config = parse([*FLAGS, *mixed(files)])
-    sources, rates, _ = open_sources(args, config, world)
-    start, config = find_start(args, config, world)
-    tokenizer = start.tokenizer
+    sources, rates, tokenizer, config = opened(*mixed(files))
     planner = StepPlanner(Mixture(sources, rates, config.seed), tokenizer, config)
     plan_file = open_plan(made, *mixed(files))
     steps = []

@@ -4,9 +4,7 @@ import json
 import os
 import shutil
 import signal
-import socket
 import time
-from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -70,12 +68,6 @@ def test_a_run_logs_the_same_numbers_on_any_layout(tmp_path):
                 assert ours[key] == expected, key
 
 
-def free_port():
-    with closing(socket.socket()) as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
 def join_two(rank, port):
     """-> Ranks of two processes that share rows. The timeout of step tensors is LIMIT_S."""
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
@@ -97,7 +89,7 @@ def exchange_objects(rank, port):
 
 
 def test_a_rank_may_be_late_with_objects_for_longer_than_with_the_tensors_of_a_step():
-    run_ranks(exchange_objects, (free_port(),), 2)
+    run_ranks(exchange_objects, (processes.free_port(),), 2)
 
 
 def finish_late(rank, port, folder):
@@ -118,7 +110,7 @@ def finish_late(rank, port, folder):
 
 
 def test_a_first_rank_that_writes_for_long_is_waited_for(tmp_path):
-    run_ranks(finish_late, (free_port(), str(tmp_path)), 2)
+    run_ranks(finish_late, (processes.free_port(), str(tmp_path)), 2)
     assert (tmp_path / "ended").exists()
 
 

@@ -48,7 +48,7 @@ def encoded(monkeypatch):
     return ids
 
 
-@pytest.mark.parametrize("step", [0, 2, 4])
+@pytest.mark.parametrize("step", [0, 2])
 def test_a_resumed_run_is_the_run_that_nothing_stopped(whole, records, tmp_path, step, capsys,
                                                        encoded):
     """The run has dropout. Without a checkpoint, it starts from step 1 and prints a message. With a
@@ -64,7 +64,7 @@ def test_a_resumed_run_is_the_run_that_nothing_stopped(whole, records, tmp_path,
         used = sum(lines[n]["examples"] for n in range(step + 1, 7))
         known = [skip for skip in read_log(whole / "skips.jsonl") if skip["step"] > step]
         assert len(encoded) == used - len(known) > 0
-        assert known or step == 4
+        assert known
 
 
 def test_a_partial_line_is_cut_off_and_the_log_is_never_written_anew(whole, records, tmp_path):
@@ -325,28 +325,25 @@ def test_parameters_that_have_no_optimizer_state_have_none_after_a_resume(tmp_pa
     assert other.bias not in other_optimizer.state
 
 
-def terminate(*_):
+def terminate():
     os.kill(os.getpid(), signal.SIGTERM)
-    return {}
 
 
 def terminate_in_an_image(*_):
     """Sends SIGTERM in a block that reports every Exception as a damaged image."""
     with media.open_image(Path(__file__).parents[1] / "media" / "coins.png"):
-        return terminate()
+        terminate()
 
 
 @pytest.mark.parametrize(("when", "save_every"), [
-    ("in an evaluation", 6), ("in an image of an evaluation", 6), ("in the last step", 6),
-    ("in the last step", 0)])
+    ("in an image of an evaluation", 6), ("in the last step", 6), ("in the last step", 0)])
 def test_sigterm_beside_the_steps_ends_the_run_where_nothing_is_lost(
         whole, records, tmp_path, monkeypatch, when, save_every):
     flags = [*RECIPE, *records, "--save-every", str(save_every)]
     log_step = RunLog.step
     in_evaluation = "evaluation" in when
     if in_evaluation:
-        stop = terminate_in_an_image if "image" in when else terminate
-        monkeypatch.setattr(report, "scores", stop)
+        monkeypatch.setattr(report, "scores", terminate_in_an_image)
         flags += ["--eval-every", "4"]
     else:
         monkeypatch.setattr(RunLog, "step", lambda log, line, unreadable: (

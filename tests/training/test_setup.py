@@ -31,7 +31,6 @@ TINY = ["--stage", "1", "--tiny"]
 LAYOUTS = [
     (8, [], ""),
     (8, ["--cp", "3"], "--cp 3: 8 query and 2 kv heads"),
-    (16, ["--cp", "16"], "--cp 16: 8 query and 2 kv heads"),
     (6, [], "--cp 4: the number of processes, 6, is not a multiple of it"),
     (8, ["--batch", "6"], "--batch 6 is not a multiple of 2 data-parallel ranks times"),
     (8, ["--data.max_tokens=62"], "--data.max_tokens=62 is not a multiple of --cp 4"),
@@ -97,8 +96,6 @@ MISTAKES = [
     (["--stage", "1"], "--data is missing; give record files"),
     ([*TINY, "--data", "a.jsonl=x"], "the sampling rate 'x' is not a number from 1e-09 to 1e+12"),
     ([*TINY, "--data", "good.jsonl=1e308", "good.jsonl=1e308"], "the sampling rate '1e308' is not"),
-    ([*TINY, "--data", "good.jsonl=1e-200", "good.jsonl=1e200"],
-     "the sampling rate '1e-200' is not"),
     ([*TINY, "--data", "good.jsonl", "--media", "nowhere"], "--media nowhere"),
     ([*TINY, "--data", "x" * 300 + "=1"], "--data: no such file: xxx"),
     ([*TINY, "--data", "good.jsonl", "--media", "x" * 300], "there is no such folder"),
@@ -170,7 +167,7 @@ def test_a_dry_run_has_the_largest_shapes_and_changes_nothing(tmp_path, monkeypa
 
     monkeypatch.setattr(report, "final_scores", lambda *_: {})  # not needed here
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 2**30)
-    flags = [*SMALL, "--stage", "2", "--data.max_tokens=1024", "--batch", "4", "--steps", "2",
+    flags = [*SMALL, "--stage", "2", "--data.max_tokens=1024", "--batch", "4", "--steps", "1",
              "--deterministic"]
     assert run(tmp_path / "without", *flags) == 0
     monkeypatch.setattr(packing, "collate", noted)

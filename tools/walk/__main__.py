@@ -28,12 +28,10 @@ TESTS = {
             "padding.",
         "tests/test_attention.py::test_mask_of_a_packed_row_equals_the_official_code":
             "The mask of a real packed row must equal the mask of the released training code.",
-        "tests/test_attention.py::test_no_row_is_empty_and_padding_sees_padding_only":
+        "tests/test_attention.py::test_two_integers_give_the_rule_of_three_on_20000_random_rows":
             "Padding must attend to padding: softmax over no key at all is NaN on some devices.",
-        "tests/test_packing.py::test_branches_cannot_see_each_other":
-            "Changing one branch must not change one bit of the loss of another branch.",
-        "tests/test_packing.py::test_examples_cannot_see_each_other":
-            "Changing one example must not change one bit of the loss of its neighbours.",
+        "tests/test_packing.py::test_packing_changes_nothing":
+            "Every branch of a packed row must have the loss and the gradients that it has alone.",
     },
     "best_subset": {
         "tests/test_packing.py::test_the_search_finds_the_fullest_row":
@@ -57,9 +55,6 @@ TESTS = {
         "tests/test_vision.py::test_pooling_equals_a_loop_over_valid_patches":
             "Windows of 4 and of 9 patches, with missing patches, must give the same result as a "
             "loop over the patches that exist.",
-        "tests/test_vision.py::test_windows_of_four_give_the_same_when_padded_to_nine":
-            "A batch that contains a video has 9 columns for images too. The visual tokens of "
-            "the images must stay the same.",
         "tests/test_vision.py::test_a_row_without_patches_is_zero_and_leaves_gradients_alone":
             "A window without any patch must not give NaN, neither forward nor backward.",
         "tests/test_model.py::test_visual_features_equal_the_official_code":
