@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import attention
 import data
 import model as models
 import packing
@@ -213,7 +214,7 @@ def assert_as_one_process(found, kind, *heads):
 
 
 # world, context-parallel degree, accumulation
-LAYOUTS = [(2, 1, 2), (2, 2, 1), (4, 2, 1), (4, 4, 1)]
+LAYOUTS = [(1, 1, 1), (2, 1, 1), (2, 2, 1), (4, 2, 1), (4, 4, 1), (2, 1, 2), (8, 8, 1)]
 
 
 @pytest.mark.slow
@@ -230,6 +231,7 @@ def test_any_layout_gives_loss_and_gradients_of_one_process(tmp_path, world, cp,
 
 
 GATHERED = [  # world, context-parallel degree, cp_heads, query heads, kv heads
+    (2, 2, 1, 8, 2),
     (4, 2, 1, 8, 2),
     (4, 4, 1, 6, 3),
     (4, 4, 2, 8, 2),
@@ -304,7 +306,7 @@ def test_whichever_of_four_ranks_have_images_none_waits_for_another(tmp_path, cp
 # without processes
 
 
-@pytest.mark.parametrize("cp", [1, 2, 8])
+@pytest.mark.parametrize("cp", [1, 2, 3, 4, 8])
 def test_images_are_shared_out_within_one_image_of_even(cp):
     rng = np.random.default_rng(cp)
     for _ in range(200):
@@ -338,7 +340,7 @@ def mean_pixels(batch, windows):
     return (pixels[source.clamp(min=0)] * (source >= 0)).sum(1)
 
 
-@pytest.mark.parametrize("n", [1, 2, 7])
+@pytest.mark.parametrize("n", range(1, 9))
 def test_blocks_are_distributed_round_robin(n):
     positions = parallel.distribute(128 * 5 * n, n)
     assert torch.equal(positions.flatten().sort().values, torch.arange(128 * 5 * n))
@@ -346,8 +348,8 @@ def test_blocks_are_distributed_round_robin(n):
     assert parallel.distribute(12 * n, n).shape == (n, 12)     # a short row has smaller blocks
 
 
-@pytest.mark.parametrize(("cp", "cp_heads"), [(2, 2), (8, 1), (8, 2)])
-@pytest.mark.parametrize("kind", ["mixed", "text only"])
+@pytest.mark.parametrize(("cp", "cp_heads"), [(2, 2), (4, 4), (8, 8), (2, 1), (8, 1), (8, 2)])
+@pytest.mark.parametrize("kind", ["mixed", "text only", "video"])
 def test_the_shards_of_a_batch_are_the_batch(kind, cp, cp_heads):
     """The tokens of the ranks form the row, every crop is encoded once, and every visual token
     arrives at its position."""
@@ -451,3 +453,9 @@ def test_ranks_that_share_rows_give_loss_and_gradients_of_one(monkeypatch, cp, c
                             strict=True):
         gradient = sum(q.grad for q in of_ranks if q.grad is not None)
         assert float((gradient - p.grad).norm()) < 1e-4 * float(p.grad.norm()) + 1e-6
+
+
+def test_one_process_needs_no_exchange():
+    batch = packing.collate(packs_of("mixed")[:1], T, VISION)
+    assert parallel.cut_for_rank(batch, 0, 1) is batch
+    assert new_model().attend is attention.attend
