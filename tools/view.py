@@ -200,7 +200,7 @@ def write_tree(row, number, start):
         text = "".join(write_run(row.tokenizer, start, run, sees)
                        for run, sees in zip(runs, visible, strict=True))
         kind = "branch" if k else "trunk"
-        name = f"branch {k}" if k else "trunk"
+        name = f"branch {k}" if k else "prefix"
         about = f"tokens {start + a} to {start + b - 1}, positions from {example.pos[a]}"
         nodes.append(f'<div class="{kind}"><b>{name}: {about}</b><p>{text}</p></div>')
     return "".join(nodes)

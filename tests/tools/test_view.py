@@ -143,6 +143,23 @@ def test_the_page_needs_no_other_file_and_little_script():
     assert len(script.splitlines()) <= 60
 
 
+@pytest.mark.extras("selenium")
+def test_the_page_says_which_tokens_are_below_the_pointer(tmp_path):
+    from tests.tools.play.browser import Window  # skips this test if Chromium is not installed
+    page = tmp_path / "row.html"
+    page.write_text(make_row(*ROWS[0])[2], encoding="utf-8")
+    window = Window()
+    try:
+        window.driver.get(page.as_uri())
+        run = window.find(".run")[1]
+        window.actions().move_to_element(run).perform()
+        first, last = run.get_attribute("data-first"), run.get_attribute("data-last")
+        assert window.find("#words")[0].text == f"Tokens {first} to {last}."
+        assert window.messages() == []
+    finally:
+        window.driver.quit()
+
+
 def test_a_step_of_a_run_is_shown_as_it_was_trained_on(tmp_path, capsys):
     """The ids of its rows have the hash in the log, and records that the run could not read have no
     loss. Data that has changed since is rejected."""
