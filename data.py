@@ -39,23 +39,23 @@ from vision import RELEASED, VisionConfig
 
 @dataclass(frozen=True)
 class DataConfig:
-    max_tokens: int = 2560           # tokens of an example, and of a row (paper: Table 12)
-    max_crops: int = 8               # high-resolution crops of an image at most
+    max_tokens: int = 2560           # largest length of an example and of a row (paper: Table 12)
+    max_crops: int = 8               # largest number of high-resolution crops of an image
     high_res_share: float = 0.0      # share of images with points that may have more crops
-    high_res_crops: int = 24         # crops of these images at most, if no annotation is dropped
-    trained_crops: int = 0           # most crops of an image when --init was trained
+    high_res_crops: int = 24         # their largest number of crops, if all annotations still fit
+    trained_crops: int = 0           # largest number of crops of an image when --init was trained
     max_images: int = 5              # a record with more images is skipped (docs/molmo2.md 2.4)
-    max_frames: int = 128            # frames of a video at most: 16, 128, 384 in stages 1, 2, 3
-    fps: float = 2.0                 # frames per second of a video at most
+    max_frames: int = 128            # largest number of frames: 16, 128, 384 in stages 1, 2, 3
+    fps: float = 2.0                 # largest number of frames per second of a video
     frame_markers: bool = True       # <frame_start>, <frame_end> around each frame, as released
-    max_points: int = 60             # annotations with more are skipped (docs/molmo2.md 9.3)
+    max_points: int = 60             # an annotation with more is skipped (docs/molmo2.md 9.3)
     multi_turn_share: float = 0.0    # share of videos whose points become one conversation
-    n_transcripts: int = 1           # spoken descriptions of an image that are used in an epoch
+    n_transcripts: int = 1           # number of transcripts of an image that are used in an epoch
     length_hint: int = 65            # length in prompts of evaluation, "long_caption 65:"; 0: none
-    prefix_all: bool = True          # stage 1: every prompt begins with its style; later some do
+    prefix_all: bool = True          # every prompt begins with its style (stage 1); later only some
     separator: str = "\t"            # text between groups of points: a tab in stage 1, ";" later
-    sqrt_length: bool = False        # weight of answers: times 2 / sqrt(tokens); see token_weight
-    sqrt_branches: bool = False      # weight of answers: divided by sqrt(branches)
+    sqrt_length: bool = False        # multiply loss weights by 2 / sqrt(tokens); see token_weight
+    sqrt_branches: bool = False      # divide loss weights by sqrt(branches)
     point_weight: float = 1.0        # loss weight of points, counts and tracks
     video_caption_weight: float = 1.0  # loss weight of captions of videos
     vision: VisionConfig = RELEASED  # the same as in the ModelConfig
