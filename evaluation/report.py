@@ -123,7 +123,7 @@ def animate_progress(out):
 
 def final_scores(run, model, samples_dir=None):
     """Evaluates on the files of --eval, or on the held-out parts of the toy world -> metrics. The
-    result contains the metrics of the first set, and those of every other set under its name.
+    result contains the metrics of the first set. Each other set has its metrics under its name.
     Pictures of answers are written to samples_dir."""
     config = run.config
     is_toy = run.eval_records is None

@@ -90,7 +90,7 @@ def test_flex_attention_equals_the_rule(row, dtype, bound):
         assert relative_error(a, b.float()) < bound
 
 
-@pytest.mark.parametrize("rank", [0, 7])
+@pytest.mark.parametrize("rank", [0, 3, 7])
 def test_the_share_of_one_rank_of_eight_equals_the_rule(row, rank):
     """It computes its queries with all keys (gather), or its head on all tokens (Ulysses)."""
     fields, (q, k, v), (expected, *_) = row

@@ -36,7 +36,8 @@ MASKS = {"bidir": "{}.response_logits", "causal": "{}_causal.response_logits"}
 VISUAL = [512, 513, 514, 515, 516, 518, 519, 520]    # ids of docs/molmo2.md 6.3 in the tiny models
 PATCH, EOS = 514, 501
 
-# part of a name -> our name. Weights have the port's names, gradients those of official training
+# Part of a name -> our name. The weights have the names of the transformers port, and the gradients
+# have the names of the official training code.
 PORT = {
     r"^model\.language_model\.layers": "blocks",
     r"^model\.language_model\.norm": "norm",

@@ -34,9 +34,7 @@ def test_the_blocks_of_the_page_run_in_order_and_print_what_it_shows():
     assert len(BLOCK.findall(PAGE)) == PAGE.count("```python") > 15
 
 
-@pytest.mark.parametrize("path", [  # heads.svg needs two processes
-    pytest.param(path, marks=pytest.mark.slow if path == "walk/heads.svg" else ())
-    for path in draw.DIAGRAMS])
+@pytest.mark.parametrize("path", draw.DIAGRAMS)
 def test_the_diagrams_are_those_that_the_functions_of_today_draw(path):
     shown = (ROOT / "docs" / path).read_text(encoding="utf-8")
     assert shown == draw.DIAGRAMS[path](), "python -m docs.draw writes it again"
