@@ -45,7 +45,10 @@ def start():
 
 @torch.no_grad()
 def relative_error(found, expected):
-    return float((found.float() - expected).norm() / expected.norm())
+    """-> the norm of the difference, divided by the norm of `expected`. pytest -rP prints it."""
+    error = float((found.float() - expected).norm() / expected.norm())
+    print(f"relative error {error:.1e}")
+    return error
 
 
 def losses_and_gradients(model, rows, dtype=torch.float32):

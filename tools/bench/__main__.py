@@ -12,13 +12,13 @@ from datetime import date
 
 import torch
 
-from tools.bench import attend, flops, generate, load, pack, step
+from tools.bench import attend, flops, generate, load, pack, step, train
 from tools.command import make_parser, open_device, print_line, report_errors
 from training.log import commit, hardware
 
 COMMANDS = {"pack": pack, "load": load, "attend": attend, "step": step, "generate": generate,
-            "run": flops}
-ON_DEVICE = ("load", "attend", "step", "generate")
+            "run": flops, "train": train}
+ON_DEVICE = ("load", "attend", "step", "generate", "train")
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):

@@ -4,12 +4,15 @@
 
 Rows are packs of the stream of tools.bench pack. Rows of 36,864 tokens or more are from
 stage 3 and others from stage 2. The number of crops is in proportion to the tokens. Before
-timing, a check makes sure that all implementations have the same outputs and gradients.
+timing, a check makes sure that the first three implementations have the same outputs and
+gradients.
 
     dense   SDPA with one mask (1,1,T,T)
     loop    SDPA for each example with its own mask; then the outputs are concatenated
     ours    attention.attend with attention.packed_mask: FlexAttention on a GPU,
             else chunks of documents
+    causal  SDPA with is_causal, for comparison only: every token attends to all tokens before it,
+            so the results are different (on a GPU this is FlashAttention)
 """
 
 from dataclasses import replace
@@ -19,11 +22,13 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
+from torch._dynamo.utils import counters
 
 import attention
 import packing
 from tools.bench.measure import clock, relative_error, run_rounds, spread
-from tools.bench.peers import SMALL
+from tools.bench.peers import PRESETS, SMALL
 from tools.bench.step_cases import stream_case
 from tools.bench.stream import Recipe, recipe
 from tools.command import positive, print_table, whole_number
@@ -80,7 +85,16 @@ def ours(row):
     return partial(attention.attend, mask=attention.packed_mask(row.visible_until, row.bidir))
 
 
-WAYS = {"dense": dense, "loop": loop, "ours": ours}
+def causal(row):
+    def attend(q, k, v):
+        heads_first = (x.transpose(1, 2) for x in (q, k, v))
+        out = F.scaled_dot_product_attention(*heads_first, is_causal=True, enable_gqa=True)
+        return out.transpose(1, 2)
+
+    return attend
+
+
+WAYS = {"dense": dense, "loop": loop, "ours": ours, "causal": causal}
 
 
 def measure(way, row, inputs, device):
@@ -97,16 +111,21 @@ def measure(way, row, inputs, device):
 
 
 def check_ways(several, inputs, device, tolerance):
-    """RuntimeError if the output or a gradient of one of the WAYS differs from the dense mask. The
-    tolerance is relative to the largest value. This is also the warm-up, with compilation."""
+    """-> {way: largest difference of an output or a gradient from the dense mask, relative to the
+    largest value; None for causal}. RuntimeError if it is above the tolerance. This is also the
+    warm-up, with compilation."""
+    largest = dict.fromkeys(WAYS, 0.0) | {"causal": None}
     for row in several:
         _, expected = measure(WAYS["dense"], row, inputs, device)
         for name, way in WAYS.items():
             _, found = measure(way, row, inputs, device)
-            for x, y in zip(found, expected, strict=True):
-                off = relative_error(x, y)
-                if off > tolerance:
-                    raise RuntimeError(f"{name} differs from dense by {off:.1e}.")
+            if name == "causal":
+                continue
+            off = max(relative_error(x, y) for x, y in zip(found, expected, strict=True))
+            if off > tolerance:
+                raise RuntimeError(f"{name} differs from dense by {off:.1e}.")
+            largest[name] = max(largest[name], off)
+    return largest
 
 
 def summarise(name, rounds):
@@ -122,15 +141,18 @@ def bench_row_length(tokens, args):
     """Prints the table for rows of `tokens` tokens -> its numbers."""
     device = args.device
     dtype = getattr(torch, args.dtype)
+    model = PRESETS[args.preset]
     generator = torch.Generator().manual_seed(0)
     several = rows(tokens, args.rows, device)
     inputs = []
-    for n_heads in (8, 2, 2):  # of q, k and v
-        x = torch.randn(1, tokens, n_heads, 64, generator=generator)
+    for n_heads in (model.n_head, model.n_kv_head, model.n_kv_head):  # of q, k and v
+        x = torch.randn(1, tokens, n_heads, model.head_dim, generator=generator)
         inputs.append(x.to(device, dtype).requires_grad_())
     # a GPU may round float32 to TF32, and then the tolerance must be larger
     exact = device.type == "cpu" and args.dtype == "float32"
-    check_ways(several, inputs, device, tolerance=1e-4 if exact else 0.05)
+    graphs = counters["stats"]["unique_graphs"]
+    off = check_ways(several, inputs, device, tolerance=1e-4 if exact else 0.05)
+    graphs = counters["stats"]["unique_graphs"] - graphs
 
     def measure_rows(way):
         times = [measure(way, row, inputs, device)[0] for row in several]
@@ -142,10 +164,11 @@ def bench_row_length(tokens, args):
     case = {
         "examples": sum(len(row.starts) - 1 for row in several),
         "area": n_allowed / (tokens**2 * len(several)),
-        "ways": {name: summarise(name, rounds) for name in WAYS},
+        "compilations": graphs,
+        "ways": {name: {"difference": off[name]} | summarise(name, rounds) for name in WAYS},
     }
     print(f"\n{args.rows} rows of {tokens} tokens: {case['examples']} examples,", end=" ")
-    print(f"{case['area']:.1%} of all query-key pairs are allowed")
+    print(f"{case['area']:.1%} of all query-key pairs are allowed, {graphs} compilations")
     print_table("seconds of one row", case["ways"])
     return case
 
@@ -155,6 +178,7 @@ def add_arguments(parser):
     add("--tokens", type=whole_number(512), nargs="+", default=[4096, 16384],
         help="lengths of rows in tokens")
     add("--rows", type=positive, default=3, help="number of rows of each length")
+    add("--preset", choices=PRESETS, default="small", help="model whose heads are used")
     add("--dtype", choices=("float32", "bfloat16"), default="float32", help="dtype of q, k and v")
     add("--rounds", type=positive, default=5, help="measurements of each row")
 

@@ -48,8 +48,9 @@ _DECLARED_OPERATORS = []  # an operator exists as long as its Library object
 def random_model(config, device, dtype):
     """-> our model in eval mode, with random weights that depend only on the config."""
     torch.manual_seed(0)
-    model = models.Molmo2(replace(config, init_std=0.02)).init_weights()
-    return model.to(device=device, dtype=dtype).eval()
+    with torch.device(device):  # a GPU draws billions of random numbers in a second
+        model = models.Molmo2(replace(config, init_std=0.02)).init_weights()
+    return model.to(dtype).eval()
 
 
 def model_pair(config, device, dtype):

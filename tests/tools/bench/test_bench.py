@@ -95,7 +95,9 @@ def test_implementations_agree_and_one_that_does_not_ends_the_run(bench, monkeyp
     masks = [attention.allow(row.visible_until, row.bidir) for row in rows]
     area = sum(float(mask.float().mean()) for mask in masks) / 2
     assert case["area"] == pytest.approx(area, rel=1e-3)
-    assert list(case["ways"]) == ["dense", "loop", "ours"]
+    assert list(case["ways"]) == ["dense", "loop", "ours", "causal"]
+    assert case["ways"]["loop"]["difference"] < 1e-5
+    assert case["compilations"] == 0  # nothing is compiled on a CPU
     assert case["ways"]["dense"]["dense_over"]["median"] == 1
     assert all(f"\n{name} " in table for name in case["ways"])
 
