@@ -84,7 +84,7 @@ class Config:
     lora: LoraConfig = LoraConfig()
     activation_checkpointing: bool = True  # keep only the inputs of blocks; backward reruns blocks
     uncheckpointed_blocks: int = 0  # how many of the last decoder blocks are not checkpointed
-    compile: bool = False  # use torch.compile on each block (not given, on a GPU: true)
+    compile: bool = False  # use torch.compile on each block (not given: on a GPU without --tiny)
     crop_bucket: int = 2  # the number of crops in a batch is padded to a multiple of this
     save_every: int = 500  # steps between checkpoints; one more is saved at the end; 0: none
     keep: int = 2  # how many of the newest checkpoints are kept; 0: all
