@@ -16,11 +16,8 @@ no loss.
 
 import json
 import os
-import signal
 from collections import Counter
-from functools import partial
-from itertools import chain, count
-from multiprocessing import get_context
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -31,12 +28,10 @@ from records.mixture import Mixture
 from tools.command import make_parser, output_file, positive, print_line, report_errors
 from toy import world
 from training.config import parse
+from training.loader import Measurer, measure_in_order
 from training.planner import PlanFile, StepPlanner, measure, name_kind
 from training.setup import find_start
 from training.sources import fingerprint, open_sources
-
-CHUNK = 64  # records that a worker measures at a time
-WORKER = {}  # in the process of a worker: the arguments of `measure`
 
 
 def open_training(args, config):
@@ -80,41 +75,21 @@ def describe_packs(packs, config):
         "examples_per_pack": round(len(items) / n, 2), "longest_wait": max(waits)}
 
 
-def start_worker(*arguments):
-    WORKER["arguments"] = arguments
-
-
-def measure_in_worker(index):
-    return measure(*WORKER["arguments"], index)
-
-
-def measure_in_order(mixture, tokenizer, config):
-    """Yields the results of `measure` for the indices 0, 1, 2, .. in this order. --workers
-    processes compute them."""
-    arguments = mixture, tokenizer, config
-    if not config.workers:
-        yield from map(partial(measure, *arguments), count())
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the workers inherit it
-    with get_context("spawn").Pool(config.workers, start_worker, arguments) as pool:
-        signal.signal(signal.SIGINT, handler)
-        n = CHUNK * config.workers
-        for start in count(0, n):
-            yield from pool.map(measure_in_worker, range(start, start + n))
-
-
 def make_plan(mixture, tokenizer, config, n_packs):
     """-> {column: array} of a PlanFile, and {name: number} about the plan."""
     skipped = []  # (number of packs before the skipped record, "source: kind")
-    results = measure_in_order(mixture, tokenizer, config)
+    measurer = Measurer(mixture, tokenizer, config)
+    results = measure_in_order(measurer, config.workers)
 
-    def measure_and_note(index):  # a planner calls it with the indices 0, 1, 2, ..
-        found = next(results)
-        if found.reason:
-            name = f"{mixture[index][0].name}: {name_kind(found.reason)}"
-            skipped.append((steps.planner.n_packs, name))
-        return found
+    def note_skipped():
+        for index, found in enumerate(results):
+            if found.reason:
+                name = f"{mixture[index][0].name}: {name_kind(found.reason)}"
+                skipped.append((steps.planner.n_packs, name))
+            yield found
 
-    steps = StepPlanner(mixture, tokenizer, config, measure_and_note)
+    steps = StepPlanner(mixture, tokenizer, config)
+    steps.measured = note_skipped()
     packs = []
     for _ in tqdm(range(n_packs), unit="pack", desc="plan", mininterval=1):
         packs.append(next(steps.planner))

@@ -4,8 +4,8 @@
 
 The first rank plans and sends each StepPlan to all ranks. Each rank decodes its share of
 the packs, and under context parallelism only its share of the crops. With --workers, processes of
-torch's DataLoader plan and decode. If a record cannot be decoded, a placeholder of the same size
-without loss replaces it, so that packs stay as planned.
+torch's DataLoader measure and decode. If a record cannot be decoded, a placeholder of the same
+size without loss replaces it, so that packs stay as planned.
 """
 
 import atexit
@@ -15,12 +15,12 @@ import threading
 import warnings
 from collections import Counter, deque
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import chain, count, islice
 from multiprocessing import active_children, parent_process
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 import data
 import packing
@@ -28,26 +28,43 @@ import parallel
 from records.errors import DataError, Unreadable
 from records.mixture import Mixture
 from training.config import Config, RankError
-from training.planner import BadRecords, add_counts
+from training.planner import BadRecords, StepPlanner, add_counts, measure
 from training.ranks import Ranks
+
+CHUNK = 64  # examples that a process measures at a time
 
 # torch warns if --workers is larger than the number of cores, but the user has chosen it
 warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
 
 
 @dataclass
-class PlansAhead(IterableDataset):
-    """The first n StepPlans, as the data set of a DataLoader. An error is yielded and not raised,
-    because the DataLoader would add a traceback to its message."""
+class Measurer:
+    """The data set of a DataLoader. Several indices -> [Measured, ..]. An error ends the list and
+    is not raised, because the DataLoader would add a traceback to its message."""
 
-    plans: object  # a StepPlanner or PlanFile
-    n: int
+    mixture: Mixture
+    tokenizer: object
+    config: Config
 
-    def __iter__(self):
+    def __getitem__(self, indices):
+        found = []
         try:
-            yield from islice(self.plans, self.n)
+            for index in indices:
+                found.append(measure(self.mixture, self.tokenizer, self.config, index))
         except (DataError, OSError) as e:
-            yield e
+            found.append(e)
+        return found
+
+
+def measure_in_order(measurer, n_processes, start=0):
+    """Yields the results of `measure` for the indices start, start + 1, .. in this order. Processes
+    compute them ahead of time."""
+    chunks = (range(k, k + CHUNK) for k in count(start, CHUNK))
+    for found in iterate(measurer, n_processes, sampler=chunks):
+        for each in found:
+            if isinstance(each, Exception):
+                raise each
+            yield each
 
 
 @dataclass
@@ -153,11 +170,21 @@ class Loader:
 
     def plan_steps(self):
         """On all ranks, yields the StepPlans of the first rank, or raises the error of its plan."""
-        plans = None
-        if self.plans:
-            plans = iterate(PlansAhead(self.plans, self.n_steps), min(self.config.workers, 1))
+        workers = self.config.workers
+        if workers and isinstance(self.plans, StepPlanner):
+            # One process is not enough: it measured the examples of 30 steps of the toy in a
+            # second, and a GPU had to wait for it (docs/log.md).
+            measurer = Measurer(self.mixture, self.decoder.tokenizer, self.config)
+            self.plans.measured = measure_in_order(
+                measurer, -(-workers // 2), self.plans.planner.next_index)
         for _ in range(self.n_steps):
-            plan = self.ranks.broadcast(None if plans is None else next(plans))
+            plan = None
+            try:
+                if self.plans:
+                    plan = next(self.plans)
+            except (DataError, OSError) as e:  # sent to all ranks, or the others would wait
+                plan = e
+            plan = self.ranks.broadcast(plan)
             if isinstance(plan, Exception):
                 raise plan
             yield plan

@@ -12,7 +12,6 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import islice, pairwise
 
 import numpy as np
@@ -142,13 +141,14 @@ def has_loss(a, config):
 
 
 class StepPlanner(Iterator):
-    """Iterates over StepPlans, without an end. measure_index(index) -> Measured replaces `measure`.
-    tools.plan uses it to measure in several processes."""
+    """Iterates over StepPlans, without an end. measured: None, or an iterator over the results of
+    `measure` from the next index on, which other processes compute (training/loader.py)."""
 
-    def __init__(self, mixture, tokenizer, config, measure_index=None):
+    def __init__(self, mixture, tokenizer, config):
         self.mixture = mixture
+        self.tokenizer = tokenizer
         self.config = config
-        self.measure = measure_index or partial(measure, mixture, tokenizer, config)
+        self.measured = None
         self.skipped = BadRecords("skipped", DataError, config.max_skip)
         self.ids = {}  # of the examples in the pool
         self.planner = packing.Planner(self.size, config.data.max_tokens, config.pack_crops,
@@ -156,7 +156,10 @@ class StepPlanner(Iterator):
 
     def size(self, index):
         """-> (tokens, crops) of the record at an index. If it is skipped: None, and it counts."""
-        found = self.measure(index)
+        if self.measured is None:
+            found = measure(self.mixture, self.tokenizer, self.config, index)
+        else:
+            found = next(self.measured)
         self.skipped.count(self.mixture[index][0].name, found.where, found.reason)
         if found.reason:
             return None

@@ -40,9 +40,9 @@ def write_files(folder):
     return [str(folder / "a.jsonl"), str(folder / "b.jsonl")]
 
 
-def planner_of(files, config=CONFIG, rates=(0.7, 0.3), measure=None, reader=Records):
+def planner_of(files, config=CONFIG, rates=(0.7, 0.3), reader=Records):
     mixture = Mixture([reader(f) for f in files], list(rates), config.seed)
-    return StepPlanner(mixture, TOKENIZER, config, measure)
+    return StepPlanner(mixture, TOKENIZER, config)
 
 
 def loader_of(files, config=CONFIG, ranks=None, rates=(0.7, 0.3), plans=None, start=0):
