@@ -174,7 +174,7 @@ def block_mask(visible_until, bidir, queries=None, size=128):
     whole = (q0 >= k1 - 1) & (q1 <= until.amin(2)[:, None]) | same_group
     whole &= is_full(len(queries))[:, None] & is_full(T)
 
-    query = query.flatten().int()  # like the other numbers, because a GPU compares int64 slowly
+    query = query.flatten().int()  # int32, as the other numbers
     until, group_k, group_q = (x.flatten(1) for x in (until, group_k, group_q))
 
     # FlexAttention compiles this into its kernel; b, h, q and k are indices
@@ -196,11 +196,11 @@ def block_list(blocks):
 
 @cache  # the first call compiles, which takes seconds
 def compiled_flex_attention():
-    # By default, rows of fewer than 128 tokens use another kernel, for decoding. On an H200 with
-    # torch 2.11 it cannot be compiled for rows of any length (RESULTS.md).
-    options = {"BACKEND": "TRITON"}
+    # By default, rows of fewer than 128 tokens use another kernel, which is made for decoding. On
+    # an H200 with torch 2.11 its compilation failed.
+    flex = partial(flex_attention, kernel_options={"BACKEND": "TRITON"})
     # fullgraph makes a failed compilation an error; uncompiled it would build all T x T scores
-    return torch.compile(partial(flex_attention, kernel_options=options), fullgraph=True)
+    return torch.compile(flex, fullgraph=True)
 
 
 # --------------------------------------------------------------------------------------------------

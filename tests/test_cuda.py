@@ -1,8 +1,9 @@
 """Tests on a GPU, with the toy model: python -m pytest -m cuda. They are skipped without a GPU,
 and tests that need two GPUs are skipped with one.
 
-MOLMO_TEST_DEVICE=cpu runs them on a CPU, where chunks of documents replace FlexAttention.
-Products of float32 may be rounded to TF32, so the bounds are a few thousandths.
+MOLMO_TEST_DEVICE=cpu runs them on a CPU, where chunks of documents replace FlexAttention. On an
+H200, relative errors were below 1e-6 in float32 (docs/gpu.md). PyTorch rounds float32 products to
+TF32 only if a program asks for it.
 """
 
 import copy
@@ -83,7 +84,7 @@ def row(start):
     return fields, inputs, attend_and_gradients(*exact, attention.allow(*fields))
 
 
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 3e-3), (torch.bfloat16, 1e-2)])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
 def test_flex_attention_equals_the_rule(row, dtype, bound):
     fields, inputs, expected = row
     mask = attention.packed_mask(*fields)
@@ -99,11 +100,11 @@ def test_the_share_of_one_rank_of_eight_equals_the_rule(row, rank):
     fields, (q, k, v), (expected, *_) = row
     queries = parallel.distribute(T, 8)[rank].to(DEVICE)
     found = attention.attend(q[:, queries], k, v, attention.packed_mask(*fields, queries))
-    assert relative_error(found, expected[:, queries].float()) < 3e-3
+    assert relative_error(found, expected[:, queries].float()) < 1e-5
     head, kv_head = [rank], [rank // 4]
     found = attention.attend(
         q[:, :, head], k[:, :, kv_head], v[:, :, kv_head], attention.packed_mask(*fields))
-    assert relative_error(found, expected[:, :, head].float()) < 3e-3
+    assert relative_error(found, expected[:, :, head].float()) < 1e-5
 
 
 def test_a_packed_row_gives_the_losses_and_gradients_of_each_example_alone(start):
@@ -114,16 +115,16 @@ def test_a_packed_row_gives_the_losses_and_gradients_of_each_example_alone(start
     parts = [found[0, : len(x.tokens)] for (found, _), x in zip(alone, examples, strict=True)]
     n_tokens = sum(map(len, parts))
     assert len(examples) > 1
-    torch.testing.assert_close(nll[0, :n_tokens], torch.cat(parts), rtol=0, atol=1e-2)
-    assert relative_error(gradients, sum(found for _, found in alone)) < 5e-3
+    torch.testing.assert_close(nll[0, :n_tokens], torch.cat(parts), rtol=0, atol=1e-3)
+    assert relative_error(gradients, sum(found for _, found in alone)) < 1e-5
 
 
 def test_bfloat16_gives_the_loss_and_gradients_of_float32(start):
     model, _, packs = start
     nll, gradients = losses_and_gradients(model, packs[:1])
     found, found_gradients = losses_and_gradients(model, packs[:1], torch.bfloat16)
-    assert relative_error(found, nll) < 0.02
-    assert relative_error(found_gradients, gradients) < 0.1
+    assert relative_error(found, nll) < 5e-3
+    assert relative_error(found_gradients, gradients) < 0.03
 
 
 def test_compiled_blocks_give_the_losses_and_gradients_of_plain_ones(start):
@@ -135,8 +136,8 @@ def test_compiled_blocks_give_the_losses_and_gradients_of_plain_ones(start):
     for pack in packs:
         nll, gradients = losses_and_gradients(plain, [pack])
         found, found_gradients = losses_and_gradients(compiled, [pack])
-        torch.testing.assert_close(found, nll, rtol=0, atol=1e-2)
-        assert relative_error(found_gradients, gradients) < 5e-3
+        torch.testing.assert_close(found, nll, rtol=0, atol=1e-3)
+        assert relative_error(found_gradients, gradients) < 1e-5
     torch._dynamo.reset()
 
 
@@ -157,7 +158,7 @@ def test_decoding_gives_the_logits_of_a_full_pass(monkeypatch):
         whole = continued(prompt, ids)
         batch = packing.collate([[whole]], len(whole.tokens), config.vision).to(DEVICE)
         expected = model.logits(batch)[0, len(prompt.tokens) - 1 : -1]
-        assert relative_error(found[row], expected) < 3e-3
+        assert relative_error(found[row], expected) < 1e-5
 
 
 FLOAT32 = ["--dtype", "float32", "--workers", "0", "--eval_images=1"]

@@ -43,24 +43,24 @@ MAX_FUNCTION_LINES = 60              # but for tests
 
 # What the whole may measure, in lines: a change that makes it smaller lowers these numbers.
 CEILINGS = {
-    "the seven modules": 2_453,
-    "attention.py": 298,
+    "the seven modules": 2_456,
+    "attention.py": 301,
     "data.py": 371,
     "text/": 1_097,
     "records/": 1_473,
-    "training/": 2_214,
+    "training/": 2_248,
     "weights/": 985,
     "evaluation/": 1_920,
     "toy/": 1_090,
     "stages/": 227,
-    "tools/": 7_025,
-    "all Python but tests": 19_039,
+    "tools/": 7_268,
+    "all Python but tests": 19_319,
     "html, js, css, txt, sh": 618,
-    "tests": 19_223,
+    "tests": 19_354,
     "files imported by train.py": 60,
-    "imported by train.py": 11_031,
+    "imported by train.py": 11_068,
     "files imported by train.py but evaluation/ and toy/": 43,
-    "imported by train.py but evaluation/ and toy/": 8_021,
+    "imported by train.py but evaluation/ and toy/": 8_058,
     "% of lines without comment or docstring": 80,
 }
 

@@ -39,8 +39,8 @@ warnings.filterwarnings("ignore", message="This DataLoader will create", categor
 
 @dataclass
 class Measurer:
-    """The data set of a DataLoader. Several indices -> [Measured, ..]. An error ends the list and
-    is not raised, because the DataLoader would add a traceback to its message."""
+    """The data set of a DataLoader. A range of indices -> [Measured, ..]. An error becomes the last
+    element and is not raised, because the DataLoader would add a traceback to its message."""
 
     mixture: Mixture
     tokenizer: object
@@ -171,12 +171,14 @@ class Loader:
     def plan_steps(self):
         """On all ranks, yields the StepPlans of the first rank, or raises the error of its plan."""
         workers = self.config.workers
+        measured = None
         if workers and isinstance(self.plans, StepPlanner):
-            # One process is not enough: it measured the examples of 30 steps of the toy in a
-            # second, and a GPU had to wait for it (docs/log.md).
+            # several processes: one measures the examples of only 48 steps of the toy in a second
+            # (docs/log.md), and a GPU may be faster
             measurer = Measurer(self.mixture, self.decoder.tokenizer, self.config)
-            self.plans.measured = measure_in_order(
+            measured = measure_in_order(
                 measurer, -(-workers // 2), self.plans.planner.next_index)
+            self.plans.measured = measured
         for _ in range(self.n_steps):
             plan = None
             try:
@@ -188,6 +190,8 @@ class Loader:
             if isinstance(plan, Exception):
                 raise plan
             yield plan
+        if measured:
+            measured.close()  # ends its processes
 
     def packs_to_decode(self):
         """Yields this rank's packs in their order, and plans a step when its packs are needed. This

@@ -57,7 +57,6 @@ def choose_layout(args, config, device):
     if device.type == "cuda":
         # all cores of a rank except one decode, because the GPU would wait for videos otherwise
         cores = len(os.sched_getaffinity(0)) // ranks_of_node
-        # compiling the toy takes longer than it saves
         chosen |= {"workers": min(max(cores - 1, 0), 8), "compile": not args.tiny}
         # a block that cannot be compiled runs without compilation, and torch logs the reason
         torch._dynamo.config.suppress_errors = True

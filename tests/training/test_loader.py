@@ -21,7 +21,7 @@ import packing
 from tests.training import stream
 from tests.training.runs import SMALL
 from training.config import RankError, parse
-from training.loader import placeholder
+from training.loader import CHUNK, Measurer, measure_in_order, placeholder
 from training.log import count_rows
 
 ROOT = Path(__file__).parents[2]
@@ -31,6 +31,46 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     return stream.write_files(tmp_path_factory.mktemp("data"))
+
+
+class Sizes:
+    """Measures without records. It cannot read the index 2 * CHUNK + 3."""
+
+    def __getitem__(self, indices):
+        found = []
+        for index in indices:
+            if index == 2 * CHUNK + 3:
+                return [*found, OSError("cannot read")]
+            found.append(index)
+        return found
+
+
+@pytest.mark.parametrize("n_processes", [0, 2])
+def test_examples_are_measured_in_order_until_one_cannot_be_read(n_processes):
+    measured = measure_in_order(Sizes(), n_processes, start=5)
+    assert [*itertools.islice(measured, 2 * CHUNK - 2)] == [*range(5, 2 * CHUNK + 3)]
+    with pytest.raises(OSError, match="cannot read"):
+        next(measured)
+
+
+def test_an_error_of_a_record_ends_what_a_process_has_measured(files, monkeypatch):
+    """What was measured before the error is kept."""
+    planner = stream.planner_of(files)
+    measurer = Measurer(planner.mixture, planner.tokenizer, planner.config)
+    expected = measurer[range(4)]
+    (source, *_) = planner.mixture[3]
+    read = type(source).__getitem__
+    lost = planner.mixture[3][:2]
+
+    def fail(self, i):
+        if (self.name, i) == (lost[0].name, lost[1]):
+            raise OSError("the file has changed")
+        return read(self, i)
+
+    monkeypatch.setattr(type(source), "__getitem__", fail)
+    *before, error = measurer[range(9)]
+    assert before == expected[:3]
+    assert str(error) == "the file has changed"
 
 
 PROGRAM = """

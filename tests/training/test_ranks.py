@@ -166,7 +166,7 @@ def test_a_rank_that_is_killed_ends_the_others_and_is_named(tmp_path, victim):
     pids = processes.pids_of_ranks(launcher)
     assert sorted(pids) == [0, 1]
     workers = [child for pid in pids.values() for child in processes.children_of(pid)]
-    assert len(workers) >= 3  # two decode, one plans
+    assert len(workers) >= 3  # two decode, one measures
     os.kill(pids[victim], signal.SIGKILL)
     _, stderr = launcher.communicate(timeout=60)
     assert launcher.returncode == 1

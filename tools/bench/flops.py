@@ -47,9 +47,10 @@ def matrix_size(*modules):
     return sum(layer.weight.numel() for layer in layers if isinstance(layer, nn.Linear))
 
 
-def flops(model, work, train=PARTS, freeze_embedding=False):
+def flops(model, work, train=PARTS, freeze_embedding=False, lora_rank=0):
     """-> FLOPs of the forward and backward pass for a Work. train: the trained parts. A tied head
-    is not trained if the embedding is frozen."""
+    is not trained if the embedding is frozen. With adapters (lora_rank above 0), the matrices of
+    the decoder are not trained. The small matrices of the adapters are not counted."""
     config = model.config
     vision = model.vision
 
@@ -72,8 +73,9 @@ def flops(model, work, train=PARTS, freeze_embedding=False):
     connector *= matrices("connector", "connector" in train)
     connector += pairs("connector") * work.pooled * config.vision.n_embd
 
-    llm = matrices("llm", "llm" in train) * matrix_size(*model.blocks) * work.tokens
-    head_learns = "llm" in train and not (config.tied and freeze_embedding)
+    llm_learns = "llm" in train and not lora_rank
+    llm = matrices("llm", llm_learns) * matrix_size(*model.blocks) * work.tokens
+    head_learns = llm_learns and not (config.tied and freeze_embedding)
     llm += matrices("llm", head_learns) * config.n_vocab * config.n_embd * work.labelled
     llm += pairs("llm") * config.n_layer * work.pairs * config.n_head * config.head_dim
     return vit + connector + llm
@@ -132,7 +134,8 @@ def run(args):
     step_flops = []
     for line in steps:
         work = logged_work(line, config["stage"], model.config.vision)
-        step_flops.append(flops(model, work, config["train"], config["freeze_embedding"]))
+        step_flops.append(flops(
+            model, work, config["train"], config["freeze_embedding"], config["lora"]["rank"]))
     rates = [n / line["seconds"] for n, line in zip(step_flops, steps, strict=True)]
     found = {
         "steps": len(steps),

@@ -4,8 +4,8 @@
 
 Both models have the same random weights, get the same prompts and decode greedily. In
 float32 the answers must be the same. In bfloat16 they may differ, because rounding can
-change the order of two tokens with almost equal logits. With --alone, transformers is not
-needed: a 4B model of each would not be loaded in minutes.
+change the order of two tokens with almost equal logits. With --alone, only our model is
+timed, and transformers is not needed.
 """
 
 import statistics

@@ -2,9 +2,9 @@
 
     python -m tools.bench train "--stage 1 --tiny --batch 2" --steps 1
 
-The packs are those of the stream of tools.bench pack. Planning and decoding are not part of
-the time, because other processes do them in training. Everything else is: collating, copying
-to the device, forward, backward, clipping and the optimizer.
+The packs are those of the stream of tools.bench pack. The time includes collating, copying to
+the device, forward, backward, clipping and the optimizer. It does not include planning and
+decoding, which mostly happen in other processes.
 
 With --gpus N, this is the first of N ranks: it has one part of the weights, and with --cp one
 part of each row. The other ranks do not exist. What they would send is replaced by a copy of
@@ -71,8 +71,8 @@ def open_run(args):
     parameters and optimizer."""
     device = args.device
     _, given, config = memory.read_command([*args.flags.split(), "--gpus", str(args.gpus)])
-    if "compile" not in given.fields:
-        config = replace(config, compile=device.type == "cuda")
+    if "compile" not in given.fields:  # as training.setup.choose_layout does
+        config = replace(config, compile=device.type == "cuda" and not given.tiny)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     if config.dtype != "auto":
         dtype = getattr(torch, config.dtype)
@@ -117,13 +117,12 @@ def cut(rows, config):
 
 def count_work(model, config, rows):
     """-> tokens and FLOPs of one rank for these rows."""
-    train_parts = [p for p in config.train if p != "llm" or not config.lora.rank]
     tokens = n_flops = 0
     for row in rows:
         batch = packing.collate([row], config.data.max_tokens, config.model.vision)
         work = batch_work(model, batch)
         tokens += work.tokens
-        n_flops += flops(model, work, train_parts, config.freeze_embedding)
+        n_flops += flops(model, work, config.train, config.freeze_embedding, config.lora.rank)
     return tokens / config.cp, n_flops / config.cp
 
 
@@ -172,6 +171,24 @@ def peak_gib(device):
             "GiB reserved": torch.cuda.max_memory_reserved() / memory.GIB}
 
 
+def measure_steps(step, halves, counts, n, device):
+    """Times n steps, which use the first and the second half of the packs in turn -> {name:
+    median}. counts: tokens and FLOPs of each half."""
+    seconds = []
+    tokens_per_second = []
+    flops_per_second = []
+    for k in range(n):
+        start = clock(device)
+        step(halves[k % 2])
+        spent = clock(device) - start
+        n_tokens, n_flops = counts[k % 2]
+        seconds.append(spent)
+        tokens_per_second.append(n_tokens / spent)
+        flops_per_second.append(n_flops / spent)
+    return {"seconds": median(seconds), "tokens_per_second": median(tokens_per_second),
+            "flops_per_second": median(flops_per_second)}
+
+
 def run(args):
     """Prints two tables -> their numbers."""
     device = args.device
@@ -179,10 +196,11 @@ def run(args):
     started = clock(device)
     run, model, groups, optimizer = open_run(args)
     config = run.config
-    packs = config.batch // run.ranks.dp
-    rows = draw_rows(config, 2 * packs)
-    halves = rows[:packs], rows[packs:]
+    n_packs = config.batch // run.ranks.dp
+    rows = draw_rows(config, 2 * n_packs)
+    halves = rows[:n_packs], rows[n_packs:]
     counts = [count_work(model, config, half) for half in halves]
+    halves = [cut(half, config) for half in halves]
     step = partial(train_step, run, model, groups, optimizer)
     opened = clock(device)
     with patch.object(dist, "all_to_all_single", exchange_with_copies):
@@ -190,29 +208,20 @@ def run(args):
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
             dry_run_largest_batch(run, groups, partial(train.forward_backward, run, model))
-        largest = peak_gib(device)
+        largest = peak_gib(device).get("GiB allocated")
         for half in halves:  # warm-up: compiles what these shapes need
-            step(cut(half, config))
-        warm = clock(device)
-        seconds = []
-        for k in range(args.steps):
-            half = cut(halves[k % 2], config)
-            start = clock(device)
             step(half)
-            seconds.append(clock(device) - start)
-        found = peak_gib(device)
-        kernels = time_kernels(partial(step, cut(halves[0], config)), device)
+        warm = clock(device)
+        found = measure_steps(step, halves, counts, args.steps, device)
+        found |= peak_gib(device)
+        kernels = time_kernels(partial(step, halves[0]), device)
     if args.gpus > 1:
         dist.destroy_process_group()
-    of_step = [counts[k % 2] for k in range(args.steps)]
-    rates = [flops / s for (_, flops), s in zip(of_step, seconds, strict=True)]
     found |= {
-        "GiB of the largest batch": largest.get("GiB allocated"),
+        "mfu": found["flops_per_second"] / (args.peak * 1e12),
+        "GiB of the largest batch": largest,
         "seconds to open": opened - started,
         "seconds to warm up": warm - opened,
-        "seconds": median(seconds),
-        "tokens_per_second": median(n / s for (n, _), s in zip(of_step, seconds, strict=True)),
-        "mfu": median(rates) / (args.peak * 1e12),
     }
     print_table(args.flags, {"one rank": found})
     total = sum(kernels.values())

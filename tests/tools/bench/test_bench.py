@@ -16,11 +16,12 @@ import data
 import vision
 from text.tokenizer import ByteTokenizer
 from text.visual_tokens import image_tokens, video_tokens
-from tools.bench import attend, generate, load, measure, pack, step, step_cases, stream
+from tools.bench import attend, generate, load, measure, pack, step, step_cases, stream, train
 from tools.bench.step_cases import n_crops
 from tools.bench.stream import Recipe
 from tools.command import print_table
 from training import log
+from training.config import parse
 
 pytestmark = pytest.mark.slow
 
@@ -226,6 +227,79 @@ def test_both_implementations_give_the_same_answers(tiny, bench):
     rows = line["cases"]
     assert list(rows) == ["text", "image of 9 crops", "video of 16 frames"]
     assert all(f"\n{name} " in table for name in rows)
+
+
+def test_our_model_alone_needs_no_transformers(tiny, bench, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    line, _ = bench("generate", "--alone", "--tokens", 3, "--frames", 4, "--rounds", 1)
+    assert list(line["cases"]) == ["text", "image of 9 crops", "video of 4 frames"]
+    for row in line["cases"].values():
+        assert list(row) == ["tokens", "prefill_ours", "decode_ours"]
+
+
+@pytest.fixture
+def batches(monkeypatch):
+    """-> a list to which every batch of a training step is added."""
+    found = []
+    batch_of = train.train.batch_of
+    monkeypatch.setattr(train.train, "batch_of",
+                        lambda run, rows: found.append(batch_of(run, rows)) or found[-1])
+    return found
+
+
+def tokens_of(rows):
+    return sum(len(example.tokens) for row in rows for example in row)
+
+
+def test_a_training_step_has_all_packs_of_the_batch(bench, batches, monkeypatch):
+    """Two steps are a warm-up, one is timed, and one is profiled."""
+    divided_by = []
+    divide = train.train.divide_and_clip
+    monkeypatch.setattr(train.train, "divide_and_clip", lambda run, groups, weight: (
+        divided_by.append(weight) or divide(run, groups, weight)))
+    flags = "--stage 1 --tiny --batch 4 --micro-batch 2"
+    line, table = bench("train", flags, "--steps", 1, "--kernels", 3, "--peak", 2)
+    found = line["cases"]
+    rows = train.draw_rows(parse(flags.split())[1], 8)
+    assert found["tokens_per_second"] * found["seconds"] == pytest.approx(
+        tokens_of(rows[:4]), rel=2e-3)
+    assert found["mfu"] == pytest.approx(found["flops_per_second"] / 2e12, rel=2e-3)
+    ids = [batch.tokens for batch in batches]
+    assert len(ids) == 8
+    assert [torch.equal(ids[k], ids[4 + k]) for k in range(4)] == [True, True, False, False]
+    weights = [float(batch.weights.sum()) for batch in batches]
+    assert divided_by == pytest.approx([sum(weights[k : k + 2]) for k in range(0, 8, 2)])
+    shares = [kernel["share"] for kernel in found["kernels"].values()]
+    assert len(shares) == 3
+    assert shares == sorted(shares, reverse=True)
+    assert sum(shares) <= 1
+    assert table.startswith(flags)
+
+
+def test_the_first_of_two_ranks_has_half_of_each_row(bench, batches):
+    flags = "--stage 2 --tiny --batch 1 --cp 2"
+    line, _ = bench("train", flags, "--gpus", 2, "--steps", 1)
+    (first, *_), _ = rows = train.draw_rows(parse(flags.split())[1], 2)
+    crops = sum(n_crops(example) for example in rows[0])
+    batch = batches[0]
+    assert batch.tokens.shape == (1, 512)
+    assert batch.tokens[0, : min(len(first.tokens), 512)].tolist() == first.tokens[:512].tolist()
+    assert 0 < len(batch.images) < crops
+    found = line["cases"]
+    assert found["tokens_per_second"] * found["seconds"] == pytest.approx(
+        tokens_of(rows[:1]) / 2, rel=2e-3)
+
+
+def test_other_ranks_are_copies_of_the_first():
+    gathered = torch.tensor([1.0, 2, 0, 0, 0, 0])
+    train.GatherCopies()(gathered, gathered[:2], None)
+    assert gathered.tolist() == [1, 2, 1, 2, 1, 2]
+    kept = torch.zeros(2)
+    train.KeepOwnPart()(kept, torch.arange(6.0), None, None)
+    assert kept.tolist() == [0, 1]
+    received = torch.zeros(5)
+    train.exchange_with_copies(received, torch.tensor([7.0, 8]), [5], [2])
+    assert received.tolist() == [7, 8, 7, 8, 7]
 
 
 def test_different_answers_end_the_run_in_float32_only():

@@ -84,6 +84,14 @@ def test_parts_that_do_not_learn_cost_less(tiny, train, vit, connector, llm):
     assert flops(model, Work(tokens=256), train) == blocks == llm * 256 * per_token
 
 
+def test_adapters_spare_the_gradients_of_the_matrices_of_the_decoder(tiny):
+    model = random_model(tiny)
+    for work, size in ((Work(tokens=7), 7 * matrix_size(*model.blocks)),
+                       (Work(labelled=5), 5 * tiny.n_vocab * tiny.n_embd)):
+        spared = flops(model, work, ["llm"]) - flops(model, work, ["llm"], lora_rank=8)
+        assert spared == 2 * size
+
+
 def test_a_frozen_embedding_spares_the_gradient_of_a_tied_head(tiny):
     work = Work(labelled=5)
     for tied in (False, True):
@@ -92,15 +100,17 @@ def test_a_frozen_embedding_spares_the_gradient_of_a_tied_head(tiny):
         assert spared == tied * 2 * tiny.n_vocab * tiny.n_embd * 5
 
 
-def test_mfu_of_a_run_is_that_of_its_batches_over_all_gpus(tmp_path, tiny, bench):
+@pytest.mark.parametrize("rank", [0, 8])
+def test_mfu_of_a_run_is_that_of_its_batches_over_all_gpus(tmp_path, tiny, bench, rank):
     """The log has three steps of one batch. FLOPs from a log are slightly higher, because all
-    windows count as full."""
+    windows count as full. One run trains adapters of rank 8."""
     rng = np.random.default_rng(0)
     row = [plain_example(tiny, rng, Plain(20, (2, 2))), plain_example(tiny, rng, Plain(9))]
     batch = packing.collate([row], 200, tiny.vision)
     model = random_model(tiny)
-    expected = flops(model, batch_work(model, batch), ["llm"])
-    config = {"model": asdict(tiny), "stage": 1, "train": ["llm"], "freeze_embedding": False}
+    expected = flops(model, batch_work(model, batch), ["llm"], lora_rank=rank)
+    config = {"model": asdict(tiny), "stage": 1, "train": ["llm"], "freeze_embedding": False,
+              "lora": {"rank": rank}}
     lines = [{"config": config, "world": 4}]
     for step, seconds in enumerate((50.0, 2.0, 3.0), 1):
         lines.append({"step": step, "loss": 1.0, "lr": {"llm": 0.1}, "seconds": seconds,
