@@ -31,8 +31,6 @@ from weights import files, lora
 
 def pick_device(config):
     """-> device and dtype of the computation. UserError if this machine has no such device."""
-    # expandable segments prevent fragmentation, because tensor sizes differ from step to step
-    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     there = ["cpu"]
     if torch.backends.mps.is_available():
         there.insert(0, "mps")
