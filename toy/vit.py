@@ -56,26 +56,45 @@ def labels(scene, grid, kinds):
     return classes
 
 
-def pretrain(vit, seed, steps, lr=1e-3, images=8, kinds_name="few"):
-    """Trains the ViT for `steps` steps on scenes that no later stage uses. Yields {"step",
-    "nll": {task: nats}, "seconds"} after each step."""
-    world = World("train", seed, questions="patches", kinds_name=kinds_name)
-    crop = vit.config.crop
+class LabelledScenes:
+    """The data set of stage 0. The number of a step, from 0 on -> patches of its images (N,P,F)
+    uint8, and the classes of all patches (N*P,4) int64. No later stage uses these scenes."""
+
+    def __init__(self, config, seed, images, kinds_name):
+        self.config = config
+        self.images = images
+        self.world = World("train", seed, questions="patches", kinds_name=kinds_name)
+
+    def __getitem__(self, step):
+        crop, grid = self.config.crop, self.config.grid
+        numbers = range(step * self.images, (step + 1) * self.images)
+        scenes = [self.world.scene(i) for i in numbers]
+        pixels = np.stack([vision.resize(shapes.render(s), crop, crop) for s in scenes])
+        classes = np.concatenate([labels(s, grid, self.world.kinds) for s in scenes])
+        return vision.patchify(pixels, self.config), classes
+
+
+def elements(dataset, indices):
+    return map(dataset.__getitem__, indices)
+
+
+def pretrain(vit, seed, steps, lr=1e-3, images=8, kinds_name="few", iterate=elements):
+    """Trains the ViT for `steps` steps. Yields {"step", "nll": {task: nats}, "seconds"} after each
+    step. iterate(dataset, indices) yields the elements; it may compute them in other processes."""
+    scenes = LabelledScenes(vit.config, seed, images, kinds_name)
+    kinds = scenes.world.kinds
     n_features = len(vit.config.feature_layers) * vit.config.n_embd
     # colour and shape have one more class, the background
-    n_classes = [len(world.kinds.colours) + 1, len(world.kinds.shapes) + 1, N_PLACES, N_PLACES]
+    n_classes = [len(kinds.colours) + 1, len(kinds.shapes) + 1, N_PLACES, N_PLACES]
     head = nn.Linear(n_features, sum(n_classes), device=vit.pos.device)
     optimizer = torch.optim.AdamW([*vit.parameters(), *head.parameters()], lr, betas=(0.9, 0.95),
                                   eps=1e-6, weight_decay=0.0, fused=vit.pos.device.type != "mps")
-    for step in range(1, steps + 1):
-        started = time.monotonic()
+    started = time.monotonic()
+    for step, (patches, classes) in enumerate(iterate(scenes, range(steps)), 1):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, lr, steps)
-        scenes = [world.scene(i) for i in range((step - 1) * images, step * images)]
-        pixels = np.stack([vision.resize(shapes.render(s), crop, crop) for s in scenes])
-        patches = torch.from_numpy(vision.patchify(pixels, vit.config)).to(vit.pos.device)
+        patches = torch.as_tensor(patches).to(vit.pos.device)
         logits = head(vit(patches)).flatten(0, 1)  # (N*P, C); each image is one crop
-        classes = np.concatenate([labels(s, vit.config.grid, world.kinds) for s in scenes])
         nll = nll_of_tasks(logits.split(n_classes, dim=1), classes)
         sum(share * loss for share, loss in zip(LOSS_SHARES, nll, strict=True)).backward()
         nn.utils.clip_grad_norm_(vit.parameters(), 1.0)
@@ -84,6 +103,7 @@ def pretrain(vit, seed, steps, lr=1e-3, images=8, kinds_name="few"):
         rounded = [round(loss.item(), 4) for loss in nll]
         yield {"step": step, "nll": dict(zip(TASKS, rounded, strict=True)),
                "seconds": time.monotonic() - started}
+        started = time.monotonic()
 
 
 def learning_rate(step, base, steps):
@@ -92,12 +112,12 @@ def learning_rate(step, base, steps):
 
 
 def nll_of_tasks(logits, classes):
-    """Logits [(N,C) of each task], classes (N,4) -> [mean nll of each task], scalars in nats.
+    """Logits [(N,C) of each task], classes (N,4) array -> [mean nll of each task], scalars in nats.
 
     For colour and shape, the mean is over all patches, and background has the weight
     GROUND_WEIGHT. For column and row, it is over the patches of objects.
     """
-    targets = torch.from_numpy(classes).to(logits[0].device)
+    targets = torch.as_tensor(classes).to(logits[0].device)
     is_object = targets[:, -1:] >= 0
     weights = torch.where(is_object, 1.0, GROUND_WEIGHT).repeat(1, len(TASKS))
     weights[:, -2:] *= is_object

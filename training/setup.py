@@ -21,7 +21,7 @@ from records.reader import Records, stamp_of
 from text.tokenizer import ByteTokenizer, load_tokenizer
 from training import checkpoint
 from training.config import Config, RunError, UserError
-from training.loader import Loader
+from training.loader import Loader, iterate
 from training.log import read_log
 from training.planner import PlanFile, StepPlanner
 from training.ranks import Ranks, device_of_rank, join_ranks
@@ -237,7 +237,9 @@ def pretrain_vit(run, vit, world):
     vit.requires_grad_(True)
     path = run.out / "stage0.jsonl" if run.ranks.first else os.devnull
     with open(path, "w", buffering=1, encoding="utf-8") as log:
-        lines = world.pretrain(vit, config.seed, config.vit_steps, kinds_name=config.toy_kinds)
+        lines = world.pretrain(
+            vit, config.seed, config.vit_steps, kinds_name=config.toy_kinds,
+            iterate=lambda data, indices: iterate(data, config.workers, sampler=indices))
         for line in tqdm(lines, total=config.vit_steps, unit="step", mininterval=1,
                          desc="stage 0, trains the ViT", disable=not run.ranks.first):
             log.write(json.dumps(line) + "\n")

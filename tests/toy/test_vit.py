@@ -11,6 +11,7 @@ import model
 from toy import shapes, vit
 from toy.images import World
 from toy.shapes import LATTICE, SIZE
+from training import loader
 
 
 def toy_vit(seed=0):
@@ -65,10 +66,10 @@ def test_labels_are_of_the_object_that_covers_most_of_a_patch():
     assert shape_classes == set(range(len(shape_names) + 1))
 
 
-def pretrained(seed, steps):
+def pretrained(seed, steps, **options):
     """-> [{task: nll} of each step], the weights of the patch embedding."""
     tower = toy_vit()
-    lines = list(vit.pretrain(tower, seed, steps, images=4))
+    lines = list(vit.pretrain(tower, seed, steps, images=4, **options))
     return [line["nll"] for line in lines], tower.patch.weight.detach()
 
 
@@ -79,6 +80,15 @@ def test_the_seed_decides_the_result():
     assert losses == again
     assert torch.equal(weight, same_weight)
     assert not torch.equal(weight, other_weight)
+
+
+@pytest.mark.parametrize("n", [0, 2])
+def test_scenes_from_other_processes_give_the_same_result(n):
+    losses, weight = pretrained(0, 5)
+    again, same_weight = pretrained(
+        0, 5, iterate=lambda data, indices: loader.iterate(data, n, sampler=indices))
+    assert losses == again
+    assert torch.equal(weight, same_weight)
 
 
 @pytest.mark.slow
