@@ -173,8 +173,8 @@ class Loader:
         workers = self.config.workers
         measured = None
         if workers and isinstance(self.plans, StepPlanner):
-            # several processes: one measures the examples of only 48 steps of the toy in a second
-            # (docs/log.md), and a GPU may be faster
+            # One process measures the examples of only 48 steps of the toy in a second
+            # (docs/log.md). A GPU may be faster, so several processes measure.
             measurer = Measurer(self.mixture, self.decoder.tokenizer, self.config)
             measured = measure_in_order(
                 measurer, -(-workers // 2), self.plans.planner.next_index)

@@ -65,8 +65,8 @@ def device_of_rank(name):
     """-> torch.device. Under torchrun, a CUDA device becomes the GPU with the number of the local
     rank, even if `name` has another number. A GPU with a number becomes torch's current device,
     because collectives and kernels may use the current device by default."""
-    # before the first use of a GPU: expandable segments prevent fragmentation, because tensor sizes
-    # differ from step to step
+    # This must be set before a GPU is used. Expandable segments prevent fragmentation, because
+    # tensor sizes differ from step to step.
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     device = torch.device(name)
     if device.type == "cuda" and "LOCAL_RANK" in os.environ:

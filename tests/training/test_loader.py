@@ -136,6 +136,16 @@ def test_a_run_that_continues_after_its_last_step_has_no_steps(files):
     assert not multiprocessing.active_children()
 
 
+def test_processes_that_measure_and_decode_end_with_the_last_step(files):
+    loader = stream.loader_of(files, replace(stream.CONFIG, workers=2, steps=3))
+    n_processes = []
+    for _, micro_batches in loader:
+        list(micro_batches)
+        n_processes.append(len(multiprocessing.active_children()))
+    assert n_processes[0] == 3  # one measures, two decode
+    assert not multiprocessing.active_children()
+
+
 def test_every_token_is_trained_on_or_reported(files):
     """Planned tokens equal the tokens of all examples, also of unreadable ones. Tokens of skipped
     branches are counted."""

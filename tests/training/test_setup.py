@@ -22,7 +22,7 @@ from toy import world
 from training import setup
 from training.checkpoint import Checkpoint, recipe_fields
 from training.config import UserError, parse
-from training.ranks import Ranks
+from training.ranks import Ranks, device_of_rank
 from training.setup import choose_layout, layout_error, pick_device
 
 TINY = ["--stage", "1", "--tiny"]
@@ -208,6 +208,16 @@ def test_sharding_workers_and_compilation_go_by_the_machine_or_the_flags(
         found = choose_layout(*parse(["--stage", "1", *flags]), torch.device(device))
         assert torch._dynamo.config.suppress_errors == (device == "cuda")
     assert (found.shard, found.workers, found.compile) == expected
+
+
+@pytest.mark.parametrize(("own", "expected"), [
+    (None, "expandable_segments:True"), ("backend:native", "backend:native")])
+def test_memory_of_a_gpu_is_not_fragmented_unless_the_user_chooses(monkeypatch, own, expected):
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", own or "")
+    if own is None:
+        monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF")
+    device_of_rank("cpu")
+    assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == expected
 
 
 def test_a_run_knows_how_many_crops_the_weights_before_it_have_seen(tmp_path):

@@ -2,7 +2,7 @@
 
     python -m tools.bench train "--stage 1 --tiny --batch 2" --steps 1
 
-The packs are those of the stream of tools.bench pack. The time includes collating, copying to
+The packs come from the stream of tools.bench pack. The time includes collating, copying to
 the device, forward, backward, clipping and the optimizer. It does not include planning and
 decoding, which mostly happen in other processes.
 
