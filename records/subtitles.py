@@ -10,11 +10,11 @@ from records.errors import Unreadable, plural, warn
 CLOCK = r"((?=\d+\s*[:.,])\d+(?:\s*:\s*\d+){0,2}(?:\s*[.,]\s*\d+)?)"
 # Only settings may follow the times: "align:start" in WebVTT, "X1:40 X2:600" in SRT.
 TIMING = re.compile(rf"\s*{CLOCK}\s*-->\s*{CLOCK}(?![\d:.,])(?:\s*|.*[:;=].*)$")
-# A line that must be a timing line. The second form has a damaged arrow, such as "->".
-ARROW = re.compile(r"-->|^\s*\d+\s*:[\d:.,\s]+(?:[-–—=]\s*)*[>→]")
+# A line that must be a timing line. The second form is two times with a damaged arrow.
+ARROW = re.compile(r"-->|^\s*\d+\s*:\s*\d+\s*[:.,][\d:.,\s]*(?:(?:[-–—=]\s*)+>|→)\s*\d+\s*:")
 # In WebVTT an empty line ends an entry, but a line with a space does not. In SRT a text may contain
 # empty lines. Only a number after an empty line, or the next timing line, ends it.
-END_OF_BLOCK = {"WebVTT": r"\n\n", "SRT": r"\n[ \t]*\n(?=\d+[ \t]*(?:\n|$))"}
+END_OF_BLOCK = {"WebVTT": r"\n\n", "SRT": r"\n\n(?=\d+[ \t]*(?:\n|$))"}
 COMMENT = re.compile(r"\n?(?:NOTE|STYLE|REGION)(?:\s|$)")
 # <i>, </i>, <c.red>, <br/>; <00:00:01.600>; <v Ann>, <c.red Ann>; <font color="red">; {\an8}.
 # The text "3 < 4 and 5 > 2" has no tag.

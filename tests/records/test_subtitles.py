@@ -32,6 +32,7 @@ READ = [
     # a line with a space; an empty line in a text, which ends an entry of WebVTT
     (f"{VTT}{T1} \nred\n \nand\n\n{T3}blue", [(1, 2, "red and"), BLUE], None),
     (f"1\n{T1}red\n\nand\n\n2\n{T3}blue\n", [(1, 2, "red and"), BLUE], None),
+    (f"{T1} \n42\n\n{T3}blue", [(1, 2, "42"), BLUE], None),
     (f"{VTT}{T1}\nlost\nname\n{T3}blue", [(1, 2, ""), BLUE], "1 line * line 5"),
     # blocks that are not entries; the author of the second file has removed an entry
     (f"{VTT}STYLE\nx\n\nREGION\nx\n\n{T1}NOTE red\n\nSTYLEX\n{T3}blue",
@@ -47,6 +48,7 @@ READ = [
     (f"WEBVTT\nX-TIMESTAMP-MAP=MPEGTS:0,LOCAL:00:00.000\n\n{T1}red", [RED], None),
     # tags and character references
     (f"{VTT}{T1}if 3 < 4 and 5 > 2 then", [(1, 2, "if 3 < 4 and 5 > 2 then")], None),
+    (f"{T1}10:30 -> 11:45\n1:2:3 >> 4:5", [(1, 2, "10:30 -> 11:45 1:2:3 >> 4:5")], None),
     (f"{T1}<3 x<y and y>z", [(1, 2, "<3 x<y and y>z")], None),
     (f"{VTT}{T1}r<00:00:01.600><c>e</c><c.x.y>d</c.x.y><lang en>", [RED], None),
     (f"{T1}{{\\an8}}<i>r</i><font color='red'>e<br />\nd</font>", [(1, 2, "re d")], None),
