@@ -1,4 +1,4 @@
-"""Reads subtitle files. docs/records.md has the rules. WebVTT is defined by
+"""Reads subtitle files. docs/convert.md has the rules. WebVTT is defined by
 https://www.w3.org/TR/webvtt1/. SRT (SubRip) has no specification."""
 
 import html

@@ -1,4 +1,4 @@
-"""Subtitle files are read entry by entry, and what cannot be read is said (docs/records.md)."""
+"""Subtitle files are read entry by entry, and what cannot be read is said (docs/convert.md)."""
 
 import itertools
 import time
