@@ -219,6 +219,13 @@ FAST = {
          "np.arange(len(self.paths)) / self.fps"),
         ('{status.st_size} {status.st_mtime_ns}"', '{status.st_size}"'),
     ],
+    "records/subtitles.py": [
+        ("lines[k - 1].strip().isdecimal()", "False"),
+        ('if kind == "SRT" or first > 1', 'if kind == "SRT"'),
+        ("[first + k for k in starts]", "[]"),
+        ("first += len(lines) + 1", "first += len(lines)"),
+        ('r"\\n\\n(?=', 'r"\\n[ \\t]*\\n(?='),
+    ],
     "records/visual.py": [
         ("np.where(source < 0, -1, source + start)", "np.where(source < 0, -1, source)",
          "tests/records/test_visual.py tests/test_encode.py"),
@@ -366,6 +373,13 @@ FAST = {
         ('{"style": row["style"]} if "style" in row else {}', "{}"),
         ('for key in ("subtitles", "weight") if key in row',
          'for key in ("subtitles",) if key in row'),
+    ],
+    "tools/convert/subtitles.py": [
+        "tests/tools/convert/test_formats.py",
+        ("[:1] or files", "or files"),
+        ("best = best or files", "best = files"),
+        ("if len(self.videos[file]) > 1", "if False"),
+        ('{name, LANGUAGE.sub("", name)}', "{name}"),
     ],
     "tools/generate.py": [
         ("tracking_times(end - start, frame_rate, 2, config)",

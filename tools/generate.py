@@ -17,6 +17,7 @@ from evaluation.pictures import MARK, draw_answer
 from records import media
 from records.errors import warn
 from records.media import MAX_FRAMES
+from records.subtitles import read_subtitles
 from records.visual import VideoClip, clip_times, tracking_times
 from text.points import parse_points
 from text.prompts import SYSTEM
@@ -25,12 +26,9 @@ from text.visual_tokens import shift_subtitles
 from tools import command
 from toy import world
 from training.config import UserError
-from weights.files import explained
 
 TOY_VIDEO = ""  # --video without a file
 STYLED = re.compile(r"\w+( \d+)?:\s?")  # every prompt of stage 1 and of the toy starts like this
-# a line with two times, then lines of text up to an empty line
-SUBTITLE = re.compile(r"([\d:]+[.,]\d+) *--> *([\d:]+[.,]\d+).*\n((?:.*\S.*\n?)*)")
 
 
 def parse(argv):
@@ -92,27 +90,6 @@ def check_drawing(parser, path, args):
         parser.error(f"--draw {path}: this file is an input of the model; give another name")
     if path.exists() and MARK not in path.read_bytes():
         parser.error(f"--draw {path}: this command has not made this file; give another name")
-
-
-def read_subtitles(path):
-    """An .srt or .vtt file -> [(start, end, text), ..] with times in seconds. ValueError if the
-    file has no subtitle, or one that ends before it starts."""
-    with explained(f"--subtitles {path}"):
-        content = Path(path).read_text(encoding="utf-8-sig")
-    entries = [(to_seconds(start), to_seconds(end), " ".join(re.sub("<[^>]*>", "", text).split()))
-               for start, end, text in SUBTITLE.findall(content)]
-    if not entries:
-        raise ValueError(f"--subtitles {path}: no subtitle found; give an .srt or .vtt file")
-    for start, end, _ in entries:
-        if end < start:
-            raise ValueError(f"--subtitles {path}: the entry at {start:g} s ends before it starts")
-    return entries
-
-
-def to_seconds(clock):
-    """"01:02:03,500" or "02:03.500" -> seconds."""
-    parts = reversed(clock.replace(",", ".").split(":"))
-    return sum(float(part) * 60**k for k, part in enumerate(parts))
 
 
 class Shown(NamedTuple):

@@ -182,24 +182,6 @@ def test_a_tracking_question_sees_the_frames_of_training(call, fake, toy_tracks)
     assert text_of(fake.prompts[0]).startswith(f"{begins}[user\n{prompt}]")
 
 
-def test_subtitles_are_read_from_two_kinds_of_files(tmp_path):
-    (tmp_path / "a.srt").write_text("\r\n".join([
-        "1", "00:00:01,500 --> 00:00:03,250", "a", "b", "",
-        "2", "01:00:00,000 --> 01:00:01,000", "c", ""]))
-    (tmp_path / "a.vtt").write_text("\n".join([
-        "WEBVTT", "", "00:01.500 --> 00:03.250 align:start", "<v Ann>a b", "",
-        "NOTE x", "", "01:00:00.000 --> 01:00:01.000", "c"]))
-    for kind in ("srt", "vtt"):
-        found = generate.read_subtitles(tmp_path / f"a.{kind}")
-        assert found == [(1.5, 3.25, "a b"), (3600.0, 3601.0, "c")]
-    (tmp_path / "a.srt").write_text("nothing")
-    with pytest.raises(ValueError, match="no subtitle found"):
-        generate.read_subtitles(tmp_path / "a.srt")
-    (tmp_path / "a.srt").write_text("1\n00:00:04,500 --> 00:00:03,000\nx\n")
-    with pytest.raises(ValueError, match=r"a\.srt: the entry at 4\.5 s ends before it starts"):
-        generate.read_subtitles(tmp_path / "a.srt")
-
-
 def test_an_answer_is_printed_as_it_grows_and_never_half_a_character(call, fake, capsys):
     fake.answer = "zwölf Äpfel 🍎 im Korb"
     printer = generate.make_printer(TOKENIZER)

@@ -33,15 +33,14 @@ from tempfile import TemporaryDirectory
 
 from evaluation.pictures import draw_records
 from records.errors import Unreadable, plural, warn
-from records.parse import as_object
 from records.reader import Records, media_folder, names_of, read_record
 from tools.command import in_range, make_parser, positive, report_errors
 from tools.convert import boxes, chats
 from tools.convert.paths import HoldOut, absolute, move_media
 from tools.convert.rows import FORMATS, MAX_PRINTED, Report, kind_of, read_rows
+from tools.convert.subtitles import SubtitleFolder
 from tools.convert.tables import as_caption, as_chat
 from tools.convert.turn import turn_record
-from tools.generate import read_subtitles
 
 
 def size(text):
@@ -60,7 +59,8 @@ def parse(argv):
     add("--media", metavar="DIR", help="the paths in FILE are relative to this folder "
         "(default: the folder media/ beside FILE, or else the folder of FILE)")
     add("--subtitles", type=Path, metavar="DIR", help=(
-        "add the subtitles in DIR/a.srt or DIR/a.vtt to the records of the video a.mp4"))
+        "add the subtitles in DIR/x/a.srt or DIR/a.srt to the records of the video x/a.mp4; the "
+        "name may also be a.vtt, or contain a language, as a.en.vtt"))
     add("--hold-out", type=in_range(float, 0, 1), default=0, metavar="SHARE", help=(
         "write this share to OUT-held-out.jsonl, so that no image or video is in both files"))
     add("--draw", type=positive, metavar="N", help=(
@@ -130,18 +130,12 @@ def read(args, report):
                 raise Unreadable("unknown format", f"this is {kind}")
 
 
-def finish(record, args, start, report):
+def finish(record, args, start, subtitles):
     """Validates a record -> the record, and the paths of its media. With --subtitles it gets
     subtitles, with --exif-unturned its coordinates are turned. Unreadable or one of FORM_ERRORS
     if it is invalid."""
-    if args.subtitles and "video" in record and "subtitles" not in record:
-        stem = args.subtitles / Path(as_object(record["video"]).get("path", "")).stem
-        file = next(filter(os.path.isfile, (f"{stem}.srt", f"{stem}.vtt")), None)
-        if file:
-            fields = ("start", "end", "text")
-            record["subtitles"] = [dict(zip(fields, entry, strict=True))
-                                   for entry in read_subtitles(file)]
-            report.subtitles.add(file)
+    if subtitles and "video" in record:
+        subtitles.add_to(record)
     parsed = read_record(json.dumps(record, ensure_ascii=False).encode())
     paths = [start / name for name in names_of(parsed)]
     return turn_record(record, parsed, start) if args.exif_unturned else record, paths
@@ -153,6 +147,7 @@ def write(args, report):
     start = absolute(media_folder(beside, args.media))
     target = absolute(media_folder(args.out, None))
     is_held_out = HoldOut(args.hold_out)
+    subtitles = SubtitleFolder(args.subtitles, start) if args.subtitles else None
     counts = [0] * len(args.outs)
     n_paths = 0
     missing = []
@@ -162,7 +157,7 @@ def write(args, report):
         files = [stack.enter_context(open(draft, "xb")) for draft in drafts]
         for where, record in read(args, report):
             with report.skipping(where):
-                record, paths = finish(record, args, start, report)
+                record, paths = finish(record, args, start, subtitles)
                 line = json.dumps(move_media(record, start, target), ensure_ascii=False)
                 names = [os.path.relpath(path, start) for path in paths]
                 part = is_held_out(names or [line]) if args.hold_out else 0
@@ -172,10 +167,9 @@ def write(args, report):
                 missing += [path for path in paths if not isfile(path)]
         stack.close()
         report.end(args.file)
-        if args.subtitles:
-            n_files = sum(file.suffix in (".srt", ".vtt") for file in args.subtitles.iterdir())
-            warn(f"found {plural(n_files, 'subtitle file')} in {args.subtitles}, and "
-                 f"{len(report.subtitles)} of them have the name of a video")
+        if subtitles:
+            warn(f"found {plural(len(subtitles.paths), 'subtitle file')} in {args.subtitles}, and "
+                 f"{len(subtitles.used)} of them have the name of a video")
         if missing:
             warn(f"{len(missing):,} of {n_paths:,} images and videos do not exist, such as "
                  f"{missing[0]}; set --media DIR to the folder where the paths in FILE start")
@@ -186,6 +180,8 @@ def write(args, report):
             reason = "none of its images and videos exists"
         elif not all(counts):
             reason = f"--hold-out {args.hold_out} leaves one file without a record"
+        if subtitles:
+            reason = subtitles.find_mistake() or reason
         if reason:
             warn(f"{args.out} is not written: {reason}")
             return [0] * len(counts)

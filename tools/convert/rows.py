@@ -63,7 +63,6 @@ class Report:
         self.args = args
         self.read = Counter()
         self.skipped = Counter()
-        self.subtitles = set()  # subtitle files that were read
         self.not_read = {}  # name of an unknown field: [how often it occurs, its first value]
 
     def known_fields(self, fields, names, place=None):

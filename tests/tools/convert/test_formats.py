@@ -270,22 +270,64 @@ def test_without_any_of_its_media_a_file_is_not_written(tmp_path):
     assert f": 1 of 2 images and videos do not exist, such as {tmp_path}/a.png; set --media" in err
 
 
+TIMES = "00:00:01,000 --> 00:00:02,000\n"
+
+
+def add_subtitles(folder, videos, files):
+    """-> status, counts, stderr of the command, and the texts of all records. The text in each file
+    is its own name."""
+    records = [{"video": video, "annotations": [caption("x")]} for video in videos]
+    path = write(folder, {"r.jsonl": records, **{f"s/{name}": TIMES + name for name in files}})
+    out = folder / "out.jsonl"
+    result = run(path, out, "--subtitles", folder / "s", "--overwrite")
+    lines = out.read_text().splitlines() if out.exists() else []
+    return *result, [[e["text"] for e in json.loads(line).get("subtitles", [])] for line in lines]
+
+
 def test_subtitles_are_added_to_the_video_of_the_same_name(tmp_path):
-    times = "00:00:01,000 --> 00:00:02,000\n"
-    write(tmp_path, {"s/a.srt": f"1\n{times}one\n", "s/b.vtt": f"WEBVTT\n\n{times}two\n",
-                     "s/c.srt": "none"})
-    own = [{"start": 3, "end": 4, "text": "own"}]
-    records = [{"video": f"{name}.mp4", "annotations": [caption("x")]} for name in "abcd"]
-    path = write(tmp_path, {"r.jsonl": [*records, {**records[0], "subtitles": own}]})
-    _, counts, err = run(path, tmp_path / "out.jsonl", "--subtitles", tmp_path / "s")
-    found = [json.loads(line).get("subtitles") for line in open(tmp_path / "out.jsonl")]
-    cue = {"start": 1.0, "end": 2.0}
-    assert found == [[{**cue, "text": "one"}], [{**cue, "text": "two"}], None, own]
-    assert counts["skipped"] == {"wrong record": 1}
-    assert (f": found 3 subtitle files in {tmp_path}/s, and 2 of them have the name of a video\n"
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s/c.srt").write_text("none")
+    path = write(tmp_path, {"own.jsonl": [{"video": "a.mp4", "annotations": [caption("x")],
+                            "subtitles": [{"start": 3, "end": 4, "text": "own"}]}]})
+    frames = {"frames": ["1.png"], "fps": 1}
+    files = ["a.srt", "a.vtt", "b.vtt", ".srt"]
+    _, counts, err, texts = add_subtitles(
+        tmp_path, ["a.mp4", "./a.mp4", "b.mp4", "c.mp4", "d.mp4", frames], files)
+    assert texts == [["a.srt"], ["a.srt"], ["b.vtt"], [], []]
+    assert counts["skipped"] == {"wrong subtitles": 1}
+    assert f"wrong subtitles: {tmp_path}/s/c.srt: no subtitle found" in err
+    assert (f": found 4 subtitle files in {tmp_path}/s, and 2 of them have the name of a video\n"
             in err)
-    assert "no subtitle found" in err
-    assert run(path, tmp_path / "b.jsonl", "--subtitles", tmp_path / "none")[0] == 2
+    run(path, tmp_path / "b.jsonl", "--subtitles", tmp_path / "s")
+    assert '"text": "own"' in (tmp_path / "b.jsonl").read_text()
+    assert run(path, tmp_path / "c.jsonl", "--subtitles", tmp_path / "none")[0] == 2
+
+
+def test_a_subtitle_file_never_reaches_another_video_of_the_same_name(tmp_path):
+    films = ["x/film.mp4", "y/film.mp4"]
+    status, _, err, texts = add_subtitles(tmp_path, films, ["film.srt"])
+    assert (status, texts) == (1, [])
+    assert (f"s/film.srt has the name of several videos: {tmp_path}/x/film.mp4, "
+            f"{tmp_path}/y/film.mp4; move it to a folder" in err)
+    # the file of the other video may be the one in the folder above
+    assert add_subtitles(tmp_path, films, ["x/film.srt"])[0] == 1
+    _, _, _, texts = add_subtitles(tmp_path, films, ["y/film.vtt"])
+    assert texts == [["x/film.srt"], ["y/film.vtt"]]
+    # a path in FILE may be longer than the path in --subtitles
+    assert add_subtitles(tmp_path, ["v/x/film.mp4"], [])[3] == [["x/film.srt"]]
+
+
+def test_the_name_of_a_subtitle_file_may_contain_one_language(tmp_path):
+    videos = ["film.mp4", "talk.mp4", "part.one.mp4"]
+    files = ["film.en-US.vtt", "talk.de.srt", "talk.en.srt", "part.one.en.srt"]
+    _, counts, err, texts = add_subtitles(tmp_path, videos, files)
+    assert texts == [["film.en-US.vtt"], ["part.one.en.srt"]]
+    assert counts["skipped"] == {"several subtitle files": 1}
+    assert (f"{tmp_path}/s/talk.de.srt, {tmp_path}/s/talk.en.srt: give the file that you want the "
+            "name talk.srt; skipped" in err)
+    assert add_subtitles(tmp_path, videos, ["talk.srt"])[3][1] == ["talk.srt"]
+    # film.en-US.vtt may belong to either of them
+    assert add_subtitles(tmp_path, ["film.mp4", "film.en-US.mp4"], [])[0] == 1
 
 
 def test_no_picture_is_in_training_and_held_out(tmp_path):
