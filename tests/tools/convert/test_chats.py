@@ -90,8 +90,8 @@ TABLE = [  # a row, its record or a part of the error message, and flags
       for key in ("img_path", "imageUrl", "Image", "image_id", "media", "frames", "audios", "tools",
                   "pdf", "options", "context", "is_correct", "rejected_images", "filename", "path",
                   "bbox", "loss", "answer", "solution", "pixel_values", "groundtruth", "keypoints",
-                  "functions", "question", "history", "A", "d", "a0", "Hint", "candidates", "scores",
-                  "ignore", "attributes")),
+                  "functions", "question", "history", "A", "d", "a0", "Hint", "candidates",
+                  "scores", "ignore", "attributes")),
     *((chat("q", "a", video="v", **{key: 1}), f"the entry: the field '{key}' is not supported")
       for key in ("start_time", "endTime", "timestamps", "begin", "ts")),
     (chat("q", "a", **X, timestamp="2026", questionId=1, attributes={"occluded": False}), QA_X),
