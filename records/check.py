@@ -179,7 +179,7 @@ def check_fields(value, name, place):
             missing = [f"; '{other}' is missing" for other, kind in table.items()
                        if kind[-1] == "!" and other not in value]
             hint = did_you_mean(key, table) or "".join(missing[:1])
-            fail(place, f"unknown field '{key}'{hint}")
+            fail(place, f"unknown field {short(key)}{hint}")
         kind = table[key].rstrip("!")
         if kind in KINDS:
             check_kind(key, field, kind, place)

@@ -55,6 +55,8 @@ def command_name():
 
 
 def warn(text):
-    """Prints one sentence per line on stderr, above the progress bar of a run."""
+    """Prints one sentence per line on stderr, above the progress bar of a run. Other control
+    characters are printed as escapes, since a terminal would obey them."""
     for sentence in text.splitlines():
-        tqdm.write(f"{command_name()}: {sentence}", file=sys.stderr)
+        visible = "".join(c if c.isprintable() else repr(c)[1:-1] for c in sentence)
+        tqdm.write(f"{command_name()}: {visible}", file=sys.stderr)

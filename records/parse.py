@@ -10,7 +10,16 @@ the media files contain are checked when their headers are read (visual.py).
 import difflib
 import math
 
-from records.check import ANSWER, check_fields, check_kind, fail, is_from, is_list_of, require
+from records.check import (
+    ANSWER,
+    check_fields,
+    check_kind,
+    fail,
+    is_from,
+    is_list_of,
+    require,
+    short,
+)
 from text.styles import (
     POINT_TASKS,
     TASK_OF_STYLE,
@@ -90,7 +99,8 @@ def parse_annotation(annotation, record, place):
     check_fields(annotation, kind, place)
     shown = medium(record)
     require(kind in ("qa", "text", "preference") or shown != "text", place,
-            f"an annotation of type {kind} needs an image or a video")
+            f"an annotation of type {kind} needs an image or a video; without them, the type must "
+            "be text, qa or preference (docs/records.md)")
     parsed = {"weight": 1, **annotation}
     if "style" in annotation:
         parsed["style"] = TRAINING_STYLE.get(annotation["style"], annotation["style"])
@@ -284,10 +294,11 @@ def unlikely_units(record):
 def unlikely_styles(record):
     """-> [warning, ..] about styles that look misspelled. A benchmark's style may have any name."""
     found = []
-    for k, annotation in enumerate(record["annotations"]):
-        style = annotation.get("style", "")
+    parts = {f"annotations[{k}]": a for k, a in enumerate(record["annotations"])}
+    for place, part in (parts | dict(parts_of(record))).items():  # turns have styles, too
+        style = part.get("style", "")
         if style not in TASK_OF_STYLE and not UNNAMED_STYLE.fullmatch(style):
-            found += [f"annotations[{k}]: unknown style '{style}' - did you mean '{meant}'?"
+            found += [f"{place}: unknown style {short(style)} - did you mean '{meant}'?"
                       for meant in difflib.get_close_matches(style, TASK_OF_STYLE, 1, 0.8)]
     return found
 

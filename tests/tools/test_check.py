@@ -66,10 +66,14 @@ def test_a_record_whose_weights_are_all_0_has_nothing_to_train_on(tmp_path, run)
 
 def test_a_misspelled_style_is_told_and_a_style_of_another_name_is_not(tmp_path, run, capsys):
     styles = ["long_captoin", "long_caption", "chart_qa", "video_clip_caption_start", "vqa"]
-    path = write(tmp_path / "r.jsonl", *({"annotations": [{**QA, "style": s}]} for s in styles))
+    rows = [{"annotations": [{**QA, "style": s}]} for s in styles]
+    path = write(tmp_path / "r.jsonl", *rows, image({"type": "qa", "turns": [
+        {**POINT, "style": "pointting"}]}, image=str(MEDIA / "coins.png")))
     assert run(path)[:2] == (1, [
         f"{path}:1: unlikely style: annotations[0]: unknown style 'long_captoin' - did you "
-        "mean 'long_caption'?", f"{path}: 5 records; unlikely style 1"])
+        "mean 'long_caption'?",
+        f"{path}:6: unlikely style: annotations[0].turns[0]: unknown style 'pointting' - did you "
+        "mean 'pointing'?", f"{path}: 6 records; unlikely style 2"])
     Records(path)                                    # training warns once
     assert capsys.readouterr().err.count("did you mean 'long_caption'?") == 1
 

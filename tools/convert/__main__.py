@@ -160,7 +160,8 @@ def write(args, report):
                 record, paths = finish(record, args, start, subtitles)
                 line = json.dumps(move_media(record, start, target), ensure_ascii=False)
                 names = [os.path.relpath(path, start) for path in paths]
-                part = is_held_out(names or [line]) if args.hold_out else 0
+                text = json.dumps(record["annotations"], sort_keys=True)
+                part = is_held_out(names or [text]) if args.hold_out else 0
                 files[part].write(f"{line}\n".encode())
                 counts[part] += 1
                 n_paths += len(paths)
@@ -196,8 +197,9 @@ def main(argv=None):
     args.out.parent.mkdir(parents=True, exist_ok=True)
     report = Report(args)
     counts = write(args, report)
-    if args.draw and any(counts):
-        picture = draw_records(Records(args.out, stop_on_mistakes=False), args.draw)
+    records = [Records(path) for path in args.outs if any(counts)]  # prints warnings of training
+    if args.draw and records:
+        picture = draw_records(records[0], args.draw)
         if picture:
             picture.save(args.drawing)
             warn(f"{args.drawing} shows the first images or videos")

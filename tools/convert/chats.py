@@ -45,12 +45,13 @@ REF = r"(?:<ref>|<\|object_ref_start\|>)([^<]*)(?:</ref>|<\|object_ref_end\|>)"
 LABEL = REF + r'|"label":\s*"([^"]*)"|\salt="([^"]*)"'
 BOX = (rf"(?:{REF}\s*)?(?:<box>|<\|box_start\|>)(?P<numbers>[\d\s,()\[\]]*)"
        r"(?:</box>|<\|box_end\|>)[\s.,;]*")
-OBJECT = rf"(?:{REF}\s*)?<bbox (?P<numbers>[^>]*)>[\s.,;]*"  # made by Reader
+OBJECT = rf"(?:{REF}\s*)?<bbox (?P<numbers>[^<>]*)>[\s.,;]*"  # made by Reader
 POINT = (r'<points?(?P<numbers>(?:\s+x\d*="[\d.]+"\s+y\d*="[\d.]+")+)(?:\s+alt="[^"]*")?>'
          r'[^<]*</points?>\.?')
 JSON_LABEL = r'(?:,?\s*"label":\s*"[^"]*",?)?'
-JSON = (rf'(?:```json)?[\s\[]*{{{JSON_LABEL}\s*"bbox_2d":\s*\[(?P<numbers>[-\d\s.,]*)\]'
-        rf'{JSON_LABEL}\s*}}[\s,\]]*(?:```)?')
+AROUND = r"(?:[\s,\[\]]|```(?:json)?)*"  # allowed before the first object, and after each
+JSON = (rf'(?:\A{AROUND})?{{{JSON_LABEL}\s*"bbox_2d":\s*\[(?P<numbers>[-\d\s.,]*)\]'
+        rf'{JSON_LABEL}\s*}}{AROUND}')
 PLACES = {  # text that an answer with boxes or points contains: its pattern
     "<box>": BOX, "<|box_start|>": BOX, "<bbox ": OBJECT, "bbox_2d": JSON, "<point": POINT}
 SCALES = {  # a pattern, or a bbox_type of ms-swift: how coordinates are given

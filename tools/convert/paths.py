@@ -53,8 +53,8 @@ class HoldOut:
         self.chosen = {}  # {path of an image or video: is it held out?}
 
     def __call__(self, names):
-        """Is a record held out? names: the paths of its images or video; without any, its text.
-        Unreadable if one of them is already held out and another one is not."""
+        """Is a record held out? names: the paths of its images or video; without any, its
+        annotations. Unreadable if one of them is already held out and another one is not."""
         known = {self.chosen[name] for name in names if name in self.chosen}
         if len(known) == 2:
             raise Unreadable("pictures of both parts", "one is held out, and another is not")

@@ -16,6 +16,7 @@ FORMATS = ("records", "chats", "questions", "captions", "coco", "labelme", "yolo
 ANSWERS = {  # field of a question: field of its answer
     "query": "response", "instruction": "output", "question": "answer", "prompt": "completion"}
 CAPTIONS = ("text", "caption")
+TEXTS = {*ANSWERS, *ANSWERS.values(), *CAPTIONS, "input", "system", "chosen", "rejected"}
 TABLES = ("metadata.jsonl", "metadata.csv")  # of an imagefolder
 MIXTURE = "a mixture; give it a name that ends in mix.json, and use it with --data of train.py"
 TRACKS = "write its tracks as records (docs/records.md)"
@@ -44,15 +45,22 @@ SIGNS = [
     *(({end}, "subtitles; convert the file with their videos, and give --subtitles this folder")
       for end in (".srt", ".vtt")),
 ]
-NOTHING = (None, "", [], {}, [""], [None], "[]")  # values of fields that count as absent
-# words in the name of a field that may change what the model is trained on
+NOTHING = (None, "", [], {}, [""], [None])  # values of fields that count as absent
+# Names of fields that may change what the model is trained on. They contain one of these words, or
+# are one of the names at the end: columns of options (A, B, .. or a0, a1, ..), and predictions.
 TELLING = re.compile(
     "(?<![a-z])(?i:(?:image|img|picture|photo|video|audio|file|keypoint)[a-z]*|path|pixel|vid|frame"
     "|media|sound|speech|clip|pdf|depth|point|box|bbox|object|region|mask|segmentation|polygon"
     "|annotation|label|weight|loss|train|answer|response|output|completion|chosen|reject|rejected"
     "|target|solution|(?:ground)?truth|reasoning|thinking|tool|function|option|choice|correct"
-    "|preferred|caption|prompt|context|input|history|(?:question|query|instruction)(?!_id|_type))"
-    "(?:e?s)?(?![a-z])")
+    "|preferred|caption|prompt|context|input|history|hint|lecture|passage|candidate|distractor"
+    "|subtitle|(?:question|query|instruction)(?!_?id|_?type))(?:e?s)?(?![a-z])"
+    r"|^(?:[A-Z]|[a-e]|[aA]\d|scores?|confidence|ignored?|attributes)$")
+# cells of CSV that are not broken, each with the comma after it
+CELLS = r'(?:(?:"[^"]*(?:""[^"]*)*"|[^",\n][^,\n]*)?,)*'
+# words in names of fields that may select a part of a video
+TIMES = re.compile("(?<![a-z])(?i:time|timestamp|ts|start|end|begin|moment|span|segment|interval"
+                   "|second|sec)s?(?![a-z])")
 
 
 class Report:
@@ -69,8 +77,8 @@ class Report:
         """-> the fields that are in `names`. Fields that are empty or in --ignore are ignored.
 
         place: None for the fields of an entry, or the object in it, such as "turn 1". An unknown
-        field is an error in such an object, with --strict, and if its name matches TELLING. Else
-        it is only counted.
+        field is an error in such an object, with --strict, and if `is_telling`. Else it is only
+        counted.
         """
         known = {}
         for key, value in fields.items():
@@ -78,10 +86,11 @@ class Report:
                 continue
             if key in names:
                 known[key] = value
-            elif place or self.args.strict or TELLING.search(key):
+            elif place or self.args.strict or is_telling(key, fields):
                 raise Unreadable(
-                    "unknown field", f"{place or 'the entry'}: the field '{key}' is not supported; "
-                    f"rename it (docs/convert.md), or ignore it with --ignore {key}")
+                    "unknown field", f"{place or 'the entry'}: the field {short(key)} is not "
+                    "supported; rename it (docs/convert.md), or ignore it with --ignore "
+                    f"{short(key)}")
             else:
                 self.not_read.setdefault(key, [0, value])[0] += 1
         return known
@@ -107,10 +116,18 @@ class Report:
         if rest > 0 and not self.args.all:
             warn(f"{rest} more were skipped; --all prints them")
         for key, (n, value) in self.not_read.items():
-            warn(f"the field '{key}' is not used; it occurs {plural(n, 'time')}, for example with "
-                 f"the value {short(value)}")
+            warn(f"the field {short(key)} is not used; it occurs {plural(n, 'time')}, for example "
+                 f"with the value {short(value)}")
         kinds = ", ".join(f"{kind} ({n:,})" for kind, n in self.read.items())
         warn(f"{path}: read as {kinds or 'an empty file'}")
+
+
+def is_telling(key, fields):
+    """May this field of an entry change what the model is trained on?"""
+    if key == "attributes" and isinstance(fields[key], dict):
+        return any(fields[key].values())  # CVAT writes {"occluded": false} for every box
+    # without a video, a time may be the time of a chat; the video may be inside a turn
+    return TELLING.search(key) or (TIMES.search(key) and "video" in str(fields))
 
 
 def known_format(signs, default):
@@ -135,8 +152,11 @@ def read_rows(path):
     the id of the entry. For a line that cannot be read, `row` is an Unreadable."""
     entries = sorted(path.iterdir()) if path.is_dir() else [path]
     tables = [file for file in entries if file.name in TABLES]
+    if len(tables) > 1:
+        raise DataError(f"{path}: it contains both {' and '.join(TABLES)}; give one of these files "
+                        "instead of the folder")
     known = [".json"] if path.is_dir() else READERS
-    files = tables[:1] or [file for file in entries if file.suffix.lower() in known]
+    files = tables or [file for file in entries if file.suffix.lower() in known]
     if not files:
         below = sorted(path.rglob("*")) if path.is_dir() else [path]
         inner = [str(file) for file in below if file.suffix in READERS][:3]
@@ -151,7 +171,7 @@ def read_rows(path):
                 raise DataError(f"{where}: a folder with several .json files must contain files of "
                                 "LabelMe; give one file instead of the folder")
             has_id = isinstance(row, dict) and "id" in row
-            yield where + (f" id {row['id']!s:.60}" if has_id else ""), row
+            yield where + (f" id {short(row['id'])}" if has_id else ""), row
 
 
 def unique(pairs):
@@ -190,21 +210,37 @@ def read_json(path):
 
 
 def read_csv(path):
+    end = 0  # the last line of the entries that were read
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
             names = file.readline()
             file.seek(0)
-            table = csv.reader(file, delimiter=max(",;\t", key=names.count))
+            delimiter = max(",;\t", key=names.count)
+            table = csv.reader(file, delimiter=delimiter, strict=True)
             names = [name.strip() for name in next(table, ())]
-            for cells in filter(None, table):
+            end = table.line_num
+            for cells in table:
+                end = table.line_num
                 row = unique(zip(names, cells, strict=False))
+                # programs write an empty list as []; a text may be [] itself
+                row |= {name: [] for name in row.keys() - TEXTS if row[name] == "[]"}
                 if len(cells) > len(names):
                     row = Unreadable("wrong record", f"it has {len(cells)} cells, but the first "
                                      f"line has {plural(len(names), 'column')}")
-                yield f"{path}:{table.line_num}", row
-    except (ValueError, csv.Error) as error:
+                if cells:
+                    yield f"{path}:{end}", row
+    except ValueError as error:
         raise DataError(f"{path}: the table cannot be read; save it as CSV UTF-8 ({error})"
                         ) from None
+    except csv.Error as error:
+        # line breaks may be \n, \r\n or \r in the file, and are \n in this text
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+        before = re.match(CELLS.replace(",", delimiter), "\n".join(lines[end:]))
+        line = end + 1 + before[0].count("\n")
+        raise DataError(f"{path}:{line}: a cell of this line cannot be read ({error}); if a cell "
+                        'begins with ", it must end with ", and each " inside it must be doubled; '
+                        "if your program does not write cells in this way, make a .jsonl file "
+                        "(docs/convert.md)") from None
 
 
 READERS = {".jsonl": read_lines, ".ndjson": read_lines, ".json": read_json,

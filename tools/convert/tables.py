@@ -7,6 +7,8 @@
     {"file_name": "9.jpg", "text": "A tray."}                                   imagefolder
 """
 
+import re
+
 from records.check import require
 from tools.convert.rows import ANSWERS, CAPTIONS
 from tools.prepare.media import VIDEO_SUFFIXES
@@ -32,6 +34,10 @@ def as_chat(row, kind):
         messages += [turn] if isinstance(turn, dict) else [*turns_of(turn[0], "user"),
                                                            *turns_of(turn[1], "assistant")]
     if kind == "captions":
+        for name in rest:  # such as question_id, questionId, qid
+            require(not re.fullmatch("(?i)(q|query|question)_?(id|idx|type)", name), "the entry",
+                    f"'{key}' may be a question without an answer, because the entry has "
+                    f"'{name}'; --ignore {name} reads '{key}' as a caption")
         question, answer = "", text
     else:
         question = f"{text}\n{rest.pop('input')}" if "input" in rest else text

@@ -1,11 +1,15 @@
 """Chats in other data formats: a table with every field and tag, and the record that results."""
 
 import json
+import time
+from types import SimpleNamespace
 
 import pytest
 
+from records.errors import Unreadable
 from tests.records.samples import CAPTION, image, write
 from tests.tools.convert.command import run
+from tools.convert.chats import read_answer
 
 
 def user(content, **fields):
@@ -86,7 +90,13 @@ TABLE = [  # a row, its record or a part of the error message, and flags
       for key in ("img_path", "imageUrl", "Image", "image_id", "media", "frames", "audios", "tools",
                   "pdf", "options", "context", "is_correct", "rejected_images", "filename", "path",
                   "bbox", "loss", "answer", "solution", "pixel_values", "groundtruth", "keypoints",
-                  "functions", "question", "history")),
+                  "functions", "question", "history", "A", "d", "a0", "Hint", "candidates",
+                  "scores", "ignore", "attributes")),
+    *((chat("q", "a", video="v", **{key: 1}), f"the entry: the field '{key}' is not supported")
+      for key in ("start_time", "endTime", "timestamps", "begin", "ts")),
+    (chat("q", "a", **X, timestamp="2026", questionId=1, attributes={"occluded": False}), QA_X),
+    (chat([PART, TEXT], "a", time=3), "the entry: the field 'time' is not supported"),
+    (chat("[]", [{**TEXT, "text": "[]"}]), made(("[]", "[]"))),
     (chat("q", "a", img_path="x"), QA, "--ignore img_path"),
     (image(CAPTION, img_path="x"), image(CAPTION), "--ignore img_path"),
     (chat("q", "a", source="coco"), "the entry: the field 'source' is not supported", "--strict"),
@@ -192,6 +202,9 @@ TABLE = [  # a row, its record or a part of the error message, and flags
     ({**FIND, "objects": {**OBJECTS, "bbox_type": "none"}}, "with --resized W,H"),
     (chat("q <ref-object>", "a <ref-object>", objects={"ref": ["c", "d"]}), made(("q c", "a d"))),
     ({**FIND, "objects": {"ref": ["cup"], "bbox": [[1, 2, 3, 4]]}}, "turn 1: <bbox> is not"),
+    ({**FIND, "objects": {**OBJECTS, "bbox": [[10**400] * 4] * 2}}, "OverflowError: int too large"),
+    (chat("q", f"{JSON}\n{JSON}", **X, resized_width=84, resized_height=56),
+     made(("q", boxes((1, 2, 30, 20), (1, 2, 30, 20), size=[84, 56])), **X)),
     ({**FIND, "objects": {**OBJECTS, "ref": ["cup", "x"]}}, "objects: it has more entries"),
     ({**FIND, "objects": {**OBJECTS, "image_id": [1]}}, "objects: the field 'image_id' is not"),
     (FIND, "turn 0: <ref-object> is not supported here"),
@@ -226,12 +239,22 @@ def test_every_field_and_tag_gives_this_record_or_this_sentence(tmp_path, row, e
 
 def test_fields_that_change_nothing_are_listed_once_at_the_end(tmp_path):
     """Every message about a row contains its line and its id."""
-    rows = [chat("q", "a", id=17, audio="x"), *[chat("q", "a", source=k, lang="") for k in "ab"]]
+    rows = [chat("q", "a", id="\x1b", audio="x"),
+            *[chat("q", "a", source=k, lang="") for k in "ab"]]
     _, counts, err = run(write(tmp_path / "r.jsonl", *rows), tmp_path / "out.jsonl")
     assert counts == {"rows": 3, "records": 2, "skipped": {"unknown field": 1}}
     first, last = err.splitlines()
-    assert "r.jsonl:1 id 17: unknown field: the entry: the field 'audio' is not supported" in first
+    assert r"r.jsonl:1 id '\x1b': unknown field: the entry: the field 'audio' is not" in first
     assert last.endswith("'source' is not used; it occurs 2 times, for example with the value 'a'")
+
+
+@pytest.mark.parametrize("answer", [
+    "[ " * 10_000 + '{"bbox_2d": [' + "1, " * 10_000, "<bbox " * 20_000])
+def test_a_long_answer_is_read_in_a_time_that_grows_with_its_length(answer):
+    begin = time.process_time()
+    with pytest.raises(Unreadable, match="it must contain nothing else"):
+        read_answer(answer, [], {}, SimpleNamespace(ignore=[]))
+    assert time.process_time() - begin < 1
 
 
 SHAPES = """

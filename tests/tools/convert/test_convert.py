@@ -124,7 +124,7 @@ def test_a_row_that_is_no_record_is_named_and_skipped(tmp_path):
     assert (status, counts) == (0, {
         "rows": 9, "records": 2, "skipped": {"not JSON": 3, "wrong record": 4}})
     places = [sentence.split(": ")[1:3] for sentence in err.splitlines()]
-    names = {2: " id 17", 3: " id \ud800"}
+    names = {2: " id 17", 3: r" id '\ud800'"}
     assert places == [[f"{lines}:{n}{names.get(n, '')}", "not JSON" if n > 6 else "wrong record"]
                       for n in (2, 3, 4, 5, 7, 8, 9)]
     assert converted(tmp_path / "out.jsonl") == [MADE, MADE]
@@ -133,7 +133,7 @@ def test_a_row_that_is_no_record_is_named_and_skipped(tmp_path):
     status, counts, err = run(array, tmp_path / "array.jsonl")
     assert counts == {"rows": 6, "records": 2, "skipped": {"wrong record": 4}}
     places = [sentence.split(": ")[1] for sentence in err.splitlines()]
-    assert places == [f"{array}[1] id 17", f"{array}[2] id \ud800", f"{array}[3]", f"{array}[4]"]
+    assert places == [f"{array}[1] id 17", rf"{array}[2] id '\ud800'", f"{array}[3]", f"{array}[4]"]
 
 
 def test_twenty_skipped_rows_are_printed_or_all(tmp_path):

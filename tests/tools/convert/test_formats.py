@@ -159,6 +159,8 @@ TABLE = [
     ({"a.csv": "image, question,answer\na.png,q,a,b\n\na.png,q,a\n"}, [image(qa("qa"))],
      {"wrong record": 1}),
     ({"a.csv": "\ufeffimage;question;answer\na.png;q;a\n"}, [image(qa("qa"))], {}),
+    ({"a.tsv": 'image\tquestion\tanswer\tchoices\na.png\t"q\n""r"""\t[]\t[]\n'},
+     [image(qa(('q\n"r"', "[]")))], {}),
     ({"a.json": [{"instruction": "q", "input": "more", "output": "a", "system": "s"},
                  {"instruction": "q", "input": "", "output": "a", "history": [["o", "p"]]},
                  {"query": "q", "response": "a",
@@ -188,6 +190,10 @@ TABLE = [
     ({"a.jsonl": [{"instruction": "Look.", "question": "q", "answer": "a", "output": "a"},
                   {"question": "q", "answer": "a", "question_id": 7}]},
      [{"annotations": [qa("qa")]}], {"unknown field": 1}),
+    ({"a.jsonl": [{"image": "a.png", "text": "A cat."}, *(
+        {"image": "a.png", "text": "A cat?", name: 7} for name in ("question_id", "queryId", "qid")
+     )]},
+     [image(caption("A cat."))], {"wrong record": 3}),
     ({"f/metadata.csv": "file_name,text\na.png,\"A cat, grey.\"\n", "f/other.json": {}},
      [image(caption("A cat, grey."))], {}),
     ({"f/metadata.jsonl": [{"file_name": "a.MP4", "text": "A film."}]},
@@ -240,7 +246,12 @@ def test_a_file_becomes_these_records(tmp_path, files, records, skipped):
     ({"f/a.jpg": ""}, "f: this is not a known format; --help lists the known"),
     ({"f/g/a.jsonl": [], "f/a.yaml": ""}, "/f/g/a.jsonl"),
     ({"a.csv": "image,image,text\na,b,c"}, "a.csv: the table cannot be read; save"),
-    ({"a.csv": "image,caption\na.png," + "x" * 200_000}, "a.csv: the table cannot be read; save"),
+    ({"a.csv": "image,caption\na.png," + "x" * 200_000}, "a.csv:2: a cell of this line cannot be"),
+    ({"a.csv": 'image,text\na.png,x\n\nb.png,"y\n"\n"b\n.png","z\nc.png,x\n'},
+     "a.csv:7: a cell of this line cannot be read (unexpected end of data); if a cell begins with"),
+    ({"a.tsv": 'file_name\ttext\na.png\tx\nb.png\t"Good!" he said.\n'}, "a.tsv:3: a cell of this"),
+    ({"f/metadata.jsonl": [], "f/metadata.csv": "file_name,text\na.png,x\n"},
+     "f: it contains both metadata.jsonl and metadata.csv; give one of these files instead of"),
 ])
 def test_a_format_that_is_not_read_is_named_with_what_to_do(tmp_path, files, words):
     status, _, err = run(write(tmp_path, files), tmp_path / "out.jsonl")
@@ -250,24 +261,31 @@ def test_a_format_that_is_not_read_is_named_with_what_to_do(tmp_path, files, wor
 
 
 def test_fields_of_annotations_that_are_not_read_are_listed(tmp_path):
-    files = coco({"image_id": 3, "category_id": 1, "bbox": [1, 2, 3, 4], "score": 0.1})
+    files = coco({"image_id": 3, "category_id": 1, "bbox": [1, 2, 3, 4], "colour": 0.1})
     err = run(write(tmp_path, files), tmp_path / "out.jsonl")[2]
-    assert err.endswith("'score' is not used; it occurs 1 time, for example with the value 0.1\n")
+    assert err.endswith("'colour' is not used; it occurs 1 time, for example with the value 0.1\n")
     files = labelme(shape("point", "eye", [5, 6], flags={"difficult": True}))
     assert "'flags' is not used" in run(write(tmp_path, files), tmp_path / "out2.jsonl")[2]
 
 
+def test_a_misspelled_style_is_told_once(tmp_path):
+    rows = [image({**caption("x"), "style": style}) for style in ("mine", "long_captoin", "cuont")]
+    err = run(write(tmp_path, {"a.jsonl": rows}), tmp_path / "out.jsonl")[2]
+    assert err == (f"tools.formats: {tmp_path}/out.jsonl:2: annotations[0]: unknown style "
+                   "'long_captoin' - did you mean 'long_caption'?\n")
+
+
 def test_without_any_of_its_media_a_file_is_not_written(tmp_path):
-    row = {"image": "a.png", "question": "q", "answer": "a"}
+    row = {"image": "a\x1b.png", "question": "q", "answer": "a"}
     path = write(tmp_path, {"a.jsonl": [row, {**row, "image": "b.png"}]})
     status, counts, err = run(path, tmp_path / "out.jsonl", media_are_there=False)
     assert (status, counts) == (1, {"rows": 2, "records": 0, "skipped": {}})
-    assert f"such as {tmp_path}/a.png; set --media DIR to the folder where" in err
+    assert f"such as {tmp_path}/a\\x1b.png; set --media DIR to the folder where" in err
     assert not (tmp_path / "out.jsonl").exists()
     (tmp_path / "b.png").touch()
     status, _, err = run(path, tmp_path / "out.jsonl", media_are_there=False)
     assert status == 0
-    assert f": 1 of 2 images and videos do not exist, such as {tmp_path}/a.png; set --media" in err
+    assert f": 1 of 2 images and videos do not exist, such as {tmp_path}/a\\x1b.png; set" in err
 
 
 TIMES = "00:00:01,000 --> 00:00:02,000\n"
@@ -333,7 +351,8 @@ def test_the_name_of_a_subtitle_file_may_contain_one_language(tmp_path):
 def test_no_picture_is_in_training_and_held_out(tmp_path):
     """The hash of a path decides. A record of several images goes to the part of its images."""
     names = [f"{n}.png" for n in range(200)]
-    rows = [image(caption("x"), path=name) for name in names] + [{"annotations": [qa("qa")]}] * 9
+    rows = [image(caption("x"), path=name) for name in names]
+    rows += [{"id": str(k), "annotations": [qa("qa")]} for k in range(9)]
     rows += [{"images": [f"new/{name}", f"./{name}"], "annotations": [qa("qa")]} for name in names]
     rows += [{"images": names, "annotations": [qa("qa")]}]               # images of both parts
     path = write(tmp_path, {"r.jsonl": rows})
