@@ -220,9 +220,9 @@ def read_yolo(folder, media, report):
             yield from to_records(path, same_name[0], UNIT, found, report)
     for length, n in longer.most_common(1):
         if length and 2 * n > longer.total() and report.args.kind != "yolo-polygons":
-            raise DataError(f"{folder}: {n:,} lines have {length} numbers after the class, and may "
-                            "be polygons, or boxes with key points or with a score and an id; if "
-                            "they are polygons, add --as yolo-polygons; if not, keep only the "
+            raise DataError(f"{folder}: {plural(n, 'line')} with {length} numbers after the class "
+                            "may be polygons, or boxes with key points or with a score and an id; "
+                            "if they are polygons, add --as yolo-polygons; if not, keep only the "
                             "class and the first four numbers of each line")
 
 
@@ -272,8 +272,8 @@ def read_yaml(text):
     if not isinstance(names, dict) or "kpt_shape" in content:
         raise ValueError("it must contain 'names', and no key points ('kpt_shape')")
     for number, name in names.items():
-        if not isinstance(name, str):
+        if not isinstance(name, str) or not str(number).isdecimal():
             raise ValueError(f"class {short(number)} in 'names' must be a number with a text; put "
                              "quotes around a name that YAML does not read as text, such as 7, yes "
                              "or null")
-    return {int(str(number)): name for number, name in names.items()}
+    return {int(number): name for number, name in names.items()}
