@@ -5,7 +5,7 @@
          "boxes": [{"box": [1, 2, 4, 6]}]}]}
 
 A record has one annotation for each label. A label is skipped in an image if one of its boxes or
-points there cannot be used. Boxes are clipped to the image.
+points there cannot be used. Boxes are clipped to the image. docs/convert.md has the rules.
 """
 
 import re
@@ -97,8 +97,8 @@ def read_coco(content, where, report):
     """Yields (where, record) of each image."""
     # ValueError if an id occurs twice
     images = unique((as_id(image.get("id")), image) for image in content["images"])
-    categories = content.get("categories") or []
-    names = unique((as_id(category.get("id")), category.get("name")) for category in categories)
+    names = unique((as_id(category.get("id")), category.get("name"))
+                   for category in content.get("categories") or ())
     by_image = {number: [] for number in images}
     for annotation in content["annotations"]:
         by_image.setdefault(as_id(annotation.get("image_id")), []).append(annotation)
@@ -138,8 +138,8 @@ def coco_place(annotation, image, names):
     if label is None:
         return category, Unreadable("no label", "'categories' does not contain this id")
     # in LVIS, the image may show more objects of these categories
-    is_partial = category in map(as_id, image.get("not_exhaustive_category_ids", ()))
-    if is_partial or annotation.get("iscrowd") or annotation.get("ignore"):
+    partial = map(as_id, image.get("not_exhaustive_category_ids", ()))
+    if annotation.get("iscrowd") or annotation.get("ignore") or category in partial:
         return label, Unreadable("a crowd", "not every object has its own box; if each has one, as "
                                  "in masks of CVAT, add --ignore iscrowd,ignore")
     if any(annotation.get("keypoints", ())):
@@ -168,10 +168,10 @@ def read_labelme(content, where, report):
             found.append((label, Unreadable("a shape", f"{short(kind)} is not supported; use one "
                                             f"of {', '.join(BOXED)}")))
     found += [(label, around(numbers)) for (label, _), numbers in corners.items()]
-    size = size_of(content.get("imageWidth"), content.get("imageHeight"))
     path = content["imagePath"].replace("\\", "/")
     require(path.lower().endswith(IMAGE_SUFFIXES), "'imagePath'",
             "it must be the name of an image; open the image in LabelMe, and save the file again")
+    size = size_of(content.get("imageWidth"), content.get("imageHeight"))
     yield from to_records(where, path, size, found, report)
 
 
@@ -200,7 +200,7 @@ def read_yolo(folder, media, report):
                         f"{image_folder} (or set --media DIR); folders below it with .txt files: "
                         f"{others[:4] or 'none'}")
     names = read_classes(classes[0])
-    longer = Counter()  # {length, or 0 if only a polygon is possible: number of longer lines}
+    longer = Counter()  # {(length, may it begin with a box?): number of longer lines}
     for path in texts:
         report.read["yolo"] += 1
         with report.skipping(path):
@@ -214,12 +214,12 @@ def read_yolo(folder, media, report):
                 number, numbers = yolo_numbers(line)
                 place = BOX_FORMS["cxcywh"](*numbers[:4])
                 if len(numbers) > 4:
-                    longer[len(numbers) if may_begin_with(place, numbers[4:]) else 0] += 1
+                    longer[len(numbers), may_begin_with(place, numbers[4:])] += 1
                     place = around(numbers)
                 found.append((names.get(number, number), place))
             yield from to_records(path, same_name[0], UNIT, found, report)
-    for length, n in longer.most_common(1):
-        if length and 2 * n > longer.total() and report.args.kind != "yolo-polygons":
+    for (length, is_doubtful), n in longer.most_common(1):
+        if is_doubtful and 2 * n > longer.total() and report.args.kind != "yolo-polygons":
             raise DataError(f"{folder}: {plural(n, 'line')} with {length} numbers after the class "
                             "may be polygons, or boxes with key points or with a score and an id; "
                             "if they are polygons, add --as yolo-polygons; if not, keep only the "
@@ -231,20 +231,18 @@ def yolo_numbers(line):
     require(re.fullmatch(r"\s*\d+\s[-+.\deE\s]+", line), short(line),
             "a line must contain only numbers, and the first must be the number of a class")
     number, *numbers = map(float, line.split())
-    require(len(numbers) >= 4 and len(numbers) % 2 == 0, short(line),
-            "after the class, a line must contain x, y, width and height, or a polygon (scores and "
-            "key points are not supported)")
-    require(min(numbers) >= -0.01 and max(numbers) <= 1.01, short(line),
-            "coordinates must be fractions of the image's sides, from 0 to 1 (key points and ids "
-            "are not supported)")
+    is_whole = len(numbers) >= 4 and len(numbers) % 2 == 0
+    require(is_whole and min(numbers) >= -0.01 and max(numbers) <= 1.01, short(line),
+            "after the class, a line must contain x, y, width and height, or a polygon, as "
+            "fractions of the image's sides from 0 to 1; scores, key points and ids are not read")
     return int(number), numbers
 
 
 def may_begin_with(box, rest):
     """May a line contain this box, and then key points, or a score and the id of a track?
 
-    Such a box is inside the image. Some of its key points are inside the box, and ids are whole
-    numbers. This is also true of some polygons.
+    Such a box is inside the image. It overlaps the area of its key points, or the last number is a
+    whole number, the id. This is also true of some polygons.
     """
     left, top, right, bottom = around(rest)
     is_near = left <= box[2] and top <= box[3] and right >= box[0] and bottom >= box[1]
