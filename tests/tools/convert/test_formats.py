@@ -16,7 +16,7 @@ from tools import check
 IMAGES = [{"id": 3, "file_name": "val/1.jpg", "width": 640, "height": 480},
           {"id": 1, "file_name": "../2.jpg", "width": 64, "height": 48}]
 CATEGORIES = [{"id": 1, "name": "cup"}, {"id": 2, "name": "person"}]
-LVIS = {"id": 3, "width": 64, "height": 48, "not_exhaustive_category_ids": [2],
+LVIS = {"id": 3, "width": 64, "height": 48, "not_exhaustive_category_ids": ["2"],
         "coco_url": "http://images.cocodataset.org/val2017/003.jpg"}
 FIRST = {"path": "val/1.jpg", "width": 640, "height": 480}
 SECOND = {"path": "../2.jpg", "width": 64, "height": 48}
@@ -154,8 +154,10 @@ TABLE = [
     *(pytest.param(yolo(YAML.format(names), *LINES), EYES, {}, marks=PYYAML) for names in (
         '  "0": eye  # left\n  1: big cup', '- "\\x65ye"\n- big cup', "  [eye, big cup]  # two")),
     (yolo("eye\x85\nbig cup\n", *LINES, name="classes.txt"), EYES, {}),
-    (yolo("eye", "0 .4 .4 .6 .4 .6 .6 .4 .6", "0 .4 .4 .6 .4 .5 .5", name="classes.txt"),
-     [image(box("eye", (0.4, 0.4, 0.6, 0.6), (0.4, 0.4, 0.6, 0.5), coords="unit"),
+    (yolo("eye", "0 .4 .4 .6 .4 .6 .6 .4 .6", "0 .4 .4 .6 .4 .5 .5",
+          "0 .8 .8 .9 .8 .9 .9 .8 .9", name="classes.txt"),
+     [image(box("eye", (0.4, 0.4, 0.6, 0.6), (0.4, 0.4, 0.6, 0.5), (0.8, 0.8, 0.9, 0.9),
+                coords="unit"),
             path="images/1.jpg")], {}),
     ({**yolo("eye", LINES[0], name="classes.txt"), "f/README.txt": "", "f/images/3.jpg": "",
       **{f"f/labels/{k}.txt": line for k, line in enumerate([
